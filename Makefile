@@ -1,0 +1,45 @@
+# Two commands are all a newcomer needs:   make demo   and   make test
+# Both make their own virtual environment in .venv; nothing is installed outside it.
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test check format bench real soak clean help
+
+help:            ## this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/'
+
+demo: $(READY)   ## see it work, without a GPU
+	@bash examples/demo.sh
+
+test: $(READY)   ## the fast tests; no network, no real components
+	$(BIN)/python -m pytest -n auto -m "not real and not soak"
+
+check: $(READY)  ## lint, format, types and import arrows
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(READY) ## put the code into shape
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(READY)  ## speed and memory, as ratios against a baseline in the same run
+	$(BIN)/python -m benchmarks
+
+real: $(READY)   ## against the real vLLM (CPU build); installs it into your cache folder once, about 3 GB
+	$(BIN)/python -m lab.engine.install
+	$(BIN)/python -m pytest -m "real and not soak" --durations=10
+
+soak: $(READY)   ## the long versions of `make real`; output is kept under lab/results/
+	$(BIN)/python -m lab.engine.install
+	@mkdir -p lab/results
+	@bash -o pipefail -c '$(BIN)/python -m pytest -m "real or soak" --timeout=7200 --durations=20 2>&1 | tee "lab/results/soak-$$(date -u +%Y%m%dT%H%M%SZ).log"'
+
+$(READY): pyproject.toml lab/venv.sh
+	@bash lab/venv.sh $(VENV)
+
+clean:           ## forget the virtual environment and all caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,1 @@
+"""What the tests and the measurements need around plimsoll: real engines and the means to install them."""

@@ -1,0 +1,27 @@
+"""Which of the log lines we know are in one release of vLLM."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from lab.catalogue.source_tree import SourceTree
+from plimsoll.engine.log_lines import LOG_LINES
+
+# "one " "two" and f"one " f"two" over several source lines are one message.
+_JOIN = re.compile(r"""(["'])\s*\n\s*[frbFRB]{0,2}(["'])""")
+
+
+def read_log_lines(tree: SourceTree) -> list[dict[str, Any]]:
+    """The names of our patterns whose fragment of text stands in the release's source."""
+    vllms_own = [line for line in LOG_LINES if line.fragment is not None]
+    missing = {line.name: line.fragment for line in vllms_own if line.fragment}
+    found: list[dict[str, Any]] = []
+    for file in tree.files:
+        text = _JOIN.sub("", file.read_text(encoding="utf-8"))
+        for name in [n for n, fragment in missing.items() if fragment in text]:
+            found.append({"name": name})
+            del missing[name]
+        if not missing:
+            break
+    return sorted(found, key=lambda row: str(row["name"]))

@@ -1,0 +1,85 @@
+"""The command `plimsoll`: finds the sub-command, turns failures into one line and an exit code."""
+
+from __future__ import annotations
+
+import sys
+
+import plimsoll
+
+# Name, what it answers, the module that holds it. A module is imported only when its command is typed.
+COMMANDS = (("flags", "which flags of this command does that vLLM version take?", "plimsoll.cli.flags"),)
+
+EXIT_INTERNAL = 70  # a mistake of ours; 1, 2 and 3 have meanings of their own (see errors.py)
+
+
+def usage() -> str:
+    """The first screen."""
+    lines = [
+        "usage: plimsoll COMMAND [options]",
+        "",
+        "Keeps a vLLM server inside its GPU memory.",
+        "",
+        *(f"  {name:10} {answers}" for name, answers, _ in COMMANDS),
+        "",
+        "plimsoll COMMAND --help says more. Exit codes: 0 fine, 1 a problem was found, 2 your input is wrong,",
+        "3 something outside failed.",
+    ]
+    return "\n".join(lines)
+
+
+def main(arguments: list[str]) -> int:
+    """Run one command and return its exit code; never raises for what a user can cause."""
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0
+    if arguments[0] in ("-V", "--version", "version"):
+        print(f"plimsoll {plimsoll.__version__}")
+        return 0
+    return _guarded(arguments)
+
+
+def _guarded(arguments: list[str]) -> int:
+    from plimsoll.errors import BadInput, PlimsollError
+
+    try:
+        module_name = next((module for name, _, module in COMMANDS if name == arguments[0]), None)
+        if module_name is None:
+            known = ", ".join(name for name, _, _ in COMMANDS)
+            raise BadInput(f"there is no command {arguments[0]!r}; there is: {known}")
+        import importlib
+
+        code = importlib.import_module(module_name).run(arguments[1:])
+        sys.stdout.flush()
+        assert isinstance(code, int)
+        return code
+    except PlimsollError as error:
+        _say(str(error))
+        return error.exit_code
+    except BrokenPipeError:
+        # The reader went away (`| head`). Python would complain once more when it closes stdout.
+        import os
+
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        _say("interrupted")
+        return 130
+    except Exception as error:
+        import os
+
+        if os.environ.get("PLIMSOLL_DEBUG") == "1":
+            raise
+        _say(f"a mistake of ours: {type(error).__name__}: {error}; PLIMSOLL_DEBUG=1 shows where. Please report it")
+        return EXIT_INTERNAL
+
+
+def _say(message: str) -> None:
+    from plimsoll.domain.redaction import redact
+
+    one_line = " ".join(redact(message).split())
+    print(f"plimsoll: {one_line[:2000]}", file=sys.stderr)
+
+
+def run_and_exit() -> None:
+    """The entry point of the installed command."""
+    sys.exit(main(sys.argv[1:]))

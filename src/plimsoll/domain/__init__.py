@@ -1,0 +1,1 @@
+"""The nouns every part shares; imports nothing of ours."""

@@ -1,0 +1,50 @@
+"""True, False or Unknown, with the reason and since when: what could not be read is never guessed and never acted on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+
+class Status(StrEnum):
+    """The three answers to a yes-or-no question about the world."""
+
+    TRUE = "true"
+    FALSE = "false"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One statement about an engine."""
+
+    kind: str  # what is asked, e.g. "KvSaturated"
+    status: Status
+    reason: str  # one CamelCase word a program can test
+    message: str  # one sentence a person can read
+    since_s: float  # when the status became what it is
+
+    def __post_init__(self) -> None:
+        assert self.reason, "a condition without a reason explains nothing"
+
+    @property
+    def is_true(self) -> bool:
+        """Whether it is known to hold. Unknown is not true, and not false either."""
+        return self.status is Status.TRUE
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it could be read at all."""
+        return self.status is not Status.UNKNOWN
+
+    def updated(self, status: Status, reason: str, message: str, now_s: float) -> Condition:
+        """The condition as of now; `since_s` moves only when the status changes."""
+        since_s = self.since_s if status is self.status else now_s
+        return replace(self, status=status, reason=reason, message=message, since_s=since_s)
+
+    def held_for_s(self, now_s: float) -> float:
+        """How long the status has been what it is; never negative, also when the clock went back."""
+        return max(0.0, now_s - self.since_s)
+
+    def __str__(self) -> str:
+        return f"{self.kind} is {self.status}: {self.message}"

@@ -1,0 +1,30 @@
+"""One command that starts vLLM, wherever it was written down."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class EntryPoint(StrEnum):
+    """The ways people start the OpenAI-compatible server."""
+
+    SERVE = "vllm serve"
+    API_SERVER = "python -m vllm.entrypoints.openai.api_server"
+    IMAGE = "container image"  # the image's own entry point: the arguments are those of one of the two above
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What vLLM would be given: its arguments and its environment, as far as they can be known without running anything.
+
+    A variable that nobody assigned stays in the text as `$NAME` and is listed in `unresolved`.
+    """
+
+    source: str  # for people: "start.sh:14", "compose.yaml, service llm", "pid 4242", "command line"
+    entry: EntryPoint
+    arguments: tuple[str, ...]  # what follows the entry point, as vLLM's own argv[1:] would be (without "serve")
+    environment: tuple[tuple[str, str], ...] = ()  # what this launch sets or exports, in order, last one wins
+    image: str | None = None  # the container image, where there is one
+    unresolved: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()

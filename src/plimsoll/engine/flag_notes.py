@@ -1,0 +1,249 @@
+"""What the wheels do not say about a flag: what to do instead, and what it does to memory.
+
+Each note names its evidence where that is not the disappearance of the flag itself. `rewrite` is what takes the flag's
+place in a command; `VALUES` stands for what followed the old flag. A rewrite is used only where the target release has
+the new flag; without one the old flag is simply left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+VALUES = "*"
+
+
+class Gone(NamedTuple):
+    """A flag that a release dropped."""
+
+    why: str
+    instead: str | None = None
+    rewrite: tuple[str, ...] = ()
+
+
+_V0 = "belonged to the first engine (V0), which is gone"
+
+GONE: Mapping[str, Gone] = {
+    # Memory and scheduling of the first engine.
+    "--swap-space": Gone(
+        "preempted requests are recomputed, never swapped to host memory (since V1, 0.8.0)",
+        "--kv-offloading-size keeps evicted prefix-cache blocks in host memory, which is the nearest thing",
+    ),
+    "--preemption-mode": Gone("preemption is always by recomputation now"),
+    "--scheduler-delay-factor": Gone(_V0),
+    "--num-scheduler-steps": Gone(f"multi-step scheduling {_V0}", "async scheduling is on by default where it can be"),
+    "--multi-step-stream-outputs": Gone(f"multi-step scheduling {_V0}"),
+    "--use-v2-block-manager": Gone("the second block manager became the only one"),
+    "--num-lookahead-slots": Gone("derived from the speculative configuration"),
+    "--disable-async-output-proc": Gone(_V0, "--no-async-scheduling", ("--no-async-scheduling",)),
+    "--max-num-partial-prefills": Gone("the scheduler no longer limits partial prefills", "--long-prefill-token-threshold"),
+    "--max-long-partial-prefills": Gone("the scheduler no longer limits partial prefills", "--long-prefill-token-threshold"),
+    "--max-paddings": Gone("batches are no longer padded"),
+    "--forced-num-gpu-blocks": Gone("renamed", "--num-gpu-blocks-override", ("--num-gpu-blocks-override", VALUES)),
+    # CUDA graphs.
+    "--max-seq-len-to-capture": Gone("graphs are captured by batch size, not by context length", "--cudagraph-capture-sizes"),
+    "--max-context-len-to-capture": Gone("graphs are captured by batch size, not by context length"),
+    "--cuda-graph-sizes": Gone("renamed", "--cudagraph-capture-sizes", ("--cudagraph-capture-sizes", VALUES)),
+    "-O": Gone("the short form now sets the optimisation level only", "--compilation-config", ("--compilation-config", VALUES)),
+    # Logging.
+    "--disable-log-requests": Gone("request logging is off unless --enable-log-requests (0.10.1) asks for it"),
+    # KV cache and quantisation.
+    "--calculate-kv-scales": Gone("scales come from the checkpoint, or are 1.0"),
+    "--quantization-param-path": Gone("KV scales come from the checkpoint"),
+    "--override-attention-dtype": Gone("no longer offered; it had an effect on ROCm only"),
+    # Models and tokenizers.
+    "--task": Gone("split in two", "--runner pooling, and --convert embed|classify|reward to adapt a generative model"),
+    "--rope-scaling": Gone("set through the model's configuration", "--hf-overrides", ("--hf-overrides.rope_scaling", VALUES)),
+    "--rope-theta": Gone("set through the model's configuration", "--hf-overrides", ("--hf-overrides.rope_theta", VALUES)),
+    "--device": Gone("the device is detected"),
+    "--override-pooler-config": Gone("renamed", "--pooler-config", ("--pooler-config", VALUES)),
+    "--override-neuron-config": Gone("Neuron moved to a plugin of its own", "--additional-config"),
+    "--tokenizer-pool-size": Gone("tokenisation no longer runs in a pool"),
+    "--tokenizer-pool-type": Gone("tokenisation no longer runs in a pool"),
+    "--tokenizer-pool-extra-config": Gone("tokenisation no longer runs in a pool"),
+    "--logits-processor-pattern": Gone("logits processors are loaded at start", "--logits-processors"),
+    "--use-gpu-for-pooling-score": Gone("no longer a choice"),
+    # Distribution.
+    "--worker-use-ray": Gone(
+        "renamed", "--distributed-executor-backend ray", ("--distributed-executor-backend", "ray")
+    ),
+    "--engine-use-ray": Gone("the engine runs in a process of its own"),
+    "--disable-frontend-multiprocessing": Gone("the engine always runs in a process of its own"),
+    "--num-redundant-experts": Gone(
+        "moved", "--eplb-config.num_redundant_experts", ("--eplb-config.num_redundant_experts", VALUES)
+    ),
+    "--eplb-window-size": Gone("moved", "--eplb-config.window_size", ("--eplb-config.window_size", VALUES)),
+    "--eplb-step-interval": Gone("moved", "--eplb-config.step_interval", ("--eplb-config.step_interval", VALUES)),
+    "--eplb-log-balancedness": Gone("moved", "--eplb-config.log_balancedness", ("--eplb-config.log_balancedness", "true")),
+    "--enable-bf16x3-router-gemm": Gone("no longer a choice"),
+    # Structured output.
+    "--guided-decoding-backend": Gone(
+        "moved", "--structured-outputs-config.backend", ("--structured-outputs-config.backend", VALUES)
+    ),
+    "--guided-decoding-disable-fallback": Gone("the backend either works or the request fails"),
+    "--guided-decoding-disable-any-whitespace": Gone(
+        "moved",
+        "--structured-outputs-config.disable_any_whitespace",
+        ("--structured-outputs-config.disable_any_whitespace", "true"),
+    ),
+    "--guided-decoding-disable-additional-properties": Gone(
+        "moved",
+        "--structured-outputs-config.disable_additional_properties",
+        ("--structured-outputs-config.disable_additional_properties", "true"),
+    ),
+    "--enable-reasoning": Gone("--reasoning-parser alone switches it on"),
+    "--expand-tools-even-if-tool-choice-none": Gone(
+        "it is the default now; the opposite has a flag", "--exclude-tools-when-tool-choice-none"
+    ),
+    "--chat-template-text-format": Gone(
+        "renamed", "--chat-template-content-format", ("--chat-template-content-format", VALUES)
+    ),
+    # LoRA and prompt adapters.
+    "--enable-lora-bias": Gone("LoRA biases are no longer supported"),
+    "--lora-extra-vocab-size": Gone("adapters no longer add vocabulary"),
+    "--long-lora-scaling-factors": Gone("long LoRA is no longer supported"),
+    "--qlora-adapter-name-or-path": Gone("adapters are loaded with --lora-modules", "--lora-modules"),
+    "--enable-prompt-adapter": Gone("prompt adapters are gone; LoRA stays"),
+    "--prompt-adapters": Gone("prompt adapters are gone; LoRA stays"),
+    "--max-prompt-adapters": Gone("prompt adapters are gone; LoRA stays"),
+    "--max-prompt-adapter-token": Gone("prompt adapters are gone; LoRA stays"),
+    # Multimodal.
+    "--disable-mm-preprocessor-cache": Gone("renamed", "--mm-processor-cache-gb 0", ("--mm-processor-cache-gb", "0")),
+    "--mm-cache-preprocessor": Gone("the cache is on by default", "--mm-processor-cache-gb"),
+    "--enable-multimodal-encoder-data-parallel": Gone(
+        "renamed", "--mm-encoder-tp-mode data", ("--mm-encoder-tp-mode", "data")
+    ),
+    "--image-feature-size": Gone("read from the model"),
+    "--image-input-shape": Gone("read from the model"),
+    "--image-input-type": Gone("read from the model"),
+    "--image-token-id": Gone("read from the model"),
+    # Mamba.
+    "--enable-mamba-fine-grained-prefix-cache": Gone("no longer a choice"),
+    # Speculative decoding: one JSON argument took the place of a dozen flags in 0.8.3.
+    "--speculative-model": Gone("moved", "--speculative-config.model", ("--speculative-config.model", VALUES)),
+    "--num-speculative-tokens": Gone(
+        "moved", "--speculative-config.num_speculative_tokens", ("--speculative-config.num_speculative_tokens", VALUES)
+    ),
+    "--speculative-draft-tensor-parallel-size": Gone(
+        "moved",
+        "--speculative-config.draft_tensor_parallel_size",
+        ("--speculative-config.draft_tensor_parallel_size", VALUES),
+    ),
+    "-spec-draft-tp": Gone(
+        "moved",
+        "--speculative-config.draft_tensor_parallel_size",
+        ("--speculative-config.draft_tensor_parallel_size", VALUES),
+    ),
+    "--speculative-max-model-len": Gone(
+        "moved", "--speculative-config.max_model_len", ("--speculative-config.max_model_len", VALUES)
+    ),
+    "--speculative-model-quantization": Gone(
+        "moved", "--speculative-config.quantization", ("--speculative-config.quantization", VALUES)
+    ),
+    "--ngram-prompt-lookup-max": Gone(
+        "moved", "--speculative-config.prompt_lookup_max", ("--speculative-config.prompt_lookup_max", VALUES)
+    ),
+    "--ngram-prompt-lookup-min": Gone(
+        "moved", "--speculative-config.prompt_lookup_min", ("--speculative-config.prompt_lookup_min", VALUES)
+    ),
+    "--speculative-disable-by-batch-size": Gone("no longer offered"),
+    "--speculative-disable-mqa-scorer": Gone(f"the scorer {_V0}"),
+    "--spec-decoding-acceptance-method": Gone(f"the acceptance samplers {_V0}", "--speculative-config"),
+    "--typical-acceptance-sampler-posterior-threshold": Gone(f"that sampler {_V0}"),
+    "--typical-acceptance-sampler-posterior-alpha": Gone(f"that sampler {_V0}"),
+    "--disable-logprobs-during-spec-decoding": Gone("logprobs follow the request"),
+}
+
+GONE_VARIABLES: Mapping[str, Gone] = {
+    "VLLM_ATTENTION_BACKEND": Gone("the variable is no longer read", "--attention-backend", ("--attention-backend", VALUES)),
+    "VLLM_FLASH_ATTN_VERSION": Gone(
+        "the variable is no longer read",
+        "--attention-config.flash_attn_version",
+        ("--attention-config.flash_attn_version", VALUES),
+    ),
+    "VLLM_ALL2ALL_BACKEND": Gone("the variable is no longer read", "--all2all-backend", ("--all2all-backend", VALUES)),
+    "VLLM_USE_V1": Gone("V1 is the only engine"),
+    "VLLM_MM_INPUT_CACHE_GIB": Gone("renamed", "--mm-processor-cache-gb", ("--mm-processor-cache-gb", VALUES)),
+    "VLLM_TORCH_PROFILER_DIR": Gone(
+        "moved to the profiler's configuration",
+        "--profiler-config.torch_profiler_dir with --profiler-config.profiler torch",
+        ("--profiler-config.profiler", "torch", "--profiler-config.torch_profiler_dir", VALUES),
+    ),
+    "VLLM_RPC_TIMEOUT": Gone("the variable is no longer read"),
+    "VLLM_ENGINE_ITERATION_TIMEOUT_S": Gone("the variable is no longer read", "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS bounds one step of the model"),
+    "VLLM_USE_RAY_COMPILED_DAG": Gone("the variable is no longer read"),
+    "VLLM_USE_RAY_SPMD_WORKER": Gone("the variable is no longer read"),
+    "VLLM_USE_TRITON_FLASH_ATTN": Gone("chosen by the attention backend", "--attention-backend"),
+    "VLLM_FUSED_MOE_CHUNK_SIZE": Gone("the variable is no longer read"),
+    "VLLM_NVFP4_GEMM_BACKEND": Gone("moved", "--linear-backend"),
+    "VLLM_FLASHINFER_MOE_BACKEND": Gone("moved", "--moe-backend"),
+    "VLLM_USE_TRTLLM_ATTENTION": Gone("moved", "--attention-config"),
+    "VLLM_SLEEP_WHEN_IDLE": Gone("the variable is no longer read"),
+}
+
+# Flags that article after article passes on, and that no release ever had.
+FOLKLORE: Mapping[str, str] = {
+    "--max-num-on-the-fly-batches": "what it is said to do, --max-num-seqs and --max-num-batched-tokens do",
+    "--enable-memory-compaction": "blocks of the KV cache are equal in size and never need compaction",
+    "--max-batch-size": "--max-num-seqs limits sequences at once, --max-num-batched-tokens the tokens of one step",
+    "--gpu-memory-limit": "--gpu-memory-utilization is a share of the card, --kv-cache-memory-bytes a size",
+    "--num-gpu-blocks": "--num-gpu-blocks-override",
+    "--tensor-parallel": "--tensor-parallel-size",
+    "--max-tokens": "the limit on output belongs to the request; --max-model-len limits prompt and output together",
+    "--context-length": "--max-model-len",
+}
+
+
+class Implied(NamedTuple):
+    """A switch that says what is so anyway, from some release on."""
+
+    since: str
+    why: str
+
+
+# A bare switch whose effect is the default: chunked prefill (None means on) is not visible in the parser's own default.
+IMPLIED: Mapping[str, Implied] = {
+    "--enable-chunked-prefill": Implied("0.8.0", "on by default for generating models since V1 (0.8.0)"),
+    # Until 0.25.1 hybrid (Mamba) models had it off by default, so the switch was not idle for them.
+    "--enable-prefix-caching": Implied("0.26.0", "on by default where supported; for hybrid models too since 0.26.0"),
+}
+
+# What a flag does to memory: shown beside changed defaults and used by the planner's advice.
+MEMORY: Mapping[str, str] = {
+    "--gpu-memory-utilization": "sets the budget: ceil(total x value), of which the KV cache gets what is left",
+    "--kv-cache-memory-bytes": "fixes the KV cache and skips profiling; the free-memory check still uses the utilisation",
+    "--max-model-len": "one request of this length must fit the KV cache, or the start is refused",
+    "--max-num-seqs": "sizes the sampler's buffers (sequences x vocabulary) and the CUDA graphs",
+    "--max-num-batched-tokens": "the profiled batch: more tokens, more activation memory, fewer KV blocks",
+    "--block-size": "tokens per block; the last block of each request is part empty",
+    "--num-gpu-blocks-override": "sets the block count regardless of memory",
+    "--kv-cache-dtype": "bytes per token: fp8 halves the KV cache of a 16-bit model",
+    "--cpu-offload-gb": "moves weights to host memory",
+    "--kv-offloading-size": "host memory for evicted prefix-cache blocks",
+    "--enforce-eager": "no CUDA graphs: their memory goes to the KV cache",
+    "--cudagraph-capture-sizes": "more and larger sizes, more graph memory",
+    "--max-cudagraph-capture-size": "more and larger sizes, more graph memory",
+    "--tensor-parallel-size": "divides weights and KV heads over GPUs",
+    "--pipeline-parallel-size": "divides layers over GPUs",
+    "--data-parallel-size": "each rank has its own KV cache",
+    "--decode-context-parallel-size": "divides the KV cache's tokens over GPUs",
+    "--enable-expert-parallel": "divides experts by count instead of by slice",
+    "--enable-sleep-mode": "weights and KV come from another allocator that can give them back",
+    "--enable-cumem-allocator": "weights and KV come from another allocator",
+    "--max-loras": "adapter slots are allocated at load",
+    "--max-lora-rank": "adapter slots are allocated at load",
+    "--limit-mm-per-prompt": "sets the encoder batch that is profiled",
+    "--skip-mm-profiling": "encoder memory is not set aside",
+    "--mm-processor-cache-gb": "host memory, once per API server and engine",
+    "--mm-ipc-gpu-memory-gb": "taken from the KV cache",
+    "--max-logprobs": "large values need tokens x vocabulary at once",
+    "--enable-prefix-caching": "uses blocks that are free anyway; costs no memory",
+    "--enable-chunked-prefill": "a step never holds more than --max-num-batched-tokens",
+    "--scheduler-reserve-full-isl": "a prompt is admitted only when all of it fits",
+    "--watermark": "keeps a share of blocks free when admitting",
+    "--async-scheduling": "two batches in flight: more blocks for sliding windows",
+    "--disable-hybrid-kv-cache-manager": "sliding-window layers take as much as full ones",
+    "--swap-space": "took pinned host memory for swapped blocks",
+    "--speculative-config": "a draft model takes weights and KV of its own",
+    "--performance-mode": "throughput doubles the default batch limits",
+}

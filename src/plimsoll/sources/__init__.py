@@ -1,0 +1,1 @@
+"""The only readers of the world: files, processes and what they say."""

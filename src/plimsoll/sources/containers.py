@@ -1,0 +1,135 @@
+"""What runs in a container: `docker run` command lines, and an image with its entry point and command."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from plimsoll.domain.launch import EntryPoint, Launch
+
+Environment = tuple[tuple[str, str], ...]
+Recognise = Callable[[Sequence[str], Environment], Launch | None]
+
+# Options of `docker run`, podman and nerdctl that take no value; every other one does.
+_SWITCHES = re.compile(
+    r"--(?:detach|interactive|tty|rm|privileged|init|publish-all|read-only|no-healthcheck|oom-kill-disable|sig-proxy"
+    r"|disable-content-trust|quiet|replace|rmi|no-hosts|env-host|tls-verify|help)"
+)
+_SHORT_SWITCHES = frozenset("ditPq")
+# Images that belong to vLLM's surroundings and do not serve a model.
+_BESIDE = re.compile(r"router|exporter|proxy|operator|controller|dashboard|bench")
+# A first argument that is a program of its own: the image's entry point hands over to it, or would choke on it.
+_PROGRAM = re.compile(
+    r"(?:.*/)?(?:ba|da|a|z|k)?sh|(?:.*/)?(?:vllm|python[0-9.]*|env|sleep|tail|nvidia-smi|ray|torchrun|pip|ls|cat|echo|tini)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """One container to be started; `entry` is None where the image's own entry point runs."""
+
+    image: str | None
+    entry: tuple[str, ...] | None
+    arguments: tuple[str, ...]
+    environment: Environment = ()
+    unresolved: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def serves_vllm(image: str) -> bool:
+    """Whether the image's name, without tag and digest, says that it is a vLLM server."""
+    name = image.split("@", 1)[0]
+    path, slash, last = name.rpartition("/")
+    name = (path + slash + last.split(":", 1)[0]).lower()
+    return "vllm" in name and not _BESIDE.search(name)
+
+
+def launch_in(container: Container, source: str, recognise: Recognise) -> Launch | None:
+    """The vLLM start in a container: in its own command, or through the image's entry point."""
+    words = (*(container.entry or ()), *container.arguments)
+    launch = recognise(words, container.environment)
+    notes = container.notes
+    image = container.image
+    if launch is not None:
+        if container.entry is None and image is not None and re.search(r"(?:^|/)vllm-openai(?:[:@]|$)", image):
+            notes += ("vllm-openai starts the server by itself: the start command given to it is read as arguments",)
+        return Launch(
+            source=source,
+            entry=launch.entry,
+            arguments=launch.arguments,
+            environment=launch.environment,
+            image=image,
+            unresolved=tuple(dict.fromkeys((*launch.unresolved, *container.unresolved))),
+            notes=notes + launch.notes,
+        )
+    if image is None or container.entry is not None or not serves_vllm(image):
+        return None
+    if container.arguments and _PROGRAM.fullmatch(container.arguments[0]):
+        return None
+    return Launch(
+        source=source,
+        entry=EntryPoint.IMAGE,
+        arguments=container.arguments,
+        environment=container.environment,
+        image=image,
+        unresolved=container.unresolved,
+        notes=notes,
+    )
+
+
+@dataclass(slots=True)
+class _Options:
+    """What the options in front of the image say."""
+
+    entry: tuple[str, ...] | None = None
+    environment: list[tuple[str, str]] = field(default_factory=list)
+    unresolved: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def take(self, option: str, value: str, host: dict[str, str]) -> None:
+        if option in ("-e", "--env"):
+            name, given, text = value.partition("=")
+            if not given:  # `-e NAME` hands on what the caller has
+                text = host.get(name, f"${name}")
+                self.unresolved += [] if name in host else [name]
+            self.environment.append((name, text))
+        elif option == "--entrypoint":
+            self.entry = (value,) if value else ()
+        elif option == "--env-file":
+            self.notes.append(f"the variables in {value} were not read")
+
+
+def container_of_run(words: Sequence[str], environment: Iterable[tuple[str, str]]) -> Container | None:
+    """The container that the words behind `docker run` start; None where they name no image."""
+    host, options, at = dict(environment), _Options(), 0
+    while at < len(words) and words[at].startswith("-") and words[at] != "-":
+        option, given, value = words[at].partition("=")
+        at += 1
+        if option == "--":
+            break
+        if not option.startswith("--"):
+            option, value, given = _short(words[at - 1])
+        if not given and not _SWITCHES.fullmatch(option):
+            value = words[at] if at < len(words) else ""
+            at += 1
+        options.take(option, value, host)
+    if at >= len(words):
+        return None
+    return Container(
+        image=words[at],
+        entry=options.entry,
+        arguments=tuple(words[at + 1 :]),
+        environment=tuple(options.environment),
+        unresolved=tuple(options.unresolved),
+        notes=tuple(options.notes),
+    )
+
+
+def _short(word: str) -> tuple[str, str, str]:
+    """The option, its attached value and whether nothing follows, for `-it`, `-eA=B`, `-p` or `-itp`."""
+    for at, letter in enumerate(word[1:], 1):
+        if letter not in _SHORT_SWITCHES:
+            value = word[at + 1 :].removeprefix("=")
+            return f"-{letter}", value, value
+    return word, "", "all switches"

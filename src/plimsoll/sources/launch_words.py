@@ -1,0 +1,170 @@
+"""Recognises a vLLM start in a list of words, whatever wrappers stand in front of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from plimsoll.domain.launch import EntryPoint, Launch
+from plimsoll.sources.containers import Container, Environment, container_of_run, launch_in
+
+_SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ash", "ksh"})
+_TAKE_A_LINE = frozenset({"eval", "ssh", "tmux", "screen", "su", "script"})  # they hand one argument to a shell
+_ENGINES = frozenset({"docker", "podman", "nerdctl"})
+# Programs that mention vLLM and do not start it.
+_MENTION = re.compile(
+    r"\[\[?|alias|apt|apt-get|awk|brew|cat|cd|chmod|chown|cp|curl|diff|echo|[ef]?grep|emacs|export|file|find|git|head|help"
+    r"|journalctl|kill|killall|less|ln|ls|lsof|man|mkdir|more|mv|nano|pgrep|pip3?|pipx|pkill|printf|ps|read|rg|rm|rsync|scp"
+    r"|sed|systemctl|tail|tee|test|touch|trap|type|vim?|wait|watch|wc|wget|whereis|which"
+)
+_WRAPPER = re.compile(r"builtin|command|env|exec|ionice|nice|nohup|setsid|stdbuf|sudo|time|timeout|[0-9]+[smhd]?")
+_WRAPPER_MAX = 200  # words in front of the start command
+_SERVER_MODULES = {
+    "vllm.entrypoints.openai.api_server": (),
+    "vllm.entrypoints.api_server": ("vllm.entrypoints.api_server is the demonstration server, not the OpenAI one",),
+}
+_CLI_MODULES = frozenset({"vllm", "vllm.scripts", "vllm.entrypoints.cli.main"})
+_SERVER_FILE = re.compile(r"(?:.*/)?vllm/entrypoints/openai/api_server\.py")
+_CLI_FILE = re.compile(r"(?:.*/)?vllm/entrypoints/cli/main\.py")
+_ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
+_REFERENCE = re.compile(r"\$[{(]?[#!]?([A-Za-z_][A-Za-z0-9_]*|[0-9]+|[@*#?$!-])")
+_COMPUTED_MAX = 100  # each is looked for in every argument
+_NESTED_MAX = 4  # bash -c "bash -c '...'"
+
+
+def find_launch(
+    words: Sequence[str],
+    environment: Iterable[tuple[str, str]],
+    source: str,
+    unresolved: Iterable[str] = (),
+) -> Launch | None:
+    """The vLLM start in these words, or None; what stands in front of it is taken as a wrapper."""
+    return _settled(_find(tuple(words), tuple(environment), source, _NESTED_MAX), unresolved)
+
+
+def find_in_container(container: Container, source: str) -> Launch | None:
+    """The vLLM start in a container, or None."""
+    return _settled(_find_in_container(container, source, _NESTED_MAX), ())
+
+
+def _settled(launch: Launch | None, unresolved: Iterable[str]) -> Launch | None:
+    """The launch with the missing variables that matter to it: a `-v $HOME/cache:/cache` in front of it does not."""
+    if launch is None:
+        return None
+    texts = [*launch.arguments, *(value for _, value in launch.environment)]
+    seen = {name for text in texts for name in _REFERENCE.findall(text)}
+    names = dict.fromkeys((*unresolved, *launch.unresolved))
+    computed = [name for name in names if not _REFERENCE.fullmatch(f"${name}")][:_COMPUTED_MAX]
+    seen.update(name for name in computed if any(name in text for text in texts))
+    notes = launch.notes
+    if any(word != word.lstrip() and word.lstrip()[:1] in ("", "-") and word for word in launch.arguments):
+        notes += ("an argument starts with a blank: a backslash that is not the last character of its line does that",)
+    return replace(launch, unresolved=tuple(name for name in names if name in seen), notes=notes)
+
+
+def _find(words: tuple[str, ...], environment: Environment, source: str, nested: int) -> Launch | None:
+    if not any("vllm" in word.lower() for word in words):
+        return None
+    own: list[tuple[str, str]] = list(environment)
+    leading = True  # nothing but wrappers so far: a program that only mentions vLLM would be the one that runs
+    for at, word in enumerate(words[:_WRAPPER_MAX]):
+        name = word.rpartition("/")[2]
+        is_value = at > 0 and words[at - 1].startswith("-")
+        if start := _start_at(words, at):
+            entry, first, notes = start
+            return Launch(source, entry, words[first:], tuple(own), notes=notes)
+        if leading and not is_value and _MENTION.fullmatch(name):
+            return None
+        if name in _SHELLS and (script := _script_given(words[at + 1 :])) is not None:
+            return _find_in_script(script, tuple(own), source, nested)
+        if name in _TAKE_A_LINE and (line := _line_given(name, words[at + 1 :])) is not None:
+            return _find_in_script(line, tuple(own), source, nested)
+        if name in _ENGINES and (run := _run_words(words[at + 1 :])) is not None:
+            container = container_of_run(run, own)
+            return None if container is None else _find_in_container(container, source, nested)
+        if name == "env":
+            own = _after_env(words[at + 1 :], own)
+        if assignment := _ASSIGNMENT.fullmatch(word):
+            own.append((assignment.group(1), assignment.group(2)))
+        leading = leading and bool(is_value or assignment or word.startswith("-") or _WRAPPER.fullmatch(name))
+    return None
+
+
+def _start_at(words: tuple[str, ...], at: int) -> tuple[EntryPoint, int, tuple[str, ...]] | None:
+    """The entry point that starts at this word, where its arguments begin, and notes on it."""
+    word, following = words[at], words[at + 1] if at + 1 < len(words) else ""
+    name = word.rpartition("/")[2]
+    if following == "serve" and (name == "vllm" or _CLI_FILE.fullmatch(word)):
+        return EntryPoint.SERVE, at + 2, ()
+    if word == "-m" or (word.startswith("-m") and word[2:] in (_CLI_MODULES | _SERVER_MODULES.keys())):
+        module, after = (following, at + 2) if word == "-m" else (word[2:], at + 1)
+        if module in _SERVER_MODULES:
+            return EntryPoint.API_SERVER, after, _SERVER_MODULES[module]
+        if module in _CLI_MODULES and words[after : after + 1] == ("serve",):
+            return EntryPoint.SERVE, after + 1, ()
+    before = words[at - 1] if at else "python"
+    runs_file = re.fullmatch(r"python[0-9.]*", before.rpartition("/")[2]) or before.startswith("-")
+    if _SERVER_FILE.fullmatch(word) and runs_file:
+        return EntryPoint.API_SERVER, at + 1, ()
+    return None
+
+
+def _script_given(words: tuple[str, ...]) -> str | None:
+    """What `sh -c`, `bash -lc` or `bash -euo pipefail -c` is given to run; None where it runs a file."""
+    for at, word in enumerate(words):
+        if re.fullmatch(r"-[a-zA-Z]*c[a-zA-Z]*", word):
+            return words[at + 1] if at + 1 < len(words) else None
+        if not word.startswith(("-", "+")) and not (at and re.fullmatch(r"[-+][a-zA-Z]*[oO]", words[at - 1])):
+            return None
+    return None
+
+
+def _line_given(name: str, words: tuple[str, ...]) -> str | None:
+    """The argument that is a command line in itself, as in `tmux new -d 'vllm serve ...'`."""
+    if name == "eval":
+        return " ".join(words)
+    return next((word for word in words if "vllm" in word and " " in word), None)
+
+
+def _run_words(words: tuple[str, ...]) -> tuple[str, ...] | None:
+    """What follows `run` or `create` in `docker [options] [container] run ...`; None for any other subcommand."""
+    for at, word in enumerate(words[:8]):
+        if word in ("run", "create"):
+            return words[at + 1 :]
+        if word in ("exec", "compose", "build", "pull", "start", "stop", "logs", "stack", "kill"):
+            return None
+    return None
+
+
+def _after_env(words: tuple[str, ...], environment: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The environment that `env -i` or `env -u NAME` leaves."""
+    for at, word in enumerate(words):
+        if word in ("-i", "-", "--ignore-environment"):
+            environment = []
+        elif word in ("-u", "--unset"):
+            environment = [pair for pair in environment if pair[0] not in words[at + 1 : at + 2]]
+        elif word.startswith("--unset="):
+            environment = [pair for pair in environment if pair[0] != word.removeprefix("--unset=")]
+        elif word.startswith("-") or (at and words[at - 1] in ("-u", "--unset")):
+            continue
+        else:
+            break
+    return environment
+
+
+def _find_in_script(text: str, environment: Environment, source: str, nested: int) -> Launch | None:
+    """The first vLLM start in a script that a shell is given as an argument."""
+    if nested <= 0:
+        return None
+    from plimsoll.sources.shell_script import commands_in  # here, because most commands need no shell to be read
+
+    for command in commands_in(text, environment):
+        launch = _find(command.words, command.environment, source, nested - 1)
+        if launch is not None:
+            return replace(launch, unresolved=tuple(dict.fromkeys((*command.unresolved, *launch.unresolved))))
+    return None
+
+
+def _find_in_container(container: Container, source: str, nested: int) -> Launch | None:
+    return launch_in(container, source, lambda words, environment: _find(tuple(words), environment, source, nested))

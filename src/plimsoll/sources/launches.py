@@ -1,0 +1,131 @@
+"""Reads the ways a vLLM start is written down: a script, a command line, Compose, Kubernetes, systemd, a Dockerfile."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from plimsoll.domain.launch import Launch
+from plimsoll.errors import BadInput, TooLarge
+from plimsoll.sources.launch_words import find_launch
+
+TYPE_CHECKING = False  # `typing` itself would cost more at start-up than all of this file
+if TYPE_CHECKING:
+    from typing import BinaryIO
+
+__all__ = ["find_launch", "read_launches"]
+
+BYTES_MAX = 1024 * 1024
+_SOURCED_MAX = 8  # names of files that a note lists
+
+_UNIT = re.compile(r"^[ \t]*(?:\[(?:Unit|Service|Install)\][ \t]*$|ExecStart[ \t]*=)", re.MULTILINE)
+_DOCKERFILE = re.compile(r"(?:FROM|ARG)[ \t]+\S", re.IGNORECASE)
+_FROM = re.compile(r"^[ \t]*FROM[ \t]+\S", re.IGNORECASE | re.MULTILINE)
+_YAML = re.compile(r"---|%YAML|- |\{\{|[\w.\"'/-]+[ \t]*:(?:[ \t]|$)")
+_JSON = re.compile(r"\s*[{\[]\s*[\"{\[]")
+_YAML_NAME = re.compile(r".*\.(?:ya?ml|json)", re.IGNORECASE)
+
+
+def read_launches(path: str, stdin: BinaryIO | None = None) -> list[Launch]:
+    """Every vLLM start in a file (or in `stdin`, for `-`), in order and never none: BadInput says why."""
+    name = "standard input" if path == "-" else Path(path).name or path
+    where = "standard input" if path == "-" else path
+    text = _text(_bytes(path, stdin), where)
+    try:
+        launches = _launches_in(text, name)
+    except BadInput as error:
+        sentence = str(error)
+        located = sentence if sentence.startswith(name) else f"{where}: {sentence}"
+        raise type(error)(located) from None
+    if not launches:
+        raise BadInput(
+            f"{where}: no vLLM start command in it (looked for `vllm serve`,"
+            " `python -m vllm.entrypoints.openai.api_server` and containers of a vLLM image)"
+        )
+    return launches
+
+
+def _bytes(path: str, stdin: BinaryIO | None) -> bytes:
+    if path == "-":
+        if stdin is None:
+            raise BadInput("-: there is no standard input to read")
+        return stdin.read(BYTES_MAX + 1)
+    try:
+        with Path(path).open("rb") as file:
+            return file.read(BYTES_MAX + 1)
+    except FileNotFoundError:
+        raise BadInput(f"{path}: no such file") from None
+    except IsADirectoryError:
+        raise BadInput(f"{path}: is a directory; name the file in it") from None
+    except PermissionError:
+        raise BadInput(f"{path}: permission denied") from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise BadInput(f"{path!r}: cannot be read: {reason}") from None
+
+
+def _text(content: bytes, where: str) -> str:
+    if len(content) > BYTES_MAX:
+        raise TooLarge(f"{where}: larger than 1 MiB; a start script or manifest is not")
+    if b"\0" in content:
+        raise BadInput(f"{where}: a binary file, not a script or manifest")
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{where}: not UTF-8 text (byte {error.start})") from None
+    if not text.strip():
+        raise BadInput(f"{where}: is empty")
+    return text
+
+
+def _launches_in(text: str, name: str) -> list[Launch]:
+    """Tells what kind of file it is by what stands in it; the name only settles what the text leaves open."""
+    lines = (line.strip() for line in text.split("\n"))
+    first = next((line for line in lines if line and not line.startswith(("#", "//"))), "")
+    if text.startswith("#!"):
+        return _in_script(text, name)
+    if _UNIT.match(first) or (_UNIT.search(text) and first.startswith(("[", ";"))):
+        from plimsoll.sources.systemd_units import launches_in_unit
+
+        return launches_in_unit(text, name)
+    if _DOCKERFILE.match(first) and _FROM.search(text):
+        from plimsoll.sources.dockerfiles import launches_in_dockerfile
+
+        return launches_in_dockerfile(text, name)
+    if _YAML.match(first) or _JSON.match(text) or _YAML_NAME.fullmatch(name):
+        from plimsoll.sources.manifests import launches_in_manifest
+
+        return launches_in_manifest(text, name)
+    return _in_script(text, name)
+
+
+def _in_script(text: str, name: str) -> list[Launch]:
+    from plimsoll.sources.shell_script import commands_in
+
+    launches: list[Launch] = []
+    sourced: dict[str, None] = {}
+    behind_launch = False
+    for command in commands_in(text):
+        if command.words[0] in ("source", ".") and len(command.words) > 1:
+            sourced[command.words[1]] = None
+        if behind_launch and command.words[0].startswith("--"):
+            # A comment, or a blank behind the backslash, ended the command above: vLLM never sees these flags.
+            lost = f"line {command.line} does not belong to it: {command.words[0]} would be run as a command of its own"
+            launches[-1] = replace(launches[-1], notes=(*launches[-1].notes, lost))
+        launch = find_launch(command.words, command.environment, f"{name}:{command.line}", command.unresolved)
+        behind_launch = launch is not None
+        if launch is not None:
+            launches.append(_noted(launch, command.guessed, list(sourced)[:_SOURCED_MAX]))
+    if "\r\n" in text:
+        note = "the file has Windows line ends (CRLF); a shell on Linux would not run it as it is"
+        launches = [replace(launch, notes=(*launch.notes, note)) for launch in launches]
+    return launches
+
+
+def _noted(launch: Launch, guessed: tuple[str, ...], sourced: list[str]) -> Launch:
+    taken = "depends on a branch of the script: its first value was taken, with all that is added to it"
+    notes = [f"{name} {taken}" for name in guessed]
+    if launch.unresolved and sourced:
+        notes.append(f"not followed: {', '.join(sourced)}; missing variables may be set there")
+    return replace(launch, notes=(*launch.notes, *notes))

@@ -1,0 +1,294 @@
+"""Reads the commands of a shell script without running any of it.
+
+The subset of POSIX shell and bash that people write in start scripts: quoting, variables, arrays, defaults such as
+`${PORT:-8000}`, pipes, redirections, here-documents. Control flow is not followed; the text is read once, from top to
+bottom, under these rules:
+
+- every command counts, in whichever branch, loop, function or subshell it stands;
+- inside if, case, while, until and for, and behind `&&` and `||`, an assignment counts only while the variable has no
+  value: the first one wins, and what was set before the branch stays. Adding to itself (`A+=...`, `A="$A ..."`) always
+  counts, so that flags which are added on a condition are seen. Such variables are listed in `guessed`;
+- a loop's variable, and what `read` reads, is unknown;
+- an unset variable stays in the text as `$NAME`, `$(...)` stays as it is written, and both are listed in `unresolved`.
+
+Not done: globs, `~`, `{a,b}`, functions' arguments, `set --`, aliases, a changed IFS; `source` is not followed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from plimsoll.sources.shell_expand import Origin, Piece, Value, Variables, text_of
+from plimsoll.sources.shell_words import Operator, Parameter, Reader, Text, Word
+
+_ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\[[^\]=]*\])?(\+?)=")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_DECLARING = frozenset({"export", "declare", "typeset", "local", "readonly"})
+_OPENING = frozenset({"if", "while", "until"})
+_CLOSING = frozenset({"fi", "done"})
+_TOKEN_COST = 64  # of shell_expand.WORK_MAX: a quarter of a million words and operators in all
+_SKIPPED = frozenset({"then", "elif", "else", "do", "{", "}", "!", "coproc"})
+
+
+@dataclass(frozen=True, slots=True)
+class ShellCommand:
+    """One command as the script would run it, as far as the text alone can tell."""
+
+    words: tuple[str, ...]
+    environment: tuple[tuple[str, str], ...]  # exported so far, then `A=B` in front of the command
+    line: int
+    unresolved: tuple[str, ...] = ()
+    guessed: tuple[str, ...] = ()  # variables whose value depends on a branch
+
+
+def commands_in(text: str, environment: Iterable[tuple[str, str]] = ()) -> list[ShellCommand]:
+    """Every command of a script in the order of its text; assignments and exports are taken in, not listed."""
+    script = _Script(environment)
+    for token in Reader(text.replace("\r\n", "\n")).tokens():
+        script.spend(_TOKEN_COST)
+        if isinstance(token, Word):
+            script.word(token)
+        else:
+            script.operator(token)
+    script.operator(Operator("\n", 0))
+    return script.commands
+
+
+class _Script:
+    """Gathers words into commands and keeps what they assign."""
+
+    def __init__(self, environment: Iterable[tuple[str, str]]) -> None:
+        self.commands: list[ShellCommand] = []
+        self._variables = Variables()
+        self._exported: dict[str, None] = {}
+        self._snapshot: tuple[tuple[str, str], ...] | None = None  # what is exported; None when it must be made anew
+        self._behind_environment: list[str] = []  # what its values are missing
+        self._words: list[Word] = []
+        self._branches = 0  # how many if, while, for, case are open
+        self._cases = 0
+        self._behind_and_or = False
+        self._in_pattern = False  # between `case X in` or `;;` and the `)` behind the pattern
+        self._skip_word = False  # a redirection's target, or the name behind `function`
+        self._parenthesis = False  # `name(` was seen: `)` makes it a function
+        self._export_all = False
+        for name, value in environment:
+            self._variables.assign(name, [(Piece(value),)])
+            self._exported[name] = None
+
+    def spend(self, amount: int) -> None:
+        self._variables.spend(amount)
+
+    def word(self, word: Word) -> None:
+        self._settle_parenthesis()
+        if self._skip_word:
+            self._skip_word = False
+            return
+        if not self._words and (keyword := word.keyword) is not None and self._is_reserved(keyword):
+            return
+        self._words.append(word)
+
+    def _is_reserved(self, keyword: str) -> bool:
+        """Whether the shell takes this first word for itself; keeps count of what is open."""
+        if keyword == "esac":
+            self._cases = max(0, self._cases - 1)
+            self._branches = max(0, self._branches - 1)
+            self._in_pattern = False
+        elif self._in_pattern:
+            return False
+        elif keyword in _OPENING:
+            self._branches += 1
+        elif keyword in _CLOSING:
+            self._branches = max(0, self._branches - 1)
+        elif keyword == "function":
+            self._skip_word = True
+        else:
+            return keyword in _SKIPPED
+        return True
+
+    def operator(self, operator: Operator) -> None:
+        text, first = operator.text, self._words[0].keyword if self._words else None
+        if first == "[[" and self._words[-1].keyword != "]]" and text != "\n":
+            return  # `<`, `(` and `&&` compare and group in there
+        if operator.redirects:
+            self._settle_parenthesis()
+            self._skip_word = True
+            return
+        if text == ")" and self._parenthesis:
+            self._words, self._parenthesis = [], False
+            return
+        self._settle_parenthesis()
+        if text == "(" and len(self._words) == 1 and first is not None and not self._in_pattern:
+            self._parenthesis = True
+            return
+        goes_on = text == "\n" and not self._words  # `a &&` may end its line
+        self._finish(text)
+        if text in ("&&", "||"):
+            self._behind_and_or = True
+        elif text in ("\n", "&", "(", ")") or text.startswith(";"):
+            self._behind_and_or = self._behind_and_or and goes_on
+        if text in (";;", ";&", ";;&") and self._cases:
+            self._in_pattern = True
+
+    def _settle_parenthesis(self) -> None:
+        """`name(` was no function after all: the name was a command."""
+        if self._parenthesis:
+            self._parenthesis = False
+            self._finish("(")
+
+    def _finish(self, terminator: str) -> None:
+        """The words so far are a whole command, a loop's head or a pattern."""
+        words, self._words = self._words, []
+        self._skip_word = False
+        if self._in_pattern:
+            self._in_pattern = terminator != ")"
+            return
+        if not words:
+            return
+        first = words[0].keyword
+        if first == "case":
+            self._cases += 1
+            self._branches += 1
+            self._in_pattern = terminator != ")"
+        elif first in ("for", "select"):
+            self._branches += 1
+            if len(words) > 1 and (name := words[1].keyword) is not None:
+                self._variables.forget(name)
+        else:
+            self._command(words)
+
+    def _command(self, words: Sequence[Word]) -> None:
+        assignments = 0
+        while assignments < len(words) and _assigned(words[assignments]):
+            assignments += 1
+        before, rest = words[:assignments], words[assignments:]
+        if rest and rest[0].keyword in _DECLARING:
+            self._declare(rest)
+            return
+        fields = [field for word in rest for field in self._variables.expand(word.parts)]
+        if not fields:
+            for word in before:
+                self._assign(word)
+            return
+        texts = tuple(text_of(field) for field in fields)
+        if texts[0] == "unset":
+            for name in texts[1:]:
+                self._unset(name)
+            return
+        self._effects(texts)
+        self._list(words[0].line, texts, fields, before)
+
+    def _list(self, line: int, texts: tuple[str, ...], fields: list[Value], before: Sequence[Word]) -> None:
+        environment = self._environment()
+        unresolved: dict[str, None] = {}
+        guessed: dict[str, None] = {}
+        own: list[tuple[str, str]] = []
+        for word in before:
+            name, value = self._named_value(word)
+            own.append((name, text_of(value)))
+            fields.append(tuple(piece for piece in value if piece.name != name))
+        for piece in (piece for field in fields for piece in field if piece.name):
+            (guessed if piece.origin is Origin.WRITTEN else unresolved)[piece.name] = None
+        unresolved.update(dict.fromkeys(self._behind_environment))
+        command = ShellCommand(texts, environment + tuple(own), line, tuple(unresolved), tuple(guessed))
+        self.commands.append(command)
+
+    def _environment(self) -> tuple[tuple[str, str], ...]:
+        if self._snapshot is None:
+            pairs = [(name, self._variables.text(name)) for name in self._exported]
+            self._snapshot = tuple((name, text) for name, text in pairs if text is not None)
+            # `export PATH=/opt/bin:$PATH` adds to what the caller has: nothing is missing there.
+            behind = [(name, missing) for name, _ in pairs for missing in self._variables.names_behind(name)]
+            self._behind_environment = [missing for name, missing in behind if missing != name]
+            self._variables.spend(16 * (len(pairs) + len(behind)))
+        self._variables.spend(len(self._behind_environment))
+        return self._snapshot
+
+    def _effects(self, texts: tuple[str, ...]) -> None:
+        """What a builtin that is listed as a command does to the variables."""
+        match texts:
+            case ("set", "-a" | "+a" as option, *_) | ("set", "-o" | "+o" as option, "allexport", *_):
+                self._export_all = option.startswith("-")
+            case ("read", *names):
+                for name in names:
+                    self._unset(name)
+
+    def _unset(self, name: str) -> None:
+        if not self._branches and not self._behind_and_or and _NAME.fullmatch(name):
+            self._variables.forget(name)
+            self._snapshot = None
+
+    def _declare(self, words: Sequence[Word]) -> None:
+        """`export A=1 B`, `declare -x A=1`, `readonly A=1`, `local A=1`."""
+        exports, withdraws = words[0].keyword == "export", False
+        for word in words[1:]:
+            text = text_of(self._variables.join(word.parts))
+            if text.startswith(("-", "+")):
+                exports = exports or (text.startswith("-") and "x" in text)
+                withdraws = withdraws or text in ("-n", "+x")
+                continue
+            name = _NAME.match(text)
+            if name is None:
+                continue
+            if _assigned(word):
+                self._assign(word)
+            elif found := _ASSIGNMENT.match(text):  # export "A=$B", export $NAME=1
+                self._set(found, [self._without_prefix(self._variables.join(word.parts), found.end())])
+            if withdraws:
+                self._exported.pop(name.group(), None)
+            elif exports:
+                self._exported[name.group()] = None
+            self._snapshot = None
+
+    @staticmethod
+    def _without_prefix(value: Value, length: int) -> Value:
+        pieces: list[Piece] = []
+        for piece in value:
+            cut = min(length, len(piece.text))
+            length -= cut
+            if piece.text[cut:]:
+                pieces.append(Piece(piece.text[cut:], piece.origin, piece.name))
+        return tuple(pieces)
+
+    def _named_value(self, word: Word) -> tuple[str, Value]:
+        found = _assigned(word)
+        assert found is not None, "only words that assign come here"
+        first = word.parts[0]
+        assert isinstance(first, Text), "an assignment starts with its name"
+        rest = Text(first.text[found.end() :], first.quoted)
+        return found.group(1), self._variables.join((rest, *word.parts[1:]))
+
+    def _assign(self, word: Word) -> None:
+        found = _assigned(word)
+        assert found is not None, "only words that assign come here"
+        name = found.group(1)
+        if word.elements is None:
+            values = [self._named_value(word)[1]]
+        else:
+            values = [value for element in word.elements for value in self._variables.expand(element.parts)]
+        inside = [part for each in (word, *(word.elements or ())) for part in each.parts]
+        adds = any(isinstance(part, Parameter) and part.name == name for part in inside)
+        self._set(found, values, adds=adds, array=word.elements is not None)
+
+    def _set(self, found: re.Match[str], values: Sequence[Value], *, adds: bool = False, array: bool = False) -> None:
+        """Assigns under the rule for branches; an element of an array, `A[1]=x`, is not followed."""
+        name, subscript, plus = found.groups()
+        if subscript:
+            return
+        if self._branches or self._behind_and_or:
+            self._variables.mark_branch(name)
+            if self._variables.has_value(name) and not plus and not adds:
+                return
+        self._variables.assign(name, values, append=bool(plus), array=array)
+        if self._export_all:
+            self._exported[name] = None
+        self._snapshot = None
+
+
+def _assigned(word: Word) -> re.Match[str] | None:
+    """The `NAME=`, `NAME+=` or `NAME[1]=` that the word starts with, where it starts with one."""
+    match word.parts:
+        case (Text(text, quoted=False), *_):
+            return _ASSIGNMENT.match(text)
+    return None

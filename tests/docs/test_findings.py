@@ -1,0 +1,94 @@
+"""The pages under docs/findings: one for each code, all of one shape, and no link that leads nowhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from plimsoll.domain.finding import Code
+
+FOLDER = Path(__file__).parents[2] / "docs" / "findings"
+INDEX = FOLDER / "README.md"
+PAGES = sorted(page for page in FOLDER.glob("*.md") if page != INDEX)
+HEADINGS = [
+    "What you see",
+    "Why it happens",
+    "What fixes it",
+    "What does not help",
+    "How sure can one be",
+    "Sources",
+]
+LINES_MIN, LINES_MAX = 35, 90  # a page is read at three in the morning
+COLUMNS_MAX = 120
+LINK = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)")
+
+
+def links(page: Path) -> list[tuple[str, str]]:
+    """The (text, target) of each link of a page."""
+    return LINK.findall(page.read_text(encoding="utf-8"))
+
+
+def sections(page: Path) -> dict[str, str]:
+    """The text under each second-level heading, in the order of the page."""
+    _, *parts = re.split(r"^## ", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {heading: body.strip() for heading, _, body in (part.partition("\n") for part in parts)}
+
+
+def test_each_code_has_a_page_and_each_page_a_code() -> None:
+    """A code without a page leaves a person alone at night; a page without a code is never shown."""
+    assert {page.name.removesuffix(".md") for page in PAGES} == set(Code)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_page_says_first_what_happened(page: Path) -> None:
+    """A page opens with its code and one sentence, so that the first lines alone can be printed."""
+    title, sentence, *_ = page.read_text(encoding="utf-8").split("\n\n")
+    assert title == f"# {page.name.removesuffix('.md')}"
+    assert sentence.endswith(".")
+    assert ". " not in sentence.replace("\n", " "), "one sentence"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_headings_are_the_same_everywhere(page: Path) -> None:
+    """A program prints parts of a page by their headings, so these never differ, and none is empty."""
+    text = page.read_text(encoding="utf-8")
+    assert re.findall(r"^(#+) (.+)$", text, flags=re.MULTILINE)[1:] == [("##", heading) for heading in HEADINGS]
+    assert all(sections(page).values()), "an empty section"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_fixes_are_numbered_from_one(page: Path) -> None:
+    """Fixes stand in the order of their cost, numbered without a gap, so that one can say: try the second."""
+    numbers = re.findall(r"^(\d+)\. ", sections(page)["What fixes it"], flags=re.MULTILINE)
+    assert numbers == [str(1 + index) for index in range(len(numbers))]
+    assert numbers
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_page_is_short_enough_to_read(page: Path) -> None:
+    """A page fits a few screens of a terminal, in lines that do not wrap."""
+    lines = page.read_text(encoding="utf-8").splitlines()
+    assert LINES_MIN <= len(lines) <= LINES_MAX
+    assert max(map(len, lines)) <= COLUMNS_MAX
+
+
+@pytest.mark.parametrize("page", [*PAGES, INDEX], ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    """Each link names a code and leads to that code's page, and never to the page it stands on."""
+    for text, target in links(page):
+        assert (FOLDER / target).is_file(), f"{page.name}: {target} does not exist"
+        assert target == f"{Code(text)}.md", f"{page.name}: the link says {text} and leads to {target}"
+        assert target != page.name, f"{page.name}: links to itself"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_page_names_what_it_is_confused_with(page: Path) -> None:
+    """How sure one can be depends on what else looks alike, so that section leads to at least one other page."""
+    assert LINK.search(sections(page)["How sure can one be"])
+
+
+def test_index_lists_each_code_once_in_the_order_of_the_enum() -> None:
+    """The index is the table of contents: every code once, grouped as the codes are."""
+    assert [text for text, _ in links(INDEX)] == list(Code)

