@@ -58,9 +58,7 @@ def _cells(gpu: Gpu) -> list[str]:
 
 def _ambiguous() -> str:
     rows = ["## Names that plimsoll asks about", "", "| Name | Why | Say instead |", "|---|---|---|"]
-    rows += [
-        f"| {', '.join(unclear.names)} | {unclear.because} | {', '.join(unclear.candidates)} |" for unclear in AMBIGUOUS
-    ]
+    rows += [f"| {', '.join(unclear.names)} | {unclear.because} | {', '.join(unclear.candidates)} |" for unclear in AMBIGUOUS]
     return "\n".join(rows) + "\n"
 
 

@@ -18,7 +18,7 @@ def read_endpoints(tree: SourceTree) -> list[dict[str, Any]]:
         if not relative.startswith("entrypoints/"):
             continue
         for method, path, in_dev_block in _routes(tree.parse(file)):
-            row = {"method": method, "path": path}
+            row: dict[str, Any] = {"method": method, "path": path}
             if in_dev_block or "/dev/" in relative:
                 row["dev_mode"] = True
             rows[(path, method)] = row

@@ -20,9 +20,7 @@ def read_environment(tree: SourceTree) -> list[dict[str, Any]]:
     path = tree.path_of("vllm.envs")
     declared = _declared(tree) if path is not None else {}
     rows = [{"name": name, **known} for name, known in sorted(declared.items())]
-    mentioned = {
-        name for file in tree.files if file != path for name in _QUOTED_NAME.findall(file.read_text(encoding="utf-8"))
-    }
+    mentioned = {name for file in tree.files if file != path for name in _QUOTED_NAME.findall(file.read_text(encoding="utf-8"))}
     rows += [{"name": name, "elsewhere": True} for name in sorted(mentioned - set(declared))]
     return rows
 

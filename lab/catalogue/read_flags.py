@@ -61,7 +61,7 @@ def read_flags(tree: SourceTree) -> list[dict[str, Any]]:
 _PARSER = External("parser")
 
 
-class _Return(Exception):  # noqa: N818 (a jump, not an error)
+class _Return(Exception):
     def __init__(self, value: Any) -> None:
         self.value = value
 
@@ -196,13 +196,11 @@ class _Reader:
         """A method of a class of ours that goes on building the parser."""
         if not isinstance(func, ast.Attribute) or func.attr not in ("add_cli_args", "_customize_cli_kwargs"):
             return None
-        if isinstance(func.value, ast.Call) and last_name(func.value.func) == "super":
-            owner = scope.get("cls")
-            candidates = self.evaluator.lineage(owner)[1:] if isinstance(owner, ClassRef) else []
-        else:
-            owner = self.evaluator.value(func.value, module, scope)
-            candidates = self.evaluator.lineage(owner) if isinstance(owner, ClassRef) else []
-        for cls in candidates:
+        is_super = isinstance(func.value, ast.Call) and last_name(func.value.func) == "super"
+        owner = scope.get("cls") if is_super else self.evaluator.value(func.value, module, scope)
+        if not isinstance(owner, ClassRef):
+            return None
+        for cls in self.evaluator.lineage(owner)[1 if is_super else 0 :]:
             for statement in cls.node.body:
                 if isinstance(statement, ast.FunctionDef) and statement.name == func.attr:
                     return FunctionRef(cls.module, statement.name, statement), owner

@@ -99,9 +99,7 @@ def _local_values(evaluator: Evaluator, module: str, function: ast.FunctionDef |
     if function is None:
         return {}
     parameters = [a.arg for a in function.args.args]
-    scope: dict[str, Any] = {
-        p: list(_BASE_LABELS.get(module, _BASE_LABELS_V1)) for p in parameters if p == "labelnames"
-    }
+    scope: dict[str, Any] = {p: list(_BASE_LABELS.get(module, _BASE_LABELS_V1)) for p in parameters if p == "labelnames"}
     for node in ast.walk(function):
         if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
             value = evaluator.value(node.value, module, scope)

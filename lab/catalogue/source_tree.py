@@ -136,9 +136,7 @@ def _top_level(body: list[ast.stmt]) -> Iterator[ast.stmt]:
         if isinstance(statement, ast.If):
             yield from _top_level(statement.body)
             yield from _top_level(statement.orelse)
-        elif isinstance(statement, ast.Try):
-            yield from _top_level(statement.body)
-        elif isinstance(statement, ast.With):
+        elif isinstance(statement, ast.Try) or isinstance(statement, ast.With):
             yield from _top_level(statement.body)
 
 
@@ -284,15 +282,9 @@ class Evaluator:
             return Wrapped(name, tuple(arguments))
         return UNKNOWN
 
-    def _method(
-        self, func: ast.Attribute, arguments: list[Any], module: str, scope: Mapping[str, Any], depth: int
-    ) -> Any:
+    def _method(self, func: ast.Attribute, arguments: list[Any], module: str, scope: Mapping[str, Any], depth: int) -> Any:
         owner = self.value(func.value, module, scope, depth)
-        if (
-            isinstance(owner, str)
-            and func.attr in ("replace", "lower", "upper", "strip")
-            and all(map(is_plain, arguments))
-        ):
+        if isinstance(owner, str) and func.attr in ("replace", "lower", "upper", "strip") and all(map(is_plain, arguments)):
             return getattr(owner, func.attr)(*arguments)
         if isinstance(owner, dict):
             if func.attr == "items":
@@ -311,7 +303,7 @@ class Evaluator:
         index = [self.value(i, module, scope, depth) for i in inner]
         if isinstance(owner, dict | list | tuple):
             try:
-                return owner[index[0]]  # type: ignore[index]
+                return owner[index[0]]
             except (KeyError, IndexError, TypeError):
                 return UNKNOWN
         if isinstance(owner, External):

@@ -41,11 +41,7 @@ def key(name: str) -> str:
 def card_names_in(text: str) -> list[str]:
     """The cards that a `gpu` of the table of starts names."""
     bare = re.sub(r"\(.*?\)", "", text).replace(" class", "").strip()
-    return (
-        []
-        if UNNAMED.search(bare) or re.search("not (stated|named)", text)
-        else [part.strip() for part in bare.split(" + ")]
-    )
+    return [] if UNNAMED.search(bare) or re.search("not (stated|named)", text) else [part.strip() for part in bare.split(" + ")]
 
 
 def candidates_for(name: str) -> list[Gpu]:
@@ -145,9 +141,7 @@ def test_rates_fit_the_hardware(gpu: Gpu) -> None:
         assert gpu.bf16_flops is None
         assert "no bf16" in gpu.note
     if gpu.bf16_flops and gpu.fp8_flops:
-        assert gpu.fp8_flops / gpu.bf16_flops == pytest.approx(
-            2.0, rel=0.02
-        )  # a sparse figure in one of them would be 4 or 1
+        assert gpu.fp8_flops / gpu.bf16_flops == pytest.approx(2.0, rel=0.02)  # a sparse figure in one of them would be 4 or 1
 
 
 @each_card

@@ -125,9 +125,7 @@ def test_credentials_in_a_url_are_hidden(context: str, secret: str) -> None:
     assert redact(shown) == shown
 
 
-@pytest.mark.parametrize(
-    "around", ["{}", "said {} twice", '"{}"', "x={}", "line\\n{}\\nline", "\x1b[32m{}\x1b[0m", "é{}é"]
-)
+@pytest.mark.parametrize("around", ["{}", "said {} twice", '"{}"', "x={}", "line\\n{}\\nline", "\x1b[32m{}\x1b[0m", "é{}é"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_token_is_known_by_its_shape(shape: str, around: str) -> None:
     """A token with a known shape is hidden in any surroundings."""
@@ -225,11 +223,7 @@ def test_any_text_is_taken(text: str) -> None:
     assert redact(redact(text + "\ud800")) == redact(text + "\ud800")
 
 
-@given(
-    st.lists(
-        st.sampled_from(["the", "engine", "started", "with", "8", "GPUs", "and", "ran", "well.", "\n", "ünd", "KV"])
-    )
-)
+@given(st.lists(st.sampled_from(["the", "engine", "started", "with", "8", "GPUs", "and", "ran", "well.", "\n", "ünd", "KV"])))
 def test_prose_stays(words: list[str]) -> None:
     """Plain prose comes through unchanged."""
     assert redact(" ".join(words)) == " ".join(words)

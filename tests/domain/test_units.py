@@ -140,9 +140,7 @@ def test_parse_gib(text: str, value: int) -> None:
     assert parse_gib(text) == value
 
 
-@pytest.mark.parametrize(
-    "text", ["", " ", "-1", "nan", "inf", "GiB", "80 furlongs", "80G", "1e3", "1,5", "8 0", "9" * 99]
-)
+@pytest.mark.parametrize("text", ["", " ", "-1", "nan", "inf", "GiB", "80 furlongs", "80G", "1e3", "1,5", "8 0", "9" * 99])
 def test_parse_gib_refuses(text: str) -> None:
     """Anything else is refused in one line; 80G too, which means 80e9 to one reader and 80 GiB to the next."""
     with pytest.raises(BadInput, match="is not a size"):

@@ -152,13 +152,13 @@ _WORD = st.sampled_from(["1", "0.5", "abc", "-1", "-0.5", "a=b", "x y", "/data/m
 def _flag_words(draw: st.DrawFn) -> list[str]:
     row: FlagRow = draw(st.sampled_from(_ROWS))
     name = draw(st.sampled_from(row.spellings))
-    if name.startswith("--") and draw(st.booleans()):
+    shortened, negated, joined = draw(st.tuples(st.booleans(), st.booleans(), st.booleans()))
+    if name.startswith("--") and shortened:
         name = name[: draw(st.integers(min_value=5, max_value=len(name)))]
-    if row.kind == "on-off" and draw(st.booleans()):
+    if row.kind == "on-off" and negated:
         name = "--no-" + name.removeprefix("--")
-    count = draw(st.integers(min_value=0, max_value=3))
-    words = [draw(_WORD) for _ in range(count)]
-    if words and draw(st.booleans()):
+    words = draw(st.lists(_WORD, max_size=3))
+    if words and joined:
         return [f"{name}={words[0]}", *words[1:]]
     return [name, *words]
 

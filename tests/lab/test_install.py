@@ -51,9 +51,7 @@ def test_home_is_in_the_cache_folder(tmp_path: Path) -> None:
     """XDG_CACHE_HOME is followed, and ignored when it is empty or relative, as its specification says."""
     assert install.cache_root({"XDG_CACHE_HOME": str(tmp_path)}) == tmp_path / "plimsoll" / "engine"
     standard = Path.home() / ".cache" / "plimsoll" / "engine"
-    assert [install.cache_root(environ) for environ in ({}, {"XDG_CACHE_HOME": ""}, {"XDG_CACHE_HOME": "x"})] == [
-        standard
-    ] * 3
+    assert [install.cache_root(environ) for environ in ({}, {"XDG_CACHE_HOME": ""}, {"XDG_CACHE_HOME": "x"})] == [standard] * 3
 
 
 def test_pins_are_whole_and_public() -> None:

@@ -160,8 +160,7 @@ def test_what_multiplies_is_refused() -> None:
 
 
 KEYS = (
-    "services a image command args entrypoint env environment name value containers kind metadata model modelFormat"
-    " valueFrom"
+    "services a image command args entrypoint env environment name value containers kind metadata model modelFormat valueFrom"
 )
 LEAVES = "vllm/vllm-openai|vllm serve m|$(A)|${A:-|${B:-c}|'|sh|-c|A|~|1"
 

@@ -104,9 +104,7 @@ def test_a_real_process() -> None:
         launch_of_process(os.getpid())
     waits = "import sys; print(flush=True); sys.stdin.read()"
     words = [sys.executable, "-c", waits, "vllm", "serve", "a b", ""]
-    with subprocess.Popen(
-        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={"VLLM_USE_V1": "1", "X": "2"}
-    ) as child:
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={"VLLM_USE_V1": "1", "X": "2"}) as child:
         assert child.stdout is not None
         child.stdout.readline()
         launch = launch_of_process(child.pid)

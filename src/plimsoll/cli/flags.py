@@ -21,7 +21,7 @@ Read on: docs/flags.md
 from __future__ import annotations
 
 import sys
-from pathlib import Path
+from os.path import dirname, isfile, join
 
 from plimsoll.cli.options import Split, split_options
 from plimsoll.domain.launch import Launch
@@ -45,9 +45,9 @@ def run(words: list[str]) -> int:
     return 1 if any(item.status.is_problem for result in results for item in result.items) else 0
 
 
-def _launches(options: Split) -> list[tuple[Launch, Path]]:
+def _launches(options: Split) -> list[tuple[Launch, str]]:
     """The starts to check, each with the folder that relative paths in it most likely mean."""
-    here = Path()
+    here = ""
     if "--pid" in options.values:
         from plimsoll.sources.processes import launch_of_process
 
@@ -66,7 +66,7 @@ def _launches(options: Split) -> list[tuple[Launch, Path]]:
         raise BadInput("nothing to check; give a command, a file, --pid N or - (plimsoll flags --help)")
     if options.verbatim is None and len(command) == 1 and _is_file(command[0]):
         stdin = sys.stdin.buffer if command[0] == "-" else None
-        folder = here if command[0] == "-" else Path(command[0]).parent
+        folder = here if command[0] == "-" else dirname(command[0])
         return [(launch, folder) for launch in read_launches(command[0], stdin)]
     if len(command) == 1:
         return [(launch, here) for launch in _pasted(command[0])]
@@ -96,16 +96,15 @@ def _pasted(text: str) -> list[Launch]:
     return found
 
 
-def _config_of(launch: Launch, folder: Path) -> ConfigFile | None:
+def _config_of(launch: Launch, folder: str) -> ConfigFile | None:
     """The flags of a `--config` file, where the file is at hand."""
     words = launch.arguments
     place = next((i for i, w in enumerate(words[:-1]) if w == "--config"), None)
     if place is None or "$" in words[place + 1]:
         return None
-    for path in (Path(words[place + 1]), folder / words[place + 1]):
-        if path.is_file():
+    for path in (words[place + 1], join(folder, words[place + 1])):
+        if isfile(path):
             from plimsoll.sources.vllm_config import read_vllm_config
 
-            return ConfigFile(str(path), read_vllm_config(path))
+            return ConfigFile(path, read_vllm_config(path))
     return ConfigFile(words[place + 1], None)
-

@@ -17,8 +17,7 @@ from __future__ import annotations
 from plimsoll.domain.gpu import GIB, Ambiguous, Gpu, Vendor
 
 H100_SHEET = (
-    "NVIDIA H100 Tensor Core GPU datasheet: "
-    "https://resources.nvidia.com/en-us-tensor-core/nvidia-tensor-core-gpu-datasheet"
+    "NVIDIA H100 Tensor Core GPU datasheet: https://resources.nvidia.com/en-us-tensor-core/nvidia-tensor-core-gpu-datasheet"
 )
 H200_SHEET = "NVIDIA H200 Tensor Core GPU datasheet: https://www.nvidia.com/en-us/data-center/h200/"
 GH200_SHEET = "NVIDIA GH200 Grace Hopper Superchip datasheet"
@@ -56,8 +55,7 @@ ADA_PAPER = "NVIDIA Ada GPU Architecture whitepaper V2.01"
 RTX_BLACKWELL_PAPER = "NVIDIA RTX Blackwell GPU Architecture whitepaper V1.1"
 RTX_A_SHEET = "NVIDIA RTX A5000 and A4000 datasheets (222.2 and 153.4 TFLOPS are sparse: halved)"
 RTX_ADA_SHEET = (
-    "NVIDIA RTX 6000 and 5000 Ada Generation datasheets (1,457 and 1,044.4 TFLOPS are sparse FP8: halved, "
-    "again for BF16)"
+    "NVIDIA RTX 6000 and 5000 Ada Generation datasheets (1,457 and 1,044.4 TFLOPS are sparse FP8: halved, again for BF16)"
 )
 RTX_PRO_PAGE = (
     "NVIDIA RTX PRO 6000 Blackwell datasheets; dense rates at "
@@ -74,15 +72,13 @@ SPARK_PAGE = (
     "https://blog.kubesimplify.com/blog/day-3-the-dgx-spark-unpacked-gb10-unified-memory-sm-121-and-the-one-reason-this-hardware-exists"
 )
 THOR_SHEET = (
-    "NVIDIA Jetson Thor series modules datasheet, table quoted in id 44448955983 (517 TFLOPS dense FP8 = "
-    "sparse FP16, halved)"
+    "NVIDIA Jetson Thor series modules datasheet, table quoted in id 44448955983 (517 TFLOPS dense FP8 = sparse FP16, halved)"
 )
 ORIN_SHEET = "NVIDIA Jetson AGX Orin series datasheet"
 MI200_SHEET = "AMD Instinct MI200 series datasheets (MI250X: 383 TFLOPS, 3.2 TB/s, 128 GB a card of two devices)"
 MI300X_SHEET = "AMD Instinct MI300X data sheet; https://rocm.docs.amd.com/en/latest/reference/gpu-specs.html"
 MI325X_SHEET = (
-    "AMD Instinct MI325X data sheet; "
-    "https://docs.vultr.com/inference-cookbook/rocm/getting-started/hardware-requirements"
+    "AMD Instinct MI325X data sheet; https://docs.vultr.com/inference-cookbook/rocm/getting-started/hardware-requirements"
 )
 MI350_SHEET = "AMD Instinct MI350X and MI355X data sheets; https://gangliao.me/blog/2026/amd-gpu-architecture-deep-dive"
 NO_BF16 = "no bf16: vLLM needs --dtype half"
@@ -632,9 +628,7 @@ AMBIGUOUS: tuple[Ambiguous, ...] = (
         ("A100 SXM 80GB", "A100 SXM 40GB", "A100 PCIe 80GB", "A100 PCIe 40GB"),
         "it was sold with 40 and with 80 GB",
     ),
-    Ambiguous(
-        ("V100", "V100 SXM2", "V100 PCIe"), ("V100 SXM2 32GB", "V100 SXM2 16GB"), "it was sold with 16 and with 32 GB"
-    ),
+    Ambiguous(("V100", "V100 SXM2", "V100 PCIe"), ("V100 SXM2 32GB", "V100 SXM2 16GB"), "it was sold with 16 and with 32 GB"),
     Ambiguous(("GH200", "Grace Hopper"), ("GH200 96GB", "GH200 144GB"), "it was sold with 96 and with 144 GB"),
     Ambiguous(
         ("RTX PRO 6000", "RTX PRO 6000 Blackwell", "RTX PRO 6000 Blackwell 96GB", "PRO 6000"),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class EntryPoint(StrEnum):
@@ -14,8 +14,7 @@ class EntryPoint(StrEnum):
     IMAGE = "container image"  # the image's own entry point: the arguments are those of one of the two above
 
 
-@dataclass(frozen=True)
-class Launch:
+class Launch(NamedTuple):
     """What vLLM would be given: its arguments and its environment, as far as they can be known without running anything.
 
     A variable that nobody assigned stays in the text as `$NAME` and is listed in `unresolved`.

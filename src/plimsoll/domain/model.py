@@ -115,7 +115,7 @@ class RopeScaling:
 
 @dataclass(frozen=True, slots=True)
 class Mla:
-    """The ranks and widths of multi-head latent attention."""
+    """The ranks and widths of multi-head latent attention (of DeepSeek V4, whose file gives only their sum, too)."""
 
     kv_lora_rank: int
     qk_rope_head_dim: int
@@ -224,6 +224,7 @@ class ModelShape:
     attention_heads: int
     kv_heads: int
     head_dim: int
+    """As the file gives it, for MLA the cached width; `layers` has the values of layers that differ (Gemma 4)."""
     v_head_dim: int
     vocab_size: int
     max_context: int

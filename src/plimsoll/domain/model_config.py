@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from plimsoll.domain.model import (
-    FeedForward,
     LayerKind,
     LinearAttention,
     Mamba,
@@ -19,7 +18,8 @@ from plimsoll.domain.model import (
 from plimsoll.domain.model_extras import encoder_towers, next_token_layers, read_quantization
 from plimsoll.domain.model_families import DEFAULTS, KNOWN, MAMBA_ONLY_FAMILIES, MLA_FAMILIES, TIED, UNTIED
 from plimsoll.domain.model_keys import CONTEXT_MAX, EXPERTS_MAX, HEADS_MAX, LAYERS_MAX, VOCAB_MAX, Keys
-from plimsoll.domain.model_layers import Heads, build_layers, dense_width, layer_kinds, sliding_window, with_indexers
+from plimsoll.domain.model_kinds import Heads, layer_kinds, pattern_of, sliding_window
+from plimsoll.domain.model_layers import build_layers, dense_width, with_indexers
 from plimsoll.errors import BadInput
 
 _HIDDEN = ("hidden_size", "n_embd", "d_model", "model_dim")
@@ -58,7 +58,7 @@ def read_shape(config: Mapping[str, object]) -> ModelShape:
     text = plain.with_defaults(DEFAULTS.get(family) or DEFAULTS.get(f"{family}_text") or {})
     notes: list[str] = []
     if family not in KNOWN:
-        name = ascii(family[:60]) if family else "missing, so the family"
+        name = f"{family[:60]!a}" if family else "missing, so the family"
         notes.append(f"model_type {name} is not known here; its keys were read as the usual ones.")
     encoder_decoder = bool(top.flag("is_encoder_decoder"))
     if encoder_decoder:
@@ -140,15 +140,22 @@ def _layer_count(text: Keys, family: str, *, encoder_decoder: bool) -> int:
         return decoder
     if family == "longcat_flash":  # every layer has two attention sublayers, each with a cache of its own
         return 2 * text.need("num_layers", most=LAYERS_MAX // 2)
-    pattern = text.word("hybrid_override_pattern") if not text.has(*_LAYERS) else None
-    if pattern and len(pattern) <= LAYERS_MAX:
-        return len(pattern.replace("|", "")) or text.need(*_LAYERS, most=LAYERS_MAX)
+    if not text.has(*_LAYERS):  # Nemotron-H may state its layers only by listing them
+        listed = len(pattern_of(text) or text.words("layers_block_type") or ())
+        if 0 < listed <= LAYERS_MAX:
+            return listed
     return text.need(*_LAYERS, most=LAYERS_MAX)
 
 
 def _mla(text: Keys, family: str, notes: list[str]) -> Mla | None:
     """The latent attention, where vLLM would use it (its is_deepseek_mla and use_mla)."""
-    rank = text.count("kv_lora_rank", least=0)
+    if text.has("compress_ratios") and text.has("head_dim"):  # DeepSeek V4 gives the whole width instead of the rank
+        rotary = text.count("qk_rope_head_dim", least=0) or 0
+        latent = text.need("head_dim") - rotary
+        if latent < 1:
+            raise BadInput("config.json: qk_rope_head_dim should be less than head_dim")
+        return Mla(latent, rotary, q_lora_rank=text.count("q_lora_rank", least=0) or None)
+    rank = text.count("kv_lora_rank", least=0) or 0
     if not rank or text.flag("is_causal") is False or (family in KNOWN and family not in MLA_FAMILIES):
         return None
     if family not in KNOWN:
@@ -174,8 +181,6 @@ def _heads(text: Keys, family: str, hidden: int, mla: Mla | None) -> Heads:
     kv = _kv_heads(text, family, attention)
     if mla is not None:
         return Heads(family, attention, kv, mla.cached_dim, 0, window, mla)
-    if text.has("compress_ratios") and text.has("head_dim"):
-        return Heads(family, attention, kv, text.need("head_dim"), 0, window, None)
     head_dim = _head_dim(text, family, hidden, attention)
     v_head_dim = None
     if family.startswith("mimo_v2") or family not in KNOWN:
@@ -196,9 +201,7 @@ def _kv_heads(text: Keys, family: str, attention: int) -> int:
         return attention
     kv = text.count_or_first(*_KV_HEADS, most=HEADS_MAX)
     if not kv and (blocks := text.children("block_configs")):  # Nemotron-NAS: those of the first attention block
-        groups = (
-            a.count("n_heads_in_group", most=HEADS_MAX) for b in blocks if (a := b.child("attention")) is not None
-        )
+        groups = (a.count("n_heads_in_group", most=HEADS_MAX) for b in blocks if (a := b.child("attention")) is not None)
         group = next((group for group in groups if group), None)
         kv = max(1, attention // group) if group else None
     return kv or attention
@@ -235,8 +238,9 @@ def _moe(text: Keys, family: str, heads: Heads) -> Moe | None:
         shared, total = 1, width
     if shared is None:
         shared = 1 if total or each else 0
-    if not total and shared:
-        total = shared * (each or width) if (each or width) else None
+    one = each or width
+    if not total and shared and one:
+        total = shared * one
     return Moe(
         experts=experts,
         experts_per_token=source.count_or_first(*_PER_TOKEN, most=EXPERTS_MAX) or None,

@@ -11,6 +11,7 @@ _TOWERS = (
     ("vision", ("vision_config", "visual", "vision_tower_config", "vit_config", "img_processor", "vision")),
     ("audio", ("audio_config", "audio_encoder_config", "sound_config", "audio_processor", "encoder_config")),
 )
+# Every name that means "leave these modules alone".
 _IGNORED = (
     "ignore",
     "modules_to_not_convert",
@@ -55,9 +56,7 @@ def encoder_towers(parts: Sequence[Keys]) -> tuple[Tower, ...]:
 def _tower(what: str, keys: Keys) -> Tower:
     return Tower(
         what=what,
-        layers=keys.size(
-            "depth", "num_hidden_layers", "vt_num_hidden_layers", "encoder_layers", "layers", "num_layers"
-        ),
+        layers=keys.size("depth", "num_hidden_layers", "vt_num_hidden_layers", "encoder_layers", "layers", "num_layers"),
         hidden_size=keys.size("hidden_size", "vt_hidden_size", "embed_dim", "d_model", "width", "dim"),
         heads=keys.size(
             "num_heads", "num_attention_heads", "vt_num_attention_heads", "encoder_attention_heads", "heads", "n_heads"
@@ -128,7 +127,7 @@ def _width(quant: Keys, method: str, algorithm: str | None, notes: list[str]) ->
     known_bits, known_group = _ALGORITHM.get((algorithm or "").upper(), (_BITS.get(method), _GROUP.get(method)))
     bits = bits or known_bits
     if bits is None:
-        notes.append(f"The quantisation method {ascii(method[:40])} does not say how many bits a weight has.")
+        notes.append(f"The quantisation method {method[:40]!a} does not say how many bits a weight has.")
     return bits, group or known_group
 
 

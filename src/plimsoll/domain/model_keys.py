@@ -85,9 +85,7 @@ class Keys:
             return max(self.counts(name, least=least, most=most) or (), default=None)
         return self.count(*names, least=least, most=most)
 
-    def counts(
-        self, name: str, *, least: int = 0, most: int = WIDTH_MAX, null: int | None = None
-    ) -> tuple[int, ...] | None:
+    def counts(self, name: str, *, least: int = 0, most: int = WIDTH_MAX, null: int | None = None) -> tuple[int, ...] | None:
         """A list of whole numbers, in which null may stand for one of them."""
         items = self.items(name)
         if items is None:
@@ -156,7 +154,7 @@ class Keys:
         items = self.items(name)
         if items is None:
             return None
-        found = tuple(Keys(item, f"{self._path}{name}[{n}].") for n, item in enumerate(items) if _is_object(item))
+        found = tuple(Keys(item, f"{self._path}{name}[{n}].") for n, item in enumerate(items) if isinstance(item, Mapping))
         if len(found) != len(items):
             raise self._wrong(name, "a list of objects", items)
         return found
@@ -164,9 +162,7 @@ class Keys:
     def values(self) -> Iterable[Keys]:
         """The nested objects of this one, whatever they are called; anything else in it is passed over."""
         return (
-            Keys(value, f"{self._path}{name}.")
-            for name, value in self._values.items()
-            if isinstance(value, Mapping) and value
+            Keys(value, f"{self._path}{name}.") for name, value in self._values.items() if isinstance(value, Mapping) and value
         )
 
     def is_word(self, name: str) -> bool:
@@ -179,17 +175,13 @@ class Keys:
 
     def is_object(self, name: str) -> bool:
         """Whether the key holds an object, where a family allows either."""
-        return _is_object(self._find((name,))[1])
+        return isinstance(self._find((name,))[1], Mapping)
 
     def size(self, *names: str) -> int | None:
         """A size that only describes something: what is not a sensible whole number is unknown, not an error."""
         _, value = self._find(names)
         number = _whole(value)
         return number if number is not None and 0 < number <= WIDTH_MAX else None
-
-
-def _is_object(value: object) -> bool:
-    return isinstance(value, Mapping)
 
 
 def _whole(value: object) -> int | None:

@@ -1,7 +1,7 @@
 """What a vLLM version makes of a command: which flags it takes, which it refuses, which do nothing.
 
-    check(launch, engine)        one verdict a flag and variable, and the command rewritten so that the version takes it
-    check(..., came_from=older)  also what the upgrade changes for this very command
+check(launch, engine)        one verdict a flag and variable, and the command rewritten so that the version takes it
+check(..., came_from=older)  also what the upgrade changes for this very command
 """
 
 from __future__ import annotations
@@ -87,9 +87,7 @@ class Checked(NamedTuple):
         return not any(item.status.is_refused for item in self.items)
 
 
-def check(
-    launch: Launch, engine: Engine, came_from: Engine | None = None, config: ConfigFile | None = None
-) -> Checked:
+def check(launch: Launch, engine: Engine, came_from: Engine | None = None, config: ConfigFile | None = None) -> Checked:
     """Judge every flag and variable of a launch against one version."""
     line = read_command_line(launch.arguments, engine.release, takes_model=launch.entry is not EntryPoint.API_SERVER)
     line = _with_config(line, config, engine)
@@ -104,7 +102,7 @@ def check(
     items += _entry_point(launch, engine)
     if came_from is not None:
         items += _changed_defaults(line, came_from, engine)
-    words, kept = _rewrite(launch, line, judged, variables, engine)
+    words, kept = _rewrite(line, judged, variables, engine)
     notes = (*launch.notes, *_notes(launch, engine, came_from, line, config))
     changes = changes_between(came_from.release, engine.release) if came_from is not None else ()
     return Checked(launch, engine, line.model, tuple(items), words, kept, notes, came_from, changes)
@@ -125,7 +123,10 @@ def _judge(argument: Argument, engine: Engine, entry: EntryPoint) -> Item:
         return _absent(argument, engine)
     if argument.path and is_before(engine.release, DOTTED_SINCE):
         return _item(
-            argument, Status.NEVER_EXISTED, DOTTED_SINCE, note=f"dotted keys came with {DOTTED_SINCE}; pass JSON instead"
+            argument,
+            Status.NEVER_EXISTED,
+            DOTTED_SINCE,
+            note=f"dotted keys came with {DOTTED_SINCE}; pass JSON instead",
         )
     if argument.typed == "--config" and argument.has_equals:
         note = "vLLM reads the file only when it is written as two words: --config FILE"
@@ -138,9 +139,7 @@ def _judge(argument: Argument, engine: Engine, entry: EntryPoint) -> Item:
         stretch = [r for r in history_of(row.name) if r.is_deprecated]
         return _item(argument, Status.DEPRECATED, stretch[0].first, note="vLLM means to remove it")
     if row.name == "--model" and entry is EntryPoint.SERVE and not is_before(engine.release, MODEL_FLAG_DEPRECATED):
-        return _item(
-            argument, Status.DEPRECATED, MODEL_FLAG_DEPRECATED, "the model as the first word after `vllm serve`"
-        )
+        return _item(argument, Status.DEPRECATED, MODEL_FLAG_DEPRECATED, "the model as the first word after `vllm serve`")
     implied = _implied(argument, row, engine)
     return implied if implied is not None else _item(argument, Status.OK, first)
 
@@ -156,16 +155,14 @@ def _item(
 
 def _absent(argument: Argument, engine: Engine) -> Item:
     """The release has no such flag: was it removed, does it come later, or did it never exist?"""
-    if argument.candidates:
+    past = history_of(argument.spelling) or history_of("--" + argument.spelling.removeprefix("--no-"))
+    if argument.candidates and not past:
         shown = ", ".join(argument.candidates[:4]) + (", ..." if len(argument.candidates) > 4 else "")
         return _item(argument, Status.NEVER_EXISTED, note=f"several flags begin like this ({shown}); vLLM refuses it")
-    past = history_of(argument.spelling) or history_of("--" + argument.spelling.removeprefix("--no-"))
     if not past:
         return _unheard_of(argument, engine)
     if is_before(engine.release, past[0].first):
-        return _item(
-            argument, Status.NEVER_EXISTED, past[0].first, note=f"came with {past[0].first}; {engine} refuses it"
-        )
+        return _item(argument, Status.NEVER_EXISTED, past[0].first, note=f"came with {past[0].first}; {engine} refuses it")
     last = [row for row in past if not is_before(engine.release, row.first)][-1]
     gone_in = release_after(last.last)
     if argument.spelling.startswith("--no-") and not history_of(argument.spelling):
@@ -263,7 +260,6 @@ def _shown(default: object) -> str:
 
 
 def _rewrite(
-    launch: Launch,
     line: CommandLine,
     judged: list[tuple[Argument, Item]],
     variables: list[tuple[str, str, Item | None]],
@@ -317,9 +313,7 @@ def _replacement(gone: flag_notes.Gone | None, values: tuple[str, ...], known: I
     return words
 
 
-def _notes(
-    launch: Launch, engine: Engine, came_from: Engine | None, line: CommandLine, config: ConfigFile | None
-) -> list[str]:
+def _notes(launch: Launch, engine: Engine, came_from: Engine | None, line: CommandLine, config: ConfigFile | None) -> list[str]:
     notes = [e.note for e in (engine, came_from) if e is not None and e.note is not None]
     if launch.unresolved:
         names = ", ".join(f"${name}" for name in launch.unresolved)

@@ -93,6 +93,7 @@ class _Walk:
         self.takes_model = takes_model
         self.position = 0
         self.model: str | None = None
+        self.model_by_flag: str | None = None
         self.arguments: list[Argument] = []
         self.leftovers: list[str] = []
 
@@ -107,6 +108,11 @@ class _Walk:
                 options_over = True
             else:
                 self._option(word)
+        if self.model_by_flag is not None:
+            # vLLM makes `--model X` the positional argument; another one is then a word too many.
+            if self.takes_model and self.model is not None:
+                self.leftovers.insert(0, self.model)
+            self.model = self.model_by_flag
         return CommandLine(self.model, tuple(self.arguments), tuple(self.leftovers))
 
     def _positional(self, word: str) -> None:
@@ -160,7 +166,7 @@ class _Walk:
         else:
             argument = self._with_values(argument, self._arity(spelling, row))
         if row is not None and row.name == "--model" and not dot and argument.values:
-            self.model = argument.values[0]
+            self.model_by_flag = argument.values[0]
         self.arguments.append(argument)
 
     def _arity(self, spelling: str, row: FlagRow | None) -> int | str:

@@ -52,7 +52,7 @@ GONE: Mapping[str, Gone] = {
     "--quantization-param-path": Gone("KV scales come from the checkpoint"),
     "--override-attention-dtype": Gone("no longer offered; it had an effect on ROCm only"),
     # Models and tokenizers.
-    "--task": Gone("split in two", "--runner pooling, and --convert embed|classify|reward to adapt a generative model"),
+    "--task": Gone("split in two", "--runner pooling, with --convert embed or classify to adapt a generative model"),
     "--rope-scaling": Gone("set through the model's configuration", "--hf-overrides", ("--hf-overrides.rope_scaling", VALUES)),
     "--rope-theta": Gone("set through the model's configuration", "--hf-overrides", ("--hf-overrides.rope_theta", VALUES)),
     "--device": Gone("the device is detected"),
@@ -64,9 +64,7 @@ GONE: Mapping[str, Gone] = {
     "--logits-processor-pattern": Gone("logits processors are loaded at start", "--logits-processors"),
     "--use-gpu-for-pooling-score": Gone("no longer a choice"),
     # Distribution.
-    "--worker-use-ray": Gone(
-        "renamed", "--distributed-executor-backend ray", ("--distributed-executor-backend", "ray")
-    ),
+    "--worker-use-ray": Gone("renamed", "--distributed-executor-backend ray", ("--distributed-executor-backend", "ray")),
     "--engine-use-ray": Gone("the engine runs in a process of its own"),
     "--disable-frontend-multiprocessing": Gone("the engine always runs in a process of its own"),
     "--num-redundant-experts": Gone(
@@ -81,15 +79,12 @@ GONE: Mapping[str, Gone] = {
         "moved", "--structured-outputs-config.backend", ("--structured-outputs-config.backend", VALUES)
     ),
     "--guided-decoding-disable-fallback": Gone("the backend either works or the request fails"),
+    # Neither is rewritten: the new keys are taken only beside a backend that has them.
     "--guided-decoding-disable-any-whitespace": Gone(
-        "moved",
-        "--structured-outputs-config.disable_any_whitespace",
-        ("--structured-outputs-config.disable_any_whitespace", "true"),
+        "moved", "--structured-outputs-config.disable_any_whitespace with backend xgrammar or guidance"
     ),
     "--guided-decoding-disable-additional-properties": Gone(
-        "moved",
-        "--structured-outputs-config.disable_additional_properties",
-        ("--structured-outputs-config.disable_additional_properties", "true"),
+        "moved", "--structured-outputs-config.disable_additional_properties with backend guidance"
     ),
     "--enable-reasoning": Gone("--reasoning-parser alone switches it on"),
     "--expand-tools-even-if-tool-choice-none": Gone(
@@ -110,9 +105,7 @@ GONE: Mapping[str, Gone] = {
     # Multimodal.
     "--disable-mm-preprocessor-cache": Gone("renamed", "--mm-processor-cache-gb 0", ("--mm-processor-cache-gb", "0")),
     "--mm-cache-preprocessor": Gone("the cache is on by default", "--mm-processor-cache-gb"),
-    "--enable-multimodal-encoder-data-parallel": Gone(
-        "renamed", "--mm-encoder-tp-mode data", ("--mm-encoder-tp-mode", "data")
-    ),
+    "--enable-multimodal-encoder-data-parallel": Gone("renamed", "--mm-encoder-tp-mode data", ("--mm-encoder-tp-mode", "data")),
     "--image-feature-size": Gone("read from the model"),
     "--image-input-shape": Gone("read from the model"),
     "--image-input-type": Gone("read from the model"),
@@ -170,7 +163,9 @@ GONE_VARIABLES: Mapping[str, Gone] = {
         ("--profiler-config.profiler", "torch", "--profiler-config.torch_profiler_dir", VALUES),
     ),
     "VLLM_RPC_TIMEOUT": Gone("the variable is no longer read"),
-    "VLLM_ENGINE_ITERATION_TIMEOUT_S": Gone("the variable is no longer read", "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS bounds one step of the model"),
+    "VLLM_ENGINE_ITERATION_TIMEOUT_S": Gone(
+        "the variable is no longer read", "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS bounds one step of the model"
+    ),
     "VLLM_USE_RAY_COMPILED_DAG": Gone("the variable is no longer read"),
     "VLLM_USE_RAY_SPMD_WORKER": Gone("the variable is no longer read"),
     "VLLM_USE_TRITON_FLASH_ATTN": Gone("chosen by the attention backend", "--attention-backend"),

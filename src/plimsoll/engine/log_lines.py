@@ -32,9 +32,7 @@ class LogLine:
 LOG_LINES: tuple[LogLine, ...] = (
     # Who is speaking, and how it was started.
     LogLine("engine-version", r"LLM engine \(v(?P<version>[^)\s]+)\)", "the version that runs", "LLM engine (v"),
-    LogLine(
-        "api-server-version", r"API server version (?P<version>\S+)", "the version that runs", "API server version"
-    ),
+    LogLine("api-server-version", r"API server version (?P<version>\S+)", "the version that runs", "API server version"),
     LogLine(
         "non-default-args",
         r"non-default args: (?P<args>\{.*)",
@@ -48,9 +46,7 @@ LOG_LINES: tuple[LogLine, ...] = (
         "Unknown vLLM environment variable",
     ),
     LogLine("v2-runner", r"Using V2 Model Runner", "the second model runner is in use", "Using V2 Model Runner"),
-    LogLine(
-        "max-model-len", r"Using max model len (?P<tokens>\d+)", "the context length in force", "Using max model len"
-    ),
+    LogLine("max-model-len", r"Using max model len (?P<tokens>\d+)", "the context length in force", "Using max model len"),
     LogLine(
         "chunked-prefill",
         r"Chunked prefill is enabled with max_num_batched_tokens=(?P<tokens>\d+)",
@@ -282,9 +278,7 @@ LOG_LINES: tuple[LogLine, ...] = (
         "a worker is gone; -9 is the host's out-of-memory killer or the kubelet",
         "died unexpectedly",
     ),
-    LogLine(
-        "engine-fatal", r"EngineCore encountered a fatal error", "the engine is dead", "EngineCore encountered a fatal"
-    ),
+    LogLine("engine-fatal", r"EngineCore encountered a fatal error", "the engine is dead", "EngineCore encountered a fatal"),
     LogLine(
         "engine-failed-to-start",
         r"EngineCore failed to start",

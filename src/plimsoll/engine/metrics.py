@@ -107,7 +107,7 @@ FIGURES: tuple[Figure, ...] = (
     Figure("prompt_tokens_cached", Unit.TOKENS, "prompt tokens served from a cache", ("vllm:prompt_tokens_cached_total",)),
     Figure("generation_tokens", Unit.TOKENS, "tokens generated", ("vllm:generation_tokens_total",)),
     Figure(
-        "step_tokens", Unit.TOKENS, "tokens per engine step; its count is the number of steps", ("vllm:iteration_tokens_total",),
+        "step_tokens", Unit.TOKENS, "tokens per step; its count is the number of steps", ("vllm:iteration_tokens_total",),
         ("a histogram although its name ends in _total",),
     ),
     Figure("ttft", Unit.SECONDS, "time to first token", ("vllm:time_to_first_token_seconds",)),
@@ -134,8 +134,8 @@ FIGURES: tuple[Figure, ...] = (
     Figure("sleep_state", Unit.STATE, "whether the engine is awake", ("vllm:engine_sleep_state",)),
     Figure(
         "cache_config", Unit.INFO, "the cache's configuration as labels", ("vllm:cache_config_info",),
-        ("the label set changes with every release", "num_gpu_blocks x block_size is wrong for hybrid models: use "
-         "kv_cache_size_tokens (0.24)"),
+        ("the label set changes with every release",
+         "num_gpu_blocks x block_size is wrong for hybrid models: use kv_cache_size_tokens (0.24)"),
     ),
     Figure("multimodal_cache_queries", Unit.ITEMS, "items looked up in the multimodal cache", ("vllm:mm_cache_queries_total",)),
     Figure("multimodal_cache_hits", Unit.ITEMS, "items found in the multimodal cache", ("vllm:mm_cache_hits_total",)),
@@ -179,7 +179,7 @@ def resolve(name: str, engine: Engine) -> Resolved | None:
     if wanted.nearest is not None:
         relative = _in_release(wanted, wanted.nearest, engine.release)
         if relative is not None:
-            return Resolved(wanted, relative.exposition, relative.type, relative.labels, False, relative.shown)
+            return Resolved(wanted, relative.exposition, relative.type, relative.labels, is_exact=False, shown=relative.shown)
     return None
 
 

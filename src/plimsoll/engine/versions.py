@@ -19,7 +19,6 @@ class Engine(NamedTuple):
 
     asked: str
     release: str  # a release that was read; its rows are the facts
-    index: int  # its place among the releases, oldest first
     is_exact: bool  # the asked version is that release: what its parser lacks does not exist there
     note: str | None = None
 
@@ -37,10 +36,10 @@ def engine_named(text: str | None) -> Engine:
     releases = list(tables.wheels())
     last = len(releases) - 1
     if text is None:
-        return Engine(releases[last], releases[last], last, is_exact=True)
+        return Engine(releases[last], releases[last], is_exact=True)
     asked = text.strip()
     if asked.lower() in _MOVING_NAMES:
-        return Engine(asked, releases[last], last, is_exact=False, note=_met_by_newest(asked, releases[last]))
+        return Engine(asked, releases[last], is_exact=False, note=_met_by_newest(asked, releases[last]))
     try:
         version = Version(asked)
     except ValueError:
@@ -48,11 +47,10 @@ def engine_named(text: str | None) -> Engine:
     known = [Version(r) for r in releases]
     is_build = version.local == "" or _BUILD_TAG.fullmatch(version.local.lower()) is not None
     if version.is_dev or (not is_build and re.match(r"g[0-9a-f]{4,}", version.local)):
-        return Engine(asked, releases[last], last, is_exact=False, note=_met_by_newest(asked, releases[last]))
+        return Engine(asked, releases[last], is_exact=False, note=_met_by_newest(asked, releases[last]))
     if version > known[last]:
-        return Engine(
-            asked, releases[last], last, is_exact=False, note=f"{asked} is newer than the newest known, {releases[last]}"
-        )
+        note = f"{asked} is newer than the newest known, {releases[last]}"
+        return Engine(asked, releases[last], is_exact=False, note=note)
     index = max((i for i, k in enumerate(known) if k <= version), default=0)
     return _known_or_near(asked, version, known, index, is_build=is_build)
 
@@ -71,7 +69,7 @@ def _known_or_near(asked: str, version: Version, known: list[Version], index: in
         note = f"{asked} may be a fork; {release} stands for it, and what it lacks may exist there"
     elif version.local:
         note = f"{asked} is a build of {release}"
-    return Engine(asked, release, index, is_exact=is_exact, note=note)
+    return Engine(asked, release, is_exact=is_exact, note=note)
 
 
 def _met_by_newest(asked: str, release: str) -> str:

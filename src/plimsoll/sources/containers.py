@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from plimsoll.domain.launch import EntryPoint, Launch
 
@@ -12,21 +12,18 @@ Environment = tuple[tuple[str, str], ...]
 Recognise = Callable[[Sequence[str], Environment], Launch | None]
 
 # Options of `docker run`, podman and nerdctl that take no value; every other one does.
-_SWITCHES = re.compile(
-    r"--(?:detach|interactive|tty|rm|privileged|init|publish-all|read-only|no-healthcheck|oom-kill-disable|sig-proxy"
-    r"|disable-content-trust|quiet|replace|rmi|no-hosts|env-host|tls-verify|help)"
+_SWITCHES = frozenset(
+    "--detach --interactive --tty --rm --privileged --init --publish-all --read-only --no-healthcheck --oom-kill-disable"
+    " --sig-proxy --disable-content-trust --quiet --replace --rmi --no-hosts --env-host --tls-verify --help".split()
 )
 _SHORT_SWITCHES = frozenset("ditPq")
 # Images that belong to vLLM's surroundings and do not serve a model.
-_BESIDE = re.compile(r"router|exporter|proxy|operator|controller|dashboard|bench")
+_BESIDE = ("router", "exporter", "proxy", "operator", "controller", "dashboard", "bench")
 # A first argument that is a program of its own: the image's entry point hands over to it, or would choke on it.
-_PROGRAM = re.compile(
-    r"(?:.*/)?(?:ba|da|a|z|k)?sh|(?:.*/)?(?:vllm|python[0-9.]*|env|sleep|tail|nvidia-smi|ray|torchrun|pip|ls|cat|echo|tini)"
-)
+_PROGRAM = r"(?:.*/)?(?:(?:ba|da|a|z|k)?sh|vllm|python[0-9.]*|env|sleep|tail|nvidia-smi|ray|torchrun|pip|ls|cat|echo|tini)"
 
 
-@dataclass(frozen=True, slots=True)
-class Container:
+class Container(NamedTuple):
     """One container to be started; `entry` is None where the image's own entry point runs."""
 
     image: str | None
@@ -42,7 +39,7 @@ def serves_vllm(image: str) -> bool:
     name = image.split("@", 1)[0]
     path, slash, last = name.rpartition("/")
     name = (path + slash + last.split(":", 1)[0]).lower()
-    return "vllm" in name and not _BESIDE.search(name)
+    return "vllm" in name and not any(word in name for word in _BESIDE)
 
 
 def launch_in(container: Container, source: str, recognise: Recognise) -> Launch | None:
@@ -65,7 +62,7 @@ def launch_in(container: Container, source: str, recognise: Recognise) -> Launch
         )
     if image is None or container.entry is not None or not serves_vllm(image):
         return None
-    if container.arguments and _PROGRAM.fullmatch(container.arguments[0]):
+    if container.arguments and re.fullmatch(_PROGRAM, container.arguments[0]):
         return None
     return Launch(
         source=source,
@@ -78,14 +75,14 @@ def launch_in(container: Container, source: str, recognise: Recognise) -> Launch
     )
 
 
-@dataclass(slots=True)
 class _Options:
     """What the options in front of the image say."""
 
-    entry: tuple[str, ...] | None = None
-    environment: list[tuple[str, str]] = field(default_factory=list)
-    unresolved: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.entry: tuple[str, ...] | None = None
+        self.environment: list[tuple[str, str]] = []
+        self.unresolved: list[str] = []
+        self.notes: list[str] = []
 
     def take(self, option: str, value: str, host: dict[str, str]) -> None:
         if option in ("-e", "--env"):
@@ -110,7 +107,7 @@ def container_of_run(words: Sequence[str], environment: Iterable[tuple[str, str]
             break
         if not option.startswith("--"):
             option, value, given = _short(words[at - 1])
-        if not given and not _SWITCHES.fullmatch(option):
+        if not given and option not in _SWITCHES:
             value = words[at] if at < len(words) else ""
             at += 1
         options.take(option, value, host)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import ChainMap
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from plimsoll.domain.launch import Launch
 from plimsoll.errors import TooLarge
@@ -20,14 +20,13 @@ _FROM = re.compile(r"(?:--\S+\s+)*(\S+)(?:\s+[aA][sS]\s+(\S+))?")
 _STAGES_MAX = 100
 
 
-@dataclass(frozen=True, slots=True)
-class _Stage:
+class _Stage(NamedTuple):
     """One build stage: what it starts and the variables it sets."""
 
     image: str
+    environment: dict[str, str]
     entry: tuple[str, ...] | None = None
     command: tuple[str, ...] = ()
-    environment: dict[str, str] = field(default_factory=dict)
     line: int = 0
 
 
@@ -47,8 +46,8 @@ def launches_in_dockerfile(text: str, name: str) -> list[Launch]:
             if len(stages) > _STAGES_MAX:
                 raise TooLarge(f"{name}:{line}: more than {_STAGES_MAX} stages")
             alias = found.group(2)
-            stage = stages.get(image, _Stage(image))
-            stage = replace(stage, environment=dict(stage.environment))
+            stage = stages.get(image, _Stage(image, {}))
+            stage = stage._replace(environment=dict(stage.environment))
         elif keyword == "ARG":
             arguments.update(_pairs(rest, known, f"{name}:{line}", growth))
         elif stage is None:
@@ -56,9 +55,9 @@ def launches_in_dockerfile(text: str, name: str) -> list[Launch]:
         elif keyword == "ENV":
             stage.environment.update(_pairs(rest, known, f"{name}:{line}", growth))
         elif keyword == "ENTRYPOINT":
-            stage = replace(stage, entry=_command(rest), command=(), line=line)  # a new entry point resets CMD
+            stage = stage._replace(entry=_command(rest), command=(), line=line)  # a new entry point resets CMD
         elif keyword == "CMD":
-            stage = replace(stage, command=_command(rest), line=line)
+            stage = stage._replace(command=_command(rest), line=line)
     if stage is None or (stage.entry is None and not stage.command):
         return []
     container = Container(stage.image, stage.entry, stage.command, tuple(stage.environment.items()))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 from plimsoll.domain.launch import EntryPoint, Launch
 from plimsoll.sources.containers import Container, Environment, container_of_run, launch_in
@@ -13,22 +12,22 @@ _SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ash", "ksh"})
 _TAKE_A_LINE = frozenset({"eval", "ssh", "tmux", "screen", "su", "script"})  # they hand one argument to a shell
 _ENGINES = frozenset({"docker", "podman", "nerdctl"})
 # Programs that mention vLLM and do not start it.
-_MENTION = re.compile(
-    r"\[\[?|alias|apt|apt-get|awk|brew|cat|cd|chmod|chown|cp|curl|diff|echo|[ef]?grep|emacs|export|file|find|git|head|help"
-    r"|journalctl|kill|killall|less|ln|ls|lsof|man|mkdir|more|mv|nano|pgrep|pip3?|pipx|pkill|printf|ps|read|rg|rm|rsync|scp"
-    r"|sed|systemctl|tail|tee|test|touch|trap|type|vim?|wait|watch|wc|wget|whereis|which"
+_MENTION = frozenset(
+    "[ [[ alias apt apt-get awk brew cat cd chmod chown cp curl diff echo egrep emacs export fgrep file find git grep head"
+    " help journalctl kill killall less ln ls lsof man mkdir more mv nano pgrep pip pip3 pipx pkill printf ps read rg rm"
+    " rsync scp sed systemctl tail tee test touch trap type vi vim wait watch wc wget whereis which".split()
 )
-_WRAPPER = re.compile(r"builtin|command|env|exec|ionice|nice|nohup|setsid|stdbuf|sudo|time|timeout|[0-9]+[smhd]?")
+_WRAPPER = frozenset("builtin command env exec ionice nice nohup setsid stdbuf sudo time timeout".split())
 _WRAPPER_MAX = 200  # words in front of the start command
 _SERVER_MODULES = {
     "vllm.entrypoints.openai.api_server": (),
     "vllm.entrypoints.api_server": ("vllm.entrypoints.api_server is the demonstration server, not the OpenAI one",),
 }
 _CLI_MODULES = frozenset({"vllm", "vllm.scripts", "vllm.entrypoints.cli.main"})
-_SERVER_FILE = re.compile(r"(?:.*/)?vllm/entrypoints/openai/api_server\.py")
-_CLI_FILE = re.compile(r"(?:.*/)?vllm/entrypoints/cli/main\.py")
-_ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
-_REFERENCE = re.compile(r"\$[{(]?[#!]?([A-Za-z_][A-Za-z0-9_]*|[0-9]+|[@*#?$!-])")
+_SERVER_FILE = "/vllm/entrypoints/openai/api_server.py"
+_CLI_FILE = "/vllm/entrypoints/cli/main.py"
+_ASSIGNMENT = r"(?s:([A-Za-z_][A-Za-z0-9_]*)=(.*))"
+_REFERENCE = r"\$[{(]?[#!]?([A-Za-z_][A-Za-z0-9_]*|[0-9]+|[@*#?$!-])"
 _COMPUTED_MAX = 100  # each is looked for in every argument
 _NESTED_MAX = 4  # bash -c "bash -c '...'"
 
@@ -53,14 +52,14 @@ def _settled(launch: Launch | None, unresolved: Iterable[str]) -> Launch | None:
     if launch is None:
         return None
     texts = [*launch.arguments, *(value for _, value in launch.environment)]
-    seen = {name for text in texts for name in _REFERENCE.findall(text)}
+    seen = {name for text in texts if "$" in text for name in re.findall(_REFERENCE, text)}
     names = dict.fromkeys((*unresolved, *launch.unresolved))
-    computed = [name for name in names if not _REFERENCE.fullmatch(f"${name}")][:_COMPUTED_MAX]
+    computed = [name for name in names if not re.fullmatch(_REFERENCE, f"${name}")][:_COMPUTED_MAX]
     seen.update(name for name in computed if any(name in text for text in texts))
     notes = launch.notes
     if any(word != word.lstrip() and word.lstrip()[:1] in ("", "-") and word for word in launch.arguments):
         notes += ("an argument starts with a blank: a backslash that is not the last character of its line does that",)
-    return replace(launch, unresolved=tuple(name for name in names if name in seen), notes=notes)
+    return launch._replace(unresolved=tuple(name for name in names if name in seen), notes=notes)
 
 
 def _find(words: tuple[str, ...], environment: Environment, source: str, nested: int) -> Launch | None:
@@ -74,7 +73,7 @@ def _find(words: tuple[str, ...], environment: Environment, source: str, nested:
         if start := _start_at(words, at):
             entry, first, notes = start
             return Launch(source, entry, words[first:], tuple(own), notes=notes)
-        if leading and not is_value and _MENTION.fullmatch(name):
+        if leading and not is_value and name in _MENTION:
             return None
         if name in _SHELLS and (script := _script_given(words[at + 1 :])) is not None:
             return _find_in_script(script, tuple(own), source, nested)
@@ -85,9 +84,11 @@ def _find(words: tuple[str, ...], environment: Environment, source: str, nested:
             return None if container is None else _find_in_container(container, source, nested)
         if name == "env":
             own = _after_env(words[at + 1 :], own)
-        if assignment := _ASSIGNMENT.fullmatch(word):
+        if assignment := re.fullmatch(_ASSIGNMENT, word) if "=" in word else None:
             own.append((assignment.group(1), assignment.group(2)))
-        leading = leading and bool(is_value or assignment or word.startswith("-") or _WRAPPER.fullmatch(name))
+        leading = leading and bool(
+            is_value or assignment or word.startswith("-") or name in _WRAPPER or name.rstrip("smhd").isdigit()
+        )
     return None
 
 
@@ -95,7 +96,7 @@ def _start_at(words: tuple[str, ...], at: int) -> tuple[EntryPoint, int, tuple[s
     """The entry point that starts at this word, where its arguments begin, and notes on it."""
     word, following = words[at], words[at + 1] if at + 1 < len(words) else ""
     name = word.rpartition("/")[2]
-    if following == "serve" and (name == "vllm" or _CLI_FILE.fullmatch(word)):
+    if following == "serve" and (name == "vllm" or f"/{word}".endswith(_CLI_FILE)):
         return EntryPoint.SERVE, at + 2, ()
     if word == "-m" or (word.startswith("-m") and word[2:] in (_CLI_MODULES | _SERVER_MODULES.keys())):
         module, after = (following, at + 2) if word == "-m" else (word[2:], at + 1)
@@ -105,7 +106,7 @@ def _start_at(words: tuple[str, ...], at: int) -> tuple[EntryPoint, int, tuple[s
             return EntryPoint.SERVE, after + 1, ()
     before = words[at - 1] if at else "python"
     runs_file = re.fullmatch(r"python[0-9.]*", before.rpartition("/")[2]) or before.startswith("-")
-    if _SERVER_FILE.fullmatch(word) and runs_file:
+    if f"/{word}".endswith(_SERVER_FILE) and runs_file:
         return EntryPoint.API_SERVER, at + 1, ()
     return None
 
@@ -162,7 +163,7 @@ def _find_in_script(text: str, environment: Environment, source: str, nested: in
     for command in commands_in(text, environment):
         launch = _find(command.words, command.environment, source, nested - 1)
         if launch is not None:
-            return replace(launch, unresolved=tuple(dict.fromkeys((*command.unresolved, *launch.unresolved))))
+            return launch._replace(unresolved=tuple(dict.fromkeys((*command.unresolved, *launch.unresolved))))
     return None
 
 

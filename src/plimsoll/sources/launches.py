@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
-from pathlib import Path
+from os.path import basename
 
 from plimsoll.domain.launch import Launch
 from plimsoll.errors import BadInput, TooLarge
@@ -19,17 +18,18 @@ __all__ = ["find_launch", "read_launches"]
 BYTES_MAX = 1024 * 1024
 _SOURCED_MAX = 8  # names of files that a note lists
 
-_UNIT = re.compile(r"^[ \t]*(?:\[(?:Unit|Service|Install)\][ \t]*$|ExecStart[ \t]*=)", re.MULTILINE)
-_DOCKERFILE = re.compile(r"(?:FROM|ARG)[ \t]+\S", re.IGNORECASE)
-_FROM = re.compile(r"^[ \t]*FROM[ \t]+\S", re.IGNORECASE | re.MULTILINE)
-_YAML = re.compile(r"---|%YAML|- |\{\{|[\w.\"'/-]+[ \t]*:(?:[ \t]|$)")
-_JSON = re.compile(r"\s*[{\[]\s*[\"{\[]")
-_YAML_NAME = re.compile(r".*\.(?:ya?ml|json)", re.IGNORECASE)
+# Patterns stay text until they are used: compiling them all costs more than reading most files.
+_UNIT = r"(?m)^[ \t]*(?:\[(?:Unit|Service|Install)\][ \t]*$|ExecStart[ \t]*=)"
+_DOCKERFILE = r"(?i)(?:FROM|ARG)[ \t]+\S"
+_FROM = r"(?im)^[ \t]*FROM[ \t]+\S"
+_YAML = r"---|%YAML|- |\{\{|[\w.\"'/-]+[ \t]*:(?:[ \t]|$)"
+_JSON = r"\s*[{\[]\s*[\"{\[]"
+_YAML_NAMES = (".yaml", ".yml", ".json")
 
 
 def read_launches(path: str, stdin: BinaryIO | None = None) -> list[Launch]:
     """Every vLLM start in a file (or in `stdin`, for `-`), in order and never none: BadInput says why."""
-    name = "standard input" if path == "-" else Path(path).name or path
+    name = "standard input" if path == "-" else basename(path) or path
     where = "standard input" if path == "-" else path
     text = _text(_bytes(path, stdin), where)
     try:
@@ -52,7 +52,7 @@ def _bytes(path: str, stdin: BinaryIO | None) -> bytes:
             raise BadInput("-: there is no standard input to read")
         return stdin.read(BYTES_MAX + 1)
     try:
-        with Path(path).open("rb") as file:
+        with open(path, "rb") as file:
             return file.read(BYTES_MAX + 1)
     except FileNotFoundError:
         raise BadInput(f"{path}: no such file") from None
@@ -85,15 +85,15 @@ def _launches_in(text: str, name: str) -> list[Launch]:
     first = next((line for line in lines if line and not line.startswith(("#", "//"))), "")
     if text.startswith("#!"):
         return _in_script(text, name)
-    if _UNIT.match(first) or (_UNIT.search(text) and first.startswith(("[", ";"))):
+    if re.match(_UNIT, first) or (re.search(_UNIT, text) and first.startswith(("[", ";"))):
         from plimsoll.sources.systemd_units import launches_in_unit
 
         return launches_in_unit(text, name)
-    if _DOCKERFILE.match(first) and _FROM.search(text):
+    if re.match(_DOCKERFILE, first) and re.search(_FROM, text):
         from plimsoll.sources.dockerfiles import launches_in_dockerfile
 
         return launches_in_dockerfile(text, name)
-    if _YAML.match(first) or _JSON.match(text) or _YAML_NAME.fullmatch(name):
+    if re.match(_YAML, first) or re.match(_JSON, text) or name.lower().endswith(_YAML_NAMES):
         from plimsoll.sources.manifests import launches_in_manifest
 
         return launches_in_manifest(text, name)
@@ -112,14 +112,14 @@ def _in_script(text: str, name: str) -> list[Launch]:
         if behind_launch and command.words[0].startswith("--"):
             # A comment, or a blank behind the backslash, ended the command above: vLLM never sees these flags.
             lost = f"line {command.line} does not belong to it: {command.words[0]} would be run as a command of its own"
-            launches[-1] = replace(launches[-1], notes=(*launches[-1].notes, lost))
+            launches[-1] = launches[-1]._replace(notes=(*launches[-1].notes, lost))
         launch = find_launch(command.words, command.environment, f"{name}:{command.line}", command.unresolved)
         behind_launch = launch is not None
         if launch is not None:
             launches.append(_noted(launch, command.guessed, list(sourced)[:_SOURCED_MAX]))
     if "\r\n" in text:
         note = "the file has Windows line ends (CRLF); a shell on Linux would not run it as it is"
-        launches = [replace(launch, notes=(*launch.notes, note)) for launch in launches]
+        launches = [launch._replace(notes=(*launch.notes, note)) for launch in launches]
     return launches
 
 
@@ -128,4 +128,4 @@ def _noted(launch: Launch, guessed: tuple[str, ...], sourced: list[str]) -> Laun
     notes = [f"{name} {taken}" for name in guessed]
     if launch.unresolved and sourced:
         notes.append(f"not followed: {', '.join(sourced)}; missing variables may be set there")
-    return replace(launch, notes=(*launch.notes, *notes))
+    return launch._replace(notes=(*launch.notes, *notes))

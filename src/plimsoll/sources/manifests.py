@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from plimsoll.domain.launch import Launch
 from plimsoll.errors import BadInput
@@ -99,8 +99,7 @@ class _Compose:
 # Kubernetes
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
+class _Place(NamedTuple):
     """The nearest object with a kind and a name."""
 
     kind: str = ""
@@ -159,13 +158,12 @@ def _in_kserve_model(model: Tree, name: str, place: _Place, growth: Growth) -> L
     if not any(isinstance(hint, str) and "vllm" in hint.lower() for hint in hints):
         return None
     container = _container(model, growth)
-    container = replace(
-        container,
+    container = container._replace(
         image=container.image or "vllm",
         notes=(*container.notes, "the serving runtime may add arguments of its own"),
     )
     launch = find_in_container(container, ", ".join(filter(None, (name, str(place), "model"))))
-    return launch and _with_references(replace(launch, image=_text(model.get("image"))))
+    return launch and _with_references(launch._replace(image=_text(model.get("image"))))
 
 
 def _container(body: dict[str, Tree], growth: Growth) -> Container:
@@ -213,4 +211,4 @@ def _filled(text: str, environment: dict[str, str], growth: Growth) -> str:
 def _with_references(launch: Launch) -> Launch:
     """The launch with each `$(NAME)` that is still in its arguments listed as missing."""
     left = [found.group(2) for word in launch.arguments for found in _KUBERNETES_REFERENCE.finditer(word)]
-    return replace(launch, unresolved=tuple(dict.fromkeys((*launch.unresolved, *left))))
+    return launch._replace(unresolved=tuple(dict.fromkeys((*launch.unresolved, *left))))

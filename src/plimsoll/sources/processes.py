@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 from plimsoll.domain.launch import Launch
@@ -48,7 +47,7 @@ def launch_of_process(pid: int, proc: Path = Path("/proc")) -> Launch:
         launch = _launch(_command_line(parent, proc), parent, proc)
         if launch is not None:
             note = f"pid {pid} is {what}; the command line is that of its parent, pid {parent}"
-            return replace(launch, source=f"pid {pid}", notes=(*launch.notes, note))
+            return launch._replace(source=f"pid {pid}", notes=(*launch.notes, note))
     raise BadInput(f"pid {pid} is {what}, and none of its parents shows the command that started it")
 
 
@@ -60,7 +59,7 @@ def _launch(words: tuple[str, ...], pid: int, proc: Path) -> Launch | None:
     environment, notes = _environment(pid, proc)
     launch = find_launch(words, environment, f"pid {pid}")
     # Nothing is missing in a running process: a `$` in its words is meant.
-    return launch and replace(launch, unresolved=(), notes=launch.notes + notes)
+    return launch and launch._replace(unresolved=(), notes=launch.notes + notes)
 
 
 def _command_line(pid: int, proc: Path) -> tuple[str, ...]:

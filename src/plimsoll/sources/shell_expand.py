@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from plimsoll.errors import TooLarge
 from plimsoll.sources.shell_words import Parameter, Part, Substitution, Text
@@ -22,8 +22,7 @@ class Origin(Enum):
     COMPUTED = "what only running it could tell"
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """Text of one origin; `name` says what is unset or computed, or which variable a branch of the script decides."""
 
     text: str
@@ -58,12 +57,12 @@ def _merged(pieces: Sequence[Piece]) -> Value:
     return tuple(Piece("".join(run), *kind) for run, kind in zip(runs, kinds, strict=True))
 
 
-@dataclass(slots=True)
 class _Fields:
     """The words that one word becomes: none, one or many."""
 
-    done: list[Value] = field(default_factory=list)
-    open: list[Piece] | None = None
+    def __init__(self) -> None:
+        self.done: list[Value] = []
+        self.open: list[Piece] | None = None
 
     def add(self, piece: Piece) -> None:
         if self.open is None:

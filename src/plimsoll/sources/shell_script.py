@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from plimsoll.sources.shell_expand import Origin, Piece, Value, Variables, text_of
 from plimsoll.sources.shell_words import Operator, Parameter, Reader, Text, Word
@@ -32,8 +32,7 @@ _TOKEN_COST = 64  # of shell_expand.WORK_MAX: a quarter of a million words and o
 _SKIPPED = frozenset({"then", "elif", "else", "do", "{", "}", "!", "coproc"})
 
 
-@dataclass(frozen=True, slots=True)
-class ShellCommand:
+class ShellCommand(NamedTuple):
     """One command as the script would run it, as far as the text alone can tell."""
 
     words: tuple[str, ...]

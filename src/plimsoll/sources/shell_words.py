@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from plimsoll.errors import BadInput
 from plimsoll.sources.shell_brackets import after_ansi, after_backtick, after_here_documents, closing, here_document
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
+class Text(NamedTuple):
     """Characters that stand for themselves."""
 
     text: str
     quoted: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Parameter:
+class Parameter(NamedTuple):
     """`$NAME` or `${NAME...}`; `operator` is None where we do not know what the braces ask for."""
 
     source: str
@@ -30,8 +28,7 @@ class Parameter:
     argument: tuple[Part, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Substitution:
+class Substitution(NamedTuple):
     """`$(...)`, backticks, `$((...))`, `<(...)`: what only running it could tell."""
 
     source: str
@@ -41,8 +38,7 @@ class Substitution:
 Part = Text | Parameter | Substitution
 
 
-@dataclass(frozen=True, slots=True)
-class Word:
+class Word(NamedTuple):
     """One word as written; `elements` is set for `NAME=(...)`."""
 
     parts: tuple[Part, ...]
@@ -58,8 +54,7 @@ class Word:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class Operator:
+class Operator(NamedTuple):
     """`;`, `|`, a newline...; a redirection's target is the word after it."""
 
     text: str

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 from plimsoll.domain.launch import Launch
 from plimsoll.errors import BadInput
@@ -48,7 +47,7 @@ def launches_in_unit(text: str, name: str) -> list[Launch]:
     for line, value in starts:
         words, missing = _command(_words(_PREFIX.sub("", value, count=1), f"{name}:{line}"), environment, growth)
         if launch := find_launch(words, environment.items(), f"{name}:{line}", missing):
-            launches.append(replace(launch, notes=(*launch.notes, *notes)))
+            launches.append(launch._replace(notes=(*launch.notes, *notes)))
     return launches
 
 

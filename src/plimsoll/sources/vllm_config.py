@@ -10,12 +10,12 @@ from plimsoll.errors import BadInput, TooLarge
 BYTES_MAX = 1024 * 1024
 
 
-def read_vllm_config(path: Path) -> Mapping[str, object]:
+def read_vllm_config(path: str) -> Mapping[str, object]:
     """The entries of the file, by flag name; BadInput if it is not a flat mapping that vLLM could read."""
-    if path.suffix not in (".yaml", ".yml"):
+    if not path.endswith((".yaml", ".yml")):
         raise BadInput(f"{path}: vLLM reads --config only from a .yaml or .yml file")
     try:
-        with path.open("rb") as file:
+        with Path(path).open("rb") as file:
             content = file.read(BYTES_MAX + 1)
     except OSError as error:
         raise BadInput(f"{path}: {error.strerror or error}") from None
@@ -24,7 +24,7 @@ def read_vllm_config(path: Path) -> Mapping[str, object]:
     from plimsoll.sources.yaml_tree import documents_in  # brings pyyaml
 
     try:
-        documents = documents_in(content.decode("utf-8"), str(path))
+        documents = documents_in(content.decode("utf-8"), path)
     except UnicodeDecodeError:
         raise BadInput(f"{path}: not text") from None
     found = next(iter(documents), None)

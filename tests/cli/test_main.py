@@ -1,0 +1,203 @@
+"""The command as a user meets it: exit codes, one-line errors, no tracebacks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import plimsoll
+from plimsoll.cli import flags as flags_command
+from plimsoll.cli.main import COMMANDS, main
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "examples" / "article-start.sh"
+
+
+def _one_line(capsys: pytest.CaptureFixture[str]) -> str:
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert captured.err.startswith("plimsoll: ")
+    return captured.err
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    """--version prints the version and nothing else."""
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"plimsoll {plimsoll.__version__}\n"
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["help"]])
+def test_the_first_screen(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Without words the commands are listed."""
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name, _, _ in COMMANDS)
+
+
+@pytest.mark.parametrize("name", [name for name, _, _ in COMMANDS])
+def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """COMMAND --help prints usage and names its page, which exists."""
+    assert main([name, "--help"]) == 0
+    assert f"usage: plimsoll {name}" in capsys.readouterr().out
+    assert (ROOT / "docs" / f"{name}.md").is_file()
+
+
+def test_an_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
+    """A typing mistake is one line and exit code 2."""
+    assert main(["flgas"]) == 2
+    assert "no command 'flgas'" in _one_line(capsys)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("empty.sh", b""),
+        ("blank.sh", b" \n\n"),
+        ("binary", bytes(range(256)) * 40),
+        ("quotes.sh", b"vllm serve 'model --port 8000\n"),
+        ("long.sh", b"vllm serve m " + b"x" * 10_000_000),
+        ("latin1.sh", "vllm serve modèle".encode("latin-1")),
+        ("nothing.sh", b"echo hello\n"),
+        ("broken.yaml", b"services: [\n"),
+        ("list.yaml", b"- 1\n- 2\n"),
+    ],
+)
+@pytest.mark.parametrize("through_stdin", [False, True])
+def test_garbage_is_one_line_and_exit_2(
+    name: str, content: bytes, through_stdin: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Empty, binary, unbalanced, endless or beside the point: exit 2 and one clear line, from a file and from a pipe."""
+    path = tmp_path / name
+    path.write_bytes(content)
+    command = [sys.executable, "-m", "plimsoll", "flags", "-" if through_stdin else str(path)]
+    with path.open("rb") as stdin:
+        done = subprocess.run(
+            command,
+            stdin=stdin if through_stdin else subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert len(done.stderr) < 400
+    assert done.stderr.startswith("plimsoll: ")
+    assert "Traceback" not in done.stderr
+    assert capfd.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["flags"], "nothing to check"),
+        (["flags", "--vllm"], "--vllm needs a value"),
+        (["flags", "--vllm", "banana", "--", "vllm", "serve", "m"], "is not a version"),
+        (["flags", "--vllm", "0.6.0", "--vllm", "0.7.0", "--", "vllm", "serve", "m"], "given twice"),
+        (["flags", "no-such-file.sh"], "no such file"),
+        (["flags", "--", "ls", "-l"], "no vLLM start"),
+        (["flags", "ls -l"], "no vLLM start"),
+        (["flags", "--pid", "x"], "not a process id"),
+        (["flags", "--pid", "4194999"], "4194999"),
+        (["flags", "--pid", "1", "vllm", "serve", "m"], "give no command"),
+        (["flags", "start.sh", "--", "vllm", "serve", "m"], "not both"),
+    ],
+)
+def test_wrong_words_are_one_line_and_exit_2(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever is typed wrong is named in one line."""
+    assert main(words) == 2
+    assert said in _one_line(capsys)
+
+
+def test_the_script_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    """--json prints one object of the promised schema, and exit 1 says that something is wrong."""
+    assert main(["flags", "--vllm", "0.32.0", "--json", str(SCRIPT)]) == 1
+    body = json.loads(capsys.readouterr().out)
+    assert body["schema"] == "plimsoll.flags/1"
+    assert body["vllm"] == "0.32.0"
+    assert {"name", "status", "since", "instead", "note"} <= set(body["items"][0])
+    assert {"name": "--swap-space", "status": "removed", "since": "0.18.0"}.items() <= next(
+        i for i in body["items"] if i["name"] == "--swap-space"
+    ).items()
+    assert body["rewritten"].endswith("--attention-backend FLASH_ATTN")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["vllm", "serve", "m", "--port", "8000", "--vllm", "0.32.0", "--json"],
+        ["--vllm=0.32.0", "--json", "--", "vllm", "serve", "m", "--port", "8000"],
+        ["--vllm", "0.32.0", "--json", "vllm serve m --port 8000"],
+        ["--vllm", "0.32.0", "--json", "--", "env", "CUDA_VISIBLE_DEVICES=0", "vllm", "serve", "m", "--port", "8000"],
+        ["--vllm", "0.32.0", "--json", "python3 -m vllm.entrypoints.openai.api_server --model m --port 8000"],
+    ],
+)
+def test_a_pasted_line(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """The line works as pasted, behind --, in one pair of quotes, and with what people put in front of it."""
+    assert main(["flags", *words]) == 0
+    body = json.loads(capsys.readouterr().out)
+    assert body["rewritten"].endswith("vllm serve m --port 8000")
+
+
+def test_behind_the_dashes_our_own_options_are_vllms(capsys: pytest.CaptureFixture[str]) -> None:
+    """After -- every word is vLLM's, also one that we would know."""
+    assert main(["flags", "--", "vllm", "serve", "m", "--json"]) == 1
+    assert "never-existed    --json" in capsys.readouterr().out
+
+
+def test_secrets_are_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    """Keys and tokens appear neither in the text nor in the JSON."""
+    command = ["env", "HF_TOKEN=hf_abcdefghijklmnopqrstuvwxyz", "vllm", "serve", "m", "--api-key", "hunter2secret"]
+    for words in (["flags", "--", *command], ["flags", "--json", "--", *command]):
+        main(words)
+        out = capsys.readouterr().out
+        assert "hunter2secret" not in out
+        assert "hf_abcdef" not in out
+        assert "[redacted]" in out
+
+
+def test_a_running_server_is_read_from_its_own_process(capsys: pytest.CaptureFixture[str]) -> None:
+    """--pid checks the command line and environment that a live process was really started with."""
+    command = [sys.executable, "-c", "import time; time.sleep(60)", "vllm", "serve", "m", "--swap-space", "4"]
+    with subprocess.Popen(command, env={**os.environ, "VLLM_ATTENTION_BACKEND": "FLASH_ATTN"}) as process:
+        try:
+            code = main(["flags", "--vllm", "0.32.0", "--json", "--pid", str(process.pid)])
+            body = json.loads(capsys.readouterr().out)
+        finally:
+            process.kill()
+    assert code == 1
+    statuses = {item["name"]: item["status"] for item in body["items"]}
+    assert statuses["--swap-space"] == "removed"
+    assert statuses["VLLM_ATTENTION_BACKEND"] == "no-effect"
+
+
+def test_a_mistake_of_ours_is_one_line_unless_debugging(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Even a bug shows no traceback; PLIMSOLL_DEBUG=1 brings it back."""
+
+    def broken(_: list[str]) -> int:
+        raise RuntimeError("token=abcdef0123456789abcdef")
+
+    monkeypatch.setattr(flags_command, "run", broken)
+    monkeypatch.delenv("PLIMSOLL_DEBUG", raising=False)
+    assert main(["flags"]) == 70
+    assert "abcdef0123456789" not in _one_line(capsys)
+    monkeypatch.setenv("PLIMSOLL_DEBUG", "1")
+    with pytest.raises(RuntimeError):
+        main(["flags"])
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    """`plimsoll flags ... | head -1` ends quietly."""
+    command = f"{sys.executable} -m plimsoll flags {SCRIPT} | head -1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, timeout=60)
+    assert done.stderr == ""
+    assert done.returncode in (0, 1)

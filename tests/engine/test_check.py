@@ -1,0 +1,204 @@
+"""The verdict on a launch."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from plimsoll.domain.launch import EntryPoint, Launch
+from plimsoll.engine.check import Checked, ConfigFile, Item, Status, check
+from plimsoll.engine.command_line import read_command_line
+from plimsoll.engine.flag_notes import GONE
+from plimsoll.engine.flags import history_of
+from plimsoll.engine.versions import engine_named
+from plimsoll.sources.launches import read_launches
+
+ARTICLE = Path(__file__).parents[2] / "examples" / "article-start.sh"
+
+
+def _check(command: str, vllm: str = "0.32.0", came_from: str | None = None, **environment: str) -> Checked:
+    launch = Launch("test", EntryPoint.SERVE, tuple(shlex.split(command)), tuple(environment.items()))
+    return check(launch, engine_named(vllm), engine_named(came_from) if came_from else None)
+
+
+def _item(checked: Checked, name: str) -> Item:
+    return next(item for item in checked.items if item.name == name)
+
+
+def test_the_articles_start_script() -> None:
+    """The script this product starts from: three flags refused, one variable idle, one switch redundant, the rest fine."""
+    (launch,) = read_launches(str(ARTICLE))
+    checked = check(launch, engine_named("0.32.0"))
+    verdicts = {item.name: (item.status.value, item.since) for item in checked.items}
+    assert verdicts.pop("--swap-space") == ("removed", "0.18.0")
+    assert verdicts.pop("--max-num-on-the-fly-batches") == ("never-existed", None)
+    assert verdicts.pop("--disable-log-requests") == ("removed", "0.17.0")
+    assert verdicts.pop("VLLM_ATTENTION_BACKEND") == ("no-effect", "0.15.0")
+    assert verdicts.pop("python -m vllm.entrypoints.openai.api_server") == ("deprecated", "0.29.0")
+    assert verdicts.pop("--enable-chunked-prefill") == ("redundant", "0.8.0")
+    assert {status for status, _ in verdicts.values()} == {"ok"}
+    assert set(verdicts) == {
+        "--model", "--tensor-parallel-size", "--port", "--host", "--gpu-memory-utilization", "--max-model-len",
+        "--max-num-seqs", "--max-num-batched-tokens", "--block-size", "--dtype", "--trust-remote-code",
+        "CUDA_VISIBLE_DEVICES", "PYTORCH_CUDA_ALLOC_CONF",
+    }  # fmt: skip
+    attention = _item(checked, "VLLM_ATTENTION_BACKEND")
+    assert attention.instead == "--attention-backend"
+    assert not checked.starts
+
+
+def test_the_articles_script_rewritten() -> None:
+    """The rewritten command keeps every value, drops what is refused and turns the idle variable into its flag."""
+    (launch,) = read_launches(str(ARTICLE))
+    checked = check(launch, engine_named("0.32.0"))
+    assert " ".join(checked.rewritten) == (
+        "vllm serve /data/models/Qwen2-72B-Instruct --tensor-parallel-size 4 --port 8000 --host 0.0.0.0"
+        " --gpu-memory-utilization 0.88 --max-model-len 32768 --max-num-seqs 64 --max-num-batched-tokens 24576"
+        " --block-size 16 --dtype bfloat16 --trust-remote-code --attention-backend FLASH_ATTN"
+    )
+    assert dict(checked.rewritten_environment) == {
+        "CUDA_VISIBLE_DEVICES": "0,1,2,3",
+        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True,garbage_collection_threshold:0.8",
+    }
+
+
+def test_the_same_script_in_its_own_time() -> None:
+    """With 0.6.0 the swap flag is fine and the variable works; the invented flag never did."""
+    (launch,) = read_launches(str(ARTICLE))
+    checked = check(launch, engine_named("0.6.0"))
+    assert _item(checked, "--swap-space").status is Status.OK
+    assert _item(checked, "VLLM_ATTENTION_BACKEND").status is Status.OK
+    assert [i.name for i in checked.items if i.status.is_problem] == ["--max-num-on-the-fly-batches"]
+
+
+def test_a_flag_merely_unknown_to_us_is_never_called_wrong() -> None:
+    """On a version we have not read, a flag we do not know is unknown, and the command may start."""
+    for vllm in ("99.0.0", "0.1.dev5+g1234", "nightly", "0.25.1+acme"):
+        checked = _check("m --brand-new-flag 4", vllm)
+        assert _item(checked, "--brand-new-flag").status is Status.UNKNOWN
+        assert checked.starts
+        assert checked.rewritten[-2:] == ("--brand-new-flag", "4")
+
+
+def test_a_flag_of_a_later_release_is_refused_with_the_release_that_has_it() -> None:
+    """A flag from the future does not exist yet, and the note says when it comes."""
+    item = _item(_check("m --max-num-queued-reqs 4", "0.20.0"), "--max-num-queued-reqs")
+    assert (item.status, item.since) == (Status.NEVER_EXISTED, "0.29.0")
+
+
+def test_a_mistyped_flag_is_offered_its_neighbour() -> None:
+    """The nearest real flag is named."""
+    item = _item(_check("m --tensor-paralell-size 4"), "--tensor-paralell-size")
+    assert item.status is Status.NEVER_EXISTED
+    assert item.instead is not None
+    assert item.instead.startswith("--tensor-parallel-size")
+
+
+def test_an_ambiguous_prefix_is_refused() -> None:
+    """argparse refuses it, so do we, naming the rivals."""
+    item = _item(_check("m --max-num 4"), "--max-num")
+    assert item.status is Status.NEVER_EXISTED
+    assert "--max-num-active-seqs, --max-num-batched-tokens" in (item.note or "")
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "words"),
+    [
+        ("m --max-model-len 25.6K", "--max-model-len", "25.6k"),
+        ("m --kv-cache-dtype fp9", "--kv-cache-dtype", "none of"),
+        ("m --max-num-seqs many", "--max-num-seqs", "whole number"),
+        ("m --gpu-memory-utilization high", "--gpu-memory-utilization", "number"),
+        ("m --port", "--port", "needs a value"),
+        ("m --enforce-eager=yes", "--enforce-eager", "takes no value"),
+    ],
+)
+def test_a_value_the_parser_refuses(command: str, name: str, words: str) -> None:
+    """A value of the wrong kind stops the start as surely as a removed flag, and is left out of the rewrite."""
+    checked = _check(command)
+    item = _item(checked, name)
+    assert item.status is Status.BAD_VALUE
+    assert words in (item.note or "")
+    assert name not in checked.rewritten
+
+
+def test_a_value_that_was_taken_once() -> None:
+    """A choice that an earlier release took is removed, not misspelled, with the release that dropped it."""
+    item = _item(_check("m --prefix-caching-hash-algo builtin"), "--prefix-caching-hash-algo")
+    assert (item.status, item.since) == (Status.REMOVED, "0.10.2")
+    assert _item(_check("m --prefix-caching-hash-algo builtin", "0.10.0"), "--prefix-caching-hash-algo").status is Status.OK
+
+
+def test_values_we_cannot_see_are_not_judged() -> None:
+    """A shell variable nobody assigned may hold anything."""
+    assert _item(_check("m --max-num-seqs $N"), "--max-num-seqs").status is Status.OK
+
+
+def test_the_model_as_a_flag_is_deprecated_with_vllm_serve() -> None:
+    """vllm serve wants the model as its first word; the rewrite puts it there."""
+    checked = _check("--model m --port 1")
+    assert _item(checked, "--model").status is Status.DEPRECATED
+    assert checked.rewritten == ("vllm", "serve", "m", "--port", "1")
+
+
+def test_a_stray_word_is_refused() -> None:
+    """A word that belongs to no flag stops vLLM."""
+    assert not _check("m --port 1 stray").starts
+
+
+def test_a_config_file_with_an_equals_sign_is_never_read() -> None:
+    """vLLM opens the file only when it is written as two words; the rewrite does that."""
+    checked = _check("m --config=c.yaml")
+    assert _item(checked, "--config").status is Status.NO_EFFECT
+    assert checked.rewritten == ("vllm", "serve", "m", "--config", "c.yaml")
+
+
+def test_flags_in_a_config_file_are_checked_too() -> None:
+    """A removed flag hides in the YAML file as well as anywhere; the file's model counts."""
+    launch = Launch("test", EntryPoint.SERVE, ("--config", "c.yaml"))
+    config = ConfigFile("c.yaml", {"model": "m", "swap-space": 4, "port": 8001})
+    checked = check(launch, engine_named("0.32.0"), config=config)
+    item = _item(checked, "--swap-space")
+    assert item.status is Status.REMOVED
+    assert "from c.yaml" in (item.note or "")
+    assert checked.model == "m"
+
+
+def test_a_config_file_that_is_not_at_hand_is_said() -> None:
+    """What could not be read is a note, not a guess."""
+    launch = Launch("test", EntryPoint.SERVE, ("m", "--config", "c.yaml"))
+    checked = check(launch, engine_named("0.32.0"), config=ConfigFile("c.yaml", None))
+    assert any("not at hand" in note for note in checked.notes)
+
+
+def test_an_upgrade_shows_the_defaults_the_command_leaves_alone() -> None:
+    """From 0.19.0 to 0.32.0 the utilisation changes under a command that does not set it, and not under one that does."""
+    changed = {i.name: i for i in _check("m", "0.32.0", "0.19.0").items if i.status is Status.DEFAULT_CHANGED}
+    assert "0.9 in 0.19.0, 0.92 in 0.32.0" in (changed["--gpu-memory-utilization"].note or "")
+    assert changed["--gpu-memory-utilization"].since == "0.20.0"
+    pinned = _check("m --gpu-memory-utilization 0.9", "0.32.0", "0.19.0")
+    assert _item(pinned, "--gpu-memory-utilization").status is Status.OK
+    assert any("CUDA graphs" in change.what for change in pinned.changes)
+
+
+def test_a_variable_of_a_plugin_is_unknown_not_wrong() -> None:
+    """vLLM warns about it, but a plugin may read it."""
+    assert _item(_check("m", VLLM_ACME_MODE="1"), "VLLM_ACME_MODE").status is Status.UNKNOWN
+
+
+def test_variables_that_do_not_concern_vllm_are_left_out() -> None:
+    """Only what can change the server is listed."""
+    assert not [i for i in _check("m", EDITOR="vi", LOG_DIR="/var/log").items if i.name in ("EDITOR", "LOG_DIR")]
+
+
+@pytest.mark.parametrize("name", sorted(GONE))
+@pytest.mark.parametrize("vllm", ["0.32.0", "0.20.0"])
+def test_the_rewrite_of_any_gone_flag_is_taken(name: str, vllm: str) -> None:
+    """Whatever removed flag a command holds, the rewritten one has only flags of that release."""
+    row = history_of(name)[-1]
+    value = "" if not row.takes_value else {"int": "2", "float": "2.5", "json": '{"a": 1}'}.get(row.kind, "x")
+    checked = _check(f"m {name} {shlex.quote(value)}" if value else f"m {name}", vllm)
+    again = read_command_line(checked.rewritten[2:], vllm)
+    assert all(argument.row is not None for argument in again.arguments)
+    assert again.model == "m"
