@@ -27,4 +27,6 @@ fi
 echo "plimsoll: setting up $dir (once; about a minute)" >&2
 "$dir/bin/python" -m pip install --quiet --disable-pip-version-check --editable '.[dev]' ||
   say "pip could not install the development tools; its message is above"
+# Compiled as pip would compile an installed package, also where PYTHONDONTWRITEBYTECODE is set.
+"$dir/bin/python" -m compileall -q src/plimsoll
 touch "$dir/.ready"

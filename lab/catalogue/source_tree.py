@@ -136,7 +136,7 @@ def _top_level(body: list[ast.stmt]) -> Iterator[ast.stmt]:
         if isinstance(statement, ast.If):
             yield from _top_level(statement.body)
             yield from _top_level(statement.orelse)
-        elif isinstance(statement, ast.Try) or isinstance(statement, ast.With):
+        elif isinstance(statement, ast.Try | ast.With):
             yield from _top_level(statement.body)
 
 

@@ -57,6 +57,13 @@ def test_what_a_release_does_not_have_is_none() -> None:
     assert resolve("admission_rejections", engine_named("0.20.0")) is None
 
 
+def test_a_metric_of_the_engine_that_does_not_run_by_default_is_conditional() -> None:
+    """In 0.7.3 the hit counters exist only with VLLM_USE_V1=1, and the answer says so."""
+    found = resolve("prefix_hits", engine_named("0.7.3"))
+    assert found is not None
+    assert (found.exposition, found.shown) == ("vllm:gpu_prefix_cache_hits_total", "conditional")
+
+
 def test_hidden_names_lose_to_shown_ones() -> None:
     """0.11 hides the old names behind a switch; the shown one is chosen."""
     found = resolve("kv_cache_usage", engine_named("0.11.0"))

@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
+
 from lab.engine import install
 
 PINS = "torch==2.13.0\nvllm-cpu==0.32.0\n"

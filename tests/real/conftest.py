@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+
 from lab.engine.install import installed
 from lab.engine.parser import ParserProcess
 from lab.engine.server import EngineServer

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 import pytest
-from lab.engine.server import EngineServer
 
+from lab.engine.server import EngineServer
 from plimsoll.domain.redaction import redact
 from plimsoll.engine.metrics import FIGURES, metrics_of, on_page, resolve
 from plimsoll.engine.versions import engine_named

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lab.engine.parser import ParserProcess
 
+from lab.engine.parser import ParserProcess
 from plimsoll.domain.launch import EntryPoint, Launch
 from plimsoll.domain.units import parse_vllm_integer, parse_vllm_integer_or_auto
 from plimsoll.engine import tables
@@ -88,7 +88,7 @@ def test_defaults_agree(actions: dict[str, dict[str, Any]]) -> None:
         if real in (row.default, repr(row.default)) or real == "==SUPPRESS==":
             continue
         # Sets and enum members reach us as their repr.
-        if row.default == [] and real in ("set()", []) or f": {row.default!r}>" in str(real):
+        if (row.default == [] and real in ("set()", [])) or f": {row.default!r}>" in str(real):
             continue
         differ.append((name, row.default, real))
     assert not differ
@@ -200,9 +200,11 @@ def test_random_command_lines_are_read_alike(parser: ParserProcess) -> None:
 
 
 # These read files or other arguments while parsing, or take what the machine has.
-SIDE_EFFECTS = {"--mm-processor-device", "--config", "--model", "--lora-modules", "--chat-template", "--tool-call-parser", "--grpc-port",
-                "--enable-auto-tool-choice", "--enable-log-outputs", "--tool-server", "--enable-per-request-metrics",
-                "--data-parallel-multi-port-external-lb", "--sse-keep-alive-interval"}  # fmt: skip
+SIDE_EFFECTS = frozenset(
+    "--config --model --lora-modules --chat-template --tool-call-parser --grpc-port --enable-auto-tool-choice --tool-server"
+    " --enable-log-outputs --enable-per-request-metrics --data-parallel-multi-port-external-lb --sse-keep-alive-interval"
+    " --mm-processor-device".split()
+)
 
 
 def _random_flag(row: FlagRow, dice: random.Random) -> list[str]:
@@ -227,9 +229,12 @@ def _is_about_words(answer: dict[str, Any]) -> bool:
     return not answer["ok"] and re.search(about, answer["error"]) is not None
 
 
-@pytest.mark.parametrize(
-    "text", ["1k", "1K", "16k", "25.6k", "25.6K", "25.6G", "8GiB", "8g", "0.3k", "1_000", " 12 ", "+5", "-1", "1e3", "", "k", "1.5", "10T"]
-)  # fmt: skip
+HUMAN_NUMBERS = ("1k",
+                 "1K", "16k", "25.6k", "25.6K", "25.6G", "8GiB", "8g", "0.3k", "1_000", " 12 ", "+5", "-1", "1e3", "", "k",
+                 "1.5", "10T")  # fmt: skip
+
+
+@pytest.mark.parametrize("text", HUMAN_NUMBERS)
 def test_human_readable_integers_are_read_alike(parser: ParserProcess, text: str) -> None:
     """16k, 25.6G, 8GiB and the like mean what vLLM's own parser makes of them, refusals included."""
     for flag, dest, ours in (

@@ -273,7 +273,7 @@ def test_bad_files_are_one_line_with_the_name(tmp_path: Path, content: bytes, se
 def test_paths_that_cannot_be_read_are_bad_input(tmp_path: Path) -> None:
     """A missing file, a directory, an impossible name and a missing standard input are said in one line."""
     cases = {str(tmp_path / "none.sh"): "no such file", str(tmp_path): "is a directory", "a\0b": "cannot be read"}
-    for path, sentence in {**cases, "-": "no standard input", "": "is a directory"}.items():
+    for path, sentence in {**cases, "-": "no standard input", "": "no such file"}.items():
         with pytest.raises(BadInput, match=sentence):
             read_launches(path)
 

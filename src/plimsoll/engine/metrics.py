@@ -54,7 +54,8 @@ class Resolved:
     type: str  # gauge, counter, histogram
     labels: tuple[str, ...]
     is_exact: bool = True  # False: it is a relative of the figure, of another type or unit; never do sums with it
-    shown: str = "always"  # always, conditional, hidden (only with --show-hidden-metrics-for-version)
+    # always; conditional (a flag, or an engine that is not the default); hidden (--show-hidden-metrics-for-version)
+    shown: str = "always"
 
 
 _FROZEN = "moves only when the engine steps: frozen while paused, wedged or idle"
@@ -191,10 +192,14 @@ def on_page(name: str, families: Collection[str]) -> str | None:
     return None
 
 
+def _default_engine(release: str) -> str:
+    return "V0" if is_before(release, V1_DEFAULT_SINCE) else "V1"
+
+
 def metrics_of(release: str) -> Mapping[str, Mapping[str, object]]:
     """Every metric a release can export, by exposition name; the engine that runs by default rules."""
     found: dict[str, Mapping[str, object]] = {}
-    first = "V0" if is_before(release, V1_DEFAULT_SINCE) else "V1"
+    first = _default_engine(release)
     for key, stretches in tables.rows("metrics").items():
         exposition, engine = key.rsplit(" ", 1)
         for plain in stretches:
@@ -211,4 +216,5 @@ def _in_release(wanted: Figure, exposition: str, release: str) -> Resolved | Non
         return None
     labels = known.get("labels", ())
     assert isinstance(labels, list | tuple)
-    return Resolved(wanted, exposition, str(known["type"]), tuple(labels), shown=str(known["shown"]))
+    runs = known["engine"] in (_default_engine(release), "any")
+    return Resolved(wanted, exposition, str(known["type"]), tuple(labels), shown=str(known["shown"]) if runs else "conditional")

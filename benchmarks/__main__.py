@@ -1,0 +1,14 @@
+"""Runs every benchmark, or those named: `python -m benchmarks [startup redaction]`."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+BENCHMARKS = ("startup", "redaction")
+
+for name in sys.argv[1:] or BENCHMARKS:
+    if name not in BENCHMARKS:
+        raise SystemExit(f"there is no benchmark {name!r}; there is: {', '.join(BENCHMARKS)}")
+    print(f"== {name}")
+    importlib.import_module(f"benchmarks.{name}").main()

@@ -1,0 +1,121 @@
+"""Writes docs/catalogue.md from the engine tables: `python -m lab.write_catalogue_docs`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from plimsoll.engine import tables
+from plimsoll.engine.behaviours import BEHAVIOURS
+from plimsoll.engine.endpoints import ENDPOINTS
+from plimsoll.engine.flags import flags_of
+from plimsoll.engine.log_lines import LOG_LINES
+from plimsoll.engine.metrics import FIGURES, metrics_of, resolve
+from plimsoll.engine.versions import engine_named, newest
+
+PAGE = Path(__file__).parents[1] / "docs" / "catalogue.md"
+ERAS = ("0.6.0", "0.7.3", "0.9.2", "0.11.0", "0.12.0", "0.20.0", "0.24.0", "0.32.0")
+
+
+def _range(stretches: list[dict[str, str]]) -> str:
+    first, last = stretches[0]["from"], stretches[-1]["to"]
+    return f"{first} on" if last == newest() else f"{first} to {last}"
+
+
+def _figures() -> list[str]:
+    lines = ["| our name | unit | what it is | called | mind |", "|---|---|---|---|---|"]
+    for figure in FIGURES:
+        names = []
+        for name in figure.names:
+            keys = [k for k in tables.rows("metrics") if k.rsplit(" ", 1)[0] in (name, name.removesuffix("_total"))]
+            stretches = sorted((s for k in keys for s in tables.rows("metrics")[k]), key=_place)
+            names.append(f"`{name}` ({stretches[0]['from']} to {max(stretches, key=_end)['to']})" if stretches else f"`{name}`")
+        lines.append(f"| `{figure.name}` | {figure.unit} | {figure.meaning} | {', '.join(names)} | {'; '.join(figure.traps)} |")
+    return lines
+
+
+def _place(stretch: dict[str, str]) -> int:
+    return list(tables.wheels()).index(stretch["from"])
+
+
+def _end(stretch: dict[str, str]) -> int:
+    return list(tables.wheels()).index(stretch["to"])
+
+
+def _eras() -> list[str]:
+    wanted = ("kv_cache_usage", "prefix_hits", "prefix_queries", "running", "waiting", "preemptions", "success")
+    lines = ["| | " + " | ".join(ERAS) + " |", "|---" * (len(ERAS) + 1) + "|"]
+    for name in wanted:
+        cells = []
+        for era in ERAS:
+            found = resolve(name, engine_named(era))
+            text = found.exposition.removeprefix("vllm:") if found else "nothing"
+            cells.append(f"`{text}`" + ("" if found is None or found.is_exact else " (a relative)"))
+        lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
+    return lines
+
+
+def _endpoints() -> list[str]:
+    lines = ["| endpoint | does | needs | mind | in |", "|---|---|---|---|---|"]
+    for endpoint in ENDPOINTS:
+        stretches = tables.rows("endpoints").get(f"{endpoint.method} {endpoint.path}", [])
+        seen = _range(stretches) if stretches else "not seen in a wheel"
+        cells = (f"{endpoint.method} `{endpoint.path}`", endpoint.does, endpoint.needs or "", endpoint.trap or "", seen)
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def _log_lines() -> list[str]:
+    lines = ["| name | says | in |", "|---|---|---|"]
+    for line in LOG_LINES:
+        spans = line.seen_in()
+        seen = f"{spans[0].first} to {spans[-1].last}" if spans else f"said by {line.speaker}"
+        lines.append(f"| `{line.name}` | {line.says} | {seen} |")
+    return lines
+
+
+def page() -> str:
+    """The whole page."""
+    releases = list(tables.wheels())
+    flags = {row.name for row in flags_of(newest()).values()}
+    return "\n".join(
+        [
+            "# What each vLLM version does",
+            "",
+            "Made by `python -m lab.write_catalogue_docs` from `src/plimsoll/engine/`; do not edit.",
+            "",
+            f"{len(releases)} releases were read, from {releases[0]} to {releases[-1]}, each from the wheel named in",
+            "`src/plimsoll/engine/data/releases.json`, as syntax trees: nothing of vLLM is imported to learn what it does.",
+            f"{newest()} has {len(flags)} flags and {len(metrics_of(newest()))} metrics; over all releases there were",
+            f"{len(tables.rows('flags'))} flags and {len(tables.rows('environment'))} environment variables.",
+            "",
+            "## Figures and their names",
+            "",
+            "A version newer than the catalogue, a fork or a development build is met by what its page shows.",
+            "",
+            *_eras(),
+            "",
+            "A relative says something similar in another unit; no sums are done with it.",
+            "",
+            *_figures(),
+            "",
+            "## What changed without a flag changing",
+            "",
+            *(f"- **{b.since}**: {b.what} (`vllm/{b.evidence}`)" for b in BEHAVIOURS),
+            "",
+            "## Endpoints",
+            "",
+            *_endpoints(),
+            "",
+            "`--api-key` guards paths that begin with /v1, /v2, /inference or /cohere; everything else is open.",
+            "",
+            "## Log lines we recognise",
+            "",
+            *_log_lines(),
+            "",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
+    print(f"wrote {PAGE.name}")

@@ -1,0 +1,69 @@
+"""What the docs say is true: outputs, links, generated pages, flags named as remedies."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from lab.write_catalogue_docs import page as catalogue_page
+from plimsoll.cli.main import COMMANDS, main
+from plimsoll.engine.flags import flags_of
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "lab").glob("*.md")])
+
+
+def test_the_readme_shows_the_commands_true_output(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first screen is what the command prints, to the letter."""
+    monkeypatch.chdir(ROOT)
+    block = re.search(r"```console\n\$ plimsoll (.*?)\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert block is not None
+    main(block.group(1).split())
+    assert capsys.readouterr().out == block.group(2)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_lead_somewhere(path: Path) -> None:
+    """Every relative link of every page is a file."""
+    text = path.read_text(encoding="utf-8")
+    targets = [t.split("#")[0] for t in re.findall(r"\]\(([^)\s]+)\)", text) if not re.match(r"[a-z]+:|#", t)]
+    assert [t for t in targets if not (path.parent / t).exists()] == []
+
+
+def test_every_command_is_in_the_readme_and_the_index() -> None:
+    """A command nobody can find does not exist."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    for name, _, _ in COMMANDS:
+        assert f"docs/{name}.md" in readme
+        assert f"({name}.md)" in index
+
+
+def test_the_catalogue_page_is_in_step_with_the_tables() -> None:
+    """Remade with `python -m lab.write_catalogue_docs`."""
+    assert (ROOT / "docs" / "catalogue.md").read_text(encoding="utf-8") == catalogue_page()
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs" / "findings").glob("*.*.md")), ids=lambda p: p.stem)
+def test_flags_named_as_a_fix_exist_in_the_newest_release(path: Path) -> None:
+    """No page sends a tired person to a flag that vLLM refuses."""
+    text = path.read_text(encoding="utf-8")
+    fixes = re.search(r"## What fixes it\n(.*?)\n## ", text, re.DOTALL)
+    assert fixes is not None
+    known = flags_of("0.32.0")
+    for flag in re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", fixes.group(1)):
+        assert flag in known or "--" + flag.removeprefix("--no-") in known, flag
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_make_targets_and_modules_named_in_docs_exist(path: Path) -> None:
+    """`make x` and `python -m x` in the docs can be typed."""
+    text = path.read_text(encoding="utf-8")
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for target in re.findall(r"`make ([a-z]+)", text):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+    for module in re.findall(r"python -m ((?:lab|benchmarks)[\w.]*)", text):
+        base = ROOT.joinpath(*module.split("."))
+        assert base.with_suffix(".py").is_file() or (base / "__main__.py").is_file(), module

@@ -1,0 +1,28 @@
+"""Endpoints and behaviours, release by release."""
+
+from __future__ import annotations
+
+import pytest
+
+from plimsoll.engine import tables
+from plimsoll.engine.behaviours import BEHAVIOURS, changes_between
+from plimsoll.engine.endpoints import ENDPOINTS
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda e: e.path)
+def test_every_endpoint_we_describe_is_in_the_newest_release(endpoint: object) -> None:
+    """No endpoint is described from memory alone."""
+    assert endpoint.exists_in("0.32.0")  # type: ignore[attr-defined]
+
+
+def test_endpoints_come_and_go_with_releases() -> None:
+    """/pause came with 0.12.0; a request to an older server would be a 404."""
+    pause = next(e for e in ENDPOINTS if e.path == "/pause")
+    assert (pause.exists_in("0.11.2"), pause.exists_in("0.12.0")) == (False, True)
+
+
+def test_changes_on_an_upgrade_are_those_in_between() -> None:
+    """From the release after the old one up to and including the new one; nothing on the way down."""
+    assert [b.since for b in changes_between("0.19.0", "0.22.0")] == ["0.20.0", "0.22.0"]
+    assert changes_between("0.32.0", "0.19.0") == ()
+    assert all(b.since in tables.wheels() for b in BEHAVIOURS)
