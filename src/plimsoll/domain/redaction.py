@@ -22,14 +22,16 @@ Span = tuple[int, int, str]  # from, to, what to put there
 
 _compiled = cache(re.compile)  # at first use: importing this module compiles nothing
 
-# Every quantifier is bounded or possessive, no pattern starts again inside what it has taken, and a span once hidden is
-# not searched again: that keeps hostile input linear. Patterns begin with literal text where they can: that is fast.
+# Every quantifier is bounded or ends its pattern, no pattern starts again inside what it has taken, and a span once hidden
+# is not searched again: that keeps hostile input linear. (Possessive quantifiers would say it better, but Python 3.11.0 to
+# 3.11.4 match them wrongly, and a redaction that depends on a patch release leaks.) Patterns begin with literal text where
+# they can: that is fast.
 _NAME_CHARACTERS = "abcdefghijklmnopqrstuvwxyz0123456789_-."
 _LONGEST_NAME = 64
 _LONGEST_LIST = 4096
 _HINTS = ("token", "key", "secret", "pass", "pwd", "credential", "auth", "cookie", "sig", "watermark")
 _ASSIGNMENT = (  # what follows a hint, when it is a name that is given a value
-    r"[a-z0-9_\-]{0,48}+(?P<close>\\{0,4}[\"'`]?\]?)"
+    r"[a-z0-9_\-]{0,48}(?P<close>\\{0,4}[\"'`]?\]?)"
     r"(?:[ \t]{0,16},?\s{0,64}\\{0,4}[\"']?value\\{0,4}[\"']?[ \t]{0,16}[:=][ \t]{0,16}"  # {name: N, value: V}
     r"|(?P<pair>[ \t]{0,16},\s{0,64}(?=b?[\\\"']))"  # ('N', 'V')
     r"|(?P<sep>[ \t]{0,16}(?:=>|:=|==|=|:(?!:|//))[ \t]{0,64}))"
@@ -42,16 +44,16 @@ _NEXT_WORD = (  # of a JSON or Python list, a YAML list, a command line
     r"|(?P<closing>[\"']?)[ \t\0]{1,64}(?:\\\r?\n[ \t]{0,64})?)(?![\s\-|&;<>#)])(?!\\{0,4}[\"']-)"
 )
 _QUOTE = r"[bBrRuUfF]{0,2}(\\{0,4})(\"\"\"|'''|[\"'`])"
-_WORD = r"[^\s\0]*+"
-_LINE = r"[^\n]*+"
-_PARAMETER = r"[^\s\0&#\"'<>]*+"
-_BRACKETS = r"\"(?:[^\"\\]|\\.)*+\"|'(?:[^'\\]|\\.)*+'|[\[({]|[\])}]"
-_CHILD = r"\r?\n(?P<indent>[ \t]{0,256})(?P<dash>- {1,8})?(?P<value>[^\n]*+)"
+_WORD = r"[^\s\0]*"
+_LINE = r"[^\n]*"
+_PARAMETER = r"[^\s\0&#\"'<>]*"
+_BRACKETS = r"\"(?:[^\"\\]|\\.){0,4096}\"|'(?:[^'\\]|\\.){0,4096}'|[\[({]|[\])}]"
+_CHILD = r"\r?\n(?P<indent>[ \t]{0,256})(?P<dash>- {1,8})?(?P<value>[^\n]*)"
 _MAPPING = r"[\w.\"'\-]{1,128}[ \t]{0,16}:(?:\s|$)"
 
 _PRIVATE_KEY = (  # to its end, or as far as one that was cut off looks like one
     r"(-----BEGIN [A-Z0-9 ]{0,32}PRIVATE KEY(?: BLOCK)?-----"
-    r"(?:(?:[^\-]|-(?!----)){0,16384}+-----END [A-Z0-9 ]{0,48}-----|[A-Za-z0-9+/=\s\\]*+))"
+    r"(?:(?:[^\-]|-(?!----)){0,16384}-----END [A-Z0-9 ]{0,48}-----|[A-Za-z0-9+/=\s\\]*))"
 )
 
 # A needle to look for, and the pattern whose first group is the secret.
@@ -70,12 +72,12 @@ _SHAPES: tuple[tuple[str, str], ...] = (
     ("gsk_", r"(gsk_[A-Za-z0-9]{20,})"),
     ("pypi-", r"(pypi-[A-Za-z0-9_\-]{40,})"),
     ("ya29.", r"(ya29\.[A-Za-z0-9_\-]{20,})"),
-    ("eyJ", r"(eyJ[A-Za-z0-9_\-]{16,}+(?:\.[A-Za-z0-9_\-]*+){0,4}=*+)"),
+    ("eyJ", r"(eyJ[A-Za-z0-9_\-]{16,}(?:\.[A-Za-z0-9_\-]*){0,4}=*)"),
     ("earer ", r"earer (?=[\w.~+/=\-]{0,64}[0-9]|[\w.~+/=\-]{20})([\w.~+/=\-]{8,})"),
-    ("-u", r"-u(?<!\S-u)[ \t]{1,8}(?!\d{1,9}:\d{1,9}(?:\s|$))(\"[^\":]{1,256}:[^\"\n]++|'[^':]{1,256}:[^'\n]++)"),
-    ("-u", r"-u(?<!\S-u)[ \t]{1,8}(?!\d{1,9}:\d{1,9}(?:\s|$))([^\s:\"']{1,256}:\S++)"),
-    ("user", r"user(?<=-user)[ =](?!\d{1,9}:\d{1,9}(?:\s|$))([^\s:]{1,256}:\S++)"),
-    ("ENV ", r"ENV \w{0,64}(?:TOKEN|API_KEY|SECRET|PASSWORD|ACCESS_KEY)\w{0,16} {1,8}(?![ =])([^\n]++)"),
+    ("-u", r"-u(?<!\S-u)[ \t]{1,8}(?!\d{1,9}:\d{1,9}(?:\s|$))(\"[^\":]{1,256}:[^\"\n]+|'[^':]{1,256}:[^'\n]+)"),
+    ("-u", r"-u(?<!\S-u)[ \t]{1,8}(?!\d{1,9}:\d{1,9}(?:\s|$))([^\s:\"']{1,256}:\S+)"),
+    ("user", r"user(?<=-user)[ =](?!\d{1,9}:\d{1,9}(?:\s|$))([^\s:]{1,256}:\S+)"),
+    ("ENV ", r"ENV \w{0,64}(?:TOKEN|API_KEY|SECRET|PASSWORD|ACCESS_KEY)\w{0,16} {1,8}(?![ =])([^\n]+)"),
     ("PRIVATE KEY", _PRIVATE_KEY),
 )
 
