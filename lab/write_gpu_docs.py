@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from plimsoll.domain.gpu import GIB, Gpu
+from plimsoll.domain.gpu import Gpu
 from plimsoll.domain.gpu_table import AMBIGUOUS, GPUS
+from plimsoll.domain.units import GIB
 
 PAGE = Path(__file__).parents[1] / "docs" / "gpus.md"
 

@@ -11,31 +11,30 @@ _METHODS = {"get", "post", "put", "delete", "patch", "head", "websocket", "api_r
 
 
 def read_endpoints(tree: SourceTree) -> list[dict[str, Any]]:
-    """Every route of the server's own code: method, path, and whether it stands in a development-only file."""
+    """Every route of the server's own code: method and path. What a route needs to be there stands in engine/endpoints.py."""
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for file in tree.files:
         relative = file.relative_to(tree.root / "vllm").as_posix()
         if not relative.startswith("entrypoints/"):
             continue
-        for method, path, in_dev_block in _routes(tree.parse(file)):
-            row: dict[str, Any] = {"method": method, "path": path}
-            if in_dev_block or "/dev/" in relative:
-                row["dev_mode"] = True
-            rows[(path, method)] = row
+        for method, path in _routes(tree.parse(file)):
+            rows[(path, method)] = {"method": method, "path": path}
     return [rows[key] for key in sorted(rows)]
 
 
-def _routes(tree: ast.Module) -> list[tuple[str, str, bool]]:
+def _routes(tree: ast.Module) -> list[tuple[str, str]]:
     found = []
-    dev_blocks = [n for n in ast.walk(tree) if isinstance(n, ast.If) and "VLLM_SERVER_DEV_MODE" in ast.unparse(n.test)]
-    inside_dev = {id(child) for block in dev_blocks for child in ast.walk(block)}
     for node in ast.walk(tree):
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            continue
-        for decorator in node.decorator_list:
-            if not isinstance(decorator, ast.Call) or last_name(decorator.func) not in _METHODS or not decorator.args:
-                continue
-            path = decorator.args[0]
-            if isinstance(path, ast.Constant) and isinstance(path.value, str) and path.value.startswith("/"):
-                found.append((last_name(decorator.func).upper(), path.value, id(node) in inside_dev))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            calls = [d for d in node.decorator_list if isinstance(d, ast.Call) and last_name(d.func) in _METHODS]
+            found += [(last_name(call.func).upper(), path) for call in calls if (path := _path(call)) is not None]
+        elif isinstance(node, ast.Call) and last_name(node.func) in ("Mount", "mount"):  # another application, such as /metrics
+            path = _path(node)
+            found += [("GET", path)] if path is not None else []
     return found
+
+
+def _path(call: ast.Call) -> str | None:
+    first = call.args[0] if call.args else None
+    value = first.value if isinstance(first, ast.Constant) else None
+    return value if isinstance(value, str) and value.startswith("/") else None

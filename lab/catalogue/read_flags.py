@@ -161,11 +161,18 @@ class _Reader:
             case ast.Subscript(value=owner_node, slice=index):
                 owner = self._value(owner_node, module, scope)
                 if isinstance(owner, dict):
-                    owner[self._value(index, module, scope)] = value
+                    key = self._value(index, module, scope)
+                    owner[key] = value
+                    if key == "type":  # the type that made it optional is gone
+                        owner.pop("optional", None)
 
     def _value(self, node: ast.expr, module: str, scope: dict[str, Any]) -> Any:
         if isinstance(node, ast.Call):
             return self._call(node, module, scope)
+        if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Call):  # get_kwargs(X)["field"]
+            owner = self._call(node.value, module, scope)
+            if isinstance(owner, dict):
+                return owner.get(self._value(node.slice, module, scope), UNKNOWN)
         return self.evaluator.value(node, module, scope)
 
     def _call(self, call: ast.Call, module: str, scope: dict[str, Any]) -> Any:
@@ -277,6 +284,11 @@ class _Reader:
             if hints == [External("bool")]:
                 return {}
             return {"type": External("str") if optional or "str" in origins else hints[0]}
+        found = self._typed(name, origins, optional=optional)
+        # vLLM reads "None" and nothing at all as not set, for what may be None and is no switch.
+        return {**found, "optional": True} if optional and "bool" not in origins else found
+
+    def _typed(self, name: str, origins: dict[str, Any], *, optional: bool) -> dict[str, Any]:
         if "dataclass" in origins and self._is_dataclass(origins["dataclass"]):
             return {"type": External("json.loads")}
         if set(origins) == {"bool", "str", "None"}:
@@ -309,7 +321,9 @@ class _Reader:
 
     def _is_dict(self, hint: Any) -> bool:
         return isinstance(hint, ClassRef) and any(
-            last_name(b) in ("dict", "Dict", "TypedDict") for c in self.evaluator.lineage(hint) for b in c.node.bases
+            last_name(b.value if isinstance(b, ast.Subscript) else b) in ("dict", "Dict", "TypedDict")
+            for c in self.evaluator.lineage(hint)
+            for b in c.node.bases
         )
 
     def _collection(self, origin: str, hint: Any, *, optional: bool) -> dict[str, Any]:
@@ -424,6 +438,10 @@ def _row(flag: Flag) -> dict[str, Any]:
             row["repeats"] = True
         elif action_name and ("deprecat" in action_name.lower()):
             row["deprecated"] = True
+    kind = keywords.get("type")
+    wrapper = kind.name if isinstance(kind, Wrapped) else last_part(kind)
+    if keywords.get("optional") is True or wrapper in ("optional_type", "nullable_str", "nullable_kvs"):
+        row["optional"] = True
     if keywords.get("nargs") is not None and is_plain(keywords["nargs"]):
         row["nargs"] = keywords["nargs"]
     choices = keywords.get("choices")

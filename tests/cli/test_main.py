@@ -163,6 +163,77 @@ def test_secrets_are_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
         assert "[redacted]" in out
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["vllm", "serve", "m", "hf_abcdefghijklmnopqrstuvwxyz"],
+        ["vllm", "serve", "https://joe:hf_abcdefghijklmnopqrstuvwxyz@host/m"],
+        ["vllm", "serve", "m", "--kv-transfer-config.kv_connector_extra_config.token", "hf_abcdefghijklmnopqrstuvwxyz"],
+        ["vllm", "serve", "m", "--api-kye", "abcdefghijklmnopqrstuvwxyz-hf"],
+        ["vllm", "serve", "m", "--kv-transfer-config", '{"password": "hf_abcdefghijklmnopqrstuvwxyz"}'],
+        ["env", "OPENAI_API_KEY=abcdefghijklmnopqrstuvwxyz", "vllm", "serve", "m"],
+    ],
+)
+def test_secrets_are_hidden_wherever_they_stand(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """As a stray word, in the model's address, behind a dotted key or a mistyped flag, in JSON, in the environment."""
+    for options in ([], ["--json"]):
+        main(["flags", *options, "--", *words])
+        assert "abcdefghijklmnopqrstuvwxyz" not in capsys.readouterr().out
+
+
+def test_terminal_escapes_in_the_input_are_not_obeyed(capsys: pytest.CaptureFixture[str]) -> None:
+    """Control characters show as what they are."""
+    for options in ([], ["--json"]):
+        main(["flags", *options, "--", "vllm", "serve", "m\x1b[2J", "--made-\x1b[31mup", "x\x07"])
+        out = capsys.readouterr().out
+        assert "\x1b" not in out
+        assert "\x07" not in out
+
+
+def test_the_rewritten_line_survives_a_shell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """bash reads from the rewritten line exactly the words that were meant: quotes, dollars, blanks, home folders."""
+    words = ["m", "--served-model-name", "a b", "it's", 'say "x"', "cost$HOME", "back\\slash", "--hf-overrides", '{"k": "$X"}']
+    assert main(["flags", "--json", "--", "vllm", "serve", *words]) == 0
+    line = json.loads(capsys.readouterr().out)["rewritten"]
+    done = subprocess.run(
+        ["bash", "-c", f'vllm() {{ printf "%s\\0" "$@"; }}; HOME=/nowhere; {line}'], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split("\0")[1:-1] == words
+    script = tmp_path / "s.sh"
+    script.write_text("vllm serve ~/models/x $EXTRA_ARGS --port $PORT\n", encoding="utf-8")
+    main(["flags", "--json", str(script)])
+    assert json.loads(capsys.readouterr().out)["rewritten"] == "vllm serve ~/models/x $EXTRA_ARGS --port $PORT"
+
+
+@pytest.mark.parametrize("words", [["--version"], ["--help"], ["flags", str(SCRIPT)]])
+def test_a_full_disk_is_the_worlds_fault(words: list[str]) -> None:
+    """What cannot be written is one line and exit code 3."""
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "plimsoll", *words], stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60
+        )
+    assert done.returncode == 3
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_closed_standard_input_is_one_line() -> None:
+    """`plimsoll flags - <&-` says so."""
+    done = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m plimsoll flags - <&-"], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_pipe_is_read_like_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+    """`plimsoll flags <(command)` works."""
+    command = f"{sys.executable} -m plimsoll flags --json <(echo vllm serve m --port 1)"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["rewritten"] == "vllm serve m --port 1"
+    assert capsys.readouterr().err == ""
+
+
 def test_a_running_server_is_read_from_its_own_process(capsys: pytest.CaptureFixture[str]) -> None:
     """--pid checks the command line and environment that a live process was really started with."""
     command = [sys.executable, "-c", "import time; time.sleep(60)", "vllm", "serve", "m", "--swap-space", "4"]

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from lab import write_gpu_docs
-from plimsoll.domain.gpu import GIB, Ambiguous, Gpu, Vendor, gpu_named, nearest_names
+from plimsoll.domain.gpu import Ambiguous, Gpu, Vendor, gpu_named, nearest_names
 from plimsoll.domain.gpu_table import AMBIGUOUS, GPUS
+from plimsoll.domain.units import GIB
 from plimsoll.errors import BadInput
 
 STARTS = Path(__file__).parents[3] / "shared" / "data" / "startups" / "startups.jsonl"

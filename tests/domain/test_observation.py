@@ -26,7 +26,7 @@ def test_unknown_cannot_be_used_as_a_truth_value() -> None:
     [
         (Observation("e", 1, started_at_s=5), Observation("e", 2, started_at_s=5), False),
         (Observation("e", 1, started_at_s=5), Observation("e", 2, started_at_s=9), True),
-        (Observation("e", 1, {"prompt_tokens": 10}), Observation("e", 2, {"prompt_tokens": 12}), False),
+        (Observation("e", 1, {"prompt_tokens": 10}), Observation("e", 2, {"prompt_tokens": 12}), None),
         (Observation("e", 1, {"prompt_tokens": 10}), Observation("e", 2, {"prompt_tokens": 3}), True),
         (Observation("e", 1, {"running": 10}), Observation("e", 2, {"running": 3}), None),
     ],
@@ -34,5 +34,5 @@ def test_unknown_cannot_be_used_as_a_truth_value() -> None:
 def test_a_restart_is_seen_by_start_time_or_by_counters_that_fall(
     earlier: Observation, later: Observation, restarted: bool | None
 ) -> None:
-    """A falling counter or a later start time is a restart; a falling gauge says nothing."""
+    """A falling counter or a later start time is a restart; counters that rise and gauges that fall say nothing."""
     assert later.restarted_since(earlier) is restarted

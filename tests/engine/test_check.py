@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from plimsoll.domain.launch import EntryPoint, Launch
-from plimsoll.engine.check import Checked, ConfigFile, Item, Status, check
+from plimsoll.engine.check import Checked, ConfigFile, check
 from plimsoll.engine.command_line import read_command_line
 from plimsoll.engine.flag_notes import GONE
 from plimsoll.engine.flags import history_of
+from plimsoll.engine.verdict import Item, Status
 from plimsoll.engine.versions import engine_named
 from plimsoll.sources.launches import read_launches
 
@@ -19,7 +20,9 @@ ARTICLE = Path(__file__).parents[2] / "examples" / "article-start.sh"
 
 
 def _check(command: str, vllm: str = "0.32.0", came_from: str | None = None, **environment: str) -> Checked:
-    launch = Launch("test", EntryPoint.SERVE, tuple(shlex.split(command)), tuple(environment.items()))
+    words = tuple(shlex.split(command))
+    unresolved = tuple(word[1:] for word in words if word.startswith("$"))
+    launch = Launch("test", EntryPoint.SERVE, words, tuple(environment.items()), unresolved=unresolved)
     return check(launch, engine_named(vllm), engine_named(came_from) if came_from else None)
 
 
@@ -118,7 +121,7 @@ def test_a_value_the_parser_refuses(command: str, name: str, words: str) -> None
     """A value of the wrong kind stops the start as surely as a removed flag, and is left out of the rewrite."""
     checked = _check(command)
     item = _item(checked, name)
-    assert item.status is Status.BAD_VALUE
+    assert item.status is Status.NEVER_EXISTED
     assert words in (item.note or "")
     assert name not in checked.rewritten
 
@@ -180,6 +183,133 @@ def test_an_upgrade_shows_the_defaults_the_command_leaves_alone() -> None:
     pinned = _check("m --gpu-memory-utilization 0.9", "0.32.0", "0.19.0")
     assert _item(pinned, "--gpu-memory-utilization").status is Status.OK
     assert any("CUDA graphs" in change.what for change in pinned.changes)
+
+
+def test_switches_in_a_config_file_are_booleans() -> None:
+    """`false` in the file is what vLLM makes of it: dropped, so idle where the default is on and harmless where it is off."""
+    launch = Launch("test", EntryPoint.SERVE, ("m", "--config", "c.yaml"))
+    config = ConfigFile("c.yaml", {"enable-prefix-caching": False, "enforce-eager": False, "trust-remote-code": True})
+    checked = check(launch, engine_named("0.32.0"), config=config)
+    assert _item(checked, "--enable-prefix-caching").status is Status.NO_EFFECT
+    assert _item(checked, "--enforce-eager").status is Status.REDUNDANT
+    assert _item(checked, "--trust-remote-code").status is Status.OK
+    assert checked.model == "m"
+
+
+def test_what_must_be_edited_in_the_file_is_said() -> None:
+    """A refused flag in the file cannot be rewritten away: the note names it; a model in the file is nothing to scold."""
+    launch = Launch("test", EntryPoint.SERVE, ("--config", "c.yaml"))
+    config = ConfigFile("c.yaml", {"model": "m", "swap_space": "4"})
+    checked = check(launch, engine_named("0.32.0"), config=config)
+    assert any("edit c.yaml: swap_space" in note for note in checked.notes)
+    assert _item(checked, "--model").status is Status.OK
+
+
+def test_the_last_of_several_switches_wins_in_the_rewrite_too() -> None:
+    """Defaults first and overrides behind them: the rewrite never switches remote code on that was switched off."""
+    assert _check("m --trust-remote-code --no-trust-remote-code").rewritten == ("vllm", "serve", "m")
+    assert _check("m --no-enable-prefix-caching --enable-prefix-caching").rewritten == ("vllm", "serve", "m")
+    assert _check("m --enforce-eager --no-enforce-eager --enforce-eager").rewritten[-1] == "--enforce-eager"
+
+
+def test_a_switch_that_took_true_or_false_once() -> None:
+    """`--enable-chunked-prefill False` was valid until 0.8.4; today it is --no-enable-chunked-prefill, and says so."""
+    for command in ("m --enable-chunked-prefill False", "m --enable-chunked-prefill=False"):
+        checked = _check(command)
+        item = _item(checked, "--enable-chunked-prefill")
+        assert (item.status, item.since, item.instead) == (Status.REMOVED, "0.8.5", "--no-enable-chunked-prefill")
+        assert checked.rewritten == ("vllm", "serve", "m", "--no-enable-chunked-prefill")
+        assert _item(_check(command, "0.6.0"), "--enable-chunked-prefill").status is Status.OK
+
+
+def test_a_replacement_does_not_overrule_what_the_command_says() -> None:
+    """An idle variable or removed flag never beats the flag that took its place."""
+    checked = _check("m --attention-backend FLASHINFER", VLLM_ATTENTION_BACKEND="FLASH_ATTN")
+    assert checked.rewritten[-2:] == ("--attention-backend", "FLASHINFER")
+    assert any("VLLM_ATTENTION_BACKEND (--attention-backend is given)" in note for note in checked.notes)
+    ray = _check("m --worker-use-ray --distributed-executor-backend mp")
+    assert ray.rewritten[-2:] == ("--distributed-executor-backend", "mp")
+
+
+def test_a_replacement_goes_into_json_that_is_there() -> None:
+    """vLLM forgets the JSON when a dotted key stands beside it, so the key is put into the JSON."""
+    checked = _check("""m --hf-overrides '{"a": 1}' --rope-theta 1000000""")
+    assert checked.rewritten[-2:] == ("--hf-overrides", '{"a": 1, "rope_theta": 1000000}')
+
+
+def test_what_the_rewrite_leaves_out_is_said() -> None:
+    """No intent is dropped without a word."""
+    checked = _check("m --swap-space 8 --max-num-seqs 1k --made-up 3")
+    assert any(
+        "left out of the rewritten command: --max-num-seqs 1k, --made-up, --swap-space" in note for note in checked.notes
+    )
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "m --limit-mm-per-prompt image=4",
+        "m --kv-transfer-config notjson",
+        "m --port ''",
+        "m --seed None",
+        "m --port.x 3",
+        "m --config a.yaml --config b.yaml",
+        "m --config a.json",
+    ],
+)
+def test_more_that_the_parser_refuses(command: str) -> None:
+    """Values and shapes that argparse or vLLM stops at are refused here too."""
+    assert not _check(command).starts
+
+
+def test_a_value_form_of_earlier_releases_is_removed_not_misspelled() -> None:
+    """`--limit-mm-per-prompt image=4` was right until 0.9.2."""
+    item = _item(_check("m --limit-mm-per-prompt image=4"), "--limit-mm-per-prompt")
+    assert item.status is Status.REMOVED
+    assert _check("m --limit-mm-per-prompt image=4", "0.7.3").starts
+
+
+def test_prefixes_and_negations_of_removed_flags_are_removed() -> None:
+    """--swap 8 was short for --swap-space, and --no-calculate-kv-scales existed as long as its flag."""
+    swap = _item(_check("m --swap 8"), "--swap")
+    assert (swap.status, swap.since) == (Status.REMOVED, "0.18.0")
+    scales = _item(_check("m --no-calculate-kv-scales"), "--no-calculate-kv-scales")
+    assert (scales.status, scales.since) == (Status.REMOVED, "0.28.0")
+
+
+def test_a_flag_that_vllm_ignores_has_no_effect() -> None:
+    """0.32.0 takes --disable-cascade-attn and says itself that nothing uses it."""
+    assert _item(_check("m --disable-cascade-attn"), "--disable-cascade-attn").status is Status.NO_EFFECT
+    assert _item(_check("m --disable-cascade-attn", "0.30.0"), "--disable-cascade-attn").status is not Status.NO_EFFECT
+
+
+def test_the_model_as_a_flag_was_refused_once() -> None:
+    """Before 0.8.3 `vllm serve --model m` did not start."""
+    assert not _check("--model m", "0.8.0").starts
+
+
+def test_before_there_was_vllm_serve() -> None:
+    """A rewrite for 0.5.0 keeps the entry point that release has."""
+    assert _check("m --port 1", "0.5.0").rewritten[:3] == ("python", "-m", "vllm.entrypoints.openai.api_server")
+
+
+def test_changed_defaults_of_variables_are_shown_too() -> None:
+    """The graph estimate came on by default in 0.20.0 through a variable; the model is never listed as changed."""
+    names = {i.name for i in _check("m", "0.32.0", "0.19.0").items if i.status is Status.DEFAULT_CHANGED}
+    assert "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS" in names
+    assert "--model" not in {i.name for i in _check("m", "0.32.0", "0.6.0").items}
+
+
+def test_everything_the_launch_sets_is_kept() -> None:
+    """Variables of other programs are not judged, and not lost."""
+    checked = _check("m", LMCACHE_CONFIG_FILE="x.yaml", LD_LIBRARY_PATH="/x")
+    assert dict(checked.rewritten_environment) == {"LMCACHE_CONFIG_FILE": "x.yaml", "LD_LIBRARY_PATH": "/x"}
+
+
+def test_a_long_dash_from_a_word_processor_is_explained() -> None:
+    """The commonest fault of pasted commands gets its own words."""
+    item = next(i for i in _check("m \N{EM DASH}port 1").items if i.name.endswith("port"))
+    assert "long dash" in (item.note or "")
 
 
 def test_a_variable_of_a_plugin_is_unknown_not_wrong() -> None:

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plimsoll.engine.command_line import Argument, CommandLine, arguments_from_config, read_command_line
+from plimsoll.engine.command_line import Argument, CommandLine, Unseen, arguments_from_config, read_command_line
 from plimsoll.engine.flags import FlagRow, flags_of
+from plimsoll.errors import TooLarge
 
 RELEASE = "0.32.0"
 
@@ -40,6 +41,7 @@ def _only(*words: str, release: str = RELEASE) -> Argument:
         (("--enforce-eager",), "--enforce-eager", ()),
         (("-O3",), "--optimization-level", ("3",)),
         (("-O=2",), "--optimization-level", ("2",)),
+        (("-O", "3"), "--optimization-level", ("3",)),
     ],
 )
 def test_the_spellings_users_lean_on(words: tuple[str, ...], spelling: str, values: tuple[str, ...]) -> None:
@@ -91,8 +93,10 @@ def test_a_removed_flag_still_takes_its_value_along() -> None:
 
 
 def test_an_unknown_flag_leaves_the_model_alone() -> None:
-    """Nobody knows whether a made-up flag takes a value; the model is not given away to it."""
-    assert _read("--made-up", "m").model == "m"
+    """Nobody knows whether a made-up flag takes a value; the model is not given away to it, nor a value taken for it."""
+    assert _read("--made-up", "m", "--port", "1").model == "m"
+    line = _read("--made-up", "4", "m")
+    assert (line.model, line.arguments[0].values) == ("m", ("4",))
     assert _read("m", "--made-up", "4").arguments[0].values == ("4",)
 
 
@@ -110,14 +114,48 @@ def test_short_o_meant_the_compilation_config_once() -> None:
     assert argument.row.name == "--compilation-config"
 
 
-def test_a_config_file_becomes_words() -> None:
-    """YAML values turn into flags as vLLM turns them: switches, lists, objects, plain values."""
-    config = {"port": 8001, "enforce-eager": True, "enable-prefix-caching": False, "lora-modules": ["a=b", "c=d"],
-              "speculative-config": {"model": "x"}, "headless": False}  # fmt: skip
-    assert arguments_from_config(config, RELEASE) == [
-        "--port", "8001", "--enforce-eager", "--no-enable-prefix-caching", "--lora-modules", "a=b", "c=d",
-        "--speculative-config", json.dumps({"model": "x"}),
-    ]  # fmt: skip
+def test_a_config_file_becomes_arguments() -> None:
+    """YAML values turn into flags as vLLM turns them: switches, lists, objects, plain values; false becomes a negation."""
+    config = {"port": "8001", "enforce-eager": True, "enable_prefix_caching": False, "lora-modules": ["a=b", "c=d"],
+              "speculative-config": {"model": "x"}}  # fmt: skip
+    line = arguments_from_config(config, RELEASE, "c.yaml")
+    assert [(a.spelling, a.values, a.is_negated) for a in line.arguments] == [
+        ("--port", ("8001",), False),
+        ("--enforce-eager", (), False),
+        ("--lora-modules", ("a=b", "c=d"), False),
+        ("--speculative-config", (json.dumps({"model": "x"}),), False),
+        ("--enable-prefix-caching", (), True),
+    ]
+    assert {a.source for a in line.arguments} == {"c.yaml"}
+
+
+def test_a_config_file_whose_aliases_multiply_is_refused() -> None:
+    """A nested entry that would grow beyond a mebibyte of JSON stops before it does."""
+    bomb: object = {"a": "x" * 1000}
+    for _ in range(30):
+        bomb = {"a": bomb, "b": bomb}
+    with pytest.raises(TooLarge):
+        arguments_from_config({"hf-overrides": bomb}, RELEASE, "c.yaml")
+
+
+def test_a_variable_that_may_hold_flags_stays_where_it_stands() -> None:
+    """An unassigned variable between flags is neither the model nor a stray word, and keeps its place."""
+    line = read_command_line(["m", "$EXTRA", "--port", "$PORT"], RELEASE, unseen=Unseen(["EXTRA", "PORT"]))
+    assert (line.model, line.leftovers) == ("m", ())
+    assert [(a.typed, a.is_opaque) for a in line.arguments] == [("$EXTRA", True), ("--port", False)]
+
+
+def test_a_dotted_key_takes_the_next_word_whatever_it_is() -> None:
+    """vLLM joins key and word before argparse looks, also where the word begins with a dash."""
+    argument = _only("--compilation-config.custom_ops+", "-quant_fp8")
+    assert argument.values == ("-quant_fp8",)
+
+
+def test_many_unknown_flags_take_linear_work() -> None:
+    """A line of thousands of flags that nobody knows is read in one pass, with or without a model."""
+    words = [word for number in range(3000) for word in (f"--made-up-{number}", "1")]
+    assert len(_read("m", *words).arguments) == 3000
+    assert len(_read(*words).arguments) == 3000
 
 
 class _Refusing(argparse.ArgumentParser):

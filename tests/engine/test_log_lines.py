@@ -20,7 +20,7 @@ TORCH_OOM = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 786.00 MiB. GPU 0 has a total capacity of 79.19 GiB of "
     "which 552.50 MiB is free."
 )
-CAPTURES = Path(__file__).parents[2].parent / "shared" / "data" / "captures"
+CAPTURES = Path(__file__).parents[1] / "captures" / "vllm-0.25.1-h200"
 
 
 @pytest.mark.parametrize("name", [line.name for line in LOG_LINES])
@@ -75,7 +75,6 @@ def test_known_lines_give_their_figures(name: str, text: str, groups: dict[str, 
     assert {key: found.groupdict()[key] for key in groups} == groups
 
 
-@pytest.mark.skipif(not CAPTURES.is_dir(), reason="the recorded H200 starts are not beside this checkout")
 @pytest.mark.parametrize(
     ("log", "names"),
     [
@@ -85,6 +84,6 @@ def test_known_lines_give_their_figures(name: str, text: str, groups: dict[str, 
 )
 def test_recorded_starts_on_an_h200_are_read(log: str, names: set[str]) -> None:
     """Whole logs of real 0.25.1 starts hold the lines we say they hold."""
-    text = (CAPTURES / "vllm-0.25.1-h200" / log).read_text(encoding="utf-8", errors="replace")
+    text = (CAPTURES / log).read_text(encoding="utf-8", errors="replace")
     found = {line.name for line in LOG_LINES if re.search(line.pattern, text)}
     assert names <= found

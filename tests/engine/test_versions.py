@@ -16,7 +16,7 @@ def test_without_a_version_the_newest_known_is_meant() -> None:
     assert (engine.release, engine.is_exact, engine.note) == (newest(), True, None)
 
 
-@pytest.mark.parametrize("text", ["0.32.0", "v0.32.0", "0.32", " 0.32.0 ", "0.32.0.post1"])
+@pytest.mark.parametrize("text", ["0.32.0", "v0.32.0", "0.32", " 0.32.0 "])
 def test_a_known_release_stands_for_itself(text: str) -> None:
     """Spellings of one release are that release."""
     engine = engine_named(text)
@@ -52,9 +52,23 @@ def test_a_release_that_was_not_read_falls_back_to_the_one_before() -> None:
     assert engine.note is not None
 
 
-def test_a_pre_release_is_not_exact() -> None:
-    """A release candidate may still differ from the release."""
-    assert engine_named("0.32.0rc1").is_exact is False
+@pytest.mark.parametrize("text", ["0.32.0rc1", "0.32.0.post1"])
+def test_what_was_not_read_is_not_exact(text: str) -> None:
+    """A release candidate or a post-release may differ from the release; the note says so."""
+    engine = engine_named(text)
+    assert (engine.release, engine.is_exact) == ("0.32.0", False)
+    assert engine.note is not None
+
+
+def test_an_image_tag_is_a_version() -> None:
+    """v0.25.1-cu130, as image registries spell it, is a build of 0.25.1."""
+    assert (engine_named("v0.25.1-cu130").release, engine_named("v0.25.1-cu130").is_exact) == ("0.25.1", True)
+
+
+def test_the_option_that_is_wrong_is_named() -> None:
+    """A bad --from is not blamed on --vllm."""
+    with pytest.raises(BadInput, match="--from 'banana'"):
+        engine_named("banana", "--from")
 
 
 @pytest.mark.parametrize("text", ["", "banana", "0.x", "1" * 40, "0.32.0; rm -rf /"])

@@ -24,6 +24,7 @@ import sys
 from os.path import dirname, isfile, join
 
 from plimsoll.cli.options import Split, split_options
+from plimsoll.cli.output import show
 from plimsoll.domain.launch import Launch
 from plimsoll.engine.check import ConfigFile, check
 from plimsoll.engine.versions import engine_named
@@ -34,14 +35,14 @@ def run(words: list[str]) -> int:
     """Read, think, render, exit code."""
     options = split_options(words, with_value=("--vllm", "--from", "--pid"), switches=("--json", "--help", "-h"))
     if options.switches & {"--help", "-h"}:
-        print(__doc__.rstrip() if __doc__ else "")
+        show(__doc__.rstrip() if __doc__ else "")
         return 0
     engine = engine_named(options.values.get("--vllm"))
-    came_from = engine_named(options.values["--from"]) if "--from" in options.values else None
+    came_from = engine_named(options.values["--from"], "--from") if "--from" in options.values else None
     results = [check(launch, engine, came_from, _config_of(launch, folder)) for launch, folder in _launches(options)]
     from plimsoll.report import flags as report
 
-    print(report.as_json(results) if "--json" in options.switches else report.as_text(results))
+    show(report.as_json(results) if "--json" in options.switches else report.as_text(results))
     return 1 if any(item.status.is_problem for result in results for item in result.items) else 0
 
 
@@ -65,7 +66,7 @@ def _launches(options: Split) -> list[tuple[Launch, str]]:
     if not command:
         raise BadInput("nothing to check; give a command, a file, --pid N or - (plimsoll flags --help)")
     if options.verbatim is None and len(command) == 1 and _is_file(command[0]):
-        stdin = sys.stdin.buffer if command[0] == "-" else None
+        stdin = sys.stdin.buffer if command[0] == "-" and sys.stdin is not None else None
         folder = here if command[0] == "-" else dirname(command[0])
         return [(launch, folder) for launch in read_launches(command[0], stdin)]
     if len(command) == 1:

@@ -29,16 +29,24 @@ def usage() -> str:
 
 def main(arguments: list[str]) -> int:
     """Run one command and return its exit code; never raises for what a user can cause."""
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(usage())
+    try:
+        if not arguments or arguments[0] in ("-h", "--help", "help"):
+            print(usage(), flush=True)
+            return 0
+        if arguments[0] in ("-V", "--version", "version"):
+            print(f"plimsoll {plimsoll.__version__}", flush=True)
+            return 0
+        return _run(arguments)
+    except BrokenPipeError:
+        _forget_stdout()
         return 0
-    if arguments[0] in ("-V", "--version", "version"):
-        print(f"plimsoll {plimsoll.__version__}")
-        return 0
-    return _guarded(arguments)
+    except OSError as error:  # from the two prints above: commands turn theirs into a PlimsollError
+        _forget_stdout()
+        _say(f"cannot write the answer: {error.strerror or error}")
+        return 3
 
 
-def _guarded(arguments: list[str]) -> int:
+def _run(arguments: list[str]) -> int:
     from plimsoll.errors import BadInput, PlimsollError
 
     try:
@@ -49,21 +57,17 @@ def _guarded(arguments: list[str]) -> int:
         import importlib
 
         code = importlib.import_module(module_name).run(arguments[1:])
-        sys.stdout.flush()
         assert isinstance(code, int)
         return code
     except PlimsollError as error:
+        _forget_stdout()
         _say(str(error))
         return error.exit_code
-    except BrokenPipeError:
-        # The reader went away (`| head`). Python would complain once more when it closes stdout.
-        import os
-
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except KeyboardInterrupt:
         _say("interrupted")
         return 130
+    except BrokenPipeError:
+        raise
     except Exception as error:
         import os
 
@@ -71,6 +75,16 @@ def _guarded(arguments: list[str]) -> int:
             raise
         _say(f"a mistake of ours: {type(error).__name__}: {error}; PLIMSOLL_DEBUG=1 shows where. Please report it")
         return EXIT_INTERNAL
+
+
+def _forget_stdout() -> None:
+    """Keep Python from trying once more, at its end, to write what could not be written."""
+    import os
+
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _say(message: str) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from plimsoll.domain.finding import Evidence
+
 
 class Status(StrEnum):
     """The three answers to a yes-or-no question about the world."""
@@ -23,6 +25,7 @@ class Condition:
     reason: str  # one CamelCase word a program can test
     message: str  # one sentence a person can read
     since_s: float  # when the status became what it is
+    evidence: tuple[Evidence, ...] = ()
 
     def __post_init__(self) -> None:
         assert self.reason, "a condition without a reason explains nothing"
@@ -37,10 +40,12 @@ class Condition:
         """Whether it could be read at all."""
         return self.status is not Status.UNKNOWN
 
-    def updated(self, status: Status, reason: str, message: str, now_s: float) -> Condition:
+    def updated(
+        self, status: Status, reason: str, message: str, now_s: float, evidence: tuple[Evidence, ...] = ()
+    ) -> Condition:
         """The condition as of now; `since_s` moves only when the status changes."""
         since_s = self.since_s if status is self.status else now_s
-        return replace(self, status=status, reason=reason, message=message, since_s=since_s)
+        return replace(self, status=status, reason=reason, message=message, since_s=since_s, evidence=evidence)
 
     def held_for_s(self, now_s: float) -> float:
         """How long the status has been what it is; never negative, also when the clock went back."""

@@ -56,7 +56,7 @@ class Code(StrEnum):
     @property
     def is_memory(self) -> bool:
         """Whether the code itself says that memory was the trouble."""
-        return not self.startswith(("other.", "engine.")) and self is not Code.STARTUP_BAD_FLAG
+        return not self.startswith(("other.", "engine.", "prefix-cache.")) and self is not Code.STARTUP_BAD_FLAG
 
 
 class Severity(StrEnum):

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 
+from plimsoll.domain.units import GIB
 from plimsoll.errors import BadInput
-
-GIB = 1 << 30
 
 # Makers' and brands' words that people leave out; what is left names the card.
 _FILLER = frozenset({"nvidia", "amd", "geforce", "tesla", "instinct", "corporation"})

@@ -14,7 +14,8 @@ cards accumulate in 32 bits at half the rate of 16 bits, and vLLM accumulates in
 
 from __future__ import annotations
 
-from plimsoll.domain.gpu import GIB, Ambiguous, Gpu, Vendor
+from plimsoll.domain.gpu import Ambiguous, Gpu, Vendor
+from plimsoll.domain.units import GIB
 
 H100_SHEET = (
     "NVIDIA H100 Tensor Core GPU datasheet: https://resources.nvidia.com/en-us-tensor-core/nvidia-tensor-core-gpu-datasheet"

@@ -42,9 +42,8 @@ class Observation:
         if self.started_at_s is not None and earlier.started_at_s is not None:
             return self.started_at_s > earlier.started_at_s
         totals = [f for f in self.figures if f in earlier.figures and f in _COUNTERS]
-        if not totals:
-            return None
-        return any(self.figures[f] < earlier.figures[f] for f in totals)
+        # Only a fall is knowledge: an engine that restarted and caught up, or was idle before and after, shows none.
+        return True if any(self.figures[f] < earlier.figures[f] for f in totals) else None
 
 
 # Figures that never fall while the same engine runs.

@@ -319,6 +319,8 @@ def _end(pattern: str, text: str, at: int) -> int:
 
 def _is_secret_flag(word: str) -> bool:
     """Whether a flag takes a secret, also when it is cut short as argparse allows."""
+    if word.startswith("--") and "." in word and _is_secret_flag("--" + word.rpartition(".")[2]):  # a dotted key
+        return True
     name = word.lower().replace("_", "-")
     if _compiled(r"--(?:api-ke?|hf-t(?:o|ok|oke)?)").fullmatch(name):
         return True

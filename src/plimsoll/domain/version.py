@@ -7,7 +7,7 @@ import re
 
 _FORM = (
     r"v?(?P<release>\d{1,6}(?:\.\d{1,6}){0,3})(?P<pre>\.?(?:rc|a|b)\d+|-rc\d+)?(?P<post>\.post\d+)?(?P<dev>\.?dev\d*)?"
-    r"(?:\+(?P<local>[A-Za-z0-9.\-_]+))?"
+    r"(?:[+-](?P<local>[A-Za-z0-9.\-_]+))?"  # image tags have a dash where wheels have a plus
 )
 
 
@@ -15,7 +15,7 @@ _FORM = (
 class Version:
     """Compared by its release numbers alone: `0.9.0.1` is after `0.9.0`; a build tag or post-release changes no flag."""
 
-    __slots__ = ("is_dev", "local", "pre", "release", "text")
+    __slots__ = ("is_dev", "is_post", "local", "pre", "release", "text")
 
     def __init__(self, text: str) -> None:
         """Read a version; raises ValueError for what is none."""
@@ -27,6 +27,7 @@ class Version:
         self.text = text.strip().removeprefix("v")
         self.pre: str = match["pre"] or ""
         self.is_dev = match["dev"] is not None
+        self.is_post = match["post"] is not None
         self.local: str = match["local"] or ""
 
     def __eq__(self, other: object) -> bool:

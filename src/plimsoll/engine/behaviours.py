@@ -20,10 +20,12 @@ BEHAVIOURS: tuple[Behaviour, ...] = (
               "recomputation only, no swapping", "engine/arg_utils.py"),
     Behaviour("0.9.1", "memory of other processes no longer counts against the budget; the start is refused when less than "
               "the requested share is free", "v1/worker/gpu_worker.py"),
+    Behaviour("0.11.0", "metrics named vllm:gpu_* are hidden unless --show-hidden-metrics-for-version=0.10 is given",
+              "v1/metrics/loggers.py"),
     Behaviour("0.11.0", "the first engine (V0) is gone; NCCL's buffers no longer count against the budget",
               "v1/worker/gpu_worker.py"),
-    Behaviour("0.12.0", "metrics named vllm:gpu_* are gone: dashboards and alerts on them see nothing",
-              "v1/metrics/loggers.py"),
+    Behaviour("0.12.0", "metrics named vllm:gpu_* are gone: dashboards and alerts on them see nothing; "
+              "vllm:time_per_output_token_seconds is hidden", "v1/metrics/loggers.py"),
     Behaviour("0.15.0", "vllm:time_per_output_token_seconds is gone, and so is VLLM_ATTENTION_BACKEND",
               "v1/metrics/loggers.py, envs.py"),
     Behaviour("0.18.0", "--shutdown-timeout exists: 0 (the default) aborts requests in flight on SIGTERM",

@@ -8,12 +8,15 @@ several values after one flag, and a YAML file of flags (`--config`).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from plimsoll.engine.flags import FlagRow, flags_of, history_of
+from plimsoll.errors import TooLarge
 
 _NEGATIVE_NUMBER = r"^-\d+$|^-\d*\.\d+$"  # argparse's own
+_TRUE_FALSE = ("true", "false")
+_JSON_CHARACTERS_MAX = 1 << 20
 
 
 class Argument(NamedTuple):
@@ -29,6 +32,7 @@ class Argument(NamedTuple):
     lacks_value: bool = False
     has_equals: bool = False  # --name=value
     source: str = ""  # the file it came from, if not the command line
+    is_opaque: bool = False  # not a flag: a variable nobody assigned, which may hold any number of flags
 
 
 class CommandLine(NamedTuple):
@@ -38,62 +42,93 @@ class CommandLine(NamedTuple):
     arguments: tuple[Argument, ...]
     leftovers: tuple[str, ...] = ()  # words that belong to nothing; vLLM refuses them
 
-    def value_of(self, name: str) -> str | None:
-        """The last value given for a flag, as typed; None if it was not given."""
-        found = [a for a in self.arguments if a.row is not None and name in a.row.spellings and not a.path]
-        return found[-1].values[-1] if found and found[-1].values else None
+
+class Unseen:
+    """Recognises the words whose text depends on something that could not be seen."""
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        # A name stands in the text as `$NAME`; a command substitution or a unit's specifier stands as it is.
+        self.markers = tuple(name if name[:1] in ("$", "%", "`", "<") else f"${name}" for name in names if name)
+
+    def __contains__(self, word: object) -> bool:
+        return isinstance(word, str) and any(m in word or m.replace("$", "${", 1) in word for m in self.markers)
+
+    def is_whole(self, word: str) -> bool:
+        """Whether the word is nothing but such a variable."""
+        return any(word in (marker, f"${{{marker[1:]}}}") for marker in self.markers)
 
 
-def read_command_line(words: Sequence[str], release: str, *, takes_model: bool = True) -> CommandLine:
+def read_command_line(
+    words: Sequence[str], release: str, *, takes_model: bool = True, unseen: Unseen | None = None
+) -> CommandLine:
     """Sort the words into flags, their values and the model, by the rules of that release's parser."""
-    known = flags_of(release)
-    return _Walk(words, known, takes_model=takes_model).run()
+    return _Walk(words, release, takes_model=takes_model, unseen=unseen or Unseen()).run()
 
 
-def arguments_from_config(config: Mapping[str, object], release: str) -> list[str]:
-    """The words that vLLM makes of a `--config` file's entries."""
-    import json
-
-    known = flags_of(release)
+def arguments_from_config(config: Mapping[str, object], release: str, name: str) -> CommandLine:
+    """What vLLM makes of a `--config` file's entries; `false` becomes a negated argument, which vLLM drops."""
     words: list[str] = []
+    off: list[str] = []
     for key, value in config.items():
         flag = f"--{key}"
         if isinstance(value, bool):
-            row = known.get(flag.replace("_", "-"))
-            if value:
-                words.append(flag)
-            elif row is not None and row.kind == "on-off":
-                words.append(f"--no-{key}")
+            (words if value else off).append(flag)
         elif isinstance(value, list):
             words += [flag, *map(str, value)] if value else []
         elif isinstance(value, dict):
-            words += [flag, json.dumps(value)]
+            words += [flag, _json(value, name)]
         else:
             words += [flag, str(value)]
-    return words
+    line = read_command_line(words, release)
+    arguments = [argument._replace(source=name) for argument in line.arguments]
+    for flag in off:
+        row = flags_of(release).get(_normal(flag))
+        arguments.append(Argument(flag, _normal(flag), row=row, is_negated=True, source=name))
+    return line._replace(arguments=tuple(arguments))
 
 
-def _split_optimization(word: str, known: Mapping[str, FlagRow]) -> str:
-    """`-O3` and `-O=3` set the optimisation level; until 0.11.2 they were short for the compilation configuration."""
-    if not word.startswith("-O") or word == "-O":
-        return word
-    if word[2] == ".":
-        return word if "-O" in known else word.replace("-O", "-cc", 1)
-    level = word[3:] if word[2] == "=" else word[2:]
-    return f"-O={level}" if "-O" in known else f"--optimization-level={level}"
+def _json(value: object, name: str) -> str:
+    """A nested entry as JSON; a file whose aliases multiply is refused before it grows."""
+    import json
+
+    text = ""
+    for chunk in json.JSONEncoder().iterencode(value):
+        text += chunk
+        if len(text) > _JSON_CHARACTERS_MAX:
+            raise TooLarge(f"{name}: an entry grows beyond {_JSON_CHARACTERS_MAX // 1024} KiB")
+    return text
+
+
+def _optimization(words: Sequence[str], known: Mapping[str, FlagRow], release: str) -> list[str]:
+    """`-O3`, `-O=3` and `-O 3` set the optimisation level; until 0.11.2 they were short for the compilation configuration."""
+    if "-O" in known:
+        return [f"-O={w[2:].removeprefix('=')}" if w.startswith("-O") and w[2:3] not in ("", ".") else w for w in words]
+    done = []
+    for word, following in zip(words, [*words[1:], ""], strict=False):
+        if word == "-O" and following in ("0", "1", "2", "3"):
+            done.append("--optimization-level")
+        elif word.startswith("-O.") and release == "0.12.0":
+            done.append(word.replace("-O", "-cc", 1))
+        elif word.startswith("-O") and word != "-O":
+            done.append(f"--optimization-level={word[3:] if word[2] == '=' else word[2:]}")
+        else:
+            done.append(word)
+    return done
 
 
 class _Walk:
     """One pass over the words, left to right."""
 
-    def __init__(self, words: Sequence[str], known: Mapping[str, FlagRow], *, takes_model: bool) -> None:
+    def __init__(self, words: Sequence[str], release: str, *, takes_model: bool, unseen: Unseen) -> None:
+        self.known = flags_of(release)
         self.given = words
-        self.words = [_split_optimization(word, known) for word in words]
-        self.known = known
+        self.words = _optimization(words, self.known, release)
         self.takes_model = takes_model
+        self.unseen = unseen
         self.position = 0
         self.model: str | None = None
         self.model_by_flag: str | None = None
+        self.doubtful: int | None = None  # the argument whose value the model may be
         self.arguments: list[Argument] = []
         self.leftovers: list[str] = []
 
@@ -108,6 +143,10 @@ class _Walk:
                 options_over = True
             else:
                 self._option(word)
+        if self.doubtful is not None and self.leftovers and self.model is not None:
+            # Another word can be the model, so the first one was the value of a flag that nobody knows.
+            self.arguments[self.doubtful] = self.arguments[self.doubtful]._replace(values=(self.model,))
+            self.model = self.leftovers.pop(0)
         if self.model_by_flag is not None:
             # vLLM makes `--model X` the positional argument; another one is then a word too many.
             if self.takes_model and self.model is not None:
@@ -118,6 +157,11 @@ class _Walk:
     def _positional(self, word: str) -> None:
         if self.takes_model and self.model is None:
             self.model = word
+            last = self.arguments[-1] if self.arguments else None
+            if last is not None and last.row is None and not last.values and not last.has_equals and not last.is_opaque:
+                self.doubtful = len(self.arguments) - 1
+        elif self.unseen.is_whole(word):
+            self.arguments.append(Argument(word, word, is_opaque=True))
         else:
             self.leftovers.append(word)
 
@@ -160,30 +204,38 @@ class _Walk:
             # With `=` argparse takes exactly this one value, also where more could follow.
             argument = argument._replace(values=(inline,), has_equals=True)
         elif dot:
-            argument = self._with_values(argument, 1)
-        elif is_negated:
-            pass
-        else:
-            argument = self._with_values(argument, self._arity(spelling, row))
+            # vLLM joins a dotted key with whatever word comes next, also one that begins with a dash.
+            argument = argument._replace(values=tuple(self.words[self.position : self.position + 1]))
+            argument = argument._replace(lacks_value=not argument.values)
+            self.position += 1
+        elif not is_negated:
+            argument = self._with_values(argument, self._arity(argument))
         if row is not None and row.name == "--model" and not dot and argument.values:
             self.model_by_flag = argument.values[0]
         self.arguments.append(argument)
 
-    def _arity(self, spelling: str, row: FlagRow | None) -> int | str:
-        if row is None:
-            past = history_of(spelling)
+    def _arity(self, argument: Argument) -> int | str:
+        row = argument.row
+        if row is None and argument.candidates:
+            row = self.known.get(argument.candidates[0])
+        elif row is None:
+            past = history_of(argument.spelling)
             if not past:
-                return "maybe"
+                # Nobody knows this flag. A word after it is most likely its value, unless there is no other for the model.
+                return 0 if self.takes_model and self.model is None else "?"
             row = past[-1]
-        if not row.takes_value:
+        if row is None:
             return 0
+        if not row.takes_value:
+            return 1 if self._is_old_true_false(row) else 0
         return 1 if row.nargs is None else row.nargs
 
+    def _is_old_true_false(self, row: FlagRow) -> bool:
+        """Whether a switch of today is followed by the word it took when it was `--flag true|false`."""
+        word = self.words[self.position].lower() if self.position < len(self.words) else ""
+        return word in _TRUE_FALSE and any(past.kind in ("true-false", "bool") for past in history_of(row.name))
+
     def _with_values(self, argument: Argument, arity: int | str) -> Argument:
-        if arity == "maybe":
-            # Nobody knows this flag. One word after it is most likely its value, unless it must be the model.
-            others = [w for w in self.words[self.position + 1 :] if not self._is_option(w)]
-            arity = 0 if self.takes_model and self.model is None and not others else "?"
         limit = {"?": 1, "+": len(self.words), "*": len(self.words)}.get(str(arity), arity)
         taken: list[str] = []
         while len(taken) < int(limit) and self.position < len(self.words):

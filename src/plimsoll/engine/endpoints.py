@@ -16,7 +16,7 @@ DEV_MODE = "VLLM_SERVER_DEV_MODE=1"
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One route, what it does, and what must be set for it to work."""
+    """One route, what it does, and what must be set for it to work in 0.32.0 (older releases may ask for less)."""
 
     method: str
     path: str
@@ -34,6 +34,8 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint("GET", "/health", "200 while the engine process lives, 503 when it is known dead",
              trap="stays 200 while paused, asleep, draining, saturated or wedged"),
     Endpoint("GET", "/ping", "the same as /health, for SageMaker"),
+    Endpoint("GET", "/metrics", "the Prometheus page",
+             trap="plain text; /metrics/ is gzip OpenMetrics; never behind --api-key; empty of vllm: with --disable-log-stats"),
     Endpoint("GET", "/version", "the vLLM version"),
     Endpoint("GET", "/load", "requests in flight in this API server", "--enable-server-load-tracking",
              "0 without the flag; one process only"),

@@ -36,6 +36,15 @@ def variable_history(name: str) -> VariableHistory | None:
     return VariableHistory(stretches[0]["from"], stretches[-1]["to"])
 
 
+def default_in(name: str, release: str) -> object:
+    """The default that release declares; None if it declares none."""
+    for plain in tables.rows("environment").get(name, ()):
+        if not is_before(release, plain["from"]) and not is_before(plain["to"], release):
+            default: object = plain.get("default")
+            return default
+    return None
+
+
 def is_read_in(name: str, release: str) -> bool:
     """Whether that release's source names the variable."""
     return any(

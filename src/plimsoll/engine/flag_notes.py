@@ -19,6 +19,7 @@ class Gone(NamedTuple):
     why: str
     instead: str | None = None
     rewrite: tuple[str, ...] = ()
+    value_until: str = ""  # only the part of each value in front of this is kept
 
 
 _V0 = "belonged to the first engine (V0), which is gone"
@@ -35,7 +36,7 @@ GONE: Mapping[str, Gone] = {
     "--multi-step-stream-outputs": Gone(f"multi-step scheduling {_V0}"),
     "--use-v2-block-manager": Gone("the second block manager became the only one"),
     "--num-lookahead-slots": Gone("derived from the speculative configuration"),
-    "--disable-async-output-proc": Gone(_V0, "--no-async-scheduling", ("--no-async-scheduling",)),
+    "--disable-async-output-proc": Gone(_V0),
     "--max-num-partial-prefills": Gone("the scheduler no longer limits partial prefills", "--long-prefill-token-threshold"),
     "--max-long-partial-prefills": Gone("the scheduler no longer limits partial prefills", "--long-prefill-token-threshold"),
     "--max-paddings": Gone("batches are no longer padded"),
@@ -44,7 +45,7 @@ GONE: Mapping[str, Gone] = {
     "--max-seq-len-to-capture": Gone("graphs are captured by batch size, not by context length", "--cudagraph-capture-sizes"),
     "--max-context-len-to-capture": Gone("graphs are captured by batch size, not by context length"),
     "--cuda-graph-sizes": Gone("renamed", "--cudagraph-capture-sizes", ("--cudagraph-capture-sizes", VALUES)),
-    "-O": Gone("the short form now sets the optimisation level only", "--compilation-config", ("--compilation-config", VALUES)),
+    "-O": Gone("sets the optimisation level only, as -O0 to -O3", "--compilation-config"),
     # Logging.
     "--disable-log-requests": Gone("request logging is off unless --enable-log-requests (0.10.1) asks for it"),
     # KV cache and quantisation.
@@ -76,7 +77,7 @@ GONE: Mapping[str, Gone] = {
     "--enable-bf16x3-router-gemm": Gone("no longer a choice"),
     # Structured output.
     "--guided-decoding-backend": Gone(
-        "moved", "--structured-outputs-config.backend", ("--structured-outputs-config.backend", VALUES)
+        "moved", "--structured-outputs-config.backend", ("--structured-outputs-config.backend", VALUES), ":"
     ),
     "--guided-decoding-disable-fallback": Gone("the backend either works or the request fails"),
     # Neither is rewritten: the new keys are taken only beside a backend that has them.
@@ -190,7 +191,7 @@ FOLKLORE: Mapping[str, str] = {
 
 
 class Implied(NamedTuple):
-    """A switch that says what is so anyway, from some release on."""
+    """What became of a switch from some release on."""
 
     since: str
     why: str
@@ -201,6 +202,11 @@ IMPLIED: Mapping[str, Implied] = {
     "--enable-chunked-prefill": Implied("0.8.0", "on by default for generating models since V1 (0.8.0)"),
     # Until 0.25.1 hybrid (Mamba) models had it off by default, so the switch was not idle for them.
     "--enable-prefix-caching": Implied("0.26.0", "on by default where supported; for hybrid models too since 0.26.0"),
+}
+
+# Taken by the parser and used by nothing. 0.32.0 says so itself when the flag is given.
+IDLE: Mapping[str, Implied] = {
+    "--disable-cascade-attn": Implied("0.32.0", "cascade attention is gone; vLLM ignores the flag"),
 }
 
 # What a flag does to memory: shown beside changed defaults and used by the planner's advice.

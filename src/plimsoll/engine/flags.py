@@ -24,6 +24,7 @@ class FlagRow(NamedTuple):
     default: Any = UNKNOWN_DEFAULT
     is_deprecated: bool = False
     repeats: bool = False
+    is_optional: bool = False  # takes "None" and nothing at all as not set
 
     @property
     def takes_value(self) -> bool:
@@ -48,6 +49,7 @@ def _row(name: str, plain: Mapping[str, Any]) -> FlagRow:
         default=plain.get("default", UNKNOWN_DEFAULT),
         is_deprecated=plain.get("deprecated", False),
         repeats=plain.get("repeats", False),
+        is_optional=plain.get("optional", False),
     )
 
 

@@ -42,6 +42,7 @@ class Figure:
     meaning: str
     names: tuple[str, ...]
     traps: tuple[str, ...] = ()
+    blocks_before: str | None = None  # until this release the figure counted blocks, not what `unit` says
     nearest: str | None = None  # a metric of another kind that says something similar where none of `names` existed
 
 
@@ -53,6 +54,7 @@ class Resolved:
     exposition: str  # the name on the page
     type: str  # gauge, counter, histogram
     labels: tuple[str, ...]
+    unit: Unit
     is_exact: bool = True  # False: it is a relative of the figure, of another type or unit; never do sums with it
     # always; conditional (a flag, or an engine that is not the default); hidden (--show-hidden-metrics-for-version)
     shown: str = "always"
@@ -85,12 +87,14 @@ FIGURES: tuple[Figure, ...] = (
     Figure(
         "prefix_queries", Unit.TOKENS, "tokens looked up in the prefix cache",
         ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total"),
-        ("counted at admission; preempted requests that resume are left out",), "vllm:gpu_prefix_cache_hit_rate",
+        ("counted at admission; since 0.11.1 preempted requests that resume are left out",), "0.9.0",
+        "vllm:gpu_prefix_cache_hit_rate",
     ),
     Figure(
         "prefix_hits", Unit.TOKENS, "tokens found in the prefix cache",
         ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"),
-        ("counted at admission; preempted requests that resume are left out",), "vllm:gpu_prefix_cache_hit_rate",
+        ("counted at admission; since 0.11.1 preempted requests that resume are left out",), "0.9.0",
+        "vllm:gpu_prefix_cache_hit_rate",
     ),
     Figure(
         "external_prefix_queries", Unit.TOKENS, "tokens looked up through a KV connector",
@@ -180,7 +184,9 @@ def resolve(name: str, engine: Engine) -> Resolved | None:
     if wanted.nearest is not None:
         relative = _in_release(wanted, wanted.nearest, engine.release)
         if relative is not None:
-            return Resolved(wanted, relative.exposition, relative.type, relative.labels, is_exact=False, shown=relative.shown)
+            return Resolved(
+                wanted, relative.exposition, relative.type, relative.labels, Unit.RATIO, is_exact=False, shown=relative.shown
+            )
     return None
 
 
@@ -217,4 +223,16 @@ def _in_release(wanted: Figure, exposition: str, release: str) -> Resolved | Non
     labels = known.get("labels", ())
     assert isinstance(labels, list | tuple)
     runs = known["engine"] in (_default_engine(release), "any")
-    return Resolved(wanted, exposition, str(known["type"]), tuple(labels), shown=str(known["shown"]) if runs else "conditional")
+    unit = Unit.BLOCKS if wanted.blocks_before and is_before(release, wanted.blocks_before) else wanted.unit
+    shown = str(known["shown"]) if runs else "conditional"
+    return Resolved(wanted, exposition, str(known["type"]), tuple(labels), unit, shown=shown)
+
+
+def find(name: str, engine: Engine, families: Collection[str]) -> str | None:
+    """The metric that carries a figure on this page: by version where that is known for sure, else by what is there."""
+    resolved = resolve(name, engine) if engine.is_exact else None
+    if resolved is not None and resolved.is_exact:
+        spellings = {resolved.exposition, resolved.exposition.removesuffix("_total")}
+        if spellings & set(families):
+            return resolved.exposition
+    return on_page(name, families)

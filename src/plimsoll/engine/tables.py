@@ -20,10 +20,6 @@ class Span(NamedTuple):
     last: Version
     facts: Mapping[str, Any]
 
-    def covers(self, version: Version) -> bool:
-        """Whether the version lies within the stretch."""
-        return self.first <= version <= self.last
-
 
 @functools.cache
 def _table(name: str) -> Mapping[str, Any]:

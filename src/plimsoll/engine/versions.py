@@ -10,7 +10,7 @@ from plimsoll.engine import tables
 from plimsoll.errors import BadInput
 
 # Tags of builds of the very same source: CUDA, ROCm, CPU and so on. Any other tag may be a fork.
-_BUILD_TAG = re.compile(r"(cu|cpu|rocm|xpu|tpu|neuron|hpu|gaudi|precompiled)[\d.a-z]*")
+_BUILD_TAG = r"(cu|cpu|rocm|xpu|tpu|neuron|hpu|gaudi|precompiled|x86_64|aarch64|ubuntu)[\d.a-z_\-]*"
 _MOVING_NAMES = ("nightly", "main", "latest", "dev", "head")
 
 
@@ -31,8 +31,8 @@ def newest() -> str:
     return list(tables.wheels())[-1]
 
 
-def engine_named(text: str | None) -> Engine:
-    """The release whose facts apply; a version that was not read says so in its note."""
+def engine_named(text: str | None, said_by: str = "--vllm") -> Engine:
+    """The release whose facts apply; a version that was not read says so in its note. `said_by` names the culprit."""
     releases = list(tables.wheels())
     last = len(releases) - 1
     if text is None:
@@ -43,9 +43,9 @@ def engine_named(text: str | None) -> Engine:
     try:
         version = Version(asked)
     except ValueError:
-        raise BadInput(f"--vllm {asked!r} is not a version such as {releases[last]} or nightly") from None
+        raise BadInput(f"{said_by} {asked!r} is not a version such as {releases[last]} or nightly") from None
     known = [Version(r) for r in releases]
-    is_build = version.local == "" or _BUILD_TAG.fullmatch(version.local.lower()) is not None
+    is_build = version.local == "" or re.fullmatch(_BUILD_TAG, version.local.lower()) is not None
     if version.is_dev or (not is_build and re.match(r"g[0-9a-f]{4,}", version.local)):
         return Engine(asked, releases[last], is_exact=False, note=_met_by_newest(asked, releases[last]))
     if version > known[last]:
@@ -58,13 +58,15 @@ def engine_named(text: str | None) -> Engine:
 def _known_or_near(asked: str, version: Version, known: list[Version], index: int, *, is_build: bool) -> Engine:
     release = known[index].text
     note = None
-    is_exact = known[index] == version and is_build and not version.pre
+    is_exact = known[index] == version and is_build and not version.pre and not version.is_post
     if version < known[0]:
         note = f"{asked} is older than the oldest known, {release}"
     elif known[index] != version:
         note = f"{asked} was not read; {release}, the release before it, stands for it"
     elif version.pre:
         note = f"{asked} is a pre-release; {release} stands for it"
+    elif version.is_post:
+        note = f"{asked} was not read; {release} stands for it, and post-releases seldom change a flag"
     elif not is_build:
         note = f"{asked} may be a fork; {release} stands for it, and what it lacks may exist there"
     elif version.local:
@@ -73,4 +75,4 @@ def _known_or_near(asked: str, version: Version, known: list[Version], index: in
 
 
 def _met_by_newest(asked: str, release: str) -> str:
-    return f"{asked} is a development build; the newest known release, {release}, stands for it"
+    return f"{asked} is no release we could read; the newest known, {release}, stands for it"

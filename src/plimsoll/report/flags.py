@@ -6,15 +6,17 @@ import re
 from collections.abc import Sequence
 
 from plimsoll.domain.redaction import redact, redact_value, redact_words
-from plimsoll.engine.check import Checked, Item, Status
+from plimsoll.engine.check import Checked
+from plimsoll.engine.command_line import Unseen
+from plimsoll.engine.verdict import Item, Status
 
 WIDTH = 110
 _NAMES = 17  # the width of the first column
 _INDENT = " " * (_NAMES + 2)
 # Bad news first; what is fine goes into one line at the end.
 _ORDER = (
-    Status.REMOVED, Status.NEVER_EXISTED, Status.BAD_VALUE, Status.NO_EFFECT, Status.DEPRECATED, Status.REDUNDANT,
-    Status.UNKNOWN, Status.DEFAULT_CHANGED,
+    Status.REMOVED, Status.NEVER_EXISTED, Status.NO_EFFECT, Status.DEPRECATED, Status.REDUNDANT, Status.UNKNOWN,
+    Status.DEFAULT_CHANGED,
 )  # fmt: skip
 
 
@@ -25,13 +27,13 @@ def as_json(results: Sequence[Checked]) -> str:
     first = results[0]
     commands = [
         {
-            "source": result.launch.source,
+            "source": clean(result.launch.source),
             "entry": result.launch.entry.value,
-            "model": result.model,
+            "model": clean(result.model) if result.model is not None else None,
             "starts": result.starts,
             "items": [_item_json(item) for item in result.items],
             "rewritten": rewritten_line(result),
-            "notes": [redact(note) for note in result.notes],
+            "notes": [clean(note) for note in result.notes],
         }
         for result in results
     ]
@@ -42,7 +44,7 @@ def as_json(results: Sequence[Checked]) -> str:
         "starts": all(result.starts for result in results),
         "items": [_item_json(item) for result in results for item in result.items],
         "rewritten": "\n".join(rewritten_line(result) for result in results),
-        "notes": list(dict.fromkeys(redact(note) for result in results for note in result.notes)),
+        "notes": list(dict.fromkeys(clean(note) for result in results for note in result.notes)),
         "commands": commands,
     }
     if first.came_from is not None:
@@ -51,13 +53,19 @@ def as_json(results: Sequence[Checked]) -> str:
     return json.dumps(body, indent=2, ensure_ascii=False)
 
 
+def clean(text: str) -> str:
+    """Text of the user's on one line, without secrets and without control characters that a terminal would obey."""
+    one_line = " ".join(redact(text).split()) if not text.isprintable() else redact(text)
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in one_line)
+
+
 def _item_json(item: Item) -> dict[str, object]:
     return {
-        "name": item.name,
+        "name": clean(item.name),
         "status": item.status.value,
         "since": item.since,
         "instead": item.instead,
-        "note": redact(item.note) if item.note else None,
+        "note": clean(item.note) if item.note else None,
         "value": " ".join(_shown_values(item)) or None,
     }
 
@@ -68,16 +76,16 @@ def as_text(results: Sequence[Checked]) -> str:
 
 
 def _section(result: Checked) -> str:
-    lines = [f"vLLM {result.engine.release}: {_verdict(result)}", f"  {result.launch.source}", ""]
+    lines = [f"vLLM {result.engine.release}: {_verdict(result)}", f"  {clean(result.launch.source)}", ""]
     for status in _ORDER:
         for item in result.items:
             if item.status is status:
                 lines += _item_lines(item)
-    fine = [item.name for item in result.items if item.status is Status.OK]
+    fine = [clean(item.name) for item in result.items if item.status is Status.OK]
     if fine:
         lines += _wrapped(f"  {'ok':<{_NAMES}}{', '.join(fine)}", _INDENT)
     for note in result.notes:
-        lines += _wrapped(f"  {'note':<{_NAMES}}{redact(note)}", _INDENT)
+        lines += _wrapped(f"  {'note':<{_NAMES}}{clean(note)}", _INDENT)
     lines += _changes(result)
     lines += ["", f"Rewritten for {result.engine.release}:", "", *_command_lines(result)]
     return "\n".join(lines)
@@ -88,7 +96,7 @@ def _verdict(result: Checked) -> str:
     idle = sum(item.status is Status.NO_EFFECT for item in result.items)
     parts = []
     if refused:
-        parts.append(f"refuses to start with this command ({refused} {'flag' if refused == 1 else 'flags'} it does not take)")
+        parts.append(f"refuses to start with this command, for {refused} {'reason' if refused == 1 else 'reasons'}")
     elif result.engine.is_exact:
         parts.append("takes this command")
     else:
@@ -99,10 +107,11 @@ def _verdict(result: Checked) -> str:
 
 
 def _item_lines(item: Item) -> list[str]:
-    named = " ".join([item.name, *_shown_values(item)]) if not item.name.isupper() else _assignment(item)
+    values = " ".join(_shown_values(item))
+    named = f"{item.name}={values}" if _is_variable(item) else f"{clean(item.name)} {values}".rstrip()
     lines = _wrapped(f"  {item.status.value:<{_NAMES}}{named}", _INDENT)
     since = f"since {item.since}" if item.since else ""
-    why = ": ".join(part for part in (since, redact(item.note) if item.note else "") if part)
+    why = ": ".join(part for part in (since, clean(item.note) if item.note else "") if part)
     if item.status is Status.DEFAULT_CHANGED:
         why = f"{item.note} ({since})" if since else f"{item.note}"
     if why:
@@ -112,14 +121,17 @@ def _item_lines(item: Item) -> list[str]:
     return lines
 
 
-def _assignment(item: Item) -> str:
-    return f"{item.name}={' '.join(_shown_values(item))}"
+def _is_variable(item: Item) -> bool:
+    return bool(item.values) and not item.name.startswith("-")
 
 
 def _shown_values(item: Item) -> list[str]:
-    if item.name.startswith("-"):
-        return [word if len(word) <= 80 else word[:77] + "..." for word in redact_words([item.name, *item.values])[1:]]
-    return [redact_value(item.name, value) for value in item.values]
+    if _is_variable(item):
+        return [clean(redact_value(item.name, value)) for value in item.values]
+    # A flag nobody knows may be a mistyped one that takes a secret.
+    meant = item.instead.split(",")[0] if item.instead and item.instead.endswith("if that was meant") else item.name
+    shown = [clean(word) for word in redact_words([meant, *item.values])[1:]]
+    return [word if len(word) <= 80 else word[:77] + "..." for word in shown]
 
 
 def _changes(result: Checked) -> list[str]:
@@ -133,19 +145,22 @@ def _changes(result: Checked) -> list[str]:
 
 def rewritten_line(result: Checked) -> str:
     """The rewritten command on one line, secrets hidden, ready for a shell."""
-    pairs = [f"{name}={_quoted(redact_value(name, value))}" for name, value in result.rewritten_environment]
-    return " ".join([*pairs, *map(_quoted, redact_words(list(result.rewritten)))])
+    return " ".join([*_assignments(result), *(_quoted(word, result.unseen) for word in redact_words(list(result.rewritten)))])
+
+
+def _assignments(result: Checked) -> list[str]:
+    pairs = result.rewritten_environment
+    return [f"{name}={_quoted(redact_value(name, value), result.unseen, is_value=True)}" for name, value in pairs]
 
 
 def _command_lines(result: Checked) -> list[str]:
     """The rewritten command with one flag a line."""
-    words = redact_words(list(result.rewritten))
     groups: list[list[str]] = [[]]
-    for word in words:
+    for word in redact_words(list(result.rewritten)):
         if re.match(r"--?[A-Za-z]", word):
             groups.append([])
-        groups[-1].append(_quoted(word))
-    head = [f"{name}={_quoted(redact_value(name, value))}" for name, value in result.rewritten_environment]
+        groups[-1].append(_quoted(word, result.unseen))
+    head = _assignments(result)
     lines = [*head, *(" ".join(group) for group in groups if group)]
     return [
         ("  " if number <= len(head) else "    ") + line + (" \\" if number < len(lines) - 1 else "")
@@ -153,14 +168,23 @@ def _command_lines(result: Checked) -> list[str]:
     ]
 
 
-def _quoted(word: str) -> str:
-    """One shell word; a variable we could not see stays a variable."""
-    if re.fullmatch(r"[A-Za-z0-9_@%+=:,./\-\[\]]+", word) and not word.startswith("["):
+def _quoted(word: str, unseen: Unseen, *, is_value: bool = False) -> str:
+    """One shell word; a variable we could not see stays one, and so does a home folder."""
+    if re.fullmatch(r"[A-Za-z0-9_@%+=:,./\-]+|~(/[A-Za-z0-9_@%+=:,./\-]*)?", word):
         return word
-    if "$" in word:
-        escaped = re.sub(r'(["\\`])', r"\\\1", word)
-        return f'"{escaped}"'
+    if word in unseen:
+        if unseen.is_whole(word) and not is_value:
+            return word  # unquoted, as it was: it may hold several words, or none
+        return '"' + re.sub(r'(["\\`])', r"\\\1", word) + '"'
+    if not word.isprintable():
+        return "$'" + "".join(_ansi(c) for c in word) + "'"
     return "'" + word.replace("'", "'\"'\"'") + "'"
+
+
+def _ansi(character: str) -> str:
+    if character in "'\\":
+        return "\\" + character
+    return character if character.isprintable() else {"\n": "\\n", "\t": "\\t"}.get(character, f"\\x{ord(character):02x}")
 
 
 def _wrapped(text: str, indent: str) -> list[str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 from os.path import basename
 
 from plimsoll.domain.launch import Launch
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["find_launch", "read_launches"]
 
 BYTES_MAX = 1024 * 1024
+PIPE_PATIENCE_S = 10
 _SOURCED_MAX = 8  # names of files that a note lists
 
 # Patterns stay text until they are used: compiling them all costs more than reading most files.
@@ -52,8 +55,7 @@ def _bytes(path: str, stdin: BinaryIO | None) -> bytes:
             raise BadInput("-: there is no standard input to read")
         return stdin.read(BYTES_MAX + 1)
     try:
-        with open(path, "rb") as file:
-            return file.read(BYTES_MAX + 1)
+        return _file_bytes(path)
     except FileNotFoundError:
         raise BadInput(f"{path}: no such file") from None
     except IsADirectoryError:
@@ -63,6 +65,29 @@ def _bytes(path: str, stdin: BinaryIO | None) -> bytes:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise BadInput(f"{path!r}: cannot be read: {reason}") from None
+
+
+def _file_bytes(path: str) -> bytes:
+    """The beginning of a file, or of a pipe such as `<(...)`; a pipe that nobody writes to is given up on."""
+    if not stat.S_ISFIFO(os.stat(path).st_mode):
+        with open(path, "rb") as file:
+            return file.read(BYTES_MAX + 1)
+    import select
+
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        found = b""
+        while len(found) <= BYTES_MAX:
+            ready, _, _ = select.select([descriptor], [], [], PIPE_PATIENCE_S)
+            chunk = os.read(descriptor, BYTES_MAX + 1) if ready else None
+            if chunk is None:
+                raise BadInput(f"{path}: a pipe in which nothing arrived for {PIPE_PATIENCE_S} s")
+            if not chunk:
+                break
+            found += chunk
+        return found
+    finally:
+        os.close(descriptor)
 
 
 def _text(content: bytes, where: str) -> str:

@@ -24,7 +24,7 @@ def read_vllm_config(path: str) -> Mapping[str, object]:
     from plimsoll.sources.yaml_tree import documents_in  # brings pyyaml
 
     try:
-        documents = documents_in(content.decode("utf-8"), path)
+        documents = documents_in(content.decode("utf-8"), path, booleans=True)
     except UnicodeDecodeError:
         raise BadInput(f"{path}: not text") from None
     found = next(iter(documents), None)

@@ -10,19 +10,24 @@ from typing import Any, TypeAlias
 
 from plimsoll.errors import BadInput, TooLarge
 
-Tree: TypeAlias = "dict[str, Tree] | list[Tree] | str | None"
+Tree: TypeAlias = "dict[str, Tree] | list[Tree] | str | bool | None"
 
 _DEPTH_MAX = 100
 _NODES_MAX = 200_000
 _NULLS = frozenset({"", "~", "null", "Null", "NULL"})
+_TRUE = frozenset({"yes", "Yes", "YES", "true", "True", "TRUE", "on", "On", "ON"})
+_FALSE = frozenset({"no", "No", "NO", "false", "False", "FALSE", "off", "Off", "OFF"})
 
 
-def documents_in(text: str, name: str) -> list[Tree]:
-    """Every document of a YAML (or JSON) stream; BadInput with the line where it is not YAML."""
+def documents_in(text: str, name: str, *, booleans: bool = False) -> list[Tree]:
+    """Every document of a YAML (or JSON) stream; BadInput with the line where it is not YAML.
+
+    With `booleans`, a plain yes or no is read as one; otherwise it stays text like every other scalar.
+    """
     import yaml
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    builder = _Builder(name)
+    builder = _Builder(name, booleans=booleans)
     try:
         for event in yaml.parse(text, Loader=loader):
             builder.take(event)
@@ -43,7 +48,8 @@ def _hint(text: str) -> str:
 class _Builder:
     """Puts the parser's events together, without recursion."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, booleans: bool) -> None:
+        self._booleans = booleans
         self.documents: list[Tree] = []
         self._name = name
         self._nodes = 0
@@ -55,8 +61,7 @@ class _Builder:
         kind = type(event).__name__
         line = event.start_mark.line + 1 if event.start_mark else 0
         if kind == "ScalarEvent":
-            is_null = event.implicit[0] and event.value in _NULLS  # written plain, without a tag
-            self._place(None if is_null else event.value, event.anchor, line)
+            self._place(self._scalar(event), event.anchor, line)
         elif kind in ("MappingStartEvent", "SequenceStartEvent"):
             if len(self._open) >= _DEPTH_MAX:
                 raise BadInput(f"{self._name}, line {line}: nested deeper than {_DEPTH_MAX} levels")
@@ -70,6 +75,18 @@ class _Builder:
             self._place(self._anchors[event.anchor], None, line)
         elif kind == "DocumentStartEvent":
             self._anchors = {}
+
+    def _scalar(self, event: Any) -> Tree:
+        text: str = event.value
+        if not event.implicit[0]:  # quoted, or with a tag
+            return text
+        if text in _NULLS:
+            return None
+        # A key is text whatever it looks like.
+        is_key = bool(self._open) and isinstance(self._open[-1][0], dict) and not self._open[-1][1]
+        if self._booleans and not is_key and text in _TRUE | _FALSE:
+            return text in _TRUE
+        return text
 
     def _place(self, value: Tree, anchor: str | None, line: int) -> None:
         self._spend(1, line)

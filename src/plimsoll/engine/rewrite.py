@@ -1,0 +1,148 @@
+"""The same intent in words that a release takes; what could not be kept is said."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from plimsoll.engine import flag_notes
+from plimsoll.engine.command_line import Argument, CommandLine
+from plimsoll.engine.flags import FlagRow, flags_of, is_before
+from plimsoll.engine.verdict import Item, Status
+from plimsoll.engine.versions import Engine
+
+# The first release with the command `vllm serve`.
+SERVE_SINCE = "0.5.2"
+
+Judged = tuple[Argument, Item]
+Variable = tuple[str, str, Item | None]
+
+
+class Rewritten(NamedTuple):
+    """A command that the release takes."""
+
+    words: tuple[str, ...]
+    environment: tuple[tuple[str, str], ...]
+    notes: tuple[str, ...]
+
+
+class _Words:
+    """The words of the new command, flag by flag, so that one can be found again."""
+
+    def __init__(self, known: Mapping[str, FlagRow]) -> None:
+        self.known = known
+        self.flags: list[list[str]] = []
+        self.left_out: list[str] = []
+
+    def has(self, flag: str) -> bool:
+        return any(words[0] == flag for words in self.flags)
+
+    def add_instead(self, gone: flag_notes.Gone | None, values: tuple[str, ...], old: str) -> None:
+        """Put what replaces a flag in its place, unless the command has that already or the release lacks it."""
+        if gone is None or not gone.rewrite:
+            self.left_out.append(old)
+            return
+        values = tuple(value.split(gone.value_until)[0] for value in values) if gone.value_until else values
+        words = [w for word in gone.rewrite for w in (values if word == flag_notes.VALUES else (word,))]
+        flag = words[0].split(".")[0]
+        if flag not in self.known and "--" + flag.removeprefix("--no-") not in self.known:
+            self.left_out.append(old)
+        elif self.has(words[0]):
+            self.left_out.append(f"{old} ({words[0]} is given)")
+        elif words[0] != flag and self.has(flag):
+            self._merge(flag, words, old)
+        else:
+            self.flags.append(words)
+
+    def _merge(self, flag: str, words: list[str], old: str) -> None:
+        """A dotted key beside JSON for the same flag: vLLM would forget the JSON, so the key goes into it."""
+        target = next(w for w in self.flags if w[0] == flag)
+        try:
+            merged = json.loads(target[1])
+            inner = merged
+            *path, last = words[0].split(".")[1:]
+            for key in path:
+                inner = inner.setdefault(key, {})
+            inner[last] = _plain(words[1])
+        except (ValueError, IndexError, TypeError, AttributeError):
+            self.left_out.append(old)
+            return
+        target[1] = json.dumps(merged)
+
+
+def _plain(value: str) -> object:
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value
+
+
+def rewrite(line: CommandLine, judged: list[Judged], variables: list[Variable], engine: Engine) -> Rewritten:
+    """The command with refused flags replaced or left out, redundant ones gone, abbreviations spelled out."""
+    verdicts = {id(argument): item for argument, item in judged}
+    made = _Words(flags_of(engine.release))
+    last_switch = {a.row.name: id(a) for a in line.arguments if a.row is not None and a.row.kind == "on-off" and not a.source}
+    replaced: list[Argument] = []
+    for argument in line.arguments:
+        if argument.source:
+            continue  # it stands in the --config file
+        if argument.is_opaque:
+            made.flags.append([argument.typed])
+            continue
+        row, item = argument.row, verdicts[id(argument)]
+        if row is not None and row.name == "--model" and argument.values:
+            continue  # it is the first word
+        if row is not None and row.kind == "on-off" and last_switch[row.name] != id(argument):
+            continue  # the last of several wins
+        if row is None and item.status is Status.REMOVED:
+            replaced.append(argument)
+        elif item.status.is_refused or item.status is Status.NO_EFFECT:
+            _mend(argument, item, made)
+        elif item.status is not Status.REDUNDANT:
+            made.flags.append(_spelled(argument))
+    for argument in replaced:  # after the rest, so that what the command says itself is seen first
+        made.add_instead(flag_notes.GONE.get(argument.spelling), argument.values, argument.typed)
+    kept = _environment(variables, made)
+    words = [w for flag in made.flags for w in flag]
+    notes = (f"left out of the rewritten command: {', '.join(made.left_out)}",) if made.left_out else ()
+    return Rewritten((*_head(line.model, engine), *words), kept, notes)
+
+
+def _head(model: str | None, engine: Engine) -> list[str]:
+    if is_before(engine.release, SERVE_SINCE):
+        return ["python", "-m", "vllm.entrypoints.openai.api_server", *(["--model", model] if model else [])]
+    return ["vllm", "serve", *([model] if model else [])]
+
+
+def _mend(argument: Argument, item: Item, made: _Words) -> None:
+    """A flag the release knows, given in a way it does not take."""
+    if argument.spelling == "--config" and argument.has_equals:
+        made.flags.append(["--config", *argument.values])  # as two words it has the effect that was meant
+    elif item.instead is not None and argument.row is not None and argument.row.kind == "on-off":
+        made.flags.append([item.instead])
+    else:
+        # The value of a flag that nobody knows may be a secret behind a mistyped name.
+        made.left_out.append(" ".join([argument.typed, *(argument.values if argument.row is not None else ())]))
+
+
+def _environment(variables: list[Variable], made: _Words) -> tuple[tuple[str, str], ...]:
+    kept = []
+    for name, value, verdict in variables:
+        if verdict is not None and verdict.status is Status.NO_EFFECT:
+            made.add_instead(flag_notes.GONE_VARIABLES.get(name), (value,), name)
+        else:
+            kept.append((name, value))
+    return tuple(kept)
+
+
+def _spelled(argument: Argument) -> list[str]:
+    name = argument.spelling
+    if argument.is_negated:
+        name = "--no-" + name.removeprefix("--")
+    if argument.path:
+        name = f"{name}.{argument.path}"
+    # A value that begins with a dash would be read as a flag, except where it was joined or follows a dotted key.
+    if argument.has_equals and argument.values and argument.values[0].startswith("-"):
+        return [f"{name}={argument.values[0]}"]
+    return [name, *argument.values]

@@ -1,0 +1,262 @@
+"""The flags of a launch that decide its memory, as values, with the defaults of its vLLM release."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from plimsoll.domain.model import LayerKind, ModelShape
+from plimsoll.domain.units import parse_vllm_integer, parse_vllm_integer_or_auto
+from plimsoll.engine.batch_defaults import batch_limits, batch_limits_v0
+from plimsoll.engine.command_line import Argument, CommandLine
+from plimsoll.engine.flags import UNKNOWN_DEFAULT, flags_of, is_before
+from plimsoll.errors import BadInput
+
+AUTO_FIT = -1  # --max-model-len auto
+# The first release that lets the scheduler run ahead by default, and the first whose model runner is the second one.
+ASYNC_SINCE = "0.14.0"
+V2_RUNNER_SINCE = "0.29.0"
+GRAPH_ESTIMATE_SINCE = "0.20.0"
+V1_SINCE = "0.8.0"
+V0_CHUNKS_ABOVE = 32768
+PREFIX_CACHING_HYBRID_SINCE = "0.26.0"
+
+
+class Settings(NamedTuple):
+    """What the planner needs of a command; sizes in bytes, lengths in tokens."""
+
+    release: str
+    utilization: float
+    max_model_len: int  # AUTO_FIT where vLLM is to choose
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    data_parallel: int = 1
+    decode_context_parallel: int = 1
+    expert_parallel: bool = False
+    kv_cache_memory_bytes: int | None = None
+    kv_cache_dtype: str = "auto"
+    dtype: str = "auto"
+    quantization: str | None = None
+    block_size: int | None = None
+    num_gpu_blocks_override: int | None = None
+    enforce_eager: bool = False
+    prefix_caching: bool = True
+    async_scheduling: bool = True
+    hybrid_manager: bool = True
+    cpu_offload_gib: float = 0.0
+    max_loras: int = 0  # 0: LoRA is off
+    max_lora_rank: int = 16
+    speculative: Mapping[str, Any] | None = None
+    kv_connector: str | None = None
+    pipeline_partition: tuple[int, ...] | None = None
+    estimates_graphs: bool = True
+    v2_runner: bool = True
+    skips_mm_profiling: bool = False
+    language_model_only: bool = False
+    notes: tuple[str, ...] = ()
+
+    @property
+    def gpus(self) -> int:
+        """How many GPUs the command needs."""
+        return self.tensor_parallel * self.pipeline_parallel * self.data_parallel
+
+    @property
+    def speculative_tokens(self) -> int:
+        """Tokens drafted ahead in each step."""
+        number = (self.speculative or {}).get("num_speculative_tokens", 0)
+        return number if isinstance(number, int) else 0
+
+
+class _Flags:
+    """Looks values up by flag name: the command's last word on it, else the release's default."""
+
+    def __init__(self, line: CommandLine, release: str) -> None:
+        self.release = release
+        self.given: dict[str, Argument] = {}
+        self.dotted: dict[str, dict[str, str]] = {}
+        for argument in line.arguments:
+            if argument.row is None:
+                continue
+            if argument.path:
+                self.dotted.setdefault(argument.row.name, {})[argument.path] = argument.values[-1] if argument.values else ""
+            else:
+                self.given[argument.row.name] = argument
+
+    def text(self, name: str) -> str | None:
+        argument = self.given.get(name)
+        if argument is None or not argument.values or argument.values[-1] in ("", "None") or "$" in argument.values[-1]:
+            return None
+        return argument.values[-1]
+
+    def default(self, name: str) -> Any:
+        row = flags_of(self.release).get(name)
+        return None if row is None or row.default is UNKNOWN_DEFAULT else row.default
+
+    def integer(self, name: str) -> int | None:
+        text = self.text(name)
+        if text is None:
+            default = self.default(name)
+            return default if isinstance(default, int) and not isinstance(default, bool) else None
+        return parse_vllm_integer(text)
+
+    def number(self, name: str) -> float | None:
+        text = self.text(name)
+        if text is None:
+            default = self.default(name)
+            return float(default) if isinstance(default, int | float) else None
+        try:
+            return float(text)
+        except ValueError:
+            raise BadInput(f"{name} {text!r} is not a number") from None
+
+    def word(self, name: str, otherwise: str | None = None) -> str | None:
+        return self.text(name) or (self.default(name) if isinstance(self.default(name), str) else otherwise)
+
+    def switch(self, name: str) -> bool | None:
+        argument = self.given.get(name)
+        if argument is None:
+            default = self.default(name)
+            return default if isinstance(default, bool) else None
+        if argument.values:
+            return argument.values[-1].lower() not in ("false", "0", "no")
+        return not argument.is_negated
+
+    def mapping(self, name: str) -> dict[str, Any] | None:
+        text = self.text(name)
+        found: dict[str, Any] = {}
+        if text is not None:
+            try:
+                loaded = json.loads(text)
+            except ValueError:
+                raise BadInput(f"{name} is not JSON: {text[:60]!r}") from None
+            found.update(loaded if isinstance(loaded, dict) else {})
+        for path, value in self.dotted.get(name, {}).items():
+            try:
+                found[path] = json.loads(value)
+            except ValueError:
+                found[path] = value
+        return found or None
+
+
+def read_settings(
+    line: CommandLine,
+    environment: Sequence[tuple[str, str]],
+    release: str,
+    shape: ModelShape,
+    gpu_name: str,
+    gpu_bytes: int,
+) -> Settings:
+    """The values in force, as vLLM of that release would arrive at them on that card."""
+    flags = _Flags(line, release)
+    variables = dict(environment)
+    is_v1 = not is_before(release, V1_SINCE) and variables.get("VLLM_USE_V1") != "0"
+    context = _context(flags, shape)
+    chunked = flags.switch("--enable-chunked-prefill")
+    sequences, tokens = _batch(flags, release, gpu_name, gpu_bytes, context, is_v1=is_v1, chunked=chunked)
+    compilation = flags.mapping("--compilation-config") or {}
+    transfer = flags.mapping("--kv-transfer-config") or {}
+    lora = bool(flags.switch("--enable-lora"))
+    eager = bool(flags.switch("--enforce-eager")) or compilation.get("cudagraph_mode") == "NONE"
+    estimate = variables.get("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS")
+    return Settings(
+        release=release,
+        utilization=_share(flags.number("--gpu-memory-utilization")),
+        max_model_len=context,
+        max_num_seqs=sequences,
+        max_num_batched_tokens=tokens,
+        tensor_parallel=_at_least_one(flags, "--tensor-parallel-size"),
+        pipeline_parallel=_at_least_one(flags, "--pipeline-parallel-size"),
+        data_parallel=_at_least_one(flags, "--data-parallel-size"),
+        decode_context_parallel=_at_least_one(flags, "--decode-context-parallel-size"),
+        expert_parallel=bool(flags.switch("--enable-expert-parallel")),
+        kv_cache_memory_bytes=flags.integer("--kv-cache-memory-bytes"),
+        kv_cache_dtype=flags.word("--kv-cache-dtype", "auto") or "auto",
+        dtype=flags.word("--dtype", "auto") or "auto",
+        quantization=flags.text("--quantization"),
+        block_size=flags.integer("--block-size"),
+        num_gpu_blocks_override=flags.integer("--num-gpu-blocks-override"),
+        enforce_eager=eager,
+        prefix_caching=_prefix_caching(flags, shape, release, is_v1=is_v1),
+        async_scheduling=_async(flags, release),
+        hybrid_manager=not flags.switch("--disable-hybrid-kv-cache-manager"),
+        cpu_offload_gib=flags.number("--cpu-offload-gb") or 0.0,
+        max_loras=(flags.integer("--max-loras") or 1) if lora else 0,
+        max_lora_rank=flags.integer("--max-lora-rank") or 16,
+        speculative=flags.mapping("--speculative-config"),
+        kv_connector=str(transfer["kv_connector"]) if "kv_connector" in transfer else None,
+        pipeline_partition=_partition(variables.get("VLLM_PP_LAYER_PARTITION")),
+        estimates_graphs=(estimate == "1") if estimate is not None else not is_before(release, GRAPH_ESTIMATE_SINCE),
+        v2_runner=not is_before(release, V2_RUNNER_SINCE) and variables.get("VLLM_USE_V2_MODEL_RUNNER") != "0",
+        skips_mm_profiling=bool(flags.switch("--skip-mm-profiling")),
+        language_model_only=bool(flags.switch("--language-model-only")),
+    )
+
+
+def _context(flags: _Flags, shape: ModelShape) -> int:
+    text = flags.text("--max-model-len")
+    return shape.default_context if text is None else parse_vllm_integer_or_auto(text)
+
+
+def _share(utilization: float | None) -> float:
+    if utilization is None or not 0 < utilization <= 1:
+        raise BadInput(f"--gpu-memory-utilization must lie above 0 and at most at 1, not {utilization}")
+    return utilization
+
+
+def _at_least_one(flags: _Flags, name: str) -> int:
+    value = flags.integer(name) or 1
+    if value < 1:
+        raise BadInput(f"{name} must be at least 1, not {value}")
+    return value
+
+
+def _batch(
+    flags: _Flags, release: str, gpu_name: str, gpu_bytes: int, context: int, *, is_v1: bool, chunked: bool | None
+) -> tuple[int, int]:
+    """max_num_seqs and max_num_batched_tokens, with each other's limits applied as vLLM applies them."""
+    sequences, tokens = flags.integer("--max-num-seqs"), flags.integer("--max-num-batched-tokens")
+    limits = batch_limits(release, gpu_name, gpu_bytes) if is_v1 else None
+    if limits is None:
+        limits = batch_limits_v0(context, chunked=bool(chunked) or (chunked is None and context > V0_CHUNKS_ABOVE))
+    doubled = 2 if flags.text("--performance-mode") == "throughput" else 1
+    wanted_sequences = sequences if sequences is not None else limits.sequences * doubled
+    if tokens is None:
+        tokens = limits.tokens * doubled
+        if is_v1 and chunked is False:
+            tokens = max(context, tokens)
+        if is_v1 and context > 0:
+            tokens = min(tokens, wanted_sequences * context)
+    if sequences is None:
+        wanted_sequences = min(wanted_sequences, tokens)
+    return wanted_sequences, tokens
+
+
+def _prefix_caching(flags: _Flags, shape: ModelShape, release: str, *, is_v1: bool) -> bool:
+    given = flags.switch("--enable-prefix-caching")
+    if given is not None:
+        return given
+    if not is_v1:
+        return False
+    states = any(kind.keeps_state for kind in shape.kinds)
+    if states and not any(kind.keeps_tokens for kind in shape.kinds):
+        return False  # attention-free models: off by default in every release
+    if states:
+        return not is_before(release, PREFIX_CACHING_HYBRID_SINCE)
+    return not shape.is_encoder_decoder and LayerKind.ENCODER not in shape.kinds
+
+
+def _async(flags: _Flags, release: str) -> bool:
+    given = flags.switch("--async-scheduling")
+    return given if given is not None else not is_before(release, ASYNC_SINCE)
+
+
+def _partition(text: str | None) -> tuple[int, ...] | None:
+    if not text:
+        return None
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise BadInput(f"VLLM_PP_LAYER_PARTITION={text!r} is not a list of layer counts") from None

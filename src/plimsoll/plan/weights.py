@@ -1,0 +1,280 @@
+"""What the weights take on one GPU: of the rank that rules, the heaviest.
+
+    |  first stage             |  ...  |  last stage            |     pipeline: by layers
+    | embed, layers            | layers| layers, norm, lm_head  |     encoders and rotary tables on every stage
+      each cut by tensor parallelism: rows or columns of the matrices, the vocabulary padded to 64;
+      norms, routers, latent down-projections and (beyond the KV heads) k and v on every rank;
+      experts over tensor x data ranks, by width or, with expert parallelism, by count.
+
+`weights_from_tensors` is exact, `weights_from_total` nearly so; `weights_from_shape` needs no more than a config.json.
+All three give what vLLM prints as "Model loading took": parameters, rotary tables and the allocator's rounding. A draft
+model is another call; LoRA slots are `lora_bytes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from plimsoll.domain.estimate import Estimate
+from plimsoll.domain.model import Layer, ModelShape, Quantization
+from plimsoll.errors import BadInput
+from plimsoll.plan.weights_bands import ALLOCATOR_SLACK, Band, band_of
+from plimsoll.plan.weights_ends import end_parts, layer_extras, rotary_bytes
+from plimsoll.plan.weights_families import Family, family_of
+from plimsoll.plan.weights_feedforward import feed_forward_parts
+from plimsoll.plan.weights_mixers import mixer_parts
+from plimsoll.plan.weights_parts import Part, Ranks, Storage, held, padded_vocabulary, share
+from plimsoll.plan.weights_quantised import Scheme, left_alone, named_scheme, part_bytes, scheme_of, sorted_rules
+from plimsoll.plan.weights_safetensors import EVERY_STAGE, NUMBERED_EXPERT, Cut, place_of, rank_bytes
+from plimsoll.plan.weights_towers import tower_parts
+
+_FOUR_BYTES = frozenset({"float32", "float"})
+_PROJECTIONS = frozenset({"self_attn.kv_b_proj"})
+
+
+class Placement(NamedTuple):
+    """Over how many GPUs the model is spread, and how."""
+
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    data_parallel: int = 1
+    expert_parallel: bool = False
+    partition: tuple[int, ...] | None = None
+    """Layers per stage, as VLLM_PP_LAYER_PARTITION gives them."""
+    encoders: bool = True
+    """False where --limit-mm-per-prompt is 0 for all they read, or --language-model-only: vLLM does not load them."""
+    encoders_whole: bool = False
+    """--mm-encoder-tp-mode data: every rank has the whole encoder."""
+
+    @property
+    def ranks(self) -> Ranks:
+        """Over how many ranks each kind of tensor is cut; experts also over the data-parallel ones."""
+        experts = self.tensor_parallel * self.data_parallel
+        return Ranks(self.tensor_parallel, experts, self.expert_parallel and experts > 1)
+
+
+ONE_GPU = Placement()
+
+
+def stages(layers: int, placement: Placement) -> tuple[int, ...]:
+    """How many layers each pipeline stage gets (vLLM's get_pp_indices)."""
+    count = placement.pipeline_parallel
+    if placement.partition is not None:
+        if len(placement.partition) != count or sum(placement.partition) != layers:
+            said = ",".join(str(part) for part in placement.partition)
+            raise BadInput(f"VLLM_PP_LAYER_PARTITION={said} does not spread {layers} layers over {count} stages")
+        return placement.partition
+    each, left = divmod(layers, count)
+    sizes = [each] * count
+    for n in range(2, left + 2):
+        sizes[-n] += 1
+    return tuple(sizes)
+
+
+def weights_from_shape(
+    shape: ModelShape,
+    placement: Placement = ONE_GPU,
+    dtype: str | None = None,
+    quantization: Quantization | str | None = None,
+) -> Estimate:
+    """The weights of the rank that rules, from the sizes in config.json; the checkpoint's own quantisation wins."""
+    check_divides(shape, placement)
+    family = family_of(shape)
+    stored = shape.quantization or (named_scheme(quantization) if isinstance(quantization, str) else quantization)
+    scheme = scheme_of(stored, shape.moe.expert_dtype if shape.moe else None)
+    unclear = scheme is None and (stored is not None or isinstance(quantization, str))
+    if unclear:  # half a byte to two bytes a weight: the middle of what it may be
+        scheme = scheme_of(Quantization("fp8", bits=8))
+    counted = _count(shape, placement, family, _Storing(item_bytes(dtype), scheme, stored.ignored if stored else ()))
+    band = band_of(shape, family, scheme, unclear=unclear, towers_known=counted.towers_known)
+    return _with_band(counted.heaviest, band)
+
+
+def weights_from_tensors(
+    tensors: Iterable[tuple[str, str, Sequence[int]]],
+    shape: ModelShape,
+    placement: Placement = ONE_GPU,
+    dtype: str | None = None,
+) -> Estimate:
+    """The weights of the rank that rules, from the names, types and shapes in the headers of a checkpoint."""
+    check_divides(shape, placement)
+    ranks, item = placement.ranks, item_bytes(dtype)
+    by_layer = [0] * len(shape.layers)
+    singles: dict[tuple[int, str], int] = {}
+    first = last = every = embedding = unsure = 0
+    for name, kind, size in tensors:
+        place = place_of(name, shape)
+        if place.cut is Cut.SKIPPED or (place.layer == EVERY_STAGE and not placement.encoders):
+            continue
+        if place.layer == EVERY_STAGE and placement.encoders_whole:
+            place = place._replace(cut=Cut.WHOLE)
+        held_here = rank_bytes(name, kind, tuple(size), place.cut, shape, ranks, item)
+        if place.cut is Cut.UNKNOWN:
+            unsure += held_here - held_here // placement.tensor_parallel
+        if place.layer is None:
+            last += held_here
+        elif place.layer == EVERY_STAGE:
+            every += held_here
+        elif place.layer < 0:
+            first += held_here
+            embedding += held_here if place.cut is Cut.VOCABULARY and "per_layer" not in name else 0
+        elif place.cut is Cut.EXPERTS and ranks.by_expert and (numbered := NUMBERED_EXPERT.search(name)):
+            key = (place.layer, name[: numbered.start()] + name[numbered.end() :])
+            singles[key] = singles.get(key, 0) + held_here
+        else:
+            by_layer[place.layer] += held_here
+    for (number, _), all_experts in singles.items():
+        count = shape.moe.experts if shape.moe is not None else 1
+        by_layer[number] += all_experts * share(count, ranks.experts) // count
+    if placement.pipeline_parallel > 1 and shape.tie_word_embeddings:
+        last += embedding
+    totals = [sum(by_layer[begin:end]) for begin, end in _spans(len(by_layer), placement)]
+    totals[0] += first
+    totals[-1] += last
+    value = max(totals) + every + rotary_bytes(shape, family_of(shape), item)
+    scheme = scheme_of(shape.quantization)
+    if scheme is not None and scheme.expert_padding != (1, 1):  # gpt-oss: a file of 60.8 GiB is held as 65.9
+        padded = weights_from_shape(shape, placement, dtype)
+        return Estimate(
+            max(value, padded.value), value, max(value, padded.high), "checkpoint, its experts padded for the kernel"
+        )
+    if unsure:
+        return Estimate(value, max(0, value - unsure), value, "checkpoint: tensors of unknown names are counted on every rank")
+    return Estimate.exact(value, "checkpoint: every tensor by its name, type and shape")
+
+
+def weights_from_total(
+    total_bytes: int, shape: ModelShape, placement: Placement = ONE_GPU, quantization: Quantization | str | None = None
+) -> Estimate:
+    """The weights of the rank that rules, from the total in a checkpoint's index: the total times this rank's share.
+
+    The total may hold MTP layers that vLLM does not load, and the share of a family we do not know is a guess; a
+    checkpoint is not smaller in memory than by its MTP layers, so the band below is one layer in so many.
+    """
+    whole = weights_from_shape(shape, ONE_GPU, None, quantization)
+    here = weights_from_shape(shape, placement, None, quantization)
+    value = total_bytes * here.value // max(1, whole.value)
+    below = 0.01 + shape.mtp_layers / len(shape.layers)
+    above = 0.01 if family_of(shape).known or placement.ranks == Ranks() else 0.1
+    return Estimate(
+        value, int(value * (1 - below)), int(value * (1 + above)), "checkpoint: the index's total, by this rank's share"
+    )
+
+
+def parameters(shape: ModelShape) -> int:
+    """How many parameters vLLM loads of the whole model, without MTP layers and without padding."""
+    family, ranks = family_of(shape), Ranks()
+    ends = end_parts(shape, family, 1)
+    parts = [*ends.first, *ends.last]
+    extras = layer_extras(shape, family)
+    for layer in shape.layers:
+        parts += mixer_parts(layer, shape, family, 1) + feed_forward_parts(layer, shape, family, ranks) + extras
+    for tower in shape.towers:
+        encoder = tower_parts(tower, shape, 1)
+        parts += encoder.layer * encoder.layers + encoder.rest
+    padding = padded_vocabulary(shape.vocab_size) - shape.vocab_size
+    padded = sum(part.inputs for part in parts if part.name in ("embed_tokens", "lm_head"))
+    return sum(part.elements for part in parts) - padding * padded
+
+
+def lora_bytes(shape: ModelShape, placement: Placement, max_loras: int, max_rank: int, dtype: str | None = None) -> Estimate:
+    """The LoRA slots vLLM allocates at start: an A and a B of full rank for every matrix it can adapt, experts included."""
+    family, ranks = family_of(shape), placement.ranks
+    sizes = []
+    for layer in shape.layers:
+        parts = mixer_parts(layer, shape, family, ranks.tensor) + feed_forward_parts(layer, shape, family, ranks)
+        touched = (part for part in parts if part.storage in (Storage.LINEAR, Storage.EXPERTS))
+        sizes.append(sum(part.stack * (part.pieces * part.inputs + part.outputs) for part in touched))
+    heaviest = max(sum(sizes[begin:end]) for begin, end in _spans(len(sizes), placement))
+    value = max_loras * max_rank * heaviest * item_bytes(dtype)
+    return Estimate(value, int(value * 0.9), int(value * 1.1), f"{max_loras} LoRA slots of rank {max_rank}")
+
+
+def check_divides(shape: ModelShape, placement: Placement) -> None:
+    """BadInput where vLLM would refuse the split."""
+    tensor = placement.tensor_parallel
+    if min(tensor, placement.pipeline_parallel, placement.data_parallel) < 1:
+        raise BadInput("parallel sizes start at 1")
+    if shape.attention_heads % tensor:
+        raise BadInput(f"--tensor-parallel-size {tensor} does not divide the model's {shape.attention_heads} attention heads")
+    if padded_vocabulary(shape.vocab_size) % tensor:
+        rows = padded_vocabulary(shape.vocab_size)
+        raise BadInput(f"--tensor-parallel-size {tensor} does not divide the padded vocabulary of {rows}")
+    if placement.pipeline_parallel > len(shape.layers):
+        raise BadInput(f"--pipeline-parallel-size {placement.pipeline_parallel} is more than the {len(shape.layers)} layers")
+
+
+def item_bytes(dtype: str | None) -> int:
+    """Bytes of an unquantised weight; a 32-bit checkpoint is served in 16 bits unless --dtype says otherwise."""
+    return 4 if dtype in _FOUR_BYTES else 2
+
+
+class _Storing(NamedTuple):
+    item: int
+    scheme: Scheme | None
+    ignored: tuple[str, ...]
+
+
+class _Counted(NamedTuple):
+    heaviest: int
+    towers_known: bool
+
+
+def _count(shape: ModelShape, placement: Placement, family: Family, storing: _Storing) -> _Counted:
+    """Bytes of the heaviest stage; layers that are alike are counted once."""
+    ranks = placement.ranks
+    ends = end_parts(shape, family, ranks.tensor)
+    extras = _sum(layer_extras(shape, family), storing, (), ())
+    rules, single = sorted_rules(storing.ignored) if storing.ignored else ((), {})
+    seen: dict[tuple[Layer, tuple[str, ...]], int] = {}
+    per_layer = []
+    for number, layer in enumerate(shape.layers):
+        key = (layer, single.get(number, ()))
+        size = seen.get(key)
+        if size is None:
+            parts = mixer_parts(layer, shape, family, ranks.tensor) + feed_forward_parts(layer, shape, family, ranks)
+            size = seen[key] = _sum(parts, storing, rules, key[1]) + extras
+        per_layer.append(size)
+    towers_known, every = True, held(rotary_bytes(shape, family, storing.item))
+    for tower in shape.towers if placement.encoders else ():
+        encoder = tower_parts(tower, shape, 1 if placement.encoders_whole else ranks.tensor)
+        towers_known = towers_known and encoder.known
+        quantised = storing.scheme is not None and storing.scheme.towers
+        how = storing if quantised else storing._replace(scheme=None)
+        every += _sum(encoder.layer, how, rules, ()) * encoder.layers + _sum(encoder.rest, how, rules, ())
+    last = _sum(ends.last, storing, (), ())
+    if placement.pipeline_parallel > 1:
+        last += _sum(ends.tied, storing, (), ())
+    spans = _spans(len(per_layer), placement)
+    totals = [sum(per_layer[begin:end]) for begin, end in spans]
+    totals[0] += _sum(ends.first, storing, (), ())
+    totals[-1] += last
+    return _Counted(max(totals) + every, towers_known)
+
+
+def _spans(layers: int, placement: Placement) -> list[tuple[int, int]]:
+    spans, begin = [], 0
+    for size in stages(layers, placement):
+        spans.append((begin, begin + size))
+        begin += size
+    return spans
+
+
+def _sum(parts: Sequence[Part], storing: _Storing, rules: tuple[str, ...], single: tuple[str, ...]) -> int:
+    item, scheme, _ = storing
+    if scheme is None:
+        return sum(held(p.elements * (4 if p.storage is Storage.FLOAT32 else item)) for p in parts)
+    total = 0
+    for part in parts:
+        alone = bool(rules or single) and left_alone(part.name, rules, single)
+        size, scales = part_bytes(part, item, scheme, alone=alone)
+        total += held(size) + held(scales)
+        if part.name in _PROJECTIONS and size != part.elements * item:
+            total += held(part.elements * item)  # vLLM keeps a 16-bit copy of a quantised kv_b for decoding
+    return total
+
+
+def _with_band(value: int, band: Band) -> Estimate:
+    low, high = int(value * (1 - band.below)) - ALLOCATOR_SLACK, int(value * (1 + band.above)) + ALLOCATOR_SLACK
+    return Estimate(value, max(0, low), high, band.why)

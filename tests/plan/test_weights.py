@@ -1,0 +1,306 @@
+"""Weights from config.json: published parameter counts, placement, quantised sizes, bands, refusals."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plimsoll.domain.model import ModelShape, Quantization
+from plimsoll.errors import BadInput
+from plimsoll.plan.weights import Placement, lora_bytes, parameters, stages, weights_from_shape, weights_from_total
+
+GIB = 2**30
+CONFIGS = sorted((Path(__file__).resolve().parents[2].parent / "shared" / "data" / "model-configs").glob("*.json"))
+
+
+def config(family: str, hidden: int, layers: int, heads: int, kv: int, width: int, vocab: int, **more: Any) -> dict[str, Any]:
+    """A config.json with the usual keys."""
+    return {
+        "model_type": family, "hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads,
+        "num_key_value_heads": kv, "intermediate_size": width, "vocab_size": vocab, "max_position_embeddings": 4096,
+        "tie_word_embeddings": False, **more,
+    }  # fmt: skip
+
+
+LLAMA = config("llama", 4096, 32, 32, 8, 14336, 128256)
+QWEN_72B = config("qwen2", 8192, 80, 64, 8, 29568, 152064)
+MIXTRAL = config("mixtral", 4096, 32, 32, 8, 14336, 32000, num_local_experts=8)
+QWEN3_30B = config("qwen3_moe", 2048, 48, 32, 4, 6144, 151936, head_dim=128, num_experts=128, moe_intermediate_size=768)
+DEEPSEEK_V3 = config(
+    "deepseek_v3", 7168, 61, 128, 128, 18432, 129280, moe_intermediate_size=2048, n_routed_experts=256, n_shared_experts=1,
+    first_k_dense_replace=3, num_nextn_predict_layers=1,
+)  # fmt: skip
+GPT_OSS_20B = config(
+    "gpt_oss", 2880, 24, 64, 8, 2880, 201088, head_dim=64, num_local_experts=32, quantization_config={"quant_method": "mxfp4"}
+)
+OPT_6_7B = config("opt", 4096, 32, 32, 32, 16384, 50272, max_position_embeddings=2048, tie_word_embeddings=True)
+GEMMA_2_27B = config("gemma2", 4608, 46, 32, 16, 36864, 256000, head_dim=128, tie_word_embeddings=True)
+NEMOTRON_H_8B = config(
+    "nemotron_h", 4096, 52, 32, 8, 21504, 131072, mamba_num_heads=128, mamba_head_dim=64, ssm_state_size=128, n_groups=8,
+    conv_kernel=4, head_dim=128, hybrid_override_pattern="M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-",
+)  # fmt: skip
+QWEN_VL_7B = config("qwen2_5_vl", 3584, 28, 28, 4, 18944, 152064) | {
+    "vision_config": {"depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "patch_size": 14}
+}
+
+
+def shape_of(config: dict[str, Any]) -> ModelShape:
+    """The shape, by the only door."""
+    return ModelShape.from_config(config)
+
+
+PUBLISHED = {
+    "Llama-3.1-8B": (LLAMA, 8_030_261_248),
+    "Qwen2.5-72B": (QWEN_72B, 72_706_203_648),
+    "Mixtral-8x7B": (MIXTRAL, 46_702_792_704),
+    "Qwen3-30B-A3B": (QWEN3_30B, 30_532_122_624),
+    "DeepSeek-V3": (DEEPSEEK_V3, 671_026_419_200),
+    "OPT-6.7B": (OPT_6_7B, 6_658_473_984),
+    "Gemma-2-27B": (GEMMA_2_27B, 27_227_128_320),
+    "Qwen3-0.6B": (
+        config("qwen3", 1024, 28, 16, 8, 3072, 151936, head_dim=128, tie_word_embeddings=True), 596_049_920),
+    "Phi-4": (config("phi3", 5120, 40, 40, 10, 17920, 100352), 14_659_507_200),
+    "Phi-2": (config("phi", 2560, 32, 32, 32, 10240, 51200), 2_779_683_840),
+    "GPT-J-6B": ({"model_type": "gptj", "n_embd": 4096, "n_layer": 28, "n_head": 16, "vocab_size": 50400, "n_positions": 2048,
+                  "tie_word_embeddings": False}, 6_050_882_784),
+    "Falcon-7B": ({"model_type": "falcon", "hidden_size": 4544, "num_hidden_layers": 32, "num_attention_heads": 71,
+                   "multi_query": True, "vocab_size": 65024, "tie_word_embeddings": True}, 6_921_720_704),
+    "GPT-NeoX-20B": (config("gpt_neox", 6144, 44, 64, 64, 24576, 50432), 20_554_567_680),
+    "Llama-2-7B": (config("llama", 4096, 32, 32, 32, 11008, 32000), 6_738_415_616),
+    "Granite-3.1-8B": (config("granite", 4096, 40, 32, 8, 12800, 49155, tie_word_embeddings=True), 8_170_848_256),
+    "OLMo-2-7B": (config("olmo2", 4096, 32, 32, 32, 11008, 100352), 7_298_617_344),
+    "Qwen2.5-VL-7B": (QWEN_VL_7B, 8_292_166_656),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameter_counts_are_the_published_ones(name: str) -> None:
+    """Every tensor of the family is there: the count is the one on the model's page, to the last parameter."""
+    config, published = PUBLISHED[name]
+    assert parameters(shape_of(config)) == published
+
+
+@pytest.mark.parametrize(
+    ("config", "billions"), [(GPT_OSS_20B, 20.91), (NEMOTRON_H_8B, 8.1)], ids=["gpt-oss-20b", "Nemotron-H-8B"]
+)
+def test_parameter_counts_published_in_billions(config: dict[str, Any], billions: float) -> None:
+    """Where only a rounded count is published, ours rounds to it."""
+    assert parameters(shape_of(config)) / 1e9 == pytest.approx(billions, abs=0.05 if billions > 10 else 0.1)
+
+
+@pytest.mark.parametrize(
+    ("config", "placement", "quantization", "measured"),
+    [
+        (QWEN_72B | {"max_position_embeddings": 131072}, Placement(2), None, 67.82),
+        (GEMMA_2_27B | {"max_position_embeddings": 8192}, Placement(), None, 50.72),
+        (MIXTRAL | {"max_position_embeddings": 32768}, Placement(2), None, 43.51),
+        (QWEN3_30B | {"max_position_embeddings": 40960}, Placement(), None, 56.88),
+        (QWEN3_30B | {"max_position_embeddings": 40960}, Placement(2), "fp8", 14.53),
+        (OPT_6_7B, Placement(), None, 12.40),
+    ],
+)
+def test_a_start_that_was_logged(
+    config: dict[str, Any], placement: Placement, quantization: str | None, measured: float
+) -> None:
+    """What vLLM printed as "Model loading took" is met to the last decimal it printed."""
+    estimate = weights_from_shape(shape_of(config), placement, "bfloat16", quantization)
+    assert estimate.value / GIB == pytest.approx(measured, abs=0.0101)
+    assert estimate.low <= measured * GIB <= estimate.high
+
+
+def test_tied_embeddings_count_once() -> None:
+    """A tied head costs nothing on one stage, and one more embedding on a last stage of its own."""
+    tied, untied = shape_of(LLAMA | {"tie_word_embeddings": True}), shape_of(LLAMA)
+    embedding = 128256 * 4096 * 2
+    one = weights_from_shape(untied).value - weights_from_shape(tied).value
+    assert embedding <= one <= embedding + 2**20
+    two = Placement(pipeline_parallel=2)
+    assert abs(weights_from_shape(untied, two).value - weights_from_shape(tied, two).value) < 2**20
+
+
+def test_the_vocabulary_is_padded() -> None:
+    """49,155 rows become 49,216 before they are cut."""
+    odd, even = (shape_of(config("llama", 4096, 2, 32, 8, 14336, vocab)) for vocab in (49155, 49216))
+    assert weights_from_shape(odd).value == weights_from_shape(even).value
+    assert parameters(odd) < parameters(even)
+
+
+def test_keys_are_copied_beyond_the_kv_heads() -> None:
+    """With more ranks than KV heads every rank keeps one whole head of keys and values."""
+    shape = shape_of(config("llama", 4096, 32, 32, 2, 14336, 128256))
+    four, eight = (weights_from_shape(shape, Placement(n)).value for n in (4, 8))
+    keys = 32 * 2 * 128 * 4096 * 2  # one head of k and of v in each of 32 layers
+    assert 2 * eight - four == pytest.approx(keys, rel=0.15)
+
+
+def test_pipeline_stages_follow_vllm() -> None:
+    """Layers that do not divide go to the stages before the last, unless the partition is given."""
+    assert stages(61, Placement(pipeline_parallel=2)) == (31, 30)
+    assert stages(62, Placement(pipeline_parallel=4)) == (15, 16, 16, 15)
+    assert stages(6, Placement(pipeline_parallel=2, partition=(2, 4))) == (2, 4)
+    with pytest.raises(BadInput, match="VLLM_PP_LAYER_PARTITION=3,4"):
+        stages(6, Placement(pipeline_parallel=2, partition=(3, 4)))
+
+
+def test_experts_are_spread_over_data_parallel_ranks_too() -> None:
+    """Expert parallelism over 2 x 4 ranks leaves an eighth of the experts, the rest as tensor parallelism leaves it."""
+    shape = shape_of(QWEN3_30B)
+    both = weights_from_shape(shape, Placement(4, data_parallel=2, expert_parallel=True)).value
+    wide = weights_from_shape(shape, Placement(4, data_parallel=2)).value
+    assert both == pytest.approx(wide, rel=0.001)  # 128 experts and their width divide by eight alike
+    assert both < weights_from_shape(shape, Placement(4)).value
+
+
+@pytest.mark.parametrize(
+    ("quantization", "bytes_per_weight"),
+    [
+        (Quantization("fp8", bits=8, block=(128, 128)), 1 + 4 / 128**2),
+        (Quantization("fp8", bits=8), 1.0),
+        (Quantization("awq", bits=4, group_size=128), 0.5 + 2.5 / 128),
+        (Quantization("gptq", bits=4, group_size=128), 0.5 + 2 / 128),
+        (Quantization("compressed-tensors", "pack-quantized", 4, 32), 0.5 + 2 / 32),
+        (Quantization("compressed-tensors", "nvfp4-pack-quantized", 4, 16), 0.5625),
+        (Quantization("compressed-tensors", "mxfp4-pack-quantized", 4, 32), 0.53125),
+        (Quantization("modelopt_fp4", "NVFP4", 4, 16), 0.5625),
+        (Quantization("bitsandbytes", bits=4), 0.5625),
+        (Quantization("bitsandbytes", bits=8), 1.0),
+    ],
+    ids=lambda value: f"{value.method}-{value.group_size}" if isinstance(value, Quantization) else "",
+)
+def test_quantised_sizes(quantization: Quantization, bytes_per_weight: float) -> None:
+    """The matrices shrink to the method's bytes per weight; embeddings and head stay at 16 bits."""
+    shape = shape_of(LLAMA)
+    ends = 2 * 128256 * 4096
+    expected = ends * 2 + (parameters(shape) - ends) * bytes_per_weight
+    assert weights_from_shape(shape, quantization=quantization).value == pytest.approx(expected, rel=0.003)
+
+
+def test_ignored_modules_stay_as_they_are() -> None:
+    """What a checkpoint leaves alone, by name, by pattern or by layer, keeps its 16 bits."""
+    shape = shape_of(QWEN3_30B)
+    fp8 = Quantization("fp8", bits=8, block=(128, 128))
+    attention = 2048 * (32 + 8) * 128 + 32 * 128 * 2048  # q, k, v and o of one layer
+    plain = weights_from_shape(shape, quantization=fp8).value
+    for ignored, layers in (
+        (("re:.*self_attn.*",), 48),
+        (("model.layers.*.self_attn",), 48),
+        (("model.layers.3.self_attn*", "lm_head"), 1),
+        (tuple(f"model.layers.{n}.self_attn.{p}" for n in range(5) for p in ("q_proj", "o_proj")), 5),
+    ):
+        more = weights_from_shape(shape, quantization=replace(fp8, ignored=ignored)).value - plain
+        assert more == pytest.approx(layers * attention, rel=0.02), ignored
+
+
+def test_gpt_oss_experts_are_padded() -> None:
+    """gpt-oss-120b holds 65.97 GiB on one GPU, because its kernel grows 2880 by 2880 to 2944 by 3072."""
+    config = GPT_OSS_20B | {"num_hidden_layers": 36, "num_local_experts": 128, "max_position_embeddings": 131072}
+    assert weights_from_shape(shape_of(config)).value / GIB == pytest.approx(65.965, abs=0.05)
+
+
+def test_encoders_are_on_every_stage_unless_switched_off() -> None:
+    """The vision tower is loaded by each pipeline stage, cut by tensor parallelism or not, or not at all."""
+    shape = shape_of(QWEN_VL_7B)
+    tower = 2 * (8_292_166_656 - 7_615_616_512)
+    with_it, without = (weights_from_shape(shape, Placement(1, 2, encoders=on)).value for on in (True, False))
+    assert with_it - without == pytest.approx(tower, rel=0.02)
+    cut, whole = (weights_from_shape(shape, Placement(4, encoders_whole=on)).value for on in (False, True))
+    assert whole - cut == pytest.approx(tower * 3 / 4, rel=0.02)
+
+
+@pytest.mark.skipif(not CONFIGS, reason="the shared data folder is not beside the repository")
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_public_config_is_planned(path: Path) -> None:
+    """Each of the public config.json files gives a figure that shrinks with every kind of parallelism."""
+    shape = shape_of(json.loads(path.read_text(encoding="utf-8")))
+    one = weights_from_shape(shape)
+    assert 0 < one.low <= one.value <= one.high
+    for placement in (Placement(2), Placement(1, 2), Placement(2, 2, 2, expert_parallel=True)):
+        assert weights_from_shape(shape, placement).value < one.value
+    assert lora_bytes(shape, Placement(2), 1, 16).value > 0
+
+
+def test_lora_slots() -> None:
+    """One slot of rank 16 on Mistral 7B takes the 0.08 GiB that its start shows."""
+    mistral = shape_of(config("mistral", 4096, 32, 32, 8, 14336, 32000))
+    assert lora_bytes(mistral, Placement(), 1, 16).value == 83_886_080
+    assert lora_bytes(mistral, Placement(), 4, 16).value == 4 * 83_886_080
+
+
+def test_mtp_layers_are_not_loaded() -> None:
+    """A next-token layer in the file changes nothing."""
+    without = {key: value for key, value in DEEPSEEK_V3.items() if key != "num_nextn_predict_layers"}
+    assert weights_from_shape(shape_of(DEEPSEEK_V3)).value == weights_from_shape(shape_of(without)).value
+
+
+def test_bands_widen_with_what_is_not_known() -> None:
+    """An unknown family and an unknown method are planned, with a wide band and the reason."""
+    strange = weights_from_shape(shape_of(LLAMA | {"model_type": "never_heard"}))
+    assert strange.high > 1.1 * strange.value
+    assert "never_heard" in strange.why
+    unclear = weights_from_shape(shape_of(LLAMA), quantization="some_method")
+    assert unclear.high > 1.9 * unclear.value
+    assert "bits" in unclear.why
+    dense = weights_from_shape(shape_of(LLAMA))
+    assert dense.high < 1.02 * dense.value
+
+
+@pytest.mark.parametrize(
+    ("placement", "said"),
+    [(Placement(3), "attention heads"), (Placement(pipeline_parallel=33), "32 layers"), (Placement(0), "start at 1")],
+)
+def test_a_split_that_vllm_refuses(placement: Placement, said: str) -> None:
+    """A split that does not divide is one line, as in vLLM."""
+    with pytest.raises(BadInput, match=said):
+        weights_from_shape(shape_of(LLAMA), placement)
+
+
+def test_a_total_is_cut_like_the_shape() -> None:
+    """The index's total, halved by tensor parallelism, is the shape's estimate again."""
+    shape = shape_of(LLAMA)
+    total = weights_from_total(2 * 8_030_261_248, shape, Placement(2))
+    assert total.value == pytest.approx(weights_from_shape(shape, Placement(2)).value, rel=0.002)
+    assert total.low < total.value < total.high
+
+
+SHAPES = st.sampled_from([LLAMA, MIXTRAL, QWEN3_30B, GEMMA_2_27B, NEMOTRON_H_8B, DEEPSEEK_V3]).map(shape_of)
+
+
+@settings(max_examples=60, deadline=None)
+@given(SHAPES, st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2, 3]), st.booleans())
+def test_the_ranks_together_hold_the_model(shape: ModelShape, tensor: int, pipeline: int, experts: bool) -> None:
+    """The heaviest rank is at least the mean and at most the whole; more ranks never make it heavier."""
+    whole = weights_from_shape(shape).value
+    placement = Placement(tensor, pipeline, expert_parallel=experts)
+    rank = weights_from_shape(shape, placement).value
+    assert rank * tensor * pipeline >= parameters(shape) * 2
+    assert rank <= whole + 2**21
+    assert weights_from_shape(shape, placement._replace(tensor_parallel=2 * tensor)).value < rank
+
+
+@settings(max_examples=30, deadline=None)
+@given(SHAPES, st.sampled_from([2, 4, 8]))
+def test_what_is_replicated_is_all_that_is_paid_twice(shape: ModelShape, tensor: int) -> None:
+    """The ranks of one stage exceed the model by no more than its norms, routers, down-projections, tables and padding."""
+    extra = weights_from_shape(shape, Placement(tensor)).value * tensor - weights_from_shape(shape).value
+    rounding = 4 * len(shape.layers) * 2**20  # the allocator keeps up to 1 MiB beside a large tensor
+    assert -rounding <= extra <= (0.01 * parameters(shape) * 2 + rounding) * (tensor - 1)
+
+
+def test_one_estimate_is_quick() -> None:
+    """A dense model takes well under a millisecond, the best of twenty."""
+    shape = shape_of(QWEN_72B)
+    best = min(_seconds(shape) for _ in range(20))
+    assert best < 0.001
+
+
+def _seconds(shape: ModelShape) -> float:
+    begin = time.perf_counter()
+    weights_from_shape(shape, Placement(4))
+    return time.perf_counter() - begin
