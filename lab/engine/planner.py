@@ -1,0 +1,137 @@
+"""Asks the real vLLM 0.32.0 how it would cut memory into KV blocks: the near end of `ask_planner.py`."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lab.engine.install import engine_home, model_home
+from lab.engine.parser import FIRST_LIMIT_S, ParserProcess
+from lab.engine.server import clean_environment
+from plimsoll.plan.kv_settings import KvSettings
+from plimsoll.plan.kv_specs import (
+    AttentionSpec,
+    ChunkedSpec,
+    FullSpec,
+    KvSpec,
+    MlaSpec,
+    RankSpecs,
+    SlidingMlaSpec,
+    SlidingSpec,
+    StateSpec,
+)
+
+ASK_PLANNER = Path(__file__).resolve().parent / "ask_planner.py"
+# Ours to vLLM's KVQuantMode and MambaAttentionBackendEnum.
+QUANT = {
+    "none": "NONE", "fp8": "FP8_PER_TENSOR", "nvfp4": "NVFP4", "int8_per_token_head": "INT8_PER_TOKEN_HEAD",
+    "fp8_per_token_head": "FP8_PER_TOKEN_HEAD", "int4_per_token_head": "INT4_PER_TOKEN_HEAD", "nvfp4_ds_mla": "NVFP4_DS_MLA",
+}  # fmt: skip
+MIXER = {
+    "mamba1": "MAMBA1", "mamba2": "MAMBA2", "gdn": "GDN_ATTN", "kda": "GDN_ATTN", "linear": "LINEAR",
+    "short-conv": "SHORT_CONV",
+}  # fmt: skip
+
+
+class PlannerProcess(ParserProcess):
+    """One long-lived process that holds vLLM's planner; it ends when this one does, its stdin being closed then."""
+
+    def __init__(self) -> None:
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process; closed in stop()
+        self._process = subprocess.Popen(
+            [str(engine_home() / "bin" / "python"), str(ASK_PLANNER), str(model_home())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._said,
+            bufsize=0,
+            env=clean_environment(),
+        )
+        self._unread = b""
+        self._limit_s = FIRST_LIMIT_S
+
+    def plan(self, ranks: Sequence[RankSpecs], settings: KvSettings, available: Sequence[int]) -> dict[str, Any]:
+        """What vLLM answers: num_blocks, bytes_per_block, groups, tokens, ...; or `ok` false with error and message."""
+        v2_runner = settings.rules.v2_runner if settings.v2_runner is None else settings.v2_runner
+        return self._ask(
+            {
+                "ranks": [[{"layer": name, **as_vllm(spec)} for name, spec in rank] for rank in ranks],
+                "available": list(available),
+                "max_model_len": settings.max_model_len,
+                "auto_fit": settings.auto_fit,
+                "max_num_batched_tokens": settings.max_num_batched_tokens,
+                "async_scheduling": settings.async_scheduling,
+                "hybrid_manager": settings.hybrid_manager is not False,
+                "state_mode": settings.resolved_state_mode,
+                "num_blocks_override": settings.num_blocks_override,
+                "pp": settings.pp,
+                "dcp": settings.dcp,
+                "v2_runner": v2_runner,
+                "prefill_lookahead": settings.prefill_lookahead,
+                "layout": "BLHNC" if settings.interleaved else "LBNHC",
+            }
+        )
+
+
+def as_vllm(spec: KvSpec) -> dict[str, Any]:
+    """Our spec in vLLM's words."""
+    common: dict[str, Any] = {"block_size": spec.block_size}
+    if spec.stride_kernel is not None:
+        common["block_stride_alignment"] = {"multiple_of": spec.stride_kernel}
+    elif spec.stride_alignment is not None:
+        common["block_stride_alignment"] = spec.stride_alignment
+    if isinstance(spec, StateSpec):
+        return common | {
+            "type": "MambaSpec",
+            "shapes": spec.shapes,
+            "dtypes": spec.dtypes,
+            "page_size_padded": spec.page_padded,
+            "mamba_type": MIXER[spec.mixer],
+            "mamba_cache_mode": spec.mode,
+            "num_speculative_blocks": spec.spec_blocks,
+            "num_prefill_checkpoint_blocks": spec.checkpoint_blocks,
+            "prefill_checkpoint_alignment": spec.checkpoint_alignment,
+        }
+    assert isinstance(spec, AttentionSpec), f"{type(spec).__name__} has no name in vLLM"
+    return common | _attention(spec) | _own(spec)
+
+
+def _attention(spec: AttentionSpec) -> dict[str, Any]:
+    return {
+        "dcp_sharded": spec.dcp_sharded,
+        "max_tp_shards": spec.tp_shards,
+        "num_kv_heads": spec.heads,
+        "head_size": spec.head_size,
+        "head_size_v": spec.head_size_v,
+        "dtype": spec.dtype,
+        "kv_quant_mode": QUANT[spec.quant],
+        "page_size_padded": spec.page_padded,
+        "num_head_slots": spec.head_slots,
+        "state_content_bytes": spec.content_bytes,
+        "tokens_per_state": spec.tokens_per_state,
+    }
+
+
+def _own(spec: AttentionSpec) -> dict[str, Any]:
+    """What only its own class has."""
+    if isinstance(spec, SlidingMlaSpec):
+        latent = {"cache_dtype_str": spec.cache_dtype, "alignment": spec.alignment, "model_version": spec.version}
+        return {"type": "SlidingWindowMLASpec", "sliding_window": spec.window} | latent
+    if isinstance(spec, SlidingSpec):
+        return {"type": "SlidingWindowSpec", "sliding_window": spec.window}
+    if isinstance(spec, ChunkedSpec):
+        return {"type": "ChunkedLocalAttentionSpec", "attention_chunk_size": spec.chunk}
+    if isinstance(spec, MlaSpec):
+        return {
+            "type": "MLAAttentionSpec",
+            "sliding_window": spec.window,
+            "cache_dtype_str": spec.cache_dtype,
+            "alignment": spec.alignment,
+            "model_version": spec.version,
+            "cache_role": "indexer" if spec.indexer else "sparse",
+            "is_index_group_leader": spec.leader,
+        }
+    assert isinstance(spec, FullSpec), f"{type(spec).__name__} has no name in vLLM"
+    return {"type": "FullAttentionSpec", "sliding_window": spec.window, "attention_chunk_size": spec.chunk}

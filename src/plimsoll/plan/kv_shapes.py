@@ -1,0 +1,301 @@
+"""From a model's shape to the caches of one rank, as vLLM 0.32's layers declare them on CUDA."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from plimsoll.domain.model import Layer, LayerKind, ModelShape
+from plimsoll.errors import BadInput
+from plimsoll.plan.kv_settings import KvSettings, layers_of_stage, rules_of
+from plimsoll.plan.kv_specs import (
+    DS_MLA_BYTES,
+    DTYPE_BYTES,
+    AttentionSpec,
+    ChunkedSpec,
+    FullSpec,
+    KvSpec,
+    MlaSpec,
+    NamedSpec,
+    RankSpecs,
+    SlidingMlaSpec,
+    SlidingSpec,
+    StateSpec,
+    ceil_div,
+    packing,
+    token_packing,
+)
+from plimsoll.plan.kv_states import state_of
+
+_DEFAULT_BLOCK = 16
+_MLA_KINDS = (LayerKind.MLA, LayerKind.MLA_SLIDING, LayerKind.MLA_COMPRESSED)
+_V4_BLOCK, _V4_WINDOW_BLOCK, _V4_BYTES, _V4_ALIGNMENT = 256, 64, 584, 576
+
+
+def specs_of(shape: ModelShape, settings: KvSettings, stage: int = 0) -> RankSpecs:
+    """The caches of one pipeline stage on any of its TP ranks; BadInput where vLLM would refuse the split."""
+    _check_split(shape, settings)
+    return _Reader(shape, settings).stage(stage)
+
+
+def specs_of_all_stages(shape: ModelShape, settings: KvSettings) -> tuple[RankSpecs, ...]:
+    """The caches of every pipeline stage, first to last."""
+    _check_split(shape, settings)
+    reader = _Reader(shape, settings)
+    return tuple(reader.stage(stage) for stage in range(settings.pp))
+
+
+def is_interleaved(shape: ModelShape) -> bool:
+    """Whether the model asks for a cache layout with the block outermost."""
+    return LayerKind.MLA_COMPRESSED in shape.kinds
+
+
+def caches_prefixes_by_default(shape: ModelShape, version: str) -> bool:
+    """Whether the release turns prefix caching on for this model when no flag says so."""
+    if not any(layer.kind.keeps_state for layer in shape.layers):
+        return True
+    keeps_tokens = any(layer.kind.keeps_tokens for layer in shape.layers)
+    return keeps_tokens and rules_of(version).caches_hybrid_prefixes
+
+
+def cache_dtype_of(shape: ModelShape, settings: KvSettings) -> str:
+    """What --kv-cache-dtype comes to for this model: `auto` takes the checkpoint's word, sparse MLA has formats of its own."""
+    dtype = settings.kv_cache_dtype
+    if dtype == "auto" and shape.quantization is not None and shape.quantization.kv_cache is not None:
+        dtype = shape.quantization.kv_cache
+    if LayerKind.MLA_COMPRESSED in shape.kinds:
+        return "fp8_ds_mla"
+    if not _is_sparse_mla(shape):
+        return dtype
+    if dtype == "bfloat16":
+        dtype = "auto"
+    if settings.capability == 12 and dtype in ("auto", "fp8", "fp8_e4m3"):
+        return "fp8_ds_mla"
+    if settings.capability == 9 and dtype.startswith("fp8"):
+        return "fp8_ds_mla"  # FlashMLA's sparse kernels; on Blackwell FlashInfer keeps plain fp8
+    return dtype
+
+
+def block_size_of(shape: ModelShape, settings: KvSettings) -> int:
+    """Tokens in an attention block before it is aligned with the states of a hybrid model."""
+    if settings.block_size is not None:
+        return settings.block_size
+    if LayerKind.MLA_COMPRESSED in shape.kinds:
+        return _V4_BLOCK
+    if _is_sparse_mla(shape):
+        return 64
+    if any(layer.indexer for layer in shape.layers):
+        return 128  # MiniMax M3: a cache page is one of its sparse blocks
+    dtype = cache_dtype_of(shape, settings)
+    if not any(layer.kind in _MLA_KINDS for layer in shape.layers):
+        return 64 if settings.capability == 9 and dtype in ("fp8", "fp8_e4m3") and shape.head_dim == 512 else _DEFAULT_BLOCK
+    if not settings.rules.chooses_block_by_backend:
+        return {9: 64, 10: 128}.get(settings.capability, _DEFAULT_BLOCK)
+    if settings.capability == 10:
+        return 32
+    return 64 if settings.capability == 9 and dtype.startswith("fp8") else _DEFAULT_BLOCK
+
+
+def _is_sparse_mla(shape: ModelShape) -> bool:
+    return shape.mla is not None and any(layer.indexer and layer.kind is LayerKind.MLA for layer in shape.layers)
+
+
+def _check_split(shape: ModelShape, settings: KvSettings) -> None:
+    tp, heads = settings.tp, shape.attention_heads
+    if heads and heads % tp:
+        raise BadInput(f"--tensor-parallel-size {tp} does not divide the model's {heads} attention heads")
+    for kv_heads in {layer.kv_heads for layer in shape.layers if layer.kind not in _MLA_KINDS} - {0}:
+        if kv_heads % tp and tp % kv_heads:
+            raise BadInput(f"--tensor-parallel-size {tp} neither divides nor is a multiple of {kv_heads} key-value heads")
+    for dtype in {settings.model_dtype, settings.mamba_cache_dtype, settings.mamba_ssm_cache_dtype} - {"auto"}:
+        if dtype not in DTYPE_BYTES:
+            raise BadInput(f"{dtype} is not an element type vLLM has; use bfloat16, float16 or float32")
+    if settings.model_dtype == "auto":
+        raise BadInput("the model's element type is not known; give --dtype")
+    if settings.pp > len(shape.layers):
+        raise BadInput(f"--pipeline-parallel-size {settings.pp} is more than the model's {len(shape.layers)} layers")
+    if tp % settings.dcp:
+        raise BadInput(f"--decode-context-parallel-size {settings.dcp} does not divide tensor parallel size {tp}")
+
+
+class _Reader:
+    """Declares the cache of each layer; layers that are alike share one spec."""
+
+    def __init__(self, shape: ModelShape, settings: KvSettings) -> None:
+        self.shape, self.settings = shape, settings
+        self.cache_dtype = cache_dtype_of(shape, settings)
+        self.dtype, self.quant = packing(self.cache_dtype, settings.model_dtype)
+        self.block_size = block_size_of(shape, settings)
+        self.state: StateSpec | None = None
+        if any(layer.kind.keeps_state for layer in shape.layers):
+            self._align_with_states()
+        self._known: dict[Layer, list[tuple[str, KvSpec]]] = {}
+
+    def stage(self, stage: int) -> RankSpecs:
+        layers = self.shape.layers
+        named = [
+            NamedSpec(f"layers.{index}.{part}", spec)
+            for index in layers_of_stage(len(layers), stage, self.settings)
+            for part, spec in self._caches(layers[index])
+        ]
+        if stage == self.settings.pp - 1:
+            named.extend(self._drafting())
+        return tuple(named)
+
+    def _drafting(self) -> list[NamedSpec]:
+        """The MTP head's layers are like the model's last attention layer, and live on the last stage."""
+        keeping = [layer for layer in self.shape.layers if layer.kind.keeps_tokens and not layer.shares_kv]
+        if not keeping or not self.settings.mtp_layers:
+            return []
+        full = [layer for layer in keeping if layer.kind in (LayerKind.FULL, LayerKind.MLA)]
+        caches = self._caches((full or keeping)[-1])
+        first = len(self.shape.layers)
+        return [
+            NamedSpec(f"layers.{first + extra}.{part}", spec)
+            for extra in range(self.settings.mtp_layers)
+            for part, spec in caches
+        ]
+
+    def _caches(self, layer: Layer) -> list[tuple[str, KvSpec]]:
+        if layer.shares_kv:
+            return []
+        if layer not in self._known:
+            self._known[layer] = list(_DECLARE[layer.kind](self, layer))
+        return self._known[layer]
+
+    def _align_with_states(self) -> None:
+        """Attention blocks long enough that a page holds a state, and the states padded to it."""
+        shape, settings = self.shape, self.settings
+        mode = settings.resolved_state_mode
+        state = state_of(shape, settings)
+        attention = next((layer for layer in shape.layers if layer.kind.keeps_tokens and not layer.shares_kv), None)
+        padded = None
+        if attention is not None:
+            mla = attention.kind in _MLA_KINDS
+            token = self._mla(attention) if mla else self._attention(attention, FullSpec)
+            token_bytes = replace(token, block_size=1).page_bytes
+            step = max(_DEFAULT_BLOCK, self.block_size, 128 if mla else 0)
+            self.block_size = max(self.block_size, step * ceil_div(state.page_bytes, step * token_bytes))
+            if self.block_size * token_bytes != state.page_bytes:
+                padded = self.block_size * token_bytes
+        block_size = settings.max_model_len if mode == "none" else self.block_size
+        self.state = replace(state, block_size=block_size, page_padded=padded)
+
+    def _attention(self, layer: Layer, declare: Callable[..., AttentionSpec], **more: object) -> AttentionSpec:
+        heads = max(1, layer.kv_heads // self.settings.tp)
+        slots, content = token_packing(self.quant, heads, layer.head_dim, layer.v_head_dim)
+        return declare(
+            block_size=self.block_size, heads=heads, head_size=layer.head_dim, head_size_v=layer.v_head_dim,
+            dtype=self.dtype, quant=self.quant, head_slots=slots, content_bytes=content, **more,
+        )  # fmt: skip
+
+    def _mla(self, layer: Layer) -> MlaSpec:
+        return MlaSpec(
+            block_size=self.block_size, head_size=layer.head_dim, dtype=self.dtype, quant=self.quant,
+            content_bytes=DS_MLA_BYTES.get(self.cache_dtype), cache_dtype=self.cache_dtype, leader=layer.indexer,
+        )  # fmt: skip
+
+    def _indexer(self, layer: Layer) -> list[tuple[str, KvSpec]]:
+        """The keys a sparse layer is searched by: fp8 with a float32 scale for every 128 under MLA, 16 bit elsewhere."""
+        if not layer.indexer or self.shape.indexer is None:
+            return []
+        width = self.shape.indexer.head_dim
+        if layer.kind is LayerKind.MLA:
+            return [("indexer", MlaSpec(block_size=self.block_size, head_size=_scaled(width), dtype="uint8", indexer=True))]
+        keys = MlaSpec(block_size=self.block_size, head_size=width, dtype="bfloat16", indexer=True, tp_shards=None)
+        return [("indexer", keys)]
+
+    def full(self, layer: Layer) -> list[tuple[str, KvSpec]]:
+        return [("attn", self._attention(layer, FullSpec)), *self._indexer(layer)]
+
+    def sliding(self, layer: Layer) -> list[tuple[str, KvSpec]]:
+        if layer.window is None:
+            raise BadInput("a sliding-window layer does not say how wide its window is")
+        return [("attn", self._attention(layer, SlidingSpec, window=layer.window))]
+
+    def chunked(self, layer: Layer) -> list[tuple[str, KvSpec]]:
+        chunk = layer.window or self.shape.chunk_size
+        if chunk is None:
+            raise BadInput("a chunked-attention layer does not say how long its chunks are")
+        return [("attn", self._attention(layer, ChunkedSpec, chunk=chunk))]
+
+    def latent(self, layer: Layer) -> list[tuple[str, KvSpec]]:
+        return [("attn", self._mla(layer)), *self._indexer(layer)]
+
+    def latent_sliding(self, layer: Layer) -> list[tuple[str, KvSpec]]:
+        if LayerKind.MLA_COMPRESSED in self.shape.kinds:
+            return self.compressed(replace(layer, compress_ratio=1))
+        if layer.window is None:
+            raise BadInput("a sliding-window layer does not say how wide its window is")
+        spec = SlidingMlaSpec(
+            block_size=self.block_size, head_size=layer.head_dim, dtype=self.dtype, quant=self.quant,
+            content_bytes=DS_MLA_BYTES.get(self.cache_dtype), cache_dtype=self.cache_dtype, window=layer.window,
+        )  # fmt: skip
+        return [("attn", spec)]
+
+    def kept_state(self, _: Layer) -> list[tuple[str, KvSpec]]:
+        assert self.state is not None, "the states were read before the layers"
+        return [("state", self.state)]
+
+    def full_and_state(self, layer: Layer) -> list[tuple[str, KvSpec]]:
+        return [*self.full(layer), *self.kept_state(layer)]
+
+    def nothing(self, _: Layer) -> list[tuple[str, KvSpec]]:
+        return []
+
+    def compressed(self, layer: Layer) -> list[tuple[str, KvSpec]]:
+        """DeepSeek V4 (`models/deepseek_v4`): a window of latents, one latent per `ratio` tokens, and what compresses them."""
+        ratio = layer.compress_ratio
+        packed = {"quant": "fp8", "dtype": "uint8", "content_bytes": _V4_BYTES, "cache_dtype": "fp8_ds_mla",
+                  "alignment": _V4_ALIGNMENT, "version": "deepseek_v4", "head_size": layer.head_dim}  # fmt: skip
+        caches: list[tuple[str, KvSpec]] = []
+        if layer.window is not None:
+            window = SlidingMlaSpec(block_size=_V4_WINDOW_BLOCK, window=layer.window, **packed)  # type: ignore[arg-type]
+            caches.append(("swa_cache", window))
+        if ratio <= 1:
+            return caches
+        latents = MlaSpec(block_size=self.block_size, tokens_per_state=ratio, **packed)  # type: ignore[arg-type]
+        caches += [("attn", latents), ("compressor", _compressor(layer.head_dim, ratio))]
+        if layer.indexer and self.shape.indexer is not None:
+            width = self.shape.indexer.head_dim
+            keys = MlaSpec(
+                block_size=self.block_size, head_size=_scaled(width), dtype="uint8", tokens_per_state=ratio,
+                alignment=_V4_ALIGNMENT,
+            )  # fmt: skip
+            caches += [("indexer", keys), ("indexer.compressor", _compressor(width, ratio))]
+        return caches
+
+
+def _scaled(width: int) -> int:
+    """Bytes of fp8 keys with a float32 scale for every 128 of them."""
+    return width + width // 128 * 4
+
+
+def _compressor(width: int, ratio: int) -> SlidingMlaSpec:
+    if ratio not in (4, 128):
+        raise BadInput(f"compress ratio {ratio} is not one of DeepSeek V4's (4 and 128)")
+    overlap = 2 if ratio == 4 else 1
+    return SlidingMlaSpec(
+        block_size=4 if ratio == 4 else 8, head_size=2 * overlap * width, dtype="float32",
+        window=overlap * ratio, alignment=_V4_ALIGNMENT,
+    )  # fmt: skip
+
+
+_DECLARE: dict[LayerKind, Callable[[_Reader, Layer], list[tuple[str, KvSpec]]]] = {
+    LayerKind.FULL: _Reader.full,
+    LayerKind.SLIDING: _Reader.sliding,
+    LayerKind.CHUNKED_LOCAL: _Reader.chunked,
+    LayerKind.MLA: _Reader.latent,
+    LayerKind.MLA_SLIDING: _Reader.latent_sliding,
+    LayerKind.MLA_COMPRESSED: _Reader.compressed,
+    LayerKind.FULL_AND_MAMBA2: _Reader.full_and_state,
+    LayerKind.MAMBA1: _Reader.kept_state,
+    LayerKind.MAMBA2: _Reader.kept_state,
+    LayerKind.GATED_DELTA_NET: _Reader.kept_state,
+    LayerKind.KIMI_DELTA: _Reader.kept_state,
+    LayerKind.LINEAR: _Reader.kept_state,
+    LayerKind.SHORT_CONV: _Reader.kept_state,
+    LayerKind.ENCODER: _Reader.nothing,
+    LayerKind.NONE: _Reader.nothing,
+}
+assert set(_DECLARE) == set(LayerKind), "every kind of layer declares its cache"
