@@ -97,7 +97,7 @@ def test_garbage_is_one_line_and_exit_2(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["flags"], "nothing to check"),
+        (["flags"], "nothing to look at"),
         (["flags", "--vllm"], "--vllm needs a value"),
         (["flags", "--vllm", "banana", "--", "vllm", "serve", "m"], "is not a version"),
         (["flags", "--vllm", "0.6.0", "--vllm", "0.7.0", "--", "vllm", "serve", "m"], "given twice"),

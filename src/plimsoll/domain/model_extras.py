@@ -57,7 +57,7 @@ def _tower(what: str, keys: Keys) -> Tower:
     return Tower(
         what=what,
         layers=keys.size("depth", "num_hidden_layers", "vt_num_hidden_layers", "encoder_layers", "layers", "num_layers"),
-        hidden_size=keys.size("hidden_size", "vt_hidden_size", "embed_dim", "d_model", "width", "dim"),
+        hidden_size=keys.size("embed_dim", "hidden_size", "vt_hidden_size", "d_model", "width", "dim"),
         heads=keys.size(
             "num_heads", "num_attention_heads", "vt_num_attention_heads", "encoder_attention_heads", "heads", "n_heads"
         ),

@@ -9,8 +9,8 @@ from plimsoll.domain.redaction import redact, redact_value, redact_words
 from plimsoll.engine.check import Checked
 from plimsoll.engine.command_line import Unseen
 from plimsoll.engine.verdict import Item, Status
+from plimsoll.report.wrapping import wrapped
 
-WIDTH = 110
 _NAMES = 17  # the width of the first column
 _INDENT = " " * (_NAMES + 2)
 # Bad news first; what is fine goes into one line at the end.
@@ -24,6 +24,11 @@ def as_json(results: Sequence[Checked]) -> str:
     """One object; `items` and `rewritten` cover every command, `commands` has them apart."""
     import json
 
+    return json.dumps(flags_json(results), indent=2, ensure_ascii=False)
+
+
+def flags_json(results: Sequence[Checked]) -> dict[str, object]:
+    """The same as plain data, for a plan to carry."""
     first = results[0]
     commands = [
         {
@@ -50,7 +55,7 @@ def as_json(results: Sequence[Checked]) -> str:
     if first.came_from is not None:
         body["from"] = first.came_from.release
         body["changes"] = [{"since": change.since, "what": change.what} for change in first.changes]
-    return json.dumps(body, indent=2, ensure_ascii=False)
+    return body
 
 
 def clean(text: str) -> str:
@@ -83,9 +88,9 @@ def _section(result: Checked) -> str:
                 lines += _item_lines(item)
     fine = [clean(item.name) for item in result.items if item.status is Status.OK]
     if fine:
-        lines += _wrapped(f"  {'ok':<{_NAMES}}{', '.join(fine)}", _INDENT)
+        lines += wrapped(f"  {'ok':<{_NAMES}}{', '.join(fine)}", _INDENT)
     for note in result.notes:
-        lines += _wrapped(f"  {'note':<{_NAMES}}{clean(note)}", _INDENT)
+        lines += wrapped(f"  {'note':<{_NAMES}}{clean(note)}", _INDENT)
     lines += _changes(result)
     lines += ["", f"Rewritten for {result.engine.release}:", "", *_command_lines(result)]
     return "\n".join(lines)
@@ -109,15 +114,15 @@ def _verdict(result: Checked) -> str:
 def _item_lines(item: Item) -> list[str]:
     values = " ".join(_shown_values(item))
     named = f"{item.name}={values}" if _is_variable(item) else f"{clean(item.name)} {values}".rstrip()
-    lines = _wrapped(f"  {item.status.value:<{_NAMES}}{named}", _INDENT)
+    lines = wrapped(f"  {item.status.value:<{_NAMES}}{named}", _INDENT)
     since = f"since {item.since}" if item.since else ""
     why = ": ".join(part for part in (since, clean(item.note) if item.note else "") if part)
     if item.status is Status.DEFAULT_CHANGED:
         why = f"{item.note} ({since})" if since else f"{item.note}"
     if why:
-        lines += _wrapped(f"{_INDENT}{why}", _INDENT)
+        lines += wrapped(f"{_INDENT}{why}", _INDENT)
     if item.instead:
-        lines += _wrapped(f"{_INDENT}instead: {item.instead}", _INDENT)
+        lines += wrapped(f"{_INDENT}instead: {item.instead}", _INDENT)
     return lines
 
 
@@ -139,7 +144,7 @@ def _changes(result: Checked) -> list[str]:
         return []
     lines = ["", f"From {result.came_from.release} to {result.engine.release} vLLM also changed:", ""]
     for change in result.changes:
-        lines += _wrapped(f"  {change.since:<{_NAMES}}{change.what}", _INDENT)
+        lines += wrapped(f"  {change.since:<{_NAMES}}{change.what}", _INDENT)
     return lines
 
 
@@ -185,16 +190,3 @@ def _ansi(character: str) -> str:
     if character in "'\\":
         return "\\" + character
     return character if character.isprintable() else {"\n": "\\n", "\t": "\\t"}.get(character, f"\\x{ord(character):02x}")
-
-
-def _wrapped(text: str, indent: str) -> list[str]:
-    """Lines of at most WIDTH, broken at blanks; a word longer than that keeps its line."""
-    lines: list[str] = []
-    current = ""
-    for blank, word in re.findall(r"(\s*)(\S+)", text):
-        if current.strip() and len(current) + len(blank) + len(word) > WIDTH:
-            lines.append(current)
-            current = indent + word
-        else:
-            current += blank + word
-    return [*lines, current]

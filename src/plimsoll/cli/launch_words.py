@@ -1,0 +1,76 @@
+"""Finds the vLLM start that a command is about: in the words typed, in a file, or in a running process."""
+
+from __future__ import annotations
+
+import sys
+from os.path import dirname, isfile, join
+
+from plimsoll.cli.options import Split
+from plimsoll.domain.launch import Launch
+from plimsoll.engine.check import ConfigFile
+from plimsoll.errors import BadInput
+
+
+def launches_named(options: Split, command_name: str) -> list[tuple[Launch, str]]:
+    """The starts that were meant, each with the folder that relative paths in it most likely mean."""
+    here = ""
+    if "--pid" in options.values:
+        from plimsoll.sources.processes import launch_of_process
+
+        if options.rest or options.verbatim:
+            raise BadInput("--pid names a running server; give no command or file beside it")
+        pid = options.values["--pid"]
+        if not pid.isascii() or not pid.isdigit():
+            raise BadInput(f"--pid {pid!r} is not a process id")
+        return [(launch_of_process(int(pid)), here)]
+    from plimsoll.sources.launches import find_launch, read_launches
+
+    if options.verbatim is not None and options.rest:
+        raise BadInput(f"{options.rest[0]!r} stands in front of --; give a file or a command, not both")
+    command = options.verbatim if options.verbatim is not None else options.rest
+    if not command:
+        raise BadInput(f"nothing to look at; give a command, a file, --pid N or - (plimsoll {command_name} --help)")
+    if options.verbatim is None and len(command) == 1 and _is_file(command[0]):
+        stdin = sys.stdin.buffer if command[0] == "-" and sys.stdin is not None else None
+        folder = here if command[0] == "-" else dirname(command[0])
+        return [(launch, folder) for launch in read_launches(command[0], stdin)]
+    if len(command) == 1:
+        return [(launch, here) for launch in _pasted(command[0])]
+    launch = find_launch(command, (), "command line")
+    if launch is None:
+        shown = " ".join(command[:3])
+        raise BadInput(f"no vLLM start in `{shown} ...`; it begins with `vllm serve`, `python -m vllm...` or `docker run`")
+    return [(launch, here)]
+
+
+def _is_file(word: str) -> bool:
+    return word == "-" or not any(blank in word for blank in " \t\n")
+
+
+def _pasted(text: str) -> list[Launch]:
+    """A whole command in one pair of quotes."""
+    from plimsoll.sources.launches import find_launch
+    from plimsoll.sources.shell_script import commands_in
+
+    found = [
+        launch
+        for command in commands_in(text)
+        if (launch := find_launch(command.words, command.environment, "command line", command.unresolved)) is not None
+    ]
+    if not found:
+        raise BadInput("no vLLM start command in the quoted text")
+    return found
+
+
+def config_of(launch: Launch, folder: str) -> ConfigFile | None:
+    """The flags of a `--config` file, where the file is at hand."""
+    words = launch.arguments
+    place = next((i for i, w in enumerate(words[:-1]) if w == "--config"), None)
+    if place is None or "$" in words[place + 1]:
+        return None
+    for path in (words[place + 1], join(folder, words[place + 1])):
+        if isfile(path):
+            from plimsoll.sources.vllm_config import read_vllm_config
+
+            return ConfigFile(path, read_vllm_config(path))
+    return ConfigFile(words[place + 1], None)

@@ -1,0 +1,224 @@
+"""Asks the Hugging Face hub for a model's config.json and for the headers of its weights, a few kilobytes in all.
+
+The token goes to the hub's own host over https and nowhere else: a redirect to the storage behind the hub is followed
+without it. Nothing is sent but the model's id, the revision and the names of the files. Answers are kept, so that a second
+plan of the same model needs no network.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from plimsoll.errors import BadInput, TimedOut, TooLarge, WorldFailed
+from plimsoll.sources.hub_cache import keep, kept, own_cache
+from plimsoll.sources.model_catalogue import nearest_names
+from plimsoll.sources.model_folders import (
+    CONFIG,
+    CONFIG_MAX_BYTES,
+    INDEX_MAX_BYTES,
+    INDEXES,
+    PICKLE_INDEX,
+    QUANTIZATION,
+    Index,
+    ModelFiles,
+    parse_index,
+    parse_json,
+    size_note,
+    with_quantization,
+)
+from plimsoll.sources.safetensors_headers import PREFIX_BYTES, Header, header_length, join_headers, parse_header
+
+if TYPE_CHECKING:
+    from plimsoll.sources.hub_http import Answer, Refused
+
+ENDPOINT = "https://huggingface.co"
+TIMEOUT_S = 15.0
+_AT_ONCE = 8  # shards asked for side by side
+_TRUE = frozenset({"1", "ON", "YES", "TRUE"})
+_SINGLE_FILES = ("model.safetensors", "consolidated.safetensors")
+_PICKLE = "pytorch_model.bin"
+
+
+class Weights(NamedTuple):
+    """What the hub says of a model's weights."""
+
+    header: Header | None
+    total_bytes: int | None
+    note: str | None = None
+
+
+class Hub:
+    """A hub that may be asked. It keeps no connection and no state but its settings."""
+
+    def __init__(
+        self,
+        endpoint: str = ENDPOINT,
+        *,
+        token: str | None = None,
+        cache: Path | None = None,
+        timeout_s: float = TIMEOUT_S,
+        is_offline: bool = False,
+    ) -> None:
+        match = re.fullmatch(r"(https?)://([A-Za-z0-9.\-_\[\]:]+)(/[^?#\s]*)?", endpoint.strip())
+        if match is None:
+            raise BadInput("HF_ENDPOINT should be an address such as https://hub.example.com")
+        if token is not None and not re.fullmatch(r"[\x21-\x7e]{1,512}", token):
+            raise BadInput("the Hugging Face token holds characters that no token has; look at HF_TOKEN and the token file")
+        self.endpoint = endpoint.strip().rstrip("/")
+        self.host = match.group(2)
+        self.cache = cache
+        self.timeout_s = timeout_s
+        self.is_offline = is_offline
+        self._token = token
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None, home: Path | None = None) -> Hub:
+        """The hub that Hugging Face's own tools would use, with their variables and their token."""
+        env = os.environ if environment is None else environment
+        home = home or Path(env.get("HOME") or Path.home())
+        offline = any(env.get(name, "").upper() in _TRUE for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
+        return cls(env.get("HF_ENDPOINT") or ENDPOINT, token=_token(env, home), cache=own_cache(env, home), is_offline=offline)
+
+    def read(self, name: str, revision: str | None = None) -> ModelFiles:
+        """The model of that id; BadInput where there is none or it is gated, WorldFailed where the hub does not answer."""
+        revision = revision or "main"
+        if self.cache is not None and (known := kept(self.cache, name, revision)) is not None:
+            return known
+        if self.is_offline:
+            raise WorldFailed(f"{name}: HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set, so the hub is not asked; {_help(name)}")
+        files = self._fetch(name, revision)
+        return files if self.cache is None else keep(self.cache, files, revision)
+
+    def _fetch(self, name: str, revision: str) -> ModelFiles:
+        answer = self._get(name, revision, CONFIG, CONFIG_MAX_BYTES)
+        if answer is None:
+            raise BadInput(
+                f"{name}: has no config.json on {self.host}, so it is not a model that can be planned; {_help(name)}"
+            )
+        config = dict(parse_json(answer.body, CONFIG_MAX_BYTES, f"{name}: {CONFIG}"))
+        commit = answer.commit or revision
+
+        def quantization() -> Mapping[str, object] | None:
+            said = self._get(name, commit, QUANTIZATION, INDEX_MAX_BYTES)
+            return parse_json(said.body, INDEX_MAX_BYTES, f"{name}: {QUANTIZATION}") if said else None
+
+        config = with_quantization(config, quantization)
+        weights = self._weights(name, commit)
+        tensors = weights.header.tensors if weights.header else None
+        notes = (weights.note,) if weights.note else ()
+        return ModelFiles(name, config, tensors, weights.total_bytes, f"{self.host} snapshot {commit[:12]}", notes)
+
+    def _weights(self, name: str, commit: str) -> Weights:
+        for file in INDEXES:
+            if answer := self._get(name, commit, file, INDEX_MAX_BYTES):
+                where = f"{name}: {file}"
+                return self._shards(name, commit, parse_index(parse_json(answer.body, INDEX_MAX_BYTES, where), where))
+        for file in _SINGLE_FILES:
+            if (header := self._header(name, commit, file)) is not None:
+                return Weights(header, header.data_bytes)
+        if answer := self._get(name, commit, PICKLE_INDEX, INDEX_MAX_BYTES):
+            where = f"{name}: {PICKLE_INDEX}"
+            total = parse_index(parse_json(answer.body, INDEX_MAX_BYTES, where), where).total_bytes
+            return Weights(
+                None, total, "The weights are pickles, which are never opened: their size is the one in their index."
+            )
+        if (size := self._get(name, commit, _PICKLE, 1, (0, 1))) is not None:
+            return Weights(None, size.total_bytes, "The weights are one pickle, which is never opened: its size was taken.")
+        return Weights(
+            None, None, "The repository has no weights under the usual names; their size is worked out from config.json."
+        )
+
+    def _shards(self, name: str, commit: str, index: Index) -> Weights:
+        from concurrent.futures import ThreadPoolExecutor
+
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            try:
+                headers = list(pool.map(lambda shard: self._header(name, commit, shard), index.shards))
+            except BaseException:
+                pool.shutdown(cancel_futures=True)  # one broken shard is enough; do not ask for the rest
+                raise
+        absent = [shard for shard, header in zip(index.shards, headers, strict=True) if header is None]
+        if absent or not headers:
+            note = f"{len(absent)} of {len(index.shards)} shards are not on the hub, so the size is the one in the index."
+            return Weights(None, index.total_bytes, note)
+        pairs = zip(index.shards, headers, strict=True)
+        header = join_headers((f"{name}: {shard}", found) for shard, found in pairs if found is not None)
+        return Weights(header, header.data_bytes, size_note(index.total_bytes, header.data_bytes))
+
+    def _header(self, name: str, commit: str, file: str) -> Header | None:
+        """The header of one safetensors file, by two range requests; None where there is no such file."""
+        where = f"{name}: {file}"
+        first = self._get(name, commit, file, PREFIX_BYTES, (0, PREFIX_BYTES))
+        if first is None:
+            return None
+        if first.total_bytes is None:
+            raise WorldFailed(f"{where}: {self.host} does not say how large the file is")
+        length = header_length(first.body, first.total_bytes, where)
+        rest = self._get(name, commit, file, length, (PREFIX_BYTES, PREFIX_BYTES + length))
+        if rest is None or rest.total_bytes != first.total_bytes or len(rest.body) != length:
+            raise WorldFailed(f"{where}: {self.host} gave two different answers for the same file; try again")
+        return parse_header(rest.body, first.total_bytes - PREFIX_BYTES - length, where)
+
+    def _get(self, name: str, revision: str, file: str, most: int, part: tuple[int, int] | None = None) -> Answer | None:
+        """One file or a part of it; None where the repository does not have it."""
+        from urllib.parse import quote
+
+        from plimsoll.sources.hub_http import Refused, get
+
+        url = f"{self.endpoint}/{quote(name)}/resolve/{quote(revision, safe='')}/{quote(file)}"
+        try:
+            return get(url, token=self._token, most_bytes=most, part=part, timeout_s=self.timeout_s)
+        except Refused as refused:
+            self._explain(refused, name, revision, file)
+            return None
+        except TooLarge as error:
+            raise TooLarge(f"{name}: {file}: {error}") from None
+        except TimedOut as error:
+            raise TimedOut(f"{name}: {self.host} {error}; {_help(name)}") from None
+        except WorldFailed as error:
+            raise WorldFailed(f"{name}: {self.host} {error}; {_help(name)}") from None
+
+    def _explain(self, refused: Refused, name: str, revision: str, file: str) -> None:
+        """Raise the sentence for what the hub said, unless it only said that it has no such file.
+
+        A gated or private model is the user's input (exit 2), not the world's failure: the hub answered, and it takes a
+        token or an accepted licence to change the answer, not another try.
+        """
+        if refused.status in (401, 403):
+            have = "HF_TOKEN was refused or has no access" if self._token else "no HF_TOKEN is set"
+            why = "gated" if refused.code == "GatedRepo" else "gated, private or not there"
+            raise BadInput(
+                f"{name}: {why} on {self.host}, and {have}; accept its licence there and set HF_TOKEN, {_help(name)}"
+            ) from None
+        if refused.status == 404:
+            if refused.code == "RevisionNotFound":
+                raise BadInput(f"{name}: {self.host} has no revision {ascii(revision)[:80]} of it") from None
+            if file != CONFIG or refused.code == "EntryNotFound":
+                return
+            raise BadInput(f"{name}: not on {self.host}; {_help(name)}") from None
+        if refused.status == 429:
+            raise WorldFailed(f"{name}: {self.host} asks us to slow down (429); try again later, or {_help(name)}") from None
+        raise WorldFailed(f"{name}: {self.host} answered {refused.status}; try again later, or {_help(name)}") from None
+
+
+def _token(environment: Mapping[str, str], home: Path) -> str | None:
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        if token := environment.get(name, "").strip():
+            return token
+    hugging_face = Path(environment.get("HF_HOME") or home / ".cache" / "huggingface")
+    path = Path(environment.get("HF_TOKEN_PATH") or hugging_face / "token")
+    try:
+        with path.open(encoding="utf-8") as file:
+            return file.read(1024).strip() or None
+    except (OSError, ValueError):
+        return None
+
+
+def _help(name: str) -> str:
+    """What the user can do without the hub."""
+    nearest = ", ".join(nearest_names(name))
+    return "give a local folder with its config.json" + (f", or a bundled model such as {nearest}" if nearest else "")

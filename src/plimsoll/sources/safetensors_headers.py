@@ -1,0 +1,195 @@
+"""Reads what a safetensors file says of itself: names, types and shapes of its tensors, never a byte of their data.
+
+    | 8 bytes: length of the header, little-endian | header: JSON | data: every byte belongs to one tensor |
+
+The header comes from whoever published the model, so everything in it is checked against the size of the file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Callable, Iterable, Mapping
+from itertools import pairwise
+from math import prod
+from pathlib import Path
+from typing import BinaryIO, NamedTuple, TypeGuard
+
+from plimsoll.errors import BadInput, TooLarge
+
+HEADER_MAX_BYTES = 100_000_000  # the format's own limit
+TENSORS_MAX = 1_000_000  # the largest models of 2026 have a third of that
+SHARDS_MAX = 2_000
+PREFIX_BYTES = 8
+
+_DIMENSIONS_MAX = 16
+_SIZE_MAX = 1 << 50
+_NAME_MAX = 1_024
+_BITS = {
+    "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8,
+    "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32,
+    "I64": 64, "U64": 64, "F64": 64, "C64": 64,
+}  # fmt: skip
+
+
+class TensorInfo(NamedTuple):
+    """One tensor of a checkpoint, as its header describes it."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def size_bytes(self) -> int | None:
+        """Bytes of its data; None for a type newer than our table."""
+        bits = _BITS.get(self.dtype)
+        return None if bits is None else (prod(self.shape) * bits + 7) // 8  # up: half a byte is a byte
+
+
+class Header(NamedTuple):
+    """The tensors of one file and the bytes they take."""
+
+    tensors: tuple[TensorInfo, ...]
+    data_bytes: int
+
+
+def join_headers(headers: Iterable[tuple[str, Header]]) -> Header:
+    """Several shards as one; BadInput where a tensor is in two of them, or where there are too many."""
+    found: dict[str, TensorInfo] = {}
+    total = 0
+    for count, (where, header) in enumerate(headers, start=1):
+        if count > SHARDS_MAX:
+            raise TooLarge(f"{where}: one of more than {SHARDS_MAX:,} shards, which no model has")
+        for tensor in header.tensors:
+            if tensor.name in found:
+                raise BadInput(f"{where}: tensor {_shown(tensor.name)} is also in another shard")
+            found[tensor.name] = tensor
+        if len(found) > TENSORS_MAX:
+            raise TooLarge(f"{where}: more than {TENSORS_MAX:,} tensors, which no model has")
+        total += header.data_bytes
+    return Header(tuple(found.values()), total)
+
+
+def open_plain(path: Path) -> BinaryIO:
+    """A regular file opened for reading; BadInput for anything else that bears the name."""
+    try:
+        # O_NONBLOCK: opening a named pipe would otherwise wait for a writer that never comes.
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return os.fdopen(descriptor, "rb")
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read: {error.strerror or error}") from None
+    os.close(descriptor)
+    raise BadInput(f"{path}: not a regular file")
+
+
+def read_header(path: Path) -> Header:
+    """The header of one file on disk; BadInput says what is wrong with it."""
+    where = str(path)
+    with open_plain(path) as file:
+        try:
+            file_bytes = os.fstat(file.fileno()).st_size
+            length = header_length(file.read(PREFIX_BYTES), file_bytes, where)
+            content = file.read(length)
+        except OSError as error:
+            raise BadInput(f"{where}: cannot be read: {error.strerror or error}") from None
+    return parse_header(content, file_bytes - PREFIX_BYTES - length, where)
+
+
+def header_length(prefix: bytes, file_bytes: int, where: str) -> int:
+    """How long the header is, from the first eight bytes of a file of that size."""
+    if len(prefix) != PREFIX_BYTES:
+        hint = "; a Git LFS pointer?" if prefix.startswith(b"versi") else ""
+        raise BadInput(f"{where}: not a safetensors file: only {len(prefix)} bytes long{hint}")
+    if prefix == b"version ":
+        raise BadInput(f"{where}: a Git LFS pointer, not the file itself; fetch it with `git lfs pull`")
+    length = int.from_bytes(prefix, "little")
+    if length > HEADER_MAX_BYTES or length < 2:
+        raise BadInput(f"{where}: not a safetensors file: its header would be {length:,} bytes long")
+    if length > file_bytes - PREFIX_BYTES:
+        raise BadInput(
+            f"{where}: cut short: the header alone needs {length + PREFIX_BYTES:,} bytes, the file has {file_bytes:,}"
+        )
+    return length
+
+
+def parse_header(content: bytes, data_bytes: int, where: str) -> Header:
+    """The tensors a header names, whose data must fill the rest of the file without gap or overlap."""
+    entries = _entries(content, where)
+    spans: list[tuple[int, int, str]] = []
+    tensors: list[TensorInfo] = []
+    shapes: dict[tuple[int, ...], tuple[int, ...]] = {}  # thousands of experts share a few shapes
+    for name, entry in entries.items():
+        if name == "__metadata__":
+            continue
+        tensor, begin, end = _tensor(name, entry, where)
+        tensors.append(tensor._replace(shape=shapes.setdefault(tensor.shape, tensor.shape)))
+        spans.append((begin, end, name))
+    if len(tensors) > TENSORS_MAX:
+        raise TooLarge(f"{where}: more than {TENSORS_MAX:,} tensors, which no model has")
+    reached = 0
+    for begin, end, name in sorted(spans):
+        if begin != reached:
+            what = "overlaps the one before it" if begin < reached else "leaves a gap before it"
+            raise BadInput(f"{where}: the data of tensor {_shown(name)} {what}")
+        reached = end
+    if reached != data_bytes:
+        raise BadInput(
+            f"{where}: cut short or damaged: the header describes {reached:,} bytes of data, there are {data_bytes:,}"
+        )
+    return Header(tuple(tensors), reached)
+
+
+def _entries(content: bytes, where: str) -> Mapping[str, object]:
+    try:
+        entries = json.loads(content.decode("utf-8"), object_pairs_hook=_without_duplicates(where))
+    except UnicodeDecodeError:
+        raise BadInput(f"{where}: not a safetensors file: its header is not UTF-8") from None
+    except (ValueError, RecursionError):
+        raise BadInput(f"{where}: not a safetensors file: its header is not JSON") from None
+    if not isinstance(entries, dict):
+        raise BadInput(f"{where}: not a safetensors file: its header is not an object")
+    return entries
+
+
+def _without_duplicates(where: str) -> Callable[[list[tuple[str, object]]], dict[str, object]]:
+    def build(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        built = dict(pairs)
+        if len(built) != len(pairs):
+            names = sorted(name for name, _ in pairs)
+            twice = next(one for one, two in pairwise(names) if one == two)
+            raise BadInput(f"{where}: the header names {_shown(twice)} twice")
+        return built
+
+    return build
+
+
+def _tensor(name: str, entry: object, where: str) -> tuple[TensorInfo, int, int]:
+    what = f"{where}: tensor {_shown(name)}"
+    if len(name) > _NAME_MAX:
+        raise BadInput(f"{where}: a tensor's name is {len(name):,} characters long")
+    if not isinstance(entry, dict):
+        raise BadInput(f"{what} is not described by an object")
+    dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
+    if not isinstance(dtype, str) or not 0 < len(dtype) <= 32:
+        raise BadInput(f"{what} has no dtype")
+    if not _wholes(shape) or len(shape) > _DIMENSIONS_MAX:
+        raise BadInput(f"{what} has no sensible shape")
+    if not _wholes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise BadInput(f"{what} has no sensible data_offsets")
+    tensor = TensorInfo(name, dtype, tuple(shape))
+    begin, end = offsets
+    size = tensor.size_bytes
+    if size is not None and size != end - begin:
+        raise BadInput(f"{what} takes {end - begin:,} bytes, its type and shape need {size:,}")
+    return tensor, begin, end
+
+
+def _wholes(value: object) -> TypeGuard[list[int]]:
+    """Whether this is a list of whole numbers that are not negative and not absurd."""
+    return isinstance(value, list) and all(type(item) is int and 0 <= item <= _SIZE_MAX for item in value)
+
+
+def _shown(name: str) -> str:
+    return ascii(name if len(name) <= 80 else name[:77] + "...")
