@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-BENCHMARKS = ("startup", "weights_accuracy", "redaction")
+BENCHMARKS = ("startup", "planning", "plan_accuracy", "weights_accuracy", "redaction")
 
 for name in sys.argv[1:] or BENCHMARKS:
     if name not in BENCHMARKS:

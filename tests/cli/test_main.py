@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -239,6 +240,9 @@ def test_a_running_server_is_read_from_its_own_process(capsys: pytest.CaptureFix
     command = [sys.executable, "-c", "import time; time.sleep(60)", "vllm", "serve", "m", "--swap-space", "4"]
     with subprocess.Popen(command, env={**os.environ, "VLLM_ATTENTION_BACKEND": "FLASH_ATTN"}) as process:
         try:
+            shown = Path(f"/proc/{process.pid}/cmdline")
+            while b"vllm" not in shown.read_bytes():  # until then it is a copy of this test
+                time.sleep(0.01)
             code = main(["flags", "--vllm", "0.32.0", "--json", "--pid", str(process.pid)])
             body = json.loads(capsys.readouterr().out)
         finally:

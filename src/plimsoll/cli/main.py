@@ -7,7 +7,10 @@ import sys
 import plimsoll
 
 # Name, what it answers, the module that holds it. A module is imported only when its command is typed.
-COMMANDS = (("flags", "which flags of this command does that vLLM version take?", "plimsoll.cli.flags"),)
+COMMANDS = (
+    ("plan", "will it fit, how many KV blocks remain, and what limits it?", "plimsoll.cli.plan"),
+    ("flags", "which flags of this command does that vLLM version take?", "plimsoll.cli.flags"),
+)
 
 EXIT_INTERNAL = 70  # a mistake of ours; 1, 2 and 3 have meanings of their own (see errors.py)
 

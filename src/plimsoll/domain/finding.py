@@ -67,7 +67,7 @@ class Severity(StrEnum):
     CRITICAL = "critical"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Evidence:
     """One line of the user's own input that supports a finding."""
 
@@ -76,7 +76,7 @@ class Evidence:
     line: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Remedy:
     """One change, why it helps, and the flag that makes it (where a flag does)."""
 
@@ -86,7 +86,7 @@ class Remedy:
     value: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Finding:
     """One thing that is wrong, with what shows it and what cures it."""
 

@@ -13,7 +13,7 @@ from plimsoll.errors import BadInput
 # Makers' and brands' words that people leave out; what is left names the card.
 _FILLER = frozenset({"nvidia", "amd", "geforce", "tesla", "instinct", "corporation"})
 # "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA-H100-80GB-HBM3-MIG-3g.40gb", "h100 mig"
-_MIG_SUFFIX = re.compile(r"[\s-]*\bmig\b(?P<profile>[\s-]*\d+g\.\d+gb\S*)?\s*$", re.IGNORECASE)
+_MIG_SUFFIX = r"(?i)[\s-]*\bmig\b(?P<profile>[\s-]*\d+g\.\d+gb\S*)?\s*$"
 
 
 class Vendor(StrEnum):
@@ -23,7 +23,7 @@ class Vendor(StrEnum):
     AMD = "AMD"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Gpu:
     """One card. A rate that no source states, or that the hardware does not have, is None; none is guessed.
 
@@ -60,7 +60,7 @@ class Gpu:
         return f"{self.name} ({self.total_bytes / GIB:.2f} GiB)"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Ambiguous:
     """Names that fit more than one card, so that we ask instead of choosing."""
 
@@ -114,7 +114,7 @@ def _ambiguous_by_key() -> dict[str, Ambiguous]:
 
 
 def _refuse_mig(name: str) -> None:
-    suffix = _MIG_SUFFIX.search(name)
+    suffix = re.search(_MIG_SUFFIX, name)
     if suffix is None:
         return
     whole = _by_key().get(_key(name[: suffix.start()]))

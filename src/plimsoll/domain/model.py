@@ -80,7 +80,7 @@ class FeedForward(StrEnum):
     NONE = "none"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Layer:
     """One decoder layer. Heads and widths are those of its cache, and 0 where it keeps no tokens."""
 
@@ -104,7 +104,7 @@ class Layer:
         return self.kv_heads * (self.head_dim + self.v_head_dim)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RopeScaling:
     """How the position encoding was stretched; `max_context` has it applied as vLLM 0.32 applies it."""
 
@@ -113,7 +113,7 @@ class RopeScaling:
     original_context: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Mla:
     """The ranks and widths of multi-head latent attention (of DeepSeek V4, whose file gives only their sum, too)."""
 
@@ -129,7 +129,7 @@ class Mla:
         return self.kv_lora_rank + self.qk_rope_head_dim
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Indexer:
     """The small attention that picks what a sparse layer looks at; `Layer.indexer` says which layers own one."""
 
@@ -138,7 +138,7 @@ class Indexer:
     top_k: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Moe:
     """The experts; `Layer.feed_forward` says which layers have them."""
 
@@ -153,7 +153,7 @@ class Moe:
     expert_dtype: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Mamba:
     """The state of a Mamba layer. Heads, head width and groups are those of Mamba 2 and None for Mamba 1."""
 
@@ -166,7 +166,7 @@ class Mamba:
     ssm_dtype: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LinearAttention:
     """The state of a gated delta net, Kimi delta or lightning-attention layer."""
 
@@ -178,7 +178,7 @@ class LinearAttention:
     ssm_dtype: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ShortConv:
     """The state of an LFM2 convolution layer."""
 
@@ -186,7 +186,7 @@ class ShortConv:
     kernel: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Tower:
     """A vision or audio encoder beside the language model."""
 
@@ -198,7 +198,7 @@ class Tower:
     patch_size: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Quantization:
     """How the weights are stored. `bits` is None where layers differ or the method does not say."""
 
@@ -212,7 +212,7 @@ class Quantization:
     ignored: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ModelShape:
     """The shape of a model, in vLLM's terms."""
 

@@ -44,7 +44,7 @@ class WhyRefused(StrEnum):
     """"Cannot auto-fit max_model_len ...\""""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class KvRefusal:
     """The numbers in vLLM's message; those of `TOO_LONG` are the bytes it compares, less the null block."""
 
@@ -54,7 +54,7 @@ class KvRefusal:
     estimated_max_len: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class GroupPlan:
     """One group of layers under one block table."""
 
@@ -64,7 +64,7 @@ class GroupPlan:
     blocks_per_request: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class KvPlan:
     """What vLLM makes of the memory; the figures of the rank with the fewest blocks."""
 

@@ -11,7 +11,7 @@ from plimsoll.errors import BadInput
 NEWEST = "0.32.0"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class KvRules:
     """How one release counts; read in its source."""
 
@@ -59,7 +59,7 @@ def rules_of(version: str) -> KvRules:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class KvSettings:
     """The launch, as far as the KV cache depends on it. Sizes are those vLLM has resolved, not -1 or auto."""
 

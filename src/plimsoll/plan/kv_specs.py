@@ -36,7 +36,7 @@ class CannotGroupError(BadInput):
     """vLLM's planner refuses this set of layers, whatever the memory."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Load:
     """What decides how many blocks one request may hold."""
 
@@ -47,7 +47,7 @@ class Load:
     state_mode: str = "none"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class KvSpec:
     """The cache of one layer."""
 
@@ -89,7 +89,7 @@ class KvSpec:
         return all(other == self for other in others)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class AttentionSpec(KvSpec):
     """Keys and values of tokens."""
 
@@ -128,7 +128,7 @@ class AttentionSpec(KvSpec):
         return tuple(getattr(self, name) for name in _ATTENTION_FIELDS)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class FullSpec(AttentionSpec):
     """Attention over the whole request; also local attention that is allocated as if it were."""
 
@@ -156,7 +156,7 @@ class FullSpec(AttentionSpec):
         return all(spec.attention_key() == key for spec in full) and not (windows and chunks)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class MlaSpec(FullSpec):
     """Multi-head latent attention: one vector a token, the same on every TP rank."""
 
@@ -182,7 +182,7 @@ class MlaSpec(FullSpec):
         return (self.attention_key(), self.cache_dtype, self.version, self.indexer, self.leader)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SlidingSpec(AttentionSpec):
     """Attention over the last `window` tokens."""
 
@@ -200,7 +200,7 @@ class SlidingSpec(AttentionSpec):
         return all(isinstance(other, SlidingSpec) and other.window == self.window for other in others)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SlidingMlaSpec(SlidingSpec):
     """A sliding window of latents."""
 
@@ -229,7 +229,7 @@ class SlidingMlaSpec(SlidingSpec):
         )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ChunkedSpec(AttentionSpec):
     """Attention inside chunks of fixed length (Llama 4)."""
 
@@ -242,7 +242,7 @@ class ChunkedSpec(AttentionSpec):
         return all(isinstance(other, ChunkedSpec) and other.chunk == self.chunk for other in others)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class StateSpec(KvSpec):
     """A state of fixed size: a block holds one, whatever `block_size` says."""
 

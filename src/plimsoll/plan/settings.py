@@ -12,11 +12,11 @@ from plimsoll.engine.batch_defaults import batch_limits, batch_limits_v0
 from plimsoll.engine.command_line import Argument, CommandLine
 from plimsoll.engine.flags import UNKNOWN_DEFAULT, flags_of, is_before
 from plimsoll.errors import BadInput
+from plimsoll.plan.overhead import v2_by_default
 
 AUTO_FIT = -1  # --max-model-len auto
-# The first release that lets the scheduler run ahead by default, and the first whose model runner is the second one.
+# The first release that lets the scheduler run ahead by default.
 ASYNC_SINCE = "0.14.0"
-V2_RUNNER_SINCE = "0.29.0"
 GRAPH_ESTIMATE_SINCE = "0.20.0"
 V1_SINCE = "0.8.0"
 V0_CHUNKS_ABOVE = 32768
@@ -160,6 +160,7 @@ def read_settings(
     transfer = flags.mapping("--kv-transfer-config") or {}
     lora = bool(flags.switch("--enable-lora"))
     eager = bool(flags.switch("--enforce-eager")) or compilation.get("cudagraph_mode") == "NONE"
+    runner = variables.get("VLLM_USE_V2_MODEL_RUNNER")
     estimate = variables.get("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS")
     return Settings(
         release=release,
@@ -189,7 +190,7 @@ def read_settings(
         kv_connector=str(transfer["kv_connector"]) if "kv_connector" in transfer else None,
         pipeline_partition=_partition(variables.get("VLLM_PP_LAYER_PARTITION")),
         estimates_graphs=(estimate == "1") if estimate is not None else not is_before(release, GRAPH_ESTIMATE_SINCE),
-        v2_runner=not is_before(release, V2_RUNNER_SINCE) and variables.get("VLLM_USE_V2_MODEL_RUNNER") != "0",
+        v2_runner=v2_by_default(release, shape) if runner not in ("0", "1") else runner == "1",
         skips_mm_profiling=bool(flags.switch("--skip-mm-profiling")),
         language_model_only=bool(flags.switch("--language-model-only")),
     )

@@ -26,7 +26,6 @@ from plimsoll.plan.weights_feedforward import feed_forward_parts
 from plimsoll.plan.weights_mixers import mixer_parts
 from plimsoll.plan.weights_parts import Part, Ranks, Storage, held, padded_vocabulary, share
 from plimsoll.plan.weights_quantised import Scheme, left_alone, named_scheme, part_bytes, scheme_of, sorted_rules
-from plimsoll.plan.weights_safetensors import EVERY_STAGE, NUMBERED_EXPERT, Cut, place_of, rank_bytes
 from plimsoll.plan.weights_towers import tower_parts
 
 _FOUR_BYTES = frozenset({"float32", "float"})
@@ -98,6 +97,9 @@ def weights_from_tensors(
     dtype: str | None = None,
 ) -> Estimate:
     """The weights of the rank that rules, from the names, types and shapes in the headers of a checkpoint."""
+    # Imported here because its many patterns are compiled at once, and most plans have no tensors to look at.
+    from plimsoll.plan.weights_safetensors import EVERY_STAGE, NUMBERED_EXPERT, Cut, place_of, rank_bytes
+
     check_divides(shape, placement)
     ranks, item = placement.ranks, item_bytes(dtype)
     by_layer = [0] * len(shape.layers)

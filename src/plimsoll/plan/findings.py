@@ -1,0 +1,150 @@
+"""What will go wrong, before anything is started: the ledger's bad news by code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from plimsoll.domain.finding import Code, Evidence, Finding, Severity
+from plimsoll.domain.model import ModelShape
+from plimsoll.domain.units import GIB, format_count, format_gib
+from plimsoll.engine.flags import is_before
+from plimsoll.engine.verdict import Item
+from plimsoll.plan.kv import WhyRefused
+from plimsoll.plan.ledger import Ledger
+
+# The release that began to refuse expandable segments beside a KV connector.
+SEGMENTS_REFUSED_SINCE = "0.21.0"
+# Room for lazily loaded kernels, cuBLAS workspaces and the like, on top of what can be computed.
+ROOM_FOR_THE_REST = GIB // 2
+
+
+def findings_of(ledger: Ledger, shape: ModelShape, items: Sequence[Item], environment: Mapping[str, str]) -> list[Finding]:
+    """Everything that stops the start or makes it risky, worst first."""
+    found = [*_flags(items), *_segments(ledger, environment), *_weights(ledger), *_free_memory(ledger)]
+    found += [] if found and found[-1].code is Code.STARTUP_WEIGHTS_DO_NOT_FIT else _cache(ledger)
+    found += _graphs(ledger, shape) + _thin(ledger, shape)
+    order = {Severity.CRITICAL: 0, Severity.WARNING: 1, Severity.INFO: 2}
+    return sorted(found, key=lambda finding: order[finding.severity])
+
+
+def stops_the_start(finding: Finding) -> bool:
+    """Whether vLLM will not serve because of it."""
+    return finding.severity is Severity.CRITICAL
+
+
+def logits_bytes(ledger: Ledger, shape: ModelShape) -> int:
+    """One 32-bit copy of the logits of a full batch, which vLLM makes as soon as one request samples."""
+    return ledger.settings.max_num_seqs * shape.vocab_size * 4
+
+
+def room_after_graphs(ledger: Ledger) -> int:
+    """What is left outside the request once graphs that vLLM did not set aside are captured."""
+    return ledger.slack.value - max(0, ledger.graphs_actual.value - ledger.graphs.value)
+
+
+def _flags(items: Sequence[Item]) -> list[Finding]:
+    refused = [item for item in items if item.status.is_refused]
+    if not refused:
+        return []
+    names = ", ".join(item.name for item in refused)
+    evidence = tuple(Evidence("command", f"{item.name}: {item.status} {item.since or ''}".rstrip()) for item in refused)
+    return [
+        Finding(Code.STARTUP_BAD_FLAG, Severity.CRITICAL, 0.95, f"vLLM refuses {names}", "the parser has no such flag or value",
+                evidence)
+    ]  # fmt: skip
+
+
+def _segments(ledger: Ledger, environment: Mapping[str, str]) -> list[Finding]:
+    conf = environment.get("PYTORCH_CUDA_ALLOC_CONF", "")
+    connector = ledger.settings.kv_connector
+    if (
+        "expandable_segments:True" not in conf
+        or connector is None
+        or is_before(ledger.settings.release, SEGMENTS_REFUSED_SINCE)
+    ):
+        return []
+    return [
+        Finding(Code.STARTUP_BAD_FLAG, Severity.CRITICAL, 0.9, "expandable segments beside a KV connector",
+                f"vLLM refuses expandable_segments:True with {connector} since {SEGMENTS_REFUSED_SINCE}",
+                (Evidence("environment", f"PYTORCH_CUDA_ALLOC_CONF={conf}"),))
+    ]  # fmt: skip
+
+
+def _weights(ledger: Ledger) -> list[Finding]:
+    room = ledger.card.total_bytes - ledger.card.used_bytes - ledger.context.value
+    if ledger.weights.value <= room:
+        return []
+    because = f"the weights of one GPU take {format_gib(ledger.weights.value)}, the card has {format_gib(room)}"
+    confidence = 0.95 if ledger.weights.low > room else 0.6
+    return [Finding(Code.STARTUP_WEIGHTS_DO_NOT_FIT, Severity.CRITICAL, confidence, "the weights do not fit", because)]
+
+
+def _free_memory(ledger: Ledger) -> list[Finding]:
+    if ledger.settings.kv_cache_memory_bytes is None and ledger.slack.value >= 0:
+        return []
+    free = ledger.card.total_bytes - ledger.card.used_bytes - ledger.context.value
+    if free >= ledger.requested.value:
+        return []
+    because = (
+        f"vLLM asks for {format_gib(ledger.requested.value)} and refuses to start when less is free; "
+        f"about {format_gib(free)} will be"
+    )
+    confidence = 0.95 if ledger.slack.high < 0 else 0.6
+    return [
+        Finding(Code.STARTUP_FREE_MEMORY_CHECK, Severity.CRITICAL, confidence, "less memory is free than asked for", because)
+    ]
+
+
+def _cache(ledger: Ledger) -> list[Finding]:
+    refusal = ledger.kv_plan.refusal
+    sure = 0.95 if ledger.kv.high <= 0 else 0.7
+    if ledger.kv.value <= 0:
+        largest = max(("weights", ledger.weights), ("activations", ledger.activation), key=lambda term: term[1].value)
+        because = (
+            f"the budget is {format_gib(ledger.requested.value)}; {largest[0]} take {format_gib(largest[1].value)} of it and "
+            f"{format_gib(-ledger.kv.value)} are missing before the first block"
+        )
+        return [Finding(Code.STARTUP_NO_CACHE_BLOCKS, Severity.CRITICAL, sure, "nothing is left for the KV cache", because)]
+    if refusal is None:
+        return []
+    largest_context = ledger.kv_plan.largest_context_that_fits
+    title = "not one token fits" if refusal.why is WhyRefused.NOTHING_FITS else "one request of full length does not fit"
+    because = (
+        f"{format_count(ledger.kv_plan.max_model_len)} tokens need {format_gib(refusal.needed_bytes)} of KV cache, "
+        f"{format_gib(refusal.available_bytes)} are there; {format_count(largest_context)} tokens would fit"
+    )
+    return [Finding(Code.STARTUP_CONTEXT_TOO_LONG, Severity.CRITICAL, sure, title, because)]
+
+
+def _graphs(ledger: Ledger, shape: ModelShape) -> list[Finding]:
+    if ledger.slack.value < 0 or ledger.settings.enforce_eager:
+        return []
+    missing = ledger.graphs_actual.value - ledger.graphs.value
+    if missing > 0 and room_after_graphs(ledger) < 0:
+        because = (
+            f"CUDA graphs take about {format_gib(ledger.graphs_actual.value)}, {ledger.settings.release} sets "
+            f"{format_gib(ledger.graphs.value)} aside, and only {format_gib(ledger.slack.value)} lie outside the request"
+        )
+        sure = ledger.slack.high < ledger.graphs_actual.low - ledger.graphs.value
+        severity = Severity.CRITICAL if sure else Severity.WARNING
+        return [Finding(Code.STARTUP_GRAPH_CAPTURE, severity, 0.7, "graph capture will run out of memory", because)]
+    needs = 4 * logits_bytes(ledger, shape)  # logits, their 32-bit copy, and the sort of top-k and top-p with its indices
+    if not ledger.settings.v2_runner and room_after_graphs(ledger) < needs:
+        because = (
+            f"the first model runner warms the sampler up with {ledger.settings.max_num_seqs} rows of "
+            f"{format_count(shape.vocab_size)} logits after the cache is allocated, up to {format_gib(needs)}; "
+            f"{format_gib(room_after_graphs(ledger))} are left"
+        )
+        return [Finding(Code.STARTUP_SAMPLER_WARMUP, Severity.WARNING, 0.4, "the sampler's warm-up may not fit", because)]
+    return []
+
+
+def _thin(ledger: Ledger, shape: ModelShape) -> list[Finding]:
+    needs = logits_bytes(ledger, shape) + ROOM_FOR_THE_REST
+    if ledger.slack.value < 0 or room_after_graphs(ledger) >= needs:
+        return []
+    because = (
+        f"{format_gib(room_after_graphs(ledger))} lie outside the request; a full batch that samples copies "
+        f"{format_gib(logits_bytes(ledger, shape))} of logits, which vLLM's own profile leaves out, and kernels load late"
+    )
+    return [Finding(Code.RUNTIME_LOGITS, Severity.WARNING, 0.5, "little room beside the request", because)]

@@ -1,0 +1,210 @@
+"""The memory of one GPU before anything is started, term by term.
+
+    |<------------------------------- what vLLM sees of the card ------------------------------->|
+    |<-- others -->|<-- context -->|<------ requested = ceil(total x utilisation) ------>|       |
+    |  neighbours  | CUDA, NCCL    | weights | non-torch | activation | graphs |   KV   | slack |
+
+vLLM takes its snapshot after the CUDA context and NCCL are up, so both lie outside the budget, and so do neighbours: what is
+left at the right, the slack, is all there is for everything that vLLM's own profile does not see.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from plimsoll.domain.estimate import Estimate
+from plimsoll.domain.model import ModelShape
+from plimsoll.domain.units import GIB
+from plimsoll.engine.flags import is_before
+from plimsoll.plan.kv import KvPlan, KvSettings, plan_kv, specs_of_all_stages
+from plimsoll.plan.kv_shapes import is_interleaved
+from plimsoll.plan.overhead import OverheadInput, overhead
+from plimsoll.plan.settings import AUTO_FIT, Settings
+from plimsoll.plan.weights import Placement, lora_bytes, weights_from_shape, weights_from_tensors, weights_from_total
+
+# What a worker holds before vLLM's snapshot, in GiB: 19 starts of 0.19.0 on H100 print it (0.51 on one GPU in eleven of
+# eleven, 1.53 to 2.07 with tensor parallelism). Other cards and releases: the band is widened, not measured.
+_CONTEXT_ALONE = (0.51, 0.25, 0.8)
+_CONTEXT_TOGETHER = (1.55, 1.0, 2.1)
+# Until 0.10.2 NCCL came after the snapshot and counted against the budget.
+NCCL_BEFORE_SNAPSHOT = "0.11.0"
+
+
+class Card(NamedTuple):
+    """The GPU that is planned for."""
+
+    name: str
+    total_bytes: int
+    low_bytes: int
+    high_bytes: int
+    compute_capability: tuple[int, int] | None = None
+    used_bytes: int = 0  # by others, before vLLM starts
+
+
+class ModelFacts(NamedTuple):
+    """What is known of the model: its shape, and its tensors where they were read."""
+
+    name: str
+    shape: ModelShape
+    tensors: tuple[tuple[str, str, tuple[int, ...]], ...] | None = None  # name, dtype, shape
+    total_bytes: int | None = None
+
+
+class Ledger(NamedTuple):
+    """Every term per GPU, of the rank that rules."""
+
+    card: Card
+    settings: Settings
+    requested: Estimate
+    weights: Estimate
+    non_torch: Estimate
+    activation: Estimate
+    graphs: Estimate  # what vLLM subtracts for CUDA graphs; 0 where it subtracts nothing
+    graphs_actual: Estimate  # what the graphs will take, subtracted or not
+    context: Estimate  # before the snapshot, outside the budget
+    kv: Estimate
+    slack: Estimate
+    kv_plan: KvPlan
+
+    @property
+    def fits(self) -> bool:
+        """Whether one request of full length can be served, by the central figures."""
+        return self.kv.value > 0 and self.kv_plan.fits_one_request
+
+
+def plan_ledger(model: ModelFacts, settings: Settings, card: Card) -> Ledger:
+    """Add it all up."""
+    weights = _weights(model, settings)
+    terms = overhead(_overhead_input(model.shape, settings, card))
+    requested = Estimate.exact(math.ceil(card.total_bytes * settings.utilization), f"{settings.utilization:g} x total")
+    spent = (weights, terms.non_torch, terms.activation, terms.graphs)
+    if settings.kv_cache_memory_bytes is not None:
+        kv = Estimate.exact(settings.kv_cache_memory_bytes, "--kv-cache-memory-bytes")
+    else:
+        kv = left_of(requested, spent)
+    context = _context(settings)
+    # With a fixed cache vLLM takes what it takes, whatever the utilisation says.
+    taken = requested if settings.kv_cache_memory_bytes is None else _sum((*spent, kv))
+    free = Estimate(card.total_bytes - card.used_bytes, card.low_bytes - card.used_bytes, card.high_bytes - card.used_bytes)
+    slack = left_of(free, (context, taken))
+    cache = kv_settings(model.shape, settings, card)
+    return Ledger(
+        card=card,
+        settings=settings,
+        requested=requested,
+        weights=weights,
+        non_torch=terms.non_torch,
+        activation=terms.activation,
+        graphs=terms.graphs,
+        graphs_actual=terms.graphs_actual,
+        context=context,
+        kv=kv,
+        slack=slack,
+        kv_plan=plan_kv(specs_of_all_stages(model.shape, cache), cache, max(kv.value, 0)),
+    )
+
+
+def kv_settings(shape: ModelShape, settings: Settings, card: Card) -> KvSettings:
+    """The launch as the block arithmetic sees it."""
+    context = shape.max_context if settings.max_model_len == AUTO_FIT else settings.max_model_len
+    return KvSettings(
+        max_model_len=context,
+        auto_fit=settings.max_model_len == AUTO_FIT,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        async_scheduling=settings.async_scheduling,
+        prefix_caching=settings.prefix_caching,
+        tp=settings.tensor_parallel,
+        pp=settings.pipeline_parallel,
+        dcp=settings.decode_context_parallel,
+        pp_partition=settings.pipeline_partition,
+        block_size=settings.block_size,
+        kv_cache_dtype=settings.kv_cache_dtype,
+        model_dtype=model_dtype(shape, settings),
+        num_spec=settings.speculative_tokens,
+        hybrid_manager=None if settings.hybrid_manager else False,
+        interleaved=is_interleaved(shape),
+        num_blocks_override=settings.num_gpu_blocks_override,
+        capability=card.compute_capability[0] if card.compute_capability else 9,
+        version=settings.release,
+    )
+
+
+def model_dtype(shape: ModelShape, settings: Settings) -> str:
+    """The type activations and an unquantised cache have: as given, else 16 bits as vLLM picks."""
+    given = {"half": "float16", "float": "float32"}.get(settings.dtype, settings.dtype)
+    if given != "auto":
+        return given
+    return "bfloat16" if shape.dtype in (None, "bfloat16", "float32") else shape.dtype
+
+
+def _weights(model: ModelFacts, settings: Settings) -> Estimate:
+    placement = Placement(
+        tensor_parallel=settings.tensor_parallel,
+        pipeline_parallel=settings.pipeline_parallel,
+        data_parallel=settings.data_parallel,
+        expert_parallel=settings.expert_parallel,
+        partition=settings.pipeline_partition,
+        encoders=not settings.language_model_only,
+    )
+    dtype = model_dtype(model.shape, settings)
+    if model.tensors is not None and settings.quantization in (None, _method(model.shape)):
+        found = weights_from_tensors(model.tensors, model.shape, placement, dtype)
+    elif model.total_bytes is not None and settings.quantization in (None, _method(model.shape)):
+        found = weights_from_total(model.total_bytes, model.shape, placement, model.shape.quantization)
+    else:
+        found = weights_from_shape(model.shape, placement, dtype, model.shape.quantization or settings.quantization)
+    if settings.max_loras:
+        slots = lora_bytes(model.shape, placement, settings.max_loras, settings.max_lora_rank, dtype)
+        found = _sum((found, slots))._replace(why=f"{found.why}, and {slots.why}")
+    offloaded = int(settings.cpu_offload_gib * GIB)
+    return Estimate(max(0, found.value - offloaded), max(0, found.low - offloaded), max(0, found.high - offloaded), found.why)
+
+
+def _method(shape: ModelShape) -> str | None:
+    return shape.quantization.method if shape.quantization is not None else None
+
+
+def _overhead_input(shape: ModelShape, settings: Settings, card: Card) -> OverheadInput:
+    context = shape.max_context if settings.max_model_len == AUTO_FIT else settings.max_model_len
+    return OverheadInput(
+        release=settings.release,
+        shape=shape,
+        gpu_bytes=card.total_bytes,
+        compute_capability=card.compute_capability,
+        tensor_parallel=settings.tensor_parallel,
+        pipeline_parallel=settings.pipeline_parallel,
+        data_parallel=settings.data_parallel,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_model_len=context,
+        enforce_eager=settings.enforce_eager,
+        estimates_graphs=settings.estimates_graphs,
+        v2_runner=settings.v2_runner,
+        dtype=model_dtype(shape, settings),
+    )
+
+
+def _context(settings: Settings) -> Estimate:
+    together = settings.tensor_parallel * settings.pipeline_parallel > 1 and not is_before(
+        settings.release, NCCL_BEFORE_SNAPSHOT
+    )
+    value, low, high = _CONTEXT_TOGETHER if together else _CONTEXT_ALONE
+    return Estimate(int(value * GIB), int(low * GIB), int(high * GIB), "CUDA context and NCCL before vLLM's snapshot")
+
+
+def _sum(terms: tuple[Estimate, ...]) -> Estimate:
+    """Independent errors: half-widths add in squares, each side for itself."""
+    value = sum(term.value for term in terms)
+    down = math.sqrt(sum((term.value - term.low) ** 2 for term in terms))
+    up = math.sqrt(sum((term.high - term.value) ** 2 for term in terms))
+    return Estimate(value, int(value - down), math.ceil(value + up))
+
+
+def left_of(budget: Estimate, spent: tuple[Estimate, ...]) -> Estimate:
+    """What is left of a budget: high spending makes the low end."""
+    used = _sum(spent)
+    value = budget.value - used.value
+    down = math.hypot(budget.value - budget.low, used.high - used.value)
+    up = math.hypot(budget.high - budget.value, used.value - used.low)
+    return Estimate(value, int(value - down), math.ceil(value + up))

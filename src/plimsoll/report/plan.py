@@ -1,0 +1,177 @@
+"""What `plimsoll plan` found, as a drawn ledger and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from plimsoll.domain.estimate import Estimate
+from plimsoll.domain.finding import Finding, Severity
+from plimsoll.domain.units import format_count, format_gib
+from plimsoll.engine.check import Checked
+from plimsoll.plan.advise import Advice
+from plimsoll.plan.ledger import Ledger
+from plimsoll.report.flags import clean, flags_json
+from plimsoll.report.wrapping import wrapped
+
+BAR = 64
+_MARKS = (("weights", "W"), ("non-torch", "n"), ("activation", "a"), ("graphs", "g"), ("KV cache", "K"))
+
+
+class Planned(NamedTuple):
+    """A plan and all that was said about it."""
+
+    model: str
+    ledger: Ledger
+    findings: Sequence[Finding]
+    advice: Sequence[Advice]
+    checked: Checked
+    notes: Sequence[str] = ()
+
+    @property
+    def fits(self) -> bool:
+        """Whether it will start and serve, as far as we can tell."""
+        return self.ledger.fits and not any(finding.severity is Severity.CRITICAL for finding in self.findings)
+
+
+def as_json(planned: Planned) -> str:
+    """One object of the schema plimsoll.plan/1; sizes in bytes."""
+    import json
+
+    ledger, kv = planned.ledger, planned.ledger.kv_plan
+    body = {
+        "schema": "plimsoll.plan/1",
+        "fits": planned.fits,
+        "model": clean(planned.model),
+        "vllm": ledger.settings.release,
+        "gpu": {"name": ledger.card.name, "total_bytes": ledger.card.total_bytes, "count": ledger.settings.gpus},
+        "ledger": {
+            name: {"value": term.value, "low": term.low, "high": term.high}
+            for name, term in (
+                ("requested", ledger.requested),
+                ("weights", ledger.weights),
+                ("non_torch", ledger.non_torch),
+                ("activation", ledger.activation),
+                ("graphs", ledger.graphs),
+                ("kv", ledger.kv),
+                ("slack", ledger.slack),
+            )
+        },
+        "kv": {
+            "block_size": kv.block_size,
+            "bytes_per_block": kv.bytes_per_block,
+            "num_blocks": kv.num_blocks,
+            "tokens": kv.tokens,
+            "max_concurrency": kv.max_concurrency,
+            "max_model_len": kv.max_model_len,
+            "groups": [
+                {"layers": g.layers, "kind": g.kind, "block_size": g.block_size, "blocks_per_request": g.blocks_per_request}
+                for g in kv.groups
+            ],
+        },
+        "settings": _settings_json(ledger),
+        "flags": flags_json([planned.checked]),
+        "findings": [_finding_json(finding) for finding in planned.findings],
+        "advice": [{"flag": a.flag, "value": a.value, "why": a.why, "effect": a.effect} for a in planned.advice],
+        "notes": [clean(note) for note in planned.notes],
+    }
+    return json.dumps(body, indent=2, ensure_ascii=False)
+
+
+def _settings_json(ledger: Ledger) -> dict[str, object]:
+    settings = ledger.settings
+    return {
+        "gpu_memory_utilization": settings.utilization,
+        "max_model_len": settings.max_model_len,
+        "max_num_seqs": settings.max_num_seqs,
+        "max_num_batched_tokens": settings.max_num_batched_tokens,
+        "tensor_parallel_size": settings.tensor_parallel,
+        "pipeline_parallel_size": settings.pipeline_parallel,
+        "data_parallel_size": settings.data_parallel,
+        "kv_cache_dtype": settings.kv_cache_dtype,
+    }
+
+
+def _finding_json(finding: Finding) -> dict[str, object]:
+    return {
+        "code": finding.code.value,
+        "severity": finding.severity.value,
+        "confidence": finding.confidence,
+        "title": finding.title,
+        "because": clean(finding.because),
+        "evidence": [{"source": e.source, "line": e.line, "text": clean(e.text)} for e in finding.evidence],
+    }
+
+
+def as_text(planned: Planned) -> str:
+    """The verdict, the bar, the terms, the cache, the trouble and what helps."""
+    ledger = planned.ledger
+    lines = [_verdict(planned), "", *_bar(ledger), "", *_terms(ledger), "", *_cache(ledger)]
+    for finding in planned.findings:
+        lines += ["", *wrapped(f"  {finding.code}: {finding.title}", " " * 4)]
+        lines += wrapped(f"    {clean(finding.because)}", " " * 4)
+    if planned.advice:
+        lines += ["", "What would help, planned again to be sure:", ""]
+        for advice in planned.advice:
+            lines += wrapped(f"  {advice.flag} {advice.value}", " " * 4)
+            lines += wrapped(f"    {advice.why}: {advice.effect}", " " * 4)
+    for note in planned.notes:
+        lines += wrapped(f"  note: {clean(note)}", " " * 8)
+    return "\n".join(lines)
+
+
+def _verdict(planned: Planned) -> str:
+    settings, card = planned.ledger.settings, planned.ledger.card
+    gpus = f"{settings.gpus} x {card.name}" if settings.gpus > 1 else card.name
+    what = f"{clean(planned.model)} on {gpus}, vLLM {settings.release}"
+    if planned.fits:
+        return f"fits: {what}"
+    worst = planned.findings[0].title if planned.findings else "too little memory"
+    return f"does not fit: {what}: {worst}"
+
+
+def _bar(ledger: Ledger) -> list[str]:
+    """The card drawn to scale: others, context, the terms of the request, slack."""
+    total = ledger.card.total_bytes
+    parts = [("o", ledger.card.used_bytes), ("c", ledger.context.value)]
+    terms = (ledger.weights, ledger.non_torch, ledger.activation, ledger.graphs, ledger.kv)
+    parts += [(mark, max(0, term.value)) for (_, mark), term in zip(_MARKS, terms, strict=True)]
+    drawn, end, so_far = "", 0, 0
+    for mark, size in parts:
+        so_far += size
+        upto = min(BAR, round(so_far / total * BAR))
+        if size > 0 and upto == end and upto < BAR:
+            upto += 1  # every term that exists is seen
+        drawn += mark * (upto - end)
+        end = max(end, upto)
+    over = " over the edge" if so_far > total else ""
+    legend = "W weights  n non-torch  a activation  g graphs  K KV cache  . slack  c context" + (
+        "  o others" if parts[0][1] else ""
+    )
+    return [f"  |{drawn.ljust(BAR, '.')}|{over}", f"   {legend}"]
+
+
+def _terms(ledger: Ledger) -> list[str]:
+    rows = [("card", Estimate(ledger.card.total_bytes, ledger.card.low_bytes, ledger.card.high_bytes)),
+            ("requested", ledger.requested), ("  weights", ledger.weights), ("  non-torch", ledger.non_torch),
+            ("  activation", ledger.activation), ("  graphs", ledger.graphs), ("  KV cache", ledger.kv),
+            ("slack", ledger.slack)]  # fmt: skip
+    lines = []
+    for name, term in rows:
+        band = "" if term.is_exact else f"   {format_gib(term.low)} to {format_gib(term.high)}"
+        why = term.why.split(";")[0]
+        lines.append(f"  {name:14}{format_gib(term.value):>12}{band:28}{why}".rstrip())
+    return lines
+
+
+def _cache(ledger: Ledger) -> list[str]:
+    kv = ledger.kv_plan
+    if kv.num_blocks <= 0 or ledger.kv.value <= 0:
+        return ["  no KV blocks"]
+    concurrency = (
+        f"{kv.max_concurrency:.2f} requests of {format_count(kv.max_model_len)} tokens at once" if kv.max_concurrency else ""
+    )
+    return [
+        f"  {format_count(kv.num_blocks)} blocks of {kv.block_size} tokens and {format_gib(kv.bytes_per_block)}: "
+        f"{format_count(kv.tokens)} tokens, {concurrency}".rstrip(", ")
+    ]

@@ -1,0 +1,85 @@
+"""`plimsoll plan` as a user meets it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from plimsoll.cli.main import main
+
+LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
+
+
+def test_a_bundled_model_on_a_known_card(capsys: pytest.CaptureFixture[str]) -> None:
+    """Offline, by name, in words: the verdict, the bar, the terms, the blocks."""
+    assert main(["plan", "--gpu", "H100", "--vllm", "0.32.0", "vllm", "serve", LLAMA, "--max-model-len", "32k"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"fits: {LLAMA} on H100")
+    assert "KV cache" in out
+    assert "blocks of 16 tokens" in out
+
+
+def test_the_json_contract(capsys: pytest.CaptureFixture[str]) -> None:
+    """One object with the promised keys; the terms add up to what was requested."""
+    assert main(["plan", "--gpu", "L4", "--vllm", "0.32.0", "--json", "--", "vllm", "serve", LLAMA, "--swap-space", "4"]) == 1
+    body = json.loads(capsys.readouterr().out)
+    assert body["schema"] == "plimsoll.plan/1"
+    assert body["fits"] is False
+    ledger = {name: term["value"] for name, term in body["ledger"].items()}
+    assert sum(ledger[n] for n in ("weights", "non_torch", "activation", "graphs", "kv")) == ledger["requested"]
+    assert {"block_size", "bytes_per_block", "num_blocks", "tokens", "max_concurrency", "groups"} <= set(body["kv"])
+    codes = {finding["code"] for finding in body["findings"]}
+    assert {"startup.bad-flag", "startup.context-too-long"} <= codes
+    assert body["flags"]["items"][0]["status"] == "removed"
+    assert {"flag", "value", "why", "effect"} == set(body["advice"][0])
+    assert body["gpu"]["count"] == 1
+
+
+def test_a_local_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A folder with a config.json is enough, and its name may be given in a script."""
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 128,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 2048,
+        "max_position_embeddings": 4096, "torch_dtype": "float16",
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    script = tmp_path / "start.sh"
+    script.write_text(f"MODEL={tmp_path}\nvllm serve $MODEL --gpu-memory-utilization 0.5\n", encoding="utf-8")
+    assert main(["plan", "--gpu-memory-gib", "8", "--json", str(script)]) == 0
+    body = json.loads(capsys.readouterr().out)
+    assert body["gpu"]["total_bytes"] == 8 * 2**30
+    assert body["ledger"]["requested"]["value"] == 4 * 2**30
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["plan", "vllm", "serve", LLAMA], 2, "which card?"),
+        (["plan", "--gpu", "H1000", "vllm", "serve", LLAMA], 2, "H1000"),
+        (["plan", "--gpu", "a100", "vllm", "serve", LLAMA], 2, "a100"),
+        (["plan", "--gpu", "H100", "--", "vllm", "serve"], 2, "model"),
+        (["plan", "--gpu", "H100", "vllm", "serve", LLAMA, "-tp", "3"], 2, ""),
+        (["plan", "--gpu", "H100", "--used-gib", "x", "vllm", "serve", LLAMA], 2, "x"),
+        (["plan", "--gpu", "H100", "vllm", "serve", LLAMA, "--gpu-memory-utilization", "1.5"], 2, "1.5"),
+        (["plan", "--gpu", "H100", "vllm", "serve", "no-such-org/no-such-model"], 3, "no-such-org/no-such-model"),
+    ],
+)
+def test_wrong_input_is_one_line(
+    words: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An unknown card, no model, heads that do not divide, a model nobody has: one line and the right exit code."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert main(words) == code
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert said in captured.err
+
+
+def test_a_config_that_is_not_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A broken config.json is the user's to mend."""
+    (tmp_path / "config.json").write_text("{not json", encoding="utf-8")
+    assert main(["plan", "--gpu", "L4", "vllm", "serve", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
