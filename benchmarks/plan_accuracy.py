@@ -117,6 +117,8 @@ def summary(title: str, some: list[Scored]) -> list[str]:
     if concurrency:
         lines += [f"| max concurrency ({len(concurrency)} starts state it) | {_per_architecture(some, concurrency):.2%} |"]
     lines += [f"| largest over-estimate of KV, of the requested memory | {over:.2%} |"]
+    refused = [s for s in some if s.kv[0] <= 0]
+    lines += [f"| called too large although it started | {len(refused)} of {len(some)} |"]
     lines += [f"| band holds the truth | {sum(s.is_covered for s in some)} of {len(some)} |"]
     lines += [
         f"| median half-width of the band, of the requested memory | {median(s.half_width / s.requested for s in some):.2%} |",

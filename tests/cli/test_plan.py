@@ -78,6 +78,17 @@ def test_wrong_input_is_one_line(
     assert said in captured.err
 
 
+def test_an_upgrade_shows_what_it_does_to_the_cache(capsys: pytest.CaptureFixture[str]) -> None:
+    """--from plans the command in both releases: 0.20.0 raised the share and began to set graph memory aside."""
+    words = ["plan", "--gpu", "H100", "--from", "0.19.0", "--vllm", "0.25.1", "vllm", "serve", LLAMA]
+    assert main([*words, "--json"]) == 0
+    body = json.loads(capsys.readouterr().out)
+    assert body["from"]["vllm"] == "0.19.0"
+    assert body["from"]["tokens"] != body["kv"]["tokens"]
+    assert main(words) == 0
+    assert "From 0.19.0 to 0.25.1: KV" in capsys.readouterr().out
+
+
 def test_a_config_that_is_not_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A broken config.json is the user's to mend."""
     (tmp_path / "config.json").write_text("{not json", encoding="utf-8")

@@ -3,10 +3,11 @@
 Says before launch whether a vLLM server fits its GPU, how many KV blocks remain, and what limits it. Needs no GPU, no vLLM
 and, for a local folder or a bundled model, no network.
 
-  --gpu NAME            the card: H100, "L40S", A100-80G, ...          (docs/gpus.md lists them)
+  --gpu NAME            the card: H100, L40S, A100-80G, ... (docs/gpus.md lists them); default: this machine's, through NVML
   --gpu-memory-gib X    a card that is not known, by the memory vLLM sees; with --gpu it replaces the card's total
   --used-gib X          memory that other processes hold on the card
   --vllm VERSION        default: the vLLM installed beside plimsoll, else the newest known
+  --from VERSION        also what the upgrade from this version does to the flags and the KV cache
   --pid N               plan the server that runs as process N
   --json                one JSON object, schema plimsoll.plan/1
 
@@ -27,13 +28,14 @@ from plimsoll.domain.estimate import Estimate
 from plimsoll.domain.model import ModelShape
 from plimsoll.domain.units import parse_gib
 from plimsoll.engine.check import Checked, check
-from plimsoll.engine.command_line import Unseen, read_command_line
+from plimsoll.engine.command_line import read_command_line
 from plimsoll.engine.versions import Engine, engine_named
 from plimsoll.errors import BadInput
 from plimsoll.plan.ledger import Card, ModelFacts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from plimsoll.plan.ledger import Ledger
     from plimsoll.report.plan import Planned
 
 
@@ -63,7 +65,7 @@ def _planned(checked: Checked, engine: Engine, card: Card) -> Planned:
     from plimsoll.domain.finding import Finding
     from plimsoll.plan.advise import advise
     from plimsoll.plan.findings import findings_of
-    from plimsoll.plan.ledger import Ledger, plan_ledger
+    from plimsoll.plan.ledger import plan_ledger
     from plimsoll.plan.settings import Settings, read_settings
     from plimsoll.report.plan import Planned
 
@@ -71,7 +73,7 @@ def _planned(checked: Checked, engine: Engine, card: Card) -> Planned:
         raise BadInput("the command names no model")
     model, notes = _model(checked.model)
     environment = dict(checked.launch.environment)
-    line = read_command_line(checked.rewritten[2:], engine.release, unseen=Unseen(checked.launch.unresolved))
+    line = read_command_line(checked.rewritten[2:], engine.release, unseen=checked.unseen)
     settings = read_settings(line, checked.launch.environment, engine.release, model.shape, card.name, card.total_bytes)
 
     def replan(changed: Settings) -> tuple[Ledger, list[Finding]]:
@@ -80,7 +82,22 @@ def _planned(checked: Checked, engine: Engine, card: Card) -> Planned:
 
     ledger, findings = replan(settings)
     advice = advise(ledger, model.shape, findings, replan)
-    return Planned(checked.model, ledger, findings, advice, checked, (*notes, *checked.notes, *settings.notes))
+    before = _before(checked, model, card)
+    return Planned(checked.model, ledger, findings, advice, checked, (*notes, *checked.notes, *settings.notes), before)
+
+
+def _before(checked: Checked, model: ModelFacts, card: Card) -> Ledger | None:
+    """The same command in the release the upgrade starts from."""
+    if checked.came_from is None:
+        return None
+    from plimsoll.engine.check import check
+    from plimsoll.plan.ledger import plan_ledger
+    from plimsoll.plan.settings import read_settings
+
+    old = checked.came_from
+    line = read_command_line(check(checked.launch, old).rewritten[2:], old.release, unseen=checked.unseen)
+    settings = read_settings(line, checked.launch.environment, old.release, model.shape, card.name, card.total_bytes)
+    return plan_ledger(model, settings, card)
 
 
 def _model(name: str) -> tuple[ModelFacts, tuple[str, ...]]:
@@ -105,8 +122,27 @@ def _card(options: Split) -> Card:
             total = Estimate.exact(given)
         return Card(gpu.name, total.value, total.low, total.high, gpu.compute_capability, used)
     if given is None:
-        raise BadInput("which card? --gpu H100, or --gpu-memory-gib 79.2 for one that is not known (docs/gpus.md)")
+        return _card_here(used)
     return Card(f"a card of {options.values['--gpu-memory-gib']}", given, given, given, None, used)
+
+
+def _card_here(used: int) -> Card:
+    """The first card of this machine, by its name in our table; what others hold on it counts unless --used-gib says."""
+    from plimsoll.domain.gpu import gpu_named
+    from plimsoll.sources.nvml import cards_here
+
+    cards = cards_here()
+    if not cards:
+        raise BadInput("this machine has no NVIDIA card; name one with --gpu")
+    gpu = gpu_named(cards[0].name)
+    return Card(
+        gpu.name,
+        gpu.total_bytes,
+        gpu.total_low_bytes,
+        gpu.total_high_bytes,
+        gpu.compute_capability,
+        used or cards[0].used_bytes,
+    )
 
 
 def _installed_vllm() -> str | None:

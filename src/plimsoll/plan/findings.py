@@ -10,7 +10,7 @@ from plimsoll.domain.units import GIB, format_count, format_gib
 from plimsoll.engine.flags import is_before
 from plimsoll.engine.verdict import Item
 from plimsoll.plan.kv import WhyRefused
-from plimsoll.plan.ledger import Ledger
+from plimsoll.plan.ledger import NEIGHBOURS_APART, Ledger
 
 # The release that began to refuse expandable segments beside a KV connector.
 SEGMENTS_REFUSED_SINCE = "0.21.0"
@@ -80,19 +80,17 @@ def _weights(ledger: Ledger) -> list[Finding]:
 
 
 def _free_memory(ledger: Ledger) -> list[Finding]:
-    if ledger.settings.kv_cache_memory_bytes is None and ledger.slack.value >= 0:
-        return []
     free = ledger.card.total_bytes - ledger.card.used_bytes - ledger.context.value
-    if free >= ledger.requested.value:
+    if free >= ledger.requested.value or is_before(ledger.settings.release, NEIGHBOURS_APART):
         return []
     because = (
         f"vLLM asks for {format_gib(ledger.requested.value)} and refuses to start when less is free; "
         f"about {format_gib(free)} will be"
     )
-    confidence = 0.95 if ledger.slack.high < 0 else 0.6
-    return [
-        Finding(Code.STARTUP_FREE_MEMORY_CHECK, Severity.CRITICAL, confidence, "less memory is free than asked for", because)
-    ]
+    most = ledger.card.high_bytes - ledger.card.used_bytes - ledger.context.low
+    sure = most < ledger.requested.value
+    severity, confidence = (Severity.CRITICAL, 0.95) if sure else (Severity.WARNING, 0.5)
+    return [Finding(Code.STARTUP_FREE_MEMORY_CHECK, severity, confidence, "less memory is free than asked for", because)]
 
 
 def _cache(ledger: Ledger) -> list[Finding]:

@@ -24,11 +24,15 @@ from plimsoll.plan.settings import AUTO_FIT, Settings
 from plimsoll.plan.weights import Placement, lora_bytes, weights_from_shape, weights_from_tensors, weights_from_total
 
 # What a worker holds before vLLM's snapshot, in GiB: 19 starts of 0.19.0 on H100 print it (0.51 on one GPU in eleven of
-# eleven, 1.53 to 2.07 with tensor parallelism). Other cards and releases: the band is widened, not measured.
+# eleven, 1.53 to 2.07 with tensor parallelism). Other cards and releases: the band is widened, not measured; a public start
+# on two RTX 4090 (0.97 of the card was granted) shows that without Hopper's links it is far less.
 _CONTEXT_ALONE = (0.51, 0.25, 0.8)
 _CONTEXT_TOGETHER = (1.55, 1.0, 2.1)
+_CONTEXT_TOGETHER_ELSEWHERE = (0.6, 0.3, 1.6)
 # Until 0.10.2 NCCL came after the snapshot and counted against the budget.
 NCCL_BEFORE_SNAPSHOT = "0.11.0"
+# Until 0.9.0 what other processes hold came out of the budget; since 0.9.1 the start is refused if too little is free.
+NEIGHBOURS_APART = "0.9.1"
 
 
 class Card(NamedTuple):
@@ -82,8 +86,9 @@ def plan_ledger(model: ModelFacts, settings: Settings, card: Card) -> Ledger:
     if settings.kv_cache_memory_bytes is not None:
         kv = Estimate.exact(settings.kv_cache_memory_bytes, "--kv-cache-memory-bytes")
     else:
-        kv = left_of(requested, spent)
-    context = _context(settings)
+        neighbours = card.used_bytes if is_before(settings.release, NEIGHBOURS_APART) else 0
+        kv = left_of(requested, (*spent, Estimate.exact(neighbours)))
+    context = _context(settings, card)
     # With a fixed cache vLLM takes what it takes, whatever the utilisation says.
     taken = requested if settings.kv_cache_memory_bytes is None else _sum((*spent, kv))
     free = Estimate(card.total_bytes - card.used_bytes, card.low_bytes - card.used_bytes, card.high_bytes - card.used_bytes)
@@ -185,11 +190,12 @@ def _overhead_input(shape: ModelShape, settings: Settings, card: Card) -> Overhe
     )
 
 
-def _context(settings: Settings) -> Estimate:
+def _context(settings: Settings, card: Card) -> Estimate:
     together = settings.tensor_parallel * settings.pipeline_parallel > 1 and not is_before(
         settings.release, NCCL_BEFORE_SNAPSHOT
     )
-    value, low, high = _CONTEXT_TOGETHER if together else _CONTEXT_ALONE
+    linked = card.compute_capability is None or card.compute_capability >= (9, 0)
+    value, low, high = _CONTEXT_ALONE if not together else _CONTEXT_TOGETHER if linked else _CONTEXT_TOGETHER_ELSEWHERE
     return Estimate(int(value * GIB), int(low * GIB), int(high * GIB), "CUDA context and NCCL before vLLM's snapshot")
 
 

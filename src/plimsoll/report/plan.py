@@ -27,6 +27,7 @@ class Planned(NamedTuple):
     advice: Sequence[Advice]
     checked: Checked
     notes: Sequence[str] = ()
+    before: Ledger | None = None  # the same command in the release an upgrade starts from
 
     @property
     def fits(self) -> bool:
@@ -39,7 +40,7 @@ def as_json(planned: Planned) -> str:
     import json
 
     ledger, kv = planned.ledger, planned.ledger.kv_plan
-    body = {
+    body: dict[str, object] = {
         "schema": "plimsoll.plan/1",
         "fits": planned.fits,
         "model": clean(planned.model),
@@ -75,6 +76,13 @@ def as_json(planned: Planned) -> str:
         "advice": [{"flag": a.flag, "value": a.value, "why": a.why, "effect": a.effect} for a in planned.advice],
         "notes": [clean(note) for note in planned.notes],
     }
+    if planned.before is not None:
+        old = planned.before
+        body["from"] = {
+            "vllm": old.settings.release,
+            "kv": {"value": old.kv.value, "low": old.kv.low, "high": old.kv.high},
+            "tokens": old.kv_plan.tokens,
+        }
     return json.dumps(body, indent=2, ensure_ascii=False)
 
 
@@ -115,9 +123,19 @@ def as_text(planned: Planned) -> str:
         for advice in planned.advice:
             lines += wrapped(f"  {advice.flag} {advice.value}", " " * 4)
             lines += wrapped(f"    {advice.why}: {advice.effect}", " " * 4)
+    if planned.before is not None:
+        lines += ["", *_upgrade(planned.before, ledger)]
     for note in planned.notes:
         lines += wrapped(f"  note: {clean(note)}", " " * 8)
     return "\n".join(lines)
+
+
+def _upgrade(old: Ledger, new: Ledger) -> list[str]:
+    change = new.kv_plan.tokens - old.kv_plan.tokens
+    share = f" ({change / old.kv_plan.tokens:+.1%})" if old.kv_plan.tokens > 0 else ""
+    sizes = f"KV {format_gib(old.kv.value)} -> {format_gib(new.kv.value)}"
+    tokens = f"{format_count(old.kv_plan.tokens)} -> {format_count(new.kv_plan.tokens)} tokens{share}"
+    return [f"From {old.settings.release} to {new.settings.release}: {sizes}, {tokens}"]
 
 
 def _verdict(planned: Planned) -> str:

@@ -1,0 +1,43 @@
+"""The GPUs of this machine, as NVIDIA's management library sees them."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from plimsoll.errors import BadInput, WorldFailed
+
+
+class SeenCard(NamedTuple):
+    """One card: its product name, and the memory that others hold on it now."""
+
+    name: str
+    total_bytes: int  # NVML's figure; vLLM sees a little less
+    used_bytes: int
+
+
+def cards_here(library: Any = None) -> list[SeenCard]:
+    """Every card, in NVML's order; the library is an argument for tests. One line says what is missing."""
+    nvml = library if library is not None else _pynvml()
+    try:
+        nvml.nvmlInit()
+        try:
+            return [_card(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
+        finally:
+            nvml.nvmlShutdown()
+    except nvml.NVMLError as error:
+        raise WorldFailed(f"NVML does not answer ({error}); name the card with --gpu") from None
+
+
+def _pynvml() -> Any:
+    try:
+        import pynvml
+    except ImportError:
+        raise BadInput("which card? --gpu H100, or pip install 'plimsoll-line[gpu]' to read this machine's") from None
+    return pynvml
+
+
+def _card(nvml: Any, index: int) -> SeenCard:
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    name = nvml.nvmlDeviceGetName(handle)
+    return SeenCard(name.decode() if isinstance(name, bytes) else str(name), int(memory.total), int(memory.used))

@@ -1,0 +1,54 @@
+"""Starts that other people reported as refused for want of memory, and what plan says of them.
+
+Inputs and outcomes are figures from the reports named beside each; models are described by their public shapes.
+"""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from plimsoll.domain.finding import Code
+from plimsoll.domain.gpu import gpu_named
+from plimsoll.domain.model import ModelShape
+from plimsoll.domain.units import GIB
+from plimsoll.engine.command_line import read_command_line
+from plimsoll.plan.findings import findings_of
+from plimsoll.plan.ledger import Card, Ledger, ModelFacts, plan_ledger
+from plimsoll.plan.settings import read_settings
+from plimsoll.sources.models import read_model
+
+
+def _plan(model: str, gpu: str, release: str, command: str) -> tuple[Ledger, list[Code]]:
+    facts = ModelFacts(model, ModelShape.from_config(read_model(model, hub=None).config))
+    card = gpu_named(gpu)
+    seen = Card(card.name, card.total_bytes, card.total_low_bytes, card.total_high_bytes, card.compute_capability)
+    line = read_command_line(["m", *shlex.split(command)], release)
+    ledger = plan_ledger(facts, read_settings(line, (), release, facts.shape, seen.name, seen.total_bytes), seen)
+    return ledger, [finding.code for finding in findings_of(ledger, facts.shape, (), {})]
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "release", "command", "code", "kv_gib"),
+    [
+        # vllm#27508 and vllm#23278: "Available KV cache memory" -2.28 and -2.14 GiB.
+        ("openai/gpt-oss-120b", "H100", "0.11.0", "", Code.STARTUP_NO_CACHE_BLOCKS, -2.28),
+        ("openai/gpt-oss-120b", "H100", "0.10.2", "", Code.STARTUP_NO_CACHE_BLOCKS, -2.14),
+        # Our own start on an H200: -4.76 GiB.
+        ("Qwen/Qwen2.5-72B-Instruct", "H200", "0.25.1", "--gpu-memory-utilization 0.95", Code.STARTUP_NO_CACHE_BLOCKS, -4.76),
+        # vllm#10517: 131072 tokens of a 70B model on two H100.
+        ("meta-llama/Llama-3.1-70B-Instruct", "H100", "0.5.4", "-tp 2", Code.STARTUP_CONTEXT_TOO_LONG, None),
+        # llm-d-planner's log of gpt-oss-20b at 0.95: the sampler's warm-up with 1024 rows found no memory.
+        ("openai/gpt-oss-20b", "H100", "0.19.0", "--gpu-memory-utilization 0.95 --max-model-len 8192",
+         Code.STARTUP_SAMPLER_WARMUP, None),
+    ],
+)  # fmt: skip
+def test_reported_refusals_are_foreseen_by_code(
+    model: str, gpu: str, release: str, command: str, code: Code, kv_gib: float | None
+) -> None:
+    """The first finding names the step that failed, and where the log printed the KV figure the band holds it."""
+    ledger, codes = _plan(model, gpu, release, command)
+    assert codes[0] is code
+    if kv_gib is not None:
+        assert ledger.kv.low <= kv_gib * GIB <= ledger.kv.high
