@@ -89,6 +89,54 @@ def test_an_upgrade_shows_what_it_does_to_the_cache(capsys: pytest.CaptureFixtur
     assert "From 0.19.0 to 0.25.1: KV" in capsys.readouterr().out
 
 
+def test_a_workload_a_matrix_and_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One run answers for a workload, draws the matrix and writes the page; the JSON carries both."""
+    page = tmp_path / "plan.html"
+    words = ["plan", "--gpu", "L40S", "--vllm", "0.25.1", "--workload", "prompt=1200,output=300,concurrency=64",
+             "--matrix", "context=8k,32k", "concurrency=8..64", "vllm", "serve", LLAMA, "--max-model-len", "32k"]  # fmt: skip
+    assert main([*words, "--html", str(page)]) == 0
+    out = capsys.readouterr().out
+    assert "Paging saves" in out
+    assert "at most" in out
+    assert page.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+    assert main([*words, "--json"]) == 0
+    body = json.loads(capsys.readouterr().out)
+    assert body["workload"]["verdict"] == "fits"
+    assert len(body["matrix"]["cells"]) > 0
+
+
+def test_a_workload_that_does_not_fit_is_bad_news(capsys: pytest.CaptureFixture[str]) -> None:
+    """The server fits, the workload does not: exit 1."""
+    words = ["plan", "--gpu", "L4", "--workload", "prompt=8000,output=100,concurrency=500", "vllm", "serve", LLAMA]
+    assert main([*words, "--max-model-len", "16k"]) == 1
+    assert "does-not-fit" in capsys.readouterr().out.replace("does not fit", "does-not-fit")
+
+
+def test_commands_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """--compare plans one command a line; a line that cannot be planned says why and the rest goes on."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    file = tmp_path / "commands.txt"
+    file.write_text(f"vllm serve {LLAMA} --max-model-len 8k\nvllm serve no/such-model\n", encoding="utf-8")
+    assert main(["plan", "--gpu", "H100", "--compare", str(file)]) == 1
+    out = capsys.readouterr().out
+    assert "not planned: no/such-model" in out
+    assert main(["plan", "--gpu", "H100", "--compare", str(file), "--json"]) == 1
+    assert len(json.loads(capsys.readouterr().out)["compare"]) == 2
+
+
+def test_a_page_that_cannot_be_written_is_the_worlds_fault(capsys: pytest.CaptureFixture[str]) -> None:
+    """One line and exit code 3."""
+    assert main(["plan", "--gpu", "H100", "--html", "/no/such/folder/p.html", "vllm", "serve", LLAMA]) == 3
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("option", [["--workload", "prompt=x"], ["--matrix", "context=0"], ["--workload", ""]])
+def test_nonsense_in_our_own_options_is_one_line(option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """A workload or matrix that says nothing is the user's to mend."""
+    assert main(["plan", "--gpu", "H100", *option, "vllm", "serve", LLAMA]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
 def test_a_config_that_is_not_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A broken config.json is the user's to mend."""
     (tmp_path / "config.json").write_text("{not json", encoding="utf-8")

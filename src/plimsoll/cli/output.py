@@ -13,3 +13,18 @@ def show(text: str) -> None:
         raise
     except OSError as error:
         raise WorldFailed(f"cannot write the answer: {error.strerror or error}") from None
+
+
+def write_file(path: str, text: str) -> None:
+    """Write a report to a file the user named; what is there is replaced only once the new one is whole."""
+    import tempfile
+    from pathlib import Path
+
+    target = Path(path)
+    try:
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=target.parent, delete=False) as file:
+            file.write(text)
+        Path(file.name).chmod(0o644)
+        Path(file.name).replace(target)
+    except OSError as error:
+        raise WorldFailed(f"{path}: cannot be written: {error.strerror or error}") from None

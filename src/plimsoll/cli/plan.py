@@ -9,6 +9,12 @@ and, for a local folder or a bundled model, no network.
   --vllm VERSION        default: the vLLM installed beside plimsoll, else the newest known
   --from VERSION        also what the upgrade from this version does to the flags and the KV cache
   --pid N               plan the server that runs as process N
+  --workload prompt=1200,output=300,concurrency=64
+                        will that many such requests fit at once, what paging saves, what block sizes waste
+  --matrix context=8k,32k,128k concurrency=8..256
+                        what fits, for every combination
+  --html FILE           the plan as one page for a browser, with the matrix as a heat map
+  --compare FILE        one command a line, planned side by side
   --json                one JSON object, schema plimsoll.plan/1
 
 MODEL is a folder with config.json, a model in Hugging Face's own cache or in the bundled catalogue (docs/models.md), or any
@@ -23,42 +29,106 @@ from __future__ import annotations
 
 from plimsoll.cli.launch_words import config_of, launches_named
 from plimsoll.cli.options import Split, split_options
-from plimsoll.cli.output import show
+from plimsoll.cli.output import show, write_file
 from plimsoll.domain.estimate import Estimate
 from plimsoll.domain.model import ModelShape
 from plimsoll.domain.units import parse_gib
 from plimsoll.engine.check import Checked, check
 from plimsoll.engine.command_line import read_command_line
 from plimsoll.engine.versions import Engine, engine_named
-from plimsoll.errors import BadInput
+from plimsoll.errors import BadInput, PlimsollError
 from plimsoll.plan.ledger import Card, ModelFacts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from plimsoll.domain.launch import Launch
     from plimsoll.plan.ledger import Ledger
+    from plimsoll.plan.matrix import Matrix
+    from plimsoll.plan.workload import WorkloadAnswer
     from plimsoll.report.plan import Planned
+
+
+_WITH_VALUE = (
+    "--gpu", "--gpu-memory-gib", "--used-gib", "--vllm", "--from", "--pid", "--workload", "--matrix", "--html", "--compare",
+)  # fmt: skip
 
 
 def run(words: list[str]) -> int:
     """Read, think, render, exit code."""
-    options = split_options(
-        words,
-        with_value=("--gpu", "--gpu-memory-gib", "--used-gib", "--vllm", "--from", "--pid"),
-        switches=("--json", "--help", "-h"),
-    )
+    options = _with_matrix(split_options(words, with_value=_WITH_VALUE, switches=("--json", "--help", "-h")))
     if options.switches & {"--help", "-h"}:
         show(__doc__.rstrip() if __doc__ else "")
         return 0
-    engine = engine_named(options.values.get("--vllm") or _installed_vllm())
-    came_from = engine_named(options.values["--from"], "--from") if "--from" in options.values else None
-    launch, folder = launches_named(options, "plan")[0]
-    checked = check(launch, engine, came_from, config_of(launch, folder))
-    card = _card(options)
+    if "--compare" in options.values:
+        return _compare(options)
+    planned = _plan_one(options, *launches_named(options, "plan")[0])
+    answer, matrix = _workload(options, planned), _matrix(options, planned)
+    if "--html" in options.values:
+        from plimsoll.report.plan_html import as_html
+
+        write_file(options.values["--html"], as_html(planned, matrix=matrix, workload=answer))
     from plimsoll.report import plan as report
 
-    planned = _planned(checked, engine, card)
-    show(report.as_json(planned) if "--json" in options.switches else report.as_text(planned))
-    return 0 if planned.fits else 1
+    is_json = "--json" in options.switches
+    show(report.as_json(planned, matrix, answer) if is_json else report.as_text(planned, matrix, answer))
+    return 0 if planned.fits and (answer is None or answer.verdict.is_fine) else 1
+
+
+def _with_matrix(options: Split) -> Split:
+    """`--matrix context=8k,32k concurrency=8..64` is one value in two words."""
+    if "--matrix" not in options.values:
+        return options
+    more = [word for word in options.rest if word.partition("=")[0] in ("context", "concurrency")]
+    values = {**options.values, "--matrix": " ".join([options.values["--matrix"], *more])}
+    return options._replace(values=values, rest=tuple(word for word in options.rest if word not in more))
+
+
+def _plan_one(options: Split, launch: Launch, folder: str) -> Planned:
+    engine = engine_named(options.values.get("--vllm") or _installed_vllm())
+    came_from = engine_named(options.values["--from"], "--from") if "--from" in options.values else None
+    return _planned(check(launch, engine, came_from, config_of(launch, folder)), engine, _card(options))
+
+
+def _compare(options: Split) -> int:
+    """One command a line, side by side; a line that cannot be planned says why in its place."""
+    from plimsoll.report import plan_compare
+    from plimsoll.sources.launches import read_launches
+
+    path = options.values["--compare"]
+    found = []
+    for launch in read_launches(path):
+        try:
+            found.append(plan_compare.Compared(launch.source, _plan_one(options, launch, "")))
+        except PlimsollError as error:
+            found.append(plan_compare.Compared(launch.source, None, str(error)))
+    show(plan_compare.as_json(found) if "--json" in options.switches else plan_compare.as_text(found))
+    return 0 if all(one.planned is not None and one.planned.fits for one in found) else 1
+
+
+def _workload(options: Split, planned: Planned) -> WorkloadAnswer | None:
+    if "--workload" not in options.values:
+        return None
+    from plimsoll.plan.workload import Workload, judge
+
+    assert planned.shape is not None, "_planned sets it"
+    return judge(Workload.parse(options.values["--workload"]), planned.ledger, planned.shape)
+
+
+def _matrix(options: Split, planned: Planned) -> Matrix | None:
+    if "--matrix" not in options.values:
+        return None
+    from plimsoll.plan.ledger import plan_ledger
+    from plimsoll.plan.matrix import MatrixSpec, plan_matrix
+
+    assert planned.shape is not None, "_planned sets it"
+    model = ModelFacts(planned.model, planned.shape)
+    card = planned.ledger.card
+    return plan_matrix(
+        MatrixSpec.parse(options.values["--matrix"]),
+        planned.ledger.settings,
+        lambda changed: plan_ledger(model, changed, card),
+        longest=planned.shape.max_context,
+    )
 
 
 def _planned(checked: Checked, engine: Engine, card: Card) -> Planned:
@@ -83,7 +153,8 @@ def _planned(checked: Checked, engine: Engine, card: Card) -> Planned:
     ledger, findings = replan(settings)
     advice = advise(ledger, model.shape, findings, replan)
     before = _before(checked, model, card)
-    return Planned(checked.model, ledger, findings, advice, checked, (*notes, *checked.notes, *settings.notes), before)
+    notes = (*notes, *checked.notes, *settings.notes)
+    return Planned(checked.model, ledger, findings, advice, checked, notes, model.shape, before)
 
 
 def _before(checked: Checked, model: ModelFacts, card: Card) -> Ledger | None:

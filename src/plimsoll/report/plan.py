@@ -7,10 +7,14 @@ from typing import NamedTuple
 
 from plimsoll.domain.estimate import Estimate
 from plimsoll.domain.finding import Finding, Severity
+from plimsoll.domain.model import ModelShape
 from plimsoll.domain.units import format_count, format_gib
 from plimsoll.engine.check import Checked
 from plimsoll.plan.advise import Advice
 from plimsoll.plan.ledger import Ledger
+from plimsoll.plan.matrix import Matrix
+from plimsoll.plan.workload import WorkloadAnswer
+from plimsoll.report import plan_matrix
 from plimsoll.report.flags import clean, flags_json
 from plimsoll.report.wrapping import wrapped
 
@@ -27,6 +31,7 @@ class Planned(NamedTuple):
     advice: Sequence[Advice]
     checked: Checked
     notes: Sequence[str] = ()
+    shape: ModelShape | None = None  # what the workload and the matrix are judged by
     before: Ledger | None = None  # the same command in the release an upgrade starts from
 
     @property
@@ -35,10 +40,14 @@ class Planned(NamedTuple):
         return self.ledger.fits and not any(finding.severity is Severity.CRITICAL for finding in self.findings)
 
 
-def as_json(planned: Planned) -> str:
+def as_json(planned: Planned, matrix: Matrix | None = None, workload: WorkloadAnswer | None = None) -> str:
     """One object of the schema plimsoll.plan/1; sizes in bytes."""
     import json
 
+    return json.dumps(_body(planned, matrix, workload), indent=2, ensure_ascii=False)
+
+
+def _body(planned: Planned, matrix: Matrix | None, workload: WorkloadAnswer | None) -> dict[str, object]:
     ledger, kv = planned.ledger, planned.ledger.kv_plan
     body: dict[str, object] = {
         "schema": "plimsoll.plan/1",
@@ -83,7 +92,11 @@ def as_json(planned: Planned) -> str:
             "kv": {"value": old.kv.value, "low": old.kv.low, "high": old.kv.high},
             "tokens": old.kv_plan.tokens,
         }
-    return json.dumps(body, indent=2, ensure_ascii=False)
+    if workload is not None:
+        body["workload"] = plan_matrix.workload_json(workload)
+    if matrix is not None:
+        body["matrix"] = plan_matrix.matrix_json(matrix)
+    return body
 
 
 def _settings_json(ledger: Ledger) -> dict[str, object]:
@@ -111,7 +124,7 @@ def _finding_json(finding: Finding) -> dict[str, object]:
     }
 
 
-def as_text(planned: Planned) -> str:
+def as_text(planned: Planned, matrix: Matrix | None = None, workload: WorkloadAnswer | None = None) -> str:
     """The verdict, the bar, the terms, the cache, the trouble and what helps."""
     ledger = planned.ledger
     lines = [_verdict(planned), "", *_bar(ledger), "", *_terms(ledger), "", *_cache(ledger)]
@@ -123,6 +136,10 @@ def as_text(planned: Planned) -> str:
         for advice in planned.advice:
             lines += wrapped(f"  {advice.flag} {advice.value}", " " * 4)
             lines += wrapped(f"    {advice.why}: {advice.effect}", " " * 4)
+    if workload is not None:
+        lines += ["", *plan_matrix.workload_lines(workload)]
+    if matrix is not None:
+        lines += ["", *plan_matrix.matrix_lines(matrix)]
     if planned.before is not None:
         lines += ["", *_upgrade(planned.before, ledger)]
     for note in planned.notes:

@@ -1,0 +1,330 @@
+"""Will so many requests of this size fit at once, and what does paging save?
+
+    prompt ──────────────> prompt + output              blocks of one request, by the KV plan's own arithmetic
+    | settled at the prompt | settled at the end | most   "settled": decoding, windows have slid
+                                                   └── what vLLM's start-up check counts, a batch in flight included
+
+A request is counted at prompt + output tokens. vLLM allocates as outputs grow, so prompts that fit may still be preempted
+before they end. A shortage of blocks makes requests wait or be preempted; it is never an out-of-memory error.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from itertools import accumulate
+from typing import NamedTuple
+
+from plimsoll.domain.model import ModelShape
+from plimsoll.domain.units import parse_vllm_integer
+from plimsoll.errors import BadInput
+from plimsoll.plan.kv import GroupPlan, KvPlan, KvSettings, plan_kv, specs_of_all_stages
+from plimsoll.plan.kv_specs import RankSpecs, round_up
+from plimsoll.plan.ledger import Ledger, kv_settings
+
+BLOCK_SIZES = (8, 16, 32, 64, 128)
+MOST_TOKENS, MOST_REQUESTS = 10**9, 10**7
+_GROW_ALONE = {"full", "mla", "indexer", "state"}
+_EXAMPLE = "prompt=1200,output=300,concurrency=64"
+_LIMITS = {"prompt": MOST_TOKENS, "output": MOST_TOKENS, "concurrency": MOST_REQUESTS}
+
+
+class Verdict(StrEnum):
+    """What becomes of the workload."""
+
+    FITS = "fits"
+    PREEMPTS = "may-preempt"
+    """The prompts fit, all requests at their end do not: some may be preempted and computed again."""
+    NO = "does-not-fit"
+    """Not even the prompts fit at once: the rest waits."""
+    TOO_LONG = "too-long"
+    """No request is as short as --max-model-len allows: vLLM refuses them."""
+    NO_START = "does-not-start"
+
+    @property
+    def is_fine(self) -> bool:
+        """Whether all of it runs at once without a preemption."""
+        return self is Verdict.FITS
+
+
+class Workload(NamedTuple):
+    """Requests as (prompt, output) tokens, one pair where all are alike, and how many are to run at once (None: not said)."""
+
+    requests: tuple[tuple[int, int], ...]
+    concurrency: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Workload:
+        """Read `prompt=1200,output=300,concurrency=64`; the concurrency may be left out."""
+        found: dict[str, int] = {}
+        for part in re.split(r"[,\s]+", text.strip()):
+            name, equals, value = part.partition("=")
+            if not equals or name not in _LIMITS or name in found:
+                wrong = "is given twice" if name in found else "is not one of prompt=, output=, concurrency="
+                raise BadInput(f"--workload: {_short(part)} {wrong}; for example {_EXAMPLE}")
+            try:
+                number = parse_vllm_integer(value)
+            except BadInput as error:
+                raise BadInput(f"--workload {name}: {error}") from None
+            if not 1 <= number <= _LIMITS[name]:
+                raise BadInput(f"--workload {name}: {_short(value)} must lie between 1 and {_LIMITS[name]}")
+            found[name] = number
+        for name in ("prompt", "output"):
+            if name not in found:
+                raise BadInput(f"--workload says no {name}=; for example {_EXAMPLE}")
+        return cls(((found["prompt"], found["output"]),), found.get("concurrency"))
+
+    @classmethod
+    def from_trace(cls, pairs: Iterable[tuple[int, int]], concurrency: int | None = None) -> Workload:
+        """Requests as they were recorded."""
+        requests = tuple(pairs)
+        if not requests:
+            raise BadInput("--workload: the trace has no request")
+        for number, (prompt, output) in enumerate(requests, start=1):
+            if not (1 <= prompt <= MOST_TOKENS and 0 <= output <= MOST_TOKENS):
+                raise BadInput(f"--workload: request {number} of the trace has {prompt} prompt and {output} output tokens")
+        if concurrency is not None and not 1 <= concurrency <= MOST_REQUESTS:
+            raise BadInput(f"--workload concurrency: {concurrency} must lie between 1 and {MOST_REQUESTS}")
+        return cls(requests, concurrency)
+
+
+class Waste(NamedTuple):
+    """Unfilled slots of a request's last block."""
+
+    block_size: int
+    in_force: bool
+    slots: float
+    """At the requests' end, on average over them."""
+    last_block_empty: float
+    """The same as a share of the block."""
+    share: float
+    """The same as a share of all slots taken."""
+    uniform_slots: float
+    """On average where every length is equally likely: (block - 1) / 2."""
+    uniform_share: float
+
+
+class Pool(NamedTuple):
+    """The blocks of one engine, and how to count those of a request."""
+
+    plan: KvPlan
+    specs: Sequence[RankSpecs]
+    cache: KvSettings
+    blocks_low: int
+    blocks_high: int
+    max_num_seqs: int
+    engines: int = 1
+    starts: bool = True
+
+    @property
+    def usable(self) -> int:
+        """Blocks that requests can have: vLLM keeps block 0 for itself."""
+        return max(0, self.plan.num_blocks - 1)
+
+
+@dataclass(frozen=True)
+class WorkloadAnswer:
+    """What a plan says about a workload; counts are of all engines together, blocks and bytes of one GPU."""
+
+    workload: Workload
+    verdict: Verdict
+    at_once: int | None
+    """Requests that fit at their end, even if the largest come together; None: the model keeps no cache."""
+    at_once_low: int | None
+    at_once_high: int | None
+    at_once_typical: int | None
+    """The same for the average mixture."""
+    at_once_settled: int | None
+    """The same once all of them decode: windows have slid, nothing is in flight."""
+    at_once_prompts: int | None
+    """How many fit when each has just its prompt."""
+    largest_tokens: int
+    largest_groups: tuple[GroupPlan, ...]
+    """Blocks of the largest request, group by group."""
+    blocks_per_request: float
+    usable_blocks: int
+    use_at_prompt: float | None
+    """Share of the pool at the asked concurrency; above 1 it does not fit."""
+    use_at_end: float | None
+    counted: int
+    """The number of requests on one engine that the following bytes are for."""
+    paged_bytes: int
+    reserved_bytes: int
+    """What `counted` requests take if each reserves max_model_len."""
+    reserved_at_once: int | None
+    waste: tuple[Waste, ...]
+    too_long: int
+    """Requests longer than max_model_len, left out of everything else."""
+    max_model_len: int
+    waits: int
+    """Requests beyond --max-num-seqs, which wait whatever the cache has."""
+
+    @property
+    def saved_share(self) -> float:
+        """What paging saves of the reservation."""
+        return 1 - self.paged_bytes / self.reserved_bytes if self.reserved_bytes else 0.0
+
+
+def pool_of(ledger: Ledger, shape: ModelShape) -> Pool:
+    """The cache of a planned launch."""
+    cache = kv_settings(shape, ledger.settings, ledger.card)
+    plan = ledger.kv_plan
+    cost = max(plan.bytes_per_block_by_rank)
+    exact = cost == 0 or ledger.settings.num_gpu_blocks_override is not None
+    low, high = (plan.num_blocks if exact else max(0, end // cost) for end in (ledger.kv.low, ledger.kv.high))
+    return Pool(
+        plan=plan,
+        specs=specs_of_all_stages(shape, cache),
+        cache=cache,
+        blocks_low=low,
+        blocks_high=high,
+        max_num_seqs=ledger.settings.max_num_seqs,
+        engines=ledger.settings.data_parallel,
+        starts=ledger.fits,
+    )
+
+
+def judge(workload: Workload, ledger: Ledger, shape: ModelShape) -> WorkloadAnswer:
+    """What the planned launch makes of the workload."""
+    return judge_pool(workload, pool_of(ledger, shape))
+
+
+def judge_pool(workload: Workload, pool: Pool) -> WorkloadAnswer:
+    """The same, of a cache that is known."""
+    limit = pool.plan.max_model_len
+    served = [request for request in workload.requests if sum(request) <= limit]
+    kept = served or list(workload.requests)
+    count = _counter(pool)
+    # Only windows and chunks hold less once they have slid.
+    settled = count if {group.kind for group in pool.plan.groups} <= _GROW_ALONE else _counter(pool, is_settled=True)
+    prompts = _Load(settled(prompt) for prompt, _ in kept)
+    ends_settled = _Load(settled(prompt + output) for prompt, output in kept)
+    ends = _Load(count(prompt + output) for prompt, output in kept)
+    wanted = None if workload.concurrency is None else -(-workload.concurrency // pool.engines)
+    largest = max(sum(request) for request in kept)
+    counted = wanted if wanted is not None else ends.fit_together(pool.usable) or 1
+    reserved = pool.plan.blocks_per_request
+
+    def everywhere(number: int | None) -> int | None:
+        return None if number is None else number * pool.engines
+
+    return WorkloadAnswer(
+        workload=workload,
+        verdict=_verdict(pool, wanted, prompts, ends, any_served=bool(served)),
+        at_once=everywhere(ends.fit_together(pool.usable)),
+        at_once_low=everywhere(ends.fit_together(max(0, pool.blocks_low - 1))),
+        at_once_high=everywhere(ends.fit_together(max(0, pool.blocks_high - 1))),
+        at_once_typical=everywhere(ends.fit_on_average(pool.usable)),
+        at_once_settled=everywhere(ends_settled.fit_on_average(pool.usable)),
+        at_once_prompts=everywhere(prompts.fit_on_average(pool.usable)),
+        largest_tokens=largest,
+        largest_groups=_plan_at(pool, largest).groups,
+        blocks_per_request=ends.mean,
+        usable_blocks=pool.usable,
+        use_at_prompt=_share(prompts.mean, wanted, pool.usable),
+        use_at_end=_share(ends.mean, wanted, pool.usable),
+        counted=counted,
+        paged_bytes=round(counted * ends.mean * pool.plan.bytes_per_block),
+        reserved_bytes=counted * reserved * pool.plan.bytes_per_block,
+        reserved_at_once=pool.usable // reserved * pool.engines if reserved else None,
+        waste=waste_of([sum(request) for request in kept], _block_sizes(pool)),
+        too_long=len(workload.requests) - len(served),
+        max_model_len=limit,
+        waits=max(0, (workload.concurrency or 0) - pool.max_num_seqs * pool.engines),
+    )
+
+
+def waste_of(lengths: Sequence[int], in_force: Iterable[int] = ()) -> tuple[Waste, ...]:
+    """The unfilled slots of requests of these lengths, by block size."""
+    found, used = [], set(in_force)
+    mean_length = sum(lengths) / len(lengths)
+    for size in sorted({*BLOCK_SIZES, *used}):
+        slots = sum(-length % size for length in lengths) / len(lengths)
+        uniform = (size - 1) / 2
+        found.append(
+            Waste(
+                block_size=size,
+                in_force=size in used,
+                slots=slots,
+                last_block_empty=slots / size,
+                share=slots / (mean_length + slots),
+                uniform_slots=uniform,
+                uniform_share=uniform / (mean_length + uniform),
+            )
+        )
+    return tuple(found)
+
+
+class _Load:
+    """Blocks of each request of a workload, to be had again and again."""
+
+    def __init__(self, blocks: Iterable[int]) -> None:
+        self._largest_first = list(accumulate(sorted(blocks, reverse=True), initial=0))
+        self.total = self._largest_first[-1]
+        self.number = len(self._largest_first) - 1
+        self.mean = self.total / self.number
+
+    def together(self, number: int) -> int:
+        """Blocks of the largest so many."""
+        rounds, rest = divmod(number, self.number)
+        return rounds * self.total + self._largest_first[rest]
+
+    def fit_together(self, blocks: int) -> int | None:
+        """How many of the largest fit."""
+        if not self.total:
+            return None
+        rounds, rest = divmod(blocks, self.total)
+        return rounds * self.number + bisect_right(self._largest_first, rest) - 1
+
+    def fit_on_average(self, blocks: int) -> int | None:
+        return blocks * self.number // self.total if self.total else None
+
+
+def _verdict(pool: Pool, wanted: int | None, prompts: _Load, ends: _Load, *, any_served: bool) -> Verdict:
+    if not pool.starts:
+        return Verdict.NO_START
+    if not any_served:
+        return Verdict.TOO_LONG
+    number = 1 if wanted is None else wanted
+    if ends.together(number) <= pool.usable:
+        return Verdict.FITS
+    return Verdict.PREEMPTS if number * prompts.total <= pool.usable * prompts.number else Verdict.NO
+
+
+def _plan_at(pool: Pool, length: int, *, is_settled: bool = False) -> KvPlan:
+    """The plan's own count for one request of that length: the layers of this launch, another length."""
+    batch = 1 + pool.cache.num_spec if is_settled else pool.cache.max_num_batched_tokens
+    cache = replace(pool.cache, max_model_len=length, auto_fit=False, context_limit=1, max_num_batched_tokens=batch)
+    return plan_kv(pool.specs, cache, 0)
+
+
+def _counter(pool: Pool, *, is_settled: bool = False) -> Callable[[int], int]:
+    """Blocks of a request by its length; lengths that end in the same block are counted once."""
+    by_length = pool.cache.resolved_state_mode == "all"  # states are then kept along the whole request
+    step = math.gcd(*(group.block_size for group in pool.plan.groups if by_length or group.kind != "state")) or 1
+    known: dict[int, int] = {}
+
+    def count(length: int) -> int:
+        end = round_up(length, step)
+        if end not in known:
+            known[end] = _plan_at(pool, end, is_settled=is_settled).blocks_per_request
+        return known[end]
+
+    return count
+
+
+def _block_sizes(pool: Pool) -> set[int]:
+    """Tokens of a block in each group that keeps tokens; a state fills its block."""
+    return {group.block_size * pool.cache.dcp for group in pool.plan.groups if group.kind != "state"}
+
+
+def _share(blocks: float, number: int | None, usable: int) -> float | None:
+    return None if number is None or not usable else blocks * number / usable
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 40 else f"{text[:40]}...")

@@ -1,0 +1,143 @@
+"""The grid of contexts and concurrencies: how it is asked for, what a cell says, what must hold for all of them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plimsoll.domain.model import ModelShape
+from plimsoll.domain.units import GIB
+from plimsoll.engine.command_line import read_command_line
+from plimsoll.errors import BadInput
+from plimsoll.plan.ledger import Card, Ledger, ModelFacts, plan_ledger
+from plimsoll.plan.matrix import Matrix, MatrixSpec, State, plan_matrix
+from plimsoll.plan.settings import Settings, read_settings
+
+CARD = Card("H100", 79 * GIB, 79 * GIB, 79 * GIB, (9, 0))
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
+    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
+    "max_position_embeddings": 131072, "torch_dtype": "bfloat16",
+}  # fmt: skip
+LLAMA = ModelFacts("llama", ModelShape.from_config(CONFIG))
+FORTY = ("--kv-cache-memory-bytes", str(40 * GIB))
+
+
+def _settings(*flags: str) -> Settings:
+    line = read_command_line(["m", *flags], "0.32.0")
+    return read_settings(line, (), "0.32.0", LLAMA.shape, CARD.name, CARD.total_bytes)
+
+
+def _replan(changed: Settings) -> Ledger:
+    return plan_ledger(LLAMA, changed, CARD)
+
+
+def _matrix(text: str, *flags: str, longest: int | None = 131072) -> Matrix:
+    return plan_matrix(MatrixSpec.parse(text), _settings(*flags), _replan, longest=longest)
+
+
+def test_lists_and_doubling_ranges() -> None:
+    """k is a thousand and K 1,024, a..b doubles and ends with b, and each axis rises without doubles."""
+    assert MatrixSpec.parse("context=8k,32k,128k concurrency=8..256") == MatrixSpec(
+        (8000, 32000, 128000), (8, 16, 32, 64, 128, 256)
+    )
+    assert MatrixSpec.parse("concurrency=4,1..5,2 context=8K") == MatrixSpec((8192,), (1, 2, 4, 5))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "context=8k", "concurrency=8", "context=8k concurrency=", "context= concurrency=8", "context=8k,concurrency=8",
+     "context=8k context=9k concurrency=8", "ctx=8k concurrency=8", "context=8k concurrency=8..",
+     "context=8k concurrency=256..8", "context=8k concurrency=0..8", "context=-1 concurrency=8", "context=auto concurrency=8",
+     "context=8k concurrency=1..2..3", "context=1 concurrency=99999999999", "context=8k concurrency=\x1b[31m\n",
+     "context=1 concurrency=" + "9" * 5000, "context=1 concurrency=" + ",".join(map(str, range(1, 67)))],
+)  # fmt: skip
+def test_nonsense_is_one_line(text: str) -> None:
+    """What is not a grid is refused in one short printable line that says so."""
+    with pytest.raises(BadInput) as caught:
+        MatrixSpec.parse(text)
+    said = str(caught.value)
+    assert said.startswith("--matrix")
+    assert said.isprintable()
+    assert len(said) < 250
+
+
+def test_cells_by_hand() -> None:
+    """20,479 blocks: 8,192 tokens take 512 of them, so 39 requests fit, 79 half grown, and no more."""
+    matrix = _matrix("context=8K,128K concurrency=39,40,79,80", *FORTY)
+    assert [row[0].state for row in matrix.rows] == [State.FITS, State.RISK, State.RISK, State.NO]
+    assert matrix.rows[0][0].use == pytest.approx(39 * 512 / 20479)
+    assert matrix.rows[0][0].tokens == 39 * 8192
+    assert matrix.at_once == (39, 2)
+    assert matrix.rows[0][1].state is State.NO
+    assert matrix.rows[0][1].starts
+
+
+def test_a_context_that_does_not_start() -> None:
+    """Where one request does not fit, or the model does not take the length, no cell of the column fits and each says why."""
+    matrix = _matrix("context=64,64k,200k concurrency=1,2", "--kv-cache-memory-bytes", str(1 * GIB))
+    assert [cell.starts for cell in matrix.rows[0]] == [True, False, False]
+    assert [cell.state for cell in matrix.rows[1]] == [State.FITS, State.NO, State.NO]
+    assert "one request" in matrix.rows[0][1].why
+    assert "131,072" in matrix.rows[0][2].why
+    assert matrix.at_once[1:] == (None, None)
+    nothing = _matrix("context=64 concurrency=1", "--gpu-memory-utilization", "0.1")
+    assert nothing.rows[0][0].why == "nothing is left for the KV cache: vLLM does not start"
+
+
+def test_what_vllm_refuses_is_a_cell_not_an_end() -> None:
+    """A context that cannot be planned leaves the others standing."""
+
+    def replan(changed: Settings) -> Ledger:
+        if changed.max_model_len > 10_000:
+            raise BadInput("no such context")
+        return _replan(changed)
+
+    matrix = plan_matrix(MatrixSpec((8192, 16384), (1,)), _settings(*FORTY), replan)
+    assert matrix.rows[0][0].state is State.FITS
+    assert (matrix.rows[0][1].starts, matrix.rows[0][1].why) == (False, "no such context")
+
+
+def test_the_band_makes_a_risk() -> None:
+    """What fits by the central figure but not at the low end of the KV band is called a risk."""
+    ledger = _replan(_settings("--max-model-len", "8192"))
+    assert not ledger.kv.is_exact
+    blocks = ledger.kv_plan.blocks_per_request
+    most, sure = (ledger.kv_plan.num_blocks - 1) // blocks, (ledger.kv.low // ledger.kv_plan.bytes_per_block - 1) // blocks
+    assert sure < most
+    matrix = _matrix(f"context=8192 concurrency={sure},{most}")
+    assert [row[0].state for row in matrix.rows] == [State.FITS, State.RISK]
+    assert "low end" in matrix.rows[1][0].why
+
+
+def test_replicas_and_max_num_seqs() -> None:
+    """Two engines hold twice as many, and requests beyond their max_num_seqs are counted as waiting."""
+    matrix = _matrix("context=8K concurrency=78,79", *FORTY, "--data-parallel-size", "2", "--max-num-seqs", "32")
+    assert [row[0].state for row in matrix.rows] == [State.FITS, State.RISK]
+    assert [row[0].waits for row in matrix.rows] == [14, 15]
+    assert matrix.at_once == (78,)
+
+
+def test_progress_is_told() -> None:
+    """The hook hears of every context planned and of the end."""
+    heard: list[tuple[int, int]] = []
+    plan_matrix(MatrixSpec((1024, 2048), (1,)), _settings(), _replan, progress=lambda done, total: heard.append((done, total)))
+    assert heard == [(0, 2), (1, 2), (2, 2)]
+
+
+ORDER = [State.FITS, State.RISK, State.NO]
+AXIS = st.lists(st.integers(1, 131072), min_size=1, max_size=5, unique=True).map(lambda values: tuple(sorted(values)))
+
+
+@settings(max_examples=30, deadline=None)
+@given(AXIS, AXIS, st.integers(1, 60))
+def test_more_never_fits_when_less_does_not(contexts: tuple[int, ...], numbers: tuple[int, ...], gib: int) -> None:
+    """Down a column and along a row the state only gets worse, with a cache of fixed size."""
+    matrix = plan_matrix(MatrixSpec(contexts, numbers), _settings("--kv-cache-memory-bytes", str(gib * GIB)), _replan)
+    ranks = [[ORDER.index(cell.state) for cell in row] for row in matrix.rows]
+    assert all(row == sorted(row) for row in ranks)
+    assert all(list(column) == sorted(column) for column in zip(*ranks, strict=True))
+    for row in matrix.rows:
+        for cell, most in zip(row, matrix.at_once, strict=True):
+            assert (cell.state is State.FITS) == (most is not None and cell.concurrency <= most)
