@@ -137,6 +137,48 @@ def test_nonsense_in_our_own_options_is_one_line(option: list[str], capsys: pyte
     assert capsys.readouterr().err.count("\n") == 1
 
 
+def test_a_real_start_narrows_the_next_plan(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """--learn on the log of a real H200 start shows the terms, the next plan is narrower, --forget brings the old one back."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    log = Path(__file__).parents[1] / "captures" / "vllm-0.25.1-h200" / "base.log"
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
+        "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
+        "max_position_embeddings": 131072, "torch_dtype": "bfloat16", "tie_word_embeddings": False,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    words = [
+        "plan",
+        "--gpu",
+        "H200",
+        "--vllm",
+        "0.25.1",
+        "--json",
+        "--",
+        "vllm",
+        "serve",
+        str(tmp_path),
+        "--max-model-len",
+        "8192",
+    ]
+
+    def band() -> int:
+        assert main(words) == 0
+        kv = json.loads(capsys.readouterr().out)["ledger"]["kv"]
+        assert kv["low"] <= 112.28 * 2**30 <= kv["high"]
+        return int(kv["high"] - kv["low"])
+
+    before = band()
+    assert main([*words[:1], "--learn", str(log), *words[1:]]) == 0
+    assert {row["term"] for row in json.loads(capsys.readouterr().out)["learned"]} >= {"weights", "kv"}
+    assert band() < before / 2
+    assert main(["plan", "--forget"]) == 0
+    assert capsys.readouterr().out == "forgot 1 correction\n"
+    assert band() == before
+
+
 def test_a_config_that_is_not_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A broken config.json is the user's to mend."""
     (tmp_path / "config.json").write_text("{not json", encoding="utf-8")

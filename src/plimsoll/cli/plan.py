@@ -15,6 +15,8 @@ and, for a local folder or a bundled model, no network.
                         what fits, for every combination
   --html FILE           the plan as one page for a browser, with the matrix as a heat map
   --compare FILE        one command a line, planned side by side
+  --learn LOG           read the log of a real start of this command, show planned against measured, and use it next time
+  --forget              forget all that was learned
   --json                one JSON object, schema plimsoll.plan/1
 
 MODEL is a folder with config.json, a model in Hugging Face's own cache or in the bundled catalogue (docs/models.md), or any
@@ -41,6 +43,9 @@ from plimsoll.plan.ledger import Card, ModelFacts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from plimsoll.domain.correction import Correction
     from plimsoll.domain.launch import Launch
     from plimsoll.plan.ledger import Ledger
     from plimsoll.plan.matrix import Matrix
@@ -50,15 +55,20 @@ if TYPE_CHECKING:
 
 _WITH_VALUE = (
     "--gpu", "--gpu-memory-gib", "--used-gib", "--vllm", "--from", "--pid", "--workload", "--matrix", "--html", "--compare",
+    "--learn",
 )  # fmt: skip
 
 
 def run(words: list[str]) -> int:
     """Read, think, render, exit code."""
-    options = _with_matrix(split_options(words, with_value=_WITH_VALUE, switches=("--json", "--help", "-h")))
+    options = _with_matrix(split_options(words, with_value=_WITH_VALUE, switches=("--json", "--forget", "--help", "-h")))
     if options.switches & {"--help", "-h"}:
         show(__doc__.rstrip() if __doc__ else "")
         return 0
+    if "--forget" in options.switches:
+        return _forget(options)
+    if "--learn" in options.values:
+        return _learn(options)
     if "--compare" in options.values:
         return _compare(options)
     planned = _plan_one(options, *launches_named(options, "plan")[0])
@@ -83,10 +93,11 @@ def _with_matrix(options: Split) -> Split:
     return options._replace(values=values, rest=tuple(word for word in options.rest if word not in more))
 
 
-def _plan_one(options: Split, launch: Launch, folder: str) -> Planned:
+def _plan_one(options: Split, launch: Launch, folder: str, *, learned: bool = True) -> Planned:
     engine = engine_named(options.values.get("--vllm") or _installed_vllm())
     came_from = engine_named(options.values["--from"], "--from") if "--from" in options.values else None
-    return _planned(check(launch, engine, came_from, config_of(launch, folder)), engine, _card(options))
+    checked = check(launch, engine, came_from, config_of(launch, folder))
+    return _planned(checked, engine, _card(options), learned=learned)
 
 
 def _compare(options: Split) -> int:
@@ -103,6 +114,31 @@ def _compare(options: Split) -> int:
             found.append(plan_compare.Compared(launch.source, None, str(error)))
     show(plan_compare.as_json(found) if "--json" in options.switches else plan_compare.as_text(found))
     return 0 if all(one.planned is not None and one.planned.fits for one in found) else 1
+
+
+def _forget(options: Split) -> int:
+    from plimsoll.actuators.corrections import forget
+    from plimsoll.report.plan_learned import forgotten
+
+    show(forgotten(forget(), is_json="--json" in options.switches))
+    return 0
+
+
+def _learn(options: Split) -> int:
+    """What a real start of this command printed, beside what was planned; kept for the next plan."""
+    from plimsoll.actuators.corrections import store
+    from plimsoll.plan.learned import compare, correction_from, key_of
+    from plimsoll.report import plan_learned
+    from plimsoll.sources.start_logs import read_start
+
+    measured = read_start(options.values["--learn"])
+    planned = _plan_one(options, *launches_named(options, "plan")[0], learned=False)
+    assert planned.shape is not None, "_planned sets it"
+    correction = correction_from(planned.ledger, measured)
+    store(key_of(planned.ledger, planned.shape), correction)
+    differences = compare(planned.ledger, measured)
+    show(plan_learned.as_json(differences) if "--json" in options.switches else plan_learned.as_text(differences))
+    return 0
 
 
 def _workload(options: Split, planned: Planned) -> WorkloadAnswer | None:
@@ -131,7 +167,7 @@ def _matrix(options: Split, planned: Planned) -> Matrix | None:
     )
 
 
-def _planned(checked: Checked, engine: Engine, card: Card) -> Planned:
+def _planned(checked: Checked, engine: Engine, card: Card, *, learned: bool) -> Planned:
     from plimsoll.domain.finding import Finding
     from plimsoll.plan.advise import advise
     from plimsoll.plan.findings import findings_of
@@ -146,8 +182,15 @@ def _planned(checked: Checked, engine: Engine, card: Card) -> Planned:
     line = read_command_line(checked.rewritten[2:], engine.release, unseen=checked.unseen)
     settings = read_settings(line, checked.launch.environment, engine.release, model.shape, card.name, card.total_bytes)
 
+    corrections = _corrections() if learned else {}
+
     def replan(changed: Settings) -> tuple[Ledger, list[Finding]]:
         ledger = plan_ledger(model, changed, card)
+        if corrections:
+            from plimsoll.plan.learned import corrected, key_of, replanner
+
+            found = corrections.get(key_of(ledger, model.shape))
+            ledger = corrected(ledger, found, replanner(ledger, model.shape)) if found is not None else ledger
         return ledger, findings_of(ledger, model.shape, checked.items, environment)
 
     ledger, findings = replan(settings)
@@ -155,6 +198,13 @@ def _planned(checked: Checked, engine: Engine, card: Card) -> Planned:
     before = _before(checked, model, card)
     notes = (*notes, *checked.notes, *settings.notes)
     return Planned(checked.model, ledger, findings, advice, checked, notes, model.shape, before)
+
+
+def _corrections() -> Mapping[str, Correction]:
+    """What earlier starts taught; nothing where nobody ever asked to learn."""
+    from plimsoll.sources.corrections import read_corrections
+
+    return read_corrections()
 
 
 def _before(checked: Checked, model: ModelFacts, card: Card) -> Ledger | None:

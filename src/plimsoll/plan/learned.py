@@ -1,0 +1,354 @@
+"""Predicted against measured, and what a real start teaches the next plan.
+
+    log ──> Measured ──┬──> compare ──> differences, term by term
+    Ledger ────────────┴──> correction_from ──> Correction ──> corrected ──> Ledger with measured centres and narrower bands
+
+A term is replaced by what was measured where the planner expects of the new start what it expected of the old one; where the
+batch differs, the centre moves by the same factor and the band stays as wide as it was. docs/learn.md has the reasons.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+from plimsoll.domain.correction import Correction, Learned, Start
+from plimsoll.domain.estimate import Estimate
+from plimsoll.domain.measured import PRINTED_TOLERANCE, Measured
+from plimsoll.domain.model import ModelShape
+from plimsoll.domain.units import GIB, MIB, format_gib
+from plimsoll.domain.version import Version
+from plimsoll.engine.flags import is_before
+from plimsoll.errors import BadInput
+from plimsoll.plan.kv import KvPlan, plan_kv, specs_of_all_stages
+from plimsoll.plan.ledger import Ledger, kv_settings, left_of
+from plimsoll.plan.settings import AUTO_FIT
+
+__all__ = ["Correction", "Measured", "TermDifference", "compare", "corrected", "correction_from", "key_of", "replanner"]
+
+# How far two starts of the same command may differ beside what printing rounds away, in GiB on one GPU and on several.
+# Weights: 15.0 and 14.99 for one model. Memory outside torch: 0.225 to 0.244 over 18 H200 starts of different models,
+# 2.07 to 2.11 over five H100 starts on two GPUs. The rest is chosen in proportion, not measured.
+_REPEATS: dict[str, tuple[float, float]] = {
+    "weights": (0.01, 0.01),
+    "non_torch": (0.02, 0.05),
+    "activation": (0.02, 0.02),
+    "remainder": (0.03, 0.06),
+    "graphs": (0.05, 0.05),
+    "graphs_actual": (0.05, 0.05),
+    "context": (0.05, 0.1),
+}
+_PLAN_RESERVE = 150 * MIB  # vLLM leaves it when it writes a startup plan
+_PLAN_COUNTS_ESTIMATE_SINCE = "0.27.0"  # until then a startup plan did not take the graphs' estimate off
+_FARTHEST_FACTOR = 2.0
+_SHARED = "its share of what was measured for non-torch and activation together"
+_SAME = MIB  # predictions this close are of the same thing
+
+
+class TermDifference(NamedTuple):
+    """One line of predicted against measured; sizes in bytes, except the tokens of the cache."""
+
+    term: str  # as in the JSON ledger; "non_torch+activation" where the log does not tell them apart; "kv_tokens"
+    predicted: Estimate
+    measured: int
+    tolerance: int  # of the measured figure
+
+    @property
+    def error(self) -> int:
+        """Predicted less measured."""
+        return self.predicted.value - self.measured
+
+    @property
+    def is_in_band(self) -> bool:
+        """Whether the band held."""
+        return self.predicted.low - self.tolerance <= self.measured <= self.predicted.high + self.tolerance
+
+
+class _Figure(NamedTuple):
+    value: int
+    tolerance: int
+
+
+def compare(ledger: Ledger, measured: Measured) -> list[TermDifference]:
+    """Every term that the start told, in the order of the ledger."""
+    figures = _figures(ledger, measured)
+    if "non_torch" in figures and "activation" in figures:
+        figures.pop("remainder", None)
+    predicted = _predicted(ledger)
+    rows = [
+        TermDifference("non_torch+activation" if name == "remainder" else name, predicted[name], *figures[name])
+        for name in predicted
+        if name in figures
+    ]
+    if measured.kv_tokens is not None:
+        rows.append(TermDifference("kv_tokens", _tokens(ledger), measured.kv_tokens, 0))
+    return rows
+
+
+def correction_from(ledger: Ledger, measured: Measured) -> Correction:
+    """What this start teaches; BadInput where it was another start than the one planned, or is not to be believed."""
+    _refuse_another_start(ledger, measured)
+    figures, predicted = _figures(ledger, measured), _predicted(ledger)
+    rest = figures.get("remainder")
+    if rest is not None:
+        expected = predicted["remainder"]
+        if rest.value < 0 or rest.value - rest.tolerance > expected.high + max(2 * expected.high, 4 * GIB):
+            raise BadInput(
+                f"the log leaves {format_gib(rest.value)} for non-torch memory and activation, expected were "
+                f"{format_gib(expected.value)}: another process on the card, or not this command; nothing learned"
+            )
+    terms = tuple(
+        (name, Learned(predicted[name].value, figure.value, figure.tolerance))
+        for name, figure in figures.items()
+        if name in _REPEATS and figure.value >= 0
+    )
+    if not terms:
+        raise BadInput("the log tells no term of the ledger; nothing learned")
+    return Correction((Start(*_conditions(ledger), terms),))
+
+
+def key_of(ledger: Ledger, shape: ModelShape) -> str:
+    """Release, card, model shape and parallelism; and, as one number, the other flags that change what a rank holds."""
+    settings = ledger.settings
+    gpu = re.sub(r"[^a-z0-9.]+", "-", ledger.card.name.lower()).strip("-")[:48] or "unnamed"
+    model = _hash([
+        shape.architectures, shape.hidden_size, shape.vocab_size, shape.embedding_size, shape.tie_word_embeddings,
+        shape.dtype, shape.intermediate_size, shape.mtp_layers,
+        [[layer.kind.value, layer.feed_forward.value, layer.attention_heads, layer.kv_heads, layer.head_dim, layer.v_head_dim,
+          layer.window, layer.intermediate_size] for layer in shape.layers],
+        shape.moe and [shape.moe.experts, shape.moe.experts_per_token, shape.moe.intermediate_size, shape.moe.shared_experts],
+        [[tower.what, tower.layers, tower.hidden_size] for tower in shape.towers],
+        shape.quantization and [shape.quantization.method, shape.quantization.algorithm, shape.quantization.bits,
+                                shape.quantization.group_size],
+    ])  # fmt: skip
+    drafter = settings.speculative or {}
+    run = _hash([
+        settings.data_parallel, settings.decode_context_parallel, settings.expert_parallel, settings.dtype,
+        settings.quantization, settings.cpu_offload_gib, settings.max_loras and [settings.max_loras, settings.max_lora_rank],
+        settings.enforce_eager, settings.v2_runner, settings.estimates_graphs, settings.pipeline_partition,
+        settings.skips_mm_profiling, settings.language_model_only, settings.kv_connector, sorted(map(str, drafter.items())),
+    ])  # fmt: skip
+    release = re.sub(r"[^a-z0-9.]+", "-", settings.release.lower())[:24]
+    parallel = f"tp={settings.tensor_parallel};pp={settings.pipeline_parallel}"
+    return f"vllm={release};gpu={gpu};model={model};{parallel};run={run}"
+
+
+def replanner(ledger: Ledger, shape: ModelShape) -> Callable[[int], KvPlan]:
+    """The block arithmetic of this launch as a function of the cache's bytes, for `corrected`."""
+    cache = kv_settings(shape, ledger.settings, ledger.card)
+
+    def replan(kv_bytes: int) -> KvPlan:
+        return plan_kv(specs_of_all_stages(shape, cache), cache, max(kv_bytes, 0))
+
+    return replan
+
+
+def corrected(ledger: Ledger, correction: Correction, replan: Callable[[int], KvPlan] | None = None) -> Ledger:
+    """The ledger with what was measured; without `replan` (see `replanner`) its kv_plan is still that of the old kv."""
+    predicted, now = _predicted(ledger), _conditions(ledger)
+    several = ledger.settings.tensor_parallel * ledger.settings.pipeline_parallel > 1
+    known = {name: _term(predicted[name], name, correction, now, several=several) for name in _REPEATS}
+    remainder, non_torch, activation = _reconciled(
+        known["remainder"], known["non_torch"] or predicted["non_torch"], known["activation"] or predicted["activation"]
+    )
+    weights, graphs = known["weights"] or ledger.weights, known["graphs"] or ledger.graphs
+    context = known["context"] or ledger.context
+    settings, card = ledger.settings, ledger.card
+    kv, taken = ledger.kv, ledger.requested
+    if settings.kv_cache_memory_bytes is None:
+        kv = left_of(ledger.requested, (weights, *remainder, graphs))
+    else:
+        taken = _together((weights, *remainder, graphs, kv))
+    free = Estimate(card.total_bytes - card.used_bytes, card.low_bytes - card.used_bytes, card.high_bytes - card.used_bytes)
+    return ledger._replace(
+        weights=weights,
+        non_torch=non_torch,
+        activation=activation,
+        graphs=graphs,
+        graphs_actual=known["graphs_actual"] or ledger.graphs_actual,
+        context=context,
+        kv=kv,
+        slack=left_of(free, (context, taken)),
+        kv_plan=ledger.kv_plan if replan is None else replan(kv.value),
+    )
+
+
+def _predicted(ledger: Ledger) -> dict[str, Estimate]:
+    return {
+        "weights": ledger.weights,
+        "non_torch": ledger.non_torch,
+        "activation": ledger.activation,
+        "remainder": _together((ledger.non_torch, ledger.activation)),
+        "graphs": ledger.graphs,
+        "graphs_actual": ledger.graphs_actual,
+        "context": ledger.context,
+        "kv": ledger.kv,
+    }
+
+
+def _conditions(ledger: Ledger) -> tuple[int, int, int]:
+    settings = ledger.settings
+    return settings.max_num_seqs, settings.max_num_batched_tokens, ledger.kv_plan.max_model_len
+
+
+def _figures(ledger: Ledger, measured: Measured) -> dict[str, _Figure]:
+    """What the start told of each term, as the ledger cuts them."""
+    figures: dict[str, _Figure] = {}
+    printed = PRINTED_TOLERANCE
+    if measured.weights_bytes is not None:
+        figures["weights"] = _Figure(measured.weights_bytes, printed)
+    if measured.non_torch_bytes is not None:
+        figures["non_torch"] = _Figure(measured.non_torch_bytes, printed)
+    elif measured.consumed_bytes is not None and measured.weights_bytes is not None:
+        figures["non_torch"] = _Figure(max(0, measured.consumed_bytes - measured.weights_bytes), 2 * printed)
+    if measured.activation_bytes is not None:
+        figures["activation"] = _Figure(measured.activation_bytes, printed)
+    if measured.graphs_subtracted is False:
+        figures["graphs"] = _Figure(0, 0)
+    elif measured.graphs_estimated_bytes is not None and ledger.settings.estimates_graphs:
+        figures["graphs"] = _Figure(measured.graphs_estimated_bytes, printed)
+    if measured.graphs_actual_bytes is not None:
+        figures["graphs_actual"] = _Figure(measured.graphs_actual_bytes, printed)
+    context = _context(ledger, measured)
+    if context is not None:
+        figures["context"] = context
+    kv = _kv(ledger, measured)
+    if kv is not None and ledger.settings.kv_cache_memory_bytes is None:
+        figures["kv"] = kv
+        figures["remainder"] = _remainder(ledger, measured, figures, kv)
+    return figures
+
+
+def _kv(ledger: Ledger, measured: Measured) -> _Figure | None:
+    """The bytes that were left for the cache, from the best the start told."""
+    if measured.kv_bytes is not None:
+        return _Figure(measured.kv_bytes, PRINTED_TOLERANCE)
+    settings = ledger.settings
+    if measured.planned_kv_bytes is not None:
+        graphs = ledger.graphs_actual
+        value, tolerance = measured.planned_kv_bytes + _PLAN_RESERVE + graphs.value, _half(graphs)
+        if is_before(settings.release, _PLAN_COUNTS_ESTIMATE_SINCE):
+            value, tolerance = value - ledger.graphs.value, math.ceil(math.hypot(tolerance, _half(ledger.graphs)))
+        return _Figure(value, tolerance)
+    if measured.blocks and settings.pipeline_parallel == 1 and settings.num_gpu_blocks_override is None:
+        block = ledger.kv_plan.bytes_per_block
+        return _Figure(measured.blocks * block + block // 2, block // 2 + 1)
+    return None
+
+
+def _remainder(ledger: Ledger, measured: Measured, figures: dict[str, _Figure], kv: _Figure) -> _Figure:
+    """Non-torch and activation together: what is missing between the request and the terms that are known."""
+    # The planner's own total, not the printed one: the next plan starts from the same, and what it is off by cancels out.
+    requested = ledger.requested.value
+    if measured.utilization is not None and abs(measured.utilization - ledger.settings.utilization) > 1e-4:
+        requested = math.ceil(ledger.card.total_bytes * measured.utilization)
+    weights = figures.get("weights") or _Figure(ledger.weights.value, _half(ledger.weights))
+    graphs = figures.get("graphs") or _Figure(ledger.graphs.value, _half(ledger.graphs))
+    tolerance = math.sqrt(sum(figure.tolerance**2 for figure in (weights, graphs, kv)))
+    return _Figure(requested - weights.value - graphs.value - kv.value, math.ceil(tolerance))
+
+
+def _context(ledger: Ledger, measured: Measured) -> _Figure | None:
+    """What was taken at vLLM's snapshot; far more than a context needs is a neighbour's, and no lesson."""
+    if measured.free_bytes is None:
+        return None
+    card, expected = ledger.card, ledger.context
+    total = measured.total_bytes or card.total_bytes
+    tolerance = 2 * PRINTED_TOLERANCE if measured.total_bytes else max(card.high_bytes - total, total - card.low_bytes)
+    value = total - measured.free_bytes - card.used_bytes
+    return _Figure(value, tolerance) if 0 < value <= expected.high + GIB // 4 else None
+
+
+def _term(
+    now: Estimate, name: str, correction: Correction, conditions: tuple[int, int, int], *, several: bool
+) -> Estimate | None:
+    """This term as starts have shown it; None where none has, or where what is known already is at least as sharp."""
+    told = [(start, term) for start in correction.starts if (term := start.term(name)) is not None]
+    if not told:
+        return None
+    alike = [t for start, t in told if start.conditions == conditions or abs(t.predicted - now.value) <= _SAME]
+    repeats = math.ceil(_REPEATS[name][several] * GIB)
+    if alike:
+        low = max(0, min(t.measured - t.tolerance for t in alike) - repeats)
+        high = max(t.measured + t.tolerance for t in alike) + repeats
+        if low <= now.low and now.high <= high:
+            return None
+        middle = sorted(t.measured for t in alike)[len(alike) // 2]  # of two the larger: too little cache is the lesser harm
+        return Estimate(
+            middle, low, high, f"measured, {len(alike)} start{'s' * (len(alike) > 1)}; predicted {format_gib(now.value)}"
+        )
+    newest = told[-1][1]
+    factor = newest.measured / newest.predicted if newest.predicted else 1.0
+    value = math.ceil(now.value * min(_FARTHEST_FACTOR, max(1 / _FARTHEST_FACTOR, factor)))
+    return _moved(now, value)._replace(why=f"moved by a start with another batch; predicted {format_gib(now.value)}")
+
+
+def _reconciled(
+    both: Estimate | None, non_torch: Estimate, activation: Estimate
+) -> tuple[tuple[Estimate, ...], Estimate, Estimate]:
+    """The two terms made to add up to what is known of them together; first what to reckon their sum with."""
+    if both is None:
+        return (non_torch, activation), non_torch, activation
+    gap = both.value - non_torch.value - activation.value
+    doubt = [float(term.high - term.value if gap > 0 else term.value - term.low) ** 2 for term in (non_torch, activation)]
+    share = doubt[0] / sum(doubt) if sum(doubt) else 0.5
+    outside = max(0, non_torch.value + round(gap * share))
+    inside = max(0, both.value - outside)
+    terms = _moved(non_torch, both.value - inside), _moved(activation, inside)
+    if abs(gap) > _SAME and "measured" not in non_torch.why + activation.why:
+        terms = terms[0]._replace(why=_SHARED), terms[1]._replace(why=_SHARED)
+    return (both,), *terms
+
+
+def _moved(term: Estimate, value: int) -> Estimate:
+    """The same band around another centre."""
+    value = max(0, value)
+    return term._replace(value=value, low=max(0, value - (term.value - term.low)), high=value + term.high - term.value)
+
+
+def _together(terms: tuple[Estimate, ...]) -> Estimate:
+    less = left_of(Estimate.exact(0), terms)
+    return Estimate(-less.value, -less.high, -less.low)
+
+
+def _half(term: Estimate) -> int:
+    return max(term.high - term.value, term.value - term.low)
+
+
+def _tokens(ledger: Ledger) -> Estimate:
+    """The cache in tokens, its band in proportion to that of its bytes."""
+    tokens, kv = ledger.kv_plan.tokens, ledger.kv
+    if kv.value <= 0:
+        return Estimate.exact(tokens)
+    return Estimate(tokens, max(0, tokens * kv.low // kv.value), -(-tokens * kv.high // kv.value))
+
+
+def _refuse_another_start(ledger: Ledger, measured: Measured) -> None:
+    settings = ledger.settings
+    stated = (
+        ("--tensor-parallel-size", measured.tensor_parallel, settings.tensor_parallel),
+        ("--pipeline-parallel-size", measured.pipeline_parallel, settings.pipeline_parallel),
+        ("--enforce-eager", measured.enforce_eager, settings.enforce_eager),
+        ("--max-num-batched-tokens", measured.max_num_batched_tokens, settings.max_num_batched_tokens),
+        ("--max-num-seqs", measured.max_num_seqs, settings.max_num_seqs),
+        ("--max-model-len", None if settings.max_model_len == AUTO_FIT else measured.max_model_len, settings.max_model_len),
+    )
+    if measured.release is not None and Version(measured.release) != Version(settings.release):
+        raise BadInput(f"the log is of vLLM {measured.release}, the plan of {settings.release}: give --vllm {measured.release}")
+    for flag, logged, planned in stated:
+        if logged is not None and logged != planned:
+            raise BadInput(
+                f"the log is of a start with {flag} {logged}, the plan has {planned}: give the command that was started"
+            )
+    total, card, printed = measured.total_bytes, ledger.card, 2 * PRINTED_TOLERANCE
+    if total is not None and not card.low_bytes - printed <= total <= card.high_bytes + printed:
+        size, known = f"{total / GIB:.2f}", f"{card.total_bytes / GIB:.2f}"
+        raise BadInput(f"the log is of a card with {size} GiB, the plan's has {known}: give --gpu-memory-gib {size}")
+
+
+def _hash(facts: object) -> str:
+    return hashlib.sha256(json.dumps(facts, separators=(",", ":")).encode()).hexdigest()[:12]

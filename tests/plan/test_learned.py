@@ -1,0 +1,257 @@
+"""Learning from real starts: what is compared, what is stored, what the next plan makes of it."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plimsoll.domain.correction import Correction, Learned, Start
+from plimsoll.domain.measured import Measured
+from plimsoll.domain.model import ModelShape
+from plimsoll.domain.units import GIB, MIB
+from plimsoll.engine.command_line import read_command_line
+from plimsoll.errors import BadInput
+from plimsoll.plan.learned import TermDifference, compare, corrected, correction_from, key_of, replanner
+from plimsoll.plan.ledger import Card, Ledger, ModelFacts, plan_ledger
+from plimsoll.plan.settings import read_settings
+from plimsoll.sources.start_logs import read_start
+
+CAPTURES = Path(__file__).parents[1] / "captures" / "vllm-0.25.1-h200"
+H200 = Card("H200 SXM 141GB", int(139.80 * GIB), int(139.7 * GIB), int(139.85 * GIB), (9, 0))
+BASE = "--max-model-len 8192"
+EAGER = "--max-model-len 8192 --gpu-memory-utilization 0.9 --enforce-eager"
+SEED = "--gpu-memory-utilization 0.88 --max-model-len 32768 --max-num-seqs 64 --max-num-batched-tokens 24576 --enforce-eager"
+
+
+def _shape(**changes: object) -> ModelShape:
+    config: dict[str, object] = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
+        "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
+        "max_position_embeddings": 131072, "torch_dtype": "bfloat16", "tie_word_embeddings": False,
+    }  # fmt: skip
+    return ModelShape.from_config(config | changes)
+
+
+LLAMA = _shape()
+
+
+def _plan(command: str = BASE, release: str = "0.25.1", card: Card = H200, shape: ModelShape = LLAMA) -> Ledger:
+    line = read_command_line(["m", *shlex.split(command)], release)
+    settings = read_settings(line, (), release, shape, card.name, card.total_bytes)
+    return plan_ledger(ModelFacts("m", shape), settings, card)
+
+
+def _gib(size: float) -> int:
+    return round(size * GIB)
+
+
+def _by_name(rows: list[TermDifference]) -> dict[str, TermDifference]:
+    return {row.term: row for row in rows}
+
+
+def _width(ledger: Ledger) -> int:
+    return ledger.kv.high - ledger.kv.low
+
+
+def _spent(ledger: Ledger) -> int:
+    return ledger.weights.value + ledger.non_torch.value + ledger.activation.value + ledger.graphs.value
+
+
+FULL = Measured(
+    release="0.25.1", total_bytes=_gib(139.8), free_bytes=_gib(139.29), utilization=0.92, requested_bytes=_gib(128.62),
+    weights_bytes=_gib(15.0), non_torch_bytes=_gib(0.24), activation_bytes=_gib(1.1), graphs_actual_bytes=_gib(0.98),
+    kv_bytes=_gib(112.28), kv_tokens=919_824, tensor_parallel=1,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("log", "command"), [("base.log", BASE), ("eager90.log", EAGER), ("seedcfg.log", SEED)])
+def test_a_real_start_makes_the_next_plan_exact(log: str, command: str) -> None:
+    """Three real H200 starts: the KV cache then lies within 0.02 GiB, the band is under 0.1 GiB to a side and holds."""
+    ledger, measured = _plan(command), read_start(CAPTURES / log)
+    after = corrected(ledger, correction_from(ledger, measured), replanner(ledger, LLAMA))
+    assert measured.kv_bytes is not None
+    assert measured.kv_tokens is not None
+    assert abs(after.kv.value - measured.kv_bytes) < 0.02 * GIB
+    assert after.kv.low <= measured.kv_bytes <= after.kv.high
+    assert _width(after) < min(_width(ledger), 0.2 * GIB)
+    assert abs(after.kv_plan.tokens - measured.kv_tokens) <= 0.0002 * measured.kv_tokens
+    assert after.kv.value == after.requested.value - _spent(after)
+
+
+def test_one_start_serves_other_utilisations_and_lengths() -> None:
+    """What was learned at one utilisation and length predicts a real start at another (0.90 eager from 0.88 eager)."""
+    seed = _plan(SEED)
+    lesson = correction_from(seed, read_start(CAPTURES / "seedcfg.log"))
+    other = _plan(EAGER)
+    assert key_of(seed, LLAMA) == key_of(other, LLAMA)
+    after = corrected(other, lesson)
+    assert abs(after.kv.value - 109.72 * GIB) < 0.1 * GIB
+    assert after.kv.low <= 109.72 * GIB <= after.kv.high
+
+
+def test_terms_that_are_not_told_apart_are_compared_together() -> None:
+    """A log at the normal level gives weights, KV and the rest in one; each row says whether its band held."""
+    rows = _by_name(compare(_plan(), read_start(CAPTURES / "base.log")))
+    assert list(rows) == ["weights", "non_torch+activation", "graphs_actual", "kv", "kv_tokens"]
+    assert rows["non_torch+activation"].measured == pytest.approx(1.336 * GIB, abs=0.01 * GIB)
+    assert all(row.is_in_band for row in rows.values())
+    assert rows["kv"].error == rows["kv"].predicted.value - rows["kv"].measured
+
+
+def test_a_log_with_every_term() -> None:
+    """Each printed term is replaced, its band is the printed one with what starts differ by, and the sum is the log's."""
+    ledger = _plan()
+    rows = _by_name(compare(ledger, FULL))
+    assert list(rows) == ["weights", "non_torch", "activation", "graphs_actual", "context", "kv", "kv_tokens"]
+    after = corrected(ledger, correction_from(ledger, FULL))
+    assert after.non_torch.value == pytest.approx(0.24 * GIB, abs=0.02 * GIB)
+    assert after.activation.value == pytest.approx(1.1 * GIB, abs=0.02 * GIB)
+    assert after.context.value == pytest.approx(0.51 * GIB, abs=MIB)
+    assert after.kv.value == pytest.approx(112.28 * GIB, abs=0.02 * GIB)
+    assert "measured, 1 start" in after.activation.why
+    assert after.slack.high - after.slack.low < ledger.slack.high - ledger.slack.low
+
+
+def test_consumed_memory_is_split_by_the_weights() -> None:
+    """From 0.27 non-torch is what was consumed beside the weights."""
+    ledger = _plan(release="0.32.0")
+    consumed = FULL._replace(release="0.32.0", non_torch_bytes=None, consumed_bytes=_gib(15.7), kv_bytes=_gib(111.8))
+    rows = _by_name(compare(ledger, consumed))
+    assert rows["non_torch"].measured == pytest.approx(0.7 * GIB, abs=MIB)
+    after = corrected(ledger, correction_from(ledger, consumed))
+    assert after.kv.value == pytest.approx(111.8 * GIB, abs=0.02 * GIB)
+
+
+def test_a_startup_plan_is_unfolded() -> None:
+    """vLLM's own plan holds the cache less the captured graphs and 150 MiB, so that an eager start tells it to the byte."""
+    ledger = _plan("--max-model-len 8192 --enforce-eager", release="0.32.0")
+    kv = ledger.kv.value - _gib(0.1)
+    plan = Measured(planned_kv_bytes=kv - 150 * MIB, free_bytes=H200.total_bytes - _gib(0.6))
+    rows = _by_name(compare(ledger, plan))
+    assert rows["kv"].measured == kv
+    assert rows["context"].measured == _gib(0.6)
+    after = corrected(ledger, correction_from(ledger, plan))
+    assert after.kv.value == pytest.approx(kv, abs=2)
+    with_graphs = _plan(release="0.32.0")
+    assert _by_name(compare(with_graphs, plan))["kv"].measured == kv + with_graphs.graphs_actual.value
+
+
+def test_the_startup_plan_of_0_26_did_not_count_the_estimate() -> None:
+    """0.26 took the captured graphs off, not their estimate; 0.27 takes both."""
+    ledger = _plan(release="0.26.0")._replace(graphs=_plan().graphs._replace(value=GIB, low=GIB, high=GIB))
+    row = _by_name(compare(ledger, Measured(planned_kv_bytes=100 * GIB)))["kv"]
+    assert row.measured == 100 * GIB + 150 * MIB + ledger.graphs_actual.value - GIB
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"release": "0.19.0"}, "--vllm 0.19.0"),
+        ({"tensor_parallel": 2}, "--tensor-parallel-size 2"),
+        ({"pipeline_parallel": 2}, "--pipeline-parallel-size 2"),
+        ({"enforce_eager": True}, "--enforce-eager True"),
+        ({"max_num_batched_tokens": 2496}, "--max-num-batched-tokens 2496"),
+        ({"max_num_seqs": 7}, "--max-num-seqs 7"),
+        ({"max_model_len": 4096}, "--max-model-len 4096"),
+        ({"total_bytes": _gib(79.19)}, "--gpu-memory-gib 79.19"),
+        ({"kv_bytes": _gib(10.57)}, "another process on the card"),
+        ({"kv_bytes": _gib(120.0)}, "another process on the card"),
+    ],
+)
+def test_another_start_teaches_nothing(change: dict[str, object], says: str) -> None:
+    """A log of another release, card, batch or parallelism, or one disturbed by a neighbour, is refused in one line."""
+    with pytest.raises(BadInput, match=says) as refusal:
+        correction_from(_plan(), FULL._replace(**change))  # type: ignore[arg-type]
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_card_whose_size_is_slightly_off() -> None:
+    """Where the card is a little smaller than the table says, the next plan's cache is still the one that was measured."""
+    table = H200._replace(total_bytes=int(139.84 * GIB))
+    ledger = _plan(card=table)
+    after = corrected(ledger, correction_from(ledger, FULL))
+    assert after.kv.value == pytest.approx(112.28 * GIB, abs=0.02 * GIB)
+
+
+def test_a_log_that_tells_nothing() -> None:
+    """Tokens alone are no term."""
+    with pytest.raises(BadInput, match="nothing learned"):
+        correction_from(_plan(), Measured(kv_tokens=5))
+
+
+def test_another_batch_moves_the_centre_and_keeps_the_band() -> None:
+    """A start with other limits shows which way the planner errs, not how well: activation keeps its width."""
+    ledger, bigger = _plan(), _plan("--max-model-len 8192 --max-num-batched-tokens 32768")
+    lesson = correction_from(ledger, FULL._replace(activation_bytes=_gib(1.2), kv_bytes=_gib(112.18)))
+    after = corrected(bigger, lesson)
+    assert after.activation.high - after.activation.low == pytest.approx(
+        bigger.activation.high - bigger.activation.low, rel=0.02
+    )
+    assert after.activation.value > bigger.activation.value
+    assert after.weights == corrected(ledger, lesson).weights
+
+
+def test_more_starts_widen_what_differs() -> None:
+    """The band spans all starts of these limits, and the centre is the middle one, of two the larger."""
+    ledger = _plan()
+    one = correction_from(ledger, FULL)
+    two = one.joined(correction_from(ledger, FULL._replace(activation_bytes=_gib(1.3), kv_bytes=_gib(112.08))))
+    first, second = corrected(ledger, one), corrected(ledger, two)
+    assert _width(second) > _width(first)
+    assert second.kv.value == pytest.approx(112.08 * GIB, abs=0.02 * GIB)
+    assert second.kv.low <= _gib(112.08) < _gib(112.28) <= second.kv.high
+
+
+def test_what_is_sharper_already_is_kept() -> None:
+    """Weights counted to the byte are not replaced by a figure rounded to hundredths that agrees with them."""
+    ledger = _plan()
+    ledger = ledger._replace(weights=ledger.weights._replace(value=_gib(15.004), low=_gib(15.004), high=_gib(15.004)))
+    assert corrected(ledger, correction_from(ledger, FULL)).weights == ledger.weights
+
+
+def test_a_fixed_cache_stays_fixed() -> None:
+    """With --kv-cache-memory-bytes the cache is what was asked for; only the slack learns."""
+    ledger = _plan("--max-model-len 8192 --kv-cache-memory-bytes 60G")
+    after = corrected(ledger, correction_from(ledger, FULL._replace(weights_bytes=_gib(16))), replanner(ledger, LLAMA))
+    assert after.kv == ledger.kv
+    assert after.slack.value < ledger.slack.value
+
+
+def test_the_key_tells_apart_what_must_be() -> None:
+    """Release, card, shape, parallelism and whatever else changes what a rank holds; not the batch, not the utilisation."""
+    base = key_of(_plan(), LLAMA)
+    assert base == key_of(_plan("--max-model-len 4096 --gpu-memory-utilization 0.5 --max-num-seqs 8"), LLAMA)
+    wider = _shape(intermediate_size=16384)
+    others = [
+        key_of(_plan(release="0.24.0"), LLAMA),
+        key_of(_plan(card=H200._replace(name="H100")), LLAMA),
+        key_of(_plan(shape=wider), wider),
+        key_of(_plan(f"{BASE} --tensor-parallel-size 2"), LLAMA),
+        key_of(_plan(f"{BASE} --pipeline-parallel-size 2"), LLAMA),
+        key_of(_plan(f"{BASE} --enforce-eager"), LLAMA),
+        key_of(_plan(f"{BASE} --enable-lora"), LLAMA),
+    ]
+    assert len({base, *others}) == 8
+    odd = _plan(card=H200._replace(name='hf_secret "x"\n/home/me; tp=9'))
+    assert "\n" not in key_of(odd, LLAMA)
+
+
+_size = st.integers(0, 200 * GIB)
+
+
+@given(st.dictionaries(st.sampled_from(["weights", "non_torch", "activation", "remainder", "graphs", "context"]),
+                       st.tuples(_size, _size, _size)), st.booleans())  # fmt: skip
+def test_any_correction_leaves_a_ledger_in_order(terms: dict[str, tuple[int, int, int]], same: bool) -> None:
+    """Whatever a file holds, bands enclose their values, no term is negative and the sum is right."""
+    ledger = _plan()
+    limits = (1024, 8192, 8192) if same else (1, 2, 3)
+    start = Start(*limits, tuple((name, Learned(*term)) for name, term in terms.items()))
+    after = corrected(ledger, Correction((start,)))
+    for term in (after.weights, after.non_torch, after.activation, after.graphs, after.context):
+        assert 0 <= term.low <= term.value <= term.high
+    assert after.kv.low <= after.kv.value <= after.kv.high
+    assert abs(after.kv.value - (after.requested.value - _spent(after))) <= 1
