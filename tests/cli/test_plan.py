@@ -105,6 +105,28 @@ def test_a_workload_a_matrix_and_a_page(tmp_path: Path, capsys: pytest.CaptureFi
     assert len(body["matrix"]["cells"]) > 0
 
 
+def test_a_trace_is_a_workload(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The lengths of recorded requests are judged as they were, at the concurrency asked for."""
+    trace = tmp_path / "trace.csv"
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n1,374,44\n2,396,109\n3,1500,20\n", encoding="utf-8")
+    words = ["plan", "--gpu", "H100", "--json", "--workload", f"{trace}:concurrency=100", "--", "vllm", "serve", LLAMA]
+    assert main(words) == 0
+    assert json.loads(capsys.readouterr().out)["workload"]["verdict"] == "fits"
+
+
+def test_a_draft_model_is_counted_or_said_to_be_left_out(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A drafter we know is in the weights; one we cannot find is a note."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    for drafter, known in (("meta-llama/Llama-3.2-1B-Instruct", True), ("no/such-drafter", False)):
+        main(["plan", "--gpu", "H100", "--json", "--", "vllm", "serve", LLAMA, "--speculative-config.model", drafter,
+              "--speculative-config.num_speculative_tokens", "3"])  # fmt: skip
+        body = json.loads(capsys.readouterr().out)
+        assert (body["ledger"]["weights"]["value"] > 17 * 2**30) is known
+        assert any("not in these figures" in note for note in body["notes"]) is not known
+
+
 def test_a_workload_that_does_not_fit_is_bad_news(capsys: pytest.CaptureFixture[str]) -> None:
     """The server fits, the workload does not: exit 1."""
     words = ["plan", "--gpu", "L4", "--workload", "prompt=8000,output=100,concurrency=500", "vllm", "serve", LLAMA]

@@ -104,6 +104,18 @@ def test_a_fixed_cache_is_exact() -> None:
     assert ledger.kv_plan.tokens == 32768
 
 
+def test_a_draft_model_takes_its_share() -> None:
+    """A one-billion drafter adds its weights and, layer by layer, its cache: fewer blocks of more bytes."""
+    small = _llama(16, 2048, 32, 8, 8192)
+    command = "--speculative-config.model d --speculative-config.num_speculative_tokens 3"
+    alone = _plan(LLAMA_8B, H100, command)
+    both = _plan(LLAMA_8B._replace(drafter=small), H100, command)
+    assert both.weights.value - alone.weights.value == _plan(small, H100).weights.value
+    # Eight KV heads of 64 over 16 layers: a quarter of what 32 layers of eight heads of 128 keep.
+    assert both.kv_plan.bytes_per_block == alone.kv_plan.bytes_per_block * 5 // 4
+    assert both.kv_plan.num_blocks < alone.kv_plan.num_blocks
+
+
 def test_weights_beyond_the_card() -> None:
     """70 billion parameters in 16 bits do not fit one H100, and two are the smallest number that do."""
     assert Code.STARTUP_WEIGHTS_DO_NOT_FIT in _codes(LLAMA_70B, H100)

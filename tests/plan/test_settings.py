@@ -65,12 +65,6 @@ def test_json_and_dotted_settings() -> None:
     assert (settings.speculative_tokens, settings.kv_connector) == (3, "X")
 
 
-def test_a_draft_model_is_said_to_be_left_out() -> None:
-    """What the figures do not hold is a note, not silence."""
-    settings = _settings("--speculative-config.model draft/x --speculative-config.num_speculative_tokens 3")
-    assert any("draft/x" in note for note in settings.notes)
-
-
 def test_variables_count() -> None:
     """The graph estimate and the layer partition are set by variables."""
     settings = _settings(VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS="0", VLLM_PP_LAYER_PARTITION="20,12")

@@ -10,7 +10,8 @@ and, for a local folder or a bundled model, no network.
   --from VERSION        also what the upgrade from this version does to the flags and the KV cache
   --pid N               plan the server that runs as process N
   --workload prompt=1200,output=300,concurrency=64
-                        will that many such requests fit at once, what paging saves, what block sizes waste
+                        will that many such requests fit at once, what paging saves, what block sizes waste;
+                        or a trace (Azure's CSV, Mooncake's JSON lines): TRACE or TRACE:concurrency=64
   --matrix context=8k,32k,128k concurrency=8..256
                         what fits, for every combination
   --html FILE           the plan as one page for a browser, with the matrix as a heat map
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from plimsoll.domain.launch import Launch
     from plimsoll.plan.ledger import Ledger
     from plimsoll.plan.matrix import Matrix
+    from plimsoll.plan.settings import Settings
     from plimsoll.plan.workload import WorkloadAnswer
     from plimsoll.report.plan import Planned
 
@@ -147,7 +149,15 @@ def _workload(options: Split, planned: Planned) -> WorkloadAnswer | None:
     from plimsoll.plan.workload import Workload, judge
 
     assert planned.shape is not None, "_planned sets it"
-    return judge(Workload.parse(options.values["--workload"]), planned.ledger, planned.shape)
+    text = options.values["--workload"]
+    path, _, wish = text.partition(":concurrency=")
+    if "=" in path:
+        return judge(Workload.parse(text), planned.ledger, planned.shape)
+    from plimsoll.sources.trace_lengths import read_lengths
+
+    if wish and not wish.isdigit():
+        raise BadInput(f"--workload {text!r}: the concurrency is a number")
+    return judge(Workload.from_trace(read_lengths(path), int(wish) if wish else None), planned.ledger, planned.shape)
 
 
 def _matrix(options: Split, planned: Planned) -> Matrix | None:
@@ -172,7 +182,7 @@ def _planned(checked: Checked, engine: Engine, card: Card, *, learned: bool) -> 
     from plimsoll.plan.advise import advise
     from plimsoll.plan.findings import findings_of
     from plimsoll.plan.ledger import plan_ledger
-    from plimsoll.plan.settings import Settings, read_settings
+    from plimsoll.plan.settings import read_settings
     from plimsoll.report.plan import Planned
 
     if checked.model is None:
@@ -181,6 +191,7 @@ def _planned(checked: Checked, engine: Engine, card: Card, *, learned: bool) -> 
     environment = dict(checked.launch.environment)
     line = read_command_line(checked.rewritten[2:], engine.release, unseen=checked.unseen)
     settings = read_settings(line, checked.launch.environment, engine.release, model.shape, card.name, card.total_bytes)
+    model, left_out = _with_drafter(model, settings)
 
     corrections = _corrections() if learned else {}
 
@@ -196,7 +207,7 @@ def _planned(checked: Checked, engine: Engine, card: Card, *, learned: bool) -> 
     ledger, findings = replan(settings)
     advice = advise(ledger, model.shape, findings, replan)
     before = _before(checked, model, card)
-    notes = (*notes, *checked.notes, *settings.notes)
+    notes = (*notes, *checked.notes, *left_out)
     return Planned(checked.model, ledger, findings, advice, checked, notes, model.shape, before)
 
 
@@ -219,6 +230,18 @@ def _before(checked: Checked, model: ModelFacts, card: Card) -> Ledger | None:
     line = read_command_line(check(checked.launch, old).rewritten[2:], old.release, unseen=checked.unseen)
     settings = read_settings(line, checked.launch.environment, old.release, model.shape, card.name, card.total_bytes)
     return plan_ledger(model, settings, card)
+
+
+def _with_drafter(model: ModelFacts, settings: Settings) -> tuple[ModelFacts, tuple[str, ...]]:
+    """The model with the one that drafts for it; where that cannot be had, a note says that it is left out."""
+    name = (settings.speculative or {}).get("model")
+    if not isinstance(name, str):
+        return model, ()
+    try:
+        drafter, notes = _model(name)
+    except PlimsollError as error:
+        return model, (f"the draft model {name} takes weights and KV of its own that are not in these figures: {error}",)
+    return model._replace(drafter=drafter), notes
 
 
 def _model(name: str) -> tuple[ModelFacts, tuple[str, ...]]:

@@ -11,6 +11,7 @@ left at the right, the slack, is all there is for everything that vLLM's own pro
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
 from plimsoll.domain.estimate import Estimate
@@ -19,6 +20,7 @@ from plimsoll.domain.units import GIB
 from plimsoll.engine.flags import is_before
 from plimsoll.plan.kv import KvPlan, KvSettings, plan_kv, specs_of_all_stages
 from plimsoll.plan.kv_shapes import is_interleaved
+from plimsoll.plan.kv_specs import RankSpecs
 from plimsoll.plan.overhead import OverheadInput, overhead
 from plimsoll.plan.settings import AUTO_FIT, Settings
 from plimsoll.plan.weights import Placement, lora_bytes, weights_from_shape, weights_from_tensors, weights_from_total
@@ -53,6 +55,7 @@ class ModelFacts(NamedTuple):
     shape: ModelShape
     tensors: tuple[tuple[str, str, tuple[int, ...]], ...] | None = None  # name, dtype, shape
     total_bytes: int | None = None
+    drafter: ModelFacts | None = None  # of speculative decoding: its weights and its cache come on top
 
 
 class Ledger(NamedTuple):
@@ -79,7 +82,7 @@ class Ledger(NamedTuple):
 
 def plan_ledger(model: ModelFacts, settings: Settings, card: Card) -> Ledger:
     """Add it all up."""
-    weights = _weights(model, settings)
+    weights = _all_weights(model, settings)
     terms = overhead(_overhead_input(model.shape, settings, card))
     requested = Estimate.exact(math.ceil(card.total_bytes * settings.utilization), f"{settings.utilization:g} x total")
     spent = (weights, terms.non_torch, terms.activation, terms.graphs)
@@ -106,7 +109,7 @@ def plan_ledger(model: ModelFacts, settings: Settings, card: Card) -> Ledger:
         context=context,
         kv=kv,
         slack=slack,
-        kv_plan=plan_kv(specs_of_all_stages(model.shape, cache), cache, max(kv.value, 0)),
+        kv_plan=plan_kv(_specs(model, cache), cache, max(kv.value, 0)),
     )
 
 
@@ -133,6 +136,28 @@ def kv_settings(shape: ModelShape, settings: Settings, card: Card) -> KvSettings
         capability=card.compute_capability[0] if card.compute_capability else 9,
         version=settings.release,
     )
+
+
+def _specs(model: ModelFacts, cache: KvSettings) -> tuple[RankSpecs, ...]:
+    """The caches of every stage; a drafter's layers live on the last one."""
+    ranks = specs_of_all_stages(model.shape, cache)
+    if model.drafter is None:
+        return ranks
+    alone = replace(cache, pp=1, pp_partition=None, mtp_layers=0)
+    (drafted,) = specs_of_all_stages(model.drafter.shape, alone)
+    return (*ranks[:-1], (*ranks[-1], *(spec._replace(layer=f"drafter.{spec.layer}") for spec in drafted)))
+
+
+def _all_weights(model: ModelFacts, settings: Settings) -> Estimate:
+    weights = _weights(model, settings)
+    if model.drafter is None:
+        return weights
+    own = (settings.speculative or {}).get("draft_tensor_parallel_size")
+    ranks = own if isinstance(own, int) and own > 0 else settings.tensor_parallel
+    drafted = _weights(
+        model.drafter, settings._replace(tensor_parallel=ranks, pipeline_parallel=1, max_loras=0, cpu_offload_gib=0)
+    )
+    return _sum((weights, drafted))._replace(why=f"{weights.why}, and the draft model {model.drafter.name}")
 
 
 def model_dtype(shape: ModelShape, settings: Settings) -> str:

@@ -56,7 +56,6 @@ class Settings(NamedTuple):
     v2_runner: bool = True
     skips_mm_profiling: bool = False
     language_model_only: bool = False
-    notes: tuple[str, ...] = ()
 
     @property
     def gpus(self) -> int:
@@ -193,14 +192,7 @@ def read_settings(
         v2_runner=v2_by_default(release, shape) if runner not in ("0", "1") else runner == "1",
         skips_mm_profiling=bool(flags.switch("--skip-mm-profiling")),
         language_model_only=bool(flags.switch("--language-model-only")),
-        notes=_notes(flags.mapping("--speculative-config")),
     )
-
-
-def _notes(speculative: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """What the figures leave out of this very command."""
-    drafter = (speculative or {}).get("model")
-    return (f"the draft model {drafter} takes weights and KV of its own that are not in these figures",) if drafter else ()
 
 
 def _context(flags: _Flags, shape: ModelShape) -> int:

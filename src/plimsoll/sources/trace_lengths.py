@@ -1,0 +1,79 @@
+"""Reads how long the requests of a trace are: Azure's CSV, Mooncake's JSON lines, or any file with such columns."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+from plimsoll.errors import BadInput, TooLarge
+
+ROWS_MAX = 5_000_000
+LINE_MAX = 1 << 20
+_PROMPT = ("ContextTokens", "input_length", "prompt_tokens", "num_prefill_tokens")
+_OUTPUT = ("GeneratedTokens", "output_length", "completion_tokens", "num_decode_tokens")
+
+
+class _Lines(Protocol):
+    def readline(self, size: int, /) -> bytes: ...
+
+
+def read_lengths(path: str) -> list[tuple[int, int]]:
+    """(prompt, output) tokens of every request, in the file's order; one line says what is wrong with it."""
+    try:
+        with Path(path).open("rb") as raw:
+            is_gzip = raw.read(2) == b"\x1f\x8b"
+        with gzip.open(path, "rb") if is_gzip else Path(path).open("rb") as file:
+            found = list(_rows(file, path))
+    except (OSError, EOFError) as error:
+        raise BadInput(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if not found:
+        raise BadInput(f"{path}: no request in it")
+    return found
+
+
+def _rows(file: _Lines, path: str) -> Iterator[tuple[int, int]]:
+    header: list[str] | None = None
+    for number in range(1, ROWS_MAX + 2):
+        line = file.readline(LINE_MAX + 1)
+        if not line:
+            return
+        if len(line) > LINE_MAX or number > ROWS_MAX:
+            raise TooLarge(f"{path}, line {number}: longer than a trace can be")
+        if not line.strip():
+            continue
+        where = f"{path}, line {number}"
+        try:
+            text = line.decode("utf-8")
+        except UnicodeDecodeError:
+            raise BadInput(f"{where}: not text") from None
+        if text.lstrip().startswith("{"):
+            yield _pair(_json(text, where), where)
+        elif header is None:
+            header = [cell.strip() for cell in text.split(",")]
+        else:
+            yield _pair(dict(zip(header, text.split(","), strict=False)), where)
+
+
+def _json(text: str, where: str) -> dict[str, object]:
+    try:
+        loaded = json.loads(text)
+    except (ValueError, RecursionError):
+        raise BadInput(f"{where}: not JSON") from None
+    return loaded if isinstance(loaded, dict) else {}
+
+
+def _pair(row: dict[str, object] | dict[str, str], where: str) -> tuple[int, int]:
+    values = []
+    for names in (_PROMPT, _OUTPUT):
+        said = next((row[name] for name in names if name in row), None)
+        try:
+            number = int(float(str(said)))
+        except (ValueError, OverflowError):
+            raise BadInput(f"{where}: no {names[0]} (or {', '.join(names[1:])}) in it") from None
+        if number < 0:
+            raise BadInput(f"{where}: {number} tokens")
+        values.append(number)
+    return max(1, values[0]), max(1, values[1])
