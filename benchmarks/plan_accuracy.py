@@ -135,6 +135,7 @@ def tables(found: list[Scored]) -> str:
         PEERS,
         "",
         *summary("All other starts", rest),
+        *summary("All starts", found),
     ]
     lines += ["| start | vLLM | weights | measured | KV | measured | error | in band |", "|---|---|---|---|---|---|---|---|"]
     for s in sorted(found, key=lambda s: (not s.is_campaign, s.name)):
