@@ -62,6 +62,17 @@ def test_a_local_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
         (["plan", "--gpu", "H100", "--", "vllm", "serve"], 2, "model"),
         (["plan", "--gpu", "H100", "vllm", "serve", LLAMA, "-tp", "3"], 2, ""),
         (["plan", "--gpu", "H100", "--used-gib", "x", "vllm", "serve", LLAMA], 2, "x"),
+        (["plan", "--gpu", "H100", "--gpus", "1", "vllm", "serve", LLAMA, "-tp", "2"], 2, "needs 2 GPUs"),
+        (["plan", "--gpu-memory-gib", "0", "vllm", "serve", LLAMA], 2, "memory"),
+        (["plan", "--gpu", "H100", "vllm", "serve", LLAMA, "--max-model-len", "0"], 2, "--max-model-len"),
+        (["plan", "--gpu", "H100", "vllm", "serve", LLAMA, "--cpu-offload-gb", "nan"], 2, "--cpu-offload-gb"),
+        (["plan", "--gpu", "H100", "vllm", "serve", LLAMA, "-tp", "0"], 2, "at least 1"),
+        (
+            ["plan", "--gpu", "H100", "vllm", "serve", LLAMA, "--max-num-batched-tokens", "8", "--max-num-seqs", "9"],
+            2,
+            "at least",
+        ),
+        (["plan", "--gpu", "H100", "--vllm", "0.6.0", "vllm", "serve", "deepseek-ai/DeepSeek-V2-Lite"], 2, "0.7.1"),
         (["plan", "--gpu", "H100", "vllm", "serve", LLAMA, "--gpu-memory-utilization", "1.5"], 2, "1.5"),
         (["plan", "--gpu", "H100", "vllm", "serve", "no-such-org/no-such-model"], 3, "no-such-org/no-such-model"),
     ],
@@ -199,6 +210,54 @@ def test_a_real_start_narrows_the_next_plan(
     assert main(["plan", "--forget"]) == 0
     assert capsys.readouterr().out == "forgot 1 correction\n"
     assert band() == before
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["--kv-cache-memory-bytes", "70G"], "startup.kv-allocation"),
+        (["--num-gpu-blocks-override", "1000000"], "startup.kv-allocation"),
+        (["--max-model-len", "1m"], "other.bad-model"),
+    ],
+)
+def test_what_cannot_be_is_not_called_fitting(words: list[str], code: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A cache larger than the card and a context beyond the model's are refused by code."""
+    assert main(["plan", "--gpu", "H100", "--json", "--", "vllm", "serve", LLAMA, *words]) == 1
+    assert code in {finding["code"] for finding in json.loads(capsys.readouterr().out)["findings"]}
+
+
+def test_overrides_of_the_model_count(capsys: pytest.CaptureFixture[str]) -> None:
+    """--hf-overrides changes the shape that is planned."""
+    sizes = []
+    for extra in ([], ["--hf-overrides", '{"num_hidden_layers": 1}']):
+        assert main(["plan", "--gpu", "H100", "--json", "--", "vllm", "serve", LLAMA, *extra]) == 0
+        sizes.append(json.loads(capsys.readouterr().out)["kv"]["bytes_per_block"])
+    assert sizes[0] == 32 * sizes[1]
+
+
+def test_first_offers_followed_together_make_a_start(capsys: pytest.CaptureFixture[str]) -> None:
+    """With neighbours on a small card two things stop the start; the first offer for each, taken together, clear both."""
+    words = ["plan", "--gpu", "L40S", "--used-gib", "15", "--json", "--", "vllm", "serve", LLAMA]
+    assert main(words) == 1
+    advice = json.loads(capsys.readouterr().out)["advice"]
+    firsts: dict[str, str] = {}
+    for offer in advice:
+        if offer["flag"] in ("--gpu-memory-utilization", "--max-model-len"):
+            firsts.setdefault(offer["flag"], offer["value"])
+    assert main([*words, *(word for pair in firsts.items() for word in pair)]) == 0
+
+
+def test_a_page_is_written_to_what_is_there(tmp_path: Path) -> None:
+    """A link is followed and a device is not replaced; nothing is left behind when the target is a folder."""
+    real, link = tmp_path / "real.html", tmp_path / "link.html"
+    real.write_text("old", encoding="utf-8")
+    link.symlink_to(real)
+    for target, code in ((link, 0), (Path("/dev/null"), 0), (tmp_path, 3)):
+        assert main(["plan", "--gpu", "H100", "--html", str(target), "vllm", "serve", LLAMA]) == code
+    assert link.is_symlink()
+    assert real.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+    assert not Path("/dev/null").is_file()
+    assert {path.name for path in tmp_path.iterdir()} == {"real.html", "link.html"}
 
 
 def test_a_config_that_is_not_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ Says before launch whether a vLLM server fits its GPU, how many KV blocks remain
 and, for a local folder or a bundled model, no network.
 
   --gpu NAME            the card: H100, L40S, A100-80G, ... (docs/gpus.md lists them); default: this machine's, through NVML
+  --gpus N              how many there are; default: as many as the command needs (TP x PP x DP)
   --gpu-memory-gib X    a card that is not known, by the memory vLLM sees; with --gpu it replaces the card's total
   --used-gib X          memory that other processes hold on the card
   --vllm VERSION        default: the vLLM installed beside plimsoll, else the newest known
@@ -55,10 +56,10 @@ if TYPE_CHECKING:
     from plimsoll.report.plan import Planned
 
 
-_WITH_VALUE = (
-    "--gpu", "--gpu-memory-gib", "--used-gib", "--vllm", "--from", "--pid", "--workload", "--matrix", "--html", "--compare",
-    "--learn",
-)  # fmt: skip
+MLA_SINCE = "0.7.1"  # the first release that caches latents for DeepSeek's attention
+_WITH_VALUE = tuple(
+    "--gpu --gpus --gpu-memory-gib --used-gib --vllm --from --pid --workload --matrix --html --compare --learn".split()
+)
 
 
 def run(words: list[str]) -> int:
@@ -99,7 +100,10 @@ def _plan_one(options: Split, launch: Launch, folder: str, *, learned: bool = Tr
     engine = engine_named(options.values.get("--vllm") or _installed_vllm())
     came_from = engine_named(options.values["--from"], "--from") if "--from" in options.values else None
     checked = check(launch, engine, came_from, config_of(launch, folder))
-    return _planned(checked, engine, _card(options), learned=learned)
+    gpus = options.values.get("--gpus")
+    if gpus is not None and (not gpus.isascii() or not gpus.isdigit()):
+        raise BadInput(f"--gpus {gpus!r} is not a number")
+    return _planned(checked, engine, _card(options), learned=learned, gpus=int(gpus) if gpus else None)
 
 
 def _compare(options: Split) -> int:
@@ -177,23 +181,25 @@ def _matrix(options: Split, planned: Planned) -> Matrix | None:
     )
 
 
-def _planned(checked: Checked, engine: Engine, card: Card, *, learned: bool) -> Planned:
+def _planned(checked: Checked, engine: Engine, card: Card, *, learned: bool, gpus: int | None) -> Planned:
     from plimsoll.domain.finding import Finding
     from plimsoll.plan.advise import advise
     from plimsoll.plan.findings import findings_of
     from plimsoll.plan.ledger import plan_ledger
-    from plimsoll.plan.settings import read_settings
+    from plimsoll.plan.settings import overrides_of, read_settings
     from plimsoll.report.plan import Planned
 
     if checked.model is None:
         raise BadInput("the command names no model")
-    model, notes = _model(checked.model)
-    environment = dict(checked.launch.environment)
     line = read_command_line(checked.rewritten[2:], engine.release, unseen=checked.unseen)
+    model, notes = _model(checked.model, overrides_of(line, engine.release))
+    _check_era(model.shape, engine.release)
+    environment = dict(checked.launch.environment)
     settings = read_settings(line, checked.launch.environment, engine.release, model.shape, card.name, card.total_bytes)
     model, left_out = _with_drafter(model, settings)
 
-    corrections = _corrections() if learned else {}
+    # What was learned of the model alone says nothing of it with a drafter beside it.
+    corrections = _corrections() if learned and model.drafter is None else {}
 
     def replan(changed: Settings) -> tuple[Ledger, list[Finding]]:
         ledger = plan_ledger(model, changed, card)
@@ -204,6 +210,8 @@ def _planned(checked: Checked, engine: Engine, card: Card, *, learned: bool) -> 
             ledger = corrected(ledger, found, replanner(ledger, model.shape)) if found is not None else ledger
         return ledger, findings_of(ledger, model.shape, checked.items, environment)
 
+    if gpus is not None and gpus < settings.gpus:
+        raise BadInput(f"the command needs {settings.gpus} GPUs (TP x PP x DP), --gpus says {gpus}")
     ledger, findings = replan(settings)
     advice = advise(ledger, model.shape, findings, replan)
     before = _before(checked, model, card)
@@ -244,19 +252,40 @@ def _with_drafter(model: ModelFacts, settings: Settings) -> tuple[ModelFacts, tu
     return model._replace(drafter=drafter), notes
 
 
-def _model(name: str) -> tuple[ModelFacts, tuple[str, ...]]:
+def _check_era(shape: ModelShape, release: str) -> None:
+    """Refuse what an old release kept in another way than plan describes: a confident wrong answer takes servers down."""
+    from plimsoll.engine.flags import is_before
+
+    if shape.mla is not None and is_before(release, MLA_SINCE):
+        raise BadInput(
+            f"{release} keeps full heads for this model (latent attention came with {MLA_SINCE}); plan cannot say how many"
+        )
+
+
+def _model(name: str, overrides: Mapping[str, object] | None = None) -> tuple[ModelFacts, tuple[str, ...]]:
     from plimsoll.sources.hub import Hub
     from plimsoll.sources.models import read_model
 
     files = read_model(name, hub=Hub.from_environment())
-    shape = ModelShape.from_config(files.config)
+    shape = ModelShape.from_config(_overridden(files.config, overrides or {}))
     tensors = None if files.tensors is None else tuple((t.name, t.dtype, t.shape) for t in files.tensors)
     return ModelFacts(name, shape, tensors, files.total_bytes), (*files.notes, *shape.notes)
+
+
+def _overridden(config: Mapping[str, object], overrides: Mapping[str, object]) -> dict[str, object]:
+    """A configuration with --hf-overrides applied, nested ones into what is nested."""
+    merged = dict(config)
+    for key, value in overrides.items():
+        inner = merged.get(key)
+        merged[key] = _overridden(inner, value) if isinstance(inner, dict) and isinstance(value, dict) else value
+    return merged
 
 
 def _card(options: Split) -> Card:
     used = parse_gib(options.values["--used-gib"]) if "--used-gib" in options.values else 0
     given = parse_gib(options.values["--gpu-memory-gib"]) if "--gpu-memory-gib" in options.values else None
+    if given == 0:
+        raise BadInput("--gpu-memory-gib 0: a card has memory")
     if "--gpu" in options.values:
         from plimsoll.domain.gpu import gpu_named
 

@@ -29,22 +29,55 @@ class Advice(NamedTuple):
 
 
 def advise(ledger: Ledger, shape: ModelShape, findings: list[Finding], replan: Replan) -> list[Advice]:
-    """Offers for what stops the start (or, if nothing does, for what is risky), cheapest for the user first."""
+    """Offers for what stops the start (or, if nothing does, for what is risky), cheapest for the user first.
+
+    Where several things stop it, the first offer for one is taken as followed before the next is looked at: the first offers,
+    taken together, make a start.
+    """
     wanted = [f for f in findings if stops_the_start(f)] or findings
-    stopping = {f.code for f in findings if stops_the_start(f)}
     offers: dict[tuple[Code, str], Advice] = {}
-    for finding in wanted:
-        for change, flag, value, why in _candidates(finding.code, ledger, shape, replan):
-            if (finding.code, flag) in offers:
-                continue  # the smallest step of a flag is enough
-            try:
-                after, left = replan(change)
-            except BadInput:
-                continue  # vLLM would refuse that change: heads that do not divide, for example
-            worse = {f.code for f in left if stops_the_start(f)} - stopping
-            if finding.code not in {f.code for f in left} and not worse:
-                offers[finding.code, flag] = Advice(flag, value, why, _effect(after), finding.code)
+    for _ in range(len(Code)):
+        finding = next((f for f in wanted if f.code not in {code for code, _ in offers}), None)
+        if finding is None:
+            break
+        best = _offer(finding.code, ledger, shape, findings, replan, offers)
+        if best is None:
+            wanted = [f for f in wanted if f.code is not finding.code]
+            continue
+        ledger, findings = best
+        wanted = [f for f in findings if stops_the_start(f)]
     return list(offers.values())
+
+
+def _offer(
+    code: Code,
+    ledger: Ledger,
+    shape: ModelShape,
+    findings: list[Finding],
+    replan: Replan,
+    offers: dict[tuple[Code, str], Advice],
+) -> tuple[Ledger, list[Finding]] | None:
+    """Put every change that clears one finding among the offers; returns the plan after the first of them."""
+    first = None
+    for change, flag, value, why in _candidates(code, ledger, shape, replan):
+        if (code, flag) in offers:
+            continue  # the smallest step of a flag is enough
+        try:
+            after, left = replan(change)
+        except BadInput:
+            continue  # vLLM would refuse that change: heads that do not divide, for example
+        if code in {f.code for f in left} or not _is_progress(code, after, left, findings):
+            continue
+        offers[code, flag] = Advice(flag, value, why, _effect(after), code)
+        first = first or (after, left)
+    return first
+
+
+def _is_progress(code: Code, after: Ledger, left: list[Finding], before: list[Finding]) -> bool:
+    """Nothing new stops the start, except that less memory for the request may leave too little for the cache."""
+    worse = {f.code for f in left if stops_the_start(f)} - {f.code for f in before if stops_the_start(f)}
+    allowed = {Code.STARTUP_CONTEXT_TOO_LONG} if code is Code.STARTUP_FREE_MEMORY_CHECK else set()
+    return worse <= allowed and after.kv.value > 0
 
 
 Candidate = tuple[Settings, str, str, str]
@@ -65,6 +98,16 @@ def _candidates(code: Code, ledger: Ledger, shape: ModelShape, replan: Replan) -
             yield from _more_gpus(ledger, shape)
         case Code.STARTUP_FREE_MEMORY_CHECK:
             yield from _what_is_free(ledger)
+        case Code.STARTUP_KV_ALLOCATION:
+            yield from _a_cache_that_fits(ledger)
+        case Code.OTHER_BAD_MODEL:
+            context = shape.max_context
+            yield (
+                ledger.settings._replace(max_model_len=context),
+                "--max-model-len",
+                str(context),
+                "what the model was made for",
+            )
         case Code.STARTUP_GRAPH_CAPTURE | Code.STARTUP_SAMPLER_WARMUP | Code.RUNTIME_LOGITS:
             yield from _more_slack(ledger, shape)
             yield from _fewer_sequences(ledger)
@@ -131,6 +174,13 @@ def _what_is_free(ledger: Ledger) -> Iterator[Candidate]:
     if 0 < share < ledger.settings.utilization:
         why = "what is free, less the CUDA context"
         yield ledger.settings._replace(utilization=share), "--gpu-memory-utilization", f"{share:.2f}", why
+
+
+def _a_cache_that_fits(ledger: Ledger) -> Iterator[Candidate]:
+    size = ledger.kv.value + ledger.slack.low - ROOM_FOR_THE_REST
+    if size > 0 and ledger.settings.num_gpu_blocks_override is None:
+        why = "what the card has beside everything else"
+        yield ledger.settings._replace(kv_cache_memory_bytes=size), "--kv-cache-memory-bytes", str(size), why
 
 
 def _more_slack(ledger: Ledger, shape: ModelShape) -> Iterator[Candidate]:

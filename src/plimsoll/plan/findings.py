@@ -22,6 +22,7 @@ def findings_of(ledger: Ledger, shape: ModelShape, items: Sequence[Item], enviro
     """Everything that stops the start or makes it risky, worst first."""
     found = [*_flags(items), *_segments(ledger, environment), *_weights(ledger), *_free_memory(ledger)]
     found += [] if found and found[-1].code is Code.STARTUP_WEIGHTS_DO_NOT_FIT else _cache(ledger)
+    found += _too_large_a_cache(ledger) + _too_long(ledger, shape, environment)
     found += _graphs(ledger, shape) + _thin(ledger, shape)
     order = {Severity.CRITICAL: 0, Severity.WARNING: 1, Severity.INFO: 2}
     return sorted(found, key=lambda finding: order[finding.severity])
@@ -87,8 +88,7 @@ def _free_memory(ledger: Ledger) -> list[Finding]:
         f"vLLM asks for {format_gib(ledger.requested.value)} and refuses to start when less is free; "
         f"about {format_gib(free)} will be"
     )
-    most = ledger.card.high_bytes - ledger.card.used_bytes - ledger.context.low
-    sure = most < ledger.requested.value
+    sure = ledger.slack.high < 0 or free < ledger.requested.value - ledger.context.value
     severity, confidence = (Severity.CRITICAL, 0.95) if sure else (Severity.WARNING, 0.5)
     return [Finding(Code.STARTUP_FREE_MEMORY_CHECK, severity, confidence, "less memory is free than asked for", because)]
 
@@ -112,6 +112,30 @@ def _cache(ledger: Ledger) -> list[Finding]:
         f"{format_gib(refusal.available_bytes)} are there; {format_count(largest_context)} tokens would fit"
     )
     return [Finding(Code.STARTUP_CONTEXT_TOO_LONG, Severity.CRITICAL, sure, title, because)]
+
+
+def _too_large_a_cache(ledger: Ledger) -> list[Finding]:
+    """A cache of a size somebody set: vLLM allocates it whether it fits or not."""
+    settings = ledger.settings
+    if (settings.kv_cache_memory_bytes is None and settings.num_gpu_blocks_override is None) or ledger.slack.value >= 0:
+        return []
+    because = (
+        f"the cache was set to {format_gib(ledger.kv.value)}; with weights, activations and what is on the card that is "
+        f"{format_gib(-ledger.slack.value)} more than there is"
+    )
+    severity, confidence = (Severity.CRITICAL, 0.95) if ledger.slack.high < 0 else (Severity.WARNING, 0.6)
+    return [Finding(Code.STARTUP_KV_ALLOCATION, severity, confidence, "the cache that was asked for does not fit", because)]
+
+
+def _too_long(ledger: Ledger, shape: ModelShape, environment: Mapping[str, str]) -> list[Finding]:
+    """vLLM refuses a context beyond what the model was made for, whatever the memory."""
+    asked = ledger.settings.max_model_len
+    if asked <= shape.max_context or environment.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1":
+        return []
+    because = (
+        f"--max-model-len {asked} is beyond the model's own {shape.max_context}; VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 overrides"
+    )
+    return [Finding(Code.OTHER_BAD_MODEL, Severity.CRITICAL, 0.9, "the model has no such context", because)]
 
 
 def _graphs(ledger: Ledger, shape: ModelShape) -> list[Finding]:

@@ -92,11 +92,15 @@ def plan_ledger(model: ModelFacts, settings: Settings, card: Card) -> Ledger:
         neighbours = card.used_bytes if is_before(settings.release, NEIGHBOURS_APART) else 0
         kv = left_of(requested, (*spent, Estimate.exact(neighbours)))
     context = _context(settings, card)
+    cache = kv_settings(model.shape, settings, card)
+    planned = plan_kv(_specs(model, cache), cache, max(kv.value, 0))
+    fixed = settings.kv_cache_memory_bytes is not None
+    if settings.num_gpu_blocks_override is not None:
+        kv, fixed = Estimate.exact(planned.num_blocks * planned.bytes_per_block, "--num-gpu-blocks-override"), True
     # With a fixed cache vLLM takes what it takes, whatever the utilisation says.
-    taken = requested if settings.kv_cache_memory_bytes is None else _sum((*spent, kv))
+    taken = _sum((*spent, kv)) if fixed else requested
     free = Estimate(card.total_bytes - card.used_bytes, card.low_bytes - card.used_bytes, card.high_bytes - card.used_bytes)
     slack = left_of(free, (context, taken))
-    cache = kv_settings(model.shape, settings, card)
     return Ledger(
         card=card,
         settings=settings,
@@ -109,7 +113,7 @@ def plan_ledger(model: ModelFacts, settings: Settings, card: Card) -> Ledger:
         context=context,
         kv=kv,
         slack=slack,
-        kv_plan=plan_kv(_specs(model, cache), cache, max(kv.value, 0)),
+        kv_plan=planned,
     )
 
 

@@ -176,13 +176,13 @@ def read_settings(
         kv_cache_dtype=flags.word("--kv-cache-dtype", "auto") or "auto",
         dtype=flags.word("--dtype", "auto") or "auto",
         quantization=flags.text("--quantization"),
-        block_size=flags.integer("--block-size"),
+        block_size=_at_least_one(flags, "--block-size") if flags.text("--block-size") else None,
         num_gpu_blocks_override=flags.integer("--num-gpu-blocks-override"),
         enforce_eager=eager,
         prefix_caching=_prefix_caching(flags, shape, release, is_v1=is_v1),
         async_scheduling=_async(flags, release),
         hybrid_manager=not flags.switch("--disable-hybrid-kv-cache-manager"),
-        cpu_offload_gib=flags.number("--cpu-offload-gb") or 0.0,
+        cpu_offload_gib=_offload(flags.number("--cpu-offload-gb")),
         max_loras=(flags.integer("--max-loras") or 1) if lora else 0,
         max_lora_rank=flags.integer("--max-lora-rank") or 16,
         speculative=flags.mapping("--speculative-config"),
@@ -197,7 +197,21 @@ def read_settings(
 
 def _context(flags: _Flags, shape: ModelShape) -> int:
     text = flags.text("--max-model-len")
-    return shape.default_context if text is None else parse_vllm_integer_or_auto(text)
+    context = shape.default_context if text is None else parse_vllm_integer_or_auto(text)
+    if context < 1 and context != AUTO_FIT:
+        raise BadInput(f"--max-model-len must be at least 1 (or auto), not {context}")
+    return context
+
+
+def _offload(gib: float | None) -> float:
+    if gib is not None and not 0 <= gib < 1e6:
+        raise BadInput(f"--cpu-offload-gb must be a size in GiB, not {gib}")
+    return gib or 0.0
+
+
+def overrides_of(line: CommandLine, release: str) -> dict[str, Any]:
+    """What --hf-overrides puts in place of the model's own configuration."""
+    return _Flags(line, release).mapping("--hf-overrides") or {}
 
 
 def _share(utilization: float | None) -> float:
@@ -207,7 +221,8 @@ def _share(utilization: float | None) -> float:
 
 
 def _at_least_one(flags: _Flags, name: str) -> int:
-    value = flags.integer(name) or 1
+    given = flags.integer(name)
+    value = 1 if given is None else given
     if value < 1:
         raise BadInput(f"{name} must be at least 1, not {value}")
     return value
@@ -231,6 +246,10 @@ def _batch(
             tokens = min(tokens, wanted_sequences * context)
     if sequences is None:
         wanted_sequences = min(wanted_sequences, tokens)
+    if wanted_sequences < 1 or tokens < 1:
+        raise BadInput(f"--max-num-seqs {wanted_sequences} and --max-num-batched-tokens {tokens}: both must be at least 1")
+    if tokens < wanted_sequences:
+        raise BadInput(f"--max-num-batched-tokens {tokens} must be at least --max-num-seqs {wanted_sequences}: vLLM refuses it")
     return wanted_sequences, tokens
 
 
