@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -114,6 +115,14 @@ def test_a_draft_model_takes_its_share() -> None:
     # Eight KV heads of 64 over 16 layers: a quarter of what 32 layers of eight heads of 128 keep.
     assert both.kv_plan.bytes_per_block == alone.kv_plan.bytes_per_block * 5 // 4
     assert both.kv_plan.num_blocks < alone.kv_plan.num_blocks
+
+
+def test_a_head_of_the_models_own_keeps_a_cache() -> None:
+    """Drafting with the model's own head adds one layer's cache for each of its layers."""
+    shape = replace(LLAMA_8B.shape, mtp_layers=1)
+    model = LLAMA_8B._replace(shape=shape)
+    command = "--speculative-config.method mtp --speculative-config.num_speculative_tokens 1"
+    assert _plan(model, H100, command).kv_plan.bytes_per_block == _plan(model, H100).kv_plan.bytes_per_block * 33 // 32
 
 
 def test_weights_beyond_the_card() -> None:

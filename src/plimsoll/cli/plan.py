@@ -243,6 +243,8 @@ def _before(checked: Checked, model: ModelFacts, card: Card) -> Ledger | None:
 def _with_drafter(model: ModelFacts, settings: Settings) -> tuple[ModelFacts, tuple[str, ...]]:
     """The model with the one that drafts for it; where that cannot be had, a note says that it is left out."""
     name = (settings.speculative or {}).get("model")
+    if settings.drafts_with_own_head:
+        return model, ("the weights of the model's own multi-token head are not in these figures; its cache is",)
     if not isinstance(name, str):
         return model, ()
     try:

@@ -134,6 +134,7 @@ def kv_settings(shape: ModelShape, settings: Settings, card: Card) -> KvSettings
         kv_cache_dtype=settings.kv_cache_dtype,
         model_dtype=model_dtype(shape, settings),
         num_spec=settings.speculative_tokens,
+        mtp_layers=shape.mtp_layers if settings.drafts_with_own_head else 0,
         hybrid_manager=None if settings.hybrid_manager else False,
         interleaved=is_interleaved(shape),
         num_blocks_override=settings.num_gpu_blocks_override,

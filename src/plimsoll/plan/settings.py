@@ -63,6 +63,12 @@ class Settings(NamedTuple):
         return self.tensor_parallel * self.pipeline_parallel * self.data_parallel
 
     @property
+    def drafts_with_own_head(self) -> bool:
+        """Whether the model's own multi-token head drafts."""
+        method = (self.speculative or {}).get("method")
+        return isinstance(method, str) and "mtp" in method
+
+    @property
     def speculative_tokens(self) -> int:
         """Tokens drafted ahead in each step."""
         number = (self.speculative or {}).get("num_speculative_tokens", 0)
