@@ -6,7 +6,7 @@ from pathlib import Path
 
 from plimsoll.engine import tables
 from plimsoll.engine.behaviours import BEHAVIOURS
-from plimsoll.engine.endpoints import ENDPOINTS
+from plimsoll.engine.endpoints import ENDPOINTS, GUARDED_PREFIXES
 from plimsoll.engine.flags import flags_of
 from plimsoll.engine.log_lines import LOG_LINES
 from plimsoll.engine.metrics import FIGURES, metrics_of, resolve
@@ -106,7 +106,7 @@ def page() -> str:
             "",
             *_endpoints(),
             "",
-            "`--api-key` guards paths that begin with /v1, /v2, /inference or /cohere; everything else is open.",
+            f"`--api-key` guards paths that begin with {', '.join(GUARDED_PREFIXES)}; everything else is open.",
             "",
             "## Log lines we recognise",
             "",

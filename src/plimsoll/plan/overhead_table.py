@@ -53,7 +53,7 @@ ERAS: tuple[Era, ...] = (
         top_k_buffer=True, copies_embedding=True, keeps_moe_workspace=True),
     Era("0.18 to 0.19", (0, 18, 0), "20 starts", 14.0, 4.0, _SINCE_18, (0.06, 0.1), 0.08, "opt-in",
         top_k_buffer=True, copies_embedding=True, keeps_moe_workspace=True),
-    Era("0.20 to 0.26", (0, 20, 0), "19 starts of our own (0.25.1, H200, one GPU); none with several GPUs", 14.0, 3.5,
+    Era("0.20 to 0.26", (0, 20, 0), "18 starts of our own (0.25.1, H200, one GPU); none with several GPUs", 14.0, 3.5,
         _SINCE_20, (0.1, 0.12), 0.1, "v1", top_k_buffer=True, copies_embedding=True, keeps_moe_workspace=True),
     Era("0.27 to 0.28", (0, 27, 0), "no start prints a term: the tensors of 0.25.1 under the new accounting", 14.0, 3.5,
         _SINCE_20, (0.2, 0.25), 0.35, "v1", top_k_buffer=True, copies_embedding=True, keeps_moe_workspace=True,
