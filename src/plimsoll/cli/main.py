@@ -9,6 +9,7 @@ import plimsoll
 # Name, what it answers, the module that holds it. A module is imported only when its command is typed.
 COMMANDS = (
     ("plan", "will it fit, how many KV blocks remain, and what limits it?", "plimsoll.cli.plan"),
+    ("simulate", "what does my traffic do to the KV cache, to preemptions and to latency?", "plimsoll.cli.simulate"),
     ("flags", "which flags of this command does that vLLM version take?", "plimsoll.cli.flags"),
 )
 

@@ -87,6 +87,13 @@ def run(words: list[str]) -> int:
     return 0 if planned.fits and (answer is None or answer.verdict.is_fine) else 1
 
 
+def plan_as_json(options: Split) -> str:
+    """The plan of the command after `--`, for `simulate`."""
+    from plimsoll.report import plan as report
+
+    return report.as_json(_plan_one(options, *launches_named(options, "plan")[0]), None, None)
+
+
 def _with_matrix(options: Split) -> Split:
     """`--matrix context=8k,32k concurrency=8..64` is one value in two words."""
     if "--matrix" not in options.values:

@@ -62,6 +62,8 @@ class GroupPlan:
     kind: str
     block_size: int
     blocks_per_request: int
+    window: int | None = None
+    """Tokens that a sliding group looks back at."""
 
 
 @dataclass(frozen=True)
@@ -229,7 +231,9 @@ def _block_size(groups: list[Group]) -> int:
 def _described(group: Group, load: Load) -> GroupPlan:
     kinds = {_kind(spec) for spec in group.kinds}
     kind = kinds.pop() if len(kinds) == 1 else "mixed"
-    return GroupPlan(len(group.layers), kind, group.block_size, group.blocks_at(load))
+    windows = {spec.window for spec in group.kinds if isinstance(spec, SlidingSpec)}
+    window = windows.pop() if kind.startswith("sliding") and len(windows) == 1 else None
+    return GroupPlan(len(group.layers), kind, group.block_size, group.blocks_at(load), window)
 
 
 def _kind(spec: KvSpec) -> str:

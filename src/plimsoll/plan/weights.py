@@ -180,6 +180,17 @@ def parameters(shape: ModelShape) -> int:
     return sum(part.elements for part in parts) - padding * padded
 
 
+def routed_parameters(shape: ModelShape) -> int:
+    """Those of them that belong to experts which a router picks: a token meets only some of them."""
+    family, ranks = family_of(shape), Ranks()
+    return sum(
+        part.elements
+        for layer in shape.layers
+        for part in feed_forward_parts(layer, shape, family, ranks)
+        if part.storage is Storage.EXPERTS
+    )
+
+
 def lora_bytes(shape: ModelShape, placement: Placement, max_loras: int, max_rank: int, dtype: str | None = None) -> Estimate:
     """The LoRA slots vLLM allocates at start: an A and a B of full rank for every matrix it can adapt, experts included."""
     family, ranks = family_of(shape), placement.ranks

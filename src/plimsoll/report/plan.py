@@ -75,11 +75,18 @@ def _body(planned: Planned, matrix: Matrix | None, workload: WorkloadAnswer | No
             "max_concurrency": kv.max_concurrency,
             "max_model_len": kv.max_model_len,
             "groups": [
-                {"layers": g.layers, "kind": g.kind, "block_size": g.block_size, "blocks_per_request": g.blocks_per_request}
+                {
+                    "layers": g.layers,
+                    "kind": g.kind,
+                    "block_size": g.block_size,
+                    "blocks_per_request": g.blocks_per_request,
+                    "window": g.window,
+                }
                 for g in kv.groups
             ],
         },
         "settings": _settings_json(ledger),
+        "parameters": _parameters_json(planned.shape),
         "flags": flags_json([planned.checked]),
         "findings": [_finding_json(finding) for finding in planned.findings],
         "advice": [{"flag": a.flag, "value": a.value, "why": a.why, "effect": a.effect} for a in planned.advice],
@@ -99,6 +106,21 @@ def _body(planned: Planned, matrix: Matrix | None, workload: WorkloadAnswer | No
     return body
 
 
+def _parameters_json(shape: ModelShape | None) -> dict[str, object] | None:
+    """How much there is to read and to compute in a step; for `simulate`."""
+    if shape is None:
+        return None
+    from plimsoll.plan.weights import parameters, routed_parameters
+
+    moe = shape.moe
+    return {
+        "total": parameters(shape),
+        "routed": routed_parameters(shape),
+        "experts": moe.experts if moe is not None else None,
+        "experts_per_token": moe.experts_per_token if moe is not None else None,
+    }
+
+
 def _settings_json(ledger: Ledger) -> dict[str, object]:
     settings = ledger.settings
     return {
@@ -110,6 +132,8 @@ def _settings_json(ledger: Ledger) -> dict[str, object]:
         "pipeline_parallel_size": settings.pipeline_parallel,
         "data_parallel_size": settings.data_parallel,
         "kv_cache_dtype": settings.kv_cache_dtype,
+        "enable_prefix_caching": settings.prefix_caching,
+        "async_scheduling": settings.async_scheduling,
     }
 
 

@@ -2,59 +2,42 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Protocol
 
 from plimsoll.errors import BadInput, TooLarge
+from plimsoll.sources.trace_lines import read_lines
 
 ROWS_MAX = 5_000_000
-LINE_MAX = 1 << 20
 _PROMPT = ("ContextTokens", "input_length", "prompt_tokens", "num_prefill_tokens")
 _OUTPUT = ("GeneratedTokens", "output_length", "completion_tokens", "num_decode_tokens")
 
 
-class _Lines(Protocol):
-    def readline(self, size: int, /) -> bytes: ...
-
-
 def read_lengths(path: str) -> list[tuple[int, int]]:
     """(prompt, output) tokens of every request, in the file's order; one line says what is wrong with it."""
-    try:
-        with Path(path).open("rb") as raw:
-            is_gzip = raw.read(2) == b"\x1f\x8b"
-        with gzip.open(path, "rb") if is_gzip else Path(path).open("rb") as file:
-            found = list(_rows(file, path))
-    except (OSError, EOFError) as error:
-        raise BadInput(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    found = list(_rows(path))
     if not found:
         raise BadInput(f"{path}: no request in it")
     return found
 
 
-def _rows(file: _Lines, path: str) -> Iterator[tuple[int, int]]:
+def _rows(path: str) -> Iterator[tuple[int, int]]:
     header: list[str] | None = None
-    for number in range(1, ROWS_MAX + 2):
-        line = file.readline(LINE_MAX + 1)
-        if not line:
-            return
-        if len(line) > LINE_MAX or number > ROWS_MAX:
-            raise TooLarge(f"{path}, line {number}: longer than a trace can be")
-        if not line.strip():
-            continue
-        where = f"{path}, line {number}"
-        try:
-            text = line.decode("utf-8")
-        except UnicodeDecodeError:
-            raise BadInput(f"{where}: not text") from None
-        if text.lstrip().startswith("{"):
-            yield _pair(_json(text, where), where)
-        elif header is None:
-            header = [cell.strip() for cell in text.split(",")]
-        else:
-            yield _pair(dict(zip(header, text.split(","), strict=False)), where)
+    for chunk in read_lines(path):
+        for number, line in zip(chunk.numbers, chunk.lines, strict=True):
+            where = f"{path}, line {number}"
+            if number > ROWS_MAX:
+                raise TooLarge(f"{where}: longer than a trace can be")
+            try:
+                text = line.decode("utf-8")
+            except UnicodeDecodeError:
+                raise BadInput(f"{where}: not text") from None
+            if text.lstrip().startswith("{"):
+                yield _pair(_json(text, where), where)
+            elif header is None:
+                header = [cell.strip() for cell in text.split(",")]
+            else:
+                yield _pair(dict(zip(header, text.split(","), strict=False)), where)
 
 
 def _json(text: str, where: str) -> dict[str, object]:

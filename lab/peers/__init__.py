@@ -1,0 +1,1 @@
+"""Other simulators, each in an environment of its own, run on the same work for comparison."""

@@ -1,0 +1,202 @@
+"""What `plimsoll simulate` was asked to replay: the traffic, the engine, and how long a step takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from plimsoll.cli.options import Split
+from plimsoll.cli.simulate_numbers import decimal, list_in, number_in, object_in, whole
+from plimsoll.cli.simulate_times import read_times
+from plimsoll.domain.arrivals import Arrivals
+from plimsoll.domain.trace import Trace
+from plimsoll.errors import BadInput
+from plimsoll.simulate.settings import Group, Settings, StepTime
+
+PLAN_MAX_BYTES = 16 << 20
+_NUMBERS = {
+    "--num-blocks": "num_blocks", "--block-size": "block_size", "--max-num-seqs": "max_num_seqs",
+    "--max-num-batched-tokens": "max_num_batched_tokens", "--max-model-len": "max_model_len",
+    "--long-prefill-token-threshold": "long_prefill_token_threshold",
+}  # fmt: skip
+_SWITCHES = {
+    "--no-prefix-caching": ("prefix_caching", False), "--no-chunked-prefill": ("chunked_prefill", False),
+    "--async-scheduling": ("async_scheduling", True), "--no-async-scheduling": ("async_scheduling", False),
+    "--no-reserve-full-isl": ("reserve_full_isl", False),
+}  # fmt: skip
+_KINDS = {"full": "full", "mla": "full", "indexer": "full", "sliding": "sliding", "sliding-mla": "sliding", "state": "mamba"}
+"""`plan`'s names of groups, and ours."""
+
+
+class Inputs(NamedTuple):
+    """Everything a run needs."""
+
+    trace: Trace
+    settings: Settings
+    step_time: StepTime
+    speedup: float
+    fitted: str | None
+    """What the fit says about its error; None where times are a rough guide."""
+    notes: tuple[str, ...]
+
+
+def read_inputs(options: Split) -> Inputs:
+    """All of it, or one line that says what is wrong."""
+    if not options.rest:
+        raise BadInput("which trace? plimsoll simulate TRACE [options]; plimsoll simulate --help says what a trace can be")
+    plan = _plan(options)
+    settings, notes = _settings(options, plan)
+    trace = _traffic(options)
+    if trace.bad_rows:
+        notes = (*notes, f"{trace.bad_rows:,} rows of the trace could not be read and were left out")
+    times = read_times(options.values, plan, settings, trace)
+    speedup = decimal(options.values["--speedup"], "--speedup") if "--speedup" in options.values else 1.0
+    if not speedup > 0:
+        raise BadInput(f"--speedup must be above 0, not {options.values['--speedup']}")
+    return Inputs(trace, settings, times.step_time, speedup, times.fitted, (*notes, *times.notes))
+
+
+def _traffic(options: Split) -> Trace:
+    from plimsoll.simulate.traffic import cut, merge
+
+    traces = [_one_trace(word, options) for word in options.rest]
+    trace = traces[0] if len(traces) == 1 else merge(traces)
+    if {"--from-s", "--until-s"} & options.values.keys():
+        begin = decimal(options.values.get("--from-s", "0"), "--from-s")
+        last = float(trace.arrival_ns[-1]) / 1e9 + 1 if trace.size else 1.0
+        end = decimal(options.values["--until-s"], "--until-s") if "--until-s" in options.values else last
+        trace = cut(trace, begin, end)
+    if not trace.size:
+        raise BadInput(f"{trace.name}: no request is left to replay")
+    return trace
+
+
+def _one_trace(word: str, options: Split) -> Trace:
+    from plimsoll.simulate.synthetic import SCHEME, generate, parse_synthetic
+    from plimsoll.sources.traces import read_trace
+
+    limit = whole(options.values["--limit"], "--limit", 1) if "--limit" in options.values else None
+    if word.startswith(SCHEME):
+        from plimsoll.simulate.traffic import take
+
+        trace = generate(parse_synthetic(word))
+        return take(trace, 0, min(limit, trace.size)) if limit else trace
+    block = whole(options.values.get("--trace-block-size", "512"), "--trace-block-size", 1)
+    return read_trace(
+        word, limit=limit, prefix_block=block, arrivals=_arrivals(options.values), skip_bad="--skip-bad" in options.switches
+    )
+
+
+def _arrivals(values: Mapping[str, str]) -> Arrivals | None:
+    if not {"--rate", "--arrivals"} & values.keys():
+        for name in ("--seed", "--burstiness"):
+            if name in values:
+                raise BadInput(f"{name} is for traffic with --rate or --arrivals")
+        return None
+    return Arrivals(
+        values.get("--arrivals", "poisson"),
+        decimal(values.get("--rate", "0"), "--rate"),
+        whole(values.get("--seed", "0"), "--seed"),
+        decimal(values.get("--burstiness", "0.25"), "--burstiness"),
+    )
+
+
+def _plan(options: Split) -> Mapping[str, object] | None:
+    """`plan --json`, from a file or made here and now from the command after `--`."""
+    import json
+
+    if options.verbatim is not None or "--gpu" in options.values or "--gpu-memory-gib" in options.values:
+        if "--plan" in options.values:
+            raise BadInput("either --plan FILE or a command after `--`, not both")
+        if options.verbatim is None:
+            raise BadInput("--gpu needs the command: plimsoll simulate TRACE --gpu H100 -- vllm serve MODEL ...")
+        from plimsoll.cli.plan import plan_as_json
+
+        return _as_plan(json.loads(plan_as_json(options._replace(rest=()))), "the plan")
+    if "--plan" not in options.values:
+        return None
+    from pathlib import Path
+
+    from plimsoll.sources.model_folders import read_json
+
+    path = options.values["--plan"]
+    return _as_plan(read_json(Path(path), PLAN_MAX_BYTES), path)
+
+
+def _as_plan(loaded: Mapping[str, object], path: str) -> Mapping[str, object]:
+    if loaded.get("schema") != "plimsoll.plan/1":
+        raise BadInput(f"{path}: not a plan; plimsoll plan --json ... writes one")
+    return loaded
+
+
+def _settings(options: Split, plan: Mapping[str, object] | None) -> tuple[Settings, tuple[str, ...]]:
+    settings, notes = (Settings(), ()) if plan is None else settings_of_plan(plan)
+    if plan is not None and "--block-size" in options.values:
+        raise BadInput("--block-size is the plan's; give it to the vllm command instead")
+    changes: dict[str, object] = {
+        field: whole(options.values[name], name) for name, field in _NUMBERS.items() if name in options.values
+    }
+    if "--watermark" in options.values:
+        changes["watermark"] = decimal(options.values["--watermark"], "--watermark")
+    if "--scheduling-policy" in options.values:
+        policy = options.values["--scheduling-policy"]
+        if policy not in ("fcfs", "priority"):
+            raise BadInput(f"--scheduling-policy takes fcfs or priority, not {policy[:40]!r}")
+        changes["policy"] = policy
+    if "--groups" in options.values:
+        changes["groups"] = _groups(options.values["--groups"])
+        sizes = {group.block_size for group in changes["groups"]}  # type: ignore[attr-defined]
+        changes.setdefault("block_size", min(sizes))
+    changes |= {field: value for name, (field, value) in _SWITCHES.items() if name in options.switches}
+    return settings._replace(**changes), notes  # type: ignore[arg-type]
+
+
+def _groups(text: str) -> tuple[Group, ...]:
+    """full:16,sliding:16:1024,mamba:16"""
+    found = []
+    for part in text.split(","):
+        words = part.strip().split(":")
+        kind = words[0]
+        if kind not in ("full", "sliding", "mamba") or len(words) != (3 if kind == "sliding" else 2):
+            raise BadInput(f"--groups: {part[:40]!r} is not full:BLOCK, sliding:BLOCK:WINDOW or mamba:BLOCK")
+        numbers = [whole(word, "--groups", 1) for word in words[1:]]
+        found.append(Group(kind, *numbers))  # type: ignore[arg-type]
+    return tuple(found)
+
+
+def settings_of_plan(plan: Mapping[str, object]) -> tuple[Settings, tuple[str, ...]]:
+    """Blocks, groups and limits of a plan; what cannot be replayed is said."""
+    try:
+        kv, said = object_in(plan, "kv"), object_in(plan, "settings")
+        groups = [object_in({"group": one}, "group") for one in list_in(kv, "groups")]
+        number_of_blocks, block_size = number_in(kv, "num_blocks"), number_in(kv, "block_size")
+        settings = Settings(
+            num_blocks=number_of_blocks,
+            block_size=block_size,
+            max_num_seqs=number_in(said, "max_num_seqs"),
+            max_num_batched_tokens=number_in(said, "max_num_batched_tokens"),
+            max_model_len=number_in(kv, "max_model_len"),
+            prefix_caching=bool(said.get("enable_prefix_caching", True)),
+            async_scheduling=bool(said.get("async_scheduling", True)),
+            groups=tuple(_group_of_plan(group) for group in groups),
+        )
+    except KeyError as error:
+        raise BadInput(f"the plan has no {error.args[0]}") from None
+    if number_of_blocks < 2:
+        raise BadInput("the plan leaves no KV block: nothing can be replayed. Its findings say why")
+    if all(group.kind == "full" and group.block_size == block_size for group in settings.groups) and len(settings.groups) == 1:
+        settings = settings._replace(groups=())
+    notes = []
+    data_parallel = said.get("data_parallel_size")
+    if isinstance(data_parallel, int) and data_parallel > 1:
+        notes.append(f"one of the {data_parallel} data-parallel engines is replayed, with all of the traffic")
+    return settings, tuple(notes)
+
+
+def _group_of_plan(group: Mapping[str, object]) -> Group:
+    said = group.get("kind")
+    kind = _KINDS.get(said if isinstance(said, str) else "")
+    if kind is None:
+        raise BadInput(f"the plan has layers of kind {said!r}: their blocks cannot be replayed yet")
+    window = number_in(group, "window") if kind == "sliding" else 0
+    return Group(kind, number_in(group, "block_size"), window)  # type: ignore[arg-type]

@@ -1,0 +1,200 @@
+"""Waiting requests: what the prefix cache holds of them, whether the pool has room for the rest, and who is let in."""
+
+from __future__ import annotations
+
+from plimsoll.simulate.blocks import Hybrid, cache_blocks, extend
+from plimsoll.simulate.compiled import part, wide
+from plimsoll.simulate.groups import (
+    FIRST_CHUNK,
+    WHOLE_AT_ADMISSION,
+    adopt_hits,
+    allocate_groups,
+    find_hits_in_groups,
+    fits_in_groups,
+    mamba_aligned,
+)
+from plimsoll.simulate.layout import (
+    B_HOW_MANY,
+    B_NEW,
+    B_REQUESTS,
+    B_RESUMED,
+    BATCH_FIELDS,
+    BATCHES,
+    BLOCK_SIZE,
+    BOUNDARY,
+    CACHED,
+    CACHING,
+    CHUNKED,
+    COMPUTED,
+    COMPUTED_RUNNING,
+    FILLS,
+    FREE_BLOCKS,
+    FREE_SLOTS,
+    FULL_SLOTS,
+    GROUPS,
+    HASHED,
+    HELD,
+    HIT_SLOT,
+    HITS,
+    LENGTH,
+    LOST,
+    MAMBA_ALIGN,
+    MAX_LEN,
+    MAX_SEQS,
+    NEVER_FILLS,
+    PREEMPTIONS,
+    QUERIES,
+    RECOMPUTED,
+    REFS,
+    RESERVE_FULL,
+    RESUMED_HITS,
+    RESUMED_QUERIES,
+    RUNNING,
+    RUNNING_COUNT,
+    SEAT_ASIDE,
+    SEAT_BATCH,
+    SEAT_FREE_SLOT,
+    SEAT_RUNNING,
+    SLOT,
+    STALE,
+    STATUS,
+    TABLE,
+    TABLE_BLOCKS,
+    TOKENS,
+    WAITING_COUNT,
+    WATERMARK_BLOCKS,
+    State,
+)
+from plimsoll.simulate.pool import NULL, find, touch
+from plimsoll.simulate.prefixes import block_key
+from plimsoll.simulate.queues import drop_first, first, put_back
+
+
+@part
+def _find_hits(s: State, hybrid: Hybrid, request: int) -> int:
+    """How many tokens of a waiting request the prefix cache holds; its blocks are then in the last slot's table."""
+    row = s.requests[request]
+    slot = s.limits[HIT_SLOT]
+    for group in range(s.limits[GROUPS]):
+        s.tables[group, slot, LENGTH] = 0
+    row[BOUNDARY] = 0
+    if not s.limits[CACHING]:
+        return 0
+    if hybrid is not None:
+        return find_hits_in_groups(s, request)
+    most = (row[TOKENS] - 1) // s.limits[BLOCK_SIZE]
+    found = wide(0)
+    while found < most:
+        block = find(block_key(s, request, found, wide(0)), s.keys, s.links)
+        if block == NULL:
+            break
+        s.tables[0, slot, TABLE + found] = block
+        found += 1
+    s.tables[0, slot, LENGTH] = found
+    return found * s.limits[BLOCK_SIZE]
+
+
+@part
+def _fits(s: State, hybrid: Hybrid, hit: int, tokens: int, when: int, spare: int) -> bool:
+    """Whether the pool has what a new request needs for `tokens` tokens beyond its hits."""
+    if hybrid is not None:
+        return fits_in_groups(s, s.limits[HIT_SLOT], hit, tokens, when, spare)
+    hits = s.tables[0, s.limits[HIT_SLOT]]
+    found = hits[LENGTH]
+    needed = max((tokens + s.limits[BLOCK_SIZE] - 1) // s.limits[BLOCK_SIZE] - found, 0) + spare
+    for index in range(found):
+        # A hit that nobody holds is in the free queue: taking it leaves one free block less.
+        if s.links[hits[TABLE + index], REFS] == 0:
+            needed += 1
+    return bool(needed <= s.counts[FREE_BLOCKS])
+
+
+@part
+def _admit(s: State, hybrid: Hybrid, request: int, hit: int, tokens: int) -> bool:
+    """Give a waiting request its hits and slots for its first `tokens` tokens; False if the pool cannot."""
+    row = s.requests[request]
+    spare = s.limits[WATERMARK_BLOCKS] if s.counts[RUNNING_COUNT] > 0 else 0
+    if s.limits[RESERVE_FULL] and not _fits(
+        s, hybrid, hit, min(wide(row[TOKENS]), s.limits[MAX_LEN]), WHOLE_AT_ADMISSION, spare
+    ):
+        return False
+    if not _fits(s, hybrid, hit, hit + tokens, FIRST_CHUNK, spare):
+        return False
+    s.counts[FREE_SLOTS] -= 1
+    slot = s.seats[s.counts[FREE_SLOTS], SEAT_FREE_SLOT]
+    row[SLOT] = slot
+    row[HELD] = 0
+    row[FILLS] = 0
+    if hybrid is not None:
+        adopt_hits(s, slot, hit)
+        allocate_groups(s, slot, hit + tokens)
+        return True
+    table, hits = s.tables[0, slot], s.tables[0, s.limits[HIT_SLOT]]
+    found = wide(hits[LENGTH])
+    for place in range(TABLE, TABLE + found):
+        touch(wide(hits[place]), s.counts, s.links)
+        table[place] = hits[place]
+    table[LENGTH] = found
+    table[HASHED] = found
+    row[FILLS] = (found + 1) * s.limits[BLOCK_SIZE] if s.limits[CACHING] else NEVER_FILLS
+    s.counts[TABLE_BLOCKS] += found
+    s.counts[FULL_SLOTS] += found * s.limits[BLOCK_SIZE]
+    return extend(s, hybrid, request, hit + tokens, wide(0))
+
+
+@part
+def _count_admission(s: State, batch: int, request: int, hit: int) -> None:
+    row = s.requests[request]
+    queried = row[TOKENS] if s.limits[CACHING] else 0
+    if row[PREEMPTIONS] == 0:
+        s.counts[BATCHES + batch * BATCH_FIELDS + B_NEW] += 1
+        s.counts[QUERIES] += queried
+        s.counts[HITS] += hit
+        row[CACHED] = hit
+    else:
+        s.counts[BATCHES + batch * BATCH_FIELDS + B_RESUMED] += 1
+        s.counts[RESUMED_QUERIES] += queried
+        s.counts[RESUMED_HITS] += hit
+        s.counts[RECOMPUTED] += max(0, row[LOST] - hit)
+
+
+@part
+def schedule_waiting(s: State, hybrid: Hybrid, batch: int, budget: int, threshold: int) -> None:
+    """Waiting requests in their order, until one does not fit."""
+    who = SEAT_BATCH + 3 * batch
+    scheduled = BATCHES + batch * BATCH_FIELDS + B_REQUESTS
+    skipped = 0
+    while budget > 0 and s.counts[WAITING_COUNT] > 0 and s.counts[RUNNING_COUNT] < s.limits[MAX_SEQS]:
+        request = first(s)
+        row = s.requests[request]
+        if row[STALE] > 0:
+            # A token of it is still under way: admitting it now could compute that one twice.
+            drop_first(s)
+            s.seats[skipped, SEAT_ASIDE] = request
+            skipped += 1
+            continue
+        hit = _find_hits(s, hybrid, request)
+        tokens = row[TOKENS] - hit
+        if 0 < threshold < tokens:
+            tokens = threshold
+        if not s.limits[CHUNKED] and tokens > budget:
+            break
+        tokens = min(tokens, budget)
+        if s.limits[MAMBA_ALIGN]:
+            tokens = mamba_aligned(s, request, hit, tokens)
+        if tokens == 0 or not _admit(s, hybrid, request, hit, tokens):
+            break
+        cache_blocks(s, hybrid, request, min(hit + tokens, wide(row[TOKENS])))
+        drop_first(s)
+        s.seats[s.counts[RUNNING_COUNT], SEAT_RUNNING] = request
+        s.counts[RUNNING_COUNT] += 1
+        _count_admission(s, batch, request, hit)
+        row[STATUS] = RUNNING
+        row[COMPUTED] = hit
+        s.counts[COMPUTED_RUNNING] += hit
+        s.seats[s.counts[scheduled], who] = request
+        s.seats[s.counts[scheduled], who + B_HOW_MANY] = tokens
+        s.counts[scheduled] += 1
+        budget -= tokens
+    for index in range(skipped - 1, -1, -1):
+        put_back(s, s.seats[index, SEAT_ASIDE])

@@ -1,0 +1,177 @@
+"""Time: requests arrive, steps take as long as their work, and with async scheduling two are under way at once."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from plimsoll.simulate.blocks import Hybrid
+from plimsoll.simulate.compiled import compiled, part
+from plimsoll.simulate.layout import (
+    ARRIVAL,
+    ASYNC,
+    B_CONTEXT,
+    B_END,
+    B_NEW,
+    B_PREEMPTED,
+    B_REQUESTS,
+    B_RESUMED,
+    B_TOKENS,
+    BATCH_FIELDS,
+    BATCHES,
+    BUSY_NS,
+    COMPUTED_RUNNING,
+    CTX_PS,
+    DEVICE_FREE,
+    DONE,
+    FIRST_SCHED,
+    FREE_BLOCKS,
+    FULL_GROUPS,
+    FULL_SLOTS,
+    HITS,
+    IN_FLIGHT_BATCHES,
+    LOG_ROWS,
+    NEXT_ARRIVAL,
+    NOT_ARRIVED,
+    NOW,
+    NUM_BLOCKS,
+    OLDEST_BATCH,
+    PEAK_BLOCKS,
+    PEAK_RUNNING,
+    PEAK_WAITING,
+    QUERIES,
+    RESUMED_HITS,
+    RESUMED_QUERIES,
+    RUNNING_COUNT,
+    SCHEDULED_TOKENS,
+    SEAT_BATCH,
+    SEQ_NS,
+    STATUS,
+    STEPS,
+    STUCK,
+    TABLE_BLOCKS,
+    TABLE_NS,
+    USED_NS,
+    WAITING,
+    WAITING_COUNT,
+    WASTE_NS,
+    Int64,
+    State,
+)
+from plimsoll.simulate.queues import enqueue
+from plimsoll.simulate.scheduler import finish, schedule
+
+
+class Record(NamedTuple):
+    """What a step takes, and where it is written down."""
+
+    step_ns: Int64
+    """By the number of tokens in it."""
+    usage_ns: Int64
+    """By the number of blocks in use."""
+    log: Int64
+    """No row: no log."""
+
+
+@part
+def _arrivals(s: State) -> None:
+    at = s.counts[NEXT_ARRIVAL]
+    while at < len(s.stamps) and s.stamps[at, ARRIVAL] <= s.counts[NOW]:
+        if s.requests[at, STATUS] == NOT_ARRIVED:
+            s.requests[at, STATUS] = WAITING
+            enqueue(s, at)
+        at += 1
+    s.counts[NEXT_ARRIVAL] = at
+
+
+@part
+def _write_row(s: State, batch: int, row: Int64, start: int, used: int, waste: int) -> None:
+    made = BATCHES + batch * BATCH_FIELDS
+    row[0] = s.counts[STEPS]
+    row[1] = start
+    row[2] = s.counts[made + B_END]
+    row[3] = s.counts[RUNNING_COUNT]
+    row[4] = s.counts[WAITING_COUNT]
+    row[5] = s.counts[made + B_REQUESTS]
+    row[6] = s.counts[made + B_TOKENS]
+    row[7] = s.counts[made + B_NEW]
+    row[8] = s.counts[made + B_RESUMED]
+    row[9] = s.counts[made + B_PREEMPTED]
+    row[10] = s.counts[made + B_CONTEXT]
+    row[11] = used
+    row[12] = s.counts[TABLE_BLOCKS]
+    row[13] = waste
+    row[14] = s.counts[HITS] + s.counts[RESUMED_HITS]
+    row[15] = s.counts[QUERIES] + s.counts[RESUMED_QUERIES]
+    s.counts[LOG_ROWS] += 1
+
+
+@part
+def _start_step(s: State, batch: int, record: Record) -> None:
+    """The device takes the batch when it is free; what the step costs and holds is added up."""
+    made = BATCHES + batch * BATCH_FIELDS
+    counts = s.counts
+    tokens, requests = counts[made + B_TOKENS], counts[made + B_REQUESTS]
+    taken = record.step_ns[tokens] + s.limits[SEQ_NS] * requests + s.limits[CTX_PS] * counts[made + B_CONTEXT] // 1000
+    start = max(counts[NOW], counts[DEVICE_FREE])
+    counts[DEVICE_FREE] = start + taken
+    counts[made + B_END] = start + taken
+    # New requests were added last.
+    for at in range(requests - counts[made + B_NEW] - counts[made + B_RESUMED], requests):
+        request = s.seats[at, SEAT_BATCH + 3 * batch]
+        if s.stamps[request, FIRST_SCHED] < 0:
+            s.stamps[request, FIRST_SCHED] = start
+    used = s.limits[NUM_BLOCKS] - 1 - counts[FREE_BLOCKS]
+    waste = counts[FULL_SLOTS] - s.limits[FULL_GROUPS] * counts[COMPUTED_RUNNING]
+    counts[SCHEDULED_TOKENS] += tokens
+    counts[BUSY_NS] += taken
+    counts[USED_NS] += used * taken
+    counts[WASTE_NS] += waste * taken
+    counts[TABLE_NS] += counts[TABLE_BLOCKS] * taken
+    record.usage_ns[used] += taken
+    counts[PEAK_BLOCKS] = max(counts[PEAK_BLOCKS], used)
+    counts[PEAK_RUNNING] = max(counts[PEAK_RUNNING], counts[RUNNING_COUNT])
+    counts[PEAK_WAITING] = max(counts[PEAK_WAITING], counts[WAITING_COUNT])
+    if len(record.log) > 0:
+        _write_row(s, batch, record.log[counts[LOG_ROWS]], start, used, waste)
+    counts[STEPS] += 1
+
+
+@compiled
+def advance(s: State, hybrid: Hybrid, record: Record, most_steps: int, until_ns: int) -> None:
+    """Go on until all requests are done, `most_steps` steps were made, `until_ns` has come, or the log is full."""
+    depth = 2 if s.limits[ASYNC] else 1
+    last_step = s.counts[STEPS] + most_steps
+    counts = s.counts
+    while True:
+        if (
+            counts[STEPS] >= last_step
+            or counts[NOW] >= until_ns
+            or (len(record.log) > 0 and counts[LOG_ROWS] >= len(record.log))
+        ):
+            return
+        _arrivals(s)
+        has_work = counts[RUNNING_COUNT] + counts[WAITING_COUNT] > 0
+        if counts[IN_FLIGHT_BATCHES] < depth and has_work:
+            batch = (counts[OLDEST_BATCH] + counts[IN_FLIGHT_BATCHES]) % depth
+            if schedule(s, hybrid, batch) > 0:
+                _start_step(s, batch, record)
+                counts[IN_FLIGHT_BATCHES] += 1
+                if counts[IN_FLIGHT_BATCHES] < depth:
+                    continue
+            elif counts[BATCHES + batch * BATCH_FIELDS + B_PREEMPTED] == 0 and counts[IN_FLIGHT_BATCHES] == 0:
+                if counts[NEXT_ARRIVAL] >= len(s.stamps):
+                    counts[STUCK] = 1
+                    return
+                counts[NOW] = s.stamps[counts[NEXT_ARRIVAL], ARRIVAL]
+                continue
+        if counts[IN_FLIGHT_BATCHES] > 0:
+            batch = counts[OLDEST_BATCH]
+            counts[NOW] = max(counts[NOW], counts[BATCHES + batch * BATCH_FIELDS + B_END])
+            finish(s, hybrid, batch, counts[NOW])
+            counts[OLDEST_BATCH] = (batch + 1) % depth
+            counts[IN_FLIGHT_BATCHES] -= 1
+        elif not has_work:
+            if counts[NEXT_ARRIVAL] >= len(s.stamps):
+                counts[DONE] = 1
+                return
+            counts[NOW] = max(counts[NOW], s.stamps[counts[NEXT_ARRIVAL], ARRIVAL])

@@ -1,0 +1,113 @@
+"""Compiles the inner loop on first use and keeps the result, so that every later run starts at once.
+
+numba looks only at the file of the outermost function when it decides whether what it kept is still good. A change in a
+function called from there would go unseen, so the folder's name is a digest of all compiled sources: a new version never
+meets old machine code. Without numba the same functions run as plain Python, about a hundred times slower.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+import numpy as np
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+SOURCES = (
+    "admission.py", "blocks.py", "clock.py", "compiled.py", "groups.py", "layout.py", "pool.py", "prefixes.py", "queues.py",
+    "scheduler.py",
+)  # fmt: skip
+
+try:
+    import numba
+
+    HAS_NUMBA = True
+except ImportError:  # pragma: no cover - the tests install it
+    HAS_NUMBA = False
+
+
+# No references are counted (_nrt): nothing here makes or drops an array, and the counting took four fifths of the time.
+_OPTIONS = {"nogil": True, "error_model": "numpy", "_nrt": False}
+
+
+def cache_folder() -> Path:
+    """Where compiled code is kept: the user's cache folder, or a private temporary one where that cannot be written."""
+    digest = hashlib.sha256()
+    for name in SOURCES:
+        digest.update((Path(__file__).parent / name).read_bytes())
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")  # noqa: PTH111, PTH118
+    for root in (Path(base) / "plimsoll", Path(tempfile.gettempdir()) / f"plimsoll-{os.getuid()}"):
+        folder = root / "compiled" / digest.hexdigest()[:16]
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError:
+            continue
+        # Machine code is loaded from here: nobody else may own or write it.
+        if os.access(folder, os.W_OK) and folder.stat().st_uid == os.getuid():
+            return folder
+    return Path(tempfile.mkdtemp(prefix="plimsoll-compiled-"))
+
+
+@contextmanager
+def telling(say: Callable[[], None]) -> Iterator[None]:
+    """Have `say` called once if something must be compiled meanwhile: it takes ten to twenty seconds."""
+    if not HAS_NUMBA:  # pragma: no cover - the tests install it
+        yield
+        return
+    from numba.core import event
+
+    class Teller(event.Listener):  # type: ignore[misc]
+        told = False
+
+        def on_start(self, _event: object) -> None:
+            if not self.told:
+                self.told = True
+                say()
+
+        def on_end(self, _event: object) -> None:
+            pass
+
+    teller = Teller()
+    event.register("numba:compile", teller)
+    try:
+        yield
+    finally:
+        event.unregister("numba:compile", teller)
+
+
+def compiled(function: Callable[P, R]) -> Callable[P, R]:
+    """Have numba compile this function when it is first called, and keep the result."""
+    if not HAS_NUMBA:  # pragma: no cover - the tests install it
+        return function
+    before = numba.config.CACHE_DIR
+    numba.config.CACHE_DIR = os.environ.get("NUMBA_CACHE_DIR") or str(cache_folder())
+    try:
+        made: Callable[P, R] = numba.njit(cache=True, **_OPTIONS)(function)
+    finally:
+        numba.config.CACHE_DIR = before
+    return made
+
+
+def part(function: Callable[P, R]) -> Callable[P, R]:
+    """Part of a compiled function: compiled with it, never called from Python or kept on its own."""
+    if not HAS_NUMBA:  # pragma: no cover - the tests install it
+        return function
+    made: Callable[P, R] = numba.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **_OPTIONS)(function)
+    return made
+
+
+@part
+def wide(number: int | np.uint64) -> int:
+    """The number as 64 bits. A function is compiled once for every mixture of types it is called with: let there be one."""
+    return np.int64(number)  # type: ignore[return-value]
+
+
+WIDE: tuple[int, ...] = tuple(np.int64(number) for number in range(3))  # type: ignore[misc]
+"""Small numbers of that type: a bare 0 would be another."""

@@ -1,0 +1,100 @@
+"""How a simulation lies in memory: plain arrays, so that compiled code can walk them and a run can be stopped anywhere.
+
+    requests   one row for each request
+    links      one row for each block: the free queue and the hash buckets are lists through them
+    tables     one row of block ids for each running request (its slot), one layer a cache group
+    seats      one row for each place in the batch: who runs, who is set aside, who computes what in which step
+    counts     the few numbers that change: how many run, how many wait, how many blocks are free, the sums
+
+Few arrays, because each is passed to every function that is not inlined.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
+UInt64 = npt.NDArray[np.uint64]
+
+# A row of `requests`: the first ten are looked at in every step.
+(
+    COMPUTED, TOKENS, PLACEHOLDERS, IN_FLIGHT, PROMPT, OUTPUT, HELD, FILLS, STATUS, STALE,
+    SLOT, PRODUCED, PREEMPTIONS, LOST, CACHED, PRIORITY, TIE, BOUNDARY,
+) = range(18)  # fmt: skip
+REQUEST_FIELDS = 18
+"""COMPUTED..IN_FLIGHT and STALE are vLLM's num_computed_tokens, num_tokens, num_output_placeholders, num_in_flight_tokens and
+num_stale_output_tokens. HELD: tokens its table has room for. FILLS: how many tokens fill its next block. LOST: tokens computed
+when last preempted. CACHED: hit tokens of the first admission. TIE: order among requests of equal priority and arrival.
+BOUNDARY: vLLM's shared_prefix_boundary."""
+
+NOT_ARRIVED, WAITING, RUNNING, PREEMPTED, FINISHED, REJECTED = range(6)
+
+# A row of `stamps`, and where the request's prefix ids begin and end.
+ARRIVAL, FIRST_SCHED, FIRST_TOKEN, FINISH, IDS_BEGIN, IDS_END = range(6)
+STAMP_FIELDS = 6
+
+# A row of `links`; FIRST and LAST are those of the bucket with the row's number. FRESH_IN: the pass in which a Mamba state
+# appeared; nobody else can start from it before the next.
+PREV, NEXT, BUCKET_PREV, BUCKET_NEXT, REFS, BUCKET_FIRST, BUCKET_LAST, FRESH_IN = range(8)
+LINK_FIELDS = 8
+
+# A row of `tables`: what is known of the table, then the blocks.
+LENGTH, HASHED, LAST_STATE, RETIRED = range(4)
+TABLE = 4
+"""HASHED: how many blocks of it are in the prefix cache (vLLM's num_cached_block). LAST_STATE, RETIRED: of a Mamba group, the
+place of the last state's block (-1: none) and how many places are behind. The last slot holds the hits of the last look-up."""
+
+# A row of `seats`; a batch has three columns, and there are two batches.
+SEAT_RUNNING, SEAT_ASIDE, SEAT_FREE_SLOT, SEAT_BATCH = range(4)
+B_WHO, B_HOW_MANY, B_PRODUCES = range(3)
+SEAT_FIELDS = 9
+
+# `limits`: what does not change in a run.
+(
+    NUM_BLOCKS, BLOCK_SIZE, MAX_SEQS, BUDGET, MAX_LEN, CACHING, CHUNKED, THRESHOLD, ASYNC, WATERMARK_BLOCKS, RESERVE_FULL,
+    BY_PRIORITY, SEQ_NS, CTX_PS, PREFIX_BLOCK, GROUPS, SPECS, ALIGNMENT, MAMBA_ALIGN, FULL_GROUPS, SIMPLE, HIT_SLOT,
+) = range(22)  # fmt: skip
+# The groups come after them: limits[G_BLOCK + G_FIELDS * group].
+G_FIELDS = 5
+G_KIND, G_BLOCK, G_WINDOW, G_CAP, G_SPEC = range(22, 27)
+LIMITS = 22
+
+# `counts`: what does.
+(
+    FREE_BLOCKS, RUNNING_COUNT, WAITING_COUNT, WAITING_HEAD, FREE_SLOTS, NOW, NEXT_ARRIVAL, DEVICE_FREE, IN_FLIGHT_BATCHES,
+    OLDEST_BATCH, TABLE_BLOCKS, FULL_SLOTS, COMPUTED_RUNNING, STEPS, BUSY_NS, SCHEDULED_TOKENS, PREEMPTION_COUNT, RECOMPUTED,
+    QUERIES, HITS, RESUMED_QUERIES, RESUMED_HITS, PEAK_BLOCKS, PEAK_RUNNING, PEAK_WAITING, USED_NS, WASTE_NS, TABLE_NS,
+    LOG_ROWS, DONE, STUCK, REJECTED_COUNT, FINISHED_COUNT, PREEMPTED_COUNT, PASS, BATCHES,
+) = range(36)  # fmt: skip
+# What schedule() decided, by batch: counts[BATCHES + batch * BATCH_FIELDS + field].
+B_REQUESTS, B_TOKENS, B_NEW, B_RESUMED, B_PREEMPTED, B_CONTEXT, B_END = range(7)
+BATCH_FIELDS = 7
+COUNTS = BATCHES + 2 * BATCH_FIELDS
+
+FULL, SLIDING, MAMBA = range(3)
+
+NO_KEY = np.uint64(0)
+NEVER_FILLS = 2**31 - 1
+
+
+class State(NamedTuple):
+    """A simulation between two steps."""
+
+    limits: Int64
+    counts: Int64
+    requests: Int32
+    stamps: Int64
+    waiting: Int32
+    """A ring for first come, first served; a heap for priorities."""
+    seats: Int64
+    tables: Int32
+    """[group, slot, place]."""
+    links: Int32
+    keys: UInt64
+    """What each block holds, if it can be hit."""
+    chains: UInt64
+    """For each prefix id, a digest of it and all before it in its request."""

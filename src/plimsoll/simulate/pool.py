@@ -1,0 +1,156 @@
+"""vLLM's block pool: a free queue in order of eviction, and a map from content to the blocks that hold it.
+
+    head ─ unhashed, last freed first ─ ... ─ hashed, longest unused first ─ tail
+           taken next                                              taken last
+
+Content is known by a 64-bit key. A key may be held by several blocks (vLLM does not merge them); the first that got it is
+found. Each bucket is a list in order of insertion, so the first match is that block.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from plimsoll.simulate.compiled import part, wide
+from plimsoll.simulate.layout import (
+    BUCKET_FIRST,
+    BUCKET_LAST,
+    BUCKET_NEXT,
+    BUCKET_PREV,
+    FREE_BLOCKS,
+    HASHED,
+    LENGTH,
+    NEXT,
+    NO_KEY,
+    PREV,
+    REFS,
+    TABLE,
+    Int32,
+    Int64,
+    UInt64,
+)
+
+NULL = 0
+"""The null block's id."""
+_MIX1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX2 = np.uint64(0x94D049BB133111EB)
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_S27, _S30, _S31 = np.uint64(27), np.uint64(30), np.uint64(31)
+
+
+@part
+def mix(left: np.uint64, right: np.uint64) -> np.uint64:
+    """A digest of both, never NO_KEY."""
+    x = left * _GOLDEN + right + _GOLDEN
+    x = (x ^ (x >> _S30)) * _MIX1
+    x = (x ^ (x >> _S27)) * _MIX2
+    x = x ^ (x >> _S31)
+    if x == NO_KEY:
+        return _GOLDEN
+    return x
+
+
+@part
+def _bucket(key: np.uint64, links: Int32) -> int:
+    # As many buckets as blocks, the queue's two ends included: a row has room for both.
+    return wide(key % np.uint64(len(links)))
+
+
+@part
+def find(key: np.uint64, keys: UInt64, links: Int32) -> int:
+    """The block that got this content first, or NULL."""
+    block = wide(links[_bucket(key, links), BUCKET_FIRST])
+    while block != NULL and keys[block] != key:
+        block = wide(links[block, BUCKET_NEXT])
+    return block
+
+
+@part
+def set_key(block: int, key: np.uint64, keys: UInt64, links: Int32) -> None:
+    """Make the block known by its content."""
+    bucket = _bucket(key, links)
+    last = links[bucket, BUCKET_LAST]
+    keys[block] = key
+    links[block, BUCKET_PREV] = last
+    links[block, BUCKET_NEXT] = NULL
+    if last == NULL:
+        links[bucket, BUCKET_FIRST] = block
+    else:
+        links[last, BUCKET_NEXT] = block
+    links[bucket, BUCKET_LAST] = block
+
+
+@part
+def forget(block: int, keys: UInt64, links: Int32) -> None:
+    """The block's content is about to be overwritten."""
+    bucket = _bucket(keys[block], links)
+    before, after = links[block, BUCKET_PREV], links[block, BUCKET_NEXT]
+    if before == NULL:
+        links[bucket, BUCKET_FIRST] = after
+    else:
+        links[before, BUCKET_NEXT] = after
+    if after == NULL:
+        links[bucket, BUCKET_LAST] = before
+    else:
+        links[after, BUCKET_PREV] = before
+    keys[block] = NO_KEY
+
+
+@part
+def take(counts: Int64, links: Int32, keys: UInt64) -> int:
+    """The next free block, with one holder and no content. The caller has checked that there is one."""
+    head = len(keys)
+    block = wide(links[head, NEXT])
+    after = links[block, NEXT]
+    links[head, NEXT] = after
+    links[after, PREV] = head
+    counts[FREE_BLOCKS] -= 1
+    if keys[block] != NO_KEY:
+        forget(block, keys, links)
+    links[block, REFS] = 1
+    return block
+
+
+@part
+def touch(block: int, counts: Int64, links: Int32) -> None:
+    """One more holder; a free block leaves the queue."""
+    if links[block, REFS] == 0:
+        before, after = links[block, PREV], links[block, NEXT]
+        links[before, NEXT] = after
+        links[after, PREV] = before
+        counts[FREE_BLOCKS] -= 1
+    links[block, REFS] += 1
+
+
+@part
+def release(block: int, cursor: int, counts: Int64, links: Int32, keys: UInt64) -> int:
+    """One holder less. Blocks without content queue up behind `cursor` at the front, others go to the end."""
+    links[block, REFS] -= 1
+    if links[block, REFS] > 0:
+        return cursor
+    if keys[block] == NO_KEY:
+        before = cursor
+        cursor = block
+    else:
+        before = wide(links[len(keys) + 1, PREV])
+    after = links[before, NEXT]
+    links[before, NEXT] = block
+    links[block, PREV] = before
+    links[block, NEXT] = after
+    links[after, PREV] = block
+    counts[FREE_BLOCKS] += 1
+    return cursor
+
+
+@part
+def release_table(table: Int32, counts: Int64, links: Int32, keys: UInt64) -> int:
+    """Give back a request's blocks, last first, so that the end of its content is evicted before its beginning; how many."""
+    cursor = len(keys)
+    count = 0
+    for place in range(TABLE + table[LENGTH] - 1, TABLE - 1, -1):
+        if table[place] != NULL:
+            cursor = release(wide(table[place]), cursor, counts, links, keys)
+            count += 1
+    table[LENGTH] = 0
+    table[HASHED] = 0
+    return count

@@ -1,0 +1,141 @@
+"""Replays a trace from its first arrival to its last token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from plimsoll.domain.trace import Integers, Trace
+from plimsoll.errors import BadInput
+from plimsoll.simulate import layout as at
+from plimsoll.simulate.clock import Record, advance
+from plimsoll.simulate.result import STEP_COLUMNS, Replay, Totals
+from plimsoll.simulate.settings import Settings, StepTime
+from plimsoll.simulate.start import longest_of, start
+
+FOREVER = 2**62
+LOG_ROWS = 1 << 16
+STEPS_AT_ONCE = 200_000
+"""Steps between two looks at the clock, for the progress bar."""
+
+PATIENCE_STEPS = 500_000
+"""Steps without any request finishing, beyond ten times the longest one, after which none ever will."""
+
+OnSteps = Callable[[Integers], None]
+OnProgress = Callable[[int, int], None]
+
+
+def speed_up(trace: Trace, factor: float) -> Integers:
+    """Arrivals, divided; as the reference does it, so that logs agree to the nanosecond."""
+    if factor == 1.0:
+        return trace.arrival_ns
+    if not factor > 0:
+        raise BadInput(f"--speedup must be above 0, not {factor}")
+    return (trace.arrival_ns / factor).astype(np.int64)
+
+
+def hybrid_of(state: at.State) -> int | None:
+    """Which of the two compiled loops is meant: None for one group of full attention, else the one that knows all kinds."""
+    return None if state.limits[at.SIMPLE] else 1
+
+
+def replay(
+    trace: Trace,
+    settings: Settings | None = None,
+    step_time: StepTime | None = None,
+    speedup: float = 1.0,
+    on_steps: OnSteps | None = None,
+    on_progress: OnProgress | None = None,
+    clock: Callable[[], float] | None = None,
+) -> Replay:
+    """Run the whole trace.
+
+    `on_steps` gets the rows of the step log (see STEP_COLUMNS) as the run goes, `on_progress` how many requests are done and
+    how many there are. `clock` tells the seconds; without one, how long the run took is not known.
+    """
+    settings, step_time = settings or Settings(), step_time or StepTime()
+    state = start(trace, settings, step_time, speed_up(trace, speedup))
+    record = Record(
+        step_time.table(settings.max_num_batched_tokens),
+        np.zeros(settings.num_blocks, dtype=np.int64),
+        np.zeros((LOG_ROWS if on_steps else 0, len(STEP_COLUMNS)), dtype=np.int64),
+    )
+    hybrid = hybrid_of(state)
+    # No step yet: compiled code is made or loaded here, before the clock is read.
+    advance(state, hybrid, record, 0, FOREVER)
+    begin = clock() if clock else 0.0
+    counts = state.counts
+    finished, at_step, patience = -1, 0, PATIENCE_STEPS + 10 * longest_of(settings)
+    while not counts[at.DONE]:
+        advance(state, hybrid, record, STEPS_AT_ONCE, FOREVER)
+        if counts[at.FINISHED_COUNT] > finished:
+            finished, at_step = int(counts[at.FINISHED_COUNT]), int(counts[at.STEPS])
+        elif counts[at.STEPS] - at_step > patience:
+            raise BadInput(_why_endless(state))
+        if on_steps is not None and counts[at.LOG_ROWS]:
+            on_steps(record.log[: counts[at.LOG_ROWS]])
+            counts[at.LOG_ROWS] = 0
+        if on_progress is not None:
+            on_progress(int(counts[at.FINISHED_COUNT] + counts[at.REJECTED_COUNT]), trace.size)
+        if counts[at.STUCK]:
+            raise BadInput(_why_stuck(state))
+    stamps, requests = state.stamps, state.requests
+    return Replay(
+        trace=trace,
+        settings=settings,
+        step_time=step_time,
+        totals=_totals(state),
+        arrival_ns=stamps[:, at.ARRIVAL],
+        first_sched_ns=stamps[:, at.FIRST_SCHED],
+        first_token_ns=stamps[:, at.FIRST_TOKEN],
+        finish_ns=stamps[:, at.FINISH],
+        produced=requests[:, at.PRODUCED].astype(np.int64),
+        preemptions=requests[:, at.PREEMPTIONS].astype(np.int64),
+        cached_tokens=requests[:, at.CACHED].astype(np.int64),
+        is_rejected=requests[:, at.STATUS] == at.REJECTED,
+        usage_ns=record.usage_ns,
+        wall_seconds=clock() - begin if clock else 0.0,
+    )
+
+
+def _totals(state: at.State) -> Totals:
+    count = state.counts.tolist()
+    return Totals(
+        requests=len(state.stamps),
+        finished=count[at.FINISHED_COUNT],
+        rejected=count[at.REJECTED_COUNT],
+        steps=count[at.STEPS],
+        end_ns=count[at.NOW],
+        busy_ns=count[at.BUSY_NS],
+        scheduled_tokens=count[at.SCHEDULED_TOKENS],
+        preemptions=count[at.PREEMPTION_COUNT],
+        preempted_requests=count[at.PREEMPTED_COUNT],
+        recomputed_tokens=count[at.RECOMPUTED],
+        query_tokens=count[at.QUERIES],
+        hit_tokens=count[at.HITS],
+        resumed_query_tokens=count[at.RESUMED_QUERIES],
+        resumed_hit_tokens=count[at.RESUMED_HITS],
+        peak_blocks=count[at.PEAK_BLOCKS],
+        peak_running=count[at.PEAK_RUNNING],
+        peak_waiting=count[at.PEAK_WAITING],
+        used_block_ns=count[at.USED_NS],
+        waste_slot_ns=count[at.WASTE_NS],
+        table_block_ns=count[at.TABLE_NS],
+    )
+
+
+def _why_endless(state: at.State) -> str:
+    running, waiting = int(state.counts[at.RUNNING_COUNT]), int(state.counts[at.WAITING_COUNT])
+    return (
+        f"the {running} running and {waiting} waiting requests keep preempting each other and none finishes, as they would in "
+        "vLLM: give more with --num-blocks, or lower --max-num-seqs"
+    )
+
+
+def _why_stuck(state: at.State) -> str:
+    waiting = int(state.counts[at.WAITING_COUNT])
+    return (
+        f"{waiting} requests wait and none can ever be scheduled: the pool of {int(state.limits[at.NUM_BLOCKS])} blocks is too "
+        "small for the longest of them; give more with --num-blocks"
+    )

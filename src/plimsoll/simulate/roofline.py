@@ -1,0 +1,80 @@
+"""How long a step should take by the card's data sheet and the model's size alone: a rough guide, for when nothing was measured.
+
+A step reads all weights once and computes two operations for each active parameter and token; the slower of the two sets its
+time. Reading the KV cache of every running request comes on top, and so does what the engine itself needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from plimsoll.errors import BadInput
+from plimsoll.simulate.graphs import padded
+from plimsoll.simulate.settings import StepTime
+
+BANDWIDTH_SHARE = 0.8
+"""Of the data sheet's bandwidth; what large copies reach on most cards. Chosen beforehand, not fitted to any run."""
+COMPUTE_SHARE = 0.6
+"""Of the data sheet's dense rate; what large matrix products in 16 bits usually reach. Chosen beforehand, not fitted."""
+OVERHEAD_NS = 2_000_000
+"""Launching, sampling and moving a step's answers, as in vLLM's own benchmarks of small models. Chosen beforehand."""
+SEQ_NS = 10_000
+"""The engine's own work for each request in a step."""
+
+
+class Experts(NamedTuple):
+    """A mixture of experts: a step reads only the experts that some token of it was sent to."""
+
+    count: int
+    per_token: int
+    weights_share: float
+    """Of all weights, those that belong to routed experts."""
+
+    def read(self, tokens: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """The share of all weights that a step of so many tokens reads, if tokens choose experts independently."""
+        hit = 1 - (1 - min(self.per_token, self.count) / self.count) ** tokens
+        return 1 - self.weights_share * (1 - hit)
+
+
+class Work(NamedTuple):
+    """What the model asks of one card: figures of the whole model, and over how many cards they are spread."""
+
+    weights_bytes: float
+    """As they lie in memory, embedding tables left out where they are only looked up."""
+    active_parameters: float
+    """Those that take part in computing one token."""
+    kv_bytes_per_token: float
+    experts: Experts | None = None
+    cards: int = 1
+    """Tensor parallel size."""
+
+
+class Speed(NamedTuple):
+    """What one card can do, by its data sheet."""
+
+    bandwidth_bytes_per_s: float
+    flops_per_s: float
+    """Dense, in the type the model computes in."""
+
+
+def roofline(work: Work, speed: Speed, most_tokens: int, sizes: Sequence[int] = ()) -> StepTime:
+    """Step times by the data sheet, for steps of up to `most_tokens`; `sizes` are the captured graphs that pad them."""
+    if min(work.weights_bytes, work.active_parameters, *speed) <= 0 or work.kv_bytes_per_token < 0 or work.cards < 1:
+        raise BadInput("a step time needs a model and a card with sizes and rates above 0")
+    bandwidth = speed.bandwidth_bytes_per_s * BANDWIDTH_SHARE
+    tokens = padded(sizes, most_tokens).astype(np.float64)
+    read = work.experts.read(tokens) if work.experts else np.ones_like(tokens)
+    reading = 1e9 * work.weights_bytes * read / work.cards / bandwidth
+    token_ns = 1e9 * 2 * work.active_parameters / work.cards / (speed.flops_per_s * COMPUTE_SHARE)
+    took = OVERHEAD_NS + np.maximum(reading, token_ns * tokens)
+    return StepTime(
+        base_ns=round(OVERHEAD_NS + reading[-1]),
+        token_ns=round(token_ns),
+        seq_ns=SEQ_NS,
+        ctx_ps=round(1e12 * work.kv_bytes_per_token / work.cards / bandwidth),
+        by_tokens=np.rint(took).astype(np.int64),
+    )

@@ -1,0 +1,59 @@
+"""What is simulated: the engine's limits, the cache groups that share its pool, and how long a step takes."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from plimsoll.domain.trace import Integers
+
+
+class Group(NamedTuple):
+    """One KV cache group: layers that share a block table. All groups take their blocks from one pool."""
+
+    kind: Literal["full", "sliding", "mamba"] = "full"
+    block_size: int = 16
+    window: int = 0
+    """Of a sliding group, in tokens."""
+
+
+class Settings(NamedTuple):
+    """vLLM's own limits, by its names; the defaults are those of the command line."""
+
+    num_blocks: int = 8192
+    """vLLM's num_gpu_blocks: one of them is the null block, the others are usable."""
+    block_size: int = 16
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    max_model_len: int = 16384
+    prefix_caching: bool = True
+    chunked_prefill: bool = True
+    long_prefill_token_threshold: int = 0
+    async_scheduling: bool = False
+    watermark: float = 0.0
+    reserve_full_isl: bool = True
+    policy: Literal["fcfs", "priority"] = "fcfs"
+    groups: tuple[Group, ...] = ()
+    """Empty: one full-attention group of `block_size`."""
+
+
+class StepTime(NamedTuple):
+    """How long one step takes, in whole nanoseconds, so that a run can be repeated to the digit.
+
+    t = base + token*T + seq*S + (ctx_ps*C)//1000, where T tokens of S requests are computed and C is the sum of their lengths
+    after the step. `by_tokens` replaces base + token*T by a table where the cost is not a line: graph padding, a roofline.
+    """
+
+    base_ns: int = 6_000_000
+    token_ns: int = 20_000
+    seq_ns: int = 10_000
+    ctx_ps: int = 40_000
+    by_tokens: Integers | None = None
+    """by_tokens[T] in ns, for T from 0 to max_num_batched_tokens."""
+
+    def table(self, most_tokens: int) -> Integers:
+        """The part that depends on T alone, for every T a step can have."""
+        if self.by_tokens is not None:
+            return self.by_tokens
+        return np.int64(self.base_ns) + np.int64(self.token_ns) * np.arange(most_tokens + 1, dtype=np.int64)

@@ -1,0 +1,238 @@
+"""Lays out a simulation: from a trace and settings to the arrays that compiled code walks."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from plimsoll.domain.trace import Integers, Trace
+from plimsoll.errors import BadInput
+from plimsoll.simulate.layout import (
+    ALIGNMENT,
+    ARRIVAL,
+    ASYNC,
+    BLOCK_SIZE,
+    BUDGET,
+    BY_PRIORITY,
+    CACHING,
+    CHUNKED,
+    COUNTS,
+    CTX_PS,
+    FREE_BLOCKS,
+    FREE_SLOTS,
+    FULL,
+    FULL_GROUPS,
+    GROUPS,
+    HIT_SLOT,
+    IDS_BEGIN,
+    IDS_END,
+    LIMITS,
+    LINK_FIELDS,
+    MAMBA,
+    MAMBA_ALIGN,
+    MAX_LEN,
+    MAX_SEQS,
+    NEXT,
+    NUM_BLOCKS,
+    OUTPUT,
+    PREFIX_BLOCK,
+    PREV,
+    PRIORITY,
+    PROMPT,
+    REJECTED,
+    REJECTED_COUNT,
+    REQUEST_FIELDS,
+    RESERVE_FULL,
+    SEAT_FIELDS,
+    SEAT_FREE_SLOT,
+    SEQ_NS,
+    SIMPLE,
+    SLIDING,
+    SLOT,
+    SPECS,
+    STAMP_FIELDS,
+    STATUS,
+    TABLE,
+    THRESHOLD,
+    TIE,
+    TOKENS,
+    WATERMARK_BLOCKS,
+    Int32,
+    State,
+)
+from plimsoll.simulate.prefixes import chain
+from plimsoll.simulate.settings import Group, Settings, StepTime
+
+_KINDS = {"full": FULL, "sliding": SLIDING, "mamba": MAMBA}
+MOST_TOKENS = 2**31 - 2
+"""Of one request: the arrays hold 32-bit numbers."""
+
+
+def check(settings: Settings) -> None:
+    """Refuse what vLLM would not start with, and what would never end."""
+    for name in ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len"):
+        if getattr(settings, name) < 1:
+            raise BadInput(f"--{name.replace('_', '-')} must be at least 1, not {getattr(settings, name)}")
+    if settings.num_blocks < 2:
+        raise BadInput(f"--num-blocks must be at least 2, not {settings.num_blocks}: one of them is the null block")
+    if settings.num_blocks > MOST_TOKENS or settings.max_model_len > MOST_TOKENS:
+        raise BadInput(f"--num-blocks and --max-model-len must be below {MOST_TOKENS}")
+    if settings.long_prefill_token_threshold < 0:
+        raise BadInput("--long-prefill-token-threshold must be 0 (off) or more")
+    if not 0 <= settings.watermark < 1:
+        raise BadInput(f"--watermark must lie between 0 and 1, not {settings.watermark}")
+    if settings.max_num_batched_tokens < settings.max_num_seqs:
+        raise BadInput(
+            f"--max-num-batched-tokens {settings.max_num_batched_tokens} must be at least --max-num-seqs "
+            f"{settings.max_num_seqs}: vLLM does not start otherwise"
+        )
+    if not settings.chunked_prefill and settings.max_num_batched_tokens < settings.max_model_len:
+        raise BadInput(
+            f"without chunked prefill --max-num-batched-tokens {settings.max_num_batched_tokens} must be at least "
+            f"--max-model-len {settings.max_model_len}: vLLM does not start otherwise"
+        )
+    _check_groups(groups_of(settings), settings)
+
+
+def _check_groups(groups: tuple[Group, ...], settings: Settings) -> None:
+    sizes = {group.block_size for group in groups}
+    for group in groups:
+        if group.block_size < 1:
+            raise BadInput(f"a group's block size must be at least 1, not {group.block_size}")
+        if group.kind == "sliding" and group.window < 1:
+            raise BadInput("a sliding group needs its window in tokens, at least 1")
+    if any(group.kind == "mamba" for group in groups) and settings.prefix_caching:
+        if len(sizes) > 1:
+            raise BadInput("with prefix caching, Mamba groups and the others must have the same block size")
+        if not settings.chunked_prefill:
+            raise BadInput("prefix caching of Mamba groups needs chunked prefill: vLLM does not start otherwise")
+    if len(groups) == 1 and groups[0].kind != "mamba" and sizes != {settings.block_size}:
+        raise BadInput(f"the only group has blocks of {groups[0].block_size}, --block-size says {settings.block_size}")
+
+
+def groups_of(settings: Settings) -> tuple[Group, ...]:
+    """The groups that share the pool. Without prefix caching a Mamba group keeps one state: a block as long as any request."""
+    groups = settings.groups or (Group("full", settings.block_size),)
+    if settings.prefix_caching:
+        return groups
+    return tuple(group._replace(block_size=settings.max_model_len) if group.kind == "mamba" else group for group in groups)
+
+
+def _group_rows(settings: Settings) -> Integers:
+    """Kind, block size, window, most blocks of a request at admission (0: no limit), and which other groups are alike."""
+    groups = groups_of(settings)
+    # vLLM asks full attention first: its answer narrows the search for the others.
+    kinds = sorted(dict.fromkeys(groups), key=lambda group: group.kind != "full")
+    under_way = settings.max_num_batched_tokens * (2 if settings.async_scheduling else 1)
+    rows = []
+    for group in groups:
+        cap = 0
+        if group.kind == "sliding":
+            cap = -(-min(group.window - 1 + under_way, settings.max_model_len) // group.block_size) + 1
+        rows.append((_KINDS[group.kind], group.block_size, group.window, cap, kinds.index(group)))
+    return np.array(rows, dtype=np.int64)
+
+
+def _limits(settings: Settings, step_time: StepTime, prefix_block: int, groups: Integers) -> Integers:
+    limits = np.zeros(LIMITS + groups.size, dtype=np.int64)
+    limits[LIMITS:] = groups.ravel()
+    limits[NUM_BLOCKS] = settings.num_blocks
+    limits[BLOCK_SIZE] = settings.block_size
+    limits[MAX_SEQS] = settings.max_num_seqs
+    limits[BUDGET] = settings.max_num_batched_tokens
+    limits[MAX_LEN] = settings.max_model_len
+    limits[CACHING] = settings.prefix_caching
+    limits[CHUNKED] = settings.chunked_prefill
+    limits[THRESHOLD] = settings.long_prefill_token_threshold
+    limits[ASYNC] = settings.async_scheduling
+    limits[WATERMARK_BLOCKS] = int(settings.watermark * settings.num_blocks)
+    limits[RESERVE_FULL] = settings.reserve_full_isl
+    limits[BY_PRIORITY] = settings.policy == "priority"
+    limits[SEQ_NS] = step_time.seq_ns
+    limits[CTX_PS] = step_time.ctx_ps
+    limits[PREFIX_BLOCK] = prefix_block
+    limits[GROUPS] = len(groups)
+    limits[SPECS] = groups[:, 4].max() + 1
+    limits[ALIGNMENT] = math.lcm(*groups[:, 1].tolist())
+    limits[MAMBA_ALIGN] = settings.prefix_caching and bool((groups[:, 0] == MAMBA).any())
+    limits[FULL_GROUPS] = (groups[:, 0] == FULL).sum()
+    limits[SIMPLE] = len(groups) == 1 and groups[0, 0] == FULL
+    return limits
+
+
+def longest_of(settings: Settings) -> int:
+    """The longest request, prompt and output, that can ever run."""
+    groups = groups_of(settings)
+    if any(group.kind != "full" for group in groups):
+        return settings.max_model_len
+    return min(settings.max_model_len, (settings.num_blocks - 1) // len(groups) * min(group.block_size for group in groups))
+
+
+def _request_rows(trace: Trace, settings: Settings) -> Int32:
+    rows = np.zeros((trace.size, REQUEST_FIELDS), dtype=np.int32)
+    total = trace.prompt + trace.output
+    if trace.size and int(total.max()) > MOST_TOKENS:
+        raise BadInput(f"{trace.name}: a request of {int(total.max())} tokens is longer than this can count")
+    rows[:, PROMPT] = np.maximum(1, trace.prompt)
+    rows[:, TOKENS] = rows[:, PROMPT]
+    rows[:, OUTPUT] = trace.output
+    rows[:, SLOT] = -1
+    rows[:, STATUS] = np.where(total > longest_of(settings), REJECTED, 0)
+    if settings.policy == "priority":
+        rows[:, PRIORITY] = trace.priority
+        # Equal priority and arrival: vLLM compares the ids as text, and the n-th request is called "n".
+        order = sorted(range(trace.size), key=str)
+        rows[order, TIE] = np.arange(trace.size, dtype=np.int64)
+    return rows
+
+
+def _free_queue(num_blocks: int) -> Int32:
+    """All blocks but the null block, in the order of their numbers. Two more rows are the queue's ends."""
+    links = np.zeros((num_blocks + 2, LINK_FIELDS), dtype=np.int32)
+    head, tail = num_blocks, num_blocks + 1
+    links[1:num_blocks, PREV] = np.arange(0, num_blocks - 1, dtype=np.int32)
+    links[1:num_blocks, NEXT] = np.arange(2, num_blocks + 1, dtype=np.int32)
+    links[head, NEXT], links[1, PREV] = 1, head
+    links[tail, PREV], links[num_blocks - 1, NEXT] = num_blocks - 1, tail
+    return links
+
+
+def start(trace: Trace, settings: Settings, step_time: StepTime, arrival_ns: Integers) -> State:
+    """A simulation before its first step. `arrival_ns`: the trace's arrivals after any speed-up."""
+    check(settings)
+    groups = _group_rows(settings)
+    requests = _request_rows(trace, settings)
+    stamps = np.full((trace.size, STAMP_FIELDS), -1, dtype=np.int64)
+    stamps[:, ARRIVAL] = arrival_ns
+    stamps[:, IDS_BEGIN], stamps[:, IDS_END] = trace.prefix_start[:-1], trace.prefix_start[1:]
+    chains = np.zeros(len(trace.prefix_ids) if settings.prefix_caching else 0, dtype=np.uint64)
+    if len(chains):
+        chain(trace.prefix_ids, trace.prefix_start, chains)
+    admitted = requests[:, STATUS] != REJECTED
+    longest = int((requests[:, PROMPT] + requests[:, OUTPUT])[admitted].max(initial=1))
+    slots = min(settings.max_num_seqs, max(1, trace.size))
+    width = -(-longest // int(groups[:, 1].min())) + 2
+    counts = np.zeros(COUNTS, dtype=np.int64)
+    counts[FREE_BLOCKS] = settings.num_blocks - 1
+    counts[FREE_SLOTS] = slots
+    counts[REJECTED_COUNT] = trace.size - int(admitted.sum())
+    seats = np.zeros((2 * slots + 2, SEAT_FIELDS), dtype=np.int64)
+    seats[:slots, SEAT_FREE_SLOT] = np.arange(slots)[::-1]
+    # Rows are written before they are read, and most are never needed: memory that is not touched is not taken.
+    tables = np.empty((len(groups), slots + 1, TABLE + width), dtype=np.int32)
+    tables[:, :, :TABLE] = 0
+    limits = _limits(settings, step_time, trace.prefix_block, groups)
+    limits[HIT_SLOT] = slots
+    return State(
+        limits=limits,
+        counts=counts,
+        requests=requests,
+        stamps=stamps,
+        waiting=np.zeros(trace.size + 1, dtype=np.int32),
+        seats=seats,
+        tables=tables,
+        links=_free_queue(settings.num_blocks),
+        keys=np.zeros(settings.num_blocks, dtype=np.uint64),
+        chains=chains,
+    )

@@ -1,0 +1,224 @@
+"""What a replay adds up to: the numbers a person asks for, each None where the run does not say. Times are seconds."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from plimsoll.simulate.result import NEVER, Replay
+from plimsoll.simulate.settings import Settings, StepTime
+
+ROUGH_GUIDE = "rough guide: not fitted"
+"""What stands beside every time of a run whose step times nobody measured."""
+NEARLY_FULL_PERCENT = 95
+_NS = 1e9
+
+Numbers = npt.NDArray[np.float64]
+
+
+class Latency(NamedTuple):
+    """Seconds over the finished requests; all None where none finished."""
+
+    mean: float | None
+    p50: float | None
+    p90: float | None
+    p99: float | None
+
+
+class Usage(NamedTuple):
+    """Share of the usable blocks (the null block is not one), weighted by busy time."""
+
+    mean: float | None
+    p50: float | None
+    p99: float | None
+    peak: float | None
+    nearly_full: float | None
+    """Share of the busy time in which NEARLY_FULL_PERCENT of the blocks or more were in use."""
+
+
+class Waste(NamedTuple):
+    """Slots of held blocks that hold no token, weighted by busy time."""
+
+    mean_slots: float | None
+    mean_percent: float | None
+    """Of the slots in used blocks; None where groups of different block sizes share the pool."""
+
+
+class Prefix(NamedTuple):
+    """What was looked up in the prefix cache and what was found, first admissions apart from resumptions."""
+
+    query_tokens: int
+    hit_tokens: int
+    resumed_query_tokens: int
+    resumed_hit_tokens: int
+    hit_rate: float
+    """Of first admissions; 0 where nothing was looked up."""
+
+
+class Throughput(NamedTuple):
+    """Over the whole of the simulated time."""
+
+    output_tokens_per_second: float | None
+    requests_per_second: float | None
+
+
+class Summary(NamedTuple):
+    """One run in numbers."""
+
+    trace: str
+    requests: int
+    finished: int
+    rejected: int
+    bad_rows: int
+    steps: int
+    sim_seconds: float
+    busy_seconds: float
+    wall_seconds: float
+    scheduled_tokens: int
+    output_tokens: int
+    preemptions: int
+    preempted_requests: int
+    recomputed_tokens: int
+    peak_blocks: int
+    peak_running: int
+    peak_waiting: int
+    kv_usage: Usage
+    waste: Waste
+    prefix: Prefix
+    throughput: Throughput
+    ttft: Latency
+    tpot: Latency
+    e2e: Latency
+    queue: Latency
+    settings: Settings
+    step_time: StepTime
+    step_time_label: str
+    """How far the times can be trusted: ROUGH_GUIDE, or what the fit says of its own error."""
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether the step times were measured rather than assumed."""
+        return self.step_time_label != ROUGH_GUIDE
+
+    @property
+    def recomputed_share(self) -> float:
+        """The share of all computed tokens that had been computed before; 0 where nothing was computed."""
+        return self.recomputed_tokens / self.scheduled_tokens if self.scheduled_tokens else 0.0
+
+
+class Latencies(NamedTuple):
+    """Seconds of every finished request, sorted; tpot leaves out those of a single token."""
+
+    ttft: Numbers
+    tpot: Numbers
+    e2e: Numbers
+    queue: Numbers
+
+
+def summarise(replay: Replay, *, fitted: str | None = None) -> Summary:
+    """The numbers of one run; `fitted` is what a fit of the step times says of its error."""
+    totals, times = replay.totals, latencies_of(replay)
+    seconds = totals.end_ns / _NS
+    output = int(replay.produced.sum())
+    return Summary(
+        trace=replay.trace.name,
+        requests=totals.requests,
+        finished=totals.finished,
+        rejected=totals.rejected,
+        bad_rows=replay.trace.bad_rows,
+        steps=totals.steps,
+        sim_seconds=seconds,
+        busy_seconds=totals.busy_ns / _NS,
+        wall_seconds=replay.wall_seconds,
+        scheduled_tokens=totals.scheduled_tokens,
+        output_tokens=output,
+        preemptions=totals.preemptions,
+        preempted_requests=totals.preempted_requests,
+        recomputed_tokens=totals.recomputed_tokens,
+        peak_blocks=totals.peak_blocks,
+        peak_running=totals.peak_running,
+        peak_waiting=totals.peak_waiting,
+        kv_usage=_usage(replay),
+        waste=_waste(replay),
+        prefix=_prefix(replay),
+        throughput=Throughput(output / seconds, totals.finished / seconds) if seconds > 0 else Throughput(None, None),
+        ttft=_latency(times.ttft),
+        tpot=_latency(times.tpot),
+        e2e=_latency(times.e2e),
+        queue=_latency(times.queue),
+        settings=replay.settings,
+        step_time=replay.step_time,
+        step_time_label=ROUGH_GUIDE if fitted is None else fitted,
+    )
+
+
+def latencies_of(replay: Replay) -> Latencies:
+    """How long each finished request took, by every measure."""
+    done = np.flatnonzero(replay.finish_ns != NEVER)
+    arrival, first, last = replay.arrival_ns[done], replay.first_token_ns[done], replay.finish_ns[done]
+    further = replay.produced[done] - 1
+    several = further > 0
+    return Latencies(
+        _sorted_seconds(first - arrival),
+        _sorted_seconds((last - first)[several] / further[several]),
+        _sorted_seconds(last - arrival),
+        _sorted_seconds(replay.first_sched_ns[done] - arrival),
+    )
+
+
+def percentile(ordered: Numbers, percent: int) -> float | None:
+    """The value at int(percent / 100 * n) of a sorted array, never interpolated; None if it is empty."""
+    count = len(ordered)
+    return float(ordered[min(count - 1, int(percent / 100 * count))]) if count else None
+
+
+def _sorted_seconds(nanoseconds: npt.NDArray[np.int64] | Numbers) -> Numbers:
+    return np.sort(nanoseconds / _NS)
+
+
+def _latency(ordered: Numbers) -> Latency:
+    mean = float(ordered.mean()) if len(ordered) else None
+    return Latency(mean, percentile(ordered, 50), percentile(ordered, 90), percentile(ordered, 99))
+
+
+def _prefix(replay: Replay) -> Prefix:
+    totals = replay.totals
+    return Prefix(
+        totals.query_tokens,
+        totals.hit_tokens,
+        totals.resumed_query_tokens,
+        totals.resumed_hit_tokens,
+        totals.hit_tokens / totals.query_tokens if totals.query_tokens else 0.0,
+    )
+
+
+def _usage(replay: Replay) -> Usage:
+    totals, usable = replay.totals, replay.settings.num_blocks - 1
+    if totals.busy_ns <= 0 or usable <= 0:
+        return Usage(None, None, None, None, None)
+    upto = np.cumsum(replay.usage_ns)
+    nearly_full = -(-usable * NEARLY_FULL_PERCENT // 100)  # up: 94.9 % is not 95 %
+
+    def at(percent: int) -> float:
+        # Each ns of busy time is one sample; in whole numbers, because a float cannot tell that many apart.
+        return int(np.searchsorted(upto, totals.busy_ns * percent // 100, side="right")) / usable
+
+    return Usage(
+        totals.used_block_ns / totals.busy_ns / usable,
+        at(50),
+        at(99),
+        totals.peak_blocks / usable,
+        int(replay.usage_ns[nearly_full:].sum()) / totals.busy_ns,
+    )
+
+
+def _waste(replay: Replay) -> Waste:
+    totals = replay.totals
+    if totals.busy_ns <= 0:
+        return Waste(None, None)
+    sizes = {group.block_size for group in replay.settings.groups} or {replay.settings.block_size}
+    used_slot_ns = totals.used_block_ns * min(sizes)
+    percent = 100 * totals.waste_slot_ns / used_slot_ns if len(sizes) == 1 and used_slot_ns else None
+    return Waste(totals.waste_slot_ns / totals.busy_ns, percent)

@@ -1,0 +1,277 @@
+"""Whatever the traffic and the settings, no block is lost, none is held by the wrong request, and everybody is somewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from plimsoll.domain.trace import Trace, make_trace
+from plimsoll.simulate import layout as at
+from plimsoll.simulate.clock import Record, advance
+from plimsoll.simulate.replay import FOREVER, replay
+from plimsoll.simulate.result import STEP_COLUMNS
+from plimsoll.simulate.settings import Group, Settings, StepTime
+from plimsoll.simulate.start import start
+from tests.simulate.state_checks import Content, check_end, check_rows, check_state
+
+MOST_STEPS = 1500
+"""Far more than any of these needs: who goes on for longer goes on for ever."""
+
+
+class Case(NamedTuple):
+    """What is replayed, and after how many steps each look is taken."""
+
+    trace: Trace
+    settings: Settings
+    step_time: StepTime
+    piece: int
+
+
+@st.composite
+def _traces(draw: st.DrawFn) -> Trace:
+    """A few requests that arrive together or apart and share beginnings in every way."""
+    prefix_block = draw(st.sampled_from([1, 3, 4, 8, 16]))
+    most_prompt, most_output = draw(st.sampled_from([16, 4, 40])), draw(st.sampled_from([20, 30, 6, 1]))
+    requests = draw(
+        st.lists(
+            st.tuples(
+                st.sampled_from([0, 0, 0, 1, 1000, 20_000]),
+                st.integers(1, most_prompt),
+                st.integers(1, most_output),
+                st.integers(-1, 1),
+                st.lists(st.integers(1, 2), max_size=12),
+            ),
+            min_size=draw(st.sampled_from([1, 6, 10])),
+            max_size=14,
+        )
+    )
+    gaps, prompts, outputs, priorities, ids = zip(*requests, strict=True)
+    known = [row[: -(-prompt // prefix_block)] for row, prompt in zip(ids, prompts, strict=True)]
+    return make_trace("random", np.cumsum(gaps), prompts, outputs, priorities, known, prefix_block)
+
+
+@st.composite
+def _groups(draw: st.DrawFn, block_size: int, is_caching: bool) -> tuple[Group, ...]:
+    sliding = st.builds(Group, st.just("sliding"), st.just(block_size), st.integers(1, 20))
+    full, state = st.just(Group("full", block_size)), st.just(Group("mamba", block_size))
+    groups = draw(st.lists(st.one_of(full, sliding, state), min_size=1, max_size=3))
+    kinds = {group.kind for group in groups}
+    if len(groups) > 1 and not ("mamba" in kinds and is_caching) and draw(st.booleans()):
+        larger = block_size * draw(st.sampled_from([2, 4]))
+        groups = [group._replace(block_size=larger) if group.kind != "full" else group for group in groups]
+        if len({group.block_size for group in groups}) == 1:
+            groups[0] = groups[0]._replace(block_size=block_size)
+    return tuple(groups)
+
+
+@st.composite
+def _cases(draw: st.DrawFn, *, hybrid: bool) -> Case:
+    trace = draw(_traces())
+    block_size = draw(st.sampled_from([1, 2, 4, 8]))
+    is_caching = draw(st.sampled_from([True, True, True, False]))
+    groups = draw(_groups(block_size, is_caching)) if hybrid else ()
+    longest = int((trace.prompt + trace.output).max())
+    max_model_len = max(2, longest - draw(st.sampled_from([0, 0, 0, 5])))
+    max_num_seqs = draw(st.sampled_from([4, 8, 3, 2, 1]))
+    budget = max(max_num_seqs, draw(st.sampled_from([1, 4, 8, 16, 100])))
+    has_states = any(group.kind == "mamba" for group in groups)
+    is_chunked = (is_caching and has_states) or draw(st.sampled_from([True, True, True, False]))
+    policy: Literal["fcfs", "priority"] = draw(st.sampled_from(["fcfs", "fcfs", "priority"]))
+    alone = sum(-(-longest // group.block_size) for group in groups) or -(-longest // block_size)
+    limits = Settings(
+        num_blocks=max(2, 1 + alone + draw(st.sampled_from([0, 1, 2, 4, -2, 12]))),
+        block_size=groups[0].block_size if len(groups) == 1 else block_size,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=budget if is_chunked else max(budget, max_model_len),
+        max_model_len=max_model_len,
+        prefix_caching=is_caching,
+        chunked_prefill=is_chunked,
+        long_prefill_token_threshold=draw(st.sampled_from([0, 0, 0, 1, 3, 10])),
+        async_scheduling=draw(st.booleans()),
+        watermark=draw(st.sampled_from([0.0, 0.0, 0.0, 0.1, 0.5])),
+        reserve_full_isl=draw(st.booleans()),
+        policy=policy,
+        groups=groups,
+    )
+    step_time = StepTime(draw(st.sampled_from([1, 1000])), draw(st.sampled_from([0, 10])), 1, 999)
+    return Case(trace, limits, step_time, draw(st.sampled_from([1, 1, 2, 5])))
+
+
+def _start(case: Case) -> tuple[at.State, int | None, Record]:
+    state = start(case.trace, case.settings, case.step_time, case.trace.arrival_ns)
+    record = Record(
+        case.step_time.table(case.settings.max_num_batched_tokens),
+        np.zeros(case.settings.num_blocks, dtype=np.int64),
+        np.zeros((8, len(STEP_COLUMNS)), dtype=np.int64),
+    )
+    return state, None if state.limits[at.SIMPLE] else 1, record
+
+
+def _drive(case: Case) -> at.State:
+    """Run in small pieces with a look after each; the state at the end, or after far too many steps."""
+    state, hybrid, record = _start(case)
+    known: dict[int, Content] = {}
+    check_state(state, case.trace, known)
+    while not (state.counts[at.DONE] or state.counts[at.STUCK]) and state.counts[at.STEPS] < MOST_STEPS:
+        before = int(state.counts[at.STEPS])
+        advance(state, hybrid, record, case.piece, FOREVER)
+        rows = record.log[: state.counts[at.LOG_ROWS]].tolist()
+        assert [row[0] for row in rows] == list(range(before, int(state.counts[at.STEPS])))
+        check_rows(rows, state)
+        check_state(state, case.trace, known)
+        state.counts[at.LOG_ROWS] = 0
+    assert record.usage_ns.sum() == state.counts[at.BUSY_NS]
+    return state
+
+
+def _assert_it_holds(case: Case) -> None:
+    state = _drive(case)
+    if state.counts[at.STUCK]:
+        event("stuck")
+        assert state.counts[at.RUNNING_COUNT] + state.counts[at.WAITING_COUNT] > 0
+    elif not state.counts[at.DONE]:
+        event("endless")
+        assert state.counts[at.PREEMPTION_COUNT] > 10, "nobody is in the way and it still does not end"
+    else:
+        event("preempting" if state.counts[at.PREEMPTION_COUNT] else "calm")
+        check_end(state)
+        whole = replay(case.trace, case.settings, case.step_time)
+        assert whole.finish_ns.tolist() == state.stamps[:, at.FINISH].tolist()
+        assert whole.totals.steps == state.counts[at.STEPS]
+
+
+@settings(max_examples=200, deadline=None)
+@given(_cases(hybrid=False))
+def test_no_block_is_ever_lost(case: Case) -> None:
+    """One full-attention group: all accounts agree after every step, and a run in pieces is the run in one go."""
+    _assert_it_holds(case)
+
+
+@settings(max_examples=200, deadline=None)
+@given(_cases(hybrid=True))
+def test_no_block_is_ever_lost_between_groups(case: Case) -> None:
+    """The same with full, sliding and Mamba groups on one pool."""
+    _assert_it_holds(case)
+
+
+CROWDED = Case(
+    make_trace("crowded", [0] * 9, [11, 12, 8, 8, 16, 3, 9, 20, 5], [9] * 9, [0, 1, 2] * 3, [[1, 2]] * 6 + [[], [1, 1], []], 4),
+    Settings(num_blocks=16, block_size=4, max_num_seqs=5, max_num_batched_tokens=16, max_model_len=64, async_scheduling=True),
+    StepTime(1000, 10, 1, 999),
+    1,
+)
+
+
+def _under_way(case: Case, steps: int) -> at.State:
+    state, hybrid, record = _start(case)
+    advance(state, hybrid, record, steps, FOREVER)
+    return state
+
+
+def test_the_crowded_case_is_crowded() -> None:
+    """It has all that the next tests break: runners, waiters, shared, free, hashed and preempted."""
+    assert _drive(CROWDED).counts[at.PREEMPTION_COUNT] > 0
+    state = _under_way(CROWDED, 7)
+    assert state.counts[at.RUNNING_COUNT] > 1
+    assert state.counts[at.WAITING_COUNT] > 1
+    assert state.counts[at.FREE_BLOCKS] > 0
+    assert state.links[:, at.REFS].max() > 1
+    assert np.count_nonzero(state.keys) > 3
+
+
+def _first_free(s: at.State) -> int:
+    return int(s.links[len(s.keys), at.NEXT])
+
+
+def _runner_table(s: at.State) -> at.Int32:
+    table: at.Int32 = s.tables[0, s.requests[s.seats[0, at.SEAT_RUNNING], at.SLOT]]
+    return table
+
+
+def _put_twice_into_the_queue(s: at.State) -> None:
+    block = _first_free(s)
+    s.links[block, at.NEXT] = block
+
+
+def _free_a_held_block(s: at.State) -> None:
+    block, after = int(_runner_table(s)[at.TABLE]), _first_free(s)
+    s.links[len(s.keys), at.NEXT] = s.links[after, at.PREV] = block
+    s.links[block, at.PREV], s.links[block, at.NEXT] = len(s.keys), after
+    s.counts[at.FREE_BLOCKS] += 1
+
+
+def _lose_a_free_block(s: at.State) -> None:
+    block = _first_free(s)
+    after = s.links[block, at.NEXT]
+    s.links[len(s.keys), at.NEXT], s.links[after, at.PREV] = after, len(s.keys)
+    s.counts[at.FREE_BLOCKS] -= 1
+
+
+def _cut_a_backward_link(s: at.State) -> None:
+    s.links[s.links[_first_free(s), at.NEXT], at.PREV] = len(s.keys)
+
+
+def _hold_a_block_twice(s: at.State) -> None:
+    _runner_table(s)[at.TABLE + 1] = _runner_table(s)[at.TABLE]
+
+
+def _hold_a_free_block(s: at.State) -> None:
+    _runner_table(s)[at.TABLE] = _first_free(s)
+
+
+def _forget_a_holder(s: at.State) -> None:
+    s.links[_runner_table(s)[at.TABLE], at.REFS] -= 1
+
+
+def _run_and_wait(s: at.State) -> None:
+    s.waiting[s.counts[at.WAITING_HEAD]] = s.seats[0, at.SEAT_RUNNING]
+
+
+def _run_twice(s: at.State) -> None:
+    s.seats[1, at.SEAT_RUNNING] = s.seats[0, at.SEAT_RUNNING]
+
+
+def _lose_a_waiter(s: at.State) -> None:
+    s.counts[at.WAITING_COUNT] -= 1
+
+
+def _share_a_slot(s: at.State) -> None:
+    s.requests[s.seats[1, at.SEAT_RUNNING], at.SLOT] = s.requests[s.seats[0, at.SEAT_RUNNING], at.SLOT]
+
+
+def _key_without_a_bucket(s: at.State) -> None:
+    block = next(block for block in range(1, len(s.keys)) if not s.keys[block])
+    s.keys[block] = 12345
+
+
+def _wrong_content(s: at.State) -> None:
+    """Two held blocks with content change places, buckets and all: only what they hold is wrong."""
+    table = _runner_table(s)
+    table[at.TABLE], table[at.TABLE + 1] = int(table[at.TABLE + 1]), int(table[at.TABLE])
+
+
+def _wrong_sum(s: at.State) -> None:
+    s.counts[at.COMPUTED_RUNNING] += 1
+
+
+BREAKS: list[Callable[[at.State], None]] = [
+    _put_twice_into_the_queue, _free_a_held_block, _lose_a_free_block, _cut_a_backward_link, _hold_a_block_twice,
+    _hold_a_free_block, _forget_a_holder, _run_and_wait, _run_twice, _lose_a_waiter, _share_a_slot, _key_without_a_bucket,
+    _wrong_content, _wrong_sum,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("harm", BREAKS, ids=lambda harm: harm.__name__.strip("_"))
+def test_a_broken_state_is_noticed(harm: Callable[[at.State], None]) -> None:
+    """The checks above can fail: each way to harm a sound state is found."""
+    state = _under_way(CROWDED, 7)
+    known: dict[int, Content] = {}
+    check_state(state, CROWDED.trace, known)
+    harm(state)
+    with pytest.raises(AssertionError):
+        check_state(state, CROWDED.trace, known)

@@ -1,0 +1,279 @@
+"""The block pool's order: who is evicted first, who is found first. Worked out by hand from vLLM's rules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plimsoll.domain.trace import make_trace
+from plimsoll.simulate import layout as at
+from plimsoll.simulate import pool
+from plimsoll.simulate.settings import Settings, StepTime
+from plimsoll.simulate.start import start
+from tests.simulate.plain_parts import as_written
+
+BLOCKS = 9
+"""Eight of them can be used."""
+
+
+plain = as_written(pool)
+
+
+@pytest.fixture(autouse=True)
+def _digests_wrap_around() -> Iterator[None]:
+    """As they do in compiled code, without a warning."""
+    with np.errstate(over="ignore"):
+        yield
+
+
+class Pool:
+    """A pool of eight, and its functions without their many arguments."""
+
+    def __init__(self) -> None:
+        """All blocks are free and empty."""
+        trace = make_trace("t", [0], [1], [1])
+        state = start(trace, Settings(num_blocks=BLOCKS), StepTime(), trace.arrival_ns)
+        self.counts, self.links, self.keys = state.counts, state.links, state.keys
+
+    def take(self, how_many: int = 1) -> list[int]:
+        """The next free blocks."""
+        return [int(plain.take(self.counts, self.links, self.keys)) for _ in range(how_many)]
+
+    def name(self, block: int, key: int) -> None:
+        """Give the block content."""
+        plain.set_key(block, np.uint64(key), self.keys, self.links)
+
+    def find(self, key: int) -> int:
+        """Who has the content."""
+        return int(plain.find(np.uint64(key), self.keys, self.links))
+
+    def touch(self, block: int) -> None:
+        """One more holder."""
+        plain.touch(block, self.counts, self.links)
+
+    def give_back(self, blocks: list[int]) -> int:
+        """A request that held these blocks, in the order of its tokens, ends."""
+        table = np.array([len(blocks), 3, 0, 0, *blocks, 99], dtype=np.int32)
+        count = plain.release_table(table, self.counts, self.links, self.keys)
+        assert table[at.LENGTH] == table[at.HASHED] == 0
+        return int(count)
+
+    def queue(self) -> list[int]:
+        """The free blocks, next one first."""
+        order, block = [], int(self.links[BLOCKS, at.NEXT])
+        while block != BLOCKS + 1:
+            order.append(block)
+            block = int(self.links[block, at.NEXT])
+        assert len(order) == self.counts[at.FREE_BLOCKS]
+        return order
+
+
+def test_blocks_are_taken_in_order_of_their_numbers() -> None:
+    """At first; each has one holder then, and the null block is never among them."""
+    one = Pool()
+    assert one.take(3) == [1, 2, 3]
+    assert one.links[[1, 2, 3], at.REFS].tolist() == [1, 1, 1]
+    assert one.queue() == [4, 5, 6, 7, 8]
+
+
+def test_empty_blocks_are_taken_next_last_first() -> None:
+    """A request's blocks without content go to the front of the queue, the end of its tokens first."""
+    one = Pool()
+    blocks = one.take(3)
+    assert one.give_back(blocks) == 3
+    assert one.queue() == [3, 2, 1, 4, 5, 6, 7, 8]
+    assert one.take(4) == [3, 2, 1, 4]
+
+
+def test_the_last_to_give_back_is_taken_from_first() -> None:
+    """Of two requests with empty blocks, the later one's stand before the earlier one's."""
+    one = Pool()
+    first, second = one.take(2), one.take(2)
+    one.give_back(first)
+    one.give_back(second)
+    assert one.queue() == [4, 3, 2, 1, 5, 6, 7, 8]
+
+
+def test_blocks_with_content_are_taken_last_and_their_ends_first() -> None:
+    """They go to the end of the queue, so that the beginning of a prompt stays longest."""
+    one = Pool()
+    blocks = one.take(3)
+    for block in blocks:
+        one.name(block, 100 + block)
+    one.give_back(blocks)
+    assert one.queue() == [4, 5, 6, 7, 8, 3, 2, 1]
+
+
+def test_the_longest_unused_content_goes_first() -> None:
+    """Between requests with content the one that ended first is evicted first."""
+    one = Pool()
+    first, second = one.take(2), one.take(2)
+    for block in first + second:
+        one.name(block, 100 + block)
+    one.give_back(second)
+    one.give_back(first)
+    assert one.queue() == [5, 6, 7, 8, 4, 3, 2, 1]
+
+
+def test_a_request_s_last_block_goes_to_the_front_and_its_full_ones_to_the_end() -> None:
+    """The usual end of a request: its last block is not full and has no content to find."""
+    one = Pool()
+    blocks = one.take(3)
+    one.name(1, 101)
+    one.name(2, 102)
+    one.give_back(blocks)
+    assert one.queue() == [3, 4, 5, 6, 7, 8, 2, 1]
+
+
+def test_a_shared_block_stays_until_its_last_holder_leaves() -> None:
+    """And then takes its place in the queue as any other."""
+    one = Pool()
+    blocks = one.take(2)
+    one.name(1, 101)
+    one.touch(1)
+    one.give_back(blocks)
+    assert one.links[1, at.REFS] == 1
+    assert one.queue() == [2, 3, 4, 5, 6, 7, 8]
+    one.give_back([1])
+    assert one.queue() == [2, 3, 4, 5, 6, 7, 8, 1]
+
+
+def test_a_hit_leaves_the_queue_and_is_last_again_afterwards() -> None:
+    """A free block with content is taken out of the middle; when it comes back it is the newest."""
+    one = Pool()
+    blocks = one.take(3)
+    for block in blocks:
+        one.name(block, 100 + block)
+    one.give_back(blocks)
+    one.touch(2)
+    assert one.queue() == [4, 5, 6, 7, 8, 3, 1]
+    assert one.find(102) == 2
+    one.give_back([2])
+    assert one.queue() == [4, 5, 6, 7, 8, 3, 1, 2]
+
+
+def test_null_places_are_not_given_back() -> None:
+    """A table may have holes where a window has passed."""
+    one = Pool()
+    blocks = one.take(2)
+    assert one.give_back([0, blocks[0], 0, blocks[1]]) == 2
+    assert one.queue() == [2, 1, 3, 4, 5, 6, 7, 8]
+
+
+def test_taking_a_block_forgets_its_content() -> None:
+    """Who looks for it finds nothing, and the block has none until it is given one."""
+    one = Pool()
+    blocks = one.take(8)
+    one.name(5, 105)
+    one.give_back(blocks)
+    assert one.find(105) == 5
+    assert one.take(8) == [8, 7, 6, 4, 3, 2, 1, 5]
+    assert one.find(105) == pool.NULL
+    assert one.keys[5] == at.NO_KEY
+
+
+def test_the_first_of_equal_content_is_found() -> None:
+    """vLLM does not merge blocks: when the first is evicted the next in line is found."""
+    one = Pool()
+    one.take(4)
+    for block in (3, 1, 4):
+        one.name(block, 77)
+    assert one.find(77) == 3
+    plain.forget(3, one.keys, one.links)
+    assert one.find(77) == 1
+    one.name(3, 77)
+    assert one.find(77) == 1
+    plain.forget(4, one.keys, one.links)
+    plain.forget(1, one.keys, one.links)
+    assert one.find(77) == 3
+
+
+def test_contents_of_one_bucket_are_told_apart() -> None:
+    """Keys that fall into the same bucket do not stand for each other."""
+    one = Pool()
+    one.take(4)
+    buckets = len(one.links)
+    for block in (1, 2, 3):
+        one.name(block, 5 + block * buckets)
+    assert [one.find(5 + block * buckets) for block in (1, 2, 3, 4)] == [1, 2, 3, pool.NULL]
+    plain.forget(2, one.keys, one.links)
+    assert [one.find(5 + block * buckets) for block in (1, 2, 3)] == [1, pool.NULL, 3]
+
+
+def test_a_digest_is_never_the_sign_for_no_content() -> None:
+    """And it depends on both numbers and on their order."""
+    seen = {int(plain.mix(np.uint64(left), np.uint64(right))) for left in range(60) for right in range(60)}
+    assert len(seen) == 3600
+    assert int(at.NO_KEY) not in seen
+
+
+class Model:
+    """vLLM's pool in plain words: a list for the queue, a list of blocks for each content."""
+
+    def __init__(self) -> None:
+        """All free and empty."""
+        self.queue = list(range(1, BLOCKS))
+        self.refs = dict.fromkeys(range(1, BLOCKS), 0)
+        self.holders: dict[int, list[int]] = {}
+
+    def content(self, block: int) -> int | None:
+        """Which content the block has."""
+        return next((key for key, blocks in self.holders.items() if block in blocks), None)
+
+    def take(self) -> int:
+        """Pop the first and forget what it held."""
+        block = self.queue.pop(0)
+        key = self.content(block)
+        if key is not None:
+            self.holders[key].remove(block)
+        self.refs[block] = 1
+        return block
+
+    def give_back(self, blocks: list[int]) -> None:
+        """Last first; those without content together to the front, the others to the end."""
+        freed = []
+        for block in reversed(blocks):
+            self.refs[block] -= 1
+            if self.refs[block] == 0:
+                freed.append(block)
+        self.queue = [block for block in freed if self.content(block) is None] + self.queue
+        self.queue += [block for block in freed if self.content(block) is not None]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_any_sequence_goes_as_in_plain_words(data: st.DataObject) -> None:
+    """Taking, naming, hitting and giving back in any order: the same queue and the same finds as a list would give."""
+    real, model = Pool(), Model()
+    tables: list[list[int]] = []
+    for _ in range(data.draw(st.integers(1, 25))):
+        deed = data.draw(st.sampled_from(["take", "take", "name", "hit", "end"]))
+        if deed == "take" and model.queue:
+            size = data.draw(st.integers(1, min(3, len(model.queue))))
+            tables.append([model.take() for _ in range(size)])
+            assert real.take(size) == tables[-1]
+        elif deed == "name" and tables:
+            block = data.draw(st.sampled_from(tables[-1]))
+            if model.content(block) is None:
+                key = data.draw(st.sampled_from([3, 3 + BLOCKS + 2, 4]))
+                model.holders.setdefault(key, []).append(block)
+                real.name(block, key)
+        elif deed == "hit":
+            block = real.find(data.draw(st.sampled_from([3, 4])))
+            if block != pool.NULL:
+                model.refs[block] += 1
+                model.queue = [one for one in model.queue if one != block]
+                real.touch(block)
+                tables.append([block])
+        elif deed == "end" and tables:
+            table = tables.pop(data.draw(st.integers(0, len(tables) - 1)))
+            model.give_back(table)
+            real.give_back(table)
+        assert real.queue() == model.queue
+        assert real.links[1:BLOCKS, at.REFS].tolist() == list(model.refs.values())
+        for key in (3, 3 + BLOCKS + 2, 4):
+            assert real.find(key) == (model.holders.get(key) or [pool.NULL])[0]

@@ -1,0 +1,332 @@
+"""A whole run: repeatable, honest about what it cannot do, and right in small cases that can be worked out by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from plimsoll.domain.trace import Integers, Trace, make_trace
+from plimsoll.errors import BadInput
+from plimsoll.simulate import layout as at
+from plimsoll.simulate.clock import Record, advance
+from plimsoll.simulate.replay import FOREVER, LOG_ROWS, replay, speed_up
+from plimsoll.simulate.result import NEVER, STEP_COLUMNS, Replay
+from plimsoll.simulate.settings import Group, Settings, StepTime
+from plimsoll.simulate.start import start
+from tests.simulate.busy_runs import BUSY_SETTINGS, REQUEST_ARRAYS, busy_run, busy_trace
+
+AT = {name: place for place, name in enumerate(STEP_COLUMNS)}
+MS = 1_000_000
+TICK = StepTime(base_ns=10, token_ns=0, seq_ns=0, ctx_ps=0)
+"""Every step takes ten: stamps count steps."""
+
+
+def _trace(requests: Sequence[tuple[int, int, int]], ids: list[list[int]] | None = None, block: int = 16) -> Trace:
+    """Requests as (arrival, prompt, output)."""
+    arrivals, prompts, outputs = zip(*requests, strict=True)
+    return make_trace("small", arrivals, prompts, outputs, None, ids, block)
+
+
+def _run(trace: Trace, settings: Settings, step_time: StepTime = TICK) -> tuple[Replay, Integers]:
+    """The run and all of its step rows."""
+    pieces: list[Integers] = []
+    run = replay(trace, settings, step_time, on_steps=lambda rows: pieces.append(rows.copy()))
+    return run, np.concatenate(pieces)
+
+
+def _column(rows: Integers, name: str) -> list[int]:
+    return [int(value) for value in rows[:, AT[name]]]
+
+
+@pytest.mark.parametrize("name", BUSY_SETTINGS)
+def test_the_same_input_gives_the_same_run(name: str) -> None:
+    """Twice in one process, to the last stamp and row; and the run is one in which something happens."""
+    (one, rows), (other, again) = busy_run(name), busy_run(name)
+    assert one.totals == other.totals
+    assert np.array_equal(rows, again)
+    for column in REQUEST_ARRAYS:
+        assert np.array_equal(getattr(one, column), getattr(other, column)), column
+    assert one.totals.preemptions > 0
+    assert one.totals.hit_tokens > 0
+    assert one.totals.finished == 60
+
+
+def test_one_request_by_hand() -> None:
+    """Base, tokens, requests and context in the time of each step; one token each; blocks grow when they are needed."""
+    run, rows = _run(_trace([(0, 31, 3)]), Settings(), StepTime(1000, 100, 10, 2000))
+    assert _column(rows, "sched_tokens") == [31, 1, 1]
+    assert _column(rows, "ctx_tokens") == [31, 32, 33]
+    assert _column(rows, "used_blocks") == [2, 2, 3]
+    assert _column(rows, "waste_slots") == [1, 0, 15]
+    first, second, third = 1000 + 3100 + 10 + 62, 1000 + 100 + 10 + 64, 1000 + 100 + 10 + 66
+    assert _column(rows, "t_end_ns") == [first, first + second, first + second + third]
+    assert (run.first_sched_ns.tolist(), run.first_token_ns.tolist()) == ([0], [first])
+    assert run.finish_ns.tolist() == [run.totals.end_ns] == [first + second + third]
+    assert (run.totals.busy_ns, run.totals.peak_blocks, run.totals.scheduled_tokens) == (run.totals.end_ns, 3, 33)
+    assert run.usage_ns[:4].tolist() == [0, 0, first + second, third]
+
+
+def test_a_prompt_is_computed_in_chunks() -> None:
+    """No step takes more than the budget; only the last chunk gives a token."""
+    settings = Settings(max_num_batched_tokens=40, max_num_seqs=4)
+    run, rows = _run(_trace([(0, 100, 2)]), settings)
+    assert _column(rows, "sched_tokens") == [40, 40, 20, 1]
+    assert run.first_token_ns.tolist() == [30]
+
+
+def test_a_threshold_keeps_a_long_prompt_from_taking_all() -> None:
+    """No chunk is longer than it while others are there; alone there is nobody to protect."""
+    settings = Settings(long_prefill_token_threshold=10)
+    assert _column(_run(_trace([(0, 25, 1), (0, 25, 1)]), settings)[1], "sched_tokens") == [20, 20, 10]
+    assert _column(_run(_trace([(0, 25, 1)]), settings)[1], "sched_tokens") == [25]
+
+
+def test_without_chunks_a_prompt_waits_for_a_step_that_takes_it_whole() -> None:
+    """Sixty of a hundred tokens are taken: another sixty do not fit any more, and nobody overtakes them."""
+    settings = Settings(max_num_seqs=8, max_num_batched_tokens=100, max_model_len=100)
+    trace = _trace([(0, 60, 1), (0, 60, 1), (0, 10, 1)])
+    assert _column(_run(trace, settings._replace(chunked_prefill=False))[1], "sched_tokens") == [60, 70]
+    assert _column(_run(trace, settings)[1], "sched_tokens") == [100, 30]
+
+
+def test_a_watermark_is_kept_free_while_something_runs() -> None:
+    """Two of eleven blocks: the second request fits but for them, and waits; the first one, alone, may have them all."""
+    trace = _trace([(0, 100, 5), (0, 40, 5), (1000, 150, 5)])
+    settings = Settings(num_blocks=11, max_num_seqs=4)
+    assert replay(trace, settings, TICK).first_sched_ns.tolist() == [0, 0, 1000]
+    assert replay(trace, settings._replace(watermark=0.2), TICK).first_sched_ns.tolist() == [0, 50, 1000]
+
+
+def test_the_whole_prompt_must_fit_before_its_first_chunk() -> None:
+    """Three blocks are free and four needed: it waits, unless that is switched off and only the first chunk is asked for."""
+    trace = _trace([(0, 100, 5), (20, 64, 1)])
+    settings = Settings(num_blocks=11, max_num_seqs=4, max_num_batched_tokens=40)
+    assert replay(trace, settings, TICK).first_sched_ns.tolist() == [0, 70]
+    assert replay(trace, settings._replace(reserve_full_isl=False), TICK).first_sched_ns.tolist() == [0, 20]
+
+
+def test_one_token_of_output_ends_with_the_prompt() -> None:
+    """The only token comes with the prompt's last chunk and never gets a block of its own."""
+    run, rows = _run(_trace([(0, 32, 1)]), Settings())
+    assert (len(rows), _column(rows, "used_blocks")) == (1, [2])
+    assert run.first_token_ns.tolist() == run.finish_ns.tolist() == [10]
+    assert run.produced.tolist() == [1]
+
+
+@pytest.mark.parametrize(("prompt", "hit"), [(31, 16), (32, 16), (33, 32), (48, 32), (49, 48), (16, 0)])
+def test_a_repeated_prompt_hits_all_blocks_but_the_last_token_s(prompt: int, hit: int) -> None:
+    """At least one token must be computed: a prompt of exactly k blocks hits k - 1 of them."""
+    trace = _trace([(0, prompt, 1), (1000, prompt, 1)], [[1, 2, 3, 4]] * 2)
+    run, _ = _run(trace, Settings())
+    assert run.cached_tokens.tolist() == [0, hit]
+    assert (run.totals.hit_tokens, run.totals.query_tokens) == (hit, 2 * prompt)
+
+
+def test_blocks_are_shared_while_both_run() -> None:
+    """The second holder counts in the tables, not in the pool."""
+    run, rows = _run(_trace([(0, 40, 9), (20, 40, 9)], [[1, 2, 3]] * 2), Settings())
+    assert _column(rows, "used_blocks")[2] == 4
+    assert _column(rows, "table_blocks")[2] == 6
+    assert run.cached_tokens.tolist() == [0, 32]
+
+
+def test_beginnings_that_differ_do_not_hit() -> None:
+    """Another first id is other content, whatever follows; and without ids nothing is shared."""
+    differ, _ = _run(_trace([(0, 48, 1), (1000, 48, 1)], [[1, 2, 3], [9, 2, 3]]), Settings())
+    unknown, _ = _run(_trace([(0, 48, 1), (1000, 48, 1)]), Settings())
+    switched_off, rows = _run(_trace([(0, 48, 1), (1000, 48, 1)], [[1, 2, 3]] * 2), Settings(prefix_caching=False))
+    assert differ.totals.hit_tokens == unknown.totals.hit_tokens == switched_off.totals.hit_tokens == 0
+    assert _column(rows, "query_tokens_cum") == [0, 0]
+
+
+def test_too_long_requests_are_rejected_and_the_others_run() -> None:
+    """One token more than the model takes, or than the pool holds beside the null block; exactly as many is accepted."""
+    trace = _trace([(0, 90, 10), (0, 91, 10), (0, 10, 1)])
+    by_model = replay(trace, Settings(max_model_len=100), TICK)
+    by_pool = replay(trace, Settings(num_blocks=11, block_size=10), TICK)
+    for run in (by_model, by_pool):
+        assert run.is_rejected.tolist() == [False, True, False]
+        assert (run.totals.finished, run.totals.rejected) == (2, 1)
+        assert (run.finish_ns[1], run.first_sched_ns[1], run.produced[1]) == (NEVER, NEVER, 0)
+        assert run.produced.tolist() == [10, 0, 1]
+
+
+def test_only_rejected_requests_make_no_step() -> None:
+    """There is nothing to do, and that is a result."""
+    run = replay(_trace([(0, 90, 10), (50, 91, 10)]), Settings(max_model_len=20), TICK)
+    assert (run.totals.rejected, run.totals.steps, run.totals.busy_ns) == (2, 0, 0)
+
+
+def test_an_empty_trace_is_an_empty_run() -> None:
+    """No request, no step, no error."""
+    run = replay(make_trace("none", [], [], []))
+    assert set(run.totals) == {0}
+    assert len(run.finish_ns) == 0
+
+
+def test_idle_time_is_not_busy_time() -> None:
+    """With nothing to run the clock jumps to the next arrival."""
+    run, rows = _run(_trace([(0, 5, 1), (1000, 5, 1)]), Settings())
+    assert _column(rows, "t_start_ns") == [0, 1000]
+    assert (run.totals.busy_ns, run.totals.end_ns) == (20, 1010)
+
+
+def test_equal_priorities_go_by_the_text_of_their_number() -> None:
+    """vLLM compares ids as text, so of twelve that arrive at once the eleventh goes before the third."""
+    settings = Settings(max_num_seqs=1, policy="priority")
+    run = replay(_trace([(0, 5, 1)] * 12), settings, TICK)
+    assert np.argsort(run.first_sched_ns).tolist() == [0, 1, 10, 11, 2, 3, 4, 5, 6, 7, 8, 9]
+    assert np.argsort(replay(_trace([(0, 5, 1)] * 12), Settings(max_num_seqs=1), TICK).first_sched_ns).tolist() == [*range(12)]
+
+
+def test_priority_goes_before_arrival_and_arrival_before_number() -> None:
+    """Lower goes first; the first come, first served policy does not look at it."""
+    trace = make_trace("t", [0, 1, 1, 2], [5] * 4, [4, 1, 1, 1], [0, 5, 5, -1])
+    settings = Settings(max_num_seqs=1)
+    by_priority = replay(trace, settings._replace(policy="priority"), TICK)
+    assert np.argsort(by_priority.first_sched_ns).tolist() == [0, 3, 1, 2]
+    assert np.argsort(replay(trace, settings, TICK).first_sched_ns).tolist() == [0, 1, 2, 3]
+
+
+def test_the_least_urgent_gives_way() -> None:
+    """By priority, whoever runs; first come, first served, the last that was let in."""
+    trace = make_trace("t", [0, 0], [16, 16], [30, 30], [1, 0])
+    settings = Settings(num_blocks=6, max_num_seqs=2, max_num_batched_tokens=64)
+    assert replay(trace, settings, TICK).preemptions.tolist() == [0, 1]
+    assert replay(trace, settings._replace(policy="priority"), TICK).preemptions.tolist() == [1, 0]
+
+
+def test_a_preempted_request_hits_its_own_blocks() -> None:
+    """It comes back with all that it had, finds its full blocks but the one taken meanwhile, and computes the rest again."""
+    run, rows = _run(_trace([(0, 32, 30), (0, 32, 20)]), Settings(num_blocks=7, max_num_seqs=2, max_num_batched_tokens=64))
+    assert run.preemptions.tolist() == [0, 1]
+    assert run.cached_tokens.tolist() == [0, 0]  # of first admissions alone
+    totals = run.totals
+    assert (totals.preemptions, totals.preempted_requests) == (1, 1)
+    assert (totals.resumed_query_tokens, totals.resumed_hit_tokens) == (49, 48 - 16)
+    assert totals.recomputed_tokens == 48 - 32
+    assert totals.scheduled_tokens == 32 + 29 + 32 + 19 + totals.recomputed_tokens
+    assert sum(_column(rows, "resumed")) == sum(_column(rows, "preempted")) == 1
+    assert run.produced.tolist() == [30, 20]
+
+
+def test_without_the_cache_all_is_computed_again() -> None:
+    """The same preemption, and nothing to come back to."""
+    settings = Settings(num_blocks=7, max_num_seqs=2, max_num_batched_tokens=64, prefix_caching=False)
+    run, _ = _run(_trace([(0, 32, 30), (0, 32, 20)]), settings)
+    assert (run.totals.preemptions, run.totals.resumed_hit_tokens, run.totals.recomputed_tokens) == (1, 0, 48)
+
+
+def test_two_batches_are_under_way_with_async_scheduling() -> None:
+    """The next step is decided while one runs: tokens are the same, and a step starts when the last one ends."""
+    trace = _trace([(0, 20, 8), (0, 20, 3)])
+    plain, _ = _run(trace, Settings())
+    run, rows = _run(trace, Settings(async_scheduling=True))
+    assert run.produced.tolist() == plain.produced.tolist() == [8, 3]
+    assert run.finish_ns.tolist() == plain.finish_ns.tolist()
+    starts, ends = _column(rows, "t_start_ns"), _column(rows, "t_end_ns")
+    assert starts[1:] == ends[:-1]
+
+
+def test_a_table_of_step_times_replaces_the_line() -> None:
+    """by_tokens[T] is the cost of T tokens; requests and context are added to it."""
+    table = np.arange(2049, dtype=np.int64) ** 2
+    run, _ = _run(_trace([(0, 30, 2)]), Settings(), StepTime(seq_ns=7, ctx_ps=0, by_tokens=table))
+    assert run.finish_ns.tolist() == [900 + 7 + 1 + 7]
+
+
+def test_speed_up_divides_arrivals() -> None:
+    """Rounded down to the nanosecond, and told in the result; the trace itself stays as it is."""
+    trace = _trace([(0, 5, 1), (1000, 5, 1), (2001, 5, 1)])
+    assert speed_up(trace, 1.0).tolist() == [0, 1000, 2001]
+    assert speed_up(trace, 3).tolist() == [0, 333, 667]
+    run = replay(trace, step_time=TICK, speedup=1e15)
+    assert (run.arrival_ns.tolist(), run.totals.steps) == ([0, 0, 0], 1)
+    assert run.trace.arrival_ns.tolist() == [0, 1000, 2001]
+    assert replay(trace, step_time=TICK, speedup=0.5).arrival_ns.tolist() == [0, 2000, 4002]
+
+
+@pytest.mark.parametrize("factor", [0.0, -1.0, float("nan")])
+def test_a_speed_up_must_be_above_zero(factor: float) -> None:
+    """Anything else is refused in one line that names the option."""
+    with pytest.raises(BadInput, match=r"^--speedup must be above 0, not"):
+        replay(_trace([(0, 5, 1)]), speedup=factor)
+
+
+def test_pieces_of_the_step_log_make_the_whole() -> None:
+    """A run of more steps than the log's room comes in several pieces, without a gap, and progress reaches the end."""
+    pieces: list[Integers] = []
+    progress: list[tuple[int, int]] = []
+    long = LOG_ROWS + 1000
+    trace = _trace([(0, 100, long), (5, 100, 20), (5, 200_000, 1)])
+    run = replay(
+        trace, Settings(max_model_len=100_000), TICK, on_steps=lambda rows: pieces.append(rows.copy()),
+        on_progress=lambda done, of: progress.append((done, of)),
+    )  # fmt: skip
+    rows = np.concatenate(pieces)
+    assert [len(piece) for piece in pieces] == [LOG_ROWS, run.totals.steps - LOG_ROWS]
+    assert _column(rows, "step") == list(range(run.totals.steps))
+    assert _column(rows, "t_end_ns")[:-1] == _column(rows, "t_start_ns")[1:]
+    assert sum(_column(rows, "sched_tokens")) == run.totals.scheduled_tokens == 100 + long - 1 + 100 + 19
+    assert (progress[-1], sorted(progress)) == ((3, 3), progress)
+
+
+def test_the_log_changes_nothing() -> None:
+    """With and without step rows the run is the same."""
+    run, _ = busy_run("plain")
+    assert replay(busy_trace(), BUSY_SETTINGS["plain"]).totals == run.totals
+
+
+def test_wall_time_is_what_the_clock_says() -> None:
+    """The clock is read before and after the steps; without one the time is not known."""
+    readings = iter([5.0, 7.5])
+    assert replay(_trace([(0, 5, 1)]), clock=lambda: next(readings)).wall_seconds == 2.5
+    assert replay(_trace([(0, 5, 1)])).wall_seconds == 0.0
+
+
+@pytest.mark.parametrize("name", ["async", "hybrid"])
+def test_a_run_can_be_stopped_at_any_time_and_go_on(name: str) -> None:
+    """In slices of simulated time the run is the one made in one go."""
+    trace, settings = busy_trace(), BUSY_SETTINGS[name]
+    state = start(trace, settings, StepTime(), trace.arrival_ns)
+    record = Record(
+        StepTime().table(settings.max_num_batched_tokens),
+        np.zeros(settings.num_blocks, dtype=np.int64),
+        np.zeros((0, len(STEP_COLUMNS)), dtype=np.int64),
+    )
+    until = 0
+    while not state.counts[at.DONE]:
+        until = max(until, int(state.counts[at.NOW])) + 3 * MS
+        advance(state, None if state.limits[at.SIMPLE] else 1, record, FOREVER, until)
+        assert state.counts[at.DONE] or state.counts[at.NOW] >= until
+    whole = replay(trace, settings)
+    assert state.stamps[:, at.FINISH].tolist() == whole.finish_ns.tolist()
+    assert record.usage_ns.tolist() == whole.usage_ns.tolist()
+
+
+def test_a_run_that_is_stuck_says_so() -> None:
+    """A prompt that no empty pool can take would wait for ever in vLLM: one line that says what to change."""
+    groups = (Group("full", 16), Group("sliding", 16, 64))
+    settings = Settings(num_blocks=9, max_num_batched_tokens=64, max_num_seqs=4, max_model_len=512, groups=groups)
+    with pytest.raises(BadInput) as caught:
+        replay(_trace([(0, 100, 4), (0, 5, 1)]), settings)
+    assert "2 requests wait" in str(caught.value)
+    assert "--num-blocks" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_run_without_end_says_so() -> None:
+    """Two requests that push each other out for ever, as they do in vLLM: one line, after a moment, with what to change."""
+    trace = _trace([(0, 7, 2), (0, 7, 4)])
+    settings = Settings(
+        num_blocks=4, block_size=4, max_num_seqs=2, max_model_len=40, prefix_caching=False, long_prefill_token_threshold=1,
+        reserve_full_isl=False, policy="priority",
+    )  # fmt: skip
+    with pytest.raises(BadInput) as caught:
+        replay(trace, settings)
+    assert "keep preempting each other" in str(caught.value)
+    assert "--num-blocks" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert replay(trace, settings._replace(num_blocks=7)).totals.finished == 2

@@ -1,0 +1,112 @@
+"""The numbers of a run: equal to those vLLM's own scheduler gave, and honest where there is nothing to count."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from plimsoll.simulate.settings import Group, Settings
+from plimsoll.simulate.summary import ROUGH_GUIDE, Latencies, Latency, Summary, latencies_of, percentile, summarise
+from tests.simulate.golden_runs import GOLDEN, NO_GOLDEN, golden_replay, golden_summary, hand_made
+
+MS = 1_000_000
+# req arrival first_sched first_token finish prompt output preemptions cached
+TWO = [[0, 0, 0, 10 * MS, 30 * MS, 100, 3, 0, 0], [1, 0, 10 * MS, 20 * MS, 20 * MS, 100, 1, 1, 0]]
+# t_start t_end running waiting tokens preempted used waste
+STEPS = [[0, 10 * MS, 1, 1, 100, 0, 5, 8], [10 * MS, 20 * MS, 2, 0, 101, 1, 10, 16], [20 * MS, 40 * MS, 1, 0, 1, 0, 2, 4]]
+
+
+@pytest.mark.skipif(not GOLDEN.is_dir(), reason=NO_GOLDEN)
+@pytest.mark.parametrize("name", ["A", "B", "B2", "B_async", "C", "R", "Z"])
+def test_agrees_with_vllm_s_own_scheduler(name: str) -> None:
+    """Every figure that the recorded run printed comes out of its rows to the digit, or to float rounding."""
+    said, got = golden_summary(name), summarise(golden_replay(name))
+    for ours, theirs in (
+        (got.requests, "requests"), (got.finished, "finished"), (got.rejected, "rejected"), (got.steps, "steps"),
+        (got.preemptions, "preemptions"), (got.preempted_requests, "preempted_requests"),
+        (got.scheduled_tokens, "scheduled_tokens"), (got.peak_running, "peak_running"), (got.peak_waiting, "peak_waiting"),
+        (got.sim_seconds, "sim_seconds"), (got.busy_seconds, "busy_seconds"), (got.prefix.hit_rate, "prefix_hit_rate"),
+    ):  # fmt: skip
+        assert ours == said[theirs], theirs
+    assert got.kv_usage.mean == pytest.approx(said["kv_usage_mean"], rel=1e-12)
+    assert got.kv_usage.peak == said["kv_usage_peak"]
+    assert got.waste.mean_percent == pytest.approx(100 * said["waste_slot_fraction"], rel=1e-12)
+    for latency, key in ((got.ttft, "ttft_ms"), (got.tpot, "tpot_ms"), (got.e2e, "e2e_ms"), (got.queue, "queue_ms")):
+        ours_ms = [1000 * value for value in (latency.p50, latency.p90, latency.p99) if value is not None]
+        assert ours_ms == pytest.approx([said[key][p] for p in ("50", "90", "99")], rel=1e-12), key
+
+
+def test_times_are_seconds_of_finished_requests() -> None:
+    """Each latency is counted from arrival, and time per token leaves out a request of one token."""
+    times = latencies_of(hand_made(TWO, STEPS))
+    assert times.ttft.tolist() == [0.01, 0.02]
+    assert times.tpot.tolist() == [0.01]
+    assert times.e2e.tolist() == [0.02, 0.03]
+    assert times.queue.tolist() == [0.0, 0.01]
+
+
+def test_cache_use_is_weighted_by_busy_time() -> None:
+    """Half of the time 2 of 10 blocks were used, a quarter 5 and a quarter all of them."""
+    usage = summarise(hand_made(TWO, STEPS)).kv_usage
+    assert usage.mean == pytest.approx(0.475)
+    assert (usage.p50, usage.p99, usage.peak, usage.nearly_full) == (0.5, 1.0, 1.0, 0.25)
+
+
+def test_waste_is_a_share_of_the_used_slots() -> None:
+    """Time-weighted: 8 empty slots on average, of 4.75 blocks of 16."""
+    waste = summarise(hand_made(TWO, STEPS)).waste
+    assert waste.mean_slots == pytest.approx(8.0)
+    assert waste.mean_percent == pytest.approx(100 * 8 / (4.75 * 16))
+
+
+def test_waste_in_percent_is_unknown_for_mixed_block_sizes() -> None:
+    """A slot of one group is not a slot of another, so there is no share to give."""
+    mixed = Settings(num_blocks=11, groups=(Group(block_size=16), Group("mamba", 64)))
+    same = Settings(num_blocks=11, groups=(Group(block_size=32), Group("sliding", 32, 128)))
+    assert summarise(hand_made(TWO, STEPS, mixed)).waste.mean_percent is None
+    assert summarise(hand_made(TWO, STEPS, same)).waste.mean_percent == pytest.approx(100 * 8 / (4.75 * 32))
+
+
+def test_an_empty_run_is_unknown_not_zero() -> None:
+    """Without a request there is no latency, no use and no waste to speak of."""
+    got = summarise(hand_made([], []))
+    assert (got.requests, got.finished, got.steps, got.sim_seconds) == (0, 0, 0, 0.0)
+    assert {got.ttft, got.tpot, got.e2e, got.queue} == {Latency(None, None, None, None)}
+    assert set(got.kv_usage) == set(got.waste) == set(got.throughput) == {None}
+    assert got.recomputed_share == 0.0
+
+
+def test_requests_that_never_finished_are_left_out() -> None:
+    """A rejected or cut-off request has no latency."""
+    got = summarise(hand_made([*TWO, [2, 0, -1, -1, -1, 100, 0, 0, 0]], STEPS, rejected=1))
+    assert (got.requests, got.finished, got.rejected) == (4, 2, 1)
+    assert got.ttft.mean == pytest.approx(0.015)
+
+
+def test_throughput_is_over_simulated_time() -> None:
+    """Four tokens and two requests in 40 ms."""
+    assert summarise(hand_made(TWO, STEPS)).throughput == pytest.approx((100.0, 50.0))
+
+
+@pytest.mark.parametrize(("percent", "count", "place"), [(50, 1, 0), (99, 1, 0), (50, 2, 1), (90, 10, 9), (99, 200, 198)])
+def test_percentile_is_an_element(percent: int, count: int, place: int) -> None:
+    """The element at int(p / 100 * n), never between two."""
+    assert percentile(np.arange(count, dtype=np.float64), percent) == place
+
+
+def test_says_how_far_its_times_can_be_trusted() -> None:
+    """A rough guide unless a fit says otherwise."""
+    run = hand_made(TWO, STEPS)
+    assert summarise(run).step_time_label == ROUGH_GUIDE
+    assert not summarise(run).is_fitted
+    assert summarise(run, fitted="fitted: 4 % off").is_fitted
+
+
+def test_field_names_are_the_contract() -> None:
+    """The JSON of the command is made of these names."""
+    wanted = (
+        "requests finished rejected steps sim_seconds wall_seconds preemptions preempted_requests peak_blocks kv_usage "
+        "waste prefix recomputed_tokens ttft tpot e2e queue"
+    )
+    assert set(wanted.split()) <= set(Summary._fields)
+    assert set(Latencies._fields) == {"ttft", "tpot", "e2e", "queue"}
