@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -127,6 +128,32 @@ def test_a_file_that_is_no_trace(text: str, said: str, tmp_path: Path, capsys: p
     assert str(tmp_path) in complaint(capsys)
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "--rate"),
+        (["--rate", "nan"], "--rate"),
+        (["--rate", "inf"], "--rate"),
+        (["--rate", "-1"], "--rate"),
+        (["--rate", "0"], "--rate"),
+        (["--rate", "fast"], "fast"),
+        (["--arrivals", "poisson"], "--rate"),
+        (["--arrivals", "never", "--rate", "3"], "never"),
+        (["--arrivals", "bursty", "--rate", "3", "--burstiness", "0"], "--burstiness"),
+        (["--rate", "3", "--seed", "-1"], "--seed"),
+        (["--seed", "1"], "--seed"),
+        (["--rate", "3", "--trace-block-size", "0"], "--trace-block-size"),
+        (["--rate", "3", "--trace-block-size", "99999999999"], "--trace-block-size"),
+    ],
+)
+def test_arrivals_that_cannot_be(words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Lengths alone with a rate or a process that says nothing."""
+    trace = tmp_path / "lengths.csv"
+    trace.write_text("prompt_tokens,completion_tokens\n100,10\n100,10\n", encoding="utf-8")
+    assert main(["simulate", str(trace), *words]) == 2
+    assert said in complaint(capsys)
+
+
 def _plan(**changes: object) -> dict[str, object]:
     kv = {"num_blocks": 100, "block_size": 16, "max_model_len": 4096, "groups": [{"kind": "full", "block_size": 16}]}
     limits = {"max_num_seqs": 4, "max_num_batched_tokens": 2048}
@@ -191,6 +218,36 @@ def test_a_disk_that_is_full(name: str, capsys: pytest.CaptureFixture[str]) -> N
 def _python(code: str, *, path: Path | None = None) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, **({"PYTHONPATH": str(path)} if path else {})}
     return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+
+
+def test_an_interruption(tmp_path: Path) -> None:
+    """Ctrl-C in the middle of a run is one line and exit code 130."""
+    pipe = tmp_path / "steps"
+    os.mkfifo(pipe)
+    words = ["simulate", "synthetic:requests=3000,rate=1", "--steps", str(pipe)]
+    with subprocess.Popen(
+        [sys.executable, "-m", "plimsoll", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as run:
+        with pipe.open() as steps:  # until it is read from, the run cannot go on: it is in the middle for certain
+            assert steps.readline().startswith("step,")
+            run.send_signal(signal.SIGINT)
+            while steps.read(1 << 20):
+                pass
+        out, err = run.communicate()
+    assert run.returncode == 130
+    assert out == ""
+    assert err.removeprefix(COMPILING + "\n") == "plimsoll: interrupted\n"
+
+
+def test_a_reader_that_went_away() -> None:
+    """`| head` is nobody's fault: exit 0 and not a word."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    words = [sys.executable, "-m", "plimsoll", "simulate", SMALL, "--json"]
+    done = subprocess.run(words, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writing)
+    assert done.returncode == 0
+    assert done.stderr.removeprefix(COMPILING + "\n") == ""
 
 
 def test_without_numpy(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plimsoll.report.simulate_html import page
-from plimsoll.simulate.result import BlockMap, Replay
+from plimsoll.simulate.result import AtBlockSize, BlockMap, Replay
 from plimsoll.simulate.series import SeriesBuilder
 from plimsoll.simulate.settings import Group, Settings, StepTime
 from plimsoll.simulate.summary import summarise
@@ -22,7 +22,7 @@ from tests.simulate.golden_runs import GOLDEN, NO_GOLDEN, golden_replay, golden_
 MS = 1_000_000
 REQUESTS = [[0, 0, 0, 10 * MS, 30 * MS, 100, 3, 0, 0], [1, 0, 10 * MS, 20 * MS, 20 * MS, 100, 1, 1, 0]]
 STEPS = [[0, 10 * MS, 1, 1, 100, 0, 5, 8], [10 * MS, 20 * MS, 2, 0, 101, 1, 10, 16], [20 * MS, 40 * MS, 1, 0, 1, 0, 2, 4]]
-SIZES = [(8, 0.3, 0.5, 3, 20.0), (16, 0.6, 0.4, 2, 10.0), (32, None, None, 1, None)]
+SIZES = [AtBlockSize(8, 0.3, 0.5, 3, 20.0), AtBlockSize(16, 0.6, 0.4, 2, 10.0), AtBlockSize(32, None, 0.0, 1, 5.0)]
 MAP = BlockMap(np.arange(6, dtype=np.int64) * 10**9, np.arange(66, dtype=np.uint8).reshape(6, 11) % 5)
 SECRET = "hf_" + "abcdefghijklmnopqrstuvwxyzABCDEFGH"
 HOSTILE = "\"><script>alert('x')</script><img src=//evil.example/x onerror=alert(1)>]]>--></style>\x1b[31m"

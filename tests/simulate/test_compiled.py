@@ -134,7 +134,7 @@ def test_without_numba_everything_is_the_same(tmp_path: Path) -> None:
     (tmp_path / "numba.py").write_text("raise ImportError('there is no numba here')\n")
     is_there = _python("-c", "from plimsoll.simulate.compiled import HAS_NUMBA; print(HAS_NUMBA)", FIRST=str(tmp_path))
     assert is_there.strip() == "False"
-    slow = json.loads(_python("-W", "ignore", "-m", "tests.simulate.busy_runs", FIRST=str(tmp_path)))
+    slow = json.loads(_python("-W", "error", "-m", "tests.simulate.busy_runs", FIRST=str(tmp_path)))
     for name in BUSY_SETTINGS:
         assert slow[name] == told(name), name
 

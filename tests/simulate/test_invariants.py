@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from plimsoll.domain.trace import Trace, make_trace
 from plimsoll.simulate import layout as at
 from plimsoll.simulate.clock import Record, advance
-from plimsoll.simulate.replay import FOREVER, replay
-from plimsoll.simulate.result import STEP_COLUMNS
+from plimsoll.simulate.replay import FOREVER, new_record, replay
 from plimsoll.simulate.settings import Group, Settings, StepTime
 from plimsoll.simulate.start import start
 from tests.simulate.state_checks import Content, check_end, check_rows, check_state
@@ -104,11 +103,7 @@ def _cases(draw: st.DrawFn, *, hybrid: bool) -> Case:
 
 def _start(case: Case) -> tuple[at.State, int | None, Record]:
     state = start(case.trace, case.settings, case.step_time, case.trace.arrival_ns)
-    record = Record(
-        case.step_time.table(case.settings.max_num_batched_tokens),
-        np.zeros(case.settings.num_blocks, dtype=np.int64),
-        np.zeros((8, len(STEP_COLUMNS)), dtype=np.int64),
-    )
+    record = new_record(case.settings, case.step_time, log_rows=8)
     return state, None if state.limits[at.SIMPLE] else 1, record
 
 

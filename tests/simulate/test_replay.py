@@ -10,8 +10,8 @@ import pytest
 from plimsoll.domain.trace import Integers, Trace, make_trace
 from plimsoll.errors import BadInput
 from plimsoll.simulate import layout as at
-from plimsoll.simulate.clock import Record, advance
-from plimsoll.simulate.replay import FOREVER, LOG_ROWS, replay, speed_up
+from plimsoll.simulate.clock import advance
+from plimsoll.simulate.replay import FOREVER, LOG_ROWS, new_record, replay, speed_up
 from plimsoll.simulate.result import NEVER, STEP_COLUMNS, Replay
 from plimsoll.simulate.settings import Group, Settings, StepTime
 from plimsoll.simulate.start import start
@@ -291,11 +291,7 @@ def test_a_run_can_be_stopped_at_any_time_and_go_on(name: str) -> None:
     """In slices of simulated time the run is the one made in one go."""
     trace, settings = busy_trace(), BUSY_SETTINGS[name]
     state = start(trace, settings, StepTime(), trace.arrival_ns)
-    record = Record(
-        StepTime().table(settings.max_num_batched_tokens),
-        np.zeros(settings.num_blocks, dtype=np.int64),
-        np.zeros((0, len(STEP_COLUMNS)), dtype=np.int64),
-    )
+    record = new_record(settings, StepTime())
     until = 0
     while not state.counts[at.DONE]:
         until = max(until, int(state.counts[at.NOW])) + 3 * MS

@@ -14,7 +14,7 @@ from plimsoll.errors import BadInput
 from plimsoll.simulate import layout as at
 from plimsoll.simulate import start as start_module
 from plimsoll.simulate.settings import Group, Settings, StepTime
-from plimsoll.simulate.start import MOST_TOKENS, check, groups_of, longest_of, start
+from plimsoll.simulate.start import MOST_BLOCKS, MOST_BUDGET, MOST_TOKENS, check, groups_of, start, too_long
 
 REFUSED: list[tuple[Settings, tuple[str, ...]]] = [
     (Settings(block_size=0), ("--block-size", "at least 1", "0")),
@@ -23,7 +23,8 @@ REFUSED: list[tuple[Settings, tuple[str, ...]]] = [
     (Settings(max_model_len=0), ("--max-model-len", "at least 1", "0")),
     (Settings(num_blocks=1), ("--num-blocks", "at least 2", "null block")),
     (Settings(num_blocks=-3), ("--num-blocks", "-3")),
-    (Settings(num_blocks=MOST_TOKENS + 1), ("--num-blocks", str(MOST_TOKENS))),
+    (Settings(num_blocks=MOST_BLOCKS + 1), ("--num-blocks", str(MOST_BLOCKS))),
+    (Settings(max_num_batched_tokens=MOST_BUDGET + 1), ("--max-num-batched-tokens", str(MOST_BUDGET))),
     (Settings(max_model_len=MOST_TOKENS + 1), ("--max-model-len", str(MOST_TOKENS))),
     (Settings(long_prefill_token_threshold=-1), ("--long-prefill-token-threshold", "0 (off)")),
     (Settings(watermark=1.0), ("--watermark", "between 0 and 1", "1.0")),
@@ -97,10 +98,16 @@ def test_without_prefix_caching_a_state_is_one_block() -> None:
 
 def test_the_longest_request_is_what_model_and_pool_hold() -> None:
     """Full groups share the pool; a window or a state never needs it all, so that only the model limits."""
-    assert longest_of(Settings(num_blocks=11, block_size=16)) == 160
-    assert longest_of(Settings(num_blocks=11, max_model_len=100)) == 100
-    assert longest_of(Settings(num_blocks=11, groups=(Group(), Group()))) == 80
-    assert longest_of(Settings(num_blocks=11, groups=(Group(), Group("sliding", 16, 64)))) == 16384
+    lengths = np.arange(1, 20_000, dtype=np.int64)
+    for settings, longest in (
+        (Settings(num_blocks=11, block_size=16), 160),
+        (Settings(num_blocks=11, max_model_len=100), 100),
+        (Settings(num_blocks=11, groups=(Group(), Group())), 81),
+        (Settings(num_blocks=31, groups=(Group("full", 16), Group("full", 32))), 321),
+        (Settings(num_blocks=11, groups=(Group(), Group("sliding", 16, 64))), 161),
+        (Settings(num_blocks=11, groups=(Group("sliding", 16, 64),)), 16384),
+    ):
+        assert lengths[~too_long(lengths, settings)].max() == longest
 
 
 def test_a_request_longer_than_can_be_counted_is_refused() -> None:

@@ -6,8 +6,8 @@ import numpy as np
 
 from plimsoll.domain.trace import Trace
 from plimsoll.simulate import layout as at
-from plimsoll.simulate.clock import Record, advance
-from plimsoll.simulate.replay import hybrid_of, speed_up
+from plimsoll.simulate.clock import advance
+from plimsoll.simulate.replay import hybrid_of, new_record, speed_up
 from plimsoll.simulate.result import CACHED, FREE, HELD, PARTLY_FILLED, SHARED, BlockMap, Series
 from plimsoll.simulate.settings import Settings, StepTime
 from plimsoll.simulate.start import start
@@ -31,11 +31,7 @@ def map_blocks(
 ) -> BlockMap:
     """The state of every block at even moments from `begin_ns` to `end_ns`."""
     state = start(trace, settings, step_time, speed_up(trace, speedup))
-    record = Record(
-        step_time.table(settings.max_num_batched_tokens),
-        np.zeros(settings.num_blocks, dtype=np.int64),
-        np.zeros((0, 16), dtype=np.int64),
-    )
+    record = new_record(settings, step_time)
     moments = np.linspace(begin_ns, end_ns, MOMENTS).astype(np.int64)
     states = np.zeros((MOMENTS, settings.num_blocks), dtype=np.uint8)
     for row, moment in enumerate(moments):

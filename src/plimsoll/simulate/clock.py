@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+
+from plimsoll.domain.trace import Floats
 from plimsoll.simulate.blocks import Hybrid
 from plimsoll.simulate.compiled import compiled, part
 from plimsoll.simulate.layout import (
@@ -49,16 +52,15 @@ from plimsoll.simulate.layout import (
     STEPS,
     STUCK,
     TABLE_BLOCKS,
-    TABLE_NS,
-    USED_NS,
     WAITING,
     WAITING_COUNT,
-    WASTE_NS,
     Int64,
     State,
 )
 from plimsoll.simulate.queues import enqueue
 from plimsoll.simulate.scheduler import finish, schedule
+
+WASTE, TABLES = range(2)
 
 
 class Record(NamedTuple):
@@ -68,6 +70,8 @@ class Record(NamedTuple):
     """By the number of tokens in it."""
     usage_ns: Int64
     """By the number of blocks in use."""
+    sums: Floats
+    """Empty slots, and blocks in tables, times ns: whole numbers would not last for a week of a large pool."""
     log: Int64
     """No row: no log."""
 
@@ -124,9 +128,8 @@ def _start_step(s: State, batch: int, record: Record) -> None:
     waste = counts[FULL_SLOTS] - s.limits[FULL_GROUPS] * counts[COMPUTED_RUNNING]
     counts[SCHEDULED_TOKENS] += tokens
     counts[BUSY_NS] += taken
-    counts[USED_NS] += used * taken
-    counts[WASTE_NS] += waste * taken
-    counts[TABLE_NS] += counts[TABLE_BLOCKS] * taken
+    record.sums[WASTE] += np.float64(waste) * taken
+    record.sums[TABLES] += np.float64(counts[TABLE_BLOCKS]) * taken
     record.usage_ns[used] += taken
     counts[PEAK_BLOCKS] = max(counts[PEAK_BLOCKS], used)
     counts[PEAK_RUNNING] = max(counts[PEAK_RUNNING], counts[RUNNING_COUNT])

@@ -31,10 +31,21 @@ try:
     HAS_NUMBA = True
 except ImportError:  # pragma: no cover - the tests install it
     HAS_NUMBA = False
+    np.seterr(over="ignore")  # the digests of contents are meant to overflow
 
 
 # No references are counted (_nrt): nothing here makes or drops an array, and the counting took four fifths of the time.
 _OPTIONS = {"nogil": True, "error_model": "numpy", "_nrt": False}
+
+
+def _made_ours(folder: Path) -> bool:
+    """Whether nobody else can put anything here: machine code is loaded from it."""
+    folder.mkdir(exist_ok=True, mode=0o700)
+    if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+        return False
+    if folder.stat().st_mode & 0o022:
+        folder.chmod(0o700)
+    return os.access(folder, os.W_OK)
 
 
 def cache_folder() -> Path:
@@ -46,12 +57,11 @@ def cache_folder() -> Path:
     for root in (Path(base) / "plimsoll", Path(tempfile.gettempdir()) / f"plimsoll-{os.getuid()}"):
         folder = root / "compiled" / digest.hexdigest()[:16]
         try:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            root.mkdir(parents=True, exist_ok=True)
+            if all(_made_ours(part) for part in (root, folder.parent, folder)):
+                return folder
         except OSError:
             continue
-        # Machine code is loaded from here: nobody else may own or write it.
-        if os.access(folder, os.W_OK) and folder.stat().st_uid == os.getuid():
-            return folder
     return Path(tempfile.mkdtemp(prefix="plimsoll-compiled-"))
 
 

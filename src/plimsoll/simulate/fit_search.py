@@ -15,7 +15,7 @@ MOST_STEPS = 25
 MOST_TRIES = 6
 """For one step, each shorter than the one before."""
 FURTHEST = 1.0
-ENOUGH = 3e-4
+ENOUGH = 1e-3
 """A step that gains less, as a share of what is left, is the last."""
 TYPICAL = 0.03
 """A kind of deviation that cannot be made smaller than this counts as it is."""

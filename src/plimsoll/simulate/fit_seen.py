@@ -15,6 +15,7 @@ from plimsoll.domain.measured_run import ABSENT, Measured, RunSeries
 from plimsoll.domain.trace import Integers, Trace
 from plimsoll.domain.trace_rows import pick
 from plimsoll.simulate.result import STEP_COLUMNS, Replay
+from plimsoll.simulate.settings import Settings
 
 Numbers = npt.NDArray[np.float64]
 NEIGHBOURS = 16
@@ -57,7 +58,14 @@ def before(measured: Measured, until_ns: int) -> Measured:
     series = measured.series
     if series is not None:
         keep = series.at_s * 1e9 <= until_ns
-        series = RunSeries(*(column[keep] for column in series))
+        series = RunSeries(
+            at_s=series.at_s[keep],
+            prompt_tokens_per_s=series.prompt_tokens_per_s[keep],
+            output_tokens_per_s=series.output_tokens_per_s[keep],
+            running=series.running[keep],
+            waiting=series.waiting[keep],
+            kv_used_ratio=series.kv_used_ratio[keep],
+        )
     scheduled, first, finish = (
         np.where(stamps <= until_ns, stamps, ABSENT)
         for stamps in (measured.scheduled_ns, measured.first_token_ns, measured.finish_ns)
@@ -78,13 +86,30 @@ def only_first(measured: Measured, requests: int) -> Measured:
     return measured._replace(scheduled_ns=scheduled, first_token_ns=first, finish_ns=finish, cached_tokens=cached, series=None)
 
 
-def needed(measured: Measured, most: int) -> tuple[Trace, Integers]:
-    """The part of the traffic that came before the last stamp, at most so many requests; and which they are."""
+def needed(measured: Measured, settings: Settings, most: int) -> tuple[Trace, Integers]:
+    """The part of the traffic that can matter before the last stamp, at most so many requests; and which they are."""
     last = max(int(measured.first_token_ns.max(initial=ABSENT)), int(measured.finish_ns.max(initial=ABSENT)))
     if measured.series is not None and len(measured.series.at_s):
         last = max(last, int(measured.series.at_s[-1] * 1e9))
-    rows = np.flatnonzero(measured.trace.arrival_ns <= last)[:most]
+    rows = np.flatnonzero(measured.trace.arrival_ns <= last)
+    if settings.policy == "fcfs":
+        # Nobody overtakes, so those far behind the last one that was answered can only wait.
+        answered = np.flatnonzero((measured.first_token_ns != ABSENT) | (measured.finish_ns != ABSENT))
+        rows = rows[: int(1.25 * (answered.max(initial=-1) + 1)) + settings.max_num_seqs // 4]
+    rows = rows[:most]
     return pick(measured.trace, rows), rows
+
+
+def picked(measured: Measured, trace: Trace, rows: Integers) -> Measured:
+    """The run of `trace`, which is its requests `rows`."""
+    return Measured(
+        trace,
+        scheduled_ns=measured.scheduled_ns[rows],
+        first_token_ns=measured.first_token_ns[rows],
+        finish_ns=measured.finish_ns[rows],
+        cached_tokens=measured.cached_tokens[rows],
+        series=measured.series,
+    )
 
 
 def look_at(measured: Measured, usable: npt.NDArray[np.bool_]) -> Seen:
@@ -110,9 +135,9 @@ def deviations(seen: Seen, replay: Replay, steps: Integers, *, front_ns: float =
     """
     further = np.maximum(1, replay.trace.output - 1)
     parts = [
-        _ratio(seen.first, replay.first_token_ns - replay.arrival_ns + front_ns),
+        _ratio(seen.first, (replay.first_token_ns - replay.arrival_ns).astype(np.float64) + front_ns),
         _ratio(seen.between, (replay.finish_ns - replay.first_token_ns) / further),
-        _ratio(seen.whole, replay.finish_ns - replay.arrival_ns + front_ns),
+        _ratio(seen.whole, (replay.finish_ns - replay.arrival_ns).astype(np.float64) + front_ns),
         _rate_ratio(seen, replay, steps),
     ]
     return [_tame(part) for part in parts if len(part)]
@@ -147,14 +172,14 @@ def _rates(measured: Measured) -> tuple[Integers, Numbers]:
     ends = np.linspace(0, len(series.at_s), groups + 1).astype(np.int64)[1:] - 1
     seconds = np.diff(series.at_s, prepend=0.0)
     so_far = np.cumsum(series.output_tokens_per_s * seconds)[ends]
-    at_s = series.at_s[ends] + _shift(measured, series)
+    at_s = series.at_s[ends] + series_shift_s(measured)
     return np.rint(at_s * 1e9).astype(np.int64), np.diff(so_far, prepend=0.0)
 
 
-def _shift(measured: Measured, series: RunSeries) -> float:
+def series_shift_s(measured: Measured) -> float:
     """By how much the series' clock is off: its count of prompt tokens must agree with the stamps of first tokens."""
-    stamped = np.flatnonzero(measured.first_token_ns != ABSENT)
-    if not len(stamped) or not series.prompt_tokens_per_s.any():
+    series, stamped = measured.series, np.flatnonzero(measured.first_token_ns != ABSENT)
+    if series is None or not len(stamped) or not series.prompt_tokens_per_s.any():
         return 0.0
     stamped = stamped[np.argsort(measured.first_token_ns[stamped], kind="stable")]
     at_s = measured.first_token_ns[stamped] / 1e9

@@ -9,10 +9,10 @@ import numpy as np
 from plimsoll.domain.trace import Integers, Trace
 from plimsoll.errors import BadInput
 from plimsoll.simulate import layout as at
-from plimsoll.simulate.clock import Record, advance
+from plimsoll.simulate.clock import TABLES, WASTE, Record, advance
 from plimsoll.simulate.result import STEP_COLUMNS, Replay, Totals
 from plimsoll.simulate.settings import Settings, StepTime
-from plimsoll.simulate.start import longest_of, start
+from plimsoll.simulate.start import start
 
 FOREVER = 2**62
 LOG_ROWS = 1 << 16
@@ -40,6 +40,16 @@ def hybrid_of(state: at.State) -> int | None:
     return None if state.limits[at.SIMPLE] else 1
 
 
+def new_record(settings: Settings, step_time: StepTime, log_rows: int = 0) -> Record:
+    """An empty record of a run to come."""
+    return Record(
+        step_time.table(settings.max_num_batched_tokens),
+        np.zeros(settings.num_blocks, dtype=np.int64),
+        np.zeros(2),
+        np.zeros((log_rows, len(STEP_COLUMNS)), dtype=np.int64),
+    )
+
+
 def replay(
     trace: Trace,
     settings: Settings | None = None,
@@ -51,22 +61,19 @@ def replay(
 ) -> Replay:
     """Run the whole trace.
 
-    `on_steps` gets the rows of the step log (see STEP_COLUMNS) as the run goes, `on_progress` how many requests are done and
+    `on_steps` gets the rows of the step log (see STEP_COLUMNS) as the run goes, in an array that is used again: copy what you
+    keep. `on_progress` gets how many requests are done and
     how many there are. `clock` tells the seconds; without one, how long the run took is not known.
     """
     settings, step_time = settings or Settings(), step_time or StepTime()
     state = start(trace, settings, step_time, speed_up(trace, speedup))
-    record = Record(
-        step_time.table(settings.max_num_batched_tokens),
-        np.zeros(settings.num_blocks, dtype=np.int64),
-        np.zeros((LOG_ROWS if on_steps else 0, len(STEP_COLUMNS)), dtype=np.int64),
-    )
+    record = new_record(settings, step_time, LOG_ROWS if on_steps else 0)
     hybrid = hybrid_of(state)
     # No step yet: compiled code is made or loaded here, before the clock is read.
     advance(state, hybrid, record, 0, FOREVER)
     begin = clock() if clock else 0.0
     counts = state.counts
-    finished, at_step, patience = -1, 0, PATIENCE_STEPS + 10 * longest_of(settings)
+    finished, at_step, patience = -1, 0, PATIENCE_STEPS + 10 * settings.max_model_len
     while not counts[at.DONE]:
         advance(state, hybrid, record, STEPS_AT_ONCE, FOREVER)
         if counts[at.FINISHED_COUNT] > finished:
@@ -85,7 +92,7 @@ def replay(
         trace=trace,
         settings=settings,
         step_time=step_time,
-        totals=_totals(state),
+        totals=_totals(state, record),
         arrival_ns=stamps[:, at.ARRIVAL],
         first_sched_ns=stamps[:, at.FIRST_SCHED],
         first_token_ns=stamps[:, at.FIRST_TOKEN],
@@ -99,7 +106,7 @@ def replay(
     )
 
 
-def _totals(state: at.State) -> Totals:
+def _totals(state: at.State, record: Record) -> Totals:
     count = state.counts.tolist()
     return Totals(
         requests=len(state.stamps),
@@ -119,10 +126,16 @@ def _totals(state: at.State) -> Totals:
         peak_blocks=count[at.PEAK_BLOCKS],
         peak_running=count[at.PEAK_RUNNING],
         peak_waiting=count[at.PEAK_WAITING],
-        used_block_ns=count[at.USED_NS],
-        waste_slot_ns=count[at.WASTE_NS],
-        table_block_ns=count[at.TABLE_NS],
+        used_block_ns=_weighted(record.usage_ns),
+        waste_slot_ns=float(record.sums[WASTE]),
+        table_block_ns=float(record.sums[TABLES]),
     )
+
+
+def _weighted(usage_ns: Integers) -> int:
+    """Blocks in use times ns: more than 64 bits hold, for a week of a large pool."""
+    used = np.flatnonzero(usage_ns)
+    return sum(blocks * ns for blocks, ns in zip(used.tolist(), usage_ns[used].tolist(), strict=True))
 
 
 def _why_endless(state: at.State) -> str:

@@ -40,8 +40,8 @@ class Totals(NamedTuple):
     peak_waiting: int
     used_block_ns: int
     """Used blocks times ns; over `busy_ns` it is the mean."""
-    waste_slot_ns: int
-    table_block_ns: int = 0
+    waste_slot_ns: float
+    table_block_ns: float = 0.0
     """Blocks in the tables of running requests times ns: a shared block counts once for each holder."""
 
 

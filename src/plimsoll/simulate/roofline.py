@@ -1,4 +1,4 @@
-"""How long a step should take by the card's data sheet and the model's size alone: a rough guide, for when nothing was measured.
+"""How long a step should take by the card's data sheet and the model's size alone: a rough guide, where nothing was measured.
 
 A step reads all weights once and computes two operations for each active parameter and token; the slower of the two sets its
 time. Reading the KV cache of every running request comes on top, and so does what the engine itself needs.
@@ -29,15 +29,18 @@ SEQ_NS = 10_000
 class Experts(NamedTuple):
     """A mixture of experts: a step reads only the experts that some token of it was sent to."""
 
-    count: int
+    experts: int
     per_token: int
     weights_share: float
     """Of all weights, those that belong to routed experts."""
 
+    def hit(self, tokens: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """The share of experts that so many tokens are sent to, if each chooses independently."""
+        return 1 - (1 - min(self.per_token, self.experts) / self.experts) ** tokens
+
     def read(self, tokens: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """The share of all weights that a step of so many tokens reads, if tokens choose experts independently."""
-        hit = 1 - (1 - min(self.per_token, self.count) / self.count) ** tokens
-        return 1 - self.weights_share * (1 - hit)
+        """The share of all weights that a step of so many tokens reads."""
+        return 1 - self.weights_share * (1 - self.hit(tokens))
 
 
 class Work(NamedTuple):

@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from plimsoll.domain.trace import Integers
+from plimsoll.errors import BadInput
 
 
 class Group(NamedTuple):
@@ -54,6 +55,9 @@ class StepTime(NamedTuple):
 
     def table(self, most_tokens: int) -> Integers:
         """The part that depends on T alone, for every T a step can have."""
+        if min(self.base_ns, self.token_ns, self.seq_ns, self.ctx_ps) < 0:
+            raise BadInput("--base-ns, --token-ns, --seq-ns and --ctx-ps must be 0 or more")
         if self.by_tokens is not None:
+            assert len(self.by_tokens) > most_tokens, "a time for every number of tokens that a step can have"
             return self.by_tokens
         return np.int64(self.base_ns) + np.int64(self.token_ns) * np.arange(most_tokens + 1, dtype=np.int64)

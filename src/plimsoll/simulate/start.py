@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from plimsoll.domain.trace import Integers, Trace
+from plimsoll.domain.trace import Flags, Integers, Trace
 from plimsoll.errors import BadInput
 from plimsoll.simulate.layout import (
     ALIGNMENT,
@@ -67,6 +67,9 @@ from plimsoll.simulate.settings import Group, Settings, StepTime
 _KINDS = {"full": FULL, "sliding": SLIDING, "mamba": MAMBA}
 MOST_TOKENS = 2**31 - 2
 """Of one request: the arrays hold 32-bit numbers."""
+MOST_BLOCKS = 20_000_000
+"""About a GiB of memory here, and twenty times what eight of the largest cards hold."""
+MOST_BUDGET = 1 << 24
 
 
 def check(settings: Settings) -> None:
@@ -76,8 +79,9 @@ def check(settings: Settings) -> None:
             raise BadInput(f"--{name.replace('_', '-')} must be at least 1, not {getattr(settings, name)}")
     if settings.num_blocks < 2:
         raise BadInput(f"--num-blocks must be at least 2, not {settings.num_blocks}: one of them is the null block")
-    if settings.num_blocks > MOST_TOKENS or settings.max_model_len > MOST_TOKENS:
-        raise BadInput(f"--num-blocks and --max-model-len must be below {MOST_TOKENS}")
+    for name, most in (("num_blocks", MOST_BLOCKS), ("max_num_batched_tokens", MOST_BUDGET), ("max_model_len", MOST_TOKENS)):
+        if getattr(settings, name) > most:
+            raise BadInput(f"--{name.replace('_', '-')} must be at most {most}, not {getattr(settings, name)}")
     if settings.long_prefill_token_threshold < 0:
         raise BadInput("--long-prefill-token-threshold must be 0 (off) or more")
     if not 0 <= settings.watermark < 1:
@@ -99,16 +103,18 @@ def _check_groups(groups: tuple[Group, ...], settings: Settings) -> None:
     sizes = {group.block_size for group in groups}
     for group in groups:
         if group.block_size < 1:
-            raise BadInput(f"a group's block size must be at least 1, not {group.block_size}")
+            raise BadInput(f"--groups: a block size must be at least 1, not {group.block_size}")
         if group.kind == "sliding" and group.window < 1:
-            raise BadInput("a sliding group needs its window in tokens, at least 1")
+            raise BadInput("--groups: a sliding group needs its window in tokens, at least 1")
     if any(group.kind == "mamba" for group in groups) and settings.prefix_caching:
         if len(sizes) > 1:
-            raise BadInput("with prefix caching, Mamba groups and the others must have the same block size")
+            raise BadInput("--groups: with prefix caching, Mamba groups and the others must have the same block size")
         if not settings.chunked_prefill:
-            raise BadInput("prefix caching of Mamba groups needs chunked prefill: vLLM does not start otherwise")
+            raise BadInput("--groups: prefix caching of Mamba groups needs chunked prefill: vLLM does not start otherwise")
     if len(groups) == 1 and groups[0].kind != "mamba" and sizes != {settings.block_size}:
-        raise BadInput(f"the only group has blocks of {groups[0].block_size}, --block-size says {settings.block_size}")
+        raise BadInput(
+            f"--groups: the only group has blocks of {groups[0].block_size}, --block-size says {settings.block_size}"
+        )
 
 
 def groups_of(settings: Settings) -> tuple[Group, ...]:
@@ -161,12 +167,15 @@ def _limits(settings: Settings, step_time: StepTime, prefix_block: int, groups: 
     return limits
 
 
-def longest_of(settings: Settings) -> int:
-    """The longest request, prompt and output, that can ever run."""
-    groups = groups_of(settings)
-    if any(group.kind != "full" for group in groups):
-        return settings.max_model_len
-    return min(settings.max_model_len, (settings.num_blocks - 1) // len(groups) * min(group.block_size for group in groups))
+def too_long(tokens: Integers, settings: Settings) -> Flags:
+    """Which requests of so many tokens, prompt and output, can never run: for the model, or in the whole pool to themselves."""
+    usable = settings.num_blocks - 1
+    full = [group.block_size for group in groups_of(settings) if group.kind == "full"]
+    if len(groups_of(settings)) == len(full) == 1:
+        return tokens > min(settings.max_model_len, usable * full[0])
+    # The last token is never kept. What other groups hold comes and goes: only what surely does not fit is refused.
+    held = sum((-(-(tokens - 1) // size) for size in full), np.zeros_like(tokens))
+    return (tokens > settings.max_model_len) | (held > usable)
 
 
 def _request_rows(trace: Trace, settings: Settings) -> Int32:
@@ -178,8 +187,10 @@ def _request_rows(trace: Trace, settings: Settings) -> Int32:
     rows[:, TOKENS] = rows[:, PROMPT]
     rows[:, OUTPUT] = trace.output
     rows[:, SLOT] = -1
-    rows[:, STATUS] = np.where(total > longest_of(settings), REJECTED, 0)
+    rows[:, STATUS] = np.where(too_long(total, settings), REJECTED, 0)
     if settings.policy == "priority":
+        if trace.size and int(np.abs(trace.priority).max()) > MOST_TOKENS:
+            raise BadInput(f"{trace.name}: priorities must lie between -{MOST_TOKENS} and {MOST_TOKENS}")
         rows[:, PRIORITY] = trace.priority
         # Equal priority and arrival: vLLM compares the ids as text, and the n-th request is called "n".
         order = sorted(range(trace.size), key=str)
@@ -201,6 +212,13 @@ def _free_queue(num_blocks: int) -> Int32:
 def start(trace: Trace, settings: Settings, step_time: StepTime, arrival_ns: Integers) -> State:
     """A simulation before its first step. `arrival_ns`: the trace's arrivals after any speed-up."""
     check(settings)
+    try:
+        return _laid_out(trace, settings, step_time, arrival_ns)
+    except MemoryError:
+        raise BadInput("too large for this machine's memory: lower --num-blocks, --max-num-seqs or --max-model-len") from None
+
+
+def _laid_out(trace: Trace, settings: Settings, step_time: StepTime, arrival_ns: Integers) -> State:
     groups = _group_rows(settings)
     requests = _request_rows(trace, settings)
     stamps = np.full((trace.size, STAMP_FIELDS), -1, dtype=np.int64)
