@@ -237,13 +237,14 @@ def tables(results: Sequence[Result]) -> list[str]:
         lines += [_outcome(one.run.title, getattr(one, pick)) for one in results] + [""]
     lines += ["**The constants** (first third of the time; the data sheet's in brackets)", ""]
     lines += [
-        "| run | base, ms | token, us | request, us | context, ns/token | beyond the graphs, ms | the fit says of itself | took |"
+        "| run | base, ms | token, us | request, us | context, ns/token | beyond graphs, ms | the fit says of itself | took |"
     ]
     lines += ["|---|---|---|---|---|---|---|---|"]
     for one in results:
         found, sheet = one.by_time.step_time, one.unfitted
         cells = [
-            f"{found.base_ns / 1e6:.1f} ({sheet.base_ns / 1e6:.1f})", f"{found.token_ns / 1e3:.0f} ({sheet.token_ns / 1e3:.0f})",
+            f"{found.base_ns / 1e6:.1f} ({sheet.base_ns / 1e6:.1f})",
+            f"{found.token_ns / 1e3:.0f} ({sheet.token_ns / 1e3:.0f})",
             f"{found.seq_ns / 1e3:.0f} ({sheet.seq_ns / 1e3:.0f})", f"{found.ctx_ps / 1e3:.0f} ({sheet.ctx_ps / 1e3:.0f})",
             f"{step_up_ms(one):.1f}", one.by_time.sentence, f"{one.by_time_seconds:.0f} s",
         ]  # fmt: skip

@@ -343,7 +343,10 @@ def test_a_plan_is_replayed(
     assert made["settings"]["prefix_caching"] is ("--no-enable-prefix-caching" not in flags)
     assert made["finished"] + made["rejected"] == 300
     assert {**from_file, "wall_seconds": 0} == {**made, "wall_seconds": 0}
-    assert ask(BUSY, "--plan", str(file), "--num-blocks", "8000", "--max-num-seqs", "3")["peak_running"] <= 3
+    assert (
+        ask(BUSY, "--plan", str(file), "--num-blocks", "8000", "--max-num-seqs", "3", "--max-model-len", "8k")["peak_running"]
+        <= 3
+    )
 
 
 def test_what_runs_is_success(capsys: pytest.CaptureFixture[str], ask: Ask) -> None:
@@ -353,3 +356,23 @@ def test_what_runs_is_success(capsys: pytest.CaptureFixture[str], ask: Ask) -> N
     assert body["steps"] == body["finished"] == 0
     assert main(["simulate", BUSY, "--num-blocks", "2"]) == 0
     assert "Every request was rejected" in capsys.readouterr().out
+
+
+def test_what_the_scheduler_is_told_after_the_dashes_is_replayed(ask: Ask) -> None:
+    """Policy, threshold, chunking and watermark of the command, and a note for what cannot be replayed."""
+    flags = "--scheduling-policy priority --long-prefill-token-threshold 512 --watermark 0.1 --no-scheduler-reserve-full-isl"
+    made = ask(BUSY, "--gpu", "H100", "--", "vllm", "serve", "meta-llama/Llama-3.1-8B", "--max-model-len", "8k", *flags.split())
+    told = made["settings"]
+    assert (told["policy"], told["long_prefill_token_threshold"], told["watermark"]) == ("priority", 512, 0.1)
+    assert told["reserve_full_isl"] is False
+    whole = "--no-enable-chunked-prefill --max-num-batched-tokens 8192 --max-num-seqs 64 --max-model-len 8192 -pp 2"
+    made = ask(BUSY, "--gpu", "H100", "--vllm", "0.31.0", "--", "vllm", "serve", "meta-llama/Llama-3.1-8B", *whole.split())
+    assert made["settings"]["chunked_prefill"] is False
+    assert any("pipeline" in note for note in made["notes"])
+    assert any("0.31.0" in note for note in made["notes"])
+
+
+def test_a_server_that_would_not_start_is_noted(ask: Ask) -> None:
+    """The plan's verdict stands beside the replay."""
+    made = ask(BUSY, "--gpu", "L4", "--", "vllm", "serve", "meta-llama/Llama-3.1-8B", "--max-model-len", "131072")
+    assert any("does not start" in note and "startup." in note for note in made["notes"])

@@ -58,6 +58,24 @@ def test_a_number_that_is_none(name: str, value: str | None, capsys: pytest.Capt
         ([], "which trace?"),
         (["--json"], "which trace?"),
         ([SMALL, "--no-such"], "--no-such"),
+        ([SMALL, "--steps", ""], "--steps"),
+        ([SMALL, "--requests", "-"], "--requests"),
+        ([SMALL, "--html", "a.html", "--steps", "a.html"], "overwrite"),
+        ([SMALL, "--rate", "10"], "--rate"),
+        ([SMALL, "--seed", "1"], "--seed"),
+        ([SMALL, "--trace-block-size", "16"], "--trace-block-size"),
+        ([SMALL, "--vllm", "0.32.0"], "--vllm"),
+        ([SMALL, "--used-gib", "1"], "--used-gib"),
+        ([SMALL, "--async-scheduling", "--no-async-scheduling"], "not both"),
+        ([SMALL, "vllm", "serve", "m", "--gpu", "H100"], "`--`"),
+        ([SMALL, "--token-ns", "10000000000000"], "more than a day"),
+        ([SMALL, "--seq-ns", "10000000000000"], "more than a day"),
+        ([SMALL, "--ctx-ps", "10000000000000"], "more than a day"),
+        ([SMALL, "--speedup", "1e-12"], "hundred years"),
+        ([SMALL, "--max-num-batched-tokens", "2147483646"], "--max-num-batched-tokens"),
+        ([SMALL, "--num-blocks", "2147483646"], "--num-blocks"),
+        ([SMALL, "--block-size", "2147483646"], "--block-size"),
+        ([SMALL, "--groups", "full:16,sliding:16:64", "--num-blocks", "50"], "does not start"),
         ([SMALL, "--no-such=3"], "--no-such"),
         ([SMALL, "-x"], "-x"),
         ([SMALL, "--json=1"], "--json=1"),
@@ -200,7 +218,7 @@ def test_a_plan_that_cannot_be_read(path: str, capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize("name", PATHS)
-@pytest.mark.parametrize("path", ["no/such/folder/f.csv", ".", "", "no/such/folder/f.csv.gz"])
+@pytest.mark.parametrize("path", ["no/such/folder/f.csv", ".", "no/such/folder/f.csv.gz"])
 def test_what_cannot_be_written_is_the_worlds_fault(name: str, path: str, capsys: pytest.CaptureFixture[str]) -> None:
     """One line with the path, and exit code 3."""
     assert main(["simulate", SMALL, name, path]) == 3
@@ -277,3 +295,22 @@ def test_other_commands_start_without_numpy(words: list[str]) -> None:
     )
     done = _python(code)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_trace_is_never_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An output that is the input, also by another name, is refused before anything is opened."""
+    trace = tmp_path / "t.csv"
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n", encoding="ascii")
+    link = tmp_path / "link.csv"
+    link.symlink_to(trace)
+    before = trace.read_bytes()
+    for name in ("--steps", "--requests", "--html"):
+        assert main(["simulate", str(trace), name, str(link)]) == 2
+        assert "overwrite" in complaint(capsys)
+    assert trace.read_bytes() == before
+
+
+def test_control_characters_of_a_name_do_not_reach_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """An escape in a file name is shown as a question mark."""
+    assert main(["simulate", "nosuch\x1b[31m.csv"]) == 2
+    assert "\x1b" not in complaint(capsys)

@@ -94,7 +94,7 @@ def _forget_stdout() -> None:
 def _say(message: str) -> None:
     from plimsoll.domain.redaction import redact
 
-    one_line = " ".join(redact(message).split())
+    one_line = "".join(letter if letter.isprintable() else "?" for letter in " ".join(redact(message).split()))
     print(f"plimsoll: {one_line[:2000]}", file=sys.stderr)
 
 

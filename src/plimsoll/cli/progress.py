@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -16,22 +17,27 @@ AFTER_S = 0.4
 def bar(doing: str, of: str) -> Iterator[Callable[[int, int], None]]:
     """A function to call with how much is done and how much there is."""
     begin = time.monotonic()
+    first: tuple[float, int] | None = None
     is_drawn = False
+    width = min(100, shutil.get_terminal_size().columns - 1)
 
     def draw(done: int, total: int) -> None:
-        nonlocal is_drawn
-        taken = time.monotonic() - begin
-        if taken < AFTER_S or not sys.stderr.isatty():
+        nonlocal first, is_drawn
+        now = time.monotonic()
+        # What came before the first call was set-up, and says nothing about the rest.
+        first = first or (now, done)
+        if now - begin < AFTER_S or not sys.stderr.isatty():
             return
         share = done / total if total else 1.0
-        left = f", {taken / share - taken:.0f} s left" if 0 < share < 1 else ""
+        rate = (done - first[1]) / (now - first[0]) if now > first[0] else 0.0
+        left = f", {(total - done) / rate:.0f} s left" if rate > 0 and done < total else ""
         filled = round(share * WIDTH)
         text = f"\r{doing} [{'#' * filled}{'.' * (WIDTH - filled)}] {done:,} of {total:,} {of}{left}"
-        print(text.ljust(100), end="", file=sys.stderr, flush=True)
+        print(text[: width + 1].ljust(width + 1), end="", file=sys.stderr, flush=True)
         is_drawn = True
 
     try:
         yield draw
     finally:
         if is_drawn:
-            print("\r" + " " * 100 + "\r", end="", file=sys.stderr, flush=True)
+            print("\r" + " " * width + "\r", end="", file=sys.stderr, flush=True)

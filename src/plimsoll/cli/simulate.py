@@ -7,7 +7,7 @@ TRACE is a file (Azure CSV, Mooncake JSON lines, BurstGPT, a recording of your o
 or made up: synthetic:requests=10000,rate=20,prompt=1000,output=200. Several traces are merged.
 
 What is replayed:
-  --limit N             the first N requests            --from-s S, --until-s S   a part, by seconds from its start
+  --limit N             the first N of each trace       --from-s S, --until-s S   a part, by seconds from its start
   --speedup X           arrivals X times as fast        --skip-bad                leave out rows that cannot be read
   --trace-block-size N  tokens that one hash id of the trace stands for (512)
   --rate X              requests a second, for lengths only; --arrivals poisson|constant|bursty|at-once, --burstiness, --seed
@@ -56,7 +56,8 @@ _SWITCHES = (
     "--help -h"
 ).split()
 BLOCK_SIZES = (8, 16, 32, 64, 128)
-COMPILING = "plimsoll: compiling the scheduler for this machine, once; ten to twenty seconds"
+COMPILING = "plimsoll: compiling the scheduler for this machine, once (and once more for hybrid models); ten to twenty seconds"
+_WRITTEN = ("--steps", "--requests", "--html")
 
 
 def run(words: list[str]) -> int:
@@ -65,6 +66,8 @@ def run(words: list[str]) -> int:
     if options.switches & {"--help", "-h"}:
         show(__doc__.rstrip() if __doc__ else "")
         return 0
+    if "vllm" in options.rest:
+        raise BadInput("put `--` before the command: plimsoll simulate TRACE --gpu H100 -- vllm serve MODEL ...")
     unknown = next((word for word in options.rest if word.startswith("-") and word != "-"), None)
     if unknown is not None:
         raise BadInput(f"there is no option {unknown!r}; plimsoll simulate --help lists them")
@@ -74,8 +77,30 @@ def run(words: list[str]) -> int:
         raise BadInput("simulate needs numpy and numba: pip install 'plimsoll-line[simulate]'") from None
     from plimsoll.simulate.compiled import telling
 
+    _check_outputs(options)
     with telling(_say_compiling):
         return _simulate(options, words)
+
+
+def _check_outputs(options: Split) -> None:
+    """No output may fall upon a trace or another output, and none may fail only after a long run."""
+    import os
+    from pathlib import Path
+
+    taken = {os.path.realpath(word): word for word in options.rest if "\0" not in word}
+    for name in _WRITTEN:
+        path = options.values.get(name)
+        if path is None:
+            continue
+        if not path or path == "-" or "\0" in path:
+            raise BadInput(f"{name} needs the name of a file, not {path!r}")
+        real = os.path.realpath(path)
+        if real in taken and not real.startswith("/dev/"):
+            raise BadInput(f"{name} {path} would overwrite {taken[real]}")
+        taken[real] = f"what {name} writes"
+        target = Path(real)
+        if target.is_dir() or not os.access(target if target.exists() else target.parent, os.W_OK):
+            raise WorldFailed(f"{path}: cannot be written")
 
 
 def _say_compiling() -> None:
@@ -151,6 +176,8 @@ class _CsvFile:
             else:
                 self.file = Path(self.path).open("w", encoding="ascii", newline="")
             self.file.write(",".join(self.columns) + "\n")
+        except BrokenPipeError:
+            raise
         except OSError as error:
             raise self._failed(error) from None
         return self
@@ -159,12 +186,16 @@ class _CsvFile:
         """Write whole rows of numbers."""
         try:
             self.file.write("".join(",".join(map(str, row)) + "\n" for row in rows.tolist()))
+        except BrokenPipeError:
+            raise
         except OSError as error:
             raise self._failed(error) from None
 
     def __exit__(self, *_: object) -> None:
         try:
             self.file.close()
+        except BrokenPipeError:
+            raise
         except OSError as error:
             raise self._failed(error) from None
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from plimsoll.cli.options import Split
-from plimsoll.cli.simulate_numbers import decimal, list_in, number_in, object_in, whole
+from plimsoll.cli.simulate_numbers import amount, decimal, list_in, number_in, object_in, whole
 from plimsoll.cli.simulate_times import read_times
 from plimsoll.domain.arrivals import Arrivals
 from plimsoll.domain.trace import Trace
 from plimsoll.errors import BadInput
 from plimsoll.simulate.settings import Group, Settings, StepTime
+from plimsoll.simulate.start import groups_of
+from plimsoll.simulate.synthetic import SCHEME
 
+_THRESHOLD = "long_prefill_token_threshold"
 PLAN_MAX_BYTES = 16 << 20
+REPLICA_OF = "0.32.0"
+"""The release whose scheduler is replayed."""
 _NUMBERS = {
     "--num-blocks": "num_blocks", "--block-size": "block_size", "--max-num-seqs": "max_num_seqs",
     "--max-num-batched-tokens": "max_num_batched_tokens", "--max-model-len": "max_model_len",
@@ -44,6 +49,7 @@ def read_inputs(options: Split) -> Inputs:
     """All of it, or one line that says what is wrong."""
     if not options.rest:
         raise BadInput("which trace? plimsoll simulate TRACE [options]; plimsoll simulate --help says what a trace can be")
+    _check_options(options)
     plan = _plan(options)
     settings, notes = _settings(options, plan)
     trace = _traffic(options)
@@ -54,6 +60,22 @@ def read_inputs(options: Split) -> Inputs:
     if not speedup > 0:
         raise BadInput(f"--speedup must be above 0, not {options.values['--speedup']}")
     return Inputs(trace, settings, times.step_time, speedup, times.fitted, (*notes, *times.notes))
+
+
+def _check_options(options: Split) -> None:
+    """An option that would be ignored is a mistake."""
+    if {"--async-scheduling", "--no-async-scheduling"} <= options.switches:
+        raise BadInput("either --async-scheduling or --no-async-scheduling, not both")
+    if options.verbatim is None:
+        for name in ("--gpus", "--used-gib", "--vllm"):
+            if name in options.values:
+                raise BadInput(
+                    f"{name} is for a command: plimsoll simulate TRACE --gpu H100 {name} ... -- vllm serve MODEL ..."
+                )
+    if all(word.startswith(SCHEME) for word in options.rest):
+        for name in ("--rate", "--arrivals", "--seed", "--burstiness", "--trace-block-size", "--skip-bad"):
+            if name in options.values or name in options.switches:
+                raise BadInput(f"{name} is for a file; made-up traffic says such things itself: {SCHEME}rate=20,seed=1")
 
 
 def _traffic(options: Split) -> Trace:
@@ -72,7 +94,7 @@ def _traffic(options: Split) -> Trace:
 
 
 def _one_trace(word: str, options: Split) -> Trace:
-    from plimsoll.simulate.synthetic import SCHEME, generate, parse_synthetic
+    from plimsoll.simulate.synthetic import generate, parse_synthetic
     from plimsoll.sources.traces import read_trace
 
     limit = whole(options.values["--limit"], "--limit", 1) if "--limit" in options.values else None
@@ -148,7 +170,30 @@ def _settings(options: Split, plan: Mapping[str, object] | None) -> tuple[Settin
         sizes = {group.block_size for group in changes["groups"]}  # type: ignore[attr-defined]
         changes.setdefault("block_size", min(sizes))
     changes |= {field: value for name, (field, value) in _SWITCHES.items() if name in options.switches}
-    return settings._replace(**changes), notes  # type: ignore[arg-type]
+    changed = settings._replace(**changes)  # type: ignore[arg-type]
+    _check_start(changed)
+    return changed, notes
+
+
+def _check_start(settings: Settings) -> None:
+    """vLLM starts only if one request of --max-model-len fits. Full attention is spared: longer requests are rejected."""
+    if not settings.groups or all(group.kind == "full" for group in settings.groups):
+        return
+    under_way = settings.max_num_batched_tokens * (2 if settings.async_scheduling else 1)
+    needed = 0
+    for group in groups_of(settings):
+        held = settings.max_model_len
+        if group.kind == "sliding":
+            held = min(group.window - 1 + under_way, held)
+        if group.kind == "mamba":
+            needed += 2 if settings.prefix_caching else 1
+        elif group.block_size > 0:
+            needed += -(-held // group.block_size) + (group.kind == "sliding")
+    if needed > settings.num_blocks - 1:
+        raise BadInput(
+            f"one request of --max-model-len {settings.max_model_len} needs {needed} blocks of these groups, and there are "
+            f"{settings.num_blocks - 1}: vLLM does not start. Lower it or raise --num-blocks"
+        )
 
 
 def _groups(text: str) -> tuple[Group, ...]:
@@ -177,7 +222,12 @@ def settings_of_plan(plan: Mapping[str, object]) -> tuple[Settings, tuple[str, .
             max_num_batched_tokens=number_in(said, "max_num_batched_tokens"),
             max_model_len=number_in(kv, "max_model_len"),
             prefix_caching=bool(said.get("enable_prefix_caching", True)),
+            chunked_prefill=bool(said.get("enable_chunked_prefill", True)),
+            long_prefill_token_threshold=number_in({_THRESHOLD: 0, **said}, _THRESHOLD),
             async_scheduling=bool(said.get("async_scheduling", True)),
+            watermark=amount({"watermark": 0, **said}, "watermark"),
+            reserve_full_isl=bool(said.get("scheduler_reserve_full_isl", True)),
+            policy="priority" if said.get("scheduling_policy") == "priority" else "fcfs",
             groups=tuple(_group_of_plan(group) for group in groups),
         )
     except KeyError as error:
@@ -186,11 +236,26 @@ def settings_of_plan(plan: Mapping[str, object]) -> tuple[Settings, tuple[str, .
         raise BadInput("the plan leaves no KV block: nothing can be replayed. Its findings say why")
     if all(group.kind == "full" and group.block_size == block_size for group in settings.groups) and len(settings.groups) == 1:
         settings = settings._replace(groups=())
-    notes = []
-    data_parallel = said.get("data_parallel_size")
-    if isinstance(data_parallel, int) and data_parallel > 1:
-        notes.append(f"one of the {data_parallel} data-parallel engines is replayed, with all of the traffic")
-    return settings, tuple(notes)
+    return settings, tuple(_notes_of_plan(plan, said))
+
+
+def _notes_of_plan(plan: Mapping[str, object], said: Mapping[str, object]) -> Iterator[str]:
+    """What the replay leaves out of the planned server, and whether that server would start at all."""
+    findings = plan.get("findings")
+    if plan.get("fits") is False:
+        codes = [one.get("code") for one in findings if isinstance(one, dict)] if isinstance(findings, list) else []
+        why = f": {', '.join(str(code) for code in codes)}" if codes else ""
+        yield f"the plan says that this server does not start{why}; it is replayed as if it did"
+    if plan.get("vllm") != REPLICA_OF:
+        yield f"the plan is for vLLM {plan.get('vllm')}; replayed is the scheduler of {REPLICA_OF}"
+    if isinstance(engines := said.get("data_parallel_size"), int) and engines > 1:
+        yield f"one of the {engines} data-parallel engines is replayed, with all of the traffic"
+    if isinstance(stages := said.get("pipeline_parallel_size"), int) and stages > 1:
+        yield f"the {stages} pipeline stages are replayed as one, without batches that follow each other through them"
+    if said.get("num_speculative_tokens"):
+        yield "speculative decoding is not replayed: one token a step"
+    if said.get("kv_connector"):
+        yield f"what {said['kv_connector']} loads and keeps elsewhere is not replayed"
 
 
 def _group_of_plan(group: Mapping[str, object]) -> Group:

@@ -52,8 +52,10 @@ def list_in(parent: Mapping[str, object], name: str) -> list[object]:
 def number_in(parent: Mapping[str, object], name: str) -> int:
     """A count, or KeyError."""
     found = parent.get(name)
-    if not isinstance(found, int) or isinstance(found, bool) or not 0 <= found <= MOST:
+    if not isinstance(found, int) or isinstance(found, bool):
         raise KeyError(name)
+    if not 0 <= found <= MOST:
+        raise BadInput(f"the plan's {name} of {found:.6g} cannot be replayed")
     return found
 
 

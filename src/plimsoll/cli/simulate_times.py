@@ -11,7 +11,8 @@ from plimsoll.errors import BadInput
 from plimsoll.simulate.settings import Settings, StepTime
 
 _SAID = {"--base-ns": "base_ns", "--token-ns": "token_ns", "--seq-ns": "seq_ns", "--ctx-ps": "ctx_ps"}
-_MOST_NS = 10**15
+AS_GIVEN = "step times as given, the others those of no card; the data sheet is not used"
+_MOST_NS = 10**13
 _FP8_BYTES = (0.9, 1.2)
 """Bytes a parameter between which weights are taken for 8-bit floats, which are computed with as such."""
 
@@ -34,7 +35,8 @@ def read_times(values: Mapping[str, str], plan: Mapping[str, object] | None, set
         return _fitted(values["--fit"], settings, trace, by_sheet.step_time if by_sheet else None)
     if by_sheet is not None:
         return by_sheet
-    return Times(StepTime(**{**StepTime()._asdict(), **said}))
+    notes = (AS_GIVEN,) if said and plan is not None else ()
+    return Times(StepTime(**{**StepTime()._asdict(), **said}), notes=notes)
 
 
 def _fitted(path: str, settings: Settings, trace: Trace, start: StepTime | None) -> Times:
@@ -59,8 +61,10 @@ def _data_sheet(plan: Mapping[str, object], settings: Settings) -> Times:
     try:
         card = gpu_named(str(object_in(plan, "gpu").get("name")))
         kv, counted = object_in(plan, "kv"), object_in(plan, "parameters")
-        cards = number_in(object_in(plan, "settings"), "tensor_parallel_size")
-        weights = amount(object_in(object_in(plan, "ledger"), "weights"), "value") * cards
+        said = object_in(plan, "settings")
+        cards, stages = number_in(said, "tensor_parallel_size"), number_in(said, "pipeline_parallel_size")
+        # A step goes through one stage after the other.
+        weights = amount(object_in(object_in(plan, "ledger"), "weights"), "value") * cards * stages
         total, routed = amount(counted, "total"), amount(counted, "routed")
         block_bytes = amount(kv, "bytes_per_block")
     except (KeyError, BadInput):
@@ -75,7 +79,7 @@ def _data_sheet(plan: Mapping[str, object], settings: Settings) -> Times:
     is_fp8 = total > 0 and _FP8_BYTES[0] <= weights / total <= _FP8_BYTES[1]
     flops = card.fp8_flops if is_fp8 and card.fp8_flops else card.bf16_flops
     full = sum(group.kind == "full" for group in settings.groups) if settings.groups else 1
-    work = Work(weights, active, full * block_bytes * cards / settings.block_size, mixture, cards)
+    work = Work(weights, active, full * block_bytes * cards * stages / settings.block_size, mixture, cards)
     sizes = graph_sizes(settings.max_num_seqs)
     step_time = roofline(work, Speed(card.bandwidth_bytes_per_s, flops), settings.max_num_batched_tokens, sizes)
     return Times(

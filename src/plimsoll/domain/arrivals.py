@@ -34,7 +34,8 @@ def arrival_times(arrivals: Arrivals, count: int) -> Integers:
     dice = np.random.Generator(np.random.PCG64(np.random.SeedSequence(arrivals.seed)))
     gaps = _gaps(arrivals, dice, count)
     gaps[0] = 0.0
-    times = np.cumsum(gaps) * (1e9 / arrivals.rate_per_s)
+    with np.errstate(over="ignore"):  # what becomes infinite is refused below
+        times = np.cumsum(gaps) * (1e9 / arrivals.rate_per_s)
     if not times[-1] <= LATEST_NS:
         raise BadInput(f"at {arrivals.rate_per_s:g} requests a second the last of {count} would arrive after a hundred years")
     return np.rint(times).astype(np.int64)

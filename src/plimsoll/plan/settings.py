@@ -56,6 +56,12 @@ class Settings(NamedTuple):
     v2_runner: bool = True
     skips_mm_profiling: bool = False
     language_model_only: bool = False
+    # What the scheduler is told; memory does not depend on it, `simulate` does.
+    chunked_prefill: bool = True
+    scheduling_policy: str = "fcfs"
+    long_prefill_token_threshold: int = 0
+    watermark: float = 0.0
+    reserve_full_isl: bool = True
 
     @property
     def gpus(self) -> int:
@@ -198,6 +204,11 @@ def read_settings(
         v2_runner=v2_by_default(release, shape) if runner not in ("0", "1") else runner == "1",
         skips_mm_profiling=bool(flags.switch("--skip-mm-profiling")),
         language_model_only=bool(flags.switch("--language-model-only")),
+        chunked_prefill=chunked is not False,
+        scheduling_policy=flags.word("--scheduling-policy", "fcfs") or "fcfs",
+        long_prefill_token_threshold=flags.integer("--long-prefill-token-threshold") or 0,
+        watermark=flags.number("--watermark") or 0.0,
+        reserve_full_isl=flags.switch("--scheduler-reserve-full-isl") is not False,
     )
 
 

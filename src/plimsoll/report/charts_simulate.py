@@ -171,7 +171,7 @@ def block_map(blocks: BlockMap, drawing: Drawing) -> str:
     """The pool over the shown stretch of time: one line a block, one column a moment."""
     frame = Frame(height=460)
     span = Span(int(blocks.at_ns[0]) / _NS, int(blocks.at_ns[-1]) / _NS)
-    pool = blocks.state.shape[1] - 1
+    pool = (blocks.state.shape[1] - 1) * blocks.every
     box = f'x="{frame.left}" y="{frame.top}" width="{frame.end - frame.left}" height="{frame.floor - frame.top}"'
     ticks = [(tick, f"{tick:,g}") for tick in round_ticks(float(pool)) if tick <= pool]
     shares = ", ".join(f"{state.name} {percent(share)}" for state, share in zip(STATES, drawing.shares, strict=True))

@@ -134,6 +134,13 @@ def _settings_json(ledger: Ledger) -> dict[str, object]:
         "kv_cache_dtype": settings.kv_cache_dtype,
         "enable_prefix_caching": settings.prefix_caching,
         "async_scheduling": settings.async_scheduling,
+        "enable_chunked_prefill": settings.chunked_prefill,
+        "scheduling_policy": settings.scheduling_policy,
+        "long_prefill_token_threshold": settings.long_prefill_token_threshold,
+        "watermark": settings.watermark,
+        "scheduler_reserve_full_isl": settings.reserve_full_isl,
+        "num_speculative_tokens": settings.speculative_tokens,
+        "kv_connector": settings.kv_connector,
     }
 
 

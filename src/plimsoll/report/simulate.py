@@ -12,7 +12,6 @@ from plimsoll.simulate.summary import NEARLY_FULL_PERCENT, Latency, Summary
 
 SCHEMA = "plimsoll.simulate/1"
 UNITS = "times in seconds, shares from 0 to 1 unless the name says percent, cache use over num_blocks - 1"
-REJECTED_WHY = "longer than max_model_len or than the whole cache"
 LATENCY_NAMES = (
     ("queue", "waiting for a place"),
     ("ttft", "to the first token (TTFT)"),
@@ -96,13 +95,17 @@ def what_was_replayed(summary: Summary) -> str:
     )
 
 
+def _why_rejected(summary: Summary) -> str:
+    return f"longer than --max-model-len {summary.settings.max_model_len} or than the whole cache"
+
+
 def headline(summary: Summary) -> str:
     """The finding in one sentence."""
     usage = summary.kv_usage
     if summary.requests == 0:
         return "Nothing was replayed: the trace has no requests."
     if summary.rejected == summary.requests:
-        return f"Every request was rejected: {REJECTED_WHY}."
+        return f"Every request was rejected: {_why_rejected(summary)}."
     if summary.preemptions:
         again = f"{counted(summary.preemptions, 'preemption')} recomputed {percent(summary.recomputed_share)} of all tokens"
         if usage.nearly_full:
@@ -110,6 +113,8 @@ def headline(summary: Summary) -> str:
         return f"{again[0].upper()}{again[1:]}."
     if usage.nearly_full:
         return f"The cache was nearly full {percent(usage.nearly_full)} of the time, but nothing was preempted."
+    if usage.peak is None:
+        return "Nothing was preempted; no step took any time, so that there is no share of time to tell."
     return f"The cache was never short: it peaked at {percent(usage.peak)} and nothing was preempted."
 
 
@@ -119,12 +124,12 @@ def reading(summary: Summary) -> list[str]:
     if 0 < summary.rejected < summary.requests:
         were = "was" if summary.rejected == 1 else "were"
         many = f"{counted(summary.rejected, 'request')} of {format_count(summary.requests)}"
-        said.append(f"{many} {were} rejected: {REJECTED_WHY}.")
+        said.append(f"{many} {were} rejected: {_why_rejected(summary)}.")
     if summary.bad_rows:
         were = "was" if summary.bad_rows == 1 else "were"
         said.append(f"{counted(summary.bad_rows, 'row')} of the trace could not be read and {were} left out.")
     if summary.peak_waiting and summary.peak_running >= summary.settings.max_num_seqs:
-        said.append(f"At times all {format_count(summary.settings.max_num_seqs)} places of max_num_seqs were taken.")
+        said.append(f"At times --max-num-seqs {format_count(summary.settings.max_num_seqs)} was what requests waited for.")
     if summary.queue.p50 is not None and summary.finished > 1:
         half, slow = seconds(summary.queue.p50), seconds(summary.queue.p99)
         waited = f"Half of the requests got a place within {half}; one in a hundred waited {slow} or more."

@@ -198,10 +198,10 @@ def _block_map(blocks: BlockMap) -> list[str]:
     drawing = draw(blocks)
     if drawing is None:
         return []
-    pool = blocks.state.shape[1] - 1
+    pool, every = (blocks.state.shape[1] - 1) * blocks.every, drawing.every * blocks.every
     rule = "Each line is one block, from the first at the bottom to the last at the top."
-    if drawing.every > 1:
-        rule += f" Of {format_count(pool)} blocks every {_nth(drawing.every)} is drawn, which keeps the shares true."
+    if every > 1:
+        rule += f" Of {format_count(pool)} blocks every {_nth(every)} is drawn, which keeps the shares true."
     items = [
         f'<li><i{" class=hollow" if state.code == FREE else ""} style="background:{state.colour}"></i>'
         f'<strong>{state.name}</strong> {percent(share)} <span class="dim">{state.means}</span></li>'

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from plimsoll.domain.trace import Trace
+from plimsoll.domain.trace import States, Trace
 from plimsoll.simulate import layout as at
 from plimsoll.simulate.clock import advance
 from plimsoll.simulate.replay import hybrid_of, new_record, speed_up
@@ -14,6 +14,8 @@ from plimsoll.simulate.start import start
 
 MINUTE_NS = 60 * 10**9
 MOMENTS = 120
+MOST_BLOCKS = 8192
+"""More could not be told apart."""
 MANY = 2**62
 
 
@@ -33,17 +35,19 @@ def map_blocks(
     state = start(trace, settings, step_time, speed_up(trace, speedup))
     record = new_record(settings, step_time)
     moments = np.linspace(begin_ns, end_ns, MOMENTS).astype(np.int64)
-    states = np.zeros((MOMENTS, settings.num_blocks), dtype=np.uint8)
+    every = -(-settings.num_blocks // MOST_BLOCKS)
+    states = np.zeros((MOMENTS, -(-settings.num_blocks // every)), dtype=np.uint8)
     for row, moment in enumerate(moments):
         advance(state, hybrid_of(state), record, MANY, int(moment))
-        states[row] = _look(state)
-    return BlockMap(moments, states)
+        states[row] = _look(state)[::every]
+    return BlockMap(moments, states, every)
 
 
-def _look(state: at.State) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+def _look(state: at.State) -> States:
     blocks = len(state.keys)
     refs = state.links[:blocks, at.REFS]
-    found = np.where(refs > 1, SHARED, np.where(refs == 1, HELD, np.where(state.keys != at.NO_KEY, CACHED, FREE)))
+    found = np.where(state.keys != at.NO_KEY, np.uint8(CACHED), np.uint8(FREE))
+    found[refs == 1], found[refs > 1] = HELD, SHARED
     for seat in range(int(state.counts[at.RUNNING_COUNT])):
         request = state.requests[state.seats[seat, at.SEAT_RUNNING]]
         for group in range(int(state.limits[at.GROUPS])):
@@ -52,4 +56,4 @@ def _look(state: at.State) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
                 full = request[at.COMPUTED] // state.limits[at.G_BLOCK + at.G_FIELDS * group]
                 found[table[at.TABLE + full : at.TABLE + table[at.LENGTH]]] = PARTLY_FILLED
     found[0] = FREE
-    return found.astype(np.uint8)
+    return found

@@ -76,8 +76,9 @@ def telling(say: Callable[[], None]) -> Iterator[None]:
     class Teller(event.Listener):  # type: ignore[misc]
         told = False
 
-        def on_start(self, _event: object) -> None:
-            if not self.told:
+        def on_start(self, begun: event.Event) -> None:
+            # Small ones are done before anybody has read a line about them.
+            if not self.told and begun.data["dispatcher"].py_func.__name__ == "advance":
                 self.told = True
                 say()
 

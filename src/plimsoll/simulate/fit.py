@@ -64,7 +64,7 @@ def fit(
     are not vLLM's own choice; `experts` are those of a mixture, of which small steps read only some.
     """
     known = measured if until_ns is None else before(measured, until_ns)
-    trace, rows = needed(known, settings, MOST_REQUESTS)
+    trace, rows = needed(known, MOST_REQUESTS)
     if not trace.size:
         raise BadInput("nothing to fit: the run has no stamp of a first or a last token")
     known = picked(known, trace, rows)

@@ -15,7 +15,6 @@ from plimsoll.domain.measured_run import ABSENT, Measured, RunSeries
 from plimsoll.domain.trace import Integers, Trace
 from plimsoll.domain.trace_rows import pick
 from plimsoll.simulate.result import STEP_COLUMNS, Replay
-from plimsoll.simulate.settings import Settings
 
 Numbers = npt.NDArray[np.float64]
 NEIGHBOURS = 16
@@ -86,17 +85,12 @@ def only_first(measured: Measured, requests: int) -> Measured:
     return measured._replace(scheduled_ns=scheduled, first_token_ns=first, finish_ns=finish, cached_tokens=cached, series=None)
 
 
-def needed(measured: Measured, settings: Settings, most: int) -> tuple[Trace, Integers]:
-    """The part of the traffic that can matter before the last stamp, at most so many requests; and which they are."""
+def needed(measured: Measured, most: int) -> tuple[Trace, Integers]:
+    """The part of the traffic that came before the last stamp, at most so many requests; and which they are."""
     last = max(int(measured.first_token_ns.max(initial=ABSENT)), int(measured.finish_ns.max(initial=ABSENT)))
     if measured.series is not None and len(measured.series.at_s):
         last = max(last, int(measured.series.at_s[-1] * 1e9))
-    rows = np.flatnonzero(measured.trace.arrival_ns <= last)
-    if settings.policy == "fcfs":
-        # Nobody overtakes, so those far behind the last one that was answered can only wait.
-        answered = np.flatnonzero((measured.first_token_ns != ABSENT) | (measured.finish_ns != ABSENT))
-        rows = rows[: int(1.25 * (answered.max(initial=-1) + 1)) + settings.max_num_seqs // 4]
-    rows = rows[:most]
+    rows = np.flatnonzero(measured.trace.arrival_ns <= last)[:most]
     return pick(measured.trace, rows), rows
 
 

@@ -16,7 +16,7 @@ from plimsoll.simulate.start import start
 
 FOREVER = 2**62
 LOG_ROWS = 1 << 16
-STEPS_AT_ONCE = 200_000
+STEPS_AT_ONCE = 20_000
 """Steps between two looks at the clock, for the progress bar."""
 
 PATIENCE_STEPS = 500_000
@@ -32,6 +32,8 @@ def speed_up(trace: Trace, factor: float) -> Integers:
         return trace.arrival_ns
     if not factor > 0:
         raise BadInput(f"--speedup must be above 0, not {factor}")
+    if trace.size and not float(trace.arrival_ns[-1]) / factor < FOREVER:
+        raise BadInput(f"--speedup {factor:g}: the last request would arrive after more than a hundred years")
     return (trace.arrival_ns / factor).astype(np.int64)
 
 
@@ -85,6 +87,8 @@ def replay(
             counts[at.LOG_ROWS] = 0
         if on_progress is not None:
             on_progress(int(counts[at.FINISHED_COUNT] + counts[at.REJECTED_COUNT]), trace.size)
+        if counts[at.NOW] >= FOREVER:
+            raise BadInput("the run would take more than a hundred years: steps take too long, or arrivals are too far apart")
         if counts[at.STUCK]:
             raise BadInput(_why_stuck(state))
     stamps, requests = state.stamps, state.requests

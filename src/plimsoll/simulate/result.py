@@ -89,6 +89,8 @@ class BlockMap(NamedTuple):
     at_ns: Integers
     state: States
     """FREE, CACHED, HELD, SHARED or PARTLY_FILLED."""
+    every: int = 1
+    """Only each so-manieth block of a large pool is looked at."""
 
 
 FREE, CACHED, HELD, SHARED, PARTLY_FILLED = range(5)

@@ -17,11 +17,11 @@ from plimsoll.simulate.graphs import padded
 from plimsoll.simulate.settings import StepTime
 
 BANDWIDTH_SHARE = 0.8
-"""Of the data sheet's bandwidth; what large copies reach on most cards. Chosen beforehand, not fitted to any run."""
+"""Of the data sheet's bandwidth. A customary figure, chosen beforehand and not fitted to any run."""
 COMPUTE_SHARE = 0.6
-"""Of the data sheet's dense rate; what large matrix products in 16 bits usually reach. Chosen beforehand, not fitted."""
+"""Of the data sheet's dense rate. Customary, too, and not fitted."""
 OVERHEAD_NS = 2_000_000
-"""Launching, sampling and moving a step's answers, as in vLLM's own benchmarks of small models. Chosen beforehand."""
+"""Launching, sampling and handing out a step's answers. A guess, not fitted."""
 SEQ_NS = 10_000
 """The engine's own work for each request in a step."""
 

@@ -9,6 +9,8 @@ import numpy as np
 from plimsoll.domain.trace import Integers
 from plimsoll.errors import BadInput
 
+LONGEST_STEP_NS = 86_400 * 10**9
+
 
 class Group(NamedTuple):
     """One KV cache group: layers that share a block table. All groups take their blocks from one pool."""
@@ -60,4 +62,6 @@ class StepTime(NamedTuple):
         if self.by_tokens is not None:
             assert len(self.by_tokens) > most_tokens, "a time for every number of tokens that a step can have"
             return self.by_tokens
+        if self.base_ns + self.token_ns * most_tokens > LONGEST_STEP_NS:
+            raise BadInput("a step would take more than a day: lower --base-ns, --token-ns or --max-num-batched-tokens")
         return np.int64(self.base_ns) + np.int64(self.token_ns) * np.arange(most_tokens + 1, dtype=np.int64)

@@ -62,7 +62,7 @@ from plimsoll.simulate.layout import (
     State,
 )
 from plimsoll.simulate.prefixes import chain
-from plimsoll.simulate.settings import Group, Settings, StepTime
+from plimsoll.simulate.settings import LONGEST_STEP_NS, Group, Settings, StepTime
 
 _KINDS = {"full": FULL, "sliding": SLIDING, "mamba": MAMBA}
 MOST_TOKENS = 2**31 - 2
@@ -70,6 +70,7 @@ MOST_TOKENS = 2**31 - 2
 MOST_BLOCKS = 20_000_000
 """About a GiB of memory here, and twenty times what eight of the largest cards hold."""
 MOST_BUDGET = 1 << 24
+MOST_BLOCK_SIZE = 1 << 20
 
 
 def check(settings: Settings) -> None:
@@ -96,6 +97,8 @@ def check(settings: Settings) -> None:
             f"without chunked prefill --max-num-batched-tokens {settings.max_num_batched_tokens} must be at least "
             f"--max-model-len {settings.max_model_len}: vLLM does not start otherwise"
         )
+    if settings.block_size > MOST_BLOCK_SIZE:
+        raise BadInput(f"--block-size must be at most {MOST_BLOCK_SIZE}, not {settings.block_size}")
     _check_groups(groups_of(settings), settings)
 
 
@@ -212,6 +215,9 @@ def _free_queue(num_blocks: int) -> Int32:
 def start(trace: Trace, settings: Settings, step_time: StepTime, arrival_ns: Integers) -> State:
     """A simulation before its first step. `arrival_ns`: the trace's arrivals after any speed-up."""
     check(settings)
+    for_one = max(step_time.ctx_ps * settings.max_model_len // 1000, step_time.seq_ns)
+    if for_one * settings.max_num_seqs > LONGEST_STEP_NS:
+        raise BadInput("a step would take more than a day: lower --seq-ns or --ctx-ps")
     try:
         return _laid_out(trace, settings, step_time, arrival_ns)
     except MemoryError:

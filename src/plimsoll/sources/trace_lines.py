@@ -34,6 +34,8 @@ def read_lines(path: str) -> Iterator[Lines]:
     """The file's lines in order; "-" is standard input; one line of BadInput for all that cannot be read."""
     try:
         if path == "-":
+            if sys.stdin is None:
+                raise BadInput("-: there is no standard input")
             yield from _of_stdin()
             return
         if not stat.S_ISREG(Path(path).stat().st_mode):

@@ -1,0 +1,62 @@
+"""Step times by the data sheet: never negative, never faster for more work."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from plimsoll.errors import BadInput
+from plimsoll.simulate.graphs import graph_sizes
+from plimsoll.simulate.roofline import BANDWIDTH_SHARE, COMPUTE_SHARE, OVERHEAD_NS, Experts, Speed, Work, roofline
+
+WORK = Work(weights_bytes=16e9, active_parameters=8e9, kv_bytes_per_token=131_072)
+SPEED = Speed(bandwidth_bytes_per_s=1e12, flops_per_s=1.6e14)
+SPARSE = Work(60e9, 3e9, 98_304, Experts(128, 8, 0.95))
+
+
+@pytest.mark.parametrize("work", [WORK, SPARSE])
+@pytest.mark.parametrize("sizes", [(), graph_sizes(128)])
+def test_more_tokens_never_take_less(work: Work, sizes: tuple[int, ...]) -> None:
+    """The table is above 0 and does not fall."""
+    found = roofline(work, SPEED, 2048, sizes)
+    table = found.table(2048)
+    assert len(table) == 2049
+    assert (table > 0).all()
+    assert (np.diff(table) >= 0).all()
+    assert min(found.base_ns, found.token_ns, found.seq_ns, found.ctx_ps) > 0
+
+
+def test_small_steps_read_weights_and_large_ones_compute() -> None:
+    """The ends of the table by hand: 16 GB over the bandwidth, two operations a parameter and token over the rate."""
+    table = roofline(WORK, SPEED, 2048).table(2048)
+    assert table[1] == pytest.approx(OVERHEAD_NS + 16e9 / (1e12 * BANDWIDTH_SHARE) * 1e9)
+    assert table[2048] == pytest.approx(OVERHEAD_NS + 2 * 8e9 * 2048 / (1.6e14 * COMPUTE_SHARE) * 1e9)
+
+
+def test_faster_cards_and_more_of_them_take_less() -> None:
+    """Twice the card is half the time, but for what the engine itself needs."""
+    one = roofline(WORK, SPEED, 512).table(512)
+    fast = roofline(WORK, Speed(2e12, 3.2e14), 512)
+    two = roofline(WORK._replace(cards=2), SPEED, 512)
+    assert np.allclose(fast.table(512), two.table(512))
+    assert np.allclose((one - OVERHEAD_NS) / 2, fast.table(512) - OVERHEAD_NS, atol=2)
+    assert two.ctx_ps == fast.ctx_ps
+
+
+def test_few_tokens_read_few_experts() -> None:
+    """One token reads its own experts, many read all of them."""
+    experts = Experts(128, 8, 0.95)
+    read = experts.read(np.array([0.0, 1.0, 1000.0]))
+    assert read[0] == pytest.approx(0.05)
+    assert read[1] == pytest.approx(0.05 + 0.95 * 8 / 128)
+    assert read[2] == pytest.approx(1.0)
+    assert Experts(4, 9, 1.0).hit(np.array([1.0]))[0] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("work", "speed"), [(WORK._replace(weights_bytes=0), SPEED), (WORK, Speed(0, 1e14)), (WORK._replace(cards=0), SPEED)]
+)
+def test_nothing_cannot_be_timed(work: Work, speed: Speed) -> None:
+    """A model or a card without size is the user's mistake, in one line."""
+    with pytest.raises(BadInput):
+        roofline(work, speed, 16)
