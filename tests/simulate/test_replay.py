@@ -266,7 +266,8 @@ def test_pieces_of_the_step_log_make_the_whole() -> None:
         on_progress=lambda done, of: progress.append((done, of)),
     )  # fmt: skip
     rows = np.concatenate(pieces)
-    assert [len(piece) for piece in pieces] == [LOG_ROWS, run.totals.steps - LOG_ROWS]
+    assert len(pieces) > 1
+    assert max(len(piece) for piece in pieces) <= LOG_ROWS
     assert _column(rows, "step") == list(range(run.totals.steps))
     assert _column(rows, "t_end_ns")[:-1] == _column(rows, "t_start_ns")[1:]
     assert sum(_column(rows, "sched_tokens")) == run.totals.scheduled_tokens == 100 + long - 1 + 100 + 19

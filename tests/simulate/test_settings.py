@@ -14,7 +14,7 @@ from plimsoll.errors import BadInput
 from plimsoll.simulate import layout as at
 from plimsoll.simulate import start as start_module
 from plimsoll.simulate.settings import Group, Settings, StepTime
-from plimsoll.simulate.start import MOST_BLOCKS, MOST_BUDGET, MOST_TOKENS, check, groups_of, start, too_long
+from plimsoll.simulate.start import MOST_BLOCK_SIZE, MOST_BLOCKS, MOST_BUDGET, MOST_TOKENS, check, groups_of, start, too_long
 
 REFUSED: list[tuple[Settings, tuple[str, ...]]] = [
     (Settings(block_size=0), ("--block-size", "at least 1", "0")),
@@ -25,6 +25,7 @@ REFUSED: list[tuple[Settings, tuple[str, ...]]] = [
     (Settings(num_blocks=-3), ("--num-blocks", "-3")),
     (Settings(num_blocks=MOST_BLOCKS + 1), ("--num-blocks", str(MOST_BLOCKS))),
     (Settings(max_num_batched_tokens=MOST_BUDGET + 1), ("--max-num-batched-tokens", str(MOST_BUDGET))),
+    (Settings(block_size=MOST_BLOCK_SIZE + 1), ("--block-size", str(MOST_BLOCK_SIZE))),
     (Settings(max_model_len=MOST_TOKENS + 1), ("--max-model-len", str(MOST_TOKENS))),
     (Settings(long_prefill_token_threshold=-1), ("--long-prefill-token-threshold", "0 (off)")),
     (Settings(watermark=1.0), ("--watermark", "between 0 and 1", "1.0")),

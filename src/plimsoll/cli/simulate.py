@@ -19,7 +19,8 @@ The engine (defaults in brackets, names as vLLM's):
   --watermark X (0)     --no-reserve-full-isl    --scheduling-policy fcfs|priority (fcfs)
   --groups full:16,sliding:16:1024,mamba:16      layers of several kinds that share the blocks
 How long a step takes:
-  --fit FILE            learn it from a real run: requests with stamps, or a page of metrics (docs/step-time.md)
+  --fit FILE            learn it from a real run: requests with stamps, or a page of metrics (docs/step-time.md);
+                        --fit-series FILE adds what a run with stamps showed every second
   --base-ns --token-ns --seq-ns --ctx-ps         or say it (6000000, 20000, 10000, 40000)
 What is written:
   --json                one object, schema plimsoll.simulate/1
@@ -49,6 +50,7 @@ _WITH_VALUE = (
     "--num-blocks --block-size --max-num-seqs --max-num-batched-tokens --max-model-len --long-prefill-token-threshold "
     "--watermark --scheduling-policy --groups --base-ns --token-ns --seq-ns --ctx-ps --limit --from-s --until-s --speedup "
     "--trace-block-size --rate --arrivals --burstiness --seed --plan --gpu --gpus --gpu-memory-gib --used-gib --vllm --fit "
+    "--fit-series "
     "--html --steps --requests"
 ).split()
 _SWITCHES = (

@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from plimsoll.cli.progress import bar
 from plimsoll.cli.simulate_numbers import amount, number_in, object_in, whole
 from plimsoll.domain.trace import Trace
 from plimsoll.errors import BadInput
 from plimsoll.simulate.settings import Settings, StepTime
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from plimsoll.simulate.roofline import Experts
+
 _SAID = {"--base-ns": "base_ns", "--token-ns": "token_ns", "--seq-ns": "seq_ns", "--ctx-ps": "ctx_ps"}
+ABOUT_TRIES = 300
 AS_GIVEN = "step times as given, the others those of no card; the data sheet is not used"
 _MOST_NS = 10**13
 _FP8_BYTES = (0.9, 1.2)
@@ -32,33 +38,72 @@ def read_times(values: Mapping[str, str], plan: Mapping[str, object] | None, set
         raise BadInput(f"either --fit or {next(name for name in _SAID if name in values)}, not both")
     by_sheet = _data_sheet(plan, settings) if plan is not None and not said else None
     if "--fit" in values:
-        return _fitted(values["--fit"], settings, trace, by_sheet.step_time if by_sheet else None)
+        return _fitted(values, plan, settings, trace, by_sheet)
+    if "--fit-series" in values:
+        raise BadInput("--fit-series goes with --fit")
     if by_sheet is not None:
         return by_sheet
     notes = (AS_GIVEN,) if said and plan is not None else ()
     return Times(StepTime(**{**StepTime()._asdict(), **said}), notes=notes)
 
 
-def _fitted(path: str, settings: Settings, trace: Trace, start: StepTime | None) -> Times:
+def _fitted(
+    values: Mapping[str, str], plan: Mapping[str, object] | None, settings: Settings, trace: Trace, by_sheet: Times | None
+) -> Times:
+    """Learnt from a run; the data sheet, where there is one, is where the search begins."""
     from plimsoll.simulate.fit import fit
     from plimsoll.simulate.fit_histograms import fit_histograms
     from plimsoll.sources.metric_histograms import looks_like_metrics, read_histograms
     from plimsoll.sources.traces import read_measured
 
-    if looks_like_metrics(path):
-        found = fit_histograms(trace, settings, read_histograms(path), start=start)
-    else:
-        found = fit(read_measured(path), settings, start=start)
+    path, series = values["--fit"], values.get("--fit-series")
+    start = by_sheet.step_time if by_sheet is not None and by_sheet.step_time.by_tokens is not None else None
+    experts, sizes = _mixture(plan), _graphs(plan, settings)
+    with bar("fitting", f"or so tries to run as {path} did") as draw:
+
+        def on_try(number: int) -> None:
+            draw(min(number, ABOUT_TRIES - 1), ABOUT_TRIES)
+
+        if looks_like_metrics(path):
+            if series is not None:
+                raise BadInput("--fit-series is for a run with stamps; a page of metrics has none")
+            pages = read_histograms(path)
+            found = fit_histograms(trace, settings, pages, start=start, sizes=sizes, experts=experts, on_try=on_try)
+        else:
+            measured = read_measured(path, timeseries=series)
+            found = fit(measured, settings, start=start, sizes=sizes, experts=experts, on_try=on_try)
     return Times(found.step_time, found.sentence)
+
+
+def _graphs(plan: Mapping[str, object] | None, settings: Settings) -> tuple[int, ...]:
+    from plimsoll.simulate.graphs import graph_sizes
+
+    said = plan.get("settings") if plan is not None else None
+    is_eager = isinstance(said, dict) and said.get("enforce_eager") is True
+    return () if is_eager else graph_sizes(settings.max_num_seqs)
+
+
+def _mixture(plan: Mapping[str, object] | None) -> Experts | None:
+    """The experts of a mixture, of which a step reads only some."""
+    from plimsoll.simulate.roofline import Experts
+
+    counted = plan.get("parameters") if plan is not None else None
+    if not isinstance(counted, dict):
+        return None
+    experts, per_token, total = counted.get("experts"), counted.get("experts_per_token"), counted.get("total")
+    if not (isinstance(experts, int) and isinstance(per_token, int) and isinstance(total, int)):
+        return None
+    routed = amount(counted, "routed")
+    return Experts(experts, per_token, routed / total) if 0 < per_token <= experts and 0 < routed <= total else None
 
 
 def _data_sheet(plan: Mapping[str, object], settings: Settings) -> Times:
     """By the card's bandwidth and rate and the model's size."""
     from plimsoll.domain.gpu import gpu_named
-    from plimsoll.simulate.graphs import graph_sizes
-    from plimsoll.simulate.roofline import Experts, Speed, Work, roofline
+    from plimsoll.simulate.roofline import Speed, Work, roofline
 
     try:
+        mixture = _mixture(plan)
         card = gpu_named(str(object_in(plan, "gpu").get("name")))
         kv, counted = object_in(plan, "kv"), object_in(plan, "parameters")
         said = object_in(plan, "settings")
@@ -71,17 +116,13 @@ def _data_sheet(plan: Mapping[str, object], settings: Settings) -> Times:
         return Times(StepTime(), notes=("the plan does not say enough of card and model: step times are those of no card",))
     if not card.bandwidth_bytes_per_s or not card.bf16_flops:
         return Times(StepTime(), notes=(f"no data sheet gives the rates of {card.name}: step times are those of no card",))
-    experts, per_token = counted.get("experts"), counted.get("experts_per_token")
-    mixture, active = None, total
-    if isinstance(experts, int) and isinstance(per_token, int) and 0 < per_token <= experts and total > 0:
-        mixture = Experts(experts, per_token, routed / total)
-        active = total - routed * (1 - per_token / experts)
+    active = total - routed * (1 - mixture.per_token / mixture.experts) if mixture else total
     is_fp8 = total > 0 and _FP8_BYTES[0] <= weights / total <= _FP8_BYTES[1]
     flops = card.fp8_flops if is_fp8 and card.fp8_flops else card.bf16_flops
     full = sum(group.kind == "full" for group in settings.groups) if settings.groups else 1
     work = Work(weights, active, full * block_bytes * cards * stages / settings.block_size, mixture, cards)
-    sizes = graph_sizes(settings.max_num_seqs)
-    step_time = roofline(work, Speed(card.bandwidth_bytes_per_s, flops), settings.max_num_batched_tokens, sizes)
+    speed = Speed(card.bandwidth_bytes_per_s, flops)
+    step_time = roofline(work, speed, settings.max_num_batched_tokens, _graphs(plan, settings))
     return Times(
         step_time, notes=(f"step times by the data sheet of {cards} x {card.name}; --fit learns them from a real run",)
     )

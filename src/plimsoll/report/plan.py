@@ -139,6 +139,7 @@ def _settings_json(ledger: Ledger) -> dict[str, object]:
         "long_prefill_token_threshold": settings.long_prefill_token_threshold,
         "watermark": settings.watermark,
         "scheduler_reserve_full_isl": settings.reserve_full_isl,
+        "enforce_eager": settings.enforce_eager,
         "num_speculative_tokens": settings.speculative_tokens,
         "kv_connector": settings.kv_connector,
     }

@@ -79,11 +79,15 @@ def _happened(summary: Summary) -> list[str]:
 
 def _latencies(summary: Summary) -> list[str]:
     head = "".join(f"{name:>11}" for name in Latency._fields)
-    lines = [f"  {'times':<27}{head}   {clean(summary.step_time_label)}"]
+    label = "" if summary.is_fitted else f"   {summary.step_time_label}"
+    lines = [f"  {'times':<27}{head}{label}"]
     for field, name in LATENCY_NAMES:
         values = "".join(f"{seconds(value):>11}" for value in getattr(summary, field))
         lines.append(f"  {name:<27}{values}")
-    return [*lines, f"  throughput: {throughput(summary)}"]
+    lines.append(f"  throughput: {throughput(summary)}")
+    if summary.is_fitted:
+        lines += wrapped(f"  step times {clean(summary.step_time_label)}", "  ")
+    return lines
 
 
 def what_was_replayed(summary: Summary) -> str:

@@ -7,7 +7,8 @@ same constants.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -57,11 +58,13 @@ def fit(
     start: StepTime | None = None,
     sizes: Sequence[int] | None = None,
     experts: Experts | None = None,
+    on_try: Callable[[int], None] | None = None,
 ) -> Fit:
     """The step times of a measured run; with `until_ns` only what was known then is looked at, and the rest is predicted.
 
     `start` is a first idea, best the roofline's: it decides what the run leaves open. `sizes` are the captured graphs, if they
     are not vLLM's own choice; `experts` are those of a mixture, of which small steps read only some.
+    `on_try` is told how often the traffic was replayed.
     """
     known = measured if until_ns is None else before(measured, until_ns)
     trace, rows = needed(known, MOST_REQUESTS)
@@ -74,7 +77,11 @@ def fit(
         raise BadInput("nothing to fit: the run has no stamp of a first or a last token")
     traces = _spread(trace)
 
+    tries = itertools.count(1)
+
     def off(values: Numbers) -> list[Numbers]:
+        if on_try is not None:
+            on_try(next(tries))
         step_time = model.step_time(values)
         front_ns = values[FRONT] * step_time.base_ns
         each = [deviations(seen, *replayed(one, settings, step_time), front_ns=front_ns) for one in traces]

@@ -6,7 +6,8 @@ as a whole, and how much a token in it. All other ratios stay as the start has t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -47,6 +48,7 @@ def fit_histograms(
     start: StepTime | None = None,
     sizes: Sequence[int] | None = None,
     experts: Experts | None = None,
+    on_try: Callable[[int], None] | None = None,
 ) -> Fit:
     """The step times with which this traffic gives these histograms; others than those of latencies are passed over."""
     wanted = {one.name: one for one in histograms if one.name in (TTFT, TPOT, BETWEEN, E2E) and (one.mean or 0) > 0}
@@ -58,7 +60,11 @@ def fit_histograms(
     def step_time(pair: Numbers) -> StepTime:
         return model.step_time(model.values(pair[0], pair[1]))
 
+    tries = itertools.count(1)
+
     def off(pair: Numbers) -> list[Numbers]:
+        if on_try is not None:
+            on_try(next(tries))
         simulated = _latencies(replay(cut, settings, step_time(pair)))
         return [_deviation(wanted[name], simulated[name]) for name in wanted if name in simulated]
 
