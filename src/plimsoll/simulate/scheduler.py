@@ -53,6 +53,7 @@ from plimsoll.simulate.layout import (
     THRESHOLD,
     TOKENS,
     WAITING_COUNT,
+    Int32,
     State,
 )
 from plimsoll.simulate.queues import drop
@@ -106,23 +107,29 @@ def _push_out(s: State, batch: int) -> tuple[int, int, int]:
 @part
 def _schedule_running(s: State, hybrid: Hybrid, batch: int, threshold: int) -> int:
     """Running requests in their order; whoever cannot get blocks pushes others out. What is left of the budget."""
+    # This loop is where the time goes. What it looks at again and again is kept in locals: an array might have changed.
     who = SEAT_BATCH + 3 * batch
-    scheduled = BATCHES + batch * BATCH_FIELDS + B_REQUESTS
+    made = BATCHES + batch * BATCH_FIELDS
+    requests, seats = s.requests, s.seats
+    running, max_len, is_aligned = s.counts[RUNNING_COUNT], s.limits[MAX_LEN], s.limits[MAMBA_ALIGN] != 0
     budget = s.limits[BUDGET]
+    scheduled = wide(0)
     at = 0
-    while at < s.counts[RUNNING_COUNT] and budget > 0:
-        request = s.seats[at, SEAT_RUNNING]
+    while at < running and budget > 0:
+        request = seats[at, SEAT_RUNNING]
         at += 1
-        row = s.requests[request]
-        computed, under_way = wide(row[COMPUTED]), row[PLACEHOLDERS]
+        row = requests[request]
+        computed, under_way, known = wide(row[COMPUTED]), wide(row[PLACEHOLDERS]), wide(row[TOKENS])
         # Its last token is under way: nothing is left to compute.
         if under_way > 0 and computed + 2 - under_way >= row[PROMPT] + row[OUTPUT]:
             continue
-        tokens = row[TOKENS] + under_way - computed
-        if 0 < threshold < tokens:
-            tokens = threshold
-        tokens = min(tokens, budget, s.limits[MAX_LEN] - computed - 1)
-        if s.limits[MAMBA_ALIGN] and tokens > 0:
+        tokens = known + under_way - computed
+        if tokens != 1:
+            if 0 < threshold < tokens:
+                tokens = threshold
+            tokens = min(tokens, budget)
+        tokens = min(tokens, max_len - computed - 1)
+        if is_aligned and tokens > 0:
             tokens = mamba_aligned(s, request, computed, tokens)
         if tokens <= 0:
             continue
@@ -130,7 +137,9 @@ def _schedule_running(s: State, hybrid: Hybrid, batch: int, threshold: int) -> i
         if computed + tokens > row[HELD]:
             is_gone = False
             while not is_gone and not extend(s, hybrid, request, computed + tokens, max(0, computed - row[IN_FLIGHT])):
+                s.counts[made + B_REQUESTS] = scheduled
                 victim, where, given_back = _push_out(s, batch)
+                scheduled, running = s.counts[made + B_REQUESTS], s.counts[RUNNING_COUNT]
                 budget += given_back
                 if where < at - 1:
                     at -= 1
@@ -138,11 +147,12 @@ def _schedule_running(s: State, hybrid: Hybrid, batch: int, threshold: int) -> i
             if is_gone:
                 break
         if computed + tokens >= row[FILLS]:
-            cache_blocks(s, hybrid, request, min(computed + tokens, wide(row[TOKENS])))
-        s.seats[s.counts[scheduled], who] = request
-        s.seats[s.counts[scheduled], who + B_HOW_MANY] = tokens
-        s.counts[scheduled] += 1
+            cache_blocks(s, hybrid, request, min(computed + tokens, known))
+        seats[scheduled, who] = request
+        seats[scheduled, who + B_HOW_MANY] = tokens
+        scheduled += 1
         budget -= tokens
+    s.counts[made + B_REQUESTS] = scheduled
     return budget
 
 
@@ -159,24 +169,38 @@ def schedule(s: State, hybrid: Hybrid, batch: int) -> int:
     if s.counts[made + B_PREEMPTED] == 0 and s.counts[WAITING_COUNT] > 0:
         schedule_waiting(s, hybrid, batch, budget, threshold)
     s.counts[PREEMPTION_COUNT] += s.counts[made + B_PREEMPTED]
-    who = SEAT_BATCH + 3 * batch
+    who, is_async = SEAT_BATCH + 3 * batch, s.limits[ASYNC] != 0
+    requests, seats = s.requests, s.seats
     total, context = 0, 0
     for at in range(s.counts[made + B_REQUESTS]):
-        row = s.requests[s.seats[at, who]]
-        tokens = s.seats[at, who + B_HOW_MANY]
+        row = requests[seats[at, who]]
+        tokens = seats[at, who + B_HOW_MANY]
         total += tokens
-        computed = row[COMPUTED] + tokens
+        computed, under_way = row[COMPUTED] + tokens, row[PLACEHOLDERS]
         row[COMPUTED] = computed
-        row[IN_FLIGHT] += tokens
         context += computed
-        produces = computed >= row[TOKENS] + row[PLACEHOLDERS]
-        s.seats[at, who + B_PRODUCES] = 1 if produces else 0
-        if produces and s.limits[ASYNC]:
-            row[PLACEHOLDERS] += 1
+        produces = computed >= row[TOKENS] + under_way
+        seats[at, who + B_PRODUCES] = 1 if produces else 0
+        # With one step at a time, nothing is under way when anybody asks.
+        if is_async:
+            row[IN_FLIGHT] += tokens
+            if produces:
+                row[PLACEHOLDERS] = under_way + 1
     s.counts[COMPUTED_RUNNING] += total
     s.counts[made + B_TOKENS] = total
     s.counts[made + B_CONTEXT] = context
     return total
+
+
+@part
+def _is_over(row: Int32, tokens: int) -> bool:
+    """A step of this request came back: it is no longer under way, nor stale. True if the request ended before."""
+    if row[STATUS] == FINISHED:
+        return True
+    row[IN_FLIGHT] -= tokens
+    if row[STALE] > 0:
+        row[STALE] -= tokens
+    return False
 
 
 @part
@@ -195,35 +219,32 @@ def _end_request(s: State, request: int, now: int) -> None:
 def finish(s: State, hybrid: Hybrid, batch: int, now: int) -> None:
     """The step is over: tokens appear, and requests that have all of theirs leave."""
     who = SEAT_BATCH + 3 * batch
+    requests, seats = s.requests, s.seats
+    is_async, max_len = s.limits[ASYNC] != 0, s.limits[MAX_LEN]
     ended = 0
     for at in range(s.counts[BATCHES + batch * BATCH_FIELDS + B_REQUESTS]):
-        request, tokens = s.seats[at, who], s.seats[at, who + B_HOW_MANY]
-        row = s.requests[request]
-        if row[STATUS] == FINISHED:
+        request = seats[at, who]
+        row = requests[request]
+        if is_async and _is_over(row, seats[at, who + B_HOW_MANY]):
             continue
-        row[IN_FLIGHT] -= tokens
-        is_stale = row[STALE] > 0
-        if is_stale:
-            row[STALE] -= tokens
-        if s.seats[at, who + B_PRODUCES] == 0:
+        if seats[at, who + B_PRODUCES] == 0:
             continue
-        row[TOKENS] += 1
-        row[PRODUCED] += 1
-        if row[PRODUCED] == 1:
+        known, produced = row[TOKENS] + 1, row[PRODUCED] + 1
+        row[TOKENS] = known
+        row[PRODUCED] = produced
+        if produced == 1:
             s.stamps[request, FIRST_TOKEN] = now
-        is_running = row[STATUS] == RUNNING
-        if s.limits[ASYNC]:
-            if not is_stale:
-                row[PLACEHOLDERS] -= 1
-            if is_running and row[COMPUTED] - row[PLACEHOLDERS] >= row[FILLS]:
+        if is_async and row[STATUS] == RUNNING:
+            row[PLACEHOLDERS] -= 1
+            if row[COMPUTED] - row[PLACEHOLDERS] >= row[FILLS]:
                 cache_blocks(s, hybrid, request, row[COMPUTED] - row[PLACEHOLDERS])
-        if row[PRODUCED] >= row[OUTPUT] or row[TOKENS] >= s.limits[MAX_LEN]:
+        if produced >= row[OUTPUT] or known >= max_len:
             _end_request(s, request, now)
             ended += 1
     if ended:
         kept = 0
         for at in range(s.counts[RUNNING_COUNT]):
-            if s.requests[s.seats[at, SEAT_RUNNING], STATUS] != FINISHED:
-                s.seats[kept, SEAT_RUNNING] = s.seats[at, SEAT_RUNNING]
+            if requests[seats[at, SEAT_RUNNING], STATUS] != FINISHED:
+                seats[kept, SEAT_RUNNING] = seats[at, SEAT_RUNNING]
                 kept += 1
         s.counts[RUNNING_COUNT] = kept
