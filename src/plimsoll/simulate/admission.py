@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from plimsoll.simulate.blocks import Hybrid, cache_blocks, extend
-from plimsoll.simulate.compiled import part, wide
+from plimsoll.simulate.compiled import hot, part, wide
 from plimsoll.simulate.groups import (
     FIRST_CHUNK,
     WHOLE_AT_ADMISSION,
@@ -36,6 +36,8 @@ from plimsoll.simulate.layout import (
     HELD,
     HIT_SLOT,
     HITS,
+    IDS_BEGIN,
+    IDS_END,
     LENGTH,
     LOST,
     MAMBA_ALIGN,
@@ -158,7 +160,20 @@ def _count_admission(s: State, batch: int, request: int, hit: int) -> None:
         s.counts[RECOMPUTED] += max(0, row[LOST] - hit)
 
 
-@part
+@hot
+def _is_hopeless(s: State, request: int) -> bool:
+    """Whether a request that shares its content with nobody needs more than is free, whatever the cache still holds of it.
+
+    Its hits are in the free queue: a hit saves computing, not room. In a full pool this spares a look-up in every step.
+    """
+    if not s.limits[RESERVE_FULL] or s.stamps[request, IDS_END] > s.stamps[request, IDS_BEGIN]:
+        return False
+    spare = s.limits[WATERMARK_BLOCKS] if s.counts[RUNNING_COUNT] > 0 else 0
+    whole = min(wide(s.requests[request, TOKENS]), s.limits[MAX_LEN])
+    return bool((whole + s.limits[BLOCK_SIZE] - 1) // s.limits[BLOCK_SIZE] + spare > s.counts[FREE_BLOCKS])
+
+
+@hot
 def schedule_waiting(s: State, hybrid: Hybrid, batch: int, budget: int, threshold: int) -> None:
     """Waiting requests in their order, until one does not fit."""
     who = SEAT_BATCH + 3 * batch
@@ -173,6 +188,8 @@ def schedule_waiting(s: State, hybrid: Hybrid, batch: int, budget: int, threshol
             s.seats[skipped, SEAT_ASIDE] = request
             skipped += 1
             continue
+        if hybrid is None and _is_hopeless(s, request):
+            break
         hit = _find_hits(s, hybrid, request)
         tokens = row[TOKENS] - hit
         if 0 < threshold < tokens:

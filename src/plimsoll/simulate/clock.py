@@ -8,7 +8,7 @@ import numpy as np
 
 from plimsoll.domain.trace import Floats
 from plimsoll.simulate.blocks import Hybrid
-from plimsoll.simulate.compiled import compiled, part
+from plimsoll.simulate.compiled import compiled, hot
 from plimsoll.simulate.layout import (
     ARRIVAL,
     ASYNC,
@@ -76,7 +76,7 @@ class Record(NamedTuple):
     """No row: no log."""
 
 
-@part
+@hot
 def _arrivals(s: State) -> None:
     at = s.counts[NEXT_ARRIVAL]
     while at < len(s.stamps) and s.stamps[at, ARRIVAL] <= s.counts[NOW]:
@@ -87,7 +87,7 @@ def _arrivals(s: State) -> None:
     s.counts[NEXT_ARRIVAL] = at
 
 
-@part
+@hot
 def _write_row(s: State, batch: int, row: Int64, start: int, used: int, waste: int) -> None:
     made = BATCHES + batch * BATCH_FIELDS
     row[0] = s.counts[STEPS]
@@ -109,7 +109,7 @@ def _write_row(s: State, batch: int, row: Int64, start: int, used: int, waste: i
     s.counts[LOG_ROWS] += 1
 
 
-@part
+@hot
 def _start_step(s: State, batch: int, record: Record) -> None:
     """The device takes the batch when it is free; what the step costs and holds is added up."""
     made = BATCHES + batch * BATCH_FIELDS

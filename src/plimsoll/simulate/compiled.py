@@ -114,7 +114,15 @@ def part(function: Callable[P, R]) -> Callable[P, R]:
     return made
 
 
-@part
+def hot(function: Callable[P, R]) -> Callable[P, R]:
+    """A part that runs in every step: put into its caller, because passing the arrays along takes longer than many of them."""
+    if not HAS_NUMBA:  # pragma: no cover - the tests install it
+        return function
+    made: Callable[P, R] = numba.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, forceinline=True, **_OPTIONS)(function)
+    return made
+
+
+@hot
 def wide(number: int | np.uint64) -> int:
     """The number as 64 bits. A function is compiled once for every mixture of types it is called with: let there be one."""
     return np.int64(number)  # type: ignore[return-value]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from plimsoll.simulate.compiled import part, wide
+from plimsoll.simulate.compiled import hot, part, wide
 from plimsoll.simulate.layout import ARRIVAL, BY_PRIORITY, PRIORITY, TIE, WAITING_COUNT, WAITING_HEAD, State
 
 
@@ -68,7 +68,7 @@ def put_back(s: State, request: int) -> None:
     s.counts[WAITING_COUNT] += 1
 
 
-@part
+@hot
 def first(s: State) -> int:
     """Who is next. The caller has checked that someone waits."""
     return wide(s.waiting[0 if s.limits[BY_PRIORITY] else s.counts[WAITING_HEAD]])

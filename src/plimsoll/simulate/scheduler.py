@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from plimsoll.simulate.admission import schedule_waiting
 from plimsoll.simulate.blocks import Hybrid, cache_blocks, extend, free_request, preempt
-from plimsoll.simulate.compiled import part, wide
+from plimsoll.simulate.compiled import hot, part, wide
 from plimsoll.simulate.groups import mamba_aligned
 from plimsoll.simulate.layout import (
     ARRIVAL,
@@ -104,7 +104,7 @@ def _push_out(s: State, batch: int) -> tuple[int, int, int]:
     return victim, where, tokens
 
 
-@part
+@hot
 def _schedule_running(s: State, hybrid: Hybrid, batch: int, threshold: int) -> int:
     """Running requests in their order; whoever cannot get blocks pushes others out. What is left of the budget."""
     # This loop is where the time goes. What it looks at again and again is kept in locals: an array might have changed.
@@ -156,7 +156,7 @@ def _schedule_running(s: State, hybrid: Hybrid, batch: int, threshold: int) -> i
     return budget
 
 
-@part
+@hot
 def schedule(s: State, hybrid: Hybrid, batch: int) -> int:
     """Decide the next step into `batch`; how many tokens it computes."""
     made = BATCHES + batch * BATCH_FIELDS
@@ -192,7 +192,7 @@ def schedule(s: State, hybrid: Hybrid, batch: int) -> int:
     return total
 
 
-@part
+@hot
 def _is_over(row: Int32, tokens: int) -> bool:
     """A step of this request came back: it is no longer under way, nor stale. True if the request ended before."""
     if row[STATUS] == FINISHED:
@@ -215,7 +215,7 @@ def _end_request(s: State, request: int, now: int) -> None:
         drop(s, request)
 
 
-@part
+@hot
 def finish(s: State, hybrid: Hybrid, batch: int, now: int) -> None:
     """The step is over: tokens appear, and requests that have all of theirs leave."""
     who = SEAT_BATCH + 3 * batch
