@@ -156,7 +156,7 @@ def _check_buckets(s: at.State) -> None:
         before, block = NULL, row[at.BUCKET_FIRST]
         while block != NULL:
             assert keys[block] != 0
-            assert keys[block] % len(rows) == bucket
+            assert (keys[block] >> 32) * len(rows) >> 32 == bucket
             assert rows[block][at.BUCKET_PREV] == before
             seen.append(block)
             assert len(seen) <= len(keys)
