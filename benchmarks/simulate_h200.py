@@ -1,0 +1,129 @@
+"""The fit on runs it was not made with: four traffics on an H200, the first third fitted, the rest predicted.
+
+    python -m benchmarks.simulate_h200 [--write]
+
+The runs were made by lab/gpu/measure_traffic.py (vLLM 0.25.1, a Llama-3.1-8B shape with dummy weights) after the method was
+settled, and lie in tests/captures/vllm-0.25.1-h200-traffic. `--write` puts the tables into docs/step-time.md.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+from plimsoll.domain.gpu import gpu_named
+from plimsoll.domain.measured_run import Measured
+from plimsoll.simulate.fit import fit
+from plimsoll.simulate.fit_error import duration_error, error_of
+from plimsoll.simulate.fit_histograms import fit_histograms
+from plimsoll.simulate.graphs import graph_sizes
+from plimsoll.simulate.replay import replay
+from plimsoll.simulate.roofline import Speed, Work, roofline
+from plimsoll.simulate.settings import Settings, StepTime
+from plimsoll.sources.metric_histograms import read_histograms
+from plimsoll.sources.traces import read_measured
+
+HERE = Path(__file__).resolve().parents[1]
+CAPTURES = HERE / "tests" / "captures" / "vllm-0.25.1-h200-traffic"
+DOCS = HERE / "docs" / "step-time.md"
+# "GPU KV cache size: 920,592 tokens" and "32,768 tokens" in the servers' logs.
+BLOCKS = {"steady": 920_592 // 16, "heavy": 920_592 // 16, "tight": 32_768 // 16, "storm": 32_768 // 16}
+PREEMPTED = {"steady": 0, "heavy": 0, "tight": 6, "storm": 197}
+"""As the server counted them."""
+# Of the shape: weights less the embedding table, parameters, and bytes of KV a token.
+LLAMA_8B = Work(weights_bytes=15.01e9, active_parameters=7.5e9, kv_bytes_per_token=131_072.0)
+
+
+HEAD = "| run | duration | mean TTFT | mean TPOT | preemptions | of the server |"
+
+
+class Outcome(NamedTuple):
+    """Relative errors over what happened after the first third."""
+
+    duration: float
+    ttft: float
+    tpot: float
+    preemptions: int
+
+
+def settings_of(name: str) -> Settings:
+    """The server's settings: --max-model-len 16384 --max-num-seqs 256 --max-num-batched-tokens 2048, the rest its defaults."""
+    return Settings(num_blocks=BLOCKS[name], async_scheduling=True)
+
+
+def data_sheet() -> StepTime:
+    """The step times of an H200 by its data sheet."""
+    card = gpu_named("H200")
+    assert card.bandwidth_bytes_per_s is not None
+    assert card.bf16_flops is not None
+    return roofline(LLAMA_8B, Speed(card.bandwidth_bytes_per_s, card.bf16_flops), 2048, graph_sizes(256))
+
+
+def load(name: str) -> Measured:
+    """One run."""
+    return read_measured(str(CAPTURES / f"{name}.requests.jsonl.gz"), timeseries=str(CAPTURES / f"{name}.series.csv.gz"))
+
+
+def outcome(name: str, measured: Measured, step_time: StepTime, from_ns: int) -> Outcome:
+    """The whole run replayed, compared over what came after `from_ns`."""
+    run = replay(measured.trace, settings_of(name), step_time)
+    error = error_of(measured, run, from_ns=from_ns)
+    assert error.mean_ttft is not None
+    assert error.mean_tpot is not None
+    return Outcome(duration_error(measured, run), error.mean_ttft, error.mean_tpot, run.totals.preemptions)
+
+
+def by_stamps(name: str) -> Outcome:
+    """Fitted on what was stamped in the first third of the time."""
+    measured = load(name)
+    third = int(measured.finish_ns.max()) // 3
+    found = fit(measured, settings_of(name), until_ns=third, start=data_sheet())
+    return outcome(name, measured, found.step_time, third)
+
+
+def by_histograms(name: str) -> Outcome:
+    """Fitted on the page of metrics after the run, which also counts two dozen requests of the warm-up."""
+    measured = load(name)
+    pages = read_histograms(str(CAPTURES / f"{name}.metrics.txt.gz"))
+    found = fit_histograms(measured.trace, settings_of(name), pages, start=data_sheet())
+    return outcome(name, measured, found.step_time, 0)
+
+
+def unfitted(name: str) -> Outcome:
+    """The data sheet alone."""
+    measured = load(name)
+    return outcome(name, measured, data_sheet(), int(measured.finish_ns.max()) // 3)
+
+
+def tables() -> list[str]:
+    """All of it, as Markdown."""
+    lines = []
+    # The page of `heavy` also holds the latencies of `steady`, which ran on the same server before it.
+    for title, judge, names in (
+        ("Fitted on the first third of the time", by_stamps, tuple(BLOCKS)),
+        ("Fitted on the histograms of the whole run", by_histograms, ("steady", "tight", "storm")),
+        ("Not fitted: the data sheet alone", unfitted, tuple(BLOCKS)),
+    ):
+        lines += [f"**{title}**", "", HEAD, "|---|---|---|---|---|---|"]
+        for name in names:
+            found = judge(name)
+            errors = " | ".join(f"{100 * error:+.1f} %" for error in found[:3])
+            lines.append(f"| {name} | {errors} | {found.preemptions} | {PREEMPTED[name]} |")
+        lines.append("")
+    return lines[:-1]
+
+
+def main() -> None:
+    """Print the tables, and write them where asked."""
+    lines = tables()
+    print("\n".join(lines))
+    if "--write" in sys.argv[1:]:
+        before, _, rest = DOCS.read_text(encoding="utf-8").partition("<!-- unseen -->")
+        after = rest.partition("<!-- end of unseen -->")[2]
+        text = "\n".join(lines)
+        DOCS.write_text(f"{before}<!-- unseen -->\n\n{text}\n\n<!-- end of unseen -->{after}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
