@@ -5,7 +5,7 @@
 Compared are DynoSim (installed once into the cache folder, 0.5 GB) and the scheduler of vLLM itself (where
 `python -m lab.engine.install` has put it). Rounds of the tools alternate, so that a busy moment of the machine hits them alike,
 and medians are compared.
-`--first-run` and `--curve` do only that part, `--full` takes more rounds and longer traces, `--write` puts the tables into
+`--first-run` and `--curve` do only that part, `--full` takes more rounds, `--write` puts the tables into
 docs/speed.md. The trace is Azure's conversations if FOLDER has them, and a synthetic one of the same size otherwise.
 """
 
@@ -19,7 +19,7 @@ import platform
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -43,6 +43,8 @@ FEW = 2000
 ROOMY, TIGHT = Settings(num_blocks=8192), Settings(num_blocks=1025)
 BEGIN = datetime.datetime(2023, 11, 16, tzinfo=datetime.UTC)
 FIRST_RUN_PROMISED_S = 20.0
+TIMES_DYNOSIM, TIMES_VLLM, PEAK_PROMISED_MB = 5, 500, 250
+FLAT_TIMES = 2.0
 CURVE = (10_000, 30_000, 100_000, 300_000, 1_000_000)
 OURS, DYNOSIM, VLLM = "plimsoll", "DynoSim 1.4.2", "vLLM 0.32.0 scheduler"
 
@@ -251,9 +253,10 @@ def peers_ready() -> tuple[bool, bool]:
     return with_dynosim, engine.installed()
 
 
-def compare_all(traces: Path, rounds: int, limit_s: float) -> list[str]:
-    """The table of all tools on all works."""
+def compare_all(traces: Path, rounds: int, limit_s: float) -> tuple[list[str], list[str]]:
+    """The table of all tools on all works, and which promises it breaks."""
     with_dynosim, with_vllm = peers_ready()
+    broken: list[str] = []
     trace, what = load(traces)
     lines = [f"The requests: {what}, {format_count(trace.size)} of them.", "", HEAD]
     print("\n".join(lines), flush=True)
@@ -273,7 +276,21 @@ def compare_all(traces: Path, rounds: int, limit_s: float) -> list[str]:
             rows = comparison(work, found, counted)
             print("\n".join(rows), flush=True)
             lines += rows
-    return lines
+            broken += promises_broken(work, found)
+    return lines, broken
+
+
+def promises_broken(work: Work, found: Mapping[str, Sequence[Round]]) -> list[str]:
+    """What is promised of the replay alone, and not kept."""
+    seconds = {tool: median(one.simulation_s for one in rounds) for tool, rounds in found.items() if rounds}
+    broken = []
+    for tool, times in ((DYNOSIM, TIMES_DYNOSIM), (VLLM, TIMES_VLLM)):
+        if tool in seconds and seconds[tool] < times * seconds[OURS]:
+            broken.append(f"{work.name}: {seconds[tool] / seconds[OURS]:.1f} times {tool}, promised are {times}")
+    peak = max(one.peak_mb for one in found[OURS])
+    if peak > PEAK_PROMISED_MB:
+        broken.append(f"{work.name}: {peak:.0f} MB, promised are {PEAK_PROMISED_MB}")
+    return broken
 
 
 def vllm_rounds(all_works: Sequence[Work]) -> dict[str, Round]:
@@ -309,8 +326,9 @@ def first_run() -> tuple[list[str], str]:
     return lines, broken
 
 
-def curve(sizes: Sequence[int]) -> list[str]:
-    """Cost of a request over the length of the trace, each in a process of its own."""
+def curve(sizes: Sequence[int]) -> tuple[list[str], list[str]]:
+    """Cost of a request over the length of the trace, each in a process of its own; and whether it is flat."""
+    costs: list[float] = []
     lines = ["| requests | replay alone | per request | whole command | peak memory | steps |", "|---|---|---|---|---|---|"]
     for size in sizes:
         one = run_ours(f"synthetic:requests={size},rate=5,prompt=1000,output=200", ROOMY)
@@ -319,7 +337,9 @@ def curve(sizes: Sequence[int]) -> list[str]:
             f"{one.whole_s or 0:.2f} s", f"{one.peak_mb:.0f} MB", format_count(one.steps or 0),
         ]  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
-    return lines
+        costs.append(one.simulation_s / size)
+    is_flat = max(costs) < FLAT_TIMES * min(costs)
+    return lines, [] if is_flat else [f"a request costs {max(costs) / min(costs):.1f} times as much in one trace as in another"]
 
 
 def machine() -> str:
@@ -336,9 +356,9 @@ def write(parts: Sequence[Sequence[str]]) -> None:
 
 
 def main(argv: Sequence[str] = ()) -> None:
-    """Print the tables, a peer that cannot be had being left out with one line; exit 1 if the first run is too slow."""
+    """Print the tables, a peer that cannot be had being left out with one line; exit 1 if a promise is broken."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.simulate_speed")
-    parser.add_argument("--full", action="store_true", help="5 rounds instead of 3, and up to a million requests")
+    parser.add_argument("--full", action="store_true", help="5 rounds instead of 3, also where one takes minutes")
     parser.add_argument("--first-run", action="store_true", help="only the first run of a fresh machine")
     parser.add_argument("--curve", action="store_true", help="only the cost over the length of the trace")
     parser.add_argument("--traces", type=Path, default=TRACES, help=f"the folder that has {AZURE}")
@@ -346,23 +366,27 @@ def main(argv: Sequence[str] = ()) -> None:
     asked = parser.parse_args(argv)
     some = asked.first_run or asked.curve
     parts: list[list[str]] = []
-    broken = ""
+    broken: list[str] = []
     try:
         if not some:
-            parts.append(compare_all(asked.traces, *((5, 300.0) if asked.full else (3, 60.0))))
-        if asked.first_run or not some:
-            lines, broken = first_run()
+            lines, broken = compare_all(asked.traces, *((5, 300.0) if asked.full else (3, 60.0)))
             parts.append(lines)
+        if asked.first_run or not some:
+            lines, slow = first_run()
+            parts.append(lines)
+            broken += [slow] if slow else []
             print("\n" + "\n".join(parts[-1]), flush=True)
         if asked.curve or not some:
-            parts.append(curve(CURVE if asked.full or asked.curve else CURVE[:3]))
+            lines, uneven = curve(CURVE)
+            parts.append(lines)
+            broken += uneven
             print("\n" + "\n".join(parts[-1]), flush=True)
     except (Failed, dynosim.DynoSimError, ParserDiedError, OSError) as failure:
         raise SystemExit(str(failure).splitlines()[0]) from None
     if asked.write:
         write(parts)
     if broken:
-        raise SystemExit(broken)
+        raise SystemExit("; ".join(broken))
 
 
 if __name__ == "__main__":

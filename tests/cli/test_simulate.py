@@ -376,3 +376,9 @@ def test_a_server_that_would_not_start_is_noted(ask: Ask) -> None:
     """The plan's verdict stands beside the replay."""
     made = ask(BUSY, "--gpu", "L4", "--", "vllm", "serve", "meta-llama/Llama-3.1-8B", "--max-model-len", "131072")
     assert any("does not start" in note and "startup." in note for note in made["notes"])
+
+
+def test_flags_that_are_not_replayed_are_noted(ask: Ask) -> None:
+    """A flag that moves the scheduler and that nothing here knows about is said, not dropped."""
+    command = ["vllm", "serve", "meta-llama/Llama-3.1-8B", "--max-model-len", "8k", "--max-num-active-seqs", "2"]
+    assert any("--max-num-active-seqs" in note for note in ask(BUSY, "--gpu", "H100", "--", *command)["notes"])

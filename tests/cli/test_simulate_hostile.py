@@ -76,6 +76,10 @@ def test_a_number_that_is_none(name: str, value: str | None, capsys: pytest.Capt
         ([SMALL, "--num-blocks", "2147483646"], "--num-blocks"),
         ([SMALL, "--block-size", "2147483646"], "--block-size"),
         ([SMALL, "--groups", "full:16,sliding:16:64", "--num-blocks", "50"], "does not start"),
+        ([SMALL, "--groups", "full:16,mamba:16", "--block-size", "32"], "--block-size"),
+        ([SMALL, "--save-times", "t.json"], "--fit"),
+        ([SMALL, "--fit-series", "s.csv"], "--fit"),
+        ([SMALL, "--times", "t.json", "--base-ns", "1"], "--times"),
         ([SMALL, "--no-such=3"], "--no-such"),
         ([SMALL, "-x"], "-x"),
         ([SMALL, "--json=1"], "--json=1"),
@@ -307,6 +311,9 @@ def test_a_trace_is_never_overwritten(tmp_path: Path, capsys: pytest.CaptureFixt
     for name in ("--steps", "--requests", "--html"):
         assert main(["simulate", str(trace), name, str(link)]) == 2
         assert "overwrite" in complaint(capsys)
+        for read in ("--fit", "--fit-series", "--plan", "--times"):
+            assert main(["simulate", SMALL, read, str(trace), name, str(link)]) == 2
+            assert "overwrite" in complaint(capsys)
     assert trace.read_bytes() == before
 
 

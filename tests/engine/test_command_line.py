@@ -192,7 +192,8 @@ def _flag_words(draw: st.DrawFn) -> list[str]:
     name = draw(st.sampled_from(row.spellings))
     shortened, negated, joined = draw(st.tuples(st.booleans(), st.booleans(), st.booleans()))
     if name.startswith("--") and shortened:
-        name = name[: draw(st.integers(min_value=5, max_value=len(name)))]
+        # --model-impl cut short would be --model.
+        name = name[: draw(st.integers(min_value=5, max_value=len(name)).filter(lambda cut: name[:cut] != "--model"))]
     if row.kind == "on-off" and negated:
         name = "--no-" + name.removeprefix("--")
     words = draw(st.lists(_WORD, max_size=3))

@@ -105,7 +105,7 @@ def test_reading_says_what_limits() -> None:
     settings = Settings(num_blocks=11, max_num_seqs=2)
     said = reading(_busy()._replace(rejected=1, requests=3, bad_rows=1, settings=settings))
     assert said[0] == "1 request of 3 was rejected: longer than --max-model-len 16384 or than the whole cache."
-    assert said[1] == "1 row of the trace could not be read and was left out."
+    assert said[1] == "1 row of the trace was left out: unreadable, or without an answer."
     assert said[2] == "At times --max-num-seqs 2 was what requests waited for."
     assert reading(summarise(hand_made([], []))) == []
 

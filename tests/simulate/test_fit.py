@@ -18,6 +18,7 @@ from plimsoll.simulate.graphs import graph_sizes, step_table
 from plimsoll.simulate.replay import replay
 from plimsoll.simulate.result import Replay
 from plimsoll.simulate.settings import Settings, StepTime
+from plimsoll.simulate.synthetic import Synthetic, generate
 
 SETTINGS = Settings(num_blocks=3000, max_num_seqs=32, max_num_batched_tokens=1024)
 TRUE = StepTime(9_000_000, 50_000, 15_000, 90_000, step_table(9e6, 50e3, 1024, graph_sizes(32), 3e6))
@@ -149,3 +150,19 @@ def test_the_search_finds_the_bottom_inside_its_bounds() -> None:
     assert found.values == pytest.approx([3.0, 4.0], abs=0.01)
     edge = search(lambda at: [at - np.array([-3.0, 4.0])], [np.ones(2)], bounds, np.zeros(2))
     assert edge.values == pytest.approx([0.0, 4.0], abs=0.01)
+
+
+def test_histograms_are_compared_with_all_of_the_traffic() -> None:
+    """A second half that is ten times as busy counts: the times are found again, however long the trace."""
+    slow = generate(Synthetic(requests=6000, rate_per_s=4, prompt_mean=300, output_mean=60, seed=1))
+    gaps = np.diff(slow.arrival_ns, prepend=0)
+    gaps[3000:] //= 10
+    trace = slow._replace(arrival_ns=np.cumsum(gaps))
+    true = StepTime(6_000_000, 40_000, 10_000, 40_000)
+    run = replay(trace, Settings(), true)
+    ttft = (run.first_token_ns - run.arrival_ns) / 1e9
+    bounds = (0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0)
+    counts = np.bincount(np.searchsorted(bounds, ttft), minlength=len(bounds) + 1)
+    histogram = Histogram(TTFT, bounds, tuple(counts.tolist()), float(ttft.sum()))
+    found = fit_histograms(trace, Settings(), [histogram], start=true)
+    assert found.step_time.base_ns == pytest.approx(true.base_ns, rel=0.1)

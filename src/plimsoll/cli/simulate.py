@@ -20,7 +20,8 @@ The engine (defaults in brackets, names as vLLM's):
   --groups full:16,sliding:16:1024,mamba:16      layers of several kinds that share the blocks
 How long a step takes:
   --fit FILE            learn it from a real run: requests with stamps, or a page of metrics (docs/step-time.md);
-                        --fit-series FILE adds what a run with stamps showed every second
+                        --fit-series FILE adds what a run with stamps showed every second. The engine's options must then be
+                        those of that run; --save-times FILE keeps the result, --times FILE replays other options with it
   --base-ns --token-ns --seq-ns --ctx-ps         or say it (6000000, 20000, 10000, 40000)
 What is written:
   --json                one object, schema plimsoll.simulate/1
@@ -50,7 +51,7 @@ _WITH_VALUE = (
     "--num-blocks --block-size --max-num-seqs --max-num-batched-tokens --max-model-len --long-prefill-token-threshold "
     "--watermark --scheduling-policy --groups --base-ns --token-ns --seq-ns --ctx-ps --limit --from-s --until-s --speedup "
     "--trace-block-size --rate --arrivals --burstiness --seed --plan --gpu --gpus --gpu-memory-gib --used-gib --vllm --fit "
-    "--fit-series "
+    "--fit-series --times --save-times "
     "--html --steps --requests"
 ).split()
 _SWITCHES = (
@@ -58,8 +59,10 @@ _SWITCHES = (
     "--help -h"
 ).split()
 BLOCK_SIZES = (8, 16, 32, 64, 128)
-COMPILING = "plimsoll: compiling the scheduler for this machine, once (and once more for hybrid models); ten to twenty seconds"
-_WRITTEN = ("--steps", "--requests", "--html")
+COMPILING = (
+    "plimsoll: compiling the scheduler for this machine, once (and once more for hybrid models); ten to twenty-five seconds"
+)
+_WRITTEN = ("--steps", "--requests", "--html", "--save-times")
 
 
 def run(words: list[str]) -> int:
@@ -89,7 +92,11 @@ def _check_outputs(options: Split) -> None:
     import os
     from pathlib import Path
 
-    taken = {os.path.realpath(word): word for word in options.rest if "\0" not in word}
+    read = [
+        *options.rest,
+        *(options.values[name] for name in ("--fit", "--fit-series", "--plan", "--times") if name in options.values),
+    ]
+    taken = {os.path.realpath(word): word for word in read if "\0" not in word}
     for name in _WRITTEN:
         path = options.values.get(name)
         if path is None:

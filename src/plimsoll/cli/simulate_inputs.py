@@ -11,12 +11,20 @@ from plimsoll.cli.simulate_times import read_times
 from plimsoll.domain.arrivals import Arrivals
 from plimsoll.domain.trace import Trace
 from plimsoll.errors import BadInput
+from plimsoll.simulate.compiled import HAS_NUMBA
 from plimsoll.simulate.settings import Group, Settings, StepTime
-from plimsoll.simulate.start import groups_of
+from plimsoll.simulate.start import check_start
 from plimsoll.simulate.synthetic import SCHEME
 
 _THRESHOLD = "long_prefill_token_threshold"
 PLAN_MAX_BYTES = 16 << 20
+NOT_REPLAYED = frozenset(
+    "--max-num-active-seqs --long-prefill-token-threshold-adaptive --max-num-scheduled-tokens --max-num-queued-reqs "
+    "--max-num-queued-tokens --prefix-cache-retention-interval --prefix-match-unit --enable-lora --max-loras "
+    "--decode-context-parallel-size -dcp --prefill-context-parallel-size -pcp --kv-offloading-size --scheduler-cls "
+    "--enable-mamba-shared-prefix-checkpoint --mamba-cache-mode".split()
+)
+"""Flags that move the scheduler's decisions and that nothing here knows about; docs/simulate.md lists them."""
 REPLICA_OF = "0.32.0"
 """The release whose scheduler is replayed."""
 _NUMBERS = {
@@ -53,12 +61,15 @@ def read_inputs(options: Split) -> Inputs:
     plan = _plan(options)
     settings, notes = _settings(options, plan)
     trace = _traffic(options)
-    if trace.bad_rows:
-        notes = (*notes, f"{trace.bad_rows:,} rows of the trace could not be read and were left out")
     times = read_times(options.values, plan, settings, trace)
     speedup = decimal(options.values["--speedup"], "--speedup") if "--speedup" in options.values else 1.0
     if not speedup > 0:
         raise BadInput(f"--speedup must be above 0, not {options.values['--speedup']}")
+    if not HAS_NUMBA:
+        notes = (
+            *notes,
+            "without numba this is a hundred times slower: pip install 'plimsoll-line[simulate]'",
+        )
     return Inputs(trace, settings, times.step_time, speedup, times.fitted, (*notes, *times.notes))
 
 
@@ -153,8 +164,9 @@ def _as_plan(loaded: Mapping[str, object], path: str) -> Mapping[str, object]:
 
 def _settings(options: Split, plan: Mapping[str, object] | None) -> tuple[Settings, tuple[str, ...]]:
     settings, notes = (Settings(), ()) if plan is None else settings_of_plan(plan)
-    if plan is not None and "--block-size" in options.values:
-        raise BadInput("--block-size is the plan's; give it to the vllm command instead")
+    for name in ("--block-size", "--groups"):
+        if plan is not None and name in options.values:
+            raise BadInput(f"{name} is the plan's; give the vllm command what it needs instead")
     changes: dict[str, object] = {
         field: whole(options.values[name], name) for name, field in _NUMBERS.items() if name in options.values
     }
@@ -171,29 +183,8 @@ def _settings(options: Split, plan: Mapping[str, object] | None) -> tuple[Settin
         changes.setdefault("block_size", min(sizes))
     changes |= {field: value for name, (field, value) in _SWITCHES.items() if name in options.switches}
     changed = settings._replace(**changes)  # type: ignore[arg-type]
-    _check_start(changed)
+    check_start(changed)
     return changed, notes
-
-
-def _check_start(settings: Settings) -> None:
-    """vLLM starts only if one request of --max-model-len fits. Full attention is spared: longer requests are rejected."""
-    if not settings.groups or all(group.kind == "full" for group in settings.groups):
-        return
-    under_way = settings.max_num_batched_tokens * (2 if settings.async_scheduling else 1)
-    needed = 0
-    for group in groups_of(settings):
-        held = settings.max_model_len
-        if group.kind == "sliding":
-            held = min(group.window - 1 + under_way, held)
-        if group.kind == "mamba":
-            needed += 2 if settings.prefix_caching else 1
-        elif group.block_size > 0:
-            needed += -(-held // group.block_size) + (group.kind == "sliding")
-    if needed > settings.num_blocks - 1:
-        raise BadInput(
-            f"one request of --max-model-len {settings.max_model_len} needs {needed} blocks of these groups, and there are "
-            f"{settings.num_blocks - 1}: vLLM does not start. Lower it or raise --num-blocks"
-        )
 
 
 def _groups(text: str) -> tuple[Group, ...]:
@@ -256,6 +247,17 @@ def _notes_of_plan(plan: Mapping[str, object], said: Mapping[str, object]) -> It
         yield "speculative decoding is not replayed: one token a step"
     if said.get("kv_connector"):
         yield f"what {said['kv_connector']} loads and keeps elsewhere is not replayed"
+    for name in _typed(plan):
+        if name in NOT_REPLAYED:
+            yield f"{name} changes what the scheduler does and is not replayed"
+
+
+def _typed(plan: Mapping[str, object]) -> Iterator[str]:
+    flags = plan.get("flags")
+    items = flags.get("items") if isinstance(flags, dict) else None
+    for item in items if isinstance(items, list) else ():
+        if isinstance(item, dict) and isinstance(item.get("name"), str):
+            yield str(item["name"])
 
 
 def _group_of_plan(group: Mapping[str, object]) -> Group:

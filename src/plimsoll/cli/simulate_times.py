@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from plimsoll.cli.output import write_file
 from plimsoll.cli.progress import bar
-from plimsoll.cli.simulate_numbers import amount, number_in, object_in, whole
+from plimsoll.cli.simulate_numbers import amount, list_in, number_in, object_in, whole
 from plimsoll.domain.trace import Trace
 from plimsoll.errors import BadInput
 from plimsoll.simulate.settings import Settings, StepTime
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 
 _SAID = {"--base-ns": "base_ns", "--token-ns": "token_ns", "--seq-ns": "seq_ns", "--ctx-ps": "ctx_ps"}
 ABOUT_TRIES = 300
+TIMES_SCHEMA = "plimsoll.step-time/1"
+POOR_SHARE = 0.2
+POOR_FIT = "the fit does not match its run: are --num-blocks, --max-num-seqs and the others those that the run had?"
 AS_GIVEN = "step times as given, the others those of no card; the data sheet is not used"
 _MOST_NS = 10**13
 _FP8_BYTES = (0.9, 1.2)
@@ -36,6 +40,12 @@ def read_times(values: Mapping[str, str], plan: Mapping[str, object] | None, set
     said = {field: whole(values[name], name, most=_MOST_NS) for name, field in _SAID.items() if name in values}
     if said and "--fit" in values:
         raise BadInput(f"either --fit or {next(name for name in _SAID if name in values)}, not both")
+    if "--times" in values:
+        if said or "--fit" in values:
+            raise BadInput("either --times, --fit or step times of your own")
+        return _kept(values["--times"], settings)
+    if "--save-times" in values and "--fit" not in values:
+        raise BadInput("--save-times goes with --fit: it keeps what was learnt")
     by_sheet = _data_sheet(plan, settings) if plan is not None and not said else None
     if "--fit" in values:
         return _fitted(values, plan, settings, trace, by_sheet)
@@ -72,7 +82,42 @@ def _fitted(
         else:
             measured = read_measured(path, timeseries=series)
             found = fit(measured, settings, start=start, sizes=sizes, experts=experts, on_try=on_try)
-    return Times(found.step_time, found.sentence)
+    error = max(value or 0.0 for value in (found.error.ttft, found.error.tpot, found.error.e2e))
+    notes = (POOR_FIT,) if error > POOR_SHARE else ()
+    if "--save-times" in values:
+        _keep(values["--save-times"], found.step_time, found.sentence)
+    return Times(found.step_time, found.sentence, notes)
+
+
+def _keep(path: str, times: StepTime, sentence: str) -> None:
+    import json
+
+    table = None if times.by_tokens is None else times.by_tokens.tolist()
+    said = {"schema": TIMES_SCHEMA, "fitted": sentence, **times._asdict(), "by_tokens": table}
+    write_file(path, json.dumps(said) + "\n")
+
+
+def _kept(path: str, settings: Settings) -> Times:
+    """Step times that an earlier fit learnt; a table that is too short goes on as a line."""
+    from pathlib import Path
+
+    import numpy as np
+
+    from plimsoll.sources.model_folders import read_json
+
+    said = read_json(Path(path), 1 << 28)
+    if said.get("schema") != TIMES_SCHEMA:
+        raise BadInput(f"{path}: not step times; --fit RUN --save-times FILE writes them")
+    try:
+        numbers = {name: round(amount(said, name)) for name in _SAID.values()}
+        table = said.get("by_tokens")
+        if table is not None:
+            found = np.array([round(amount({"ns": one}, "ns")) for one in list_in(said, "by_tokens")], dtype=np.int64)
+            more = np.arange(1, settings.max_num_batched_tokens + 2 - len(found)) * numbers["token_ns"]
+            table = np.concatenate((found, found[-1] + more)) if len(found) else None
+    except KeyError as error:
+        raise BadInput(f"{path}: {error.args[0]} is missing or not a time") from None
+    return Times(StepTime(**numbers, by_tokens=table), str(said.get("fitted") or "read from a file"))
 
 
 def _graphs(plan: Mapping[str, object] | None, settings: Settings) -> tuple[int, ...]:

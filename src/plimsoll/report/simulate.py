@@ -131,7 +131,7 @@ def reading(summary: Summary) -> list[str]:
         said.append(f"{many} {were} rejected: {_why_rejected(summary)}.")
     if summary.bad_rows:
         were = "was" if summary.bad_rows == 1 else "were"
-        said.append(f"{counted(summary.bad_rows, 'row')} of the trace could not be read and {were} left out.")
+        said.append(f"{counted(summary.bad_rows, 'row')} of the trace {were} left out: unreadable, or without an answer.")
     if summary.peak_waiting and summary.peak_running >= summary.settings.max_num_seqs:
         said.append(f"At times --max-num-seqs {format_count(summary.settings.max_num_seqs)} was what requests waited for.")
     if summary.queue.p50 is not None and summary.finished > 1:

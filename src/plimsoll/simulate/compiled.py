@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache, wraps
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
@@ -31,11 +33,23 @@ try:
     HAS_NUMBA = True
 except ImportError:  # pragma: no cover - the tests install it
     HAS_NUMBA = False
-    np.seterr(over="ignore")  # the digests of contents are meant to overflow
 
 
 # No references are counted (_nrt): nothing here makes or drops an array, and the counting took four fifths of the time.
-_OPTIONS = {"nogil": True, "error_model": "numpy", "_nrt": False}
+_OPTIONS = {"nogil": True, "error_model": "numpy"}
+_UNCOUNTED = {"_nrt": False}
+_PART = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+_MONTH_S = 30 * 86_400
+
+
+def _jit(function: Callable[P, R], **options: object) -> Callable[P, R]:
+    """Compiled by numba; without the options it does not document, should a release no longer know them."""
+    try:
+        made: Callable[P, R] = numba.njit(**options, **_OPTIONS, **_UNCOUNTED)(function)
+    except (KeyError, TypeError):  # pragma: no cover - a numba yet to come
+        known = {name: value for name, value in options.items() if name == "cache"}
+        made = numba.njit(**known, **_OPTIONS)(function)
+    return made
 
 
 def _made_ours(folder: Path) -> bool:
@@ -48,6 +62,15 @@ def _made_ours(folder: Path) -> bool:
     return os.access(folder, os.W_OK)
 
 
+def _forget_old(folder: Path) -> None:
+    """What older versions left behind goes, if nobody has used it for a month."""
+    for other in folder.parent.iterdir():
+        if other != folder and folder.stat().st_mtime - other.stat().st_mtime > _MONTH_S:
+            shutil.rmtree(other, ignore_errors=True)
+    folder.touch()
+
+
+@cache
 def cache_folder() -> Path:
     """Where compiled code is kept: the user's cache folder, or a private temporary one where that cannot be written."""
     digest = hashlib.sha256()
@@ -59,6 +82,7 @@ def cache_folder() -> Path:
         try:
             root.mkdir(parents=True, exist_ok=True)
             if all(_made_ours(part) for part in (root, folder.parent, folder)):
+                _forget_old(folder)
                 return folder
         except OSError:
             continue
@@ -100,26 +124,36 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
     before = numba.config.CACHE_DIR
     numba.config.CACHE_DIR = os.environ.get("NUMBA_CACHE_DIR") or str(cache_folder())
     try:
-        made: Callable[P, R] = numba.njit(cache=True, **_OPTIONS)(function)
+        return _jit(function, cache=True)
     finally:
         numba.config.CACHE_DIR = before
-    return made
 
 
 def part(function: Callable[P, R]) -> Callable[P, R]:
     """Part of a compiled function: compiled with it, never called from Python or kept on its own."""
     if not HAS_NUMBA:  # pragma: no cover - the tests install it
         return function
-    made: Callable[P, R] = numba.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **_OPTIONS)(function)
-    return made
+    return _jit(function, **_PART)
 
 
 def hot(function: Callable[P, R]) -> Callable[P, R]:
     """A part that runs in every step: put into its caller, because passing the arrays along takes longer than many of them."""
     if not HAS_NUMBA:  # pragma: no cover - the tests install it
         return function
-    made: Callable[P, R] = numba.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, forceinline=True, **_OPTIONS)(function)
-    return made
+    return _jit(function, forceinline=True, **_PART)
+
+
+def wrapping(function: Callable[P, R]) -> Callable[P, R]:
+    """A hot part whose numbers are meant to overflow; numpy would warn of it where nothing is compiled."""
+    if HAS_NUMBA:
+        return hot(function)
+
+    @wraps(function)  # pragma: no cover - the tests install it
+    def quiet(*args: P.args, **kwargs: P.kwargs) -> R:
+        with np.errstate(over="ignore"):
+            return function(*args, **kwargs)
+
+    return quiet
 
 
 @hot

@@ -96,7 +96,7 @@ def fit(
     whole = replay(measured.trace, settings, step_time)
     error = error_of(measured, whole, until_ns=until_ns)
     held_out = None if until_ns is None else error_of(measured, whole, from_ns=until_ns)
-    return Fit(step_time, error, held_out, _sentence(error), found.rounds)
+    return Fit(step_time, error, held_out, _sentence(error, trace.size), found.rounds)
 
 
 def _spread(trace: Trace) -> list[Trace]:
@@ -107,10 +107,11 @@ def _spread(trace: Trace) -> list[Trace]:
     return [trace._replace(arrival_ns=np.maximum.accumulate(one)) for one in arrivals]
 
 
-def _sentence(error: FitError) -> str:
+def _sentence(error: FitError, used: int) -> str:
     parts = [
         f"{name} {value:.1%}"
         for name, value in (("TTFT", error.ttft), ("TPOT", error.tpot), ("end to end", error.e2e))
         if value is not None
     ]
-    return f"fitted to {error.requests} measured requests; a single one is off by {', '.join(parts)} on average"
+    which = f"the first {used:,} of {error.requests:,}" if used < error.requests else f"{error.requests:,}"
+    return f"fitted to {which} measured requests; a single one is off by {', '.join(parts)} on average"

@@ -15,7 +15,7 @@ import numpy as np
 from plimsoll.domain.histogram import Histogram
 from plimsoll.domain.trace import Trace
 from plimsoll.errors import BadInput
-from plimsoll.simulate.fit import MOST_REQUESTS, Fit
+from plimsoll.simulate.fit import Fit
 from plimsoll.simulate.fit_error import FitError
 from plimsoll.simulate.fit_model import make_model
 from plimsoll.simulate.fit_search import Bounds, Numbers, search
@@ -55,7 +55,6 @@ def fit_histograms(
     if not wanted:
         raise BadInput(f"nothing to fit: no histogram of latencies with a value in it ({TTFT}, {TPOT}, {BETWEEN}, {E2E})")
     model = make_model(start, settings, sizes, experts)
-    cut = trace if trace.size <= MOST_REQUESTS else _first(trace, MOST_REQUESTS)
 
     def step_time(pair: Numbers) -> StepTime:
         return model.step_time(model.values(pair[0], pair[1]))
@@ -65,7 +64,7 @@ def fit_histograms(
     def off(pair: Numbers) -> list[Numbers]:
         if on_try is not None:
             on_try(next(tries))
-        simulated = _latencies(replay(cut, settings, step_time(pair)))
+        simulated = _latencies(replay(trace, settings, step_time(pair)))
         return [_deviation(wanted[name], simulated[name]) for name in wanted if name in simulated]
 
     if not off(np.ones(2)):
@@ -73,20 +72,8 @@ def fit_histograms(
     starts = [np.array([one, one]) for one in SCALES] + [np.array([one, two]) for one, two in ((1.0, 0.4), (1.0, 2.5))]
     found = search(off, starts, Bounds(np.full(2, 0.02), np.full(2, 50.0)), np.full(2, TRUST))
     best = step_time(found.values)
-    error = _error(wanted, _latencies(replay(cut, settings, best)))
+    error = _error(wanted, _latencies(replay(trace, settings, best)))
     return Fit(best, error, None, _sentence(error), found.rounds)
-
-
-def _first(trace: Trace, count: int) -> Trace:
-    end = int(trace.prefix_start[count])
-    return trace._replace(
-        arrival_ns=trace.arrival_ns[:count],
-        prompt=trace.prompt[:count],
-        output=trace.output[:count],
-        priority=trace.priority[:count],
-        prefix_ids=trace.prefix_ids[:end],
-        prefix_start=trace.prefix_start[: count + 1],
-    )
 
 
 def _latencies(run: Replay) -> dict[str, _Simulated]:

@@ -50,7 +50,7 @@ place of the last state's block (-1: none) and how many places are behind. The l
 
 # A row of `seats`; a batch has three columns, and there are two batches.
 SEAT_RUNNING, SEAT_ASIDE, SEAT_FREE_SLOT, SEAT_BATCH = range(4)
-B_WHO, B_HOW_MANY, B_PRODUCES = range(3)
+B_HOW_MANY, B_PRODUCES = 1, 2
 SEAT_FIELDS = 9
 
 # `limits`: what does not change in a run.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from plimsoll.simulate.compiled import hot, part, wide
+from plimsoll.simulate.compiled import part, wide, wrapping
 from plimsoll.simulate.layout import (
     BUCKET_FIRST,
     BUCKET_LAST,
@@ -38,7 +38,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _S27, _S30, _S31, _S32 = np.uint64(27), np.uint64(30), np.uint64(31), np.uint64(32)
 
 
-@hot
+@wrapping
 def mix(left: np.uint64, right: np.uint64) -> np.uint64:
     """A digest of both, never NO_KEY."""
     x = left * _GOLDEN + right + _GOLDEN
@@ -50,14 +50,14 @@ def mix(left: np.uint64, right: np.uint64) -> np.uint64:
     return x
 
 
-@hot
+@wrapping
 def _bucket(key: np.uint64, links: Int32) -> int:
     # As many buckets as blocks, the queue's two ends included: a row has room for both. The product's upper half is the
     # remainder's cheap cousin.
     return wide(((key >> _S32) * np.uint64(len(links))) >> _S32)
 
 
-@hot
+@part
 def find(key: np.uint64, keys: UInt64, links: Int32) -> int:
     """The block that got this content first, or NULL."""
     block = wide(links[_bucket(key, links), BUCKET_FIRST])
@@ -66,7 +66,7 @@ def find(key: np.uint64, keys: UInt64, links: Int32) -> int:
     return block
 
 
-@hot
+@part
 def set_key(block: int, key: np.uint64, keys: UInt64, links: Int32) -> None:
     """Make the block known by its content."""
     bucket = _bucket(key, links)
@@ -81,7 +81,7 @@ def set_key(block: int, key: np.uint64, keys: UInt64, links: Int32) -> None:
     links[bucket, BUCKET_LAST] = block
 
 
-@hot
+@part
 def forget(block: int, keys: UInt64, links: Int32) -> None:
     """The block's content is about to be overwritten."""
     bucket = _bucket(keys[block], links)
@@ -97,7 +97,7 @@ def forget(block: int, keys: UInt64, links: Int32) -> None:
     keys[block] = NO_KEY
 
 
-@hot
+@part
 def take(counts: Int64, links: Int32, keys: UInt64) -> int:
     """The next free block, with one holder and no content. The caller has checked that there is one."""
     head = len(keys)
@@ -123,7 +123,7 @@ def touch(block: int, counts: Int64, links: Int32) -> None:
     links[block, REFS] += 1
 
 
-@hot
+@part
 def release(block: int, cursor: int, counts: Int64, links: Int32, keys: UInt64) -> int:
     """One holder less. Blocks without content queue up behind `cursor` at the front, others go to the end."""
     links[block, REFS] -= 1

@@ -64,8 +64,8 @@ def replay(
     """Run the whole trace.
 
     `on_steps` gets the rows of the step log (see STEP_COLUMNS) as the run goes, in an array that is used again: copy what you
-    keep. `on_progress` gets how many requests are done and
-    how many there are. `clock` tells the seconds; without one, how long the run took is not known.
+    keep. `on_progress` gets how many requests are done and how many there are. `clock` tells the seconds; without one, how long
+    the run took is not known.
     """
     settings, step_time = settings or Settings(), step_time or StepTime()
     state = start(trace, settings, step_time, speed_up(trace, speedup))

@@ -41,6 +41,14 @@ class Settings(NamedTuple):
     """Empty: one full-attention group of `block_size`."""
 
 
+def groups_of(settings: Settings) -> tuple[Group, ...]:
+    """The groups that share the pool. Without prefix caching a Mamba group keeps one state: a block as long as any request."""
+    groups = settings.groups or (Group("full", settings.block_size),)
+    if settings.prefix_caching:
+        return groups
+    return tuple(group._replace(block_size=settings.max_model_len) if group.kind == "mamba" else group for group in groups)
+
+
 class StepTime(NamedTuple):
     """How long one step takes, in whole nanoseconds, so that a run can be repeated to the digit.
 

@@ -62,7 +62,7 @@ from plimsoll.simulate.layout import (
     State,
 )
 from plimsoll.simulate.prefixes import chain
-from plimsoll.simulate.settings import LONGEST_STEP_NS, Group, Settings, StepTime
+from plimsoll.simulate.settings import LONGEST_STEP_NS, Group, Settings, StepTime, groups_of
 
 _KINDS = {"full": FULL, "sliding": SLIDING, "mamba": MAMBA}
 MOST_TOKENS = 2**31 - 2
@@ -114,18 +114,12 @@ def _check_groups(groups: tuple[Group, ...], settings: Settings) -> None:
             raise BadInput("--groups: with prefix caching, Mamba groups and the others must have the same block size")
         if not settings.chunked_prefill:
             raise BadInput("--groups: prefix caching of Mamba groups needs chunked prefill: vLLM does not start otherwise")
+    if len(groups) > 1 and settings.block_size != min(group.block_size for group in settings.groups):
+        raise BadInput(f"--groups: --block-size must be their smallest, not {settings.block_size}")
     if len(groups) == 1 and groups[0].kind != "mamba" and sizes != {settings.block_size}:
         raise BadInput(
             f"--groups: the only group has blocks of {groups[0].block_size}, --block-size says {settings.block_size}"
         )
-
-
-def groups_of(settings: Settings) -> tuple[Group, ...]:
-    """The groups that share the pool. Without prefix caching a Mamba group keeps one state: a block as long as any request."""
-    groups = settings.groups or (Group("full", settings.block_size),)
-    if settings.prefix_caching:
-        return groups
-    return tuple(group._replace(block_size=settings.max_model_len) if group.kind == "mamba" else group for group in groups)
 
 
 def _group_rows(settings: Settings) -> Integers:
@@ -133,14 +127,38 @@ def _group_rows(settings: Settings) -> Integers:
     groups = groups_of(settings)
     # vLLM asks full attention first: its answer narrows the search for the others.
     kinds = sorted(dict.fromkeys(groups), key=lambda group: group.kind != "full")
-    under_way = settings.max_num_batched_tokens * (2 if settings.async_scheduling else 1)
     rows = []
     for group in groups:
-        cap = 0
-        if group.kind == "sliding":
-            cap = -(-min(group.window - 1 + under_way, settings.max_model_len) // group.block_size) + 1
+        cap = sliding_cap(group, settings) if group.kind == "sliding" else 0
         rows.append((_KINDS[group.kind], group.block_size, group.window, cap, kinds.index(group)))
     return np.array(rows, dtype=np.int64)
+
+
+def sliding_cap(group: Group, settings: Settings) -> int:
+    """The most blocks a request ever holds in a sliding group: its window, what is under way, one for the uneven start."""
+    under_way = settings.max_num_batched_tokens * (2 if settings.async_scheduling else 1)
+    return -(-min(group.window - 1 + under_way, settings.max_model_len) // group.block_size) + 1
+
+
+def check_start(settings: Settings) -> None:
+    """vLLM starts only if one request of --max-model-len fits. Full attention is spared: longer requests are rejected."""
+    check(settings)
+    groups = groups_of(settings)
+    if all(group.kind == "full" for group in groups):
+        return
+    needed = 0
+    for group in groups:
+        if group.kind == "sliding":
+            needed += sliding_cap(group, settings)
+        elif group.kind == "mamba":
+            needed += 2 if settings.prefix_caching else 1
+        else:
+            needed += -(-settings.max_model_len // group.block_size)
+    if needed > settings.num_blocks - 1:
+        raise BadInput(
+            f"one request of --max-model-len {settings.max_model_len} needs {needed} blocks of these groups, and there are "
+            f"{settings.num_blocks - 1}: vLLM does not start. Lower it or raise --num-blocks"
+        )
 
 
 def _limits(settings: Settings, step_time: StepTime, prefix_block: int, groups: Integers) -> Integers:

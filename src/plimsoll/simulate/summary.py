@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from plimsoll.simulate.result import NEVER, Replay
-from plimsoll.simulate.settings import Settings, StepTime
+from plimsoll.simulate.settings import Settings, StepTime, groups_of
 
 ROUGH_GUIDE = "rough guide: not fitted"
 """What stands beside every time of a run whose step times nobody measured."""
@@ -218,7 +218,7 @@ def _waste(replay: Replay) -> Waste:
     totals = replay.totals
     if totals.busy_ns <= 0:
         return Waste(None, None)
-    sizes = {group.block_size for group in replay.settings.groups} or {replay.settings.block_size}
+    sizes = {group.block_size for group in groups_of(replay.settings)}
     used_slot_ns = totals.used_block_ns * min(sizes)
     percent = 100 * totals.waste_slot_ns / used_slot_ns if len(sizes) == 1 and used_slot_ns else None
     return Waste(totals.waste_slot_ns / totals.busy_ns, percent)

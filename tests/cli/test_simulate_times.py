@@ -1,0 +1,62 @@
+"""Where step times come from: fitted, kept and used again for other options."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from plimsoll.cli.main import main
+
+CAPTURES = Path(__file__).parents[1] / "captures" / "vllm-0.25.1-h200-traffic"
+RUN = str(CAPTURES / "tight.requests.jsonl.gz")
+ENGINE = ["--num-blocks", "2048", "--async-scheduling", "--json"]
+
+
+def _answer(words: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
+    capsys.readouterr()
+    assert main(["simulate", RUN, *words]) == 0
+    return dict(json.loads(capsys.readouterr().out))
+
+
+def test_what_was_learnt_is_kept_and_used_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same options give the same run; others are replayed with the same times, also with a larger budget."""
+    kept = str(tmp_path / "times.json")
+    series = str(CAPTURES / "tight.series.csv.gz")
+    fitted = _answer([*ENGINE, "--fit", RUN, "--fit-series", series, "--save-times", kept], capsys)
+    again = _answer([*ENGINE, "--times", kept], capsys)
+    for name in ("steps", "sim_seconds", "ttft", "tpot", "preemptions"):
+        assert again[name] == fitted[name]
+    assert isinstance(again["step_time"], dict)
+    assert again["step_time"]["label"].startswith("fitted to 500 measured requests")
+    larger = ["--num-blocks", "9000", "--max-num-batched-tokens", "8192", "--async-scheduling", "--json"]
+    more = _answer([*larger, "--times", kept], capsys)
+    assert more["preemptions"] == 0
+
+
+def test_a_page_of_metrics_is_fitted_too(capsys: pytest.CaptureFixture[str]) -> None:
+    """The kind of file is found out by looking at it."""
+    answer = _answer([*ENGINE, "--fit", str(CAPTURES / "tight.metrics.txt.gz")], capsys)
+    assert isinstance(answer["step_time"], dict)
+    assert "histograms of 524 requests" in answer["step_time"]["label"]
+
+
+def test_a_fit_under_the_wrong_options_is_noted(capsys: pytest.CaptureFixture[str]) -> None:
+    """A cache that the run did not have: the fit cannot match, and says so."""
+    answer = _answer(["--num-blocks", "700", "--async-scheduling", "--json", "--fit", RUN], capsys)
+    assert any("does not match its run" in note for note in answer["notes"])  # type: ignore[attr-defined]
+
+
+NAMED = '{"schema": "plimsoll.step-time/1"'
+
+
+@pytest.mark.parametrize("text", ["{}", "[", NAMED + "}", NAMED + ', "base_ns": -1}'])
+def test_what_is_no_step_time_is_one_line(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Missing, negative or no JSON at all."""
+    kept = tmp_path / "times.json"
+    kept.write_text(text, encoding="utf-8")
+    assert main(["simulate", RUN, *ENGINE, "--times", str(kept)]) == 2
+    said = capsys.readouterr().err.strip()
+    assert said.startswith("plimsoll: ")
+    assert "\n" not in said
