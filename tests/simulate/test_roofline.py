@@ -7,7 +7,17 @@ import pytest
 
 from plimsoll.errors import BadInput
 from plimsoll.simulate.graphs import graph_sizes
-from plimsoll.simulate.roofline import BANDWIDTH_SHARE, COMPUTE_SHARE, OVERHEAD_NS, Experts, Speed, Work, roofline
+from plimsoll.simulate.roofline import (
+    BANDWIDTH_SHARE,
+    COMPUTE_SHARE,
+    OVERHEAD_NS,
+    Experts,
+    Speed,
+    Work,
+    active_parameters,
+    dense_rate,
+    roofline,
+)
 
 WORK = Work(weights_bytes=16e9, active_parameters=8e9, kv_bytes_per_token=131_072)
 SPEED = Speed(bandwidth_bytes_per_s=1e12, flops_per_s=1.6e14)
@@ -60,3 +70,18 @@ def test_nothing_cannot_be_timed(work: Work, speed: Speed) -> None:
     """A model or a card without size is the user's mistake, in one line."""
     with pytest.raises(BadInput):
         roofline(work, speed, 16)
+
+
+def test_a_token_meets_only_the_chosen_experts() -> None:
+    """Eight of 128 experts: the rest of the routed parameters is not computed with."""
+    experts = Experts(128, 8, 0.95)
+    assert active_parameters(30.0, 29.0, experts) == pytest.approx(1.0 + 29.0 * 8 / 128)
+    assert active_parameters(8.0, 0.0, None) == 8.0
+
+
+def test_eight_bit_floats_have_a_rate_of_their_own() -> None:
+    """One byte a parameter; four bits are unpacked and computed with in sixteen."""
+    assert dense_rate(1.0, 2.0, 1.0) == 2.0
+    assert dense_rate(1.0, 2.0, 2.0) == 1.0
+    assert dense_rate(1.0, 2.0, 0.55) == 1.0
+    assert dense_rate(1.0, None, 1.0) == 1.0

@@ -23,8 +23,6 @@ POOR_SHARE = 0.2
 POOR_FIT = "the fit does not match its run: are --num-blocks, --max-num-seqs and the others those that the run had?"
 AS_GIVEN = "step times as given, the others those of no card; the data sheet is not used"
 _MOST_NS = 10**13
-_FP8_BYTES = (0.9, 1.2)
-"""Bytes a parameter between which weights are taken for 8-bit floats, which are computed with as such."""
 
 
 class Times(NamedTuple):
@@ -145,7 +143,7 @@ def _mixture(plan: Mapping[str, object] | None) -> Experts | None:
 def _data_sheet(plan: Mapping[str, object], settings: Settings) -> Times:
     """By the card's bandwidth and rate and the model's size."""
     from plimsoll.domain.gpu import gpu_named
-    from plimsoll.simulate.roofline import Speed, Work, roofline
+    from plimsoll.simulate.roofline import Speed, Work, active_parameters, dense_rate, roofline
 
     try:
         mixture = _mixture(plan)
@@ -161,10 +159,9 @@ def _data_sheet(plan: Mapping[str, object], settings: Settings) -> Times:
         return Times(StepTime(), notes=("the plan does not say enough of card and model: step times are those of no card",))
     if not card.bandwidth_bytes_per_s or not card.bf16_flops:
         return Times(StepTime(), notes=(f"no data sheet gives the rates of {card.name}: step times are those of no card",))
-    active = total - routed * (1 - mixture.per_token / mixture.experts) if mixture else total
-    is_fp8 = total > 0 and _FP8_BYTES[0] <= weights / total <= _FP8_BYTES[1]
-    flops = card.fp8_flops if is_fp8 and card.fp8_flops else card.bf16_flops
+    flops = dense_rate(card.bf16_flops, card.fp8_flops, weights / max(1.0, total))
     full = sum(group.kind == "full" for group in settings.groups) if settings.groups else 1
+    active = active_parameters(total, routed, mixture)
     work = Work(weights, active, full * block_bytes * cards * stages / settings.block_size, mixture, cards)
     speed = Speed(card.bandwidth_bytes_per_s, flops)
     step_time = roofline(work, speed, settings.max_num_batched_tokens, _graphs(plan, settings))

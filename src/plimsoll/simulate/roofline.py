@@ -22,6 +22,7 @@ COMPUTE_SHARE = 0.6
 """Of the data sheet's dense rate. Customary, too, and not fitted."""
 OVERHEAD_NS = 2_000_000
 """Launching, sampling and handing out a step's answers. A guess, not fitted."""
+FP8_BYTES = (0.9, 1.2)
 SEQ_NS = 10_000
 """The engine's own work for each request in a step."""
 
@@ -41,6 +42,16 @@ class Experts(NamedTuple):
     def read(self, tokens: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """The share of all weights that a step of so many tokens reads."""
         return 1 - self.weights_share * (1 - self.hit(tokens))
+
+
+def active_parameters(total: float, routed: float, experts: Experts | None) -> float:
+    """Those that take part in computing one token: of routed experts only the chosen ones."""
+    return total - routed * (1 - experts.per_token / experts.experts) if experts else total
+
+
+def dense_rate(bf16_flops: float, fp8_flops: float | None, bytes_a_parameter: float) -> float:
+    """The rate that counts: weights of one byte are taken for 8-bit floats, which are computed with as such."""
+    return fp8_flops if fp8_flops and FP8_BYTES[0] <= bytes_a_parameter <= FP8_BYTES[1] else bf16_flops
 
 
 class Work(NamedTuple):
