@@ -247,9 +247,9 @@ def test_an_interruption(tmp_path: Path) -> None:
     pipe = tmp_path / "steps"
     os.mkfifo(pipe)
     words = ["simulate", "synthetic:requests=3000,rate=1", "--steps", str(pipe)]
-    with subprocess.Popen(
-        [sys.executable, "-m", "plimsoll", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as run:
+    # A shell starts what it puts into the background deaf to Ctrl-C, and its children inherit that.
+    command = ["env", "--default-signal=INT", sys.executable, "-m", "plimsoll", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
         with pipe.open() as steps:  # until it is read from, the run cannot go on: it is in the middle for certain
             assert steps.readline().startswith("step,")
             run.send_signal(signal.SIGINT)
