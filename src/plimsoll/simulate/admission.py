@@ -173,7 +173,7 @@ def _is_hopeless(s: State, request: int) -> bool:
     return bool((whole + s.limits[BLOCK_SIZE] - 1) // s.limits[BLOCK_SIZE] + spare > s.counts[FREE_BLOCKS])
 
 
-@hot
+@part
 def schedule_waiting(s: State, hybrid: Hybrid, batch: int, budget: int, threshold: int) -> None:
     """Waiting requests in their order, until one does not fit."""
     who = SEAT_BATCH + 3 * batch
