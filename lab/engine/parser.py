@@ -27,10 +27,10 @@ class ParserDiedError(Exception):
 class ParserProcess:
     """One long-lived process that holds vLLM's parsers; it ends when this one does, its stdin being closed then."""
 
-    def __init__(self) -> None:
+    def __init__(self, script: Path = ASK_PARSER, *arguments: str) -> None:
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process; closed in stop()
         self._process = subprocess.Popen(
-            [str(engine_home() / "bin" / "python"), str(ASK_PARSER)],
+            [str(engine_home() / "bin" / "python"), str(script), *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._said,

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lab.engine.install import engine_home, model_home
-from lab.engine.parser import FIRST_LIMIT_S, ParserProcess
-from lab.engine.server import clean_environment
+from lab.engine.install import model_home
+from lab.engine.parser import ParserProcess
 from plimsoll.plan.kv_settings import KvSettings
 from plimsoll.plan.kv_specs import (
     AttentionSpec,
@@ -40,17 +37,7 @@ class PlannerProcess(ParserProcess):
     """One long-lived process that holds vLLM's planner; it ends when this one does, its stdin being closed then."""
 
     def __init__(self) -> None:
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process; closed in stop()
-        self._process = subprocess.Popen(
-            [str(engine_home() / "bin" / "python"), str(ASK_PLANNER), str(model_home())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._said,
-            bufsize=0,
-            env=clean_environment(),
-        )
-        self._unread = b""
-        self._limit_s = FIRST_LIMIT_S
+        super().__init__(ASK_PLANNER, str(model_home()))
 
     def plan(self, ranks: Sequence[RankSpecs], settings: KvSettings, available: Sequence[int]) -> dict[str, Any]:
         """What vLLM answers: num_blocks, bytes_per_block, groups, tokens, ...; or `ok` false with error and message."""

@@ -16,6 +16,7 @@ import pytest
 
 from plimsoll.cli.main import main
 from plimsoll.cli.simulate import COMPILING
+from tests.cli.complaints import complaint
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 SHARED = Path(__file__).resolve().parents[3] / "shared"
@@ -46,18 +47,6 @@ def ask(capsys: pytest.CaptureFixture[str]) -> Ask:
         return dict(json.loads(captured.out))
 
     return run
-
-
-def complaint(capsys: pytest.CaptureFixture[str]) -> str:
-    """The one line on standard error, and nothing else anywhere; that something is compiled first may be said before it."""
-    captured = capsys.readouterr()
-    lines = [line for line in captured.err.splitlines(keepends=True) if line.strip() != COMPILING]
-    assert captured.out == ""
-    assert len(lines) == 1, captured.err
-    assert lines[0].startswith("plimsoll: ")
-    assert lines[0].endswith("\n")
-    assert "Traceback" not in lines[0]
-    return lines[0]
 
 
 def rows(path: Path) -> list[dict[str, int]]:

@@ -13,6 +13,7 @@ import pytest
 
 from plimsoll.cli.main import main
 from plimsoll.cli.simulate import COMPILING
+from tests.cli.complaints import complaint
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 SMALL = "synthetic:requests=20,rate=20,prompt=100,output=10"
@@ -22,18 +23,6 @@ COUNTS = (
 ).split()
 NUMBERS = "--watermark --speedup --from-s --until-s".split()
 PATHS = "--steps --requests --html".split()
-
-
-def complaint(capsys: pytest.CaptureFixture[str]) -> str:
-    """The one line on standard error, and nothing else anywhere; that something is compiled first may be said before it."""
-    captured = capsys.readouterr()
-    lines = [line for line in captured.err.splitlines(keepends=True) if line.strip() != COMPILING]
-    assert captured.out == ""
-    assert len(lines) == 1, captured.err
-    assert lines[0].startswith("plimsoll: ")
-    assert lines[0].endswith("\n")
-    assert "mistake of ours" not in lines[0]
-    return lines[0]
 
 
 @pytest.mark.parametrize("value", ["", "x", "nan", "inf", "-1", "1e400", "99999999999999999999", "1.5", "\x00", None])

@@ -12,7 +12,7 @@ from plimsoll.domain.arrivals import Arrivals
 from plimsoll.domain.trace import Trace
 from plimsoll.errors import BadInput
 from plimsoll.simulate.compiled import HAS_NUMBA
-from plimsoll.simulate.settings import Group, Settings, StepTime
+from plimsoll.simulate.settings import Group, Kind, Settings, StepTime
 from plimsoll.simulate.start import check_start
 from plimsoll.simulate.synthetic import SCHEME
 
@@ -37,8 +37,13 @@ _SWITCHES = {
     "--async-scheduling": ("async_scheduling", True), "--no-async-scheduling": ("async_scheduling", False),
     "--no-reserve-full-isl": ("reserve_full_isl", False),
 }  # fmt: skip
-_KINDS = {"full": "full", "mla": "full", "indexer": "full", "sliding": "sliding", "sliding-mla": "sliding", "state": "mamba"}
+_KINDS: Mapping[str, Kind] = {
+    "full": "full", "mla": "full", "indexer": "full", "sliding": "sliding", "sliding-mla": "sliding", "state": "mamba",
+}  # fmt: skip
 """`plan`'s names of groups, and ours."""
+
+
+_OWN_KINDS: Mapping[str, Kind] = {"full": "full", "sliding": "sliding", "mamba": "mamba"}
 
 
 class Inputs(NamedTuple):
@@ -178,9 +183,8 @@ def _settings(options: Split, plan: Mapping[str, object] | None) -> tuple[Settin
             raise BadInput(f"--scheduling-policy takes fcfs or priority, not {policy[:40]!r}")
         changes["policy"] = policy
     if "--groups" in options.values:
-        changes["groups"] = _groups(options.values["--groups"])
-        sizes = {group.block_size for group in changes["groups"]}  # type: ignore[attr-defined]
-        changes.setdefault("block_size", min(sizes))
+        groups = _groups(options.values["--groups"])
+        changes = {"block_size": min(group.block_size for group in groups), **changes, "groups": groups}
     changes |= {field: value for name, (field, value) in _SWITCHES.items() if name in options.switches}
     changed = settings._replace(**changes)  # type: ignore[arg-type]
     check_start(changed)
@@ -192,11 +196,11 @@ def _groups(text: str) -> tuple[Group, ...]:
     found = []
     for part in text.split(","):
         words = part.strip().split(":")
-        kind = words[0]
-        if kind not in ("full", "sliding", "mamba") or len(words) != (3 if kind == "sliding" else 2):
+        kind = _OWN_KINDS.get(words[0])
+        if kind is None or len(words) != (3 if kind == "sliding" else 2):
             raise BadInput(f"--groups: {part[:40]!r} is not full:BLOCK, sliding:BLOCK:WINDOW or mamba:BLOCK")
         numbers = [whole(word, "--groups", 1) for word in words[1:]]
-        found.append(Group(kind, *numbers))  # type: ignore[arg-type]
+        found.append(Group(kind, *numbers))
     return tuple(found)
 
 
@@ -266,4 +270,4 @@ def _group_of_plan(group: Mapping[str, object]) -> Group:
     if kind is None:
         raise BadInput(f"the plan has layers of kind {said!r}: their blocks cannot be replayed yet")
     window = number_in(group, "window") if kind == "sliding" else 0
-    return Group(kind, number_in(group, "block_size"), window)  # type: ignore[arg-type]
+    return Group(kind, number_in(group, "block_size"), window)

@@ -12,10 +12,13 @@ from plimsoll.errors import BadInput
 LONGEST_STEP_NS = 86_400 * 10**9
 
 
+Kind = Literal["full", "sliding", "mamba"]
+
+
 class Group(NamedTuple):
     """One KV cache group: layers that share a block table. All groups take their blocks from one pool."""
 
-    kind: Literal["full", "sliding", "mamba"] = "full"
+    kind: Kind = "full"
     block_size: int = 16
     window: int = 0
     """Of a sliding group, in tokens."""
