@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import sys
 
-BENCHMARKS = ("startup", "planning", "plan_accuracy", "weights_accuracy", "redaction", "simulate_h200", "simulate_speed")
+BENCHMARKS = ("startup", "planning", "plan_accuracy", "weights_accuracy", "redaction", "simulate_h200", "simulate_speed",
+              "doctor_accuracy", "doctor_speed")  # fmt: skip
 
 for name in sys.argv[1:] or BENCHMARKS:
     if name not in BENCHMARKS:

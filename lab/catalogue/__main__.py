@@ -15,7 +15,9 @@ from typing import Any
 from lab.catalogue.fetch import RELEASES, cache_folder, fetch
 from lab.catalogue.read_endpoints import read_endpoints
 from lab.catalogue.read_environment import read_environment
+from lab.catalogue.read_failure_texts import read_failure_texts
 from lab.catalogue.read_flags import read_flags
+from lab.catalogue.read_frames import read_frames
 from lab.catalogue.read_log_lines import read_log_lines
 from lab.catalogue.read_metrics import read_metrics
 from lab.catalogue.source_tree import SourceTree
@@ -29,6 +31,8 @@ TABLES: dict[str, tuple[tuple[str, ...], Callable[[SourceTree], list[dict[str, A
     "metrics": (("name", "engine"), read_metrics),
     "endpoints": (("method", "path"), read_endpoints),
     "log_lines": (("name",), read_log_lines),
+    "failure_texts": (("name",), read_failure_texts),
+    "frames": (("name",), read_frames),
 }
 
 

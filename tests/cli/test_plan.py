@@ -217,7 +217,7 @@ def test_a_real_start_narrows_the_next_plan(
     [
         (["--kv-cache-memory-bytes", "70G"], "startup.kv-allocation"),
         (["--num-gpu-blocks-override", "1000000"], "startup.kv-allocation"),
-        (["--max-model-len", "1m"], "other.bad-model"),
+        (["--max-model-len", "1m"], "other.bad-config"),
     ],
 )
 def test_what_cannot_be_is_not_called_fitting(words: list[str], code: str, capsys: pytest.CaptureFixture[str]) -> None:

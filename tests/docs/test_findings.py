@@ -14,9 +14,12 @@ INDEX = FOLDER / "README.md"
 PAGES = sorted(page for page in FOLDER.glob("*.md") if page != INDEX)
 HEADINGS = [
     "What you see",
+    "Evidence",
     "Why it happens",
     "What fixes it",
     "What does not help",
+    "How to prevent it",
+    "Versions",
     "How sure can one be",
     "Sources",
 ]

@@ -10,6 +10,7 @@ import plimsoll
 COMMANDS = (
     ("plan", "will it fit, how many KV blocks remain, and what limits it?", "plimsoll.cli.plan"),
     ("simulate", "what does my traffic do to the KV cache, to preemptions and to latency?", "plimsoll.cli.simulate"),
+    ("doctor", "what went wrong, what shows it, and what fixes it?", "plimsoll.cli.doctor"),
     ("flags", "which flags of this command does that vLLM version take?", "plimsoll.cli.flags"),
 )
 

@@ -87,6 +87,16 @@ def run(words: list[str]) -> int:
     return 0 if planned.fits and (answer is None or answer.verdict.is_fine) else 1
 
 
+def planned_of(options: Split) -> Planned:
+    """The plan of the command after `--`, for `doctor`: nothing is printed."""
+    return _plan_one(options, *launches_named(options, "plan")[0], learned=False)
+
+
+def card_of(options: Split) -> Card:
+    """The card that --gpu or --gpu-memory-gib names."""
+    return _card(options)
+
+
 def plan_as_json(options: Split) -> str:
     """The plan of the command after `--`, for `simulate`."""
     from plimsoll.report import plan as report

@@ -52,6 +52,15 @@ class Code(StrEnum):
     OTHER_COLLECTIVES = "other.collectives"
     OTHER_COMPILER = "other.compiler"
     OTHER_HARDWARE = "other.hardware"
+    OTHER_INSTALLATION = "other.installation"
+    OTHER_UNSUPPORTED_GPU = "other.unsupported-gpu"
+    OTHER_BAD_CONFIG = "other.bad-config"
+    OTHER_DOWNLOAD = "other.download"
+    OTHER_DISK = "other.disk"
+    OTHER_ENGINE_ERROR = "other.engine-error"
+    OTHER_TIMEOUT = "other.timeout"
+    OTHER_PROBE = "other.probe"
+    OTHER_KILLED = "other.killed"
 
     @property
     def is_memory(self) -> bool:

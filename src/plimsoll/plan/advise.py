@@ -100,7 +100,7 @@ def _candidates(code: Code, ledger: Ledger, shape: ModelShape, replan: Replan) -
             yield from _what_is_free(ledger)
         case Code.STARTUP_KV_ALLOCATION:
             yield from _a_cache_that_fits(ledger)
-        case Code.OTHER_BAD_MODEL:
+        case Code.OTHER_BAD_CONFIG:
             context = shape.max_context
             yield (
                 ledger.settings._replace(max_model_len=context),

@@ -135,7 +135,7 @@ def _too_long(ledger: Ledger, shape: ModelShape, environment: Mapping[str, str])
     because = (
         f"--max-model-len {asked} is beyond the model's own {shape.max_context}; VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 overrides"
     )
-    return [Finding(Code.OTHER_BAD_MODEL, Severity.CRITICAL, 0.9, "the model has no such context", because)]
+    return [Finding(Code.OTHER_BAD_CONFIG, Severity.CRITICAL, 0.9, "the model has no such context", because)]
 
 
 def _graphs(ledger: Ledger, shape: ModelShape) -> list[Finding]:

@@ -1,23 +1,19 @@
 """Reads what a real start of vLLM said of its memory: from its log, or from the startup plan vLLM itself keeps.
 
-A log may be plain or gzip, coloured, hold several workers' lines mixed, and several starts: the last one that got as far as
-its cache is taken. Numbers are all that leaves this module; arguments, paths and names in the log are passed over.
+A log may be plain or gzip. Numbers are all that leaves this module; arguments, paths and names in the log are passed over.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
-import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, cast
+from typing import BinaryIO, cast
 
 from plimsoll.domain.measured import Measured
-from plimsoll.domain.units import GIB
-from plimsoll.domain.version import Version
-from plimsoll.engine.log_lines import log_line
+from plimsoll.engine.start_figures import NEEDLES, measured_of
 from plimsoll.errors import BadInput, TooLarge
 from plimsoll.sources.safetensors_headers import open_plain
 
@@ -25,109 +21,6 @@ LOG_MAX_BYTES = 256 << 20  # unpacked
 LINE_MAX_BYTES = 64 << 10
 BLOCK_BYTES = 1 << 20
 PLAN_SCHEMA = 1  # PLAN_SCHEMA_VERSION of vllm/v1/worker/startup_plan.py, 0.26 to 0.32
-
-_NUMBER = r"(-?\d{1,9}(?:\.\d{1,9})?)"
-_COLOURS = re.compile(r"\x1b\[[0-9;]{0,16}[A-Za-z]")
-_WHO = re.compile(r"\(([A-Za-z_][\w.\- ]{0,60}?) ?\bpid=(\d{1,10}(?:, ip=[0-9a-fA-F.:]{1,45})?)\)")
-_BANNER = re.compile(r"[█▀▄] {1,4}version (?P<version>\S{1,60})|API server version (?P<older>\S{1,60})")
-
-
-class _Figure(NamedTuple):
-    field: str  # of Measured
-    pattern: str  # its first group is the number
-    kind: str = "gib"
-
-
-class _Rule(NamedTuple):
-    """A line: something to know it by quickly, and the figures to look for in it."""
-
-    needle: bytes
-    figures: tuple[_Figure, ...]
-    is_of_rank: bool = True  # else of the whole engine
-
-
-_RULES: tuple[_Rule, ...] = (
-    _Rule(b"Model loading took", (_Figure("weights_bytes", log_line("weights-loaded").pattern),)),
-    _Rule(b"Available KV cache memory", (_Figure("kv_bytes", log_line("kv-available").pattern),)),
-    # DEBUG from 0.11 to 0.25, INFO in 0.10.2 and from 0.26. Weights and non-torch became one figure in 0.27, and activation
-    # has included the graphs' estimate since.
-    _Rule(b"Desired GPU memory utilization is", (
-        _Figure("free_bytes", rf"on device(?: \S{{1,20}})? \({_NUMBER}/[\d.]+ GiB\) on startup"),
-        _Figure("total_bytes", rf"\([\d.]+/{_NUMBER} GiB\) on startup"),
-        _Figure("utilization", rf"utilization is \({_NUMBER},", "ratio"),
-        _Figure("requested_bytes", rf"utilization is \([\d.]+, {_NUMBER} GiB\)"),
-        _Figure("weights_bytes", rf"Actual usage is {_NUMBER} GiB for weight,"),
-        _Figure("consumed_bytes", rf"Actual usage is {_NUMBER} GiB for consumed memory"),
-        _Figure("activation_bytes", rf"{_NUMBER} GiB for peak activation"),
-        _Figure("non_torch_bytes", rf"{_NUMBER} GiB for non-torch memory"),
-        _Figure("graphs_actual_bytes", rf"{_NUMBER} GiB for CUDAGraph memory"),
-        _Figure("kv_bytes", rf"Current kv cache memory in use is {_NUMBER} GiB"),
-    )),
-    # The profile's own summary, at DEBUG. From 0.27 its torch peak is not what is subtracted, so it is not read.
-    _Rule(b"non-torch forward increase memory", (
-        _Figure("activation_bytes", rf"torch peak memory increase: {_NUMBER} ?GiB"),
-        _Figure("non_torch_bytes", rf"non-torch forward increase memory: {_NUMBER} ?GiB"),
-        _Figure("weights_bytes", rf"weights memory: {_NUMBER} ?GiB"),
-    )),
-    _Rule(b"worker init memory snapshot", (
-        _Figure("free_bytes", rf"\bfree_memory={_NUMBER}GiB"),
-        _Figure("total_bytes", rf"\btotal_memory={_NUMBER}GiB"),
-    )),
-    _Rule(b"Initial free memory: ", (
-        _Figure("free_bytes", rf"Initial free memory: {_NUMBER} GiB; Requested"),
-        _Figure("utilization", rf"Requested memory: {_NUMBER} \(util\)", "ratio"),
-        _Figure("requested_bytes", rf"\(util\), {_NUMBER} GiB"),
-    )),
-    _Rule(b"Estimated CUDA graph memory", (_Figure("graphs_estimated_bytes", log_line("graph-estimate").pattern),)),
-    _Rule(b"CUDA graph pool memory", (
-        _Figure("graphs_actual_bytes", rf"pool memory: {_NUMBER} GiB \(actual\)"),
-        _Figure("graphs_estimated_bytes", rf"{_NUMBER} GiB \(estimated\)"),
-    )),
-    _Rule(b"Graph capturing finished in", (
-        _Figure("graphs_actual_bytes", rf"Graph capturing finished in \d{{1,9}} secs, took {_NUMBER} GiB"),
-    )),
-    _Rule(b"CUDA graph memory profiling", (
-        _Figure("graphs_subtracted", r"CUDA graph memory profiling (is|will be) enabled", "is"),
-        _Figure("utilization", rf"(?:current --gpu-memory-utilization=|--gpu-memory-utilization from ){_NUMBER}", "ratio"),
-    )),
-    # The first engine, up to 0.8: one message over three lines.
-    _Rule(b"x gpu_memory_utilization", (
-        _Figure("total_bytes", rf"total_gpu_memory \({_NUMBER}GiB\)"),
-        _Figure("utilization", rf"x gpu_memory_utilization \({_NUMBER}\)", "ratio"),
-        _Figure("requested_bytes", rf"\) = {_NUMBER}GiB"),
-    )),
-    _Rule(b"model weights take", (
-        _Figure("weights_bytes", rf"model weights take {_NUMBER}GiB"),
-        _Figure("non_torch_bytes", rf"non_torch_memory takes {_NUMBER}GiB"),
-        _Figure("activation_bytes", rf"activation peak memory takes {_NUMBER}GiB"),
-        _Figure("kv_bytes", rf"reserved for KV Cache is {_NUMBER}GiB"),
-    )),
-    _Rule(b"KV cache size", (_Figure("kv_tokens", r"\w KV cache size: ([\d,]{1,20}) tokens", "count"),), is_of_rank=False),
-    _Rule(b"Maximum concurrency for", (
-        _Figure("max_concurrency", rf"[Mm]aximum concurrency for [\d,]+ tokens per request: {_NUMBER}x", "ratio"),
-    ), is_of_rank=False),
-    _Rule(b"CPU blocks: ", (_Figure("blocks", r"# \w+ blocks: (\d{1,12}), # CPU blocks", "count"),), is_of_rank=False),
-    _Rule(b"num_gpu_blocks is: ", (_Figure("blocks", r"num_gpu_blocks is: (\d{1,12})", "count"),), is_of_rank=False),
-    _Rule(b"Chunked prefill is enabled with", (
-        _Figure("max_num_batched_tokens", r"max_num_batched_tokens=(\d{1,9})", "count"),
-    ), is_of_rank=False),
-    _Rule(b"non-default args: ", (
-        _Figure("utilization", rf"'gpu_memory_utilization': {_NUMBER}", "ratio"),
-        _Figure("max_num_seqs", r"'max_num_seqs': (\d{1,9})\b", "count"),
-        _Figure("max_num_batched_tokens", r"'max_num_batched_tokens': (\d{1,9})\b", "count"),
-    ), is_of_rank=False),
-    _Rule(b"LLM engine (v", (
-        _Figure("release", r"LLM engine \(v([^)\s]{1,60})\)", "version"),
-        _Figure("tensor_parallel", r"\btensor_parallel_size=(\d{1,6})\b", "count"),
-        _Figure("pipeline_parallel", r"\bpipeline_parallel_size=(\d{1,6})\b", "count"),
-        _Figure("max_model_len", r"\bmax_seq_len=(\d{1,9})\b", "count"),
-        _Figure("enforce_eager", r"\benforce_eager=(True|False)\b", "true"),
-    ), is_of_rank=False),
-)  # fmt: skip
-_NEEDLES = (b" version ", *(rule.needle for rule in _RULES))
-_TERMS = ("weights_bytes", "consumed_bytes", "activation_bytes", "non_torch_bytes", "kv_bytes")
-
-_Facts = dict[str, object]
 
 
 def read_start(path: Path | str) -> Measured:
@@ -140,7 +33,7 @@ def read_start(path: Path | str) -> Measured:
             stream = cast("BinaryIO", gzip.GzipFile(fileobj=file)) if is_packed else file
             head = stream.read(LINE_MAX_BYTES)
             plan = _startup_plan(head, path)
-            found = plan or _of_lines(_lines(head, stream, path))
+            found = plan or measured_of(_lines(head, stream, path))
         except (EOFError, gzip.BadGzipFile, zlib.error):
             raise BadInput(f"{path}: a damaged gzip file") from None
         except OSError as error:
@@ -190,109 +83,7 @@ def _lines(head: bytes, stream: BinaryIO, path: Path) -> Iterator[bytes]:
 
 
 def _telling(block: bytes) -> Iterator[bytes]:
-    if any(needle in block for needle in _NEEDLES):
+    if any(needle in block for needle in NEEDLES):
         for line in block.split(b"\n"):
-            if any(needle in line for needle in _NEEDLES):
+            if any(needle in line for needle in NEEDLES):
                 yield from (line[at : at + LINE_MAX_BYTES] for at in range(0, len(line), LINE_MAX_BYTES))
-
-
-class _Start:
-    """One start as far as it has been read: what the engine said, and what each worker said."""
-
-    def __init__(self) -> None:
-        self.engine: _Facts = {}
-        self.workers: dict[str, _Facts] = {}
-        self.named: set[str] = set()  # processes that have said which engine they are
-
-    @property
-    def got_far(self) -> bool:
-        return any(field in facts for facts in self.workers.values() for field in _TERMS)
-
-    @property
-    def got_a_cache(self) -> bool:
-        return bool(self.engine.keys() & {"kv_tokens", "blocks"}) or any("kv_bytes" in f for f in self.workers.values())
-
-
-def _of_lines(lines: Iterator[bytes]) -> Measured:
-    start, best = _Start(), _Start()
-    for raw in lines:
-        line = _COLOURS.sub("", raw.decode("utf-8", "replace"))
-        name, worker = _speaker(line)
-        if _begins_anew(line, name, start):
-            best = start if start.got_a_cache or not best.got_a_cache else best
-            start = _Start()
-        banner = _BANNER.search(line)
-        if banner is not None:
-            _take(start.engine, "release", banner["version"] or banner["older"], "version")
-        if b"LLM engine (v" in raw:
-            start.named.add(name)
-        for rule in _RULES:
-            if rule.needle in raw:
-                facts = start.workers.setdefault(worker, {}) if rule.is_of_rank else start.engine
-                for figure in rule.figures:
-                    match = re.search(figure.pattern, line)
-                    if match is not None:
-                        _take(facts, figure.field, match[1], figure.kind)
-    return _measured(start if start.got_a_cache or not best.got_a_cache else best)
-
-
-def _begins_anew(line: str, name: str, start: _Start) -> bool:
-    """Whether this line belongs to another start than the lines before: the same speaker introduces itself again."""
-    if _BANNER.search(line) is not None:
-        return start.got_far
-    return "LLM engine (v" in line and name in start.named and start.got_far
-
-
-def _speaker(line: str) -> tuple[str, str]:
-    """Name and process in front of the message; a progress bar may stand before it on the same line."""
-    found = _WHO.findall(line)
-    return found[-1] if found else ("", "")
-
-
-def _take(facts: _Facts, field: str, text: str, kind: str) -> None:
-    """Keep a figure that makes sense; memory that shrank while graphs were captured is a neighbour's doing."""
-    if kind == "version":
-        try:
-            facts[field] = str(Version(text))
-        except ValueError:
-            return
-    elif kind in ("is", "true"):
-        facts[field] = text in ("is", "True")
-    elif kind == "count":
-        number = int(text.replace(",", "") or 0)
-        # Of several data-parallel engines the smallest cache.
-        facts[field] = min(number, cast("int", facts.get(field, number))) if field == "kv_tokens" else number
-    elif re.fullmatch(_NUMBER, text) is None:
-        return  # 1.2.3, or thousands of digits
-    elif kind == "ratio":
-        facts[field] = float(text)
-    else:
-        size = round(float(text) * GIB)
-        if size >= 0 or field == "kv_bytes":
-            facts[field] = size
-
-
-def _measured(start: _Start) -> Measured:
-    """The rank with the least cache rules; what it did not print is what the others printed, unless stages differ."""
-    speakers = [facts for facts in start.workers.values() if facts.keys() & set(_TERMS)]
-    if not speakers:
-        return Measured(**start.engine)  # type: ignore[arg-type]
-    ruling = min(speakers, key=lambda facts: (facts.get("kv_bytes", float("inf")), -sum(_sizes(facts))))
-    merged = dict(ruling)
-    if start.engine.get("pipeline_parallel", 1) == 1:
-        for facts in start.workers.values():
-            for field, value in facts.items():
-                merged.setdefault(field, value)
-    consumed, activation, estimate = (
-        merged.get(field) for field in ("consumed_bytes", "activation_bytes", "graphs_estimated_bytes")
-    )
-    if consumed is not None and activation is not None and estimate and merged.get("graphs_subtracted") is not False:
-        merged["activation_bytes"] = max(0, cast("int", activation) - cast("int", estimate))
-    return Measured(**{**start.engine, **merged, "ranks": len(speakers)})  # type: ignore[arg-type]
-
-
-def _sizes(facts: _Facts) -> Iterator[int]:
-    for field in ("weights_bytes", "consumed_bytes", "activation_bytes", "non_torch_bytes"):
-        value = facts.get(field)
-        if isinstance(value, int):
-            yield value

@@ -1,0 +1,193 @@
+"""How often doctor is right, over labelled logs of other people and logs of our own, each source left out in turn.
+
+    python -m benchmarks.doctor_accuracy [--logs FOLDER] [--write]
+
+A text that vLLM prints is known from its releases, and one of torch, CUDA, a library, a shell or the kernel from what these
+print, whoever's log shows it. A text that nobody defines (a script's own words), known from one source only, is taken out
+before that source is judged. The last column is stricter than it need be: there every text that is not vLLM's
+and occurs in one source only is taken out, so that nothing can rest on having seen it.
+`--write` puts the table into docs/doctor.md. The labelled logs are not part of the repository; FOLDER has them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from plimsoll.doctor.diagnose import diagnose
+from plimsoll.doctor.story import read_story
+from plimsoll.domain.log import Log
+from plimsoll.engine.failure_texts import TEXTS, Text
+from plimsoll.sources.texts import read_log
+
+ROOT = Path(__file__).parents[1]
+LOGS = ROOT.parent / "shared" / "data" / "logs"
+CAPTURES = ROOT / "tests" / "captures"
+DOCS = ROOT / "docs" / "doctor.md"
+PROMISED = 0.95
+
+# The codes that a label's stage allows, any of them right.
+STAGES: dict[str, tuple[str, ...]] = {
+    "startup-weights": ("startup.weights-do-not-fit",),
+    "startup-profile": ("startup.profile-run", "startup.profile-neighbour"),
+    "startup-kv": ("startup.no-cache-blocks", "startup.context-too-long"),
+    "startup-graph-capture": ("startup.graph-capture",),
+    "startup-sampler-warmup": ("startup.sampler-warmup",),
+    "startup-free-memory-check": ("startup.free-memory-check",),
+    "runtime-logits": ("runtime.logits",),
+    "runtime-forward": ("runtime.forward",),
+    "runtime-other-process": ("startup.free-memory-check", "runtime.neighbour", "startup.profile-neighbour"),
+    "host-ram": ("host.out-of-memory", "host.growth"),
+    "preemption-thrash": ("kv.preemption-storm", "kv.saturated"),
+}
+MAY_BE_UNKNOWN = ("n-killed-while-loading", "a-host-jit-cicc-spark")  # these two simply stop
+
+
+# A script's own words that others print as well.
+KNOWN_ELSEWHERE = {"script-stops": "'Stopping vLLM server' stands in the scripts of more than ten public repositories"}
+
+
+class Labelled(NamedTuple):
+    """One log and what is right about it."""
+
+    name: str
+    source: str  # the repository it was published in, or ours
+    path: Path
+    codes: tuple[str, ...]  # any of them is right; empty where none or `other.*` is
+    memory: tuple[bool | None, ...]
+
+
+class Scored(NamedTuple):
+    """One log, judged."""
+
+    labelled: Labelled
+    code: str | None
+    memory: bool | None
+
+    @property
+    def code_is_right(self) -> bool:
+        """Whether the first finding names the cause."""
+        if self.labelled.codes:
+            return self.code in self.labelled.codes or (self.code is None and None in self.labelled.memory)
+        return self.code is None or self.code.startswith(("other.", "engine.")) or self.code == "startup.bad-flag"
+
+    @property
+    def memory_is_right(self) -> bool:
+        """Whether it says rightly that memory was, or was not, the trouble."""
+        return self.memory in self.labelled.memory
+
+
+def of_others(folder: Path) -> Iterator[Labelled]:
+    """The published logs."""
+    for line in (folder / "labels.jsonl").read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        if not row.get("file"):
+            continue
+        codes = [*STAGES.get(row["stage"], ())]
+        codes += [code for stage, allowed in STAGES.items() if stage in (row.get("phase") or "") for code in allowed]
+        memory: tuple[bool | None, ...] = (not row["negative"], *([None] if row["id"] in MAY_BE_UNKNOWN else []))
+        source = re.sub(r":.*", "", row["source"])
+        yield Labelled(row["id"], source, folder / row["file"], () if row["negative"] else tuple(codes), memory)
+
+
+def of_ours() -> Iterator[Labelled]:
+    """Failures that were provoked on an H200 and on the CPU build; their labels stand beside them."""
+    for folder in ("vllm-0.25.1-h200-failures", "vllm-0.32.0-failures"):
+        labels = CAPTURES / folder / "labels.json"
+        if labels.is_file():
+            for row in json.loads(labels.read_text(encoding="utf-8")):
+                path = next(path for path in (CAPTURES / folder).glob(f"{row['name']}.log*"))
+                memory = tuple(row["memory_failure"]) if isinstance(row["memory_failure"], list) else (row["memory_failure"],)
+                yield Labelled(row["name"], f"ours: {folder}", path, tuple(row["expect"]), memory)
+
+
+def judged(labelled: Labelled, log: Log, texts: Sequence[Text]) -> Scored:
+    """What doctor says of one log with these texts alone."""
+    found = diagnose([log], texts=texts)
+    return Scored(labelled, str(found.findings[0].code) if found.findings else None, found.memory_failure)
+
+
+def left_out(logs: Sequence[tuple[Labelled, Log]], source: str, *, strictly: bool) -> list[Text]:
+    """The texts that stay when what one source alone taught is forgotten."""
+    elsewhere = {hit.text.name for labelled, log in logs if labelled.source != source for hit in read_story(log).hits}
+    here = {hit.text.name for labelled, log in logs if labelled.source == source for hit in read_story(log).hits}
+    alone = here - elsewhere
+    return [text for text in TEXTS if text.name not in alone or text.seen_in() or not (strictly or _is_nobodys(text))]
+
+
+def _is_nobodys(text: Text) -> bool:
+    return text.speaker == "script" and text.name not in KNOWN_ELSEWHERE
+
+
+def score(logs: Sequence[tuple[Labelled, Log]], source: str, *, strictly: bool) -> tuple[list[Scored], list[str]]:
+    """Every log of one source judged without what that source taught; and what was forgotten for it."""
+    texts = left_out(logs, source, strictly=strictly)
+    forgotten = sorted({text.name for text in TEXTS} - {text.name for text in texts})
+    return [judged(labelled, log, texts) for labelled, log in logs if labelled.source == source], forgotten
+
+
+def _counts(scored: Sequence[Scored]) -> str:
+    code, memory = sum(one.code_is_right for one in scored), sum(one.memory_is_right for one in scored)
+    return f"{code} and {memory} of {len(scored)}"
+
+
+def table(logs: Sequence[tuple[Labelled, Log]]) -> tuple[str, list[Scored]]:
+    """One row a source, and every log as it was judged with its source left out."""
+    lines = [
+        "| source | right code and right on memory, the source left out | nothing but vLLM's own texts kept of it |",
+        "|---|---|---|",
+    ]
+    others: list[Scored] = []
+    strict: list[Scored] = []
+    ours: list[Scored] = []
+    for source in dict.fromkeys(labelled.source for labelled, _ in logs):
+        if source.startswith("ours"):
+            mine = [judged(labelled, log, TEXTS) for labelled, log in logs if labelled.source == source]
+            ours += mine
+            lines.append(f"| {source}, with all texts | {_counts(mine)} | |")
+            continue
+        mine, _ = score(logs, source, strictly=False)
+        harsh, forgotten = score(logs, source, strictly=True)
+        others += mine
+        strict += harsh
+        lines.append(
+            f"| {source} | {_counts(mine)} | {_counts(harsh)}{', without ' if forgotten else ''}{', '.join(forgotten)} |"
+        )
+    if others:
+        lines.insert(2, f"| **all logs of other people** | **{_counts(others)}** | {_counts(strict)} |")
+    return "\n".join(lines), others + ours
+
+
+def main() -> None:
+    """Measure, print, and fail where less is right than was promised."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--logs", type=Path, default=LOGS)
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args(sys.argv[1:] if sys.argv[0].endswith("doctor_accuracy.py") else [])
+    everything = [*(of_others(options.logs) if options.logs.is_dir() else ()), *of_ours()]
+    logs = [(labelled, read_log(str(labelled.path))) for labelled in everything]
+    made, scored = table(logs)
+    print(made)
+    for one in scored:
+        if not (one.code_is_right and one.memory_is_right):
+            right = one.labelled.codes or "no memory code"
+            print(f"  {one.labelled.source} {one.labelled.name}: said {one.code}, {one.memory}; right is {right}")
+    if options.write:
+        text = DOCS.read_text(encoding="utf-8")
+        start, end = "<!-- accuracy: python -m benchmarks.doctor_accuracy --write -->\n", "<!-- end of accuracy -->"
+        head, _, rest = text.partition(start)
+        DOCS.write_text(head + start + made + "\n" + end + rest.partition(end)[2], encoding="utf-8")
+    others = [one for one in scored if not one.labelled.source.startswith("ours")]
+    if others and (
+        sum(one.code_is_right for one in others) / len(others) < PROMISED or not all(one.memory_is_right for one in others)
+    ):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

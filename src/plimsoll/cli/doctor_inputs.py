@@ -1,0 +1,266 @@
+"""Reads everything the user gave to `plimsoll doctor`, each by its kind."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from plimsoll.cli.options import Split
+from plimsoll.doctor.diagnose import Judged
+from plimsoll.domain.log import Log
+from plimsoll.errors import BadInput
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from plimsoll.doctor.snapshot import SnapshotVerdict
+    from plimsoll.doctor.snapshot_named import LogHints
+    from plimsoll.domain.memory_snapshot import Snapshot
+    from plimsoll.domain.metrics_page import Page
+    from plimsoll.domain.series import Series
+    from plimsoll.sources.inputs import Spool
+
+USUAL_TIMEOUT_S = 60.0
+
+
+STANDARD_INPUT = "standard input"
+
+
+class Looked(NamedTuple):
+    """A page of metrics, looked at once or twice."""
+
+    source: str
+    first: Page
+    second: Page | None = None
+    health: int | None = None
+
+
+class Given(NamedTuple):
+    """All inputs, read."""
+
+    logs: tuple[Log, ...] = ()
+    pages: tuple[Looked, ...] = ()
+    ranges: tuple[tuple[str, tuple[Series, ...]], ...] = ()
+    snapshots: tuple[tuple[str, Snapshot], ...] = ()
+    notes: tuple[str, ...] = ()
+    paths: Mapping[str, str] = {}  # source to file, for a bundle to copy from
+    spool: Spool | None = None  # what came on standard input, as long as it may still be copied
+
+    def judged(self) -> list[Judged]:
+        """What the inputs that are no text say."""
+        return [*self._of_pages(), *self._of_ranges(), *(Judged(source, verdict.findings, _snapshot_facts(verdict))
+                                                         for source, verdict in self.verdicts())]  # fmt: skip
+
+    def _of_pages(self) -> Iterator[Judged]:
+        for one in self.pages:
+            from plimsoll.doctor.metrics import judge_pages
+
+            verdict = judge_pages(one.first, one.second, one.source, health=one.health)
+            engines = [{**engine._asdict(), "lines": None} for engine in verdict.facts.engines]
+            yield Judged(one.source, verdict.findings, {"is": "metrics", **verdict.facts._asdict(), "engines": engines})
+
+    def _of_ranges(self) -> Iterator[Judged]:
+        for source, series in self.ranges:
+            from plimsoll.doctor.trends import judge_trends
+
+            yield Judged(source, judge_trends(series, source), {"is": "range", "series": len(series)})
+
+    def verdicts(self) -> Iterator[tuple[str, SnapshotVerdict]]:
+        """Snapshots, each against the one before it, with what a log beside them says of the same server."""
+        before = None
+        failed, free, hints = self._told() if self.snapshots and self.logs else (None, None, None)
+        for source, snapshot in self.snapshots:
+            from plimsoll.doctor.snapshot import judge_snapshot
+
+            yield source, judge_snapshot(snapshot, source, before, failed, hints, free)
+            before = snapshot
+
+    def _told(self) -> tuple[int | None, int | None, LogHints | None]:
+        """The request that failed, what the device had left, and how large weights and cache are."""
+        from plimsoll.doctor.diagnose import diagnose
+        from plimsoll.doctor.snapshot_named import LogHints
+
+        facts = diagnose(self.logs).facts
+        oom, memory, flags = (_mapping(facts.get(name)) for name in ("out_of_memory", "memory", "flags"))
+        given = str(flags.get("kv_cache_memory_bytes", ""))
+        kv = int(given) if given.isascii() and given.isdigit() and len(given) < 16 else _size(memory.get("kv_bytes"))
+        return _size(oom.get("tried_bytes")), _size(oom.get("free_bytes")), LogHints(_size(memory.get("weights_bytes")), kv)
+
+    def picture(self) -> str:
+        """The last snapshot as a page."""
+        if not self.snapshots:
+            raise BadInput("--html draws a memory snapshot, and none was given")
+        from plimsoll.report.snapshot_html import snapshot_page
+
+        *_, (_, verdict) = self.verdicts()
+        return snapshot_page(self.snapshots[-1][1], verdict)
+
+
+def _mapping(value: object) -> Mapping[str, object]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _size(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _snapshot_facts(verdict: SnapshotVerdict) -> dict[str, object]:
+    return {"is": "snapshot", "devices": [one._asdict() for one in verdict.facts], "notes": list(verdict.notes)}
+
+
+def number(options: Split, name: str, usual: float) -> float:
+    """A positive number given to an option."""
+    text = options.values.get(name)
+    if text is None:
+        return usual
+    try:
+        value = float(text.removesuffix("s"))
+    except ValueError:
+        value = -1.0
+    if not 0 < value < 1e9:
+        raise BadInput(f"{name} {text!r} is not a number of seconds")
+    return value
+
+
+def exit_code(options: Split) -> int | None:
+    """What the process ended with, as the user gave it."""
+    text = options.values.get("--exit-code")
+    if text is None:
+        return None
+    if not text.removeprefix("-").isdigit() or not text.isascii() or len(text) > 8:
+        raise BadInput(f"--exit-code {text!r} is not a number")
+    return int(text)
+
+
+def gather(options: Split) -> Given:
+    """Every input, read by its kind."""
+    from plimsoll.sources.inputs import walked
+
+    found = walked(options.rest)
+    reader = _Reader(options, number(options, "--timeout", USUAL_TIMEOUT_S))
+    notes = [f"{found.left_out} more files in the folders were not looked at"] if found.left_out else []
+    for name in found.files:
+        try:
+            reader.read(name, name)
+        except BadInput as error:
+            if name in options.rest:
+                raise
+            notes.append(f"left out: {error}")  # one bad file of a folder does not hide the others
+    return Given(
+        tuple(reader.logs),
+        tuple(reader.pages),
+        tuple(reader.ranges),
+        tuple(reader.snapshots),
+        tuple(notes),
+        reader.paths,
+        reader.spool,
+    )
+
+
+class _Reader:
+    """Reads input after input into the list of its kind."""
+
+    def __init__(self, options: Split, timeout: float) -> None:
+        self.options, self.timeout = options, timeout
+        self.logs: list[Log] = []
+        self.pages: list[Looked] = []
+        self.ranges: list[tuple[str, tuple[Series, ...]]] = []
+        self.snapshots: list[tuple[str, Snapshot]] = []
+        self.paths: dict[str, str] = {}
+        self.spool: Spool | None = None
+
+    def read(self, name: str, path: str) -> None:
+        """One input, by what it is."""
+        from plimsoll.sources.inputs import STDIN, Kind, Spool, classify
+        from plimsoll.sources.texts import read_log
+
+        if path == STDIN:
+            import sys
+
+            self.spool = Spool(sys.stdin.buffer, deadline=time.monotonic() + self.timeout)
+            name, path = STANDARD_INPUT, self.spool.path
+        kind = classify(path)
+        if kind is Kind.URL:
+            self._fetch(path)
+        elif kind is Kind.METRICS:
+            from plimsoll.sources.metrics_pages import read_page
+
+            self.pages.append(Looked(name, read_page(path, name)))
+        elif kind is Kind.SNAPSHOT or _is_packed_snapshot(path):
+            from plimsoll.sources.snapshots import read_snapshot
+
+            self.snapshots.append((name, read_snapshot(path)))
+        else:
+            self.logs.append(read_log(path, source=name, deadline=time.monotonic() + self.timeout))
+            self.paths[name] = path
+
+    def _fetch(self, url: str) -> None:
+        """A running server's page, twice; or a range of time from a Prometheus server."""
+        from plimsoll.sources.http_get import address
+        from plimsoll.sources.prometheus import fetch_range, is_prometheus
+
+        shown = address(url).shown
+        asked = {"--since", "--start", "--end", "--step", "--match"} & set(self.options.values)
+        if asked or is_prometheus(url, timeout_s=min(self.timeout, 5.0)):
+            series = fetch_range(url, **_range(self.options), timeout_s=self.timeout)  # type: ignore[arg-type]
+            self.ranges.append((shown, series))
+            return
+        from plimsoll.sources.metrics_pages import fetch_health, fetch_pages
+
+        looks = fetch_pages(url, timeout_s=self.timeout)
+        health = fetch_health(url, timeout_s=min(self.timeout, 5.0))
+        self.pages.append(Looked(shown, looks[0], looks[1] if len(looks) > 1 else None, health))
+
+
+def _is_packed_snapshot(path: str) -> bool:
+    """Whether a gzip file holds a pickle: looked at only where the name says so, since unpacking costs time."""
+    if not path.endswith((".gz", ".gzip")):
+        return False
+    import gzip
+    import zlib
+
+    from plimsoll.sources.snapshots import is_pickle
+
+    try:
+        with gzip.open(path) as file:
+            return is_pickle(file.read(64))
+    except (OSError, EOFError, zlib.error):
+        return False
+
+
+def _range(options: Split) -> dict[str, object]:
+    """The stretch of time the user asked for."""
+    given: dict[str, object] = {}
+    if "--since" in options.values:
+        given["since_s"] = _duration(options.values["--since"])
+    for name, key in (("--start", "start_s"), ("--end", "end_s"), ("--step", "step_s")):
+        if name in options.values:
+            given[key] = number(options, name, 0.0) if name == "--step" else _moment(options.values[name], name)
+    if "--match" in options.values:
+        pairs = [pair.partition("=") for pair in options.values["--match"].split(",")]
+        if not all(name and found for name, found, _ in pairs):
+            raise BadInput("--match wants label=value, several joined by commas")
+        given["match"] = {name.strip(): value.strip().strip("\"'") for name, _, value in pairs}
+    return given
+
+
+def _duration(text: str) -> float:
+    units = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+    scale = units.get(text[-1:], 0)
+    try:
+        value = float(text[:-1] if scale else text) * (scale or 1)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < 1e9:
+        raise BadInput(f"--since {text!r} is not a time: 30m, 6h, 2d")
+    return value
+
+
+def _moment(text: str, name: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < 1e11:
+        raise BadInput(f"{name} {text!r} is not a time in Unix seconds (date +%s)")
+    return value

@@ -1,0 +1,26 @@
+"""`plimsoll doctor --explain CODE`: the page on a finding, from the installed package or from the repository."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+import plimsoll
+from plimsoll.domain.finding import Code
+from plimsoll.errors import BadInput
+
+_INSTALLED = Path(plimsoll.__file__).parent / "findings"
+_REPOSITORY = Path(plimsoll.__file__).parents[2] / "docs" / "findings"
+
+
+def page(code: str) -> str:
+    """The page; BadInput with what was probably meant where there is no such code."""
+    known = [str(one) for one in Code]
+    if code not in known:
+        near = difflib.get_close_matches(code, known, n=3, cutoff=0.3)
+        raise BadInput(f"there is no finding {code!r}" + (f"; did you mean {', '.join(near)}?" if near else ""))
+    for folder in (_INSTALLED, _REPOSITORY):
+        file = folder / f"{code}.md"
+        if file.is_file():
+            return file.read_text(encoding="utf-8").rstrip()
+    raise BadInput(f"the page of {code} is not in this installation; it is docs/findings/{code}.md of the repository")

@@ -1,0 +1,151 @@
+"""Failures of the start over the KV cache: it got nothing, too little, or could not be taken."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from plimsoll.doctor.case import BY_HAND, Case, asked, gib, lower_utilization, smaller_cache
+from plimsoll.doctor.explained import Explained, setting, unique
+from plimsoll.domain.finding import Remedy
+from plimsoll.domain.units import GIB, MIB, format_count
+
+_NUMBER = r"(-?\d{1,9}(?:\.\d{1,9})?)"
+_NEEDED = rf"{_NUMBER} GiB KV cache is needed.{{0,60}}available KV cache memory \({_NUMBER} GiB\)"
+_ESTIMATE = r"estimated maximum model length is (\d{1,9})"
+_CONTEXT = r"max seq len \((\d{1,9})\)"
+_TOKENS = r"stored in KV cache \((\d{1,9})\)"
+_MAMBA = r"max_num_seqs \((\d{1,9})\) exceeds available Mamba cache blocks \((\d{1,9})\)"
+# What torch and the graphs need beside the cache at the least; a server told to take more of the card than this does not start.
+HIGHEST_UTILIZATION = 0.97
+FILLED_SHARE = 0.9  # weights beyond this leave no room that a setting could win
+
+
+def no_cache_blocks(case: Case) -> Explained:
+    """Nothing was left for the cache; whether more utilisation helps depends on what took it."""
+    if (mamba := re.search(_MAMBA, case.line)) is not None:
+        return _too_few_states(case, int(mamba[1]), int(mamba[2]))
+    kv, total = case.facts.measured.kv_bytes, case.total
+    weights = case.facts.measured.weights_bytes or (case.plan.weights_bytes if case.plan else None)
+    because = "weights and working memory leave nothing of vLLM's share of the card for the KV cache"
+    if kv is not None:
+        because += f": {gib(kv)} is what was left"
+    if weights is not None and total is not None:
+        because += f"; the weights alone take {gib(weights)} of the card's {gib(total)}"
+    remedy, nots = _more_of_the_card(case, weights)
+    remedy += [
+        Remedy("--max-num-batched-tokens 2048 --max-num-seqs 64", "less working memory; costs parallelism",
+               "--max-num-batched-tokens", "2048"),
+        *case.planned(["--tensor-parallel-size"]),
+        Remedy("a quantised checkpoint", "halves or quarters the weights; test its answers"),
+        setting("--tensor-parallel-size", 2 * case.parallel, "halves the weights a GPU; needs that many cards"),
+    ]  # fmt: skip
+    nots += ["--max-model-len: not one block is left, whatever the length", "--kv-cache-dtype fp8: half of nothing is nothing"]
+    return Explained("nothing is left for the KV cache", because, unique(remedy), nots)
+
+
+def _more_of_the_card(case: Case, weights: int | None) -> tuple[list[Remedy], list[str]]:
+    """Whether a larger share helps: offered where the figures allow it, refused where they do not."""
+    kv, total, share = case.facts.measured.kv_bytes, case.total, case.utilization
+    if weights is not None and total is not None and weights > FILLED_SHARE * total:
+        return [], ["raising --gpu-memory-utilization, as vLLM advises: the weights fill the card"]
+    if kv is None or not total or share is None:
+        planned = case.planned(["--gpu-memory-utilization"])
+        guess = setting("--gpu-memory-utilization", "0.95",
+                        "helps only if the weights leave room on the card: compare them with its size first")  # fmt: skip
+        return planned or ([guess] if share is None or share < 0.95 else []), []
+    needed = math.ceil((share + (max(0, -kv) + GIB) / total) * 100) / 100
+    if needed > HIGHEST_UTILIZATION:
+        return [], [f"raising --gpu-memory-utilization alone, as vLLM advises: it would take {needed:.2f} of the card"]
+    why = f"{gib(max(0, -kv))} are missing and a GiB of cache is little; costs the room that run-time peaks need"
+    return [*case.planned(["--gpu-memory-utilization"]), setting("--gpu-memory-utilization", f"{needed:.2f}", why)], []
+
+
+def _too_few_states(case: Case, requests: int, blocks: int) -> Explained:
+    """A model with Mamba layers keeps a whole block for each request."""
+    because = "each request keeps a block of the cache for its Mamba state: "
+    because += f"{format_count(requests)} requests at once need as many, and the cache has {format_count(blocks)}"
+    remedy = [setting("--max-num-seqs", blocks, "as many as the cache has blocks")] if blocks else []
+    remedy += [
+        *case.planned(["--gpu-memory-utilization"]),
+        Remedy("a higher --gpu-memory-utilization, where the card has room", "more blocks", "--gpu-memory-utilization"),
+    ]
+    nots = ["--max-model-len: a state is as large for a short request as for a long one"]
+    return Explained("the KV cache has fewer blocks than requests at once", because, unique(remedy), nots)
+
+
+def context_too_long(case: Case) -> Explained:
+    """One request of full length does not fit the cache."""
+    needed, context, tokens = (re.search(one, case.line) for one in (_NEEDED, _CONTEXT, _TOKENS))
+    because = "one request of --max-model-len tokens needs more KV cache than there is"
+    because += f": {needed[1]} GiB against {needed[2]} GiB" if needed is not None else ""
+    because += f" (--max-model-len {context[1]})" if context is not None else ""
+    because += f"; the cache holds {format_count(int(tokens[1]))} tokens" if tokens is not None else ""
+    fits = _longest(case.line)
+    if fits:
+        why = "the longest that fits this cache; most services need less than a model's maximum"
+        remedy = [setting("--max-model-len", fits, why)]
+    else:
+        remedy = [Remedy("--max-model-len N", "the length your requests really have", "--max-model-len")]
+    remedy += [
+        *case.planned(["--gpu-memory-utilization", "--kv-cache-dtype", "--tensor-parallel-size"]),
+        setting("--kv-cache-dtype", "fp8", "twice the tokens in the same memory; costs some accuracy"),
+        Remedy("a higher --gpu-memory-utilization, where the card has room", "every 0.01 is 1 % of the card for the cache",
+               "--gpu-memory-utilization"),
+    ]  # fmt: skip
+    nots = [
+        "--max-num-seqs, --max-num-batched-tokens (beyond a little): the length of one request is the trouble",
+        "--enforce-eager, except for the memory of the graphs from 0.20 on",
+        "switching prefix caching off: it takes nothing from the cache",
+    ]
+    offers = unique(remedy)
+    if case.since("0.14.0"):
+        offers.insert(1, setting("--max-model-len", "auto", "vLLM takes the longest that fits (0.14 and later)"))
+    return Explained("one request of full length does not fit the KV cache", because, offers, nots)
+
+
+def _longest(line: str) -> int | None:
+    """The longest request that fits: as vLLM says it, else in proportion, whole blocks of 16."""
+    for pattern in (_ESTIMATE, _TOKENS):
+        if (said := re.search(pattern, line)) is not None:
+            return int(said[1])
+    needed, context = re.search(_NEEDED, line), re.search(_CONTEXT, line)
+    if needed is None or context is None or float(needed[1]) <= 0 or float(needed[2]) <= 0:
+        return None
+    return int(int(context[1]) * float(needed[2]) / float(needed[1])) // 16 * 16
+
+
+def kv_allocation(case: Case) -> Explained:
+    """The cache itself could not be taken."""
+    because = f"vLLM had worked out the size of the KV cache, and the card did not have it any more: {asked(case)}"
+    given, remedy = case.number(BY_HAND), []
+    if given is not None:
+        because += "; --kv-cache-memory-bytes sets it by hand, so nothing was measured"
+        remedy.append(smaller_cache(_fitting(case, given), "what was free, less 1 GiB for peaks"))
+    elif (share := lower_utilization(case, max(case.missing or 0, 512 * MIB))) is not None:
+        remedy.append(setting("--gpu-memory-utilization", share, "a smaller cache"))
+    else:
+        remedy.append(
+            Remedy("a lower --gpu-memory-utilization, by 0.02 to 0.05", "a smaller cache", "--gpu-memory-utilization")
+        )
+    remedy.append(Remedy("see with nvidia-smi whether another process took memory in between",
+                         "between measuring and allocating a neighbour may grow"))  # fmt: skip
+    nots = [
+        "--max-model-len: the cache takes its whole share whatever the length",
+        "a higher --gpu-memory-utilization: the cache grows with it",
+    ]
+    if given is not None:
+        nots[1] = "--gpu-memory-utilization, in either direction: it has no say where --kv-cache-memory-bytes is set"
+    return Explained("the KV cache could not be allocated", because, remedy, nots)
+
+
+def _fitting(case: Case, given: int) -> int:
+    """What the cache could have had: what was free, and what of it was already taken; 0 where that cannot be known."""
+    oom, weights = case.oom, case.facts.measured.weights_bytes
+    if oom.free is None or oom.tried is None:
+        return 0
+    if oom.tried > given // 2:  # the cache in one piece
+        return max(0, oom.free - GIB)
+    if oom.allocated is not None and weights is not None:  # layer by layer: what the first layers took counts too
+        return min(given, max(0, oom.allocated - weights + oom.free - GIB))
+    return 0

@@ -1,0 +1,219 @@
+"""Everything in a log that may be the cause of its server's end: known texts, allocations that failed and at which step,
+and exceptions that nobody has words for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from plimsoll.doctor.oom_text import OutOfMemory, parse_oom
+from plimsoll.doctor.steps import CODES, RUNTIME, Progress, Step, hinted_by_torch, step_of_frames, step_of_progress
+from plimsoll.doctor.story import Hit, Story
+from plimsoll.doctor.tracebacks import FOLLOWING, Frame, Raised
+from plimsoll.domain.finding import Code
+from plimsoll.engine.failure_texts import CONSEQUENCE_WORDS, CONSEQUENCES, Role, Text
+
+
+class Complaint(NamedTuple):
+    """Something that may be the cause."""
+
+    at: int
+    code: Code
+    confidence: float
+    text: Text | None = None
+    raised: Raised | None = None
+    step: Step | None = None
+    oom: OutOfMemory | None = None
+
+
+def complaints_in(story: Story, hits: Sequence[Hit], raised: Sequence[Raised]) -> tuple[list[Complaint], tuple[Hit, ...]]:
+    """What may be the cause, in the order of the log, and the out-of-memory words that are not."""
+    noisy = {hit.at for hit in hits if hit.text.role is Role.NOISE}
+    found: list[Complaint] = []
+    noise: list[Hit] = []
+    covered: set[int] = set()
+    for hit in hits:
+        if hit.text.role not in (Role.CAUSE, Role.OUT_OF_MEMORY):
+            continue
+        owner = _owner(hit.at, story.log.lines[hit.at].process, raised)
+        if owner is not None and owner.kind and hit.at < owner.at and story.log.lines[hit.at].text.startswith("    "):
+            continue  # code that a traceback quotes: what it raised stands below
+        if owner is not None:
+            covered.add(owner.at)
+        if hit.at in noisy or (owner is not None and (owner.in_logging or owner.warned)):
+            noise += [hit] if hit.text.role is Role.OUT_OF_MEMORY else []
+            continue
+        is_nccl = hit.text.code is Code.OTHER_COLLECTIVES and _says_memory(story, hit.at)
+        if hit.text.role is Role.OUT_OF_MEMORY or is_nccl:
+            found.append(_out_of_memory(story, hit, owner, raised))
+        elif hit.text.code is not None and not _is_harmless(hit, owner):
+            found.append(Complaint(hit.at, hit.text.code, 0.95 if owner is not None else 0.85, hit.text, owner))
+    found += [
+        Complaint(one.at, _kind_of(one), 0.6, None, one)
+        for one in raised
+        if one.at not in covered and not one.in_logging and not one.warned and not is_consequence(one) and _is_fatal(one, story)
+    ]
+    return sorted(found, key=lambda one: one.at), tuple(noise)
+
+
+def _kind_of(one: Raised) -> Code:
+    """What can be said of an exception that nobody has words for."""
+    if one.name.endswith("ValidationError"):
+        return Code.OTHER_BAD_CONFIG
+    step = step_of_frames(one.frames)
+    if step is not None and step.name == "weights" and one.name in ("RuntimeError", "AssertionError", "KeyError", "ValueError"):
+        return Code.OTHER_BAD_MODEL
+    return Code.OTHER_ENGINE_ERROR
+
+
+def _says_memory(story: Story, at: int) -> bool:
+    """Whether the few lines that NCCL prints with its error name memory as its reason."""
+    process = story.log.lines[at].process
+    return any("out of memory" in line.text for line in story.log.lines[at : at + 5] if line.process == process)
+
+
+def _is_harmless(hit: Hit, owner: Raised | None) -> bool:
+    """A complaint that the server itself overcame: said before it served, with nothing raised for it."""
+    if owner is not None and is_consequence(owner) and hit.text.code is not None and hit.text.code.startswith("other."):
+        return hit.text.needle[:12] not in owner.message
+    return False
+
+
+def _owner(index: int, process: str, raised: Sequence[Raised]) -> Raised | None:
+    """The exception whose traceback or message this line belongs to."""
+    for one in raised:
+        if one.at == index or (one.first <= index <= one.at and one.process == process):
+            return one
+    return next((one for one in raised if one.at < index <= one.at + FOLLOWING and one.process == process), None)
+
+
+def is_consequence(one: Raised) -> bool:
+    """Whether an exception only passes on that something else failed."""
+    return one.name in CONSEQUENCES or any(words in one.message for words in CONSEQUENCE_WORDS)
+
+
+def _is_fatal(one: Raised, story: Story) -> bool:
+    """Whether an exception nobody has words for may have ended the server: raised in the engine, or the last thing said."""
+    if not one.kind or any(function in _REQUEST_FUNCTIONS for function in one.functions()):
+        return False
+    inside = one.process.startswith(("EngineCore", "Worker", "VllmWorker", "RayWorker", "Process"))
+    inside = inside or bool(one.functions() & _ENGINE_FUNCTIONS)
+    if not one.frames:
+        return inside or (not one.process and story.progress_at(story.life_at(one.at).end) is not Progress.SERVING)
+    return inside or not story.serves_after(one.at)
+
+
+_ENGINE_FUNCTIONS = frozenset({
+    "run_engine_core", "worker_main", "worker_busy_loop", "execute_model", "init_device", "load_model", "run_busy_loop",
+    "create_engine_config", "from_engine_args", "run_server", "make_async_mp_client", "_run_engine", "run_mp_engine",
+    "engine_step", "build_async_engine_client", "run_engine_loop",
+})  # fmt: skip
+_REQUEST_FUNCTIONS = frozenset({
+    "create_completion", "create_chat_completion", "create_embedding", "_preprocess_chat", "create_responses",
+    "run_endpoint_function", "_validate_input", "create_tokenize", "show_available_models",
+})  # fmt: skip
+
+
+def _out_of_memory(story: Story, hit: Hit, owner: Raised | None, raised: Sequence[Raised]) -> Complaint:
+    """An allocation that failed: which step, and whether somebody else holds the memory."""
+    line = story.log.lines[hit.at]
+    oom = parse_oom(owner.message if owner is not None and "ried to allocate" in owner.message else line.text)
+    step = _step(story, hit, owner, raised)
+    if step is None:
+        code = Code.RUNTIME_COLLECTIVES if hit.text.speaker == "nccl" or hit.text.role is Role.CAUSE else Code.RUNTIME_FORWARD
+        step = Step("unknown", code, 0.4 if code is Code.RUNTIME_FORWARD else 0.7)
+    step = _at_start(story, hit, step, oom)
+    code, confidence = step.code, step.confidence
+    progress = story.progress_at(hit.at, line.process)
+    is_runtime = step.name in RUNTIME or (step.name == "unknown" and progress in (Progress.SERVING, Progress.UNKNOWN))
+    if hit.text.name == "cumem-oom" and progress is not Progress.SERVING and step.name in ("unknown", "wake-up"):
+        code = CODES["weights"] if progress in (Progress.LOADING, Progress.BEGUN) else CODES["wake-up"]
+    if oom.has_neighbour and code is not Code.RUNTIME_WAKE_UP:
+        code, confidence = (Code.RUNTIME_NEIGHBOUR if is_runtime else Code.STARTUP_FREE_MEMORY_CHECK), 0.9
+    elif _is_pinned(owner) and oom.tried is None:
+        code, confidence = Code.HOST_OUT_OF_MEMORY, 0.7
+    return Complaint(hit.at, code, confidence, hit.text, owner, step, oom)
+
+
+_START_DEATHS = frozenset({
+    "initialization-failed", "engine-failed-to-start", "worker-failed-to-start", "worker-init-failed", "engine-process-failed",
+})  # fmt: skip
+
+
+def _at_start(story: Story, hit: Hit, step: Step, oom: OutOfMemory) -> Step:
+    """A step that also occurs while serving, of a server that never came to serve: one of the start's trial runs."""
+    if step.name not in ("logits", "forward", "multimodal", "unknown"):
+        return step
+    life = story.life_at(hit.at)
+    progress = story.progress_at(hit.at)
+    died = any(one.text.name in _START_DEATHS for one in story.hits if life.first <= one.at < life.end)
+    warmed = oom.private is not None and step.name == "logits" and _quotes(story, hit, "dummy_metadata")
+    if progress is Progress.SERVING or not (died or warmed):
+        return step
+    if warmed or oom.private is not None or progress >= Progress.MEASURED:
+        name = "sampler-warmup" if step.name == "logits" else "warm-up"
+    elif progress is Progress.LOADING:
+        name = "weights"
+    else:
+        name = "profile"
+    return Step(name, CODES[name], min(step.confidence, 0.75))
+
+
+def _quotes(story: Story, hit: Hit, word: str) -> bool:
+    first = max(story.life_at(hit.at).first, hit.at - 40)
+    return any(word in line.text for line in story.log.lines[first : hit.at])
+
+
+def _is_pinned(owner: Raised | None) -> bool:
+    return owner is not None and bool(
+        {frame.function for frame in owner.frames[-3:]} & {"pin_memory", "_pin_memory", "is_pinned"}
+    )
+
+
+def _step(story: Story, hit: Hit, owner: Raised | None, raised: Sequence[Raised]) -> Step | None:
+    """By the frames of this error, of the same error told again, or by how far the server had come."""
+    if owner is not None and not is_consequence(owner) and (step := step_of_frames(owner.frames)) is not None:
+        return step
+    process = story.log.lines[hit.at].process
+    siblings = [one for one in raised if one.frames and (not one.kind or "ut of memory" in one.message) and not one.in_logging]
+    for one in sorted(siblings, key=lambda one: (is_consequence(one), one.process != process, abs(one.at - hit.at))):
+        if (step := step_of_frames(one.frames)) is not None:
+            return step._replace(confidence=step.confidence - 0.1)
+    if (method := _method_named(story, hit.at)) is not None:
+        return step_of_frames([Frame("vllm", method)])
+    if (step := _step_of_code(story, hit)) is not None:
+        return step
+    if owner is not None and (step := hinted_by_torch(owner.frames)) is not None:
+        return step
+    progress = story.progress_at(hit.at, process) or story.progress_at(story.life_at(hit.at).end)
+    return step_of_progress(progress, frames_seen=bool(owner and owner.frames))
+
+
+def _step_of_code(story: Story, hit: Hit) -> Step | None:
+    """A traceback whose frames are lost still quotes the code: the calls in it name the step."""
+    lines = story.log.lines
+    process, first = lines[hit.at].process, max(story.life_at(hit.at).first, hit.at - 30)
+    quoted = [
+        line.text
+        for line in lines[first : hit.at]
+        if line.process == process and "(" in line.text and line.level in ("", "ERROR")
+    ]
+    calls = [Frame("vllm", name) for text in quoted for name in re.findall(r"\b([a-z_]\w{2,60})\(", text[:400])]
+    if any("logits.sort" in text or "log_softmax" in text for text in quoted):
+        calls.append(Frame("vllm", "compute_logprobs"))
+    step = step_of_frames(calls) if calls else None
+    return step._replace(confidence=0.6) if step is not None and step.name != "forward" else None
+
+
+_METHOD = r"(?:processing method|executing method|[Ii]nvocation of|Call to) '?([a-z_]{3,60})'?"
+
+
+def _method_named(story: Story, at: int) -> str | None:
+    """The worker's method that vLLM itself names around an error whose traceback is lost."""
+    life = story.life_at(at)
+    for index in (at, *range(at - 1, max(life.first, at - 60) - 1, -1), *range(at + 1, min(life.end, at + 20))):
+        text = story.log.lines[index].text
+        if "method" in text and (match := re.search(_METHOD, text)) is not None:
+            return match[1]
+    return None

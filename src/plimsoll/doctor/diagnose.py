@@ -1,0 +1,137 @@
+"""All that was collected, judged together: one root cause first, and what it made of the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from plimsoll.doctor.diagnose_log import LogDiagnosis, PlanFor, diagnose_log
+from plimsoll.doctor.diagnosis import Diagnosis
+from plimsoll.doctor.exit_codes import judge_exit
+from plimsoll.domain.finding import Code, Finding, Severity
+from plimsoll.domain.log import Log
+from plimsoll.engine.failure_texts import TEXTS, Text
+
+
+class Judged(NamedTuple):
+    """What an input that is no text said: a metrics page, a range of one, a memory snapshot."""
+
+    source: str
+    findings: Sequence[Finding]
+    facts: Mapping[str, object]
+
+
+def no_plan(_: object) -> None:
+    """Nothing is planned."""
+    return
+
+
+def diagnose(
+    logs: Sequence[Log],
+    judged: Sequence[Judged] = (),
+    *,
+    exit_code: int | None = None,
+    plan_for: PlanFor = no_plan,
+    texts: Sequence[Text] = TEXTS,
+) -> Diagnosis:
+    """The diagnosis over everything given."""
+    said = [diagnose_log(log, plan_for, texts) for log in logs]
+    servers = [one for one in said if one.is_server]
+    findings = [finding for one in said for finding in one.findings]
+    findings += [finding for one in judged for finding in one.findings]
+    exited = (
+        judge_exit(exit_code, stop_seen=any(f.code is Code.OTHER_STOPPED_BY_OPERATOR for f in findings))
+        if exit_code is not None
+        else None
+    )
+    if exited is not None and exited.finding is not None and not _has_cause(findings):
+        findings.append(exited.finding)
+    memory = _memory(servers, findings)
+    ordered = tuple(_ordered(findings, memory=memory))
+    facts = _facts(said, judged)
+    if exited is not None:
+        facts["exit_code"] = {"code": exit_code, "says": exited.sentence, "does_not_prove": exited.does_not_prove}
+    return Diagnosis(memory, ordered, facts, tuple(_asks(said, ordered, memory=memory)))
+
+
+def _is_cause(finding: Finding) -> bool:
+    return finding.severity is Severity.CRITICAL and finding.code not in (
+        Code.ENGINE_DEAD,
+        Code.ENGINE_CRASH_LOOP,
+        Code.ENGINE_WEDGED,
+    )
+
+
+def _has_cause(findings: Sequence[Finding]) -> bool:
+    return any(_is_cause(finding) for finding in findings)
+
+
+def _memory(servers: Sequence[LogDiagnosis], findings: Sequence[Finding]) -> bool | None:
+    """True where a memory failure is shown, False where all is told and none is, None where the story has a hole."""
+    causes = [finding for finding in findings if _is_cause(finding)]
+    if any(one.memory_failure for one in servers):
+        return True
+    if any(finding.code.is_memory and finding.confidence >= 0.5 for finding in causes):
+        return True
+    if any(one.memory_failure is None for one in servers) and not causes:
+        return None
+    if servers or causes:
+        return False
+    if any(
+        finding.code.is_memory and finding.severity is Severity.WARNING and finding.confidence >= 0.6 for finding in findings
+    ):
+        return True
+    return False if findings else None
+
+
+def _ordered(findings: Sequence[Finding], *, memory: bool | None) -> Iterator[Finding]:
+    """Causes first, the surest of them first where none explains another; then what only came of them."""
+    order = {Severity.CRITICAL: 0, Severity.WARNING: 1, Severity.INFO: 2}
+
+    def rank(pair: tuple[int, Finding]) -> tuple[int, int, int]:
+        place, finding = pair
+        outside = finding.code is Code.HOST_OUT_OF_MEMORY and _is_cause(finding)
+        return (
+            0 if _is_cause(finding) or (_explains(finding, findings) and not memory) else 1,
+            order[finding.severity],
+            -1 if outside else place,
+        )
+
+    seen: set[tuple[Code, str]] = set()
+    for _, finding in sorted(enumerate(findings), key=rank):
+        key = (finding.code, finding.because)
+        if key not in seen:
+            seen.add(key)
+            yield finding
+
+
+def _explains(finding: Finding, findings: Sequence[Finding]) -> bool:
+    """A stop on purpose is the whole story where nothing failed."""
+    return finding.code is Code.OTHER_STOPPED_BY_OPERATOR and not _has_cause(findings)
+
+
+def _facts(texts: Sequence[LogDiagnosis], judged: Sequence[Judged]) -> dict[str, object]:
+    """The first server's facts in front, those of the others and of other inputs beside them."""
+    facts: dict[str, object] = {"vllm": None, "gpu": None, "model": None, "flags": {}}
+    servers = [one for one in texts if one.facts]
+    if servers:
+        told = [one for one in servers if one.findings] or servers
+        facts.update(told[0].facts)
+    facts["inputs"] = [
+        *({"source": one.source, "is": "vLLM log" if one.is_server else "text"} for one in texts),
+        *({"source": one.source, "is": str(one.facts.get("is", "figures"))} for one in judged),
+    ]
+    if len(servers) > 1:
+        facts["other_logs"] = [{"source": one.source, **one.facts} for one in servers if one.facts is not servers[0].facts]
+    for one in judged:
+        facts.setdefault(str(one.facts.get("is", "figures")), []).append({"source": one.source, **one.facts})  # type: ignore[attr-defined]
+    return facts
+
+
+def _asks(texts: Sequence[LogDiagnosis], findings: Sequence[Finding], *, memory: bool | None) -> Iterator[str]:
+    if memory is not None and findings:
+        return
+    asked = list(dict.fromkeys(ask for one in texts for ask in one.collect_next))
+    if not asked and not findings and memory is None:
+        asked = ["the log of the server, from its first line: nothing of vLLM was recognised in what was given"]
+    yield from asked

@@ -1,0 +1,218 @@
+"""One text input, read for everything it may hold: a server's log, kernel lines, a pod's description, nvidia-smi."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from plimsoll.doctor.advice import finding_of
+from plimsoll.doctor.case import Case, PlanSays
+from plimsoll.doctor.complaints import Complaint
+from plimsoll.doctor.facts import LogFacts, facts_of, oom_facts
+from plimsoll.doctor.judge import Verdict, judge
+from plimsoll.doctor.marks import kinds_in
+from plimsoll.doctor.metrics_queues import is_full, matters
+from plimsoll.doctor.steps import Progress
+from plimsoll.doctor.story import Hit, Story, read_story
+from plimsoll.domain.finding import Code, Evidence, Finding, Remedy, Severity
+from plimsoll.domain.log import Log
+from plimsoll.domain.redaction import redact
+from plimsoll.domain.user_text import hide_user_text
+from plimsoll.engine.failure_texts import TEXTS, Text
+
+PlanFor = Callable[[LogFacts], PlanSays | None]
+LONGEST_EVIDENCE = 320
+CRASH_LOOP = 3  # the same failure so often is a loop
+
+
+class LogDiagnosis(NamedTuple):
+    """What one text input says."""
+
+    source: str
+    findings: tuple[Finding, ...]
+    memory_failure: bool | None
+    facts: dict[str, object]
+    collect_next: tuple[str, ...]
+    is_server: bool  # whether vLLM speaks in it at all
+
+
+def evidence(log: Log, index: int) -> Evidence:
+    """One line of the user's own input, with secrets hidden."""
+    line = log.lines[index]
+    text = "".join(letter if letter.isprintable() else " " for letter in hide_user_text(redact(line.text))).strip()
+    who = f"({line.process}) " if line.process else ""
+    text = who + text
+    return Evidence(log.source, text if len(text) <= LONGEST_EVIDENCE else text[:LONGEST_EVIDENCE] + "...", line.number)
+
+
+def diagnose_log(log: Log, plan_for: PlanFor, texts: Sequence[Text] = TEXTS) -> LogDiagnosis:
+    """The findings of one text input, its own root cause first."""
+    story = read_story(log, texts)
+    verdict = judge(story)
+    facts = facts_of(story, verdict.life)
+    is_server = verdict.progress is not Progress.UNKNOWN or bool(verdict.deaths) or verdict.root is not None
+    findings: list[Finding] = []
+    if verdict.root is not None:
+        findings += _of_root(story, verdict, facts, plan_for)
+    elif verdict.deaths:
+        findings.append(_dead(story, verdict, facts))
+    if verdict.lives_failed >= CRASH_LOOP:
+        findings.append(_crash_loop(story, verdict))
+    around = _around(log, verdict)
+    trends = _trends(log)
+    memory = verdict.memory_failure
+    told = verdict.root is not None and not verdict.stopped
+    if not told and (kv := [one for one in trends if one.code.startswith("kv.") and one.severity is not Severity.INFO]):
+        memory, findings = True, [*kv, *findings]
+        trends = [one for one in trends if one not in kv]
+    elif memory is False and not told and _ends_full(log):
+        memory = None  # full, with a queue, when the log breaks off: too short to call it trouble or to rule it out
+    if verdict.root is not None and verdict.root.text is not None and verdict.root.text.name == "kernel-oom":
+        findings = [one for one in findings if one.code is not Code.HOST_OUT_OF_MEMORY or one not in findings[:1] or not around]
+    findings += [one for one in (*around, *trends) if one.code not in {known.code for known in findings}]
+    shown = _facts(story, verdict, facts) if is_server else {}
+    return LogDiagnosis(
+        log.source, tuple(findings), memory if is_server else None, shown, tuple(_asks(verdict, facts)), is_server
+    )
+
+
+def _of_root(story: Story, verdict: Verdict, facts: LogFacts, plan_for: PlanFor) -> Iterator[Finding]:
+    root = verdict.root
+    assert root is not None
+    plan = plan_for(facts) if root.code.is_memory and not verdict.stopped else None
+    case = Case(root, facts, _whole(story, root), plan)
+    severity = Severity.INFO if verdict.stopped else Severity.CRITICAL
+    yield finding_of(case, list(_proof(story, root, verdict.deaths)), severity)
+    if case.oom.is_fragmented and root.code is not Code.ALLOCATOR_FRAGMENTATION:
+        pieces = root._replace(code=Code.ALLOCATOR_FRAGMENTATION, confidence=0.6)
+        yield finding_of(case._replace(complaint=pieces), [evidence(story.log, root.at)], Severity.WARNING)
+
+
+def _whole(story: Story, root: Complaint) -> str:
+    """The line that names the cause and what belongs to it: a message may go on, and figures may stand a line away."""
+    lines = story.log.lines[root.at : root.at + 6]
+    text = " ".join(line.text for line in lines)
+    return f"{root.raised.message}\n{text}" if root.raised is not None else text
+
+
+def _proof(story: Story, root: Complaint, deaths: Sequence[Hit]) -> Iterator[Evidence]:
+    """The line itself, the innermost call of vLLM's above it, and the end it led to."""
+    yield evidence(story.log, root.at)
+    if root.raised is not None:
+        for index in range(root.raised.at, max(root.raised.first, root.raised.at - 200) - 1, -1):
+            line = story.log.lines[index]
+            if 'File "' in line.text and "/vllm/" in line.text and line.process == root.raised.process:
+                yield evidence(story.log, index)
+                break
+    end = next((hit for hit in deaths if hit.at > root.at), None)
+    if end is not None:
+        yield evidence(story.log, end.at)
+
+
+def _dead(story: Story, verdict: Verdict, facts: LogFacts) -> Finding:
+    """It died and does not say of what."""
+    first = verdict.deaths[0]
+    code, because = facts.worker_exit_code, "the log ends in the engine's death and names no cause"
+    if code == -9 or any(hit.text.name in ("shell-killed", "sigkill") for hit in verdict.deaths):
+        because = (
+            "a process of the server was killed (SIGKILL): by the host's out-of-memory killer, by the container's limit, or "
+            "by a person; only the kernel's log or the orchestrator knows"
+        )
+    elif code in (-6, -11, -7):
+        because = f"a process of the server crashed in native code (signal {-code}); the log names no cause"
+    remedy = (Remedy("dmesg -T | grep -i -e oom -e killed -e xid, and kubectl describe pod", "they say who ended it"),)
+    return Finding(
+        Code.ENGINE_DEAD, Severity.CRITICAL, 0.6, "the engine died, and the log does not say why", because,
+        (evidence(story.log, first.at),), remedy, ("changing memory settings before the cause is known",),
+    )  # fmt: skip
+
+
+def _crash_loop(story: Story, verdict: Verdict) -> Finding:
+    because = (
+        f"{verdict.lives_failed} starts in this log ended in a failure; starting again changes nothing while its cause stays"
+    )
+    starts = tuple(evidence(story.log, life.first) for life in story.lives[-3:])
+    remedy = Remedy("stop the restarts, fix the cause above, then start once", "each start takes card and disk from the others")
+    return Finding(
+        Code.ENGINE_CRASH_LOOP, Severity.WARNING, 0.8, "the server fails again and again", because, starts, (remedy,)
+    )
+
+
+def _around(log: Log, verdict: Verdict) -> list[Finding]:
+    """What other speakers in the same text say; each judge is loaded only where its own words occur."""
+    kinds = kinds_in(log)
+    found: list[Finding] = []
+    if "kernel" in kinds:
+        from plimsoll.doctor.kernel import judge_kernel
+
+        found += judge_kernel(log).findings
+    if "supervisor" in kinds:
+        from plimsoll.doctor.kubernetes import judge_pods
+
+        found += judge_pods(log).findings
+    if "nvidia-smi" in kinds:
+        from plimsoll.doctor.nvidia_smi import judge_nvidia_smi
+
+        found += judge_nvidia_smi(log).findings
+    if "memory-summary" in kinds:
+        from plimsoll.doctor.memory_summary import judge_memory_summary
+
+        failed = verdict.root.oom.tried if verdict.root is not None and verdict.root.oom is not None else None
+        found += judge_memory_summary(log, failed_bytes=failed).findings
+    return found
+
+
+def _trends(log: Log) -> list[Finding]:
+    if not any("throughput" in line.text or "is preempted by" in line.text for line in log.lines):
+        return []
+    from plimsoll.doctor.trends import judge_log_trends
+
+    return list(judge_log_trends(log))
+
+
+def _ends_full(log: Log) -> bool:
+    """Whether one of the last periodic lines shows a full cache and a queue."""
+    from plimsoll.doctor.trend_log import moments_of_log
+
+    return any(
+        is_full(one.kv, one.running, one.most_running) and matters(one.waiting, one.running)
+        for moments in moments_of_log(log).values()
+        for one in moments[-3:]
+    )
+
+
+def _facts(story: Story, verdict: Verdict, facts: LogFacts) -> dict[str, object]:
+    measured = {name: value for name, value in facts.measured._asdict().items() if value is not None}
+    root = verdict.root
+    return {
+        "vllm": facts.version,
+        "model": redact(facts.model) if facts.model else None,
+        "gpu": {
+            "name": facts.gpu_name,
+            "total_bytes": (root.oom.total if root and root.oom else None) or facts.measured.total_bytes,
+        },
+        "flags": dict(facts.flags),
+        "memory": measured,
+        "reached": facts.progress.name.lower(),
+        "step": root.step.name if root is not None and root.step is not None else None,
+        "out_of_memory": oom_facts(root.oom)
+        if root is not None and root.oom is not None and root.oom.tried is not None
+        else None,
+        "scheduler_at_death": dict(facts.scheduler) or None,
+        "worker_exit_code": facts.worker_exit_code,
+        "processes": [one._asdict() for one in facts.processes if one.process],
+        "harmless": [evidence(story.log, hit.at).text for hit in verdict.noise[:3]],
+        "starts": len(story.lives),
+    }
+
+
+def _asks(verdict: Verdict, facts: LogFacts) -> Iterator[str]:
+    """What would settle it, where this log does not."""
+    if verdict.memory_failure is not None:
+        return
+    if facts.progress is Progress.UNKNOWN and not verdict.deaths:
+        return
+    yield "the kernel's log of that time: dmesg -T (or journalctl -k), where the out-of-memory killer and the GPU driver speak"
+    yield "the exit code, and on Kubernetes: kubectl describe pod NAME and kubectl logs --previous NAME"
+    if verdict.progress is not Progress.SERVING:
+        yield "the whole log of the start, from its first line to its last, of every process (VLLM_LOGGING_LEVEL=DEBUG helps)"

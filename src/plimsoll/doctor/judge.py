@@ -1,0 +1,168 @@
+"""Decides what ended a server: one root cause among everything its log complains about, or that it cannot be told.
+
+The first solid complaint of the last life that failed is the cause; what follows it is noise it made. An out-of-memory error
+while the server was already being stopped, or while a log record was written, is never the cause.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from plimsoll.doctor.complaints import Complaint, complaints_in
+from plimsoll.doctor.steps import Progress
+from plimsoll.doctor.story import Hit, Life, Story
+from plimsoll.doctor.tracebacks import FOLLOWING, Raised
+from plimsoll.domain.finding import Code
+from plimsoll.engine.failure_texts import Role
+
+
+class Verdict(NamedTuple):
+    """What ended the server, as far as its log tells."""
+
+    root: Complaint | None
+    also: tuple[Complaint, ...]  # other complaints of the same life that are no mere consequence
+    noise: tuple[Hit, ...]  # out-of-memory words that mean nothing here
+    deaths: tuple[Hit, ...]
+    memory_failure: bool | None
+    progress: Progress
+    life: Life
+    lives_failed: int  # lives that ended in a failure
+    stopped: bool  # somebody ended it on purpose
+
+
+def judge(story: Story) -> Verdict:
+    """The verdict on one log."""
+    verdicts = [_judge_life(story, life) for life in story.lives]
+    failed = [verdict for verdict in verdicts if verdict.root is not None and not verdict.stopped]
+    died = [verdict for verdict in verdicts if verdict.deaths and not verdict.stopped]
+    stopped = [verdict for verdict in verdicts if verdict.stopped]
+    chosen = (failed or died or stopped or verdicts)[-1]
+    return chosen._replace(lives_failed=len(failed))
+
+
+def _judge_life(story: Story, life: Life) -> Verdict:
+    hits = [hit for hit in story.hits if life.first <= hit.at < life.end]
+    raised = [one for one in story.raised if life.first <= one.at < life.end]
+    deaths = tuple(hit for hit in hits if hit.text.role is Role.DEATH)
+    complaints, noise = complaints_in(story, hits, raised)
+    stop = _stop(story, hits, raised)
+    before_stop = [one for one in complaints if stop is None or one.at < stop]
+    progress = story.progress_at(life.end)
+    stopped = stop is not None and not before_stop and not _died_before(deaths, stop)
+    root = _first(before_stop, deaths, story) if not stopped else None
+    if root is None and not stopped and complaints and stop is not None:
+        root = _first(complaints, deaths, story)
+    also = tuple(one for one in complaints if root is not None and one.at > root.at and one.code is not root.code)
+    if stopped:
+        assert stop is not None
+        text = next((hit.text for hit in hits if hit.at == stop), None)
+        root = Complaint(stop, Code.OTHER_STOPPED_BY_OPERATOR, 0.9, text)
+        noise = (*noise, *(hit for hit in hits if hit.text.role is Role.OUT_OF_MEMORY and hit.at > stop))
+    memory = _memory(root, deaths, progress, story, life)
+    return Verdict(root, also, tuple(noise), deaths, memory, progress, life, 0, stopped)
+
+
+def _died_before(deaths: Sequence[Hit], stop: int) -> bool:
+    return any(hit.at < stop and hit.text.name not in ("worker-exception", "terminate-called") for hit in deaths)
+
+
+def _stop(story: Story, hits: Sequence[Hit], raised: Sequence[Raised]) -> int | None:
+    """The line at which somebody asked it to end; None if nobody did."""
+    # A worker is stopped by its engine, also where the engine failed: only the others hear an operator.
+    asked = [hit.at for hit in hits if hit.text.role is Role.STOP and not _is_worker(story.log.lines[hit.at].process)]
+    for one in raised:
+        if _is_worker(one.process):
+            continue
+        if one.name == "SystemExit" and one.functions() & {"signal_handler", "_signal_handler", "sigterm_handler"}:
+            asked.append(one.first)
+        if one.name == "KeyboardInterrupt":
+            asked.append(one.first)
+    return min(asked, default=None)
+
+
+def _is_worker(process: str) -> bool:
+    return process.startswith(("Worker", "VllmWorker", "RayWorker"))
+
+
+_NAMES_STEP = frozenset({"sampler-warmup", "weights-too-large"})
+
+
+def _first(complaints: Sequence[Complaint], deaths: Sequence[Hit], story: Story) -> Complaint | None:
+    """The cause: the first complaint that ended something; vLLM's own naming of the step refines an allocation error."""
+    solid = [one for one in complaints if one.text is not None and _ended_something(one, deaths, story)]
+    solid = [one for one in solid if one.code is not Code.OTHER_ENGINE_ERROR] or solid
+    solid = [one for one in solid if one.code is not Code.ENGINE_WEDGED] or solid  # a notice of waiting is no cause beside one
+    generic = [one for one in complaints if one.text is None]
+    root = solid[0] if solid else None
+    if root is None:
+        return generic[0] if generic else None
+    earlier = [one for one in generic if one.at < root.at - 1 and one.raised is not None and root.raised is not None
+               and one.raised.process == root.raised.process and not root.code.is_memory]  # fmt: skip
+    if earlier and _is_chained(root.raised, earlier[0].raised, story):
+        return root
+    if root.text is not None and root.text.name in ("kv-negative", "no-gpu-blocks"):  # the figure that vLLM then complains of
+        return next((one for one in solid if one.code is root.code and one.raised is not None), root)
+    if root.text is not None and root.text.name == "validation-error":  # what was invalid stands in the lines below
+        return next((one for one in solid[1:] if one.raised is root.raised and one.at <= root.at + FOLLOWING), root)
+    if root.step is not None and root.code not in (Code.STARTUP_FREE_MEMORY_CHECK, Code.RUNTIME_NEIGHBOUR):
+        named = next((one for one in solid if one.text is not None and one.text.name in _NAMES_STEP), None)
+        if named is not None:
+            return root._replace(code=named.code, confidence=0.97, text=named.text)
+    return root
+
+
+def _is_chained(later: Raised | None, earlier: Raised | None, story: Story) -> bool:
+    return later is not None and earlier is not None and later.cause is not None and story.raised[later.cause] is earlier
+
+
+def _ended_something(one: Complaint, deaths: Sequence[Hit], story: Story) -> bool:
+    """Whether a death follows, or nothing does: a complaint the server outlived without dying ended nothing."""
+    if one.code is Code.ENGINE_WEDGED:  # a notice that it waits: overcome where anything was done afterwards
+        return not any(at > one.at for at, _ in story.marks)
+    if any(hit.at >= one.at for hit in deaths):
+        return True
+    if one.code.is_memory and one.raised is not None:
+        return True
+    return not story.serves_after(one.at)
+
+
+def _memory(root: Complaint | None, deaths: Sequence[Hit], progress: Progress, story: Story, life: Life) -> bool | None:
+    if root is not None and root.code is Code.OTHER_STOPPED_BY_OPERATOR:
+        # Asked to stop: but something may have gone wrong before, of which the log shows no more than a trace.
+        complains = _complains(story, life, root.at)
+        if root.text is not None and root.text.name == "uvicorn-stopped":  # also printed after the engine has died
+            return None if complains or _is_cut(story) else False
+        return None if complains and _is_cut(story) else False
+    if root is not None and root.code is Code.ENGINE_WEDGED:
+        return None if deaths or _complains(story, life, life.end) else False
+    if root is not None:
+        if root.code.is_memory:
+            return True if root.confidence >= 0.4 else None
+        return None if root.text is None and _smells_of_memory(root) else False
+    if deaths or _complains(story, life, life.end):
+        return None  # something failed, and what is here does not say of what
+    if progress is Progress.SERVING and not _is_cut(story):
+        return False
+    return None
+
+
+def _smells_of_memory(root: Complaint) -> bool:
+    """An exception nobody has words for whose own words are about memory: not to be called either way."""
+    return root.raised is not None and re.search(r"(?i)memory|alloc|\bOOM\b", root.raised.message[:2_000]) is not None
+
+
+def _is_cut(story: Story) -> bool:
+    """Whether the log begins in the middle: no server introduces itself in it."""
+    return not any(step is Progress.BEGUN for _, step in story.marks)
+
+
+def _complains(story: Story, life: Life, end: int) -> bool:
+    """Whether an engine or a worker reports an error, or a traceback breaks off, whatever it was about."""
+    if any(not one.kind for one in story.raised):
+        return True
+    inside = ("EngineCore", "Worker", "VllmWorker", "RayWorker")
+    return any(
+        line.level in ("ERROR", "CRITICAL") and line.process.startswith(inside) for line in story.log.lines[life.first : end]
+    )

@@ -1,0 +1,295 @@
+"""Judges a snapshot of torch's memory: are the gaps the reason for a failure, or did live memory grow since another one?
+
+The verdict is over what is neither weights, KV cache nor CUDA graphs: those are made at the start and never move.
+A low ratio of allocated to reserved is no sign; gaps matter only against a request that did not fit.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from plimsoll.doctor.snapshot_facts import (
+    LARGE_PAGE,
+    SMALL_PAGE,
+    SMALL_REQUEST,
+    DeviceFacts,
+    Hole,
+    Pin,
+    device_facts,
+    sized,
+    told,
+)
+from plimsoll.doctor.snapshot_growth import Growth, growth_between, growth_finding
+from plimsoll.doctor.snapshot_named import LogHints, Named, categories
+from plimsoll.doctor.snapshot_parts import Category
+from plimsoll.domain.finding import Code, Evidence, Finding, Remedy, Severity
+from plimsoll.domain.memory_snapshot import FailedRequest, Snapshot
+
+_AT_ONCE = 8  # recorded events after a failure that belong to it: what it returned, and the taking of the snapshot
+_PINS_TOLD = 3
+_BESIDE_TOLD = 3
+_PURPOSE_UNKNOWN = "unknown purpose"
+_UNDER_A_LIMIT = 2 / 3  # of the confidence: the gaps failed the request, but the limit might be the thing to change
+
+
+class SnapshotVerdict(NamedTuple):
+    """What a snapshot shows; no finding for a healthy one."""
+
+    findings: tuple[Finding, ...]
+    facts: tuple[DeviceFacts, ...]
+    failed: tuple[FailedRequest, ...]  # the last failed request of each device, or the one that was given
+    notes: tuple[str, ...]
+    named: Named
+    growth: Growth | None = None
+    source: str = ""
+
+
+class _Failed(NamedTuple):
+    size: int
+    device_free: int | None
+    stream: int | None
+    confidence: float
+    when: str
+
+    @property
+    def is_limited(self) -> bool:
+        """The device had enough: a limit of the process's own kept torch from taking it."""
+        return self.device_free is not None and self.device_free >= self.size
+
+
+def judge_snapshot(
+    snapshot: Snapshot, source: str, before: Snapshot | None = None, failed_bytes: int | None = None,
+    hints: LogHints | None = None, device_free: int | None = None,
+) -> SnapshotVerdict:  # fmt: skip
+    """Findings and facts; `before` is an earlier snapshot of the same process.
+
+    The rest is what a log of the server tells: the size of a request that failed and what the device had free then, and how
+    large weights and KV cache are.
+    """
+    named = categories(snapshot, hints)
+    facts = device_facts(snapshot, named)
+    last = {failure.device: failure for failure in snapshot.failures}
+    findings: list[Finding] = []
+    notes: list[str] = []
+    for device in facts:
+        failed = _failed(last.get(device.device), failed_bytes, device_free)
+        if failed is None:
+            continue
+        verdict = _fragmentation(snapshot, named, device, failed, source)
+        if isinstance(verdict, Finding):
+            findings.append(verdict)
+        else:
+            notes.append(verdict)
+    notes += _notes(snapshot, facts, is_failure_known=bool(last) or failed_bytes is not None)
+    growth = None
+    if before is not None:
+        earlier = categories(before, hints)
+        growth = growth_between(before, earlier, snapshot, named, device_facts(before, earlier), facts)
+        grown = growth_finding(growth, source)
+        findings += [grown] if grown is not None else []
+        if growth.was_starting:
+            notes.append("The first snapshot was taken before the server was complete, so growth since then says nothing.")
+    given = tuple(last.values()) or _as_given(failed_bytes, device_free, facts)
+    return SnapshotVerdict(tuple(findings), facts, given, tuple(notes), named, growth, source)
+
+
+def _as_given(failed_bytes: int | None, free: int | None, facts: tuple[DeviceFacts, ...]) -> tuple[FailedRequest, ...]:
+    if failed_bytes is None or not facts:
+        return ()
+    return (FailedRequest(facts[0].device, failed_bytes, free, None, None, 0, 0),)
+
+
+def _failed(recorded: FailedRequest | None, given: int | None, free: int | None) -> _Failed | None:
+    """The request to judge by; one in the snapshot's own history is better evidence than one from elsewhere."""
+    if recorded is not None and recorded.size > 0:
+        if recorded.events_after <= _AT_ONCE:
+            return _Failed(recorded.size, recorded.device_free, recorded.stream, 0.9, "at this moment")
+        when = f"{recorded.events_after:,} recorded events before this snapshot"
+        return _Failed(recorded.size, recorded.device_free, recorded.stream, 0.6, when)
+    if given is not None and given > 0:
+        return _Failed(given, free, None, 0.7, "by the error that was given")
+    return None
+
+
+def _fragmentation(snapshot: Snapshot, named: Named, facts: DeviceFacts, failed: _Failed, source: str) -> Finding | str:
+    """A finding where gaps would have been enough together and none alone; else a sentence that says why they are not it."""
+    usable = [hole for hole in facts.holes if _can_serve(snapshot, hole, failed)]
+    pinned, largest = sum(hole.pinned for hole in usable), max((hole.size for hole in usable), default=0)
+    asked = sized(failed.size)
+    if pinned < failed.size and failed.is_limited:
+        return (
+            f"The device had {sized(failed.device_free or 0)} free when {asked} failed, and all gaps together have "
+            f"{sized(pinned)}: a memory limit set for this process, not gaps."
+        )
+    if pinned < failed.size:
+        return (
+            f"{asked} failed, and all gaps together have {sized(pinned)}: memory was short, not fragmented "
+            f"(live {sized(facts.active)} of {sized(facts.reserved)} reserved)."
+        )
+    if largest >= failed.size:
+        return (
+            f"{asked} failed, but a gap of {sized(largest)} is there now: the snapshot does not show the moment of the failure."
+        )
+    if facts.releasable >= failed.size:
+        return (
+            f"{asked} failed, but {sized(facts.releasable)} could be returned to the device now, which torch does before "
+            f"it fails: the snapshot does not show the moment of the failure."
+        )
+    because = (
+        f"torch asked for {asked} in one piece ({failed.when}){_had_free(failed)}. Gaps between live blocks hold "
+        f"{sized(pinned)} in {len(usable):,} pieces, the largest {sized(largest)}: enough together, none alone. "
+        f"{_why_kept(snapshot, usable)}"
+    )
+    beside = _beside(snapshot, named, usable)
+    because += f" Live in the same segments: {beside}." if beside else ""
+    pins = [pin for pin in facts.pins if _is_of(pin, usable)]
+    if pins:
+        because += f" {_pinned_sentence(snapshot, pins)}"
+    return Finding(
+        Code.ALLOCATOR_FRAGMENTATION,
+        Severity.CRITICAL,
+        round(failed.confidence * (_UNDER_A_LIMIT if failed.is_limited else 1), 2),
+        f"GPU memory is in pieces too small for {asked}",
+        because,
+        _evidence(snapshot, facts, failed, pins, source),
+        _remedies(facts, failed, largest),
+        _NOT_A_REMEDY,
+    )
+
+
+def _had_free(failed: _Failed) -> str:
+    if failed.device_free is None:
+        return ""
+    if failed.is_limited:
+        return (
+            f". The device had {sized(failed.device_free)} free, so this process runs under a memory limit of its own and "
+            f"torch could not take more"
+        )
+    return f", and the device had {sized(failed.device_free)} free"
+
+
+def _why_kept(snapshot: Snapshot, holes: list[Hole]) -> str:
+    """Why torch holds on to these gaps."""
+    if not all(snapshot.segments[hole.segment].is_expandable for hole in holes):
+        return "torch cannot return such gaps."
+    page = SMALL_PAGE if snapshot.segments[holes[0].segment].is_small else LARGE_PAGE
+    return (
+        f"The segments are expandable, but torch returns only whole pages of {page >> 20} MiB, and live blocks lie on the "
+        f"pages of these gaps too."
+    )
+
+
+def _can_serve(snapshot: Snapshot, hole: Hole, failed: _Failed) -> bool:
+    """torch keeps pools for small and large requests apart, and each stream's memory to itself."""
+    segment = snapshot.segments[hole.segment]
+    is_small = failed.size <= SMALL_REQUEST
+    return segment.is_small == is_small and failed.stream in (None, segment.stream)
+
+
+def _beside(snapshot: Snapshot, named: Named, holes: list[Hole]) -> str:
+    """What is live in the segments that have these gaps, most first."""
+    held: dict[Category, int] = {}
+    for place in {hole.segment for hole in holes}:
+        for block, category in zip(snapshot.segments[place].blocks, named.blocks[place], strict=True):
+            if category is not None:
+                held[category] = held.get(category, 0) + block.size
+    most = sorted(held.items(), key=lambda pair: -pair[1])[:_BESIDE_TOLD]
+    return ", ".join(f"{sized(size)} of {_PURPOSE_UNKNOWN if c is Category.UNKNOWN else c}" for c, size in most)
+
+
+def _is_of(pin: Pin, holes: list[Hole]) -> bool:
+    return any(hole.segment == pin.segment for hole in holes)
+
+
+def _pinned_sentence(snapshot: Snapshot, pins: list[Pin]) -> str:
+    first = pins[0]
+    who = "one live block" if first.live_blocks == 1 else f"{first.live_blocks} live blocks"
+    size = snapshot.segments[first.segment].size
+    sentence = f"A segment of {sized(size)} is held by {who} of {sized(first.live_bytes)} ({first.category})"
+    if frames := snapshot.stack_of(first.block.stack):
+        sentence += f", asked for in {told(frames, 1)}"
+    more = len(pins) - 1
+    return sentence + (f"; {more:,} more segments are held like this." if more > 1 else "; one more is." if more else ".")
+
+
+def _evidence(snapshot: Snapshot, facts: DeviceFacts, failed: _Failed, pins: list[Pin], source: str) -> tuple[Evidence, ...]:
+    free = "" if failed.device_free is None else f", device free {sized(failed.device_free)}"
+    lines = [
+        f"device {facts.device}: failed request {sized(failed.size)}{free}",
+        f"device {facts.device}: reserved {sized(facts.reserved)}, allocated {sized(facts.allocated)}",
+        f"device {facts.device}: pinned gaps {sized(facts.pinned)} in {len(facts.holes):,} pieces",
+        f"device {facts.device}: returnable {sized(facts.releasable)}",
+    ]
+    for pin in pins[:_PINS_TOLD]:
+        segment = snapshot.segments[pin.segment]
+        lines.append(
+            f"segment 0x{segment.address:x} of {sized(segment.size)}: {sized(pin.gap_bytes)} free, pinned by "
+            f"{sized(pin.block.size)} from {told(snapshot.stack_of(pin.block.stack))}"
+        )
+    return tuple(Evidence(source, line) for line in lines)
+
+
+def _remedies(facts: DeviceFacts, failed: _Failed, largest: int) -> tuple[Remedy, ...]:
+    limit = Remedy(
+        "raise or drop the memory limit of this process",
+        "torch.cuda.set_per_process_memory_fraction, or per_process_memory_fraction in PYTORCH_CUDA_ALLOC_CONF; vLLM itself "
+        "sets none, so look in what runs beside it in the same process",
+    )
+    common = (
+        *((limit,) if failed.is_limited else ()),
+        Remedy(
+            "lower --max-num-batched-tokens",
+            "the largest pieces become smaller, so they fit into gaps; costs time to first token",
+            "--max-num-batched-tokens",
+        ),
+        Remedy(
+            "lower --gpu-memory-utilization",
+            "more memory stays outside the KV cache, so gaps matter less; costs KV cache",
+            "--gpu-memory-utilization",
+        ),
+    )
+    if facts.expandable_segments:
+        return common
+    set_it = "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in the environment and restart"
+    if largest < LARGE_PAGE and failed.size > SMALL_REQUEST:
+        why = "pages of 20 MiB go back only when all of one is free, and every gap here is smaller: it may help little"
+        return *common, Remedy(set_it, f"{why}. {_WHERE_NOT}")
+    why = "segments grow instead of being cut, and whole free pages go back to the device"
+    return Remedy(set_it, f"{why}. {_WHERE_NOT}"), *common
+
+
+_WHERE_NOT = (
+    "Not beside a KV connector from 0.21.0 on (unless --enable-cumem-allocator is set, 0.22.0 and later), and not with sleep "
+    "mode before 0.20.1"
+)
+_NOT_A_REMEDY = (
+    "emptying torch's cache: torch did so before it failed, and gaps beside live blocks cannot be returned",
+    "resetting or switching off the prefix cache: the KV cache is live memory of fixed size and none of the gaps lie in it",
+    "--block-size or --swap-space: they change nothing of torch's segments",
+    "a restart by the clock: the same traffic cuts the same gaps",
+)
+
+
+def _notes(snapshot: Snapshot, facts: tuple[DeviceFacts, ...], *, is_failure_known: bool) -> list[str]:
+    notes = []
+    for device in facts:
+        if device.releasable:
+            notes.append(
+                f"Device {device.device}: {sized(device.releasable)} is free as whole segments or pages. torch returns it to "
+                f"the device by itself before it fails, so it is harmless."
+            )
+        if device.expandable_segments:
+            notes.append(
+                f"Device {device.device}: expandable segments grow in pages of 20 MiB (2 MiB for small requests), as long "
+                f"as the device has memory, and give whole free pages back; only the ends of gaps stay."
+            )
+        if device.pins and not is_failure_known:
+            notes.append(
+                f"Device {device.device}: {_pinned_sentence(snapshot, list(device.pins))} No request is known to have failed."
+            )
+    if facts and not snapshot.has_stacks:
+        notes.append(
+            "No stacks were recorded, so memory is named by its size where that tells; "
+            "torch.cuda.memory._record_memory_history() before the start records them."
+        )
+    return notes

@@ -1,0 +1,82 @@
+"""The words of failures for want of memory: the GPU's, the host's, the shared memory between processes."""
+
+from __future__ import annotations
+
+from plimsoll.domain.finding import Code
+from plimsoll.engine.failure_words import Role, Text
+
+_CAUSE, _OOM = Role.CAUSE, Role.OUT_OF_MEMORY
+
+MEMORY: tuple[Text, ...] = (
+    # vLLM names the step itself.
+    Text("free-memory-check", "on startup is less than desired GPU memory utilization", _CAUSE,
+         Code.STARTUP_FREE_MEMORY_CHECK),
+    Text("held-weights", "Externally held weights on device", _CAUSE, Code.STARTUP_FREE_MEMORY_CHECK,
+         r"exceed the desired GPU memory utilization"),
+    Text("profile-assertion", "Error in memory profiling.", _CAUSE, Code.STARTUP_PROFILE_NEIGHBOUR),
+    Text("no-cache-blocks", "No available memory for the cache blocks", _CAUSE, Code.STARTUP_NO_CACHE_BLOCKS),
+    Text("kv-negative", "Available KV cache memory: -", _CAUSE, Code.STARTUP_NO_CACHE_BLOCKS, r"memory: -\d", any_level=True,
+         fragment="Available KV cache memory"),
+    Text("no-gpu-blocks", "# GPU blocks: 0,", _CAUSE, Code.STARTUP_NO_CACHE_BLOCKS, any_level=True, fragment="GPU blocks: "),
+    Text("mamba-blocks", "exceeds available Mamba cache blocks", _CAUSE, Code.STARTUP_NO_CACHE_BLOCKS),
+    Text("auto-fit-failed", "Cannot auto-fit max_model_len", _CAUSE, Code.STARTUP_NO_CACHE_BLOCKS),
+    Text("context-too-long", "larger than the available KV cache memory", _CAUSE, Code.STARTUP_CONTEXT_TOO_LONG),
+    Text("context-too-long-v0", "tokens that can be stored in KV cache", _CAUSE, Code.STARTUP_CONTEXT_TOO_LONG),
+    Text("sampler-warmup", "out of memory occurred when warming up", _CAUSE, Code.STARTUP_SAMPLER_WARMUP),
+    Text("weights-too-large", "Failed to load model - not enough GPU memory", _CAUSE, Code.STARTUP_WEIGHTS_DO_NOT_FIT),
+    Text("weights-parameter", "Failed to create unquantized linear weights", _CAUSE, Code.STARTUP_WEIGHTS_DO_NOT_FIT,
+         r"out of memory"),
+    Text("cpu-memory-check", "is less than desired CPU memory utilization", _CAUSE, Code.HOST_OUT_OF_MEMORY),
+    Text("cpu-cache-check", "on kv cache allocation is less than requested", _CAUSE, Code.HOST_OUT_OF_MEMORY),
+    Text("swap-exhausted", "lack of CPU swap space", _CAUSE, Code.KV_PREEMPTION_STORM),
+    Text("swap-too-large", "Too large swap space", _CAUSE, Code.HOST_OUT_OF_MEMORY, r"ValueError|Error"),
+    # An allocation failed.
+    Text("cumem-oom", "out of memory at ", _OOM, None, r"(?i)cuda error: out of memory at .{0,200}cumem", "vllm",
+         fragment="cumem_allocator"),
+    Text("torch-oom", "out of memory. Tried to allocate", _OOM, speaker="torch"),
+    Text("torch-oom-class", "OutOfMemoryError", _OOM, None, r"(?:torch\.|cuda\.|^)(?:\w+\.)?OutOfMemoryError(?:: |:?$)",
+         "torch"),
+    Text("torch-oom-cut", "CUDA out of", _OOM, None, r"(?:Error|Exception): CUDA out of(?: mem\w{0,4})?$", "torch"),
+    Text("cuda-error-oom", "CUDA error: out of memory", _OOM, speaker="torch"),
+    Text("cuda-error-oom-caps", "CUDA Error: out of memory", _OOM, speaker="cuda"),
+    Text("cuda-runtime-oom", "cudaErrorMemoryAllocation", _OOM, None, r"^(?!Search for)", "cuda"),
+    Text("cuda-driver-oom", "CUDA_ERROR_OUT_OF_MEMORY", _OOM, speaker="cuda"),
+    Text("cuda-driver-words", "CUDA driver error: out of memory", _OOM, speaker="torch"),
+    Text("hip-error-oom", "HIP error: out of memory", _OOM, speaker="torch"),
+    Text("hip-oom", "hipErrorOutOfMemory", _OOM, speaker="rocm"),
+    Text("xpu-oom", "UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY", _OOM, speaker="xpu"),
+    Text("xpu-resources", "UR_RESULT_ERROR_OUT_OF_RESOURCES", _OOM, speaker="xpu"),
+    Text("cublas-alloc", "CUBLAS_STATUS_ALLOC_FAILED", _OOM, speaker="cuda"),
+    Text("cudnn-alloc", "CUDNN_STATUS_ALLOC_FAILED", _OOM, speaker="cuda"),
+    Text("cublas-uninit", "CUBLAS_STATUS_NOT_INITIALIZED", _OOM, speaker="cuda"),
+    Text("nvml-assert", "NVML_SUCCESS == r INTERNAL ASSERT FAILED", _OOM, speaker="torch",
+         says="torch failed an inner check while it prepared its out-of-memory message"),
+    Text("triton-oom", "Triton Error [CUDA]: out of memory", _OOM, speaker="triton"),
+    Text("flashinfer-oom", "Failed to allocate memory for", _OOM, None, r"(?i)flashinfer|workspace|batch_prefill",
+         "flashinfer"),
+    Text("nccl-oom", "out of memory", _OOM, None, r"(?i)(?:cuda failure (?:2|'out of memory')|nccl).{0,200}out of memory",
+         "nccl", any_level=True),
+    # The host.
+    Text("ray-oom", "killed due to the node running low on memory", _CAUSE, Code.HOST_OUT_OF_MEMORY, None, "ray",
+         any_level=True),
+    Text("ray-pressure", "killed due to memory pressure (OOM)", _CAUSE, Code.HOST_OUT_OF_MEMORY, None, "ray", any_level=True),
+    Text("ray-threshold", "exceeds the memory usage threshold", _CAUSE, Code.HOST_OUT_OF_MEMORY, None, "ray", any_level=True),
+    Text("kernel-oom", "Out of memory: Kill", _CAUSE, Code.HOST_OUT_OF_MEMORY,
+         r"Out of memory: Kill(?:ed)? process .{0,40}(?i:vllm|python|pt_main|ray)", "kernel", any_level=True),
+    Text("ray-oom-class", "ray.exceptions.OutOfMemoryError", _CAUSE, Code.HOST_OUT_OF_MEMORY, None, "ray"),
+    Text("python-memory-error", "MemoryError", _CAUSE, Code.HOST_OUT_OF_MEMORY,
+         r"^(?:numpy\.\S{0,60}|builtins\.)?_?(?:Array)?MemoryError\b", "python"),
+    Text("bad-alloc", "std::bad_alloc", _CAUSE, Code.HOST_OUT_OF_MEMORY, None, "libc"),
+    Text("cannot-allocate", "Cannot allocate memory", _CAUSE, Code.HOST_OUT_OF_MEMORY, None, "libc"),
+    Text("cpu-allocator", "DefaultCPUAllocator: ", _CAUSE, Code.HOST_OUT_OF_MEMORY, r"(?:can't allocate|not enough) memory",
+         "torch"),
+    Text("host-alloc", "cudaHostAlloc", _CAUSE, Code.HOST_OUT_OF_MEMORY, r"(?i)out of memory|fail", "cuda"),
+    Text("shm-segment", "/dev/shm", _CAUSE, Code.HOST_OUT_OF_MEMORY,  # noqa: S108 (looked for in a log, never written to)
+         r"(?i)error while (?:creating|attaching)|no space left|failed to open|unable to allocate|insufficient|posix_fallocate",
+         "nccl", any_level=True),
+    Text("shm-open", "ncclShmOpen", _CAUSE, Code.HOST_OUT_OF_MEMORY, r"(?i)fail|error|warn", "nccl", any_level=True),
+    Text("shm-bus", "Bus error", _CAUSE, Code.HOST_OUT_OF_MEMORY, r"(?i)shared memory|shm|nonexistent physical address",
+         "kernel", any_level=True),
+    Text("shm-python", "No space left on device: '/", _CAUSE, Code.HOST_OUT_OF_MEMORY,
+         r"No space left on device: '/(?:psm_|sem|torch_|nccl|mp-)", "python"),
+)  # fmt: skip

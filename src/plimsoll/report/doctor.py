@@ -1,0 +1,145 @@
+"""What `plimsoll doctor` found, for somebody tired: the cause first, its proof, what to do, and what not to bother with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from plimsoll.doctor.diagnosis import Diagnosis
+from plimsoll.domain.finding import Finding, Remedy, Severity
+from plimsoll.domain.redaction import redact
+from plimsoll.domain.units import format_gib
+from plimsoll.domain.user_text import hide_user_text
+from plimsoll.report.wrapping import wrapped
+
+SCHEMA = "plimsoll.doctor/1"
+MOST_TEXT_FINDINGS = 5
+_HEAD = {True: "memory failure: yes", False: "memory failure: no", None: "memory failure: cannot be told"}
+_TERMS = (("weights", "weights_bytes"), ("non-torch", "non_torch_bytes"), ("activation", "activation_bytes"),
+          ("graphs", "graphs_actual_bytes"), ("KV cache", "kv_bytes"))  # fmt: skip
+
+
+def as_json(diagnosis: Diagnosis) -> str:
+    """One object of the schema plimsoll.doctor/1; its JSON schema is shipped beside this module."""
+    import json
+
+    return json.dumps(body(diagnosis), indent=2, ensure_ascii=False)
+
+
+def body(diagnosis: Diagnosis) -> dict[str, object]:
+    """The same as plain data."""
+    return {
+        "schema": SCHEMA,
+        "memory_failure": diagnosis.memory_failure,
+        "findings": [finding_json(finding) for finding in diagnosis.findings],
+        "facts": plain(diagnosis.facts),
+        "collect_next": [clean(ask) for ask in diagnosis.collect_next],
+    }
+
+
+def finding_json(finding: Finding) -> dict[str, object]:
+    """One finding as the contract has it."""
+    return {
+        "code": str(finding.code),
+        "severity": str(finding.severity),
+        "confidence": finding.confidence,
+        "title": clean(finding.title),
+        "because": clean(finding.because),
+        "evidence": [{"source": clean(one.source), "line": one.line, "text": clean(one.text)} for one in finding.evidence],
+        "remedy": [
+            {"do": clean(one.do), "why": clean(one.why), "flag": one.flag, "value": clean(one.value) if one.value else None}
+            for one in finding.remedy
+        ],
+        "not_a_remedy": [clean(one) for one in finding.not_a_remedy],
+    }
+
+
+def plain(value: object) -> object:
+    """Facts as JSON has them: names and texts are cleaned of secrets on the way."""
+    if value is None or isinstance(value, (bool, int)):
+        return value
+    if isinstance(value, float):
+        return value if value == value and abs(value) != float("inf") else None  # JSON knows neither
+    if isinstance(value, Mapping):
+        return {clean(str(name)): plain(inner) for name, inner in value.items()}
+    if hasattr(value, "_asdict"):
+        return plain(value._asdict())
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain(inner) for inner in value]
+    return clean(str(value))
+
+
+def clean(text: str) -> str:
+    """Without secrets, without users' text, and without what would move a terminal's cursor."""
+    return "".join(letter if letter.isprintable() else " " for letter in hide_user_text(redact(text))).strip()
+
+
+def as_text(diagnosis: Diagnosis) -> str:
+    """For a terminal, without colour."""
+    lines = [_HEAD[diagnosis.memory_failure] + _about(diagnosis.facts), ""]
+    if not diagnosis.findings:
+        lines += ["Nothing wrong was found." if diagnosis.memory_failure is False else "No failure was recognised.", ""]
+    for number, finding in enumerate(diagnosis.findings[:MOST_TEXT_FINDINGS], 1):
+        lines += [*_finding(number, finding, is_whole=number == 1), ""]
+    if len(diagnosis.findings) > MOST_TEXT_FINDINGS:
+        lines += [f"and {len(diagnosis.findings) - MOST_TEXT_FINDINGS} more: --json has them all", ""]
+    lines += list(_facts(diagnosis.facts))
+    if diagnosis.collect_next:
+        lines += ["To settle it, collect:", *(f"  - {line}" for ask in diagnosis.collect_next for line in [clean(ask)]), ""]
+    return "\n".join(lines).rstrip()
+
+
+def _about(facts: Mapping[str, object]) -> str:
+    said = [f"vLLM {facts['vllm']}"] if facts.get("vllm") else []
+    said += [clean(str(facts["model"]))] if facts.get("model") else []
+    gpu = facts.get("gpu")
+    if isinstance(gpu, Mapping):
+        total = gpu.get("total_bytes")
+        named = [str(gpu["name"])] if gpu.get("name") else []
+        named += [format_gib(total)] if isinstance(total, int) else []
+        said += [" ".join(named)] if named else []
+    return f"   ({', '.join(said)})" if said else ""
+
+
+def _finding(number: int, finding: Finding, *, is_whole: bool) -> Iterator[str]:
+    sure = f"{finding.confidence:.0%} sure"
+    yield from wrapped(f"{number}. {finding.code} ({finding.severity}, {sure}): {clean(finding.title)}", "   ")
+    yield from wrapped(f"   why       {clean(finding.because)}", " " * 13)
+    for place, one in enumerate(finding.evidence[: 4 if is_whole else 1]):
+        where = clean(one.source.rpartition("/")[2]) + (f":{one.line}" if one.line is not None else "")
+        yield f"   {'evidence' if place == 0 else '':10}{where}"
+        yield from wrapped(f"{'':13}{clean(one.text)}", " " * 15)
+    for place, remedy in enumerate(finding.remedy[: 6 if is_whole else 2]):
+        yield from wrapped(f"   {'do' if place == 0 else '':10}{_do(remedy)}: {clean(remedy.why)}", " " * 13)
+    for place, useless in enumerate(finding.not_a_remedy if is_whole else ()):
+        yield from wrapped(f"   {'no use' if place == 0 else '':10}{clean(useless)}", " " * 13)
+    if finding.severity is not Severity.INFO:
+        yield f"   {'read on':10}plimsoll doctor --explain {finding.code}"
+
+
+def _do(remedy: Remedy) -> str:
+    """What to do, with its flag where the words leave it out."""
+    do = clean(remedy.do)
+    if remedy.flag is None or remedy.flag in do:
+        return do
+    return f"{do} ({remedy.flag}{' ' + clean(remedy.value) if remedy.value else ''})"
+
+
+def _facts(facts: Mapping[str, object]) -> Iterator[str]:
+    memory = facts.get("memory")
+    if isinstance(memory, Mapping):
+        terms = [f"{name} {format_gib(memory[field])}" for name, field in _TERMS if isinstance(memory.get(field), int)]
+        if terms:
+            yield from wrapped(f"The start's own figures: {', '.join(terms)}", "  ")
+    plan = facts.get("plan")
+    if isinstance(plan, Mapping):
+        pairs = (("weights", "weights_bytes"), ("KV cache", "kv_bytes"), ("slack", "slack_bytes"))
+        terms = [f"{name} {format_gib(plan[field])}" for name, field in pairs if isinstance(plan.get(field), int)]
+        yield from wrapped(f"plan computes for this command: {', '.join(terms)}", "  ")
+    flags = facts.get("flags")
+    if isinstance(flags, Mapping) and flags:
+        shown = ", ".join(f"{name}={value}" for name, value in list(flags.items())[:16] if name != "model_tag")
+        yield from wrapped(f"Started with: {clean(shown)}", "  ")
+    harmless = facts.get("harmless")
+    if isinstance(harmless, Sequence) and harmless and not isinstance(harmless, str):
+        yield from wrapped(f"Harmless, whatever it says: {clean(str(harmless[0]))[:160]}", "  ")
+    yield ""

@@ -1,0 +1,220 @@
+"""Takes off what a container runtime, a log collector or a copy into an issue puts around a line.
+
+Each wrapping is known by its first characters, so a plain line costs next to nothing. Wrappings nest: a line of journald may
+hold one of docker, and that one a stamp.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import cache
+from typing import NamedTuple
+
+from plimsoll.sources.text_prefix import LEVELS, is_prefixed
+from plimsoll.sources.text_shown import without_colours
+
+DEPTH = 6  # wrappings around one line
+_MESSAGE_LINES = 2000  # of one JSON message
+_DOCKER_PIECE_BYTES = 16_000  # docker cuts longer lines into records
+_STAMPED = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?"
+_JSON_TEXT = ("log", "MESSAGE", "message", "msg", "text", "textPayload", "body", "event")
+_JSON_SERVER = ("CONTAINER_NAME", "container_name", "_SYSTEMD_UNIT", "UNIT", "pod_name", "pod", "SYSLOG_IDENTIFIER")
+_JSON_STAMP = ("time", "timestamp", "@timestamp", "ts", "asctime")
+_JSON_LEVEL = ("level", "levelname", "severity")
+_JSON_RAISED = ("exc_info", "exception", "exc_text", "stack_trace", "traceback", "stack")
+
+
+class Bare(NamedTuple):
+    """A line without its wrapping."""
+
+    text: str
+    server: str = ""
+    stamp: str = ""
+    level: str = ""
+    at: float | None = None  # where the wrapping counts in seconds already
+    goes_on: bool = False  # the runtime cut a long line here: the next one continues it
+    is_record: bool = False  # of a runtime that cuts long lines
+
+
+class Habits(NamedTuple):
+    """What is a prefix in this file, because many of its lines have it."""
+
+    services: frozenset[str] = frozenset()  # "vllm" of "vllm  | "
+    word: str = ""  # "vllm-server: "
+    quoted: bool = False  # "> " of a quotation
+
+
+@cache
+def _cri() -> re.Pattern[str]:
+    return re.compile(rf"({_STAMPED}) (?:stdout|stderr) ([FP])(?::[^ ]{{0,20}})?(?: |$)")
+
+
+@cache
+def _stamp() -> re.Pattern[str]:
+    return re.compile(rf"({_STAMPED})(?: |\t|$)")
+
+
+@cache
+def _syslog() -> re.Pattern[str]:
+    return re.compile(r"(?P<host>[\w.\-]{1,64}) (?P<unit>[\w.@/\-]{1,64})(?:\[(?P<pid>\d{1,10})\])?: ?")
+
+
+@cache
+def _journal() -> re.Pattern[str]:
+    return re.compile(r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d{1,6})? ")
+
+
+@cache
+def _compose() -> re.Pattern[str]:
+    return re.compile(r"(?P<service>[A-Za-z0-9][\w.\-]{0,80}?(?P<number>[_-]\d{1,4})?) {0,40}\| ?")
+
+
+@cache
+def _pod() -> re.Pattern[str]:
+    return re.compile(r"\[pod/(?P<name>[\w.\-]{1,120}/[\w.\-]{1,120})\] ?")
+
+
+@cache
+def _bracketed() -> re.Pattern[str]:
+    return re.compile(rf"\[({_STAMPED})\] ?")
+
+
+@cache
+def _word() -> re.Pattern[str]:
+    return re.compile(r"[A-Za-z][\w.\-]{1,60}: ?(?=\S|$)")
+
+
+def unwrapped(text: str, habits: Habits, *, up_to_record: bool = False) -> list[Bare]:
+    """The line, or the lines of the message it holds, without the wrapping; or only as far as a runtime's record."""
+    bare = Bare(text)
+    for _ in range(DEPTH):
+        inner = _one_off(bare.text, habits)
+        if inner is None:
+            break
+        bare = inside(inner, bare)
+        if bare.goes_on or (up_to_record and bare.is_record):
+            break
+        if "\n" in bare.text:
+            pieces = bare.text.split("\n", _MESSAGE_LINES)[:_MESSAGE_LINES]
+            return [inside(part, bare) for piece in pieces for part in unwrapped(piece.rstrip("\r"), habits)]
+    return [bare]
+
+
+def inside(inner: Bare, outer: Bare) -> Bare:
+    """What the inner wrapping says, and where it says nothing, what the outer one does."""
+    return Bare(inner.text, inner.server or outer.server, inner.stamp or outer.stamp, inner.level or outer.level,
+                outer.at if inner.at is None else inner.at, inner.goes_on, inner.is_record)  # fmt: skip
+
+
+def _one_off(text: str, habits: Habits) -> Bare | None:
+    """The line without its outermost wrapping, or None where it has none."""
+    first = text[:1]
+    if first == "{":
+        return _of_json(text)
+    if first.isdigit():
+        return _of_stamp(text) or (_of_compose(text, habits) if "|" in text[:130] else None)
+    if first == "[":
+        if match := _pod().match(text):
+            return Bare(text[match.end() :], match["name"])
+        if match := _bracketed().match(text):
+            return Bare(text[match.end() :], stamp=match[1])
+        return None
+    if first == ">" and habits.quoted:
+        return Bare(text[2:] if text.startswith("> ") else text[1:])
+    if not first.isalpha():
+        return None
+    if habits.word and text.startswith(habits.word):
+        return Bare(text[len(habits.word) :], habits.word.rstrip(": "))
+    if text[3:4] == " " and (match := _journal().match(text)) and (unit := _syslog().match(text, match.end())):
+        return Bare(text[unit.end() :], unit["unit"], match[0].strip())
+    return _of_compose(text, habits) if "|" in text[:130] else None
+
+
+def _of_compose(text: str, habits: Habits) -> Bare | None:
+    """A line of `docker compose logs`: the service with its number, or a name this file is known to use as one."""
+    match = _compose().match(text)
+    if match is None or not (match["number"] or match["service"] in habits.services):
+        return None
+    return Bare(text[match.end() :], match["service"])
+
+
+def _of_stamp(text: str) -> Bare | None:
+    """A line that begins with the date: CRI, `docker logs -t`, `kubectl logs --timestamps`, GitHub Actions, syslog."""
+    if text[4:5] != "-":
+        return None
+    if match := _cri().match(text):
+        return Bare(text[match.end() :], stamp=match[1], goes_on=match[2] == "P", is_record=True)
+    match = _stamp().match(text)
+    if match is None:
+        return None
+    # Without a process number "host unit:" could as well be "CUDA error:".
+    if (unit := _syslog().match(text, match.end())) and (unit["pid"] or unit["unit"] == "kernel"):
+        return Bare(text[unit.end() :], unit["unit"], match[1])
+    return Bare(text[match.end() :], stamp=match[1])
+
+
+def _of_json(text: str) -> Bare | None:
+    """One JSON object with the message in a field of its own."""
+    if text[1:2] not in ('"', " ") or not text.rstrip().endswith("}"):
+        return None
+    import json
+
+    try:
+        tree = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(tree, dict):
+        return None
+    said = next((tree[key] for key in _JSON_TEXT if isinstance(tree.get(key), str | list)), None)
+    if isinstance(said, list):  # journald writes what is not UTF-8 as numbers
+        if not all(isinstance(number, int) and 0 <= number < 256 for number in said):
+            return None
+        said = without_colours(bytes(said).decode("utf-8", "replace"))
+    if said is None:
+        return None
+    if isinstance(kubernetes := tree.get("kubernetes"), dict):
+        tree = {**kubernetes, **tree}
+    if raised := _first(tree, _JSON_RAISED):
+        said = f"{said}\n{raised}"
+    is_docker = isinstance(tree.get("log"), str)
+    goes_on = is_docker and not said.endswith("\n") and len(said.encode("utf-8", "replace")) >= _DOCKER_PIECE_BYTES
+    return Bare(said.removesuffix("\n"), _first(tree, _JSON_SERVER).removesuffix(".service"), _first(tree, _JSON_STAMP),
+                _first(tree, _JSON_LEVEL), _seconds_of(tree), goes_on, is_docker)  # fmt: skip
+
+
+def _seconds_of(tree: dict[str, object]) -> float | None:
+    """The time where it is written as a number: of seconds, or of microseconds by journald."""
+    at = tree.get("__REALTIME_TIMESTAMP")
+    if isinstance(at, str) and at.isdecimal() and len(at) < 20:
+        return int(at) / 1e6
+    number = next((tree[key] for key in _JSON_STAMP if isinstance(tree.get(key), int | float)), None)
+    return float(number) if isinstance(number, int | float) and 1e8 < number < 1e10 else None
+
+
+def _first(tree: dict[str, object], keys: tuple[str, ...]) -> str:
+    return next((value for key in keys if isinstance(value := tree.get(key), str)), "")
+
+
+def habits_of(sample: Iterable[str]) -> Habits:
+    """What nearly all of these lines begin with."""
+    lines = [line for line in sample if line.strip()]
+    if not lines:
+        return Habits()
+    quoted = sum(line.startswith("> ") for line in lines) >= 3
+    bare = [line[2:] if quoted and line.startswith("> ") else line for line in lines]
+    services: dict[str, list[str]] = {}
+    for line in bare:
+        if "|" in line[:130] and (match := _compose().match(line)):
+            services.setdefault(match["service"], []).append(line[match.end() :])
+    most = sum(map(len, services.values())) >= max(3, 0.6 * len(bare)) and len(services) <= 40
+    # A table has words and bars as well; what speaks like vLLM behind them is a server.
+    known = {name for name, said_by in services.items() if most or (len(said_by) >= 3 and any(map(is_prefixed, said_by)))}
+    words: dict[str, int] = {}
+    for line in bare:
+        if match := _word().match(line):
+            words[match[0]] = words.get(match[0], 0) + 1
+    word = max(words, key=lambda one: words[one], default="")
+    if word.rstrip(": ").upper() in LEVELS or words.get(word, 0) < max(3, 0.9 * len(bare)):
+        word = ""
+    return Habits(frozenset(known), word, quoted)

@@ -1,0 +1,264 @@
+"""What the pages of the findings promise: nine sections each, flags and metrics that exist, commands that can be typed."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from plimsoll.cli.main import main
+from plimsoll.doctor.metrics import SEVERE_STORM, STORM
+from plimsoll.doctor.metrics_queues import FULL, ROOM
+from plimsoll.doctor.oom_text import NEIGHBOUR_MATTERS_BYTES, NEIGHBOUR_MATTERS_SHARE
+from plimsoll.doctor.trend_engine import STUCK_RANGE_S
+from plimsoll.doctor.trend_memory import GPU_LEAST, HOST_LEAST
+from plimsoll.domain.finding import Code
+from plimsoll.domain.units import GIB, MIB
+from plimsoll.engine import tables
+from plimsoll.engine.failure_texts import TEXTS
+from plimsoll.engine.flags import flags_of, history_of
+from plimsoll.engine.frames import STEP_FRAMES
+from plimsoll.engine.log_lines import LOG_LINES
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "docs" / "findings"
+PAGES = sorted(FOLDER.glob("*.*.md"))
+SECTIONS = [
+    "What you see", "Evidence", "Why it happens", "What fixes it", "What does not help", "How to prevent it", "Versions",
+    "How sure can one be", "Sources",
+]  # fmt: skip
+COLUMNS_MAX = 110  # a terminal of that width prints a page without wrapping
+SECTION_LINES_MAX = 22
+NEWEST = "0.32.0"
+FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+")
+RELEASE = re.compile(r"\b0\.\d{1,2}(?:\.\d{1,2}){0,2}\b")
+TYPED = ("plan", "simulate", "flags")  # commands of plimsoll that take a command of vLLM after `--`
+# Values in the command lines of other programs that only look like flags of vLLM.
+OTHERS_FLAGS = frozenset({"--previous", "--gpu-reset"})
+
+
+def body(page: Path) -> str:
+    """A page's text."""
+    return page.read_text(encoding="utf-8")
+
+
+def sections(page: Path) -> dict[str, str]:
+    """The text under each heading, in the order of the page."""
+    _, *parts = re.split(r"^## ", body(page), flags=re.MULTILINE)
+    return {heading: text.strip() for heading, _, text in (part.partition("\n") for part in parts)}
+
+
+def items(text: str) -> list[str]:
+    """The bullets, numbered points and paragraphs of a section, each on one line."""
+    pieces = re.split(r"\n(?=- |\d+\. )|\n\n", text)
+    return [" ".join(piece.split()) for piece in pieces if piece.strip()]
+
+
+def quoted(text: str) -> list[str]:
+    """What stands in single backticks, with line breaks undone."""
+    return [" ".join(piece.split()) for piece in re.findall(r"(?<!`)`([^`]+)`(?!`)", text)]
+
+
+def commands(page: Path) -> list[str]:
+    """The complete plimsoll commands that a page gives: those with something behind their name."""
+    found = []
+    for piece in quoted(body(page)):
+        words = piece.split()
+        if words[0] == "plimsoll" and len(words) > 2 and words[1] in TYPED:
+            found.append(piece)
+    return found
+
+
+def vllm_flags(item: str) -> list[str]:
+    """The flags of vLLM in a piece of text; those of plimsoll in its own commands are left out."""
+    for piece in quoted(item):
+        if piece.startswith("plimsoll "):
+            item = item.replace(piece, piece.partition(" -- ")[2])
+    return [flag for flag in FLAG.findall(item) if flag not in OTHERS_FLAGS]
+
+
+def takes(flag: str) -> bool:
+    """Whether the newest release knows a flag, in its plain form or as `--no-...`."""
+    known = flags_of(NEWEST)
+    return flag in known or "--" + flag.removeprefix("--no-") in known
+
+
+def test_every_code_has_a_page() -> None:
+    """A code without a page leaves a person alone at night."""
+    assert {page.name.removesuffix(".md") for page in PAGES} == set(Code)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_sections_are_these_in_this_order_and_none_is_empty(page: Path) -> None:
+    """`--explain` and people find their way by the headings, so every page has the same ones, filled and short."""
+    found = sections(page)
+    assert list(found) == SECTIONS
+    assert [heading for heading, text in found.items() if len(text) < 40] == []
+    assert {h: n for h, text in found.items() if (n := len(text.splitlines())) > SECTION_LINES_MAX} == {}
+
+
+@pytest.mark.parametrize("page", [*PAGES, FOLDER / "README.md"], ids=lambda page: page.stem)
+def test_no_line_is_wider_than_a_terminal(page: Path) -> None:
+    """Pages are printed as they are."""
+    assert [line for line in body(page).splitlines() if len(line) > COLUMNS_MAX] == []
+    assert "\t" not in body(page)
+    assert [line for line in body(page).splitlines() if line != line.rstrip()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("heading", ["What fixes it", "How to prevent it"])
+def test_advised_flags_exist_or_name_their_release(page: Path, heading: str) -> None:
+    """Nobody is sent to a flag that vLLM refuses: it is in the newest release, or the point says when it existed."""
+    for item in items(sections(page)[heading]):
+        for flag in vllm_flags(item):
+            known_once = bool(history_of(flag)) and RELEASE.search(item)
+            # An example of a refused command is allowed where the refusal is the point.
+            is_example = any(flag in command and command.startswith("plimsoll flags ") for command in quoted(item))
+            assert takes(flag) or known_once or is_example, f"{flag} in: {item}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_flag_named_anywhere_was_once_a_flag(page: Path) -> None:
+    """A flag on a page is spelt as some release spelt it, unless the page says that it never existed."""
+    for item in items("\n\n".join(sections(page).values())):
+        for line in item.split("|"):  # rows of a table
+            for flag in vllm_flags(line):
+                if "never existed" in item or flag in ("--help",):
+                    continue
+                assert history_of(flag) or history_of("--" + flag.removeprefix("--no-")), f"{flag} in: {item}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_releases_named_with_a_flag_fit_its_history(page: Path) -> None:
+    """`--flag`: 0.29.0 and later" is what the catalogue of flags says, to the release."""
+    text = " ".join(sections(page)["Versions"].split())
+    for names, release in re.findall(r"((?:`--[a-z0-9-]+`(?:,| and)? ?)+): (0\.\d+\.\d+) and later", text):
+        for flag in FLAG.findall(names):
+            assert history_of(flag)[0].first == release, f"{flag} began in {history_of(flag)[0].first}, not in {release}"
+            assert history_of(flag)[-1].last == NEWEST, f"{flag} ended with {history_of(flag)[-1].last}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_metrics_exist_in_some_release(page: Path) -> None:
+    """An alert on a name that no release exports is silent for ever."""
+    known = {key.rsplit(" ", 1)[0] for key in tables.rows("metrics")}
+    named = set(re.findall(r"vllm:[a-z][a-z0-9_]+", body(page)))
+    histogram = ("_count", "_sum", "_bucket")
+    unknown = {
+        name for name in named
+        if name not in known and not any(name.removesuffix(end) in known for end in histogram) and f"{name}_total" not in known
+    }  # fmt: skip
+    assert unknown == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_releases_of_a_metric_fit_the_catalogue(page: Path) -> None:
+    """`vllm:name`: 0.20.0 and later" is what the catalogue of metrics says for V1 or for the old engine."""
+    text = " ".join(sections(page)["Versions"].split())
+    for name, release in re.findall(r"`(vllm:[a-z0-9_]+)`: (0\.\d+\.\d+) and later", text):
+        spans = [span for key, rows in tables.rows("metrics").items() if key.rsplit(" ", 1)[0] == name for span in rows]
+        assert release in {span["from"] for span in spans}, f"{name} did not begin in {release}"
+        assert NEWEST in {span["to"] for span in spans}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_releases_of_a_log_line_fit_the_catalogue(page: Path) -> None:
+    """`a text`: 0.9.1 and later" is what the catalogue of log lines says, where it knows the text."""
+    text = " ".join(sections(page)["Versions"].split())
+    for said, release in re.findall(r"`([A-Z#][^`]+)`: (0\.\d+\.\d+) (?:and later|to 0\.32\.0)", text):
+        for line in LOG_LINES:
+            if line.fragment and line.fragment in said:
+                assert str(line.seen_in()[0].first) == release, f"{said} began in {line.seen_in()[0].first}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_lead_to_the_page_they_name(page: Path) -> None:
+    """A link says a code and leads to that code's page, never to its own."""
+    for text, target in re.findall(r"\[([^\]]+)\]\(([^)\s]+)\)", body(page)):
+        assert target == f"{Code(text)}.md"
+        assert target != page.name
+        assert (FOLDER / target).is_file()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_captures_named_as_sources_are_there(page: Path) -> None:
+    """What a page calls provoked or recorded can be looked at."""
+    for named in re.findall(r"`(tests/captures/[^`]+)`", body(page)):
+        assert (ROOT / named).is_file(), named
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_commands_can_be_typed(page: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every plimsoll command of a page runs, without a network, and answers the question rather than refusing it."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.chdir(ROOT)
+    for command in commands(page):
+        try:
+            status: object = main(shlex.split(command)[1:])
+        except SystemExit as end:
+            status = end.code
+        said = capsys.readouterr()
+        assert status in (0, 1, None), f"{command}: {said.err}"
+
+
+def test_prevention_shows_commands_on_most_start_pages() -> None:
+    """Failures of memory at the start can be foreseen, so their pages show the command that foresees them."""
+    at_start = [page for page in PAGES if page.stem.startswith("startup.")]
+    assert [
+        page.stem
+        for page in at_start
+        if not any(c in sections(page)["How to prevent it"] for c in ("plimsoll plan", "plimsoll flags"))
+    ] == []
+
+
+def test_plan_says_the_code_that_a_page_says_it_says(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a page of a start failure gives a command for prevention that does not fit, its output names the page's code."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    told = ("startup.weights-do-not-fit", "startup.no-cache-blocks", "startup.context-too-long", "startup.sampler-warmup",
+            "startup.free-memory-check", "startup.kv-allocation", "runtime.logits")  # fmt: skip
+    for code in told:
+        first = next(c for c in commands(FOLDER / f"{code}.md") if c.startswith("plimsoll plan"))
+        main(shlex.split(first)[1:])
+        assert f"{code}:" in capsys.readouterr().out, first
+
+
+def test_evidence_quotes_texts_that_doctor_knows() -> None:
+    """Each text of vLLM's that decides for a code stands on the page of that code, or the page shows another of its texts."""
+    shown = {page.stem: " ".join(sections(page)["Evidence"].split()) + sections(page)["What you see"] for page in PAGES}
+    for code in Code:
+        mine = [text for text in TEXTS if text.code is code]
+        if mine:
+            assert any(text.needle.strip() in shown[code] for text in mine), f"{code}: none of {[t.needle for t in mine]}"
+
+
+def test_thresholds_on_the_pages_are_those_of_doctor() -> None:
+    """What a page says about when doctor speaks is what doctor does."""
+    evidence = {page.stem: " ".join(sections(page)["Evidence"].split()) for page in PAGES}
+    assert f"at {FULL:.2f} or more" in evidence["kv.saturated"]
+    assert f"below {ROOM:.2f}" in evidence["engine.saturated"]
+    assert f"{STORM:.0%}".replace("%", " %") in evidence["kv.preemption-storm"]
+    assert f"{SEVERE_STORM:.0%}".replace("%", " %") in evidence["kv.preemption-storm"]
+    assert f"by {GPU_LEAST / MIB:.0f} MiB or more" in evidence["gpu.growth"]
+    assert f"by {HOST_LEAST / MIB:.0f} MiB or more" in evidence["host.growth"]
+    assert (
+        f"{NEIGHBOUR_MATTERS_BYTES / GIB:.1f} GiB or {NEIGHBOUR_MATTERS_SHARE:.0%}".replace("%", " %")
+        in evidence["runtime.neighbour"]
+    )
+    assert f"{STUCK_RANGE_S:.0f} s or more" in evidence["engine.wedged"]
+
+
+def test_steps_of_tracebacks_are_named_on_their_pages() -> None:
+    """A page whose failure is told by functions of a traceback names at least two of them."""
+    pages = {
+        "wake-up": "runtime.wake-up", "graph-capture": "startup.graph-capture", "profile": "startup.profile-run",
+        "kv-allocation": "startup.kv-allocation", "lora": "runtime.lora", "weights": "startup.weights-do-not-fit",
+        "multimodal": "runtime.multimodal", "logits": "runtime.logits",
+    }  # fmt: skip
+    functions = dict(STEP_FRAMES)
+    for step, stem in pages.items():
+        evidence = quoted(sections(FOLDER / f"{stem}.md")["Evidence"])
+        assert len(set(functions[step]) & set(evidence)) >= 2, stem

@@ -1,0 +1,23 @@
+"""A pasted text as the reader of logs hands it over: numbered lines, nobody named."""
+
+from __future__ import annotations
+
+from textwrap import dedent
+
+from hypothesis import strategies as st
+
+from plimsoll.domain.log import Line, Log
+
+
+def pasted(text: str, source: str = "pasted.txt") -> Log:
+    """The text as a log, its common indentation taken off."""
+    lines = dedent(text).strip("\n").split("\n")
+    return Log(source, [Line(number, "", "", None, line) for number, line in enumerate(lines, 1)])
+
+
+def scrambled(*texts: str) -> st.SearchStrategy[Log]:
+    """Lines of real shape, cut, repeated and mixed with arbitrary text: what a hostile or broken file looks like."""
+    known = [line for text in texts for line in dedent(text).strip("\n").split("\n")]
+    cut = st.builds(lambda line, start, end: line[start:end], st.sampled_from(known), st.integers(0, 20), st.integers(0, 200))
+    anything = st.one_of(st.sampled_from(known), cut, st.text(max_size=80))
+    return st.lists(anything, max_size=40).map(lambda lines: pasted("\n".join(lines)))

@@ -1,0 +1,117 @@
+"""The list of provoked failures and the shortening of what they print, without a GPU."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.gpu import provoke_failures as provoke
+from lab.gpu.snapshot_extension import without_machine_paths
+from lab.gpu.trim_log import trim
+from plimsoll.domain.finding import Code
+from plimsoll.engine.log_lines import log_line
+
+PLAN: dict[str, Any] = json.loads((provoke.HERE / "failure_runs.json").read_text(encoding="utf-8"))
+STEPS = {"metrics", "load", "wait", "sleep", "ballast", "snapshot", "kill_engine", "stop", "exit"}
+KEYS = {"name", "model", "expect", "args", "env", "see", "kv_leave_mib", "ballast", "on", "then", "unless", "limit"}
+OOM = (
+    "(EngineCore pid=77) ERROR [core.py:1] torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.91 GiB."
+    " GPU 0 has a total capacity of 139.80 GiB of which 1.20 GiB is free. Process 4711 has 20.51 GiB memory in use."
+)
+
+
+@pytest.mark.parametrize("entry", PLAN["runs"], ids=lambda entry: str(entry["name"]))
+def test_every_run_can_be_played(entry: dict[str, Any]) -> None:
+    """Each run names a known model, a real finding, texts that compile and steps that exist."""
+    assert set(entry) <= KEYS
+    assert entry["model"] in PLAN["models"]
+    assert entry["expect"] is None or entry["expect"] in set(Code)
+    assert entry["see"]
+    assert all(re.compile(pattern) for pattern in entry["see"])
+    assert {step[0] for step in entry.get("then", [])} <= STEPS
+    assert all(isinstance(argument, str) for argument in entry["args"])
+    assert entry.get("unless") in {None, *(run["name"] for run in PLAN["runs"])}
+    for command in [*entry.get("ballast", []), *(action for _, action in entry.get("on", []))]:
+        assert re.fullmatch(r"(hold|leave) \d+|free", command)
+
+
+def test_names_are_those_of_files() -> None:
+    """No name twice, and none that a file system or an archive would stumble over."""
+    names = [run["name"] for run in PLAN["runs"]]
+    assert len(names) == len(set(names))
+    assert all(re.fullmatch(r"[a-z0-9-]+", name) for name in names)
+
+
+def test_a_model_inherits_what_it_does_not_say() -> None:
+    """A derived configuration is complete and says nothing of where it came from."""
+    four = provoke.config_of(PLAN["models"], "llama-4-layers")
+    assert four["num_hidden_layers"] == 4
+    assert four["hidden_size"] == 4096
+    assert "like" not in four
+
+
+def test_only_what_was_asked_for_and_is_not_done() -> None:
+    """A second call goes on where the first one ended, and a wrong name is not passed over."""
+    runs = [{"name": "a"}, {"name": "b"}, {"name": "c"}]
+    assert provoke.chosen(runs, "", [{"name": "a"}]) == runs[1:]
+    assert provoke.chosen(runs, "c,a", []) == [runs[0], runs[2]]
+    with pytest.raises(AssertionError, match="no such run: z"):
+        provoke.chosen(runs, "z", [])
+
+
+def test_trimming_keeps_the_cause_word_for_word() -> None:
+    """Errors, their figures and process numbers survive."""
+    assert trim(OOM) == OOM
+    assert re.search(log_line("torch-process").pattern, trim(OOM))
+
+
+def test_trimming_drops_the_bulk() -> None:
+    """Dumps lose their middle, progress bars their steps, and the same request is not listed for ever."""
+    dump = "(EngineCore pid=7) ERROR Dumping input data for V1 LLM engine " + "x" * 50_000 + " end"
+    short = trim(dump)
+    assert len(short) < 2000
+    assert short.startswith("(EngineCore pid=7) ERROR Dumping input data")
+    assert short.endswith(" end")
+    assert trim("(EngineCore pid=7) Capturing:  0%\rCapturing: 50%\rCapturing: 100%") == "(EngineCore pid=7) Capturing: 100%"
+    asked = '(APIServer pid=1) INFO:     127.0.0.1:5 - "GET /metrics HTTP/1.1" 200 OK'
+    assert trim("\n".join([asked] * 9)).count("/metrics") == 3
+
+
+def test_trimming_drops_the_machine() -> None:
+    """Folders, the host's name and its address are gone; loopback stays."""
+    line = "at /root/gl/site/vllm/x.py on box-17 tcp://10.4.5.6:4000 http://127.0.0.1:8123 /scratch/w/models/m"
+    assert trim(line, "box-17", (("/scratch/w", ""),)) == (
+        "at /opt/vllm/x.py on host tcp://192.0.2.1:4000 http://127.0.0.1:8123 /models/m"
+    )
+
+
+def test_frames_lose_the_machine_s_folders() -> None:
+    """A snapshot's frames name the package's file alone, also where they are shared."""
+    frame = {"filename": "/home/me/site/vllm/v1/worker/gpu_worker.py", "line": 3, "name": "load_model"}
+    snapshot = {"segments": [{"blocks": [{"frames": [frame]}]}], "device_traces": [[{"frames": [frame]}]]}
+    without_machine_paths(snapshot)
+    assert frame["filename"] == "vllm/v1/worker/gpu_worker.py"
+
+
+def test_a_gated_import_waits_until_it_is_let_through(tmp_path: Path) -> None:
+    """A server that is started early stands still before its worker's module until the gate opens."""
+    worker = tmp_path / "vllm" / "v1" / "worker"
+    worker.mkdir(parents=True)
+    (worker / "gpu_worker.py").write_text("print('at the GPU', flush=True)\n")
+    (tmp_path / "sitecustomize.py").write_text(provoke.GATE)
+    gate = tmp_path / "gate"
+    env = {"PYTHONPATH": str(tmp_path), "PLIMSOLL_LAB_GATE": str(gate)}
+    with subprocess.Popen(
+        [sys.executable, "-c", f"import {provoke.GATED_MODULE}"], env=env, stdout=subprocess.PIPE, text=True
+    ) as process:
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(1.0)
+        assert Path(f"{gate}.reached").exists()
+        gate.touch()
+        assert process.communicate(timeout=20)[0] == "at the GPU\n"

@@ -1,0 +1,64 @@
+"""A server of pages on loopback for the tests, which answers as it is told and remembers who asked."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+PAGE = b'# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running{engine="0",model_name="m"} 3.0\n'
+SECRET = "hunter2"
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers as the test says."""
+
+    def do_GET(self) -> None:
+        """One request."""
+        self.server.seen.append((self.path, self.headers.get("Authorization")))  # type: ignore[attr-defined]
+        self.server.act(self)  # type: ignore[attr-defined]
+
+    def answer(self, body: bytes, status: int = 200, **headers: str) -> None:
+        """Status, headers and body."""
+        self.send_response(status)
+        for key, value in ({"Content-Length": str(len(body))} | headers).items():
+            self.send_header(key.replace("_", "-"), value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def say(self, text: bytes) -> None:
+        """Bytes that are no answer."""
+        self.wfile.write(text)
+
+    def log_message(self, *_: object) -> None:
+        """Quiet."""
+
+
+class Server(ThreadingHTTPServer):
+    """A server that does what it is told and remembers who asked."""
+
+    daemon_threads = True
+
+    def __init__(self, act: Callable[[Handler], None]) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.act = act
+        self.seen: list[tuple[str, str | None]] = []
+
+    @property
+    def host(self) -> str:
+        """Its address."""
+        return f"127.0.0.1:{self.server_address[1]}"
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Say nothing of clients that hang up; the tests make them."""
+
+
+@contextmanager
+def serving(act: Callable[[Handler], None]) -> Iterator[Server]:
+    """A server until the test is over."""
+    server = Server(act)
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    yield server
+    server.shutdown()
+    server.server_close()
