@@ -4,6 +4,7 @@ and exceptions that nobody has words for."""
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -13,6 +14,9 @@ from plimsoll.doctor.story import Hit, Story
 from plimsoll.doctor.tracebacks import FOLLOWING, Frame, Raised
 from plimsoll.domain.finding import Code
 from plimsoll.engine.failure_texts import CONSEQUENCE_WORDS, CONSEQUENCES, Role, Text
+
+MOST_COMPLAINTS = 400  # the first ones decide; a log may repeat one a million times
+NEAR = 64  # exceptions of other processes that may stand between a line and its own
 
 
 class Complaint(NamedTuple):
@@ -33,10 +37,11 @@ def complaints_in(story: Story, hits: Sequence[Hit], raised: Sequence[Raised]) -
     found: list[Complaint] = []
     noise: list[Hit] = []
     covered: set[int] = set()
+    owners = _Owners(raised)
     for hit in hits:
-        if hit.text.role not in (Role.CAUSE, Role.OUT_OF_MEMORY):
+        if hit.text.role not in (Role.CAUSE, Role.OUT_OF_MEMORY) or len(found) >= MOST_COMPLAINTS:
             continue
-        owner = _owner(hit.at, story.log.lines[hit.at].process, raised)
+        owner = owners.of(hit.at, story.log.lines[hit.at].process)
         if owner is not None and owner.kind and hit.at < owner.at and story.log.lines[hit.at].text.startswith("    "):
             continue  # code that a traceback quotes: what it raised stands below
         if owner is not None:
@@ -80,12 +85,21 @@ def _is_harmless(hit: Hit, owner: Raised | None) -> bool:
     return False
 
 
-def _owner(index: int, process: str, raised: Sequence[Raised]) -> Raised | None:
-    """The exception whose traceback or message this line belongs to."""
-    for one in raised:
-        if one.at == index or (one.first <= index <= one.at and one.process == process):
-            return one
-    return next((one for one in raised if one.at < index <= one.at + FOLLOWING and one.process == process), None)
+class _Owners:
+    """Which exception a line belongs to: its traceback, its message, or the lines right after it."""
+
+    def __init__(self, raised: Sequence[Raised]) -> None:
+        self._raised = sorted(raised, key=lambda one: one.at)
+        self._ends = [one.at for one in self._raised]
+
+    def of(self, index: int, process: str) -> Raised | None:
+        """The exception that line `index` of this process is part of."""
+        place = bisect_left(self._ends, index)
+        for one in self._raised[place : place + NEAR]:
+            if one.at == index or (one.first <= index and one.process == process):
+                return one
+        before = reversed(self._raised[max(0, place - NEAR) : place])
+        return next((one for one in before if index <= one.at + FOLLOWING and one.process == process), None)
 
 
 def is_consequence(one: Raised) -> bool:

@@ -7,10 +7,13 @@ from typing import NamedTuple
 
 from plimsoll.doctor.diagnose_log import LogDiagnosis, PlanFor, diagnose_log
 from plimsoll.doctor.diagnosis import Diagnosis
-from plimsoll.doctor.exit_codes import judge_exit
 from plimsoll.domain.finding import Code, Finding, Severity
 from plimsoll.domain.log import Log
 from plimsoll.engine.failure_texts import TEXTS, Text
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from plimsoll.doctor.exit_codes import ExitVerdict
 
 
 class Judged(NamedTuple):
@@ -39,11 +42,7 @@ def diagnose(
     servers = [one for one in said if one.is_server]
     findings = [finding for one in said for finding in one.findings]
     findings += [finding for one in judged for finding in one.findings]
-    exited = (
-        judge_exit(exit_code, stop_seen=any(f.code is Code.OTHER_STOPPED_BY_OPERATOR for f in findings))
-        if exit_code is not None
-        else None
-    )
+    exited = _exited(exit_code, findings)
     if exited is not None and exited.finding is not None and not _has_cause(findings):
         findings.append(exited.finding)
     memory = _memory(servers, findings)
@@ -52,6 +51,14 @@ def diagnose(
     if exited is not None:
         facts["exit_code"] = {"code": exit_code, "says": exited.sentence, "does_not_prove": exited.does_not_prove}
     return Diagnosis(memory, ordered, facts, tuple(_asks(said, ordered, memory=memory)))
+
+
+def _exited(code: int | None, findings: Sequence[Finding]) -> ExitVerdict | None:
+    if code is None:
+        return None
+    from plimsoll.doctor.exit_codes import judge_exit
+
+    return judge_exit(code, stop_seen=any(finding.code is Code.OTHER_STOPPED_BY_OPERATOR for finding in findings))
 
 
 def _is_cause(finding: Finding) -> bool:

@@ -22,6 +22,11 @@ from plimsoll.engine.failure_texts import TEXTS, Text
 
 PlanFor = Callable[[LogFacts], PlanSays | None]
 LONGEST_EVIDENCE = 320
+# Where the cure is computed from the plan of the same command; planning costs more than reading the log.
+PLANNED = frozenset({
+    Code.STARTUP_WEIGHTS_DO_NOT_FIT, Code.STARTUP_NO_CACHE_BLOCKS, Code.STARTUP_CONTEXT_TOO_LONG, Code.STARTUP_PROFILE_RUN,
+    Code.STARTUP_SAMPLER_WARMUP, Code.RUNTIME_LOGITS,
+})  # fmt: skip
 CRASH_LOOP = 3  # the same failure so often is a loop
 
 
@@ -79,7 +84,7 @@ def diagnose_log(log: Log, plan_for: PlanFor, texts: Sequence[Text] = TEXTS) -> 
 def _of_root(story: Story, verdict: Verdict, facts: LogFacts, plan_for: PlanFor) -> Iterator[Finding]:
     root = verdict.root
     assert root is not None
-    plan = plan_for(facts) if root.code.is_memory and not verdict.stopped else None
+    plan = plan_for(facts) if root.code in PLANNED and not verdict.stopped else None
     case = Case(root, facts, _whole(story, root), plan)
     severity = Severity.INFO if verdict.stopped else Severity.CRITICAL
     yield finding_of(case, list(_proof(story, root, verdict.deaths)), severity)

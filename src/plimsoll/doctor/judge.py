@@ -7,6 +7,7 @@ while the server was already being stopped, or while a log record was written, i
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -42,8 +43,12 @@ def judge(story: Story) -> Verdict:
     return chosen._replace(lives_failed=len(failed))
 
 
+def _at(hit: Hit) -> int:
+    return hit.at
+
+
 def _judge_life(story: Story, life: Life) -> Verdict:
-    hits = [hit for hit in story.hits if life.first <= hit.at < life.end]
+    hits = story.hits[bisect_left(story.hits, life.first, key=_at) : bisect_left(story.hits, life.end, key=_at)]
     raised = [one for one in story.raised if life.first <= one.at < life.end]
     deaths = tuple(hit for hit in hits if hit.text.role is Role.DEATH)
     complaints, noise = complaints_in(story, hits, raised)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import NamedTuple
@@ -54,6 +55,7 @@ _BEGINS = (
     "█▄█▀",
 )
 MOST_HITS = 20_000
+MOST_LIVES = 50  # the last ones; those before them are one
 
 
 class Hit(NamedTuple):
@@ -81,26 +83,28 @@ class Story(NamedTuple):
 
     def progress_at(self, index: int, process: str = "") -> Progress:
         """How far the server had come before this line: by its own process where that has spoken of it, else by any."""
-        life = self.life_at(index)
-        reached = [(at, step) for at, step in self.marks if life.first <= at < index]
-        own = [step for at, step in reached if process and self.log.lines[at].process == process]
-        steps = own or [step for _, step in reached]
-        if Progress.SERVING in (step for _, step in reached):
+        life = self.life_at(max(0, index - 1))
+        reached = self._marked(life.first, index)
+        if any(step is Progress.SERVING for _, step in reached):
             return Progress.SERVING
-        return max(steps, default=Progress.UNKNOWN)
+        own = [step for at, step in reached if process and self.log.lines[at].process == process]
+        return max(own or [step for _, step in reached], default=Progress.UNKNOWN)
 
     def life_at(self, index: int) -> Life:
         """The life this line belongs to."""
-        return next((life for life in reversed(self.lives) if life.first <= index), self.lives[0])
+        return self.lives[max(0, bisect_right(self.lives, index, key=lambda life: life.first) - 1)]
 
     def serves_after(self, index: int) -> bool:
         """Whether work was still being done well after this line, in the same life."""
         life = self.life_at(index)
-        later = sum(1 for at, step in self.marks if index < at < life.end and step is Progress.SERVING)
+        later = sum(1 for _, step in self._marked(index + 1, life.end) if step is Progress.SERVING)
         return later >= 2 or any(
             '" 200' in self.log.lines[at].text and "POST" in self.log.lines[at].text
             for at in range(index + 20, min(life.end, index + 2_000))
         )
+
+    def _marked(self, first: int, end: int) -> list[tuple[int, Progress]]:
+        return self.marks[bisect_left(self.marks, (first,)) : bisect_left(self.marks, (end,))]
 
 
 def read_story(log: Log, texts: Sequence[Text] = TEXTS) -> Story:
@@ -163,23 +167,22 @@ def _marks(lines: Sequence[Line]) -> Iterator[tuple[int, Progress]]:
 
 
 def _lives(lines: Sequence[Line], hits: Sequence[Hit]) -> list[Life]:
-    """Split where a server introduces itself after another has come to its end, or introduces itself twice."""
-    ends = sorted(hit.at for hit in hits if hit.text.role in (Role.DEATH, Role.STOP, Role.CAUSE, Role.OUT_OF_MEMORY))
-    starts, introduced, upto = [0], False, 0
+    """Split where a server introduces itself after another has come to its end.
+
+    The API server speaks first and its engine after it: the engine's introduction begins a life of its own only where no
+    API server has spoken since the last one began.
+    """
+    ends = [hit.at for hit in hits if hit.text.role in (Role.DEATH, Role.STOP, Role.CAUSE, Role.OUT_OF_MEMORY)]
+    starts, introduced, by_api = [0], False, False
     for index, line in enumerate(lines):
         if not any(needle in line.text for needle in _BEGINS):
             continue
         is_api = "LLM engine" not in line.text
-        failed = any(upto <= at < index for at in ends)
-        if (
-            introduced
-            and failed
-            and (is_api or not any("API server version" in lines[at].text for at in range(max(upto, starts[-1]), index)))
-        ):
+        place = bisect_left(ends, starts[-1])
+        failed = place < len(ends) and ends[place] < index
+        if failed and (is_api or (introduced and not by_api)):
             starts.append(index)
-            introduced, upto = False, index
-        elif failed and is_api:
-            starts.append(index)
-            upto = index
-        introduced = True
+            by_api = False
+        introduced, by_api = True, by_api or is_api
+    starts = starts[-MOST_LIVES:] if len(starts) <= MOST_LIVES else [0, *starts[-MOST_LIVES:]]
     return [Life(first, end) for first, end in zip(starts, [*starts[1:], len(lines)], strict=True)]

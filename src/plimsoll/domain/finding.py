@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple, Self
 
 
 class Code(StrEnum):
@@ -76,8 +76,7 @@ class Severity(StrEnum):
     CRITICAL = "critical"
 
 
-@dataclass(frozen=True)
-class Evidence:
+class Evidence(NamedTuple):
     """One line of the user's own input that supports a finding."""
 
     source: str
@@ -85,8 +84,7 @@ class Evidence:
     line: int | None = None
 
 
-@dataclass(frozen=True)
-class Remedy:
+class Remedy(NamedTuple):
     """One change, why it helps, and the flag that makes it (where a flag does)."""
 
     do: str
@@ -95,21 +93,36 @@ class Remedy:
     value: str | None = None
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One thing that is wrong, with what shows it and what cures it."""
-
+class _Finding(NamedTuple):
     code: Code
     severity: Severity
-    confidence: float
+    confidence: float  # a share, from 0 to 1
     title: str
     because: str
     evidence: tuple[Evidence, ...] = ()
     remedy: tuple[Remedy, ...] = ()
     not_a_remedy: tuple[str, ...] = ()
 
-    def __post_init__(self) -> None:
-        assert 0.0 <= self.confidence <= 1.0, f"confidence is a share, not {self.confidence}"
+
+class Finding(_Finding):
+    """One thing that is wrong, with what shows it and what cures it."""
+
+    __slots__ = ()
+
+    def __new__(
+        cls,
+        code: Code,
+        severity: Severity,
+        confidence: float,
+        title: str,
+        because: str,
+        evidence: tuple[Evidence, ...] = (),
+        remedy: tuple[Remedy, ...] = (),
+        not_a_remedy: tuple[str, ...] = (),
+    ) -> Self:
+        """A finding; a confidence that is no share is a mistake of ours."""
+        assert 0.0 <= confidence <= 1.0, f"confidence is a share, not {confidence}"
+        return super().__new__(cls, code, severity, confidence, title, because, evidence, remedy, not_a_remedy)
 
     def __str__(self) -> str:
         return f"{self.code}: {self.title}"

@@ -6,7 +6,7 @@ found, so that `seen_in` is evidence and not memory. Lines of torch, NCCL and th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from plimsoll.engine.tables import Span, spans_of
 
@@ -14,8 +14,7 @@ _NUMBER = r"-?[\d.]+"
 _COUNT = r"[\d,]+"
 
 
-@dataclass(frozen=True)
-class LogLine:
+class LogLine(NamedTuple):
     """One message: how to recognise it, what it says, who says it."""
 
     name: str

@@ -12,7 +12,6 @@ import stat
 import time
 from collections.abc import Callable, Iterable
 from enum import StrEnum
-from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, NamedTuple
 
@@ -116,7 +115,7 @@ def walked(paths: Iterable[str]) -> Walked:
             found[path] = None
             continue
         try:
-            is_folder = stat.S_ISDIR(Path(path).stat().st_mode)
+            is_folder = stat.S_ISDIR(os.stat(path).st_mode)
         except FileNotFoundError:
             raise BadInput(f"{path}: no such file") from None
         except (OSError, ValueError) as problem:
@@ -146,18 +145,18 @@ class _Search:
         folders: list[str] = []
         for path in self._names(folder):
             try:
-                what = path.stat()
+                what = os.stat(path)
             except OSError:
                 continue  # gone, or a link to nothing
             if (what.st_dev, what.st_ino) in self._seen:
                 continue
             self._seen.add((what.st_dev, what.st_ino))
             if stat.S_ISDIR(what.st_mode):
-                folders.append(str(path))
+                folders.append(path)
             elif stat.S_ISREG(what.st_mode) and 0 < what.st_size <= LARGEST_FILE_BYTES and _is_readable(path):
                 if self._taken < MOST_FILES:
                     self._taken += 1
-                    found.append(str(path))
+                    found.append(path)
                 else:
                     self.left_out += 1
         if depth > 0:
@@ -165,7 +164,7 @@ class _Search:
                 found += self.files(inner, depth - 1)
         return found
 
-    def _names(self, folder: str) -> list[Path]:
+    def _names(self, folder: str) -> list[str]:
         names = []
         try:
             with os.scandir(folder) as entries:
@@ -175,16 +174,16 @@ class _Search:
                         self.left_out += 1
                         break
                     if not entry.name.startswith("."):
-                        names.append(Path(entry.path))
+                        names.append(entry.path)
         except OSError:
             return []
         return sorted(names)
 
 
-def _is_readable(path: Path) -> bool:
+def _is_readable(path: str) -> bool:
     """Whether this could be a text, a packed text or a snapshot."""
     try:
-        with path.open("rb") as file:
+        with open(path, "rb") as file:
             start = file.read(_START_BYTES)
     except OSError:
         return False

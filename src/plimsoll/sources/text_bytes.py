@@ -6,7 +6,6 @@ import os
 import stat
 import zlib
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import BinaryIO
 
 from plimsoll.errors import BadInput, TimedOut
@@ -50,7 +49,7 @@ class Budget:
 def opened(path: str) -> tuple[int, os.stat_result]:
     """A descriptor to read from and what it is; folders, sockets and devices are refused and never opened."""
     try:
-        what = Path(path).stat()
+        what = os.stat(path)
         if stat.S_ISDIR(what.st_mode):
             raise BadInput(f"{path}: a folder, not a file")
         if not (stat.S_ISREG(what.st_mode) or stat.S_ISFIFO(what.st_mode)):
