@@ -233,6 +233,8 @@ class Run:
             target = self.work / f"{self.name}-{what}.pickle.gz"
             body = {"method": "write_memory_snapshot", "args": [str(target)]}
             self.notes.append(ask(self.port, "POST", "/collective_rpc", body, 60))
+        elif verb == "post":
+            self.notes.append(ask(self.port, "POST", what, None, 60))
         elif verb == "kill_engine":
             found = re.search(r"\(EngineCore\S* pid=(\d+)\)", self.text())
             if found:

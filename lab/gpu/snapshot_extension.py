@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 HISTORY_ENTRIES = 3000
-MACHINE_PATH = re.compile(r"^.*?/(?=(?:lab/gpu|vllm|torch|triton|multiprocessing|asyncio|concurrent)/)")
+MACHINE_PATH = re.compile(r"^.*/(?=(?:lab/gpu|vllm|torch|triton|multiprocessing|asyncio|concurrent)/)")
 
 
 def record(entries: int = HISTORY_ENTRIES) -> None:

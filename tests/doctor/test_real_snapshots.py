@@ -74,6 +74,13 @@ def test_every_byte_of_a_real_server_is_named_by_its_stack(moment: str) -> None:
 
 
 @pytest.mark.parametrize("moment", ["ready", "loaded"])
+def test_the_first_runner_and_its_graphs_are_named_too(moment: str) -> None:
+    """A capture the rules were not made on: the older model runner with CUDA graphs, and nothing of it is unknown."""
+    parts = _mib(_judged(f"snapshot-history-first-runner-{moment}"))
+    assert parts == {"weights": 3716, "KV cache": 1024, "workspace": 64, "CUDA graphs": 64, "sampler and logits": 31}
+
+
+@pytest.mark.parametrize("moment", ["ready", "loaded"])
 def test_without_stacks_layers_and_graphs_are_told_by_size_and_the_rest_stays_unknown(moment: str) -> None:
     """Four sizes, four times each, are layers; a private pool is graphs; two large equal blocks prove nothing."""
     verdict = _judged(f"snapshot-{moment}")

@@ -18,7 +18,7 @@ from plimsoll.domain.finding import Code
 from plimsoll.engine.log_lines import log_line
 
 PLAN: dict[str, Any] = json.loads((provoke.HERE / "failure_runs.json").read_text(encoding="utf-8"))
-STEPS = {"metrics", "load", "wait", "sleep", "ballast", "snapshot", "kill_engine", "stop", "exit"}
+STEPS = {"post", "metrics", "load", "wait", "sleep", "ballast", "snapshot", "kill_engine", "stop", "exit"}
 KEYS = {"name", "model", "expect", "args", "env", "see", "kv_leave_mib", "ballast", "on", "then", "unless", "limit"}
 OOM = (
     "(EngineCore pid=77) ERROR [core.py:1] torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.91 GiB."
