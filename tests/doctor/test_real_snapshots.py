@@ -50,8 +50,8 @@ def test_every_captured_snapshot_adds_up_and_is_drawn(name: str) -> None:
 
 
 def test_the_captures_are_all_there() -> None:
-    """Five shapes with and without stacks, and two servers at two moments."""
-    assert len(EVERY) == 16
+    """Five shapes with and without stacks, and three servers at two moments."""
+    assert len(EVERY) == 18
 
 
 @pytest.mark.parametrize("name", [name for name in EVERY if name not in ("split-frames", "expandable-frames")])
