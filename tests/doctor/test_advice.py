@@ -216,15 +216,16 @@ def test_a_cache_set_by_hand_is_the_flag_to_lower(code: Code) -> None:
 
 
 def test_the_cache_that_would_have_fitted() -> None:
-    """In one piece: what was free less a GiB. Layer by layer: what the first layers took counts too."""
+    """In one piece: what was free, less 3 % of the card for peaks. Layer by layer: what the first layers took counts too."""
     flags = {"kv_cache_memory_bytes": str(70 * GIB)}
+    peaks = round(0.03 * 80 * GIB)
     whole = OutOfMemory(70 * GIB, 80 * GIB, 60 * GIB, 0, 16 * GIB, None, 0, 17 * GIB)
     assert offers(finding(case_of(Code.STARTUP_KV_ALLOCATION, oom=whole, flags=flags))) == {
-        "--kv-cache-memory-bytes": str(59 * GIB)
+        "--kv-cache-memory-bytes": str(60 * GIB - peaks)
     }
     layer = OutOfMemory(2 * GIB, 80 * GIB, GIB, 0, 76 * GIB, None, 0, 78 * GIB)
     found = finding(case_of(Code.STARTUP_KV_ALLOCATION, oom=layer, flags=flags, measured=Measured(weights_bytes=16 * GIB)))
-    assert offers(found) == {"--kv-cache-memory-bytes": str(60 * GIB)}
+    assert offers(found) == {"--kv-cache-memory-bytes": str(61 * GIB - peaks)}
 
 
 @pytest.mark.parametrize(
@@ -246,11 +247,9 @@ def test_the_samplers_warm_up_wants_fewer_requests(line: str, seqs: str) -> None
 
 
 def test_weights_that_do_not_fit_want_more_cards() -> None:
-    """What the plan computed first, twice the cards where there is no plan; the utilisation never."""
-    assert (
-        offers(finding(case_of(Code.STARTUP_WEIGHTS_DO_NOT_FIT, flags={"tensor_parallel_size": "4"})))["--tensor-parallel-size"]
-        == "8"
-    )
+    """The number the plan computed; none where there is no plan, since twice may not do; the utilisation never."""
+    without = finding(case_of(Code.STARTUP_WEIGHTS_DO_NOT_FIT, flags={"tensor_parallel_size": "4"}))
+    assert [one.value for one in without.remedy if one.flag == "--tensor-parallel-size"] == [None]
     found = _checked(finding(case_of(Code.STARTUP_WEIGHTS_DO_NOT_FIT, plan=PLAN, oom=OOM)))
     assert offers(found)["--tensor-parallel-size"] == "4"
     assert found.remedy[0].do.startswith("PYTORCH_CUDA_ALLOC_CONF")

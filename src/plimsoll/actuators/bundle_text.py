@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from itertools import islice
 
+from plimsoll.actuators.bundle_wrapped import hide_wrapped
 from plimsoll.domain.redaction import REDACTED, redact, redact_value
 from plimsoll.domain.user_text import HIDDEN, hide_homes, hide_user_text, hide_user_text_lines
 
@@ -74,7 +75,7 @@ def shown_text(
     Where the text `is_cut` at its end, the last part is only looked at as well: what it begins nobody could tell.
     Memory is bounded by a few blocks.
     """
-    hidden = hide_user_text_lines(lines)
+    hidden = hide_user_text_lines(hide_wrapped(lines))
     held = _after_context("".join(islice(hidden, context)), hidden) if context else ""
     pieces, size = [held], len(held)
     wanted = block_chars + WINDOW_CHARS

@@ -67,6 +67,13 @@ def _check(options: Split) -> None:
         raise BadInput(f"there is no option {unknown!r}; plimsoll doctor --help lists them")
     if options.verbatim:
         raise BadInput("doctor takes files and addresses, not a command after `--`")
+    from plimsoll.cli.doctor_inputs import range_of
+
+    range_of(options)  # what is wrong in an option is wrong also where it is not used
+    if {"--gpu", "--gpu-memory-gib"} & set(options.values):
+        from plimsoll.cli.plan import card_of
+
+        card_of(options)
     if not options.rest and "--exit-code" not in options.values:
         raise BadInput("nothing to read: name a log, a folder, a metrics address, a snapshot, or - for standard input")
 
@@ -87,6 +94,8 @@ def _diagnose(options: Split) -> int:
     if "--html" in options.values:
         write_file(options.values["--html"], given.picture())
     as_text = report.as_text(diagnosis)
+    if "--html" in options.values:
+        as_text += f"\n\nWrote {options.values['--html']}."
     if "--bundle" in options.values:
         from plimsoll.cli.doctor_bundle import bundle
 

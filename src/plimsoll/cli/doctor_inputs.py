@@ -139,6 +139,7 @@ def gather(options: Split) -> Given:
     found = walked(options.rest)
     reader = _Reader(options, number(options, "--timeout", USUAL_TIMEOUT_S))
     notes = [f"{found.left_out} more files in the folders were not looked at"] if found.left_out else []
+    notes += [f"not read: {name} (no text, no metrics page, no snapshot)" for name in found.not_text]
     for name in found.files:
         try:
             reader.read(name, name)
@@ -202,7 +203,7 @@ class _Reader:
         shown = address(url).shown
         asked = {"--since", "--start", "--end", "--step", "--match"} & set(self.options.values)
         if asked or is_prometheus(url, timeout_s=min(self.timeout, 5.0)):
-            series = fetch_range(url, **_range(self.options), timeout_s=self.timeout)  # type: ignore[arg-type]
+            series = fetch_range(url, **range_of(self.options), timeout_s=self.timeout)  # type: ignore[arg-type]
             self.ranges.append((shown, series))
             return
         from plimsoll.sources.metrics_pages import fetch_health, fetch_pages
@@ -228,7 +229,7 @@ def _is_packed_snapshot(path: str) -> bool:
         return False
 
 
-def _range(options: Split) -> dict[str, object]:
+def range_of(options: Split) -> dict[str, object]:
     """The stretch of time the user asked for."""
     given: dict[str, object] = {}
     if "--since" in options.values:

@@ -16,8 +16,9 @@ _REPOSITORY = Path(plimsoll.__file__).parents[2] / "docs" / "findings"
 def page(code: str) -> str:
     """The page; BadInput with what was probably meant where there is no such code."""
     known = [str(one) for one in Code]
+    code = code.lower()
     if code not in known:
-        near = difflib.get_close_matches(code, known, n=3, cutoff=0.3)
+        near = [one for one in known if one.startswith(f"{code.rstrip('.')}.")] or difflib.get_close_matches(code, known, n=3)
         raise BadInput(f"there is no finding {code!r}" + (f"; did you mean {', '.join(near)}?" if near else ""))
     for folder in (_INSTALLED, _REPOSITORY):
         file = folder / f"{code}.md"

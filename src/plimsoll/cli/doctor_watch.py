@@ -25,20 +25,30 @@ def watch(options: Split, *, sleep: Callable[[float], None] = time.sleep, clock:
     if not options.rest or not all(is_url(word) for word in options.rest):
         raise BadInput("--watch looks at running servers: give their addresses, http://HOST:PORT")
     interval = number(options, "--interval", USUAL_INTERVAL_S)
-    looks = int(number(options, "--looks", 0.0)) if "--looks" in options.values else None
+    looks = _looks(options.values.get("--looks"))
     before: dict[str, Page] = {}
     said: dict[str, tuple[str, ...]] = {}
-    wrong, done = False, 0
+    wrong, done, answered = False, 0, False
     try:
         while looks is None or done < looks:
             if done:
                 sleep(interval)
             looked = [_look(url, options, before, said, clock) for url in options.rest]  # every one, also after a bad one
-            wrong = any(looked)
+            wrong, answered = any(looked), answered or bool(before)
             done += 1
     except KeyboardInterrupt:
         pass
+    if not answered and done:
+        raise WorldFailed("no server answered")
     return int(wrong)
+
+
+def _looks(text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not text.isascii() or not text.isdigit() or not int(text[:9]) > 0 or len(text) > 9:
+        raise BadInput(f"--looks {text!r} is not a whole number above 0")
+    return int(text)
 
 
 def _look(

@@ -18,6 +18,7 @@ _TOKENS = r"stored in KV cache \((\d{1,9})\)"
 _MAMBA = r"max_num_seqs \((\d{1,9})\) exceeds available Mamba cache blocks \((\d{1,9})\)"
 # What torch and the graphs need beside the cache at the least; a server told to take more of the card than this does not start.
 HIGHEST_UTILIZATION = 0.97
+SOMEBODY_ELSES_SHARE = 0.4  # of the card: no trial run takes that much beside small weights
 FILLED_SHARE = 0.9  # weights beyond this leave no room that a setting could win
 
 
@@ -33,6 +34,13 @@ def no_cache_blocks(case: Case) -> Explained:
     if weights is not None and total is not None:
         because += f"; the weights alone take {gib(weights)} of the card's {gib(total)}"
     remedy, nots = _more_of_the_card(case, weights)
+    if (others := _unexplained(case, weights)) is not None:
+        because += f"; that leaves {gib(others)} of the share that this server cannot have filled: another process held it"
+        remedy = [
+            Remedy("look with nvidia-smi who else is on the card, and start servers one after the other",
+                   "each measures the card while the other is filling it"),
+            *remedy,
+        ]  # fmt: skip
     remedy += [
         Remedy("--max-num-batched-tokens 2048 --max-num-seqs 64", "less working memory; costs parallelism",
                "--max-num-batched-tokens", "2048"),
@@ -59,6 +67,15 @@ def _more_of_the_card(case: Case, weights: int | None) -> tuple[list[Remedy], li
         return [], [f"raising --gpu-memory-utilization alone, as vLLM advises: it would take {needed:.2f} of the card"]
     why = f"{gib(max(0, -kv))} are missing and a GiB of cache is little; costs the room that run-time peaks need"
     return [*case.planned(["--gpu-memory-utilization"]), setting("--gpu-memory-utilization", f"{needed:.2f}", why)], []
+
+
+def _unexplained(case: Case, weights: int | None) -> int | None:
+    """What of the share neither weights nor any usual working memory can have taken; None where that is nothing much."""
+    kv, total, share = case.facts.measured.kv_bytes, case.total, case.utilization
+    if kv is None or weights is None or not total or share is None:
+        return None
+    left = round(share * total) - kv - weights
+    return left if left > max(SOMEBODY_ELSES_SHARE * total, weights) else None
 
 
 def _too_few_states(case: Case, requests: int, blocks: int) -> Explained:
@@ -121,7 +138,9 @@ def kv_allocation(case: Case) -> Explained:
     given, remedy = case.number(BY_HAND), []
     if given is not None:
         because += "; --kv-cache-memory-bytes sets it by hand, so nothing was measured"
-        remedy.append(smaller_cache(_fitting(case, given), "what was free, less 1 GiB for peaks"))
+        remedy.append(
+            smaller_cache(_fitting(case, given), "what was free, less 3 % of the card for the trial runs that follow")
+        )
     elif (share := lower_utilization(case, max(case.missing or 0, 512 * MIB))) is not None:
         remedy.append(setting("--gpu-memory-utilization", share, "a smaller cache"))
     else:
@@ -139,13 +158,18 @@ def kv_allocation(case: Case) -> Explained:
     return Explained("the KV cache could not be allocated", because, remedy, nots)
 
 
+def _peaks(case: Case) -> int:
+    """Room for what comes after the cache: sampling at full width and graphs took up to 2.6 GiB of an H200."""
+    return max(2 * GIB, round(0.03 * (case.total or 0)))
+
+
 def _fitting(case: Case, given: int) -> int:
     """What the cache could have had: what was free, and what of it was already taken; 0 where that cannot be known."""
     oom, weights = case.oom, case.facts.measured.weights_bytes
     if oom.free is None or oom.tried is None:
         return 0
     if oom.tried > given // 2:  # the cache in one piece
-        return max(0, oom.free - GIB)
+        return max(0, oom.free - _peaks(case))
     if oom.allocated is not None and weights is not None:  # layer by layer: what the first layers took counts too
-        return min(given, max(0, oom.allocated - weights + oom.free - GIB))
+        return min(given, max(0, oom.allocated - weights + oom.free - _peaks(case)))
     return 0

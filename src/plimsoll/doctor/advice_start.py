@@ -23,7 +23,7 @@ _EXPANDABLE = Remedy(
 
 def weights(case: Case) -> Explained:
     """The weights did not fit on the card."""
-    oom, cards = case.oom, 2 * case.parallel
+    oom = case.oom
     because = "torch ran out of GPU memory while the model's weights were put on the card"
     if oom.total is not None and oom.own is not None:
         because += f": {gib(oom.own)} of {gib(oom.total)} were already taken by this process"
@@ -32,10 +32,11 @@ def weights(case: Case) -> Explained:
     remedy = [
         *([_EXPANDABLE] if oom.is_fragmented else []),
         *case.planned(["--tensor-parallel-size", "--pipeline-parallel-size"]),
-        setting("--tensor-parallel-size", cards, f"each GPU then holds 1/{cards} of the weights; needs that many cards"),
+        Remedy("--tensor-parallel-size N", "each GPU then holds 1/N of the weights: N is at least their whole size divided by "
+               "the card's; needs that many cards", "--tensor-parallel-size"),
         Remedy("use a quantised checkpoint (FP8, AWQ, GPTQ)", "8-bit weights take half, 4-bit a quarter; test its answers"),
         Remedy("--cpu-offload-gb N", "keeps N GiB of the weights in host memory; much slower", "--cpu-offload-gb"),
-    ]
+    ]  # fmt: skip
     if case.facts.flags.get("enable_lora") == "True":
         remedy.append(setting("--max-loras", 1, "the buffers of adapters are taken with the weights"))
     nots = [

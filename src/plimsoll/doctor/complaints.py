@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from plimsoll.doctor.oom_text import OutOfMemory, parse_oom
@@ -42,8 +42,9 @@ def complaints_in(story: Story, hits: Sequence[Hit], raised: Sequence[Raised]) -
         if hit.text.role not in (Role.CAUSE, Role.OUT_OF_MEMORY) or len(found) >= MOST_COMPLAINTS:
             continue
         owner = owners.of(hit.at, story.log.lines[hit.at].process)
-        if owner is not None and owner.kind and hit.at < owner.at and story.log.lines[hit.at].text.startswith("    "):
-            continue  # code that a traceback quotes: what it raised stands below
+        text = story.log.lines[hit.at].text
+        if _is_quoted_code(text, hit.at, owner):
+            continue  # what it raised stands below
         if owner is not None:
             covered.add(owner.at)
         if hit.at in noisy or (owner is not None and (owner.in_logging or owner.warned)):
@@ -59,7 +60,23 @@ def complaints_in(story: Story, hits: Sequence[Hit], raised: Sequence[Raised]) -
         for one in raised
         if one.at not in covered and not one.in_logging and not one.warned and not is_consequence(one) and _is_fatal(one, story)
     ]
+    found = found or [*_echoes(raised)]
     return sorted(found, key=lambda one: one.at), tuple(noise)
+
+
+def _is_quoted_code(text: str, at: int, owner: Raised | None) -> bool:
+    """Whether a traceback quotes this line as code; where it breaks off, its code is all there is to go by."""
+    if owner is not None and not owner.kind:
+        return False
+    return text.lstrip().startswith("raise ") or (owner is not None and at < owner.at and text.startswith("    "))
+
+
+def _echoes(raised: Sequence[Raised]) -> Iterator[Complaint]:
+    """The engine's echo of a worker's error, where the worker's own words are lost."""
+    for one in raised:
+        match = re.match(r"Worker failed with error '(.{4,})", one.message)
+        if match is not None and not one.in_logging:
+            yield Complaint(one.at, Code.OTHER_ENGINE_ERROR, 0.5, None, one)
 
 
 def _kind_of(one: Raised) -> Code:
@@ -113,8 +130,9 @@ def _is_fatal(one: Raised, story: Story) -> bool:
         return False
     inside = one.process.startswith(("EngineCore", "Worker", "VllmWorker", "RayWorker", "Process"))
     inside = inside or bool(one.functions() & _ENGINE_FUNCTIONS)
-    if not one.frames:
-        return inside or (not one.process and story.progress_at(story.life_at(one.at).end) is not Progress.SERVING)
+    if not one.frames:  # somebody's complaint on the way, unless nothing came after it
+        goes_on = any(at > one.at for at, _ in story.marks)
+        return inside or (not one.process and not goes_on)
     return inside or not story.serves_after(one.at)
 
 

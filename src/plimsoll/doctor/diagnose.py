@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from plimsoll.doctor.exit_codes import ExitVerdict
 
 
+MOST_EVIDENCE = 8
+
+
 class Judged(NamedTuple):
     """What an input that is no text said: a metrics page, a range of one, a memory snapshot."""
 
@@ -39,18 +42,17 @@ def diagnose(
 ) -> Diagnosis:
     """The diagnosis over everything given."""
     said = [diagnose_log(log, plan_for, texts) for log in logs]
-    servers = [one for one in said if one.is_server]
     findings = [finding for one in said for finding in one.findings]
     findings += [finding for one in judged for finding in one.findings]
+    memory = _memory(said, judged)
     exited = _exited(exit_code, findings)
     if exited is not None and exited.finding is not None and not _has_cause(findings):
-        findings.append(exited.finding)
-    memory = _memory(servers, findings)
+        findings.append(exited.finding)  # after memory was judged: a number proves nothing of it
     ordered = tuple(_ordered(findings, memory=memory))
     facts = _facts(said, judged)
     if exited is not None:
         facts["exit_code"] = {"code": exit_code, "says": exited.sentence, "does_not_prove": exited.does_not_prove}
-    return Diagnosis(memory, ordered, facts, tuple(_asks(said, ordered, memory=memory)))
+    return Diagnosis(memory, ordered, facts, tuple(_asks(said, judged, ordered, memory=memory)))
 
 
 def _exited(code: int | None, findings: Sequence[Finding]) -> ExitVerdict | None:
@@ -73,22 +75,24 @@ def _has_cause(findings: Sequence[Finding]) -> bool:
     return any(_is_cause(finding) for finding in findings)
 
 
-def _memory(servers: Sequence[LogDiagnosis], findings: Sequence[Finding]) -> bool | None:
+def _memory(said: Sequence[LogDiagnosis], judged: Sequence[Judged]) -> bool | None:
     """True where a memory failure is shown, False where all is told and none is, None where the story has a hole."""
-    causes = [finding for finding in findings if _is_cause(finding)]
+    servers = [one for one in said if one.is_server]
+    beside = [finding for one in said if not one.is_server for finding in one.findings]
+    beside += [finding for one in judged for finding in one.findings]
+    causes = [finding for finding in beside if _is_cause(finding)]
+    causes += [finding for one in servers for finding in one.around if _is_cause(finding)]
     if any(one.memory_failure for one in servers):
         return True
     if any(finding.code.is_memory and finding.confidence >= 0.5 for finding in causes):
         return True
-    if any(one.memory_failure is None for one in servers) and not causes:
-        return None
+    if any(one.memory_failure is None for one in servers):
+        return False if causes else None  # what somebody else saw fills the hole
+    if any(finding.code.is_memory and finding.severity is Severity.WARNING and finding.confidence >= 0.6 for finding in beside):
+        return True
     if servers or causes:
         return False
-    if any(
-        finding.code.is_memory and finding.severity is Severity.WARNING and finding.confidence >= 0.6 for finding in findings
-    ):
-        return True
-    return False if findings else None
+    return False if any(one.facts.get("is") in ("metrics", "range") for one in judged) else None
 
 
 def _ordered(findings: Sequence[Finding], *, memory: bool | None) -> Iterator[Finding]:
@@ -104,12 +108,18 @@ def _ordered(findings: Sequence[Finding], *, memory: bool | None) -> Iterator[Fi
             -1 if outside else place,
         )
 
-    seen: set[tuple[Code, str]] = set()
+    explained = _has_cause(findings)
+    merged: dict[Code, Finding] = {}
     for _, finding in sorted(enumerate(findings), key=rank):
-        key = (finding.code, finding.because)
-        if key not in seen:
-            seen.add(key)
-            yield finding
+        if explained and finding.code is Code.ENGINE_DEAD:
+            continue  # of what stands above it
+        known = merged.get(finding.code)
+        if known is None:
+            merged[finding.code] = finding
+        elif known.evidence != finding.evidence:  # the same thing seen from another side
+            evidence = tuple(dict.fromkeys((*known.evidence, *finding.evidence)))
+            merged[finding.code] = known._replace(evidence=evidence[:MOST_EVIDENCE])
+    yield from merged.values()
 
 
 def _explains(finding: Finding, findings: Sequence[Finding]) -> bool:
@@ -125,20 +135,32 @@ def _facts(texts: Sequence[LogDiagnosis], judged: Sequence[Judged]) -> dict[str,
         told = [one for one in servers if one.findings] or servers
         facts.update(told[0].facts)
     facts["inputs"] = [
-        *({"source": one.source, "is": "vLLM log" if one.is_server else "text"} for one in texts),
-        *({"source": one.source, "is": str(one.facts.get("is", "figures"))} for one in judged),
+        *({"source": one.source, "is": one.what, "says": one.says} for one in texts),
+        *(
+            {
+                "source": one.source,
+                "is": str(one.facts.get("is", "figures")),
+                "says": str(one.findings[0].code) if one.findings else "nothing wrong in it",
+            }
+            for one in judged
+        ),
     ]
     if len(servers) > 1:
-        facts["other_logs"] = [{"source": one.source, **one.facts} for one in servers if one.facts is not servers[0].facts]
+        facts["other_logs"] = [{"source": one.source, **one.facts} for one in servers if one.facts is not told[0].facts]
     for one in judged:
         facts.setdefault(str(one.facts.get("is", "figures")), []).append({"source": one.source, **one.facts})  # type: ignore[attr-defined]
     return facts
 
 
-def _asks(texts: Sequence[LogDiagnosis], findings: Sequence[Finding], *, memory: bool | None) -> Iterator[str]:
+def _asks(
+    said: Sequence[LogDiagnosis], judged: Sequence[Judged], findings: Sequence[Finding], *, memory: bool | None
+) -> Iterator[str]:
     if memory is not None and findings:
         return
-    asked = list(dict.fromkeys(ask for one in texts for ask in one.collect_next))
-    if not asked and not findings and memory is None:
+    given = {kind for one in said for kind in one.kinds}
+    asked = list(dict.fromkeys(ask for one in said for ask in one.collect_next))
+    if not asked and not findings and memory is None and not given and not judged:
         asked = ["the log of the server, from its first line: nothing of vLLM was recognised in what was given"]
+    if "kernel" in given:
+        asked = [ask for ask in asked if "dmesg" not in ask]
     yield from asked

@@ -9,6 +9,7 @@ from plimsoll.doctor.advice import finding_of
 from plimsoll.doctor.case import Case, PlanSays
 from plimsoll.doctor.complaints import Complaint
 from plimsoll.doctor.facts import LogFacts, facts_of, oom_facts
+from plimsoll.doctor.fitting import fitting
 from plimsoll.doctor.judge import Verdict, judge
 from plimsoll.doctor.marks import kinds_in
 from plimsoll.doctor.metrics_queues import is_full, matters
@@ -39,6 +40,20 @@ class LogDiagnosis(NamedTuple):
     facts: dict[str, object]
     collect_next: tuple[str, ...]
     is_server: bool  # whether vLLM speaks in it at all
+    kinds: frozenset[str] = frozenset()  # who else speaks in it: the kernel, a supervisor, nvidia-smi, torch's summary
+    around: tuple[Finding, ...] = ()  # what these say
+
+    @property
+    def what(self) -> str:
+        """What kind of text it is."""
+        return " and ".join([*(["vLLM log"] if self.is_server else []), *sorted(self.kinds)]) or "text"
+
+    @property
+    def says(self) -> str:
+        """The shortest summary of it."""
+        if self.findings:
+            return str(self.findings[0].code)
+        return "nothing wrong in it" if self.memory_failure is False or self.kinds else "nothing recognised in it"
 
 
 def evidence(log: Log, index: int) -> Evidence:
@@ -55,7 +70,7 @@ def diagnose_log(log: Log, plan_for: PlanFor, texts: Sequence[Text] = TEXTS) -> 
     story = read_story(log, texts)
     verdict = judge(story)
     facts = facts_of(story, verdict.life)
-    is_server = verdict.progress is not Progress.UNKNOWN or bool(verdict.deaths) or verdict.root is not None
+    is_server = verdict.progress is not Progress.UNKNOWN or bool(verdict.deaths) or _is_servers(verdict.root)
     findings: list[Finding] = []
     if verdict.root is not None:
         findings += _of_root(story, verdict, facts, plan_for)
@@ -63,8 +78,11 @@ def diagnose_log(log: Log, plan_for: PlanFor, texts: Sequence[Text] = TEXTS) -> 
         findings.append(_dead(story, verdict, facts))
     if verdict.lives_failed >= CRASH_LOOP:
         findings.append(_crash_loop(story, verdict))
-    around = _around(log, verdict)
+    kinds = kinds_in(log)
+    around = _around(log, verdict, kinds)
     trends = _trends(log)
+    remarks = [one for one in trends if one.code is Code.ENGINE_SATURATED]  # more work than one server does is no failure
+    trends = [one for one in trends if one not in remarks]
     memory = verdict.memory_failure
     told = verdict.root is not None and not verdict.stopped
     if not told and (kv := [one for one in trends if one.code.startswith("kv.") and one.severity is not Severity.INFO]):
@@ -76,14 +94,31 @@ def diagnose_log(log: Log, plan_for: PlanFor, texts: Sequence[Text] = TEXTS) -> 
         findings = [one for one in findings if one.code is not Code.HOST_OUT_OF_MEMORY or one not in findings[:1] or not around]
     findings += [one for one in (*around, *trends) if one.code not in {known.code for known in findings}]
     shown = _facts(story, verdict, facts) if is_server else {}
+    findings = [fitting(finding, facts.flags) for finding in findings]
+    if remarks and is_server:
+        shown["remarks"] = [f"{one.code}: {one.because}" for one in remarks]
     return LogDiagnosis(
-        log.source, tuple(findings), memory if is_server else None, shown, tuple(_asks(verdict, facts)), is_server
+        log.source,
+        tuple(findings),
+        memory if is_server else None,
+        shown,
+        tuple(_asks(verdict, facts)),
+        is_server,
+        kinds,
+        tuple(around),
     )
+
+
+def _is_servers(root: Complaint | None) -> bool:
+    """Whether a complaint can only stand in a server's log: the kernel and the driver speak in logs of their own."""
+    return root is not None and (root.text is None or root.text.speaker not in ("kernel", "nvml"))
 
 
 def _of_root(story: Story, verdict: Verdict, facts: LogFacts, plan_for: PlanFor) -> Iterator[Finding]:
     root = verdict.root
     assert root is not None
+    if root.oom is not None and root.oom.total is not None and facts.measured.total_bytes is None:
+        facts = facts._replace(measured=facts.measured._replace(total_bytes=root.oom.total))
     plan = plan_for(facts) if root.code in PLANNED and not verdict.stopped else None
     case = Case(root, facts, _whole(story, root), plan)
     severity = Severity.INFO if verdict.stopped else Severity.CRITICAL
@@ -96,8 +131,8 @@ def _of_root(story: Story, verdict: Verdict, facts: LogFacts, plan_for: PlanFor)
 def _whole(story: Story, root: Complaint) -> str:
     """The line that names the cause and what belongs to it: a message may go on, and figures may stand a line away."""
     lines = story.log.lines[root.at : root.at + 6]
-    text = " ".join(line.text for line in lines)
-    return f"{root.raised.message}\n{text}" if root.raised is not None else text
+    text = lines[0].text + "\n" + " ".join(line.text for line in lines)
+    return f"{text}\n{root.raised.message}" if root.raised is not None else text
 
 
 def _proof(story: Story, root: Complaint, deaths: Sequence[Hit]) -> Iterator[Evidence]:
@@ -143,9 +178,8 @@ def _crash_loop(story: Story, verdict: Verdict) -> Finding:
     )
 
 
-def _around(log: Log, verdict: Verdict) -> list[Finding]:
+def _around(log: Log, verdict: Verdict, kinds: frozenset[str]) -> list[Finding]:
     """What other speakers in the same text say; each judge is loaded only where its own words occur."""
-    kinds = kinds_in(log)
     found: list[Finding] = []
     if "kernel" in kinds:
         from plimsoll.doctor.kernel import judge_kernel
@@ -172,7 +206,8 @@ def _trends(log: Log) -> list[Finding]:
         return []
     from plimsoll.doctor.trends import judge_log_trends
 
-    return list(judge_log_trends(log))
+    # One request that was thrown out is worth no finding.
+    return [one for one in judge_log_trends(log) if one.severity is not Severity.INFO]
 
 
 def _ends_full(log: Log) -> bool:

@@ -39,7 +39,9 @@ def judge(story: Story) -> Verdict:
     failed = [verdict for verdict in verdicts if verdict.root is not None and not verdict.stopped]
     died = [verdict for verdict in verdicts if verdict.deaths and not verdict.stopped]
     stopped = [verdict for verdict in verdicts if verdict.stopped]
-    chosen = (failed or died or stopped or verdicts)[-1]
+    # A port that the last server still holds is found in use by every restart: it says nothing of how that one failed.
+    first_hand = [one for one in failed if one.root is not None and one.root.code is not Code.OTHER_PORT_IN_USE]
+    chosen = (first_hand or failed or died or stopped or verdicts)[-1]
     return chosen._replace(lives_failed=len(failed))
 
 
@@ -50,9 +52,9 @@ def _at(hit: Hit) -> int:
 def _judge_life(story: Story, life: Life) -> Verdict:
     hits = story.hits[bisect_left(story.hits, life.first, key=_at) : bisect_left(story.hits, life.end, key=_at)]
     raised = [one for one in story.raised if life.first <= one.at < life.end]
-    deaths = tuple(hit for hit in hits if hit.text.role is Role.DEATH)
+    deaths = tuple(hit for hit in hits if hit.text.role is Role.DEATH and not _is_farewell(story, hit))
     complaints, noise = complaints_in(story, hits, raised)
-    stop = _stop(story, hits, raised)
+    stop = _stop(story, hits, raised, is_sound=not complaints and not deaths)
     before_stop = [one for one in complaints if stop is None or one.at < stop]
     progress = story.progress_at(life.end)
     stopped = stop is not None and not before_stop and not _died_before(deaths, stop)
@@ -63,27 +65,41 @@ def _judge_life(story: Story, life: Life) -> Verdict:
     if stopped:
         assert stop is not None
         text = next((hit.text for hit in hits if hit.at == stop), None)
-        root = Complaint(stop, Code.OTHER_STOPPED_BY_OPERATOR, 0.9, text)
+        is_weak = text is not None and text.name == "uvicorn-stopped" and _is_cut(story)
+        root = Complaint(stop, Code.OTHER_STOPPED_BY_OPERATOR, 0.5 if is_weak else 0.9, text)
         noise = (*noise, *(hit for hit in hits if hit.text.role is Role.OUT_OF_MEMORY and hit.at > stop))
     memory = _memory(root, deaths, progress, story, life)
     return Verdict(root, also, tuple(noise), deaths, memory, progress, life, 0, stopped)
 
 
+def _is_farewell(story: Story, hit: Hit) -> bool:
+    """A script that had all its answers ends, and takes its engine with it: the client then calls that a death."""
+    if hit.text.name != "worker-died" or "Engine core proc" not in story.log.lines[hit.at].text:
+        return False
+    before = story.log.lines[story.life_at(hit.at).first : hit.at]
+    bar = next((line.text for line in reversed(before) if "Processed prompts:" in line.text), "")
+    return "100%" in bar and not any("Traceback" in line.text or "EngineDeadError" in line.text for line in before)
+
+
+_WEAK_DEATHS = frozenset({"worker-exception", "terminate-called"})  # printed before the error they belong to, or long after
+
+
 def _died_before(deaths: Sequence[Hit], stop: int) -> bool:
-    return any(hit.at < stop and hit.text.name not in ("worker-exception", "terminate-called") for hit in deaths)
+    return any(hit.at < stop and hit.text.name not in _WEAK_DEATHS for hit in deaths)
 
 
-def _stop(story: Story, hits: Sequence[Hit], raised: Sequence[Raised]) -> int | None:
-    """The line at which somebody asked it to end; None if nobody did."""
+def _stop(story: Story, hits: Sequence[Hit], raised: Sequence[Raised], *, is_sound: bool) -> int | None:
+    """The line at which somebody asked it to end, or None. Uvicorn's farewell counts only where nothing else was wrong."""
+    hits = [hit for hit in hits if is_sound or hit.text.name != "uvicorn-stopped"]
     # A worker is stopped by its engine, also where the engine failed: only the others hear an operator.
     asked = [hit.at for hit in hits if hit.text.role is Role.STOP and not _is_worker(story.log.lines[hit.at].process)]
     for one in raised:
         if _is_worker(one.process):
             continue
         if one.name == "SystemExit" and one.functions() & {"signal_handler", "_signal_handler", "sigterm_handler"}:
-            asked.append(one.first)
+            asked.append(one.at)
         if one.name == "KeyboardInterrupt":
-            asked.append(one.first)
+            asked.append(one.at)
     return min(asked, default=None)
 
 
@@ -98,15 +114,20 @@ def _first(complaints: Sequence[Complaint], deaths: Sequence[Hit], story: Story)
     """The cause: the first complaint that ended something; vLLM's own naming of the step refines an allocation error."""
     solid = [one for one in complaints if one.text is not None and _ended_something(one, deaths, story)]
     solid = [one for one in solid if one.code is not Code.OTHER_ENGINE_ERROR] or solid
-    solid = [one for one in solid if one.code is not Code.ENGINE_WEDGED] or solid  # a notice of waiting is no cause beside one
     generic = [one for one in complaints if one.text is None]
+    waits = [one for one in solid if one.code is Code.ENGINE_WEDGED]
+    solid = [one for one in solid if one.code is not Code.ENGINE_WEDGED]
+    solid = solid or ([] if generic or deaths else waits)  # a notice of waiting is no cause beside one, nor of a death
     root = solid[0] if solid else None
     if root is None:
         return generic[0] if generic else None
-    earlier = [one for one in generic if one.at < root.at - 1 and one.raised is not None and root.raised is not None
-               and one.raised.process == root.raised.process and not root.code.is_memory]  # fmt: skip
-    if earlier and _is_chained(root.raised, earlier[0].raised, story):
-        return root
+    ended = next(
+        (one for one in generic if any(one.at <= hit.at < root.at for hit in deaths if hit.text.name not in _WEAK_DEATHS)), None
+    )
+    if ended is not None and not _is_chained(root.raised, ended.raised, story):
+        return ended  # nobody has words for it, but the engine was dead of it before anything else was said
+    if root.code is Code.OTHER_COMPILER:  # which the host's memory may have ended
+        root = next((one for one in solid if one.code is Code.HOST_OUT_OF_MEMORY), root)
     if root.text is not None and root.text.name in ("kv-negative", "no-gpu-blocks"):  # the figure that vLLM then complains of
         return next((one for one in solid if one.code is root.code and one.raised is not None), root)
     if root.text is not None and root.text.name == "validation-error":  # what was invalid stands in the lines below
@@ -129,7 +150,9 @@ def _ended_something(one: Complaint, deaths: Sequence[Hit], story: Story) -> boo
     if any(hit.at >= one.at for hit in deaths):
         return True
     if one.code.is_memory and one.raised is not None:
-        return True
+        # A client's own script may fail on the same terminal while the server goes on.
+        is_ours = not one.raised.frames or any("vllm" in frame.file for frame in one.raised.frames)
+        return is_ours or not story.serves_after(one.at)
     return not story.serves_after(one.at)
 
 

@@ -132,7 +132,7 @@ def judge_memory_summary(log: Log, *, failed_bytes: int | None = None) -> Summar
 def _judge(log: Log, table: MemorySummary, failed_bytes: int | None) -> Finding | None:
     gaps = table.non_releasable
     troubled = (table.retries or 0) + (table.ooms or 0)
-    if gaps is None or not troubled or gaps.current < max(GIB, failed_bytes or 0):
+    if gaps is None or not troubled or gaps.current < max(GIB // 2, failed_bytes or 0):
         return None
     device = "" if table.device is None else f" on device {table.device}"
     against = f", more than the {format_gib(failed_bytes)} that could not be had" if failed_bytes else ""

@@ -84,8 +84,15 @@ class OutOfMemory(NamedTuple):
         return tuple(one for one in self.processes if one is not own)
 
     @property
+    def is_limited(self) -> bool:
+        """Whether the card had what was asked for: then a limit set for this process refused it."""
+        return self.free is not None and self.tried is not None and self.free > self.tried
+
+    @property
     def has_neighbour(self) -> bool:
-        """Whether others hold enough to be the reason."""
+        """Whether others hold enough to be the reason; not where the card had room and a limit of its own stopped it."""
+        if self.is_limited:
+            return False
         floor = max(NEIGHBOUR_MATTERS_BYTES, NEIGHBOUR_MATTERS_SHARE * (self.total or 0))
         short = (self.tried or 0) - (self.free or 0)
         return self.others >= max(floor, short * 0.5)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from plimsoll.doctor.steps import Progress
 from plimsoll.doctor.tracebacks import Raised, raised_in
 from plimsoll.domain.log import Line, Log
+from plimsoll.domain.user_text import hide_user_text_lines
 from plimsoll.engine.failure_texts import TEXTS, Role, Text
 
 _compiled = cache(re.compile)
@@ -47,6 +48,7 @@ MILESTONES: tuple[tuple[str, Progress], ...] = (
     ("Received request ", Progress.SERVING),
     ("Added request ", Progress.SERVING),
 )
+_EXCEPTION = r"(?:[A-Za-z_]\w{0,80}\.){0,8}[A-Za-z_]\w{0,80}(?:Error|Exception): "
 _BEGINS = (
     "API server version",
     "Initializing a V1 LLM engine",
@@ -109,12 +111,27 @@ class Story(NamedTuple):
 
 def read_story(log: Log, texts: Sequence[Text] = TEXTS) -> Story:
     """Everything the judge needs, in one pass over the lines."""
+    log = log._replace(lines=_without_users_words(log.lines))
     raised = raised_in(log.lines)
     hits = list(_hits(log.lines, texts))
     marks = list(_marks(log.lines))
     hits += _wrapped_hits(raised, {hit.at for hit in hits}, texts)
     hits.sort(key=lambda hit: hit.at)
     return Story(log, raised, hits, marks, _lives(log.lines, hits))
+
+
+_USERS = ("Received request ", "prompt: '", 'prompt: "', "Generated response")
+_RECORD = "INFO 01-01 00:00:00 [a.py:1] "  # what a record of vLLM's begins with: it ends a text that was never closed
+
+
+def _without_users_words(lines: Sequence[Line]) -> Sequence[Line]:
+    """The lines without what users wrote: a prompt may quote a traceback, and it is nobody's failure."""
+    if not any(word in line.text for line in lines for word in _USERS):
+        return lines
+    marked = (f"{_RECORD}{line.text}" if line.level else line.text for line in lines)
+    return [
+        line._replace(text=text.removeprefix(_RECORD)) for line, text in zip(lines, hide_user_text_lines(marked), strict=True)
+    ]
 
 
 def _wrapped_hits(raised: Sequence[Raised], told: set[int], texts: Sequence[Text]) -> Iterator[Hit]:
@@ -151,7 +168,11 @@ def _hits(lines: Sequence[Line], texts: Sequence[Text]) -> Iterator[Hit]:
 
 
 def _counts(text: Text, line: Line) -> bool:
-    if line.level in ("DEBUG", "INFO", "WARNING") and not text.any_level and text.role is not Role.NOISE:
+    is_quiet = line.level in ("DEBUG", "INFO", "WARNING")
+    if is_quiet and line.level == "INFO":
+        # Who logs another program's output line by line calls all of it INFO, its exceptions too.
+        is_quiet = _compiled(_EXCEPTION).match(line.text) is None
+    if is_quiet and not text.any_level and text.role is not Role.NOISE:
         return False
     return text.pattern is None or _compiled(text.pattern).search(line.text) is not None
 

@@ -28,7 +28,7 @@ _EXCEPTION = (
     r"(?:Error|Exception|Exit|Interrupt|Unavailable|NotFound|OutOfResources|OutOfMemory|Timeout|Killed|Died|Dead\w{0,20}|Failed"
     r"|TimeoutExpired)(?:\([\w.]{1,80}\))?)(?::\s?(.*))?$"
 )
-_ANY_EXCEPTION = r"^((?:[A-Za-z_]\w{0,80}\.){0,8}[A-Z]\w{0,80})(?::\s(.*))?$"
+_ANY_EXCEPTION = r"^(?!INFO|WARNING|ERROR|DEBUG|CRITICAL|NOTE|Process )((?:[A-Za-z_]\w{0,80}\.){0,8}[A-Z]\w{0,80})(?::\s(.*))?$"
 _INLINE_EXCEPTION = r"\b((?:[A-Za-z_]\w{0,80}\.){0,8}[A-Za-z_]\w{0,80}(?:Error|Exception)): (.*)$"
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 _WRITING = frozenset(
@@ -55,7 +55,7 @@ class Raised(NamedTuple):
     at: int  # index of the line that names it
     cause: int | None  # position in the list of the exception it was raised from or while handling
     in_logging: bool  # raised while a log record was being written: never the failure itself
-    warned: bool = False  # printed by a warning or an informational record
+    warned: bool = False  # printed by a warning, or for debugging
 
     @property
     def name(self) -> str:
@@ -162,7 +162,8 @@ def _take(text: str, index: int, line: Line, stream: _Stream, found: list[Raised
         stream.chained, stream.awaits = True, 0
         return
     if not _names_exception(text, index, line, stream, found) and stripped:
-        _follow(stripped, stream, found)
+        is_code = bool(stream.frames) and (text[0].isspace() or stripped[0] in "^~")
+        _follow(stripped, stream, found, is_code=is_code)
 
 
 def _frame(text: str) -> Frame | None:
@@ -197,7 +198,7 @@ def _add(kind: str, message: str, index: int, line: Line, stream: _Stream, found
     found.append(
         Raised(
             kind, message, tuple(stream.frames), line.process, index if stream.first is None else stream.first, index,
-            stream.last if stream.chained else None, in_logging, line.level in ("DEBUG", "INFO", "WARNING"),
+            stream.last if stream.chained else None, in_logging, line.level in ("DEBUG", "WARNING"),
         )
     )  # fmt: skip
     stream.reset()
@@ -214,9 +215,9 @@ def _flattened(text: str, index: int, line: Line, stream: _Stream, found: list[R
         _add(match[1], match[2], index, line, stream, found)
 
 
-def _follow(stripped: str, stream: _Stream, found: list[Raised]) -> None:
-    """A further line of the last message, or a line in between that ends the wait for one."""
-    stream.quiet += 1
+def _follow(stripped: str, stream: _Stream, found: list[Raised], *, is_code: bool) -> None:
+    """A further line of the last message, code that a frame quotes, or a line in between that ends the wait for one."""
+    stream.quiet += 0 if is_code else 1
     if stream.quiet > 40:
         stream.reset()  # the traceback this belonged to was cut off
     if stream.awaits and stream.last is not None and not stream.frames:

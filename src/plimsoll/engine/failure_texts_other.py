@@ -160,6 +160,9 @@ OTHER: tuple[Text, ...] = (
     Text("duplicate-gpu", "Duplicate GPU detected", _CAUSE, Code.OTHER_COLLECTIVES, None, "nccl"),
     Text("oneccl", "oneCCL", _CAUSE, Code.OTHER_COLLECTIVES, r"(?i)error|fail|exception", "oneccl"),
     Text("nixl", "NIXL_ERR", _CAUSE, Code.OTHER_COLLECTIVES, None, "nixl"),
+    Text("custom-all-reduce", "custom_all_reduce.cuh", _CAUSE, Code.OTHER_COLLECTIVES, r"(?i)error|fail", "vllm",
+         fragment="custom_all_reduce"),
+    Text("hccl", "HCCL function error", _CAUSE, Code.OTHER_COLLECTIVES, None, "hccl"),
     Text("gloo", "Gloo connectFullMesh failed", _CAUSE, Code.OTHER_COLLECTIVES, None, "gloo"),
     Text("gloo-peer", "Connection closed by peer [", _CAUSE, Code.OTHER_COLLECTIVES, None, "gloo"),
     Text("dist-store", "DistStoreError", _CAUSE, Code.OTHER_COLLECTIVES, None, "torch"),
@@ -193,6 +196,7 @@ OTHER: tuple[Text, ...] = (
     Text("dequeue-timeout", "TimeoutError", _CAUSE, Code.OTHER_TIMEOUT, r"^(?:asyncio\.|builtins\.)?TimeoutError(?::|$)",
          "python"),
     Text("workspace-locked", "Workspace is locked but", _CAUSE, Code.OTHER_ENGINE_ERROR),
+    Text("segfault-caught", "Segfault encountered", _CAUSE, Code.OTHER_ENGINE_ERROR, None, "torch", any_level=True),
     Text("segfault", "Segmentation fault", _CAUSE, Code.OTHER_ENGINE_ERROR, None, "kernel", any_level=True),
     Text("fatal-python", "Fatal Python error", _CAUSE, Code.OTHER_ENGINE_ERROR, None, "python", any_level=True),
 )  # fmt: skip

@@ -76,13 +76,14 @@ def clean(text: str) -> str:
 def as_text(diagnosis: Diagnosis) -> str:
     """For a terminal, without colour."""
     lines = [_HEAD[diagnosis.memory_failure] + _about(diagnosis.facts), ""]
+    inputs = _rows(diagnosis.facts.get("inputs"))
     if not diagnosis.findings:
         lines += ["Nothing wrong was found." if diagnosis.memory_failure is False else "No failure was recognised.", ""]
     for number, finding in enumerate(diagnosis.findings[:MOST_TEXT_FINDINGS], 1):
-        lines += [*_finding(number, finding, is_whole=number == 1), ""]
+        lines += [*_finding(number, finding, is_whole=number == 1, with_path=len(inputs) > 1), ""]
     if len(diagnosis.findings) > MOST_TEXT_FINDINGS:
         lines += [f"and {len(diagnosis.findings) - MOST_TEXT_FINDINGS} more: --json has them all", ""]
-    lines += list(_facts(diagnosis.facts))
+    lines += [*_facts(diagnosis.facts), *_figures(diagnosis.facts), *_inputs(inputs), *_notes(diagnosis.facts), ""]
     if diagnosis.collect_next:
         lines += ["To settle it, collect:", *(f"  - {line}" for ask in diagnosis.collect_next for line in [clean(ask)]), ""]
     return "\n".join(lines).rstrip()
@@ -100,18 +101,18 @@ def _about(facts: Mapping[str, object]) -> str:
     return f"   ({', '.join(said)})" if said else ""
 
 
-def _finding(number: int, finding: Finding, *, is_whole: bool) -> Iterator[str]:
+def _finding(number: int, finding: Finding, *, is_whole: bool, with_path: bool) -> Iterator[str]:
     sure = f"{finding.confidence:.0%} sure"
     yield from wrapped(f"{number}. {finding.code} ({finding.severity}, {sure}): {clean(finding.title)}", "   ")
     yield from wrapped(f"   why       {clean(finding.because)}", " " * 13)
-    for place, one in enumerate(finding.evidence[: 4 if is_whole else 1]):
-        where = clean(one.source.rpartition("/")[2]) + (f":{one.line}" if one.line is not None else "")
-        yield f"   {'evidence' if place == 0 else '':10}{where}"
-        yield from wrapped(f"{'':13}{clean(one.text)}", " " * 15)
     for place, remedy in enumerate(finding.remedy[: 6 if is_whole else 2]):
         yield from wrapped(f"   {'do' if place == 0 else '':10}{_do(remedy)}: {clean(remedy.why)}", " " * 13)
     for place, useless in enumerate(finding.not_a_remedy if is_whole else ()):
         yield from wrapped(f"   {'no use' if place == 0 else '':10}{clean(useless)}", " " * 13)
+    for place, one in enumerate(finding.evidence[: 4 if is_whole else 1]):
+        where = (clean(one.source) if with_path else clean(one.source.rpartition("/")[2])) or clean(one.source)
+        yield f"   {'evidence' if place == 0 else '':10}{where}" + (f", line {one.line}" if one.line is not None else "")
+        yield from wrapped(f"{'':13}{clean(one.text)}", " " * 15)
     if finding.severity is not Severity.INFO:
         yield f"   {'read on':10}plimsoll doctor --explain {finding.code}"
 
@@ -142,4 +143,45 @@ def _facts(facts: Mapping[str, object]) -> Iterator[str]:
     harmless = facts.get("harmless")
     if isinstance(harmless, Sequence) and harmless and not isinstance(harmless, str):
         yield from wrapped(f"Harmless, whatever it says: {clean(str(harmless[0]))[:160]}", "  ")
-    yield ""
+
+
+def _rows(value: object) -> list[Mapping[str, object]]:
+    return [row for row in value if isinstance(row, Mapping)] if isinstance(value, list | tuple) else []
+
+
+def _figures(facts: Mapping[str, object]) -> Iterator[str]:
+    """What pages and snapshots show, also where nothing is wrong."""
+    for row in _rows(facts.get("metrics")):
+        for engine in _rows(row.get("engines"))[:4]:
+            figures = engine.get("figures")
+            if isinstance(figures, Mapping):
+                shown = [
+                    f"{name} {figures[name]:.0f}"
+                    for name in ("running", "waiting", "preemptions")
+                    if _is_number(figures.get(name))
+                ]
+                usage = figures.get("kv_cache_usage")
+                shown += [f"KV cache {usage:.0%} full"] if isinstance(usage, float) else []
+                yield from wrapped(f"The page shows: {', '.join(shown)}", "  ")
+    for row in _rows(facts.get("snapshot")):
+        for device in _rows(row.get("devices"))[:4]:
+            sizes = [f"{name} {format_gib(size)}" for name in ("reserved", "allocated", "pinned", "releasable")
+                     if isinstance(size := device.get(name), int)]  # fmt: skip
+            yield from wrapped(f"The snapshot's device {device.get('device')}: {', '.join(sizes)}", "  ")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and value == value
+
+
+def _inputs(inputs: Sequence[Mapping[str, object]]) -> Iterator[str]:
+    """One line an input, where there are several."""
+    for row in inputs[:12] if len(inputs) > 1 else ():
+        yield from wrapped(f"Read {clean(str(row.get('source')))} ({row.get('is')}): {clean(str(row.get('says')))}", "  ")
+
+
+def _notes(facts: Mapping[str, object]) -> Iterator[str]:
+    for kind, word in (("remarks", "Remark"), ("notes", "Note")):
+        notes = facts.get(kind)
+        for note in notes[:6] if isinstance(notes, list) else ():
+            yield from wrapped(f"{word}: {clean(str(note))}", "  ")

@@ -29,6 +29,9 @@ _START_BYTES = 64 << 10
 _SAMPLE = r"[a-zA-Z_:][\w:]{0,200}(?:\{[^\n]{0,4000}\})? [-+]?(?:\d[\d.eE+\-]{0,40}|Inf|NaN)(?: \d{1,20})?\s{0,2}$"
 
 
+MOST_NAMED = 8  # of the files that were passed over
+
+
 class Kind(StrEnum):
     """What an input is; every text that is no metrics page is a log, whoever wrote it."""
 
@@ -43,6 +46,7 @@ class Walked(NamedTuple):
 
     files: list[str]
     left_out: int = 0
+    not_text: tuple[str, ...] = ()  # files of folders that are neither text nor a snapshot; the first few
 
 
 def classify(path: str) -> Kind:
@@ -127,7 +131,7 @@ def walked(paths: Iterable[str]) -> Walked:
         if not inside:
             raise BadInput(f"{path}: no log, metrics page or snapshot in this folder")
         found.update(dict.fromkeys(inside))
-    return Walked(list(found), search.left_out)
+    return Walked(list(found), search.left_out, tuple(search.not_text))
 
 
 class _Search:
@@ -136,6 +140,7 @@ class _Search:
     def __init__(self) -> None:
         self.left_out = 0
         self._seen: set[tuple[int, int]] = set()
+        self.not_text: list[str] = []
         self._entries = 0
         self._taken = 0
 
@@ -153,8 +158,10 @@ class _Search:
             self._seen.add((what.st_dev, what.st_ino))
             if stat.S_ISDIR(what.st_mode):
                 folders.append(path)
-            elif stat.S_ISREG(what.st_mode) and 0 < what.st_size <= LARGEST_FILE_BYTES and _is_readable(path):
-                if self._taken < MOST_FILES:
+            elif stat.S_ISREG(what.st_mode) and what.st_size:
+                if what.st_size > LARGEST_FILE_BYTES or not _is_readable(path):
+                    self.not_text += [path] if len(self.not_text) < MOST_NAMED else []
+                elif self._taken < MOST_FILES:
                     self._taken += 1
                     found.append(path)
                 else:

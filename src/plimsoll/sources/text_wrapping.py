@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from functools import cache
+from itertools import pairwise
 from typing import NamedTuple
 
 from plimsoll.sources.text_prefix import LEVELS, is_prefixed
@@ -43,6 +44,8 @@ class Habits(NamedTuple):
     services: frozenset[str] = frozenset()  # "vllm" of "vllm  | "
     word: str = ""  # "vllm-server: "
     quoted: bool = False  # "> " of a quotation
+    one_level: bool = False  # every record is of the same level, whatever it says: the collector's, not the speaker's
+    width: int = 0  # at which a terminal broke all longer lines; 0 where none did
 
 
 @cache
@@ -81,8 +84,23 @@ def _bracketed() -> re.Pattern[str]:
 
 
 @cache
+def _levelled() -> re.Pattern[str]:
+    return re.compile(rf'"(?:{"|".join(_JSON_LEVEL)})"\s{{0,4}}:\s{{0,4}}"(\w{{1,20}})"')
+
+
+@cache
 def _word() -> re.Pattern[str]:
-    return re.compile(r"[A-Za-z][\w.\-]{1,60}: ?(?=\S|$)")
+    return re.compile(r"[A-Za-z][\w.\-]{1,60}: ?(?=\S|$)|\[[A-Za-z][\w.\-/ ]{0,40}\] ?")
+
+
+@cache
+def _logger() -> re.Pattern[str]:
+    """What a program that logs another's output puts between the time and the line: Python's logging, loguru."""
+    level = "DEBUG|INFO|WARNING|ERROR|CRITICAL"
+    place = r"[\w./<>]{1,100}:[\w<>]{1,60}(?::\d{1,6})?"
+    tag = r"(?:\[[A-Za-z][\w.\-]{0,30}\] )?"
+    python = rf"(?:- )?(?:[\w.\-<>]{{1,80}} - )?(?P<level>{level}) - (?:{place} - )?{tag}"
+    return re.compile(rf"{python}|\| (?P<loguru>{level}) {{0,8}}\| {place} - ")
 
 
 def unwrapped(text: str, habits: Habits, *, up_to_record: bool = False) -> list[Bare]:
@@ -112,6 +130,8 @@ def _one_off(text: str, habits: Habits) -> Bare | None:
     first = text[:1]
     if first == "{":
         return _of_json(text)
+    if habits.word and text.startswith(habits.word):
+        return Bare(text[len(habits.word) :], habits.word.strip("[]: "))
     if first.isdigit():
         return _of_stamp(text) or (_of_compose(text, habits) if "|" in text[:130] else None)
     if first == "[":
@@ -124,8 +144,6 @@ def _one_off(text: str, habits: Habits) -> Bare | None:
         return Bare(text[2:] if text.startswith("> ") else text[1:])
     if not first.isalpha():
         return None
-    if habits.word and text.startswith(habits.word):
-        return Bare(text[len(habits.word) :], habits.word.rstrip(": "))
     if text[3:4] == " " and (match := _journal().match(text)) and (unit := _syslog().match(text, match.end())):
         return Bare(text[unit.end() :], unit["unit"], match[0].strip())
     return _of_compose(text, habits) if "|" in text[:130] else None
@@ -151,6 +169,8 @@ def _of_stamp(text: str) -> Bare | None:
     # Without a process number "host unit:" could as well be "CUDA error:".
     if (unit := _syslog().match(text, match.end())) and (unit["pid"] or unit["unit"] == "kernel"):
         return Bare(text[unit.end() :], unit["unit"], match[1])
+    if text.startswith(("- ", "| "), match.end()) and (logger := _logger().match(text, match.end())):
+        return Bare(text[logger.end() :], stamp=match[1], level=logger["level"] or logger["loguru"])
     return Bare(text[match.end() :], stamp=match[1])
 
 
@@ -215,6 +235,19 @@ def habits_of(sample: Iterable[str]) -> Habits:
         if match := _word().match(line):
             words[match[0]] = words.get(match[0], 0) + 1
     word = max(words, key=lambda one: words[one], default="")
-    if word.rstrip(": ").upper() in LEVELS or words.get(word, 0) < max(3, 0.9 * len(bare)):
+    if word.strip("[]: ").upper() in LEVELS or words.get(word, 0) < max(3, 0.9 * len(bare)):
         word = ""
-    return Habits(frozenset(known), word, quoted)
+    levels = [match[1] for line in lines if line.startswith("{") and (match := _levelled().search(line))]
+    one_level = len(levels) >= 8 and len(set(levels)) == 1
+    return Habits(frozenset(known), word, quoted, one_level, _width_of(lines))
+
+
+def _width_of(lines: list[str]) -> int:
+    """The width at which longer lines were broken: no line is longer, and many are exactly as long."""
+    longest = max(map(len, lines))
+    pairs = [(line, after) for line, after in pairwise(lines) if len(line) == longest]
+    if not 60 <= longest < 400 or len(pairs) < max(5, 0.08 * len(lines)):
+        return 0
+    rests = sum(1 for line, after in pairs if not is_prefixed(after) and after[:8] != line[:8])
+    is_servers = sum(map(is_prefixed, lines)) >= 3
+    return longest if is_servers and rests >= 0.8 * len(pairs) else 0

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import BinaryIO
 
 from plimsoll.domain.log import LONGEST, Line, Log
@@ -57,7 +58,20 @@ def _log(source: str, kept: Kept) -> Log:
     reader.flush()
     if kept.was_short:
         skipped.append((len(reader.lines), 0))
-    return Log(source, reader.lines, tuple(skipped), kept.size_bytes)
+    lines = reader.lines
+    if not skipped and _is_newest_first(lines):
+        lines = lines[::-1]
+    return Log(source, lines, tuple(skipped), kept.size_bytes)
+
+
+def _is_newest_first(lines: Sequence[Line]) -> bool:
+    """Whether a console showed the last line on top: nearly every stamp is older than the one above it."""
+    stamps = [line.at for line in lines if line.at is not None]
+    if len(stamps) < max(8, len(lines) // 3):
+        return False
+    rising = sum(b > a for a, b in pairwise(stamps))
+    falling = sum(b < a for a, b in pairwise(stamps))
+    return falling >= 5 and falling > 9 * rising
 
 
 def _sample(chunks: Sequence[Chunk]) -> Iterator[str]:
@@ -82,10 +96,17 @@ class _Reader:
     def read(self, chunk: Chunk) -> int:
         """Read the lines of this chunk; returns the number of the line after it."""
         number = chunk.first
-        count = 0
+        count, begun, since = 0, "", 0
         for raw in _raw_lines(chunk.data):
-            self._line(None if number is None else number + count, raw)
+            if self._habits.width and len(raw) == self._habits.width and len(begun) < LONGEST:
+                since = since if begun else count
+                begun += raw  # a terminal broke the line here
+            else:
+                self._line(None if number is None else number + (since if begun else count), begun + raw)
+                begun = ""
             count += 1
+        if begun:
+            self._line(None if number is None else number + since, begun)
         return (number or 1) + count
 
     def _line(self, number: int | None, raw: str) -> None:
@@ -119,7 +140,7 @@ class _Reader:
             text = text.lstrip("`")
             if len(text) < 20 and " " not in text:
                 return  # the fence of a code block, with or without its language
-        level = LEVELS.get(bare.level.upper(), "")
+        level = "" if self._habits.one_level else LEVELS.get(bare.level.upper(), "")
         first = said(text)
         if "\r" not in text and len(parts := apart(first.text)) == 1:
             self._append(number, bare, first, level)

@@ -1,0 +1,349 @@
+"""`plimsoll doctor` as a user meets it: its options, its exit codes, and one clear line for whatever it cannot read."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import pickle
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from plimsoll.cli.doctor import _SWITCHES, _WITH_VALUE
+from plimsoll.domain.finding import Code
+from tests.cli.doctor_runs import (
+    CGROUP,
+    CGROUP_DMESG,
+    CPU,
+    FORWARD,
+    H200,
+    HEALTHY,
+    SPLIT,
+    STORM_PAGE,
+    one_line,
+    said,
+    said_by_process,
+)
+
+Capsys = pytest.CaptureFixture[str]
+
+
+class Runs:
+    """A pickle of this runs a command in whoever opens it."""
+
+    def __init__(self, command: str) -> None:
+        self.command = command
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, (self.command,)
+
+
+def test_help_names_every_option(capsys: Capsys) -> None:
+    """What is understood is in the help, but for the second names of --gpu and what only --bundle needs; no word more."""
+    answer = said(capsys, "--help")
+    assert answer.code == 0
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", answer.out))
+    understood = {option for option in (*_WITH_VALUE, *_SWITCHES) if option.startswith("--")}
+    assert named <= understood
+    assert understood - named <= {"--help", "--force", "--gpu-memory-gib"}
+    assert max(map(len, answer.out.splitlines())) <= 128
+    assert said(capsys, "-h").out == answer.out
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ([HEALTHY], 0),
+        ([str(CPU / "terminate.log")], 0),
+        ([str(CPU / "interrupt.log")], 0),
+        ([FORWARD], 1),
+        ([str(CPU / "port-in-use.log")], 1),
+        ([str(CPU / "kill-engine-core.log")], 1),
+        ([SPLIT], 1),
+        ([STORM_PAGE], 1),
+        ([CGROUP_DMESG], 1),
+        (["--exit-code", "137"], 1),
+        (["--exit-code", "143"], 0),
+        (["http://127.0.0.1:1"], 3),
+    ],
+)
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_the_exit_code_says_whether_something_failed(words: list[str], code: int, more: list[str], capsys: Capsys) -> None:
+    """0: nothing wrong, also where it was stopped on purpose; 1: a failure; 3: a server did not answer."""
+    assert said(capsys, *words, *more).code == code
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ([], "nothing to read"),
+        (["/nowhere/x.log"], "/nowhere/x.log: no such file"),
+        (["--exit-code", "many"], "--exit-code 'many' is not a number"),
+        (["--exit-code", "٣"], "is not a number"),
+        (["--exit-code", "9" * 30], "is not a number"),
+        ([HEALTHY, "--timeout", "soon"], "--timeout 'soon' is not a number of seconds"),
+        ([HEALTHY, "--timeout", "0"], "--timeout '0'"),
+        ([HEALTHY, "--timeout", "-3"], "--timeout"),
+        ([HEALTHY, "--timeout", "nan"], "--timeout"),
+        ([HEALTHY, "--timeout"], "--timeout needs a value"),
+        ([HEALTHY, "--depth", "3"], "there is no option '--depth'"),
+        ([HEALTHY, "--", "vllm", "serve", "m"], "not a command after"),
+        ([HEALTHY, "--html", "x.html"], "--html draws a memory snapshot, and none was given"),
+        ([HEALTHY, "--watch"], "--watch looks at running servers"),
+        (["--watch"], "nothing to read"),
+        (["--watch", "http://127.0.0.1:1", "--looks", "0"], "--looks"),
+        (["--watch", "http://127.0.0.1:1", "--interval", "x"], "--interval"),
+        (["http://127.0.0.1:1", "--since", "yesterday"], "--since 'yesterday' is not a time: 30m, 6h, 2d"),
+        (["http://127.0.0.1:1", "--start", "noon"], "--start 'noon' is not a time in Unix seconds"),
+        (["http://127.0.0.1:1", "--since", "1h", "--step", "often"], "--step"),
+        (["http://127.0.0.1:1", "--since", "1h", "--match", "vllm"], "--match wants label=value"),
+        (["http://"], "http://"),
+        ([FORWARD, "--bundle", "case.zip"], "name the archive .tar.zst, .tar.gz or .tar"),
+        ([FORWARD, "--bundle", "/nowhere/case.tar"], "/nowhere/case.tar: no such folder"),
+        (["--explain", "runtime.logit"], "did you mean runtime.logits"),
+    ],
+)
+def test_a_wrong_word_is_one_line_and_exit_2(words: list[str], complaint: str, capsys: Capsys) -> None:
+    """It says what is wrong with which word, before anything is read or written."""
+    answer = said(capsys, *words)
+    assert answer.code == 2
+    assert complaint in one_line(answer)
+
+
+@pytest.mark.parametrize("words", [[HEALTHY, "--gpu", "nope"], [HEALTHY, "--since", "yesterday"], [FORWARD, "--gpu", "nope"]])
+def test_a_wrong_value_is_refused_also_where_it_would_not_be_used(words: list[str], capsys: Capsys) -> None:
+    """A typing mistake is told whatever the log turns out to be."""
+    answer = said(capsys, *words)
+    assert answer.code == 2
+    one_line(answer)
+
+
+def test_random_bytes_are_refused(tmp_path: Path, capsys: Capsys) -> None:
+    """What is no text, alone or packed, is no log."""
+    noise = bytes(range(256)) * 40
+    for name, data in (("x.log", noise), ("x.log.gz", gzip.compress(noise)), ("cut.gz", b"\x1f\x8b broken")):
+        path = tmp_path / name
+        path.write_bytes(data)
+        answer = said(capsys, str(path))
+        assert answer.code == 2, name
+        assert str(path) in one_line(answer)
+
+
+def test_five_gigabytes_of_nothing_are_refused_at_once(tmp_path: Path, capsys: Capsys) -> None:
+    """A sparse file is looked at, not read."""
+    path = tmp_path / "sparse.log"
+    with path.open("wb") as file:
+        file.truncate(5 << 30)
+    began = time.monotonic()
+    answer = said(capsys, str(path))
+    assert answer.code == 2
+    assert "sparse.log" in one_line(answer)
+    assert time.monotonic() - began < 5
+
+
+def test_a_pipe_that_never_ends_is_left_after_the_timeout(tmp_path: Path) -> None:
+    """A FIFO whose writer says nothing is the world's fault, in one line, when --timeout is over."""
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+    writer = os.open(path, os.O_RDWR)  # a writer that stays and is silent
+    try:
+        began = time.monotonic()
+        answer = said_by_process([str(path), "--timeout", "1"])
+        assert answer.code == 3
+        assert "fifo: nothing came in time" in one_line(answer)
+        assert time.monotonic() - began < 6
+    finally:
+        os.close(writer)
+
+
+def test_what_a_pipe_said_before_the_timeout_is_judged(tmp_path: Path) -> None:
+    """A log that comes through a FIFO which is never closed is read as far as it came."""
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+    writer = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+    try:
+        os.write(writer, Path(FORWARD).read_bytes()[-60_000:])
+        answer = said_by_process([str(path), "--timeout", "1", "--json"])
+    finally:
+        os.close(writer)
+    assert answer.code == 1
+    assert answer.body["memory_failure"] is True
+
+
+def test_a_hostile_pickle_runs_nothing(tmp_path: Path, capsys: Capsys) -> None:
+    """A pickle that would run a command is refused in one line, packed or not, and the command is not run."""
+    mark = tmp_path / "was-run"
+    data = pickle.dumps({"segments": [Runs(f"touch {mark}")], "device_traces": []})
+    for name, content in (("evil.pickle", data), ("evil.pickle.gz", gzip.compress(data)), ("evil.log", data)):
+        path = tmp_path / name
+        path.write_bytes(content)
+        answer = said(capsys, str(path))
+        assert answer.code == 2
+        assert "refused" in one_line(answer)
+    assert not mark.exists()
+
+
+def test_a_folder_is_read_and_what_is_broken_in_it_is_left_out(tmp_path: Path, capsys: Capsys) -> None:
+    """One bad file does not hide the others: it is named among the notes, and the answer stands."""
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "server.log").write_bytes(Path(FORWARD).read_bytes())
+    (tmp_path / "cut.log.gz").write_bytes(b"\x1f\x8b\x08 broken")
+    (tmp_path / "evil.pickle").write_bytes(pickle.dumps(Runs("true")))
+    (tmp_path / "picture.png").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(range(256)))
+    answer = said(capsys, str(tmp_path), "--json")
+    assert answer.code == 1
+    assert answer.codes[0] == "runtime.forward"
+    notes = " ".join(answer.body["facts"]["notes"])
+    assert "cut.log.gz" in notes
+    assert "evil.pickle" in notes
+    assert [Path(one["source"]).name for one in answer.body["facts"]["inputs"]] == ["server.log"]
+
+
+def test_notes_are_shown_to_people_too(tmp_path: Path, capsys: Capsys) -> None:
+    """What was left out of a folder is said without --json as well: an answer over half of the files must say so."""
+    (tmp_path / "server.log").write_bytes(Path(HEALTHY).read_bytes())
+    (tmp_path / "cut.log.gz").write_bytes(b"\x1f\x8b\x08 broken")
+    assert "cut.log.gz" in said(capsys, str(tmp_path)).out
+
+
+def test_a_folder_without_anything_to_read_is_refused(tmp_path: Path, capsys: Capsys) -> None:
+    """An empty folder, and one with pictures alone."""
+    assert "no log, metrics page or snapshot in this folder" in one_line(said(capsys, str(tmp_path)))
+    (tmp_path / "picture.png").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(range(256)))
+    answer = said(capsys, str(tmp_path))
+    assert answer.code == 2
+    one_line(answer)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_standard_input_is_read_like_a_file(packed: bool) -> None:
+    """`-` gives what the file gives, packed or not, but for its name."""
+    data = Path(FORWARD).read_bytes()
+    piped = said_by_process(["-", "--json"], given=gzip.compress(data) if packed else data)
+    assert piped.code == 1
+    assert piped.codes[0] == "runtime.forward"
+    assert {evidence["source"] for evidence in piped.body["findings"][0]["evidence"]} == {"standard input"}
+
+
+def test_an_empty_standard_input_is_no_healthy_server() -> None:
+    """Of nothing at all it cannot be told."""
+    answer = said_by_process(["-", "--json"])
+    assert answer.code == 0
+    assert answer.body["memory_failure"] is None
+    assert answer.body["collect_next"]
+
+
+def test_standard_input_beside_a_file(capsys: Capsys) -> None:
+    """The kernel's lines may come through a pipe while the log is a file."""
+    del capsys
+    answer = said_by_process([CGROUP, "-", "--json"], given=Path(CGROUP_DMESG).read_bytes())
+    assert answer.codes[0] == "host.out-of-memory"
+
+
+def test_dmesg_settles_what_the_log_cannot(capsys: Capsys) -> None:
+    """Alone the log cannot tell and says what to collect; with the kernel's lines it is host memory, in either order."""
+    alone = said(capsys, CGROUP, "--json")
+    assert alone.body["memory_failure"] is None
+    assert any("dmesg" in ask for ask in alone.body["collect_next"])
+    for words in ((CGROUP, CGROUP_DMESG), (CGROUP_DMESG, CGROUP)):
+        both = said(capsys, *words, "--json")
+        assert both.body["memory_failure"] is True
+        assert both.codes[0] == "host.out-of-memory"
+        assert both.body["collect_next"] == []
+
+
+@pytest.mark.parametrize("code", ["137", "-9", "0", "134", "1", "255"])
+def test_an_exit_code_alone_is_never_memory_nor_proof_of_the_contrary(code: str, capsys: Capsys) -> None:
+    """It may have been the kernel for want of memory, or anybody: without a log it cannot be told."""
+    assert said(capsys, "--exit-code", code, "--json").body["memory_failure"] is None
+
+
+def test_an_exit_code_beside_a_log_that_cannot_tell_settles_nothing(capsys: Capsys) -> None:
+    """That the process was killed does not turn "cannot be told" into "no": this one was killed for want of host memory."""
+    answer = said(capsys, CGROUP, "--exit-code", "137", "--json")
+    assert answer.body["memory_failure"] is None
+    assert answer.body["collect_next"]
+
+
+def test_an_exit_code_does_not_overrule_a_shown_cause(capsys: Capsys) -> None:
+    """An out-of-memory error with exit code 0 or 137 stays what it is; a stop on purpose with 143 is no failure."""
+    for code in ("0", "1", "137"):
+        answer = said(capsys, FORWARD, "--exit-code", code, "--json")
+        assert answer.body["memory_failure"] is True
+        assert answer.codes[0] == "runtime.forward"
+    stopped = said(capsys, str(CPU / "terminate.log"), "--exit-code", "143", "--json")
+    assert stopped.code == 0
+    assert stopped.codes[0] == "other.stopped-by-operator"
+
+
+@pytest.mark.parametrize("code", list(Code))
+def test_every_code_has_its_page(code: Code, capsys: Capsys) -> None:
+    """--explain prints the page of the code, whole."""
+    answer = said(capsys, "--explain", code)
+    assert answer.code == 0
+    assert answer.out.startswith(f"# {code}\n")
+    assert "## What fixes it" in answer.out
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("startup.no-cache-block", "startup.no-cache-blocks"),
+        ("logits", "runtime.logits"),
+        ("kv.preemption", "kv.preemption-storm"),
+        ("oom", ""),
+        ("../../README", ""),
+        ("", ""),
+        ("x" * 5000, ""),
+    ],
+)
+def test_a_near_miss_is_named(typed: str, meant: str, capsys: Capsys) -> None:
+    """A code that is nearly right leads to the right one; anything else is refused in one short line."""
+    answer = said(capsys, "--explain", typed)
+    assert answer.code == 2
+    assert meant in one_line(answer)
+    assert len(answer.err) < 2200
+
+
+def test_the_picture_of_a_snapshot_is_written(tmp_path: Path, capsys: Capsys) -> None:
+    """--html leaves one page that loads nothing from elsewhere, beside the usual answer."""
+    page = tmp_path / "page.html"
+    answer = said(capsys, SPLIT, "--html", str(page))
+    assert answer.code == 1
+    assert "allocator.fragmentation" in answer.out
+    text = page.read_text(encoding="utf-8")
+    assert text.lower().startswith("<!doctype html>")
+    assert not re.search(r"(?:src|href)=[\"']?(?:https?:)?//", text)
+
+
+def test_two_snapshots_show_what_grew(capsys: Capsys) -> None:
+    """The second is compared with the first."""
+    folder = H200 / "snapshots"
+    answer = said(
+        capsys, str(folder / "growing-frames-early.pickle.gz"), str(folder / "growing-frames-late.pickle.gz"), "--json"
+    )
+    assert "gpu.growth" in answer.codes
+
+
+def test_an_answer_that_cannot_be_written_is_the_worlds_fault(tmp_path: Path, capsys: Capsys) -> None:
+    """A picture into a folder that is not there: exit 3, one line."""
+    answer = said(capsys, SPLIT, "--html", str(tmp_path / "none" / "page.html"))
+    assert answer.code == 3
+    assert answer.err.count("\n") == 1
+
+
+def test_a_reader_that_goes_away_is_nobodys_fault() -> None:
+    """`plimsoll doctor ... | true` ends quietly."""
+    command = f"'{sys.executable}' -m plimsoll doctor '{FORWARD}' --json | true; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=30, check=False)
+    assert done.stderr == ""
+    assert done.stdout.strip() in ("0", "1")
+
+
+def test_a_file_given_twice_is_read_once(capsys: Capsys) -> None:
+    """The same log named twice is one input."""
+    assert len(said(capsys, FORWARD, FORWARD, "--json").body["facts"]["inputs"]) == 1

@@ -1,0 +1,111 @@
+"""Where model and card are known, doctor plans the very server a log is of, and asks nobody for it."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from tests.cli.doctor_runs import HEALTHY, said
+
+Capsys = pytest.CaptureFixture[str]
+MODEL = "Qwen/Qwen2.5-7B-Instruct"
+HEAD = """
+    (APIServer pid=1) INFO 11-15 09:00:00 [api_server.py:1] vLLM API server version 0.25.1
+    (APIServer pid=1) INFO 11-15 09:00:00 [utils.py:2] non-default args: {{'model_tag': '{model}', 'model': '{model}', {flags}}}
+    (EngineCore pid=2) INFO 11-15 09:00:01 [core.py:1] Initializing a V1 LLM engine (v0.25.1) with config: model='{model}'
+    (EngineCore pid=2) INFO 11-15 09:00:02 [gpu_model_runner.py:1] Starting to load model {model}...
+"""
+TAIL = """
+    (APIServer pid=1) RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {{}}
+"""
+TOO_LONG = (
+    "    (EngineCore pid=2) INFO 11-15 09:00:03 [a.py:1] Model loading took 14.25 GiB memory and 5.1 seconds\n"
+    "    (EngineCore pid=2) INFO 11-15 09:00:04 [gpu_worker.py:1] Available KV cache memory: 1.13 GiB\n"
+    "    (EngineCore pid=2) Traceback (most recent call last):\n"
+    '    (EngineCore pid=2)   File "/opt/vllm/v1/core/kv_cache_utils.py", line 5, in check_enough_kv_cache_memory\n'
+    "    (EngineCore pid=2) ValueError: To serve at least one request with the models's max seq len (32768), (1.75 GiB KV "
+    "cache is needed, which is larger than the available KV cache memory (1.13 GiB). Based on the available memory, the "
+    "estimated maximum model length is 21152. Try increasing `gpu_memory_utilization` or decreasing `max_model_len` when "
+    "initializing the engine.\n"
+)
+OUT_OF_MEMORY = (
+    "    (EngineCore pid=2) Traceback (most recent call last):\n"
+    '    (EngineCore pid=2)   File "/opt/vllm/v1/worker/gpu_worker.py", line 5, in load_model\n'
+    "    (EngineCore pid=2) torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 260.00 MiB. GPU 0 has a total "
+    "capacity of 11.60 GiB of which 85.12 MiB is free. Including non-PyTorch memory, this process has 11.50 GiB memory in use. "
+    "Of the allocated memory 11.20 GiB is allocated by PyTorch, and 10.00 MiB is reserved by PyTorch but unallocated.\n"
+)
+
+
+@pytest.fixture(autouse=True)
+def nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever opens a connection or looks up a name in these tests fails."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("the network was asked")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+
+
+def log_of(folder: Path, text: str, model: str = MODEL, flags: str = "'max_model_len': 32768") -> str:
+    """A start that failed, as a file."""
+    path = folder / "start.log"
+    path.write_text(dedent((HEAD + text + TAIL).format(model=model, flags=flags)).replace("\n\n", "\n"))
+    return str(path)
+
+
+def test_the_plan_of_the_failed_server_is_among_the_facts(tmp_path: Path, capsys: Capsys) -> None:
+    """A bundled model and a card give the weights, the cache and the total that `plan` computes for that very command."""
+    answer = said(capsys, log_of(tmp_path, TOO_LONG), "--gpu", "L4", "--json")
+    assert answer.codes[0] == "startup.context-too-long"
+    plan = answer.body["facts"]["plan"]
+    assert 15.0e9 < plan["weights_bytes"] < 15.6e9
+    assert 22 << 30 <= plan["total_bytes"] <= 24 << 30
+    assert plan["requested_bytes"] < plan["total_bytes"]
+    assert "plan computes for this command" in said(capsys, log_of(tmp_path, TOO_LONG), "--gpu", "L4").out
+
+
+def test_cures_have_values(tmp_path: Path, capsys: Capsys) -> None:
+    """What to do comes as flags with numbers, the context not longer than what fits."""
+    answer = said(capsys, log_of(tmp_path, TOO_LONG), "--gpu-memory-gib", "17", "--json")
+    values = [one["value"] for one in answer.body["findings"][0]["remedy"] if one["flag"] == "--max-model-len"]
+    numbers = [int(value) for value in values if value.isdecimal()]
+    assert numbers
+    assert all(1024 <= number <= 21152 for number in numbers)
+
+
+def test_the_card_in_torchs_own_words_is_enough_for_a_plan(tmp_path: Path, capsys: Capsys) -> None:
+    """"GPU 0 has a total capacity of 11.60 GiB": no --gpu is needed to plan."""  # fmt: skip
+    answer = said(capsys, log_of(tmp_path, OUT_OF_MEMORY), "--json")
+    assert answer.codes[0] == "startup.weights-do-not-fit"
+    assert answer.body["facts"]["gpu"]["total_bytes"] == pytest.approx(11.6 * (1 << 30), rel=1e-3)
+    assert answer.body["facts"]["plan"]["total_bytes"] == pytest.approx(11.6 * (1 << 30), rel=1e-3)
+
+
+@pytest.mark.parametrize("model", ["nobody/knows-this", "/models/gone", "../../etc", "m", "a/b/c", ""])
+def test_a_model_that_is_not_at_hand_is_no_obstacle(model: str, tmp_path: Path, capsys: Capsys) -> None:
+    """The log's own figures must do; the answer is the same, without a plan of weights."""
+    answer = said(capsys, log_of(tmp_path, TOO_LONG, model), "--gpu", "L4", "--json")
+    assert answer.codes[0] == "startup.context-too-long"
+    assert answer.body["facts"].get("plan") is None
+
+
+@pytest.mark.parametrize(
+    "flags",
+    ["'max_model_len': 'many'", "'tensor_parallel_size': 0", "'gpu_memory_utilization': 40", "'max_model_len': -5",
+     "'quantization': 'none-such'", "'tensor_parallel_size': 99999999999", "'hf_overrides': {'a': object()}", "'port'"],
+)  # fmt: skip
+def test_flags_that_make_no_sense_do_not_hurt(flags: str, tmp_path: Path, capsys: Capsys) -> None:
+    """A plan that cannot be made is left out; the diagnosis stands."""
+    answer = said(capsys, log_of(tmp_path, TOO_LONG, flags=flags), "--gpu", "L4", "--json")
+    assert answer.codes[0] == "startup.context-too-long"
+
+
+def test_a_healthy_server_is_not_planned(capsys: Capsys) -> None:
+    """Where nothing failed for memory, nothing is computed."""
+    assert "plan" not in said(capsys, HEALTHY, "--gpu", "L4", "--json").body["facts"]

@@ -1,0 +1,107 @@
+"""What docs/doctor.md and the README show of `plimsoll doctor` is what it prints, and how right it is, is what is measured."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from benchmarks.doctor_accuracy import LOGS, of_others, of_ours, table
+from plimsoll.cli.main import main
+from plimsoll.domain.finding import Code
+from plimsoll.engine.failure_texts import TEXTS
+from plimsoll.sources.texts import read_log
+from tests.doctor.labelled import labelled
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "doctor.md").read_text(encoding="utf-8")
+SHOWN = [
+    (page, words, output)
+    for page in ("README.md", "docs/doctor.md")
+    for words, output in re.findall(
+        r"```console\n\$ plimsoll (doctor [^\n]*)\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL
+    )
+]
+PROMISED_CODES = 28
+
+
+@pytest.mark.parametrize(("page", "words", "output"), SHOWN, ids=[f"{page}-{n}" for n, (page, _, _) in enumerate(SHOWN)])
+def test_the_shown_output_is_true(
+    page: str, words: str, output: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each shown run prints what is shown, to the letter."""
+    monkeypatch.chdir(ROOT)
+    assert main(shlex.split(words)) == 1, page
+    assert capsys.readouterr().out == output
+
+
+def test_something_is_shown() -> None:
+    """The README shows one run, the page a log and a snapshot."""
+    assert {page for page, _, _ in SHOWN} == {"README.md", "docs/doctor.md"}
+    assert any(".pickle" in words for _, words, _ in SHOWN)
+
+
+def _written() -> list[str]:
+    start, end = "<!-- accuracy: python -m benchmarks.doctor_accuracy --write -->\n", "<!-- end of accuracy -->"
+    return PAGE.partition(start)[2].partition(end)[0].strip().splitlines()
+
+
+def test_the_table_of_accuracy_is_what_is_measured() -> None:
+    """Every row, computed again; the rows on logs of other people only where these lie beside the repository."""
+    everything = [*(of_others(LOGS) if LOGS.is_dir() else ()), *of_ours()]
+    made, _ = table([(one, read_log(str(one.path))) for one in everything])
+    if LOGS.is_dir():
+        assert _written() == made.splitlines()
+    else:
+        ours = [row for row in made.splitlines() if row.startswith("| ours")]
+        assert [row for row in _written() if row.startswith("| ours")] == ours
+
+
+def test_numbers_in_the_words_agree_with_the_recordings() -> None:
+    """How many recordings there are is said in the table and below it."""
+    counted = {prefix: sum(one.name.startswith(prefix) for one in labelled()) for prefix in ("0.25.1", "0.32.0")}
+    assert f"{counted['0.25.1']} of {counted['0.25.1']} | |" in PAGE
+    assert f"Of the {counted['0.32.0']} recordings of 0.32.0" in PAGE
+
+
+def test_every_option_of_the_command_is_on_the_page() -> None:
+    """What --help lists for inputs, watching and bundling is explained."""
+    for option in ("--exit-code", "--since", "--watch", "--interval", "--html", "--bundle", "--explain", "--json", "--schema"):
+        assert option in PAGE, option
+
+
+def _produced() -> dict[str, set[str]]:
+    """Each code, and where it can come from: a recording, a text that names it, the step of an allocation, another judge."""
+    found: dict[str, set[str]] = {}
+    for one in labelled():
+        for code in one.codes[:1]:
+            found.setdefault(code, set()).add(f"recording {one.name}")
+    for text in TEXTS:
+        if text.code is not None:
+            found.setdefault(str(text.code), set()).add(f"text {text.name}")
+    for path in sorted((ROOT / "src" / "plimsoll" / "doctor").glob("*.py")):
+        for name in re.findall(r"Code\.([A-Z_]+)\b", path.read_text(encoding="utf-8")):
+            found.setdefault(str(Code[name]), set()).add(path.name)
+    return found
+
+
+def test_enough_codes_can_come_out() -> None:
+    """At least 28 codes are produced by doctor; those that recordings show are many, and one is left to `simulate`."""
+    produced = _produced()
+    assert len(produced) >= PROMISED_CODES
+    missing = {str(code) for code in Code} - set(produced)
+    assert missing <= {"kv.internal-fragmentation"}, missing
+
+
+def test_codes_of_tests_cover_what_is_promised() -> None:
+    """At least 28 codes are asserted by name in the tests of doctor, or are the label of a recording."""
+    names = {code.name: str(code) for code in Code}
+    tested = {code for one in labelled() for code in one.codes[:1]}
+    for path in sorted((ROOT / "tests" / "doctor").glob("test_*.py")):
+        text = path.read_text(encoding="utf-8")
+        tested |= {names[name] for name in re.findall(r"Code\.([A-Z_]+)\b", text) if name in names}
+        tested |= {str(code) for code in Code if f'"{code}"' in text}
+    assert len(tested) >= PROMISED_CODES
+    assert {code for code in _produced() if code not in tested} <= {"kv.internal-fragmentation"}
