@@ -6,7 +6,7 @@ import math
 import re
 
 from plimsoll.doctor.advice_start import FREE_OF_TOTAL
-from plimsoll.doctor.case import Case, gib, more_room
+from plimsoll.doctor.case import Case, asked, gib, more_room
 from plimsoll.doctor.explained import Explained, setting
 from plimsoll.domain.finding import Remedy
 from plimsoll.domain.units import GIB, format_count
@@ -21,21 +21,8 @@ _EXPANDABLE = Remedy(
 V0_REQUESTS_AT_ONCE = 256  # the first engine's --max-num-seqs where none was given
 
 
-def _figures(case: Case) -> str:
-    oom = case.oom
-    if oom.tried is None:
-        return "the driver refused an allocation and does not say how large"
-    text = f"torch asked for {gib(oom.tried)}"
-    if oom.free is not None and oom.total is not None:
-        text += f" with {gib(oom.free)} of {gib(oom.total)} free"
-    return text
-
-
 def _fragments(case: Case) -> str:
-    oom = case.oom
-    if not oom.is_fragmented:
-        return ""
-    return f"; torch itself held {gib(oom.reserved_unallocated)} unused, enough in total but in pieces too small"
+    return ": enough in total, but in pieces too small" if case.oom.is_fragmented else ""
 
 
 def _room(case: Case) -> Remedy:
@@ -49,7 +36,7 @@ def _expandable(case: Case) -> list[Remedy]:
 def forward(case: Case) -> Explained:
     """Activations of a step did not fit."""
     tokens = case.max_num_batched_tokens
-    because = f"a step of the model ran out of GPU memory while serving: {_figures(case)}{_fragments(case)}"
+    because = f"a step of the model ran out of GPU memory while serving: {asked(case)}{_fragments(case)}"
     if (running := case.facts.scheduler.get("num_running_reqs")) is not None:
         because += f"; {running:.0f} requests were running"
     because += (
@@ -70,7 +57,7 @@ def logits(case: Case) -> Explained:
     raised = case.complaint.raised
     wanted = raised is not None and any("prompt_logprobs" in name for name in raised.functions())
     asked_for = " for a request that wants prompt_logprobs" if wanted else ""
-    because = f"turning the model's output into tokens{asked_for} ran out of GPU memory: {_figures(case)}{_fragments(case)}"
+    because = f"turning the model's output into tokens{asked_for} ran out of GPU memory: {asked(case)}{_fragments(case)}"
     if case.plan is not None and case.plan.vocab_size and case.oom.tried:
         rows = case.oom.tried / (case.plan.vocab_size * 4)
         because += f"; that is {rows:,.0f} rows of {format_count(case.plan.vocab_size)} words at 4 bytes"
@@ -93,7 +80,7 @@ def logits(case: Case) -> Explained:
 
 def multimodal(case: Case) -> Explained:
     """An image, a video or a sound."""
-    because = f"the encoder of images, video or sound ran out of GPU memory: {_figures(case)}{_fragments(case)}"
+    because = f"the encoder of images, video or sound ran out of GPU memory: {asked(case)}{_fragments(case)}"
     remedy = [
         Remedy("--limit-mm-per-prompt '{\"image\": 1}'", "fewer inputs a request", "--limit-mm-per-prompt"),
         Remedy("--mm-processor-kwargs '{\"max_pixels\": 1003520}'", "smaller images, where the model's processor takes it",
@@ -107,7 +94,7 @@ def multimodal(case: Case) -> Explained:
 
 def lora(case: Case) -> Explained:
     """An adapter."""
-    because = f"loading or switching to a LoRA adapter ran out of GPU memory: {_figures(case)}{_fragments(case)}"
+    because = f"loading or switching to a LoRA adapter ran out of GPU memory: {asked(case)}{_fragments(case)}"
     remedy = [
         setting("--max-loras", 1, "slots are kept on the GPU"),
         Remedy("--max-lora-rank N", "the rank your adapters really have: slots are sized by it", "--max-lora-rank"),
@@ -135,7 +122,7 @@ def neighbour(case: Case) -> Explained:
 
 def wake_up(case: Case) -> Explained:
     """The memory given up in sleep was gone when it woke."""
-    because = f"the server woke from sleep and the memory it had given up was no longer free: {_figures(case)}"
+    because = f"the server woke from sleep and the memory it had given up was no longer free: {asked(case)}"
     remedy = [
         Remedy("free the card before POST /wake_up",
                "sleep hands the memory to whoever asks first; nothing keeps it for the sleeper"),
@@ -151,7 +138,7 @@ def collectives(case: Case) -> Explained:
     """NCCL's own buffers."""
     because = (
         "NCCL (the library that joins the GPUs) could not get memory for its buffers, "
-        f"which lie outside torch and outside vLLM's measurement: {_figures(case)}"
+        f"which lie outside torch and outside vLLM's measurement: {asked(case)}"
     )
     remedy = [
         _room(case),

@@ -161,6 +161,6 @@ def asked(case: Case) -> str:
     text = f"torch asked for {gib(oom.tried)}"
     if oom.free is not None and oom.total is not None:
         text += f", {gib(oom.free)} of {gib(oom.total)} were free"
-    if oom.reserved_unallocated:
+    if oom.reserved_unallocated and oom.reserved_unallocated >= MIB:
         text += f", {gib(oom.reserved_unallocated)} more were held by torch itself in gaps"
     return text

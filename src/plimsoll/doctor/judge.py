@@ -23,7 +23,6 @@ class Verdict(NamedTuple):
     """What ended the server, as far as its log tells."""
 
     root: Complaint | None
-    also: tuple[Complaint, ...]  # other complaints of the same life that are no mere consequence
     noise: tuple[Hit, ...]  # out-of-memory words that mean nothing here
     deaths: tuple[Hit, ...]
     memory_failure: bool | None
@@ -61,7 +60,6 @@ def _judge_life(story: Story, life: Life) -> Verdict:
     root = _first(before_stop, deaths, story) if not stopped else None
     if root is None and not stopped and complaints and stop is not None:
         root = _first(complaints, deaths, story)
-    also = tuple(one for one in complaints if root is not None and one.at > root.at and one.code is not root.code)
     if stopped:
         assert stop is not None
         text = next((hit.text for hit in hits if hit.at == stop), None)
@@ -69,7 +67,7 @@ def _judge_life(story: Story, life: Life) -> Verdict:
         root = Complaint(stop, Code.OTHER_STOPPED_BY_OPERATOR, 0.5 if is_weak else 0.9, text)
         noise = (*noise, *(hit for hit in hits if hit.text.role is Role.OUT_OF_MEMORY and hit.at > stop))
     memory = _memory(root, deaths, progress, story, life)
-    return Verdict(root, also, tuple(noise), deaths, memory, progress, life, 0, stopped)
+    return Verdict(root, tuple(noise), deaths, memory, progress, life, 0, stopped)
 
 
 def _is_farewell(story: Story, hit: Hit) -> bool:
