@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from plimsoll.domain.user_text import HIDDEN, MOST_LINES, hide_homes, hide_user_text, hide_user_text_lines
 
 CAPTURES = Path(__file__).parents[1] / "captures"
-OTHERS = Path("/work/shared/data/logs")
+OTHERS = Path(__file__).parents[2].parent / "shared" / "data" / "logs"
 
 PREFIX = "(APIServer pid=1) DEBUG 11-15 09:00:00 [some_file.py:56] "
 OLD = "INFO 12-16 21:40:15 logger.py:39] "
