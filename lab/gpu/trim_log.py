@@ -9,7 +9,7 @@ HEAD, TAIL = 1200, 300
 SAME_REQUEST_LINES = 3
 _ACCESS = re.compile(r'INFO:\s+\S+ - "(GET|POST) (\S+) HTTP')
 _ROUTE = re.compile(r"\[launcher\.py:\d+\] Route: ")
-_PLACE = re.compile(r"/root/gl(?:/site)?(?=[/:'\"\s,)]|$)")
+_PLACE = re.compile(r"/[\w.\-]{1,40}(?:/[\w.\-]{1,40}){0,4}/site(?=[/:'\"\s,)]|$)")
 _ADDRESS = re.compile(r"(?<=://)(?!127\.)\d{1,3}(?:\.\d{1,3}){3}(?=:\d)")
 
 

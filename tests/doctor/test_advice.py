@@ -327,7 +327,7 @@ def test_a_refused_command_is_quoted_without_its_secrets() -> None:
     """What the parser refused is said, but never the key that followed it."""
     line = "vllm serve: error: unrecognized arguments: --swap-spaces 4 --api-key sk-hush"
     found = _checked(finding(case_of(Code.STARTUP_BAD_FLAG, line=line)))
-    assert "unrecognized arguments: --swap-spaces 4" in found.because
+    assert "unrecognized arguments: --swap-spaces" in found.because
     assert "sk-hush" not in found.because
 
 

@@ -85,7 +85,7 @@ def test_trimming_drops_the_bulk() -> None:
 
 def test_trimming_drops_the_machine() -> None:
     """Folders, the host's name and its address are gone; loopback stays."""
-    line = "at /root/gl/site/vllm/x.py on box-17 tcp://10.4.5.6:4000 http://127.0.0.1:8123 /scratch/w/models/m"
+    line = "at /srv/lab/site/vllm/x.py on box-17 tcp://10.4.5.6:4000 http://127.0.0.1:8123 /scratch/w/models/m"
     assert trim(line, "box-17", (("/scratch/w", ""),)) == (
         "at /opt/vllm/x.py on host tcp://192.0.2.1:4000 http://127.0.0.1:8123 /models/m"
     )

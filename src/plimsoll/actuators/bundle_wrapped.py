@@ -15,6 +15,7 @@ from typing import NamedTuple
 from plimsoll.domain.redaction import REDACTED, redact
 
 REACH = 8  # lines above that may name what this one holds
+FURTHEST = 500  # characters of a line above that are looked at
 MOST_KEY_LINES = 120
 LONGEST = 16 << 10  # of a line that is looked at
 _HINTS = ("key", "token", "secret", "pass", "pwd", "credential", "auth", "cookie", "sig")
@@ -34,19 +35,20 @@ class _Wrapped(NamedTuple):
 @cache
 def _json() -> re.Pattern[str]:
     return re.compile(
-        r'(\{[^\n]{0,4000}?"(?:log|MESSAGE|message|msg|text)"\s{0,4}:\s{0,4}")((?:[^"\\]|\\.){0,16000})("[^\n]*\n?)'
+        r'(\{[^\n]{0,4000}?"(?:log|MESSAGE|message|msg|text|textPayload|body)"\s{0,4}:\s{0,4}")((?:[^"\\]|\\.){0,16000})("[^\n]*\n?)'
     )
 
 
 @cache
 def _prefix() -> re.Pattern[str]:
     return re.compile(
-        r"(?:\[pod/[^\]\s]{1,200}\] ?"
+        r"(?:\x1b\[[0-9;]{0,16}m|<\d{1,3}>|\[\d{4}-\d\d-\d\d[T ][\d:.,Z+\-]{8,24}\] ?|\d\d:\d\d:\d\d\S{0,8} "
+        r"|\[pod/[^\]\s]{1,200}\] ?"
         r"|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S{0,20}(?: (?:stdout|stderr) [FP])? "
         r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S{1,64} [^\s:]{1,80}: ?"
         r"|[A-Za-z0-9][\w.\-]{0,80} {0,40}\| ?"
         r"|\([A-Za-z][^()\n]{0,80}pid=\d{1,10}[^()\n]{0,60}\) ?"
-        r"|(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[[^\]\s]{1,200}\] ?){1,5}"
+        r"|(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[[^\]\s]{1,200}\] ?){1,8}"
     )
 
 
@@ -65,7 +67,7 @@ def hide_wrapped(lines: Iterable[str]) -> Iterator[str]:
             key_lines = MOST_KEY_LINES if "BEGIN" in one.bare else 0
         key_lines = max(0, key_lines - 1)
         yield line if shown == one.bare else one.holding(shown)
-        above.append(one.bare)
+        above.append(one.bare[:FURTHEST])
 
 
 def _below(above: Iterable[str], bare: str) -> str:

@@ -9,12 +9,13 @@ INPUT, any mix, told apart by what is in it:
   http://PROMETHEUS:9090, with --since 6h (or --start, --end in Unix seconds), --step SECONDS, --match label=value
   a torch memory snapshot (.pickle; nothing in it is executed); two of one process show what grew
 
-  --exit-code N         what the process ended with       --gpu NAME      the card, where the log does not say its size
+  --exit-code N         what the process ended with
+  --gpu NAME            the card, where the log does not say its size; or --gpu-memory-gib X
   --timeout S           at most so long for each input (60)
   --watch               look at the servers named again and again, and say what changes; --interval S (10), --looks N
   --html FILE           a memory snapshot as a picture for a browser
   --bundle FILE         OUT.tar.zst, .tar.gz or .tar for a ticket: logs, pages, findings, this machine; secrets and users'
-                        text are hidden, CONTENTS.txt says what is in it
+                        text are hidden, CONTENTS.txt says what is in it; --force replaces an old one
   --explain CODE        the page on a finding: runtime.logits, startup.no-cache-blocks, ...
   --json                one object, schema plimsoll.doctor/1 (--schema prints its JSON schema)
 

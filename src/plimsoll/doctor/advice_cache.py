@@ -42,8 +42,8 @@ def no_cache_blocks(case: Case) -> Explained:
             *remedy,
         ]  # fmt: skip
     remedy += [
-        Remedy("--max-num-batched-tokens 2048 --max-num-seqs 64", "less working memory; costs parallelism",
-               "--max-num-batched-tokens", "2048"),
+        setting("--max-num-batched-tokens", 2048, "less working memory; costs time to first token"),
+        setting("--max-num-seqs", 64, "less working memory; costs parallelism"),
         *case.planned(["--tensor-parallel-size"]),
         Remedy("a quantised checkpoint", "halves or quarters the weights; test its answers"),
         setting("--tensor-parallel-size", 2 * case.parallel, "halves the weights a GPU; needs that many cards"),

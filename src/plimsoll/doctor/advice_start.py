@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 
+from plimsoll.doctor.arguments import without_values
 from plimsoll.doctor.case import Case, asked, gib, more_room
 from plimsoll.doctor.explained import Explained, setting, unique
 from plimsoll.domain.finding import Remedy
@@ -209,7 +210,7 @@ def bad_flag(case: Case) -> Explained:
     because = "vLLM's own parser refused the command"
     refused = re.search(r"error: (.{1,300})", redact(case.line))  # what was refused may be the word after --api-key
     if refused is not None:
-        because += f": {''.join(letter for letter in refused[1] if letter.isprintable()).strip()}"
+        because += f": {without_values(''.join(letter for letter in refused[1] if letter.isprintable()).strip())}"
     does = "says which flag this version does not take, since when, and what replaces it"
     remedy = [Remedy("plimsoll flags -- vllm serve ...", does)]
     nots = ["any memory setting: the server never got as far as the GPU"]

@@ -91,6 +91,13 @@ def _shown(name: str, value: str) -> str:
     return value if len(value) <= LONGEST_VALUE else value[:LONGEST_VALUE] + "..."
 
 
+def without_values(text: str) -> str:
+    """What a parser refused, flags only: what was meant as a secret's value stands behind a flag that was mistyped."""
+    head, mark, words = text.partition("unrecognized arguments:")
+    flags = [word.partition("=")[0] + (" ..." if "=" in word else "") for word in words.split() if word.startswith("-")]
+    return f"{head}{mark} {' '.join(flags) or '...'}" if mark else text
+
+
 def command_words(flags: Mapping[str, str]) -> list[str] | None:
     """The flags as a command `plan` understands; None where no model is named. Values that are no plain word are left out."""
     model = flags.get("model") or flags.get("model_tag")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from heapq import nsmallest
 from typing import NamedTuple
 
 from plimsoll.doctor.oom_text import OutOfMemory, parse_oom
@@ -57,7 +58,7 @@ def complaints_in(story: Story, hits: Sequence[Hit], raised: Sequence[Raised]) -
             found.append(Complaint(hit.at, hit.text.code, 0.95 if owner is not None else 0.85, hit.text, owner))
     found += [
         Complaint(one.at, _kind_of(one), 0.6, None, one)
-        for one in raised
+        for one in raised[:MOST_COMPLAINTS]
         if one.at not in covered and not one.in_logging and not one.warned and not is_consequence(one) and _is_fatal(one, story)
     ]
     found = found or [*_echoes(raised)]
@@ -96,7 +97,7 @@ def _says_memory(story: Story, at: int) -> bool:
 
 
 def _is_harmless(hit: Hit, owner: Raised | None) -> bool:
-    """A complaint that the server itself overcame: said before it served, with nothing raised for it."""
+    """Words inside an exception that only passes on another's failure, and not in the message that it passes on."""
     if owner is not None and is_consequence(owner) and hit.text.code is not None and hit.text.code.startswith("other."):
         return hit.text.needle[:12] not in owner.message
     return False
@@ -121,7 +122,8 @@ class _Owners:
 
 def is_consequence(one: Raised) -> bool:
     """Whether an exception only passes on that something else failed."""
-    return one.name in CONSEQUENCES or any(words in one.message for words in CONSEQUENCE_WORDS)
+    said = one.message.partition("\n")[0]
+    return one.name in CONSEQUENCES or any(words in said for words in CONSEQUENCE_WORDS)
 
 
 def _is_fatal(one: Raised, story: Story) -> bool:
@@ -131,7 +133,7 @@ def _is_fatal(one: Raised, story: Story) -> bool:
     inside = one.process.startswith(("EngineCore", "Worker", "VllmWorker", "RayWorker", "Process"))
     inside = inside or bool(one.functions() & _ENGINE_FUNCTIONS)
     if not one.frames:  # somebody's complaint on the way, unless nothing came after it
-        goes_on = any(at > one.at for at, _ in story.marks)
+        goes_on = bool(story.marks) and story.marks[-1][0] > one.at
         return inside or (not one.process and not goes_on)
     return inside or not story.serves_after(one.at)
 
@@ -163,6 +165,8 @@ def _out_of_memory(story: Story, hit: Hit, owner: Raised | None, raised: Sequenc
         code = CODES["weights"] if progress in (Progress.LOADING, Progress.BEGUN) else CODES["wake-up"]
     if oom.has_neighbour and code is not Code.RUNTIME_WAKE_UP:
         code, confidence = (Code.RUNTIME_NEIGHBOUR if is_runtime else Code.STARTUP_FREE_MEMORY_CHECK), 0.9
+    elif owner is None and not line.process and hit.text.speaker != "nccl" and not _is_first_hand(line.text):
+        confidence = 0.3  # quoted by somebody: not to be called either way
     elif _is_pinned(owner) and oom.tried is None:
         code, confidence = Code.HOST_OUT_OF_MEMORY, 0.7
     return Complaint(hit.at, code, confidence, hit.text, owner, step, oom)
@@ -197,6 +201,12 @@ def _quotes(story: Story, hit: Hit, word: str) -> bool:
     return any(word in line.text for line in story.log.lines[first : hit.at])
 
 
+def _is_first_hand(text: str) -> bool:
+    """Whether a line begins with the error, and does not merely quote it."""
+    speakers = "CUDA|HIP|XPU|NPU|Cuda|NCCL|terminate"
+    return re.match(rf"\W{{0,4}}(?:\[?rank\d{{1,4}}\]?:? ?)?(?:[\w.]{{0,80}}(?:Error|Exception)|{speakers})", text) is not None
+
+
 def _is_pinned(owner: Raised | None) -> bool:
     return owner is not None and bool(
         {frame.function for frame in owner.frames[-3:]} & {"pin_memory", "_pin_memory", "is_pinned"}
@@ -209,7 +219,8 @@ def _step(story: Story, hit: Hit, owner: Raised | None, raised: Sequence[Raised]
         return step
     process = story.log.lines[hit.at].process
     siblings = [one for one in raised if one.frames and (not one.kind or "ut of memory" in one.message) and not one.in_logging]
-    for one in sorted(siblings, key=lambda one: (is_consequence(one), one.process != process, abs(one.at - hit.at))):
+    near = nsmallest(16, siblings, key=lambda one: (is_consequence(one), one.process != process, abs(one.at - hit.at)))
+    for one in near:
         if (step := step_of_frames(one.frames)) is not None:
             return step._replace(confidence=step.confidence - 0.1)
     if (method := _method_named(story, hit.at)) is not None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 
 MOST_EVIDENCE = 8
+_INTRODUCES = ("API server version", "LLM engine (v")
 
 
 class Judged(NamedTuple):
@@ -41,7 +42,7 @@ def diagnose(
     texts: Sequence[Text] = TEXTS,
 ) -> Diagnosis:
     """The diagnosis over everything given."""
-    said = [diagnose_log(log, plan_for, texts) for log in logs]
+    said = [diagnose_log(one, plan_for, texts) for log in logs for one in _by_server(log)]
     findings = [finding for one in said for finding in one.findings]
     findings += [finding for one in judged for finding in one.findings]
     memory = _memory(said, judged)
@@ -53,6 +54,16 @@ def diagnose(
     if exited is not None:
         facts["exit_code"] = {"code": exit_code, "says": exited.sentence, "does_not_prove": exited.does_not_prove}
     return Diagnosis(memory, ordered, facts, tuple(_asks(said, judged, ordered, memory=memory)))
+
+
+def _by_server(log: Log) -> list[Log]:
+    """One log for each server that introduces itself in it, where the wrapping names several: their stories are apart."""
+    names = {line.server for line in log.lines if line.server and any(mark in line.text for mark in _INTRODUCES)}
+    if len(names) < 2:
+        return [log]
+    parts = [log._replace(lines=[line for line in log.lines if line.server == name]) for name in sorted(names)]
+    rest = [line for line in log.lines if line.server not in names]
+    return [*parts, log._replace(lines=rest)] if rest else parts
 
 
 def _exited(code: int | None, findings: Sequence[Finding]) -> ExitVerdict | None:
@@ -75,13 +86,20 @@ def _has_cause(findings: Sequence[Finding]) -> bool:
     return any(_is_cause(finding) for finding in findings)
 
 
+def _tells(finding: Finding) -> bool:
+    """Whether a cause says enough to settle what a log leaves open: a kill by nobody knows whom does not."""
+    if finding.code is Code.OTHER_KILLED or (finding.code.is_memory and finding.confidence < 0.5):
+        return False
+    return _is_cause(finding)
+
+
 def _memory(said: Sequence[LogDiagnosis], judged: Sequence[Judged]) -> bool | None:
     """True where a memory failure is shown, False where all is told and none is, None where the story has a hole."""
     servers = [one for one in said if one.is_server]
     beside = [finding for one in said if not one.is_server for finding in one.findings]
     beside += [finding for one in judged for finding in one.findings]
-    causes = [finding for finding in beside if _is_cause(finding)]
-    causes += [finding for one in servers for finding in one.around if _is_cause(finding)]
+    causes = [finding for finding in beside if _tells(finding)]
+    causes += [finding for one in servers for finding in one.around if _tells(finding)]
     if any(one.memory_failure for one in servers):
         return True
     if any(finding.code.is_memory and finding.confidence >= 0.5 for finding in causes):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from plimsoll.doctor.advice import finding_of
+from plimsoll.doctor.arguments import without_values
 from plimsoll.doctor.case import Case, PlanSays
 from plimsoll.doctor.complaints import Complaint
 from plimsoll.doctor.facts import LogFacts, facts_of, oom_facts
@@ -60,6 +61,8 @@ def evidence(log: Log, index: int) -> Evidence:
     """One line of the user's own input, with secrets hidden."""
     line = log.lines[index]
     text = "".join(letter if letter.isprintable() else " " for letter in hide_user_text(redact(line.text))).strip()
+    if "unrecognized arguments:" in text:
+        text = without_values(text)
     who = f"({line.process}) " if line.process else ""
     text = who + text
     return Evidence(log.source, text if len(text) <= LONGEST_EVIDENCE else text[:LONGEST_EVIDENCE] + "...", line.number)

@@ -13,6 +13,9 @@ _BY_HAND = (
 )
 
 
+_LOWERED = frozenset({"--max-num-seqs", "--max-num-batched-tokens", "--max-cudagraph-capture-size", "--max-loras"})
+
+
 def fitting(finding: Finding, flags: Mapping[str, str]) -> Finding:
     """The finding with its cures sorted out for a server that was started with these flags."""
     remedy = tuple(_suiting(finding, flags))
@@ -41,4 +44,8 @@ def _is_so_already(remedy: Remedy, flags: Mapping[str, str]) -> bool:
     now = flags.get(remedy.flag.removeprefix("--").replace("-", "_"))
     if remedy.flag == "--kv-cache-dtype" and now is not None and now.startswith("fp8"):
         return True
-    return now is not None and remedy.value is not None and now == remedy.value
+    if now is None or remedy.value is None:
+        return False
+    if remedy.flag in _LOWERED and now.isascii() and now.isdigit() and remedy.value.isdigit():
+        return int(remedy.value) >= int(now)  # offered to be lower, and it is not
+    return now == remedy.value

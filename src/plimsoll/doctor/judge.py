@@ -74,7 +74,7 @@ def _is_farewell(story: Story, hit: Hit) -> bool:
     """A script that had all its answers ends, and takes its engine with it: the client then calls that a death."""
     if hit.text.name != "worker-died" or "Engine core proc" not in story.log.lines[hit.at].text:
         return False
-    before = story.log.lines[story.life_at(hit.at).first : hit.at]
+    before = story.log.lines[max(story.life_at(hit.at).first, hit.at - 2_000) : hit.at]
     bar = next((line.text for line in reversed(before) if "Processed prompts:" in line.text), "")
     return "100%" in bar and not any("Traceback" in line.text or "EngineDeadError" in line.text for line in before)
 
@@ -144,7 +144,7 @@ def _is_chained(later: Raised | None, earlier: Raised | None, story: Story) -> b
 def _ended_something(one: Complaint, deaths: Sequence[Hit], story: Story) -> bool:
     """Whether a death follows, or nothing does: a complaint the server outlived without dying ended nothing."""
     if one.code is Code.ENGINE_WEDGED:  # a notice that it waits: overcome where anything was done afterwards
-        return not any(at > one.at for at, _ in story.marks)
+        return story.life_at(one.at).end <= one.at or not story.marks or story.marks[-1][0] < one.at
     if any(hit.at >= one.at for hit in deaths):
         return True
     if one.code.is_memory and one.raised is not None:
@@ -170,7 +170,9 @@ def _memory(root: Complaint | None, deaths: Sequence[Hit], progress: Progress, s
     if deaths or _complains(story, life, life.end):
         return None  # something failed, and what is here does not say of what
     if progress is Progress.SERVING and not _is_cut(story):
-        return False
+        # A collector may call everything a warning: an error that only warns is not ruled out.
+        warned = any(one.warned and "ut of memory" in one.message for one in story.raised if life.first <= one.at < life.end)
+        return None if warned else False
     return None
 
 
@@ -186,7 +188,7 @@ def _is_cut(story: Story) -> bool:
 
 def _complains(story: Story, life: Life, end: int) -> bool:
     """Whether an engine or a worker reports an error, or a traceback breaks off, whatever it was about."""
-    if any(not one.kind for one in story.raised):
+    if any(not one.kind and life.first <= one.first < life.end for one in story.raised):
         return True
     inside = ("EngineCore", "Worker", "VllmWorker", "RayWorker")
     return any(

@@ -82,13 +82,14 @@ class Story(NamedTuple):
     hits: list[Hit]
     marks: list[tuple[int, Progress]]
     lives: list[Life]
+    serving: list[int]  # the lines that show work being done
 
     def progress_at(self, index: int, process: str = "") -> Progress:
         """How far the server had come before this line: by its own process where that has spoken of it, else by any."""
         life = self.life_at(max(0, index - 1))
-        reached = self._marked(life.first, index)
-        if any(step is Progress.SERVING for _, step in reached):
+        if bisect_left(self.serving, index) > bisect_left(self.serving, life.first):
             return Progress.SERVING
+        reached = self._marked(life.first, index)
         own = [step for at, step in reached if process and self.log.lines[at].process == process]
         return max(own or [step for _, step in reached], default=Progress.UNKNOWN)
 
@@ -99,7 +100,7 @@ class Story(NamedTuple):
     def serves_after(self, index: int) -> bool:
         """Whether work was still being done well after this line, in the same life."""
         life = self.life_at(index)
-        later = sum(1 for _, step in self._marked(index + 1, life.end) if step is Progress.SERVING)
+        later = bisect_left(self.serving, life.end) - bisect_right(self.serving, index)
         return later >= 2 or any(
             '" 200' in self.log.lines[at].text and "POST" in self.log.lines[at].text
             for at in range(index + 20, min(life.end, index + 2_000))
@@ -117,7 +118,8 @@ def read_story(log: Log, texts: Sequence[Text] = TEXTS) -> Story:
     marks = list(_marks(log.lines))
     hits += _wrapped_hits(raised, {hit.at for hit in hits}, texts)
     hits.sort(key=lambda hit: hit.at)
-    return Story(log, raised, hits, marks, _lives(log.lines, hits))
+    serving = [at for at, step in marks if step is Progress.SERVING]
+    return Story(log, raised, hits, marks, _lives(log.lines, hits), serving)
 
 
 _USERS = ("Received request ", "prompt: '", 'prompt: "', "Generated response")
@@ -169,7 +171,7 @@ def _hits(lines: Sequence[Line], texts: Sequence[Text]) -> Iterator[Hit]:
 
 def _counts(text: Text, line: Line) -> bool:
     is_quiet = line.level in ("DEBUG", "INFO", "WARNING")
-    if is_quiet and line.level == "INFO":
+    if is_quiet and line.level != "DEBUG":
         # Who logs another program's output line by line calls all of it INFO, its exceptions too.
         is_quiet = _compiled(_EXCEPTION).match(line.text) is None
     if is_quiet and not text.any_level and text.role is not Role.NOISE:
@@ -194,6 +196,7 @@ def _lives(lines: Sequence[Line], hits: Sequence[Hit]) -> list[Life]:
     API server has spoken since the last one began.
     """
     ends = [hit.at for hit in hits if hit.text.role in (Role.DEATH, Role.STOP, Role.CAUSE, Role.OUT_OF_MEMORY)]
+    over = [hit.at for hit in hits if hit.text.role is Role.STOP]
     starts, introduced, by_api = [0], False, False
     for index, line in enumerate(lines):
         if not any(needle in line.text for needle in _BEGINS):
@@ -201,7 +204,8 @@ def _lives(lines: Sequence[Line], hits: Sequence[Hit]) -> list[Life]:
         is_api = "LLM engine" not in line.text
         place = bisect_left(ends, starts[-1])
         failed = place < len(ends) and ends[place] < index
-        if failed and (is_api or (introduced and not by_api)):
+        was_stopped = bisect_left(over, index) > bisect_left(over, starts[-1])
+        if failed and (is_api or (introduced and (not by_api or was_stopped))):
             starts.append(index)
             by_api = False
         introduced, by_api = True, by_api or is_api

@@ -79,6 +79,7 @@ class _Stream:
         self.last: int | None = None  # position of the last exception of this stream
         self.awaits = 0  # lines that may still belong to its message
         self.quiet = 0
+        self.said: tuple[str, float | None] = ("", None)  # level and time of the last exception's record
 
     def reset(self) -> None:
         self.frames, self.first = [], None
@@ -130,6 +131,8 @@ def _pieces(text: str) -> Iterator[str]:
 def _take(text: str, index: int, line: Line, stream: _Stream, found: list[Raised]) -> None:
     text = _compiled(_RANK).sub("", text, count=1) if text[:1] in "[|:" else text
     stripped = text.strip()
+    if line.level and stream.in_logging and "--- Logging error ---" not in text:
+        stream.in_logging = stream.in_stack = False  # the next record: what was written while logging is over
     if "Traceback (most recent call last)" in text or "Traceback (innermost last)" in text:
         stream.reset()
         stream.first, stream.awaits, stream.in_stack, stream.quiet = index, 0, False, 0
@@ -163,6 +166,8 @@ def _take(text: str, index: int, line: Line, stream: _Stream, found: list[Raised
         return
     if not _names_exception(text, index, line, stream, found) and stripped:
         is_code = bool(stream.frames) and (text[0].isspace() or stripped[0] in "^~")
+        if line.level and (line.level, line.at) != stream.said:
+            stream.awaits = 0  # a record of its own, no part of the message before it
         _follow(stripped, stream, found, is_code=is_code)
 
 
@@ -171,7 +176,11 @@ def _frame(text: str) -> Frame | None:
     if "line " in text and "File " in text[:60]:
         match = _compiled(_FRAME).match(text)
         return Frame(match[1], (match[3] or "").split(" ")[0]) if match else None
-    if " in " in text and text.lstrip("File ")[:1] in "/~" and (match := _compiled(_NOTEBOOK_FRAME).match(text)) is not None:
+    if (
+        " in " in text
+        and text.removeprefix("File ")[:1] in "/~"
+        and (match := _compiled(_NOTEBOOK_FRAME).match(text)) is not None
+    ):
         return Frame(match[1], match[2].rpartition(".")[2])
     return None
 
@@ -202,12 +211,12 @@ def _add(kind: str, message: str, index: int, line: Line, stream: _Stream, found
         )
     )  # fmt: skip
     stream.reset()
-    stream.chained, stream.last, stream.awaits = False, len(found) - 1, FOLLOWING
+    stream.chained, stream.last, stream.awaits, stream.said = False, len(found) - 1, FOLLOWING, (line.level, line.at)
 
 
 def _flattened(text: str, index: int, line: Line, stream: _Stream, found: list[Raised]) -> None:
     """A whole traceback on one line."""
-    stream.frames += [Frame(m[1], m[3]) for m in _compiled(_INLINE_FRAME).finditer(text)][:MOST_FRAMES]
+    stream.frames += [Frame(m[1], m[3]) for m in _compiled(_INLINE_FRAME).finditer(text)][: MOST_FRAMES - len(stream.frames)]
     stream.first, stream.quiet = index if stream.first is None else stream.first, 0
     last = text.rfind('File "')
     match = _compiled(_INLINE_EXCEPTION).search(text, last)
