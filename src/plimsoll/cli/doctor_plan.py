@@ -25,7 +25,7 @@ class Planner:
             return None
         card = given or {"--gpu-memory-gib": f"{(total or 0) / (1 << 30):.3f}"}
         try:
-            if words is not None:
+            if words is not None and not _is_elsewhere(words[2]):
                 return self._plan(words, facts, card)
         except PlimsollError:
             pass  # a model nobody described, a flag that makes no sense: the log's own figures must do
@@ -50,3 +50,10 @@ class Planner:
         )  # fmt: skip
         self.said = {name: value for name, value in says._asdict().items() if name != "advice"}
         return says
+
+
+def _is_elsewhere(model: str) -> bool:
+    """A folder of the machine the log is from, which this one does not have: known before anything of `plan` is loaded."""
+    import os
+
+    return model.startswith(("/", "./", "../", "~")) and not os.access(model, os.R_OK)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from itertools import islice
 
 from plimsoll.domain.redaction import REDACTED, redact_value
@@ -31,6 +32,7 @@ _NOT_PLANNED = frozenset({
 _MARKS = ("non-default args: {", "args: Namespace(", "with config: ")
 
 
+@lru_cache(maxsize=8)  # every worker prints the same line
 def flags_of(text: str) -> Mapping[str, str]:
     """Name to value as printed, from one line; empty where the line is another one."""
     for mark in _MARKS:

@@ -6,7 +6,10 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from plimsoll.domain.finding import Code
-from plimsoll.engine.tables import Span, spans_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from plimsoll.engine.tables import Span
 
 
 class Role(StrEnum):
@@ -38,4 +41,6 @@ class Text(NamedTuple):
 
     def seen_in(self) -> tuple[Span, ...]:
         """The releases whose source holds this text."""
+        from plimsoll.engine.tables import spans_of  # a table of JSON: not read to judge a log
+
         return spans_of("failure_texts", self.name)

@@ -6,7 +6,10 @@ of them up in the sources of the releases (`data/frames.json` records where it w
 
 from __future__ import annotations
 
-from plimsoll.engine.tables import Span, spans_of
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from plimsoll.engine.tables import Span
+
 
 # In the order in which they decide: a step further down may be called by one further up, never the other way round, except
 # where the comment says so.
@@ -52,4 +55,6 @@ MODEL_FILES = ("/model_executor/models/", "/model_executor/layers/")
 
 def seen_in(function: str) -> tuple[Span, ...]:
     """The releases whose source defines this function."""
+    from plimsoll.engine.tables import spans_of  # a table of JSON: not read to judge a log
+
     return spans_of("frames", function)

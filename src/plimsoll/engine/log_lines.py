@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from plimsoll.engine.tables import Span, spans_of
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from plimsoll.engine.tables import Span
+
 
 _NUMBER = r"-?[\d.]+"
 _COUNT = r"[\d,]+"
@@ -25,6 +28,8 @@ class LogLine(NamedTuple):
 
     def seen_in(self) -> tuple[Span, ...]:
         """The releases whose source holds this message."""
+        from plimsoll.engine.tables import spans_of  # a table of JSON: not read to judge a log
+
         return spans_of("log_lines", self.name)
 
 
