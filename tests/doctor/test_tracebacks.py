@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Sequence
 
 import pytest
 
-from plimsoll.doctor.tracebacks import MOST_FRAMES, Frame, Raised, chain_of, raised_in
+from plimsoll.doctor.tracebacks import MOST_FRAMES, Frame, Raised, raised_in
 
 from .log_maker import OOM, log, traceback
 
 PROFILE = ("v1/engine/core.py:run_engine_core", "v1/worker/gpu_worker.py:profile_run")
 LOGITS = ("v1/engine/core.py:run_engine_core", "v1/sample/sampler.py:compute_logprobs")
+
+
+def chain_of(raised: Sequence[Raised], position: int) -> list[Raised]:
+    """An exception with those it came from, the first cause first."""
+    chain, seen, at = [raised[position]], {position}, raised[position].cause
+    while at is not None and at not in seen:
+        seen.add(at)
+        chain.append(raised[at])
+        at = raised[at].cause
+    return chain[::-1]
 
 
 def found(*parts: str | list[str]) -> list[Raised]:

@@ -6,7 +6,7 @@ import math
 import re
 
 from plimsoll.doctor.advice_start import FREE_OF_TOTAL
-from plimsoll.doctor.case import Case, asked, gib, more_room
+from plimsoll.doctor.case import EXPANDABLE, Case, asked, gib, more_room
 from plimsoll.doctor.explained import Explained, setting
 from plimsoll.domain.finding import Remedy
 from plimsoll.domain.units import GIB, format_count
@@ -14,10 +14,6 @@ from plimsoll.domain.units import GIB, format_count
 _NOT_THE_CACHE = "prefix caching off, or /reset_prefix_cache: the KV cache was taken whole at start and cannot run out this way"
 _NOT_BY_HAND = "emptying torch's cache by hand: torch did that itself before it raised the error"
 _NOT_HIGHER = "a HIGHER --gpu-memory-utilization: it takes room from exactly what failed"
-_EXPANDABLE = Remedy(
-    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
-    "lets torch use the gaps it holds; from 0.21 refused together with a KV connector",
-)
 V0_REQUESTS_AT_ONCE = 256  # the first engine's --max-num-seqs where none was given
 
 
@@ -30,7 +26,7 @@ def _room(case: Case) -> Remedy:
 
 
 def _expandable(case: Case) -> list[Remedy]:
-    return [_EXPANDABLE] if case.oom.is_fragmented else []
+    return [EXPANDABLE] if case.oom.is_fragmented else []
 
 
 def forward(case: Case) -> Explained:
@@ -161,7 +157,7 @@ def fragmentation(case: Case) -> Explained:
         f"when {gib(oom.tried)} were asked for, torch held {gib(oom.reserved_unallocated)} that nobody used, "
         "in pieces smaller than that; they lie between live blocks, so torch could not give them back either"
     )
-    remedy = [_EXPANDABLE]
+    remedy = [EXPANDABLE]
     if case.since("0.21.0") is False:
         remedy.append(Remedy("vLLM 0.21.0 or later", "limits how weights are cut up while they are prepared"))
     nots = [

@@ -6,7 +6,7 @@ import math
 import re
 
 from plimsoll.doctor.arguments import without_values
-from plimsoll.doctor.case import Case, asked, gib, more_room
+from plimsoll.doctor.case import EXPANDABLE, Case, asked, gib, more_room
 from plimsoll.doctor.explained import Explained, setting, unique
 from plimsoll.domain.finding import Remedy
 from plimsoll.domain.redaction import redact
@@ -16,10 +16,6 @@ _NUMBER = r"(\d{1,9}(?:\.\d{1,9})?)"
 FREE_OF_TOTAL = rf"\({_NUMBER}/{_NUMBER} GiB\) on "
 _CHECK = rf"{FREE_OF_TOTAL}startup.{{0,80}}\({_NUMBER}, {_NUMBER} GiB\)"
 _PROFILED = rf"Initial free memory:? {_NUMBER}( GiB)?.{{0,60}}?current free memory:? {_NUMBER}"
-_EXPANDABLE = Remedy(
-    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
-    "torch held enough unused memory, but in pieces too small; not together with a KV connector",
-)
 
 
 def weights(case: Case) -> Explained:
@@ -31,7 +27,7 @@ def weights(case: Case) -> Explained:
     if case.plan is not None and case.plan.weights_bytes is not None:
         because += f"; plan computes {gib(case.plan.weights_bytes)} of weights a GPU for this command"
     remedy = [
-        *([_EXPANDABLE] if oom.is_fragmented else []),
+        *([EXPANDABLE] if oom.is_fragmented else []),
         *case.planned(["--tensor-parallel-size", "--pipeline-parallel-size"]),
         Remedy("--tensor-parallel-size N", "each GPU then holds 1/N of the weights: N is at least their whole size divided by "
                "the card's; needs that many cards", "--tensor-parallel-size"),
@@ -109,7 +105,7 @@ def profile_run(case: Case) -> Explained:
     because += f" of {format_count(tokens)} tokens" if tokens else " (--max-num-batched-tokens)"
     because += " with the largest images or videos the model takes" if multimodal else ""
     because += ", before any KV cache exists"
-    remedy = [_EXPANDABLE] if case.oom.is_fragmented else []
+    remedy = [EXPANDABLE] if case.oom.is_fragmented else []
     if multimodal:
         remedy.append(Remedy("--limit-mm-per-prompt '{\"image\": 1, \"video\": 0}'",
                              "the trial run prepares the largest allowed input", "--limit-mm-per-prompt"))  # fmt: skip
@@ -165,7 +161,7 @@ def graph_capture(case: Case) -> Explained:
         because += " and did not set it aside (it does by default from 0.20)" if case.since("0.20.0") is False else ""
     elif actual:
         because += f"; they took {gib(actual)}"
-    remedy = [_EXPANDABLE] if case.oom.is_fragmented else []
+    remedy = [EXPANDABLE] if case.oom.is_fragmented else []
     remedy.append(more_room(case, max(case.missing or 0, estimated or 0, GIB // 2)))
     if case.since("0.11.1") is not False:
         remedy.append(setting("--max-cudagraph-capture-size", 64, "fewer and smaller graphs; larger batches then run without"))
@@ -195,7 +191,7 @@ def sampler_warmup(case: Case) -> Explained:
     fewer = 256 if rows is None or rows > 256 else max(8, rows // 4)
     remedy = [setting("--max-num-seqs", fewer, "memory falls in proportion; costs nothing unless you run more at once")]
     if case.oom.is_fragmented:
-        remedy.append(_EXPANDABLE)
+        remedy.append(EXPANDABLE)
     remedy.append(more_room(case, case.missing or GIB // 2))
     nots = [
         "more GPUs: the whole vocabulary is gathered on each",

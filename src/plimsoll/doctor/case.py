@@ -23,6 +23,12 @@ LEAST_CACHE_BYTES = GIB // 4  # less is no cache to serve from
 BY_HAND = "kv_cache_memory_bytes"
 
 
+EXPANDABLE = Remedy(
+    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+    "lets torch use the gaps it holds; from 0.21 refused together with a KV connector",
+)
+
+
 class PlanSays(NamedTuple):
     """What `plan` computes for the very command that failed."""
 

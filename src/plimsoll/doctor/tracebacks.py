@@ -234,13 +234,3 @@ def _follow(stripped: str, stream: _Stream, found: list[Raised], *, is_code: boo
         stream.awaits -= 1
         if len(last.message) < 8_000:
             found[stream.last] = last._replace(message=f"{last.message}\n{stripped}" if last.message else stripped)
-
-
-def chain_of(raised: Sequence[Raised], position: int) -> list[Raised]:
-    """An exception with those it came from, the first cause first."""
-    chain, seen, at = [raised[position]], {position}, raised[position].cause
-    while at is not None and at not in seen:
-        seen.add(at)
-        chain.append(raised[at])
-        at = raised[at].cause
-    return chain[::-1]
