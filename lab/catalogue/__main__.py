@@ -18,6 +18,7 @@ from lab.catalogue.read_environment import read_environment
 from lab.catalogue.read_failure_texts import read_failure_texts
 from lab.catalogue.read_flags import read_flags
 from lab.catalogue.read_frames import read_frames
+from lab.catalogue.read_inside import read_inside
 from lab.catalogue.read_log_lines import read_log_lines
 from lab.catalogue.read_metrics import read_metrics
 from lab.catalogue.source_tree import SourceTree
@@ -33,6 +34,7 @@ TABLES: dict[str, tuple[tuple[str, ...], Callable[[SourceTree], list[dict[str, A
     "log_lines": (("name",), read_log_lines),
     "failure_texts": (("name",), read_failure_texts),
     "frames": (("name",), read_frames),
+    "inside": (("name",), read_inside),
 }
 
 

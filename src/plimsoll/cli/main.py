@@ -12,6 +12,7 @@ COMMANDS = (
     ("simulate", "what does my traffic do to the KV cache, to preemptions and to latency?", "plimsoll.cli.simulate"),
     ("doctor", "what went wrong, what shows it, and what fixes it?", "plimsoll.cli.doctor"),
     ("flags", "which flags of this command does that vLLM version take?", "plimsoll.cli.flags"),
+    ("inside", "will my vLLM take plimsoll.inside, and how does it get there?", "plimsoll.cli.inside"),
 )
 
 EXIT_INTERNAL = 70  # a mistake of ours; 1, 2 and 3 have meanings of their own (see errors.py)

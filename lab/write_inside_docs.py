@@ -1,0 +1,58 @@
+"""Writes the table of releases in docs/support.md: `python -m lab.write_inside_docs`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from plimsoll.engine.extension_needs import NEEDS
+from plimsoll.engine.extension_points import Part, Verdict
+from plimsoll.engine.extension_table import stretches
+
+PAGE = Path(__file__).parents[1] / "docs" / "support.md"
+BEGIN = "<!-- made by `python -m lab.write_inside_docs` from src/plimsoll/engine/data/inside.json; do not edit -->"
+END = "<!-- end -->"
+
+
+def block() -> str:
+    """The table, newest releases first, with a number for each thing that is lost."""
+    lost: list[str] = []
+    rows = []
+    for stretch in reversed(stretches()):
+        named = stretch.first if stretch.first == stretch.last else f"{stretch.first} to {stretch.last}"
+        cells = [_cell(verdict, lost) for verdict in stretch.verdicts]
+        rows.append(f"| {' | '.join([named, *cells, stretch.evidence])} |")
+    lines = [
+        BEGIN,
+        "",
+        f"| vLLM | {' | '.join(part.value for part in Part)} | how it is known |",
+        "|---" * (len(Part) + 2) + "|",
+        *rows,
+        "",
+        *(f"{number}. {what}" for number, what in enumerate(lost, start=1)),
+        "",
+        f"{len(NEEDS)} things are looked for in each release, by file, class, arguments and attributes; they stand with their",
+        "purpose in `src/plimsoll/engine/extension_needs.py`.",
+        END,
+    ]
+    return "\n".join(lines)
+
+
+def _cell(verdict: Verdict, lost: list[str]) -> str:
+    what = (*verdict.because, *verdict.details)
+    lost += [w for w in what if w not in lost]
+    numbers = ", ".join(str(lost.index(w) + 1) for w in what)
+    return f"{verdict.works}, without {numbers}" if numbers else verdict.works
+
+
+def page(text: str) -> str:
+    """The page with the table made anew; the rest is as it was."""
+    head, begin, rest = text.partition(BEGIN)
+    _, end, tail = rest.partition(END)
+    if not begin or not end:
+        raise SystemExit(f"{PAGE.name} has no place for the table: {BEGIN}")
+    return head + block() + tail
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    print(f"wrote {PAGE.name}")

@@ -1,0 +1,56 @@
+"""Writes the tables of docs/inside.md from the code: `python -m lab.write_inside_page`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from plimsoll.inside.endpoints import ENDPOINTS
+from plimsoll.inside.meters import METERS
+from plimsoll.inside.settings import SETTINGS
+
+PAGE = Path(__file__).parents[1] / "docs" / "inside.md"
+
+
+def endpoints() -> str:
+    """What each endpoint takes and answers."""
+    rows = ["| endpoint | takes | says |", "|---|---|---|"]
+    for endpoint in ENDPOINTS:
+        key = "" if endpoint.needs_token else " (no token)"
+        rows.append(f"| {endpoint.method} `{endpoint.path}`{key} | {endpoint.takes or '-'} | {endpoint.says} |")
+    return "\n".join(rows)
+
+
+def settings() -> str:
+    """Every environment variable with its default."""
+    rows = ["| variable | default | |", "|---|---|---|"]
+    rows += [f"| `{setting.name}` | {setting.default or '-'} | {setting.says} |" for setting in SETTINGS]
+    return "\n".join(rows)
+
+
+def metrics() -> str:
+    """Every metric as it stands on the page."""
+    rows = ["| metric | labels | |", "|---|---|---|"]
+    for meter in METERS:
+        name = meter.name + ("_total" if meter.kind == "counter" else "")
+        rows.append(f"| `{name}` | {', '.join(meter.labels) or '-'} | {meter.says} |")
+    return "\n".join(rows)
+
+
+TABLES = {"endpoints": endpoints, "settings": settings, "metrics": metrics}
+
+
+def page(text: str) -> str:
+    """The page with its tables made anew; the rest is as it was."""
+    for name, table in TABLES.items():
+        begin, end = f"<!-- {name}: made by `python -m lab.write_inside_page` -->", f"<!-- end of {name} -->"
+        head, found, rest = text.partition(begin)
+        _, ended, tail = rest.partition(end)
+        if not found or not ended:
+            raise SystemExit(f"{PAGE.name} has no place for the {name}: {begin}")
+        text = f"{head}{begin}\n{table()}\n{end}{tail}"
+    return text
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    print(f"wrote {PAGE.name}")

@@ -1,0 +1,144 @@
+"""usage: plimsoll inside check [--python PATH | --vllm-dir DIR] [--json] [WHAT]
+       plimsoll inside wheel [OUT_DIR] [--for kubernetes|docker|pip] [--json]
+
+What runs in vLLM's own processes: memory figures, an honest readiness, drain, shedding and a recording of the traffic.
+
+check  says whether a vLLM will take it, what is lost where it does not take all, and the exact flags. vLLM is not imported:
+       its sources are read, so it takes about a second and touches no GPU.
+  --python PATH    the vLLM of this Python; default: the Python that runs plimsoll
+  --vllm-dir DIR   the vLLM in this folder (site-packages, or an unpacked wheel)
+  WHAT             a start command (-- vllm serve MODEL ...), a script, a compose file or a manifest: its flags are judged
+                   too, and it is printed with plimsoll.inside in it
+
+wheel  writes plimsoll.inside as a wheel without dependencies, to be mounted into a stock image, and says how.
+  OUT_DIR          where; default: here
+  --for WAY        print one way alone
+
+  --json           one JSON object, schema plimsoll.inside/1 (check) or plimsoll.inside-wheel/1 (wheel)
+
+Exit codes: 0 all of it works, 1 something will not, 2 the input is wrong, 3 there is no vLLM, or nothing can be written.
+Read on: docs/inside.md
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from plimsoll.cli.options import Split, split_options
+from plimsoll.cli.output import show
+from plimsoll.errors import BadInput
+
+if TYPE_CHECKING:
+    from plimsoll.domain.launch import Launch
+    from plimsoll.engine.extension_points import Answer
+    from plimsoll.engine.inside_command import Plugins
+    from plimsoll.engine.versions import Engine
+    from plimsoll.sources.vllm_tree import InstalledVllm
+
+
+def run(words: list[str]) -> int:
+    """Find what is asked for and do it."""
+    if words and words[0] in ("check", "wheel"):
+        with_value = ("--python", "--vllm-dir", "--pid") if words[0] == "check" else ("--for",)
+        options = split_options(words[1:], with_value=with_value, switches=("--json", "--help", "-h"))
+        if not options.switches & {"--help", "-h"}:
+            return _check(options) if words[0] == "check" else _wheel(options)
+    elif not set(words) & {"--help", "-h"}:
+        raise BadInput("say `plimsoll inside check` or `plimsoll inside wheel` (plimsoll inside --help)")
+    show(__doc__.rstrip() if __doc__ else "")
+    return 0
+
+
+def _check(options: Split) -> int:
+    from plimsoll.cli.launch_words import config_of, launches_named
+    from plimsoll.engine.extension_needs import BY_SIGNATURE, NEEDS, TESTED
+    from plimsoll.engine.extension_points import judge, verdicts
+    from plimsoll.engine.inside_command import fit, with_remarks
+    from plimsoll.report import inside as report
+
+    unknown = next((word for word in options.rest if word.startswith("-") and word != "-"), None)
+    if unknown is not None and options.rest[0] == unknown:
+        raise BadInput(f"there is no option {unknown}; put -- in front of a vLLM command")
+    is_given = bool(options.rest or options.verbatim or "--pid" in options.values)
+    launches = launches_named(options, "inside check") if is_given else []
+    vllm = _vllm(options, [launch for launch, _ in launches])
+    engine = _engine(vllm)
+    answers = judge(vllm.sources, NEEDS)
+    plugins = _plugins(vllm, answers)
+    fitted = [fit(launch, engine, config_of(launch, folder), plugins) for launch, folder in launches]
+    remarks = [remark for inner in fitted for remark in inner.remarks]
+    checkup = report.Checkup(
+        vllm.folder,
+        vllm.version,
+        engine,
+        TESTED.get(engine.release, BY_SIGNATURE) if engine.is_exact else "by signature, read from its sources",
+        vllm.seen.is_visible if vllm.seen is not None else None,
+        vllm.seen.entry_points if vllm.seen is not None else (),
+        answers,
+        with_remarks(verdicts(answers, NEEDS), remarks),
+        tuple(fitted),
+        NEEDS,
+    )
+    show(report.check_json(checkup) if "--json" in options.switches else report.check_text(checkup))
+    return 0 if checkup.takes_all else 1
+
+
+def _plugins(vllm: InstalledVllm, answers: Sequence[Answer]) -> Plugins:
+    """Which of our entry points count; where no Python was asked they are taken to be there."""
+    from plimsoll.engine.inside_command import PLUGIN_NAME, PROBE_PLUGIN_NAME, Plugins
+
+    names = vllm.seen.entry_points if vllm.seen is not None and vllm.seen.is_visible else (PLUGIN_NAME, PROBE_PLUGIN_NAME)
+    by_entry_point = any(answer.name == "stat loggers" and "entry point" in answer.note for answer in answers)
+    return Plugins(by_entry_point and PLUGIN_NAME in names, PROBE_PLUGIN_NAME in names)
+
+
+def _vllm(options: Split, launches: list[Launch]) -> InstalledVllm:
+    from plimsoll.sources import vllm_tree
+
+    python, folder = options.values.get("--python"), options.values.get("--vllm-dir")
+    if python is not None and folder is not None:
+        raise BadInput("--python and --vllm-dir name two places; give one")
+    if folder is not None:
+        return vllm_tree.vllm_in(folder)
+    if python is None:
+        return vllm_tree.vllm_of_this_python()
+    # What the command puts on PYTHONPATH is what vLLM will see.
+    return vllm_tree.vllm_of(python, dict(launches[0].environment) if launches else {})
+
+
+def _engine(vllm: InstalledVllm) -> Engine:
+    """The release whose flags apply; a version that says nothing is met by the newest."""
+    from plimsoll.engine.versions import Engine, engine_named, newest
+
+    if vllm.version is not None:
+        try:
+            return engine_named(vllm.version)
+        except BadInput:
+            pass
+    note = f"its version is not known; its sources were read, and the flags are those of {newest()}"
+    return Engine(vllm.version or "unknown", newest(), is_exact=False, note=note)
+
+
+def _wheel(options: Split) -> int:
+    import hashlib
+
+    from plimsoll.actuators.inside_wheel import ENTRY_POINTS, make_wheel, write_wheel
+    from plimsoll.report import inside_wheel as report
+
+    words = [*options.rest, *(options.verbatim or ())]
+    if len(words) > 1 or any(word.startswith("-") for word in options.rest):
+        raise BadInput(f"plimsoll inside wheel takes one folder; {words[-1]!r} is too much")
+    way = options.values.get("--for")
+    if way is not None and way not in report.WAYS:
+        raise BadInput(f"--for {way!r} is none of {', '.join(report.WAYS)}")
+    if words and (not words[0] or "\0" in words[0]):
+        raise BadInput("the folder's name is empty or holds a zero byte")
+    wheel = make_wheel()
+    path = str(write_wheel(wheel, words[0] if words else "."))
+    digest = hashlib.sha256(wheel.content).hexdigest()
+    if "--json" in options.switches:
+        show(report.wheel_json(path, len(wheel.content), digest, wheel.members, ENTRY_POINTS))
+    else:
+        show(report.wheel_text(path, len(wheel.content), digest, (way,) if way is not None else report.WAYS))
+    return 0

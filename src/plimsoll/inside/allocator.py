@@ -1,0 +1,133 @@
+"""What torch's CUDA allocator holds, from its own statistics: host memory only, no call to the device.
+
+    releasable = reserved - active - inactive_split - free segments of private pools
+    unreleasable = reserved - active - releasable
+
+`active` is what tensors use and what waits for another stream; `inactive_split` are gaps beside blocks in use. torch keeps
+no such statistic for expandable segments: there the last walk tells which gaps are pinned, and until the next walk these
+are taken as unchanged.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from plimsoll.inside.segments import Walk
+
+_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")  # the first that is set holds
+
+
+def allocator_figures(
+    stats: Mapping[str, Any], last: Walk | None, walked_age_s: float | None, *, wants_expandable: bool = False
+) -> tuple[dict[str, Any] | None, dict[str, str]]:
+    """The figures from torch's nested statistics and the last walk, and the reason for each that is unknown."""
+    reserved, active = _amount(stats, "reserved_bytes"), _amount(stats, "active_bytes")
+    if reserved is None or active is None:
+        return None, {"allocator": "torch has no statistics of this device yet"}
+    split = _amount(stats, "inactive_split_bytes")
+    is_expandable = wants_expandable or (last is not None and last.expandable_segments > 0)
+    releasable = _releasable(reserved, active, split, last, is_expandable=is_expandable)
+    figures = {
+        "allocated": _amount(stats, "allocated_bytes"),
+        "reserved": reserved,
+        "active": active,
+        "inactive_split": split,
+        "releasable": releasable,
+        "unreleasable": None if releasable is None else reserved - active - releasable,
+        "segments": _amount(stats, "segment"),
+        "allocated_peak": _amount(stats, "allocated_bytes", "peak"),
+        "reserved_peak": _amount(stats, "reserved_bytes", "peak"),
+        "alloc_retries": _whole(stats.get("num_alloc_retries")),
+        "ooms": _whole(stats.get("num_ooms")),
+        "expandable": is_expandable,
+        "private_pool_bytes": _private_pools(stats) if last is None else last.private_reserved,
+        "largest_free_block": None if last is None else last.largest_free_block,
+        "walked_age_s": walked_age_s,
+    }
+    reasons = {f"allocator.{name}": "torch does not count it" for name, value in figures.items() if value is None}
+    if last is None:
+        walked = ("releasable", "unreleasable", "private_pool_bytes", "largest_free_block", "walked_age_s")
+        unknown = [f"allocator.{name}" for name in walked if figures[name] is None]
+        reasons |= dict.fromkeys(unknown, "known after the first walk over the segments")
+    return figures, reasons
+
+
+def _releasable(reserved: int, active: int, split: int | None, last: Walk | None, *, is_expandable: bool) -> int | None:
+    free = max(0, reserved - active)
+    if is_expandable:
+        if last is None:
+            return None
+        pinned = last.reserved - last.active - last.releasable
+    elif split is None:
+        return None
+    else:
+        pinned = split + (0 if last is None else last.private_whole_free)
+    return max(0, free - pinned)
+
+
+def _private_pools(stats: Mapping[str, Any]) -> int | None:
+    """What a newer torch counts for each private pool."""
+    pools = stats.get("reserved_bytes_by_private_pools")
+    if not isinstance(pools, Mapping):
+        return None
+    return sum(_amount(pools, pool) or 0 for pool in pools)
+
+
+def _amount(stats: Mapping[Any, Any], name: Any, kind: str = "current") -> int | None:
+    try:
+        return _whole(stats[name]["all"][kind])
+    except (KeyError, TypeError):
+        return None
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def wants_expandable(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether torch was told to make its segments expandable."""
+    environ = os.environ if environ is None else environ
+    told = next((environ[name] for name in _SETTINGS if environ.get(name)), "")
+    pairs = (pair.partition(":") for pair in told.replace(" ", "").split(","))
+    return any(name == "expandable_segments" and value == "True" for name, _, value in pairs)
+
+
+class Torch:
+    """The few things that are asked of torch about one CUDA device, whatever its version."""
+
+    def __init__(self, torch: Any, device: int) -> None:
+        self.torch, self.device = torch, device
+        self._takes_traces = True
+
+    def stats(self) -> Mapping[str, Any]:
+        """The nested statistics; empty before torch uses the device. No call to the device."""
+        if not self.torch.cuda.is_initialized():
+            return {}
+        found: Mapping[str, Any] = self.torch.cuda.memory_stats_as_nested_dict(self.device)
+        return found
+
+    def segments(self) -> list[Mapping[str, Any]]:
+        """All segments with their blocks, without the history of past allocations where torch can leave it out."""
+        listing = self.torch.cuda.memory_snapshot
+        if self._takes_traces:
+            try:
+                return list(listing(include_traces=False))
+            except TypeError:  # an older torch
+                self._takes_traces = False
+        return list(listing())
+
+    def free_and_total(self) -> tuple[int, int]:
+        """What the device has, by a call to the device: never while the worker starts."""
+        free, total = self.torch.cuda.mem_get_info(self.device)
+        return int(free), int(total)
+
+    def uuid(self) -> str | None:
+        """The device's own name for good, in NVML's spelling; never while the worker starts."""
+        found = getattr(self.torch.cuda.get_device_properties(self.device), "uuid", None)
+        return None if found is None else f"GPU-{str(found).removeprefix('GPU-')}"
+
+    def empty_cache(self) -> None:
+        """Give every free segment back to the device."""
+        self.torch.cuda.empty_cache()

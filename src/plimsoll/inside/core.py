@@ -1,0 +1,251 @@
+"""The state of one gate, and what it decides with it: admitted or refused, ready or not, how long the wait is.
+
+No sockets here: gate.py brings the requests, endpoints.py the questions, tick.py the time.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+from plimsoll.inside import places, readiness, shedding
+from plimsoll.inside.answers import Answer, busy
+from plimsoll.inside.calls import Calls
+from plimsoll.inside.drain import LEAVING, REFUSING, RETRY_AFTER_S, SERVING, Drain
+from plimsoll.inside.engine_view import EngineView
+from plimsoll.inside.figures import read_figures
+from plimsoll.inside.pulse import PULSE, Pulse
+from plimsoll.inside.settings import Settings
+from plimsoll.inside.shared import ASLEEP, NS, PAUSED, Shared
+from plimsoll.inside.tokens import Tokens
+
+QUEUE_FRESH_NS = NS // 10  # what is queued is counted at most ten times a second
+AWAKE_STEPS = 3  # steps that show an engine awake which was said to sleep
+AWAKE_AFTER_NS = NS
+
+
+class Core:
+    """One a process. Everything that is read for each request lies in memory."""
+
+    def __init__(self, settings: Settings, state: Any = None, pulse: Pulse = PULSE) -> None:
+        self.settings = settings
+        self.tokens = Tokens(settings.token)
+        self.folder = places.run_folder(settings.folder)
+        self.key = places.server_key()
+        self.shared = Shared(self.folder, self.key, fellows_expected=self.key != os.getpid())
+        lock = None if self.folder is None else os.path.join(self.folder, f"call-{self.key}.lock")  # noqa: PTH118
+        self.calls = Calls(lock)
+        self.engine = EngineView(state)
+        self.pulse = pulse
+        self.items = 0  # images, videos and sounds in requests that are not with the engine yet
+        self.in_layer = 0  # requests let in by the shed layer and not ended
+        self.is_stopping = False  # vLLM was told to end, and finishes what it has
+        self._queue_at_ns = 0
+        self._asleep_steps = 0
+
+    # In flight
+
+    def begin(self, *, is_new: bool = True) -> None:
+        """A request has come in; one that only follows up on earlier work does not show that a balancer still sends."""
+        own = self.shared.own
+        own.add("in_flight", 1)
+        own.add("begun", 1)
+        if is_new:
+            own["last_admitted_ns"] = time.monotonic_ns()
+
+    def finish(self) -> None:
+        """The same request has ended, however it did."""
+        self.shared.own.add("in_flight", -1)
+
+    # Draining
+
+    def phase(self) -> str:
+        """Serving, leaving or refusing. The common case costs one look at a number."""
+        if self.shared.common["until_ns"] == 0:
+            return SERVING
+        found = self.shared.drain()
+        phase = found.phase(time.monotonic(), self.shared.latest("last_admitted_ns") / NS)
+        if phase == REFUSING and not found.is_refusing:
+            self._settle(found)
+        return phase
+
+    def _settle(self, seen: Drain) -> None:
+        """Phase two stays: a request that another server was just letting in, or a follow-up, does not undo it."""
+        with self.shared.common.changing():
+            now = self.shared.read_drain_unlocked()
+            if now.since == seen.since and now.until != 0:
+                self.shared.common["is_refusing"] = 1
+
+    def refusal(self, phase: str) -> Answer | None:
+        """What new work is answered in this phase; None lets it in."""
+        if self.is_stopping:
+            # vLLM itself would answer 500: its tokeniser has ended.
+            self.shared.own.add("refused_drain", 1)
+            return busy("this server is shutting down; another one will take this", RETRY_AFTER_S)
+        if phase != REFUSING:
+            return None
+        self.shared.own.add("refused_drain", 1)
+        retry_s = self.shared.drain().retry_after_s
+        return busy("this server is draining and takes no new requests; another one will", retry_s)
+
+    def end_old_drain(self) -> None:
+        """Forget a drain whose lease has run out, so that the common case is quick again."""
+        if self.shared.common["until_ns"] == 0:
+            return
+        with self.shared.common.changing():
+            found = self.shared.read_drain_unlocked()
+            if not found.is_on(time.monotonic()):
+                self.shared.set_drain(found._replace(until=0.0, is_refusing=False))
+
+    def closes_connections(self) -> bool:
+        """Whether answers ask the client to connect anew, so that the balancer sends it elsewhere."""
+        if self.is_stopping:
+            return True
+        return self.shared.common["until_ns"] != 0 and self.phase() in (LEAVING, REFUSING)
+
+    # Sleep, as seen from the requests that cause it and from the engine's own word
+
+    def note_sleep(self, how: int) -> None:
+        """0 awake, PAUSED or ASLEEP."""
+        common = self.shared.common
+        common["asleep"] = how
+        common["asleep_at_ns"] = time.monotonic_ns()
+        self._asleep_steps = self.pulse.steps
+
+    def asleep_words(self) -> str:
+        """How it sleeps, empty when awake. Steps that go on are the better witness."""
+        how = self.shared.common["asleep"]
+        if how == 0:
+            return ""
+        is_over = self.pulse.steps - self._asleep_steps >= AWAKE_STEPS
+        last_ns = self.shared.latest("last_step_ns")
+        if is_over and last_ns - self.shared.common["asleep_at_ns"] > AWAKE_AFTER_NS:
+            self.shared.common["asleep"] = 0
+            return ""
+        return {PAUSED: "paused: requests are taken in and wait", ASLEEP: "asleep: its memory was given back"}.get(
+            how, "asleep"
+        )
+
+    # Readiness
+
+    def readiness(self) -> readiness.Readiness:
+        """Ready or not, and why not."""
+        return readiness.judge(
+            readiness.Standing(
+                has_engine=self.engine.client is not None,
+                is_dead=self.engine.is_dead(),
+                is_proven_wedged=self.is_wedged(),
+                asleep=self.asleep_words(),
+                drain_phase=self.phase(),
+                is_stopping=self.is_stopping,
+            )
+        )
+
+    def is_wedged(self) -> bool:
+        """Whether it was proven stuck and has not stepped since."""
+        proven_ns = self.shared.common["wedged_at_ns"]
+        if proven_ns == 0:
+            return False
+        if self.shared.latest("last_step_ns") > proven_ns:
+            self.shared.common["wedged_at_ns"] = 0
+            return False
+        return True
+
+    # Shedding
+
+    def shed_bound_s(self) -> float | None:
+        """The bound that holds now: the one asked for while its lease runs, else the one that was set at start."""
+        common = self.shared.common
+        if common["shed_until_ns"] > time.monotonic_ns():
+            return common["shed_bound_ns"] / NS
+        return self.settings.shed_wait_s
+
+    def publish_queue(self) -> None:
+        """Put this server's part of the queue on its page, at most ten times a second."""
+        now_ns = time.monotonic_ns()
+        if now_ns - self._queue_at_ns < QUEUE_FRESH_NS:
+            return
+        self._queue_at_ns = now_ns
+        own, pulse = self.shared.own, self.pulse
+        output_each = pulse.mean_output() or 0.0
+        count = self.engine.request_count()
+        own["engine_requests"] = count
+        own["background"] = self.engine.background_count()
+        own["is_fed"] = int(pulse.is_fed)
+        own["running"] = -1 if pulse.running is None else pulse.running
+        own["waiting"] = -1 if pulse.waiting is None else pulse.waiting
+        own["steps"] = pulse.steps
+        own["last_step_ns"] = round((pulse.last_step or 0.0) * NS)
+        own["figures_ns"] = round((pulse.figures_at or 0.0) * NS)
+        own["longest_step_ns"] = round(pulse.longest_step_s * NS)
+        own["kv_usage_ppm"] = -1 if pulse.kv_usage is None else round(pulse.kv_usage * 1e6)
+        own["queued_requests"], tokens = self.engine.queued(pulse.waiting, output_each)
+        own["queued_tokens"] = round(tokens)
+        coming = max(0, self.in_layer - count)
+        own["coming"] = coming
+        # Which of the requests in here have the items is not known: those that come get their share.
+        own["coming_item_tokens"] = round(self.items * self.settings.item_tokens * coming / max(1, self.in_layer))
+        own["tokens_per_s_milli"] = round((pulse.full_tokens_per_s(now_ns / NS) or 0.0) * 1000)
+        own["tokens_each_milli"] = round(((pulse.mean_prompt() or 0.0) + output_each) * 1000)
+
+    def queue(self) -> shedding.Queue:
+        """What waits, over all API servers. The engine tells one of them at a time how many wait: the newest word holds."""
+        self.publish_queue()
+        shared = self.shared
+        fed = [page for page in shared.pages() if page["is_fed"] and page["steps"]]
+        newest = max(fed, key=lambda page: page["figures_ns"], default=None)
+        lengths = [page["tokens_each_milli"] for page in fed if page["tokens_each_milli"]]
+        count = self.engine.request_count()
+        coming = shared.total("coming") - shared.own["coming"] + max(0, self.in_layer - count)
+        # An engine whose last requests were all taken back says nothing any more: no more wait or run than there are.
+        most = None
+        if self.engine.requests() is not None:
+            most = shared.total("engine_requests") - shared.own["engine_requests"] + count
+        waiting = None if newest is None else _known(newest["waiting"], most)
+        # Each server counts as if all that wait were its own: together they may count more than there are.
+        counted = shared.total("queued_requests")
+        return shedding.Queue(
+            waiting=waiting,
+            running=None if newest is None else _known(newest["running"], most),
+            places=self.engine.places(),
+            queued_tokens=shared.total("queued_tokens") * (min(1.0, (waiting or 0) / counted) if counted else 0.0),
+            coming=coming,
+            tokens_each=sum(lengths) / len(lengths) / 1000 if lengths else None,
+            coming_item_tokens=shared.total("coming_item_tokens"),
+            tokens_per_s=(shared.total("tokens_per_s_milli") / 1000) or None,
+        )
+
+    def shed(self, priority: bytes) -> Answer | None:
+        """Refuse a request that would wait too long; None lets it in. vLLM's own valve, where it is set, decides alone."""
+        bound_s = self.shed_bound_s()
+        if bound_s is None or self.engine.own_valve() == "set":
+            return None
+        wait = shedding.expected_wait(self.queue())
+        bound_s = shedding.bound_for(bound_s, priority)
+        if wait.seconds is None or wait.seconds <= bound_s:
+            return None
+        self.shared.own.add("refused_shed", 1)
+        retry_s = shedding.retry_after(wait.seconds, bound_s)
+        return busy(f"this server is full: {wait.because}; come again in {retry_s} s", retry_s)
+
+    def retry_after_own_valve(self) -> int:
+        """Seconds to name in a 503 of vLLM's own, which says none."""
+        wait = shedding.expected_wait(self.queue())
+        return 1 if wait.seconds is None else shedding.retry_after(wait.seconds, 0.0)
+
+    # Figures
+
+    def figures(self) -> list[dict[str, Any]]:
+        """The workers' figures, with their ages."""
+        return [] if self.folder is None else read_figures(self.folder, self.key, time.monotonic())
+
+    def close(self) -> None:
+        """Take this server's page away."""
+        self.shared.close()
+
+
+def _known(said: int, most: int | None) -> int | None:
+    if said < 0:
+        return None
+    return said if most is None else min(said, most)

@@ -1,0 +1,320 @@
+"""The endpoints under /plimsoll/: what each takes and answers. No sockets: a request comes as values and leaves as one."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, NamedTuple
+
+import plimsoll
+from plimsoll.inside import drain as draining
+from plimsoll.inside import shedding
+from plimsoll.inside.answers import Answer, error
+from plimsoll.inside.asked import LARGEST_BODY, BadAsk, fields_of, number, switch, whole
+from plimsoll.inside.calls import Busy
+from plimsoll.inside.core import Core
+from plimsoll.inside.faults import FAULTS
+from plimsoll.inside.recorder import RECORDER
+from plimsoll.inside.routes import OWN
+from plimsoll.inside.shared import NS
+from plimsoll.inside.tokens import ALLOWED, OFF
+
+EPOCHS = 2**62
+SHED_LEASE_S = 300.0
+HISTORY = 1_000_000
+USE_THE_VALVE = "this vLLM has --max-num-queued-reqs and --max-num-queued-tokens: set those at the next start"
+
+
+class Ask(NamedTuple):
+    """One request to an endpoint."""
+
+    method: str
+    path: str
+    headers: Sequence[tuple[bytes, bytes]]
+    body: bytes
+
+
+Handler = Callable[[Core, bytes], Awaitable[Answer]]
+
+
+class Endpoint(NamedTuple):
+    """One row of the table in docs/inside.md."""
+
+    method: str
+    path: str
+    handler: Handler
+    takes: str
+    says: str
+    needs_token: bool = True
+
+
+async def answer(core: Core, ask: Ask, *, only_ready: bool = False) -> Answer:
+    """The answer to one request under /plimsoll/; never raises. `only_ready`: the rest is served somewhere else."""
+    found = [endpoint for endpoint in ENDPOINTS if endpoint.path == ask.path]
+    if not found or (only_ready and found[0].needs_token):
+        where = "it is served where PLIMSOLL_LISTEN says" if found else f"there is {', '.join(e.path for e in ENDPOINTS)}"
+        return error(404, f"no {ask.path[:80]} here; {where}", "NotFoundError")
+    endpoint = found[0]
+    if endpoint.needs_token and (refused := _without_token(core, ask)) is not None:
+        return refused
+    if ask.method != endpoint.method and not (ask.method == "HEAD" and endpoint.method == "GET"):
+        return error(
+            405, f"{endpoint.path} takes {endpoint.method}", "MethodNotAllowedError", ((b"allow", endpoint.method.encode()),)
+        )
+    if len(ask.body) > LARGEST_BODY:
+        return error(413, f"the body is larger than {LARGEST_BODY} bytes", "BadRequestError")
+    try:
+        return await endpoint.handler(core, ask.body)
+    except BadAsk as problem:
+        return error(400, str(problem), "BadRequestError")
+    except Exception as problem:
+        FAULTS.note(f"answering {endpoint.path}", problem)
+        return error(500, f"a mistake of ours: {type(problem).__name__}", "InternalServerError")
+
+
+def _without_token(core: Core, ask: Ask) -> Answer | None:
+    verdict = core.tokens.judge(ask.headers)
+    if verdict == ALLOWED:
+        return None
+    if verdict == OFF:
+        return error(403, "this endpoint is off: the server was started without PLIMSOLL_TOKEN", "PermissionDeniedError")
+    return error(
+        401,
+        "the token is missing or wrong: Authorization: Bearer TOKEN",
+        "AuthenticationError",
+        ((b"www-authenticate", b"Bearer"),),
+    )
+
+
+async def _ready(core: Core, body: bytes) -> Answer:
+    del body
+    found = core.readiness()
+    return Answer(200 if found.is_ready else 503, {"ready": found.is_ready, "reason": found.reason, "detail": found.detail})
+
+
+async def _state(core: Core, body: bytes) -> Answer:
+    fields_of(body, ())
+    return Answer(200, state_of(core))
+
+
+def state_of(core: Core) -> dict[str, Any]:
+    """Everything the gate knows, as /plimsoll/state answers it."""
+    shared = core.shared
+    pages = shared.pages(look=True)
+    core.publish_queue()
+    now = time.monotonic()
+    found = core.readiness()
+    return {
+        "schema": "plimsoll.state/1",
+        "plimsoll": plimsoll.__version__,
+        "at": round(time.time(), 3),
+        "pid": os.getpid(),
+        "api_servers": len(pages),
+        "ready": found.is_ready,
+        "reason": found.reason,
+        "detail": found.detail,
+        "in_flight": shared.total("in_flight"),
+        "background": shared.total("background"),
+        "engine_requests": shared.total("engine_requests"),
+        "begun": shared.total("begun"),
+        "refused": {"drain": shared.total("refused_drain"), "shed": shared.total("refused_shed")},
+        "idle": _is_idle(core),
+        "drain": drain_words(core, now),
+        "shed": shed_words(core),
+        "engine": _engine_words(core, now),
+        "call": {"is_running": core.calls.is_running, "last": core.calls.last},
+        "recorder": {"is_on": RECORDER.is_on, "written": RECORDER.written, "dropped": RECORDER.dropped},
+        "workers": len(core.figures()),
+        "faults": dict(FAULTS.counts),
+    }
+
+
+def _is_idle(core: Core) -> bool:
+    """Nothing in flight, nothing in the background, nothing with the engine, in any API server."""
+    return all(core.shared.total(name) == 0 for name in ("in_flight", "background", "engine_requests"))
+
+
+def drain_words(core: Core, now: float) -> dict[str, Any]:
+    """The drain as answers show it."""
+    found = core.shared.drain()
+    return {
+        "phase": core.phase(),
+        "epoch": found.epoch,
+        "lease_left_s": round(max(0.0, found.until - now), 3),
+        "since_s": round(now - found.since, 3) if found.is_on(now) else None,
+        "in_flight": core.shared.total("in_flight"),
+        "idle": _is_idle(core),
+    }
+
+
+def shed_words(core: Core) -> dict[str, Any]:
+    """Shedding as answers show it."""
+    queue = core.queue()
+    wait = shedding.expected_wait(queue)
+    valve = core.engine.own_valve()
+    note = ""
+    if valve == "set":
+        note = "vLLM's own admission control is set and decides alone; Retry-After is added to its 503"
+    elif valve == "unset":
+        note = USE_THE_VALVE
+    return {
+        "max_wait_s": core.shed_bound_s(),
+        "lease_left_s": round(max(0.0, core.shared.common["shed_until_ns"] / NS - time.monotonic()), 3),
+        "expected_wait_s": None if wait.seconds is None else round(wait.seconds, 3),
+        "because": wait.because,
+        "queue": queue._asdict(),
+        "note": note,
+    }
+
+
+def _engine_words(core: Core, now: float) -> dict[str, Any]:
+    shared = core.shared
+    last_ns = shared.latest("last_step_ns")
+    queue = core.queue()
+    return {
+        "is_dead": core.engine.is_dead(),
+        "is_wedged": core.is_wedged(),
+        "asleep": core.asleep_words(),
+        "steps": shared.total("steps"),
+        "last_step_age_s": round(now - last_ns / NS, 3) if last_ns else None,
+        "longest_step_s": round(shared.latest("longest_step_ns") / NS, 3),
+        "running": queue.running,
+        "waiting": queue.waiting,
+        "kv_usage": core.pulse.kv_usage,
+    }
+
+
+async def _memory(core: Core, body: bytes) -> Answer:
+    fields_of(body, ())
+    found = core.figures()
+    reason = (
+        None if found else "no worker has written figures: is it started with --worker-extension-cls plimsoll.inside.Probe?"
+    )
+    return Answer(200, {"schema": "plimsoll.memory/1", "at": round(time.time(), 3), "workers": found, "reason": reason})
+
+
+async def _drain(core: Core, body: bytes) -> Answer:
+    fields = fields_of(body, ("epoch", "lease_s", "quiet_s", "bound_s", "refuse", "retry_after_s"))
+    lease_s = number(fields, "lease_s", 0.1, draining.LONGEST_LEASE_S, draining.LEASE_S)
+    assert lease_s is not None
+    wish = draining.Wish(
+        epoch=whole(fields, "epoch", 0, EPOCHS),
+        lease_s=lease_s,
+        quiet_s=number(fields, "quiet_s", 0.0, draining.LONGEST_LEASE_S),
+        bound_s=number(fields, "bound_s", 0.0, draining.LONGEST_LEASE_S),
+        refuse=switch(fields, "refuse"),
+        retry_after_s=whole(fields, "retry_after_s", 0, 3600),
+    )
+    if not core.shared.can_drain:
+        return error(
+            501, "there are several API servers and no folder to share the drain in: set PLIMSOLL_DIR", "NotImplementedError"
+        )
+    with core.shared.common.changing():
+        last_admitted = core.shared.latest("last_admitted_ns") / NS
+        after = draining.begin(core.shared.read_drain_unlocked(), wish, time.monotonic(), last_admitted)
+        if isinstance(after, draining.Drain):
+            core.shared.set_drain(after)
+    return _drain_answer(core, after)
+
+
+async def _undrain(core: Core, body: bytes) -> Answer:
+    epoch = whole(fields_of(body, ("epoch",)), "epoch", 0, EPOCHS)
+    with core.shared.common.changing():
+        after = draining.end(core.shared.read_drain_unlocked(), epoch)
+        if isinstance(after, draining.Drain):
+            core.shared.set_drain(after)
+    return _drain_answer(core, after)
+
+
+def _drain_answer(core: Core, after: draining.Drain | draining.Stale) -> Answer:
+    if isinstance(after, draining.Stale):
+        return error(409, f"epoch {after.asked} is older than {after.current}: another one has taken over", "ConflictError")
+    core.shared.pages(look=True)
+    core.publish_queue()
+    return Answer(200, drain_words(core, time.monotonic()))
+
+
+async def _shed(core: Core, body: bytes) -> Answer:
+    fields = fields_of(body, ("max_wait_s", "lease_s"))
+    bound_s = number(fields, "max_wait_s", 0.01, 86_400, core.settings.shed_wait_s)
+    if bound_s is None:
+        raise BadAsk("max_wait_s is missing: the seconds a request may be expected to wait")
+    lease_s = number(fields, "lease_s", 0.1, 86_400, SHED_LEASE_S)
+    assert lease_s is not None
+    with core.shared.common.changing():
+        core.shared.common["shed_bound_ns"] = round(bound_s * NS)
+        core.shared.common["shed_until_ns"] = time.monotonic_ns() + round(lease_s * NS)
+    return Answer(200, shed_words(core))
+
+
+async def _unshed(core: Core, body: bytes) -> Answer:
+    fields_of(body, ())
+    with core.shared.common.changing():
+        core.shared.common["shed_until_ns"] = 0
+    return Answer(200, shed_words(core))
+
+
+async def _compact(core: Core, body: bytes) -> Answer:
+    fields_of(body, ())
+    return await _call(core, "plimsoll_compact", ())
+
+
+async def _snapshot(core: Core, body: bytes) -> Answer:
+    history = whole(fields_of(body, ("history",)), "history", 0, HISTORY)
+    return await _call(core, "plimsoll_snapshot", () if history is None else (history,))
+
+
+async def _call(core: Core, method: str, arguments: tuple[Any, ...]) -> Answer:
+    found = core.readiness()
+    if found.reason in ("starting", "dead", "wedged", "asleep"):
+        return error(409, f"the engine is {found.reason}: {found.detail}", "ConflictError")
+    workers = core.figures()
+    if not workers or not all(worker["alive"] for worker in workers):
+        return error(
+            501,
+            "no probe answers for the workers: start with --worker-extension-cls plimsoll.inside.Probe",
+            "NotImplementedError",
+        )
+    try:
+        outcome = await core.calls.call(core.engine.client, method, arguments)
+    except Busy:
+        return error(409, "another call into the workers runs; one at a time", "ConflictError")
+    if outcome.get("error"):
+        return Answer(502, outcome)
+    return Answer(202 if outcome["is_running"] else 200, outcome)
+
+
+ENDPOINTS = (
+    Endpoint(
+        "GET", f"{OWN}ready", _ready, "",
+        "200 when a balancer may send work here, else 503 with the reason: starting, draining, asleep, dead or wedged. "
+        "Never for being full.",
+        needs_token=False,
+    ),
+    Endpoint(
+        "GET", f"{OWN}state", _state, "",
+        "In flight, drain, shedding, the engine's progress, the last call, the recorder, our own faults; "
+        "the sum over all API servers.",
+    ),
+    Endpoint("GET", f"{OWN}memory", _memory, "", "The figures of every worker with their age, also while the engine is stuck."),
+    Endpoint(
+        "POST", f"{OWN}drain", _drain,
+        "`epoch`, `lease_s` (60), `quiet_s` (5), `bound_s` (30), `refuse` (false), `retry_after_s` (5)",
+        "Begin a drain or renew its lease. 409 for an epoch older than one seen.",
+    ),
+    Endpoint("POST", f"{OWN}undrain", _undrain, "`epoch`", "End the drain. 409 for an older epoch."),
+    Endpoint(
+        "POST", f"{OWN}compact", _compact, "",
+        "Return torch's fully free segments to the device, in every worker, between two steps.",
+    ),
+    Endpoint(
+        "POST", f"{OWN}snapshot", _snapshot, "`history` (allocations to remember from now on; 0 ends it)",
+        "Write torch's memory snapshot to a file, in every worker; `plimsoll doctor` reads it.",
+    ),
+    Endpoint(
+        "POST", f"{OWN}shed", _shed, "`max_wait_s`, `lease_s` (300)",
+        "Refuse new work whose expected wait is longer, until the lease ends.",
+    ),
+    Endpoint("POST", f"{OWN}unshed", _unshed, "", "Go back to what was set at start."),
+)  # fmt: skip

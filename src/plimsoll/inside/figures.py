@@ -1,0 +1,182 @@
+"""The figures of one worker, from the worker to the API servers: one small file each, replaced whole with every sample.
+
+No call into the engine is needed to read them, so they are there while a step hangs, and after the worker has died.
+What is read may be torn, old, huge or somebody else's: such a file is skipped and counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import stat
+import time
+from typing import Any
+
+from plimsoll.inside.faults import FAULTS
+from plimsoll.inside.places import is_alive
+
+SCHEMA = "plimsoll.figures/1"
+FILE_MAX_BYTES = 128 * 1024  # a real one has about 3 KiB
+FILES_MAX = 1024
+ANCESTORS_MAX = 256
+REASONS_MAX = 64
+
+# What a file holds, each a plain value or None with the reason under `reasons`.
+PLAIN_KEYS = tuple(
+    "schema pid started ancestors beat at every_s phase engine rank local_rank device device_name vllm torch samples "
+    "sample_us walk_us".split()
+)
+GROUPS = {
+    "allocator": tuple(
+        "allocated reserved active inactive_split releasable unreleasable segments allocated_peak reserved_peak "
+        "alloc_retries ooms expandable private_pool_bytes largest_free_block walked_age_s".split()
+    ),
+    "device_memory": tuple("total free used by_this_process by_others source".split()),
+    "host_memory": tuple("resident resident_peak total available limit used_by_group".split()),
+    "budget": tuple("requested weights kv_cache activation_peak non_torch graphs free_at_start total_at_start".split()),
+}
+LOOSE_KEYS = ("last_compact", "last_snapshot")  # what those calls returned, None before the first
+
+
+def empty_figures() -> dict[str, Any]:
+    """Figures of which nothing is known yet: every key, no value."""
+    nothing: dict[str, Any] = dict.fromkeys((*PLAIN_KEYS, *GROUPS, *LOOSE_KEYS))
+    return {**nothing, "schema": SCHEMA, "ancestors": [], "reasons": {}, "faults": {}}
+
+
+def start_ticks(pid: int) -> int | None:
+    """When a process was started, in the kernel's ticks since boot: with the pid it names one process for good."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:  # noqa: PTH123
+            return int(file.read().rpartition(")")[2].split()[19])
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def write_figures(folder: str, figures: dict[str, Any]) -> None:
+    """Put the figures where API servers find them: whole or not at all, for this user's eyes only."""
+    path = f"{folder}/worker-{int(figures['pid'])}.json"
+    text = json.dumps(figures, separators=(",", ":"), allow_nan=False)
+    temporary = f"{folder}/.worker-{int(figures['pid'])}.tmp"  # one thread of one process writes it
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(temporary, path)  # noqa: PTH105
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)  # noqa: PTH108
+        raise
+
+
+def read_figures(folder: str, key: int, now: float) -> list[dict[str, Any]]:
+    """The figures of every worker that comes from process `key`, each with its `age_s` and whether it is `alive`."""
+    found = []
+    for name in _names(folder):
+        try:
+            figures = _read(folder, name)
+            if key in figures["ancestors"]:
+                figures["age_s"] = max(0.0, now - figures["beat"])
+                figures["alive"] = _is_same_process(figures)
+                found.append(figures)
+        except FileNotFoundError:
+            continue  # its worker was replaced between the listing and now
+        except Exception as error:
+            FAULTS.note("reading a worker's figures", error)
+    found.sort(key=lambda figures: (_order(figures["engine"]), _order(figures["rank"]), figures["pid"]))
+    return found
+
+
+def remove_dead(folder: str) -> None:
+    """Take away what workers left that are no more, half-written files among it."""
+    for name in _names(folder):
+        with contextlib.suppress(OSError, ValueError):
+            figures = None
+            with contextlib.suppress(Exception):
+                figures = _read(folder, name)
+            if not is_alive(_pid_in(name)) or (figures is not None and not _is_same_process(figures)):
+                os.unlink(f"{folder}/{name}")  # noqa: PTH108
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(folder):
+            # A writer needs milliseconds between making such a file and renaming it.
+            if entry.name.startswith(".worker-") and _is_older_than_a_minute(entry):
+                os.unlink(entry.path)  # noqa: PTH108
+
+
+def _is_older_than_a_minute(entry: os.DirEntry[str]) -> bool:
+    return time.time() - entry.stat(follow_symlinks=False).st_mtime > 60
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        with os.scandir(folder) as entries:
+            names = [entry.name for entry in entries if entry.name.startswith("worker-") and entry.name.endswith(".json")]
+    except OSError as error:
+        FAULTS.note("listing the workers' figures", error)
+        return []
+    return sorted(names)[:FILES_MAX]
+
+
+def _pid_in(name: str) -> int:
+    return int(name.removeprefix("worker-").removesuffix(".json"))
+
+
+def _is_same_process(figures: dict[str, Any]) -> bool:
+    return is_alive(figures["pid"]) and start_ticks(figures["pid"]) == figures["started"]
+
+
+def _order(value: object) -> int:
+    return value if isinstance(value, int) else -1
+
+
+def _read(folder: str, name: str) -> dict[str, Any]:
+    """One file as figures; ValueError for anything else."""
+    handle = os.open(f"{folder}/{name}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(handle, "rb") as file:
+        about = os.fstat(file.fileno())
+        if not stat.S_ISREG(about.st_mode) or about.st_uid != os.getuid():
+            raise ValueError("not a file of this user")
+        text = file.read(FILE_MAX_BYTES + 1)
+    if len(text) > FILE_MAX_BYTES:
+        raise ValueError("too large")
+    figures = _checked(json.loads(text))
+    if figures["pid"] != _pid_in(name):
+        raise ValueError("written for another process")
+    return figures
+
+
+def _checked(found: object) -> dict[str, Any]:
+    """What is read, with every key there and every value of a kind that readers expect."""
+    if not isinstance(found, dict) or found.get("schema") != SCHEMA:
+        raise ValueError("not figures of this schema")
+    figures = empty_figures()
+    figures |= {name: _plain(found.get(name)) for name in PLAIN_KEYS if name != "ancestors"}
+    for name in ("pid", "beat"):
+        if not isinstance(figures[name], int | float) or isinstance(figures[name], bool):
+            raise ValueError(f"{name} is not a number")
+    if not isinstance(figures["pid"], int):
+        raise ValueError("pid is not a whole number")
+    line = found.get("ancestors")
+    if not isinstance(line, list) or len(line) > ANCESTORS_MAX:
+        raise ValueError("ancestors is not a list")
+    figures["ancestors"] = [pid for pid in line if isinstance(pid, int)]
+    for name, keys in GROUPS.items():
+        table = found.get(name)
+        if isinstance(table, dict):
+            figures[name] = {key: _plain(table.get(key)) for key in keys}
+    for name in (*LOOSE_KEYS, "reasons", "faults"):
+        table = found.get(name)
+        if isinstance(table, dict):
+            figures[name] = {str(key): _plain(value) for key, value in list(table.items())[:REASONS_MAX]}
+    return figures
+
+
+def _plain(value: object) -> object:
+    """Numbers, words, yes and no as they are; anything else is unknown."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, int) and abs(value) >= 1 << 63:
+        return None
+    return value if isinstance(value, bool | int | str) else None

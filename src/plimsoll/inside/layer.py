@@ -1,0 +1,138 @@
+"""The layer that sheds: innermost of all, so that whoever is not let in by vLLM's own key is refused for that, not for load.
+
+vLLM puts its middlewares around each other and ours around them all. Shedding belongs beneath them; `beneath` finds the
+place. A body is never held back: what passes is looked at for images and sounds, chunk by chunk, and handed on.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from plimsoll.inside.answers import (
+    App,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    refuse_websocket,
+    retry_headers,
+    send_answer,
+    with_headers,
+)
+from plimsoll.inside.core import Core
+from plimsoll.inside.faults import FAULTS
+from plimsoll.inside.routes import path_of, route_of
+from plimsoll.inside.shedding import PRIORITY_HEADER
+
+# As OpenAI's API and vLLM's name the parts of a message that are not text.
+ITEM_MARKS = (b'"image_url"', b'"input_image"', b'"input_audio"', b'"audio_url"', b'"video_url"')
+TYPE_KEY = b'"type"'
+LONGEST_MARK = max(len(mark) for mark in ITEM_MARKS) + 16
+DEEPEST = 50
+
+
+def insert_beneath(outer: Any, core: Core) -> bool:
+    """Put a layer around the innermost app that the chain of middlewares ends in; False where there is no chain to go down."""
+    node = outer
+    for _ in range(DEEPEST):
+        inner = getattr(node, "app", None)
+        if inner is None or not callable(inner):
+            return False
+        # The router itself, or what turns an app's exceptions into answers just around it, is what everything ends in.
+        if type(inner).__name__ in ("ExceptionMiddleware", "AsyncExitStackMiddleware", "Router", "APIRouter") or not hasattr(
+            inner, "app"
+        ):
+            node.app = ShedLayer(inner, core)
+            return True
+        node = inner
+    return False
+
+
+class ShedLayer:
+    """Refuses work that would wait too long; counts what is let in until it ends."""
+
+    def __init__(self, app: App, core: Core) -> None:
+        self.app = app
+        self._core = core
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuse it or hand it on."""
+        if scope["type"] not in ("http", "websocket"):
+            return await self.app(scope, receive, send)
+        core = self._core
+        refusal, is_work = None, False
+        try:
+            path = path_of(scope["path"], scope.get("root_path", ""))
+            is_work = route_of(scope["type"], scope.get("method", "GET"), path).is_refusable
+            if is_work:
+                refusal = core.shed(_priority(scope))
+        except Exception as error:
+            FAULTS.note("shedding", error)
+        if refusal is not None:
+            if scope["type"] == "websocket":
+                return await refuse_websocket(scope, receive, send, refusal)
+            return await send_answer(send, refusal)
+        if not is_work:
+            return await self.app(scope, receive, send)
+        passing = _Passing(core, receive, send)
+        core.in_layer += 1
+        try:
+            return await self.app(scope, passing.receive, passing.send)
+        finally:
+            core.in_layer -= 1
+            core.items -= passing.items
+
+
+class _Passing:
+    """One request on its way: its items while it comes in, and a Retry-After for a 503 of vLLM's own."""
+
+    def __init__(self, core: Core, receive: Receive, send: Send) -> None:
+        self._core = core
+        self._receive = receive
+        self._send = send
+        self._tail = b""
+        self.items = 0
+
+    async def receive(self) -> Message:
+        """The next part of the body, looked at and handed on."""
+        message = await self._receive()
+        if message["type"] == "http.request":
+            try:
+                self._look(message.get("body", b""))
+            except Exception as error:
+                FAULTS.note("looking for images", error)
+        return message
+
+    def _look(self, body: bytes) -> None:
+        # A mark may lie across two chunks: the end of the last one is looked at again, less what could hold a whole mark.
+        seen = self._tail + body
+        found = items_in(seen) - items_in(self._tail)
+        self._tail = seen[-LONGEST_MARK:]
+        self.items += found
+        self._core.items += found
+
+    async def send(self, message: Message) -> None:
+        """The answer, with Retry-After where vLLM refuses without saying when to come again."""
+        if message["type"] == "http.response.start" and message["status"] == 503:
+            try:
+                if not any(bytes(name).lower() == b"retry-after" for name, _ in message.get("headers", ())):
+                    message = with_headers(message, retry_headers(self._core.retry_after_own_valve())[:1])
+            except Exception as error:
+                FAULTS.note("adding Retry-After", error)
+        await self._send(message)
+
+
+def items_in(body: bytes) -> int:
+    """Images, videos and sounds named in this part of a body: each names its kind as the value of `type`."""
+    count = 0
+    for mark in ITEM_MARKS:
+        place = body.find(mark)
+        while place >= 0:
+            before = body[max(0, place - 16) : place].rstrip()
+            count += before.endswith(b":") and before[:-1].rstrip().endswith(TYPE_KEY)
+            place = body.find(mark, place + 1)
+    return count
+
+
+def _priority(scope: Scope) -> bytes:
+    return next((bytes(value) for name, value in scope["headers"] if bytes(name).lower() == PRIORITY_HEADER), b"")

@@ -1,0 +1,168 @@
+"""Our figures on vLLM's own /metrics page, as gauges and counters of prometheus_client.
+
+With several API servers vLLM's page adds up the files of all of them; so what is true of the whole server is set by one of
+them alone, and what each has of its own is added up.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+from typing import Any, NamedTuple
+
+from plimsoll.inside.core import Core
+from plimsoll.inside.drain import LEAVING, REFUSING
+from plimsoll.inside.faults import FAULTS
+from plimsoll.inside.readiness import REASONS
+from plimsoll.inside.recorder import RECORDER
+from plimsoll.inside.shared import NS
+from plimsoll.inside.shedding import expected_wait
+
+PHASES = {LEAVING: 1, REFUSING: 2}
+_TOTALS: dict[tuple[str, ...], float] = {}  # what the counters were brought to: one a process, as their registry is
+
+
+class Meter(NamedTuple):
+    """One metric: its kind, name, labels and the sentence that the page prints with it."""
+
+    kind: str  # "gauge", "counter"
+    name: str
+    says: str
+    labels: tuple[str, ...] = ()
+    adds_up: bool = False  # each API server has its own part
+
+
+WORKER = ("engine", "worker")
+ALLOCATOR = {
+    "allocated": "plimsoll_torch_allocated_bytes",
+    "reserved": "plimsoll_torch_reserved_bytes",
+    "inactive_split": "plimsoll_torch_inactive_split_bytes",
+    "releasable": "plimsoll_torch_releasable_bytes",
+    "unreleasable": "plimsoll_torch_unreleasable_bytes",
+    "allocated_peak": "plimsoll_torch_allocated_peak_bytes",
+    "reserved_peak": "plimsoll_torch_reserved_peak_bytes",
+    "segments": "plimsoll_torch_segments",
+}
+ALLOCATOR_TOTALS = {"alloc_retries": "plimsoll_torch_num_alloc_retries", "ooms": "plimsoll_torch_num_ooms"}
+DEVICE = {
+    "total": "plimsoll_device_total_bytes",
+    "free": "plimsoll_device_free_bytes",
+    "used": "plimsoll_device_used_bytes",
+    "by_this_process": "plimsoll_device_used_by_worker_bytes",
+    "by_others": "plimsoll_device_used_by_others_bytes",
+}
+HOST = {"resident": "plimsoll_worker_resident_bytes"}
+
+METERS = (
+    Meter("gauge", "plimsoll_torch_allocated_bytes", "Bytes in live tensors.", WORKER),
+    Meter("gauge", "plimsoll_torch_reserved_bytes", "Bytes that torch holds of the device.", WORKER),
+    Meter("gauge", "plimsoll_torch_inactive_split_bytes", "Free bytes in segments that are partly in use.", WORKER),
+    Meter("gauge", "plimsoll_torch_releasable_bytes", "Bytes in fully free segments: what compaction gives back.", WORKER),
+    Meter("gauge", "plimsoll_torch_unreleasable_bytes", "Free bytes that torch cannot give back.", WORKER),
+    Meter("gauge", "plimsoll_torch_allocated_peak_bytes", "The most bytes in live tensors since its last reset.", WORKER),
+    Meter("gauge", "plimsoll_torch_reserved_peak_bytes", "The most bytes that torch held since its last reset.", WORKER),
+    Meter("gauge", "plimsoll_torch_segments", "Segments that torch holds.", WORKER),
+    Meter("counter", "plimsoll_torch_num_alloc_retries", "Allocations that failed at first; torch gave memory back.", WORKER),
+    Meter("counter", "plimsoll_torch_num_ooms", "Allocations that failed for good.", WORKER),
+    Meter("gauge", "plimsoll_device_total_bytes", "Memory of the device.", WORKER),
+    Meter("gauge", "plimsoll_device_free_bytes", "Free memory of the device.", WORKER),
+    Meter("gauge", "plimsoll_device_used_bytes", "Used memory of the device, by whomever.", WORKER),
+    Meter("gauge", "plimsoll_device_used_by_worker_bytes", "Memory of the device that this worker's process holds.", WORKER),
+    Meter("gauge", "plimsoll_device_used_by_others_bytes", "Memory of the device that other processes hold.", WORKER),
+    Meter("gauge", "plimsoll_worker_resident_bytes", "Host memory of the worker's process.", WORKER),
+    Meter("gauge", "plimsoll_figures_age_seconds", "Seconds since the worker wrote its figures.", WORKER),
+    Meter("gauge", "plimsoll_ready", "1 when a balancer may send work here."),
+    Meter("gauge", "plimsoll_not_ready", "1 for the reason why it may not.", ("reason",)),
+    Meter("gauge", "plimsoll_drain_phase", "0 serving, 1 leaving, 2 refusing."),
+    Meter("gauge", "plimsoll_drain_lease_seconds", "Seconds until the drain ends unless it is renewed."),
+    Meter("gauge", "plimsoll_engine_last_step_age_seconds", "Seconds since the engine's last step was seen."),
+    Meter("gauge", "plimsoll_engine_wedged", "1 when the engine was proven stuck."),
+    Meter("gauge", "plimsoll_expected_wait_seconds", "Seconds a request that comes now would wait; NaN when unknown."),
+    Meter("gauge", "plimsoll_in_flight", "Requests that have come in and not ended.", adds_up=True),
+    Meter("gauge", "plimsoll_background", "Responses that run in the background.", adds_up=True),
+    Meter("counter", "plimsoll_begun", "Requests that came in.", adds_up=True),
+    Meter("counter", "plimsoll_refused", "Requests refused.", ("why",), adds_up=True),
+    Meter("counter", "plimsoll_calls", "Calls into the workers that ended.", adds_up=True),
+    Meter("counter", "plimsoll_recorded", "Requests recorded.", adds_up=True),
+    Meter("counter", "plimsoll_record_dropped", "Requests that could not be recorded.", adds_up=True),
+    Meter("counter", "plimsoll_faults", "Faults of our own, by place; the server went on.", ("place",), adds_up=True),
+)  # fmt: skip
+
+
+class Meters:
+    """The metrics of one API server; `refresh` sets them all."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        client = importlib.import_module("prometheus_client")
+        self._made = {meter.name: _make(client, meter) for meter in METERS}
+
+    def refresh(self) -> None:
+        """Set everything to what holds now."""
+        core = self._core
+        own = core.shared.own
+        self._made["plimsoll_in_flight"].set(own["in_flight"])
+        self._made["plimsoll_background"].set(own["background"])
+        self._count("plimsoll_begun", own["begun"])
+        self._count("plimsoll_refused", own["refused_drain"], "drain")
+        self._count("plimsoll_refused", own["refused_shed"], "shed")
+        self._count("plimsoll_calls", core.calls.done)
+        self._count("plimsoll_recorded", RECORDER.written)
+        self._count("plimsoll_record_dropped", RECORDER.dropped)
+        for place, count in list(FAULTS.counts.items()):
+            self._count("plimsoll_faults", count, place)
+        if core.shared.is_first:
+            self._refresh_whole()
+            for worker in core.figures():
+                try:
+                    self._refresh_worker(worker)
+                except Exception as error:  # what one wrote must not hide the others
+                    FAULTS.note("a worker's metrics", error)
+
+    def _refresh_whole(self) -> None:
+        core, now = self._core, time.monotonic()
+        found = core.readiness()
+        self._made["plimsoll_ready"].set(int(found.is_ready))
+        for reason in REASONS:
+            self._made["plimsoll_not_ready"].labels(reason).set(int(reason == found.reason))
+        self._made["plimsoll_drain_phase"].set(PHASES.get(core.phase(), 0))
+        self._made["plimsoll_drain_lease_seconds"].set(max(0.0, core.shared.drain().until - now))
+        last_ns = core.shared.latest("last_step_ns")
+        self._made["plimsoll_engine_last_step_age_seconds"].set(now - last_ns / NS if last_ns else float("nan"))
+        self._made["plimsoll_engine_wedged"].set(int(core.is_wedged()))
+        wait = expected_wait(core.queue())
+        self._made["plimsoll_expected_wait_seconds"].set(float("nan") if wait.seconds is None else wait.seconds)
+
+    def _refresh_worker(self, worker: dict[str, Any]) -> None:
+        labels = (str(worker.get("engine")), str(worker.get("rank")))
+        self._made["plimsoll_figures_age_seconds"].labels(*labels).set(worker["age_s"])
+        for part, names in (("allocator", ALLOCATOR), ("device_memory", DEVICE), ("host_memory", HOST)):
+            found = worker.get(part) or {}
+            for key, name in names.items():
+                if found.get(key) is not None:
+                    self._made[name].labels(*labels).set(found[key])
+        for key, name in ALLOCATOR_TOTALS.items():
+            total = (worker.get("allocator") or {}).get(key)
+            if total is not None:
+                self._count(name, total, *labels)
+
+    def _count(self, name: str, total: float, *labels: str) -> None:
+        """Bring a counter to this total; it never goes back. A smaller total began anew, with a new worker."""
+        key = (name, *labels)
+        before = _TOTALS.get(key, 0.0)
+        metric = self._made[name].labels(*labels) if labels else self._made[name]
+        metric.inc(total - before if total >= before else total)
+        _TOTALS[key] = total
+
+
+def _make(client: Any, meter: Meter) -> Any:
+    """Register it, or take the one of that name which is there."""
+    try:
+        if meter.kind == "counter":
+            return client.Counter(meter.name, meter.says, meter.labels)
+        mode = "livesum" if meter.adds_up else "livemostrecent"
+        return client.Gauge(meter.name, meter.says, meter.labels, multiprocess_mode=mode)
+    except ValueError:
+        found = client.REGISTRY._names_to_collectors[meter.name]  # noqa: SLF001 - there is no other door to it
+        assert found is not None
+        return found

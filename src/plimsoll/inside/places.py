@@ -1,0 +1,94 @@
+"""Where the processes of one vLLM server meet: a folder that only its user may enter, and who belongs to whom.
+
+One vLLM server is several processes: API servers, engine cores, workers. A worker writes its figures to the folder with
+the list of its ancestors; an API server takes those whose ancestors hold its key. The key is the process that started
+everything: with one API server that server itself, with several the launcher that is parent to all of them.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from plimsoll.inside.faults import FAULTS
+
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 - a folder of our own in it, checked below
+ONE_OF_SEVERAL = "ApiServer_"
+
+
+def run_folder(wanted: str = "") -> str | None:
+    """The folder, made if need be; None where there is no safe one, which is counted and logged."""
+    base = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK | os.X_OK) else _temporary()
+    # Process numbers mean something in one namespace alone; a /dev/shm may be shared by several containers.
+    folder = wanted or os.path.join(base, f"plimsoll-{os.getuid()}-{_namespace()}")  # noqa: PTH118
+    try:
+        os.makedirs(folder, mode=0o700, exist_ok=True)  # noqa: PTH103
+        found = os.lstat(folder)
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+            FAULTS.say("the shared folder", f"{folder} is not a folder of this user; figures are not shared")
+            return None
+        if found.st_mode & 0o022:  # someone else could put figures there
+            os.chmod(folder, stat.S_IMODE(found.st_mode) & ~0o022)  # noqa: PTH101
+    except OSError as error:
+        FAULTS.note("the shared folder", error)
+        return None
+    return folder
+
+
+def server_key() -> int:
+    """In an API server: the process that all processes of this vLLM server come from.
+
+    vLLM names an API server that is one of several `ApiServer_0` and so on; one that has been started for a data-parallel
+    rank by a supervisor, which looks alike otherwise, has another name and is a server of its own.
+    """
+    import multiprocessing  # loaded already where there is a parent
+
+    parent = multiprocessing.parent_process()
+    if parent is None or parent.pid is None or not multiprocessing.current_process().name.startswith(ONE_OF_SEVERAL):
+        return os.getpid()
+    return parent.pid
+
+
+def _namespace() -> int:
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino  # noqa: PTH116
+    except OSError:
+        return 0
+
+
+def _temporary() -> str:
+    import tempfile
+
+    return tempfile.gettempdir()
+
+
+def ancestors(pid: int) -> list[int]:
+    """This process and those it comes from, nearest first."""
+    line: list[int] = []
+    while pid > 0 and pid not in line:
+        line.append(pid)
+        try:
+            with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:  # noqa: PTH123
+                # After the name in brackets, which may hold anything: state, parent.
+                pid = int(file.read().rpartition(")")[2].split()[1])
+        except (OSError, IndexError, ValueError):
+            break
+    return line
+
+
+def is_alive(pid: int) -> bool:
+    """Whether there is such a process, a zombie excepted."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:  # noqa: PTH123
+            return file.read().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except (OSError, IndexError):
+        return False
+
+
+def start_ticks(pid: int) -> int:
+    """When the process began, in the kernel's ticks: with the number it names one process for ever; 0 when it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:  # noqa: PTH123
+            return int(file.read().rpartition(")")[2].split()[19])
+    except (OSError, IndexError, ValueError):
+        return 0

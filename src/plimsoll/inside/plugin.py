@@ -1,0 +1,57 @@
+"""The probe as a general plugin of vLLM, for servers that have another worker extension already: PLIMSOLL_PROBE=plugin.
+
+vLLM calls `install` once in each of its processes, before the worker class is used. The methods go onto each worker, not
+onto its class: vLLM refuses an extension whose names the class already has, and the Probe may be given as one too.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from typing import Any
+
+from plimsoll.inside.faults import FAULTS
+from plimsoll.inside.settings import Settings
+
+WORKER_BASE = "vllm.v1.worker.worker_base"
+
+
+def install() -> None:
+    """Let every worker that is made in this process be watched, if PLIMSOLL_PROBE=plugin says so."""
+    try:
+        if Settings().probe_as_plugin:
+            install_into(importlib.import_module(WORKER_BASE).WorkerBase)
+    except Exception as error:
+        FAULTS.note("installing the probe as a plugin", error)
+
+
+def install_into(base: Any) -> None:
+    """Give a class of workers a `__new__` that watches what it makes; the second time does nothing."""
+    if getattr(base.__dict__.get("__new__"), "is_plimsoll", False):
+        return
+    # A staticmethod, as Python keeps every __new__; what the class had, if it had one of its own, is asked first.
+    own = base.__dict__.get("__new__")
+
+    def make(cls: type, *args: Any, **kwargs: Any) -> Any:
+        if own is not None:
+            worker = own.__get__(None, cls)(cls, *args, **kwargs)
+        else:
+            following = super(base, cls).__new__
+            worker = following(cls) if following is object.__new__ else following(cls, *args, **kwargs)
+        _equip(worker)
+        return worker
+
+    make.is_plimsoll = True  # type: ignore[attr-defined]
+    base.__new__ = make
+
+
+def _equip(worker: Any) -> None:
+    try:
+        from plimsoll.inside import probe
+
+        probe.watch(worker)
+        for name, call in (("figures", probe.figures), ("compact", probe.compact), ("snapshot", probe.snapshot)):
+            if not hasattr(type(worker), f"plimsoll_{name}"):
+                setattr(worker, f"plimsoll_{name}", functools.partial(call, worker))
+    except Exception as error:
+        FAULTS.note("equipping a worker", error)

@@ -1,0 +1,210 @@
+"""How the engine is doing, as its steps tell it to the API server: what runs, what waits, how fast, how long a step takes.
+
+Nothing here asks for the time or for anything else: the stat logger feeds it, the gate reads it, both in one event loop.
+A step costs a few additions and two exponentials, whatever has gone before.
+"""
+
+from __future__ import annotations
+
+import math
+
+RATE_WINDOW_S = 20.0  # busy time after which a step counts for 1/e of a new one
+RATE_NEEDS_S = 1.0  # busy time before a rate is given at all
+GAP_LIMIT_S = 10.0  # a longer gap between two steps counts as this much busy time: a pause is not work
+PARTIAL_GAP_S = 1.0  # the same where other API servers hear of steps that this one does not; longer may be idleness
+# A paused engine looks like one very long step. Were it remembered as it is, a stuck engine would be believed for hours.
+STEP_LIMIT_S = 600.0
+STEP_MEMORY_S = 1800.0  # the longest step is remembered for so long at least, for twice that at most
+REQUESTS_REMEMBERED = 200
+
+
+class _Engine:
+    """What one engine core said last."""
+
+    __slots__ = ("kv_usage", "last_step", "running", "waiting")
+
+    def __init__(self) -> None:
+        self.running: int | None = None
+        self.waiting: int | None = None
+        self.kv_usage: float | None = None
+        self.last_step: float | None = None
+
+    def is_busy(self) -> bool:
+        # A step without the scheduler's figures came with tokens, so something ran.
+        return self.last_step is not None and (self.running is None or self.running > 0 or bool(self.waiting))
+
+
+class _Rate:
+    """Tokens for each second of the time that was counted, old time forgotten bit by bit."""
+
+    __slots__ = ("busy_s", "tokens")
+
+    def __init__(self) -> None:
+        self.tokens = 0.0
+        self.busy_s = 0.0
+
+    def add(self, tokens: int, busy_s: float) -> None:
+        kept = math.exp(-busy_s / RATE_WINDOW_S)
+        self.tokens = self.tokens * kept + tokens
+        self.busy_s = self.busy_s * kept + busy_s
+
+    def value(self, open_s: float) -> float | None:
+        return self.tokens / (self.busy_s + open_s) if self.busy_s >= RATE_NEEDS_S else None
+
+
+class _Mean:
+    """The mean of about the last 200; of all while there are fewer."""
+
+    __slots__ = ("seen", "value")
+
+    def __init__(self) -> None:
+        self.value = 0.0
+        self.seen = 0
+
+    def add(self, number: float) -> None:
+        self.seen += 1
+        self.value += (number - self.value) / min(self.seen, REQUESTS_REMEMBERED)
+
+
+class Pulse:
+    """The engine's figures of this moment; with several engine cores their sum, and the fullest one's KV usage.
+
+    With several API servers vLLM tells each of them only the steps that had something for it, and the scheduler's figures
+    to one of them at a time. Then `is_partial` is true once that was seen; `steps`, the rates and the means are this
+    server's share; and `running` and `waiting` are those of `figures_at`, which may be long ago: the server that was told
+    last knows best. They stay at 1 after everything is over where another server had the last word.
+    """
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.running: int | None = None
+        self.waiting: int | None = None
+        self.kv_usage: float | None = None
+        self.last_step: float | None = None
+        self.figures_at: float | None = None
+        self.is_partial = False
+        self.sleep_level: int | None = None
+        self.finished = 0
+        self.is_fed = False
+        self._engines: dict[int, _Engine] = {}
+        self._is_busy = False
+        self._busy = _Rate()
+        self._full = _Rate()
+        self._prompt = _Mean()
+        self._output = _Mean()
+        self._longest_s = 0.0
+        self._longest_before_s = 0.0
+        self._longest_since: float | None = None
+
+    @property
+    def longest_step_s(self) -> float:
+        """The longest time between two steps of one engine that had work all along, of the last half hour or more.
+
+        The first step after idling is not in it: when that one began is not known.
+        """
+        return max(self._longest_s, self._longest_before_s)
+
+    def note_step(
+        self,
+        running: int | None,
+        waiting: int | None,
+        kv_usage: float | None,
+        prompt_tokens: int,
+        generation_tokens: int,
+        now: float,
+        engine: int = 0,
+    ) -> None:
+        """One step of one engine, with its figures after it; None for what this step did not say."""
+        state = self._engines.get(engine)
+        if state is None:
+            state = self._engines[engine] = _Engine()
+        self._note_rate(prompt_tokens + generation_tokens, now)
+        if state.last_step is not None and state.is_busy():
+            self._note_length(now - state.last_step, now)
+        state.last_step = now
+        if running is not None:
+            state.running, state.waiting, state.kv_usage = running, waiting, kv_usage
+            self.figures_at = now
+        elif prompt_tokens or generation_tokens:
+            self.is_partial = True
+        if len(self._engines) > 1:
+            self._sum_up()
+        else:
+            self.running, self.waiting, self.kv_usage, self._is_busy = (
+                state.running, state.waiting, state.kv_usage, state.is_busy(),
+            )  # fmt: skip
+        self.steps += 1
+        self.last_step = now
+
+    def note_finished(self, prompt_tokens: int, output_tokens: int | None, now: float) -> None:  # noqa: ARG002 - told by all
+        """One request that is over; None for the output of one that was cut off, which says only how long it was at least."""
+        self.finished += 1
+        self._prompt.add(prompt_tokens)
+        if output_tokens is not None:
+            self._output.add(output_tokens)
+
+    def note_sleep(self, is_asleep: bool, level: int) -> None:  # noqa: FBT001 - the name says it
+        """The engine went to sleep or woke up; the time asleep is no step."""
+        self.sleep_level = level if is_asleep else None
+        self._is_busy = False
+        for state in self._engines.values():
+            state.last_step = None
+
+    def tokens_per_s(self, now: float) -> float | None:
+        """Prompt and output tokens a second over the recent time in which anything ran; None until a second of it was seen.
+
+        Prompt tokens found in the prefix cache count like all others: who divides a queue of prompts by this does not
+        know which of them will be found.
+        """
+        return self._busy.value(self._open_s(now))
+
+    def full_tokens_per_s(self, now: float) -> float | None:
+        """The same over the time in which requests had to wait: what the engine can do when it has all it can take.
+
+        One lone request shows how fast one is served, not how fast twenty would be.
+        """
+        return self._full.value(self._open_s(now) if self.waiting else 0.0)
+
+    def mean_prompt(self) -> float | None:
+        """Prompt tokens of a request, of about the last 200 that finished."""
+        return self._prompt.value if self._prompt.seen else None
+
+    def mean_output(self) -> float | None:
+        """Output tokens of a request, of about the last 200 that came to their own end."""
+        return self._output.value if self._output.seen else None
+
+    def _open_s(self, now: float) -> float:
+        """Busy time since the last step: an engine that is stuck gets slower by the second."""
+        if self.last_step is None or not self._is_busy:
+            return 0.0
+        gap_s = max(now - self.last_step, 0.0)
+        if self.is_partial and gap_s > PARTIAL_GAP_S:
+            return 0.0
+        return min(gap_s, GAP_LIMIT_S)
+
+    def _note_rate(self, tokens: int, now: float) -> None:
+        # The first step after idling counts neither with its tokens nor with its time, for its beginning is not known.
+        busy_s = self._open_s(now)
+        if busy_s > 0:
+            self._busy.add(tokens, busy_s)
+            if self.waiting:
+                self._full.add(tokens, busy_s)
+
+    def _note_length(self, length_s: float, now: float) -> None:
+        if self.is_partial and length_s > PARTIAL_GAP_S:
+            return
+        if self._longest_since is None or now - self._longest_since > STEP_MEMORY_S:
+            self._longest_before_s, self._longest_s, self._longest_since = self._longest_s, 0.0, now
+        self._longest_s = max(self._longest_s, min(length_s, STEP_LIMIT_S))
+
+    def _sum_up(self) -> None:
+        self._is_busy = any(state.is_busy() for state in self._engines.values())
+        known = [state for state in self._engines.values() if state.running is not None]
+        if not known:
+            return
+        self.running = sum(state.running or 0 for state in known)
+        self.waiting = sum(state.waiting or 0 for state in known)
+        self.kv_usage = max((state.kv_usage for state in known if state.kv_usage is not None), default=None)
+
+
+PULSE = Pulse()  # one a process

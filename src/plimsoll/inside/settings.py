@@ -1,0 +1,97 @@
+"""What an operator can set: environment variables that start with PLIMSOLL_, read once in each process.
+
+vLLM hands its environment on to every process it starts, so one place sets all of them. A value that cannot be read
+keeps its default and is named in the log: a server must not fail to start over a typing mistake in one of these.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from plimsoll.inside.faults import FAULTS
+
+
+class Setting(NamedTuple):
+    """One environment variable: its name, what it is if unset, and one sentence for the docs."""
+
+    name: str
+    default: str
+    says: str
+
+
+SETTINGS = (
+    Setting("PLIMSOLL_TOKEN", "", "Opens every endpoint but `ready`; unset, they are off."),
+    Setting("PLIMSOLL_TOKEN_FILE", "", "A file that holds the token, as a mounted secret does."),
+    Setting("PLIMSOLL_LISTEN", "", "`unix:/run/p.sock` or `127.0.0.1:9401`: a port of its own; vLLM's has `ready` alone."),
+    Setting("PLIMSOLL_DIR", "", "The folder for what the processes of one server share; by default one under /dev/shm."),
+    Setting("PLIMSOLL_PROBE", "", "`plugin` adds the probe to every worker without `--worker-extension-cls`."),
+    Setting("PLIMSOLL_SAMPLE_S", "1", "Seconds between two samples of the allocator."),
+    Setting("PLIMSOLL_SNAPSHOT_DIR", "", "Where memory snapshots are written; by default a folder for temporary files."),
+    Setting("PLIMSOLL_HISTORY", "0", "Allocations that torch remembers with their Python frames, for snapshots; 0 is none."),
+    Setting("PLIMSOLL_RECORD", "", "A folder: one JSON line for each finished request goes there. Unset, nothing is recorded."),
+    Setting("PLIMSOLL_RECORD_MIB", "64", "Size at which a recording goes on in the next file."),
+    Setting("PLIMSOLL_RECORD_FILES", "8", "Files that are kept; the oldest goes first."),
+    Setting("PLIMSOLL_RECORD_PREFIXES", "", "`1` adds salted hashes of the prompt's blocks, to replay shared beginnings."),
+    Setting("PLIMSOLL_RECORD_SALT", "", "The salt of those hashes; unset, a random one for each start."),
+    Setting("PLIMSOLL_SHED_WAIT_S", "", "Seconds of expected wait beyond which new requests are refused; unset, none is."),
+    Setting("PLIMSOLL_SHED_ITEM_TOKENS", "1000", "Tokens that an image or a sound counts for until the engine counts it."),
+    Setting("PLIMSOLL_WEDGE_S", "120", "Seconds without a step, with work waiting, before a stuck engine is put to the test."),
+    Setting("PLIMSOLL_CANARY_S", "30", "Seconds that the test request of one token may take."),
+)  # fmt: skip
+_DEFAULTS = {setting.name: setting.default for setting in SETTINGS}
+
+
+class Settings:
+    """The settings of this process, each with its type."""
+
+    def __init__(self, environ: Mapping[str, str] | None = None) -> None:
+        self._environ = os.environ if environ is None else environ
+        self.token = self._token()
+        self.listen = self.text("PLIMSOLL_LISTEN")
+        self.folder = self.text("PLIMSOLL_DIR")
+        self.probe_as_plugin = self.text("PLIMSOLL_PROBE") == "plugin"
+        self.sample_s = self.number("PLIMSOLL_SAMPLE_S", low=0.05, high=3600)
+        self.snapshot_folder = self.text("PLIMSOLL_SNAPSHOT_DIR")
+        self.history_entries = int(self.number("PLIMSOLL_HISTORY", low=0, high=10_000_000))
+        self.record_folder = self.text("PLIMSOLL_RECORD")
+        self.record_bytes = int(self.number("PLIMSOLL_RECORD_MIB", low=0.01, high=1_000_000) * 2**20)
+        self.record_files = int(self.number("PLIMSOLL_RECORD_FILES", low=1, high=100_000))
+        self.record_prefixes = self.text("PLIMSOLL_RECORD_PREFIXES") == "1"
+        self.record_salt = self.text("PLIMSOLL_RECORD_SALT")
+        self.shed_wait_s = self.number("PLIMSOLL_SHED_WAIT_S", low=0.01, high=86_400) or None
+        self.item_tokens = int(self.number("PLIMSOLL_SHED_ITEM_TOKENS", low=0, high=10_000_000))
+        self.wedge_s = self.number("PLIMSOLL_WEDGE_S", low=0.5, high=86_400)
+        self.canary_s = self.number("PLIMSOLL_CANARY_S", low=0.5, high=86_400)
+
+    def text(self, name: str) -> str:
+        """The value with its blanks cut off, or the default."""
+        return self._environ.get(name, "").strip() or _DEFAULTS[name]
+
+    def number(self, name: str, low: float, high: float) -> float:
+        """The value as a number within its bounds; the default where it is none. An empty default is 0."""
+        raw = self.text(name)
+        if not raw:
+            return 0.0
+        try:
+            value = float(raw)
+        except ValueError:
+            value = float("nan")
+        if low <= value <= high:
+            return value
+        default = _DEFAULTS[name]
+        FAULTS.say(f"setting {name}", f"{name} is not a number from {low:g} to {high:g}; {default or 'off'} is taken")
+        return float(default or 0)
+
+    def _token(self) -> str:
+        token = self.text("PLIMSOLL_TOKEN")
+        path = self.text("PLIMSOLL_TOKEN_FILE")
+        if token or not path:
+            return token
+        try:
+            with open(path, encoding="utf-8") as file:  # noqa: PTH123 - pathlib would take longer than all else here
+                return file.read(4096).strip()
+        except (OSError, UnicodeDecodeError) as error:
+            FAULTS.note("reading PLIMSOLL_TOKEN_FILE", error)
+            return ""

@@ -1,0 +1,155 @@
+"""What the API servers of one vLLM server share: the drain, sleep and shedding on one page, and each server's own counts.
+
+Each API server writes a page of its own and reads those of the others; the sum is the server's. The common page is changed
+under a lock. All of it lies in the folder of places.py, named after the process that started the server and the moment it
+did so, so that a number that is used again for another process never finds old pages.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from plimsoll.inside.drain import Drain
+from plimsoll.inside.faults import FAULTS
+from plimsoll.inside.page import Page
+from plimsoll.inside.places import is_alive, start_ticks
+
+NS = 1_000_000_000
+COMMON = (
+    "epoch", "since_ns", "until_ns", "quiet_ns", "bound_ns", "is_refusing", "retry_after_s",  # the drain
+    "asleep", "asleep_at_ns",  # 0 awake, 1 paused, 2 asleep
+    "shed_bound_ns", "shed_until_ns",
+    "wedged_at_ns",  # when it was proven; 0 if not
+)  # fmt: skip
+OWN = (
+    "pid", "started", "beat_ns", "in_flight", "begun", "refused_drain", "refused_shed", "last_admitted_ns",
+    "background", "engine_requests", "running", "waiting", "kv_usage_ppm", "steps", "last_step_ns",
+    "figures_ns", "longest_step_ns",
+    "queued_requests", "queued_tokens", "coming", "coming_item_tokens", "tokens_per_s_milli", "tokens_each_milli", "is_fed",
+)  # fmt: skip
+_DRAIN = COMMON[:7]
+PAUSED = 1
+ASLEEP = 2
+
+
+class Shared:
+    """The common page, this server's own and those of its fellows."""
+
+    def __init__(self, folder: str | None, key: int, *, fellows_expected: bool) -> None:
+        self.key = key
+        self.is_shared = folder is not None
+        # With fellows that cannot be reached a drain would stop one API server of several: worse than none.
+        self.can_drain = folder is not None or not fellows_expected
+        self._folder = folder
+        self._stem = f"{key}-{start_ticks(key)}"
+        if folder is not None:
+            _sweep(folder)
+        self.common = Page(COMMON, self._path(f"gate-{self._stem}.page"))
+        self.own = Page(OWN, self._path(f"api-{self._stem}-{os.getpid()}.page"))
+        self.own["pid"] = os.getpid()
+        self.own["started"] = start_ticks(os.getpid())
+        self._fellows: dict[str, Page] = {}
+
+    def _path(self, name: str) -> str | None:
+        return None if self._folder is None else os.path.join(self._folder, name)  # noqa: PTH118
+
+    # The fellows
+
+    def pages(self, *, look: bool = False) -> list[Page]:
+        """The pages of all living API servers, this one's first; `look` looks for new ones."""
+        if look and self._folder is not None:
+            self._look(self._folder)
+        return [self.own, *self._fellows.values()]
+
+    def _look(self, folder: str) -> None:
+        prefix = f"api-{self._stem}-"
+        own = os.path.basename(self.own.path or "")  # noqa: PTH119
+        try:
+            names = {entry for entry in os.listdir(folder) if entry.startswith(prefix) and entry != own}  # noqa: PTH208
+        except OSError as error:
+            FAULTS.note("looking for the other API servers", error)
+            return
+        for name in names - self._fellows.keys():
+            try:
+                self._fellows[name] = Page(OWN, self._path(name), makes=False)
+            except FileNotFoundError:
+                continue  # gone since, or about to be filled
+            except (OSError, ValueError) as error:
+                FAULTS.note("reading another API server's page", error)
+        for name, page in list(self._fellows.items()):
+            if name not in names or not _belongs_to_the_living(page):
+                self._fellows.pop(name).close()
+
+    def total(self, name: str) -> int:
+        """The sum over all API servers as last looked at."""
+        return sum(page[name] for page in self.pages())
+
+    def latest(self, name: str) -> int:
+        """The largest over all API servers as last looked at."""
+        return max(page[name] for page in self.pages())
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the one that speaks for all, where one must: the lowest process number."""
+        return all(self.own["pid"] <= page["pid"] or page["pid"] == 0 for page in self.pages())
+
+    # The drain
+
+    def drain(self) -> Drain:
+        """The drain as it stands."""
+        return _drain_of(self.common.together(_DRAIN))
+
+    def set_drain(self, drain: Drain) -> None:
+        """Write it; inside `common.changing()`."""
+        values = (
+            drain.epoch, round(drain.since * NS), round(drain.until * NS), round(drain.quiet_s * NS), round(drain.bound_s * NS),
+            int(drain.is_refusing), drain.retry_after_s,
+        )  # fmt: skip
+        for name, value in zip(_DRAIN, values, strict=True):
+            self.common[name] = value
+
+    def read_drain_unlocked(self) -> Drain:
+        """The drain for one who is inside `common.changing()` already."""
+        return _drain_of([self.common[name] for name in _DRAIN])
+
+    def close(self) -> None:
+        """Let go of everything, and take this server's page away."""
+        for page in (*self._fellows.values(), self.common, self.own):
+            page.close()
+        if self.own.path is not None:
+            try:
+                os.unlink(self.own.path)  # noqa: PTH108
+            except OSError:
+                return
+
+
+def _drain_of(values: Sequence[int]) -> Drain:
+    epoch, since, until, quiet, bound, is_refusing, retry = values
+    if since == 0:
+        return Drain(epoch=epoch)
+    return Drain(epoch, since / NS, until / NS, quiet / NS, bound / NS, bool(is_refusing), retry)
+
+
+def _belongs_to_the_living(page: Page) -> bool:
+    # A page that was just made has no pid yet.
+    return page["pid"] == 0 or (is_alive(page["pid"]) and start_ticks(page["pid"]) == page["started"])
+
+
+def _sweep(folder: str) -> None:
+    """Take away the pages of servers that are gone."""
+    try:
+        names = [name for name in os.listdir(folder) if name.endswith(".page")]  # noqa: PTH208
+    except OSError as error:
+        FAULTS.note("sweeping the shared folder", error)
+        return
+    for name in names:
+        kind, *numbers = name.removesuffix(".page").split("-")
+        if kind not in ("gate", "api") or not all(number.isdecimal() for number in numbers) or len(numbers) < 2:
+            continue
+        key, started = int(numbers[0]), int(numbers[1])
+        if not is_alive(key) or start_ticks(key) != started:
+            try:
+                os.unlink(os.path.join(folder, name))  # noqa: PTH108, PTH118
+            except OSError:
+                continue

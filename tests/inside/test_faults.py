@@ -1,0 +1,33 @@
+"""Faults of our own: counted each time, logged the first time in a place, without what the error says."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest  # noqa: TC002 - a fixture of its
+
+from plimsoll.inside.faults import LOG, Faults
+
+
+def test_each_is_counted_and_the_first_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """By place; the log has the kind and the line, not the text, which may be a user's."""
+    faults = Faults()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            try:
+                raise KeyError("a user's prompt")
+            except KeyError as error:
+                faults.note("here", error)
+        faults.note("there", ValueError())
+        faults.say("elsewhere", "said")
+        faults.say("elsewhere", "said")
+    messages = [record.getMessage() for record in caplog.records]
+    assert faults.counts == {"here": 3, "there": 1, "elsewhere": 2}
+    assert len(messages) == 3
+    assert "KeyError at test_faults.py:" in messages[0]
+    assert "prompt" not in "".join(messages)
+
+
+def test_the_log_is_a_child_of_vllm_s() -> None:
+    """So that it is printed in vLLM's own format."""
+    assert LOG.name == "vllm.plimsoll"

@@ -1,0 +1,188 @@
+"""The files through which workers tell API servers their figures."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plimsoll.inside.figures import (
+    FILE_MAX_BYTES,
+    GROUPS,
+    SCHEMA,
+    empty_figures,
+    read_figures,
+    remove_dead,
+    start_ticks,
+    write_figures,
+)
+
+KEY = 4242
+
+
+def figures_of(pid: int = 0, **more: Any) -> dict[str, Any]:
+    """Figures as a worker writes them, of this very process unless told otherwise."""
+    pid = pid or os.getpid()
+    found = empty_figures()
+    found |= {"pid": pid, "started": start_ticks(pid), "ancestors": [pid, 17, KEY], "beat": 100.0, "engine": 0, "rank": 0}
+    return found | more
+
+
+def put(folder: Path, text: str | bytes, pid: int = 0) -> Path:
+    """A file where a worker's would be."""
+    path = folder / f"worker-{pid or os.getpid()}.json"
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
+
+
+def ended_process() -> int:
+    """The number of a process that is no more."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait()
+    return process.pid
+
+
+def test_what_is_written_is_read_with_its_age_and_life(tmp_path: Path) -> None:
+    """All values come back, with how old they are and that their process lives; the file is its user's alone."""
+    allocator = dict.fromkeys(GROUPS["allocator"], 1) | {"expandable": True}
+    written = figures_of(allocator=allocator, reasons={"budget": "none"}, last_compact={"returned": 5})
+    write_figures(str(tmp_path), written)
+    (read,) = read_figures(str(tmp_path), KEY, now=103.5)
+    assert read.pop("age_s") == 3.5
+    assert read.pop("alive") is True
+    assert read == written
+    (path,) = tmp_path.iterdir()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_workers_come_in_the_order_of_engine_and_rank(tmp_path: Path) -> None:
+    """Two engines of two ranks, written in no order."""
+    places = [(1, 0), (0, 1), (1, 1), (0, 0)]
+    for pid, (engine, rank) in enumerate(places, start=900_001):
+        write_figures(str(tmp_path), figures_of(pid, engine=engine, rank=rank))
+    read = read_figures(str(tmp_path), KEY, now=0.0)
+    assert [(each["engine"], each["rank"]) for each in read] == sorted(places)
+    assert all(each["age_s"] == 0.0 for each in read), "a clock that runs behind makes no negative age"
+
+
+def test_another_servers_workers_are_left_out(tmp_path: Path) -> None:
+    """Only those that come from the process with the key are told."""
+    write_figures(str(tmp_path), figures_of())
+    assert read_figures(str(tmp_path), KEY + 1, now=0.0) == []
+
+
+def test_a_dead_worker_is_told_as_dead(tmp_path: Path) -> None:
+    """Its last figures stay readable, and its number given to another process does not bring it back to life."""
+    write_figures(str(tmp_path), figures_of(ended_process(), started=1))
+    assert [each["alive"] for each in read_figures(str(tmp_path), KEY, now=0.0)] == [False]
+    write_figures(str(tmp_path), figures_of(started=1))
+    assert [each["alive"] for each in read_figures(str(tmp_path), KEY, now=0.0)] == [False, False]
+
+
+def test_files_of_the_dead_go_and_those_of_the_living_stay(tmp_path: Path) -> None:
+    """What crashed workers left is taken away at the next start, half-written files after a minute."""
+    write_figures(str(tmp_path), figures_of(ended_process()))
+    write_figures(str(tmp_path), figures_of())
+    (tmp_path / "worker-abc.json").write_text("{}")
+    (tmp_path / "drain.json").write_text("{}")
+    fresh, old = tmp_path / ".worker-1.tmp", tmp_path / ".worker-2.tmp"
+    for each in (fresh, old):
+        each.write_text("")
+    os.utime(old, (time.time() - 120,) * 2)
+    remove_dead(str(tmp_path))
+    kept = {path.name for path in tmp_path.iterdir()}
+    assert kept == {f"worker-{os.getpid()}.json", "worker-abc.json", "drain.json", ".worker-1.tmp"}
+
+
+def test_the_file_of_an_earlier_process_with_our_number_goes(tmp_path: Path) -> None:
+    """In a container the first process has the same number after every restart."""
+    write_figures(str(tmp_path), figures_of(started=1))
+    remove_dead(str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        '{"schema": "plimsoll.figures/2"}',
+        json.dumps(figures_of(999_999_999)),  # not the process of its name
+        json.dumps(figures_of() | {"beat": "soon"}),
+        json.dumps(figures_of() | {"beat": True}),
+        json.dumps(figures_of() | {"pid": 1.5}),
+        json.dumps(figures_of() | {"ancestors": {"a": 1}}),
+        json.dumps(figures_of() | {"beat": float("nan")}),
+        json.dumps(figures_of() | {"reasons": {"x": "y" * FILE_MAX_BYTES}}),
+        "[" * 100_000,
+        b"\xff\xfe\x00",
+    ],
+)
+def test_what_is_no_figures_is_skipped(tmp_path: Path, text: str | bytes) -> None:
+    """A torn, foreign, huge or newer file hides no other worker."""
+    put(tmp_path, text)
+    write_figures(str(tmp_path), figures_of(900_001))
+    assert [each["pid"] for each in read_figures(str(tmp_path), KEY, now=0.0)] == [900_001]
+
+
+def test_links_pipes_and_folders_are_not_followed(tmp_path: Path) -> None:
+    """None of them is read, and none of them makes the reader wait."""
+    real = put(tmp_path, json.dumps(figures_of()))
+    real.rename(tmp_path / "elsewhere.json")
+    real.symlink_to(tmp_path / "elsewhere.json")
+    os.mkfifo(tmp_path / "worker-3.json")
+    (tmp_path / "worker-4.json").mkdir()
+    assert read_figures(str(tmp_path), KEY, now=0.0) == []
+    assert read_figures(str(tmp_path / "missing"), KEY, now=0.0) == []
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=10,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(changes=st.dictionaries(st.sampled_from(sorted(empty_figures())), _JSON, max_size=6))
+def test_wild_values_never_reach_a_reader(changes: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Whatever a file says, every key is there, groups are tables of plain values or None, and nothing is raised."""
+    folder = tmp_path_factory.mktemp("wild")
+    put(folder, json.dumps(figures_of() | changes))
+    for read in read_figures(str(folder), KEY, now=0.0):
+        assert set(empty_figures()) <= set(read)
+        for group, keys in GROUPS.items():
+            assert read[group] is None or set(read[group]) == set(keys)
+            for value in (read[group] or {}).values():
+                assert value is None or isinstance(value, bool | int | float | str)
+
+
+def test_a_failed_write_leaves_the_last_file_as_it_was(tmp_path: Path) -> None:
+    """What cannot be said in JSON is refused before anything is touched, and no scrap is left."""
+    write_figures(str(tmp_path), figures_of())
+    with pytest.raises(ValueError, match="JSON"):
+        write_figures(str(tmp_path), figures_of(samples=float("inf")))
+    assert len(list(tmp_path.iterdir())) == 1
+    assert len(read_figures(str(tmp_path), KEY, now=0.0)) == 1
+
+
+def test_reading_eight_workers_is_cheap(tmp_path: Path) -> None:
+    """An API server reads them once a second: it may take 20 ms of that at most, on a busy machine too."""
+    for pid in range(900_001, 900_009):
+        write_figures(str(tmp_path), figures_of(pid))
+    began = time.process_time()
+    for _ in range(5):
+        read_figures(str(tmp_path), KEY, now=0.0)
+    assert (time.process_time() - began) / 5 < 0.02
+    assert SCHEMA.endswith("/1")

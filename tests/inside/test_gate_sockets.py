@@ -1,0 +1,199 @@
+"""The gate under a real uvicorn: sockets that are half closed, reset, reused, piled up or slow leave nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from plimsoll.inside.answers import Receive, Scope, Send
+from plimsoll.inside.core import Core
+from plimsoll.inside.drain import Wish
+from tests.fakes import eventually, hello, raw_request, read_all, served
+from tests.inside.test_core import drain
+from tests.inside.test_gate import gated
+
+CHUNKS = 40
+
+
+async def app(scope: Scope, receive: Receive, send: Send) -> None:
+    """Streams slowly, raises, floods, or says hello, as the path says; reads the body first, as vLLM does."""
+    if scope["type"] != "http" or scope["path"] not in ("/v1/stream", "/v1/raise", "/v1/flood", "/v1/wait"):
+        return await hello(scope, receive, send)
+    while (await receive()).get("more_body"):
+        pass
+    if scope["path"] == "/v1/raise":
+        raise RuntimeError("a handler's own")
+    if scope["path"] == "/v1/wait":
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        return None
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]})
+    for _ in range(CHUNKS):
+        await send(
+            {"type": "http.response.body", "body": b"x" * (200_000 if scope["path"] == "/v1/flood" else 10), "more_body": True}
+        )
+        await asyncio.sleep(0.005)
+    return await send({"type": "http.response.body", "body": b"END"})
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[tuple[int, Core]]:
+    """A real server; when it ends nothing is in flight."""
+    gate, core = gated(app, tmp_path)
+    with served(gate) as port:
+        yield port, core
+        eventually(lambda: core.shared.total("in_flight") == 0)
+        assert core.in_layer == 0
+
+
+@contextlib.contextmanager
+def client(port: int, data: bytes) -> Iterator[socket.socket]:
+    """A connection on which these bytes were sent."""
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as found:
+        found.sendall(data)
+        yield found
+
+
+def read_answer(found: socket.socket) -> bytes:
+    """One whole answer of those that say hello."""
+    answer = b""
+    while not answer.endswith(b"hello"):
+        part = found.recv(1000)
+        assert part, answer
+        answer += part
+    return answer
+
+
+def in_flight(core: Core, count: int) -> None:
+    """So many, soon."""
+    eventually(lambda: core.shared.total("in_flight") == count)
+
+
+def test_a_client_that_sends_no_more_still_gets_its_stream(server: tuple[int, Core]) -> None:
+    """Half closed is not gone; or, where the server takes it for gone, it is not counted any more."""
+    port, core = server
+    with client(port, raw_request("POST", "/v1/stream", b"{}")) as half:
+        in_flight(core, 1)
+        half.shutdown(socket.SHUT_WR)
+        read_all(half)
+        in_flight(core, 0)
+
+
+def test_resets_in_the_middle_of_a_stream_leave_nothing(server: tuple[int, Core]) -> None:
+    """Twenty clients that vanish, some before the first byte."""
+    port, core = server
+    for number in range(20):
+        with client(port, raw_request("POST", "/v1/stream", b"{}")) as rude:
+            if number % 2:
+                rude.recv(10)
+            rude.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    in_flight(core, 0)
+    assert core.shared.total("begun") <= 20
+
+
+def test_one_who_leaves_while_the_app_waits_for_it_is_not_counted(server: tuple[int, Core]) -> None:
+    """The app is told, and ends."""
+    port, core = server
+    with client(port, raw_request("POST", "/v1/wait", b"{}")):
+        in_flight(core, 1)
+    in_flight(core, 0)
+
+
+def test_a_body_that_never_ends_is_in_flight_until_it_is_given_up(server: tuple[int, Core]) -> None:
+    """Half a body, then gone."""
+    port, core = server
+    with client(port, raw_request("POST", "/v1/stream", b"{" * 100)[:-50]):
+        in_flight(core, 1)
+    in_flight(core, 0)
+
+
+def test_a_handler_that_raises_is_the_app_s_own_matter(server: tuple[int, Core]) -> None:
+    """500 as without the gate, and the count is right."""
+    port, core = server
+    for _ in range(5):
+        with client(port, raw_request("POST", "/v1/raise", b"{}")) as found:
+            assert b" 500 " in found.recv(1000)
+    in_flight(core, 0)
+    assert core.shared.total("begun") == 5
+
+
+def test_requests_piled_up_on_one_connection_are_each_counted(server: tuple[int, Core]) -> None:
+    """Three at once, answered in order."""
+    port, core = server
+    last = raw_request("POST", "/v1/completions", b"{}", "Connection: close")
+    with client(port, raw_request("POST", "/v1/completions", b"{}") * 2 + last) as piled:
+        assert read_all(piled).count(b"200 OK") == 3
+    in_flight(core, 0)
+    assert core.shared.total("begun") == 3
+
+
+def test_a_slow_reader_is_in_flight_while_it_reads(server: tuple[int, Core]) -> None:
+    """Eight megabytes that nobody takes, then somebody does."""
+    port, core = server
+    with client(port, raw_request("POST", "/v1/flood", b"{}", "Connection: close")) as slow:
+        in_flight(core, 1)
+        time.sleep(0.5)
+        assert core.shared.total("in_flight") == 1
+        assert read_all(slow).endswith(b"END\r\n0\r\n\r\n")
+    in_flight(core, 0)
+
+
+def test_a_kept_connection_is_closed_by_a_drain(server: tuple[int, Core]) -> None:
+    """Phase one answers and closes; phase two refuses and closes; health stays."""
+    port, core = server
+    request = raw_request("POST", "/v1/completions", b"{}")
+    with client(port, request) as kept:
+        read_answer(kept)
+        kept.sendall(request)
+        assert b"close" not in read_answer(kept)
+        drain(core, Wish(quiet_s=100, bound_s=100))
+        kept.sendall(request)
+        answer = read_all(kept)
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert b"connection: close" in answer
+    drain(core, Wish(refuse=True))
+    with client(port, request) as late:
+        answer = read_all(late)
+        assert answer.startswith(b"HTTP/1.1 503")
+        assert b"retry-after: 5" in answer
+    with client(port, raw_request("GET", "/health")) as looking:
+        assert read_all(looking).startswith(b"HTTP/1.1 200")
+
+
+def test_a_refused_upload_does_not_hold_the_server(server: tuple[int, Core]) -> None:
+    """A large body is not read, and the connection ends."""
+    port, core = server
+    drain(core, Wish(refuse=True))
+    head = raw_request("POST", "/v1/completions", b"x" * 10_000_000)[:2000]
+    with client(port, head) as upload:
+        assert b" 503 " in upload.recv(1000)
+    in_flight(core, 0)
+
+
+def test_many_mixed_clients_at_once_leave_nothing(server: tuple[int, Core]) -> None:
+    """Streams read to the end, resets, half-closed ones and raising handlers, together."""
+    port, core = server
+    with contextlib.ExitStack() as stack:
+        open_ones = [
+            stack.enter_context(client(port, raw_request("POST", path, b"{}", "Connection: close")))
+            for _ in range(12)
+            for path in ("/v1/stream", "/v1/raise", "/v1/wait", "/v1/completions")
+        ]
+        eventually(lambda: core.shared.total("begun") == 48)
+        assert core.shared.total("in_flight") >= 12
+        for place, found in enumerate(open_ones):
+            if place % 4 == 0 and place % 8:
+                found.shutdown(socket.SHUT_WR)
+            if place % 4 == 2:
+                found.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                found.close()
+        for place in range(0, 48, 8):
+            assert read_all(open_ones[place]).endswith(b"END\r\n0\r\n\r\n")
+    in_flight(core, 0)

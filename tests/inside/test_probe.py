@@ -1,0 +1,199 @@
+"""The worker extension, put into a worker class exactly as vLLM does it."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from plimsoll.inside import probe
+from plimsoll.inside.faults import FAULTS
+from plimsoll.inside.figures import read_figures
+from plimsoll.inside.probe import Probe
+
+
+def worker_classes() -> tuple[Any, Any]:
+    """A base and a worker class as vLLM's are: no `__new__`, arguments by name, methods that return something."""
+
+    class Base:
+        """As WorkerBase."""
+
+        def __init__(self, vllm_config: Any, rank: int) -> None:
+            self.vllm_config = vllm_config
+            self.rank = rank
+            self.device: Any = SimpleNamespace(type="cpu")
+            self.loaded: list[Any] = []
+
+        def compile_or_warm_up_model(self) -> str:
+            """The last thing of a start."""
+            if self.rank == 13:
+                raise MemoryError("while a graph was recorded")
+            return "warm"
+
+        def load_model(self, *, load_dummy_weights: bool = False) -> None:
+            """Loads it."""
+            self.loaded.append(load_dummy_weights)
+
+    class Worker(Base):
+        """As the GPU's Worker."""
+
+    return Base, Worker
+
+
+def inject(worker_class: Any, extension: Any) -> None:
+    """What vLLM does with --worker-extension-cls."""
+    for name in dir(extension):
+        if not name.startswith("__"):
+            assert not hasattr(worker_class, name), name
+    worker_class.__bases__ = (*worker_class.__bases__, extension)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The shared folder of this test; vLLM's processes get it from their environment alone."""
+    monkeypatch.setenv("PLIMSOLL_DIR", str(tmp_path / "run"))
+    monkeypatch.setenv("PLIMSOLL_SAMPLE_S", "0.05")
+    yield tmp_path / "run"
+    for thread in threading.enumerate():
+        if thread.name == "plimsoll-probe":
+            thread._target.__self__.stop()  # type: ignore[attr-defined]
+            thread.join(10)
+
+
+def wait_for_figures(folder: Path, **wanted: Any) -> dict[str, Any]:
+    """The worker's figures once they hold this."""
+    for _ in range(2000):
+        for found in read_figures(str(folder), os.getpid(), time.monotonic()) if folder.is_dir() else []:
+            if all(found[name] == value for name, value in wanted.items()):
+                return found
+        time.sleep(0.01)
+    raise AssertionError(f"no figures with {wanted}")
+
+
+def test_a_worker_is_watched_from_its_making(folder: Path) -> None:
+    """No call from outside is needed; the start is over when its warm-up returns, and what it returns is passed on."""
+    _, worker_class = worker_classes()
+    inject(worker_class, Probe)
+    worker = worker_class(vllm_config=None, rank=0)
+    assert wait_for_figures(folder, rank=0)["phase"] == "starting"
+    assert worker.compile_or_warm_up_model() == "warm"
+    wait_for_figures(folder, phase="serving")
+
+
+def test_every_name_of_ours_says_whose_it_is() -> None:
+    """vLLM refuses an extension with a name that its worker has, today's or tomorrow's."""
+    assert all(name.startswith("plimsoll_") for name in dir(Probe) if not name.startswith("__"))
+
+
+def test_a_warm_up_that_fails_is_passed_on(folder: Path) -> None:
+    """The worker's own error reaches vLLM as it was, and the worker does not count as serving."""
+    _, worker_class = worker_classes()
+    inject(worker_class, Probe)
+    worker = worker_class(vllm_config=None, rank=13)
+    with pytest.raises(MemoryError, match="graph"):
+        worker.compile_or_warm_up_model()
+    assert wait_for_figures(folder, rank=13)["phase"] == "starting"
+
+
+def test_the_methods_answer_on_a_cpu(folder: Path) -> None:
+    """Compaction, a refusal in place of a snapshot, and the figures; a call from outside proves that the start is over."""
+    _, worker_class = worker_classes()
+    inject(worker_class, Probe)
+    worker = worker_class(vllm_config=None, rank=0)
+    compacted = probe.compact(worker)
+    assert "refused" in compacted or compacted["resident_before"] > 0
+    assert "refused" in worker.plimsoll_snapshot()
+    refusal = worker.plimsoll_snapshot("many")
+    found = wait_for_figures(folder, phase="serving", last_compact=compacted, last_snapshot=refusal)
+    assert worker.plimsoll_figures()["pid"] == found["pid"]
+
+
+def test_a_worker_class_with_a_new_of_its_own_is_watched_from_the_first_call(folder: Path) -> None:
+    """Its `__new__` hides ours; the worker is made as it wants, and figures begin with a call."""
+    base, _ = worker_classes()
+
+    class Worker(base):  # type: ignore[misc, valid-type]
+        """Makes itself, and does not ask on."""
+
+        def __new__(cls, *_args: Any, **_kwargs: Any) -> Any:
+            return object.__new__(cls)
+
+    inject(Worker, Probe)
+    worker = Worker(vllm_config=None, rank=0)
+    assert not folder.exists()
+    worker.plimsoll_figures()
+    assert wait_for_figures(folder, rank=0)["phase"] == "serving"
+
+
+def test_watching_twice_starts_one_thread(folder: Path) -> None:
+    """The plugin and the extension may both be there."""
+    _, worker_class = worker_classes()
+    inject(worker_class, Probe)
+    before = threading.active_count()
+    worker = worker_class(vllm_config=None, rank=0)
+    warm_up = worker.compile_or_warm_up_model
+    probe.watch(worker)
+    assert threading.active_count() == before + 1
+    assert worker.compile_or_warm_up_model is warm_up
+    assert wait_for_figures(folder, rank=0)
+
+
+def test_a_folder_that_cannot_be_made_harms_no_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker is made and works; only its figures are not shared."""
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("PLIMSOLL_DIR", str(tmp_path / "file" / "run"))
+    _, worker_class = worker_classes()
+    inject(worker_class, Probe)
+    worker = worker_class(vllm_config=None, rank=0)
+    assert worker.compile_or_warm_up_model() == "warm"
+    worker.plimsoll_sampler.stop()
+
+
+def test_a_worker_that_takes_no_attributes_is_still_made() -> None:
+    """With slots there is nowhere to keep a thread: it is counted, and the worker is made."""
+
+    class Tight:
+        """No room for more."""
+
+        __slots__ = ("rank",)
+
+    probe.watch(Tight())
+    assert FAULTS.counts["watching a worker"] >= 1
+
+
+def test_loading_passes_through_where_a_history_is_wanted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arguments arrive, a CPU records nothing, and no fault of ours stops the load."""
+    monkeypatch.setenv("PLIMSOLL_HISTORY", "1000")
+    _, worker_class = worker_classes()
+    inject(worker_class, Probe)
+    worker = worker_class(vllm_config=None, rank=0)
+    worker.load_model(load_dummy_weights=True)
+    worker.device = SimpleNamespace(type="cuda")  # no torch here: asking it fails
+    worker.load_model()
+    assert worker.loaded == [True, False]
+    assert wait_for_figures(folder, device="namespace(type='cuda')")["reasons"]["allocator"] == "asking failed: KeyError"
+
+
+def test_importing_the_probe_is_quick_and_loads_nothing_heavy(tmp_path: Path) -> None:
+    """No torch, no vLLM, nothing that opens a network; the best of five is under 50 ms once Python has compiled it."""
+    code = (
+        "import sys, time; began = time.process_time(); import plimsoll.inside.probe; took = time.process_time() - began;"
+        "assert not {'torch', 'vllm', 'urllib', 'ssl', 'pathlib'} & set(sys.modules), sorted(sys.modules); print(took)"
+    )
+    env = {"PYTHONPYCACHEPREFIX": str(tmp_path), "PATH": os.environ["PATH"]}
+    runs = [subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, env=env) for _ in range(5)]
+    assert min(float(run.stdout) for run in runs) < 0.05
+
+
+def test_the_name_that_vllm_is_given_leads_here() -> None:
+    """`plimsoll.inside.Probe` is this class."""
+    assert importlib.import_module("plimsoll.inside").Probe is Probe

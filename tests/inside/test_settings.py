@@ -1,0 +1,95 @@
+"""What an operator sets: a value that cannot be read keeps its default and is said once; nothing stops the start."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as how
+from hypothesis import strategies as st
+
+from plimsoll.inside.faults import FAULTS
+from plimsoll.inside.settings import SETTINGS, Settings
+
+NUMBERS = {
+    "PLIMSOLL_SAMPLE_S": ("sample_s", 1.0, 0.05, 3600),
+    "PLIMSOLL_HISTORY": ("history_entries", 0, 0, 10_000_000),
+    "PLIMSOLL_RECORD_FILES": ("record_files", 8, 1, 100_000),
+    "PLIMSOLL_SHED_WAIT_S": ("shed_wait_s", None, 0.01, 86_400),
+    "PLIMSOLL_SHED_ITEM_TOKENS": ("item_tokens", 1000, 0, 10_000_000),
+    "PLIMSOLL_WEDGE_S": ("wedge_s", 120.0, 0.5, 86_400),
+    "PLIMSOLL_CANARY_S": ("canary_s", 30.0, 0.5, 86_400),
+}
+texts = (
+    st.text()
+    | st.floats().map(str)
+    | st.integers().map(str)
+    | st.sampled_from(["1e400", "-0", "0x10", "1,5", "٣", " 7 ", "off"])
+)
+
+
+def test_unset_is_the_default() -> None:
+    """Endpoints off, nothing recorded, nothing shed."""
+    found = Settings({})
+    for field, default, _, _ in NUMBERS.values():
+        assert getattr(found, field) == default
+    assert (found.token, found.listen, found.record_folder, found.probe_as_plugin) == ("", "", "", False)
+
+
+@how(deadline=None)
+@given(name=st.sampled_from(sorted(NUMBERS)), text=texts)
+def test_any_text_gives_a_value_within_its_bounds(name: str, text: str) -> None:
+    """The number that was written, or the default."""
+    field, default, low, high = NUMBERS[name]
+    found = getattr(Settings({name: text}), field)
+    try:
+        meant = float(text.strip()) if text.strip() else None
+    except ValueError:
+        meant = None
+    if meant is not None and low <= meant <= high:
+        assert found == (int(meant) if type(default) is int else meant)
+    else:
+        assert found == default
+
+
+def test_a_bad_value_is_said_once_and_not_repeated_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """Its name, its bounds and what is taken; never the value, which may be a secret in the wrong place."""
+    FAULTS.counts.pop("setting PLIMSOLL_WEDGE_S", None)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            Settings({"PLIMSOLL_WEDGE_S": "soon-secret"})
+    said = [record.getMessage() for record in caplog.records if "PLIMSOLL_WEDGE_S" in record.getMessage()]
+    assert len(said) == 1
+    assert "120" in said[0]
+    assert "secret" not in said[0]
+    assert FAULTS.counts["setting PLIMSOLL_WEDGE_S"] == 3
+
+
+def test_the_token_comes_from_the_environment_or_a_file(tmp_path: Path) -> None:
+    """The environment first; blanks and line ends around it are cut off."""
+    secret = tmp_path / "token"
+    secret.write_text("  from-the-file\n")
+    assert Settings({"PLIMSOLL_TOKEN": " a "}).token == "a"
+    assert Settings({"PLIMSOLL_TOKEN_FILE": str(secret)}).token == "from-the-file"
+    assert Settings({"PLIMSOLL_TOKEN": "a", "PLIMSOLL_TOKEN_FILE": str(secret)}).token == "a"
+
+
+@pytest.mark.parametrize("kind", ["missing", "folder", "binary", "empty"])
+def test_a_token_file_that_cannot_be_read_leaves_the_endpoints_off(tmp_path: Path, kind: str) -> None:
+    """Never open by mistake."""
+    path = tmp_path / kind
+    if kind == "folder":
+        path.mkdir()
+    elif kind != "missing":
+        path.write_bytes(b"\xff\xfe\x80" if kind == "binary" else b"\n")
+    assert Settings({"PLIMSOLL_TOKEN_FILE": str(path)}).token == ""
+
+
+def test_every_setting_is_named_once_and_has_its_sentence() -> None:
+    """The docs print this table."""
+    names = [setting.name for setting in SETTINGS]
+    assert len(set(names)) == len(names)
+    assert all(name.startswith("PLIMSOLL_") for name in names)
+    assert all(setting.says.endswith(".") for setting in SETTINGS)

@@ -1,0 +1,148 @@
+"""What several API servers share: counts add up, the dead are left out, one drain for all."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given
+from hypothesis import settings as how
+from hypothesis import strategies as st
+
+from plimsoll.inside.drain import Drain
+from plimsoll.inside.places import start_ticks
+from plimsoll.inside.shared import Shared
+from tests.fakes import eventually
+from tests.inside.gate_processes import api_server, raiser
+
+SPAWN = multiprocessing.get_context("spawn")
+
+
+def _started(target: Any, *args: Any) -> tuple[Any, Any]:
+    here, there = SPAWN.Pipe()
+    process = SPAWN.Process(target=target, args=(*args, there), daemon=True)
+    process.start()
+    return process, here
+
+
+def test_counts_of_several_processes_add_up_and_the_dead_are_left_out(tmp_path: Path) -> None:
+    """One killed and one ended in order both go; the lowest of those that live speaks for all."""
+    folder, key = str(tmp_path), os.getpid()
+    own = Shared(folder, key, fellows_expected=True)
+    own.own["in_flight"] = 1
+    (first, to_first), (second, to_second) = _started(api_server, folder, key, 10), _started(api_server, folder, key, 100)
+    pids = {to_first.recv(), to_second.recv(), os.getpid()}
+    own.pages(look=True)
+    assert own.total("in_flight") == 111
+    assert own.latest("in_flight") == 100
+    to_second.send("total")
+    total, second_is_first = to_second.recv()
+    assert total == 111
+    assert second_is_first == (second.pid == min(pids))
+    os.kill(first.pid, signal.SIGKILL)
+    first.join()
+    own.pages(look=True)
+    assert own.total("in_flight") == 101
+    to_second.send("close")
+    second.join()
+    assert own.pages(look=True) == [own.own]
+    assert own.is_first
+    own.close()
+    assert not list(tmp_path.glob(f"*{os.getpid()}-{os.getpid()}.page"))
+
+
+def test_the_largest_epoch_wins_a_race(tmp_path: Path) -> None:
+    """Two processes come with 200 epochs each, interleaved: the largest stands, and neither took one out of order."""
+    folder, key = str(tmp_path), os.getpid()
+    own = Shared(folder, key, fellows_expected=True)
+    racers = [_started(raiser, folder, key, list(range(start, 401, 2))) for start in (1, 2)]
+    while not all(pipe.poll() for _, pipe in racers):
+        found = own.drain()
+        assert found.until == 0 or found.until > found.since, "half-written"
+    taken = [pipe.recv() for _, pipe in racers]
+    assert own.drain().epoch == 400
+    assert all(epochs == sorted(epochs) for epochs in taken)
+    assert 400 in taken[1]
+    for process, _ in racers:
+        process.join()
+
+
+numbers = st.floats(0, 1e6)
+
+
+@how(deadline=None)
+@given(
+    drain=st.builds(
+        Drain, st.integers(0, 2**62), st.floats(1, 1e6), numbers, numbers, numbers, st.booleans(), st.integers(0, 3600)
+    )
+)
+def test_a_drain_comes_back_as_it_was_written(drain: Drain) -> None:
+    """To the nanosecond."""
+    shared = Shared(None, os.getpid(), fellows_expected=False)
+    with shared.common.changing():
+        shared.set_drain(drain)
+        inside = shared.read_drain_unlocked()
+    found = shared.drain()
+    assert inside == found
+    assert (found.epoch, found.is_refusing, found.retry_after_s) == (drain.epoch, drain.is_refusing, drain.retry_after_s)
+    for one, other in zip(found[1:5], drain[1:5], strict=True):
+        assert abs(one - other) < 1e-6
+
+
+def test_without_a_folder_one_server_drains_alone_and_one_of_several_not_at_all() -> None:
+    """A drain that stops one of several would be worse than none."""
+    assert Shared(None, os.getpid(), fellows_expected=False).can_drain
+    assert not Shared(None, os.getppid(), fellows_expected=True).can_drain
+
+
+def test_pages_of_servers_that_are_gone_are_swept_and_others_stay(tmp_path: Path) -> None:
+    """Also when the number was given to another process; what is not ours is left alone."""
+    process = SPAWN.Process(target=time.sleep, args=(0,))
+    process.start()
+    process.join()
+    me, ticks = os.getpid(), start_ticks(os.getpid())
+    gone = [f"gate-{process.pid}-5.page", f"api-{me}-{ticks + 1}-77.page", f"api-{process.pid}-5-6.page"]
+    kept = [
+        f"gate-{os.getppid()}-{start_ticks(os.getppid())}.page",
+        "notes.page",
+        "gate-x-y.page",
+        "worker-1.json",
+        "gate-1.page",
+    ]
+    for name in gone + kept:
+        (tmp_path / name).write_bytes(b"")
+    Shared(str(tmp_path), me, fellows_expected=False).close()
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left.isdisjoint(gone)
+    assert left >= set(kept)
+
+
+def test_rubbish_in_the_folder_is_no_fellow(tmp_path: Path) -> None:
+    """A half-made page, a pipe and a link are passed over, again and again, and nothing is left open."""
+    shared = Shared(str(tmp_path), os.getpid(), fellows_expected=True)
+    stem = f"api-{os.getpid()}-{start_ticks(os.getpid())}-"
+    (tmp_path / f"{stem}1.page").write_bytes(b"")
+    os.mkfifo(tmp_path / f"{stem}2.page")
+    (tmp_path / f"{stem}3.page").symlink_to("/dev/zero")
+    (tmp_path / f"{stem}4.page").mkdir()
+    shared.pages(look=True)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(5):
+        assert shared.pages(look=True) == [shared.own]
+    assert shared.is_first
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_a_page_that_was_just_made_does_not_take_the_word(tmp_path: Path) -> None:
+    """Whole but not signed yet: it counts nothing and is not first."""
+    shared = Shared(str(tmp_path), os.getpid(), fellows_expected=True)
+    name = f"api-{os.getpid()}-{start_ticks(os.getpid())}-999999.page"
+    (tmp_path / name).write_bytes(b"\0" * 4096)
+    assert len(shared.pages(look=True)) == 2
+    assert shared.is_first
+    (tmp_path / name).unlink()
+    eventually(lambda: shared.pages(look=True) == [shared.own])

@@ -1,0 +1,167 @@
+"""What happens once a second: each part alone, a stuck engine put to the test, proven and disproven."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+from plimsoll.inside.core import Core
+from plimsoll.inside.faults import FAULTS
+from plimsoll.inside.tick import Tick
+from tests.fakes import EngineClient
+from tests.inside.test_core import feed, made
+
+
+class Trial:
+    """Stands for the test request; counts how often it was made."""
+
+    def __init__(self, *, fails: bool, does: Any = None) -> None:
+        self.fails = fails
+        self.made = 0
+        self._does = does
+
+    async def __call__(self, client: Any, limit_s: float) -> bool:
+        """Fails or not, after what happens meanwhile."""
+        del client, limit_s
+        self.made += 1
+        if self._does is not None:
+            self._does()
+        return self.fails
+
+
+def silent(folder: Path) -> tuple[Core, EngineClient]:
+    """An engine with work and, for a while, no step."""
+    core, client = made(folder, PLIMSOLL_WEDGE_S="0.5")
+    feed(core, 1, 0)
+    client.add("a", 10)
+    core.pulse.last_step = time.monotonic() - 60
+    core.publish_queue()
+    return core, client
+
+
+async def look(tick: Tick, times: int = 2) -> None:
+    """The tick looks for a stuck engine; the work has been there for a while."""
+    for _ in range(times):
+        tick._work_since = tick._work_since and time.monotonic() - 50
+        tick._wedge()
+        await asyncio.sleep(0.01)
+
+
+def test_silence_is_put_to_the_test_and_proven_by_it(tmp_path: Path) -> None:
+    """Then the server is not ready, the test is not made again, and one step disproves it."""
+
+    async def go() -> None:
+        core, _ = silent(tmp_path)
+        tester = Trial(fails=True)
+        tick = Tick(core, tester)
+        await look(tick, 1)
+        assert tester.made == 0, "the work has only just been seen"
+        await look(tick, 4)
+        assert tester.made == 1
+        assert core.readiness().reason == "wedged"
+        core.pulse.note_step(1, 0, 0.5, 0, 1, time.monotonic())
+        core._queue_at_ns = 0
+        core.publish_queue()
+        assert core.readiness().is_ready
+
+    asyncio.run(go())
+
+
+def test_an_engine_that_answers_the_test_is_not_stuck(tmp_path: Path) -> None:
+    """Nor one that steps while the test runs; and it is not asked every second."""
+
+    async def go() -> None:
+        core, _ = silent(tmp_path)
+
+        def step() -> None:
+            core.pulse.note_step(1, 0, 0.5, 0, 1, time.monotonic())
+            core._queue_at_ns = 0
+
+        for tester in (Trial(fails=False), Trial(fails=True, does=step)):
+            tick = Tick(core, tester)
+            await look(tick, 6)
+            assert tester.made == 1
+            assert core.readiness().is_ready
+
+    asyncio.run(go())
+
+
+def test_an_engine_with_an_excuse_is_never_tested(tmp_path: Path) -> None:
+    """Idle, asleep, dead, busy with a call of ours, or with nobody to tell of its steps."""
+
+    async def go() -> None:
+        for excuse in ("idle", "asleep", "dead", "call", "unfed"):
+            core, client = silent(tmp_path)
+            tester = Trial(fails=True)
+            tick = Tick(core, tester)
+            if excuse == "idle":
+                client.output_processor.request_states.clear()
+                core._queue_at_ns = 0
+                core.publish_queue()
+            elif excuse == "asleep":
+                core.note_sleep(1)
+            elif excuse == "dead":
+                client.errored = True
+            elif excuse == "call":
+                _ = asyncio.create_task(core.calls.call(client, "plimsoll_compact"))  # noqa: RUF006
+                await asyncio.sleep(0.01)
+            else:
+                core.pulse.is_fed = False
+            await look(tick, 4)
+            assert tester.made == 0, excuse
+            core.note_sleep(0)
+            client.may_answer.set()
+            await asyncio.sleep(0.01)
+
+    asyncio.run(go())
+
+
+def test_sleep_is_passed_on_when_it_changes(tmp_path: Path) -> None:
+    """What vLLM's statistics say of it."""
+    core, _ = made(tmp_path)
+    tick = Tick(core)
+    core.pulse.note_sleep(True, 1)
+    tick._sleep()
+    assert core.readiness().reason == "asleep"
+    core.pulse.note_sleep(False, 0)
+    tick._sleep()
+    assert core.readiness().is_ready
+
+
+def test_one_part_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
+    """It is counted; the beat goes on."""
+
+    async def go() -> None:
+        core, _ = made(tmp_path)
+        tick = Tick(core)
+        core.pulse = None  # type: ignore[assignment]
+        before = FAULTS.counts.get("the gate's sleep", 0)
+        tick.ensure()
+        tick.ensure()
+        await asyncio.sleep(0.05)
+        assert FAULTS.counts["the gate's sleep"] == before + 1
+        assert tick._meters is not None
+        await tick.stop()
+        assert not list(tmp_path.glob("api-*"))
+
+    asyncio.run(go())
+
+
+def test_a_place_that_cannot_be_listened_at_does_not_stop_the_tick(tmp_path: Path) -> None:
+    """Whatever is wrong with it."""
+
+    async def go(listen: str) -> None:
+        core, _ = made(tmp_path, PLIMSOLL_LISTEN=listen)
+        tick = Tick(core)
+        tick.ensure()
+        for _ in range(300):
+            await asyncio.sleep(0.01)
+            if core.shared.own["beat_ns"]:
+                break
+        assert core.shared.own["beat_ns"] > 0
+        await tick.stop()
+
+    for listen in ("nonsense", "unix:relative", f"{'x' * 70}.example:9", "unix:/nowhere/at/all.sock", f"unix:/{'x' * 200}"):
+        asyncio.run(go(listen))

@@ -1,0 +1,110 @@
+"""`plimsoll inside check` and the wheel on the real vLLM 0.32.0; no server is started."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.engine.install import engine_home
+from plimsoll.actuators.inside_wheel import make_wheel, write_wheel
+from tests.real.conftest import need_vllm
+
+# What vLLM itself does with an extension before a worker is made, asked of the classes that it would extend; and what it
+# does with plugins.
+CONFIRM = """
+import importlib, json
+from plimsoll.inside import Gate, Probe
+homes = {"gpu_worker": "Worker", "cpu_worker": "CPUWorker", "xpu_worker": "XPUWorker", "worker_base": "WorkerBase"}
+classes = [getattr(importlib.import_module(f"vllm.v1.worker.{home}"), name) for home, name in homes.items()]
+names = [name for name in dir(Probe) if not name.startswith("__")]
+from vllm.plugins import load_plugins_by_group
+groups = ("vllm.stat_logger_plugins", "vllm.general_plugins")
+loaded = {group: load_plugins_by_group(group) for group in groups}
+from vllm.v1.metrics.loggers import StatLoggerBase
+logger = loaded[groups[0]]["plimsoll"]
+made = [type(f"With{c.__name__}", (type("Copy", c.__bases__, dict(c.__dict__)), Probe), {}) for c in classes]
+print("answer " + json.dumps({
+    "clashes": [f"{c.__name__}.{n}" for c in classes for n in names if hasattr(c, n)],
+    "names": names,
+    "own_new": [c.__name__ for c in classes if c.__new__ is not object.__new__],
+    "reaches_ours": all(c.__new__ is not object.__new__ for c in made),
+    "is_class": isinstance(Gate, type),
+    "is_logger": isinstance(logger, type) and issubclass(logger, StatLoggerBase),
+    "plugins": sorted(name for group in groups for name in loaded[group] if name.startswith("plimsoll")),
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel as a file, as it would be mounted."""
+    need_vllm()
+    return write_wheel(make_wheel(), str(tmp_path_factory.mktemp("wheel")))
+
+
+def _check(*words: str) -> tuple[int, dict[str, Any]]:
+    command = [
+        sys.executable,
+        "-m",
+        "plimsoll",
+        "inside",
+        "check",
+        "--json",
+        "--python",
+        str(engine_home() / "bin" / "python"),
+        "--",
+        *words,
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.stdout, done.stderr
+    body = json.loads(done.stdout)
+    assert isinstance(body, dict)
+    return done.returncode, body
+
+
+def test_the_real_engine_takes_everything(wheel: Path) -> None:
+    """With the wheel on its path, 0.32.0 takes all parts, and both entry points are found in the file."""
+    code, body = _check("env", f"PYTHONPATH={wheel}", "vllm", "serve", "m")
+    assert code == 0, body
+    assert body["stands_for_it"] == "0.32.0"
+    assert {part["works"] for part in body["parts"]} == {"yes"}
+    assert {need["state"] for need in body["needs"]} == {"found"}
+    assert body["package"] == {"visible": True, "entry_points": ["plimsoll", "plimsoll_probe"]}
+
+
+def test_without_the_wheel_the_real_engine_is_said_to_lack_it() -> None:
+    """The same engine without it would not start with our flags: exit 1."""
+    need_vllm()
+    code, body = _check("vllm", "serve", "m")
+    assert (code, body["package"]["visible"]) == (1, False)
+
+
+def test_the_verdict_is_confirmed_by_importing_vllm(wheel: Path) -> None:
+    """The real worker classes have none of the probe's names and no __new__ of their own; vLLM loads both plugins."""
+    environment = {**os.environ, "PYTHONPATH": str(wheel)}
+    environment.pop("VLLM_PLUGINS", None)
+    done = subprocess.run(
+        [str(engine_home() / "bin" / "python"), "-c", CONFIRM],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        env=environment,
+        cwd="/",
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    answer = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("answer ")).partition(" ")[2])
+    assert answer["clashes"] == []
+    assert answer["names"]
+    assert all(name.startswith("plimsoll_") for name in answer["names"])
+    assert answer["own_new"] == []
+    assert answer["reaches_ours"]
+    assert answer["is_class"]
+    assert answer["is_logger"]
+    assert answer["plugins"] == ["plimsoll", "plimsoll_probe"]

@@ -1,0 +1,233 @@
+"""The gate around a real vLLM 0.32.0: counts that return to nothing, drains that lose nothing, answers while it is stuck."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.engine.clients import Told, ask, complete, is_finished
+from lab.engine.server import EngineServer
+from tests.real.conftest import need_vllm
+
+ROOT = Path(__file__).parents[2]
+TOKEN = "an-honest-token-of-some-length"
+BEARER = {"Authorization": f"Bearer {TOKEN}"}
+PATHS = os.pathsep.join((str(ROOT / "src"), str(ROOT / "lab" / "engine" / "raising")))
+ENV = {"PYTHONPATH": PATHS, "PLIMSOLL_TOKEN": TOKEN, "PLIMSOLL_WEDGE_S": "4", "PLIMSOLL_CANARY_S": "2"}
+FLAGS = (
+    "--worker-extension-cls", "plimsoll.inside.Probe",
+    "--middleware", "raising.Raiser", "--middleware", "plimsoll.inside.Gate",
+)  # fmt: skip
+WAIT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def gated() -> Iterator[EngineServer]:
+    """One server with probe and gate; each test leaves it serving and idle."""
+    need_vllm()
+    with EngineServer(FLAGS, {**ENV, "VLLM_ENABLE_RESPONSES_API_STORE": "1"}) as server:
+        server.wait_ready()
+        yield server
+
+
+def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    return asyncio.run(coroutine)
+
+
+def own(server: EngineServer, path: str, body: dict[str, Any] | None = None, headers: dict[str, str] | None = None) -> Told:
+    """One question to an endpoint of ours, with the token."""
+    told: Told = run(ask(server.port, f"/plimsoll/{path}", body, BEARER if headers is None else headers))
+    return told
+
+
+def state(server: EngineServer) -> dict[str, Any]:
+    told = own(server, "state")
+    assert told.status == 200, told.body
+    found: dict[str, Any] = told.json()
+    return found
+
+
+def wait_for(server: EngineServer, wanted: Any, limit_s: float = WAIT_S) -> dict[str, Any]:
+    """The first state for which `wanted` holds."""
+    deadline = time.monotonic() + limit_s
+    while True:
+        found = state(server)
+        if wanted(found):
+            return found
+        assert time.monotonic() < deadline, found
+        time.sleep(0.2)
+
+
+def test_every_endpoint_answers_and_only_to_the_token(gated: EngineServer) -> None:
+    """`ready` is open; all else needs the token, whatever a client says of where it comes from."""
+    assert own(gated, "ready", headers={}).json() == {"ready": True, "reason": "ready", "detail": ""}
+    forged = {"X-Forwarded-For": "127.0.0.1", "X-Real-IP": "127.0.0.1", "Forwarded": "for=127.0.0.1", "Host": "localhost"}
+    for path, body in (
+        ("state", None), ("memory", None), ("drain", {}), ("undrain", {}), ("compact", {}), ("snapshot", {}),
+        ("shed", {"max_wait_s": 1}), ("unshed", {}),
+    ):  # fmt: skip
+        for headers in ({}, forged, {"Authorization": "Bearer wrong"}, {"Authorization": f"Basic {TOKEN}"}):
+            assert own(gated, path, body, headers).status == 401, path
+    assert state(gated)["drain"]["phase"] == "serving"
+    found = wait_for(gated, lambda s: s["workers"] == 1)
+    assert (found["schema"], found["api_servers"], found["in_flight"], found["ready"]) == ("plimsoll.state/1", 1, 0, True)
+    memory = own(gated, "memory").json()
+    (worker,) = memory["workers"]
+    assert worker["host_memory"]["resident"] > 50 << 20
+    assert worker["age_s"] < 5
+    assert own(gated, "compact", {}).json()["workers"][0] is not None
+    assert "refused" in own(gated, "snapshot", {}).json()["workers"][0]  # a CPU has no allocator to take one of
+    assert own(gated, "shed", {"max_wait_s": 5, "lease_s": 1}).json()["max_wait_s"] == 5
+    assert own(gated, "unshed", {}).json()["max_wait_s"] is None
+
+
+def test_a_drain_under_load_loses_no_started_request_and_then_admits_none(gated: EngineServer) -> None:
+    """32 clients, half of them streaming: all that began end well; in phase two new ones get 503 and when to come."""
+
+    async def scene() -> tuple[list[Told], list[Told], list[Told], dict[str, Any]]:
+        started = [asyncio.create_task(complete(gated.port, 250, stream=i % 2 == 0)) for i in range(32)]
+        await asyncio.sleep(1.0)
+        wish = {"epoch": 10, "quiet_s": 60, "bound_s": 60, "lease_s": 60}
+        assert (await ask(gated.port, "/plimsoll/drain", wish, BEARER)).json()["phase"] == "leaving"
+        leaving = await asyncio.gather(*(complete(gated.port, 2, stream=i % 2 == 0) for i in range(4)))
+        assert (await ask(gated.port, "/plimsoll/ready")).status == 503
+        await ask(gated.port, "/plimsoll/drain", {**wish, "refuse": True}, BEARER)
+        refused = await asyncio.gather(*(complete(gated.port, 2, stream=i % 2 == 0) for i in range(32)))
+        during = (await ask(gated.port, "/plimsoll/state", None, BEARER)).json()
+        for path in ("/health", "/metrics", "/v1/models", "/version"):
+            assert (await ask(gated.port, path)).status == 200, path
+        return await asyncio.gather(*started), leaving, refused, during
+
+    started, leaving, refused, during = run(scene())
+    assert all(is_finished(told) for told in started)
+    assert during["in_flight"] > 0, "the drain was to begin while requests ran"
+    assert all(is_finished(told) and told.headers["connection"] == "close" for told in leaving)
+    assert {told.status for told in refused} == {503}
+    for told in refused:
+        assert told.json()["error"]["code"] == 503
+        assert int(told.headers["retry-after"]) > 0
+    wait_for(gated, lambda s: s["idle"])
+    assert own(gated, "undrain", {"epoch": 9}).status == 409
+    assert own(gated, "undrain", {"epoch": 10}).status == 200
+    assert is_finished(run(complete(gated.port, 2, stream=False)))
+
+
+def test_a_lease_that_nobody_renews_ends_the_drain(gated: EngineServer) -> None:
+    """A guard that died leaves a server that serves again."""
+    assert own(gated, "drain", {"epoch": 20, "lease_s": 1.5, "refuse": True}).json()["phase"] == "refusing"
+    assert run(complete(gated.port, 2, stream=False)).status == 503
+    assert own(gated, "drain", {"epoch": 20, "lease_s": 1.5}).json()["phase"] == "refusing"  # renewed
+    time.sleep(1.7)
+    assert own(gated, "ready", headers={}).status == 200
+    assert is_finished(run(complete(gated.port, 2, stream=False)))
+    assert own(gated, "drain", {"epoch": 19}).status == 409
+
+
+@pytest.mark.timeout(300)
+def test_in_flight_returns_to_nothing_after_a_thousand_requests_of_every_manner(gated: EngineServer) -> None:
+    """Resets amid a stream, half-closed sockets, clients that leave at once and handlers that raise leak nothing."""
+    manners = ("well", "reset", "half-close", "leave")
+    before = state(gated)["begun"]
+
+    async def one(i: int, gate: asyncio.Semaphore) -> Told:
+        async with gate:
+            trouble = {0: "before", 1: "after"}.get(i % 17, "")
+            headers = {"x-raise": trouble} if trouble else None
+            tokens = 40 if i % 5 == 0 else 6
+            return await complete(gated.port, tokens, stream=i % 3 != 0, manner=manners[i % 4], headers=headers)
+
+    async def scene() -> list[Told]:
+        gate = asyncio.Semaphore(48)
+        return await asyncio.gather(*(one(i, gate) for i in range(1000)))
+
+    told = run(scene())
+    well = [t for i, t in enumerate(told) if i % 4 == 0 and i % 17 not in (0, 1)]
+    assert len(well) > 200
+    assert all(is_finished(t) for t in well)
+    found = wait_for(gated, lambda s: s["in_flight"] == 0)
+    assert found["begun"] - before == 1000
+    assert found["engine_requests"] == 0
+    assert found["faults"] == {}
+    time.sleep(1.2)
+    assert "\nplimsoll_in_flight 0.0" in gated.metrics()
+
+
+def test_a_response_in_the_background_counts_until_it_ends(gated: EngineServer) -> None:
+    """/v1/responses answers at once and runs on: the server is not idle before it has ended."""
+    body = {"model": "tiny", "input": "a tale", "background": True, "store": True, "max_output_tokens": 600}
+    told = run(ask(gated.port, "/v1/responses", body))
+    assert told.status == 200, told.body
+    assert told.json()["status"] in ("queued", "in_progress")
+    found = state(gated)
+    assert (found["background"], found["idle"]) == (1, False)
+    assert own(gated, "drain", {"epoch": 30, "refuse": True, "lease_s": 30}).json()["idle"] is False
+    assert run(ask(gated.port, f"/v1/responses/{told.json()['id']}")).status == 200  # what was begun can be fetched
+    wait_for(gated, lambda s: s["idle"])
+    assert own(gated, "undrain", {"epoch": 30}).status == 200
+
+
+def test_a_paused_server_is_not_ready(gated: EngineServer) -> None:
+    """/health says 200; ours says why not."""
+    assert gated.post("/pause?mode=wait").status == 200
+    assert gated.get("/health").status == 200
+    told = own(gated, "ready", headers={})
+    assert (told.status, told.json()["reason"]) == (503, "asleep")
+    assert gated.post("/resume").status == 200
+    assert own(gated, "ready", headers={}).status == 200
+
+
+@pytest.mark.timeout(300)
+def test_a_hundred_compactions_under_load_harm_no_request(gated: EngineServer) -> None:
+    """Each goes through the workers between two steps; every stream ends whole."""
+
+    async def scene() -> tuple[list[Told], list[Told]]:
+        streams = [asyncio.create_task(complete(gated.port, 700, stream=True)) for _ in range(12)]
+        calls = [await ask(gated.port, "/plimsoll/compact", {}, BEARER) for _ in range(100)]
+        assert not all(task.done() for task in streams), "the load ended before the compactions did"
+        return await asyncio.gather(*streams), calls
+
+    streams, calls = run(scene())
+    assert {told.status for told in calls} == {200}
+    assert all(is_finished(told) for told in streams)
+
+
+@pytest.mark.timeout(300)
+def test_a_stopped_worker_leaves_answers_with_their_age_and_is_proven_stuck(gated: EngineServer) -> None:
+    """Figures outlive a wedge; one step afterwards makes the server ready again, and nothing was lost."""
+    pid = own(gated, "memory").json()["workers"][0]["pid"]
+
+    async def scene() -> Told:
+        stream = asyncio.create_task(complete(gated.port, 400, stream=True))
+        await asyncio.sleep(0.5)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            await asyncio.to_thread(_watch_the_stopped, gated)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        return await stream
+
+    assert is_finished(run(scene()))
+    found = wait_for(gated, lambda s: s["ready"])
+    assert found["engine"]["is_wedged"] is False
+
+
+def _watch_the_stopped(gated: EngineServer) -> None:
+    time.sleep(3.0)
+    (worker,) = own(gated, "memory").json()["workers"]
+    assert worker["age_s"] > 2.0
+    assert worker["host_memory"]["resident"] > 0
+    (age,) = (line for line in gated.metrics().splitlines() if line.startswith("plimsoll_figures_age_seconds"))
+    assert float(age.split()[-1]) > 1.0
+    found = wait_for(gated, lambda s: not s["ready"], limit_s=30)
+    assert found["reason"] == "wedged"
+    assert own(gated, "compact", {}).status == 409  # a call would only hang behind it
+    assert gated.get("/health").status == 200  # vLLM has not noticed
+    assert json.loads(own(gated, "ready", headers={}).body)["reason"] == "wedged"

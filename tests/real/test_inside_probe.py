@@ -1,0 +1,209 @@
+"""The probe in a real worker: as the worker extension, as a plugin beside another extension, and as both."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.engine.install import engine_home
+from lab.engine.server import EngineServer, clean_environment
+from plimsoll.inside.figures import GROUPS, read_figures
+from tests.real.conftest import need_vllm
+
+SOURCE = Path(__file__).resolve().parents[2] / "src"
+EXTENSION = """
+class Another:
+    def somebody_elses(self):
+        return self.plimsoll_figures()["rank"]
+"""
+
+
+def figures(server: EngineServer, folder: Path) -> list[dict[str, Any]]:
+    """What an API server would read now."""
+    return read_figures(str(folder), server.pid, time.monotonic()) if folder.is_dir() else []
+
+
+def call(server: EngineServer, method: str, **given: str) -> dict[str, Any]:
+    """A method of the one worker, through vLLM's own endpoint."""
+    reply = server.post("/collective_rpc", {"method": method, "kwargs": given})
+    assert reply.status == 200, reply.text
+    (result,) = reply.json()["results"]
+    return dict(result) if isinstance(result, dict) else {"result": result}
+
+
+def wait_for(what: Callable[[], bool], limit_s: float = 30.0) -> None:
+    """Return once it is so."""
+    deadline = time.monotonic() + limit_s
+    while not what():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the processes of the probed server share."""
+    return tmp_path_factory.mktemp("probe") / "run"
+
+
+@pytest.fixture(scope="module")
+def seen_early() -> list[dict[str, Any]]:
+    """The figures that could be read before the server was ready, oldest first."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def probed(folder: Path, seen_early: list[dict[str, Any]]) -> Iterator[EngineServer]:
+    """A server with the probe as its worker extension; the last test of this file kills it."""
+    need_vllm()
+    env = {"PYTHONPATH": str(SOURCE), "PLIMSOLL_DIR": str(folder), "PLIMSOLL_SAMPLE_S": "0.25", "PLIMSOLL_HISTORY": "100"}
+    with EngineServer(["--worker-extension-cls", "plimsoll.inside.Probe"], env) as server:
+        is_ready = False
+        while not is_ready and server.exit_code() is None:
+            seen_early += figures(server, folder)
+            with contextlib.suppress(OSError):
+                is_ready = server.get("/health", timeout_s=2.0).status == 200
+            time.sleep(0.2)
+        server.wait_ready()
+        yield server
+
+
+def test_figures_begin_with_the_worker_and_say_when_it_serves(
+    probed: EngineServer, folder: Path, seen_early: list[dict[str, Any]]
+) -> None:
+    """vLLM takes the extension; the thread writes before the model is loaded, and no call was needed for it."""
+    log = probed.log_text()
+    assert "Injected <class 'plimsoll.inside.probe.Probe'>" in log
+    assert "plimsoll: figures of this worker every 0.25 s" in log
+    assert seen_early[0]["phase"] == "starting"
+    wait_for(lambda: figures(probed, folder)[0]["phase"] == "serving")
+
+
+def test_the_figures_are_those_of_the_worker(probed: EngineServer, folder: Path) -> None:
+    """One worker, fresh, of the right process and rank, with what a CPU has and a reason for all else."""
+    (found,) = figures(probed, folder)
+    names = {child.pid: child.name for child in probed.children()}
+    assert names[found["pid"]].startswith("VLLM::Worker")
+    assert found["alive"]
+    assert found["age_s"] < 5
+    assert (found["engine"], found["rank"], found["device"], found["vllm"]) == (0, 0, "cpu", "0.32.0")
+    status = Path(f"/proc/{found['pid']}/status").read_text()
+    (resident_kib,) = (int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS"))
+    assert found["host_memory"]["resident"] == pytest.approx(resident_kib * 1024, rel=0.05)
+    assert found["budget"]["kv_cache"] == 1 << 30, "VLLM_CPU_KVCACHE_SPACE is one GiB"
+    assert found["allocator"] is None
+    unknown = {f"budget.{name}" for name in GROUPS["budget"] if found["budget"][name] is None}
+    assert unknown | {"allocator", "device_memory"} <= set(found["reasons"])
+    assert found["faults"] == {}
+
+
+def test_sampling_costs_the_worker_little(probed: EngineServer, folder: Path) -> None:
+    """A sample takes less than 5 ms of the worker's time, once a second by default: half a percent of one core at worst."""
+    wait_for(lambda: figures(probed, folder)[0]["samples"] >= 20)
+    found = figures(probed, folder)[0]
+    print(f"sample_us {found['sample_us']} over {found['samples']} samples")
+    assert 0 < found["sample_us"] < 5000
+
+
+def test_a_hundred_compactions_under_load_harm_no_request(probed: EngineServer, folder: Path) -> None:
+    """Every request ends with all its tokens, every call says what was given back, and the figures hold the last one."""
+    with ThreadPoolExecutor(8) as clients:
+        replies = [clients.submit(probed.complete, f"load {n}", 64, ignore_eos=True) for n in range(24)]
+        done = [call(probed, "plimsoll_compact") for _ in range(100)]
+        assert [reply.result().status for reply in replies] == [200] * 24
+    assert all(reply.result().json()["usage"]["completion_tokens"] == 64 for reply in replies)
+    assert all(each["resident_before"] > 0 and each["duration_s"] >= 0 for each in done)
+    wait_for(lambda: figures(probed, folder)[0]["last_compact"] == done[-1])
+
+
+def test_a_snapshot_is_refused_on_a_cpu(probed: EngineServer) -> None:
+    """With a sentence, also where a history is asked for."""
+    assert "CUDA" in call(probed, "plimsoll_snapshot")["refused"]
+    assert "CUDA" in call(probed, "plimsoll_snapshot", history="1000")["refused"]
+    assert call(probed, "plimsoll_figures")["rank"] == 0
+
+
+def test_figures_of_a_stopped_worker_grow_old_and_of_a_dead_one_stay(probed: EngineServer, folder: Path) -> None:
+    """Stopped: still readable, alive, and older than three seconds. Killed with its engine: readable, and not alive."""
+    (found,) = figures(probed, folder)
+    os.kill(found["pid"], signal.SIGSTOP)
+    try:
+        wait_for(lambda: figures(probed, folder)[0]["age_s"] > 3)
+        assert figures(probed, folder)[0]["alive"]
+        assert probed.get("/metrics").status == 200
+    finally:
+        os.kill(found["pid"], signal.SIGCONT)
+    wait_for(lambda: figures(probed, folder)[0]["age_s"] < 2)
+    assert probed.complete("and on", max_tokens=4).status == 200
+    probed.kill_engine_core()
+    wait_for(lambda: not figures(probed, folder)[0]["alive"])
+
+
+def distribution(folder: Path) -> Path:
+    """A folder that declares the plugin as an installed package does, with somebody else's worker extension beside it."""
+    about = folder / "plimsoll_lab-1.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: plimsoll-lab\nVersion: 1\n")
+    (about / "entry_points.txt").write_text("[vllm.general_plugins]\nplimsoll_probe = plimsoll.inside.plugin:install\n")
+    (folder / "another_extension.py").write_text(EXTENSION)
+    return folder
+
+
+def test_as_a_plugin_it_works_beside_another_extension(start_engine: Callable[..., EngineServer], tmp_path: Path) -> None:
+    """Their method answers and so do ours, the thread runs, and what an earlier worker left is gone."""
+    home, run = distribution(tmp_path / "site"), tmp_path / "run"
+    run.mkdir(mode=0o700)
+    (run / "worker-4194303.json").write_text("{")
+    server = start_engine(
+        "--worker-extension-cls", "another_extension.Another",
+        env={
+            "PYTHONPATH": f"{SOURCE}{os.pathsep}{home}", "PLIMSOLL_DIR": str(run), "PLIMSOLL_PROBE": "plugin",
+            "VLLM_PLUGINS": "plimsoll_probe",
+        },
+    )  # fmt: skip
+    assert "Injected <class 'another_extension.Another'>" in server.log_text()
+    wait_for(lambda: [each["phase"] for each in figures(server, run)] == ["serving"])
+    assert call(server, "somebody_elses") == {"result": "0"}
+    assert call(server, "plimsoll_compact")["resident_before"] > 0
+    assert "refused" in call(server, "plimsoll_snapshot", history="5")
+    assert [path.name for path in run.iterdir() if path.name[0] != "."] == [f"worker-{figures(server, run)[0]['pid']}.json"]
+    assert figures(server, run)[0]["faults"] == {}
+
+
+BOTH = """
+import threading
+from plimsoll.inside.plugin import install
+install(); install()
+from vllm.v1.worker.cpu_worker import CPUWorker
+from vllm.v1.worker.gpu_worker import Worker
+from plimsoll.inside import Probe
+for name in dir(Probe):
+    assert name.startswith("__") or not hasattr(CPUWorker, name), name
+CPUWorker.__bases__ += (Probe,)
+worker = CPUWorker.__new__(CPUWorker, vllm_config=None, local_rank=0)
+assert [thread.name for thread in threading.enumerate()].count("plimsoll-probe") == 1
+assert worker.plimsoll_figures()["schema"] == "plimsoll.figures/1"
+assert worker.compile_or_warm_up_model is not CPUWorker.compile_or_warm_up_model
+assert "plimsoll_compact" not in vars(worker)
+plain = Worker.__new__(Worker)
+assert "refused" in plain.plimsoll_snapshot()
+print("both")
+"""
+
+
+def test_plugin_and_extension_together_in_vllms_own_classes(tmp_path: Path) -> None:
+    """vLLM's clash check passes, a worker has one thread, and one without the extension has the methods too."""
+    need_vllm()
+    env = {**clean_environment(), "PYTHONPATH": str(SOURCE), "PLIMSOLL_DIR": str(tmp_path / "run"), "PLIMSOLL_PROBE": "plugin"}
+    done = subprocess.run(
+        [str(engine_home() / "bin" / "python"), "-c", BOTH], env=env, capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.stdout.strip().endswith("both"), done.stderr[-3000:]

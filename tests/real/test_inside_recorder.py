@@ -1,0 +1,236 @@
+"""The recorder in a real vLLM: one line for each request, with the numbers that the client was told."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from lab.engine.server import MODEL_NAME, EngineServer
+from plimsoll.sources.traces import read_trace
+from tests.real.conftest import need_vllm
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SHARED_PROMPT = "the ship may be loaded as deep as the line allows " * 40
+ENTRY_POINTS = "[vllm.stat_logger_plugins]\nplimsoll = plimsoll.inside.stat_logger:StatLogger\n"
+# Says from inside the API server what the pulse holds, and attaches as a server without plugins would.
+WITNESS = """
+import json
+
+class Witness:
+    def __init__(self, app):
+        self.app = app
+
+    async def __call__(self, scope, receive, send):
+        if scope["type"] != "http" or scope["path"] != "/witness":
+            return await self.app(scope, receive, send)
+        from plimsoll.inside.attach import attach
+        from plimsoll.inside.faults import FAULTS
+        from plimsoll.inside.listener import Listener
+        from plimsoll.inside.pulse import PULSE
+        from plimsoll.inside.recorder import RECORDER
+        client = scope["app"].state.engine_client
+        before = sum(isinstance(one, Listener) for one in client.logger_manager.stat_loggers)
+        done = attach(client)
+        after = sum(isinstance(one, Listener) for one in client.logger_manager.stat_loggers)
+        body = json.dumps({
+            "attached": [before, done, after], "fed": PULSE.is_fed, "steps": PULSE.steps, "running": PULSE.running,
+            "waiting": PULSE.waiting, "finished": PULSE.finished, "asleep": PULSE.sleep_level, "output": PULSE.mean_output(),
+            "longest": PULSE.longest_step_s, "faults": FAULTS.counts, "recorder": RECORDER.state(),
+        }).encode()
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]})
+        await send({"type": "http.response.body", "body": body})
+"""
+
+
+class Recorded(NamedTuple):
+    """A server that records, where to, and what its clients were told."""
+
+    server: EngineServer
+    folder: Path
+    told: list[tuple[int, int]]
+    """Prompt and output tokens of each choice of each request that was answered whole."""
+    aborted: int
+
+
+def plugin_folder(at: Path, *, with_plugin: bool) -> Path:
+    """A folder for the engine's path: the witness, and with the plugin what an installed wheel says of its entry points."""
+    at.mkdir()
+    (at / "witness.py").write_text(WITNESS)
+    if with_plugin:
+        info = at / "plimsoll_line-1.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: plimsoll-line\nVersion: 1\n")
+        (info / "entry_points.txt").write_text(ENTRY_POINTS)
+    return at
+
+
+def environment(home: Path, record: Path, **more: str) -> dict[str, str]:
+    """What the engine is started with."""
+    path = os.pathsep.join((str(REPOSITORY / "src"), str(home)))
+    return {"PYTHONPATH": path, "PLIMSOLL_RECORD": str(record), "PLIMSOLL_RECORD_PREFIXES": "1", **more}
+
+
+def ask(server: EngineServer, number: int) -> list[tuple[int, int]]:
+    """One of several kinds of request; the tokens of each choice."""
+    kind = number % 4
+    if kind == 0:  # a stream
+        body: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}, "ignore_eos": True}
+        reply = server.complete(f"stream {number}", 5 + number, **body)
+        assert reply.status == 200, reply.text
+        last = [line for line in reply.text.splitlines() if line.startswith("data: {")][-1]
+        usage = json.loads(last[6:])["usage"]
+        return [(usage["prompt_tokens"], usage["completion_tokens"])]
+    if kind == 1:  # two choices
+        reply = server.complete(f"two of {number}", 7, n=2, ignore_eos=True, temperature=1.0)
+        assert reply.status == 200, reply.text
+        usage = reply.json()["usage"]
+        assert usage["completion_tokens"] == 14
+        return [(usage["prompt_tokens"], 7)] * 2
+    prompt = SHARED_PROMPT + str(number) if kind == 2 else f"plain {number}"
+    reply = server.complete(prompt, 1 + number, ignore_eos=True, priority=0)
+    assert reply.status == 200, reply.text
+    usage = reply.json()["usage"]
+    return [(usage["prompt_tokens"], usage["completion_tokens"])]
+
+
+def give_up(server: EngineServer, number: int) -> None:
+    """A client that goes away after the first bytes of its stream."""
+    wanted = {"model": MODEL_NAME, "prompt": f"gone {number}", "max_tokens": 1500, "stream": True, "ignore_eos": True}
+    body = json.dumps(wanted).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
+        client.sendall(head.encode() + body)
+        assert client.recv(64).startswith(b"HTTP/1.1 200")
+        client.recv(64)
+
+
+def lines_of(folder: Path, at_least: int, limit_s: float = 30.0) -> list[dict[str, Any]]:
+    """All lines, once there are so many."""
+    deadline_s = time.monotonic() + limit_s
+    while True:
+        files = sorted(folder.glob("requests-*.jsonl")) if folder.is_dir() else []
+        lines = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+        if len(lines) >= at_least or time.monotonic() > deadline_s:
+            return lines
+        time.sleep(0.2)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
+    """One server with the plugin, after 40 requests of which 4 were given up."""
+    need_vllm()
+    at = tmp_path_factory.mktemp("recorder")
+    home = plugin_folder(at / "site", with_plugin=True)
+    env = environment(home, at / "record", VLLM_PLUGINS="plimsoll", PLIMSOLL_DIR=str(at / "run"))
+    with EngineServer(["--middleware", "witness.Witness"], env) as server:
+        server.wait_ready()
+        with ThreadPoolExecutor(8) as clients:
+            gone = [clients.submit(give_up, server, number) for number in range(4)]
+            told = [one for answer in clients.map(lambda n: ask(server, n), range(36)) for one in answer]
+            for one in gone:
+                one.result()
+        yield Recorded(server, at / "record", told, len(gone))
+
+
+def test_there_is_a_line_for_each_request_with_the_numbers_the_client_was_told(recorded: Recorded) -> None:
+    """One for each choice, also for those that were given up; token counts are those of the answers' usage."""
+    lines = lines_of(recorded.folder, len(recorded.told) + recorded.aborted)
+    whole = [line for line in lines if line["finish_reason"] != "abort"]
+    assert Counter((line["prompt_tokens"], line["output_tokens"]) for line in whole) == Counter(recorded.told)
+    cut = [line for line in lines if line["finish_reason"] == "abort"]
+    assert len(cut) == recorded.aborted
+    assert all(0 <= line["output_tokens"] < 1500 for line in cut)
+    assert {line["finish_reason"] for line in whole} == {"length"}
+    assert {line["max_tokens"] for line in cut} == {1500}
+
+
+def test_times_are_in_order_and_on_the_wall_clock(recorded: Recorded) -> None:
+    """Arrival, first scheduled, first token, finished; all within the last minutes."""
+    for line in lines_of(recorded.folder, len(recorded.told) + recorded.aborted):
+        stamps = [line[name] for name in ("arrival", "scheduled", "first_token", "finished") if name in line]
+        assert stamps == sorted(stamps)
+        assert time.time() - 600 < stamps[0] <= stamps[-1] <= time.time() + 1
+        assert len(stamps) == 4 or line["finish_reason"] == "abort"
+
+
+def test_shared_beginnings_have_shared_hashes_and_no_others(recorded: Recorded) -> None:
+    """Prompts that begin alike share the hashes of all full blocks of that beginning."""
+    lines = lines_of(recorded.folder, len(recorded.told) + recorded.aborted)
+    long = [line for line in lines if line["prompt_tokens"] > 200]
+    assert len(long) == 9
+    for line in lines:
+        assert len(line.get("prefix_hashes", [])) == line["prompt_tokens"] // 16
+    common = set.intersection(*(set(line["prefix_hashes"]) for line in long))
+    assert len(common) >= min(line["prompt_tokens"] for line in long) // 16 - 1
+    assert sum(line["cached_tokens"] > 0 for line in long) >= 1  # vLLM found some of them, by blocks of 128
+
+
+def test_the_file_is_private_and_holds_no_text(recorded: Recorded) -> None:
+    """Neither a prompt, nor a token, nor the id of a request."""
+    lines_of(recorded.folder, len(recorded.told) + recorded.aborted)
+    (file,) = recorded.folder.iterdir()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(recorded.folder.stat().st_mode) == 0o700
+    assert not any(word in file.read_text() for word in ("ship", "plain", "cmpl", "token_ids", "request_id"))
+
+
+def test_the_simulator_takes_the_recording_as_it_is(recorded: Recorded) -> None:
+    """`read_trace` accepts every line and `plimsoll simulate` replays them."""
+    lines = lines_of(recorded.folder, len(recorded.told) + recorded.aborted)
+    (file,) = recorded.folder.iterdir()
+    trace = read_trace(str(file))
+    assert len(trace.prompt) == len(lines)
+    words = ["simulate", str(file), "--num-blocks", "4096", "--block-size", "128", "--json"]
+    done = subprocess.run([sys.executable, "-m", "plimsoll", *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["finished"] == len(lines)
+
+
+def test_the_pulse_is_fed_once_and_settles(recorded: Recorded) -> None:
+    """Attaching where the plugin is changes nothing; all requests are over, and nothing of ours went wrong."""
+    lines_of(recorded.folder, len(recorded.told) + recorded.aborted)
+    said = recorded.server.get("/witness").json()
+    assert said["attached"] == [1, True, 1]
+    assert said["fed"] is True
+    assert said["steps"] > 30
+    assert (said["running"], said["waiting"], said["asleep"]) == (0, 0, None)
+    assert said["finished"] == len(recorded.told) + recorded.aborted
+    assert said["recorder"]["dropped"] == 0
+    assert said["faults"] == {}
+
+
+def test_sleep_is_heard(recorded: Recorded) -> None:
+    """Level 0 only pauses, and works on a CPU; afterwards the engine answers again."""
+    assert recorded.server.post("/sleep?level=0").status == 200
+    assert recorded.server.get("/witness").json()["asleep"] == 0
+    assert recorded.server.post("/wake_up?tags=scheduling").status == 200
+    assert recorded.server.get("/witness").json()["asleep"] is None
+    assert recorded.server.complete("awake", 4).status == 200
+
+
+@pytest.mark.soak
+def test_a_server_without_the_plugin_records_once_attached(tmp_path: Path) -> None:
+    """With plugins switched off the first look attaches, and only that one; a stop writes what is left."""
+    need_vllm()
+    home = plugin_folder(tmp_path / "site", with_plugin=False)
+    env = environment(home, tmp_path / "record", VLLM_PLUGINS="")
+    with EngineServer(["--middleware", "witness.Witness"], env) as server:
+        server.wait_ready()
+        assert server.get("/witness").json()["attached"] == [0, True, 1]
+        assert server.get("/witness").json()["attached"] == [1, True, 1]
+        assert server.complete("one", 5, ignore_eos=True).status == 200
+        server.stop()
+    (line,) = lines_of(tmp_path / "record", 1, limit_s=1.0)
+    assert line["output_tokens"] == 5

@@ -1,0 +1,209 @@
+"""The gate on servers of other shapes: two API servers, one that sheds, one whose engine dies."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.engine.clients import Told, ask, complete, is_finished
+from lab.engine.server import EngineServer
+from tests.real.conftest import StartEngine
+
+ROOT = Path(__file__).parents[2]
+TOKEN = "an-honest-token-of-some-length"
+BEARER = {"Authorization": f"Bearer {TOKEN}"}
+ENV = {"PYTHONPATH": str(ROOT / "src"), "PLIMSOLL_TOKEN": TOKEN}
+FLAGS = ("--worker-extension-cls", "plimsoll.inside.Probe", "--middleware", "plimsoll.inside.Gate")
+
+
+class UnixConnection(http.client.HTTPConnection):
+    """HTTP over a Unix socket."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost", timeout=30)
+        self._path = str(path)
+
+    def connect(self) -> None:
+        """Connect to the path in place of an address."""
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.connect(self._path)
+
+
+def over_unix(path: Path, method: str, target: str, body: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
+    connection = UnixConnection(path)
+    connection.request(method, target, None if body is None else json.dumps(body), BEARER)
+    answer = connection.getresponse()
+    return answer.status, json.loads(answer.read())
+
+
+@pytest.mark.timeout(400)
+def test_two_api_servers_count_and_drain_together_over_a_socket_of_their_own(start_engine: StartEngine, tmp_path: Path) -> None:
+    """The count is the sum, one drain stops both, and the endpoints are on the Unix socket alone."""
+    path = tmp_path / "own.sock"
+    server = start_engine(*FLAGS, "--api-server-count", "2", env={**ENV, "PLIMSOLL_LISTEN": f"unix:{path}"})
+    _warm_up_both(server, path)
+    for target in ("/plimsoll/state", "/plimsoll/memory"):
+        assert asyncio.run(ask(server.port, target, None, BEARER)).status == 404
+    assert asyncio.run(ask(server.port, "/plimsoll/ready")).status == 200
+    assert oct(path.stat().st_mode & 0o777) == "0o600"
+
+    async def scene() -> tuple[list[Told], int, list[Told], list[Told]]:
+        started = [asyncio.create_task(complete(server.port, 300, stream=i % 2 == 0)) for i in range(16)]
+        await asyncio.sleep(1.0)
+        wish = {"epoch": 1, "quiet_s": 60, "bound_s": 60, "refuse": True}
+        _, drained = await asyncio.to_thread(over_unix, path, "POST", "/plimsoll/drain", wish)
+        ready = await asyncio.gather(*(ask(server.port, "/plimsoll/ready") for _ in range(16)))
+        refused = await asyncio.gather(*(complete(server.port, 2, stream=False) for _ in range(16)))
+        return await asyncio.gather(*started), drained["in_flight"], ready, refused
+
+    started, in_flight, ready, refused = asyncio.run(scene())
+    assert in_flight == 16
+    assert all(is_finished(told) for told in started)
+    assert {told.status for told in ready} == {503}  # whichever of the two was asked
+    assert {told.status for told in refused} == {503}
+    status, found = over_unix(path, "GET", "/plimsoll/state")
+    assert (status, found["api_servers"], found["in_flight"], found["workers"]) == (200, 2, 0, 1)
+    assert over_unix(path, "POST", "/plimsoll/undrain", {"epoch": 1})[0] == 200
+    assert is_finished(asyncio.run(complete(server.port, 2, stream=False)))
+    _metrics_are_of_the_whole(server)
+
+
+def _warm_up_both(server: EngineServer, path: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not path.exists() or over_unix(path, "GET", "/plimsoll/state")[1]["api_servers"] < 2:
+        assert time.monotonic() < deadline
+        asyncio.run(ask(server.port, "/plimsoll/ready"))
+        time.sleep(0.2)
+
+
+def _metrics_are_of_the_whole(server: EngineServer) -> None:
+    time.sleep(1.5)
+    lines = [line for line in server.metrics().splitlines() if line.startswith("plimsoll_")]
+    values = {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines}
+    assert values["plimsoll_in_flight"] == 0
+    assert values["plimsoll_begun_total"] == 17  # refused ones never began
+    assert values['plimsoll_refused_total{why="drain"}'] == 16
+    ages = [name for name in values if name.startswith("plimsoll_figures_age_seconds")]
+    assert len(ages) == 1
+    assert "pid" not in "".join(values)
+
+
+@pytest.mark.timeout(400)
+def test_shedding_refuses_at_the_bound_and_recovers(start_engine: StartEngine) -> None:
+    """With two places and a flood, some are told to wait; a wrong key is refused as such; afterwards all are let in."""
+    env = {**ENV, "PLIMSOLL_SHED_WAIT_S": "2"}
+    server = start_engine(*FLAGS, "--max-num-seqs", "2", "--api-key", "a-key", env=env)
+    key = {"Authorization": "Bearer a-key"}
+
+    async def flood(count: int, tokens: int, headers: dict[str, str]) -> list[Told]:
+        tasks = []
+        for _ in range(count):
+            tasks.append(asyncio.create_task(complete(server.port, tokens, stream=False, headers=headers)))
+            await asyncio.sleep(0.05)
+        return await asyncio.gather(*tasks)
+
+    # What an idle server can take is never refused, and nothing is before its rate is known.
+    assert all(is_finished(told) for told in asyncio.run(flood(8, 150, key)))
+    told = asyncio.run(flood(100, 150, key))
+    taken = [t for t in told if t.status == 200]
+    refused = [t for t in told if t.status == 503]
+    assert all(is_finished(t) for t in taken)
+    assert len(taken) + len(refused) == 100
+    assert refused, "a queue far beyond the bound and nobody was refused"
+    assert len(taken) > 4
+    assert all(1 <= int(t.headers["retry-after"]) <= 120 for t in refused)
+    assert all(t.json()["error"]["type"] == "ServiceUnavailableError" for t in refused)
+    found = asyncio.run(ask(server.port, "/plimsoll/state", None, BEARER)).json()
+    assert found["refused"]["shed"] == len(refused)
+    assert found["ready"], "being full is no reason to be taken out"
+    assert "--max-num-queued-reqs" in found["shed"]["note"]
+    assert all(is_finished(t) for t in asyncio.run(flood(2, 20, key)))
+
+    async def wrong_key_under_load() -> list[Told]:
+        load = asyncio.create_task(flood(40, 150, key))
+        await asyncio.sleep(1.5)
+        wrong = await flood(10, 5, {"Authorization": "Bearer not-the-key"})
+        await load
+        return wrong
+
+    assert {t.status for t in asyncio.run(wrong_key_under_load())} == {401}
+
+
+@pytest.mark.timeout(400)
+def test_vllms_own_valve_decides_alone_and_gets_a_retry_after(start_engine: StartEngine) -> None:
+    """With --max-num-queued-reqs the gate refuses nobody and only adds when to come again."""
+    env = {**ENV, "PLIMSOLL_SHED_WAIT_S": "0.01"}
+    server = start_engine(*FLAGS, "--max-num-seqs", "1", "--max-num-queued-reqs", "2", env=env)
+
+    async def scene() -> list[Told]:
+        return await asyncio.gather(*(complete(server.port, 200, stream=False) for _ in range(24)))
+
+    told = asyncio.run(scene())
+    refused = [t for t in told if t.status == 503]
+    assert refused
+    assert all(int(t.headers["retry-after"]) >= 1 for t in refused)
+    assert all(is_finished(t) for t in told if t.status == 200)
+    found = asyncio.run(ask(server.port, "/plimsoll/state", None, BEARER)).json()
+    assert found["refused"]["shed"] == 0
+    assert "own admission control" in found["shed"]["note"]
+
+
+@pytest.mark.timeout(400)
+def test_a_crash_leaves_sensible_answers(start_engine: StartEngine) -> None:
+    """A step out of memory: not ready because dead, figures still there, no call into the dead, nothing in flight."""
+    env = {**ENV, "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH": "1"}
+    server = start_engine(*FLAGS, env=env, oom_on_demand=True)
+    assert is_finished(asyncio.run(complete(server.port, 4, stream=False)))
+    server.arm_oom()
+    told = asyncio.run(complete(server.port, 4, stream=True))
+    assert told.status in (200, 500)
+    assert not is_finished(told)
+    deadline = time.monotonic() + 30
+    while (ready := asyncio.run(ask(server.port, "/plimsoll/ready"))).status == 200:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert (ready.status, ready.json()["reason"]) == (503, "dead")
+    found = asyncio.run(ask(server.port, "/plimsoll/state", None, BEARER)).json()
+    assert (found["in_flight"], found["engine"]["is_dead"], found["ready"]) == (0, True, False)
+    (worker,) = asyncio.run(ask(server.port, "/plimsoll/memory", None, BEARER)).json()["workers"]
+    assert worker["host_memory"]["resident"] > 0
+    assert asyncio.run(ask(server.port, "/plimsoll/compact", {}, BEARER)).status == 409
+    assert "\nplimsoll_ready 0.0" in _settled_metrics(server)
+
+
+def _settled_metrics(server: EngineServer) -> str:
+    time.sleep(1.5)
+    return server.metrics()
+
+
+@pytest.mark.timeout(400)
+def test_a_server_that_was_told_to_end_is_not_ready_and_sends_new_work_away(start_engine: StartEngine) -> None:
+    """SIGTERM with --shutdown-timeout: what runs ends well; /health says 200, ours 503; new work gets 503, not 500."""
+    server = start_engine(*FLAGS, "--shutdown-timeout", "60", env=ENV)
+
+    async def scene() -> tuple[Told, Told, Told, Told]:
+        stream = asyncio.create_task(complete(server.port, 1500, stream=True))
+        await asyncio.sleep(1.0)
+        os.kill(server.pid, signal.SIGTERM)
+        await asyncio.sleep(0.5)
+        ready = await ask(server.port, "/plimsoll/ready")
+        health = await ask(server.port, "/health")
+        refused = await complete(server.port, 2, stream=False)
+        return ready, health, refused, await stream
+
+    ready, health, refused, stream = asyncio.run(scene())
+    assert (ready.status, ready.json()["reason"]) == (503, "draining")
+    assert health.status == 200  # why there is a readiness of our own
+    assert refused.status == 503
+    assert int(refused.headers["retry-after"]) > 0
+    assert is_finished(stream)
+    assert server.wait_exit() == 0
