@@ -6,6 +6,7 @@ import base64
 import csv
 import hashlib
 import io
+import os
 import shutil
 import subprocess
 import sys
@@ -64,6 +65,17 @@ def test_the_file_itself_can_be_on_the_path(wheel: Wheel, tmp_path: Path) -> Non
     """As a mounted ConfigMap has it: imported out of the .whl, entry points found in it, nothing foreign loaded."""
     path = write_wheel(wheel, str(tmp_path))
     _expect(_used(path), path)
+
+
+def test_the_command_still_works_with_the_file_on_the_path(wheel: Wheel, tmp_path: Path) -> None:
+    """Whoever exports PYTHONPATH for vLLM and types `plimsoll` in the same shell gets the whole of it."""
+    file = tmp_path / wheel.name
+    file.write_bytes(wheel.content)
+    done = subprocess.run(
+        [sys.executable, "-m", "plimsoll", "flags", "--vllm", "0.32.0", "--", "vllm", "serve", "m"],
+        capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(file)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
 
 
 def test_it_can_be_unpacked_on_the_path(wheel: Wheel, tmp_path: Path) -> None:

@@ -96,6 +96,7 @@ def meter(folder: str, key: int, begun: int, pipe: Connection) -> None:
     core = Core(settings(folder), State(engine_client=EngineClient()), Pulse())
     assert core.key == key
     for _ in range(begun):
+        core.enter()
         core.begin()
     meters = Meters(core)
     pipe.send(os.getpid())

@@ -130,3 +130,50 @@ def test_one_who_waits_too_long_is_told_that_it_still_runs(tmp_path: Path) -> No
         assert calls.done == 1
 
     asyncio.run(go())
+
+
+def test_a_process_that_was_forked_during_a_call_does_not_keep_the_lock(tmp_path: Path) -> None:
+    """It has the same open file; the lock must go with the call, not with the last of those who have it open."""
+
+    async def go() -> None:
+        client, calls = EngineClient(), Calls(str(tmp_path / "lock"))
+        first = asyncio.create_task(calls.call(client, "plimsoll_compact"))
+        await asyncio.sleep(0.01)
+        held = [int(one.name) for one in Path("/proc/self/fd").iterdir() if _leads_to(one, tmp_path / "lock")]
+        copies = [os.dup(one) for one in held]  # what a fork does, without one
+        assert copies
+        client.may_answer.set()
+        await first
+        assert (await calls.call(client, "plimsoll_compact"))["error"] is None
+        for one in copies:
+            os.close(one)
+
+    asyncio.run(go())
+
+
+def _leads_to(link: Path, path: Path) -> bool:
+    try:
+        return link.readlink() == path
+    except OSError:
+        return False
+
+
+def test_who_calls_just_as_the_one_before_ends_takes_nothing_from_it() -> None:
+    """Both are told their own end."""
+
+    async def go() -> None:
+        client, calls = EngineClient(), Calls(None)
+        first = asyncio.create_task(calls.call(client, "plimsoll_compact"))
+        await asyncio.sleep(0.01)
+
+        async def as_it_ends() -> dict[str, Any]:
+            await client.may_answer.wait()  # woken right after the call that runs, before the one who asked for it
+            return await calls.call(client, "plimsoll_snapshot")
+
+        second = asyncio.create_task(as_it_ends())
+        await asyncio.sleep(0.01)
+        client.may_answer.set()
+        assert (await first)["call"] == "plimsoll_compact"
+        assert (await second)["call"] == "plimsoll_snapshot"
+
+    asyncio.run(go())

@@ -45,6 +45,7 @@ def test_requests_in_flight_are_counted_and_none_is_left(tmp_path: Path) -> None
     """Up, down, and how many there ever were."""
     core, _ = made(tmp_path)
     for _ in range(3):
+        core.enter()
         core.begin()
     core.finish()
     assert core.shared.total("in_flight") == 2
@@ -75,6 +76,7 @@ def test_phase_two_is_not_undone_by_a_late_arrival(tmp_path: Path) -> None:
     core, _ = made(tmp_path)
     drain(core, Wish(quiet_s=1.0, bound_s=1000.0), ago_s=2.0)
     assert core.phase() == REFUSING
+    core.enter()
     core.begin()
     assert core.phase() == REFUSING
     assert core.shared.drain().is_refusing
@@ -232,7 +234,19 @@ def test_without_a_safe_folder_the_gate_still_counts_and_drains_alone(tmp_path: 
     """Figures are not there then, and that is no fault of a request."""
     (tmp_path / "file").write_text("")
     core = Core(settings(tmp_path / "file"), State(engine_client=EngineClient()), Pulse())
+    core.enter()
     core.begin()
     assert core.shared.total("in_flight") == 1
     assert core.figures() == []
     assert core.shared.can_drain == (core.key == os.getpid())
+
+
+def test_answers_that_are_read_slowly_are_not_on_their_way_to_the_engine(tmp_path: Path) -> None:
+    """The engine is done with them, so that it is idle, however many clients still read."""
+    core, _ = made(tmp_path, places=4, PLIMSOLL_SHED_WAIT_S="0.01")
+    feed(core, 4, 40)
+    core.in_layer = core.answering = 100
+    assert core.queue().coming == 0
+    assert core.shed(b"low") is None
+    core.in_layer += 5
+    assert core.queue().coming == 5

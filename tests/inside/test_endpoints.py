@@ -20,8 +20,10 @@ from plimsoll.inside.asked import LARGEST_BODY
 from plimsoll.inside.core import Core
 from plimsoll.inside.endpoints import ENDPOINTS, Ask
 from plimsoll.inside.figures import empty_figures, write_figures
+from plimsoll.inside.page import Page
 from plimsoll.inside.places import ancestors, start_ticks
 from plimsoll.inside.pulse import Pulse
+from plimsoll.inside.shared import OWN
 from tests.fakes import BEARER, TOKEN, EngineClient, State, settings
 from tests.inside.test_core import feed, made
 
@@ -164,11 +166,25 @@ def test_idle_is_told_with_everything_that_runs(tmp_path: Path) -> None:
     """In flight, with the engine, or in the background."""
     core, client = made(tmp_path)
     assert ask(core, "GET", "state").body["idle"]
+    core.enter()
     core.begin()
     assert not ask(core, "POST", "drain").body["idle"]
     core.finish()
     client.add("a", 1)
-    core._queue_at_ns = 0
+    assert not ask(core, "GET", "state").body["idle"], "counted when asked, not up to a tenth of a second before"
+
+
+def test_a_server_that_has_not_looked_since_a_request_ended_is_not_called_idle(tmp_path: Path) -> None:
+    """It may have left a response in the background, which another API server of the same vLLM would not know of."""
+    core, _ = made(tmp_path)
+    fellow = Page(OWN, str(tmp_path / f"api-{core.shared._stem}-1.page"))
+    fellow["pid"], fellow["started"] = os.getpid(), core.shared.own["started"]
+    assert ask(core, "GET", "state").body["api_servers"] == 2
+    fellow["begun"] = 1  # and ended
+    assert not ask(core, "GET", "state").body["idle"]
+    fellow["ended_seen"] = 1
+    assert ask(core, "GET", "state").body["idle"]
+    fellow["background"] = 1
     assert not ask(core, "GET", "state").body["idle"]
 
 

@@ -129,3 +129,20 @@ def test_what_the_prefix_cache_tells_apart_is_told_apart() -> None:
 def test_a_prompt_that_its_tokens_do_not_tell_has_no_hashes(more: dict[str, Any]) -> None:
     """Embeddings in place of tokens, and pictures that vLLM did not hash."""
     assert what_is_seen(request("a", [1] * 32, **more), wants_prefixes=True).token_ids is None
+
+
+def test_a_release_that_says_more_of_a_finished_request_is_not_stopped(tmp_path: Path) -> None:
+    """An argument that is new to us reaches vLLM's own method; an error here would end the engine for everybody."""
+    heard: list[Any] = []
+
+    class Newer(output_processor()):  # type: ignore[misc]  # the fake's class is made by a function
+        """As the next release may look."""
+
+        def _update_stats_from_finished(
+            self, req_state: Any, finish_reason: Any, iteration_stats: Any, model: str, *, at: float = 0.0
+        ) -> None:
+            heard.extend((req_state, finish_reason, iteration_stats, model, at))
+
+    assert watch_requests(recorder(tmp_path), Pulse(), Newer)
+    Newer()._update_stats_from_finished("state", "stop", iteration_stats=None, model="m", at=2.0)
+    assert heard == ["state", "stop", None, "m", 2.0]

@@ -139,7 +139,7 @@ def test_a_body_is_handed_on_chunk_by_chunk(tmp_path: Path) -> None:
             line.put_nowait({"type": "http.request", "body": b"%d" % number, "more_body": number < 4})
             await asyncio.sleep(0.005)
             assert len(seen) == number + 1
-            assert core.in_layer == (1 if number < 4 else 0)
+            assert core.in_layer == 0  # a body that is still being sent takes nobody's place
         await task
         await ShedLayer(app, full(tmp_path))(http_scope("POST", "/v1/completions"), line.get, send)  # nothing more is sent
 
@@ -170,7 +170,7 @@ def test_any_cutting_of_a_body_counts_the_same(
     body = json.dumps({"messages": [{"content": parts}]}, separators=separators).encode()
     places = sorted(range(len(body)) if every else {cut for cut in cuts if cut < len(body)})
     chunks = [body[a:b] for a, b in zip([0, *places], [*places, len(body)], strict=True)]
-    core: Any = SimpleNamespace(items=0, in_layer=0, shed=lambda _: None)
+    core: Any = SimpleNamespace(items=0, in_layer=0, answering=0, shed=lambda _: None)
     most = 0
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -183,7 +183,7 @@ def test_any_cutting_of_a_body_counts_the_same(
     asyncio.run(ask(ShedLayer(app, core), "POST", "/v1/chat/completions", chunks))
     expected = sum(part.get("type", "text") != "text" for part in parts)
     assert most == items_in(body) == expected
-    assert (core.items, core.in_layer) == (0, 0)
+    assert (core.items, core.in_layer, core.answering) == (0, 0, 0)
 
 
 def _answering(status: int, *headers: tuple[bytes, bytes]) -> App:
@@ -230,7 +230,7 @@ def test_what_ends_badly_is_not_counted_any_more(tmp_path: Path, how: str) -> No
         task.cancel()
         with pytest.raises(RuntimeError if how == "raise" else asyncio.CancelledError):
             await task
-        assert (core.in_layer, core.items) == (0, 0)
+        assert (core.in_layer, core.answering, core.items) == (0, 0, 0)
 
     asyncio.run(go())
 
@@ -243,3 +243,29 @@ def test_a_fault_in_shedding_lets_the_request_pass(tmp_path: Path) -> None:
     for _ in range(3):
         assert asyncio.run(ask(ShedLayer(hello, core), "POST", "/v1/completions")).body == b"hello"
     assert FAULTS.counts["shedding"] == before + 3
+
+
+def test_a_request_is_answering_from_the_start_of_its_answer_to_its_end(tmp_path: Path) -> None:
+    """Whatever it sends after that; a websocket from the moment it is taken."""
+    core, _ = made(tmp_path)
+    seen: list[int] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        del receive
+        seen.append(core.answering)
+        kinds = ("http.response.start", "http.response.body", "http.response.body")
+        for kind in kinds if scope["type"] == "http" else ("websocket.accept", "websocket.send"):
+            await send({"type": kind, "status": 200, "headers": []})
+            seen.append(core.answering)
+
+    async def send(message: Message) -> None:
+        del message
+
+    async def receive() -> Message:
+        return {"type": "http.request"}
+
+    layer = ShedLayer(app, core)
+    asyncio.run(layer(http_scope("POST", "/v1/completions"), receive, send))
+    asyncio.run(layer({**http_scope("GET", "/v1/realtime"), "type": "websocket"}, receive, send))
+    assert seen == [0, 1, 1, 1, 0, 1, 1]
+    assert core.answering == 0

@@ -77,6 +77,7 @@ def test_registering_twice_counts_once(tmp_path: Path) -> None:
     first.refresh()
     before = values()["plimsoll_begun_total"]
     for _ in range(5):
+        core.enter()
         core.begin()
     first.refresh()
     Meters(core).refresh()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 import pytest
 
 from plimsoll.inside import own_port
-from plimsoll.inside.own_port import MOST_CLIENTS, OwnPort, Where, where_of
+from plimsoll.inside.own_port import MOST_CLIENTS, OwnPort, Where, _answers, where_of
 from tests.fakes import TOKEN, raw_request
 from tests.inside.test_core import made
 
@@ -214,3 +216,22 @@ def test_names_of_this_machine_are_known() -> None:
     """And no others."""
     assert all(own_port._is_loopback(host) for host in ("127.0.0.1", "127.1.2.3", "::1", "localhost"))
     assert not any(own_port._is_loopback(host) for host in ("0.0.0.0", "::", "10.0.0.1", "example.com", ""))
+
+
+def test_a_server_with_a_full_queue_is_alive_and_keeps_its_socket(tmp_path: Path) -> None:
+    """And to find that out takes no time: the one that asks is in vLLM's event loop."""
+    path = str(tmp_path / "own.sock")
+    clients = [socket.socket(socket.AF_UNIX) for _ in range(8)]
+    with socket.socket(socket.AF_UNIX) as busy:
+        busy.bind(path)
+        busy.listen(0)
+        for client in clients:
+            client.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                client.connect(path)
+        began = time.monotonic()
+        assert _answers(path)
+        assert time.monotonic() - began < 0.5
+    for client in clients:
+        client.close()
+    assert not _answers(path), "its server is gone"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -95,9 +96,25 @@ def test_what_is_no_page_is_refused_and_leaves_nothing_open(tmp_path: Path) -> N
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
     (tmp_path / "short").write_bytes(b"")
+    gc.collect()  # pages of other tests that are still open must not close in between
     before = len(list(Path("/proc/self/fd").iterdir()))
     for name in ("link", "pipe", "folder", "nothing", "short"):
         with pytest.raises(OSError):  # noqa: PT011 - whichever the kernel has for it
             Page(PAIR, str(tmp_path / name), makes=False)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
     assert not (tmp_path / "nothing").exists()
+
+
+def test_a_writer_that_was_stopped_inside_does_not_stop_the_next_one(tmp_path: Path) -> None:
+    """Whoever wants to write runs in a server's event loop: after a moment it gives up with an error."""
+    path = str(tmp_path / "a.page")
+    page, inside = Page(PAIR, path), Page(PAIR, path)
+    with inside.changing():
+        for patience_s in (0.0, 0.05):
+            began = time.monotonic()
+            with pytest.raises(TimeoutError), page.changing(patience_s):
+                raise AssertionError
+            assert patience_s <= time.monotonic() - began < 5
+    with page.changing(patience_s=0.0):
+        page["first"] = 2
+    assert inside.together(("first",)) == [2]

@@ -28,6 +28,12 @@ ENTRY_POINTS = {
 _ALWAYS = ("__init__.py", "errors.py", "py.typed")
 _MAY_IMPORT = ("plimsoll.domain", "plimsoll.errors", "plimsoll.inside")
 _NO_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest that a zip can say
+# With the file on PYTHONPATH in a shell, the command `plimsoll` would find this package first, and no command in it.
+_LETS_PASS = b"""
+from pkgutil import extend_path as _extended
+
+__path__ = [*(p for p in _extended(__path__, __name__) if p not in __path__), *__path__]
+"""
 _METADATA = """Metadata-Version: 2.1
 Name: {name}
 Version: {version}
@@ -57,6 +63,7 @@ def make_wheel(package: Path | None = None) -> Wheel:
         files = {f"plimsoll/{path}": (root / path).read_bytes() for path in wanted_files(root)}
     except OSError as error:
         raise WorldFailed(f"{error.filename}: cannot be read: {error.strerror or error}") from None
+    files["plimsoll/__init__.py"] += _LETS_PASS
     files[f"{info}/METADATA"] = _METADATA.format(name=DISTRIBUTION, version=plimsoll.__version__).encode()
     files[f"{info}/WHEEL"] = b"Wheel-Version: 1.0\nGenerator: plimsoll\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
     files[f"{info}/entry_points.txt"] = _entry_points().encode()

@@ -48,10 +48,11 @@ class Calls:
             raise Busy
         lock = self._take_lock()
         self._began = time.monotonic()
-        self._task = asyncio.get_running_loop().create_task(self._run(client, method, arguments, lock))
-        done, _ = await asyncio.wait({self._task}, timeout=self._patience_s)  # leaves the task alone, whatever happens
+        # By a name of its own: once it is done another caller may come in before this one goes on.
+        task = self._task = asyncio.get_running_loop().create_task(self._run(client, method, arguments, lock))
+        done, _ = await asyncio.wait({task}, timeout=self._patience_s)  # leaves the task alone, whatever happens
         if done:
-            return self._task.result()
+            return task.result()
         return {"call": method, "is_running": True, "workers": None}
 
     def _take_lock(self) -> int:
@@ -76,7 +77,8 @@ class Calls:
             outcome["error"] = type(error).__name__
         finally:
             if lock >= 0:
-                os.close(lock)  # lets go of it
+                fcntl.flock(lock, fcntl.LOCK_UN)  # closing alone would not: a process forked meanwhile has it open too
+                os.close(lock)
         outcome["seconds"] = round(time.monotonic() - began, 6)
         outcome["at"] = round(time.time(), 3)
         self.last = outcome

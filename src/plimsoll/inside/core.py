@@ -5,6 +5,7 @@ No sockets here: gate.py brings the requests, endpoints.py the questions, tick.p
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from typing import Any
@@ -34,22 +35,26 @@ class Core:
         self.folder = places.run_folder(settings.folder)
         self.key = places.server_key()
         self.shared = Shared(self.folder, self.key, fellows_expected=self.key != os.getpid())
-        lock = None if self.folder is None else os.path.join(self.folder, f"call-{self.key}.lock")  # noqa: PTH118
-        self.calls = Calls(lock)
+        lock = f"call-{self.key}-{places.start_ticks(self.key)}.lock"
+        self.calls = Calls(None if self.folder is None else os.path.join(self.folder, lock))  # noqa: PTH118
         self.engine = EngineView(state)
         self.pulse = pulse
         self.items = 0  # images, videos and sounds in requests that are not with the engine yet
         self.in_layer = 0  # requests let in by the shed layer and not ended
+        self.answering = 0  # those of them whose answer has begun: they may be done with the engine and read slowly
         self.is_stopping = False  # vLLM was told to end, and finishes what it has
         self._queue_at_ns = 0
         self._asleep_steps = 0
 
     # In flight
 
+    def enter(self) -> None:
+        """A request is here: it counts before it is judged, so that nobody sees none in flight while one slips in."""
+        self.shared.own.add("in_flight", 1)
+
     def begin(self, *, is_new: bool = True) -> None:
-        """A request has come in; one that only follows up on earlier work does not show that a balancer still sends."""
+        """It was let in; one that only follows up on earlier work does not show that a balancer still sends."""
         own = self.shared.own
-        own.add("in_flight", 1)
         own.add("begun", 1)
         if is_new:
             own["last_admitted_ns"] = time.monotonic_ns()
@@ -72,7 +77,7 @@ class Core:
 
     def _settle(self, seen: Drain) -> None:
         """Phase two stays: a request that another server was just letting in, or a follow-up, does not undo it."""
-        with self.shared.common.changing():
+        with contextlib.suppress(TimeoutError), self.shared.common.changing(patience_s=0.0):  # else the next one does it
             now = self.shared.read_drain_unlocked()
             if now.since == seen.since and now.until != 0:
                 self.shared.common["is_refusing"] = 1
@@ -93,7 +98,7 @@ class Core:
         """Forget a drain whose lease has run out, so that the common case is quick again."""
         if self.shared.common["until_ns"] == 0:
             return
-        with self.shared.common.changing():
+        with contextlib.suppress(TimeoutError), self.shared.common.changing(patience_s=0.0):  # else at the next tick
             found = self.shared.read_drain_unlocked()
             if not found.is_on(time.monotonic()):
                 self.shared.set_drain(found._replace(until=0.0, is_refusing=False))
@@ -161,10 +166,10 @@ class Core:
             return common["shed_bound_ns"] / NS
         return self.settings.shed_wait_s
 
-    def publish_queue(self) -> None:
-        """Put this server's part of the queue on its page, at most ten times a second."""
+    def publish_queue(self, *, at_once: bool = False) -> None:
+        """Put this server's part of the queue on its page, at most ten times a second or at once."""
         now_ns = time.monotonic_ns()
-        if now_ns - self._queue_at_ns < QUEUE_FRESH_NS:
+        if now_ns - self._queue_at_ns < QUEUE_FRESH_NS and not at_once:
             return
         self._queue_at_ns = now_ns
         own, pulse = self.shared.own, self.pulse
@@ -172,6 +177,7 @@ class Core:
         count = self.engine.request_count()
         own["engine_requests"] = count
         own["background"] = self.engine.background_count()
+        own["ended_seen"] = own["begun"] - own["in_flight"]
         own["is_fed"] = int(pulse.is_fed)
         own["running"] = -1 if pulse.running is None else pulse.running
         own["waiting"] = -1 if pulse.waiting is None else pulse.waiting
@@ -182,12 +188,16 @@ class Core:
         own["kv_usage_ppm"] = -1 if pulse.kv_usage is None else round(pulse.kv_usage * 1e6)
         own["queued_requests"], tokens = self.engine.queued(pulse.waiting, output_each)
         own["queued_tokens"] = round(tokens)
-        coming = max(0, self.in_layer - count)
+        coming = self._coming(count)
         own["coming"] = coming
         # Which of the requests in here have the items is not known: those that come get their share.
         own["coming_item_tokens"] = round(self.items * self.settings.item_tokens * coming / max(1, self.in_layer))
         own["tokens_per_s_milli"] = round((pulse.full_tokens_per_s(now_ns / NS) or 0.0) * 1000)
         own["tokens_each_milli"] = round(((pulse.mean_prompt() or 0.0) + output_each) * 1000)
+
+    def _coming(self, count: int) -> int:
+        """Requests on their way to the engine, which has `count`: not with it, and not answered yet either."""
+        return max(0, self.in_layer - max(self.answering, count))
 
     def queue(self) -> shedding.Queue:
         """What waits, over all API servers. The engine tells one of them at a time how many wait: the newest word holds."""
@@ -197,7 +207,7 @@ class Core:
         newest = max(fed, key=lambda page: page["figures_ns"], default=None)
         lengths = [page["tokens_each_milli"] for page in fed if page["tokens_each_milli"]]
         count = self.engine.request_count()
-        coming = shared.total("coming") - shared.own["coming"] + max(0, self.in_layer - count)
+        coming = shared.total("coming") - shared.own["coming"] + self._coming(count)
         # An engine whose last requests were all taken back says nothing any more: no more wait or run than there are.
         most = None
         if self.engine.requests() is not None:

@@ -14,7 +14,7 @@ from plimsoll.inside.answers import Answer, error
 from plimsoll.inside.asked import LARGEST_BODY, BadAsk, fields_of, number, switch, whole
 from plimsoll.inside.calls import Busy
 from plimsoll.inside.core import Core
-from plimsoll.inside.faults import FAULTS
+from plimsoll.inside.faults import FAULTS, LOG
 from plimsoll.inside.recorder import RECORDER
 from plimsoll.inside.routes import OWN
 from plimsoll.inside.shared import NS
@@ -102,7 +102,7 @@ def state_of(core: Core) -> dict[str, Any]:
     """Everything the gate knows, as /plimsoll/state answers it."""
     shared = core.shared
     pages = shared.pages(look=True)
-    core.publish_queue()
+    core.publish_queue(at_once=True)
     now = time.monotonic()
     found = core.readiness()
     return {
@@ -131,8 +131,19 @@ def state_of(core: Core) -> dict[str, Any]:
 
 
 def _is_idle(core: Core) -> bool:
-    """Nothing in flight, nothing in the background, nothing with the engine, in any API server."""
-    return all(core.shared.total(name) == 0 for name in ("in_flight", "background", "engine_requests"))
+    """Nothing in flight, nothing in the background, nothing with the engine, in any API server.
+
+    A request may end and leave work in the background. A server that has not looked since its last one ended (it does so
+    once a second) is not known to be idle.
+    """
+    before = _ended(core)
+    is_looked_at = before == [page["ended_seen"] for page in core.shared.pages()]
+    is_empty = all(core.shared.total(name) == 0 for name in ("in_flight", "background", "engine_requests"))
+    return is_looked_at and is_empty and before == _ended(core)
+
+
+def _ended(core: Core) -> list[int]:
+    return [page["begun"] - page["in_flight"] for page in core.shared.pages()]
 
 
 def drain_words(core: Core, now: float) -> dict[str, Any]:
@@ -231,8 +242,14 @@ def _drain_answer(core: Core, after: draining.Drain | draining.Stale) -> Answer:
     if isinstance(after, draining.Stale):
         return error(409, f"epoch {after.asked} is older than {after.current}: another one has taken over", "ConflictError")
     core.shared.pages(look=True)
-    core.publish_queue()
-    return Answer(200, drain_words(core, time.monotonic()))
+    core.publish_queue(at_once=True)
+    words = drain_words(core, time.monotonic())
+    LOG.info("plimsoll: drain: %s, epoch %s, lease %.0f s, %s in flight", *_in_a_line(words))
+    return Answer(200, words)
+
+
+def _in_a_line(words: dict[str, Any]) -> tuple[Any, ...]:
+    return words["phase"], words["epoch"], words["lease_left_s"], words["in_flight"]
 
 
 async def _shed(core: Core, body: bytes) -> Answer:
@@ -282,6 +299,9 @@ async def _call(core: Core, method: str, arguments: tuple[Any, ...]) -> Answer:
         return error(409, "another call into the workers runs; one at a time", "ConflictError")
     if outcome.get("error"):
         return Answer(502, outcome)
+    refused = [worker["refused"] for worker in outcome["workers"] or () if isinstance(worker, dict) and "refused" in worker]
+    if refused:
+        return Answer(409, {**outcome, "error": refused[0]})
     return Answer(202 if outcome["is_running"] else 200, outcome)
 
 
@@ -300,7 +320,7 @@ ENDPOINTS = (
     Endpoint("GET", f"{OWN}memory", _memory, "", "The figures of every worker with their age, also while the engine is stuck."),
     Endpoint(
         "POST", f"{OWN}drain", _drain,
-        "`epoch`, `lease_s` (60), `quiet_s` (5), `bound_s` (30), `refuse` (false), `retry_after_s` (5)",
+        "`epoch`, `lease_s` (60, at most 3600), `quiet_s` (5), `bound_s` (30), `refuse` (false), `retry_after_s` (5)",
         "Begin a drain or renew its lease. 409 for an epoch older than one seen.",
     ),
     Endpoint("POST", f"{OWN}undrain", _undrain, "`epoch`", "End the drain. 409 for an older epoch."),
@@ -309,7 +329,7 @@ ENDPOINTS = (
         "Return torch's fully free segments to the device, in every worker, between two steps.",
     ),
     Endpoint(
-        "POST", f"{OWN}snapshot", _snapshot, "`history` (allocations to remember from now on; 0 ends it)",
+        "POST", f"{OWN}snapshot", _snapshot, "`history` (allocations to remember from now on, at most 1,000,000; 0 ends it)",
         "Write torch's memory snapshot to a file, in every worker; `plimsoll doctor` reads it.",
     ),
     Endpoint(

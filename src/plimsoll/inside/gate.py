@@ -54,6 +54,8 @@ class Gate:
         if kind not in ("http", "websocket"):
             return await self.app(scope, receive, send)
         path = path_of(scope["path"], scope.get("root_path", ""))
+        if path.startswith("/metrics") and self._tick is not None:
+            self._tick.measure()  # so that a page is as fresh as its scrape
         if kind == "http" and path.startswith(OWN):
             return await self._own(core, scope, receive, send, path)
         return await self._pass(core, scope, receive, send, path)
@@ -108,15 +110,19 @@ class Gate:
         try:
             method = scope.get("method", "GET")
             route = route_of(scope["type"], method, path)
+            if route.is_counted:
+                core.enter()
+                is_counted = True
             if route.is_refusable:
                 refusal = core.refusal(core.phase())
             if path in SLEEP_CHANGES and method == "POST":
                 send = _watching_sleep(core, SLEEP_CHANGES[path], scope, send)
             if route.is_counted and refusal is None:
                 core.begin(is_new=route.is_refusable)
-                is_counted = True
         except Exception as error:
             FAULTS.note("admitting", error)
+        if refusal is not None and is_counted:
+            _finish(core)
         if refusal is not None:
             if scope["type"] == "websocket":
                 return await refuse_websocket(scope, receive, send, refusal)

@@ -69,8 +69,9 @@ def _seen_first(original: Callable[..., Any], recorder: Recorder) -> Callable[..
 
 def _handed_on(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def update(self: Any, req_state: Any, finish_reason: Any, iteration_stats: Any) -> Any:
-        result = original(self, req_state, finish_reason, iteration_stats)
+    def update(self: Any, req_state: Any, finish_reason: Any, iteration_stats: Any = None, *rest: Any, **named: Any) -> Any:
+        # A release that passes more than is known here gets it through: what is refused here would end its engine.
+        result = original(self, req_state, finish_reason, iteration_stats, *rest, **named)
         try:
             seen = getattr(req_state, ON_REQUEST, None)
             if seen is not None and iteration_stats is not None and iteration_stats.finished_requests:

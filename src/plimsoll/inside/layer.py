@@ -75,11 +75,11 @@ class ShedLayer:
         if not is_work:
             return await self.app(scope, receive, send)
         passing = _Passing(core, receive, send)
-        core.in_layer += 1
         try:
             return await self.app(scope, passing.receive, passing.send)
         finally:
-            core.in_layer -= 1
+            core.in_layer -= passing.is_in
+            core.answering -= passing.is_answering
             core.items -= passing.items
 
 
@@ -92,6 +92,13 @@ class _Passing:
         self._send = send
         self._tail = b""
         self.items = 0
+        self.is_in = False  # its body is here; one that is still being sent takes nobody's place
+        self.is_answering = False
+
+    def _is_here(self) -> None:
+        if not self.is_in:
+            self.is_in = True
+            self._core.in_layer += 1
 
     async def receive(self) -> Message:
         """The next part of the body, looked at and handed on."""
@@ -99,6 +106,8 @@ class _Passing:
         if message["type"] == "http.request":
             try:
                 self._look(message.get("body", b""))
+                if not message.get("more_body"):
+                    self._is_here()
             except Exception as error:
                 FAULTS.note("looking for images", error)
         return message
@@ -113,6 +122,10 @@ class _Passing:
 
     async def send(self, message: Message) -> None:
         """The answer, with Retry-After where vLLM refuses without saying when to come again."""
+        if not self.is_answering and message["type"] in ("http.response.start", "websocket.accept"):
+            self._is_here()
+            self.is_answering = True
+            self._core.answering += 1
         if message["type"] == "http.response.start" and message["status"] == 503:
             try:
                 if not any(bytes(name).lower() == b"retry-after" for name, _ in message.get("headers", ())):

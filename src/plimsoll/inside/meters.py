@@ -80,7 +80,7 @@ METERS = (
     Meter("gauge", "plimsoll_expected_wait_seconds", "Seconds a request that comes now would wait; NaN when unknown."),
     Meter("gauge", "plimsoll_in_flight", "Requests that have come in and not ended.", adds_up=True),
     Meter("gauge", "plimsoll_background", "Responses that run in the background.", adds_up=True),
-    Meter("counter", "plimsoll_begun", "Requests that came in.", adds_up=True),
+    Meter("counter", "plimsoll_begun", "Requests that were let in.", adds_up=True),
     Meter("counter", "plimsoll_refused", "Requests refused.", ("why",), adds_up=True),
     Meter("counter", "plimsoll_calls", "Calls into the workers that ended.", adds_up=True),
     Meter("counter", "plimsoll_recorded", "Requests recorded.", adds_up=True),

@@ -175,10 +175,13 @@ def _is_loopback(host: str) -> bool:
 
 
 def _answers(path: str) -> bool:
+    """Whether somebody listens there; never waits, since vLLM's event loop would wait along."""
     with socket.socket(socket.AF_UNIX) as probe:
-        probe.settimeout(1.0)
+        probe.settimeout(0.0)
         try:
             probe.connect(path)
+        except BlockingIOError:
+            return True  # its queue is full: it lives and is busy
         except OSError:
             return False
     return True

@@ -19,6 +19,8 @@ TRIES = 20  # reads at once before the reader makes way for the writer
 # A writer needs microseconds, but may have lost its turn on the processor. It is not waited for longer than this: then what
 # was there before it began is taken.
 LONGEST_WAIT_S = 0.02
+# The same for who wants to write, in the event loop of a server: the one inside may have been stopped there.
+LONGEST_LOCK_WAIT_S = 0.25
 
 
 class Page:
@@ -80,10 +82,10 @@ class Page:
             return values
 
     @contextlib.contextmanager
-    def changing(self) -> Iterator[None]:
-        """Alone among all processes while inside; readers wait for the end."""
+    def changing(self, patience_s: float = LONGEST_LOCK_WAIT_S) -> Iterator[None]:
+        """Alone among all processes while inside; readers wait for the end. TimeoutError where another stays inside."""
         if self._file >= 0:
-            fcntl.flock(self._file, fcntl.LOCK_EX)
+            _lock(self._file, patience_s)
         try:
             self._is_changing = True
             self._numbers[0] |= 1
@@ -101,6 +103,17 @@ class Page:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+
+
+def _lock(file: int, patience_s: float) -> None:
+    end = time.monotonic() + patience_s
+    while True:
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= end:
+                raise TimeoutError("another process does not let go of the page") from None
+        time.sleep(0.0002)
 
 
 def _opened(path: str, size: int, *, makes: bool) -> int:

@@ -6,6 +6,7 @@ taken back.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import time
@@ -79,7 +80,10 @@ class RecordFiles:
                 ours = _OURS.fullmatch(entry.name)
                 if ours is None or not entry.is_file(follow_symlinks=False):
                     continue
-                changed = entry.stat(follow_symlinks=False).st_mtime
+                try:
+                    changed = entry.stat(follow_symlinks=False).st_mtime
+                except FileNotFoundError:
+                    continue
                 found.append((changed, entry.name, entry.path, int(ours[1]) == os.getpid()))
         found.sort()
         surplus = len(found) - self._files_max
@@ -88,5 +92,6 @@ class RecordFiles:
                 break
             if path == self.path or (not is_own and now - changed < OTHERS_LEFT_S):
                 continue
-            os.unlink(path)  # noqa: PTH108
+            with contextlib.suppress(OSError):  # another server was quicker, or it is not ours to remove: write on
+                os.unlink(path)  # noqa: PTH108
             surplus -= 1

@@ -25,7 +25,7 @@ SETTINGS = (
     Setting("PLIMSOLL_TOKEN", "", "Opens every endpoint but `ready`; unset, they are off."),
     Setting("PLIMSOLL_TOKEN_FILE", "", "A file that holds the token, as a mounted secret does."),
     Setting("PLIMSOLL_LISTEN", "", "`unix:/run/p.sock` or `127.0.0.1:9401`: a port of its own; vLLM's has `ready` alone."),
-    Setting("PLIMSOLL_DIR", "", "The folder for what the processes of one server share; by default one under /dev/shm."),
+    Setting("PLIMSOLL_DIR", "", "What the processes of one container share, on its own disk; by default under /dev/shm."),
     Setting("PLIMSOLL_PROBE", "", "`plugin` adds the probe to every worker without `--worker-extension-cls`."),
     Setting("PLIMSOLL_SAMPLE_S", "1", "Seconds between two samples of the allocator."),
     Setting("PLIMSOLL_SNAPSHOT_DIR", "", "Where memory snapshots are written; by default a folder for temporary files."),

@@ -27,6 +27,7 @@ OWN = (
     "background", "engine_requests", "running", "waiting", "kv_usage_ppm", "steps", "last_step_ns",
     "figures_ns", "longest_step_ns",
     "queued_requests", "queued_tokens", "coming", "coming_item_tokens", "tokens_per_s_milli", "tokens_each_milli", "is_fed",
+    "ended_seen",  # requests that had ended when `background` and `engine_requests` were last counted
 )  # fmt: skip
 _DRAIN = COMMON[:7]
 PAUSED = 1
@@ -78,7 +79,8 @@ class Shared:
             except (OSError, ValueError) as error:
                 FAULTS.note("reading another API server's page", error)
         for name, page in list(self._fellows.items()):
-            if name not in names or not _belongs_to_the_living(page):
+            # A name may be gone while its server lives: somebody tidied the folder, and the memory is still shared.
+            if not _belongs_to_the_living(page) or (page["pid"] == 0 and name not in names):
                 self._fellows.pop(name).close()
 
     def total(self, name: str) -> int:
@@ -137,15 +139,15 @@ def _belongs_to_the_living(page: Page) -> bool:
 
 
 def _sweep(folder: str) -> None:
-    """Take away the pages of servers that are gone."""
+    """Take away the pages, locks and salts of servers that are gone: all are named after the process and its start."""
     try:
-        names = [name for name in os.listdir(folder) if name.endswith(".page")]  # noqa: PTH208
+        names = os.listdir(folder)  # noqa: PTH208
     except OSError as error:
         FAULTS.note("sweeping the shared folder", error)
         return
     for name in names:
-        kind, *numbers = name.removesuffix(".page").split("-")
-        if kind not in ("gate", "api") or not all(number.isdecimal() for number in numbers) or len(numbers) < 2:
+        kind, *numbers = name.removesuffix(".page").removesuffix(".lock").split("-")
+        if kind not in ("gate", "api", "call", "salt") or not all(number.isdecimal() for number in numbers) or len(numbers) < 2:
             continue
         key, started = int(numbers[0]), int(numbers[1])
         if not is_alive(key) or start_ticks(key) != started:

@@ -22,3 +22,7 @@ class StatLogger(Listener, _BASE):  # type: ignore[misc]  # vLLM is not there wh
         self.engine_indexes = named.get("engine_indexes", engine_index)
         self.listen(engine_index if isinstance(engine_index, int) else 0)
         watch_requests()
+
+
+# A method that a later vLLM asks every logger to have must not keep a server from starting: it is not there, and that is all.
+StatLogger.__abstractmethods__ = frozenset()

@@ -11,7 +11,7 @@ from plimsoll.inside import wedging
 from plimsoll.inside.attach import attach
 from plimsoll.inside.canary import canary_fails
 from plimsoll.inside.core import Core
-from plimsoll.inside.faults import FAULTS
+from plimsoll.inside.faults import FAULTS, LOG
 from plimsoll.inside.meters import Meters
 from plimsoll.inside.own_port import OwnPort
 from plimsoll.inside.shared import ASLEEP, NS, PAUSED
@@ -52,6 +52,13 @@ class Tick:
         self._core.close()
 
     async def _run(self) -> None:
+        core = self._core
+        where = core.settings.listen or "vLLM's own port"
+        LOG.info(
+            "plimsoll: the gate is in; endpoints %s; recording %s",
+            f"at {where}" if core.tokens.is_set else "but ready are off, since PLIMSOLL_TOKEN is not set",
+            f"to {core.settings.record_folder}" if core.settings.record_folder else "off",
+        )
         turns = 0
         while True:
             if turns % PORT_TURNS == 0:
@@ -126,6 +133,14 @@ class Tick:
             FAULTS.say(
                 "the engine", "no step for too long with work waiting, and a request of one token was not answered: it is stuck"
             )
+
+    def measure(self) -> None:
+        """Bring the metrics up to date, now."""
+        try:
+            self._core.publish_queue()
+            self._measure()
+        except Exception as error:
+            FAULTS.note("the gate's measure", error)
 
     def _measure(self) -> None:
         if self._meters is None:

@@ -24,8 +24,13 @@ Kubernetes, as a ConfigMap (its limit is 1 MiB; in a manifest, `kubectl apply` n
         env:
           - name: PYTHONPATH
             value: /plimsoll/{name}
-          - name: PLIMSOLL_TOKEN_FILE
-            value: /plimsoll-token/token
+          - name: PLIMSOLL_TOKEN  # kubectl create secret generic plimsoll --from-literal=token=...
+            valueFrom:
+              secretKeyRef:
+                name: plimsoll
+                key: token
+        readinessProbe:
+          httpGet: {{path: /plimsoll/ready, port: 8000}}
         volumeMounts:
           - name: plimsoll-inside
             mountPath: /plimsoll
