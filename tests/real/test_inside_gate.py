@@ -62,7 +62,7 @@ def wait_for(server: EngineServer, wanted: Any, limit_s: float = WAIT_S) -> dict
         found = state(server)
         if wanted(found):
             return found
-        assert time.monotonic() < deadline, found
+        assert time.monotonic() < deadline, json.dumps(found)
         time.sleep(0.2)
 
 
@@ -205,8 +205,11 @@ def test_a_stopped_worker_leaves_answers_with_their_age_and_is_proven_stuck(gate
     pid = own(gated, "memory").json()["workers"][0]["pid"]
 
     async def scene() -> Told:
-        stream = asyncio.create_task(complete(gated.port, 400, stream=True))
-        await asyncio.sleep(0.5)
+        # Long enough to be running still on a machine with nothing else to do.
+        stream = asyncio.create_task(complete(gated.port, 1900, stream=True))
+        while state_in_flight(await ask(gated.port, "/plimsoll/state", None, BEARER)) == 0:
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(0.1)
         os.kill(pid, signal.SIGSTOP)
         try:
             await asyncio.to_thread(_watch_the_stopped, gated)
@@ -217,6 +220,11 @@ def test_a_stopped_worker_leaves_answers_with_their_age_and_is_proven_stuck(gate
     assert is_finished(run(scene()))
     found = wait_for(gated, lambda s: s["ready"])
     assert found["engine"]["is_wedged"] is False
+
+
+def state_in_flight(told: Told) -> int:
+    """How many requests are with the engine."""
+    return int(told.json()["engine_requests"])
 
 
 def _watch_the_stopped(gated: EngineServer) -> None:

@@ -191,8 +191,8 @@ def test_a_server_that_was_told_to_end_is_not_ready_and_sends_new_work_away(star
     server = start_engine(*FLAGS, "--shutdown-timeout", "60", env=ENV)
 
     async def scene() -> tuple[Told, Told, Told, Told]:
-        stream = asyncio.create_task(complete(server.port, 1500, stream=True))
-        await asyncio.sleep(1.0)
+        stream = asyncio.create_task(complete(server.port, 1900, stream=True))
+        await asyncio.sleep(0.3)
         os.kill(server.pid, signal.SIGTERM)
         await asyncio.sleep(0.5)
         ready = await ask(server.port, "/plimsoll/ready")
