@@ -210,6 +210,7 @@ def test_a_stopped_worker_leaves_answers_with_their_age_and_is_proven_stuck(gate
         # Long enough to be running still on a machine with nothing else to do.
         stream = asyncio.create_task(complete(gated.port, 1900, stream=True))
         while state_in_flight(await ask(gated.port, "/plimsoll/state", None, BEARER)) == 0:
+            assert not stream.done(), f"it ended before the worker was stopped: {stream.result()}"
             await asyncio.sleep(0.02)
         await asyncio.sleep(0.1)
         os.kill(pid, signal.SIGSTOP)

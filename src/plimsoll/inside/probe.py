@@ -60,26 +60,30 @@ def figures(worker: Any) -> dict[str, Any]:
 
 def compact(worker: Any) -> dict[str, Any]:
     """Give memory back, as `actions.compact` does; the figures tell of it."""
-    sampler = _called(worker)
-    try:
-        done = actions.compact(worker, _torch())
-    except Exception as error:
-        done = actions.refused(worker, "compacting", error)
-    if sampler is not None:
-        sampler.last_compact = done
-        sampler.wake()
-    return done
+    return _acted(worker, "last_compact", "compacting", lambda _: actions.compact(worker, _torch()))
 
 
 def snapshot(worker: Any, history: int | str | None = None) -> dict[str, Any]:
     """Write a snapshot, as `actions.snapshot` does; the figures tell of it."""
+    return _acted(
+        worker,
+        "last_snapshot",
+        "writing a snapshot",
+        lambda sampler: actions.snapshot(
+            worker, _torch(), "" if sampler is None else sampler.settings.snapshot_folder, history
+        ),
+    )
+
+
+def _acted(worker: Any, kept_as: str, where: str, act: Callable[[Sampler | None], dict[str, Any]]) -> dict[str, Any]:
+    """Do it in the worker's own thread; a fault is a refusal, and the sampler tells of either."""
     sampler = _called(worker)
     try:
-        done = actions.snapshot(worker, _torch(), "" if sampler is None else sampler.settings.snapshot_folder, history)
+        done = act(sampler)
     except Exception as error:
-        done = actions.refused(worker, "writing a snapshot", error)
+        done = actions.refused(worker, where, error)
     if sampler is not None:
-        sampler.last_snapshot = done
+        setattr(sampler, kept_as, done)
         sampler.wake()
     return done
 
