@@ -77,7 +77,8 @@ class Record(NamedTuple):
 
 
 @hot
-def _arrivals(s: State) -> None:
+def arrivals(s: State) -> None:
+    """Who has arrived by now waits."""
     at = s.counts[NEXT_ARRIVAL]
     while at < len(s.stamps) and s.stamps[at, ARRIVAL] <= s.counts[NOW]:
         if s.requests[at, STATUS] == NOT_ARRIVED:
@@ -110,7 +111,7 @@ def _write_row(s: State, batch: int, row: Int64, start: int, used: int, waste: i
 
 
 @hot
-def _start_step(s: State, batch: int, record: Record) -> None:
+def start_step(s: State, batch: int, record: Record) -> None:
     """The device takes the batch when it is free; what the step costs and holds is added up."""
     made = BATCHES + batch * BATCH_FIELDS
     counts = s.counts
@@ -152,12 +153,12 @@ def advance(s: State, hybrid: Hybrid, record: Record, most_steps: int, until_ns:
             or (len(record.log) > 0 and counts[LOG_ROWS] >= len(record.log))
         ):
             return
-        _arrivals(s)
+        arrivals(s)
         has_work = counts[RUNNING_COUNT] + counts[WAITING_COUNT] > 0
         if counts[IN_FLIGHT_BATCHES] < depth and has_work:
             batch = (counts[OLDEST_BATCH] + counts[IN_FLIGHT_BATCHES]) % depth
             if schedule(s, hybrid, batch) > 0:
-                _start_step(s, batch, record)
+                start_step(s, batch, record)
                 counts[IN_FLIGHT_BATCHES] += 1
                 if counts[IN_FLIGHT_BATCHES] < depth:
                     continue

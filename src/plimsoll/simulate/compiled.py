@@ -23,8 +23,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 SOURCES = (
-    "admission.py", "blocks.py", "clock.py", "compiled.py", "groups.py", "layout.py", "pool.py", "prefixes.py", "queues.py",
-    "scheduler.py",
+    "admission.py", "blocks.py", "clock.py", "compiled.py", "groups.py", "layout.py", "open_loop.py", "pool.py",
+    "prefixes.py", "queues.py", "scheduler.py",
 )  # fmt: skip
 
 try:
@@ -102,7 +102,7 @@ def telling(say: Callable[[], None]) -> Iterator[None]:
 
         def on_start(self, begun: event.Event) -> None:
             # Small ones are done before anybody has read a line about them.
-            if not self.told and begun.data["dispatcher"].py_func.__name__ == "advance":
+            if not self.told and begun.data["dispatcher"].py_func.__name__ in ("advance", "go_on"):
                 self.told = True
                 say()
 

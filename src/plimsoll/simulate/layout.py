@@ -33,9 +33,11 @@ BOUNDARY: vLLM's shared_prefix_boundary."""
 
 NOT_ARRIVED, WAITING, RUNNING, PREEMPTED, FINISHED, REJECTED = range(6)
 
-# A row of `stamps`, and where the request's prefix ids begin and end.
-ARRIVAL, FIRST_SCHED, FIRST_TOKEN, FINISH, IDS_BEGIN, IDS_END = range(6)
-STAMP_FIELDS = 6
+# A row of `stamps`; where a request's prefix ids begin and end, and for how many of its tokens they stand. NUMBER: what its own
+# content is known by; rows are used again, numbers are not. LAST_TOKEN and TOLD, how many of its preemptions came with a token
+# since, are written in open runs alone.
+ARRIVAL, FIRST_SCHED, FIRST_TOKEN, FINISH, IDS_BEGIN, IDS_END, IDS_TOKENS, NUMBER, LAST_TOKEN, TOLD = range(10)
+STAMP_FIELDS = 10
 
 # A row of `links`; FIRST and LAST are those of the bucket with the row's number. FRESH_IN: the pass in which a Mamba state
 # appeared; nobody else can start from it before the next.

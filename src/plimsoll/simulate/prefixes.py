@@ -5,7 +5,18 @@ from __future__ import annotations
 import numpy as np
 
 from plimsoll.simulate.compiled import compiled, part
-from plimsoll.simulate.layout import G_BLOCK, G_FIELDS, IDS_BEGIN, IDS_END, PREFIX_BLOCK, PROMPT, Int64, State, UInt64
+from plimsoll.simulate.layout import (
+    G_BLOCK,
+    G_FIELDS,
+    IDS_BEGIN,
+    IDS_END,
+    IDS_TOKENS,
+    NUMBER,
+    PREFIX_BLOCK,
+    Int64,
+    State,
+    UInt64,
+)
 from plimsoll.simulate.pool import mix
 
 _OWN = np.uint64(0x5851F42D4C957F2D)
@@ -24,12 +35,12 @@ def chain(ids: Int64, start: Int64, chains: UInt64) -> None:
 
 @part
 def block_key(s: State, request: int, index: int, group: int) -> np.uint64:
-    """The content of a request's block, and of all before it. A block with generated tokens is the request's own."""
+    """The content of a request's block, and of all before it. What no id stands for is the request's own."""
     end = (index + 1) * s.limits[G_BLOCK + G_FIELDS * group]
     place = (np.uint64(end) << _GROUP_BITS) | np.uint64(group)
-    if len(s.chains) > 0 and end <= s.requests[request, PROMPT]:
+    if len(s.chains) > 0 and end <= s.stamps[request, IDS_TOKENS]:
         start = s.stamps[request, IDS_BEGIN]
         covering = (end + s.limits[PREFIX_BLOCK] - 1) // s.limits[PREFIX_BLOCK]
         if covering <= s.stamps[request, IDS_END] - start:
             return mix(s.chains[start + covering - 1], place)
-    return mix(np.uint64(request) ^ _OWN, place)
+    return mix(np.uint64(s.stamps[request, NUMBER]) ^ _OWN, place)

@@ -27,6 +27,7 @@ from plimsoll.simulate.layout import (
     HIT_SLOT,
     IDS_BEGIN,
     IDS_END,
+    IDS_TOKENS,
     LIMITS,
     LINK_FIELDS,
     MAMBA,
@@ -35,6 +36,7 @@ from plimsoll.simulate.layout import (
     MAX_SEQS,
     NEXT,
     NUM_BLOCKS,
+    NUMBER,
     OUTPUT,
     PREFIX_BLOCK,
     PREV,
@@ -230,30 +232,36 @@ def _free_queue(num_blocks: int) -> Int32:
     return links
 
 
-def start(trace: Trace, settings: Settings, step_time: StepTime, arrival_ns: Integers) -> State:
-    """A simulation before its first step. `arrival_ns`: the trace's arrivals after any speed-up."""
+def start(trace: Trace, settings: Settings, step_time: StepTime, arrival_ns: Integers, *, is_open: bool = False) -> State:
+    """A simulation before its first step. `arrival_ns`: the trace's arrivals after any speed-up.
+
+    `is_open`: more requests will come, as many at once and as long as the settings allow.
+    """
     check(settings)
     for_one = max(step_time.ctx_ps * settings.max_model_len // 1000, step_time.seq_ns)
     if for_one * settings.max_num_seqs > LONGEST_STEP_NS:
         raise BadInput("a step would take more than a day: lower --seq-ns or --ctx-ps")
     try:
-        return _laid_out(trace, settings, step_time, arrival_ns)
+        return _laid_out(trace, settings, step_time, arrival_ns, is_open=is_open)
     except MemoryError:
         raise BadInput("too large for this machine's memory: lower --num-blocks, --max-num-seqs or --max-model-len") from None
 
 
-def _laid_out(trace: Trace, settings: Settings, step_time: StepTime, arrival_ns: Integers) -> State:
+def _laid_out(trace: Trace, settings: Settings, step_time: StepTime, arrival_ns: Integers, *, is_open: bool) -> State:
     groups = _group_rows(settings)
     requests = _request_rows(trace, settings)
     stamps = np.full((trace.size, STAMP_FIELDS), -1, dtype=np.int64)
     stamps[:, ARRIVAL] = arrival_ns
     stamps[:, IDS_BEGIN], stamps[:, IDS_END] = trace.prefix_start[:-1], trace.prefix_start[1:]
+    stamps[:, IDS_TOKENS], stamps[:, NUMBER] = requests[:, PROMPT], np.arange(trace.size)
     chains = np.zeros(len(trace.prefix_ids) if settings.prefix_caching else 0, dtype=np.uint64)
     if len(chains):
         chain(trace.prefix_ids, trace.prefix_start, chains)
     admitted = requests[:, STATUS] != REJECTED
     longest = int((requests[:, PROMPT] + requests[:, OUTPUT])[admitted].max(initial=1))
     slots = min(settings.max_num_seqs, max(1, trace.size))
+    if is_open:
+        longest, slots = settings.max_model_len, settings.max_num_seqs
     width = -(-longest // int(groups[:, 1].min())) + 2
     counts = np.zeros(COUNTS, dtype=np.int64)
     counts[FREE_BLOCKS] = settings.num_blocks - 1
@@ -261,9 +269,8 @@ def _laid_out(trace: Trace, settings: Settings, step_time: StepTime, arrival_ns:
     counts[REJECTED_COUNT] = trace.size - int(admitted.sum())
     seats = np.zeros((2 * slots + 2, SEAT_FIELDS), dtype=np.int64)
     seats[:slots, SEAT_FREE_SLOT] = np.arange(slots)[::-1]
-    # Rows are written before they are read, and most are never needed: memory that is not touched is not taken.
-    tables = np.empty((len(groups), slots + 1, TABLE + width), dtype=np.int32)
-    tables[:, :, :TABLE] = 0
+    # Most rows are never needed: memory that is not touched is not taken.
+    tables = np.zeros((len(groups), slots + 1, TABLE + width), dtype=np.int32)
     limits = _limits(settings, step_time, trace.prefix_block, groups)
     limits[HIT_SLOT] = slots
     return State(
