@@ -6,7 +6,7 @@ import importlib
 import sys
 
 BENCHMARKS = ("startup", "planning", "plan_accuracy", "weights_accuracy", "redaction", "simulate_h200", "simulate_speed",
-              "doctor_accuracy", "doctor_speed", "inside_import", "inside_gate")  # fmt: skip
+              "doctor_accuracy", "doctor_speed", "inside_import", "inside_gate", "standin")  # fmt: skip
 
 for name in sys.argv[1:] or BENCHMARKS:
     if name not in BENCHMARKS:

@@ -28,7 +28,7 @@ ARROWS: dict[str, set[str]] = {
     "sources": {"domain", "engine"},
     "actuators": {"domain"},
     "inside": {"domain"},
-    "standin": {"simulate", "plan", "engine", "domain"},
+    "standin": {"simulate", "plan", "engine", "inside", "domain"},
 }
 
 

@@ -265,3 +265,17 @@ def test_a_config_that_is_not_json(tmp_path: Path, capsys: pytest.CaptureFixture
     (tmp_path / "config.json").write_text("{not json", encoding="utf-8")
     assert main(["plan", "--gpu", "L4", "vllm", "serve", str(tmp_path)]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("form", [["--config", "{}"], ["--config={}"]])
+def test_flags_in_a_config_file_are_planned(form: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What `vllm serve --config FILE` would read is part of the plan, and the command line wins over it."""
+    path = tmp_path / "serve.yaml"
+    path.write_text("max-model-len: 4096\nmax-num-seqs: 7\n", encoding="utf-8")
+    words = [word.format(path) for word in form]
+    main(["plan", "--gpu", "H100", "--json", "--", "vllm", "serve", LLAMA, *words, "--max-num-seqs", "9"])
+    from_file = json.loads(capsys.readouterr().out)
+    main(["plan", "--gpu", "H100", "--json", "--", "vllm", "serve", LLAMA, "--max-model-len", "4096", "--max-num-seqs", "9"])
+    from_flags = json.loads(capsys.readouterr().out)
+    assert from_file["kv"] == from_flags["kv"]
+    assert from_file["ledger"] == from_flags["ledger"]

@@ -64,13 +64,22 @@ def _pasted(text: str) -> list[Launch]:
 
 def config_of(launch: Launch, folder: str) -> ConfigFile | None:
     """The flags of a `--config` file, where the file is at hand."""
-    words = launch.arguments
-    place = next((i for i, w in enumerate(words[:-1]) if w == "--config"), None)
-    if place is None or "$" in words[place + 1]:
+    name = config_named(launch.arguments)
+    if name is None or "$" in name:
         return None
-    for path in (words[place + 1], join(folder, words[place + 1])):
+    for path in (name, join(folder, name)):
         if isfile(path):
             from plimsoll.sources.vllm_config import read_vllm_config
 
             return ConfigFile(path, read_vllm_config(path))
-    return ConfigFile(words[place + 1], None)
+    return ConfigFile(name, None)
+
+
+def config_named(words: tuple[str, ...]) -> str | None:
+    """The file that `--config FILE` or `--config=FILE` names."""
+    for place, word in enumerate(words):
+        if word == "--config" and place + 1 < len(words):
+            return words[place + 1]
+        if word.startswith("--config="):
+            return word.partition("=")[2]
+    return None

@@ -13,6 +13,7 @@ COMMANDS = (
     ("doctor", "what went wrong, what shows it, and what fixes it?", "plimsoll.cli.doctor"),
     ("flags", "which flags of this command does that vLLM version take?", "plimsoll.cli.flags"),
     ("inside", "will my vLLM take plimsoll.inside, and how does it get there?", "plimsoll.cli.inside"),
+    ("standin", "how do my alerts, scalers and clients behave? A vLLM-like server without a GPU", "plimsoll.cli.standin"),
 )
 
 EXIT_INTERNAL = 70  # a mistake of ours; 1, 2 and 3 have meanings of their own (see errors.py)

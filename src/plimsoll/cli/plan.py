@@ -37,7 +37,7 @@ from plimsoll.cli.output import show, write_file
 from plimsoll.domain.estimate import Estimate
 from plimsoll.domain.model import ModelShape
 from plimsoll.domain.units import parse_gib
-from plimsoll.engine.check import Checked, check
+from plimsoll.engine.check import Checked, check, with_config
 from plimsoll.engine.command_line import read_command_line
 from plimsoll.engine.versions import Engine, engine_named
 from plimsoll.errors import BadInput, PlimsollError
@@ -90,6 +90,11 @@ def run(words: list[str]) -> int:
 def planned_of(options: Split) -> Planned:
     """The plan of the command after `--`, for `doctor`: nothing is printed."""
     return _plan_one(options, *launches_named(options, "plan")[0], learned=False)
+
+
+def planned_launch(options: Split, launch: Launch, folder: str) -> Planned:
+    """The plan of a start that was found already, for `standin`; what was learned is left out: it is the same everywhere."""
+    return _plan_one(options, launch, folder, learned=False)
 
 
 def card_of(options: Split) -> Card:
@@ -209,6 +214,7 @@ def _planned(checked: Checked, engine: Engine, card: Card, *, learned: bool, gpu
     if checked.model is None:
         raise BadInput("the command names no model")
     line = read_command_line(checked.rewritten[2:], engine.release, unseen=checked.unseen)
+    line = with_config(line, checked.config, engine)
     model, notes = _model(checked.model, overrides_of(line, engine.release))
     _check_era(model.shape, engine.release)
     environment = dict(checked.launch.environment)
@@ -247,12 +253,12 @@ def _before(checked: Checked, model: ModelFacts, card: Card) -> Ledger | None:
     """The same command in the release the upgrade starts from."""
     if checked.came_from is None:
         return None
-    from plimsoll.engine.check import check
     from plimsoll.plan.ledger import plan_ledger
     from plimsoll.plan.settings import read_settings
 
     old = checked.came_from
     line = read_command_line(check(checked.launch, old).rewritten[2:], old.release, unseen=checked.unseen)
+    line = with_config(line, checked.config, old)
     settings = read_settings(line, checked.launch.environment, old.release, model.shape, card.name, card.total_bytes)
     return plan_ledger(model, settings, card)
 

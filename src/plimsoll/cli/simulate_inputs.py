@@ -12,6 +12,7 @@ from plimsoll.domain.arrivals import Arrivals
 from plimsoll.domain.trace import Trace
 from plimsoll.errors import BadInput
 from plimsoll.simulate.compiled import HAS_NUMBA
+from plimsoll.simulate.planned import group_of, with_groups
 from plimsoll.simulate.settings import Group, Kind, Settings, StepTime
 from plimsoll.simulate.start import check_start
 from plimsoll.simulate.synthetic import SCHEME
@@ -37,12 +38,6 @@ _SWITCHES = {
     "--async-scheduling": ("async_scheduling", True), "--no-async-scheduling": ("async_scheduling", False),
     "--no-reserve-full-isl": ("reserve_full_isl", False),
 }  # fmt: skip
-_KINDS: Mapping[str, Kind] = {
-    "full": "full", "mla": "full", "indexer": "full", "sliding": "sliding", "sliding-mla": "sliding", "state": "mamba",
-}  # fmt: skip
-"""`plan`'s names of groups, and ours."""
-
-
 _OWN_KINDS: Mapping[str, Kind] = {"full": "full", "sliding": "sliding", "mamba": "mamba"}
 
 
@@ -223,14 +218,12 @@ def settings_of_plan(plan: Mapping[str, object]) -> tuple[Settings, tuple[str, .
             watermark=amount({"watermark": 0, **said}, "watermark"),
             reserve_full_isl=bool(said.get("scheduler_reserve_full_isl", True)),
             policy="priority" if said.get("scheduling_policy") == "priority" else "fcfs",
-            groups=tuple(_group_of_plan(group) for group in groups),
         )
+        settings = with_groups(settings, [_group_of_plan(group) for group in groups])
     except KeyError as error:
         raise BadInput(f"the plan has no {error.args[0]}") from None
     if number_of_blocks < 2:
         raise BadInput("the plan leaves no KV block: nothing can be replayed. Its findings say why")
-    if all(group.kind == "full" and group.block_size == block_size for group in settings.groups) and len(settings.groups) == 1:
-        settings = settings._replace(groups=())
     return settings, tuple(_notes_of_plan(plan, said))
 
 
@@ -265,9 +258,8 @@ def _typed(plan: Mapping[str, object]) -> Iterator[str]:
 
 
 def _group_of_plan(group: Mapping[str, object]) -> Group:
-    said = group.get("kind")
-    kind = _KINDS.get(said if isinstance(said, str) else "")
-    if kind is None:
-        raise BadInput(f"the plan has layers of kind {said!r}: their blocks cannot be replayed yet")
-    window = number_in(group, "window") if kind == "sliding" else 0
-    return Group(kind, number_in(group, "block_size"), window)
+    window = number_in(group, "window") if group.get("window") is not None else None
+    found = group_of(group.get("kind"), number_in(group, "block_size"), window)
+    if found.kind == "sliding" and window is None:
+        raise KeyError("window")
+    return found

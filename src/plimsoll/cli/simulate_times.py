@@ -119,52 +119,51 @@ def _kept(path: str, settings: Settings) -> Times:
 
 
 def _graphs(plan: Mapping[str, object] | None, settings: Settings) -> tuple[int, ...]:
-    from plimsoll.simulate.graphs import graph_sizes
+    from plimsoll.simulate.planned import captured_sizes
 
+    return captured_sizes(settings, is_eager=_is_eager(plan))
+
+
+def _is_eager(plan: Mapping[str, object] | None) -> bool:
     said = plan.get("settings") if plan is not None else None
-    is_eager = isinstance(said, dict) and said.get("enforce_eager") is True
-    return () if is_eager else graph_sizes(settings.max_num_seqs)
+    return isinstance(said, dict) and said.get("enforce_eager") is True
 
 
 def _mixture(plan: Mapping[str, object] | None) -> Experts | None:
     """The experts of a mixture, of which a step reads only some."""
-    from plimsoll.simulate.roofline import Experts
+    from plimsoll.simulate.planned import experts_of
 
     counted = plan.get("parameters") if plan is not None else None
-    if not isinstance(counted, dict):
+    if not isinstance(counted, dict) or not isinstance(counted.get("total"), int):
         return None
-    experts, per_token, total = counted.get("experts"), counted.get("experts_per_token"), counted.get("total")
-    if not (isinstance(experts, int) and isinstance(per_token, int) and isinstance(total, int)):
+    if not (isinstance(counted.get("experts"), int) and isinstance(counted.get("experts_per_token"), int)):
         return None
-    routed = amount(counted, "routed")
-    return Experts(experts, per_token, routed / total) if 0 < per_token <= experts and 0 < routed <= total else None
+    return experts_of(counted["total"], amount(counted, "routed"), counted["experts"], counted["experts_per_token"])
 
 
 def _data_sheet(plan: Mapping[str, object], settings: Settings) -> Times:
     """By the card's bandwidth and rate and the model's size."""
     from plimsoll.domain.gpu import gpu_named
-    from plimsoll.simulate.roofline import Speed, Work, active_parameters, dense_rate, roofline
+    from plimsoll.simulate.planned import Sheet, sheet_time
 
     try:
-        mixture = _mixture(plan)
         card = gpu_named(str(object_in(plan, "gpu").get("name")))
-        kv, counted = object_in(plan, "kv"), object_in(plan, "parameters")
-        said = object_in(plan, "settings")
-        cards, stages = number_in(said, "tensor_parallel_size"), number_in(said, "pipeline_parallel_size")
-        # A step goes through one stage after the other.
-        weights = amount(object_in(object_in(plan, "ledger"), "weights"), "value") * cards * stages
-        total, routed = amount(counted, "total"), amount(counted, "routed")
-        block_bytes = amount(kv, "bytes_per_block")
+        counted, said = object_in(plan, "parameters"), object_in(plan, "settings")
+        sheet = Sheet(
+            weights_bytes=amount(object_in(object_in(plan, "ledger"), "weights"), "value"),
+            block_bytes=amount(object_in(plan, "kv"), "bytes_per_block"),
+            parameters=amount(counted, "total"),
+            routed=amount(counted, "routed"),
+            experts=_mixture(plan),
+            cards=number_in(said, "tensor_parallel_size"),
+            stages=number_in(said, "pipeline_parallel_size"),
+            is_eager=_is_eager(plan),
+        )
     except (KeyError, BadInput):
         return Times(StepTime(), notes=("the plan does not say enough of card and model: step times are those of no card",))
-    if not card.bandwidth_bytes_per_s or not card.bf16_flops:
+    step_time = sheet_time(sheet, card, settings)
+    if step_time is None:
         return Times(StepTime(), notes=(f"no data sheet gives the rates of {card.name}: step times are those of no card",))
-    flops = dense_rate(card.bf16_flops, card.fp8_flops, weights / max(1.0, total))
-    full = sum(group.kind == "full" for group in settings.groups) if settings.groups else 1
-    active = active_parameters(total, routed, mixture)
-    work = Work(weights, active, full * block_bytes * cards * stages / settings.block_size, mixture, cards)
-    speed = Speed(card.bandwidth_bytes_per_s, flops)
-    step_time = roofline(work, speed, settings.max_num_batched_tokens, _graphs(plan, settings))
     return Times(
-        step_time, notes=(f"step times by the data sheet of {cards} x {card.name}; --fit learns them from a real run",)
+        step_time, notes=(f"step times by the data sheet of {sheet.cards} x {card.name}; --fit learns them from a real run",)
     )

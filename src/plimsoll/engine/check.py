@@ -42,6 +42,7 @@ class Checked(NamedTuple):
     notes: tuple[str, ...] = ()
     came_from: Engine | None = None
     changes: tuple[Behaviour, ...] = ()  # what else the upgrade changes
+    config: ConfigFile | None = None  # the file that the command reads more flags from
 
     @property
     def starts(self) -> bool:
@@ -54,7 +55,7 @@ def check(launch: Launch, engine: Engine, came_from: Engine | None = None, confi
     unseen = Unseen(launch.unresolved)
     takes_model = launch.entry is not EntryPoint.API_SERVER
     line = read_command_line(launch.arguments, engine.release, takes_model=takes_model, unseen=unseen)
-    line = _with_config(line, config, engine)
+    line = with_config(line, config, engine)
     judged = [(a, judge_flags.judge(a, engine, launch.entry, unseen)) for a in line.arguments if not a.is_opaque]
     variables = [(name, value, _judge_variable(name, value, engine)) for name, value in dict(launch.environment).items()]
     items = [item for _, item in judged]
@@ -67,10 +68,12 @@ def check(launch: Launch, engine: Engine, came_from: Engine | None = None, confi
     made = rewrite.rewrite(line, judged, variables, engine)
     notes = (*launch.notes, *_notes(launch, engine, came_from, line, config), *made.notes, *_config_notes(judged))
     changes = changes_between(came_from.release, engine.release) if came_from is not None else ()
-    return Checked(launch, engine, line.model, tuple(items), made.words, made.environment, unseen, notes, came_from, changes)
+    return Checked(
+        launch, engine, line.model, tuple(items), made.words, made.environment, unseen, notes, came_from, changes, config
+    )
 
 
-def _with_config(line: CommandLine, config: ConfigFile | None, engine: Engine) -> CommandLine:
+def with_config(line: CommandLine, config: ConfigFile | None, engine: Engine) -> CommandLine:
     """The line with the file's flags in front, as vLLM inserts them; the command line wins."""
     if config is None or not config.entries:
         return line

@@ -8,7 +8,8 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from plimsoll.inside import places, readiness, shedding
 from plimsoll.inside.answers import Answer, busy
@@ -26,19 +27,30 @@ AWAKE_STEPS = 3  # steps that show an engine awake which was said to sleep
 AWAKE_AFTER_NS = NS
 
 
+class Alone(NamedTuple):
+    """What a gate has for itself where its engine has no processes of its own: several of them fit into one process."""
+
+    pulse: Pulse
+    figures: Callable[[], list[dict[str, Any]]]
+    """The workers' figures, with their ages."""
+    registry: Any
+    """Of prometheus_client: where its metrics are registered."""
+
+
 class Core:
     """One a process. Everything that is read for each request lies in memory."""
 
-    def __init__(self, settings: Settings, state: Any = None, pulse: Pulse = PULSE) -> None:
+    def __init__(self, settings: Settings, state: Any = None, pulse: Pulse = PULSE, alone: Alone | None = None) -> None:
         self.settings = settings
+        self.alone = alone
         self.tokens = Tokens(settings.token)
-        self.folder = places.run_folder(settings.folder)
+        self.folder = places.run_folder(settings.folder) if alone is None else None
         self.key = places.server_key()
         self.shared = Shared(self.folder, self.key, fellows_expected=self.key != os.getpid())
         lock = f"call-{self.key}-{places.start_ticks(self.key)}.lock"
         self.calls = Calls(None if self.folder is None else os.path.join(self.folder, lock))  # noqa: PTH118
         self.engine = EngineView(state)
-        self.pulse = pulse
+        self.pulse = pulse if alone is None else alone.pulse
         self.items = 0  # images, videos and sounds in requests that are not with the engine yet
         self.in_layer = 0  # requests let in by the shed layer and not ended
         self.answering = 0  # those of them whose answer has begun: they may be done with the engine and read slowly
@@ -248,6 +260,8 @@ class Core:
 
     def figures(self) -> list[dict[str, Any]]:
         """The workers' figures, with their ages."""
+        if self.alone is not None:
+            return self.alone.figures()
         return [] if self.folder is None else read_figures(self.folder, self.key, time.monotonic())
 
     def close(self) -> None:

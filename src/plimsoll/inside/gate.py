@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from plimsoll.inside.answers import App, Message, Receive, Scope, Send, refuse_websocket, send_answer, with_headers
 from plimsoll.inside.asked import LARGEST_BODY
-from plimsoll.inside.core import Core
+from plimsoll.inside.canary import canary_fails
+from plimsoll.inside.core import Alone, Core
 from plimsoll.inside.endpoints import Ask, answer
 from plimsoll.inside.engine_view import EngineView
 from plimsoll.inside.faults import FAULTS
@@ -17,7 +18,7 @@ from plimsoll.inside.layer import insert_beneath
 from plimsoll.inside.routes import OWN, path_of, route_of
 from plimsoll.inside.settings import Settings
 from plimsoll.inside.shared import ASLEEP, PAUSED
-from plimsoll.inside.tick import Tick
+from plimsoll.inside.tick import Test, Tick
 
 # What a request to one of these does to readiness once vLLM has answered it with success.
 SLEEP_CHANGES = {"/pause": PAUSED, "/sleep": ASLEEP, "/resume": 0, "/wake_up": 0}
@@ -28,14 +29,17 @@ CLOSE = ((b"connection", b"close"),)
 class Gate:
     """vLLM makes one for each API server and hands it the app it stands around."""
 
-    def __init__(self, app: App, settings: Settings | None = None) -> None:
+    def __init__(
+        self, app: App, settings: Settings | None = None, alone: Alone | None = None, test: Test = canary_fails
+    ) -> None:
+        """Around vLLM's own server it takes what it needs of its process; `alone` and `test` are for engines without one."""
         self.app = app
         self._core: Core | None = None
         self._tick: Tick | None = None
         try:
-            self._core = Core(settings or Settings())
+            self._core = Core(settings or Settings(), alone=alone)
             insert_beneath(self, self._core)
-            self._tick = Tick(self._core)
+            self._tick = Tick(self._core, test)
             if self._core.tokens.is_short:
                 FAULTS.say("the token", "PLIMSOLL_TOKEN is shorter than 16 characters; take a longer one")
         except Exception as error:

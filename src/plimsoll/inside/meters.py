@@ -95,7 +95,9 @@ class Meters:
     def __init__(self, core: Core) -> None:
         self._core = core
         client = importlib.import_module("prometheus_client")
-        self._made = {meter.name: _make(client, meter) for meter in METERS}
+        registry = client.REGISTRY if core.alone is None else core.alone.registry
+        self._totals = _TOTALS if core.alone is None else {}
+        self._made = {meter.name: _make(client, meter, registry) for meter in METERS}
 
     def refresh(self) -> None:
         """Set everything to what holds now."""
@@ -149,20 +151,20 @@ class Meters:
     def _count(self, name: str, total: float, *labels: str) -> None:
         """Bring a counter to this total; it never goes back. A smaller total began anew, with a new worker."""
         key = (name, *labels)
-        before = _TOTALS.get(key, 0.0)
+        before = self._totals.get(key, 0.0)
         metric = self._made[name].labels(*labels) if labels else self._made[name]
         metric.inc(total - before if total >= before else total)
-        _TOTALS[key] = total
+        self._totals[key] = total
 
 
-def _make(client: Any, meter: Meter) -> Any:
+def _make(client: Any, meter: Meter, registry: Any) -> Any:
     """Register it, or take the one of that name which is there."""
     try:
         if meter.kind == "counter":
-            return client.Counter(meter.name, meter.says, meter.labels)
+            return client.Counter(meter.name, meter.says, meter.labels, registry=registry)
         mode = "livesum" if meter.adds_up else "livemostrecent"
-        return client.Gauge(meter.name, meter.says, meter.labels, multiprocess_mode=mode)
+        return client.Gauge(meter.name, meter.says, meter.labels, multiprocess_mode=mode, registry=registry)
     except ValueError:
-        found = client.REGISTRY._names_to_collectors[meter.name]  # noqa: SLF001 - there is no other door to it
+        found = registry._names_to_collectors[meter.name]  # noqa: SLF001 - there is no other door to it
         assert found is not None
         return found

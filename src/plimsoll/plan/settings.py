@@ -81,7 +81,7 @@ class Settings(NamedTuple):
         return number if isinstance(number, int) else 0
 
 
-class _Flags:
+class Flags:
     """Looks values up by flag name: the command's last word on it, else the release's default."""
 
     def __init__(self, line: CommandLine, release: str) -> None:
@@ -161,7 +161,7 @@ def read_settings(
     gpu_bytes: int,
 ) -> Settings:
     """The values in force, as vLLM of that release would arrive at them on that card."""
-    flags = _Flags(line, release)
+    flags = Flags(line, release)
     variables = dict(environment)
     is_v1 = not is_before(release, V1_SINCE) and variables.get("VLLM_USE_V1") != "0"
     context = _context(flags, shape)
@@ -212,7 +212,7 @@ def read_settings(
     )
 
 
-def _context(flags: _Flags, shape: ModelShape) -> int:
+def _context(flags: Flags, shape: ModelShape) -> int:
     text = flags.text("--max-model-len")
     context = shape.default_context if text is None else parse_vllm_integer_or_auto(text)
     if context < 1 and context != AUTO_FIT:
@@ -228,7 +228,7 @@ def _offload(gib: float | None) -> float:
 
 def overrides_of(line: CommandLine, release: str) -> dict[str, Any]:
     """What --hf-overrides puts in place of the model's own configuration."""
-    return _Flags(line, release).mapping("--hf-overrides") or {}
+    return Flags(line, release).mapping("--hf-overrides") or {}
 
 
 def _share(utilization: float | None) -> float:
@@ -237,7 +237,7 @@ def _share(utilization: float | None) -> float:
     return utilization
 
 
-def _at_least_one(flags: _Flags, name: str) -> int:
+def _at_least_one(flags: Flags, name: str) -> int:
     given = flags.integer(name)
     value = 1 if given is None else given
     if value < 1:
@@ -246,7 +246,7 @@ def _at_least_one(flags: _Flags, name: str) -> int:
 
 
 def _batch(
-    flags: _Flags, release: str, gpu_name: str, gpu_bytes: int, context: int, *, is_v1: bool, chunked: bool | None
+    flags: Flags, release: str, gpu_name: str, gpu_bytes: int, context: int, *, is_v1: bool, chunked: bool | None
 ) -> tuple[int, int]:
     """max_num_seqs and max_num_batched_tokens, with each other's limits applied as vLLM applies them."""
     sequences, tokens = flags.integer("--max-num-seqs"), flags.integer("--max-num-batched-tokens")
@@ -270,7 +270,7 @@ def _batch(
     return wanted_sequences, tokens
 
 
-def _prefix_caching(flags: _Flags, shape: ModelShape, release: str, *, is_v1: bool) -> bool:
+def _prefix_caching(flags: Flags, shape: ModelShape, release: str, *, is_v1: bool) -> bool:
     given = flags.switch("--enable-prefix-caching")
     if given is not None:
         return given
@@ -284,7 +284,7 @@ def _prefix_caching(flags: _Flags, shape: ModelShape, release: str, *, is_v1: bo
     return not shape.is_encoder_decoder and LayerKind.ENCODER not in shape.kinds
 
 
-def _async(flags: _Flags, release: str) -> bool:
+def _async(flags: Flags, release: str) -> bool:
     given = flags.switch("--async-scheduling")
     return given if given is not None else not is_before(release, ASYNC_SINCE)
 

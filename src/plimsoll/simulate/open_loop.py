@@ -21,6 +21,7 @@ from plimsoll.simulate.layout import (
     B_TOKENS,
     BATCH_FIELDS,
     BATCHES,
+    CACHED,
     FINISH,
     FINISHED,
     FINISHED_COUNT,
@@ -55,11 +56,12 @@ from plimsoll.simulate.scheduler import finish, schedule
 
 # `Tally.sums`. WANTS_TOKENS: whether every token is an event. HAS_TRIED: with one step under way a second one was looked for
 # in vain. MOST_TOKENS: of the largest step since somebody set this to 0. STEP_TOKENS, OUTPUT_STEPS: over steps with output.
+# COUNTS_CACHED: whether a step's tokens are with those of its prompts that were found in the cache.
 (
     EVENTS, WANTS_TOKENS, HAS_TRIED, PROMPT_TOKENS, GENERATED, STEP_TOKENS, OUTPUT_STEPS, GAP_NS, GAPS, PREEMPTIONS_TOLD,
-    MOST_TOKENS, LAST_STEP, ENDED_STEPS,
-) = range(13)  # fmt: skip
-SUMS = 13
+    MOST_TOKENS, LAST_STEP, ENDED_STEPS, COUNTS_CACHED,
+) = range(14)  # fmt: skip
+SUMS = 14
 
 FIRST, TOKEN, DONE = range(3)
 KIND, ROW, WHO, AT = range(4)
@@ -74,7 +76,7 @@ class Tally(NamedTuple):
     """One row each: what, the request's row, its number, when. Once they are full, the run stands still until they are read."""
     step_edges: Int64
     step_counts: Int64
-    """Steps with output, by how many tokens they brought: the whole prompt with a first token, and one for each token."""
+    """Steps with output, by how many tokens they brought: the prompt with a first token, and one for each token."""
     gap_edges: Int64
     gap_counts: Int64
     """Tokens but the first, by the ns since the one before."""
@@ -103,7 +105,7 @@ def _note(s: State, batch: int, tally: Tally, now: int) -> None:
     """Add up what a step brings, just before it ends."""
     who, made = SEAT_BATCH + 3 * batch, BATCHES + batch * BATCH_FIELDS
     sums, max_len = tally.sums, s.limits[MAX_LEN]
-    prompts = generated = 0
+    prompts = generated = cached = 0
     for at in range(s.counts[made + B_REQUESTS]):
         request = s.seats[at, who]
         row, stamps = s.requests[request], s.stamps[request]
@@ -112,6 +114,7 @@ def _note(s: State, batch: int, tally: Tally, now: int) -> None:
         generated += 1
         if row[PRODUCED] == 0:
             prompts += row[PROMPT]
+            cached += row[CACHED]
             _tell(tally, FIRST, request, stamps[NUMBER], now)
         else:
             gap = now - stamps[LAST_TOKEN]
@@ -132,8 +135,9 @@ def _note(s: State, batch: int, tally: Tally, now: int) -> None:
         sums[PROMPT_TOKENS] += prompts
         sums[GENERATED] += generated
         sums[OUTPUT_STEPS] += 1
-        sums[STEP_TOKENS] += prompts + generated
-        _add(tally.step_edges, tally.step_counts, wide(prompts + generated))
+        brought = prompts + generated - (0 if sums[COUNTS_CACHED] else cached)
+        sums[STEP_TOKENS] += brought
+        _add(tally.step_edges, tally.step_counts, wide(brought))
 
 
 @hot

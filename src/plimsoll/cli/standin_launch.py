@@ -1,0 +1,227 @@
+"""Which server `plimsoll standin` is to imitate: the words that were typed, the plan that is made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from plimsoll.cli.launch_words import config_of, launches_named
+from plimsoll.cli.options import Split, split_options
+from plimsoll.cli.plan import planned_launch
+from plimsoll.cli.simulate_inputs import NOT_REPLAYED, REPLICA_OF
+from plimsoll.cli.simulate_numbers import decimal, whole
+from plimsoll.domain.launch import EntryPoint, Launch
+from plimsoll.engine.command_line import CommandLine, Unseen, read_command_line
+from plimsoll.engine.versions import engine_named
+from plimsoll.errors import BadInput, PlimsollError
+from plimsoll.inside.settings import Settings as InsideSettings
+from plimsoll.plan.settings import Flags
+from plimsoll.standin.config import Launchable, Planned, launch_of
+from plimsoll.standin.faults import Fault, parse_fault
+from plimsoll.standin.parser_words import complaint_of
+
+MODEL = "meta-llama/Llama-3.1-8B-Instruct"
+CARD = "L4"
+CONTEXT = "8192"
+"""What is imitated when nothing is said: all of it is known without a network."""
+
+VALUES = tuple(
+    "--gpu --gpus --gpu-memory-gib --used-gib --vllm --speed --start-seconds --fleet --port-range "
+    "--base-ns --token-ns --seq-ns --ctx-ps".split()
+)
+_TIMES = {"--base-ns": "base_ns", "--token-ns": "token_ns", "--seq-ns": "seq_ns", "--ctx-ps": "ctx_ps"}
+_LONGEST_NS = 10**13
+_FASTEST = 1e6
+_MOST_SERVERS = 10_000
+# Flags that move the scheduler and are obeyed here, though a replay does not know them.
+_QUEUE_LIMITS = frozenset(("--max-num-queued-reqs", "--max-num-queued-tokens"))
+
+
+class ParserRefused(PlimsollError):
+    """vLLM's own parser would not take the command; the sentence is its own."""
+
+    exit_code = 2
+
+
+class ConfigRefused(ParserRefused):
+    """vLLM's parser takes the command, and its configuration refuses the values."""
+
+    exit_code = 1
+
+
+class Asked(NamedTuple):
+    """Everything that was asked for."""
+
+    launches: tuple[Launchable, ...]
+    speed: float
+    faults: tuple[Fault, ...]
+    notes: tuple[str, ...]
+
+
+def read_asked(words: Sequence[str], environ: Mapping[str, str]) -> Asked:
+    """All of it, or one line that says what is wrong."""
+    own, faults = _split_faults(words)
+    options = split_options(own, with_value=VALUES, switches=())
+    if "--gpu" not in options.values and "--gpu-memory-gib" not in options.values:
+        options = options._replace(values={**options.values, "--gpu": CARD})
+    launch, folder = _launch(options)
+    environment = {name: value for name, value in environ.items() if name.startswith("VLLM_")} | dict(launch.environment)
+    launch = launch._replace(environment=tuple(environment.items()))
+    engine = engine_named(options.values.get("--vllm"))
+    options = options._replace(values={**options.values, "--vllm": engine.asked}, rest=(), verbatim=None)
+    launch = _with_file(launch, folder)
+    line = _line(launch, engine.release)
+    if line.model is None:
+        added = () if _is_given(line, "--max-model-len") else ("--max-model-len", CONTEXT)
+        launch = launch._replace(arguments=(MODEL, *launch.arguments, *added))
+        line = _line(launch, engine.release)
+    refused = complaint_of(line, Unseen(launch.unresolved), knows_all=engine.is_exact)
+    if refused is not None:
+        raise ParserRefused(refused)
+    _check_batch(Flags(line, engine.release))
+    planned = planned_launch(options, launch, folder)
+    assert planned.shape is not None, "a plan that was made has a model"
+    token = InsideSettings(environ).token
+    subject = Planned(planned.model, planned.ledger, planned.shape, line, {**environment, "PLIMSOLL_TOKEN": token})
+    one = launch_of(subject, times=_times(options.values), start_s=_start_seconds(options.values))
+    launches = _fleet(one, options.values)
+    _check_address(one)
+    return Asked(launches, _speed(options.values), faults, tuple(_notes(line, engine.release)))
+
+
+def _check_batch(flags: Flags) -> None:
+    tokens, sequences = flags.integer("--max-num-batched-tokens"), flags.integer("--max-num-seqs")
+    if tokens is not None and sequences is not None and tokens < sequences:
+        raise ConfigRefused(
+            "pydantic_core._pydantic_core.ValidationError: 1 validation error for SchedulerConfig: Value error, "
+            f"max_num_batched_tokens ({tokens}) must be greater than or equal to max_num_seqs ({sequences})."
+        )
+
+
+def _split_faults(words: Sequence[str]) -> tuple[list[str], tuple[Fault, ...]]:
+    """--fault may be given many times; after `--` it is somebody else's word."""
+    rest: list[str] = []
+    faults: list[Fault] = []
+    position = 0
+    while position < len(words):
+        word = words[position]
+        position += 1
+        if word == "--":
+            return [*rest, *words[position - 1 :]], tuple(faults)
+        if word == "--fault":
+            if position >= len(words):
+                raise BadInput("--fault needs a value")
+            faults.append(parse_fault(words[position]))
+            position += 1
+        elif word.startswith("--fault="):
+            faults.append(parse_fault(word.removeprefix("--fault=")))
+        else:
+            rest.append(word)
+    return rest, tuple(faults)
+
+
+def _launch(options: Split) -> tuple[Launch, str]:
+    """The start that is meant: a whole command, a file that holds one, or nothing but vLLM's flags."""
+    from plimsoll.sources.launches import find_launch
+
+    if options.verbatim is not None or (len(options.rest) == 1 and (" " in options.rest[0] or Path(options.rest[0]).is_file())):
+        found = launches_named(options, "standin")
+        if len(found) > 1:
+            raise BadInput(f"{len(found)} vLLM starts are in there; give the one that is meant as a command")
+        return found[0]
+    launch = find_launch(options.rest, (), "command line")
+    return launch or Launch("command line", EntryPoint.SERVE, options.rest), ""
+
+
+def _with_file(launch: Launch, folder: str) -> Launch:
+    """The flags of a --config file in front of the command's own, as vLLM takes them."""
+    config = config_of(launch, folder)
+    if config is None:
+        return launch
+    if config.entries is None:
+        raise BadInput(f"{config.name}: no such file (--config)")
+    words = list(launch.arguments)
+    place = next(at for at, word in enumerate(words) if word.partition("=")[0] == "--config")
+    del words[place : place + (1 if "=" in words[place] else 2)]
+    added: list[str] = []
+    for key, value in config.entries.items():
+        if isinstance(value, bool):
+            added += [f"--{key}"] if value else []
+        elif isinstance(value, list):
+            added += [f"--{key}", *map(str, value)] if value else []
+        elif isinstance(value, dict):
+            import json
+
+            added += [f"--{key}", json.dumps(value)]
+        else:
+            added += [f"--{key}", str(value)]
+    model, rest = (words[:1], words[1:]) if words and not words[0].startswith("-") else ([], words)
+    return launch._replace(arguments=(*model, *added, *rest))
+
+
+def _line(launch: Launch, release: str) -> CommandLine:
+    takes_model = launch.entry is not EntryPoint.API_SERVER
+    return read_command_line(launch.arguments, release, takes_model=takes_model, unseen=Unseen(launch.unresolved))
+
+
+def _is_given(line: CommandLine, name: str) -> bool:
+    return any(argument.row is not None and argument.row.name == name for argument in line.arguments)
+
+
+def _times(values: Mapping[str, str]) -> dict[str, int]:
+    return {field: whole(values[name], name, most=_LONGEST_NS) for name, field in _TIMES.items() if name in values}
+
+
+def _start_seconds(values: Mapping[str, str]) -> float:
+    seconds = decimal(values.get("--start-seconds", "0"), "--start-seconds")
+    if not 0 <= seconds <= 86_400:
+        raise BadInput(f"--start-seconds must lie between 0 and 86400, not {values['--start-seconds'][:40]}")
+    return seconds
+
+
+def _speed(values: Mapping[str, str]) -> float:
+    speed = decimal(values.get("--speed", "1"), "--speed")
+    if not 0 < speed <= _FASTEST:
+        raise BadInput(f"--speed must lie above 0 and at most at {_FASTEST:.0f}, not {values['--speed'][:40]}")
+    return speed
+
+
+def _fleet(one: Launchable, values: Mapping[str, str]) -> tuple[Launchable, ...]:
+    """So many of the same, each on a port of its own."""
+    if not {"--fleet", "--port-range"} & values.keys():
+        return (one,)
+    first, last = one.options.port, 65535
+    if "--port-range" in values:
+        begin, dash, end = values["--port-range"].partition("-")
+        if not dash:
+            raise BadInput(f"--port-range {values['--port-range'][:40]!r} is not a range such as 9000-9499")
+        first, last = whole(begin, "--port-range", 1, 65535), whole(end, "--port-range", 1, 65535)
+        if last < first:
+            raise BadInput(f"--port-range {values['--port-range'][:40]!r} ends before it begins")
+    count = whole(values["--fleet"], "--fleet", 1, _MOST_SERVERS) if "--fleet" in values else last - first + 1
+    if first + count - 1 > last:
+        raise BadInput(f"{count} servers need {count} ports; from {first} to {last} there are {last - first + 1}")
+    if first == 0 and count > 1:
+        raise BadInput("--port 0 takes any free port, which a fleet cannot: give --port-range")
+    return tuple(one.at_port(first + place, one.config.seed + place) for place in range(count))
+
+
+def _check_address(launch: Launchable) -> None:
+    """Open to others only with a secret."""
+    options = launch.options
+    is_here = options.host in ("localhost", "::1") or options.host.startswith("127.")
+    if not (is_here or options.api_keys or options.token):
+        raise BadInput(
+            f"--host {options.host} can be reached from elsewhere: set PLIMSOLL_TOKEN or --api-key, or stay on 127.0.0.1"
+        )
+
+
+def _notes(line: CommandLine, release: str) -> list[str]:
+    notes = []
+    if release != REPLICA_OF:
+        notes.append(f"flags, pages and log are those of vLLM {release}, the scheduler is that of {REPLICA_OF}")
+    left_out = [a.row.name for a in line.arguments if a.row is not None and a.row.name in NOT_REPLAYED - _QUEUE_LIMITS]
+    if left_out:
+        notes.append(f"read and not acted on: {', '.join(dict.fromkeys(left_out))}")
+    return notes

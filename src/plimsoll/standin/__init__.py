@@ -1,0 +1,40 @@
+"""A vLLM-like engine without a GPU. `StandIn` is one on a clock of its own, for tests: a day of it takes seconds.
+
+from plimsoll.standin import stand_in
+
+engine = stand_in("vllm serve meta-llama/Llama-3.1-8B-Instruct --max-model-len 8192", gpu="L4", faults=["wedge@60s"])
+engine.send([0.0, 0.5, 1.0], prompts=[500, 500, 500], outputs=[100, 100, 100])
+engine.until(60.0)
+print(engine.page())
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from plimsoll.standin.clocked import StandIn
+
+__all__ = ["StandIn", "stand_in"]
+
+
+def stand_in(command: str = "", *, gpu: str = "L4", vllm: str = "", faults: Sequence[str] = ()) -> StandIn:
+    """The engine that `plimsoll standin` would start for this command, on a clock of its own."""
+    import os
+    import shlex
+
+    from plimsoll.cli.standin_launch import read_asked
+    from plimsoll.standin.clocked import StandIn
+
+    words = ["--gpu", gpu, *(["--vllm", vllm] if vllm else []), *shlex.split(command)]
+    return StandIn(read_asked(words, os.environ).launches[0].config, faults)
+
+
+def __getattr__(name: str) -> object:
+    """Load it when it is asked for: numpy and numba come with it."""
+    if name == "StandIn":
+        from plimsoll.standin.clocked import StandIn
+
+        return StandIn
+    raise AttributeError(name)

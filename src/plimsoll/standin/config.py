@@ -1,0 +1,295 @@
+"""From a planned `vllm serve` command to an engine, its server and its log.
+
+plan ──> Ledger ──┬──> scheduler settings, step time, memory sizes ──> EngineConfig
+flags ────────────┼──> Options: port, keys, limits
+                  └──> StartLog: what the start prints, or why it fails
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from plimsoll.domain.gpu import gpu_named
+from plimsoll.domain.model import ModelShape
+from plimsoll.domain.units import parse_vllm_integer
+from plimsoll.engine.command_line import Argument, CommandLine
+from plimsoll.engine.flags import is_before
+from plimsoll.errors import BadInput
+from plimsoll.plan.ledger import Ledger
+from plimsoll.plan.settings import Flags
+from plimsoll.plan.weights import parameters, routed_parameters
+from plimsoll.simulate.planned import Sheet, experts_of, group_of, sheet_time, with_groups
+from plimsoll.simulate.settings import Settings, StepTime
+from plimsoll.simulate.start import check_start
+from plimsoll.standin.cache_labels import OLDEST, cache_labels
+from plimsoll.standin.edges import edges_of
+from plimsoll.standin.engine import EngineConfig
+from plimsoll.standin.launch_log import StartLog, non_default_arguments
+from plimsoll.standin.memory import MemorySizes
+from plimsoll.standin.serve.options import Options
+from plimsoll.standin.start_failures import Failure, failure_of
+
+__all__ = ["EngineConfig", "Launchable", "Planned", "launch_of", "scheduler_settings", "step_time_of"]
+
+HOST = "127.0.0.1"
+"""Where it listens unless told otherwise; vLLM itself would listen everywhere."""
+PROBE = ("plimsoll.inside.Probe", "plimsoll.inside.probe.Probe")
+_SECRET = frozenset(("--api-key", "--hf-token"))
+# What would need more than one process, or another kind of listener.
+_ONE_PROCESS = "; the stand-in is one process with one engine"
+_REFUSED: Mapping[str, str] = {
+    "--headless": "a node without an API server has nothing to answer with",
+    "--grpc": "the stand-in speaks HTTP",
+    "--uds": "the stand-in listens on a port; give --host and --port",
+    "--ssl-keyfile": "the stand-in speaks plain HTTP; put a proxy with TLS in front of it",
+    "--ssl-certfile": "the stand-in speaks plain HTTP; put a proxy with TLS in front of it",
+}
+_DEFAULT_STATS_INTERVAL_S = 10.0
+_MOST_TOKENS = 1 << 22  # a step time is kept for each number of tokens
+
+
+class Planned(NamedTuple):
+    """A command and its plan."""
+
+    model: str
+    ledger: Ledger
+    shape: ModelShape
+    line: CommandLine
+    environment: Mapping[str, str]
+
+
+class Launchable(NamedTuple):
+    """A server that can be started; with a failure it says why it ends instead, with exit code 1."""
+
+    config: EngineConfig
+    options: Options
+    log: StartLog
+    failure: Failure | None = None
+    has_probe: bool = False  # --worker-extension-cls plimsoll.inside.Probe
+    has_stats: bool = True  # False: --disable-log-stats, which also takes the vllm: metrics away
+    stays_when_dead: bool = False  # VLLM_KEEP_ALIVE_ON_ENGINE_DEATH=1
+
+    def at_port(self, port: int, seed: int) -> Launchable:
+        """The same on another port, with answers of its own."""
+        log = self.log._replace(address=_address(self.options.host, port))
+        return self._replace(config=self.config._replace(seed=seed), options=self.options._replace(port=port), log=log)
+
+
+def launch_of(planned: Planned, *, times: Mapping[str, int] | None = None, start_s: float = 0.0) -> Launchable:
+    """All of it; `times` are fields of StepTime that replace the data sheet's. What cannot be imitated is BadInput."""
+    ledger = planned.ledger
+    release = ledger.settings.release
+    if is_before(release, OLDEST):
+        raise BadInput(f"the stand-in knows vLLM from {OLDEST} on, not {release}")
+    flags = Flags(planned.line, release)
+    _refuse(planned, flags)
+    options = _options(planned, flags)
+    interval = _seconds(planned.environment, "VLLM_LOG_STATS_INTERVAL", _DEFAULT_STATS_INTERVAL_S)
+    has_stats = not flags.switch("--disable-log-stats")
+    log = StartLog(
+        ledger,
+        planned.shape,
+        planned.model,
+        _non_default(planned),
+        _address(options.host, options.port),
+        options.is_dev_mode,
+        start_s,
+        interval if has_stats else 0.0,
+        not flags.switch("--disable-uvicorn-access-log"),
+    )
+    sizes = memory_sizes(ledger, planned.shape)
+    failure = failure_of(log, sizes, planned.environment)
+    return Launchable(
+        _config(planned, flags, sizes, times or {}, is_checked=failure is None),
+        options,
+        log,
+        failure,
+        has_probe=flags.text("--worker-extension-cls") in PROBE,
+        has_stats=has_stats,
+        stays_when_dead=planned.environment.get("VLLM_KEEP_ALIVE_ON_ENGINE_DEATH") == "1",
+    )
+
+
+def _config(planned: Planned, flags: Flags, sizes: MemorySizes, times: Mapping[str, int], *, is_checked: bool) -> EngineConfig:
+    ledger, release = planned.ledger, planned.ledger.settings.release
+    settings, step_time = scheduler_settings(ledger), StepTime()
+    if is_checked:
+        if not ledger.kv_plan.groups:
+            raise BadInput(f"{planned.model} keeps no KV cache; the stand-in is for models that write text")
+        if settings.num_blocks < 2:
+            raise BadInput(
+                "of one KV block nothing is left to serve with: it is the null block; vLLM starts and answers nobody"
+            )
+        if settings.max_num_batched_tokens > _MOST_TOKENS:
+            raise BadInput(f"--max-num-batched-tokens {settings.max_num_batched_tokens}: {_MOST_TOKENS} at most")
+        check_start(settings)
+        step_time = step_time_of(ledger, planned.shape, settings, times)
+    named = flags.given.get("--served-model-name")
+    length = ledger.kv_plan.max_model_len
+    return EngineConfig(
+        release=release,
+        model=planned.model,
+        served_names=named.values if named is not None and named.values else (planned.model,),
+        max_model_len=length,
+        settings=settings,
+        step_time=step_time,
+        sizes=sizes,
+        edges=edges_of(release, length),
+        cache_labels=cache_labels(ledger),
+        workers=ledger.settings.tensor_parallel * ledger.settings.pipeline_parallel,
+        seed=flags.integer("--seed") or 0,
+    )
+
+
+def scheduler_settings(ledger: Ledger) -> Settings:
+    """The planned server's scheduler: its blocks, its cache groups and its limits."""
+    said, kv = ledger.settings, ledger.kv_plan
+    settings = Settings(
+        num_blocks=kv.num_blocks,
+        block_size=kv.block_size,
+        max_num_seqs=said.max_num_seqs,
+        max_num_batched_tokens=said.max_num_batched_tokens,
+        max_model_len=kv.max_model_len,
+        prefix_caching=said.prefix_caching,
+        chunked_prefill=said.chunked_prefill,
+        long_prefill_token_threshold=said.long_prefill_token_threshold,
+        async_scheduling=said.async_scheduling,
+        watermark=said.watermark,
+        reserve_full_isl=said.reserve_full_isl,
+        policy="priority" if said.scheduling_policy == "priority" else "fcfs",
+    )
+    return with_groups(settings, [group_of(group.kind, group.block_size, group.window) for group in kv.groups])
+
+
+def step_time_of(ledger: Ledger, shape: ModelShape, settings: Settings, times: Mapping[str, int]) -> StepTime:
+    """As said, else by the data sheet of the card, else that of no card."""
+    if times:
+        return StepTime(**{**StepTime()._asdict(), **times})
+    try:
+        card = gpu_named(ledger.card.name)
+    except BadInput:
+        return StepTime()
+    total, routed = parameters(shape), routed_parameters(shape)
+    per_token = (shape.moe.experts, shape.moe.experts_per_token) if shape.moe is not None else (None, None)
+    sheet = Sheet(
+        weights_bytes=ledger.weights.value,
+        block_bytes=ledger.kv_plan.bytes_per_block,
+        parameters=total,
+        routed=routed,
+        experts=experts_of(total, routed, *per_token),
+        cards=ledger.settings.tensor_parallel,
+        stages=ledger.settings.pipeline_parallel,
+        is_eager=ledger.settings.enforce_eager,
+    )
+    return sheet_time(sheet, card, settings) or StepTime()
+
+
+def memory_sizes(ledger: Ledger, shape: ModelShape) -> MemorySizes:
+    """The ledger's central figures, of one worker."""
+    said, kv = ledger.settings, ledger.kv_plan
+    return MemorySizes(
+        total=ledger.card.total_bytes,
+        context=ledger.context.value,
+        neighbours=ledger.card.used_bytes,
+        requested=ledger.requested.value,
+        weights=ledger.weights.value,
+        non_torch=ledger.non_torch.value,
+        activation_peak=ledger.activation.value,
+        graphs=ledger.graphs_actual.value,
+        kv_cache=kv.num_blocks * kv.bytes_per_block,
+        max_num_batched_tokens=said.max_num_batched_tokens,
+        max_num_seqs=said.max_num_seqs,
+        vocab=shape.vocab_size,
+        is_profiled=said.kv_cache_memory_bytes is None,
+    )
+
+
+def _refuse(planned: Planned, flags: Flags) -> None:
+    settings = planned.ledger.settings
+    if settings.data_parallel > 1:
+        raise BadInput(f"--data-parallel-size {settings.data_parallel}{_ONE_PROCESS}: start one for each rank, with --fleet")
+    servers = flags.integer("--api-server-count")
+    if servers is not None and servers != 1:
+        raise BadInput(f"--api-server-count {servers}{_ONE_PROCESS} and one API server")
+    for name, why in _REFUSED.items():
+        if name in flags.given and not flags.given[name].is_negated:
+            raise BadInput(f"{name}: {why}")
+
+
+def _options(planned: Planned, flags: Flags) -> Options:
+    environment = planned.environment
+    port = flags.integer("--port")
+    port = 8000 if port is None else port
+    if not 0 <= port <= 65535:
+        raise BadInput(f"--port must lie between 0 and 65535, not {port}")
+    timeout = flags.number("--shutdown-timeout") or 0.0
+    if not 0 <= timeout < 1e9:
+        raise BadInput(f"--shutdown-timeout must be 0 or more, not {timeout:g}")
+    keys = flags.given.get("--api-key")
+    from_environment = (environment["VLLM_API_KEY"],) if environment.get("VLLM_API_KEY") else ()
+    middleware = [a.values[-1] for a in planned.line.arguments if a.row and a.row.name == "--middleware" and a.values]
+    return Options(
+        host=flags.text("--host") or HOST,
+        port=port,
+        api_keys=keys.values if keys is not None and keys.values else from_environment,
+        max_num_queued_reqs=_limit(flags, "--max-num-queued-reqs"),
+        max_num_queued_tokens=_limit(flags, "--max-num-queued-tokens"),
+        shutdown_timeout_s=timeout,
+        middleware=tuple(middleware),
+        root_path=flags.text("--root-path") or "",
+        is_dev_mode=environment.get("VLLM_SERVER_DEV_MODE") == "1",
+        has_load_tracking=bool(flags.switch("--enable-server-load-tracking")),
+        has_prompt_tokens_details=bool(flags.switch("--enable-prompt-tokens-details")),
+        forces_usage=bool(flags.switch("--enable-force-include-usage")),
+        has_sleep_mode=bool(flags.switch("--enable-sleep-mode")),
+        token=environment.get("PLIMSOLL_TOKEN", ""),
+    )
+
+
+def _limit(flags: Flags, name: str) -> int | None:
+    value = flags.integer(name)
+    if value is not None and value < 0:
+        raise BadInput(f"{name} must be 0 or more, not {value}")
+    return value
+
+
+def _seconds(environment: Mapping[str, str], name: str, default: float) -> float:
+    try:
+        seconds = float(environment.get(name, default))
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < 1e9:
+        raise BadInput(f"{name} must be a number of seconds, not {environment[name][:40]!r}")
+    return seconds
+
+
+def _address(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _non_default(planned: Planned) -> str:
+    """What was typed, by the parser's names; secrets are not repeated."""
+    pairs: dict[str, object] = {"model_tag": planned.model}
+    for argument in planned.line.arguments:
+        if argument.row is not None and argument.row.name != "--model":
+            pairs[argument.row.name.lstrip("-").replace("-", "_")] = _value(argument)
+    return non_default_arguments(pairs.items())
+
+
+def _value(argument: Argument) -> object:
+    row = argument.row
+    assert row is not None, "the parser knows it"
+    if row.name in _SECRET:
+        return "***"
+    if not row.takes_value:
+        return not argument.is_negated
+    if row.nargs in ("+", "*") or row.repeats:
+        return list(argument.values)
+    text = argument.values[-1] if argument.values else ""
+    try:
+        if row.kind.startswith("human-int"):
+            return parse_vllm_integer(text)
+        return int(text) if row.kind == "int" else float(text) if row.kind == "float" else text
+    except (ValueError, BadInput):
+        return text  # `auto`, or a variable that nobody assigned

@@ -1,0 +1,379 @@
+"""One engine core without a GPU: vLLM's scheduler and block pool from `simulate`, the memory of `plan`, and what goes wrong.
+
+Nothing here has a clock: every call says what time it is, in ns since the engine's start. `advance` does all that is due, and
+wakes who was given tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from plimsoll.domain.trace import Integers
+from plimsoll.engine.flags import is_before
+from plimsoll.inside.figures import empty_figures
+from plimsoll.simulate import layout as at
+from plimsoll.simulate import open_loop as loop
+from plimsoll.simulate.open_run import FOREVER, NO_IDS, OpenRun
+from plimsoll.simulate.settings import Settings, StepTime
+from plimsoll.standin.counting import count_end, count_first, show_step
+from plimsoll.standin.faults import NS, Fault, Faults
+from plimsoll.standin.figures import Figures
+from plimsoll.standin.memory import Memory, MemorySizes, OutOfMemory
+from plimsoll.standin.request import Ask, Request
+from plimsoll.standin.text import content_ids
+
+COMPUTED_ONLY_SINCE = "0.23.0"  # the release from which vLLM's tokens of a step are those that it computed
+COMPACTION_NS = 2_200_000  # what one took on the H200, median of 20
+PIECE_NS = NS  # what grows is looked at so often
+KILLED = "Worker proc VllmWorker-0 died unexpectedly (exit code: -9), shutting down executor."  # what a full host does
+SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
+
+
+class EngineConfig(NamedTuple):
+    """What one engine is: the plan of its launch."""
+
+    release: str
+    model: str
+    served_names: tuple[str, ...]
+    max_model_len: int
+    settings: Settings
+    step_time: StepTime
+    sizes: MemorySizes
+    edges: Mapping[str, Sequence[float]]
+    """The histograms' upper bounds; see page.edges_of."""
+    cache_labels: Mapping[str, str]
+    workers: int = 1
+    seed: int = 0
+
+
+class EngineDead(Exception):
+    """Nothing can be asked of it any more."""
+
+
+class Steps(NamedTuple):
+    """What the steps since the last look brought."""
+
+    first: Sequence[Request]
+    ended: Sequence[Request]
+    prompt_tokens: int
+    generated: int
+
+
+class Engine:
+    """One engine core and its workers."""
+
+    def __init__(self, config: EngineConfig, faults: Sequence[Fault] = (), *, wants_tokens: bool = True) -> None:
+        """Without `wants_tokens` nobody is woken between a first and a last token: a day goes by ten times as fast."""
+        self.config = config
+        self.figures = Figures(config.edges)
+        self.memory = Memory(config.sizes)
+        self.faults = Faults(faults)
+        self.now_ns = 0
+        self.death: str | None = None
+        self.is_paused = False
+        self.sleep_level: int | None = None
+        self.requests: dict[int, Request] = {}
+        self.on_steps: Callable[[Steps], None] | None = None
+        self.run = OpenRun(
+            config.settings,
+            config.step_time,
+            step_edges=[min(int(edge), FOREVER) for edge in config.edges.get("step_tokens", ())],
+            gap_edges=[round(edge * NS) for edge in config.edges.get("inter_token", ())],
+            wants_tokens=wants_tokens,
+        )
+        self.run.tally.sums[loop.COUNTS_CACHED] = is_before(config.release, COMPUTED_ONLY_SINCE)
+        self._held: list[Request] = []  # came while it was paused: vLLM's scheduler does not see them either
+        self._woken: dict[int, Request] = {}
+        self._stands_still = False  # paused with everything kept where it is
+        self._is_hung = False
+        self._neighbour: Fault | None = None
+        self._grown_until_ns = 0
+        self._shown_steps = 0
+        self._owes_a_step = False
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether it has died."""
+        return self.death is not None
+
+    # Requests
+
+    def submit(self, ask: Ask, now_ns: int, wake: Callable[[], None] = lambda: None) -> Request:
+        """A new request; it may be one that will arrive later, as long as all that come after it do, too."""
+        if self.death is not None:
+            raise EngineDead(self.death)
+        request = Request(ask, now_ns, wake)
+        if self.is_paused:
+            self._held.append(request)
+        else:
+            self._admit(request, now_ns)
+        return request
+
+    def _admit(self, request: Request, now_ns: int) -> None:
+        """Give it to the scheduler, which takes it for one that comes now."""
+        ask, block = request.ask, self.run.prefix_block
+        ids = NO_IDS
+        if self.config.settings.prefix_caching and ask.shared != 0:
+            # What the answer will be is known beforehand, and so is its content: the next turn's prompt may hold it.
+            tokens = np.concatenate((ask.prompt, request.output_ids)) if ask.shared is None else ask.prompt[: ask.shared]
+            ids = content_ids(tokens, block)
+        request.number = self.run.submit(
+            len(ask.prompt), ask.output, now_ns, priority=ask.priority, ids=ids, ids_tokens=len(ids) * block
+        )
+        self.requests[request.number] = request
+
+    def abort(self, request: Request, now_ns: int, *, is_told: bool = False) -> None:
+        """Take a request back. One whose client has gone is counted nowhere by vLLM; one that is told of it is."""
+        if request.finish is not None:
+            return
+        request.finish = "abort"
+        row = None
+        if request in self._held:
+            self._held.remove(request)
+        elif self.requests.pop(request.number, None) is not None:
+            row = self.run.row_of(request.number)
+            self.run.abort(request.number, now_ns)
+            self._owes_a_step = True  # vLLM makes an empty step to tell its workers
+        if is_told:
+            count_end(self.figures, self.run, request, row, now_ns)
+            request.wake()
+
+    # Time
+
+    def next_ns(self) -> int | None:
+        """When something is due; None while nothing is before somebody submits, resumes or mends."""
+        if self.death is not None:
+            return None
+        moments = [self.run.next_ns, self.faults.next_change_ns(self.now_ns)]
+        if self._is_changing():
+            moments.append(self.now_ns + PIECE_NS)
+        if self._owes_a_step:
+            moments.append(self.now_ns)
+        return min((moment for moment in moments if moment is not None), default=None)
+
+    def advance(self, now_ns: int) -> None:
+        """Do all that is due by now, and wake who was given tokens or ended."""
+        while self.death is None:
+            self._suffer(self.now_ns)
+            moment = now_ns
+            change = self.faults.next_change_ns(self.now_ns)
+            if change is not None:
+                moment = min(change, moment)
+            if self._is_changing():
+                moment = min(self.now_ns + PIECE_NS, moment)
+            self._go(moment)
+            self.now_ns = max(self.now_ns, moment)
+            if moment >= now_ns:
+                break
+        if self.death is None:
+            self._suffer(now_ns)
+        woken, self._woken = self._woken, {}
+        for request in woken.values():
+            request.wake()
+
+    def _go(self, until_ns: int) -> None:
+        """Steps up to this moment; one by one where memory could run out on the way."""
+        while not self._is_safe() and self.death is None:
+            moment = self.run.next_ns
+            if self.run.next_end_ns is None and moment is not None and moment <= until_ns:
+                # It begins and does not end yet: now its memory is taken.
+                self._read(self.run.until(max(moment, self.run.count(at.NOW))))
+                self._take_memory()
+            elif moment is not None and moment <= until_ns:
+                self._read(self.run.until(moment, 1))
+                self._read(self.run.until(moment))
+                self._take_memory()
+            else:
+                break
+        else:
+            if self.death is None:
+                self._read(self.run.until(until_ns))
+                self._take_memory()
+        if self.run.tally.sums[loop.ENDED_STEPS] != self._shown_steps or self._owes_a_step:
+            self._show()
+
+    def _is_safe(self) -> bool:
+        return self.memory.is_safe() and self.faults.active("oom", self.now_ns) is None
+
+    def _take_memory(self) -> None:
+        """What the steps that began since the last look need; the engine dies where there is too little."""
+        sums = self.run.tally.sums
+        tokens, sequences = int(sums[loop.MOST_TOKENS]), self.run.running
+        if tokens == 0:
+            return
+        sums[loop.MOST_TOKENS] = 0
+        if self.memory.is_safe():
+            self.memory.note_largest(tokens, sequences)
+            trouble = None
+        else:
+            trouble = self.memory.step(tokens, sequences)
+        if trouble is None and self.faults.active("oom", self.now_ns) is not None:
+            trouble = self.memory.refusal(tokens, sequences)
+        if trouble is not None:
+            self.die(trouble)
+
+    def die(self, trouble: OutOfMemory | str) -> None:
+        """Nothing goes on, and everybody who waits is told."""
+        self.death = trouble if isinstance(trouble, str) else trouble.message
+        for request in (*self.requests.values(), *self._held):
+            request.finish = "error"
+            self._woken[id(request)] = request
+        self.requests.clear()
+        self._held.clear()
+
+    def _show(self) -> None:
+        """Gauges move when a step has ended, and stand still otherwise."""
+        self._shown_steps = int(self.run.tally.sums[loop.ENDED_STEPS])
+        if not self.run.is_frozen:
+            self._owes_a_step = False
+            show_step(self.figures, self.run)
+
+    def _read(self, pieces: Iterator[Integers]) -> None:
+        """What happened, to the requests and into the figures."""
+        for events in pieces:
+            first: list[Request] = []
+            ended: list[Request] = []
+            generated = 0
+            for kind, row, number, when in events.tolist():
+                request = self.requests[number]
+                if kind == loop.DONE:
+                    request.finish = request.ask.reason
+                    request.produced = int(self.run.state.requests[row, at.PRODUCED])
+                    self._woken[id(request)] = request
+                    del self.requests[number]
+                    count_end(self.figures, self.run, request, row, when)
+                    ended.append(request)
+                    continue
+                generated += 1
+                request.produced += 1
+                if kind == loop.FIRST:
+                    count_first(self.figures, self.run, request, row, when)
+                    first.append(request)
+                self._woken[id(request)] = request
+            if self.on_steps is not None:
+                show_step(self.figures, self.run)
+                self.on_steps(Steps(first, ended, sum(len(one.ask.prompt) for one in first), generated))
+
+    # What goes wrong
+
+    def _is_changing(self) -> bool:
+        """Whether something grows or is kept up, so that it must be looked at again and again."""
+        return any(self.faults.active(kind, self.now_ns) for kind in ("growth", "host-growth", "preemption-storm"))
+
+    def _suffer(self, now_ns: int) -> None:
+        """Bring everything to what the faults want at this moment."""
+        if not self.faults.all and not self._stands_still and self._neighbour is None and not self.run.is_frozen:
+            return
+        self._keep_still(now_ns)
+        neighbour = self.faults.active("neighbour", now_ns)
+        if neighbour != self._neighbour:
+            if self._neighbour is not None:
+                self.memory.give_back_neighbour(int(self._neighbour.value))
+            # Who asks for more than there is gets nothing, and tries again.
+            self._neighbour = neighbour if neighbour and self.memory.take_neighbour(int(neighbour.value)) else None
+        passed_s = (now_ns - self._grown_until_ns) / NS
+        self._grown_until_ns = now_ns
+        growth, host = self.faults.active("growth", now_ns), self.faults.active("host-growth", now_ns)
+        if growth is not None and passed_s > 0 and (trouble := self.memory.grow(int(growth.value * passed_s))) is not None:
+            self.die(trouble)
+        if host is not None and passed_s > 0 and not self.memory.grow_host(int(host.value * passed_s)):
+            self.die(KILLED)
+        if self.faults.active("preemption-storm", now_ns) is not None and not self.is_paused and self.death is None:
+            self._storm(now_ns)
+
+    def _keep_still(self, now_ns: int) -> None:
+        is_idle = self.run.next_end_ns is None and not self.requests
+        hang = self.faults.active("idle-hang", now_ns) is not None
+        self._is_hung = hang and (self._is_hung or is_idle)
+        wanted = self._stands_still or self._is_hung or self.faults.active("wedge", now_ns) is not None
+        if wanted and not self.run.is_frozen:
+            self.run.freeze(now_ns)
+        elif not wanted and self.run.is_frozen:
+            self.run.thaw(now_ns)
+
+    def _storm(self, now_ns: int) -> None:
+        """Requests of its own: as many as may run at once, short when they are let in and far too long for all to stay."""
+        settings, block = self.config.settings, self.config.settings.block_size
+        fault = self.faults.active("preemption-storm", now_ns)
+        pool = (settings.num_blocks - 1) * block
+        wanted = (
+            int(fault.value) if fault is not None and fault.value else max(4, min(settings.max_num_seqs, pool // (2 * block)))
+        )
+        prompt = max(1, min(pool // (2 * wanted), self.config.max_model_len // 8))
+        output = max(2, min(6 * prompt + block, self.config.max_model_len - prompt, pool - prompt - block))
+        for one in range(max(0, wanted - len(self.requests))):
+            seed = now_ns + 31 * one
+            self.submit(Ask(np.full(prompt, 1000 + seed % 30_000, dtype=np.int64), output, seed=seed), now_ns)
+
+    # What an operator can do
+
+    def pause(self, mode: str, now_ns: int) -> None:
+        """`abort` ends what there is, `wait` lets it go on to its end, `keep` freezes it. What comes now is held back."""
+        self.is_paused = True
+        if mode == "abort":
+            for request in list(self.requests.values()):
+                self.abort(request, now_ns, is_told=True)
+        self._stands_still = mode == "keep"
+        self._suffer(now_ns)
+
+    def resume(self, now_ns: int) -> None:
+        """Go on, with those who came meanwhile."""
+        self.is_paused = self._stands_still = False
+        self._suffer(now_ns)
+        held, self._held = self._held, []
+        for request in held:
+            self._admit(request, now_ns)
+
+    def sleep(self, level: int, mode: str, now_ns: int) -> None:
+        """Pause; from level 1 on the memory is given back, too."""
+        self.pause(mode, now_ns)
+        self.sleep_level = level
+        self.figures.sleep_state = SLEEP_STATES[min(level, 2)]
+        if level > 0:
+            self.memory.sleep(level)
+
+    def wake_up(self, now_ns: int) -> None:
+        """Take the memory back and go on."""
+        level, self.sleep_level = self.sleep_level, None
+        self.figures.sleep_state = SLEEP_STATES[0]
+        if level and (trouble := self.memory.wake_up()) is not None:
+            self.die(trouble)
+            return
+        self.resume(now_ns)
+
+    def reset_prefix_cache(self, *, reset_running: bool = False) -> bool:
+        """Forget the cache's content; where it is asked for, by pushing out whoever holds a part of it."""
+        if reset_running:
+            self.run.preempt_all()
+        return self.run.reset_prefix_cache()
+
+    def compact(self, now_ns: int) -> list[dict[str, Any]]:
+        """Give torch's free segments back to the device, between two steps; what each worker answers."""
+        self.advance(now_ns)
+        self.run.delay(COMPACTION_NS)
+        answer = self.memory.compact()
+        return [{"pid": worker + 1, "rank": worker, "at": now_ns / NS, **answer} for worker in range(self.config.workers)]
+
+    def worker_figures(self, now_ns: int) -> list[dict[str, Any]]:
+        """What each worker's probe would have written last; all of them hold the same."""
+        groups = self.memory.figures()
+        plain = {
+            "started": 0, "beat": now_ns / NS, "at": now_ns / NS, "every_s": 1.0, "phase": "serving", "engine": 0,
+            "vllm": self.config.release, "device": "cuda:0", "samples": now_ns // NS,
+        }  # fmt: skip
+        return [
+            {
+                **empty_figures(),
+                **plain,
+                **groups,
+                "pid": rank + 1,
+                "rank": rank,
+                "local_rank": rank,
+                "age_s": 0.0,
+                "alive": True,
+            }
+            for rank in range(self.config.workers)
+        ]

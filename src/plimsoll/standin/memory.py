@@ -1,0 +1,375 @@
+"""The memory of one GPU worker without a GPU: the budget of `plan`, torch's cache above it, the device and the host around it.
+
+    |<------------------------------- the device ------------------------------->|
+    | neighbours | context, non-torch | weights, KV cache, graphs | cache | free |
+                                      |<----- reserved by torch --------->|
+
+A step's tensors are those of one layer of a Llama in the order in which vLLM makes and drops them (see `_LAYER`), scaled so
+that they reach `activation_peak` with `max_num_batched_tokens` tokens, and then the logits. How near that comes to vLLM 0.25.1
+with Llama-3.1-8B on an H200 (16,384 tokens a step, 128 sequences, eager), recorded in tests/captures/vllm-0.25.1-h200-inside:
+
+    figure, in MiB                                      recorded             here
+    live on top in the longest step                     1,728                1,728
+    largest free block after it                         896                  896
+    cached after long steps on an empty cache           2,052 and more       2,052 and more
+    cached at start, then after long prompts            1,924, then 2,372    1,600, then 2,052
+    cached when a compaction came, 64 streams, 3 s      742 to 2,376         992 to 3,006 (five times 20)
+    the median of these                                 2,102                2,052 to 2,142
+    the most on any run                                 3,061                3,006
+    allocated / reserved                                0.956 to 0.999       0.954 to 0.999
+    given back by a compaction / releasable before it   1                    1
+
+Not modelled: what the sampler needs beyond logits and their 32-bit copy (324 MiB of those at start are left from its profile
+run), layers of unlike shapes, expandable segments. Other models get a Llama's proportions.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from plimsoll.standin.allocator import MIB, MIDDLE_SEGMENT, Allocator, Event, Failure, segment_for
+from plimsoll.standin.torch_words import oom_text
+
+# One layer over all tokens, in 27ths of the activation peak: hidden state and its norm (2 each), queries with keys and values
+# (3), attention and its projection (2 each), both halves of the feed-forward (14), their product (7), the way back (2).
+# At the last one 2 + 2 + 14 + 7 + 2 are live. The next layer finds all it needs in what this one has left.
+_RESIDUAL, _NORM, _QKV, _ATTENTION, _PROJECTED, _GATE_UP, _PRODUCT, _DOWN, _LOGITS, _LOGITS_32 = range(10)
+_LAYER: tuple[Event, ...] = (
+    (_RESIDUAL, 2), (_NORM, 2), (_QKV, 3), (_ATTENTION, 2), (_PROJECTED, 2), (_NORM, 0), (_QKV, 0), (_ATTENTION, 0),
+    (_GATE_UP, 14), (_PRODUCT, 7), (_DOWN, 2), (_GATE_UP, 0), (_PRODUCT, 0), (_PROJECTED, 0), (_RESIDUAL, 0),
+)  # fmt: skip
+_PARTS = 27
+_LOGITS_BYTES, _LOGITS_32_BYTES = 2, 4
+# Steps up to this size replay a CUDA graph, whose tensors lie in the graphs' own pool.
+_GRAPH_TOKENS_MOST = 512
+# Free blocks beside weights: 82.4 MiB with a whole Llama-3.1-8B, 225 to 330 MiB with four layers of it.
+_BESIDE_WEIGHTS = 86_366_720
+# 170 segments after a compaction, 32 of them the cache's: one for each layer.
+_WEIGHTS_SEGMENT = 112 * MIB
+_CACHE_SEGMENTS = 32
+_KNOWN_MOST = 64
+
+HOST_RESIDENT_AT_START = 1652 * MIB  # recorded beside the figures above
+HOST_BESIDE = 4016 * MIB  # API server and file cache in the same control group
+HOST_TOTAL = 128 << 30
+
+
+class MemorySizes(NamedTuple):
+    """What one worker reckons with, in bytes; `plan` has the terms."""
+
+    total: int  # device memory
+    context: int  # what is used before vLLM's snapshot: CUDA context, NCCL
+    neighbours: int
+    requested: int
+    weights: int
+    non_torch: int
+    activation_peak: int
+    graphs: int
+    kv_cache: int
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    vocab: int
+    buffers: int = 0  # what lives in torch beside all that: input buffers, workspaces
+    is_profiled: bool = True  # False with --kv-cache-memory-bytes: vLLM measures nothing, and does not empty the cache
+
+
+class OutOfMemory(NamedTuple):
+    """An allocation that failed: torch's own text, what was asked for and what was free."""
+
+    message: str
+    tried: int
+    free: int
+
+
+class Memory:
+    """One worker's memory. Everything that steps allocate is gone when they end; the segments stay."""
+
+    __slots__ = (
+        "_allocated_peak", "_allocator", "_asleep", "_beside_weights", "_grown", "_known", "_largest_allowed", "_most_needed",
+        "_neighbours", "_on_host", "host_limit", "host_resident", "host_resident_peak", "host_total", "sizes",
+    )  # fmt: skip
+
+    def __init__(self, sizes: MemorySizes, *, host_limit: int | None = None, host_total: int = HOST_TOTAL) -> None:
+        """After a start; `start_failure` says whether there is one."""
+        self.sizes = sizes
+        self._neighbours = sizes.neighbours
+        self._grown = self._asleep = self._on_host = self._allocated_peak = 0
+        self._known: set[Event] = set()  # steps that are known to fit into what is cached
+        self._allocator = Allocator()
+        self._largest_allowed, self._most_needed = self._most_for_any_step()
+        self.host_resident = self.host_resident_peak = HOST_RESIDENT_AT_START
+        self.host_limit, self.host_total = host_limit, host_total
+        # A device that is nearly full has no room for blocks that are free.
+        self._beside_weights = 0
+        self._beside_weights = min(_BESIDE_WEIGHTS, self.free)
+        if self._beside_weights:
+            self._allocator.hold(self._beside_weights)
+        if not sizes.is_profiled:
+            self._leave_profile_run()
+
+    def _leave_profile_run(self) -> None:
+        """What the profile run leaves in the cache where nobody empties it.
+
+        All but one tensor's segment: in the recordings the feed-forward's product found room beside the weights, which
+        something else has taken since, so the first long step asks the device for it once more.
+        """
+        limits = self.sizes
+        events = [event for event in self._events(limits.max_num_batched_tokens, limits.max_num_seqs) if event[0] != _PRODUCT]
+        self._allocator.run(events, self.free)
+        self._allocator.retries = self._allocator.ooms = 0
+
+    # The device
+
+    @property
+    def allocated(self) -> int:
+        """What is live between two steps, as torch counts."""
+        sizes = self.sizes
+        return sizes.weights + sizes.kv_cache + sizes.graphs + sizes.buffers + self._grown
+
+    @property
+    def reserved(self) -> int:
+        """What torch holds of the device, as torch counts: memory that sleeps is counted still."""
+        sizes = self.sizes
+        base = sizes.weights + sizes.kv_cache + sizes.graphs + sizes.buffers + self._beside_weights
+        return base + self._allocator.reserved
+
+    @property
+    def own(self) -> int:
+        """What this process holds of the device."""
+        return self.sizes.context + self.sizes.non_torch + self.reserved - self._asleep
+
+    @property
+    def free(self) -> int:
+        """What nobody holds."""
+        return max(0, self.sizes.total - self.own - self._neighbours)
+
+    @property
+    def neighbours(self) -> int:
+        """What other processes hold."""
+        return self._neighbours
+
+    @neighbours.setter
+    def neighbours(self, size: int) -> None:
+        self._neighbours = max(0, min(size, self._neighbours + self.free))
+
+    def take_neighbour(self, size: int) -> bool:
+        """Somebody else asks the device; False where it has too little."""
+        if size > self.free:
+            return False
+        self._neighbours += size
+        return True
+
+    def give_back_neighbour(self, size: int) -> None:
+        """Somebody else gives back."""
+        self._neighbours = max(0, self._neighbours - size)
+
+    # Steps
+
+    def step(self, tokens: int, sequences: int) -> OutOfMemory | None:
+        """What this step allocates; None if it gets it all. Afterwards it is free again, and cached."""
+        key = tokens, sequences
+        if key in self._known:
+            return None
+        allocator = self._allocator
+        before = allocator.reserved, allocator.retries
+        failure = allocator.run(self._events(tokens, sequences), self.free)
+        self._allocated_peak = max(self._allocated_peak, self.allocated + allocator.step_peak)
+        if before != (allocator.reserved, allocator.retries) or len(self._known) >= _KNOWN_MOST:
+            self._known.clear()
+        elif failure is None:
+            self._known.add(key)
+        return None if failure is None else self._out_of_memory(failure)
+
+    def is_safe(self) -> bool:
+        """Whether no step within the limits can fail, whatever steps come before it.
+
+        Where the device refuses, torch gives back all but the segments that the step itself lies in by then. Each of its
+        tensors holds one of them at most, and none is larger than the largest that a step may ask for.
+        """
+        if self._asleep:
+            return False
+        needed, largest = self._most_needed, self._allocator.largest_segment
+        if largest > self._largest_allowed:  # somebody went beyond the limits
+            needed = needed * largest // self._largest_allowed + 1
+        return self.free + self._allocator.releasable >= needed
+
+    def note_largest(self, tokens: int, sequences: int) -> None:
+        """The largest of many steps that were not shown one by one, because memory is safe."""
+        trouble = self.step(tokens, sequences)
+        assert trouble is None, "only where is_safe() says so"
+
+    def refusal(self, tokens: int, sequences: int) -> OutOfMemory:
+        """This step's failure, as if this process had filled the device before: what an injected fault shows."""
+        self._allocator.retries += 1
+        self._allocator.ooms += 1
+        needs = [size for _, size in self._events(tokens, sequences)]
+        tried = segment_for(max(needs))
+        free = min(self.free, tried // 2)
+        own = self.sizes.total - self._neighbours - free
+        left = self._beside_weights
+        live = max(0, own - self.sizes.context - self.sizes.non_torch - left)
+        return OutOfMemory(self._message(tried, free, own, live, left), tried, free)
+
+    def grow(self, size: int) -> OutOfMemory | None:
+        """Allocations that never end; they hold the segments that they lie in."""
+        if size <= 0:
+            return None
+        self._known.clear()
+        kept = self._allocator.keep(size, self.free)
+        if isinstance(kept, Failure):
+            return self._out_of_memory(kept)
+        self._grown += kept
+        return None
+
+    def _events(self, tokens: int, sequences: int) -> list[Event]:
+        """A step's allocations and frees, in order."""
+        sizes = self.sizes
+        events: list[Event] = []
+        if not sizes.graphs or tokens > min(_GRAPH_TOKENS_MOST, 2 * sizes.max_num_seqs):
+            share = sizes.activation_peak * tokens
+            whole = _PARTS * sizes.max_num_batched_tokens
+            events += [(tensor, part and (share * part // whole or 1)) for tensor, part in _LAYER]
+        logits = max(1, sequences * sizes.vocab)
+        events += ((_LOGITS, logits * _LOGITS_BYTES), (_LOGITS_32, logits * _LOGITS_32_BYTES))
+        return events
+
+    def _most_for_any_step(self) -> tuple[int, int]:
+        """The largest segment that a step within the limits asks for, and the most it needs at once beside the worst cache."""
+        limits = self.sizes
+        # A request of less than 10 MiB asks for 20, so the longest step need not be the one that asks for most.
+        events = self._events(max(limits.max_num_batched_tokens, 1), max(limits.max_num_seqs, 1))
+        asked = [max(MIDDLE_SEGMENT, segment_for(size)) if size else 0 for _, size in events]
+        largest = max(asked)
+        live = most = 0
+        for segment in asked:
+            if segment:
+                most = max(most, live * largest + segment)
+            live += 1 if segment else -1
+        return largest, most
+
+    # Sleep
+
+    def sleep(self, level: int) -> None:
+        """Weights and cache leave the device; with level 1 the weights go to the host."""
+        if self._asleep or level < 1:
+            return
+        self._known.clear()
+        self._allocator.release()
+        self._asleep = self.sizes.weights + self.sizes.kv_cache
+        if level == 1:
+            self._on_host = self.sizes.weights
+            self.grow_host(self._on_host)
+
+    def wake_up(self) -> OutOfMemory | None:
+        """They come back; a neighbour may have taken their place, which vLLM tells in words of its own."""
+        if self._asleep > self.free:
+            return OutOfMemory("CUDA Error: out of memory at /workspace/csrc/cumem_allocator.cpp:163", self._asleep, self.free)
+        self.host_resident -= self._on_host
+        self._asleep = self._on_host = 0
+        return None
+
+    # The host
+
+    def grow_host(self, size: int) -> bool:
+        """The worker's memory on the host grows; False beyond the limit, where the kernel would kill it."""
+        self.host_resident += size
+        self.host_resident_peak = max(self.host_resident_peak, self.host_resident)
+        limit = self.host_total if self.host_limit is None else min(self.host_limit, self.host_total)
+        return self.host_resident + HOST_BESIDE <= limit
+
+    # What others see
+
+    def compact(self) -> dict[str, Any]:
+        """Give back what is cached and wholly free; the answer is that of `plimsoll_compact`."""
+        if self._asleep:
+            return {"refused": "the worker is asleep"}
+        reserved, free = self.reserved, self.free
+        self._known.clear()
+        returned = self._allocator.release()
+        return {
+            "reserved_before": reserved,
+            "reserved_after": self.reserved,
+            "returned": returned,
+            "free_before": free,
+            "free_after": self.free,
+            "duration_s": 0.002244,  # the median of 20 on an H200
+        }
+
+    def figures(self) -> dict[str, dict[str, Any]]:
+        """The groups that the worker's probe writes, with its keys."""
+        sizes, allocator = self.sizes, self._allocator
+        base = self.reserved - allocator.reserved
+        left = self.reserved - self.allocated - allocator.releasable
+        weights_segments = -(-sizes.weights // _WEIGHTS_SEGMENT) + _CACHE_SEGMENTS
+        used = self.host_resident + HOST_BESIDE
+        return {
+            "allocator": {
+                "allocated": self.allocated,
+                "reserved": self.reserved,
+                "active": self.allocated,
+                "inactive_split": left,
+                "releasable": allocator.releasable,
+                "unreleasable": left,
+                "segments": weights_segments + allocator.segments,
+                "allocated_peak": max(self._allocated_peak, self.allocated),
+                "reserved_peak": base + allocator.reserved_peak,
+                "alloc_retries": allocator.retries,
+                "ooms": allocator.ooms,
+                "expandable": False,
+                "private_pool_bytes": sizes.graphs,
+                "largest_free_block": allocator.largest_free_block,
+                "walked_age_s": 0.0,
+            },
+            "device_memory": {
+                "total": sizes.total,
+                "free": self.free,
+                "used": sizes.total - self.free,
+                "by_this_process": self.own,
+                "by_others": self._neighbours,
+                "source": "nvml",
+            },
+            "host_memory": {
+                "resident": self.host_resident,
+                "resident_peak": max(self.host_resident_peak, self.host_resident),
+                "total": self.host_total,
+                "available": max(0, self.host_total - used),
+                "limit": self.host_limit,
+                "used_by_group": used,
+            },
+            "budget": {
+                "requested": sizes.requested,
+                "weights": sizes.weights,
+                "kv_cache": sizes.kv_cache,
+                "activation_peak": sizes.activation_peak if sizes.is_profiled else None,
+                "non_torch": sizes.non_torch if sizes.is_profiled else None,
+                "graphs": sizes.graphs if sizes.is_profiled else None,
+                "free_at_start": max(0, sizes.total - sizes.context - sizes.neighbours),
+                "total_at_start": sizes.total,
+            },
+        }
+
+    def _out_of_memory(self, failure: Failure) -> OutOfMemory:
+        live = self.allocated + failure.live
+        left = max(0, self.reserved - live)
+        return OutOfMemory(self._message(failure.tried, self.free, self.own, live, left), failure.tried, self.free)
+
+    def _message(self, tried: int, free: int, own: int, live: int, left: int) -> str:
+        total, graphs = self.sizes.total, self.sizes.graphs
+        return oom_text(
+            total=total, graphs=graphs, tried=tried, free=free, own=own, live=live, left=left, neighbours=self._neighbours
+        )
+
+
+def start_failure(sizes: MemorySizes) -> OutOfMemory | None:
+    """What torch says at a start that the device has no room for; None if it has."""
+    used = sizes.context + sizes.non_torch + sizes.neighbours
+    live = 0
+    for part in (sizes.weights, sizes.buffers, sizes.kv_cache, sizes.graphs):
+        free = max(0, sizes.total - used - live)
+        if part > free:
+            own = sizes.context + sizes.non_torch + live
+            total, others = sizes.total, sizes.neighbours
+            text = oom_text(total=total, graphs=0, tried=part, free=free, own=own, live=live, left=0, neighbours=others)
+            return OutOfMemory(text, part, free)
+        live += part
+    return None

@@ -1,0 +1,53 @@
+"""What vLLM's own parser says to a command that it does not take; it then ends with exit code 2."""
+
+from __future__ import annotations
+
+from plimsoll.engine.command_line import Argument, CommandLine, Unseen
+from plimsoll.engine.flags import FlagRow
+from plimsoll.engine.values import row_problem
+
+_KINDS = {"int": "int", "float": "float", "human-int": "human_readable_int", "human-int-or-auto": "human_readable_int_or_auto"}
+
+
+def complaint_of(line: CommandLine, unseen: Unseen, *, knows_all: bool = True) -> str | None:
+    """The last line that it prints; None if it takes the command.
+
+    `knows_all`: what our table of the release does not have is refused, too.
+    """
+    for argument in line.arguments:
+        if argument.candidates:
+            return f"vllm serve: error: ambiguous option: {argument.typed} could match {', '.join(argument.candidates)}"
+    for argument in line.arguments:
+        problem = _problem(argument, unseen)
+        if problem is not None:
+            return f"vllm serve: error: {problem}"
+    strange = [word for argument in line.arguments if argument.row is None for word in _words(argument)]
+    strange += line.leftovers
+    return f"vllm: error: unrecognized arguments: {' '.join(strange)}" if strange and knows_all else None
+
+
+def _words(argument: Argument) -> list[str]:
+    if argument.is_opaque:
+        return []
+    return [f"{argument.typed}={argument.values[0]}"] if argument.has_equals else [argument.typed, *argument.values]
+
+
+def _problem(argument: Argument, unseen: Unseen) -> str | None:
+    row = argument.row
+    if row is None or argument.path:
+        return None
+    name = "/".join(row.spellings)
+    if argument.lacks_value:
+        return f"argument {name}: expected {'at least one argument' if row.nargs == '+' else 'one argument'}"
+    if not row.takes_value:
+        return f"argument {name}: ignored explicit argument {argument.values[0]!r}" if argument.values else None
+    for value in argument.values:
+        if value not in unseen and row_problem(row, value) is not None:
+            return f"argument {name}: {_refusal(row, value)}"
+    return None
+
+
+def _refusal(row: FlagRow, value: str) -> str:
+    if row.choices is not None and value not in row.choices:
+        return f"invalid choice: {value!r} (choose from {', '.join(repr(choice) for choice in row.choices)})"
+    return f"invalid {_KINDS.get(row.kind, row.kind)} value: {value!r}"

@@ -1,0 +1,235 @@
+"""The fields of a body, checked as the models behind vLLM's API check them; what is wrong is said in the same words.
+
+Each problem is a dict as pydantic makes one. A string that reads as a number is a number, as there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from plimsoll.standin.serve.errors import Detail, Refused
+
+MOST_SHOWN = 10
+MOST_INPUT = 200
+MOST_ERROR = 1000
+MOST_STOPS = 4  # VLLM_MAX_STOP_STRINGS
+INT64 = 2**63 - 1
+TRUTHS = {"true": True, "1": True, "yes": True, "on": True, "y": True, "t": True}
+TRUTHS |= {"false": False, "0": False, "no": False, "off": False, "n": False, "f": False}
+
+
+class Field(NamedTuple):
+    """What a value must be."""
+
+    kind: str  # int, float, bool, str, list, dict, strs, ints
+    may_be_null: bool = True
+    least: int | None = None
+    most: int | None = None
+
+
+ID = Field("int", least=0)
+Problem = dict[str, Any]
+
+
+def problem(kind: str, loc: tuple[str | int, ...], says: str, value: object, **more: object) -> Problem:
+    """One problem."""
+    found: Problem = {"type": kind, "loc": ".".join(map(str, loc)), "msg": says, "input": _shown(value)}
+    return {**found, "ctx": more} if more else found
+
+
+def refusal(problems: list[Problem]) -> Refused:
+    """400 with all of them, ten at most, as vLLM words it."""
+    count = len(problems)
+    label = "error" if count == 1 else "errors"
+    lines = [_cut(str(one), MOST_ERROR) for one in problems[:MOST_SHOWN]]
+    if count > MOST_SHOWN:
+        lines.append(f"...and {count - MOST_SHOWN} more {label}")
+    message = f"{count} validation {label}:\n" + "\n".join(f"  {line}" for line in lines)
+    return Refused(400, message, "Bad Request", str(problems[0]["loc"]))
+
+
+def object_of(body: bytes, content_type: str) -> dict[str, Any]:
+    """The JSON object in a body."""
+    if content_type.split(";", 1)[0].lower() != "application/json":
+        message = "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed"
+        raise Refused(400, message, "Bad Request")
+    try:
+        found = json.loads(body) if body else None
+    except UnicodeDecodeError:
+        raise Detail(400, says="There was an error parsing the body") from None
+    except (ValueError, RecursionError) as error:
+        place = getattr(error, "pos", 0)
+        why = getattr(error, "msg", str(error))
+        wrong: Problem = {"type": "json_invalid", "loc": f"body.{place}", "msg": "JSON decode error", "input": _shown({})}
+        raise refusal([{**wrong, "ctx": {"error": why}}]) from None
+    if found is None:
+        raise refusal([problem("missing", ("body",), "Field required", None)])
+    if not isinstance(found, dict):
+        says = "Input should be a valid dictionary or object to extract fields from"
+        raise refusal([problem("model_attributes_type", ("body",), says, found)])
+    return found
+
+
+def check(fields: Mapping[str, Field], body: dict[str, Any], needed: Iterable[str] = ()) -> dict[str, Any]:
+    """The fields that are known, each of its type; Refused with everything that is wrong."""
+    problems: list[Problem] = []
+    good: dict[str, Any] = {}
+    missing = [name for name in needed if name not in body]
+    problems += [problem("missing", ("body", name), "Field required", body) for name in missing]
+    for name, field in fields.items():
+        if name not in body:
+            continue
+        value = body[name]
+        if value is None and field.may_be_null:
+            continue
+        checked, wrong = value_of(field, value, ("body", name))
+        problems += wrong
+        good[name] = checked
+    if problems:
+        raise refusal(problems)
+    return good
+
+
+def value_of(field: Field, value: Any, loc: tuple[str | int, ...]) -> tuple[Any, list[Problem]]:
+    """The value as its type, and what is wrong with it."""
+    checked, wrong = _KINDS[field.kind](value, loc)
+    if not wrong and field.least is not None and checked < field.least:
+        says = f"Input should be greater than or equal to {field.least}"
+        wrong = [problem("greater_than_equal", loc, says, value, ge=field.least)]
+    if not wrong and field.most is not None and checked > field.most:
+        says = f"Input should be less than or equal to {field.most}"
+        wrong = [problem("less_than_equal", loc, says, value, le=field.most)]
+    return checked, wrong
+
+
+Checked = tuple[Any, list[Problem]]
+
+
+def _int(value: Any, loc: tuple[str | int, ...]) -> Checked:
+    if isinstance(value, bool | int):
+        return int(value), []
+    if isinstance(value, float):
+        if value.is_integer():
+            return int(value), []
+        says = "Input should be a valid integer, got a number with a fractional part"
+        return None, [problem("int_from_float", loc, says, value)]
+    if isinstance(value, str):
+        try:
+            return int(value.strip()), []
+        except ValueError:
+            says = "Input should be a valid integer, unable to parse string as an integer"
+            return None, [problem("int_parsing", loc, says, value)]
+    return None, [problem("int_type", loc, "Input should be a valid integer", value)]
+
+
+def _float(value: Any, loc: tuple[str | int, ...]) -> Checked:
+    if isinstance(value, bool | int | float):
+        return float(value), []
+    if isinstance(value, str):
+        try:
+            return float(value), []
+        except ValueError:
+            says = "Input should be a valid number, unable to parse string as a number"
+            return None, [problem("float_parsing", loc, says, value)]
+    return None, [problem("float_type", loc, "Input should be a valid number", value)]
+
+
+def _bool(value: Any, loc: tuple[str | int, ...]) -> Checked:
+    if isinstance(value, bool):
+        return value, []
+    if isinstance(value, int | float) and value in (0, 1):
+        return bool(value), []
+    if isinstance(value, str | int | float):
+        if isinstance(value, str) and value.lower() in TRUTHS:
+            return TRUTHS[value.lower()], []
+        return None, [problem("bool_parsing", loc, "Input should be a valid boolean, unable to interpret input", value)]
+    return None, [problem("bool_type", loc, "Input should be a valid boolean", value)]
+
+
+def _str(value: Any, loc: tuple[str | int, ...]) -> Checked:
+    if isinstance(value, str):
+        return value, []
+    return None, [problem("string_type", loc, "Input should be a valid string", value)]
+
+
+def _list(value: Any, loc: tuple[str | int, ...]) -> Checked:
+    if isinstance(value, list):
+        return value, []
+    return None, [problem("list_type", loc, "Input should be a valid list", value)]
+
+
+def _dict(value: Any, loc: tuple[str | int, ...]) -> Checked:
+    if isinstance(value, dict):
+        return value, []
+    return None, [problem("dict_type", loc, "Input should be a valid dictionary", value)]
+
+
+def _ints(value: Any, loc: tuple[str | int, ...]) -> Checked:
+    found, wrong = _list(value, loc)
+    if wrong:
+        return None, wrong
+    each = [_int(one, (*loc, place)) for place, one in enumerate(found)]
+    return [one for one, _ in each], [trouble for _, troubles in each for trouble in troubles]
+
+
+def _ids(value: Any, loc: tuple[str | int, ...]) -> Checked:
+    found, wrong = _list(value, loc)
+    if wrong:
+        return None, wrong
+    each = [value_of(Field("int", least=0, most=INT64), one, (*loc, place)) for place, one in enumerate(found)]
+    return [one for one, _ in each], [trouble for _, troubles in each for trouble in troubles]
+
+
+def _strs(value: Any, loc: tuple[str | int, ...]) -> Checked:
+    """Text, or a list of texts: both ways are tried, and both complain."""
+    if isinstance(value, str):
+        return [value], []
+    wrong = _str(value, loc)[1]
+    if not isinstance(value, list):
+        return None, wrong + _list(value, loc)[1]
+    each = [_str(one, (*loc, place))[1] for place, one in enumerate(value)]
+    inner = [trouble for troubles in each for trouble in troubles]
+    if len(value) > MOST_STOPS and not inner:
+        says = f"List should have at most {MOST_STOPS} items after validation, not {len(value)}"
+        limits = {"field_type": "List", "max_length": MOST_STOPS, "actual_length": len(value)}
+        inner = [problem("too_long", loc, says, value, **limits)]
+    return value, wrong + inner if inner else []
+
+
+def _prompt(value: Any, loc: tuple[str | int, ...]) -> Checked:
+    """Text, texts, token ids, or lists of those."""
+    if isinstance(value, str) or (isinstance(value, list) and _is_prompt_list(value)):
+        return value, []
+    if isinstance(value, list):
+        flat = [one for place, item in enumerate(value) for one in value_of(ID, item, (*loc, place))[1]]
+        nested = [one for place, item in enumerate(value) for one in _list(item, (*loc, place))[1]]
+        texts = [one for place, item in enumerate(value) for one in _str(item, (*loc, place))[1]]
+        return None, flat + nested + _str(value, loc)[1] + texts
+    return None, _list(value, loc)[1] * 2 + _str(value, loc)[1] + _list(value, loc)[1]
+
+
+def _is_prompt_list(value: list[Any]) -> bool:
+    if all(type(one) is int and one >= 0 for one in value) or all(isinstance(one, str) for one in value):
+        return True
+    return all(isinstance(one, list) and all(type(token) is int and token >= 0 for token in one) for one in value)
+
+
+_KINDS = {
+    "int": _int, "float": _float, "bool": _bool, "str": _str, "list": _list, "dict": _dict, "ints": _ints, "ids": _ids,
+    "strs": _strs, "prompt": _prompt,
+}  # fmt: skip
+
+
+def _shown(value: object) -> object:
+    """What was sent, but never much of it."""
+    if isinstance(value, str):
+        return _cut(value, MOST_INPUT)
+    if isinstance(value, list | dict):
+        return f"<{type(value).__name__} of {len(value)} items>"
+    return _cut(str(value), MOST_INPUT)
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else text[:most] + "...[truncated]"

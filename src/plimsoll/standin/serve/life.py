@@ -1,0 +1,199 @@
+"""The life of one server: it starts, or fails to; serves; dies with its engine or is stopped; and what its log says of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterable, Sequence
+
+from plimsoll.standin import life_log
+from plimsoll.standin.config import Launchable
+from plimsoll.standin.engine import Engine
+from plimsoll.standin.faults import Fault
+from plimsoll.standin.launch_log import start_lines
+from plimsoll.standin.log_format import Line, Pids, written
+from plimsoll.standin.serve.assembly import Assembled, assemble
+from plimsoll.standin.serve.driver import NS, Driver
+from plimsoll.standin.serve.port import Port
+from plimsoll.standin.start_failures import failed_lines, want_of_memory
+
+WATCHDOG_S = 5.0  # how often vLLM looks whether its engine has died
+LOOK_S = 0.02
+HAS_ENDED, HAS_FAILED = 0, 1
+
+
+class Log:
+    """Where a server's lines go; quiet for the many of a fleet."""
+
+    def __init__(self, launch: Launchable, *, is_quiet: bool) -> None:
+        self._launch = launch
+        self.is_quiet = is_quiet
+        self.pids = Pids(os.getpid(), os.getpid())
+
+    def say(self, lines: Iterable[Line]) -> None:
+        """Print them, now."""
+        if self.is_quiet:
+            return
+        stamp = time.strftime("%m-%d %H:%M:%S")
+        for line in lines:
+            text = written(line, stamp, self.pids, self._launch.log.release)
+            print(text, file=sys.stderr if line.is_error else sys.stdout, flush=True)
+
+    async def say_in_time(self, lines: Sequence[Line], seconds: float) -> None:
+        """Each line when its share of the time has passed; back when all of it has."""
+        began = time.monotonic()
+        for line in (*lines, None):
+            due = seconds if line is None else min(1.0, line.share) * seconds
+            await asyncio.sleep(max(0.0, began + due - time.monotonic()))
+            self.say(() if line is None else (line,))
+
+
+class Life:
+    """One server from its start to its end."""
+
+    def __init__(self, launch: Launchable, faults: Sequence[Fault], *, speed: float, is_quiet: bool) -> None:
+        self.launch = launch
+        self.port = Port(launch.options.host, launch.options.port)
+        self.log = Log(launch, is_quiet=is_quiet)
+        self._faults = [fault for fault in faults if fault.kind not in ("slow-start", "start-failure")]
+        self._slow_s = sum(fault.value for fault in faults if fault.kind == "slow-start")
+        self._fails = any(fault.kind == "start-failure" for fault in faults)
+        self._speed = speed
+        self._change = asyncio.Event()  # dead, met dead, or told to stop
+        self._is_stopped = self._is_met_dead = False
+        self.made: Assembled | None = None
+
+    def stop(self) -> None:
+        """Somebody has sent SIGTERM."""
+        self._is_stopped = True
+        self._change.set()
+
+    async def run(self) -> int:
+        """All of it; the exit code of the process that vLLM's would be."""
+        seconds = (self.launch.log.seconds + self._slow_s) / self._speed
+        if self._fails:
+            await self.log.say_in_time(failed_lines(self.launch.log, want_of_memory(self.launch.log)), seconds)
+            await self.port.close()
+            return HAS_FAILED
+        made, driver = self._make()
+        lines = start_lines(self.launch.log, os.getpid())
+        starting = asyncio.get_running_loop().create_task(self.log.say_in_time([] if self.log.is_quiet else lines, seconds))
+        stopping = asyncio.get_running_loop().create_task(self._change.wait())
+        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            starting.cancel()
+            await self.port.close()
+            return HAS_ENDED
+        stopping.cancel()
+        return await self._serve(made, driver)
+
+    def _make(self) -> tuple[Assembled, Driver]:
+        launch = self.launch
+        driver = Driver(Engine(launch.config, self._faults), time.monotonic_ns, self._speed)
+        self.made = assemble(driver.engine, driver, launch.options, has_probe=launch.has_probe, has_stats=launch.has_stats)
+        driver.on_turn = self._look
+        self.made.service.on_death = self._meet
+        return self.made, driver
+
+    async def _serve(self, made: Assembled, driver: Driver) -> int:
+        launch = self.launch
+        shows = launch.log.shows_requests and not self.log.is_quiet
+        await self.port.open(made.app, root_path=launch.options.root_path, has_access_log=shows)
+        driver.start()
+        began = time.monotonic()
+        telling = asyncio.get_running_loop().create_task(self._tell_rates(driver))
+        try:
+            await self._change.wait()
+            if self._is_stopped and not driver.engine.is_dead:
+                await self._stop(made)
+            else:
+                await self._die(driver.engine, began)
+            return HAS_ENDED
+        finally:
+            telling.cancel()
+            driver.stop()
+
+    def _look(self) -> None:
+        """After every turn of the engine."""
+        if self.made is not None and self.made.service.engine.is_dead and not self._change.is_set():
+            self._change.set()
+
+    def _meet(self) -> None:
+        """A client was told that the engine is dead: vLLM leaves then, without waiting for its watchdog."""
+        self._is_met_dead = True
+
+    async def _die(self, engine: Engine, began: float) -> None:
+        log, watchdog_s = self.launch.log, WATCHDOG_S / self._speed
+        self.log.say(life_log.death_lines(log, engine.death or "", self._stats(engine, 0.0, 0.0)))
+        if self.launch.stays_when_dead:
+            while not self._is_stopped:
+                await asyncio.sleep(LOOK_S)
+        end = began + watchdog_s * (1 + int((time.monotonic() - began) / watchdog_s))
+        while time.monotonic() < end and not self._is_met_dead and not self._is_stopped:
+            await asyncio.sleep(min(LOOK_S, watchdog_s))
+        await self.port.close()
+        self.log.say(life_log.after_death_lines(log, self.log.pids.api, self.log.pids.core))
+
+    async def _stop(self, made: Assembled) -> None:
+        service, log = made.service, self.launch.log
+        timeout_s = self.launch.options.shutdown_timeout_s
+        self.log.say(life_log.stop_lines(log, int(timeout_s), len(service.states), self.log.pids.core))
+        made.client.shutdown(timeout=timeout_s)
+        end = time.monotonic() + timeout_s / self._speed
+        while service.states and not service.engine.is_dead and time.monotonic() < end:
+            await asyncio.sleep(LOOK_S)
+        if service.states:
+            # vLLM ends its engine then, and whoever still waits finds it dead.
+            service.engine.die("the time for a shutdown has passed")
+            service.driver.turn()
+        await self.port.close()
+        self.log.say(life_log.stopped_lines(log))
+
+    async def _tell_rates(self, driver: Driver) -> None:
+        """The line of throughput, while there is something to tell."""
+        every_s = self.launch.log.stats_interval_s
+        if self.log.is_quiet or not every_s:
+            return
+        figures, was_idle = driver.engine.figures, 0
+        before, before_ns = (figures.prompt_tokens, figures.generation_tokens), driver.now_ns()
+        while True:
+            await asyncio.sleep(every_s / self._speed)
+            now, now_ns = (figures.prompt_tokens, figures.generation_tokens), driver.now_ns()
+            passed_s = max(1e-9, (now_ns - before_ns) / NS)
+            is_idle = now == before and not figures.running and not figures.waiting
+            was_idle = was_idle + 1 if is_idle else 0
+            if was_idle < 2:
+                rates = [(after - earlier) / passed_s for after, earlier in zip(now, before, strict=True)]
+                self.log.say([life_log.stats_line(self._stats(driver.engine, *rates))])
+            before, before_ns = now, now_ns
+
+    def _stats(self, engine: Engine, prompt_per_s: float, generation_per_s: float) -> life_log.Stats:
+        figures = engine.figures
+        rate = figures.prefix_hits / figures.prefix_queries if figures.prefix_queries else None
+        return life_log.Stats(
+            prompt_per_s, generation_per_s, figures.running, figures.waiting, figures.waiting_deferred, figures.kv_usage, rate
+        )
+
+
+class AccessLines(logging.Handler):
+    """uvicorn's line for each answer, on stdout."""
+
+    def __init__(self, log: Log) -> None:
+        super().__init__()
+        self._log = log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """One answer, as uvicorn words its parts."""
+        if not isinstance(record.args, tuple) or len(record.args) != 5:
+            return
+        client, method, path, _, status = record.args
+        try:
+            from http import HTTPStatus
+
+            said = f"{status} {HTTPStatus(int(str(status))).phrase}"
+        except ValueError:
+            said = str(status)
+        self._log.say([life_log.answer_line(str(client), str(method), str(path), said)])

@@ -1,0 +1,263 @@
+"""Why a start fails, by the plan's figures, in vLLM's order and in its words; and what its log says then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from plimsoll.domain.finding import Code
+from plimsoll.domain.units import GIB
+from plimsoll.engine.flags import is_before
+from plimsoll.plan.kv import WhyRefused
+from plimsoll.plan.ledger import NEIGHBOURS_APART, Ledger
+from plimsoll.standin.launch_log import StartLog, loading_lines, measured_lines, opening_lines
+from plimsoll.standin.log_format import API_SERVER, ENGINE_CORE, Frame, Line, error, gib, traceback, worker_failed
+from plimsoll.standin.memory import MemorySizes
+from plimsoll.standin.torch_words import oom_text
+
+_CORE = "vllm/v1/engine/core.py"
+_WORKER = "vllm/v1/worker/gpu_worker.py"
+_RUNNER = "vllm/v1/worker/gpu/model_runner.py"
+_BEGIN = (Frame(_CORE, 1482, "run_engine_core"), Frame(_CORE, 1194, "__init__"))
+_EXECUTOR = (
+    Frame(_CORE, 151, "__init__"),
+    Frame("vllm/v1/executor/abstract.py", 109, "__init__"),
+    Frame("vllm/v1/executor/uniproc_executor.py", 68, "_init_executor"),
+)
+_CACHES = (Frame(_CORE, 157, "__init__"), Frame(_CORE, 326, "_initialize_kv_caches"))
+_CLIENT = (
+    Frame("vllm/entrypoints/cli/serve.py", 156, "cmd"),
+    Frame("vllm/entrypoints/launchers/api_server/entry.py", 177, "run_server"),
+    Frame("vllm/v1/engine/async_llm.py", 184, "__init__"),
+    Frame("vllm/v1/engine/utils.py", 1431, "wait_for_engine_startup"),
+)
+_CONFIG = (
+    Frame("vllm/entrypoints/cli/serve.py", 156, "cmd"),
+    Frame("vllm/engine/arg_utils.py", 2240, "create_engine_config"),
+    Frame("vllm/engine/arg_utils.py", 1955, "create_model_config"),
+)
+_HELP = "See https://docs.vllm.ai/en/latest/configuration/conserving_memory/ for more details."
+_CORE_FAILED = "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}"
+_WORKER_FAILED = (
+    "Exception: WorkerProc initialization failed due to an exception in a background process. See stack trace for root cause."
+)
+
+
+class Failure(NamedTuple):
+    """A start that ends with exit code 1."""
+
+    code: Code  # what `doctor` makes of the log
+    message: str  # the exception
+    frames: tuple[Frame, ...]
+    steps: int  # how far it came: 0 the API server, 1 the engine's process, 2 the weights, 3 the measured memory
+    is_workers: bool = True  # else the engine core's own
+
+
+def failure_of(log: StartLog, sizes: MemorySizes, environment: Mapping[str, str]) -> Failure | None:
+    """The first of vLLM's checks that the plan's central figures do not pass; None if it starts."""
+    ledger = log.ledger
+    if ledger.settings.max_model_len > log.shape.max_context and environment.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") != "1":
+        return _too_long_for_the_model(log)
+    if log.free_bytes < ledger.requested.value and not is_before(log.release, NEIGHBOURS_APART):
+        return too_little_free(log, log.free_bytes)
+    if ledger.weights.value > log.free_bytes:
+        return _out_of_memory(log, sizes, "weights")
+    if ledger.weights.value + ledger.non_torch.value + ledger.activation.value > log.free_bytes:
+        return _out_of_memory(log, sizes, "profile")
+    return _cache_refused(ledger) or _too_large(log, sizes)
+
+
+def want_of_memory(log: StartLog) -> Failure:
+    """A failure for a server that would start: somebody else holds what it asks for."""
+    return too_little_free(log, min(log.free_bytes, max(0, log.ledger.requested.value - GIB)))
+
+
+def too_little_free(log: StartLog, free: int) -> Failure:
+    """Less is free than was asked for."""
+    ledger = log.ledger
+    message = (
+        f"ValueError: Free memory on device cuda:0 ({gib(free)}/{gib(ledger.card.total_bytes)} GiB) on startup is less than "
+        f"desired GPU memory utilization ({ledger.settings.utilization}, {gib(ledger.requested.value)} GiB). Decrease GPU "
+        "memory utilization or reduce GPU memory used by other processes."
+    )
+    frames = (
+        *_EXECUTOR,
+        Frame("vllm/v1/worker/worker_base.py", 331, "init_device"),
+        Frame(_WORKER, 535, "init_device"),
+        Frame("vllm/v1/worker/utils.py", 762, "request_memory"),
+    )
+    return Failure(Code.STARTUP_FREE_MEMORY_CHECK, message, frames, 1)
+
+
+def _too_long_for_the_model(log: StartLog) -> Failure:
+    message = (
+        "pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig\n"
+        f"  Value error, User-specified max_model_len ({log.ledger.settings.max_model_len}) is greater than the derived "
+        f"max_model_len (max_position_embeddings={log.shape.max_context} or model_max_length=None in model's config.json). To "
+        "allow overriding this maximum, set the env var VLLM_ALLOW_LONG_MAX_MODEL_LEN=1."
+    )
+    return Failure(Code.OTHER_BAD_CONFIG, message, _CONFIG, 0, is_workers=False)
+
+
+def _cache_refused(ledger: Ledger) -> Failure | None:
+    refusal = ledger.kv_plan.refusal
+    is_nothing = ledger.kv.value <= 0 or (refusal is not None and refusal.why is WhyRefused.NO_MEMORY)
+    if refusal is None and not is_nothing:
+        return None
+    frames = (
+        *_CACHES,
+        Frame("vllm/v1/core/kv_cache_utils.py", 2642, "get_kv_cache_configs"),
+        Frame("vllm/v1/core/kv_cache_utils.py", 1010, "_check_enough_kv_cache_memory"),
+    )
+    if is_nothing:
+        message = (
+            "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing "
+            f"the engine (this flag also controls CPU memory reservation on the CPU backend, despite its name). {_HELP}"
+        )
+        return Failure(Code.STARTUP_NO_CACHE_BLOCKS, message, frames, 3, is_workers=False)
+    assert refusal is not None
+    if refusal.why is WhyRefused.NOTHING_FITS:
+        message = (
+            "ValueError: Cannot auto-fit max_model_len: not enough GPU memory available to serve even a single token. Try "
+            "increasing `gpu_memory_utilization`."
+        )
+        return Failure(Code.STARTUP_NO_CACHE_BLOCKS, message, frames, 3, is_workers=False)
+    fits = refusal.estimated_max_len
+    estimate = f"Based on the available memory, the estimated maximum model length is {fits}. " if fits > 0 else ""
+    message = (
+        f"ValueError: To serve at least one request with the model's max seq len ({ledger.kv_plan.max_model_len}), "
+        f"({gib(refusal.needed_bytes)} GiB KV cache is needed, which is larger than the available KV cache memory "
+        f"({gib(refusal.available_bytes)} GiB). {estimate}Try increasing `gpu_memory_utilization` (which also controls CPU "
+        f"memory on the CPU backend) or decreasing `max_model_len` when initializing the engine. {_HELP}"
+    )
+    return Failure(Code.STARTUP_CONTEXT_TOO_LONG, message, frames, 3, is_workers=False)
+
+
+def _too_large(log: StartLog, sizes: MemorySizes) -> Failure | None:
+    """A cache of a size that somebody set is taken whether there is room or not; and graphs come after it."""
+    room = log.free_bytes - sizes.weights - sizes.non_torch
+    if sizes.kv_cache > room:
+        return _out_of_memory(log, sizes, "kv-allocation")
+    if sizes.graphs and sizes.kv_cache + sizes.graphs > room:
+        return _out_of_memory(log, sizes, "graph-capture")
+    return None
+
+
+class _Step(NamedTuple):
+    """Where an allocation fails at start."""
+
+    code: Code
+    frames: tuple[Frame, ...]
+    steps: int
+
+
+_STEPS: Mapping[str, _Step] = {
+    "weights": _Step(
+        Code.STARTUP_WEIGHTS_DO_NOT_FIT,
+        (
+            *_EXECUTOR,
+            Frame(_WORKER, 590, "load_model"),
+            Frame(_RUNNER, 405, "load_model"),
+            Frame("vllm/model_executor/model_loader/base_loader.py", 55, "load_model"),
+            Frame("vllm/model_executor/model_loader/utils.py", 63, "initialize_model"),
+            Frame("vllm/model_executor/layers/linear.py", 201, "create_weights"),
+        ),
+        2,
+    ),
+    "profile": _Step(
+        Code.STARTUP_PROFILE_RUN,
+        (
+            *_CACHES,
+            Frame("vllm/v1/executor/abstract.py", 140, "determine_available_memory"),
+            Frame(_WORKER, 690, "determine_available_memory"),
+            Frame(_RUNNER, 760, "profile_run"),
+            Frame(_RUNNER, 700, "_dummy_run"),
+        ),
+        2,
+    ),
+    "kv-allocation": _Step(
+        Code.STARTUP_KV_ALLOCATION,
+        (
+            *_CACHES,
+            Frame("vllm/v1/executor/abstract.py", 124, "initialize_from_config"),
+            Frame(_WORKER, 880, "initialize_from_config"),
+            Frame(_RUNNER, 560, "initialize_kv_cache"),
+            Frame("vllm/v1/worker/gpu/attn_utils.py", 180, "_allocate_kv_cache"),
+        ),
+        3,
+    ),
+    "graph-capture": _Step(
+        Code.STARTUP_GRAPH_CAPTURE,
+        (
+            *_CACHES,
+            Frame("vllm/v1/executor/abstract.py", 124, "initialize_from_config"),
+            Frame(_WORKER, 962, "compile_or_warm_up_model"),
+            Frame(_RUNNER, 1100, "capture_model"),
+            Frame("vllm/v1/worker/gpu/cudagraph_utils.py", 576, "capture"),
+        ),
+        3,
+    ),
+}
+
+
+def _out_of_memory(log: StartLog, sizes: MemorySizes, step: str) -> Failure:
+    """torch's words for the piece that found no room, when those before it had filled the device."""
+    known = _STEPS[step]
+    layers = max(1, len(log.shape.layers))
+    before, whole, pieces = {
+        "weights": (0, sizes.weights, 4 * layers),
+        "profile": (sizes.weights, sizes.activation_peak, 4),
+        "kv-allocation": (sizes.weights, sizes.kv_cache, layers),
+        "graph-capture": (sizes.weights + sizes.kv_cache, sizes.graphs, 8),
+    }[step]
+    outside = sizes.non_torch if step != "weights" else 0
+    room = max(0, log.free_bytes - before - outside)
+    piece = max(1, whole // pieces)
+    free = room % piece
+    live = before + room - free
+    text = oom_text(
+        total=sizes.total,
+        graphs=0,
+        tried=piece,
+        free=free,
+        own=sizes.context + outside + live,
+        live=live,
+        left=0,
+        neighbours=sizes.neighbours,
+    )
+    return Failure(known.code, f"torch.OutOfMemoryError: {text}", known.frames, known.steps)
+
+
+def failed_lines(log: StartLog, failure: Failure) -> tuple[Line, ...]:
+    """The log of a start that fails."""
+    return tuple(_failed(log, failure))
+
+
+def _failed(log: StartLog, failure: Failure) -> Iterator[Line]:
+    opening = opening_lines(log)
+    if failure.steps == 0:
+        # The API server itself gives up, before there is an engine.
+        yield from (line for line in opening if line.process == API_SERVER and "max model len" not in line.text)
+        yield Line(API_SERVER, "", "", traceback(failure.frames, failure.message), 0.1, is_error=True)
+        return
+    yield from opening
+    passed = opening[-1].share
+    for step, lines in ((2, loading_lines(log)), (3, measured_lines(log))):
+        if failure.steps >= step:
+            yield from lines
+            passed = lines[-1].share
+    frames, message = failure.frames, failure.message
+    if failure.is_workers and len(log.workers) > 1:
+        said = traceback(frames, message)
+        if failure.frames[: len(_EXECUTOR)] == _EXECUTOR:
+            for worker in log.workers:
+                yield error(worker, "multiproc_executor.py:990", f"WorkerProc failed to start.\n{said}", passed)
+            frames, message = _EXECUTOR, _WORKER_FAILED
+        else:
+            for worker in log.workers:
+                yield error(worker, "multiproc_executor.py:1063", f"WorkerProc hit an exception.\n{said}", passed)
+            frames, message = _CACHES, worker_failed(message.partition(": ")[2])
+    said = traceback((*_BEGIN, *frames), message)
+    yield error(ENGINE_CORE, "core.py:1510", f"EngineCore failed to start.\n{said}", passed)
+    yield Line(ENGINE_CORE, "", "", said, passed, is_error=True)
+    yield Line(API_SERVER, "", "", traceback(_CLIENT, _CORE_FAILED), passed, is_error=True)

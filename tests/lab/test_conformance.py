@@ -1,0 +1,313 @@
+"""The comparison of two recordings, and the client that makes them, against a small server that misbehaves on demand."""
+
+from __future__ import annotations
+
+import copy
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.conformance.cases import REQUESTS
+from lab.conformance.client import Ask, InFlight, events_of, see
+from lab.conformance.compare import Allowed, beyond, differences, streams, unused
+from lab.conformance.metrics import difference, families, numbers
+from lab.conformance.phases import end_of, tidied
+from lab.conformance.report import BEGIN, END, block, page
+from lab.conformance.shapes import folded, kind, shape
+
+CAPTURE = Path(__file__).parents[1] / "captures" / "vllm-0.32.0-conformance" / "real.json"
+ANSWER: dict[str, Any] = {
+    "status": 200,
+    "headers": {"date": "Mon", "content-type": "application/json", "content-length": "7"},
+    "whole": True,
+    "json": {
+        "id": "cmpl-1",
+        "object": "text_completion",
+        "choices": [{"index": 0, "text": "abc", "finish_reason": "length"}],
+        "usage": {"prompt_tokens": 4},
+    },
+}
+
+
+def changed(*keys: Any, to: Any) -> dict[str, Any]:
+    """A recording of one answer with one value of it changed."""
+    found: dict[str, Any] = {"main": {"one": copy.deepcopy(ANSWER)}}
+    place: Any = found["main"]["one"]
+    for key in keys[:-1]:
+        place = place[key]
+    place[keys[-1]] = to
+    return found
+
+
+REAL = changed("status", to=200)
+
+
+@pytest.mark.parametrize(
+    ("keys", "to"),
+    [
+        (("json", "id"), "cmpl-2"),
+        (("json", "choices", 0, "text"), "xyz"),
+        (("headers", "date"), "Tue"),
+        (("headers", "content-length"), "8"),
+    ],
+)
+def test_what_no_two_runs_share_is_no_difference(keys: tuple[Any, ...], to: Any) -> None:
+    """Ids, texts, times and sizes may be what they like."""
+    assert differences(REAL, changed(*keys, to=to)) == []
+
+
+@pytest.mark.parametrize(
+    ("keys", "to", "where"),
+    [
+        (("status",), 500, "main/one/status"),
+        (("whole",), False, "main/one/whole"),
+        (("json", "id"), 7, "main/one/json/id"),
+        (("json", "object"), "other", "main/one/json/object"),
+        (("json", "usage", "prompt_tokens"), 5, "main/one/json/usage/prompt_tokens"),
+        (("json", "choices", 0, "finish_reason"), "stop", "main/one/json/choices/0/finish_reason"),
+        (("json", "choices"), [], "main/one/json/choices"),
+        (("json", "choices", 0, "text"), None, "main/one/json/choices/0/text"),
+        (("headers", "content-type"), "text/plain", "main/one/headers/content-type"),
+        (("headers", "more"), "1", "main/one/headers/more"),
+        (("json", "extra"), None, "main/one/json/extra"),
+    ],
+)
+def test_facts_are_compared(keys: tuple[Any, ...], to: Any, where: str) -> None:
+    """A status, a key too many, a kind, a name or a count that differs is found, at its place and nowhere else."""
+    assert [one.where for one in differences(REAL, changed(*keys, to=to))] == [where]
+    assert [one.where for one in differences(changed(*keys, to=to), REAL)] == [where]
+
+
+def test_a_case_can_free_a_value_of_its_own() -> None:
+    """How many tokens a text has is the tokenizer's affair; of what kind the count is stays compared."""
+    real = {"one": ANSWER | {"free": ["prompt_tokens"]}}
+    other = copy.deepcopy(real)
+    other["one"]["json"]["usage"]["prompt_tokens"] = 9
+    assert differences(real, other) == []
+    other["one"]["json"]["usage"]["prompt_tokens"] = "9"
+    assert len(differences(real, other)) == 1
+
+
+def test_allowed_differences_are_named_and_none_is_idle() -> None:
+    """A rule takes away what it matches; a rule that matches nothing is reported."""
+    found = differences(REAL, changed("status", to=500))
+    rules = (Allowed("main/*/status", "because"), Allowed("nothing/*", "once"))
+    assert beyond(found, ()) == found
+    assert beyond(found, rules) == []
+    assert unused(found, rules) == [rules[1]]
+
+
+def test_near_numbers_agree_and_far_ones_do_not() -> None:
+    """Where a rule gives a band, a missing number counts as 0."""
+    assert differences({"a": {"seconds": 3.0}}, {"a": {"seconds": 9.0}}) == []
+    assert len(differences({"a": {"seconds": 3.0}}, {"a": {"seconds": 300.0}})) == 1
+    assert differences({"small": {"at once": {"x": 3.0}}}, {"small": {"at once": {}}}) == []
+    assert len(differences({"small": {"at once": {"x": 90.0}}}, {"small": {"at once": {}}})) == 1
+
+
+def test_a_race_may_end_either_way() -> None:
+    """Ends that a race decides agree when both are known; a status that a short moment shows may be missed."""
+
+    def ended(how: str) -> dict[str, Any]:
+        return {"main": {"sigterm": {"ends": {"stream": how}}}}
+
+    assert differences(ended("abort"), ended("error 500")) == []
+    assert len(differences(ended("abort"), ended("length"))) == 1
+    assert differences({"maybe health": [0, 503]}, {"maybe health": [0]}) == []
+    assert len(differences({"maybe health": [0, 503]}, {"maybe health": [0, 200]})) > 0
+
+
+@pytest.mark.parametrize(
+    ("seen", "end"),
+    [
+        ({"status": 0, "error": "no answer"}, "no answer"),
+        ({"status": 200, "whole": False, "events": []}, "cut"),
+        ({"status": 500, "whole": True, "json": {"error": {"code": 500}}}, "error 500"),
+        ({"status": 200, "whole": True, "events": [{"choices": [{"finish_reason": "abort"}]}, "[DONE]"]}, "abort"),
+        ({"status": 404, "whole": True}, "status 404"),
+    ],
+)
+def test_ends_are_told_apart(seen: dict[str, Any], end: str) -> None:
+    """The last word of an answer is its finish reason or its error."""
+    assert end_of(seen) == end
+
+
+def event(index: int, text: str, reason: str | None = None, **more: Any) -> dict[str, Any]:
+    return {"id": f"{text}{index}", "choices": [{"index": index, "text": text, "finish_reason": reason}], **more}
+
+
+def test_streams_are_compared_choice_by_choice() -> None:
+    """How tokens are cut into chunks, and which choice comes first, is speed; the end of each choice is a fact."""
+    end = {"choices": [], "usage": {"completion_tokens": 4}}
+    one = [event(0, "a"), event(1, "b"), event(0, "c"), event(0, "", "length"), event(1, "", "length"), end, "[DONE]"]
+    other = [event(1, "bb"), event(0, "ac"), event(1, "", "length"), event(0, "", "length"), end, "[DONE]"]
+    assert streams(one) == streams(other)
+    assert streams(one) == streams(folded(one))
+    assert streams(one) != streams(one[:-1])
+    assert streams(one) != streams([*one[:5], "[DONE]", end])
+    assert streams(one) != streams([event(0, "a", "stop") if item is one[3] else item for item in one])
+    assert streams([event(0, "a", usage={"n": 1})]) == streams([event(0, "a", usage={"n": 2})])
+    assert streams(one)["order"] == ["choice", "rest"]
+
+
+def test_folding_keeps_one_of_a_run() -> None:
+    """A stream of a thousand equal chunks is kept as one, with how many there were."""
+    kept = folded([event(0, str(n)) for n in range(1000)] + ["[DONE]"])
+    assert [item["alike"] if isinstance(item, dict) else item for item in kept] == [1000, "[DONE]"]
+
+
+def test_kinds_and_shapes() -> None:
+    """A free value is replaced by its kind; a chat's log probabilities keep their keys."""
+    assert [kind(value) for value in (None, True, 1, 1.5, "a", [1, "a"], {"k": None}, [])] == [
+        "null", "bool", "number", "number", "text", "list of number or text", "object", "list of nothing",
+    ]  # fmt: skip
+    assert shape({"content": [{"token": "a", "logprob": -1.0}]}) == {"content": [{"token": "<text>", "logprob": "<number>"}]}
+    assert shape({"top_logprobs": [{"a": -1.0}]}) == {"top_logprobs": "<list of object>"}
+    assert shape({"content": "a", "role": "assistant"}) == {"content": "<text>", "role": "assistant"}
+
+
+def test_a_recording_is_kept_small_and_names_no_machine() -> None:
+    """Large free values become their kind, which compares as they would have; streams are folded."""
+    seen = {"status": 200, "whole": True, "free": ["page"], "page": "x" * 5000, "events": [event(0, str(n)) for n in range(50)]}
+    kept = tidied({"one": seen})
+    assert kept["one"]["page"] == "kind: text"
+    assert len(kept["one"]["events"]) == 1
+    assert differences(kept, {"one": seen}) == []
+
+
+def test_events_that_are_framed_otherwise_show() -> None:
+    """Each event is `data: `, JSON and a blank line; anything else is kept as it came."""
+    assert events_of('data: {"a": 1}\n\ndata: [DONE]\n\n') == [{"a": 1}, "[DONE]"]
+    assert events_of('data:{"a": 1}\n\ndata: x\n\ndata: {') == [
+        {"raw": 'data:{"a": 1}'},
+        {"raw": "data: x"},
+        {"raw": "data: {"},
+    ]
+
+
+PAGE = """# HELP vllm:prompt_tokens_total Number of prefill tokens processed.
+# TYPE vllm:prompt_tokens_total counter
+vllm:prompt_tokens_total{engine="0",model_name="tiny"} 7.0
+# HELP h A histogram.
+# TYPE h histogram
+h_bucket{le="1.0",pid="a \\"}b"} 1.0
+h_bucket{le="+Inf",pid="a"} 2.0
+h_count{pid="a"} 2.0
+plain 1e+03
+"""
+
+
+def test_pages_are_read_as_families_and_as_numbers() -> None:
+    """Names, types and label names; values of labels only where they are facts; counters by how far they moved."""
+    found = families(PAGE)
+    assert found["h"] == {
+        "help": "A histogram.",
+        "type": "histogram",
+        "series": {"h_bucket": {"le": ["1.0", "+Inf"], "pid": []}, "h_count": {"pid": []}},
+    }
+    assert found["vllm:prompt_tokens_total"]["type"] == "counter"
+    assert found["plain"] == {"series": {"plain": {}}}
+    before = numbers(PAGE)
+    assert before == {"vllm:prompt_tokens_total": 7.0}
+    assert difference(before, {"vllm:prompt_tokens_total": 9.0, "x": 0.0}) == {"vllm:prompt_tokens_total": 2.0}
+
+
+def test_the_table_counts_what_was_compared() -> None:
+    """Every part has its row, and a difference that nothing allows is named."""
+    real = json.loads(CAPTURE.read_text(encoding="utf-8"))
+    other = copy.deepcopy(real)
+    other["main"]["requests"]["GET /version"]["status"] = 500
+    made = block(real, differences(real, other), ())
+    assert made.startswith(BEGIN)
+    assert made.endswith(END)
+    assert "| answers to questions |" in made
+    assert "- main/requests/GET /version/status: real 200, stand-in 500" in made
+    assert "not explained" not in block(real, [], ())
+
+
+def test_the_table_goes_between_its_marks() -> None:
+    """The rest of the page stays; a page without marks is refused."""
+    assert page(f"head\n{BEGIN}\nold\n{END}\ntail", "new") == "head\nnew\ntail"
+    with pytest.raises(SystemExit):
+        page("no place", "new")
+
+
+class Odd(http.server.BaseHTTPRequestHandler):
+    """Answers by path: plain JSON, or a stream that ends well, or one that breaks off."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        """One answer."""
+        asked = self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        if self.path == "/json":
+            self.send_header("Content-Type", "application/json")
+            body = json.dumps({"asked": json.loads(asked), "type": self.headers["Content-Type"]}).encode()
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+            return
+        self.send_header("Content-Type", "text/event-stream; charset=utf-8")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        self.wfile.write(b'b\r\ndata: {"a":\r\n')
+        self.wfile.write(b"5\r\n 1}\n\n\r\n")
+        if self.path == "/stream":
+            self.wfile.write(b"0\r\n\r\n")
+        self.close_connection = True
+
+    def log_message(self, *words: Any) -> None:
+        """Nothing is printed."""
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """A server that is gone with the test."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Odd)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    yield server.server_port
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_the_client_records_what_it_got(port: int) -> None:
+    """JSON, a stream that ended, a stream that broke off, and nobody there."""
+    plain = see(port, Ask("POST", "/json", {"x": 1}))
+    assert (plain["status"], plain["whole"], plain["json"]) == (200, True, {"asked": {"x": 1}, "type": "application/json"})
+    typed = see(port, Ask("POST", "/json", raw=b"[]", headers={"Content-Type": "text/plain"}))
+    assert typed["json"] == {"asked": [], "type": "text/plain"}
+    flight = InFlight(port, Ask("POST", "/stream", {}))
+    assert flight.begun.wait(10)
+    assert flight.result() | {"headers": {}} == {
+        "status": 200, "headers": {}, "whole": True, "compact": False, "events": [{"a": 1}],
+    }  # fmt: skip
+    assert flight.is_over
+    cut = see(port, Ask("POST", "/cut", {}))
+    assert (cut["status"], cut["whole"], cut["events"]) == (200, False, [{"a": 1}])
+
+
+def test_nobody_there_is_status_0() -> None:
+    """A port that refuses is recorded, not raised."""
+    server = http.server.HTTPServer(("127.0.0.1", 0), Odd)
+    port = server.server_port
+    server.server_close()
+    assert see(port, Ask("GET", "/")) == {"status": 0, "error": "no answer"}
+
+
+def test_the_recording_in_the_repository_is_of_these_questions() -> None:
+    """The real engine's recording has an answer to every question, names no machine, and agrees with itself."""
+    text = CAPTURE.read_text(encoding="utf-8")
+    real = json.loads(text)
+    assert {case.name for case in REQUESTS} <= set(real["main"]["requests"])
+    assert "/root" not in text
+    assert "/home" not in text
+    assert len(text) < 1_000_000
+    assert differences(real, real) == []

@@ -1,0 +1,30 @@
+"""Launches as `plimsoll standin` reads them, and their logs as text; for the tests of the stand-in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from plimsoll.cli.standin_launch import read_asked
+from plimsoll.domain.log import Log
+from plimsoll.sources.texts import log_of_bytes
+from plimsoll.standin.config import Launchable
+from plimsoll.standin.log_format import Line, Pids, written
+
+LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
+STAMP = "11-15 12:00:00"
+PIDS = Pids(100, 200, (300, 301))
+
+
+def launchable(*words: str, **environ: str) -> Launchable:
+    """The one server that these words ask for."""
+    return read_asked(words, environ).launches[0]
+
+
+def text_of(lines: Iterable[Line], release: str) -> str:
+    """The lines as a log holds them."""
+    return "".join(written(line, STAMP, PIDS, release) + "\n" for line in lines)
+
+
+def log_of(lines: Iterable[Line], release: str) -> Log:
+    """The same, as `plimsoll doctor` reads it."""
+    return log_of_bytes("standin.log", text_of(lines, release).encode())

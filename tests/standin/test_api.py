@@ -1,0 +1,312 @@
+"""The stand-in's API over real sockets: vLLM's answers, whole and streamed."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from plimsoll.standin.serve.options import Options
+from tests.fakes import eventually
+from tests.standin.engines import engine
+from tests.standin.servers import FAST, SLOW, Server, standin
+
+PATHS = ("/v1/completions", "/v1/chat/completions")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """One for all tests that leave nothing behind."""
+    with standin() as found:
+        yield found
+
+
+def asked(path: str, **more: Any) -> dict[str, Any]:
+    """A request to one of the two."""
+    prompt = {"prompt": "a few words"} if path == PATHS[0] else {"messages": [{"role": "user", "content": "a few words"}]}
+    return {"model": "m", **prompt, "max_tokens": 5, **more}
+
+
+def text_of(path: str, choice: dict[str, Any]) -> str:
+    """What a whole or a streamed choice says."""
+    if path == PATHS[0]:
+        return str(choice["text"])
+    return str((choice.get("message") or choice["delta"])["content"])
+
+
+def test_a_completion_has_vllms_fields_in_vllms_order(server: Server) -> None:
+    """A client that reads any field of 0.32.0 finds it."""
+    got = server.ask("POST", PATHS[0], asked(PATHS[0]))
+    body = got.json()
+    assert got.status == 200
+    assert got.headers["content-type"] == "application/json"
+    assert (
+        list(body)
+        == (
+            "id object created model choices service_tier system_fingerprint usage "
+            "kv_transfer_params ec_transfer_params metrics"
+        ).split()
+    )
+    assert body["id"].startswith("cmpl-")
+    assert body["object"] == "text_completion"
+    assert (
+        list(body["choices"][0])
+        == ("index text logprobs finish_reason stop_reason token_ids prompt_logprobs prompt_token_ids routed_experts").split()
+    )
+    assert body["choices"][0]["finish_reason"] == "length"
+    prompt = body["usage"]["prompt_tokens"]
+    assert body["usage"] == {
+        "prompt_tokens": prompt, "total_tokens": prompt + 5, "completion_tokens": 5, "prompt_tokens_details": None,
+        "completion_tokens_details": None,
+    }  # fmt: skip
+
+
+def test_a_chat_answer_has_vllms_fields_in_vllms_order(server: Server) -> None:
+    """The same for chat."""
+    body = server.ask("POST", PATHS[1], asked(PATHS[1])).json()
+    assert (
+        list(body)
+        == (
+            "id object created model choices service_tier system_fingerprint usage "
+            "prompt_logprobs prompt_token_ids prompt_text kv_transfer_params ec_transfer_params metrics"
+        ).split()
+    )
+    choice = body["choices"][0]
+    assert list(choice) == "index message logprobs finish_reason stop_reason token_ids routed_experts".split()
+    assert list(choice["message"]) == "role content refusal annotations audio function_call reasoning".split()
+    assert choice["message"]["role"] == "assistant"
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_stream_says_what_the_whole_answer_says(server: Server, path: str) -> None:
+    """The pieces put together are the answer; the last piece says why it ended, and then it is done."""
+    whole = server.ask("POST", path, asked(path, max_tokens=40)).json()
+    got = server.ask("POST", path, asked(path, max_tokens=40, stream=True))
+    assert got.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert got.headers["transfer-encoding"] == "chunked"
+    events = got.events()
+    assert events[-1] == "[DONE]"
+    pieces = [json.loads(event) for event in events[:-1]]
+    choices = [piece["choices"][0] for piece in pieces]
+    assert "".join(text_of(path, choice) for choice in choices) == text_of(path, whole["choices"][0])
+    assert [choice["finish_reason"] for choice in choices if choice["finish_reason"]] == ["length"]
+    assert choices[-1]["finish_reason"] == "length"
+    assert pieces[-1]["system_fingerprint"] == whole["system_fingerprint"]
+    assert len({piece["id"] for piece in pieces}) == 1
+
+
+def test_the_events_of_a_stream_are_as_vllm_writes_them(server: Server) -> None:
+    """Fields, their order and the blanks between them."""
+    events = server.ask("POST", PATHS[0], asked(PATHS[0], stream=True, request_id="r")).events()
+    first = json.loads(events[0])
+    assert events[0] == json.dumps(first, separators=(",", ":"), ensure_ascii=False)
+    assert list(first) == ["id", "object", "created", "model", "choices"]
+    assert list(first["choices"][0]) == ("index text logprobs finish_reason stop_reason prompt_token_ids token_ids").split()
+    assert first["id"] == "cmpl-r"
+    events = server.ask("POST", PATHS[1], asked(PATHS[1], stream=True)).events()
+    first, second, last = json.loads(events[0]), json.loads(events[1]), json.loads(events[-2])
+    assert first["choices"] == [
+        {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+    ]
+    assert list(first)[-2:] == ["prompt_token_ids", "prompt_text"]
+    assert list(second["choices"][0]) == ["index", "delta", "logprobs", "finish_reason", "token_ids"]
+    assert list(last["choices"][0]) == ["index", "delta", "logprobs", "finish_reason", "stop_reason", "token_ids"]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_usage_comes_last_where_it_is_asked_for(server: Server, path: str) -> None:
+    """With include_usage one event more has no choices; with continuous usage every event counts."""
+    body = asked(path, stream=True, stream_options={"include_usage": True})
+    pieces = [json.loads(event) for event in server.ask("POST", path, body).events()[:-1]]
+    assert pieces[-1]["choices"] == []
+    assert pieces[-1]["usage"]["completion_tokens"] == 5
+    assert list(pieces[-1]) == ["id", "object", "created", "model", "choices", "usage", "system_fingerprint"]
+    assert all("usage" not in piece and "system_fingerprint" not in piece for piece in pieces[:-1])
+    body["stream_options"]["continuous_usage_stats"] = True
+    pieces = [json.loads(event) for event in server.ask("POST", path, body).events()[:-1]]
+    counts = [piece["usage"]["completion_tokens"] for piece in pieces]
+    assert counts == sorted(counts)
+    assert counts[-1] == 5
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_several_choices_are_told_apart(server: Server, path: str) -> None:
+    """n answers have n indexes and differ."""
+    body = server.ask("POST", path, asked(path, n=3, max_tokens=20)).json()
+    assert [choice["index"] for choice in body["choices"]] == [0, 1, 2]
+    assert len({text_of(path, choice) for choice in body["choices"]}) == 3
+    assert body["usage"]["completion_tokens"] == 60
+    events = server.ask("POST", path, asked(path, n=3, max_tokens=20, stream=True)).events()[:-1]
+    texts = ["", "", ""]
+    for event in events:
+        choice = json.loads(event)["choices"][0]
+        texts[choice["index"]] += text_of(path, choice)
+    assert texts == [text_of(path, choice) for choice in body["choices"]]
+
+
+def test_prompts_come_as_text_as_ids_and_in_lists(server: Server) -> None:
+    """All four kinds; choices are numbered through."""
+    for prompt, choices, tokens in (
+        ("one two", 1, 2), ([5, 6, 7], 1, 3), (["one", "two"], 2, 2), ([[5, 6], [7]], 2, 3),
+    ):  # fmt: skip
+        body = server.ask("POST", PATHS[0], asked(PATHS[0], prompt=prompt, n=2)).json()
+        assert len(body["choices"]) == 2 * choices
+        assert body["usage"]["prompt_tokens"] == tokens
+
+
+def test_echo_gives_the_prompt_back(server: Server) -> None:
+    """Before the answer, once; with no token wanted it is all there is."""
+    body = server.ask("POST", PATHS[0], asked(PATHS[0], echo=True)).json()
+    plain = server.ask("POST", PATHS[0], asked(PATHS[0])).json()
+    assert body["choices"][0]["text"] == "a few words" + plain["choices"][0]["text"]
+    only = server.ask("POST", PATHS[0], asked(PATHS[0], echo=True, max_tokens=0)).json()
+    assert only["choices"][0]["text"] == "a few words"
+    events = server.ask("POST", PATHS[0], asked(PATHS[0], echo=True, stream=True)).events()[:-1]
+    assert "".join(json.loads(event)["choices"][0]["text"] for event in events) == body["choices"][0]["text"]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_stop_string_ends_an_answer_before_it(server: Server, path: str) -> None:
+    """The text ends where the stop string begins, streamed or not, and it is named."""
+    whole = text_of(path, server.ask("POST", path, asked(path, max_tokens=30)).json()["choices"][0])
+    stop = whole.split()[9][1:4]
+    expected = whole[: whole.find(stop)]
+    got = server.ask("POST", path, asked(path, max_tokens=30, stop=["zzz", stop])).json()["choices"][0]
+    assert (text_of(path, got), got["finish_reason"], got["stop_reason"]) == (expected, "stop", stop)
+    kept = server.ask("POST", path, asked(path, max_tokens=30, stop=stop, include_stop_str_in_output=True)).json()
+    assert text_of(path, kept["choices"][0]) == expected + stop
+    events = server.ask("POST", path, asked(path, max_tokens=30, stop=stop, stream=True)).events()[:-1]
+    choices = [json.loads(event)["choices"][0] for event in events]
+    assert "".join(text_of(path, choice) for choice in choices) == expected
+    assert (choices[-1]["finish_reason"], choices[-1]["stop_reason"]) == ("stop", stop)
+
+
+def test_a_stop_token_ends_an_answer_with_it(server: Server) -> None:
+    """It is part of the answer, and named by its number."""
+    ids = server.ask("POST", PATHS[0], asked(PATHS[0], max_tokens=30, return_token_ids=True)).json()["choices"][0]["token_ids"]
+    got = server.ask("POST", PATHS[0], asked(PATHS[0], max_tokens=30, stop_token_ids=[ids[7]], return_token_ids=True)).json()
+    end = ids.index(ids[7]) + 1
+    assert got["choices"][0]["token_ids"] == ids[:end]
+    assert (got["choices"][0]["finish_reason"], got["choices"][0]["stop_reason"]) == ("stop", ids[7])
+
+
+def test_an_answer_ends_by_itself_unless_it_may_not(server: Server) -> None:
+    """Without a limit it stops somewhere, with ignore_eos it goes on to the limit, and min_tokens is kept."""
+    got = server.ask("POST", PATHS[1], asked(PATHS[1], max_tokens=None)).json()
+    assert got["choices"][0]["finish_reason"] == "stop"
+    length = got["usage"]["completion_tokens"]
+    got = server.ask("POST", PATHS[1], asked(PATHS[1], max_tokens=length + 100, ignore_eos=True)).json()
+    assert got["usage"]["completion_tokens"] == length + 100
+    got = server.ask("POST", PATHS[1], asked(PATHS[1], max_tokens=None, min_tokens=length + 20)).json()
+    assert got["usage"]["completion_tokens"] == length + 20
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_logprobs_have_a_place_for_every_token(server: Server, path: str) -> None:
+    """As many as there are tokens, with as many others as were asked for."""
+    asks = {"logprobs": 2} if path == PATHS[0] else {"logprobs": True, "top_logprobs": 2}
+    found = server.ask("POST", path, asked(path, **asks)).json()["choices"][0]["logprobs"]
+    if path == PATHS[0]:
+        assert [len(found[name]) for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")] == [5, 5, 5, 5]
+        assert all(len(top) == 2 for top in found["top_logprobs"])
+    else:
+        assert len(found["content"]) == 5
+        assert all(len(one["top_logprobs"]) == 2 for one in found["content"])
+
+
+def test_the_next_turn_finds_the_last_one_in_the_cache() -> None:
+    """Text of a conversation becomes the same tokens again, so that its blocks are hit."""
+    with standin(Options(has_prompt_tokens_details=True)) as server:
+        messages = [{"role": "user", "content": "word " * 200}]
+        first = server.ask("POST", PATHS[1], {"messages": messages, "max_tokens": 60}).json()
+        messages += [first["choices"][0]["message"], {"role": "user", "content": "and then?"}]
+        second = server.ask("POST", PATHS[1], {"messages": messages, "max_tokens": 5}).json()
+        cached = second["usage"]["prompt_tokens_details"]["cached_tokens"]
+        assert first["usage"]["prompt_tokens"] + 40 < cached < second["usage"]["prompt_tokens"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_goes_takes_its_request_with_it(stream: bool) -> None:
+    """Nobody generates for nobody; vLLM counts such a request nowhere."""
+    with standin(one=engine(step_time=SLOW)) as server:
+        body = json.dumps(asked(PATHS[0], max_tokens=1500, ignore_eos=True, stream=stream)).encode()
+        head = f"POST {PATHS[0]} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:
+            client.sendall(head.encode() + body)
+            eventually(lambda: len(server.made.service.engine.requests) == 1)
+        eventually(lambda: not server.made.service.engine.requests and not server.made.service.states)
+        time.sleep(0.1)
+        assert sum(server.made.service.engine.figures.success.values()) == 0
+
+
+def test_tokens_come_one_by_one_in_real_time() -> None:
+    """A stream with 50 ms a step takes as long as its steps; a machine that keeps up sends every token by itself."""
+    with standin(one=engine(step_time=SLOW)) as server:
+        began = time.monotonic()
+        events = server.ask("POST", PATHS[0], asked(PATHS[0], max_tokens=10, stream=True)).events()
+        took = time.monotonic() - began
+        assert 0.5 <= took < 5.0
+        assert 5 <= len(events) <= 11
+    with standin(one=engine(step_time=SLOW), speed=100.0) as server:
+        began = time.monotonic()
+        assert server.ask("POST", PATHS[0], asked(PATHS[0], max_tokens=50)).status == 200
+        assert time.monotonic() - began < 2.0
+
+
+def test_looking_endpoints_answer_as_vllms(server: Server) -> None:
+    """Models, version, health, load, tokens and back."""
+    models = server.ask("GET", "/v1/models").json()
+    assert list(models["data"][0]) == "id object created owned_by root parent max_model_len permission".split()
+    assert models["data"][0]["max_model_len"] == 2048
+    assert server.ask("GET", "/version").json() == {"version": "0.32.0"}
+    assert server.ask("GET", "/load").json() == {"server_load": 0}
+    for method, path in (("GET", "/health"), ("GET", "/ping"), ("POST", "/ping")):
+        got = server.ask(method, path)
+        assert (got.status, got.body, got.headers["content-length"]) == (200, b"", "0")
+    ids = server.ask("POST", "/tokenize", {"prompt": "one two"}).json()
+    assert list(ids) == ["count", "max_model_len", "tokens", "token_strs"]
+    assert ids["count"] == 2
+    words = server.ask("POST", PATHS[0], asked(PATHS[0], return_token_ids=True)).json()["choices"][0]
+    assert server.ask("POST", "/detokenize", {"tokens": words["token_ids"]}).json() == {"prompt": words["text"]}
+
+
+def test_the_metrics_page_shows_what_was_done(server: Server) -> None:
+    """Text with a length, fast, with the requests counted by path."""
+    server.ask("POST", PATHS[0], asked(PATHS[0]))
+    got = server.ask("GET", "/metrics")
+    assert got.headers["content-type"].startswith("text/plain; version=")
+    assert int(got.headers["content-length"]) == len(got.body)
+    assert b'http_requests_total{handler="/v1/completions",method="POST",status="2xx"}' in got.body
+    assert b"vllm:generation_tokens_total" in got.body
+    took: list[float] = []
+    for _ in range(10):
+        began = time.monotonic()
+        server.ask("GET", "/metrics")
+        took.append(time.monotonic() - began)
+    assert min(took) < 0.05
+
+
+def test_a_key_guards_what_vllm_guards() -> None:
+    """Only paths under /v1 and the like ask for it; whoever has it is let in."""
+    with standin(Options(api_keys=("secret", "other"))) as server:
+        got = server.ask("GET", "/v1/models")
+        assert (got.status, got.json()) == (401, {"error": "Unauthorized"})
+        assert server.ask("GET", "/v1/models", authorization="Bearer other").status == 200
+        assert server.ask("GET", "/v1/models", authorization="Basic other").status == 401
+        for path in ("/health", "/metrics", "/version"):
+            assert server.ask("GET", path).status == 200
+        assert server.ask("POST", "/tokenize", {"prompt": "x"}).status == 200
+
+
+def test_two_servers_in_one_process_know_nothing_of_each_other() -> None:
+    """Each has an engine, a page and requests of its own."""
+    with standin(one=engine(step_time=FAST)) as one, standin(one=engine(step_time=FAST)) as other:
+        one.ask("POST", PATHS[0], asked(PATHS[0]))
+        assert one.made.service.engine.figures.success["length"] == 1
+        assert other.made.service.engine.figures.success["length"] == 0
+        assert b'vllm:generation_tokens_total{engine="0",model_name="m"} 5.0' in one.ask("GET", "/metrics").body
+        assert b'vllm:generation_tokens_total{engine="0",model_name="m"} 0.0' in other.ask("GET", "/metrics").body

@@ -1,0 +1,217 @@
+"""The endpoints that steer an engine, and those that break it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from plimsoll.standin.serve.metrics import cut, lie
+from plimsoll.standin.serve.options import Options
+from tests.fakes import eventually
+from tests.standin.engines import engine
+from tests.standin.servers import SLOW, TOKEN, Got, Server, standin
+from tests.standin.test_api import PATHS, asked
+
+BEARER = {"authorization": f"Bearer {TOKEN}"}
+DEV = Options(is_dev_mode=True, token=TOKEN)
+
+
+class Asking:
+    """A request that is under way in a thread."""
+
+    def __init__(self, server: Server, **more: Any) -> None:
+        self.got: Got | None = None
+        body = asked(PATHS[0], **{"max_tokens": 400, "ignore_eos": True, **more})
+
+        def ask() -> None:
+            self.got = server.ask("POST", PATHS[0], body)
+
+        self._thread = threading.Thread(target=ask)
+        self._thread.start()
+
+    def end(self) -> Got:
+        """Its answer."""
+        self._thread.join(20)
+        assert self.got is not None
+        return self.got
+
+
+def begun(server: Server) -> None:
+    """Something generates."""
+    eventually(lambda: server.made.service.engine.figures.generation_tokens > 1)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_is_aborted_ends_as_if_it_were_done(stream: bool) -> None:
+    """200, with the finish reason abort; the stream ends properly."""
+    with standin(DEV, one=engine(step_time=SLOW)) as server:
+        asking = Asking(server, stream=stream)
+        begun(server)
+        assert server.ask("POST", "/abort_requests", {}).json() == {"status": "aborted", "aborted": 1}
+        got = asking.end()
+        assert got.status == 200
+        assert b'"finish_reason":"abort"' in got.body
+        assert not stream or got.events()[-1] == "[DONE]"
+        assert server.made.service.engine.figures.success["abort"] == 1
+        assert server.ask("POST", "/abort_requests", {"request_ids": ["unknown"]}).json()["aborted"] == 1
+
+
+def test_a_pause_holds_new_requests_until_it_is_over() -> None:
+    """They are taken in and wait; /health says 200 and the gauges stand still."""
+    with standin(DEV, one=engine(step_time=SLOW)) as server:
+        assert server.ask("POST", "/pause?mode=keep").json() == {"status": "paused"}
+        assert server.ask("GET", "/is_paused").json() == {"is_paused": True}
+        assert server.ask("GET", "/health").status == 200
+        asking = Asking(server, max_tokens=2)
+        time.sleep(0.3)
+        assert asking.got is None
+        assert server.made.service.engine.figures.waiting == 0
+        assert server.ask("POST", "/resume").json() == {"status": "resumed"}
+        assert asking.end().status == 200
+        assert server.ask("GET", "/is_paused").json() == {"is_paused": False}
+
+
+def test_a_pause_can_wait_for_what_runs() -> None:
+    """It is answered when all is done, and nothing is cut short."""
+    with standin(DEV, one=engine(step_time=SLOW)) as server:
+        asking = Asking(server, max_tokens=10)
+        begun(server)
+        assert server.ask("POST", "/pause?mode=wait").status == 200
+        assert asking.end().json()["usage"]["completion_tokens"] == 10
+        server.ask("POST", "/resume")
+
+
+def test_sleep_and_wake_say_how_it_sleeps() -> None:
+    """With vLLM's words; a part of an engine that is awake is not an engine."""
+    with standin(DEV) as server:
+        assert server.ask("POST", "/sleep?level=1").json() == {"status": "sleeping", "level": 1}
+        assert server.ask("GET", "/is_sleeping").json() == {"is_sleeping": True}
+        assert b'sleep_state="awake"} 0.0' in server.ask("GET", "/metrics").body
+        assert server.ask("POST", "/wake_up?tags=weights").json() == {"status": "sleeping", "tags": ["weights"]}
+        assert server.ask("POST", "/wake_up?tags=kv_cache").json() == {"status": "awake", "tags": ["kv_cache"]}
+        assert server.ask("GET", "/is_sleeping").json() == {"is_sleeping": False}
+        assert server.ask("POST", "/sleep").status == 200
+        assert server.ask("POST", "/wake_up").json() == {"status": "awake", "tags": None}
+        assert server.ask("POST", PATHS[0], asked(PATHS[0])).status == 200
+
+
+def test_steering_with_a_wrong_word_is_refused_by_name() -> None:
+    """400 names the parameter and what it may be."""
+    with standin(DEV) as server:
+        for path, param, says in (
+            ("/sleep?level=5", "query.level", "Input should be less than or equal to 2"),
+            ("/sleep?level=x", "query.level", "Input should be a valid integer, unable to parse string as an integer"),
+            ("/pause?mode=soft", "query.mode", "Input should be 'abort', 'wait' or 'keep'"),
+        ):
+            error = server.ask("POST", path).json()["error"]
+            assert (error["type"], error["param"], error["code"]) == ("Bad Request", param, 400)
+            assert says in error["message"].replace('"', "'").replace("\\'", "'")
+        got = server.ask("POST", "/abort_requests", b"not json")
+        assert (got.status, got.json()["error"]["message"]) == (400, "Invalid JSON format")
+        got = server.ask("POST", "/collective_rpc", {})
+        assert got.json()["error"]["message"] == "Missing 'method' in request body"
+        assert server.ask("POST", "/collective_rpc", {"method": "anything"}).status == 501
+        assert server.ask("POST", "/reset_prefix_cache").json() == {"success": True}
+        got = server.ask("POST", "/reset_mm_cache")
+        assert (got.status, got.body) == (200, b"")
+        assert list(server.ask("GET", "/server_info?config_format=json").json()) == ["vllm_config", "vllm_env", "system_env"]
+
+
+def test_a_cache_in_use_is_not_reset_unless_all_are_pushed_out() -> None:
+    """As in vLLM: false while blocks are held, true when running requests may be preempted."""
+    with standin(DEV, one=engine(step_time=SLOW)) as server:
+        asking = Asking(server, max_tokens=30)
+        begun(server)
+        assert server.ask("POST", "/reset_prefix_cache").json() == {"success": False}
+        assert server.ask("POST", "/reset_prefix_cache?reset_running_requests=true").json() == {"success": True}
+        assert asking.end().json()["usage"]["completion_tokens"] == 30
+
+
+def test_faults_need_the_token() -> None:
+    """403 where there is none, 401 for a wrong one; nothing is changed then."""
+    with standin(Options()) as server:
+        assert server.ask("POST", "/standin/faults", {"kind": "wedge"}, **BEARER).status == 403
+        assert server.ask("GET", "/standin/state").status == 403
+    with standin(DEV) as server:
+        assert server.ask("POST", "/standin/faults", {"kind": "wedge"}).status == 401
+        assert server.ask("POST", "/standin/faults", {"kind": "wedge"}, authorization="Bearer wrong").status == 401
+        assert server.ask("GET", "/standin/faults", **BEARER).json() == {"faults": []}
+        assert server.ask("GET", "/standin/nothing", **BEARER).status == 404
+
+
+def test_a_wedge_can_be_begun_and_ended() -> None:
+    """Nothing is answered while it is on, and /health says 200; then all goes on."""
+    with standin(DEV) as server:
+        found = server.ask("POST", "/standin/faults", {"kind": "wedge"}, **BEARER).json()["faults"]
+        assert [(fault["kind"], fault["is_on"]) for fault in found] == [("wedge", True)]
+        asking = Asking(server, max_tokens=2)
+        time.sleep(0.3)
+        assert asking.got is None
+        assert server.ask("GET", "/health").status == 200
+        assert server.ask("GET", "/standin/state", **BEARER).json()["in_flight"] == 1
+        assert server.ask("DELETE", "/standin/faults", {"kind": "wedge"}, **BEARER).json() == {"faults": []}
+        assert asking.end().status == 200
+
+
+def test_a_fault_that_is_none_is_refused() -> None:
+    """400 with what there is."""
+    with standin(DEV) as server:
+        for body, says in (
+            ({"kind": "nonsense"}, "there is no fault"), ({"kind": "wedge", "for_s": "x"}, "is not a time"),
+            ({"kind": "slow-start"}, "it has started"), ({"what": 1}, "is not an object of"), (b"{", "is not JSON"),
+        ):  # fmt: skip
+            got = server.ask("POST", "/standin/faults", body, **BEARER)
+            assert got.status == 400
+            assert says in got.json()["error"]["message"]
+
+
+def test_a_frozen_page_stays_as_it_was() -> None:
+    """Byte for byte, whatever happens; and moves again when the fault is over."""
+    with standin(DEV) as server:
+        server.ask("POST", "/standin/faults", {"kind": "frozen-gauges"}, **BEARER)
+        before = server.ask("GET", "/metrics").body
+        server.ask("POST", PATHS[0], asked(PATHS[0]))
+        assert server.ask("GET", "/metrics").body == before
+        server.ask("DELETE", "/standin/faults", **BEARER)
+        assert server.ask("GET", "/metrics").body != before
+
+
+def test_pages_can_be_cut_false_and_endless() -> None:
+    """Cut within a line; numbers that cannot be; as long as was asked for, without a length said before."""
+    with standin(DEV) as server:
+        whole = server.ask("GET", "/metrics").body
+        server.ask("POST", "/standin/faults", {"kind": "cut-page"}, **BEARER)
+        got = server.ask("GET", "/metrics")
+        assert len(got.body) < 0.7 * len(whole)
+        assert not got.body.endswith(b"\n")
+        server.ask("DELETE", "/standin/faults", **BEARER)
+        server.ask("POST", "/standin/faults", {"kind": "lying-page"}, **BEARER)
+        body = server.ask("GET", "/metrics").body
+        assert b" NaN\n" in body
+        assert b" +Inf\n" in body
+        assert b"num_requests_running" not in body
+        server.ask("DELETE", "/standin/faults", **BEARER)
+        server.ask("POST", "/standin/faults", {"kind": "huge-page", "value": 3_000_000}, **BEARER)
+        got = server.ask("GET", "/metrics")
+        assert len(got.body) == 3_000_000
+        assert "content-length" not in got.headers
+
+
+def test_cutting_and_lying_keep_a_pages_form() -> None:
+    """What is left of a page is lines as before."""
+    page = b"# HELP a b\n# TYPE a counter\na_total 1.0\nvllm:num_requests_running 2.0\nb 3.0\n"
+    assert b"num_requests_running" not in lie(page)
+    assert lie(page).count(b"\n") == 4
+    assert page.startswith(cut(page))
+
+
+def test_a_slow_answer_comes_byte_by_byte() -> None:
+    """Each takes as long as the fault says."""
+    with standin(DEV) as server:
+        server.ask("POST", "/standin/faults", {"kind": "slow-loris", "value": 0.02}, **BEARER)
+        began = time.monotonic()
+        assert server.ask("GET", "/version").json() == {"version": "0.32.0"}
+        assert time.monotonic() - began > 0.02 * 15

@@ -1,0 +1,154 @@
+"""The gate's own code around a stand-in: the endpoints under /plimsoll/ work as around vLLM."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from plimsoll.inside.gate import Gate
+from plimsoll.inside.settings import Settings
+from plimsoll.standin.serve.options import Options
+from tests.fakes import eventually
+from tests.standin.engines import engine
+from tests.standin.servers import FAST, SLOW, TOKEN, Got, Server, standin
+from tests.standin.test_api import PATHS, asked
+from tests.standin.test_api_admin import BEARER, Asking, begun
+
+GATED = Options(is_dev_mode=True, token=TOKEN, middleware=("plimsoll.inside.Gate",))
+QUICK = {"PLIMSOLL_TOKEN": TOKEN, "PLIMSOLL_WEDGE_S": "0.5", "PLIMSOLL_CANARY_S": "0.5"}
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """One with slow steps and a gate that soon suspects."""
+    with standin(GATED, one=engine(step_time=SLOW), settings=Settings(QUICK)) as found:
+        assert found.ask("GET", "/plimsoll/ready").status == 200
+        yield found
+
+
+def state(server: Server) -> dict[str, Any]:
+    """/plimsoll/state."""
+    found: dict[str, Any] = server.ask("GET", "/plimsoll/state", **BEARER).json()
+    return found
+
+
+def own(server: Server, path: str, body: object = None) -> Got:
+    """POST under /plimsoll/."""
+    return server.ask("POST", f"/plimsoll/{path}", body, **BEARER)
+
+
+def test_the_gate_sees_the_engines_steps_and_requests(server: Server) -> None:
+    """What runs, what waits and how many steps there were, from the same listener as in vLLM."""
+    asking = Asking(server, max_tokens=40)
+    begun(server)
+    found = state(server)
+    assert (found["in_flight"], found["engine_requests"], found["idle"]) == (1, 1, False)
+    assert found["engine"]["steps"] > 0
+    assert found["faults"] == {} or all("standin" not in place for place in found["faults"])
+    asking.end()
+    eventually(lambda: state(server)["idle"])
+
+
+def test_the_gate_shows_the_ledgers_memory(server: Server) -> None:
+    """Every worker has figures, and compaction answers what it gave back."""
+    workers = server.ask("GET", "/plimsoll/memory", **BEARER).json()["workers"]
+    assert len(workers) == 1
+    assert workers[0]["allocator"]["reserved"] > 0
+    got = own(server, "compact")
+    assert got.status == 200
+    assert got.json()["workers"][0]["reserved_after"] <= got.json()["workers"][0]["reserved_before"]
+    page = server.ask("GET", "/metrics").body.decode()
+    shown = next(line for line in page.splitlines() if line.startswith('plimsoll_torch_reserved_bytes{engine="0",worker="0"}'))
+    assert float(shown.split()[1]) == workers[0]["allocator"]["reserved"]
+    assert "plimsoll_ready 1.0" in page
+    assert "vllm:num_requests_running" in page
+
+
+def test_a_drain_refuses_new_work_and_lets_the_old_end(server: Server) -> None:
+    """503 with Retry-After, not ready, and what runs is finished."""
+    asking = Asking(server, max_tokens=20)
+    begun(server)
+    assert own(server, "drain", {"epoch": 1, "refuse": True}).json()["phase"] == "refusing"
+    got = server.ask("POST", PATHS[0], asked(PATHS[0]))
+    assert (got.status, got.headers["retry-after"]) == (503, "5")
+    assert server.ask("GET", "/plimsoll/ready").json()["reason"] == "draining"
+    assert asking.end().status == 200
+    assert own(server, "undrain", {"epoch": 1}).status == 200
+    assert server.ask("POST", PATHS[0], asked(PATHS[0])).status == 200
+
+
+def test_a_wedged_engine_is_proven_by_the_gates_own_test(server: Server) -> None:
+    """No step with work waiting, and a request of one token unanswered: wedged; ready again once it steps."""
+    assert server.ask("POST", PATHS[0], asked(PATHS[0])).status == 200
+    server.ask("POST", "/standin/faults", {"kind": "wedge"}, **BEARER)
+    asking = Asking(server, max_tokens=30)
+    eventually(lambda: server.ask("GET", "/plimsoll/ready").json()["reason"] == "wedged")
+    assert server.ask("GET", "/health").status == 200
+    server.ask("DELETE", "/standin/faults", **BEARER)
+    eventually(lambda: server.ask("GET", "/plimsoll/ready").status == 200)
+    assert asking.end().status == 200
+
+
+def test_a_dead_or_sleeping_engine_is_not_ready(server: Server) -> None:
+    """The reasons are the gate's own."""
+    server.ask("POST", "/sleep?level=1")
+    assert server.ask("GET", "/plimsoll/ready").json()["reason"] == "asleep"
+    server.ask("POST", "/wake_up")
+    eventually(lambda: server.ask("GET", "/plimsoll/ready").status == 200)
+    service = server.made.service
+    server.do(lambda: service.engine.die("CUDA out of memory."))
+    assert server.ask("GET", "/plimsoll/ready").json()["reason"] == "dead"
+
+
+def test_a_server_that_stops_is_not_ready_any_more(server: Server) -> None:
+    """The gate hears the shutdown of the engine client, as it does in vLLM."""
+    asking = Asking(server, max_tokens=40)
+    begun(server)
+    time.sleep(1.1)  # the gate attaches itself once a second
+    server.do(lambda: server.made.client.shutdown(timeout=30.0))
+    assert server.ask("GET", "/plimsoll/ready").json()["reason"] == "draining"
+    assert server.ask("GET", "/health").status == 200
+    assert server.ask("POST", PATHS[0], asked(PATHS[0])).status == 503
+    assert asking.end().json()["choices"][0]["finish_reason"] == "length"
+
+
+def test_gates_of_two_servers_share_nothing() -> None:
+    """A drain, a count and a metric of one are not the other's."""
+    with (
+        standin(GATED, one=engine(step_time=FAST), settings=Settings(QUICK)) as one,
+        standin(GATED, one=engine(step_time=FAST), settings=Settings(QUICK)) as other,
+    ):
+        own(one, "drain", {"epoch": 3, "refuse": True})
+        assert other.ask("POST", PATHS[0], asked(PATHS[0])).status == 200
+        assert one.ask("GET", "/plimsoll/ready").status == 503
+        assert other.ask("GET", "/plimsoll/ready").status == 200
+        assert b"plimsoll_begun_total 1.0" in other.ask("GET", "/metrics").body
+        assert b"plimsoll_begun_total 0.0" in one.ask("GET", "/metrics").body
+
+
+def test_the_key_is_asked_for_before_the_queue_is() -> None:
+    """The shedding layer lies beneath the key, as in vLLM: 401, not 503."""
+    options = GATED._replace(api_keys=("secret",))
+    with standin(options, settings=Settings({**QUICK, "PLIMSOLL_SHED_WAIT_S": "0.01"})) as server:
+        assert server.ask("POST", PATHS[0], asked(PATHS[0])).status == 401
+        assert server.ask("POST", PATHS[0], asked(PATHS[0]), authorization="Bearer secret").status == 200
+
+
+def test_many_at_once_are_counted_exactly(server: Server) -> None:
+    """When all have ended, by themselves or not, nothing is in flight."""
+    threads = [threading.Thread(target=lambda: server.ask("POST", PATHS[0], asked(PATHS[0], stream=True))) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    eventually(lambda: state(server)["in_flight"] == 0 and state(server)["begun"] == 20)
+
+
+def test_the_gate_of_the_flag_is_the_gate() -> None:
+    """`--middleware plimsoll.inside.Gate` names the very class that vLLM would load."""
+    with standin(GATED) as server:
+        assert isinstance(server.made.app.inner, Gate)  # type: ignore[attr-defined]

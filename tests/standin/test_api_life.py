@@ -1,0 +1,199 @@
+"""Whole processes: a port that opens late, signals, deaths, failures to start and fleets end as vLLM's processes end."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plimsoll.errors import BadInput
+from plimsoll.standin.serve.port import Port
+from tests.fakes import eventually
+from tests.standin.servers import TOKEN, Got
+
+SLOW_STEPS = ("--base-ns", "50000000")  # 50 ms each
+BEARER = {"authorization": f"Bearer {TOKEN}"}
+LONG = {"prompt": "go on", "max_tokens": 60, "ignore_eos": True}
+
+
+def free_port(count: int = 1) -> int:
+    """So many in a row of which the first is free now."""
+    for first in range(21_000 + os.getpid() % 5000 * 2, 60_000, 7):
+        with contextlib.ExitStack() as taken:
+            try:
+                for port in range(first, first + count):
+                    one = taken.enter_context(socket.socket())
+                    one.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return first
+    raise AssertionError("no port is free")
+
+
+class Process:
+    """One stand-in in a process of its own."""
+
+    def __init__(self, folder: Path, *words: str, port: int = 0) -> None:
+        self.port = port or free_port()
+        self._log = (folder / "log").open("w")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "plimsoll", "standin", "--port", str(self.port), *words],
+            env={**os.environ, "PLIMSOLL_TOKEN": TOKEN, "PLIMSOLL_DIR": str(folder), "VLLM_SERVER_DEV_MODE": "1"},
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+        )
+
+    def ask(self, method: str, path: str, body: object = None, port: int = 0) -> Got:
+        """One request, with the token."""
+        connection = http.client.HTTPConnection("127.0.0.1", port or self.port, timeout=20)
+        try:
+            data = None if body is None else json.dumps(body).encode()
+            connection.request(method, path, data, {"content-type": "application/json", **BEARER})
+            answer = connection.getresponse()
+            return Got(answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read())
+        finally:
+            connection.close()
+
+    def is_refused(self, port: int = 0) -> bool:
+        """Whether nobody listens."""
+        try:
+            socket.create_connection(("127.0.0.1", port or self.port), timeout=5).close()
+        except ConnectionRefusedError:
+            return True
+        return False
+
+    def ready(self, port: int = 0) -> None:
+        """Wait for it."""
+        eventually(lambda: self.process.poll() is not None or not self.is_refused(port), 60)
+        assert self.process.poll() is None, self.log()
+
+    def asking(self, running: int = 1, **more: Any) -> tuple[threading.Thread, list[Got]]:
+        """A request under way; so many run by then, and all of them have tokens."""
+        found: list[Got] = []
+        body = {**LONG, **more}
+        thread = threading.Thread(target=lambda: found.append(self.ask("POST", "/v1/completions", body)))
+        thread.start()
+        eventually(lambda: self.ask("GET", "/standin/state").json()["running"] >= running)
+        time.sleep(0.15)
+        return thread, found
+
+    def ends(self, within_s: float = 20.0) -> int:
+        """Its exit code."""
+        return self.process.wait(within_s)
+
+    def log(self) -> str:
+        """All it printed so far."""
+        return Path(self._log.name).read_text()
+
+
+@contextlib.contextmanager
+def started(folder: Path, *words: str, port: int = 0) -> Iterator[Process]:
+    """One that is gone afterwards."""
+    found = Process(folder, *words, port=port)
+    try:
+        yield found
+    finally:
+        if found.process.poll() is None:
+            found.process.kill()
+            found.process.wait(10)
+
+
+def test_a_stop_without_patience_aborts_what_runs(tmp_path: Path) -> None:
+    """Clients get 200 with what there was and the reason abort; exit code 0. Before it was ready it refused connections."""
+    with started(tmp_path, "--start-seconds", "1", *SLOW_STEPS) as server:
+        assert server.is_refused()
+        server.ready()
+        asked = [server.asking(1, stream=False), server.asking(2, stream=True)]
+        server.process.send_signal(signal.SIGTERM)
+        assert server.ends() == 0
+        for thread, found in asked:
+            thread.join(10)
+            assert found[0].status == 200
+            assert b'"finish_reason":"abort"' in found[0].body
+        assert asked[1][1][0].events()[-1] == "[DONE]"
+        assert "[shutdown] API server: shutdown triggered" in server.log()
+        assert '"POST /v1/completions HTTP/1.1" 200 OK' in server.log()
+
+
+def test_a_stop_with_patience_finishes_what_runs(tmp_path: Path) -> None:
+    """/health says 200, the old requests end by themselves, new ones get 500, or nothing where they are token ids; exit 0."""
+    with started(tmp_path, "--shutdown-timeout", "30", "--speed", "2", *SLOW_STEPS) as server:
+        server.ready()
+        thread, found = server.asking()
+        server.process.send_signal(signal.SIGTERM)
+        eventually(lambda: server.ask("GET", "/standin/state").json()["is_stopping"])
+        assert server.ask("GET", "/health").status == 200
+        got = server.ask("POST", "/v1/completions", LONG)
+        assert (got.status, got.json()["error"]["message"]) == (500, "cannot schedule new futures after shutdown")
+        got = server.ask("POST", "/v1/completions", {**LONG, "prompt": [5, 6]})
+        assert (got.status, got.json()["choices"][0]["finish_reason"]) == (200, "abort")
+        assert got.json()["usage"]["completion_tokens"] == 0
+        assert server.ask("POST", "/v1/completions", {**LONG, "prompt": [5, 6], "stream": True}).events() == ["[DONE]"]
+        thread.join(10)
+        assert found[0].json()["choices"][0]["finish_reason"] == "length"
+        assert server.ends() == 0
+        assert server.is_refused()
+
+
+def test_an_engine_out_of_memory_takes_its_server_with_it(tmp_path: Path) -> None:
+    """Whoever waits gets 500, the port closes within seconds, and the exit code is 0, as vLLM's is."""
+    with started(tmp_path, "--speed", "4", *SLOW_STEPS) as server:
+        server.ready()
+        thread, found = server.asking(stream=True, max_tokens=4000)
+        server.ask("POST", "/standin/faults", {"kind": "oom"})
+        thread.join(10)
+        assert "EngineCore encountered an issue" in found[0].events()[-2]
+        with contextlib.suppress(ConnectionError):
+            assert server.ask("GET", "/health").status == 503
+        assert server.ends(10) == 0
+        assert server.is_refused()
+        assert "EngineCore encountered a fatal error" in server.log()
+        assert "torch.OutOfMemoryError: CUDA out of memory." in server.log()
+
+
+def test_a_start_fails_as_often_as_it_is_told_to(tmp_path: Path) -> None:
+    """Exit code 1, once, and the second start serves."""
+    port = free_port()
+    with started(tmp_path, "--fault", "start-failure=1", port=port) as server:
+        assert server.ends(60) == 1
+        assert "Engine core initialization failed" in server.log()
+    with started(tmp_path, "--fault", "start-failure=1", port=port) as server:
+        server.ready()
+
+
+def test_a_fleet_loses_one_engine_and_no_more(tmp_path: Path) -> None:
+    """The port of the dead one closes; the others serve, and the process ends with the last of them."""
+    port = free_port(3)
+    with started(tmp_path, "--fleet", "3", "--speed", "5", *SLOW_STEPS, port=port) as server:
+        for one in range(3):
+            server.ready(port + one)
+        server.ask("POST", "/standin/faults", {"kind": "oom"}, port=port + 1)
+        with contextlib.suppress(ConnectionError):
+            assert server.ask("POST", "/v1/completions", LONG, port=port + 1).status == 500
+        eventually(lambda: server.is_refused(port + 1))
+        for one in (0, 2):
+            assert server.ask("POST", "/v1/completions", LONG, port=port + one).status == 200
+        server.process.send_signal(signal.SIGINT)
+        assert server.ends() == 0
+
+
+def test_a_port_that_is_taken_is_said_at_once() -> None:
+    """Nothing is started on it."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        number = taken.getsockname()[1]
+        with pytest.raises(BadInput, match=f"127.0.0.1:{number}: Address already in use"):
+            Port("127.0.0.1", number)

@@ -1,0 +1,63 @@
+"""OpenAI's own client against a stand-in, unchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from plimsoll.standin.serve.options import Options
+from tests.standin.servers import Server, standin
+
+openai: Any = pytest.importorskip("openai", reason="the client is not installed")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """One with a key."""
+    with standin(Options(api_keys=("secret",), max_num_queued_reqs=8)) as found:
+        yield found
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[Any]:
+    """Theirs, as they recommend it."""
+    with openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="secret", max_retries=0) as found:
+        yield found
+
+
+def test_whole_answers_are_read(client: Any) -> None:
+    """Chat and completions, with usage."""
+    chat = client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}], max_tokens=6, n=2)
+    assert [choice.finish_reason for choice in chat.choices] == ["length", "length"]
+    assert chat.usage.completion_tokens == 12
+    text = client.completions.create(model="m", prompt="hi", max_tokens=6, logprobs=1)
+    assert text.choices[0].text
+    assert len(text.choices[0].logprobs.tokens) == 6
+    assert [model.id for model in client.models.list()] == ["m"]
+
+
+def test_streams_are_read_to_their_end(client: Any) -> None:
+    """Piece by piece, usage last."""
+    asked = {"model": "m", "max_tokens": 12, "stream": True, "stream_options": {"include_usage": True}}
+    chunks = list(client.chat.completions.create(messages=[{"role": "user", "content": "hi"}], **asked))
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[-1].usage.completion_tokens == 12
+    assert chunks[-2].choices[0].finish_reason == "length"
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1])
+    pieces = list(client.completions.create(prompt="hi", **asked))
+    assert pieces[-1].usage.total_tokens == 13
+
+
+def test_errors_are_told_apart(client: Any, server: Server) -> None:
+    """Each status becomes the client's own exception, with vLLM's words."""
+    with pytest.raises(openai.NotFoundError, match="The model `x` does not exist"):
+        client.completions.create(model="x", prompt="hi")
+    with pytest.raises(openai.BadRequestError, match="maximum context length is 2048 tokens"):
+        client.completions.create(model="m", prompt="word " * 5000)
+    with pytest.raises(openai.InternalServerError, match="cannot accept new requests"):
+        client.completions.create(model="m", prompt="hi", n=9)
+    address = f"http://127.0.0.1:{server.port}/v1"
+    with openai.OpenAI(base_url=address, api_key="wrong", max_retries=0) as stranger, pytest.raises(openai.AuthenticationError):
+        stranger.models.list()

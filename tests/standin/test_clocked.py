@@ -1,0 +1,111 @@
+"""An engine on a clock of its own: days go by in seconds, restarts begin anew, and the page says what a server's would."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from plimsoll.standin import StandIn
+from plimsoll.standin.page import edges_of
+from tests.standin.engines import SETTINGS, config
+
+CONFIG = config()._replace(edges=edges_of("0.32.0", SETTINGS.max_model_len))
+
+
+def values(engine: StandIn) -> dict[str, float]:
+    """The page's samples without labels that tell them apart."""
+    return {
+        sample.name: sample.value
+        for family in text_string_to_metric_families(engine.page())
+        for sample in family.samples
+        if "le" not in sample.labels
+    }
+
+
+def test_an_hour_of_traffic_is_on_the_page() -> None:
+    """Every request, token and step of it, and the hits of what requests share."""
+    engine = StandIn(CONFIG)
+    arrivals = [2.0 * number for number in range(1800)]
+    engine.send(arrivals, [320] * len(arrivals), [50] * len(arrivals), shared=160)
+    engine.until(3700.0)
+    shown = values(engine)
+    assert shown["vllm:prompt_tokens_total"] == 320 * 1800
+    assert shown["vllm:generation_tokens_total"] == 50 * 1800
+    assert shown["vllm:e2e_request_latency_seconds_count"] == 1800
+    assert shown["vllm:prefix_cache_hits_total"] == 160 * 1799
+    assert shown["vllm:num_requests_running"] == 0
+    assert engine.figures.success["length"] == 1800
+
+
+def test_without_readers_it_counts_the_same() -> None:
+    """Nobody is woken between the first and the last token; every figure is as with them."""
+    from plimsoll.standin.engine import Engine
+    from tests.standin.engines import NS, ask
+
+    found = []
+    for wants_tokens in (True, False):
+        engine = Engine(CONFIG, wants_tokens=wants_tokens)
+        requests = [engine.submit(ask(100, 40, seed), seed * NS // 10) for seed in range(1, 30)]
+        engine.advance(60 * NS)
+        shown = {name: histogram.counts for name, histogram in engine.figures.histograms.items()}
+        found.append(({**vars(engine.figures), "histograms": shown}, [request.produced for request in requests]))
+    assert found[0] == found[1]
+
+
+def test_a_restart_begins_anew_and_keeps_the_clock() -> None:
+    """Down for its time, then with counters at nothing, a later start, and faults at their own hour."""
+    engine = StandIn(CONFIG, ["wedge@500s"])
+    engine.ask(100, 10)
+    engine.until(100.0)
+    first = values(engine)
+    engine.restart(takes_s=60.0)
+    engine.until(130.0)
+    was_up = engine.is_up
+    engine.until(200.0)
+    assert (was_up, engine.is_up, engine.restarts) == (False, True, 1)
+    second = values(engine)
+    assert (first["vllm:generation_tokens_total"], second["vllm:generation_tokens_total"]) == (10, 0)
+    assert second["process_start_time_seconds"] - first["process_start_time_seconds"] == 160.0
+    engine.ask(100, 10, at_s=200.0)
+    engine.until(499.0)
+    assert engine.figures.success["length"] == 1
+    engine.until(501.0)
+    late = engine.ask(100, 10)
+    engine.until(600.0)
+    assert late.finish is None
+
+
+def test_faults_come_and_go() -> None:
+    """By the object's own clock, also after a restart."""
+    engine = StandIn(CONFIG)
+    engine.until(10.0)
+    engine.restart(takes_s=5.0)
+    engine.until(20.0)
+    engine.add_fault("neighbour@30s=1GiB")
+    engine.until(29.0)
+    assert engine.workers()[0]["device_memory"]["by_others"] == 0
+    engine.until(31.0)
+    assert engine.workers()[0]["device_memory"]["by_others"] == 1 << 30
+    engine.clear_faults()
+    engine.until(32.0)
+    assert engine.workers()[0]["device_memory"]["by_others"] == 0
+
+
+def test_a_dead_engine_is_down() -> None:
+    """Until somebody starts it again."""
+    engine = StandIn(CONFIG, ["oom@10s:1s"])
+    engine.until(10.5)
+    engine.ask(100, 10)
+    engine.until(12.0)
+    was_up = engine.is_up
+    engine.restart(takes_s=30.0)
+    engine.until(50.0)
+    assert (was_up, engine.is_up) == (False, True)
+
+
+def test_the_library_loads_nothing_before_it_is_used() -> None:
+    """And says so plainly when a name is not there."""
+    import plimsoll.standin
+
+    with pytest.raises(AttributeError):
+        _ = plimsoll.standin.nothing

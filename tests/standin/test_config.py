@@ -1,0 +1,162 @@
+"""From a command to an engine: the plan's figures arrive unchanged, and what cannot be imitated is refused."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from plimsoll.cli.options import Split, split_options
+from plimsoll.cli.plan import planned_of
+from plimsoll.cli.simulate_inputs import _plan, settings_of_plan
+from plimsoll.cli.simulate_times import _data_sheet
+from plimsoll.errors import BadInput
+from plimsoll.simulate.settings import StepTime
+from plimsoll.standin.engine import Engine
+from plimsoll.standin.memory import Memory
+from plimsoll.standin.request import Ask
+
+from .launches import LLAMA, launchable
+
+CAPTURES = Path(__file__).parents[1] / "captures"
+GPT_OSS = "openai/gpt-oss-20b"
+
+
+def plan_options(*words: str) -> Split:
+    """As `simulate --gpu X -- vllm serve ...` splits them."""
+    return split_options(words, with_value=("--gpu", "--vllm"), switches=())
+
+
+@pytest.mark.parametrize("model", [LLAMA, GPT_OSS])
+def test_scheduler_and_times_are_those_of_simulate(model: str) -> None:
+    """`simulate --gpu H100 -- vllm serve ...` and the stand-in of the same command have the same scheduler and step times."""
+    plan = _plan(plan_options("--gpu", "H100", "--vllm", "0.32.0", "--", "vllm", "serve", model, "--max-model-len", "8192"))
+    assert plan is not None
+    settings, _ = settings_of_plan(plan)
+    config = launchable("--gpu", "H100", "--vllm", "0.32.0", model, "--max-model-len", "8192").config
+    assert config.settings == settings
+    expected = _data_sheet(plan, settings).step_time
+    assert config.step_time.by_tokens is not None
+    assert expected.by_tokens is not None
+    assert config.step_time._replace(by_tokens=None) == expected._replace(by_tokens=None)
+    assert (config.step_time.by_tokens == expected.by_tokens).all()
+
+
+def test_memory_is_the_ledger() -> None:
+    """Every term of the plan is a term of the worker's memory, and what the plan leaves free is free."""
+    launch = launchable("--gpu", "L4")
+    ledger = planned_of(
+        plan_options("--gpu", "L4", "--vllm", "0.32.0", "--", "vllm", "serve", LLAMA, "--max-model-len", "8192")
+    ).ledger
+    sizes = launch.config.sizes
+    assert (sizes.total, sizes.requested, sizes.weights) == (
+        ledger.card.total_bytes, ledger.requested.value, ledger.weights.value,
+    )  # fmt: skip
+    assert sizes.kv_cache == ledger.kv_plan.num_blocks * ledger.kv_plan.bytes_per_block
+    assert (sizes.non_torch, sizes.activation_peak) == (ledger.non_torch.value, ledger.activation.value)
+    assert Memory(sizes).free > 0
+
+
+def test_an_engine_runs_on_it() -> None:
+    """What was read is enough for an engine that answers."""
+    engine = Engine(launchable("--gpu", "L4").config)
+    import numpy as np
+
+    engine.submit(Ask(np.arange(100, dtype=np.int64), 5), 0)
+    engine.advance(10 * 10**9)
+    assert engine.figures.generation_tokens == 5
+
+
+@pytest.mark.parametrize(
+    ("words", "page"),
+    [
+        (("--vllm", "0.32.0"), "vllm-0.32.0-cpu/metrics.txt"),
+        (("--vllm", "0.25.1"), "vllm-0.25.1-h200-failures/healthy.metrics-after.txt"),
+    ],
+)
+def test_labels_of_the_cache_are_those_of_the_release(words: tuple[str, ...], page: str) -> None:
+    """vllm:cache_config_info has exactly the labels that a real server of the release prints, `engine` aside."""
+    found = re.search(r"vllm:cache_config_info\{(.*)\}", (CAPTURES / page).read_text(encoding="utf-8"))
+    assert found is not None
+    real = dict(re.findall(r'(\w+)="([^"]*)"', found[1]))
+    del real["engine"]
+    labels = launchable("--gpu", "L4", *words).config.cache_labels
+    assert set(labels) == set(real)
+    planned = {
+        "block_size", "effective_attention_block_size", "gpu_memory_utilization", "kv_cache_max_concurrency",
+        "kv_cache_memory_bytes", "kv_cache_size_tokens", "num_gpu_blocks",
+    }  # fmt: skip
+    assert {name: labels[name] for name in real.keys() - planned} == {name: real[name] for name in real.keys() - planned}
+    assert int(labels["num_gpu_blocks"]) > 1000
+
+
+def test_flags_of_the_server_arrive() -> None:
+    """Port, keys, limits, names, gate and probe are as typed; the environment adds what vLLM reads from it."""
+    words = (
+        "--port 9001 --served-model-name a b --api-key k1 k2 --shutdown-timeout 30 --max-num-queued-reqs 7 "
+        "--max-num-queued-tokens 2k --middleware plimsoll.inside.Gate --worker-extension-cls plimsoll.inside.Probe "
+        "--disable-log-stats --enable-prompt-tokens-details --seed 5"
+    ).split()
+    launch = launchable("--gpu", "L4", *words, VLLM_SERVER_DEV_MODE="1", VLLM_KEEP_ALIVE_ON_ENGINE_DEATH="1")
+    options = launch.options
+    assert (options.host, options.port, options.api_keys) == ("127.0.0.1", 9001, ("k1", "k2"))
+    assert launch.config.served_names == ("a", "b")
+    assert launch.config.seed == 5
+    assert (options.shutdown_timeout_s, options.max_num_queued_reqs, options.max_num_queued_tokens) == (30, 7, 2000)
+    assert options.middleware == ("plimsoll.inside.Gate",)
+    assert launch.has_probe
+    assert launch.stays_when_dead
+    assert not launch.has_stats
+    assert options.has_prompt_tokens_details
+    assert options.is_dev_mode
+
+
+def test_a_blocks_override_is_obeyed() -> None:
+    """--num-gpu-blocks-override is the number of blocks, and the cache is that large."""
+    launch = launchable("--gpu", "L4", "--num-gpu-blocks-override", "600")
+    assert launch.failure is None
+    assert launch.config.settings.num_blocks == 600
+    assert launch.config.sizes.kv_cache < 2 << 30
+
+
+def test_step_times_can_be_said() -> None:
+    """A step time that was given replaces the data sheet, as in `simulate`."""
+    config = launchable("--gpu", "L4", "--base-ns", "5000000").config
+    assert config.step_time == StepTime(base_ns=5_000_000)
+
+
+def test_a_hybrid_model_keeps_its_groups() -> None:
+    """gpt-oss has layers with a window and layers without: two groups share the pool."""
+    groups = launchable("--gpu", "H100", GPT_OSS).config.settings.groups
+    assert {group.kind for group in groups} == {"full", "sliding"}
+    assert {group.window for group in groups} == {0, 128}
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("--data-parallel-size 2", "--data-parallel-size 2"),
+        ("--api-server-count 4", "--api-server-count 4"),
+        ("--headless", "--headless"),
+        ("--uds x.sock", "--uds"),
+        ("--ssl-keyfile k.pem", "plain HTTP"),
+        ("--vllm 0.9.2", "from 0.11.0 on"),
+        ("--port 70000", "--port"),
+        ("--shutdown-timeout -5", "--shutdown-timeout"),
+        ("--max-num-queued-reqs -1", "--max-num-queued-reqs"),
+    ],
+)
+def test_what_cannot_be_imitated_is_refused(words: str, says: str) -> None:
+    """One clear sentence that names the flag."""
+    with pytest.raises(BadInput, match=re.escape(says)):
+        launchable("--gpu", "H100", *words.split())
+
+
+@pytest.mark.parametrize("release", ["0.11.0", "0.14.1", "0.18.1", "0.21.0", "0.24.0", "0.28.0", "0.31.0"])
+def test_every_release_since_the_oldest(release: str) -> None:
+    """A start can be imitated for each of them, with labels of its own."""
+    launch = launchable("--gpu", "H100", "--vllm", release)
+    assert launch.failure is None
+    assert launch.config.release == release
+    assert ("swap_space" in launch.config.cache_labels) == (release in ("0.11.0", "0.14.1"))

@@ -1,0 +1,82 @@
+"""Faults as they are written: from when, for how long, how much; and one clear line for what is none."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plimsoll.errors import BadInput
+from plimsoll.standin.faults import KINDS, Fault, Faults, make_fault, parse_fault
+
+NS = 10**9
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("wedge", Fault("wedge")),
+        ("wedge@60s:30s", Fault("wedge", 60.0, 30.0)),
+        ("oom@2m", Fault("oom", 120.0)),
+        ("neighbour@10s=3GiB", Fault("neighbour", 10.0, math.inf, 3 * 2**30)),
+        ("growth@1h:30min=64MiB/s", Fault("growth", 3600.0, 1800.0, 64 * 2**20)),
+        ("growth", Fault("growth", 0.0, math.inf, 64 * 2**20)),
+        ("start-failure=2", Fault("start-failure", 0.0, math.inf, 2.0)),
+        ("slow-start=90s", Fault("slow-start", 0.0, math.inf, 90.0)),
+        ("huge-page=1MB", Fault("huge-page", 0.0, math.inf, 1e6)),
+    ],
+)
+def test_faults_are_read_as_written(text: str, fault: Fault) -> None:
+    """Kind, onset, duration, amount."""
+    assert parse_fault(text) == fault
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "flood",
+        "wedge@",
+        "wedge@soon",
+        "wedge@-3s",
+        "wedge=3",
+        "neighbour=much",
+        "start-failure=x",
+        "oom@1s:2s:3s",
+        "oom@1e99s",
+    ],
+)
+def test_what_is_no_fault_gets_one_line(text: str) -> None:
+    """It says what is wrong, not where in our code."""
+    with pytest.raises(BadInput) as trouble:
+        parse_fault(text)
+    assert "\n" not in str(trouble.value)
+
+
+@given(st.text(max_size=60))
+def test_no_text_is_more_than_a_fault_or_a_line(text: str) -> None:
+    """Whatever is typed."""
+    try:
+        parse_fault(text)
+    except BadInput:
+        return
+
+
+def test_they_are_on_from_their_onset_to_their_end() -> None:
+    """And the next change is known."""
+    faults = Faults([parse_fault("wedge@10s:5s"), parse_fault("oom@1h")])
+    assert [faults.active("wedge", at * NS) is not None for at in (0, 10, 14, 15)] == [False, True, True, False]
+    assert [faults.next_change_ns(at * NS) for at in (0, 10, 15, 3600)] == [10 * NS, 15 * NS, 3600 * NS, None]
+    faults.add(make_fault("growth", 3, 4, 1000))
+    assert faults.active("growth", 5 * NS) == Fault("growth", 3.0, 4.0, 1000.0)
+    assert (faults.clear("wedge"), faults.clear()) == (1, 2)
+
+
+def test_every_kind_is_in_the_docs() -> None:
+    """docs/standin.md has the table."""
+    text = (ROOT / "docs" / "standin.md").read_text(encoding="utf-8")
+    assert all(f"`{kind.name}`" in text for kind in KINDS)

@@ -1,0 +1,212 @@
+"""The stand-in's log: `doctor` finds in it what it finds in a real one, and `plan --learn` reads its figures."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from plimsoll.doctor.diagnose import diagnose
+from plimsoll.domain.finding import Severity
+from plimsoll.domain.units import GIB
+from plimsoll.engine.log_lines import LOG_LINES
+from plimsoll.engine.start_figures import measured_of
+from plimsoll.sources.texts import read_log
+from plimsoll.standin.config import Launchable
+from plimsoll.standin.launch_log import start_lines
+from plimsoll.standin.life_log import (
+    Stats,
+    after_death_lines,
+    answer_line,
+    death_lines,
+    request_failed_line,
+    stats_line,
+    stop_lines,
+    stopped_lines,
+)
+from plimsoll.standin.log_format import Line
+from plimsoll.standin.memory import Memory
+from plimsoll.standin.start_failures import failed_lines, want_of_memory
+from plimsoll.standin.torch_words import oom_text
+
+from .launches import PIDS, STAMP, launchable, log_of, text_of
+
+CAPTURES = Path(__file__).parents[1] / "captures"
+SOME = Stats(813.5, 1869.2, 3, 1, 0, 0.25, 0.4)
+SHAPE = re.compile(r"\((APIServer|EngineCore|Worker\w*) pid=\d+\) (INFO|WARNING|ERROR) \d\d-\d\d \d\d:\d\d:\d\d \[\S+:\d+\] ")
+
+
+def lines_of_a_failure(launch: Launchable) -> tuple[Line, ...]:
+    """The log of a start that does not succeed."""
+    assert launch.failure is not None
+    return failed_lines(launch.log, launch.failure)
+
+
+@pytest.mark.parametrize("release", ["0.25.1", "0.32.0"])
+@pytest.mark.parametrize(
+    ("words", "capture"),
+    [
+        ("--gpu L4 meta-llama/Llama-3.1-70B-Instruct --max-model-len 8192", "0.25.1-h200-failures/weights.log"),
+        ("--gpu L4 --used-gib 6", "0.25.1-h200-failures/free-memory-check.log"),
+        ("--gpu L4 --gpu-memory-utilization 0.7", "0.25.1-h200-failures/no-cache-blocks.log"),
+        ("--gpu L4 --max-model-len 131072", "0.25.1-h200-failures/context-too-long.log"),
+        ("--gpu L4 --kv-cache-memory-bytes 20G", "0.25.1-h200-failures/kv-allocation.log"),
+        ("--gpu L4 --max-num-batched-tokens 200000", "0.25.1-h200-failures/profile-run.log"),
+        ("--gpu L4 -tp 2 --kv-cache-memory-bytes 20G", "0.25.1-h200-failures/kv-allocation.log"),
+        ("--gpu L4 -tp 2 --used-gib 6", "0.25.1-h200-failures/free-memory-check.log"),
+        ("--gpu L4 --max-model-len 300000", "0.32.0-failures/max-model-len-above-model.log"),
+        ("--gpu L4 --max-model-len auto --kv-cache-memory-bytes 1024", "0.32.0-failures/auto-fit.log"),
+        ("--gpu L4 --kv-cache-memory-bytes 6000M", "0.25.1-h200-failures/graph-capture.log"),
+    ],
+)
+def test_a_failed_start_is_found_as_the_real_one(words: str, capture: str, release: str) -> None:
+    """`doctor` gives the log of a start that does not fit the code that it gives the real failure."""
+    launch = launchable("--vllm", release, *words.split())
+    assert launch.failure is not None
+    real = diagnose([read_log(str(CAPTURES / f"vllm-{capture}"))]).findings[0].code
+    found = diagnose([log_of(lines_of_a_failure(launch), release)]).findings[0].code
+    assert found == launch.failure.code == real
+
+
+@pytest.mark.parametrize("release", ["0.11.0", "0.19.1", "0.25.1", "0.26.0", "0.32.0"])
+@pytest.mark.parametrize("words", ["", "-tp 2", "--enforce-eager"])
+def test_a_start_says_what_was_planned(words: str, release: str) -> None:
+    """`plan --learn` reads out of the log the figures that the plan put in, to the two digits that vLLM prints."""
+    log = launchable("--gpu", "H100", "--vllm", release, *words.split()).log
+    raw = text_of(start_lines(log._replace(seconds=60.0), PIDS.api), release).encode()
+    found = measured_of(raw.split(b"\n"))
+    assert found.release == release
+    assert found.weights_bytes is not None
+    assert abs(found.weights_bytes - log.ledger.weights.value) < 0.02 * GIB
+    assert found.kv_bytes is not None
+    assert abs(found.kv_bytes - log.ledger.kv.value) < 0.02 * GIB
+    assert found.kv_tokens == log.ledger.kv_plan.tokens
+    assert found.max_concurrency == pytest.approx(log.ledger.kv_plan.max_concurrency, abs=0.006)
+    if release in ("0.26.0", "0.32.0"):
+        assert found.total_bytes is not None
+        assert abs(found.total_bytes - log.ledger.card.total_bytes) < 0.02 * GIB
+        assert found.activation_bytes is not None
+        if release == "0.32.0":
+            assert abs(found.activation_bytes - log.ledger.activation.value) < 0.03 * GIB
+
+
+@pytest.mark.parametrize("release", ["0.25.1", "0.32.0"])
+def test_a_healthy_server_has_nothing_to_say(release: str) -> None:
+    """A start, an answer and a line of throughput: nothing that matters is found."""
+    log = launchable("--gpu", "L4", "--vllm", release).log
+    lines = (
+        *start_lines(log, PIDS.api),
+        answer_line("127.0.0.1:40000", "POST", "/v1/completions", "200 OK"),
+        stats_line(SOME),
+    )
+    found = diagnose([log_of(lines, release)])
+    assert all(finding.severity is not Severity.CRITICAL for finding in found.findings)
+
+
+def test_lines_look_as_vllms() -> None:
+    """Every line of the logger has process, level, time and place in front; until 0.30 uvicorn's have the process, too."""
+    for release in ("0.25.1", "0.32.0"):
+        log = launchable("--gpu", "L4", "--vllm", release).log
+        text = text_of(start_lines(log, PIDS.api), release)
+        plain = [line for line in text.splitlines() if not SHAPE.match(line)]
+        front = "(APIServer pid=100) " if release == "0.25.1" else ""
+        assert plain == [
+            f"{front}INFO:     Started server process [100]",
+            f"{front}INFO:     Waiting for application startup.",
+            f"{front}INFO:     Application startup complete.",
+        ]
+        assert STAMP in text
+
+
+def test_the_line_of_throughput() -> None:
+    """It is the line of the recorded server, digit for digit."""
+    real = next(
+        line
+        for line in (CAPTURES / "vllm-0.25.1-h200-failures" / "healthy.log").read_text(encoding="utf-8").splitlines()
+        if "Avg prompt" in line
+    )
+    said = stats_line(Stats(813.5, 1869.2, 0, 0, 0, 0.0, 0.0)).text
+    assert real.endswith(said)
+
+
+@pytest.mark.parametrize("words", ["", "-tp 2"])
+@pytest.mark.parametrize("release", ["0.25.1", "0.32.0"])
+@pytest.mark.parametrize(
+    ("step", "capture"),
+    [("forward", "forward.log"), ("logits", "logits.log"), ("neighbour", "neighbour.log")],
+)
+def test_a_death_is_found_as_the_real_one(step: str, capture: str, release: str, words: str) -> None:
+    """Out of memory in a step: `doctor` gives the code of the recorded death."""
+    launch = launchable("--gpu", "L4", "--vllm", release, *words.split())
+    sizes = launch.config.sizes
+    taken = 3 * GIB if step == "neighbour" else 0
+    message = oom_text(
+        total=sizes.total, graphs=sizes.graphs, tried=438 << 20, free=100 << 20, own=sizes.total - taken - (100 << 20),
+        live=sizes.weights + sizes.kv_cache, left=20 << 20, neighbours=taken,
+    )  # fmt: skip
+    lines = (
+        *start_lines(launch.log, PIDS.api),
+        *death_lines(launch.log, message, SOME, is_logits=step == "logits"),
+        request_failed_line("cmpl-1"),
+        answer_line("127.0.0.1:40000", "POST", "/v1/completions", "500 Internal Server Error"),
+        *after_death_lines(launch.log, PIDS.api, PIDS.core),
+    )
+    found = diagnose([log_of(lines, release)])
+    real = diagnose([read_log(str(CAPTURES / "vllm-0.25.1-h200-failures" / capture))])
+    assert found.findings[0].code == real.findings[0].code
+    assert found.memory_failure == real.memory_failure
+
+
+@pytest.mark.parametrize("timeout", [0, 30])
+@pytest.mark.parametrize("release", ["0.22.1", "0.25.1", "0.32.0"])
+def test_a_stop_is_found_as_one(release: str, timeout: int) -> None:
+    """Who was asked to stop has not crashed."""
+    log = launchable("--gpu", "L4", "--vllm", release).log
+    lines = (*start_lines(log, PIDS.api), *stop_lines(log, timeout, 2, PIDS.core), *stopped_lines(log))
+    found = diagnose([log_of(lines, release)])
+    real = diagnose([read_log(str(CAPTURES / "vllm-0.32.0-failures" / "terminate.log"))])
+    assert [finding.code for finding in found.findings] == [real.findings[0].code]
+
+
+def test_a_start_that_is_made_to_fail() -> None:
+    """A server that fits can fail for want of memory: its log is that of a device that others hold."""
+    launch = launchable("--gpu", "L4")
+    assert launch.failure is None
+    failure = want_of_memory(launch.log)
+    assert diagnose([log_of(failed_lines(launch.log, failure), "0.32.0")]).findings[0].code == failure.code
+
+
+def test_secrets_are_not_repeated() -> None:
+    """An API key does not stand in the log."""
+    log = launchable("--gpu", "L4", "--api-key", "swordfish").log
+    assert "swordfish" not in text_of(start_lines(log, PIDS.api), "0.32.0")
+
+
+def test_time_passes_in_order() -> None:
+    """Lines come in the order of their shares, from the first moment of a start to its last."""
+    shares = [line.share for line in start_lines(launchable("--gpu", "L4").log, PIDS.api)]
+    assert shares == sorted(shares)
+    assert (shares[0], shares[-1]) == (0.0, 1.0)
+
+
+def test_what_starts_has_room() -> None:
+    """A launch without a failure leaves the worker's memory with something free, at every share of the card."""
+    for share in ("0.8", "0.85", "0.9", "0.95", "0.97"):
+        launch = launchable("--gpu", "L4", "--gpu-memory-utilization", share, "--max-model-len", "1024")
+        assert launch.failure is not None or Memory(launch.config.sizes).free >= 0
+
+
+def test_a_start_says_what_a_real_one_says_in_its_order() -> None:
+    """Every line of the recorded start that carries a figure is in ours and in the same order, after one with the version."""
+    real = (CAPTURES / "vllm-0.25.1-h200" / "base.log").read_text(encoding="utf-8", errors="replace")
+    log = launchable("--gpu", "H200", "--vllm", "0.25.1").log
+    ours = text_of(start_lines(log, PIDS.api), "0.25.1")
+    assert told_in(ours) == ["api-server-version", *told_in(real)]
+
+
+def told_in(text: str) -> list[str]:
+    """The names of the known lines, in the order in which each first appears, until the server is ready."""
+    began = text.partition("Application startup complete")[0]
+    places = {line.name: found.start() for line in LOG_LINES if (found := re.search(line.pattern, began))}
+    return sorted(places, key=lambda name: places[name])

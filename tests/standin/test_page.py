@@ -1,0 +1,343 @@
+"""The metrics page of a stand-in, held against pages of real servers and against what others make of the format."""
+
+from __future__ import annotations
+
+import gzip
+import math
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.utils import floatToGoString
+
+from plimsoll.domain.metrics_page import Page as Read
+from plimsoll.engine.flags import is_before
+from plimsoll.engine.metrics import V1_DEFAULT_SINCE, metrics_of
+from plimsoll.engine.tables import wheels
+from plimsoll.errors import BadInput
+from plimsoll.sources.metrics_pages import parse_page
+from plimsoll.standin import page_table
+from plimsoll.standin.exposition import labels_text, number
+from plimsoll.standin.figures import ENDS, VALVES, Figures, Histogram
+from plimsoll.standin.page import HttpFigures, Page, ProcessFigures, edges_of, metrics_shown
+from plimsoll.standin.page_server import COARSE_EDGES, FINE_EDGES
+
+CAPTURES = Path(__file__).parents[1] / "captures"
+CPU = "vllm-0.32.0-cpu/metrics.txt"
+PAGES = (
+    ("0.32.0", CPU),
+    *(("0.32.0", f"vllm-0.32.0-failures/{case}.txt.gz") for case in ("queue.metrics-after", "preemption-storm.metrics-during")),
+    *(("0.25.1", f"vllm-0.25.1-h200-failures/{case}.txt") for case in ("healthy.metrics-after", "neighbour.metrics-after")),
+    ("0.25.1", "vllm-0.25.1-h200-failures/preemption-storm.metrics-during.txt"),
+    *(("0.25.1", f"vllm-0.25.1-h200-traffic/{case}.metrics.txt.gz") for case in ("heavy", "steady", "storm", "tight")),
+)  # fmt: skip
+CONDITIONAL = ("vllm:kv_block_", "vllm:estimated_", "plimsoll_")  # shown, or moved, by flags that the stand-in does not have
+RELEASES = tuple(r for r in wheels() if not is_before(r, V1_DEFAULT_SINCE))
+# Which figure an attribute, or a histogram, is read back from.
+PLAIN = {
+    "running": "vllm:num_requests_running", "waiting": "vllm:num_requests_waiting", "kv_usage": "vllm:kv_cache_usage_perc",
+    "preemptions": "vllm:num_preemptions_total", "prompt_tokens": "vllm:prompt_tokens_total",
+    "generation_tokens": "vllm:generation_tokens_total", "prefix_queries": "vllm:prefix_cache_queries_total",
+    "prefix_hits": "vllm:prefix_cache_hits_total", "prompt_cached": "vllm:prompt_tokens_cached_total",
+}  # fmt: skip
+HISTOGRAMS = {row.histogram: row.name for row in page_table.ROWS if row.histogram}
+
+
+def _captured(name: str) -> str:
+    data = (CAPTURES / name).read_bytes()
+    return (gzip.decompress(data) if name.endswith(".gz") else data).decode()
+
+
+def _read(text: str) -> Read:
+    page = parse_page(text.encode(), "page", None)
+    assert page.skipped == 0
+    return page
+
+
+def _edges(page: Read, family: str) -> tuple[float, ...]:
+    return tuple(float(s.labels["le"]) for s in page.of(f"{family}_bucket") if s.labels["le"] != "+Inf")
+
+
+def _fill(histogram: Histogram, page: Read, family: str, **labels: str) -> None:
+    rising = [int(s.value) for s in page.of(f"{family}_bucket", labels)]
+    histogram.counts = [high - low for low, high in zip([0, *rising], rising, strict=False)]
+    histogram.total = page.of(f"{family}_sum", labels)[0].value
+
+
+def _figures(page: Read, release: str) -> Figures:
+    """The figures a page was written from."""
+    figures = Figures(edges_of(release, 2 * 10**6))
+    for name, metric in PLAIN.items():
+        setattr(figures, name, page.of(metric)[0].value)
+    figures.waiting_deferred = int(page.of("vllm:num_requests_waiting_by_reason", {"reason": "deferred"})[0].value)
+    figures.prompt_computed = int(page.of("vllm:prompt_tokens_by_source_total", {"source": "local_compute"})[0].value)
+    figures.success = {end: int(page.of("vllm:request_success_total", {"finished_reason": end})[0].value) for end in ENDS}
+    figures.rejected = {v: int(page.total("vllm:admission_rejections_total", {"reason": v}) or 0) for v in VALVES}
+    figures.sleep_state = next(s.labels["sleep_state"] for s in page.of("vllm:engine_sleep_state") if s.value)
+    for key, family in HISTOGRAMS.items():
+        if page.of(f"{family}_bucket"):
+            figures.histograms[key] = Histogram(_edges(page, family))
+            _fill(figures.histograms[key], page, family)
+    return figures
+
+
+def _http(page: Read) -> HttpFigures:
+    http = HttpFigures(page.of("http_request_duration_highr_seconds_created")[0].value)
+    _fill(http.durations, page, "http_request_duration_highr_seconds")
+    for sample in page.of("http_requests_total"):
+        handler, method = sample.labels["handler"], sample.labels["method"]
+        http.observe(handler, method, int(sample.labels["status"][0]) * 100, seconds=0, request_bytes=0, answer_bytes=0, now=0)
+        http.requests[handler, method, sample.labels["status"]][0] = sample.value
+        _fill(http.by_handler[handler, method][0], page, "http_request_duration_seconds", handler=handler, method=method)
+        for size, name in zip(http.sizes[handler], ("http_request_size_bytes", "http_response_size_bytes"), strict=True):
+            size.count = int(page.of(f"{name}_count", {"handler": handler})[0].value)
+            size.total = int(page.of(f"{name}_sum", {"handler": handler})[0].value)
+    _fill(http.durations, page, "http_request_duration_highr_seconds")
+    return http
+
+
+def _process(page: Read) -> ProcessFigures:
+    told = {
+        "collected": "python_gc_objects_collected_total",
+        "uncollectable": "python_gc_objects_uncollectable_total",
+        "collections": "python_gc_collections_total",
+    }
+    return ProcessFigures(
+        virtual=int(page.of("process_virtual_memory_bytes")[0].value),
+        resident=int(page.of("process_resident_memory_bytes")[0].value),
+        start_time=page.of("process_start_time_seconds")[0].value,
+        cpu_seconds=page.of("process_cpu_seconds_total")[0].value,
+        open_fds=int(page.of("process_open_fds")[0].value),
+        max_fds=int(page.of("process_max_fds")[0].value),
+        python=page.of("python_info")[0].labels,
+        collections=[{key: int(page.of(name)[place].value) for key, name in told.items()} for place in range(3)],
+    )
+
+
+def _page(read: Read, release: str) -> Page:
+    labels = {**read.of("vllm:cache_config_info")[0].labels}
+    engine = labels.pop("engine")
+    model = read.of("vllm:num_requests_running")[0].labels["model_name"]
+    return Page(release, model, engine, cache_labels=labels, created=1.79e9)
+
+
+def _lines(text: str) -> list[str]:
+    """The lines that can be told: without those that a flag brought, and without the moment at which a sample came to be."""
+    kept = [line for line in text.splitlines() if not re.match(r"(?:# (?:HELP|TYPE) )?(?:" + "|".join(CONDITIONAL) + ")", line)]
+    return [re.sub(r"(_created(?:\{.*\})?) [-+.0-9e]+$", r"\1", line) for line in kept]
+
+
+@pytest.mark.parametrize(("release", "name"), PAGES)
+def test_the_numbers_of_a_real_page_give_that_very_page(release: str, name: str) -> None:
+    """Order, names, types, help, labels, edges and the way numbers are written are those of the real server, line for line."""
+    real = _captured(name)
+    read = _read(real)
+    made = _page(read, release).text(_figures(read, release), _http(read), _process(read))
+    assert _lines(made) == _lines(real)
+
+
+@pytest.mark.parametrize(("release", "name"), PAGES)
+def test_edges_are_those_of_the_real_server(release: str, name: str) -> None:
+    """Every histogram of a real page has the edges that the release is said to have."""
+    read = _read(_captured(name))
+    longest = int(max(_edges(read, "vllm:request_prompt_tokens")))
+    for key, edges in edges_of(release, longest).items():
+        family = HISTOGRAMS[key]
+        assert _edges(read, family) in (edges, ()), key
+    assert _edges(read, "http_request_duration_highr_seconds") == FINE_EDGES
+    assert _edges(read, "http_request_duration_seconds") == COARSE_EDGES
+
+
+def test_a_counter_that_a_flag_moves_is_there_without_the_flag() -> None:
+    """The estimates for MFU stand on a page of a server without the flag, at nothing, as they stand on ours."""
+    read = _read(_captured("vllm-0.25.1-h200-traffic/steady.metrics.txt.gz"))
+    ours = _read(Page("0.25.1", "m", cache_labels={}, created=0).text(_empty("0.25.1"), HttpFigures(0), ProcessFigures()))
+    for name in page_table.ALWAYS_THERE:
+        assert read.total(name) == ours.total(name) == 0
+
+
+def _empty(release: str, max_model_len: int = 4096) -> Figures:
+    return Figures(edges_of(release, max_model_len))
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_a_page_has_all_that_its_release_always_shows_and_nothing_else(release: str) -> None:
+    """The catalogue of a release and its page agree on names, types and labels."""
+    always = {
+        name.removesuffix("_total") if entry["type"] == "counter" else name: entry
+        for name, entry in metrics_of(release).items()
+        if (entry["shown"] == "always" and entry["engine"] != "V0" and name not in page_table.LEFT_OUT)
+        or name in page_table.ALWAYS_THERE
+    }
+    text = Page(release, "m", cache_labels={"block_size": "16"}, created=1.0).text(
+        _empty(release), HttpFigures(0), ProcessFigures()
+    )
+    families = {f.name: f for f in text_string_to_metric_families(text) if f.name.startswith("vllm:")}
+    missing = {n.removesuffix("_total") for n, end in page_table.LEFT_OUT_BEFORE.items() if is_before(release, end)}
+    assert {name for name in families if not name.endswith("_created")} == set(always) - missing
+    for name, entry in always.items():
+        if name in families and "labels" in entry:
+            family = families[name]
+            assert family.type == entry["type"]
+            assert all(set(s.labels) - {"le"} == set(entry["labels"]) for s in family.samples)  # type: ignore[call-overload]
+
+
+def test_a_page_has_something_to_say_about_every_row_of_the_table() -> None:
+    """No row is dead: some release shows it."""
+    assert {row for release in RELEASES for row in (m.row for m in metrics_shown(release))} == set(page_table.ROWS)
+
+
+def test_edges_and_reasons_grew_with_the_releases() -> None:
+    """What changed from release to release is where the sources say it changed."""
+    assert edges_of("0.8.3", 4096)["e2e"][-1] == 60
+    assert edges_of("0.8.4", 4096)["e2e"][-1] == 7680
+    assert edges_of("0.8.4", 4096)["step_tokens"][:5] == (1, 2, 4, 8, 16)
+    assert edges_of("0.8.5", 4096)["step_tokens"][1] == 8
+    assert edges_of("0.32.0", 1000)["prompt"] == (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+    assert edges_of("0.32.0", 1)["prompt"] == (1,)
+
+    def reasons(release: str) -> int:
+        return len(next(m.by[1] for m in metrics_shown(release) if m.row.name == "vllm:request_success_total"))
+
+    assert [reasons(r) for r in ("0.12.0", "0.13.0", "0.17.0")] == [3, 4, 5]
+
+
+def test_help_says_what_it_said_in_each_release() -> None:
+    """A page of an old release has the words of that release."""
+    found = {r: {m.row.name: m.meaning for m in metrics_shown(r)}.get("vllm:gpu_prefix_cache_hits_total") for r in RELEASES}
+    assert found["0.8.5"] is None
+    assert found["0.11.0"] is None
+    assert found["0.9.0"] == "GPU prefix cache hits, in terms of number of cached tokens."
+    assert found["0.9.2"] == f"{found['0.9.0']}DEPRECATED: Use vllm:prefix_cache_hits instead."
+    assert found["0.10.2"] == f"{found['0.9.0']} DEPRECATED: Use vllm:prefix_cache_hits instead."
+
+
+@pytest.mark.parametrize("release", ["0.7.3", "9.9.9"])
+def test_a_release_without_a_known_page_is_refused(release: str) -> None:
+    """Nothing is made up about releases before the second engine or after the newest one known."""
+    with pytest.raises(BadInput, match="no page of vLLM"):
+        Page(release, "m", cache_labels={}, created=0)
+
+
+COUNTS = st.integers(0, 2**53)
+
+
+@st.composite
+def _any_figures(draw: st.DrawFn, release: str) -> Figures:
+    figures = _empty(release, draw(st.integers(1, 10**7)))
+    for name in PLAIN:
+        setattr(figures, name, draw(st.floats(0, 1) if name == "kv_usage" else COUNTS))
+    figures.prompt_computed = draw(COUNTS)
+    figures.waiting_deferred = draw(st.integers(0, figures.waiting))
+    figures.success = {end: draw(COUNTS) for end in ENDS}
+    figures.rejected = {valve: draw(COUNTS) for valve in VALVES}
+    figures.sleep_state = draw(st.sampled_from(("awake", "weights_offloaded", "discard_all")))
+    for histogram in figures.histograms.values():
+        for value in draw(st.lists(st.floats(0, 1e6), max_size=3)):
+            histogram.observe(value)
+    return figures
+
+
+LABEL = st.text(st.characters(codec="utf-8", exclude_characters="\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"), max_size=20)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.data(), LABEL, st.sampled_from(("0.10.2", "0.16.0", "0.25.1", "0.32.0")))
+def test_what_is_put_on_a_page_is_read_off_it(data: st.DataObject, model: str, release: str) -> None:
+    """Any figures under any model name come back unchanged through prometheus_client's reader and through ours."""
+    figures = data.draw(_any_figures(release))
+    text = Page(release, model, "3", cache_labels={"block_size": "16"}, created=1.5).text(
+        figures, HttpFigures(2), ProcessFigures()
+    )
+    theirs = {
+        (s.name, tuple(sorted(s.labels.items()))): s.value for f in text_string_to_metric_families(text) for s in f.samples
+    }
+    assert len(theirs) == sum(not line.startswith("#") for line in text.split("\n")) - 1
+    own = {"model_name": model, "engine": "3"}
+
+    def value(name: str, **labels: str) -> float:
+        return theirs[name, tuple(sorted({**own, **labels}.items()))]
+
+    for attribute, name in PLAIN.items():
+        if any(m.row.name == name for m in metrics_shown(release)):
+            assert value(name) == getattr(figures, attribute)
+    for metric in metrics_shown(release):
+        if metric.row.histogram:
+            histogram, family = figures.histograms[metric.row.histogram], metric.row.name
+            below = [value(f"{family}_bucket", le=number(edge)) for edge in (*histogram.edges, math.inf)]
+            assert [high - low for low, high in zip([0, *below], below, strict=False)] == histogram.counts
+            assert (value(f"{family}_count"), value(f"{family}_sum")) == (histogram.count, histogram.total)
+    for end in ENDS[:3]:
+        assert value("vllm:request_success_total", finished_reason=end) == figures.success[end]
+    ours = {(s.name, tuple(sorted(s.labels.items()))): s.value for samples in _read(text).by_name.values() for s in samples}
+    assert ours == theirs
+
+
+@given(st.floats() | COUNTS)
+def test_numbers_are_written_as_prometheus_client_writes_them(value: float) -> None:
+    """Every number there is, with its exponent where Go would put one."""
+    assert number(value) == floatToGoString(value)  # type: ignore[no-untyped-call]
+
+
+@given(st.dictionaries(st.from_regex(r"[a-z]{1,5}", fullmatch=True), LABEL, min_size=1, max_size=4))
+def test_labels_are_written_as_prometheus_client_writes_them(labels: dict[str, str]) -> None:
+    """Sorted by name, with quotes, backslashes and line ends escaped."""
+    registry = CollectorRegistry()
+    Gauge("g", "help", labels, registry=registry).labels(**labels).set(1)
+    assert f"g{labels_text(labels)} 1.0\n" in generate_latest(registry).decode()
+
+
+def test_a_percent_sign_in_a_name_stays_one() -> None:
+    """What the lines are made with does not show."""
+    page = Page("0.32.0", "100%s", cache_labels={"cache_dtype": "%d"}, created=0)
+    read = _read(page.text(_empty("0.32.0"), HttpFigures(0), ProcessFigures()))
+    assert read.of("vllm:num_requests_running")[0].labels["model_name"] == "100%s"
+    assert read.of("vllm:cache_config_info")[0].labels["cache_dtype"] == "%d"
+
+
+def test_requests_are_told_apart_as_the_real_server_tells_them() -> None:
+    """By route, method and class of status; by none for a path that is no route; not at all for the server's own paths."""
+    http = HttpFigures(1.0)
+    http.observe("/v1/completions", "POST", 200, seconds=0.3, request_bytes=10, answer_bytes=0, now=5.0)
+    http.observe("/v1/completions", "POST", 400, seconds=0.01, request_bytes=20, answer_bytes=7, now=6.0)
+    http.observe("/nothing%s", "GET", 404, seconds=0.01, request_bytes=0, answer_bytes=22, now=7.0, is_route=False)
+    http.observe("/health", "GET", 200, seconds=0.01, request_bytes=0, answer_bytes=0, now=8.0)
+    http.observe("/v1/load_lora_adapter", "POST", 200, seconds=0.01, request_bytes=0, answer_bytes=0, now=9.0)
+    read = _read(Page("0.32.0", "m", cache_labels={}, created=0).text(_empty("0.32.0"), http, ProcessFigures()))
+    told = {tuple(s.labels[key] for key in ("handler", "method", "status")): s.value for s in read.of("http_requests_total")}
+    assert told == {("/v1/completions", "POST", "2xx"): 1, ("/v1/completions", "POST", "4xx"): 1, ("none", "GET", "4xx"): 1}
+    assert read.total("http_request_size_bytes_sum", {"handler": "/v1/completions"}) == 30
+    assert read.total("http_request_duration_highr_seconds_count") == 3
+    assert [s.value for s in read.of("http_requests_created")] == [5.0, 6.0, 7.0]
+    assert read.of("http_request_duration_seconds_created", {"handler": "/v1/completions"})[0].value == 5.0
+
+
+def test_nothing_is_told_that_is_not_known() -> None:
+    """A figure of the process that was not given has no line; a page that several servers share has none of them."""
+    http, figures = HttpFigures(0), _empty("0.32.0")
+    some = Page("0.32.0", "m", cache_labels={}, created=0).text(figures, http, ProcessFigures(resident=5, cpu_seconds=1.5))
+    assert re.findall(r"^(?:process|python)\S* .*", some, re.MULTILINE) == [
+        "process_resident_memory_bytes 5.0", "process_cpu_seconds_total 1.5",
+    ]  # fmt: skip
+    shared = Page("0.32.0", "m", cache_labels={}, created=0, process=False)
+    assert "process_" not in shared.text(figures, http, ProcessFigures(resident=5))
+
+
+def test_a_server_that_has_answered_nothing_shows_heads_alone() -> None:
+    """As prometheus_client does for a metric none of whose labels has a value yet."""
+    text = Page("0.32.0", "m", cache_labels={}, created=0).text(_empty("0.32.0"), HttpFigures(7.0), ProcessFigures())
+    assert "# TYPE http_requests_total counter\n# HELP http_request_size_bytes" in text
+    assert "http_requests_created" not in text
+    assert "http_request_duration_highr_seconds_created 7.0\n" in text
+
+
+def test_pages_share_what_does_not_change() -> None:
+    """Five hundred engines of one model hold one text between them."""
+    pages = [Page("0.32.0", "m", cache_labels={}, created=float(n)) for n in range(3)]
+    texts = [page.text(_empty("0.32.0"), HttpFigures(0), ProcessFigures()) for page in pages]
+    assert len({id(page._template) for page in pages}) == 1
+    assert len(set(texts)) == 3
