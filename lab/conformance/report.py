@@ -37,7 +37,9 @@ def block(real: dict[str, Any], found: list[Difference], allowed: tuple[Allowed,
         here = [one for one in found if one.where.startswith(f"{place}/")]
         lines.append(f"| {words} | {len(part)} | {_leaves(part)} | {len(here)} |")
     lines += ["", "Differences that are accepted:" if allowed else "No difference is accepted.", ""]
-    lines += [f"- `{rule.where}`: {rule.reason}" for rule in allowed]
+    for reason in dict.fromkeys(rule.reason for rule in allowed):
+        places = ", ".join(f"`{rule.where}`" for rule in allowed if rule.reason == reason)
+        lines.append(f"- {reason}: {places}")
     lines += ["", "Numbers that need only be near:", ""]
     lines += [f"- `{rule.where}` ({_bound(rule.share, rule.plus)}): {rule.reason}" for rule in NEAR]
     lines += ["", "Values that a race decides:", ""]

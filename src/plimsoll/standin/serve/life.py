@@ -21,6 +21,7 @@ from plimsoll.standin.serve.port import Port
 from plimsoll.standin.start_failures import failed_lines, want_of_memory
 
 WATCHDOG_S = 5.0  # how often vLLM looks whether its engine has died
+TEARDOWN_S = 0.5
 LOOK_S = 0.02
 HAS_ENDED, HAS_FAILED = 0, 1
 
@@ -149,6 +150,8 @@ class Life:
             # vLLM ends its engine then, and whoever still waits finds it dead.
             service.engine.die("the time for a shutdown has passed")
             service.driver.turn()
+        # vLLM takes down its engine first, which takes seconds: answers that are ready meanwhile go out as any other.
+        await asyncio.sleep(TEARDOWN_S / self._speed)
         await self.port.close()
         self.log.say(life_log.stopped_lines(log))
 
