@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from plimsoll.cli.main import main
-from plimsoll.cli.standin_launch import CARD, MODEL, ParserRefused, read_asked
+from plimsoll.cli.standin_launch import CARD, MODEL, read_asked
 from plimsoll.errors import BadInput
 
 
@@ -61,6 +61,8 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         ("--base-ns 1e99", "--base-ns"),
         ("--host 0.0.0.0", "set PLIMSOLL_TOKEN or --api-key"),
         ("--host ::", "set PLIMSOLL_TOKEN or --api-key"),
+        ("--host 0.0.0.0 --api-key ", "set PLIMSOLL_TOKEN or --api-key"),
+        ("--host 127.example.com", "set PLIMSOLL_TOKEN or --api-key"),
         ("--data-parallel-size 2", "--data-parallel-size 2"),
         ("--api-server-count 2", "--api-server-count 2"),
         ("--gpu-memory-utilization 1.5", "--gpu-memory-utilization must lie"),
@@ -166,12 +168,31 @@ def test_files_are_read(tmp_path: Path) -> None:
 
 
 def test_faults_may_be_many() -> None:
-    """--fault is taken as often as it is given, also with an equals sign; after -- it is short for a flag of vLLM's."""
+    """--fault is taken as often as it is given, also with an equals sign; after -- the stand-in says where it belongs."""
     asked = read_asked(["--fault", "wedge@60s:30s", "--fault=neighbour@10s=3GiB"], {})
     assert [(fault.kind, fault.at_s) for fault in asked.faults] == [("wedge", 60.0), ("neighbour", 10.0)]
     assert asked.faults[1].value == 3 << 30
-    with pytest.raises(ParserRefused, match="--fault-tolerance-config"):
+    with pytest.raises(BadInput, match="in front of --"):
         read_asked(["--", "vllm", "serve", MODEL, "--fault", "oom"], {})
+
+
+def test_where_it_listens_can_be_said_beside_a_command(tmp_path: Path) -> None:
+    """A start script that listens everywhere can be tried on this machine alone."""
+    script = tmp_path / "start.sh"
+    script.write_text(f"vllm serve {MODEL} --max-model-len 4096 --host 0.0.0.0 --port 8000\n", encoding="utf-8")
+    place = ["--host", "127.0.0.1", "--port", "9123"]
+    command = ["vllm", "serve", MODEL, "--max-model-len", "4096", "--host", "0.0.0.0"]
+    for words in ([str(script), *place], [*place, "--", *command]):
+        options = read_asked(words, {}).launches[0].options
+        assert (options.host, options.port) == ("127.0.0.1", 9123)
+
+
+def test_what_is_not_imitated_is_said() -> None:
+    """A version that is not known and flags that do nothing here get a word each."""
+    notes = " ".join(read_asked(["--vllm", "9.9.9", "--enable-lora", "--kv-cache-metrics"], {}).notes)
+    assert "9.9.9" in notes
+    assert "--enable-lora" in notes
+    assert "--kv-cache-metrics" in notes
 
 
 def test_a_fleet_has_ports_of_its_own() -> None:
@@ -191,6 +212,7 @@ def test_a_fleet_has_ports_of_its_own() -> None:
         (["--host", "0.0.0.0"], {"VLLM_API_KEY": "k"}),
         (["--host", "localhost"], {}),
         (["--host", "::1"], {}),
+        (["--host", "127.3.2.1"], {}),
     ],
 )
 def test_an_open_address_needs_a_secret(words: list[str], environ: dict[str, str]) -> None:

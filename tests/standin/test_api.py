@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from plimsoll.standin.serve.options import Options
+from plimsoll.standin.text import decode, piece
 from tests.fakes import eventually
 from tests.standin.engines import engine
 from tests.standin.servers import FAST, SLOW, Server, standin
@@ -192,6 +193,25 @@ def test_a_stop_token_ends_an_answer_with_it(server: Server) -> None:
     end = ids.index(ids[7]) + 1
     assert got["choices"][0]["token_ids"] == ids[:end]
     assert (got["choices"][0]["finish_reason"], got["choices"][0]["stop_reason"]) == ("stop", ids[7])
+    assert got["choices"][0]["text"] == decode(ids[: end - 1])  # a token that stops is not read unless it is to be kept
+    more = {"stop_token_ids": [ids[7]], "include_stop_str_in_output": True}
+    got = server.ask("POST", PATHS[0], asked(PATHS[0], max_tokens=30, **more)).json()
+    assert got["choices"][0]["text"] == decode(ids[:end])
+
+
+def test_a_stop_string_is_not_seen_before_min_tokens(server: Server) -> None:
+    """One that ends among the first tokens is passed over; one that only begins among them ends the answer."""
+    body = asked(PATHS[0], max_tokens=30, return_token_ids=True)
+    ids = server.ask("POST", PATHS[0], body).json()["choices"][0]["token_ids"]
+    early = piece(ids[2])
+    assert ids.count(ids[2]) == 1
+    got = server.ask("POST", PATHS[0], {**body, "stop": early, "min_tokens": 3}).json()["choices"][0]
+    assert (len(got["token_ids"]), got["finish_reason"]) == (30, "length")
+    got = server.ask("POST", PATHS[0], {**body, "stop": early, "min_tokens": 2}).json()["choices"][0]
+    assert (len(got["token_ids"]), got["finish_reason"]) == (3, "stop")
+    across = decode(ids[4:6])
+    got = server.ask("POST", PATHS[0], {**body, "stop": across, "min_tokens": 5}).json()["choices"][0]
+    assert (len(got["token_ids"]), got["stop_reason"], got["text"]) == (6, across, decode(ids[:4]))
 
 
 def test_an_answer_ends_by_itself_unless_it_may_not(server: Server) -> None:

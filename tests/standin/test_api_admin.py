@@ -11,7 +11,7 @@ import pytest
 from plimsoll.standin.serve.metrics import cut, lie
 from plimsoll.standin.serve.options import Options
 from tests.fakes import eventually
-from tests.standin.engines import engine
+from tests.standin.engines import GIB, engine
 from tests.standin.servers import SLOW, TOKEN, Got, Server, standin
 from tests.standin.test_api import PATHS, asked
 
@@ -82,6 +82,28 @@ def test_a_pause_can_wait_for_what_runs() -> None:
         assert server.ask("POST", "/pause?mode=wait").status == 200
         assert asking.end().json()["usage"]["completion_tokens"] == 10
         server.ask("POST", "/resume")
+
+
+def test_without_sleep_mode_an_engine_that_sleeps_keeps_its_memory() -> None:
+    """200 and asleep all the same, as in vLLM, whose allocator has nothing to put away then."""
+    for has_mode in (False, True):
+        with standin(DEV._replace(has_sleep_mode=has_mode)) as server:
+            memory = server.made.service.engine.memory
+            free = memory.free
+            assert server.ask("POST", "/sleep?level=1").json() == {"status": "sleeping", "level": 1}
+            assert (memory.free - free > 10 * GIB) == has_mode
+            assert b'sleep_state="weights_offloaded"} 1.0' in server.ask("GET", "/metrics").body
+            assert server.ask("POST", "/wake_up?tags=weights").json()["status"] == "sleeping"
+            assert server.ask("POST", "/wake_up?tags=kv_cache").json()["status"] == "awake"
+            assert server.ask("POST", PATHS[0], asked(PATHS[0])).status == 200
+
+
+@pytest.mark.parametrize("names", [5, 1.5, True, {"a": 1}, [["a"]], [None]])
+def test_names_that_are_none_abort_nothing(names: object) -> None:
+    """400 in vLLM's shape."""
+    with standin(DEV) as server:
+        got = server.ask("POST", "/abort_requests", {"request_ids": names})
+        assert (got.status, got.json()["error"]["code"]) == (400, 400)
 
 
 def test_sleep_and_wake_say_how_it_sleeps() -> None:
@@ -215,3 +237,10 @@ def test_a_slow_answer_comes_byte_by_byte() -> None:
         began = time.monotonic()
         assert server.ask("GET", "/version").json() == {"version": "0.32.0"}
         assert time.monotonic() - began > 0.02 * 15
+
+
+@pytest.mark.parametrize("name", ["at_s", "for_s", "value"])
+def test_a_fault_of_a_number_that_is_too_large_is_refused(name: str) -> None:
+    """400 for hundreds of digits, never 500."""
+    with standin(DEV) as server:
+        assert server.ask("POST", "/standin/faults", {"kind": "growth", name: 10**400}, **BEARER).status == 400

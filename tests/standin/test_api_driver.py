@@ -105,3 +105,29 @@ def test_a_fault_of_the_future_comes_without_any_request() -> None:
         return one.death
 
     assert "out of memory" in (asyncio.run(run()) or "")
+
+
+def test_a_mistake_in_a_step_ends_the_engine_and_all_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    """One line in the log; the engine is dead, who waited has an error, and whoever looks after each turn sees it."""
+
+    async def run() -> tuple[str | None, str | None, int, list[bool]]:
+        one, wakes, seen = engine(), [], []
+        driver = Driver(one, time.monotonic_ns, 100.0)
+        driver.on_turn = lambda: seen.append(one.is_dead)
+        driver.start()
+        request = driver.submit(ask(output=50), lambda: wakes.append(1))
+
+        def stumble(_steps: object) -> None:
+            raise RuntimeError("two\nlines")
+
+        one.on_steps = stumble
+        await asyncio.sleep(0.2)
+        return one.death, request.finish, len(wakes), seen
+
+    death, finish, wakes, seen = asyncio.run(run())
+    assert "RuntimeError: two lines" in (death or "")
+    assert (finish, wakes) == ("error", 1)
+    assert seen[-1]
+    assert [record.getMessage() for record in caplog.records] == [
+        "plimsoll: a mistake of the stand-in's own; its engine ends: RuntimeError: two lines"
+    ]

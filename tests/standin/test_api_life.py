@@ -18,8 +18,7 @@ from typing import Any
 
 import pytest
 
-from plimsoll.errors import BadInput
-from plimsoll.standin.serve.port import Port
+from plimsoll.standin.serve.port import Port, PortTaken
 from tests.fakes import eventually
 from tests.standin.servers import TOKEN, Got
 
@@ -195,5 +194,79 @@ def test_a_port_that_is_taken_is_said_at_once() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         number = taken.getsockname()[1]
-        with pytest.raises(BadInput, match=f"127.0.0.1:{number}: Address already in use"):
+        with pytest.raises(PortTaken, match=f"127.0.0.1:{number}: Address already in use"):
             Port("127.0.0.1", number)
+
+
+def test_a_start_that_fails_slowly_can_be_stopped(tmp_path: Path) -> None:
+    """SIGTERM is obeyed before the failure is due."""
+    with started(tmp_path, "--fault", "start-failure", "--start-seconds", "60") as server:
+        eventually(lambda: "INFO" in server.log() or server.process.poll() is not None, 60)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.ends(10) == 0
+
+
+def test_a_slow_answer_does_not_keep_a_server_from_its_end(tmp_path: Path) -> None:
+    """SIGTERM cuts it off after seconds."""
+    with started(tmp_path, "--fault", "slow-loris=30") as server:
+        server.ready()
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+        connection.request("GET", "/metrics")
+        assert connection.getresponse().read(1)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.ends(10) == 0
+        connection.close()
+        assert "Traceback" not in server.log()
+
+
+BAD_MIDDLEWARES = """
+class NotMade:
+    def __init__(self, app):
+        raise RuntimeError("no\\nroom")
+
+class NotStarted:
+    def __init__(self, app):
+        self.app = app
+
+    async def __call__(self, scope, receive, send):
+        if scope["type"] == "lifespan":
+            raise RuntimeError("no room")
+        await self.app(scope, receive, send)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("NotMade", "plimsoll: --middleware own_middlewares.NotMade: RuntimeError: no room\n"),
+        ("NotStarted", "plimsoll: a --middleware failed in its lifespan.startup"),
+    ],
+)
+def test_a_middleware_that_does_not_come_up_ends_the_start(
+    tmp_path: Path, name: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exit code 1, and one line of ours that says why."""
+    (tmp_path / "own_middlewares.py").write_text(BAD_MIDDLEWARES, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    with started(tmp_path, "--middleware", f"own_middlewares.{name}") as server:
+        assert server.ends(60) == 1
+        assert says in server.log()
+        assert "mistake of ours" not in server.log()
+
+
+def test_the_log_tells_rates_no_faster_than_one_can_read(tmp_path: Path) -> None:
+    """With time a million times as fast there are at most ten lines a second."""
+    with started(tmp_path, "--speed", "1000000", "--base-ns", "10000000000000") as server:
+        server.ready()
+        thread = threading.Thread(target=lambda: _asked_in_vain(server))
+        thread.start()
+        time.sleep(1.5)
+        count = server.log().count("Avg prompt throughput")
+        assert 1 <= count <= 20
+        server.process.kill()
+        thread.join(10)
+
+
+def _asked_in_vain(server: Process) -> None:
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        server.ask("POST", "/v1/completions", {**LONG, "max_tokens": 4000})

@@ -335,3 +335,59 @@ def test_two_requests_of_one_name_do_not_disturb_each_other() -> None:
             thread.join(20)
         assert [got.json()["id"] for got in found] == ["cmpl-same"] * 3
         assert not server.made.service.states
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"temperature": 10**400}, "Input should be a valid number"),
+        ({"top_p": 10**400}, "Input should be a valid number"),
+        ({"max_tokens": 1e300}, "Unable to parse input string as an integer, exceeded maximum size"),
+        ({"logit_bias": {"5": "much"}}, "unable to parse string as a number"),
+        ({"logit_bias": {"5": 10**400}}, "Input should be a valid number"),
+        (
+            {"logit_bias": {"a": 1}},
+            "logit_bias contains key(s) that cannot be converted to integer token IDs: ['a'] (parameter=logit_bias",
+        ),
+        ({"logit_bias": {"-1": 1}}, "token_id(s) [-1] in logit_bias contain out-of-vocab token ids. Vocabulary size: 128256"),
+        ({"stop_token_ids": [10**400]}, "in stop_token_ids contain out-of-vocab token ids. Vocabulary size: 128256"),
+    ],
+)
+def test_numbers_of_any_size_get_an_answer(server: Server, more: dict[str, Any], says: str) -> None:
+    """400 in vLLM's words, never 500."""
+    for path in PATHS:
+        error = error_of(server, path, asked(path, **more))
+        assert error["code"] == 400
+        assert says in error["message"]
+    assert server.ask("POST", PATHS[0], asked(PATHS[0], logit_bias={"5": 1})).status == 200
+
+
+def test_half_a_letter_is_written_as_a_question_mark(server: Server) -> None:
+    """Whatever a client sends, the answer is UTF-8."""
+    for body in ({"request_id": "a\ud800b"}, {"request_id": "a\ud800b", "stream": True}, {"model": "\udfff"}):
+        for path in PATHS:
+            got = server.ask("POST", path, asked(path, **body))
+            assert "?" in got.body.decode("utf-8")
+            assert got.status == (404 if "model" in body else 200)
+
+
+def test_many_prompts_with_many_answers_each_are_bounded(server: Server) -> None:
+    """400 for more answers than vLLM makes to one prompt."""
+    error = error_of(server, PATHS[0], asked(PATHS[0], prompt=["a"] * 1000, n=1000))
+    assert error["message"] == "1000 prompts with n=1000 are 1000000 answers; at most 16384 are made."
+
+
+def test_a_slash_too_many_leads_to_the_same_place() -> None:
+    """307 keeps the query, and the prefix that a proxy takes off."""
+    with standin(Options(root_path="/pre")) as server:
+        got = server.ask("GET", "/v1/models/?a=b&c=%20")
+        assert got.status == 307
+        assert got.headers["location"] == f"http://127.0.0.1:{server.port}/pre/v1/models?a=b&c=%20"
+    with standin(Options()) as server:
+        assert server.ask("GET", "/v1/models/").headers["location"] == f"http://127.0.0.1:{server.port}/v1/models"
+
+
+def test_an_empty_key_is_none() -> None:
+    """As in vLLM: it is not one that a client could show."""
+    with standin(Options(api_keys=("",))) as server:
+        assert server.ask("GET", "/v1/models").status == 200

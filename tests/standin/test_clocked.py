@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from plimsoll.standin import StandIn
+from plimsoll.standin import EngineDown, StandIn
 from plimsoll.standin.page import edges_of
 from tests.standin.engines import SETTINGS, config
 
@@ -61,6 +61,10 @@ def test_a_restart_begins_anew_and_keeps_the_clock() -> None:
     engine.restart(takes_s=60.0)
     engine.until(130.0)
     was_up = engine.is_up
+    with pytest.raises(EngineDown):
+        engine.page()
+    with pytest.raises(EngineDown):
+        engine.ask(100, 10)
     engine.until(200.0)
     assert (was_up, engine.is_up, engine.restarts) == (False, True, 1)
     second = values(engine)
@@ -98,9 +102,48 @@ def test_a_dead_engine_is_down() -> None:
     engine.ask(100, 10)
     engine.until(12.0)
     was_up = engine.is_up
+    with pytest.raises(EngineDown, match="CUDA out of memory"):
+        engine.page()
     engine.restart(takes_s=30.0)
     engine.until(50.0)
     assert (was_up, engine.is_up) == (False, True)
+
+
+def test_who_was_announced_for_later_is_served_after_a_restart() -> None:
+    """Who was being served, and who came meanwhile, is not."""
+    engine = StandIn(CONFIG)
+    served, lost, later = engine.ask(100, 2000 - 100), engine.ask(100, 10, at_s=12.0), engine.ask(100, 10, at_s=100.0)
+    engine.until(10.0)
+    engine.restart(takes_s=5.0)
+    coming = engine.ask(100, 10, at_s=50.0)
+    engine.until(200.0)
+    assert [one.finish for one in (served, lost, later, coming)] == ["error", "error", "length", "length"]
+
+
+def test_a_restart_cures_what_was_wrong_with_the_process() -> None:
+    """A wedge ends with it; a neighbour is somebody else and stays."""
+    engine = StandIn(CONFIG, ["wedge@10s", "neighbour@10s=1GiB"])
+    engine.until(20.0)
+    engine.restart(takes_s=5.0)
+    engine.until(30.0)
+    request = engine.ask(100, 10)
+    engine.until(40.0)
+    assert request.finish == "length"
+    assert engine.workers()[0]["device_memory"]["by_others"] == 1 << 30
+
+
+def test_wrong_calls_are_said() -> None:
+    """What vLLM would refuse, what is over, what is a server's own, and lists that do not match."""
+    engine = StandIn(CONFIG)
+    engine.until(10.0)
+    for call in (
+        lambda: engine.ask(50_000, 10),
+        lambda: engine.ask(100, 10, at_s=5.0),
+        lambda: engine.send([20.0], [100, 100], [10]),
+        lambda: engine.add_fault("lying-page"),
+    ):
+        with pytest.raises(ValueError, match=r"\w"):
+            call()
 
 
 def test_the_library_loads_nothing_before_it_is_used() -> None:

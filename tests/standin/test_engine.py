@@ -7,6 +7,7 @@ import pytest
 
 from plimsoll.simulate.settings import Settings, StepTime
 from plimsoll.standin.engine import EngineDead
+from plimsoll.standin.faults import parse_fault
 from plimsoll.standin.request import Ask, Family
 from tests.standin.engines import GIB, MIB, NS, SETTINGS, SIZES, ask, config, engine, served
 
@@ -113,7 +114,7 @@ def test_a_wedge_stops_every_step_and_ends_where_it_began() -> None:
 
 def test_an_idle_hang_waits_until_nothing_is_left() -> None:
     """Who was there is served; who comes afterwards is not."""
-    one = engine("idle-hang@0s")
+    one = engine("idle-hang@0.05s")
     first = one.submit(ask(100, 10), 0)
     one.advance(NS)
     assert first.finish == "length"
@@ -285,3 +286,72 @@ def test_several_answers_to_one_prompt_count_once_where_vllm_does() -> None:
     assert (one.figures.histograms["params_n"].count, one.figures.histograms["params_n"].total) == (1, 3.0)
     assert one.figures.histograms["max_output"].total == 9.0
     assert one.figures.histograms["output"].count == 3
+
+
+def test_an_idle_engine_hangs_before_its_next_request() -> None:
+    """Whoever comes after the onset is not answered, however long before it was announced."""
+    one = engine("idle-hang@10s")
+    early, late = one.submit(ask(50, 5), 0), one.submit(ask(50, 5, seed=2), 100 * NS)
+    one.advance(200 * NS)
+    assert (early.finish, late.finish) == ("length", None)
+    at_once = engine("idle-hang")
+    first = at_once.submit(ask(), NS)
+    at_once.advance(60 * NS)
+    assert first.finish is None
+
+
+def test_what_grows_grows_from_its_onset() -> None:
+    """An idle hour before it does not count, nor does the time before it was asked for."""
+    one = engine("growth@100s=1MiB/s", "host-growth@100s=1MiB/s")
+    before = one.memory.figures()
+    one.advance(100 * NS)
+    one.advance(110 * NS)
+    after = one.memory.figures()
+    assert after["host_memory"]["resident"] - before["host_memory"]["resident"] == 10 * MIB
+    assert 9 * MIB < after["allocator"]["allocated"] - before["allocator"]["allocated"] < 12 * MIB
+    other = engine()
+    other.advance(3600 * NS)
+    other.faults.add(parse_fault("host-growth@3600s=1MiB/s"))
+    other.advance(3601 * NS)
+    assert other.memory.figures()["host_memory"]["resident"] - before["host_memory"]["resident"] == MIB
+
+
+def test_a_frozen_engine_has_nothing_due() -> None:
+    """Also when a client has left: whoever drives it may sleep until somebody mends it."""
+    one = engine("wedge@0s")
+    request = one.submit(ask(), 0)
+    one.advance(NS)
+    one.abort(request, NS)
+    one.advance(2 * NS)
+    assert one.next_ns() is None
+
+
+def test_a_neighbour_takes_the_rest_when_it_becomes_free() -> None:
+    """One that wants more than there is has what is free, and after a compaction that, too."""
+    one = engine("neighbour@1s=20GiB")
+    served(one, one.submit(ask(1900, 2), 0))
+    one.advance(2 * NS)
+    first = one.memory.figures()["device_memory"]
+    assert (first["free"], first["by_others"] > 0) == (0, True)
+    (answer,) = one.compact(2 * NS)
+    one.advance(4 * NS)
+    assert one.memory.figures()["device_memory"]["by_others"] == first["by_others"] + answer["returned"]
+
+
+def test_a_storm_ends_when_it_is_over() -> None:
+    """Its requests go with it."""
+    one = engine("preemption-storm@1s:20s")
+    one.advance(15 * NS)
+    assert one.requests
+    one.advance(22 * NS)
+    assert not one.requests
+
+
+def test_a_dead_worker_writes_no_more() -> None:
+    """Its figures stay, with their age."""
+    one = engine("oom@1s")
+    one.submit(ask(100, 500), 0)
+    one.advance(2 * NS)
+    (worker,) = one.worker_figures(60 * NS)
+    assert worker["alive"] is False
+    assert worker["age_s"] > 50

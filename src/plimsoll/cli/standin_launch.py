@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -13,7 +14,7 @@ from plimsoll.cli.simulate_inputs import NOT_REPLAYED, REPLICA_OF
 from plimsoll.cli.simulate_numbers import decimal, whole
 from plimsoll.domain.launch import EntryPoint, Launch
 from plimsoll.engine.command_line import CommandLine, Unseen, read_command_line
-from plimsoll.engine.versions import engine_named
+from plimsoll.engine.versions import Engine, engine_named
 from plimsoll.errors import BadInput, PlimsollError
 from plimsoll.inside.settings import Settings as InsideSettings
 from plimsoll.plan.settings import Flags
@@ -36,6 +37,13 @@ _FASTEST = 1e6
 _MOST_SERVERS = 10_000
 # Flags that move the scheduler and are obeyed here, though a replay does not know them.
 _QUEUE_LIMITS = frozenset(("--max-num-queued-reqs", "--max-num-queued-tokens"))
+
+
+NOT_IMITATED = (NOT_REPLAYED - _QUEUE_LIMITS) | frozenset(
+    "--speculative-config --kv-transfer-config --kv-events-config --reasoning-parser --enable-auto-tool-choice --lora-modules "
+    "--chat-template --logits-processors --enable-mfu-metrics --kv-cache-metrics --otlp-traces-endpoint".split()
+)
+"""What a stand-in takes and does nothing about, though a client or a page would show it."""
 
 
 class ParserRefused(PlimsollError):
@@ -62,6 +70,9 @@ class Asked(NamedTuple):
 def read_asked(words: Sequence[str], environ: Mapping[str, str]) -> Asked:
     """All of it, or one line that says what is wrong."""
     own, faults = _split_faults(words)
+    if "--" in own and any(word.partition("=")[0] == "--fault" for word in own[own.index("--") :]):
+        raise BadInput("--fault is the stand-in's own: it goes in front of --")
+    own, places = _split_places(own)
     options = split_options(own, with_value=VALUES, switches=())
     if "--gpu" not in options.values and "--gpu-memory-gib" not in options.values:
         options = options._replace(values={**options.values, "--gpu": CARD})
@@ -71,6 +82,7 @@ def read_asked(words: Sequence[str], environ: Mapping[str, str]) -> Asked:
     engine = engine_named(options.values.get("--vllm"))
     options = options._replace(values={**options.values, "--vllm": engine.asked}, rest=(), verbatim=None)
     launch = _with_file(launch, folder)
+    launch = launch._replace(arguments=(*launch.arguments, *places))
     line = _line(launch, engine.release)
     if line.model is None:
         added = () if _is_given(line, "--max-model-len") else ("--max-model-len", CONTEXT)
@@ -87,7 +99,30 @@ def read_asked(words: Sequence[str], environ: Mapping[str, str]) -> Asked:
     one = launch_of(subject, times=_times(options.values), start_s=_start_seconds(options.values))
     launches = _fleet(one, options.values)
     _check_address(one)
-    return Asked(launches, _speed(options.values), faults, tuple(_notes(line, engine.release)))
+    return Asked(launches, _speed(options.values), faults, tuple(_notes(line, engine)))
+
+
+def _split_places(words: list[str]) -> tuple[list[str], list[str]]:
+    """Where to listen can be said beside a script, or before a whole command, that says otherwise: its last word counts."""
+    end = words.index("--") if "--" in words else len(words)
+    if end == len(words) and not any(not word.startswith("-") and _is_file(word) for word in words):
+        return words, []
+    rest: list[str] = []
+    places: list[str] = []
+    position = 0
+    while position < end:
+        is_place = words[position] in ("--host", "--port") and position + 1 < end
+        step = 2 if is_place else 1
+        (places if is_place else rest).extend(words[position : position + step])
+        position += step
+    return [*rest, *words[end:]], places
+
+
+def _is_file(word: str) -> bool:
+    try:
+        return Path(word).is_file()
+    except (OSError, ValueError):  # longer than any name, or not one at all
+        return False
 
 
 def _check_batch(flags: Flags) -> None:
@@ -125,7 +160,7 @@ def _launch(options: Split) -> tuple[Launch, str]:
     """The start that is meant: a whole command, a file that holds one, or nothing but vLLM's flags."""
     from plimsoll.sources.launches import find_launch
 
-    if options.verbatim is not None or (len(options.rest) == 1 and (" " in options.rest[0] or Path(options.rest[0]).is_file())):
+    if options.verbatim is not None or (len(options.rest) == 1 and (" " in options.rest[0] or _is_file(options.rest[0]))):
         found = launches_named(options, "standin")
         if len(found) > 1:
             raise BadInput(f"{len(found)} vLLM starts are in there; give the one that is meant as a command")
@@ -210,18 +245,27 @@ def _fleet(one: Launchable, values: Mapping[str, str]) -> tuple[Launchable, ...]
 def _check_address(launch: Launchable) -> None:
     """Open to others only with a secret."""
     options = launch.options
-    is_here = options.host in ("localhost", "::1") or options.host.startswith("127.")
-    if not (is_here or options.api_keys or options.token):
+    if not (_is_loopback(options.host) or any(options.api_keys) or options.token):
         raise BadInput(
-            f"--host {options.host} can be reached from elsewhere: set PLIMSOLL_TOKEN or --api-key, or stay on 127.0.0.1"
+            f"--host {options.host} can be reached from elsewhere: set PLIMSOLL_TOKEN or --api-key, or stay on 127.0.0.1 "
+            "(the token guards /standin and /plimsoll, the key /v1 as in vLLM)"
         )
 
 
-def _notes(line: CommandLine, release: str) -> list[str]:
-    notes = []
+def _is_loopback(host: str) -> bool:
+    """A name may lead anywhere: only one of them is known to lead here."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _notes(line: CommandLine, engine: Engine) -> list[str]:
+    release = engine.release
+    notes = [engine.note] if engine.note is not None else []
     if release != REPLICA_OF:
         notes.append(f"flags, pages and log are those of vLLM {release}, the scheduler is that of {REPLICA_OF}")
-    left_out = [a.row.name for a in line.arguments if a.row is not None and a.row.name in NOT_REPLAYED - _QUEUE_LIMITS]
+    left_out = [a.row.name for a in line.arguments if a.row is not None and a.row.name in NOT_IMITATED]
     if left_out:
         notes.append(f"read and not acted on: {', '.join(dict.fromkeys(left_out))}")
     return notes

@@ -14,9 +14,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from plimsoll.standin.clocked import StandIn
+    from plimsoll.standin.clocked import EngineDown, StandIn
 
-__all__ = ["StandIn", "stand_in"]
+__all__ = ["EngineDown", "StandIn", "stand_in"]
 
 
 def stand_in(command: str = "", *, gpu: str = "L4", vllm: str = "", faults: Sequence[str] = ()) -> StandIn:
@@ -25,16 +25,20 @@ def stand_in(command: str = "", *, gpu: str = "L4", vllm: str = "", faults: Sequ
     import shlex
 
     from plimsoll.cli.standin_launch import read_asked
+    from plimsoll.errors import BadInput
     from plimsoll.standin.clocked import StandIn
 
     words = ["--gpu", gpu, *(["--vllm", vllm] if vllm else []), *shlex.split(command)]
-    return StandIn(read_asked(words, os.environ).launches[0].config, faults)
+    launch = read_asked(words, os.environ).launches[0]
+    if launch.failure is not None:
+        raise BadInput(f"vLLM would not start: {launch.failure.message}")
+    return StandIn(launch.config, faults)
 
 
 def __getattr__(name: str) -> object:
     """Load it when it is asked for: numpy and numba come with it."""
-    if name == "StandIn":
-        from plimsoll.standin.clocked import StandIn
+    if name in ("StandIn", "EngineDown"):
+        from plimsoll.standin import clocked
 
-        return StandIn
+        return getattr(clocked, name)
     raise AttributeError(name)

@@ -13,8 +13,16 @@ from plimsoll.standin.figures import Figures
 from plimsoll.standin.page import HttpFigures, Page, ProcessFigures
 from plimsoll.standin.request import Ask, Request
 
-HOST_BYTES = 3 << 30
 SOME_TOKENS = 1_000  # ids above this are no words of an answer
+
+
+# What a server does to its answers, and a start to itself; there is neither here.
+SERVERS_OWN = ("slow-start", "start-failure", "frozen-gauges", "lying-page", "cut-page", "huge-page", "slow-loris")
+OUTLIVES = ("neighbour",)  # another process; everything else ends with the one that had it
+
+
+class EngineDown(ConnectionRefusedError):
+    """Nobody listens: the engine is dead, or starting."""
 
 
 class StandIn:
@@ -27,7 +35,8 @@ class StandIn:
         self._unix_s = unix_s
         self._sent = 0
         self._down_until_s: float | None = None
-        self._faults = [parse_fault(fault) if isinstance(fault, str) else fault for fault in faults]
+        self._coming: list[tuple[float, Request]] = []  # announced for after the start that is under way
+        self._faults = [_fault(fault) for fault in faults]
         self._start(0.0)
 
     def _start(self, at_s: float) -> None:
@@ -56,18 +65,34 @@ class StandIn:
         """One request of so many tokens, of which the first `shared` are those of all with this subject."""
         self._sent += 1
         at = self.now_s if at_s is None else at_s
+        if prompt < 1 or output < 1 or prompt + output > self.config.max_model_len:
+            raise ValueError(
+                f"{prompt} + {output} tokens: vLLM takes up to {self.config.max_model_len} in all, and one of each"
+            )
+        if at < self.now_s:
+            raise ValueError(f"{at} s is over: it is {self.now_s} s now")
         tokens = np.arange(prompt, dtype=np.int64) + SOME_TOKENS * (subject + 2)
         wanted = Ask(tokens, output, seed=self._sent, max_tokens=output, shared=shared)
+        if self._down_until_s is not None and at >= self._down_until_s:
+            self._coming.append((at, Request(wanted, 0, lambda: None)))
+            return self._coming[-1][1]
+        self._check_up()
         return self.engine.submit(wanted, round((at - self._begin_s) * NS))
+
+    def _check_up(self) -> None:
+        if not self.is_up:
+            raise EngineDown("it is starting" if self._down_until_s is not None else f"it has died: {self.engine.death}")
 
     def send(self, arrivals_s: Sequence[float], prompts: Sequence[int], outputs: Sequence[int], *, shared: int = 0) -> None:
         """Many, in the order of their arrival; those still to come are taken as they come."""
+        if not len(arrivals_s) == len(prompts) == len(outputs):
+            raise ValueError("one prompt and one output for each arrival")
         for at_s, prompt, output in zip(arrivals_s, prompts, outputs, strict=True):
             self.ask(int(prompt), int(output), at_s=float(at_s), shared=min(shared, int(prompt) - 1))
 
     def add_fault(self, fault: Fault | str) -> None:
         """One more thing that goes wrong, by this object's clock."""
-        made = parse_fault(fault) if isinstance(fault, str) else fault
+        made = _fault(fault)
         self._faults.append(made)
         self.engine.faults.add(made._replace(at_s=made.at_s - self._begin_s))
 
@@ -77,14 +102,28 @@ class StandIn:
         self.engine.faults.clear(kind)
 
     def restart(self, takes_s: float = 60.0) -> None:
-        """Stop it now; it is up again after so many seconds, with nothing of what it had."""
+        """Stop it now; it is up again after so many seconds, with nothing of what it had, its faults among it.
+
+        Who was being served fails; who was announced for a time when it is up again is served then.
+        """
+        for request in self.engine.requests.values():
+            at_s = self._begin_s + request.arrival_ns / NS
+            if at_s >= self.now_s + takes_s:
+                self._coming.append((at_s, request))
+            else:
+                request.finish = "error"
+        self._faults = [fault for fault in self._faults if fault.at_s > self.now_s or fault.kind in OUTLIVES]
         self._down_until_s = self.now_s + takes_s
 
     def until(self, seconds: float) -> None:
         """Let the time pass."""
         if self._down_until_s is not None and seconds >= self._down_until_s:
-            at_s, self._down_until_s = self._down_until_s, None
-            self._start(at_s)
+            begin_s, self._down_until_s = self._down_until_s, None
+            self._start(begin_s)
+            for at_s, request in sorted(self._coming, key=lambda one: one[0]):
+                request.arrival_ns = round((at_s - begin_s) * NS)
+                self.engine.take(request)
+            self._coming.clear()
         if self._down_until_s is None:
             self.engine.advance(round((seconds - self._begin_s) * NS))
         self.now_s = max(self.now_s, seconds)
@@ -92,14 +131,22 @@ class StandIn:
     # What can be seen of it
 
     def page(self) -> str:
-        """GET /metrics."""
+        """GET /metrics; EngineDown where nobody would answer."""
+        self._check_up()
         # Its processor time and open files are nobody's: no line for them.
         process = ProcessFigures(resident=self._host_bytes(), start_time=self._unix_s + self._begin_s)
         return self._page.text(self.figures, HttpFigures(self._unix_s + self._begin_s), process)
 
     def _host_bytes(self) -> int:
-        return int(self.engine.memory.figures()["host_memory"]["resident"] or HOST_BYTES)
+        return int(self.engine.memory.figures()["host_memory"]["resident"])
 
     def workers(self) -> list[dict[str, Any]]:
         """What the probe of each worker has written, as /plimsoll/memory shows it."""
         return self.engine.worker_figures(round((self.now_s - self._begin_s) * NS))
+
+
+def _fault(said: Fault | str) -> Fault:
+    made = parse_fault(said) if isinstance(said, str) else said
+    if made.kind in SERVERS_OWN:
+        raise ValueError(f"{made.kind} is what a server does; `plimsoll standin --fault {made.kind}` does it")
+    return made

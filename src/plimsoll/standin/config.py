@@ -242,6 +242,7 @@ def _options(planned: Planned, flags: Flags) -> Options:
         has_load_tracking=bool(flags.switch("--enable-server-load-tracking")),
         has_prompt_tokens_details=bool(flags.switch("--enable-prompt-tokens-details")),
         forces_usage=bool(flags.switch("--enable-force-include-usage")),
+        has_tools=bool(flags.switch("--enable-auto-tool-choice")) and flags.text("--tool-call-parser") is not None,
         has_sleep_mode=bool(flags.switch("--enable-sleep-mode")),
         token=environment.get("PLIMSOLL_TOKEN", ""),
     )

@@ -24,11 +24,11 @@ from plimsoll.standin.figures import Figures
 from plimsoll.standin.memory import Memory, MemorySizes, OutOfMemory
 from plimsoll.standin.request import Ask, Request
 from plimsoll.standin.text import content_ids
+from plimsoll.standin.troubles import Troubles
 
 COMPUTED_ONLY_SINCE = "0.23.0"  # the release from which vLLM's tokens of a step are those that it computed
 COMPACTION_NS = 2_200_000  # what one took on the H200, median of 20
 PIECE_NS = NS  # what grows is looked at so often
-KILLED = "Worker proc VllmWorker-0 died unexpectedly (exit code: -9), shutting down executor."  # what a full host does
 SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
 
 
@@ -87,10 +87,8 @@ class Engine:
         self.run.tally.sums[loop.COUNTS_CACHED] = is_before(config.release, COMPUTED_ONLY_SINCE)
         self._held: list[Request] = []  # came while it was paused: vLLM's scheduler does not see them either
         self._woken: dict[int, Request] = {}
-        self._stands_still = False  # paused with everything kept where it is
-        self._is_hung = False
-        self._neighbour: Fault | None = None
-        self._grown_until_ns = 0
+        self.stands_still = False  # paused with everything kept where it is
+        self._troubles = Troubles(self)
         self._shown_steps = 0
         self._owes_a_step = False
 
@@ -111,6 +109,10 @@ class Engine:
         else:
             self._admit(request, now_ns)
         return request
+
+    def take(self, request: Request) -> None:
+        """A request that was announced to the engine before this one, and arrives in the time of this one."""
+        self._admit(request, request.arrival_ns)
 
     def _admit(self, request: Request, now_ns: int) -> None:
         """Give it to the scheduler, which takes it for one that comes now."""
@@ -148,34 +150,37 @@ class Engine:
         if self.death is not None:
             return None
         moments = [self.run.next_ns, self.faults.next_change_ns(self.now_ns)]
-        if self._is_changing():
+        if self._troubles.is_changing(self.now_ns):
             moments.append(self.now_ns + PIECE_NS)
-        if self._owes_a_step:
+        if self._owes_a_step and not self.run.is_frozen:
             moments.append(self.now_ns)
         return min((moment for moment in moments if moment is not None), default=None)
 
     def advance(self, now_ns: int) -> None:
         """Do all that is due by now, and wake who was given tokens or ended."""
         while self.death is None:
-            self._suffer(self.now_ns)
+            self._troubles.suffer(self.now_ns)
             moment = now_ns
             change = self.faults.next_change_ns(self.now_ns)
             if change is not None:
                 moment = min(change, moment)
-            if self._is_changing():
+            if self._troubles.is_changing(self.now_ns):
                 moment = min(self.now_ns + PIECE_NS, moment)
-            self._go(moment)
+            moment = self._go(moment)
             self.now_ns = max(self.now_ns, moment)
             if moment >= now_ns:
                 break
         if self.death is None:
-            self._suffer(now_ns)
+            self._troubles.suffer(now_ns)
         woken, self._woken = self._woken, {}
         for request in woken.values():
             request.wake()
 
-    def _go(self, until_ns: int) -> None:
-        """Steps up to this moment; one by one where memory could run out on the way."""
+    def _go(self, until_ns: int) -> int:
+        """Steps up to this moment, one by one where memory could run out on the way; how far it came."""
+        if self.faults.active("idle-hang", self.now_ns) is not None and not self._troubles.is_hung:
+            # It hangs at the first idle moment: none may be passed over.
+            until_ns = min(until_ns, max(self.run.next_ns or until_ns, self.now_ns))
         while not self._is_safe() and self.death is None:
             moment = self.run.next_ns
             if self.run.next_end_ns is None and moment is not None and moment <= until_ns:
@@ -194,6 +199,7 @@ class Engine:
                 self._take_memory()
         if self.run.tally.sums[loop.ENDED_STEPS] != self._shown_steps or self._owes_a_step:
             self._show()
+        return until_ns
 
     def _is_safe(self) -> bool:
         return self.memory.is_safe() and self.faults.active("oom", self.now_ns) is None
@@ -257,57 +263,6 @@ class Engine:
                 show_step(self.figures, self.run)
                 self.on_steps(Steps(first, ended, sum(len(one.ask.prompt) for one in first), generated))
 
-    # What goes wrong
-
-    def _is_changing(self) -> bool:
-        """Whether something grows or is kept up, so that it must be looked at again and again."""
-        return any(self.faults.active(kind, self.now_ns) for kind in ("growth", "host-growth", "preemption-storm"))
-
-    def _suffer(self, now_ns: int) -> None:
-        """Bring everything to what the faults want at this moment."""
-        if not self.faults.all and not self._stands_still and self._neighbour is None and not self.run.is_frozen:
-            return
-        self._keep_still(now_ns)
-        neighbour = self.faults.active("neighbour", now_ns)
-        if neighbour != self._neighbour:
-            if self._neighbour is not None:
-                self.memory.give_back_neighbour(int(self._neighbour.value))
-            # Who asks for more than there is gets nothing, and tries again.
-            self._neighbour = neighbour if neighbour and self.memory.take_neighbour(int(neighbour.value)) else None
-        passed_s = (now_ns - self._grown_until_ns) / NS
-        self._grown_until_ns = now_ns
-        growth, host = self.faults.active("growth", now_ns), self.faults.active("host-growth", now_ns)
-        if growth is not None and passed_s > 0 and (trouble := self.memory.grow(int(growth.value * passed_s))) is not None:
-            self.die(trouble)
-        if host is not None and passed_s > 0 and not self.memory.grow_host(int(host.value * passed_s)):
-            self.die(KILLED)
-        if self.faults.active("preemption-storm", now_ns) is not None and not self.is_paused and self.death is None:
-            self._storm(now_ns)
-
-    def _keep_still(self, now_ns: int) -> None:
-        is_idle = self.run.next_end_ns is None and not self.requests
-        hang = self.faults.active("idle-hang", now_ns) is not None
-        self._is_hung = hang and (self._is_hung or is_idle)
-        wanted = self._stands_still or self._is_hung or self.faults.active("wedge", now_ns) is not None
-        if wanted and not self.run.is_frozen:
-            self.run.freeze(now_ns)
-        elif not wanted and self.run.is_frozen:
-            self.run.thaw(now_ns)
-
-    def _storm(self, now_ns: int) -> None:
-        """Requests of its own: as many as may run at once, short when they are let in and far too long for all to stay."""
-        settings, block = self.config.settings, self.config.settings.block_size
-        fault = self.faults.active("preemption-storm", now_ns)
-        pool = (settings.num_blocks - 1) * block
-        wanted = (
-            int(fault.value) if fault is not None and fault.value else max(4, min(settings.max_num_seqs, pool // (2 * block)))
-        )
-        prompt = max(1, min(pool // (2 * wanted), self.config.max_model_len // 8))
-        output = max(2, min(6 * prompt + block, self.config.max_model_len - prompt, pool - prompt - block))
-        for one in range(max(0, wanted - len(self.requests))):
-            seed = now_ns + 31 * one
-            self.submit(Ask(np.full(prompt, 1000 + seed % 30_000, dtype=np.int64), output, seed=seed), now_ns)
-
     # What an operator can do
 
     def pause(self, mode: str, now_ns: int) -> None:
@@ -316,13 +271,13 @@ class Engine:
         if mode == "abort":
             for request in list(self.requests.values()):
                 self.abort(request, now_ns, is_told=True)
-        self._stands_still = mode == "keep"
-        self._suffer(now_ns)
+        self.stands_still = mode == "keep"
+        self._troubles.suffer(now_ns)
 
     def resume(self, now_ns: int) -> None:
         """Go on, with those who came meanwhile."""
-        self.is_paused = self._stands_still = False
-        self._suffer(now_ns)
+        self.is_paused = self.stands_still = False
+        self._troubles.suffer(now_ns)
         held, self._held = self._held, []
         for request in held:
             self._admit(request, now_ns)
@@ -360,20 +315,13 @@ class Engine:
     def worker_figures(self, now_ns: int) -> list[dict[str, Any]]:
         """What each worker's probe would have written last; all of them hold the same."""
         groups = self.memory.figures()
+        beat_ns = now_ns if self.death is None else self.now_ns  # a dead worker writes no more
         plain = {
-            "started": 0, "beat": now_ns / NS, "at": now_ns / NS, "every_s": 1.0, "phase": "serving", "engine": 0,
+            "started": 0, "beat": beat_ns / NS, "at": beat_ns / NS, "every_s": 1.0, "phase": "serving", "engine": 0,
             "vllm": self.config.release, "device": "cuda:0", "samples": now_ns // NS,
         }  # fmt: skip
+        state = {"age_s": (now_ns - beat_ns) / NS, "alive": self.death is None}
+        ranks = range(self.config.workers)
         return [
-            {
-                **empty_figures(),
-                **plain,
-                **groups,
-                "pid": rank + 1,
-                "rank": rank,
-                "local_rank": rank,
-                "age_s": 0.0,
-                "alive": True,
-            }
-            for rank in range(self.config.workers)
+            {**empty_figures(), **plain, **groups, **state, "pid": rank + 1, "rank": rank, "local_rank": rank} for rank in ranks
         ]

@@ -17,6 +17,7 @@ from plimsoll.errors import BadInput
 
 NS = 1_000_000_000
 FOREVER = math.inf
+MOST = 4096  # of whatever is counted
 
 
 class Kind(NamedTuple):
@@ -82,7 +83,7 @@ def make_fault(kind: str, at: object = 0, lasts: object = None, value: object = 
 
 def _seconds(kind: str, said: object) -> float:
     if isinstance(said, int | float) and not isinstance(said, bool):
-        seconds = float(said)
+        seconds = float(said) if abs(said) < 1e18 else math.inf
     else:
         found = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|min|m|h|d|)", str(said).strip())
         if found is None:
@@ -97,7 +98,7 @@ def _amount(kind: Kind, said: object) -> float:
     if not kind.unit:
         raise BadInput(f"fault {kind.name} takes no value")
     if isinstance(said, int | float) and not isinstance(said, bool):
-        amount = float(said)
+        amount = float(said) if abs(said) < 1e30 else math.inf
     elif kind.unit.startswith("bytes"):
         amount = float(parse_gib(str(said).removesuffix("/s")))
     elif kind.unit == "s":
@@ -106,6 +107,8 @@ def _amount(kind: Kind, said: object) -> float:
         if not re.fullmatch(r"\d{1,9}", str(said)):
             raise BadInput(f"fault {kind.name}: {str(said)[:40]!r} is not a number")
         amount = float(str(said))
+    if kind.unit == "count" and not (amount.is_integer() and amount <= MOST):
+        raise BadInput(f"fault {kind.name}: {str(said)[:40]!r} must be a whole number, {MOST} at most")
     if not 0 <= amount < 2**62:
         raise BadInput(f"fault {kind.name}: {str(said)[:40]!r} is out of range")
     return amount

@@ -47,3 +47,8 @@ class Figures:
         self.rejected = dict.fromkeys(VALVES, 0)
         self.sleep_state = "awake"
         self.histograms = {name: Histogram(edges.get(name, ())) for name in HISTOGRAMS}
+
+    def __repr__(self) -> str:
+        shown = {name: value for name, value in vars(self).items() if name != "histograms"}
+        counts = {name: histogram.count for name, histogram in self.histograms.items()}
+        return f"Figures({', '.join(f'{name}={value!r}' for name, value in shown.items())}, histograms={counts})"

@@ -63,7 +63,7 @@ class StartLog(NamedTuple):
     def free_bytes(self) -> int:
         """What vLLM's snapshot finds free."""
         card = self.ledger.card
-        return card.total_bytes - card.used_bytes - self.ledger.context.value
+        return max(0, card.total_bytes - card.used_bytes - self.ledger.context.value)
 
     @property
     def config_text(self) -> str:

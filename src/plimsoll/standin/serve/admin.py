@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import parse_qs
 
+from plimsoll.standin.engine import SLEEP_STATES
 from plimsoll.standin.serve import fields
 from plimsoll.standin.serve.errors import dead, plain
 from plimsoll.standin.serve.fields import Field
@@ -97,16 +98,30 @@ async def _is_paused(service: Service, query: Query, body: bytes) -> JsonAnswer:
 async def _sleep(service: Service, query: Query, body: bytes) -> JsonAnswer:
     del body
     level, mode = _number(query, "level", 1, 0, 2), _mode(query)
-    await _quiet(service, mode, lambda: service.engine.sleep(level, mode, service.driver.now_ns()))
+    await _quiet(service, mode, lambda: _fall_asleep(service, level, mode))
     service.tell_sleep(is_asleep=True, level=level)
     return JsonAnswer(200, {"status": "sleeping", "level": level})
+
+
+def _fall_asleep(service: Service, level: int, mode: str) -> None:
+    """Without --enable-sleep-mode vLLM's allocator has nothing to put away: it says that it sleeps, and keeps its memory.
+
+    Only torch's free segments go back to the device.
+    """
+    engine, now_ns = service.engine, service.driver.now_ns()
+    if service.options.has_sleep_mode or level == 0:
+        return engine.sleep(level, mode, now_ns)
+    engine.sleep(0, mode, now_ns)
+    engine.figures.sleep_state = SLEEP_STATES[level]
+    engine.memory.compact()
+    return None
 
 
 async def _wake_up(service: Service, query: Query, body: bytes) -> JsonAnswer:
     del body
     tags = query.get("tags")
     service.woken |= set(tags or PARTS)
-    is_awake = service.engine.sleep_level in (None, 0) or service.woken >= PARTS
+    is_awake = service.engine.figures.sleep_state == SLEEP_STATES[0] or service.woken >= PARTS
     if is_awake:
         service.woken.clear()
         service.engine.wake_up(service.driver.now_ns())
@@ -140,8 +155,10 @@ async def _abort_requests(service: Service, query: Query, body: bytes) -> JsonAn
     del query
     names = _object(body, "Invalid JSON format").get("request_ids")
     if names:
-        # vLLM counts the names that it was given, known or not.
-        wanted = {str(name) for name in names}
+        if not (isinstance(names, str) or (isinstance(names, list) and all(isinstance(name, str | int) for name in names))):
+            raise plain(400, "'request_ids' must be a list of strings")
+        # vLLM counts the names that it was given, known or not, and of a single one the letters.
+        wanted = {names} if isinstance(names, str) else set(names)
         chosen = [one for one in service.states.values() if wanted & {one.name, one.name.rpartition("-")[0]}]
         count = len(names)
     else:

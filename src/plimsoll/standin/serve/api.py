@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
 import hmac
@@ -15,6 +14,7 @@ from plimsoll.inside.answers import App, Headers, Message, Receive, Scope, Send
 from plimsoll.inside.routes import path_of
 from plimsoll.standin.serve import admin, chat, completions, errors, fields, tokens
 from plimsoll.standin.serve.faulting import OWN, Faulting
+from plimsoll.standin.serve.leaving import byte_by_byte, listening
 from plimsoll.standin.serve.metrics import Metrics
 from plimsoll.standin.serve.sending import NO_VARY, JsonAnswer, send_bytes, send_json
 from plimsoll.standin.serve.service import Service
@@ -100,7 +100,7 @@ class Api:
             _only(method, "POST")
             return await self._generate(scope, path, receive, send)
         if path.startswith("/metrics"):
-            return 200, await self._metrics.answer(send, method)
+            return 200, await self._metrics.answer(receive, send, method)
         if path in HEALTH:
             _only(method, *(("GET",) if path == "/health" else ("GET", "POST")))
             status = 503 if service.engine.is_dead else 200
@@ -114,7 +114,7 @@ class Api:
             body = await _read(receive)
             if service.is_stopping:
                 raise errors.stopped()
-            return await _send(send, TOKENISING[path](service, fields.object_of(body, _content_type(scope))))
+            return await _send(send, await TOKENISING[path](service, fields.object_of(body, _content_type(scope))))
         if path in self._admin:
             wanted, handler = self._admin[path]
             _only(method, wanted)
@@ -127,8 +127,7 @@ class Api:
         if path.startswith(OWN):
             return await _send(send, self._faulting.answer(scope, path, await _read(receive)))
         if path.endswith("/") and self._has(path.rstrip("/")):
-            where = f"http://{_header(scope, b'host')}{path.rstrip('/')}".encode("latin-1")
-            await send_bytes(send, 307, b"", headers=((b"location", where),))
+            await send_bytes(send, 307, b"", headers=((b"location", _without_slash(scope, path)),))
             return 307, 0
         raise errors.Detail(404)
 
@@ -145,6 +144,13 @@ class Api:
         finally:
             service.load -= service.options.has_load_tracking
         return (200, 0) if found is None else await _send(send, found)
+
+
+def _without_slash(scope: Scope, path: str) -> bytes:
+    """Where a path with one slash too many leads: the same place, asked the same."""
+    query: bytes = scope.get("query_string", b"")
+    where = f"http://{_header(scope, b'host')}{scope.get('root_path', '').rstrip('/')}{path.rstrip('/')}"
+    return where.encode("latin-1", "replace") + (b"?" + query if query else b"")
 
 
 def _headers(refused: errors.Refused) -> Headers:
@@ -206,7 +212,7 @@ class Authentication:
 
     def __init__(self, app: App, keys: tuple[str, ...]) -> None:
         self.app = app
-        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys if key]  # an empty one is none in vLLM, too
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let it pass, or 401."""
@@ -233,19 +239,14 @@ class Front:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
         scope["app"] = self
-        if scope["type"] == "http":
-            faults = self._service.engine.faults
-            if faults.all and (slow := faults.active("slow-loris", self._service.driver.now_ns())) is not None:
-                send = _byte_by_byte(send, slow.value / self._service.driver.speed)
-        return await self.inner(scope, receive, send)
+        if scope["type"] != "http" or self._pause_s() is None:
+            return await self.inner(scope, receive, send)
+        async with listening(receive) as client:
+            await self.inner(scope, receive, byte_by_byte(send, client, self._pause_s))
+        return None
 
-
-def _byte_by_byte(send: Send, pause_s: float) -> Send:
-    async def slowly(message: Message) -> None:
-        body: bytes = message.get("body", b"")
-        for place in range(len(body) - 1 if message["type"] == "http.response.body" else 0):
-            await send({"type": "http.response.body", "body": body[place : place + 1], "more_body": True})
-            await asyncio.sleep(pause_s)
-        await send({**message, "body": body[-1:]} if body else message)
-
-    return slowly
+    def _pause_s(self) -> float | None:
+        """Behind each byte; None while answers are not slow."""
+        faults, driver = self._service.engine.faults, self._service.driver
+        slow = faults.active("slow-loris", driver.now_ns()) if faults.all else None
+        return None if slow is None else slow.value / driver.speed

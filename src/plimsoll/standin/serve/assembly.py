@@ -18,6 +18,7 @@ from plimsoll.standin.serve.client_view import ClientView, one_token
 from plimsoll.standin.serve.driver import Driver
 from plimsoll.standin.serve.metrics import Metrics
 from plimsoll.standin.serve.options import Options
+from plimsoll.standin.serve.port import StartFailed
 from plimsoll.standin.serve.service import Service
 
 
@@ -36,19 +37,32 @@ def assemble(
     *,
     has_probe: bool = True,
     has_stats: bool = True,
+    is_alone: bool = True,
     settings: Settings | None = None,
 ) -> Assembled:
-    """`has_probe`: the workers tell their memory, as with the gate's extension; `settings` are the gate's."""
+    """`has_probe`: the workers tell their memory, as with the gate's extension; `settings` are the gate's.
+
+    `is_alone`: no other server is in this process.
+    """
     service = Service(engine, driver, options)
     client = ClientView(service, has_probe=has_probe)
     classes = [_named(path) for path in options.middleware]
     registry, more = _registry() if Gate in classes else (None, None)
-    app: App = Authentication(Api(service, Metrics(service, more, has_stats=has_stats)), options.api_keys)
+    app: App = Authentication(Api(service, Metrics(service, more, has_stats=has_stats, is_alone=is_alone)), options.api_keys)
     # The last one named stands outermost, as in vLLM.
-    for one in classes:
-        app = Gate(app, settings, client.alone(registry), one_token) if one is Gate else one(app)
+    for path, one in zip(options.middleware, classes, strict=True):
+        app = Gate(app, settings, client.alone(registry), one_token) if one is Gate else _around(path, one, app)
     args = SimpleNamespace(max_num_queued_reqs=options.max_num_queued_reqs, max_num_queued_tokens=options.max_num_queued_tokens)
     return Assembled(Front(app, service, SimpleNamespace(engine_client=client, args=args)), service, client)
+
+
+def _around(path: str, middleware: Any, app: App) -> App:
+    try:
+        made: App = middleware(app)
+    except Exception as error:  # somebody else's code
+        says = " ".join(f"{type(error).__name__}: {error}".split())
+        raise StartFailed(f"--middleware {path}: {says}") from error
+    return made
 
 
 def _registry() -> tuple[Any, Callable[[], bytes]]:

@@ -42,7 +42,7 @@ PLAIN_END = b'"},"logprobs":null,"finish_reason":null,"token_ids":null}]}\n\n'
 
 async def create(service: Service, scope: Scope, body: dict[str, Any], receive: Receive, send: Send) -> JsonAnswer | None:
     """Answer it: None where the answer was streamed."""
-    _check_before(body)
+    _check_before(body, has_tools=service.options.has_tools)
     good = fields.check(FIELDS, body, needed=("messages",))
     service.check_model(good.get("model"))
     asked = good.get("max_completion_tokens", good.get("max_tokens"))
@@ -61,11 +61,11 @@ async def create(service: Service, scope: Scope, body: dict[str, Any], receive: 
         raise invalid(
             f"{named}={asked} cannot be greater than max_model_len={limit}. Please request fewer output tokens.", named, asked
         )
-    prompt = prompt_of(service, truncated(ids_of(text, good, limit), good, limit), text, asked)
-    sampling.check_bounds(good, wish, prompt.most)
+    prompt = prompt_of(service, truncated(await ids_of(text, good, limit), good, limit), text, asked)
+    sampling.check_bounds(good, wish, prompt.most, service.engine.config.sizes.vocab)
     found = Generation(service, generation.request_name("chatcmpl", scope["headers"], good.get("request_id")), [prompt], wish)
     try:
-        found.begin(receive)
+        await found.begin(receive)
         if wish.streams:
             await _stream(found, send)
             return None
@@ -75,7 +75,7 @@ async def create(service: Service, scope: Scope, body: dict[str, Any], receive: 
         found.close()
 
 
-def _check_before(body: dict[str, Any]) -> None:
+def _check_before(body: dict[str, Any], *, has_tools: bool) -> None:
     if body.get("continue_final_message") and body.get("add_generation_prompt"):
         raise invalid("Cannot set both `continue_final_message` and `add_generation_prompt` to True.")
     if body.get("tools") == []:
@@ -85,7 +85,7 @@ def _check_before(body: dict[str, Any]) -> None:
     if body.get("tool_choice") not in (None, "none") and not body.get("tools"):
         raise invalid("When using `tool_choice`, `tools` must be set.", "tool_choice")
     sampling.check_before(body, "top_logprobs")
-    if body.get("tools") and body.get("tool_choice", "auto") == "auto":
+    if body.get("tools") and body.get("tool_choice", "auto") == "auto" and not has_tools:
         says = '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'
         raise Refused(400, says, "BadRequestError")
     top = body.get("top_logprobs")

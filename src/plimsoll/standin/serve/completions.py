@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import numpy as np
 
 from plimsoll.inside.answers import Receive, Scope, Send
 from plimsoll.standin.serve import fields, generation, logprobs, sampling
+from plimsoll.standin.serve.encoding import encoded
 from plimsoll.standin.serve.errors import Refused, invalid, stopped, too_long, too_many_letters
 from plimsoll.standin.serve.fields import Field
 from plimsoll.standin.serve.generation import Generation, Prompt
 from plimsoll.standin.serve.sending import DONE, JsonAnswer, begin_stream, dumped, end_stream, event_of, part
 from plimsoll.standin.serve.service import Choice, Service
-from plimsoll.standin.text import decode, encode
+from plimsoll.standin.text import decode
 
 FIELDS = {
     **sampling.FIELDS,
@@ -44,16 +46,17 @@ async def create(service: Service, scope: Scope, body: dict[str, Any], receive: 
     each = _each(good["prompt"])
     if service.is_stopping and any(isinstance(one, str) for one in each):
         raise stopped()  # its tokeniser ends first
-    prompts = [_prompt(service, one, asked, good) for one in each]
+    sampling.check_count(len(each), wish)
+    prompts = [await _prompt(service, one, asked, good) for one in each]
     is_echo_only = bool(good.get("echo")) and asked == 0
     if is_echo_only:
         prompts = [prompt._replace(most=1) for prompt in prompts]
     for prompt in prompts:
-        sampling.check_bounds(good, wish, prompt.most)
+        sampling.check_bounds(good, wish, prompt.most, service.engine.config.sizes.vocab)
     name = generation.request_name("cmpl", scope["headers"], good.get("request_id"))
     found = Generation(service, name, prompts, wish)
     try:
-        found.begin(receive)
+        await found.begin(receive)
         echo = "only" if is_echo_only else "first" if good.get("echo") else ""
         if wish.streams:
             await _stream(found, send, echo)
@@ -96,7 +99,7 @@ def _each(prompt: Any) -> list[Any]:
     return list(prompt)
 
 
-def _prompt(service: Service, prompt: str | list[int], asked: int, good: dict[str, Any]) -> Prompt:
+async def _prompt(service: Service, prompt: str | list[int], asked: int, good: dict[str, Any]) -> Prompt:
     limit = service.engine.config.max_model_len
     if asked > limit:
         raise invalid(
@@ -104,16 +107,17 @@ def _prompt(service: Service, prompt: str | list[int], asked: int, good: dict[st
             "max_tokens",
             asked,
         )
-    ids = prompt if isinstance(prompt, list) else ids_of(prompt, good, limit)
+    ids = prompt if isinstance(prompt, list) else await ids_of(prompt, good, limit)
     ids = truncated(ids, good, limit)
     return prompt_of(service, ids, prompt if isinstance(prompt, str) else None, asked)
 
 
-def ids_of(text: str, good: dict[str, Any], limit: int) -> list[int]:
+async def ids_of(text: str, good: dict[str, Any], limit: int) -> list[int]:
     """A text's tokens; one that cannot fit is refused before it is taken apart."""
     if len(text) > limit * LONGEST_PIECE and good.get("truncate_prompt_tokens") is None:
         raise too_many_letters(len(text), limit, LONGEST_PIECE)
-    return encode(text)
+    await asyncio.sleep(0)  # there may be a thousand of them
+    return await encoded(text)
 
 
 def truncated(ids: list[int], good: dict[str, Any], limit: int) -> list[int]:

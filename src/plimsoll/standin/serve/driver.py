@@ -6,12 +6,14 @@ If the loop is late, one turn covers several steps: whoever waits is woken once 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable
 
 from plimsoll.standin.engine import Engine
 from plimsoll.standin.request import Ask, Request
 
+LOG = logging.getLogger("vllm.standin")
 NS = 1_000_000_000
 SHORTEST_PAUSE_S = 0.0005  # between two turns: with time scaled a thousandfold the loop has other things to do, too
 LONGEST_PAUSE_S = 3600.0
@@ -64,10 +66,20 @@ class Driver:
     def turn(self) -> None:
         """Do what is due, and plan the next turn."""
         self._timer = None
-        self.engine.advance(self.now_ns())
+        try:
+            self.engine.advance(self.now_ns())
+        except Exception as error:
+            self._die_of(error)
         if self.on_turn is not None:
             self.on_turn()
         self.plan()
+
+    def _die_of(self, error: Exception) -> None:
+        """A mistake of the stand-in's own: without another turn everybody would wait for ever, so they are told."""
+        says = " ".join(f"{type(error).__name__}: {error}".split())
+        LOG.error("plimsoll: a mistake of the stand-in's own; its engine ends: %s", says)
+        self.engine.die(f"a mistake of the stand-in's own: {says}")
+        self.engine.advance(self.engine.now_ns)  # a dead one only wakes who waits
 
     def wake_soon(self, wake: Callable[[], None]) -> None:
         """Call it in one of the next turns of the loop, in the order of asking."""

@@ -5,6 +5,7 @@ Each problem is a dict as pydantic makes one. A string that reads as a number is
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ MOST_INPUT = 200
 MOST_ERROR = 1000
 MOST_STOPS = 4  # VLLM_MAX_STOP_STRINGS
 INT64 = 2**63 - 1
+TOO_LARGE = "Unable to parse input string as an integer, exceeded maximum size"
 TRUTHS = {"true": True, "1": True, "yes": True, "on": True, "y": True, "t": True}
 TRUTHS |= {"false": False, "0": False, "no": False, "off": False, "n": False, "f": False}
 
@@ -23,7 +25,7 @@ TRUTHS |= {"false": False, "0": False, "no": False, "off": False, "n": False, "f
 class Field(NamedTuple):
     """What a value must be."""
 
-    kind: str  # int, float, bool, str, list, dict, strs, ints
+    kind: str  # one of _KINDS
     may_be_null: bool = True
     least: int | None = None
     most: int | None = None
@@ -111,6 +113,8 @@ def _int(value: Any, loc: tuple[str | int, ...]) -> Checked:
     if isinstance(value, bool | int):
         return int(value), []
     if isinstance(value, float):
+        if value.is_integer() and abs(value) > INT64:
+            return None, [problem("int_parsing_size", loc, TOO_LARGE, value)]
         if value.is_integer():
             return int(value), []
         says = "Input should be a valid integer, got a number with a fractional part"
@@ -126,8 +130,9 @@ def _int(value: Any, loc: tuple[str | int, ...]) -> Checked:
 
 def _float(value: Any, loc: tuple[str | int, ...]) -> Checked:
     if isinstance(value, bool | int | float):
-        return float(value), []
-    if isinstance(value, str):
+        with contextlib.suppress(OverflowError):  # a number of hundreds of digits
+            return float(value), []
+    elif isinstance(value, str):
         try:
             return float(value), []
         except ValueError:
@@ -164,6 +169,15 @@ def _dict(value: Any, loc: tuple[str | int, ...]) -> Checked:
     if isinstance(value, dict):
         return value, []
     return None, [problem("dict_type", loc, "Input should be a valid dictionary", value)]
+
+
+def _floats(value: Any, loc: tuple[str | int, ...]) -> Checked:
+    """Numbers by their names."""
+    found, wrong = _dict(value, loc)
+    if wrong:
+        return None, wrong
+    each = {name: _float(one, (*loc, name)) for name, one in found.items()}
+    return {name: one for name, (one, _) in each.items()}, [trouble for _, troubles in each.values() for trouble in troubles]
 
 
 def _ints(value: Any, loc: tuple[str | int, ...]) -> Checked:
@@ -218,7 +232,7 @@ def _is_prompt_list(value: list[Any]) -> bool:
 
 _KINDS = {
     "int": _int, "float": _float, "bool": _bool, "str": _str, "list": _list, "dict": _dict, "ints": _ints, "ids": _ids,
-    "strs": _strs, "prompt": _prompt,
+    "strs": _strs, "prompt": _prompt, "floats": _floats,
 }  # fmt: skip
 
 

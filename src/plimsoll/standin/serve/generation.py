@@ -16,6 +16,7 @@ from plimsoll.standin.serve.sending import event_of
 from plimsoll.standin.serve.service import Choice, Service, Waiter
 from plimsoll.standin.text import RESERVED, Ids, decode, draw, piece
 
+HANDED_IN_AT_ONCE = 64  # then others have a turn
 PIECES = tuple(piece(token).encode() for token in range(RESERVED))  # letters and a blank: nothing that JSON would escape
 
 
@@ -59,8 +60,9 @@ class Generation:
         self.waiter = Waiter()
         self._watch: asyncio.Task[None] | None = None
 
-    def begin(self, receive: Receive) -> None:
+    async def begin(self, receive: Receive) -> None:
         """Hand all of it to the engine, and have an ear on the client."""
+        self._watch = asyncio.get_running_loop().create_task(_listen(receive, self.waiter))
         for prompt in self.prompts:
             family = Family(self.wish.n) if self.wish.n > 1 else None
             for _ in range(self.wish.n):
@@ -69,7 +71,10 @@ class Generation:
                 choice.is_streamed = self.wish.streams
                 self.choices.append(choice)
                 self.service.submit(choice, _ask(prompt, self.wish, choice)._replace(family=family))
-        self._watch = asyncio.get_running_loop().create_task(_listen(receive, self.waiter))
+                if len(self.choices) % HANDED_IN_AT_ONCE == 0:
+                    await asyncio.sleep(0)
+                    if self.waiter.is_gone:
+                        return
 
     async def news(self) -> list[Choice]:
         """The choices that have something new; none when all is told or the client has gone. Refused for a dead engine."""
@@ -209,23 +214,25 @@ def _ask(prompt: Prompt, wish: sampling.Wish, choice: Choice) -> Ask:
 
 
 def _cut_at_stop(choice: Choice, wish: sampling.Wish, seed: int, output: int, reason: str) -> tuple[int, str]:
-    """What will be drawn is known: so is where the first stop string in it ends."""
+    """What will be drawn is known: so is where the first stop string or token in it ends it."""
     ids: list[int] = draw(seed, output).tolist()
     ends = np.cumsum([len(PIECES[token]) for token in ids]).tolist()
     whole = decode(ids)
-    found = [(at, text) for text in wish.stop if (at := whole.find(text)) >= 0]
+    # One that ends within the first min_tokens is not seen; one that only begins there is.
+    least = ends[min(wish.min_tokens, output) - 1] if wish.min_tokens else 0
+    found = [(at, text) for text in wish.stop if (at := whole.find(text, max(0, least + 1 - len(text)))) >= 0]
     stop_at, stop = min(found, key=lambda one: one[0] + len(one[1]), default=(len(whole), ""))
     # The tokens until the one in which it ends.
     tokens = int(np.searchsorted(ends, stop_at + len(stop))) + 1 if stop else output
-    marked = next(
-        (place for place, token in enumerate(ids[wish.min_tokens :], wish.min_tokens) if token in wish.stop_ids), None
-    )
-    if marked is not None and marked + 1 <= tokens:
+    marked = next((place for place in range(wish.min_tokens, output) if ids[place] in wish.stop_ids), None)
+    # A stop token is not read where it is not kept: then no string can end in it.
+    if marked is not None and (marked + 1 < tokens or (marked + 1 == tokens and not (stop and wish.keeps_stop))):
         choice.stop = ids[marked]
-        tokens, reason, whole = marked + 1, "stop", whole[: ends[marked]]
+        last = marked if wish.keeps_stop else marked - 1
+        tokens, reason, whole = marked + 1, "stop", whole[: ends[last] if last >= 0 else 0]
     elif stop:
         choice.stop = stop
         reason, whole = "stop", whole[: stop_at + len(stop) if wish.keeps_stop else stop_at]
-    hold = max((len(text) for text in wish.stop), default=1) - 1
+    hold = 0 if wish.keeps_stop else max((len(text) for text in wish.stop), default=1) - 1
     choice.text = Text(whole, ends, hold)
     return tokens, reason

@@ -23,6 +23,7 @@ from plimsoll.standin.start_failures import failed_lines, want_of_memory
 WATCHDOG_S = 5.0  # how often vLLM looks whether its engine has died
 TEARDOWN_S = 0.5
 LOOK_S = 0.02
+SHORTEST_S = 0.1  # between two lines of throughput, however fast time passes: a log is for somebody to read
 HAS_ENDED, HAS_FAILED = 0, 1
 
 
@@ -56,11 +57,11 @@ class Life:
     """One server from its start to its end."""
 
     def __init__(self, launch: Launchable, faults: Sequence[Fault], *, speed: float, is_quiet: bool) -> None:
-        self.launch = launch
+        slow_s = sum(fault.value for fault in faults if fault.kind == "slow-start")
+        self.launch = launch = launch._replace(log=launch.log._replace(seconds=launch.log.seconds + slow_s))
         self.port = Port(launch.options.host, launch.options.port)
         self.log = Log(launch, is_quiet=is_quiet)
         self._faults = [fault for fault in faults if fault.kind not in ("slow-start", "start-failure")]
-        self._slow_s = sum(fault.value for fault in faults if fault.kind == "slow-start")
         self._fails = any(fault.kind == "start-failure" for fault in faults)
         self._speed = speed
         self._change = asyncio.Event()  # dead, met dead, or told to stop
@@ -74,27 +75,38 @@ class Life:
 
     async def run(self) -> int:
         """All of it; the exit code of the process that vLLM's would be."""
-        seconds = (self.launch.log.seconds + self._slow_s) / self._speed
+        seconds = self.launch.log.seconds / self._speed
         if self._fails:
-            await self.log.say_in_time(failed_lines(self.launch.log, want_of_memory(self.launch.log)), seconds)
+            is_over = await self._pass(failed_lines(self.launch.log, want_of_memory(self.launch.log)), seconds)
             await self.port.close()
-            return HAS_FAILED
+            return HAS_FAILED if is_over else HAS_ENDED
         made, driver = self._make()
-        lines = start_lines(self.launch.log, os.getpid())
+        if not await self._pass(start_lines(self.launch.log, os.getpid()), seconds):
+            await self.port.close()
+            return HAS_ENDED
+        return await self._serve(made, driver)
+
+    async def _pass(self, lines: Sequence[Line], seconds: float) -> bool:
+        """Let the time of a start pass; False where somebody has stopped it on the way."""
         starting = asyncio.get_running_loop().create_task(self.log.say_in_time([] if self.log.is_quiet else lines, seconds))
         stopping = asyncio.get_running_loop().create_task(self._change.wait())
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if not starting.done():
-            starting.cancel()
-            await self.port.close()
-            return HAS_ENDED
+        is_over = starting.done()
+        starting.cancel()
         stopping.cancel()
-        return await self._serve(made, driver)
+        return is_over
 
     def _make(self) -> tuple[Assembled, Driver]:
         launch = self.launch
         driver = Driver(Engine(launch.config, self._faults), time.monotonic_ns, self._speed)
-        self.made = assemble(driver.engine, driver, launch.options, has_probe=launch.has_probe, has_stats=launch.has_stats)
+        self.made = assemble(
+            driver.engine,
+            driver,
+            launch.options,
+            has_probe=launch.has_probe,
+            has_stats=launch.has_stats,
+            is_alone=not self.log.is_quiet,
+        )
         driver.on_turn = self._look
         self.made.service.on_death = self._meet
         return self.made, driver
@@ -163,7 +175,7 @@ class Life:
         figures, was_idle = driver.engine.figures, 0
         before, before_ns = (figures.prompt_tokens, figures.generation_tokens), driver.now_ns()
         while True:
-            await asyncio.sleep(every_s / self._speed)
+            await asyncio.sleep(max(SHORTEST_S, every_s / self._speed))
             now, now_ns = (figures.prompt_tokens, figures.generation_tokens), driver.now_ns()
             passed_s = max(1e-9, (now_ns - before_ns) / NS)
             is_idle = now == before and not figures.running and not figures.waiting

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import gc
-import os
-import platform
-import resource
+import asyncio
 import time
 from collections.abc import Callable, Iterator
 
-from plimsoll.inside.answers import Send
+from plimsoll.inside.answers import Receive, Send
 from plimsoll.standin.page import HttpFigures, Page, ProcessFigures
 from plimsoll.standin.page_server import http_text, process_text
+from plimsoll.standin.serve.leaving import listening
+from plimsoll.standin.serve.process import process_figures
 from plimsoll.standin.serve.sending import VARY, part, send_bytes
 from plimsoll.standin.serve.service import Service
 
@@ -21,19 +20,18 @@ CUT_AT = 0.6  # of the page
 HUGE_PIECE = 64 * 1024
 LIES = ("NaN", "+Inf", "-1.0", "-Inf", "1e+308")
 MISSING = ("vllm:num_requests_running", "vllm:kv_cache_usage_perc")
-STARTED = time.time()
-PYTHON = {
-    "implementation": platform.python_implementation(),
-    **dict(zip(("major", "minor", "patchlevel"), platform.python_version_tuple(), strict=True)),
-    "version": platform.python_version(),
-}
 
 
 class Metrics:
     """The page of one server."""
 
-    def __init__(self, service: Service, more: Callable[[], bytes] | None = None, *, has_stats: bool = True) -> None:
-        """`more` is what stands behind vLLM's own: the gate's. Without `has_stats` the engine tells nothing of itself."""
+    def __init__(
+        self, service: Service, more: Callable[[], bytes] | None = None, *, has_stats: bool = True, is_alone: bool = True
+    ) -> None:
+        """`more` is what stands behind vLLM's own: the gate's. Without `has_stats` the engine tells nothing of itself.
+
+        `is_alone`: no other server is in this process.
+        """
         config = service.engine.config
         now = time.time()
         self.http = HttpFigures(now)
@@ -42,6 +40,8 @@ class Metrics:
         self._has_stats = has_stats
         self._page = Page(config.release, service.names[0], cache_labels=config.cache_labels, created=now)
         self._frozen: bytes | None = None
+        self._is_alone = is_alone
+        self._first_resident = self._host_resident()
 
     def text(self) -> bytes:
         """The page now."""
@@ -52,19 +52,13 @@ class Metrics:
         return body if self._more is None else body + self._more()
 
     def _process(self) -> ProcessFigures:
-        resident = int(self._service.engine.memory.figures()["host_memory"]["resident"] or 0)
-        return ProcessFigures(
-            virtual=2 * resident,
-            resident=resident,
-            start_time=STARTED,
-            cpu_seconds=time.process_time(),
-            open_fds=len(os.listdir("/proc/self/fd")),  # noqa: PTH208
-            max_fds=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-            python=PYTHON,
-            collections=gc.get_stats(),
-        )
+        return process_figures(self._host_resident() - self._first_resident, is_alone=self._is_alone)
 
-    async def answer(self, send: Send, method: str = "GET") -> int:
+    def _host_resident(self) -> int:
+        """What the simulated worker has on the host."""
+        return int(self._service.engine.memory.figures()["host_memory"]["resident"] or 0)
+
+    async def answer(self, receive: Receive, send: Send, method: str = "GET") -> int:
         """Send it, as the faults want it; how many bytes there were."""
         if method != "GET":
             return await self._by_the_mount(send, method)
@@ -72,7 +66,7 @@ class Metrics:
         if not faults.all:
             body = self.text()
         elif (huge := faults.active("huge-page", now_ns)) is not None:
-            return await self._flood(send, int(huge.value))
+            return await self._flood(receive, send, int(huge.value))
         else:
             body = self._faulty(now_ns)
         await send_bytes(send, 200, body, KIND)
@@ -97,13 +91,18 @@ class Metrics:
             body = cut(body)
         return body
 
-    async def _flood(self, send: Send, size: int) -> int:
-        """A page that goes on and on; never more than a piece of it is in memory."""
+    async def _flood(self, receive: Receive, send: Send, size: int) -> int:
+        """A page that goes on and on; never more than a piece of it is in memory, and nobody else waits for its end."""
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", KIND), VARY]})
         sent = 0
-        for piece in _pieces(self.text(), size):
-            await send(part(piece))
-            sent += len(piece)
+        async with listening(receive) as client:
+            client.begin()
+            for piece in _pieces(self.text(), size):
+                await send(part(piece))
+                sent += len(piece)
+                await asyncio.sleep(0)  # whoever has left takes everything at once
+                if client.is_gone:
+                    return sent
         await send({"type": "http.response.body", "body": b"", "more_body": False})
         return sent
 

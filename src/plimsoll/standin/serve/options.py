@@ -21,7 +21,10 @@ class Options(NamedTuple):
     has_load_tracking: bool = False
     has_prompt_tokens_details: bool = False
     forces_usage: bool = False
+    has_tools: bool = False
+    """--enable-auto-tool-choice with a parser: calls are allowed, and this model never makes one."""
     has_sleep_mode: bool = True
+    """--enable-sleep-mode: without it an engine that sleeps keeps its memory."""
     fingerprint: str | None = None
     """The `system_fingerprint` of answers."""
     token: str = ""

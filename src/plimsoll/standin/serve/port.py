@@ -16,12 +16,25 @@ import uvicorn
 from uvicorn.lifespan.on import LifespanOn
 from uvicorn.server import ServerState
 
-from plimsoll.errors import BadInput
+from plimsoll.errors import PlimsollError
 from plimsoll.inside.answers import App
 
 BACKLOG = 2048
 KEEP_ALIVE_S = 5  # VLLM_HTTP_TIMEOUT_KEEP_ALIVE
-LAST_ANSWERS_S = 30.0  # that clients have to take what is left for them
+LAST_ANSWERS_S = 3.0  # that clients have to take what is left for them
+LAST_WORDS_S = 0.5  # that whoever answers has to see that nobody is there any more
+
+
+class PortTaken(PlimsollError):
+    """Nobody can listen there; vLLM ends with the same code."""
+
+    exit_code = 1
+
+
+class StartFailed(PlimsollError):
+    """Something that was to stand before the engine did not come up; vLLM ends with the same code."""
+
+    exit_code = 1
 
 
 class Port:
@@ -35,7 +48,7 @@ class Port:
             self._socket.bind((host, port))
         except OSError as error:
             self._socket.close()
-            raise BadInput(f"{host or '*'}:{port}: {error.strerror or error}") from None
+            raise PortTaken(f"{host or '*'}:{port}: {error.strerror or error}") from None
         self.number: int = self._socket.getsockname()[1]
         self._state = ServerState()
         self._config: uvicorn.Config | None = None
@@ -64,6 +77,8 @@ class Port:
         self.date()
         self._life = LifespanOn(config)
         await self._life.startup()
+        if self._life.should_exit:
+            raise StartFailed("a --middleware failed in its lifespan.startup; the lines above say how")
         loop = asyncio.get_running_loop()
         made: Any = config.http_protocol_class  # the base class that it is declared as takes no arguments
         protocol = functools.partial(made, config=config, server_state=self._state, app_state=self._life.state, _loop=loop)
@@ -85,13 +100,22 @@ class Port:
         self._server.close()
         for connection in list(self._state.connections):
             connection.shutdown()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LAST_ANSWERS_S):
-                while self._state.connections or self._state.tasks:
-                    await asyncio.sleep(0.01)
+        if not await self._is_quiet_within(LAST_ANSWERS_S):
+            for connection in list(self._state.connections):
+                connection.transport.abort()
+            if not await self._is_quiet_within(LAST_WORDS_S):
+                for task in list(self._state.tasks):
+                    task.cancel()
         if self._life is not None:
             await self._life.shutdown()
         self._server = None
+
+    async def _is_quiet_within(self, seconds: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self._state.connections or self._state.tasks:
+                    await asyncio.sleep(0.01)
+        return not (self._state.connections or self._state.tasks)
 
 
 async def keep_dates(ports: Iterable[Port]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,7 +31,7 @@ FIELDS = {
     "top_p": Field("float"),
     "top_k": Field("int"),
     "min_p": Field("float"),
-    "logit_bias": Field("dict"),
+    "logit_bias": Field("floats"),
     "max_tokens": Field("int"),
     "seed": Field("int", least=-INT64 - 1, most=INT64),
     "stop": Field("strs"),
@@ -164,8 +165,9 @@ def _check_salt(salt: object) -> None:
         )
 
 
-def check_bounds(good: dict[str, Any], wish: Wish, most: int) -> None:
+def check_bounds(good: dict[str, Any], wish: Wish, most: int, vocabulary: int) -> None:
     """What vLLM checks of the parameters once it knows the prompt; `most` is how many tokens it may produce."""
+    biased = _biased(good.get("logit_bias") or {})
     if wish.n < 1:
         raise invalid(f"n must be at least 1, got {wish.n}.")
     if wish.n > MOST_SEQUENCES:
@@ -191,10 +193,45 @@ def check_bounds(good: dict[str, Any], wish: Wish, most: int) -> None:
         raise invalid(f"min_tokens must be less than or equal to max_tokens={most}, got {wish.min_tokens}.")
     if any(not text for text in wish.stop):
         raise invalid("stop cannot contain an empty string.")
+    _check_tokens("stop_token_ids", good.get("stop_token_ids") or (), vocabulary)
+    _check_tokens("logit_bias", biased, vocabulary)
     asked = wish.logprobs if wish.logprobs is not None else 0
     if asked > MOST_LOGPROBS:
         raise invalid(
             f"Requested sample logprobs of {asked}, which is greater than max allowed: {MOST_LOGPROBS}", "logprobs", asked
+        )
+
+
+def check_count(prompts: int, wish: Wish) -> None:
+    """As many answers to one request as vLLM allows to one prompt; for many prompts with many each it has no bound."""
+    if prompts > 1 and 1 <= wish.n <= MOST_SEQUENCES < prompts * wish.n:
+        raise invalid(f"{prompts} prompts with n={wish.n} are {prompts * wish.n} answers; at most {MOST_SEQUENCES} are made.")
+
+
+def _biased(bias: dict[str, float]) -> list[int]:
+    """The tokens that are to be more or less likely."""
+    names = list(bias)
+    wrong = [name for name in names if not _is_whole(name)]
+    if wrong:
+        raise invalid(
+            f"logit_bias contains key(s) that cannot be converted to integer token IDs: {wrong!r}", "logit_bias", wrong
+        )
+    return [int(name) for name in names]
+
+
+def _is_whole(text: str) -> bool:
+    try:
+        int(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _check_tokens(name: str, tokens: Iterable[int], vocabulary: int) -> None:
+    outside = [token for token in tokens if not 0 <= token < vocabulary]
+    if outside:
+        raise invalid(
+            f"token_id(s) {outside} in {name} contain out-of-vocab token ids. Vocabulary size: {vocabulary}", name, outside
         )
 
 

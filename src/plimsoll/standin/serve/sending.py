@@ -22,8 +22,8 @@ class JsonAnswer(NamedTuple):
 
 
 def dumped(value: Any) -> bytes:
-    """Without blanks, and with letters as they are."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+    """Without blanks, and with letters as they are; half a letter (a lone surrogate) cannot be written and becomes a `?`."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
 
 
 def event_of(value: Any) -> bytes:

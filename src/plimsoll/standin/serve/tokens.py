@@ -7,10 +7,10 @@ from typing import Any
 
 from plimsoll.standin.serve import fields
 from plimsoll.standin.serve.chat import chat_text
+from plimsoll.standin.serve.encoding import encoded, words_of
 from plimsoll.standin.serve.fields import Field
 from plimsoll.standin.serve.sending import JsonAnswer
 from plimsoll.standin.serve.service import Service
-from plimsoll.standin.text import decode, encode, piece
 
 TEXT = {"model": Field("str"), "prompt": Field("str", may_be_null=False), "return_token_strs": Field("bool")}
 MESSAGES = {
@@ -22,7 +22,7 @@ MESSAGES = {
 TOKENS = {"model": Field("str"), "tokens": Field("ids", may_be_null=False)}
 
 
-def tokenize(service: Service, body: dict[str, Any]) -> JsonAnswer:
+async def tokenize(service: Service, body: dict[str, Any]) -> JsonAnswer:
     """The tokens of a text or of messages."""
     if "messages" in body:
         good = fields.check(MESSAGES, body)
@@ -35,17 +35,17 @@ def tokenize(service: Service, body: dict[str, Any]) -> JsonAnswer:
     else:
         missing = (("body", name) for name in ("prompt", "messages"))
         raise fields.refusal([fields.problem("missing", loc, "Field required", body) for loc in missing])
-    ids = encode(text)
-    words = [piece(one) for one in ids] if good.get("return_token_strs") else None
+    ids = await encoded(text)
+    words = await words_of(ids) if good.get("return_token_strs") else None
     limit = service.engine.config.max_model_len
     return JsonAnswer(200, {"count": len(ids), "max_model_len": limit, "tokens": ids, "token_strs": words})
 
 
-def detokenize(service: Service, body: dict[str, Any]) -> JsonAnswer:
+async def detokenize(service: Service, body: dict[str, Any]) -> JsonAnswer:
     """The text of tokens."""
     good = fields.check(TOKENS, body, needed=("tokens",))
     service.check_model(good.get("model"))
-    return JsonAnswer(200, {"prompt": decode(good["tokens"])})
+    return JsonAnswer(200, {"prompt": "".join(await words_of(good["tokens"]))})
 
 
 def models(service: Service) -> JsonAnswer:
