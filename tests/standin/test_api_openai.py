@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import openai
 import pytest
 
 from plimsoll.standin.serve.options import Options
 from tests.standin.servers import Server, standin
-
-openai: Any = pytest.importorskip("openai", reason="the client is not installed")
 
 
 @pytest.fixture(scope="module")
