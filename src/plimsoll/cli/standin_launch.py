@@ -13,6 +13,7 @@ from plimsoll.cli.plan import planned_launch
 from plimsoll.cli.simulate_inputs import NOT_REPLAYED, REPLICA_OF
 from plimsoll.cli.simulate_numbers import decimal, whole
 from plimsoll.domain.launch import EntryPoint, Launch
+from plimsoll.engine.check import with_config
 from plimsoll.engine.command_line import CommandLine, Unseen, read_command_line
 from plimsoll.engine.versions import Engine, engine_named
 from plimsoll.errors import BadInput, PlimsollError
@@ -81,13 +82,15 @@ def read_asked(words: Sequence[str], environ: Mapping[str, str]) -> Asked:
     launch = launch._replace(environment=tuple(environment.items()))
     engine = engine_named(options.values.get("--vllm"))
     options = options._replace(values={**options.values, "--vllm": engine.asked}, rest=(), verbatim=None)
-    launch = _with_file(launch, folder)
     launch = launch._replace(arguments=(*launch.arguments, *places))
-    line = _line(launch, engine.release)
+    config = config_of(launch, folder)
+    if config is not None and config.entries is None:
+        raise BadInput(f"{config.name}: no such file (--config)")
+    line = with_config(_line(launch, engine.release), config, engine)
     if line.model is None:
         added = () if _is_given(line, "--max-model-len") else ("--max-model-len", CONTEXT)
         launch = launch._replace(arguments=(MODEL, *launch.arguments, *added))
-        line = _line(launch, engine.release)
+        line = with_config(_line(launch, engine.release), config, engine)
     refused = complaint_of(line, Unseen(launch.unresolved), knows_all=engine.is_exact)
     if refused is not None:
         raise ParserRefused(refused)
@@ -167,32 +170,6 @@ def _launch(options: Split) -> tuple[Launch, str]:
         return found[0]
     launch = find_launch(options.rest, (), "command line")
     return launch or Launch("command line", EntryPoint.SERVE, options.rest), ""
-
-
-def _with_file(launch: Launch, folder: str) -> Launch:
-    """The flags of a --config file in front of the command's own, as vLLM takes them."""
-    config = config_of(launch, folder)
-    if config is None:
-        return launch
-    if config.entries is None:
-        raise BadInput(f"{config.name}: no such file (--config)")
-    words = list(launch.arguments)
-    place = next(at for at, word in enumerate(words) if word.partition("=")[0] == "--config")
-    del words[place : place + (1 if "=" in words[place] else 2)]
-    added: list[str] = []
-    for key, value in config.entries.items():
-        if isinstance(value, bool):
-            added += [f"--{key}"] if value else []
-        elif isinstance(value, list):
-            added += [f"--{key}", *map(str, value)] if value else []
-        elif isinstance(value, dict):
-            import json
-
-            added += [f"--{key}", json.dumps(value)]
-        else:
-            added += [f"--{key}", str(value)]
-    model, rest = (words[:1], words[1:]) if words and not words[0].startswith("-") else ([], words)
-    return launch._replace(arguments=(*model, *added, *rest))
 
 
 def _line(launch: Launch, release: str) -> CommandLine:
