@@ -68,6 +68,15 @@ def test_the_gate_shows_the_ledgers_memory(server: Server) -> None:
     assert "vllm:num_requests_running" in page
 
 
+def test_a_snapshot_is_refused_as_where_there_is_no_gpu(server: Server) -> None:
+    """409 with the reason, as the CPU build's own workers answer; no fault is counted."""
+    before = state(server)["faults"]
+    got = own(server, "snapshot")
+    assert got.status == 409
+    assert "no torch" in got.json()["error"]
+    assert state(server)["faults"] == before
+
+
 def test_a_drain_refuses_new_work_and_lets_the_old_end(server: Server) -> None:
     """503 with Retry-After, not ready, and what runs is finished."""
     asking = Asking(server, max_tokens=20)

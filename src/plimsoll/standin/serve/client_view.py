@@ -62,6 +62,9 @@ class ClientView:
     ) -> list[dict[str, Any]]:
         """Run it in every worker: those calls of the probe that a stand-in can make."""
         del timeout, args, kwargs
+        if method == "plimsoll_snapshot":
+            refused = "a stand-in has no torch to take a memory snapshot of"
+            return [{"pid": rank + 1, "rank": rank, "refused": refused} for rank in range(self._service.engine.config.workers)]
         if method != "plimsoll_compact":
             raise NotImplementedError(f"a stand-in has no workers that could run {method}")
         found = self._service.engine.compact(self._service.driver.now_ns())
