@@ -206,6 +206,17 @@ def test_a_start_that_fails_slowly_can_be_stopped(tmp_path: Path) -> None:
         assert server.ends(10) == 0
 
 
+def test_a_slow_start_lets_nobody_in_before_its_time(tmp_path: Path) -> None:
+    """Its log begins, the port is refused, and it is ready so many seconds later."""
+    with started(tmp_path, "--fault", "slow-start=3") as server:
+        eventually(lambda: "INFO" in server.log(), 60)
+        began = time.monotonic()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", server.port), 5)
+        server.ready()
+        assert time.monotonic() - began > 2.0
+
+
 def test_a_slow_answer_does_not_keep_a_server_from_its_end(tmp_path: Path) -> None:
     """SIGTERM cuts it off after seconds."""
     with started(tmp_path, "--fault", "slow-loris=30") as server:
