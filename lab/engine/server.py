@@ -109,12 +109,13 @@ class EngineServer:
         dev_mode: bool = True,
         oom_on_demand: bool = False,
         log_path: Path | None = None,
+        port: int | None = None,
     ) -> None:
         self._scratch = tempfile.TemporaryDirectory(prefix="plimsoll-engine-")  # gone with this object
         self._oom_flag = Path(self._scratch.name) / "oom"
         self._may_oom = oom_on_demand
         self.log_path = log_path or Path(self._scratch.name) / "vllm.log"
-        self.port = free_port()
+        self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.command = serve_command(self.port, flags)
         self.env = self._environment(env or {}, dev_mode=dev_mode)

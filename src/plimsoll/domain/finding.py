@@ -20,6 +20,7 @@ class Code(StrEnum):
     STARTUP_GRAPH_CAPTURE = "startup.graph-capture"
     STARTUP_SAMPLER_WARMUP = "startup.sampler-warmup"
     STARTUP_BAD_FLAG = "startup.bad-flag"
+    STARTUP_DIFFERS_FROM_PLAN = "startup.differs-from-plan"
     # It ran out of GPU memory while serving.
     RUNTIME_FORWARD = "runtime.forward"
     RUNTIME_LOGITS = "runtime.logits"
@@ -31,6 +32,7 @@ class Code(StrEnum):
     # Memory that creeps.
     ALLOCATOR_FRAGMENTATION = "allocator.fragmentation"
     GPU_GROWTH = "gpu.growth"
+    GPU_THIN_SLACK = "gpu.thin-slack"
     HOST_OUT_OF_MEMORY = "host.out-of-memory"
     HOST_GROWTH = "host.growth"
     # The KV cache.
@@ -43,6 +45,7 @@ class Code(StrEnum):
     ENGINE_WEDGED = "engine.wedged"
     ENGINE_SATURATED = "engine.saturated"
     ENGINE_CRASH_LOOP = "engine.crash-loop"
+    ENGINE_CHANGED = "engine.changed"
     # Not a memory failure.
     OTHER_BAD_MODEL = "other.bad-model"
     OTHER_GATED_MODEL = "other.gated-model"
@@ -65,7 +68,8 @@ class Code(StrEnum):
     @property
     def is_memory(self) -> bool:
         """Whether the code itself says that memory was the trouble."""
-        return not self.startswith(("other.", "engine.", "prefix-cache.")) and self is not Code.STARTUP_BAD_FLAG
+        others = (Code.STARTUP_BAD_FLAG, Code.STARTUP_DIFFERS_FROM_PLAN)
+        return not self.startswith(("other.", "engine.", "prefix-cache.")) and self not in others
 
 
 class Severity(StrEnum):

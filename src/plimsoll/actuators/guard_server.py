@@ -1,0 +1,173 @@
+"""Guard's own small HTTP server: reads only, one request a connection, a limit on everything.
+
+A token must be shown for every path but /healthz. The Host header must be an address, this machine's name or one that was
+allowed: a web page that a browser was lured to cannot ask under a name of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import hmac
+import ipaddress
+import json
+import re
+import socket
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+from urllib.parse import parse_qsl, unquote
+
+MOST_HEAD = 16 << 10
+PATIENCE_S = 10.0  # for a client to send its request, and to take the answer
+MOST_CLIENTS = 64
+OPEN_PATH = "/healthz"
+_REASONS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 404: "Not Found", 405: "Method Not Allowed",
+            421: "Misdirected Request", 431: "Request Header Fields Too Large", 500: "Internal Server Error",
+            503: "Service Unavailable"}  # fmt: skip
+_FIRST_LINE = re.compile(r"([A-Z]{1,16}) (/[\x21-\x7e]{0,4095}) HTTP/1\.([01])")
+_HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}):[ \t]*([\x20-\x7e\t]*)")
+
+
+class Answer(NamedTuple):
+    """What is sent back."""
+
+    status: int
+    body: bytes
+    content_type: str = "application/json"
+
+
+class _Asked(NamedTuple):
+    method: str
+    path: str
+    query: Mapping[str, str]
+    headers: tuple[tuple[str, str], ...]
+
+    def all_of(self, name: str) -> list[str]:
+        """Every value of a header."""
+        return [value for key, value in self.headers if key == name]
+
+
+Answers = Callable[[str, Mapping[str, str]], Answer]
+
+
+class GuardServer:
+    """Listens; what it answers is somebody else's."""
+
+    def __init__(self, answers: Answers, token: str, hosts: tuple[str, ...] = ()) -> None:
+        self._answers = answers
+        self._digest = hashlib.sha256(token.encode()).digest()
+        self._hosts = {"localhost", socket.gethostname().lower(), *(host.lower() for host in hosts)}
+        self._server: asyncio.Server | None = None
+        self._clients = 0
+        self.port = 0
+
+    async def open(self, host: str, port: int) -> None:
+        """Begin to listen; OSError if the place is taken."""
+        self._server = await asyncio.start_server(self._serve, host, port, limit=MOST_HEAD)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def close(self) -> None:
+        """Stop listening."""
+        if self._server is not None:
+            self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._clients += 1
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                if self._clients <= MOST_CLIENTS:
+                    await self._converse(reader, writer)
+                elif self._clients <= 2 * MOST_CLIENTS:
+                    await _refuse(reader, writer, error(503, "too many clients at once"))
+        except (OSError, TimeoutError, asyncio.IncompleteReadError):
+            pass  # the client has gone, or says nothing
+        finally:
+            self._clients -= 1
+            with contextlib.suppress(OSError, RuntimeError):
+                writer.close()
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+        except asyncio.LimitOverrunError:
+            await _refuse(reader, writer, error(431, "the headers are too large"))
+            return
+        asked = _read(head)
+        found = error(400, "this is not HTTP") if asked is None else self._answer(asked)
+        await _send(writer, found, is_head=asked is not None and asked.method == "HEAD")
+
+    def _answer(self, asked: _Asked) -> Answer:
+        if not self._is_ours(asked.all_of("host")):
+            return error(421, "the Host header names neither an address nor a name that is allowed here")
+        if asked.method not in ("GET", "HEAD"):
+            return error(405, "guard's API only reads")
+        if asked.path != OPEN_PATH and not self._may(asked.all_of("authorization")):
+            return error(401, "show the token: Authorization: Bearer TOKEN")
+        try:
+            return self._answers(asked.path, asked.query)
+        except Exception as problem:  # the watching goes on whatever a question does
+            return error(500, f"a mistake of ours: {type(problem).__name__}")
+
+    def _is_ours(self, hosts: list[str]) -> bool:
+        if len(hosts) != 1:
+            return False
+        found = re.fullmatch(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,255})(?::\d{1,5})?", hosts[0].strip())
+        if found is None:
+            return False
+        name = found[1].lower()
+        if name in self._hosts:
+            return True
+        try:
+            ipaddress.ip_address(name.strip("[]"))
+        except ValueError:
+            return False
+        return True
+
+    def _may(self, shown: list[str]) -> bool:
+        scheme, _, token = shown[0].partition(" ") if len(shown) == 1 else ("", "", "")
+        same = hmac.compare_digest(hashlib.sha256(token.strip().encode()).digest(), self._digest)
+        return same and scheme.lower() == "bearer"
+
+
+def error(status: int, message: str) -> Answer:
+    """A refusal."""
+    return Answer(status, json.dumps({"error": message}).encode())
+
+
+def _read(head: bytes) -> _Asked | None:
+    """The request in these bytes; None if they are none."""
+    first, *rest = head[:-4].decode("latin-1").split("\r\n")
+    line = _FIRST_LINE.fullmatch(first)
+    pairs = [_HEADER.fullmatch(one) for one in rest]
+    if line is None or any(pair is None for pair in pairs):
+        return None
+    path, _, query = line[2].partition("?")
+    try:
+        asked = dict(parse_qsl(query, keep_blank_values=True, max_num_fields=20))
+    except ValueError:
+        return None
+    headers = tuple((pair[1].lower(), pair[2].rstrip()) for pair in pairs if pair is not None)
+    return _Asked(line[1], unquote(path), asked, headers)
+
+
+async def _refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, found: Answer) -> None:
+    """Answer, and take a little of what is still sent: a connection that is closed over it loses the answer."""
+    await _send(writer, found, is_head=False)
+    writer.write_eof()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(1.0):
+            for _ in range(16):
+                if not await reader.read(MOST_HEAD):
+                    return
+
+
+async def _send(writer: asyncio.StreamWriter, found: Answer, *, is_head: bool) -> None:
+    lines = [
+        f"HTTP/1.1 {found.status} {_REASONS.get(found.status, 'Answer')}", f"content-type: {found.content_type}",
+        f"content-length: {len(found.body)}", "cache-control: no-store", "x-content-type-options: nosniff", "connection: close",
+    ]  # fmt: skip
+    if found.status == 401:
+        lines.append("www-authenticate: Bearer")
+    writer.write("\r\n".join(lines).encode("ascii") + b"\r\n\r\n" + (b"" if is_head else found.body))
+    await writer.drain()

@@ -1,0 +1,84 @@
+"""What guard's API answers. Reading only; who may ask is the server's business."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import plimsoll
+from plimsoll.actuators.guard_server import Answer, error
+from plimsoll.actuators.webhook import Counts
+from plimsoll.cli.guard_loop import CHANGES_KEPT, Fleet
+from plimsoll.report.doctor import clean, finding_json
+from plimsoll.report.guard import SCHEMA, condition_json, engine_detail_json, engine_json, status_line, told_json
+from plimsoll.report.guard_metrics import CONTENT_TYPE, page
+from plimsoll.report.guard_openapi import document
+
+
+class Api:
+    """The paths of docs/guard.md over one fleet."""
+
+    def __init__(self, fleet: Fleet, started_unix_s: float, notifications: Callable[[], Counts] = Counts) -> None:
+        self._fleet = fleet
+        self._started_unix_s = started_unix_s
+        self.notifications = notifications
+        self._paths = {
+            "/healthz": self._health, "/engines": self._engines, "/conditions": self._conditions, "/findings": self._findings,
+            "/history": self._history, "/metrics": self._metrics, "/openapi.json": self._openapi,
+        }  # fmt: skip
+
+    def answer(self, path: str, query: Mapping[str, str]) -> Answer:
+        """One question."""
+        if path.startswith("/engines/"):
+            return self._engine(path.removeprefix("/engines/"))
+        found = self._paths.get(path)
+        return error(404, f"there is no such path; there is: {', '.join(self._paths)}") if found is None else found(query)
+
+    def _health(self, _: Mapping[str, str]) -> Answer:
+        """Whether guard itself looks; nothing about any engine, since no token is needed."""
+        is_well = self._fleet.is_looking(self._fleet.stale_after_s)
+        return Answer(200 if is_well else 503, json.dumps({"status": "ok" if is_well else "it does not look"}).encode())
+
+    def _engines(self, _: Mapping[str, str]) -> Answer:
+        views = self._fleet.views()
+        return _json({"status": status_line(views), "engines": [engine_json(view) for view in views]})
+
+    def _engine(self, name: str) -> Answer:
+        view = self._fleet.view(name)
+        if view is None:
+            return error(404, f"no engine is called {clean(name)[:200]!r}")
+        return _json({"engine": engine_detail_json(view, self._fleet.moment())})
+
+    def _conditions(self, query: Mapping[str, str]) -> Answer:
+        moment, wanted = self._fleet.moment(), {key: query[key] for key in ("engine", "kind", "status") if key in query}
+        rows = [condition_json(view, one, moment) for view in self._fleet.views() for one in view.conditions]
+        return _json({"conditions": [row for row in rows if all(row[key] == value for key, value in wanted.items())]})
+
+    def _findings(self, query: Mapping[str, str]) -> Answer:
+        views = [view for view in self._fleet.views() if query.get("engine", view.name) == view.name]
+        rows = [{"engine": clean(view.name), **finding_json(one)} for view in views for one in view.findings]
+        return _json({"findings": rows})
+
+    def _history(self, query: Mapping[str, str]) -> Answer:
+        limit = query.get("limit", str(CHANGES_KEPT))
+        if not limit.isdecimal() or not 0 < len(limit) <= 6:
+            return error(400, "limit is a whole number")
+        rows = [
+            told_json(told) for told in self._fleet.changes if query.get("engine", clean(told.engine)) == clean(told.engine)
+        ]
+        return _json({"told": self._fleet.told, "changes": rows[max(0, len(rows) - int(limit)) :]})
+
+    def _metrics(self, _: Mapping[str, str]) -> Answer:
+        text = page(
+            self._fleet.views(), version=plimsoll.__version__, started_unix_s=self._started_unix_s,
+            notifications=self.notifications()._asdict(), told=self._fleet.told, mistakes=self._fleet.mistakes,
+        )  # fmt: skip
+        return Answer(200, text.encode(), CONTENT_TYPE)
+
+    def _openapi(self, _: Mapping[str, str]) -> Answer:
+        return Answer(200, json.dumps(document(plimsoll.__version__)).encode())
+
+
+def _json(body: Mapping[str, Any]) -> Answer:
+    return Answer(200, json.dumps({"schema": SCHEMA, **body}, ensure_ascii=False).encode())

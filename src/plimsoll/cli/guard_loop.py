@@ -1,0 +1,257 @@
+"""The loop around the judge: every engine is looked at every few seconds, each on its own, and none waits for another."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from plimsoll.cli.guard_told import Teller
+from plimsoll.doctor.trend_growth import Forecast
+from plimsoll.domain.condition import Condition
+from plimsoll.domain.look import Look, Reach
+from plimsoll.domain.unknown import Unknown
+from plimsoll.errors import PlimsollError
+from plimsoll.guard import memory
+from plimsoll.guard.findings import PLAN, Planned, as_planned, finding, findings
+from plimsoll.guard.forecast import queue_forecast
+from plimsoll.guard.judge import Judge
+from plimsoll.guard.policy import Policy
+from plimsoll.guard.tracker import Tracker
+from plimsoll.report.guard import Clock, EngineView, Told, What
+from plimsoll.sources.discovery import Target
+from plimsoll.sources.http_get import address
+
+MOST_AT_ONCE = 64  # looks; as many again for engines that were slow at the last one
+SLOW_S = 1.0
+CHANGES_KEPT = 1_000
+LONGEST_LOOK_S = 20.0
+
+
+class Watcher(Protocol):
+    """Looks at one engine."""
+
+    async def look(self, now_s: float, unix_s: float) -> Look:
+        """What there is to see."""
+
+    async def close(self) -> None:
+        """Hang up."""
+
+
+class Ports(NamedTuple):
+    """What the loop is given: how to look, whom to tell, the clocks and the dice."""
+
+    watcher: Callable[[Target], Watcher]
+    tell: Callable[[Told], None]
+    clock: Callable[[], float] = time.monotonic
+    wall: Callable[[], float] = time.time
+    dice: Callable[[], float] = random.random
+
+
+class Watched:
+    """One engine: who looks, who judges, and how it went."""
+
+    def __init__(self, target: Target, policy: Policy, watcher: Watcher, now_s: float) -> None:
+        self.target = target
+        self.watcher = watcher
+        self.judge = Judge(target.name, policy)
+        self.teller = Teller(target.name)
+        self.since_s = now_s
+        self.looks = 0
+        self.failures: Counter[str] = Counter()
+        self.look_s: float | None = None
+        self.task: asyncio.Task[None] | None = None
+        self._planned = None if target.plan is None else Planned(*target.plan)
+        self._plan = Tracker(PLAN, 0.0, 0.0, policy.every_s)
+
+    @property
+    def conditions(self) -> tuple[Condition, ...]:
+        """All of them as of the last look."""
+        return self.judge.conditions if self._planned is None else (*self.judge.conditions, self._plan.condition)
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether the last look took long; so it may this time."""
+        return self.look_s is not None and self.look_s > SLOW_S
+
+    def take(self, look: Look) -> list[Told]:
+        """Judge one look; what is worth telling of it."""
+        self.looks += 1
+        if look.reach is not Reach.ANSWERS:
+            self.failures[str(look.reach)] += 1
+        changes = [change.condition for change in self.judge.see(look)]
+        answer = self.judge.history.last_answer
+        if self._planned is not None and look.reach is Reach.ANSWERS:
+            before = self._plan.condition
+            after = self._plan.see(as_planned(self._planned, look), look.at_s)
+            changes += [after] if after.status is not before.status else []
+        return self.teller.tell(look, changes, answer)
+
+    def view(self, now_s: float) -> EngineView:
+        """As of now, for whoever asks; without forecasts, which are work."""
+        history = self.judge.history
+        look = history.last
+        return EngineView(
+            self.target.name, address(self.target.url).shown, look, None if look is None else max(0.0, now_s - look.at_s),
+            self.look_s, self.looks, dict(self.failures), self.conditions, findings(self.conditions, history.last_answer),
+            self.since_s, None if history.last_answer is None else history.last_answer.vllm,
+        )  # fmt: skip
+
+    def forecasts(self) -> dict[str, Forecast | Unknown]:
+        """When memory runs out, and when requests wait too long, as far as it can be told."""
+        history, policy = self.judge.history, self.judge.policy
+        return {
+            "device": memory.device_forecast(history, policy),
+            "host": memory.host_forecast(history, policy),
+            "queue": queue_forecast(history, policy),
+        }
+
+
+class Fleet:
+    """All engines that are watched now."""
+
+    def __init__(self, policy: Policy, ports: Ports, *, looks: int | None = None) -> None:
+        self._policy, self._ports, self._most_looks = policy, ports, looks
+        self._engines: dict[str, Watched] = {}
+        self._closing: list[asyncio.Future[None]] = []
+        self._quick, self._slow = asyncio.Semaphore(MOST_AT_ONCE), asyncio.Semaphore(MOST_AT_ONCE)
+        self.changes: deque[Told] = deque(maxlen=CHANGES_KEPT)
+        self.told = 0
+        self.mistakes: Counter[str] = Counter()  # of ours, by kind
+        self.last_look_s = ports.clock()
+        self.stale_after_s = max(60.0, 3 * policy.every_s + LONGEST_LOOK_S)
+        self._odd: set[str] = set()  # named in a list, and no address
+        self.is_listed = False  # whether a list of engines was ever had: only later changes of it are news
+
+    # Who is watched
+
+    def watch(self, targets: Sequence[Target]) -> None:
+        """From now on these and no others."""
+        wanted = {target.name: target for target in targets}
+        for name in [name for name, one in self._engines.items() if wanted.get(name) != one.target]:
+            self._leave(self._engines.pop(name))
+        for name, target in wanted.items():
+            if name not in self._engines:
+                self._begin(target)
+        self.is_listed = True
+
+    def _begin(self, target: Target) -> None:
+        try:
+            watcher = self._ports.watcher(target)
+        except PlimsollError as error:
+            # One odd entry of a list must not blind guard to the rest of the fleet.
+            if target.name not in self._odd:
+                self._odd.add(target.name)
+                self._tell(Told(self._ports.wall(), target.name, What.LISTED, f"cannot be watched: {error}"))
+            return
+        one = Watched(target, self._policy, watcher, self._ports.clock())
+        self._engines[target.name] = one
+        one.task = asyncio.create_task(self._run(one))
+        if self.is_listed:
+            self._tell(Told(self._ports.wall(), target.name, What.LISTED, "is watched from now on"))
+
+    def _leave(self, one: Watched) -> None:
+        self._closing.append(asyncio.ensure_future(_stopped(one)))
+        self._closing = [task for task in self._closing if not task.done()]
+        for told in one.teller.leave(self._ports.wall(), self._ports.clock(), one.conditions):
+            self._tell(told)
+
+    def views(self) -> list[EngineView]:
+        """Every engine as of now, by name."""
+        now_s = self._ports.clock()
+        return [self._engines[name].view(now_s) for name in sorted(self._engines)]
+
+    def view(self, name: str) -> EngineView | None:
+        """One of them, with its forecasts."""
+        one = self._engines.get(name)
+        return None if one is None else one.view(self._ports.clock())._replace(forecasts=one.forecasts())
+
+    def is_looking(self, within_s: float) -> bool:
+        """Whether a look has ended lately; with no engine to look at there is nothing to miss."""
+        return not self._engines or self._ports.clock() - self.last_look_s < within_s
+
+    def moment(self) -> Clock:
+        """Both clocks at once."""
+        return Clock(self._ports.clock(), self._ports.wall())
+
+    def firing(self) -> list[Told]:
+        """What holds now or is in doubt, as it would be told."""
+        wall, found = self._ports.wall(), []
+        for one in self._engines.values():
+            answer = one.judge.history.last_answer
+            found += [
+                Told(wall, one.target.name, What.BEGINS, condition.message, condition, finding(condition, answer))
+                for condition in one.conditions if condition.is_true
+            ]  # fmt: skip
+            found += [
+                Told(wall, one.target.name, What.UNKNOWN, condition.message, condition)
+                for condition in one.conditions if condition.kind in one.teller.doubted
+            ]  # fmt: skip
+            if one.teller.gone_since_s is not None:
+                found.append(Told(wall, one.target.name, What.UNREACHABLE, "does not answer"))
+        return found
+
+    # Looking
+
+    async def wait(self) -> None:
+        """Until every engine had its number of looks; for ever without one."""
+        while self._most_looks is None:
+            await asyncio.sleep(3600.0)
+        while left := [one.task for one in self._engines.values() if one.task is not None and not one.task.done()]:
+            await asyncio.wait(left)
+
+    async def close(self) -> None:
+        """Stop looking."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(2.0):
+                await asyncio.gather(*map(_stopped, self._engines.values()), *self._closing, return_exceptions=True)
+
+    async def _run(self, one: Watched) -> None:
+        every_s, clock, dice = self._policy.every_s, self._ports.clock, self._ports.dice
+        # Spread over the first interval, so that a fleet is not looked at all at once; a few are looked at right away.
+        await asyncio.sleep(dice() * every_s * min(1.0, len(self._engines) / 50))
+        due_s = clock()
+        while True:
+            async with self._slow if one.is_slow else self._quick:
+                await self._look(one)
+            if self._most_looks is not None and one.looks >= self._most_looks:
+                return
+            due_s = max(due_s + every_s * (0.975 + 0.05 * dice()), clock())
+            await asyncio.sleep(due_s - clock())
+
+    async def _look(self, one: Watched) -> None:
+        now_s, unix_s = self._ports.clock(), self._ports.wall()
+        try:
+            async with asyncio.timeout(LONGEST_LOOK_S):
+                look = await one.watcher.look(now_s, unix_s)
+        except TimeoutError:
+            look = Look(now_s, unix_s, Reach.SILENT, f"the look did not end within {LONGEST_LOOK_S:g} s")
+        except Exception as problem:  # whatever one engine does to us, the others are still watched
+            self.mistakes[f"look {type(problem).__name__}"] += 1
+            look = Look(now_s, unix_s, Reach.NONSENSE, f"a mistake of ours: {type(problem).__name__}")
+        one.look_s = self._ports.clock() - now_s
+        self.last_look_s = self._ports.clock()
+        try:
+            said = one.take(look)
+        except Exception as problem:  # the same; its conditions stay as they were, and the page shows the mistake
+            self.mistakes[f"judge {type(problem).__name__}"] += 1
+            return
+        for told in said:
+            self._tell(told)
+
+    def _tell(self, told: Told) -> None:
+        self.told += 1
+        self.changes.append(told)
+        self._ports.tell(told)
+
+
+async def _stopped(one: Watched) -> None:
+    if one.task is not None:
+        one.task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await one.task
+    await one.watcher.close()

@@ -1,0 +1,263 @@
+"""Puts guard together: who finds engines, who looks, who judges, who is told; and runs it until it is stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from plimsoll.actuators import guard_token
+from plimsoll.actuators.guard_server import GuardServer
+from plimsoll.actuators.lines_out import LinesOut
+from plimsoll.actuators.systemd_notify import Notifier
+from plimsoll.actuators.webhook import Counts, Webhook
+from plimsoll.cli.guard import Asked
+from plimsoll.cli.guard_api import Api
+from plimsoll.cli.guard_loop import Fleet, Ports
+from plimsoll.domain.finding import Severity
+from plimsoll.domain.look import Reach
+from plimsoll.errors import BadInput, PlimsollError, WorldFailed
+from plimsoll.guard.findings import severity_of
+from plimsoll.report.doctor import clean
+from plimsoll.report.guard import Told, What, alert, line_json, sentence, status_line
+from plimsoll.sources.discovery import FileSd, Finder, HttpSd, Pods, Target
+from plimsoll.sources.engine_canary import CanaryPlan
+from plimsoll.sources.engine_look import Watcher
+from plimsoll.sources.figures_page import LabelSets
+from plimsoll.sources.guard_config import Discover, GuardConfig
+from plimsoll.sources.http_get import address
+from plimsoll.sources.kubernetes_api import Cluster
+from plimsoll.sources.same_host import SameHost
+
+FILES_EVERY_S = 5.0
+STATUS_EVERY_S = 10.0
+LAST_WORDS_S = 5.0  # for notifications that wait when guard is stopped
+
+
+def watch(asked: Asked) -> int:
+    """Until it is stopped; the exit code."""
+    out = LinesOut()
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # each engine keeps a connection or two
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    try:
+        return asyncio.run(Daemon(asked, out).run())
+    finally:
+        out.close()
+
+
+class Lists:
+    """Where the engines are: those that were named, and what each finder last said."""
+
+    def __init__(self, config: GuardConfig) -> None:
+        self._config = config
+        self._found: dict[str, tuple[Target, ...]] = {}
+        self._troubles: dict[str, str] = {}
+        try:
+            self.finders = _finders(config.discover)
+        except BadInput as error:  # outside a cluster
+            raise config.refuse(str(error), "discover", "kubernetes") from None
+
+    async def ask(self, finder: Finder) -> None:
+        """Ask one; while it fails, what it said before holds, and the failure is said once."""
+        try:
+            self._found[finder.said] = await asyncio.to_thread(finder.find)
+            trouble = ""
+        except PlimsollError as error:
+            trouble = str(error)
+        if trouble and trouble != self._troubles.get(finder.said):
+            warn(f"{finder.said}: {trouble}; what is known stays")
+        self._troubles[finder.said] = trouble
+
+    def targets(self) -> list[Target]:
+        """All of them, each name and each address once."""
+        discover = self._config.discover
+        by_name = {target.name: target for target in self._config.engines}
+        urls = {target.url.rstrip("/") for target in self._config.engines}
+        for targets in self._found.values():
+            for target in targets:
+                url = target.url.rstrip("/")
+                if url not in urls:
+                    urls.add(url)
+                    name = clean(target.name) or address(url).shown
+                    name = name if name not in by_name else f"{name} {address(url).shown}"
+                    by_name[name] = target._replace(name=name, token=discover.token, canary_s=discover.canary_s)
+        return list(by_name.values())
+
+
+def _finders(discover: Discover) -> list[Finder]:
+    found: list[Finder] = [FileSd(pattern) for pattern in discover.file_sd]
+    found += [HttpSd(url) for url in discover.http_sd]
+    found += [Pods(discover.kubernetes, Cluster())] if discover.kubernetes is not None else []
+    return found
+
+
+class Daemon:
+    """One guard."""
+
+    def __init__(self, asked: Asked, out: LinesOut) -> None:
+        self._asked, self._out, self._config = asked, out, asked.config
+        self._labels = LabelSets()
+        self._fleet = Fleet(asked.policy, Ports(self._watcher, self._tell), looks=asked.looks)
+        self._lists = Lists(asked.config)
+        self._webhook = _webhook(asked.config.webhook)
+        self._alerts: dict[tuple[str, str], float] = {}  # what fires, and since when
+        self._systemd = Notifier()
+        self._server: GuardServer | None = None
+        self._own_token = ""
+
+    async def run(self) -> int:
+        """Until a signal, or until every engine had its looks."""
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for name in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(name, stop.set)
+        if self._asked.has_api:
+            await self._open_api()
+        await asyncio.gather(*(self._lists.ask(finder) for finder in self._lists.finders))
+        self._fleet.watch(self._lists.targets())
+        self._systemd.ready(status_line(self._fleet.views()))
+        jobs = [asyncio.create_task(job) for job in self._jobs()]
+        ended = [asyncio.create_task(stop.wait()), asyncio.create_task(self._fleet.wait()), asyncio.create_task(self._unread())]
+        try:
+            await asyncio.wait([*ended, *jobs], return_when=asyncio.FIRST_COMPLETED)
+            for job in jobs:
+                if job.done():
+                    job.result()  # none of them ends: it failed, and that is a mistake of ours
+        finally:
+            self._systemd.stopping()
+            code = self._code() if self._asked.looks is not None and not stop.is_set() else 0
+            for task in (*ended, *jobs):
+                task.cancel()
+            await self._close()
+        if code == 3:
+            raise WorldFailed("no engine answered")
+        return code
+
+    def _jobs(self) -> list[Coroutine[Any, Any, None]]:
+        jobs = [self._keep_status()] if self._systemd.is_there else []
+        jobs += [self._find_again(finder) for finder in self._lists.finders]
+        jobs += [self._webhook.run(), self._repeat()] if self._webhook is not None else []
+        return jobs
+
+    async def _close(self) -> None:
+        await self._fleet.close()
+        if self._webhook is not None:
+            await self._webhook.flush(LAST_WORDS_S)
+        if self._server is not None:
+            await self._server.close()
+            if self._own_token:
+                guard_token.forget(self._server.port, self._own_token)
+
+    def _code(self) -> int:
+        views = self._fleet.views()
+        if views and not any(view.look is not None and view.look.reach is Reach.ANSWERS for view in views):
+            held = any(view.holding for view in views)
+            return 1 if held else 3
+        return int(any(severity_of(one.kind) is not Severity.INFO for view in views for one in view.holding))
+
+    # Its parts
+
+    def _watcher(self, target: Target) -> Watcher:
+        canary = None if target.canary_s is None else CanaryPlan(target.canary_s, api_key=target.api_key)
+        return Watcher(
+            target.url, target.token, canary, gate_url=target.gate_url, labels=self._labels, same_host=_same_host(target.url)
+        )
+
+    async def _open_api(self) -> None:
+        api, token = self._config.api, self._config.api.token
+        own = "" if token is not None else secrets.token_urlsafe(32)
+        server = GuardServer(Api(self._fleet, time.time(), self._counts).answer, token or own, api.hosts)
+        try:
+            await server.open(api.host, api.port)
+            if own:  # only now: a port that is taken has a token of its own there
+                guard_token.keep(server.port, own)
+            self._server, self._own_token = server, own
+        except OSError as error:
+            await server.close()
+            reason = f"the API cannot be served at {api.host}:{api.port}: {error.strerror or error}"
+            if api.is_asked:
+                raise WorldFailed(reason) from None
+            warn(f"{reason}; it watches without one")
+
+    def _counts(self) -> Counts:
+        return Counts() if self._webhook is None else self._webhook.counts
+
+    async def _find_again(self, finder: Finder) -> None:
+        every_s = min(FILES_EVERY_S, self._config.discover.every_s) if isinstance(finder, FileSd) else None
+        while True:
+            await asyncio.sleep(every_s or self._config.discover.every_s)
+            await self._lists.ask(finder)
+            self._fleet.watch(self._lists.targets())
+
+    async def _keep_status(self) -> None:
+        """Tell systemd that guard lives, as long as it looks: a loop that runs and sees nothing is not alive."""
+        every_s = self._systemd.watchdog_s
+        while True:
+            await asyncio.sleep(STATUS_EVERY_S if every_s is None else min(every_s, STATUS_EVERY_S))
+            status = status_line(self._fleet.views())
+            if every_s is not None and self._fleet.is_looking(self._fleet.stale_after_s):
+                self._systemd.alive(status)
+            else:
+                self._systemd.status(status)
+
+    async def _unread(self) -> None:
+        """Until whoever read our lines has gone."""
+        while not self._out.is_gone:
+            await asyncio.sleep(0.2)
+
+    # Telling
+
+    def _tell(self, told: Told) -> None:
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(told.unix_s))
+        self._out.say(line_json(told) if self._asked.is_json else f"{stamp} {sentence(told)}")
+        self._notify([told])
+
+    async def _repeat(self) -> None:
+        """What still holds is sent again: a receiver that was restarted has forgotten it."""
+        while True:
+            await asyncio.sleep(self._config.repeat_s)
+            self._notify(self._fleet.firing())
+
+    def _notify(self, changes: Sequence[Told]) -> None:
+        if self._webhook is None:
+            return
+        alerts: list[Mapping[str, Any]] = []
+        for told in changes:
+            key = (told.engine, told.condition.kind if told.condition is not None else "")
+            starts = self._alerts.get(key, told.unix_s)
+            if told.what in (What.BEGINS, What.UNREACHABLE):
+                self._alerts[key] = starts
+            elif told.what in (What.OVER, What.REACHED) and self._alerts.pop(key, None) is None:
+                continue  # nobody was told that it began
+            found = alert(told, starts_unix_s=starts, lasts_s=3 * self._config.repeat_s)
+            alerts += [] if found is None else [found]
+        if alerts:
+            self._webhook.put(alerts)
+
+
+def _webhook(url: str | None) -> Webhook | None:
+    if url is None:
+        return None
+    where = address(url)
+    return Webhook(where.url, where.login)
+
+
+def warn(message: str) -> None:
+    """A line about guard itself, beside what it says of engines."""
+    with contextlib.suppress(OSError, ValueError):
+        print(f"plimsoll: {clean(message)[:1000]}", file=sys.stderr, flush=True)
+
+
+def _same_host(url: str) -> SameHost | None:
+    """What this machine itself knows of an engine on it."""
+    parts = urlsplit(url)
+    is_here = parts.hostname in ("localhost", "::1") or (parts.hostname or "").startswith("127.")
+    return SameHost(parts.port) if is_here and parts.port is not None else None

@@ -1,0 +1,182 @@
+"""usage: plimsoll guardctl status [ENGINE] [options]
+       plimsoll guardctl history [ENGINE] [options]
+
+Asks a running guard: what holds now and what to do about it, or what changed.
+
+  --at URL              guard's API; default: http://127.0.0.1:9790
+  --token-file FILE     its token; default: $PLIMSOLL_GUARD_TOKEN, else the one that a guard of this user left
+  --limit N             history: only the newest N changes; default: 50
+  --timeout S           how long it may take; default: 10
+  --json                what the API answered
+
+Exit codes: 0 nothing holds that matters, 1 something holds (status), 2 a word or the token is wrong, 3 guard does not answer.
+Read on: docs/guardctl.md
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import quote, urlencode, urlsplit
+
+from plimsoll.cli.output import show
+from plimsoll.doctor.trend_words import duration
+from plimsoll.errors import BadInput, WorldFailed
+
+USUAL = "http://127.0.0.1:9790"
+MOST_BYTES = 64 << 20
+LATER = ("pause", "resume", "drain", "undrain", "compact", "restart")
+_MARKS = {"answers": "", "refused": "nobody listens there", "silent": "does not answer", "nonsense": "answers nonsense"}
+
+
+def run(words: list[str]) -> int:
+    """One question to guard."""
+    if {"--help", "-h"} & set(words):
+        show(__doc__.rstrip() if __doc__ else "")
+        return 0
+    from plimsoll.cli.options import split_options
+
+    options = split_options(words, with_value=("--at", "--token-file", "--limit", "--timeout"), switches=("--json",))
+    rest = [*options.rest, *(options.verbatim or ())]
+    if not rest:
+        raise BadInput("say what: plimsoll guardctl status, or plimsoll guardctl history")
+    if rest[0] in LATER:
+        raise BadInput(f"guardctl {rest[0]} comes with a later release: guard only watches")
+    if rest[0] not in ("status", "history"):
+        raise BadInput(f"guardctl has no {rest[0][:40]!r}; it has: status, history")
+    if len(rest) > 2:
+        raise BadInput("one engine at most")
+    ask = Asker(options.values, os.environ)
+    engine = rest[1] if len(rest) == 2 else None
+    is_json = "--json" in options.switches
+    try:
+        if rest[0] == "status":
+            return _status(ask, engine, is_json=is_json)
+        return _history(ask, engine, options.values, is_json=is_json)
+    except (KeyError, TypeError, AttributeError):
+        raise WorldFailed("what answers there does not answer as this release's guard does") from None
+
+
+class Asker:
+    """Asks guard's API."""
+
+    def __init__(self, values: Mapping[str, str], environ: Mapping[str, str]) -> None:
+        from plimsoll.sources.http_get import address
+
+        self._where = address(values.get("--at", USUAL))
+        self._login = f"Bearer {_token(values, environ, self._where.url)}"
+        self._timeout_s = _number("--timeout", values.get("--timeout", "10"), 600)
+
+    def get(self, path: str) -> dict[str, Any]:
+        """One answer."""
+        from plimsoll.sources import http_get
+
+        base = urlsplit(self._where.url).path.rstrip("/")
+        bare, _, query = path.partition("?")
+        where = self._where.at(base + bare, query)._replace(login=self._login)
+        reply = http_get.get(where, most_bytes=MOST_BYTES, timeout_s=self._timeout_s)
+        try:
+            body = json.loads(reply.body)
+        except (ValueError, RecursionError):
+            body = None
+        said = str(body.get("error", ""))[:300] if isinstance(body, dict) else ""
+        if reply.status in (400, 401, 404, 421) and said:
+            raise BadInput(f"{where.shown}: {said}")
+        if reply.status != 200 or not isinstance(body, dict) or body.get("schema") != "plimsoll.guard/1":
+            raise WorldFailed(f"{where.shown}: answers {reply.status}, and not as guard does")
+        return body
+
+
+def _token(values: Mapping[str, str], environ: Mapping[str, str], url: str) -> str:
+    from plimsoll.actuators import guard_token
+    from plimsoll.sources.guard_config import read_token
+
+    if "--token-file" in values:
+        return read_token(values["--token-file"])
+    if environ.get("PLIMSOLL_GUARD_TOKEN"):
+        return environ["PLIMSOLL_GUARD_TOKEN"]
+    parts = urlsplit(url)
+    left = guard_token.place(parts.port or 80, environ)
+    if parts.hostname not in ("127.0.0.1", "localhost", "::1") or left is None or not left.exists():
+        raise BadInput("no token: give --token-file FILE or $PLIMSOLL_GUARD_TOKEN (no guard of this user left one there)")
+    return read_token(str(left))
+
+
+def _number(name: str, text: str, most: int) -> int:
+    if not text.isascii() or not text.isdigit() or len(text) > 9 or not 0 < int(text) <= most:
+        raise BadInput(f"{name} {text[:40]!r} is not a whole number from 1 to {most}")
+    return int(text)
+
+
+def _status(ask: Asker, engine: str | None, *, is_json: bool) -> int:
+    if engine is not None:
+        body = ask.get(f"/engines/{quote(engine)}")
+        one = body["engine"]
+        show(json.dumps(body, indent=2, ensure_ascii=False) if is_json else "\n".join([*_engine(one), *_detail(one)]))
+        return int(_matters(one["findings"]))
+    body, findings = ask.get("/engines"), ask.get("/findings")["findings"]
+    if is_json:
+        show(json.dumps({**body, "findings": findings}, indent=2, ensure_ascii=False))
+    else:
+        lines = [line for one in body["engines"] for line in _engine(one)]
+        lines += [line for one in findings for line in ["", *_finding(one, f"{_plain(one['engine'])}: ")]]
+        show("\n".join([_plain(body["status"]), *lines]))
+    return int(_matters(findings))
+
+
+def _matters(findings: Sequence[Mapping[str, Any]]) -> bool:
+    return any(one["severity"] != "info" for one in findings)
+
+
+def _engine(one: Mapping[str, Any]) -> list[str]:
+    version = f"vLLM {one['vllm']}" if one["vllm"] else "version not known"
+    age = "not looked at yet" if one["look_age_s"] is None else f"looked at {one['look_age_s']:.0f} s ago"
+    mark = _MARKS.get(str(one["reach"]), "")
+    state = ", ".join(one["holds"]) or mark or ("well" if one["reach"] else "")
+    return [f"  {_plain(one['name']):30} {_plain(state):20} {_plain(version)}, {age}"]
+
+
+def _detail(one: Mapping[str, Any]) -> list[str]:
+    lines = [line for found in one["findings"] for line in ["", *_finding(found, "")]]
+    for status, heading in (("true", "holds"), ("unknown", "not known"), ("false", "does not hold")):
+        rows = [row for row in one["conditions"] if row["status"] == status]
+        lines += ["", f"{heading}:"] if rows else []
+        lines += [f"  {_plain(row['kind']):12} {_plain(row['message'])}" for row in rows]
+    lines += [""] if one["forecasts"] else []
+    for name, found in one["forecasts"].items():
+        why = found["unknown"]
+        when = [duration(found[key] or 0.0) for key in ("likely_s", "soonest_s", "latest_s")]
+        said = f"none: {_plain(why)}" if why else f"in {when[0]} ({when[1]} to {when[2]})"
+        lines.append(f"runs out of {_plain(name)} memory: {said}")
+    return lines
+
+
+def _finding(one: Mapping[str, Any], before: str) -> list[str]:
+    lines = [f"{before}{one['code']} ({one['severity']}): {_plain(one['title'])}", f"  why     {_plain(one['because'])}"]
+    does = [f"{_plain(row['do'])}: {_plain(row['why'])}" for row in one["remedy"]]
+    for word, texts in (("do", does), ("no use", one["not_a_remedy"])):
+        lines += [f"  {word if place == 0 else '':7} {_plain(text)}" for place, text in enumerate(texts)]
+    return [*lines, f"  read on plimsoll doctor --explain {one['code']}"]
+
+
+def _history(ask: Asker, engine: str | None, values: Mapping[str, str], *, is_json: bool) -> int:
+    query = {"limit": str(_number("--limit", values.get("--limit", "50"), 1_000))}
+    query |= {"engine": engine} if engine is not None else {}
+    body = ask.get(f"/history?{urlencode(query)}")
+    if is_json:
+        show(json.dumps(body, indent=2, ensure_ascii=False))
+        return 0
+    rows = [f"{_stamp(row['at'])} {_plain(row['sentence'])}" for row in body["changes"]]
+    show("\n".join(rows) or "nothing has changed since guard began")
+    return 0
+
+
+def _stamp(unix_s: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_s))
+
+
+def _plain(text: object) -> str:
+    return "".join(letter if letter.isprintable() else "?" for letter in str(text))

@@ -1,0 +1,73 @@
+"""What one look holds, as numbers by name: every figure that can be one, and nothing else."""
+
+from __future__ import annotations
+
+import math
+
+from plimsoll.domain.look import Look, Worker
+
+COUNTERS = ("steps", "preemptions", "prompt_tokens", "generation_tokens", "success", "prefix_queries", "prefix_hits")
+GAUGES = ("running", "waiting", "kv_cache_usage")
+WORKERS = ("held", "releasable", "device_free", "by_others", "retries", "ooms", "host_resident")
+OWN = ("expected_wait", "engine_requests", "in_flight", *WORKERS)
+FINE = (*COUNTERS, *GAUGES, *OWN)
+_PAGE = (*COUNTERS, *GAUGES)
+_MOST = 1e18
+
+
+def values_of(look: Look, is_whole: bool) -> dict[str, float]:  # noqa: FBT001
+    """Every figure that is a number such a figure can be. `is_whole`: all workers are there, so that they can be added up."""
+    figures = look.figures
+    found: dict[str, float] = {}
+    for name in _PAGE:
+        value = figures.get(name)
+        if value is not None:
+            found[name] = value
+    gate = look.gate
+    if gate is not None:
+        found["engine_requests"], found["in_flight"] = gate.engine_requests, gate.in_flight
+        if gate.expected_wait_s is not None:
+            found["expected_wait"] = gate.expected_wait_s
+    if is_whole:
+        _add_workers(look.workers, found)
+    if "host_resident" in figures and not look.workers:
+        found["host_resident"] = figures["host_resident"]
+    wrong = [name for name, value in found.items() if not 0.0 <= value < _MOST]
+    for name in wrong:
+        del found[name]
+    return found
+
+
+def _add_workers(workers: tuple[Worker, ...], found: dict[str, float]) -> None:
+    """Sums over all of them, and the least that is free; a sum that one cannot be added to is not known."""
+    sums = dict.fromkeys(("held", "releasable", "retries", "ooms", "by_others", "host_resident"), 0.0)
+    free = math.inf
+    for one in workers:
+        held = None if one.allocated is None or one.unreleasable is None else one.allocated + one.unreleasable
+        for name, value in (
+            ("held", held), ("releasable", one.releasable), ("retries", one.retries), ("ooms", one.ooms),
+            ("by_others", one.by_others), ("host_resident", one.host_resident),
+        ):  # fmt: skip
+            sums[name] = math.nan if value is None else sums[name] + value
+        free = math.nan if one.device_free is None or free != free else min(free, one.device_free)
+    found.update({name: value for name, value in sums.items() if value == value})
+    if free == free:
+        found["device_free"] = free
+
+
+def work_of(look: Look) -> float | None:
+    """Requests that are with the engine: the gate's own count, else what the page says; None if neither tells."""
+    if look.gate is not None:
+        return look.gate.engine_requests
+    running, waiting = look.figures.get("running"), look.figures.get("waiting")
+    return None if running is None or waiting is None else running + waiting
+
+
+def changes(before: Look, now: Look) -> str:
+    """What is another one after a restart, in words."""
+    parts = []
+    if before.vllm and now.vllm and before.vllm != now.vllm:
+        parts.append(f"vLLM {before.vllm} became {now.vllm}")
+    names = sorted(name for name in before.config.keys() & now.config.keys() if before.config[name] != now.config[name])
+    parts += [f"{name} {before.config[name]} became {now.config[name]}" for name in names[:6]]
+    return "; ".join(parts)

@@ -1,0 +1,74 @@
+"""One engine's conditions, from look to look. Pure: what was seen, the policy and the time go in, judgements come out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from plimsoll.domain.condition import Condition
+from plimsoll.domain.look import Look
+from plimsoll.guard import card, life, load, memory
+from plimsoll.guard.grades import Grade
+from plimsoll.guard.history import History
+from plimsoll.guard.policy import GRADES, Policy
+from plimsoll.guard.tracker import Seen, Tracker
+
+Question = Callable[[History, Policy, float], Seen]
+QUESTIONS: tuple[tuple[str, Question], ...] = (
+    ("dead", life.dead), ("wedged", life.wedged), ("hung", life.hung), ("saturated", load.saturated), ("storm", load.storm),
+    ("backlog", load.backlog), ("retries", memory.retries), ("growth", memory.held_growth), ("exhausted", memory.exhausted),
+    ("slack", memory.slack), ("neighbour", memory.neighbour), ("host", memory.host_growth), ("card", card.sick),
+    ("prefix", load.low_hits), ("loop", life.crash_loop), ("changed", life.changed),
+)  # fmt: skip
+
+
+class Change(NamedTuple):
+    """A condition that is another one than at the last look."""
+
+    engine: str
+    condition: Condition
+    grade: Grade
+
+    def __str__(self) -> str:
+        return f"{self.engine}: {self.condition}"
+
+
+class Judge:
+    """Of one engine."""
+
+    def __init__(self, engine: str, policy: Policy) -> None:
+        self.engine = engine
+        self.policy = policy
+        self.history = History(policy.every_s)
+        every = policy.every_s
+        self._trackers = {
+            kind: Tracker(kind, policy.number(kind, "for"), policy.number(kind, "clear"), every, is_strict=kind in GRADES)
+            for kind, _ in QUESTIONS
+        }
+        self._rules = {rule.name: Tracker(rule.name, rule.for_s, rule.clear_s, every) for rule in policy.rules}
+
+    @property
+    def conditions(self) -> tuple[Condition, ...]:
+        """All of them as of the last look."""
+        return tuple(tracker.condition for tracker in (*self._trackers.values(), *self._rules.values()))
+
+    def see(self, look: Look) -> tuple[Change, ...]:
+        """What this look changes; one that is not later than the last changes nothing."""
+        if not self.history.add(look):
+            return ()
+        now_s, history, policy = look.at_s, self.history, self.policy
+        changed = [
+            tracker
+            for (_, question), tracker in zip(QUESTIONS, self._trackers.values(), strict=True)
+            if tracker.note(question(history, policy, now_s), now_s)
+        ]
+        for rule in policy.rules:
+            tracker = self._rules[rule.name]
+            if tracker.note(load.own_rule(rule, history), now_s):
+                changed.append(tracker)
+        return tuple(Change(self.engine, one.condition, GRADES.get(one.kind, Grade.ADVICE)) for one in changed)
+
+
+def acting(judge: Judge) -> tuple[Condition, ...]:
+    """The conditions that hold and could lead to an action."""
+    return tuple(one for one in judge.conditions if one.is_true and GRADES.get(one.kind, Grade.ADVICE).is_action)

@@ -1,0 +1,150 @@
+"""Whether memory runs out: retries, growth that nothing gives back, too little left, a neighbour in need, the host."""
+
+from __future__ import annotations
+
+from plimsoll.doctor.trend_growth import SPAN_LEAST_S, Forecast, Growth, forecast, growth
+from plimsoll.doctor.trend_words import rate
+from plimsoll.domain.condition import Status
+from plimsoll.domain.finding import Evidence
+from plimsoll.domain.units import format_gib
+from plimsoll.domain.unknown import Unknown
+from plimsoll.guard.history import History
+from plimsoll.guard.policy import Policy
+from plimsoll.guard.tracker import Seen, no, unknown, yes
+
+LATELY_S = 1_800.0
+CAME_S = 1_500.0
+WINDOWS = ((0, 2), (150, 5), (720, 15))  # coarse points (none: the last half hour), and how many new ones until it is due
+NO_PROBE = "no probe tells of the worker's memory: start vLLM with --worker-extension-cls plimsoll.inside.Probe"
+
+
+def retries(history: History, policy: Policy, now_s: float) -> Seen:
+    """Allocations that failed at first: torch gave its cache back and tried again. The leading sign of real trouble."""
+    del now_s
+    return _retries(history, policy, policy.number("retries", "least"))
+
+
+def _retries(history: History, policy: Policy, least: float) -> Seen:
+    over_s = policy.number("retries", "over")
+    if isinstance(history.now("retries"), Unknown):
+        return unknown("NoProbe", NO_PROBE)
+    rose = history.rise_within("retries", over_s)
+    text = f"{rose:.0f} allocations failed at first in the last {over_s / 60:.0f} min"
+    if rose >= least:
+        return yes("AllocationsFail", text, Evidence("plimsoll_torch_num_alloc_retries", f"+{rose:.0f}"))
+    return no("NoRetries", text)
+
+
+def held_growth(history: History, policy: Policy, now_s: float) -> Seen:
+    """What torch holds and cannot give back grows and goes on growing; a staircase that has ended does not."""
+    del now_s
+    grown = _grown(history, "held", policy.number("growth", "least"))
+    if isinstance(grown, Unknown):
+        return unknown("NotLongEnough", grown.reason)
+    if grown is None:
+        return no("Level", "what torch holds does not grow")
+    text = f"grows by {rate(grown)}, seen over {grown.span_s / 3600:.1f} h"
+    return yes("Grows", f"memory that nothing gives back {text}", Evidence("held", text))
+
+
+def exhausted(history: History, policy: Policy, now_s: float) -> Seen:
+    """Both: growth that nothing gives back, and an allocation that failed already. Only a restart helps, and soon."""
+    failing = _retries(history, policy, policy.number("exhausted", "least"))
+    if failing.status is not Status.TRUE:
+        return failing._replace(evidence=())
+    growing = held_growth(history, policy, now_s)
+    if growing.status is not Status.TRUE:
+        return growing
+    return yes("GrowsAndFails", f"{growing.message}; {failing.message}", *growing.evidence, *failing.evidence)
+
+
+def slack(history: History, policy: Policy, now_s: float) -> Seen:
+    """Little of the device is free, and little could be given back."""
+    del now_s
+    free, releasable = history.now("device_free"), history.now("releasable")
+    if isinstance(free, Unknown) or isinstance(releasable, Unknown):
+        return unknown("NoProbe", NO_PROBE)
+    least = policy.number("slack", "least")
+    text = f"{format_gib(int(free))} free, {format_gib(int(releasable))} could be given back"
+    if free + releasable < least:
+        return yes("Thin", f"little is left on the device: {text}", Evidence("device", text))
+    return no("Room", text)
+
+
+def neighbour(history: History, policy: Policy, now_s: float) -> Seen:
+    """Something outside torch has come and needs memory, and torch holds much that it does not use."""
+    del now_s
+    readings = {name: history.now(name) for name in ("device_free", "releasable", "by_others")}
+    for reading in readings.values():
+        if isinstance(reading, Unknown):
+            return unknown("NoProbe", NO_PROBE)
+    free, releasable, others = (float(value) for value in readings.values() if not isinstance(value, Unknown))
+    text = f"others hold {format_gib(int(others))}, {format_gib(int(free))} free, {format_gib(int(releasable))} unused by torch"
+    if free >= policy.number("neighbour", "free") or releasable < policy.number("neighbour", "releasable"):
+        return no("Room", text)
+    least = policy.number("neighbour", "came")
+    came = others - min(history.since("by_others", CAME_S).values, default=others) if others >= least else 0.0
+    if came < least:
+        return no("NobodyCame", text)
+    return yes("NeighbourInNeed", f"another process took {format_gib(int(came))}: {text}", Evidence("device", text))
+
+
+def host_growth(history: History, policy: Policy, now_s: float) -> Seen:
+    """Host memory that grows and goes on growing."""
+    del now_s
+    grown = _grown(history, "host_resident", policy.number("host", "least"))
+    if isinstance(grown, Unknown):
+        return unknown("NotLongEnough", grown.reason)
+    if grown is None:
+        return no("Level", "its host memory does not grow")
+    text = f"grows by {rate(grown)}, seen over {grown.span_s / 3600:.1f} h"
+    return yes("Grows", f"host memory {text}", Evidence("host_resident", text))
+
+
+def device_forecast(history: History, policy: Policy) -> Forecast | Unknown:
+    """When growth has taken what is free and what could be given back."""
+    grown = _grown(history, "held", policy.number("growth", "least"))
+    free, releasable = history.now("device_free"), history.now("releasable")
+    if grown is None or isinstance(grown, Unknown) or isinstance(free, Unknown) or isinstance(releasable, Unknown):
+        return Unknown("no growth is seen" if grown is None else "too little is known")
+    return forecast(grown, grown.level + free + releasable) or Unknown("it would be a guess")
+
+
+def host_forecast(history: History, policy: Policy) -> Forecast | Unknown:
+    """When growth has taken the host's memory."""
+    grown = _grown(history, "host_resident", policy.number("host", "least"))
+    last = history.last
+    limits = [] if last is None else [worker.host_limit for worker in last.workers if worker.host_limit]
+    if last is not None and last.figures.get("host_limit", 0.0) > 0:
+        limits.append(last.figures["host_limit"])
+    if grown is None or isinstance(grown, Unknown) or not limits:
+        return Unknown("no growth is seen" if grown is None else "no limit is known")
+    return forecast(grown, min(limits)) or Unknown("it would be a guess")
+
+
+def _grown(history: History, name: str, least: float) -> Growth | Unknown | None:
+    """Growth over the last half hour, five hours or day, whichever shows it first."""
+    if isinstance(history.now(name), Unknown):
+        return Unknown(NO_PROBE if name == "held" else f"{name} is not known now")
+    for points, often in WINDOWS:
+        # Looking for it is dear, and over a long time little changes from one coarse point to the next.
+        stamp, found = history.memo.get((name, points), (-often, None))
+        if history.points - stamp >= often:
+            found = _look_for_growth(history, name, points, least)
+            history.memo[name, points] = history.points, found
+        if isinstance(found, Growth | Unknown):
+            return found
+    return None
+
+
+def _look_for_growth(history: History, name: str, points: int, least: float) -> Growth | Unknown | None:
+    found = history.long(name, points) if points else history.since(name, LATELY_S)
+    if not points and found.span_s < SPAN_LEAST_S:
+        return Unknown(f"seen for {found.span_s / 60:.0f} min; growth needs 20 at least")
+    # It takes the median of all slopes in the last half, which is at most eight times the range there by the whole time: with
+    # a smaller range there is no need to look closer. A third instead of a half is beyond doubt about where the half begins.
+    later = found.values[len(found.values) // 3 :]
+    if not later or max(later) - min(later) < least / 8:
+        return None
+    load = history.long("running", points) if points else history.since("running", LATELY_S)
+    return growth(found.times, found.values, least=least, load=load if load.times else None)

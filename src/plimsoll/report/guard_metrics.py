@@ -1,0 +1,84 @@
+"""Guard's own page of metrics, in Prometheus's text form."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from plimsoll.domain.condition import Status
+from plimsoll.guard.findings import code_of
+from plimsoll.guard.policy import GRADES
+from plimsoll.report.guard import EngineView
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_VALUES = {Status.TRUE: 1.0, Status.FALSE: 0.0, Status.UNKNOWN: math.nan}
+
+
+def page(
+    views: Sequence[EngineView],
+    *,
+    version: str,
+    started_unix_s: float,
+    notifications: Mapping[str, int],
+    told: int,
+    mistakes: Mapping[str, int],
+) -> str:
+    """All of it."""
+    lines = [
+        *_metric("build_info", "gauge", "Always 1, with guard's version.", [({"version": version}, 1.0)]),
+        *_metric("start_time_seconds", "gauge", "When guard began, on the wall's clock.", [({}, started_unix_s)]),
+        *_metric("engines", "gauge", "Engines that are watched.", [({}, float(len(views)))]),
+        *_metric("changes_total", "counter", "Changes that were told.", [({}, float(told))]),
+        *_metric("looks_total", "counter", "Looks at an engine.", [({"engine": v.name}, float(v.looks)) for v in views]),
+        *_metric(
+            "look_failures_total", "counter", "Looks that brought no figures, by what became of them.",
+            [({"engine": v.name, "reach": reach}, float(n)) for v in views for reach, n in sorted(v.failures.items())],
+        ),
+        *_metric(
+            "look_age_seconds", "gauge", "How long ago the last look began; NaN before the first.",
+            [({"engine": v.name}, math.nan if v.look_age_s is None else v.look_age_s) for v in views],
+        ),
+        *_metric(
+            "look_duration_seconds", "gauge", "How long the last look took; NaN before the first.",
+            [({"engine": v.name}, math.nan if v.look_s is None else v.look_s) for v in views],
+        ),
+        *_metric(
+            "condition", "gauge", "1 if it holds, 0 if not, NaN if it is not known.",
+            [
+                ({"engine": v.name, "condition": c.kind, "code": str(code_of(c.kind) or ""),
+                  "grade": str(GRADES.get(c.kind, "advice"))}, _VALUES[c.status])
+                for v in views for c in v.conditions
+            ],
+        ),
+        *_metric(
+            "notifications_total", "counter", "Notifications by what became of them; a try that failed is made again.",
+            [({"outcome": name}, float(count)) for name, count in notifications.items() if name != "waiting"],
+        ),
+        *_metric(
+            "notifications_waiting", "gauge", "Notifications that wait to be sent.",
+            [({}, float(notifications.get("waiting", 0)))],
+        ),
+        *_metric(
+            "mistakes_total", "counter", "Mistakes of guard's own that were caught, by where and what.",
+            [({"kind": name}, float(count)) for name, count in sorted(mistakes.items())],
+        ),
+    ]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def _metric(name: str, kind: str, says: str, samples: Sequence[tuple[Mapping[str, str], float]]) -> Iterator[str]:
+    if not samples:
+        return
+    yield f"# HELP plimsoll_guard_{name} {says}"
+    yield f"# TYPE plimsoll_guard_{name} {kind}"
+    for labels, value in samples:
+        inner = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
+        yield f"plimsoll_guard_{name}{f'{{{inner}}}' if inner else ''} {_number(value)}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _number(value: float) -> str:
+    return "NaN" if math.isnan(value) else repr(value)

@@ -1,0 +1,161 @@
+"""Guard's API as an OpenAPI document; the tests hold every answer against it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from plimsoll.domain.finding import Code, Severity
+from plimsoll.domain.look import Reach
+from plimsoll.guard.grades import Grade
+from plimsoll.report.guard import SCHEMA, What
+
+_TEXT = {"type": "string"}
+_MAYBE_TEXT = {"type": ["string", "null"]}
+_MAYBE_NUMBER = {"type": ["number", "null"]}
+_COUNT = {"type": "integer", "minimum": 0}
+_TEXTS = {"type": "array", "items": _TEXT}
+
+
+def _object(properties: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"type": "object", "required": list(properties), "properties": properties, "additionalProperties": False, **more}
+
+
+def _ref(name: str) -> dict[str, str]:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def _list(name: str) -> dict[str, Any]:
+    return {"type": "array", "items": _ref(name)}
+
+
+def _whole(properties: dict[str, Any]) -> dict[str, Any]:
+    return _object({"schema": {"const": SCHEMA}, **properties})
+
+
+_FINDING = {
+    "code": {"enum": [str(code) for code in Code]},
+    "severity": {"enum": [str(one) for one in Severity]},
+    "confidence": {"type": "number", "minimum": 0, "maximum": 1},
+    "title": _TEXT,
+    "because": _TEXT,
+    "evidence": {
+        "type": "array",
+        "items": _object({"source": _TEXT, "line": {"type": ["integer", "null"]}, "text": _TEXT}),
+    },
+    "remedy": {"type": "array", "items": _object({"do": _TEXT, "why": _TEXT, "flag": _MAYBE_TEXT, "value": _MAYBE_TEXT})},
+    "not_a_remedy": _TEXTS,
+}
+_ENGINE = {
+    "name": _TEXT,
+    "url": _TEXT,
+    "reach": {"enum": [*(str(one) for one in Reach), None]},
+    "why": _TEXT,
+    "vllm": _MAYBE_TEXT,
+    "look_age_s": _MAYBE_NUMBER,
+    "looks": _COUNT,
+    "failures": _COUNT,
+    "holds": _TEXTS,
+    "unknown": _TEXTS,
+}
+_CONDITION = {
+    "engine": _TEXT,
+    "kind": _TEXT,
+    "code": {"enum": [*(str(code) for code in Code), None]},
+    "severity": {"enum": [str(one) for one in Severity]},
+    "grade": {"enum": [str(one) for one in Grade]},
+    "status": {"enum": ["true", "false", "unknown"]},
+    "reason": _TEXT,
+    "message": _TEXT,
+    "since": _MAYBE_NUMBER,
+    "for_s": _MAYBE_NUMBER,
+    "evidence": {"type": "array", "items": _object({"source": _TEXT, "text": _TEXT})},
+}
+_CHANGE = {
+    "at": {"type": "number"},
+    "engine": _TEXT,
+    "what": {"enum": [str(one) for one in What]},
+    "kind": _MAYBE_TEXT,
+    "code": {"enum": [*(str(code) for code in Code), None]},
+    "grade": {"enum": [*(str(one) for one in Grade), None]},
+    "reason": _MAYBE_TEXT,
+    "sentence": _TEXT,
+    "finding": {"oneOf": [_ref("Finding"), {"type": "null"}]},
+}
+_FORECAST = {"unknown": _MAYBE_TEXT, "soonest_s": _MAYBE_NUMBER, "likely_s": _MAYBE_NUMBER, "latest_s": _MAYBE_NUMBER}
+_DETAIL = {
+    **_ENGINE,
+    "figures": {"type": "object", "additionalProperties": _MAYBE_NUMBER},
+    "gate": {"type": ["object", "null"]},
+    "workers": {"type": "array", "items": {"type": "object"}},
+    "cards": {"type": "array", "items": {"type": "object"}},
+    "conditions": _list("Condition"),
+    "findings": _list("Finding"),
+    "forecasts": {"type": "object", "additionalProperties": _ref("Forecast")},
+}
+_SCHEMAS = {
+    "Health": _object({"status": _TEXT}),
+    "Error": _object({"error": _TEXT}),
+    "Finding": _object(_FINDING),
+    "EngineFinding": _object({"engine": _TEXT, **_FINDING}),
+    "Engine": _object(_ENGINE),
+    "EngineDetail": _object(_DETAIL),
+    "Condition": _object(_CONDITION),
+    "Change": _object(_CHANGE),
+    "Forecast": _object(_FORECAST),
+    "Engines": _whole({"status": _TEXT, "engines": _list("Engine")}),
+    "OneEngine": _whole({"engine": _ref("EngineDetail")}),
+    "Conditions": _whole({"conditions": _list("Condition")}),
+    "Findings": _whole({"findings": _list("EngineFinding")}),
+    "History": _whole({"told": _COUNT, "changes": _list("Change")}),
+}
+
+
+def _get(summary: str, schema: str | None, *parameters: dict[str, Any], content: str = "application/json") -> dict[str, Any]:
+    body: dict[str, Any] = {"type": "string"} if content.startswith("text/") else {"type": "object"}
+    answers: dict[str, Any] = {
+        "200": {"description": summary, "content": {content: {"schema": body if schema is None else _ref(schema)}}}
+    }
+    for status, says in (("400", "not a question"), ("401", "no token"), ("404", "not there"), ("421", "a foreign Host")):
+        answers[status] = {"description": says, "content": {"application/json": {"schema": _ref("Error")}}}
+    found: dict[str, Any] = {"summary": summary, "responses": answers}
+    return {"get": {**found, "parameters": list(parameters)} if parameters else found}
+
+
+def _query(name: str, says: str) -> dict[str, Any]:
+    return {"name": name, "in": "query", "required": False, "description": says, "schema": {"type": "string"}}
+
+
+_BY_ENGINE = _query("engine", "only this one")
+
+
+def document(version: str) -> dict[str, Any]:
+    """The whole document, OpenAPI 3.1."""
+    health = _get("whether guard itself looks", "Health")
+    health["get"]["security"] = []
+    health["get"]["responses"]["503"] = {
+        "description": "it does not", "content": {"application/json": {"schema": _ref("Health")}}
+    }  # fmt: skip
+    name = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "plimsoll guard", "version": version, "description": "What guard sees and how it judges it. It only reads."
+        },
+        "security": [{"token": []}],
+        "paths": {
+            "/healthz": health,
+            "/engines": _get("every engine, in short", "Engines"),
+            "/engines/{name}": _get("one engine, with all that is known of it", "OneEngine", name),
+            "/conditions": _get(
+                "every condition", "Conditions", _BY_ENGINE, _query("kind", "only these"), _query("status", "by status")
+            ),
+            "/findings": _get("what holds, with evidence and remedy", "Findings", _BY_ENGINE),
+            "/history": _get("the last 1,000 changes", "History", _BY_ENGINE, _query("limit", "only so many, the newest")),
+            "/metrics": _get("guard's own metrics", None, content="text/plain"),
+            "/openapi.json": _get("this document", None),
+        },
+        "components": {
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+            "schemas": _SCHEMAS,
+        },
+    }  # fmt: skip

@@ -1,0 +1,294 @@
+"""Looks at one engine over HTTP: its page, its health, the gate's words where there is one, and a test request now and then.
+
+A look always ends in time and never raises. What could not be had is absent, and `reach` says what became of the page.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from plimsoll.domain.look import Canary, Gate, Look, Reach, Worker
+from plimsoll.engine.versions import Engine, engine_named
+from plimsoll.errors import BadInput, TooLarge
+from plimsoll.sources.engine_canary import CanaryAsker, CanaryPlan
+from plimsoll.sources.engine_http import Client, bearer
+from plimsoll.sources.figures_page import LabelSets, PageFigures, PageReader
+from plimsoll.sources.http_answer import Missed, nonsense
+from plimsoll.sources.same_host import SameHost
+
+ASK_AGAIN_S = 300.0
+SMALL_MAX = 64 << 10
+MEMORY_MAX = 4 << 20  # 3 KiB a worker
+WORKERS_MAX = 1024
+DEAD = 503
+
+
+class Limits(NamedTuple):
+    """What a look may take."""
+
+    look_s: float = 4.0  # all of it
+    page_s: float = 3.0
+    small_s: float = 1.5  # every other question
+    page_bytes: int = 8 << 20  # a page of 64 ranks has 3 MiB
+
+
+class _Question:
+    """Something not every server answers: asked at every look once it was answered, else every five minutes."""
+
+    def __init__(self) -> None:
+        self.is_answered = False
+        self._next_s = -math.inf
+
+    def is_due(self, now_s: float) -> bool:
+        return self.is_answered or now_s >= self._next_s
+
+    def note(self, now_s: float, *, is_answered: bool) -> None:
+        self.is_answered = is_answered
+        self._next_s = now_s + ASK_AGAIN_S
+
+
+class Watcher:
+    """Of one engine. Several may share what they know about labels; each has connections of its own."""
+
+    def __init__(
+        self,
+        url: str,
+        token: str | None = None,
+        canary: CanaryPlan | None = None,
+        *,
+        gate_url: str | None = None,
+        labels: LabelSets | None = None,
+        limits: Limits | None = None,
+        same_host: SameHost | None = None,
+    ) -> None:
+        """`token` is the gate's; `gate_url` is where it has a port of its own: http://HOST:PORT or unix:/PATH.
+
+        BadInput if an address or the token is none.
+        """
+        base = url.strip().rstrip("/").removesuffix("/metrics")
+        self.limits = limits or Limits()
+        self.gate_note = ""  # why there are no words of the gate, where that is known
+        self._client = Client(base)
+        self._gate_client = Client(gate_url) if gate_url else self._client
+        self._canary = CanaryAsker(base, canary) if canary is not None else None
+        self._auth = {} if token is None else bearer(token)
+        self._labels = labels or LabelSets()
+        self._same_host = same_host
+        self._started: float | None = None
+        self._version: str | None = None
+        self._engine: Engine | None = None
+        self._forget()
+
+    @property
+    def shown(self) -> str:
+        """Its address, without what is secret in it."""
+        return self._client.shown
+
+    async def look(self, now_s: float, unix_s: float) -> Look:
+        """One look; what it takes is limited, whatever the server does."""
+        end_s = asyncio.get_running_loop().time() + self.limits.look_s
+        page: PageFigures | None = None
+        reach, why = Reach.ANSWERS, ""
+        try:
+            page = await self._page()
+        except Missed as error:
+            reach, why = error.reach, error.why
+        except TooLarge as error:
+            reach, why = Reach.NONSENSE, f"shows {error}"
+        except BadInput:
+            reach, why = Reach.NONSENSE, "answers /metrics with something that is no page of metrics"
+        if reach is Reach.REFUSED:
+            self._forget()
+            return Look(now_s, unix_s, reach, why, canary=self._last_canary())
+        health = await self._health(end_s, is_page=page is not None)
+        if page is None:
+            return Look(now_s, unix_s, reach, why, health, canary=self._last_canary())
+        if page.started_unix_s != self._started:
+            self._forget()
+            self._started = page.started_unix_s
+        await self._ask_version(now_s, end_s)
+        gate, workers = await self._ask_gate(now_s, end_s)
+        is_paused = await self._ask_paused(now_s, end_s)
+        if self._canary is not None and not _rests(page, gate, is_paused=is_paused):
+            self._canary.begin(now_s, page.model)
+        look = Look(
+            now_s, unix_s, reach, "", health, page.figures, page.started_unix_s, self._version, page.config, gate,
+            workers or page.workers, (), self._last_canary(), is_paused,
+        )  # fmt: skip
+        return look if self._same_host is None else self._same_host.add_to(look)
+
+    async def close(self) -> None:
+        """Hang up."""
+        if self._canary is not None:
+            await self._canary.close()
+        self._client.close()
+        self._gate_client.close()
+
+    def _forget(self) -> None:
+        """Another process may answer now: what the last one could do says nothing about it."""
+        self._gate, self._paused, self._asked_version = _Question(), _Question(), _Question()
+        self._version, self._engine = None, None
+
+    def _last_canary(self) -> Canary | None:
+        return None if self._canary is None else self._canary.last
+
+    async def _page(self) -> PageFigures:
+        reader = PageReader(self._labels)
+        reply = await self._client.get(
+            "/metrics", deadline_s=self.limits.page_s, most_bytes=self.limits.page_bytes, sink=reader.feed, follows=True
+        )
+        if reply.status != 200:
+            raise nonsense(f"answers /metrics with {reply.status}, not with a page")
+        page = reader.done(self._engine)
+        if page.is_cut:
+            raise nonsense("shows a page that ends in the middle of a line")
+        return page
+
+    async def _health(self, end_s: float, *, is_page: bool) -> int | None:
+        """The status of /health. A proxy's 503 is not the engine's: vLLM's own has no body, and its page is there as a rule."""
+        try:
+            reply = await self._client.get("/health", deadline_s=self._left(end_s), most_bytes=SMALL_MAX)
+        except Missed:
+            return None
+        return None if reply.status == DEAD and reply.body and not is_page else reply.status
+
+    async def _ask_version(self, now_s: float, end_s: float) -> None:
+        if self._version is not None or not self._asked_version.is_due(now_s):
+            return
+        found = await self._json(self._client, "/version", end_s)
+        version = found.get("version")
+        if isinstance(version, str) and 0 < len(version) < 100 and version.isprintable():
+            self._version = version
+            try:
+                self._engine = engine_named(version, "/version")
+            except BadInput:
+                self._engine = None
+        self._asked_version.note(now_s, is_answered=False)
+
+    async def _ask_gate(self, now_s: float, end_s: float) -> tuple[Gate | None, tuple[Worker, ...]]:
+        if not self._auth or not self._gate.is_due(now_s):
+            return None, ()
+        headers = self._auth
+        try:
+            reply = await self._gate_client.get(
+                "/plimsoll/state", deadline_s=self._left(end_s), most_bytes=SMALL_MAX, headers=headers
+            )
+        except Missed as error:
+            self.gate_note = f"the gate {error.why}"
+            if not self._gate.is_answered:
+                self._gate.note(now_s, is_answered=False)
+            return None, ()
+        found = read_gate(_object(reply.body)) if reply.status == 200 else None
+        self._gate.note(now_s, is_answered=found is not None)
+        if found is None:
+            self.gate_note = GATE_NOTES.get(reply.status, f"/plimsoll/state answers {reply.status} and not the gate's words")
+            return None, ()
+        self.gate_note = ""
+        if self._canary is not None and self._canary.may_be_counted:  # our own test request is no work
+            found = found._replace(in_flight=max(0, found.in_flight - 1), engine_requests=max(0, found.engine_requests - 1))
+        memory = await self._json(self._gate_client, "/plimsoll/memory", end_s, MEMORY_MAX, headers)
+        return found, read_workers(memory)
+
+    async def _ask_paused(self, now_s: float, end_s: float) -> bool | None:
+        if not self._paused.is_due(now_s):
+            return None
+        try:
+            reply = await self._client.get("/is_paused", deadline_s=self._left(end_s), most_bytes=SMALL_MAX)
+        except Missed:
+            return None  # a lost answer says nothing: it is asked again at the next look
+        found = _object(reply.body).get("is_paused") if reply.status == 200 else None
+        self._paused.note(now_s, is_answered=isinstance(found, bool))
+        return found if isinstance(found, bool) else None
+
+    async def _json(
+        self, client: Client, path: str, end_s: float, most: int = SMALL_MAX, headers: Mapping[str, str] | None = None
+    ) -> Mapping[str, Any]:
+        """The object that a path answers; an empty one for anything else."""
+        try:
+            reply = await client.get(path, deadline_s=self._left(end_s), most_bytes=most, headers=headers)
+        except Missed:
+            return {}
+        return _object(reply.body) if reply.status == 200 else {}
+
+    def _left(self, end_s: float) -> float:
+        return max(0.05, min(self.limits.small_s, end_s - asyncio.get_running_loop().time()))
+
+
+GATE_NOTES = {
+    401: "the gate does not take this token",
+    403: "the gate was started without PLIMSOLL_TOKEN",
+    404: "there is no gate there",
+}
+
+
+def read_gate(found: Mapping[str, Any]) -> Gate | None:
+    """What /plimsoll/state answered; None if it is something else."""
+    ready, reason = found.get("ready"), found.get("reason")
+    in_flight, requests = _number(found.get("in_flight")), _number(found.get("engine_requests"))
+    if not isinstance(ready, bool) or not isinstance(reason, str) or in_flight is None or requests is None:
+        return None
+    engine, shed, drain = (_table(found.get(name)) for name in ("engine", "shed", "drain"))
+    asleep, phase = engine.get("asleep"), drain.get("phase")
+    return Gate(
+        ready,
+        reason[:100],
+        int(in_flight),
+        int(requests),
+        expected_wait_s=_number(shed.get("expected_wait_s")),
+        last_step_age_s=_number(engine.get("last_step_age_s")),
+        is_wedged=engine.get("is_wedged") is True,
+        asleep=asleep[:200] if isinstance(asleep, str) else "",
+        drain=phase[:40] if isinstance(phase, str) else "serving",
+    )
+
+
+def read_workers(found: Mapping[str, Any]) -> tuple[Worker, ...]:
+    """What /plimsoll/memory answered, of every worker that lives."""
+    listed = found.get("workers")
+    workers = []
+    for one in map(_table, listed[:WORKERS_MAX] if isinstance(listed, list) else ()):
+        age_s = _number(one.get("age_s"))
+        if age_s is None or one.get("alive") is False:
+            continue
+        torch, device, host = (_table(one.get(name)) for name in ("allocator", "device_memory", "host_memory"))
+        workers.append(
+            Worker(
+                f"{_number(one.get('engine')) or 0:.0f}/{_number(one.get('rank')) or 0:.0f}",
+                age_s,
+                *(_number(torch.get(name)) for name in ALLOCATOR),
+                *(_number(device.get(name)) for name in ("total", "free", "by_others")),
+                *(_number(host.get(name)) for name in ("resident", "limit")),
+            )
+        )
+    return tuple(workers)
+
+
+ALLOCATOR = ("allocated", "reserved", "releasable", "unreleasable", "alloc_retries", "ooms")
+
+
+def _rests(page: PageFigures, gate: Gate | None, *, is_paused: bool | None) -> bool:
+    """Whether no token can be expected: then a test request would prove nothing, and would wait there."""
+    return bool(is_paused) or page.figures.get("asleep", 0.0) > 0 or (gate is not None and bool(gate.asleep))
+
+
+def _object(body: bytes) -> Mapping[str, Any]:
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        return {}
+    return _table(found)
+
+
+def _table(found: object) -> Mapping[str, Any]:
+    return found if isinstance(found, dict) else {}
+
+
+def _number(found: object) -> float | None:
+    """A number that a figure can be."""
+    if isinstance(found, bool) or not isinstance(found, int | float) or not 0 <= found < 2**63:
+        return None
+    return float(found)

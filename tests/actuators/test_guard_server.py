@@ -1,0 +1,145 @@
+"""Guard's own HTTP server over real sockets: who may ask, under which names, and what rude clients get."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Iterator, Mapping
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plimsoll.actuators import guard_server
+from plimsoll.actuators.guard_server import Answer, GuardServer
+
+TOKEN = "a-token-that-is-long-enough"
+BEARER = f"authorization: Bearer {TOKEN}"
+
+
+def answers(path: str, query: Mapping[str, str]) -> Answer:
+    """Repeats the question; one path breaks."""
+    if path == "/breaks":
+        raise RuntimeError("secret detail")
+    return Answer(200, f"{path} {dict(query)}".encode(), "text/plain")
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    """Where one listens."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    server = GuardServer(answers, TOKEN, ("Guard.Example",))
+    asyncio.run_coroutine_threadsafe(server.open("127.0.0.1", 0), loop).result(10)
+    yield server.port
+    asyncio.run_coroutine_threadsafe(server.close(), loop).result(10)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(10)
+    loop.close()
+
+
+def sent(port: int, data: bytes) -> bytes:
+    """What comes back for these bytes."""
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as client:
+        client.sendall(data)
+        client.shutdown(socket.SHUT_WR)
+        pieces = []
+        while piece := client.recv(65_536):
+            pieces.append(piece)
+    return b"".join(pieces)
+
+
+def ask(port: int, path: str, *headers: str, method: str = "GET", host: str | None = "127.0.0.1") -> tuple[int, str]:
+    """One question: the status and the body."""
+    lines = [f"{method} {path} HTTP/1.1", *([f"Host: {host}"] if host is not None else []), *headers]
+    head, _, body = sent(port, "\r\n".join(lines).encode() + b"\r\n\r\n").partition(b"\r\n\r\n")
+    return int(head.split()[1]), body.decode()
+
+
+def test_a_question_with_the_token(port: int) -> None:
+    """Path and query reach who answers, decoded."""
+    assert ask(port, "/engines/a%20b?x=1&y=", BEARER) == (200, "/engines/a b {'x': '1', 'y': ''}")
+    assert ask(port, "/engines", BEARER, method="HEAD") == (200, "")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [(), ("authorization: Bearer wrong",), (f"authorization: Basic {TOKEN}",), (f"authorization: {TOKEN}",), (BEARER, BEARER),
+     ("authorization: Bearer ",), (f"x-authorization: Bearer {TOKEN}",)],
+)  # fmt: skip
+def test_without_the_token_only_healthz_answers(headers: tuple[str, ...], port: int) -> None:
+    """Whatever else is shown, it is 401; whether guard lives anybody may know."""
+    for path in ("/engines", "/metrics", "/openapi.json", "/nowhere", "/", "/healthz/", "//healthz", "/healthz%2f"):
+        assert ask(port, path, *headers)[0] == 401, path
+    assert ask(port, "/healthz", *headers)[0] == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "127.0.0.1:9790", "localhost:1", "LOCALHOST", "[::1]:9790", "10.1.2.3", "guard.example:80",
+             socket.gethostname()],
+)  # fmt: skip
+def test_addresses_and_known_names_are_hosts(host: str, port: int) -> None:
+    """A page of a stranger cannot have them as its name."""
+    assert ask(port, "/healthz", host=host)[0] == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example", "", "a b", "[x]", "1.2.3", None]
+)
+def test_a_foreign_name_is_refused_even_with_the_token(host: str | None, port: int) -> None:
+    """A browser that was lured to a name that leads here gets nothing."""
+    assert ask(port, "/engines", BEARER, host=host)[0] == 421
+    assert ask(port, "/healthz", host=host)[0] == 421
+    assert ask(port, "/healthz", "host: localhost")[0] == 421, "two of them"
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH"])
+def test_it_only_reads(method: str, port: int) -> None:
+    """No other method is anything here."""
+    assert ask(port, "/engines", BEARER, method=method)[0] == 405
+
+
+def test_a_mistake_is_said_without_its_detail(port: int) -> None:
+    """The client learns the kind, and the next one is answered."""
+    status, body = ask(port, "/breaks", BEARER)
+    assert (status, "secret" in body) == (500, False)
+    assert ask(port, "/healthz")[0] == 200
+
+
+def test_rude_clients(port: int) -> None:
+    """Not HTTP, headers without end, nothing at all: a refusal or nothing, and the next one is answered."""
+    assert sent(port, b"hello\r\n\r\n").startswith(b"HTTP/1.1 400 ")
+    assert sent(port, b"GET /healthz HTTP/1.1\r\nHost : x\r\n\r\n").startswith(b"HTTP/1.1 400 ")
+    assert sent(port, b"GET /healthz HTTP/1.1\r\n" + b"x: y\r\n" * 10_000 + b"\r\n").startswith(b"HTTP/1.1 431 ")
+    assert sent(port, b"") == b""
+    assert sent(port, b"GET /healthz HT") == b""
+    assert ask(port, "/healthz")[0] == 200
+
+
+def test_clients_that_say_nothing_do_not_keep_others_out(port: int) -> None:
+    """Beyond so many at once a new one is told so; when they go there is room again."""
+    idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(guard_server.MOST_CLIENTS)]
+    try:
+        status = 0
+        for _ in range(100):
+            try:
+                status = ask(port, "/healthz")[0]
+            except (OSError, IndexError):
+                continue
+            if status == 503:
+                break
+        assert status == 503
+    finally:
+        for one in idle:
+            one.close()
+    assert any(ask(port, "/healthz")[0] == 200 for _ in range(200))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.binary(max_size=300))
+def test_no_bytes_are_more_than_a_refusal(data: bytes) -> None:
+    """Whatever is sent, what is read is a request or none."""
+    found = guard_server._read(data + b"\r\n\r\n")
+    assert found is None or found.path.startswith("/")

@@ -1,0 +1,330 @@
+"""`plimsoll guard` as a user meets it: what it takes, what it says of stand-ins, its API, its notifications, its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from plimsoll.cli import guard as guard_command
+from plimsoll.cli.guard import read_asked
+from plimsoll.cli.main import main
+from plimsoll.guard.judge import QUESTIONS
+from plimsoll.guard.policy import GRADES
+from plimsoll.report.guard_metrics import page as metrics_page
+from plimsoll.report.guard_openapi import document
+from tests.actuators.test_webhook import receiving
+from tests.cli.guards import TOKEN, guarding
+from tests.sources.page_server import PAGE, Handler, serving
+from tests.standin.servers import TOKEN as STANDIN_TOKEN
+from tests.standin.servers import Server, standin
+
+QUICK = "[policy.dead]\nfor = 0\nclear = 0\n"
+PATHS = {"/engines": "Engines", "/conditions": "Conditions", "/findings": "Findings", "/history": "History"}
+
+
+def url(server: Server) -> str:
+    """Where a stand-in is."""
+    return f"http://127.0.0.1:{server.port}"
+
+
+def kill_engine(server: Server) -> None:
+    """Its engine dies at its next step; the API server lives on and says so."""
+    server.ask("POST", "/standin/faults", {"kind": "oom"}, authorization=f"Bearer {STANDIN_TOKEN}")
+    server.ask("POST", "/v1/completions", {"model": "m", "prompt": "x", "max_tokens": 2})
+
+
+def config(folder: Path, text: str) -> str:
+    """A configuration on disk."""
+    path = folder / "plimsoll.toml"
+    path.write_text('[api]\nlisten = "127.0.0.1:0"\n' + text, encoding="utf-8")
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("", "nothing to watch"),
+        ("--engine", "--engine needs a value"),
+        ("--engine nowhere", "--engine: the address must be"),
+        ("--engine ftp://x", "--engine: the address must be"),
+        ("--engine http://x:1 --act", "--act comes with a later release"),
+        ("--engine http://x:1 -- vllm serve m", "comes with a later release"),
+        ("--engine http://x:1 extra", "'extra' is no option"),
+        ("--engine http://x:1 --every soon", "'soon' is no time"),
+        ("--engine http://x:1 --every 1ms", "between 1 and 300"),
+        ("--engine http://x:1 --looks 0", "whole number above 0"),
+        ("--engine http://x:1 --listen x", "is not HOST:PORT"),
+        ("--engine http://x:1 --listen 0.0.0.0:9790", "needs --token-file"),
+        ("--engine http://x:1 --token-file nowhere", "nowhere: No such file"),
+        ("--canary --config /dev/null", "nothing to watch"),
+        ("--config nowhere.toml", "nowhere.toml: No such file"),
+    ],
+)
+def test_wrong_input_is_one_line(
+    words: str, says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is typed wrong is said in one line, with exit code 2, and nothing is watched."""
+    monkeypatch.delenv("PLIMSOLL_GUARD_TOKEN", raising=False)
+    assert main(["guard", *words.split()]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert says in captured.err
+
+
+def test_engines_may_be_many_and_are_watched_once() -> None:
+    """--engine is taken as often as it is given; the gates' token comes from the environment, and no canary unless asked."""
+    asked = read_asked(
+        ["--engine", "http://a:1", "--engine=http://b:2/", "--engine", "http://a:1"], {"PLIMSOLL_TOKEN": "t" * 16}
+    )
+    assert [(one.name, one.token, one.canary_s) for one in asked.config.engines] == [
+        ("a:1", "t" * 16, None),
+        ("b:2", "t" * 16, None),
+    ]
+    assert [one.canary_s for one in read_asked(["--engine", "http://a:1", "--canary"], {}).config.engines] == [30.0]
+    with pytest.raises(Exception, match="PLIMSOLL_GUARD_TOKEN"):
+        read_asked(["--engine", "http://a:1"], {"PLIMSOLL_GUARD_TOKEN": "short"})
+
+
+def test_a_healthy_engine_is_one_sentence(tmp_path: Path) -> None:
+    """No configuration, no flag on the server: it answers, and that is all there is to say; exit code 0."""
+    with standin() as server, guarding(tmp_path, "--engine", url(server), "--looks", "4") as guard:
+        assert guard.process.wait(60) == 0
+        assert len(guard.said) == 1, guard.said
+        assert f"127.0.0.1:{server.port}: answers, vLLM 0.32.0" in guard.said[0]
+        assert guard.complained == []
+    assert list((tmp_path / "plimsoll").iterdir()) == [], "the token that was drawn is taken away again"
+
+
+def test_nobody_there_is_exit_code_3(tmp_path: Path) -> None:
+    """It says so once; what cannot be asked is no finding."""
+    with guarding(tmp_path, "--engine", "http://127.0.0.1:9", "--looks", "3", "--json") as guard:
+        assert guard.process.wait(60) == 3
+        (line,) = guard.said
+        told = json.loads(line)
+        assert (told["schema"], told["what"], told["code"]) == ("plimsoll.guard/1", "unreachable", None)
+        assert guard.complains("no engine answered")
+
+
+def test_a_dead_engine_is_said_shown_and_notified(tmp_path: Path) -> None:
+    """One sentence, a finding with its remedy, and one notification in Alertmanager's form."""
+    with standin() as server, receiving() as receiver:
+        text = f"{QUICK}[notify]\nwebhook = '{receiver.url}'\n[[engine]]\nurl = '{url(server)}'\nname = 'one'\n"
+        with guarding(tmp_path, "--config", config(tmp_path, text)) as guard:
+            guard.hears("one: answers")
+            kill_engine(server)
+            line = guard.hears("engine.dead")
+            assert "one: the engine is dead (engine.dead): its own /health says that its engine is dead" in line
+            (found,) = guard.json("/findings")["findings"]
+            assert (found["engine"], found["code"], found["severity"]) == ("one", "engine.dead", "critical")
+            assert found["remedy"]
+            time.sleep(3)  # three looks later nothing new is said
+            assert len(guard.said) == 2, guard.said
+            assert guard.json("/engines/one")["engine"]["holds"] == ["dead"]
+            (sent,) = [body for _, _, body in receiver.got]
+            assert guard.stop() == 0
+    (alert,) = sent
+    assert alert["labels"] == {"alertname": "engine.dead", "engine": "one", "severity": "critical", "condition": "dead"}
+    assert alert["annotations"]["explain"] == "plimsoll doctor --explain engine.dead"
+    assert alert["startsAt"] < alert["endsAt"]
+
+
+def test_what_is_over_is_said_and_notified_with_its_end(tmp_path: Path) -> None:
+    """The alert that ends is the one that began: the same labels, the same start, and an end that is now."""
+    health = [503]
+
+    def act(ask: Handler) -> None:
+        is_page = ask.path == "/metrics"
+        ask.answer(PAGE if is_page else b"", 200 if is_page else health[0] if ask.path == "/health" else 404)
+
+    with serving(act) as engine, receiving() as receiver:
+        text = f"{QUICK}[notify]\nwebhook = '{receiver.url}'\n[[engine]]\nurl = 'http://{engine.host}'\nname = 'one'\n"
+        with guarding(tmp_path, "--config", config(tmp_path, text)) as guard:
+            guard.hears("one: the engine is dead")
+            health[0] = 200
+            assert "one: engine.dead is over after " in guard.hears("is over")
+            assert guard.stop() == 0
+    (began,), (ended,) = (body for _, _, body in receiver.got)
+    assert began["labels"] == ended["labels"]
+    assert began["startsAt"] == ended["startsAt"]
+    assert ended["endsAt"] < began["endsAt"]
+
+
+def holds(schema: str, answer: Any) -> None:
+    """The answer is what the document says."""
+    whole = document("x")
+    jsonschema.Draft202012Validator({**whole, "$ref": f"#/components/schemas/{schema}"}).validate(answer)
+
+
+def test_the_api_answers_as_its_document_says(tmp_path: Path) -> None:
+    """Every path, with a healthy engine, one that is not there, and one that is dead; the document is served, too."""
+    with standin() as server, standin() as dead:
+        text = QUICK + "".join(
+            f"[[engine]]\nurl = '{where}'\nname = '{name}'\n"
+            for name, where in (("a/b c", url(server)), ("gone", "http://127.0.0.1:9"), ("dead", url(dead)))
+        )
+        kill_engine(dead)
+        with guarding(tmp_path, "--config", config(tmp_path, text)) as guard:
+            guard.hears("engine.dead")
+            assert json.loads(guard.get("/openapi.json")[1])["paths"] == document("x")["paths"]
+            for path, schema in PATHS.items():
+                holds(schema, guard.json(path))
+            for name in ("a%2Fb%20c", "a/b%20c", "gone", "dead"):
+                holds("OneEngine", guard.json(f"/engines/{name}"))
+            assert len(guard.json("/conditions")["conditions"]) == 3 * len(QUESTIONS)
+            assert {row["kind"] for row in guard.json("/conditions?engine=dead&status=true")["conditions"]} == {"dead"}
+            assert {row["status"] for row in guard.json("/conditions?engine=gone")["conditions"] if row["kind"] in GRADES} == {
+                "unknown"
+            }
+            assert len(guard.json("/history?limit=1")["changes"]) == 1
+            assert {row["engine"] for row in guard.json("/history?engine=gone")["changes"]} == {"gone"}
+            for path, status in (("/history?limit=x", 400), ("/engines/none", 404), ("/nowhere", 404), ("/engines/", 404)):
+                assert guard.get(path)[0] == status
+                holds("Error", json.loads(guard.get(path)[1]))
+            assert guard.get("/healthz", authorization="")[0] == 200
+            assert guard.get("/engines", authorization="")[0] == 401
+            assert guard.get("/engines", host="evil.example")[0] == 421
+            assert guard.stop() == 0
+
+
+def test_its_own_page_of_metrics(tmp_path: Path) -> None:
+    """What Prometheus's own parser reads: looks, failures, ages, and each condition as 0, 1 or NaN."""
+    with standin() as server:
+        words = ("--engine", url(server), "--engine", "http://127.0.0.1:9")
+        with guarding(tmp_path, *words, PLIMSOLL_GUARD_TOKEN=TOKEN, XDG_RUNTIME_DIR=str(tmp_path)) as guard:
+            guard.hears("answers, vLLM")
+            guard.hears("nobody listens")
+            # A token that was given is left nowhere: the port is found by its listening socket.
+            port = listening_port(guard.process.pid)
+            page = ask(port, "/metrics")
+            guard.stop()
+    families = {family.name: family for family in text_string_to_metric_families(page)}
+    assert {
+        "plimsoll_guard_looks", "plimsoll_guard_look_failures", "plimsoll_guard_look_age_seconds", "plimsoll_guard_condition",
+        "plimsoll_guard_notifications", "plimsoll_guard_engines", "plimsoll_guard_build_info",
+    } <= set(families)  # fmt: skip
+    rows = {(s.labels["engine"], s.labels["condition"]): s.value for s in families["plimsoll_guard_condition"].samples}
+    name = f"127.0.0.1:{server.port}"
+    assert rows[name, "dead"] == 0.0
+    assert rows["127.0.0.1:9", "dead"] != rows["127.0.0.1:9", "dead"], "NaN: it is not known"
+    assert not any(value == 1.0 for value in rows.values())
+
+
+def listening_port(pid: int) -> int:
+    """The port that a process listens on, by the kernel's own tables."""
+    inodes = {str(path.readlink()) for path in Path(f"/proc/{pid}/fd").iterdir() if path.is_symlink()}
+    for line in Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]:
+        parts = line.split()
+        if parts[3] == "0A" and f"socket:[{parts[9]}]" in inodes:
+            return int(parts[1].partition(":")[2], 16)
+    raise AssertionError("it does not listen")
+
+
+def ask(port: int, path: str) -> str:
+    """One question with the token of the tests."""
+    import urllib.request
+
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers={"authorization": f"Bearer {TOKEN}"})
+    with urllib.request.urlopen(request, timeout=20) as answer:
+        return str(answer.read().decode())
+
+
+def test_engines_come_and_go_with_their_list(tmp_path: Path) -> None:
+    """file_sd is read again: a new target is watched, one that is gone is not; a broken list changes nothing."""
+    listed = tmp_path / "engines.json"
+    with standin() as first, standin() as second:
+        listed.write_text(json.dumps([{"targets": [f"127.0.0.1:{first.port}"]}]), encoding="utf-8")
+        text = "[discover]\nfile_sd = 'engines.json'\nevery = '1s'\n"
+        with guarding(tmp_path, "--config", config(tmp_path, text)) as guard:
+            guard.hears(f"127.0.0.1:{first.port}: answers")
+            listed.write_text("[{", encoding="utf-8")
+            assert "line 1: not JSON; what is known stays" in guard.complains("not JSON")
+            assert len(guard.json("/engines")["engines"]) == 1
+            listed.write_text(json.dumps([{"targets": [f"127.0.0.1:{second.port}"]}]), encoding="utf-8")
+            guard.hears(f"127.0.0.1:{second.port}: is watched from now on")
+            guard.hears(f"127.0.0.1:{second.port}: answers")
+            guard.hears(f"127.0.0.1:{first.port}: is no longer in the list of engines")
+            assert [one["name"] for one in guard.json("/engines")["engines"]] == [f"127.0.0.1:{second.port}"]
+            assert guard.stop() == 0
+
+
+def test_systemd_hears_that_it_lives(tmp_path: Path) -> None:
+    """Ready, then alive again and again with a line of status, then stopping."""
+    path = str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd, standin() as server:
+        systemd.bind(path)
+        systemd.settimeout(30)
+        with guarding(tmp_path, "--engine", url(server), NOTIFY_SOCKET=path, WATCHDOG_USEC="1000000") as guard:
+            assert systemd.recv(4096).startswith(b"READY=1\nSTATUS=1 engine")
+            beats = [systemd.recv(4096).decode() for _ in range(3)]
+            assert all(beat.startswith("WATCHDOG=1\nSTATUS=1 engine") for beat in beats)
+            assert beats[-1].endswith("all well")
+            assert guard.stop() == 0
+        systemd.setblocking(False)
+        heard = b""
+        while b"STOPPING" not in heard:
+            heard = systemd.recv(4096)
+        assert heard == b"STOPPING=1"
+
+
+def test_a_place_that_is_taken(tmp_path: Path) -> None:
+    """An API that was asked for and cannot be had is exit code 3."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        words = ["--engine", "http://127.0.0.1:9", "--listen", f"127.0.0.1:{taken.getsockname()[1]}"]
+        done = subprocess.run(
+            [sys.executable, "-m", "plimsoll", "guard", *words], capture_output=True, text=True, timeout=60, check=False,
+            env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)},
+        )  # fmt: skip
+    assert done.returncode == 3
+    assert "the API cannot be served" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "plimsoll").exists(), "the token of whoever has the place is left alone"
+
+
+def test_a_reader_that_goes_away_ends_it(tmp_path: Path) -> None:
+    """`plimsoll guard ... | head -1` ends quietly once there is more to say."""
+    command = f"{sys.executable} -m plimsoll guard --no-api --every 1s --engine http://127.0.0.1:9 --looks 3 --json | head -c 1"
+    done = subprocess.run(
+        ["bash", "-c", command],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env={**os.environ, "HOME": str(tmp_path)},
+    )
+    assert done.stdout == "{"
+    assert "Traceback" not in done.stderr
+
+
+def test_the_page_names_all_there_is() -> None:
+    """Every option of the command, every path of the API and every metric stands in docs/guard.md."""
+    page = (Path(__file__).parents[2] / "docs" / "guard.md").read_text(encoding="utf-8")
+    for option in re.findall(r"^  (--[a-z-]+)", guard_command.__doc__ or "", re.MULTILINE):
+        assert f"`{option}" in page, option
+    for path in document("x")["paths"]:
+        assert path.replace("{name}", "NAME") in page, path
+    text = metrics_page(
+        [], version="x", started_unix_s=0.0, notifications={"sent": 1, "waiting": 0}, told=0, mistakes={"x": 1}
+    )  # fmt: skip
+    for name in re.findall(r"^# TYPE (\S+)", text, re.MULTILINE):
+        assert f"`{name}`" in page, name
+
+
+def test_pods_outside_a_cluster(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is no cluster to ask, the line that wants one is named, and nothing is watched."""
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    assert main(["guard", "--config", config(tmp_path, "[discover]\nkubernetes = 'app=vllm'\n")]) == 2
+    assert "plimsoll.toml, line 4: kubernetes: this is no pod of a cluster" in capsys.readouterr().err

@@ -1,0 +1,280 @@
+"""The loop around the judge, with watchers made for the purpose: nobody waits for another, nothing breaks it, it is quiet."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from plimsoll.cli import guard_loop
+from plimsoll.cli.guard_loop import Fleet, Ports, Watched
+from plimsoll.cli.guard_told import Teller
+from plimsoll.domain.condition import Condition, Status
+from plimsoll.domain.look import Look, Reach
+from plimsoll.guard.policy import Policy
+from plimsoll.report.guard import Told, What, alert, line_json, sentence, status_line
+from plimsoll.sources.discovery import Target
+
+if TYPE_CHECKING:
+    import pytest
+
+POLICY = Policy(every_s=0.05)
+
+
+class Scripted:
+    """Looks as it is told, and counts."""
+
+    def __init__(self, act: Callable[[float, float], Awaitable[Look]]) -> None:
+        self._act = act
+        self.looks = 0
+        self.is_closed = False
+
+    async def look(self, now_s: float, unix_s: float) -> Look:
+        """One look."""
+        self.looks += 1
+        return await self._act(now_s, unix_s)
+
+    async def close(self) -> None:
+        """Hang up."""
+        self.is_closed = True
+
+
+async def well(now_s: float, unix_s: float) -> Look:
+    """A look that finds nothing."""
+    return Look(now_s, unix_s, Reach.ANSWERS, health=200, vllm="0.32.0", figures={"running": 1.0, "waiting": 0.0})
+
+
+async def stuck(now_s: float, unix_s: float) -> Look:
+    """A look that takes long."""
+    await asyncio.sleep(3600)
+    return Look(now_s, unix_s, Reach.SILENT)
+
+
+async def broken(now_s: float, unix_s: float) -> Look:
+    """A look that raises: a mistake of ours."""
+    raise ZeroDivisionError(f"{now_s} {unix_s}")
+
+
+def watched(
+    acts: dict[str, Callable[[float, float], Awaitable[Look]]], seconds: float
+) -> tuple[Fleet, dict[str, Scripted], list[Told]]:
+    """A fleet of these for so long."""
+    watchers = {name: Scripted(act) for name, act in acts.items()}
+    said: list[Told] = []
+
+    async def run() -> Fleet:
+        fleet = Fleet(POLICY, Ports(lambda target: watchers[target.name], said.append))
+        fleet.watch([Target(name, f"http://{number}.example:1") for number, name in enumerate(acts)])
+        await asyncio.sleep(seconds)
+        await fleet.close()
+        return fleet
+
+    return asyncio.run(run()), watchers, said
+
+
+def test_a_slow_engine_delays_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With more engines that never answer than may be looked at in one go, a healthy one is looked at every time."""
+    monkeypatch.setattr(guard_loop, "MOST_AT_ONCE", 4)
+    monkeypatch.setattr(guard_loop, "LONGEST_LOOK_S", 0.1)
+    monkeypatch.setattr(guard_loop, "SLOW_S", 0.05)
+    acts = {f"stuck-{number}": stuck for number in range(20)}
+    fleet, watchers, _ = watched({**acts, "well": well}, 3.0)
+    assert watchers["well"].looks > 0.6 * 3.0 / POLICY.every_s
+    assert all(watchers[name].looks >= 2 for name in acts), "the slow ones are looked at as well, in their own time"
+    assert fleet.is_looking(1.0)
+
+
+def test_a_mistake_of_ours_stops_nothing() -> None:
+    """A watcher that raises is an engine that could not be asked; the others are watched, and the mistake is counted."""
+    fleet, watchers, said = watched({"broken": broken, "well": well}, 0.5)
+    assert watchers["well"].looks >= 5
+    assert watchers["broken"].looks >= 5
+    assert fleet.mistakes["look ZeroDivisionError"] == watchers["broken"].looks
+    assert [told.what for told in said if told.engine == "broken"] == [What.UNREACHABLE]
+    assert all(not condition.is_true for view in fleet.views() for condition in view.conditions)
+    assert all(watcher.is_closed for watcher in watchers.values())
+
+
+def test_a_judge_that_stumbles_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mistake while judging is counted, and the looks go on."""
+
+    def stumble(self: Watched, look: Look) -> list[Told]:
+        raise RuntimeError(f"{self} {look}")
+
+    monkeypatch.setattr(Watched, "take", stumble)
+    fleet, watchers, said = watched({"well": well}, 0.4)
+    assert watchers["well"].looks >= 4
+    assert fleet.mistakes["judge RuntimeError"] == watchers["well"].looks
+    assert said == []
+
+
+def test_many_engines_are_spread_over_the_interval() -> None:
+    """They are not all looked at in the same moment."""
+    times: list[float] = []
+
+    async def noted(now_s: float, unix_s: float) -> Look:
+        times.append(now_s)
+        return await well(now_s, unix_s)
+
+    async def run() -> None:
+        fleet = Fleet(Policy(every_s=1.0), Ports(lambda _: Scripted(noted), lambda _: None), looks=1)
+        fleet.watch([Target(str(number), f"http://{number}.example:1") for number in range(200)])
+        await fleet.wait()
+        await fleet.close()
+
+    asyncio.run(run())
+    begun = min(times)
+    shares = [sum(1 for at in times if begun + part / 4 <= at < begun + (part + 1) / 4) for part in range(4)]
+    assert all(share > 20 for share in shares), shares
+
+
+def look(number: int, reach: Reach = Reach.ANSWERS, **more: object) -> Look:
+    """The look at that second."""
+    return Look(float(number), 1e9 + number, reach, **more)  # type: ignore[arg-type]
+
+
+def condition(status: Status, message: str = "it is so", kind: str = "dead") -> Condition:
+    """One that changed."""
+    return Condition(kind, status, "Reason", message, 0.0)
+
+
+def test_what_is_not_known_and_never_held_is_not_said() -> None:
+    """Sixteen conditions that become unknown when an engine goes are one sentence about the engine, after three looks."""
+    teller = Teller("e")
+    assert [told.message for told in teller.tell(look(0, vllm="0.32.0"), [condition(Status.FALSE)], None)] == [
+        "answers, vLLM 0.32.0"
+    ]
+    said = [
+        told
+        for number in range(1, 10)
+        for told in teller.tell(look(number, Reach.SILENT, why="slow"), [condition(Status.UNKNOWN)], None)
+    ]
+    assert [sentence(told) for told in said] == ["e: does not answer (slow); what rests on its figures is not known"]
+    assert said[0].unix_s == 1e9 + 3
+    assert [told.message for told in teller.tell(look(11), [condition(Status.FALSE)], None)] == ["answers again after 10 s"]
+
+
+def test_an_engine_that_starts_later_answers_for_the_first_time() -> None:
+    """Whoever never answered is said at once not to, and does not answer again but at last."""
+    teller = Teller("e")
+    said = [told for n in range(5) for told in teller.tell(look(n, Reach.REFUSED, why="nobody listens there"), [], None)]
+    assert [told.message for told in said] == ["nobody listens there; what rests on its figures is not known"]
+    assert [told.message for told in teller.tell(look(9), [], None)] == ["answers"]
+
+
+def test_one_slow_answer_is_no_news() -> None:
+    """An engine that misses a look or two and is back says nothing."""
+    teller = Teller("e")
+    teller.tell(look(0), [], None)
+    assert [told for n in (1, 2) for told in teller.tell(look(n, Reach.SILENT), [], None)] == []
+    assert teller.tell(look(3), [], None) == []
+
+
+def test_a_condition_begins_is_in_doubt_and_is_over_once() -> None:
+    """From true to unknown and back is the same trouble; its end is said with how long it lasted."""
+    teller = Teller("e")
+    teller.tell(look(0), [], None)
+    steps = [Status.TRUE, Status.UNKNOWN, Status.TRUE, Status.UNKNOWN, Status.FALSE, Status.UNKNOWN, Status.TRUE]
+    said = [told for number, status in enumerate(steps) for told in teller.tell(look(number), [condition(status)], None)]
+    assert [told.what for told in said] == [What.BEGINS, What.UNKNOWN, What.UNKNOWN, What.OVER, What.BEGINS]
+    assert sentence(said[0]) == "e: the engine is dead (engine.dead): it is so"
+    assert sentence(said[1]) == "e: engine.dead held, and whether it still does is not known: it is so"
+    assert sentence(said[3]) == "e: engine.dead is over after 4 s: it is so"
+    rule = teller.tell(look(20), [condition(Status.TRUE, kind="article-cache")], None)
+    assert sentence(rule[0]) == "e: rule article-cache holds: it is so"
+
+
+def test_what_an_engine_sends_does_not_reach_the_terminal() -> None:
+    """Control characters, secrets and endless texts are cleaned before they are said."""
+    nasty = "\x1b[2J token=hf_abcdefghijklmnopqrstuvwxyz " + "x" * 10_000
+    told = Told(1.0, "e\x1b[2J", What.BEGINS, nasty, condition(Status.TRUE, nasty), None)
+    for text in (sentence(told), line_json(told)):
+        assert "\x1b" not in text
+        assert "hf_abcdef" not in text
+        assert len(text) < 1_500
+
+
+def test_an_engine_that_leaves_closes_what_held() -> None:
+    """Whoever was told that it began is told that nobody watches it any more."""
+    teller = Teller("e")
+    teller.tell(look(0), [condition(Status.TRUE)], None)
+    said = teller.leave(2e9, 60.0, [condition(Status.TRUE), condition(Status.FALSE, kind="storm")])
+    assert [told.what for told in said] == [What.OVER, What.UNLISTED]
+    over = alert(said[0], starts_unix_s=1e9, lasts_s=60.0)
+    assert over is not None
+    assert over["endsAt"] == "2033-05-18T03:33:20.000Z"
+    assert alert(said[1], starts_unix_s=1e9, lasts_s=60.0) is None
+
+
+def test_a_start_is_held_against_its_plan() -> None:
+    """An engine with a plan is asked one question more, and what differs is said under its own code."""
+    one = Watched(Target("e", "http://x:1", plan=(16_000.0, 15_000.0, 17_000.0)), POLICY, Scripted(well), 0.0)
+    same = {"num_gpu_blocks": "1000", "block_size": "16"}
+    assert [told.what for told in one.take(look(1, config=same))] == [What.REACHED]
+    (told,) = one.take(look(2, config={**same, "num_gpu_blocks": "800"}))
+    assert "startup.differs-from-plan" in sentence(told)
+    assert "12,800 tokens of KV cache; planned were 16,000" in told.message
+    assert len(one.conditions) == len(one.judge.conditions) + 1
+
+
+def test_a_line_of_status() -> None:
+    """How many, how many are not seen, and what holds; unseen is not well."""
+    one = Watched(Target("e", "http://x:1"), POLICY, Scripted(well), 0.0)
+    assert status_line([one.view(0.0)]) == "1 engine, 1 not answering; no trouble is known"
+    one.take(look(1, figures={"running": math.nan}))
+    assert status_line([one.view(2.0)]) == "1 engine; all well"
+    assert status_line([]) == "0 engines; all well"
+
+
+def test_only_so_many_changes_are_kept() -> None:
+    """A thousand; the count goes on."""
+
+    async def run() -> Fleet:
+        fleet = Fleet(POLICY, Ports(lambda _: Scripted(stuck), lambda _: None))
+        fleet.watch([Target("a", "http://x:1")])
+        for number in range(800):
+            fleet.watch([Target(str(number), "http://x:1")])
+        await fleet.close()
+        return fleet
+
+    fleet = asyncio.run(run())
+    assert len(fleet.changes) == guard_loop.CHANGES_KEPT
+    assert fleet.told > 1_500
+
+
+def test_a_fleet_costs_little_time() -> None:
+    """A view of 200 engines, as each scrape of the API takes one, is made in a blink."""
+    many = [Watched(Target(str(number), "http://x:1"), POLICY, Scripted(well), 0.0) for number in range(200)]
+    for one in many:
+        one.take(look(1))
+    begun = time.perf_counter()
+    assert len([one.view(2.0) for one in many]) == 200
+    assert time.perf_counter() - begun < 0.5
+
+
+def test_what_holds_or_is_in_doubt_is_sent_again() -> None:
+    """A receiver that forgot hears of it again; what is not known any more is not left out, since it is not over."""
+    health = [503]
+
+    async def act(now_s: float, unix_s: float) -> Look:
+        if health[0] == 0:
+            return Look(now_s, unix_s, Reach.SILENT)
+        return Look(now_s, unix_s, Reach.ANSWERS, health=health[0])
+
+    async def run() -> list[list[What]]:
+        fleet = Fleet(
+            POLICY._replace(numbers={("dead", "for"): 0.0, ("dead", "clear"): 0.0}),
+            Ports(lambda _: Scripted(act), lambda _: None),
+        )
+        fleet.watch([Target("e", "http://x:1")])
+        seen = []
+        for status in (503, 0, 200):
+            health[0] = status
+            await asyncio.sleep(0.4)
+            seen.append([told.what for told in fleet.firing()])
+        await fleet.close()
+        return seen
+
+    assert asyncio.run(run()) == [[What.BEGINS], [What.UNKNOWN, What.UNREACHABLE], []]

@@ -1,0 +1,124 @@
+"""What the history of one engine holds on to, and what it does not take for knowledge."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from plimsoll.domain.look import Gate, Look, Reach, Worker
+from plimsoll.domain.unknown import Unknown
+from plimsoll.guard.history import History
+
+IDLE = {"running": 0.0, "waiting": 0.0}
+
+
+def look(at_s: float, figures: Mapping[str, float] = IDLE, **others: Any) -> Look:
+    """One that was answered."""
+    return Look(at_s, 1e9 + at_s, Reach.ANSWERS, figures=figures, **others)
+
+
+def seen(*looks: Look) -> History:
+    """After all of these."""
+    history = History()
+    for one in looks:
+        history.add(one)
+    return history
+
+
+def test_a_rise_begins_before_the_window_where_its_first_look_is_lost() -> None:
+    """What rose is never counted over less than the time asked for: with a look lost it is counted over more."""
+    history = seen(*(look(at, {"steps": at}) for at in range(0, 200, 5) if at != 75))
+    assert history.rise("steps", 120.0) == 195 - 70
+    assert history.rise("steps", 119.0) == 195 - 70
+    assert history.rise("steps", 115.0) == 195 - 80
+
+
+def test_a_rise_needs_the_last_look() -> None:
+    """A counter that is not on the page now has no rise, however well it was known before."""
+    history = seen(*(look(at, {"steps": at}) for at in range(0, 200, 5)), look(200, {}))
+    assert isinstance(history.rise("steps", 60.0), Unknown)
+
+
+def test_a_rise_over_more_than_is_kept_is_unknown() -> None:
+    """A window longer than the history says nothing; it does not say that nothing rose."""
+    history = seen(*(look(at, {"steps": 7.0}) for at in range(0, 4000, 5)))
+    assert history.rise("steps", 1_500.0) == 0.0
+    assert isinstance(history.rise("steps", 3_900.0), Unknown)
+
+
+def test_a_hole_makes_a_rise_unknown() -> None:
+    """Of a time with a hole of more than three looks nobody knows what happened in it."""
+    history = seen(*(look(at, {"steps": at}) for at in range(0, 300, 5) if not 200 <= at < 220))
+    assert isinstance(history.rise("steps", 120.0), Unknown)
+    assert history.rise("steps", 60.0) == 60.0
+
+
+def test_idle_time_is_no_step_that_took_long() -> None:
+    """The longest step is not made longer by the time in which there was nothing to do."""
+    busy = {"running": 1.0, "waiting": 0.0}
+    looks = [look(0, {**busy, "steps": 1.0}), look(5, {**busy, "steps": 2.0}), look(10, {**IDLE, "steps": 3.0})]
+    looks += [look(at, {**IDLE, "steps": 3.0}) for at in range(15, 200, 5)]
+    looks += [look(200, {**busy, "steps": 3.0}), look(205, {**busy, "steps": 9.0})]
+    assert seen(*looks).longest_gap_s == 10.0
+
+
+def test_a_worker_that_is_missing_leaves_no_sum() -> None:
+    """The sum over some of the workers is not the engine's: without one of them it is unknown, also if it comes back."""
+    both = tuple(Worker(rank, 1.0, by_others=3e9, allocated=1e9, unreleasable=0.0) for rank in "01")
+    history = seen(look(0, workers=both), look(5, workers=both[:1]))
+    assert isinstance(history.now("by_others"), Unknown)
+    history.add(look(10, workers=both))
+    assert list(history.since("by_others", 60.0).values) == [6e9, 6e9]
+    late = both[1]._replace(age_s=60.0)
+    history.add(look(15, workers=(both[0], late)))
+    assert isinstance(history.now("held"), Unknown)
+    assert isinstance(seen(look(0, workers=(late,))).now("held"), Unknown)
+
+
+def test_the_sums_before_a_worker_was_first_seen_are_forgotten() -> None:
+    """One more worker than before is no growth: what was added up without it is forgotten."""
+    both = tuple(Worker(rank, 1.0, by_others=3e9) for rank in "01")
+    history = seen(look(0, workers=both[:1]), look(5, workers=both))
+    assert list(history.since("by_others", 60.0).values) == [6e9]
+
+
+def test_silence_between_two_refusals_is_forgiven_and_an_answer_is_not() -> None:
+    """Nobody has listened since the first refusal, unless somebody answered or nobody asked for long."""
+    refused = [Look(at, 1e9 + at, Reach.REFUSED) for at in (0.0, 5.0, 15.0)]
+    silent = Look(10.0, 1e9, Reach.SILENT)
+    assert seen(refused[0], refused[1], silent, refused[2]).refused_since_s == 0.0
+    assert seen(refused[0], refused[1], silent._replace(reach=Reach.NONSENSE), refused[2]).refused_since_s == 15.0
+    assert seen(refused[0], refused[1], look(10.0), refused[2]).refused_since_s == 15.0
+    assert seen(refused[0], Look(60.0, 1e9, Reach.REFUSED)).refused_since_s == 60.0
+
+
+def test_a_restart_is_seen_once_also_where_its_start_time_comes_late() -> None:
+    """Counters that fall are a new process; the start time that is read a look later does not make it two."""
+    many, few = {"steps": 100.0, "success": 10.0}, {"steps": 1.0, "success": 0.0}
+    history = seen(look(0, many, started_unix_s=1e9), look(5, few), look(10, few, started_unix_s=1e9 + 4))
+    assert len(history.starts) == 1
+
+
+def test_who_told_and_does_not_any_more_is_missed() -> None:
+    """A gate that told of this process before and does not now may have told that it sleeps."""
+    gate = Gate(ready=True, reason="", in_flight=0, engine_requests=0)
+    history = seen(look(0, gate=gate), look(5))
+    assert history.lost == "gate"
+    assert history.has_lost("gate")
+    history.add(look(10, gate=gate))
+    assert history.lost == ""
+    assert seen(look(0, {"asleep": 0.0}), look(5, {"asleep": math.nan})).lost == "page"
+
+
+def test_what_a_rule_may_ask_for_is_kept() -> None:
+    """Every figure that a rule of the user's own may name can be asked for."""
+    gate = Gate(ready=True, reason="", in_flight=7, engine_requests=3)
+    assert seen(look(0, gate=gate)).now("in_flight") == 7.0
+    assert isinstance(seen(look(0)).now("in_flight"), Unknown)
+
+
+def test_numbers_that_no_figure_can_be_are_not_known() -> None:
+    """NaN, infinity and less than nothing are no figures."""
+    history = seen(look(0, {"running": math.nan, "waiting": math.inf, "steps": -1.0}))
+    assert all(isinstance(history.now(name), Unknown) for name in ("running", "waiting", "steps"))

@@ -1,0 +1,37 @@
+"""The judge over healthy traffic; benchmarks/guard_quiet.py does it for a thousand days."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from lab.guard.weeks import ENGINES, KINDS, Kind, engine_for, week
+from plimsoll.guard.judge import Judge
+from plimsoll.guard.policy import GRADES, PRESETS, Policy
+
+HALF_A_DAY, THREE_HOURS = 8_640, 2_160
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_nothing_is_done_about_a_healthy_engine(kind: Kind) -> None:
+    """Half a day of each kind of traffic leads to no action, whatever else is said."""
+    number = KINDS.index(kind)
+    judge = Judge("engine", Policy(rules=PRESETS["article"]))
+    acted = []
+    count = THREE_HOURS if kind.is_full else HALF_A_DAY  # a full cache is the same all day, and much work
+    for look in itertools.islice(week(kind, engine_for(kind, number), 11 + number, 1), count):
+        acted += [str(change) for change in judge.see(look) if change.condition.is_true and change.grade.is_action]
+    assert acted == []
+
+
+def test_the_same_seed_is_the_same_week() -> None:
+    """What a benchmark found can be looked at again: a seed gives the same looks."""
+    one, other = (list(itertools.islice(week(KINDS[1], ENGINES[0], 5, 1), 500)) for _ in range(2))
+    assert one == other
+
+
+def test_only_these_conditions_could_lead_to_an_action() -> None:
+    """What quiet means is fixed here: a seventh condition must be proved quiet, too."""
+    assert set(GRADES) == {"dead", "wedged", "hung", "exhausted", "saturated", "neighbour"}
+    assert all(grade.is_action for grade in GRADES.values())

@@ -1,0 +1,123 @@
+"""Never from Unknown: whatever is lost of what was seen, the judge only becomes more careful."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lab.guard.drops import LOST, Drops, thinned
+from lab.guard.faults import CASES, Scene
+from lab.guard.looks import Sight, Watched
+from lab.guard.weeks import ENGINES, KINDS, launch, week
+from plimsoll.domain.condition import Status
+from plimsoll.domain.look import Look, Reach
+from plimsoll.guard.judge import Judge, acting
+from plimsoll.guard.policy import Policy
+from plimsoll.standin import StandIn
+
+LIKELY = st.sampled_from([0.01, 0.05, 0.2, 0.5, 0.9])
+# One to three things are lost at a time: with everything lost at once there is nothing left to be wrong about.
+DROPS = st.builds(
+    lambda seed, lost, at_once: Drops(seed, **lost, at_once=at_once),
+    st.integers(0, 2**32), st.dictionaries(st.sampled_from(LOST), LIKELY, min_size=1, max_size=3),
+    st.sampled_from([1, 1, 2, 5, 40]),
+)  # fmt: skip
+SICK = {"oom, port closed": 1_700.0, "oom, 503": 1_000.0, "wedge": 1_300.0, "idle-hang": 1_200.0, "neighbour": 1_700.0,
+        "overload": 1_800.0, "overload, small": 2_400.0, "growth, to the end": 5_500.0}  # fmt: skip
+# Without any of these nothing can be said; what one figure alone decides is told by it, whatever else is lost.
+NEEDS = {
+    "wedged": ("running", "waiting"), "saturated": ("running", "waiting"), "storm": ("preemptions",),
+    "backlog": ("kv_cache_usage", "running", "waiting"), "prefix": ("prefix_queries",),
+}  # fmt: skip
+OF_WORKERS = ("retries", "growth", "exhausted", "slack", "neighbour", "host")
+OF_THE_PAGE = ("wedged", "hung", "saturated", "storm", "backlog", "prefix", *OF_WORKERS)
+
+
+@functools.cache
+def sick(name: str, seed: int) -> tuple[Look, ...]:
+    """All looks at one that falls ill."""
+    case = next(case for case in CASES if case.name == name)
+    return tuple(case.make(seed).looks(SICK[name]))
+
+
+@functools.cache
+def healthy(name: str) -> tuple[Look, ...]:
+    """Some hours of one that does not, by day: all that can be seen of it is there, and two workers."""
+    number = [kind.name for kind in KINDS].index(name)
+    return tuple(itertools.islice(week(KINDS[number], ENGINES[3 if number % 2 else 0], 17 + number, 1), 5_000, 6_400))
+
+
+def acts_at(looks: Iterable[Look]) -> float:
+    """When a condition that could lead to an action first held; infinity for never."""
+    judge = Judge("engine", Policy())
+    for look in looks:
+        judge.see(look)
+        if acting(judge):
+            return look.at_s
+    return math.inf
+
+
+@pytest.mark.parametrize("name", [kind.name for kind in KINDS])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(drops=DROPS)
+def test_losing_data_does_not_make_a_healthy_engine_sick(name: str, drops: Drops) -> None:
+    """Whatever is lost, nothing is done about a healthy engine."""
+    assert acts_at(thinned(healthy(name), drops)) == math.inf
+
+
+@pytest.mark.parametrize("name", SICK)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(drops=DROPS, seed=st.integers(1, 4))
+def test_losing_data_never_makes_it_act_sooner(name: str, drops: Drops, seed: int) -> None:
+    """With a part of the data, an action-grade condition holds at the same look as with all of them, or later, or never."""
+    looks = sick(name, seed)
+    assert acts_at(thinned(looks, drops)) >= acts_at(looks)
+
+
+def busy() -> tuple[Look, ...]:
+    """Half an hour of an engine of which everything is seen."""
+    scene = Scene(9, share=0.5)
+    watched = Watched(StandIn(launch(ENGINES[0]).config), Sight(has_gate=False))
+    return tuple(watched.looks(1_900.0, scene.load))
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(drops=DROPS, from_look=st.integers(0, 200), is_lying=st.booleans())
+def test_what_rests_on_missing_data_says_unknown(drops: Drops, from_look: int, is_lying: bool) -> None:
+    """At every look, a condition whose figures are missing, or cannot be, is unknown: neither held nor denied."""
+    judge = Judge("engine", Policy())
+    for seen in thinned(BUSY[from_look:], drops):
+        lies = {name: math.nan if len(name) % 2 else -1.0 for name in seen.figures}
+        look = seen._replace(figures=lies) if is_lying else seen
+        judge.see(look)
+        says = {condition.kind: condition.status for condition in judge.conditions}
+        usable = {name for name, value in look.figures.items() if 0 <= value < math.inf}
+        missing = {kind for kind, names in NEEDS.items() if not usable.issuperset(names)}
+        if not look.workers or any(worker.age_s >= 30.0 for worker in look.workers):
+            missing |= set(OF_WORKERS)
+        if look.canary is None or look.canary.is_answered is None:
+            missing.add("hung")
+        if look.reach is not Reach.ANSWERS:
+            missing |= {*OF_THE_PAGE, "dead", "loop", "changed", "card"}
+        assert {kind for kind in missing if says[kind] is not Status.UNKNOWN} == set()
+
+
+BUSY = busy()
+
+
+def test_a_stale_or_an_earlier_look_changes_nothing() -> None:
+    """A look that is not later than the last is no look: nothing is judged again by it."""
+    looks = sick("oom, 503", 1)
+    judge = Judge("engine", Policy())
+    for look in looks[:100]:
+        judge.see(look)
+    before = judge.conditions
+    assert judge.see(looks[50]) == ()
+    assert judge.see(looks[99]) == ()
+    assert judge.conditions == before

@@ -1,0 +1,72 @@
+"""Guard's eyes on the real engine: figures, the test request, a stuck engine, a paused one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+
+from lab.engine.server import EngineServer
+from plimsoll.domain.look import Look, Reach
+from plimsoll.sources.engine_canary import CanaryPlan
+from plimsoll.sources.engine_look import Watcher
+
+PLAN = CanaryPlan(every_s=5, deadline_s=3)
+
+
+def looked(engine: EngineServer, count: int, pause_s: float) -> list[Look]:
+    """So many looks, five seconds apart for the watcher."""
+
+    async def run() -> list[Look]:
+        watcher, found = Watcher(f"http://127.0.0.1:{engine.port}", None, PLAN), []
+        for number in range(count):
+            found.append(await watcher.look(5.0 * number, time.time()))
+            await asyncio.sleep(pause_s)
+        await watcher.close()
+        return found
+
+    return asyncio.run(run())
+
+
+def core_pid(engine: EngineServer) -> int:
+    """The process that makes the steps."""
+    return next(child.pid for child in engine.children() if "EngineCore" in child.name)
+
+
+def test_a_living_engine(engine: EngineServer) -> None:
+    """Every figure is there, the version is its own, and a token comes back."""
+    assert engine.complete("one two three", max_tokens=4).status == 200
+    last = looked(engine, 3, 1.5)[-1]
+    assert (last.reach, last.health, last.is_paused) == (Reach.ANSWERS, 200, False)
+    assert (last.vllm or "").startswith("0.32.0")
+    assert {"running", "waiting", "kv_cache_usage", "steps", "success", "prompt_tokens", "host_resident", "asleep"} <= set(
+        last.figures
+    )
+    assert last.started_unix_s is not None
+    assert time.time() - 900 < last.started_unix_s < time.time()
+    assert last.canary is not None
+    assert last.canary.is_answered is True
+
+
+def test_a_stuck_engine(engine: EngineServer) -> None:
+    """A stopped core leaves the page and /health as they were; only the test request shows it."""
+    os.kill(core_pid(engine), signal.SIGSTOP)
+    try:
+        last = looked(engine, 4, 1.5)[-1]
+    finally:
+        os.kill(core_pid(engine), signal.SIGCONT)
+    assert (last.reach, last.health) == (Reach.ANSWERS, 200)
+    assert last.canary is not None
+    assert last.canary.is_answered is False
+
+
+def test_a_paused_engine_gets_no_test_request(engine: EngineServer) -> None:
+    """Paused, it is seen to be so, and nothing is put into its queue."""
+    assert engine.post("/pause").status == 200
+    try:
+        found = looked(engine, 2, 0.5)
+    finally:
+        engine.post("/resume")
+    assert [look.is_paused for look in found] == [True, True]
+    assert [look.canary for look in found] == [None, None]
