@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from lab.guard.weeks import KINDS, engine_for, week
+from plimsoll.domain.condition import Status
 from plimsoll.guard.judge import Judge
 from plimsoll.guard.policy import GRADES, PRESETS, Policy
 
@@ -56,6 +57,7 @@ def judge_week(task: Task) -> Outcome:
     engine = engine_for(kind, task.number)
     judge = Judge(f"engine-{task.number}", Policy(rules=PRESETS["article"]))
     said: Counter[str] = Counter()
+    holding: set[str] = set()
     acted = []
     looks, judged_s, began_s = 0, 0.0, time.perf_counter()
     gc.collect()
@@ -66,10 +68,14 @@ def judge_week(task: Task) -> Outcome:
         judged_s += time.perf_counter() - before_s
         looks += 1
         for change in changes:
+            name = change.condition.kind
             if change.condition.is_true:
-                said[change.condition.kind] += 1
+                said[name] += name not in holding  # one that could not be told for a look is not said anew
+                holding.add(name)
                 if change.grade.is_action:
                     acted.append(f"{kind.name}, seed {task.seed}, {look.at_s / 3600:.2f} h: {change}")
+            elif change.condition.status is Status.FALSE:
+                holding.discard(name)
     return Outcome(task, kind.name, looks, said, tuple(acted), judged_s, time.perf_counter() - began_s)
 
 

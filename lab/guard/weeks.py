@@ -56,7 +56,8 @@ class Kind(NamedTuple):
     deploys: float = 0.0  # a day
     slowest_s: float = 0.0
     grows: bool = False  # prompts become longer and longer
-    is_full: bool = False  # as many requests as keep the cache full and the queue short; only the largest cache stays full
+    is_full: bool = False  # as many requests as keep the cache full and the queue short
+    engine: Engine | None = None  # the one it needs; None: all of them in turn
 
 
 LLAMA = "vllm serve meta-llama/Llama-3.1-8B-Instruct --max-model-len 8192"
@@ -66,9 +67,13 @@ ENGINES = (
     Engine(LLAMA + " --enforce-eager", "A10G"),
     Engine(LLAMA + " --tensor-parallel-size 2", "L4", 2),
 )
+LARGE = ENGINES[3]
+# As many of the forms below as it lets in fill its cache to the last blocks, and none is ever thrown out.
+FITTING = Engine(LLAMA + " --tensor-parallel-size 2 --max-num-seqs 32 --num-gpu-blocks-override 8350", "L4", 2)
 CHAT = Mix(1100, 420, 0.6, 5000, 1500, 256)
 ESSAYS = Mix(500, 900, 0.5, 3000, 2500)
 DOCUMENTS = Mix(6000, 60, 0.2, 7600, 200)
+FORMS = Mix(4000, 100, 0.01, 4060, 110)
 TINY = Mix(20, 4, 0.4, 60, 12)
 
 
@@ -85,13 +90,14 @@ def _level(share: float) -> Callable[[Numbers], Numbers]:
 
 
 KINDS = (
-    Kind("diurnal", CHAT, _daily(0.03, 0.65), 50.0),
+    Kind("diurnal", CHAT, _daily(0.03, 0.75), 50.0),
     Kind("bursty", CHAT, _level(0.30), 2.0, flashes=12.0),
     Kind("idle nights", ESSAYS, _office(0.55), 20.0),
-    Kind("deploys", CHAT, _daily(0.05, 0.55), 50.0, deploys=5.0, slowest_s=560.0),
+    Kind("deploys", CHAT, _daily(0.05, 0.55), 50.0, deploys=5.0, slowest_s=1_500.0),
     Kind("counter resets", CHAT, _daily(0.05, 0.5), 50.0, deploys=12.0, slowest_s=4.0),
     Kind("staircase", CHAT, _level(0.35), 50.0, grows=True),
-    Kind("full cache", ESSAYS, _level(0.0), is_full=True),
+    Kind("full cache", FORMS, _level(0.0), is_full=True, engine=FITTING),
+    Kind("full, preempts", ESSAYS, _level(0.0), is_full=True, engine=LARGE),
     Kind("long prompts", DOCUMENTS, _daily(0.05, 0.55), 50.0),
     Kind("tiny", TINY, _daily(0.002, 0.02), 20.0),
 )
@@ -162,7 +168,7 @@ def one_day(kind: Kind, rate: float, day: int, dice: np.random.Generator) -> Day
 
 def engine_for(kind: Kind, number: int) -> Engine:
     """One for this kind of week: all of them in turn, except where the kind needs a certain one."""
-    return ENGINES[-1] if kind.is_full else ENGINES[number % len(ENGINES)]
+    return kind.engine or ENGINES[number % len(ENGINES)]
 
 
 def week(kind: Kind, engine: Engine, seed: int, days: int) -> Iterator[Look]:

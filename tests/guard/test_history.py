@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from plimsoll.domain.look import Gate, Look, Reach, Worker
+from plimsoll.domain.look import Gate, Look, Rank, Reach, Worker
 from plimsoll.domain.unknown import Unknown
 from plimsoll.guard.history import History
 
@@ -60,16 +60,16 @@ def test_idle_time_is_no_step_that_took_long() -> None:
     looks = [look(0, {**busy, "steps": 1.0}), look(5, {**busy, "steps": 2.0}), look(10, {**IDLE, "steps": 3.0})]
     looks += [look(at, {**IDLE, "steps": 3.0}) for at in range(15, 200, 5)]
     looks += [look(200, {**busy, "steps": 3.0}), look(205, {**busy, "steps": 9.0})]
-    assert seen(*looks).longest_gap_s == 10.0
+    assert seen(*looks).cores[0][1].longest_gap_s == 10.0
 
 
 def test_a_worker_that_is_missing_leaves_no_sum() -> None:
     """The sum over some of the workers is not the engine's: without one of them it is unknown, also if it comes back."""
     both = tuple(Worker(rank, 1.0, by_others=3e9, allocated=1e9, unreleasable=0.0) for rank in "01")
     history = seen(look(0, workers=both), look(5, workers=both[:1]))
-    assert isinstance(history.now("by_others"), Unknown)
+    assert isinstance(history.now("held"), Unknown)
     history.add(look(10, workers=both))
-    assert list(history.since("by_others", 60.0).values) == [6e9, 6e9]
+    assert list(history.since("held", 60.0).values) == [2e9, 2e9]
     late = both[1]._replace(age_s=60.0)
     history.add(look(15, workers=(both[0], late)))
     assert isinstance(history.now("held"), Unknown)
@@ -78,9 +78,14 @@ def test_a_worker_that_is_missing_leaves_no_sum() -> None:
 
 def test_the_sums_before_a_worker_was_first_seen_are_forgotten() -> None:
     """One more worker than before is no growth: what was added up without it is forgotten."""
-    both = tuple(Worker(rank, 1.0, by_others=3e9) for rank in "01")
+    both = tuple(Worker(rank, 1.0, retries=3.0) for rank in "01")
     history = seen(look(0, workers=both[:1]), look(5, workers=both))
-    assert list(history.since("by_others", 60.0).values) == [6e9]
+    assert list(history.since("retries", 60.0).values) == [6.0]
+    alone = [look(at, workers=both[:1]) for at in range(10, 700, 5)]
+    assert isinstance(seen(*alone[:100], look(0)).now("retries"), float)
+    for one in alone:
+        history.add(one)
+    assert history.now("retries") == 3.0, "a worker that has not been heard of for ten minutes is not one of them any more"
 
 
 def test_silence_between_two_refusals_is_forgiven_and_an_answer_is_not() -> None:
@@ -97,7 +102,43 @@ def test_a_restart_is_seen_once_also_where_its_start_time_comes_late() -> None:
     """Counters that fall are a new process; the start time that is read a look later does not make it two."""
     many, few = {"steps": 100.0, "success": 10.0}, {"steps": 1.0, "success": 0.0}
     history = seen(look(0, many, started_unix_s=1e9), look(5, few), look(10, few, started_unix_s=1e9 + 4))
-    assert len(history.starts) == 1
+    assert history.lives.since(0.0) == 1
+
+
+def test_starts_are_counted_by_guards_own_clock_and_by_the_cluster() -> None:
+    """An engine whose clock is hours off, or that never lives long enough to be seen, is counted all the same."""
+    off = seen(*(look(at, started_unix_s=5e8 - at) for at in (0, 60, 120, 180)))
+    assert (off.lives.since(0.0), off.lives.since(100.0)) == (3, 2)
+    refused = [Look(60.0 * number, 1e9, Reach.REFUSED, container_restarts=7 + number) for number in range(4)]
+    assert seen(*refused).lives.since(0.0) == 3
+
+
+def test_several_servers_behind_one_address_are_noticed() -> None:
+    """A start time that comes back after another was seen is no restart: two servers answer in turn."""
+    assert not seen(look(0, started_unix_s=1e9), look(5, started_unix_s=1e9 + 50)).lives.is_shared
+    turns = [look(5 * number, started_unix_s=1e9 + 50 * (number % 2)) for number in range(3)]
+    assert seen(*turns).lives.is_shared
+
+
+def test_what_another_saw_is_recalled_once_and_in_order() -> None:
+    """Points of before guard looked are coarse history; later they are not taken."""
+    history = seen(look(100.0))
+    history.recall(
+        [(-240.0, {"held": 2e9}), (-480.0, {"held": 1e9, "odd": 1.0}), (200.0, {"held": 9e9}), (-360.0, {"held": -1.0})]
+    )
+    assert (list(history.long("held").times), list(history.long("held").values)) == ([-480.0, -240.0], [1e9, 2e9])
+    history.recall([(-100.0, {"held": 5e9})])
+    assert len(history.long("held").times) == 2
+
+
+def test_a_name_at_every_look_does_not_fill_the_memory() -> None:
+    """Workers and cores with other names at every look are not kept for ever."""
+    history = History()
+    for number in range(60):
+        workers = tuple(Worker(f"{number}/{rank}", 1.0, retries=0.0, by_others=1.0) for rank in range(100))
+        cores = tuple(Rank(f"{number}/{rank}", 1.0, 0.0, 0.0) for rank in range(100))
+        history.add(look(5.0 * number, workers=workers, ranks=cores))
+    assert all(len(kept) <= 1_024 for kept in (history._ranks, history._least_others, history._pulses))
 
 
 def test_who_told_and_does_not_any_more_is_missed() -> None:

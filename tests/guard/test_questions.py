@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from plimsoll.domain.look import Canary, Gate, Look, Reach, Worker
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plimsoll.domain.look import Canary, Gate, Look, Rank, Reach, Worker
 from plimsoll.guard.judge import Judge
 from plimsoll.guard.policy import Policy
 
@@ -40,15 +43,90 @@ def busy(at: float) -> dict[str, float]:
     return {"running": 4.0, "waiting": 0.0, "steps": 10.0 * at, "success": at, "asleep": 0.0}
 
 
-def test_a_start_that_takes_nine_minutes_is_no_death() -> None:
-    """Nobody listens while a large model loads; only after ten minutes, or three times the longest start seen, it is dead."""
+def test_a_start_that_takes_half_an_hour_is_no_death() -> None:
+    """Nobody listens while a large model loads; only after half an hour, or three times the longest start seen, it is dead."""
     before = looks(300, busy)
-    down = [Look(at, 1e9 + at, Reach.REFUSED) for at in range(300, 1_500, 5)]
-    assert [status for _, status, _ in says("dead", [*before, *down[:108]])] == ["false", "false"]
-    assert says("dead", [*before, *down])[-1] == (910.0, "true", "NobodyListens")
-    again = [look._replace(at_s=look.at_s + 840.0) for look in before]
-    once_more = [look._replace(at_s=look.at_s + 840.0) for look in down]
-    assert says("dead", [*before, *down[:107], *again, *once_more])[-1][1:] == ("false", "Starting")
+    down = [Look(at, 1e9 + at, Reach.REFUSED) for at in range(300, 3_000, 5)]
+    assert [status for _, status, _ in says("dead", [*before, *down[:359]])] == ["false", "false"]
+    assert says("dead", [*before, *down])[-1] == (2_110.0, "true", "NobodyListens")
+    again = [look._replace(at_s=look.at_s + 2_100.0) for look in before]
+    once_more = [look._replace(at_s=look.at_s + 2_100.0) for look in down]
+    assert says("dead", [*before, *down[:359], *again, *once_more])[-1][1:] == ("false", "Starting")
+
+
+def test_a_process_that_is_known_to_have_ended_is_dead_without_a_wait() -> None:
+    """Who knows that its process ended and that nobody starts it need not wait for as long as a start takes."""
+    gone = [Look(at, 1e9 + at, Reach.REFUSED, ended="its unit has failed") for at in range(300, 400, 5)]
+    assert says("dead", [*looks(300, busy), *gone])[-1] == (310.0, "true", "ProcessEnded")
+
+
+def ranks(at: float, stuck: int, work: float = 2.0) -> tuple[Rank, ...]:
+    """Eight cores, one of which makes no step from 300 s on."""
+    return tuple(Rank(str(core), 10.0 * (min(at, 300.0) if core == stuck else at), work, 0.0) for core in range(8))
+
+
+def test_one_stuck_core_of_eight_is_stuck() -> None:
+    """The steps of the others do not hide it, and an answered test request is another core's."""
+    plain = failing(looks(900, lambda at: {**busy(at), "steps": 70.0 * at}), 1e9)
+    canary = [
+        look._replace(canary=look.canary and look.canary._replace(is_answered=look.canary.at_s % 240 != 0)) for look in plain
+    ]
+    stuck = [look._replace(ranks=ranks(look.at_s, 3)) for look in canary]
+    found = says("wedged", stuck)
+    assert found[-1][1:] == ("true", "NoStep")
+    assert 420 <= found[-1][0] <= 520
+    assert says("wedged", [look._replace(ranks=ranks(look.at_s, 8)) for look in canary])[-1][1:] == ("false", "Steps")
+    unproved = [look._replace(ranks=ranks(look.at_s, 3)) for look in plain]
+    assert says("wedged", unproved)[-1][1:] == ("unknown", "NotProved")
+    assert says("wedged", [look._replace(ranks=ranks(look.at_s, 3, work=0.0)) for look in canary])[-1][1] == "false"
+
+
+def test_our_own_test_request_is_no_work_and_no_idleness() -> None:
+    """A stuck engine whose one request cannot be told from ours is still the one it was before."""
+
+    def gate(at: float) -> Gate:
+        ours = int(at % 30 < 25)
+        return GATE._replace(engine_requests=1, ours=ours, last_step_age_s=max(0.0, at - 100.0))
+
+    stuck = failing(looks(400, lambda at: {**busy(min(at, 100.0)), "steps": 10.0 * min(at, 100.0)}), 100.0)
+    found = says("wedged", [look._replace(gate=gate(look.at_s)) for look in stuck])
+    assert found[-1][1:] == ("true", "NoStep")
+    assert found[-1][0] <= 240
+
+
+@settings(max_examples=60, deadline=None)
+@given(lost=st.sets(st.integers(0, 119)), is_asked=st.booleans())
+def test_a_paused_engine_is_never_stuck_or_saturated_whatever_is_lost(lost: set[int], is_asked: bool) -> None:
+    """Where the answer whether it is paused was lost, it may be paused: nothing is done about it."""
+    plain = failing(looks(600, lambda at: {**busy(100.0), "waiting": at}), 0.0)
+    seen = [
+        look._replace(is_paused=None, is_rest_unknown=True) if place in lost else look._replace(is_paused=True)
+        for place, look in enumerate(plain)
+    ]
+    seen = (
+        seen
+        if is_asked
+        else [look if place else look._replace(is_rest_unknown=True, is_paused=None) for place, look in enumerate(seen)]
+    )
+    for kind in ("wedged", "hung", "saturated"):
+        assert "true" not in [status for _, status, _ in says(kind, seen)]
+
+
+def test_test_requests_that_take_long_or_answer_no_text_are_told() -> None:
+    """Both are advice: slow after two minutes of it, garbage after one."""
+    slow = [look._replace(canary=Canary(look.at_s // 30 * 30.0, True, 14.0)) for look in looks(300, busy)]
+    assert says("slow", slow)[-1] == (120.0, "true", "TakesLong")
+    odd = [look._replace(canary=Canary(look.at_s // 30 * 30.0, True, 0.2, True)) for look in looks(300, busy)]
+    assert says("garbage", odd)[-1] == (60.0, "true", "NoText")
+    assert says("slow", odd)[-1][1] == "false"
+    assert [says(kind, failing(looks(60, busy), 0.0))[-1][1] for kind in ("slow", "garbage")] == ["unknown", "unknown"]
+
+
+def test_several_servers_behind_one_address_leave_everything_unknown() -> None:
+    """Their figures cannot be told apart: nothing is judged, and that is the reason given."""
+    turns = [look._replace(started_unix_s=1e9 + look.at_s % 2) for look in looks(100, busy)]
+    turns = [look._replace(started_unix_s=1e9 + 50.0 * (place % 2)) for place, look in enumerate(turns)]
+    assert {says(kind, turns)[-1][1:] for kind in ("dead", "storm", "loop")} == {("unknown", "SeveralServers")}
 
 
 def test_an_engine_without_a_step_counter_is_not_hung_because_its_test_requests_wait() -> None:
@@ -126,6 +204,23 @@ def test_some_mib_more_of_others_are_no_neighbour() -> None:
     assert {status for _, status, _ in says("neighbour", wavers)} == {"false"}
     came = [look._replace(workers=probe(by_others=1e9 + (look.at_s > 300) * 512 * MIB)) for look in looks(600, busy)]
     assert says("neighbour", came)[-1] == (335.0, "true", "NeighbourInNeed")
+
+
+def test_a_neighbour_and_thin_slack_are_judged_card_by_card() -> None:
+    """What one worker could give back does not help another, and noise on eight cards is no neighbour on one."""
+    noise = [
+        look._replace(
+            workers=tuple(
+                probe(by_others=1e9 + (look.at_s > 300) * 34 * MIB, releasable=1.4e8)[0]._replace(rank=str(rank))
+                for rank in range(8)
+            )
+        )
+        for look in looks(600, busy)
+    ]
+    assert {status for _, status, _ in says("neighbour", noise)} == {"false"}
+    full = probe(device_free=5 * MIB, releasable=0.0)[0]._replace(rank="1")
+    tight = [look._replace(workers=(*probe(), full)) for look in looks(600, busy)]
+    assert says("slack", tight)[-1][1:] == ("true", "Thin")
 
 
 def test_no_refused_allocation_is_no_exhaustion_whatever_grows() -> None:

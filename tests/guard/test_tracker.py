@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from plimsoll.domain.condition import Status
 from plimsoll.guard.tracker import Tracker, no, unknown, yes
@@ -24,10 +26,14 @@ def after(says: str, *, is_strict: bool, for_s: float = 20.0) -> Status:
     [
         ("yyyy", "false", "false"),
         ("yyyyy", "true", "true"),
-        ("yynyyyy", "false", "false"),
-        ("yy?yy", "false", "true"),
+        ("yynyy", "true", "false"),
+        ("ynynyy", "false", "false"),
+        ("yy?yy", "true", "true"),
+        ("y??yyyyy", "true", "true"),
+        ("y??yyyy", "false", "false"),
         ("yy?yyyyy", "true", "true"),
-        ("yy.yy", "false", "true"),
+        ("yy.yy", "true", "true"),
+        ("y.y.y.y.y", "false", "true"),
         ("yy???yyyy", "false", "false"),
         ("yy...yyyy", "false", "false"),
         ("yyyyy?", "unknown", "unknown"),
@@ -37,7 +43,7 @@ def after(says: str, *, is_strict: bool, for_s: float = 20.0) -> Status:
     ],
 )
 def test_a_window_must_be_seen_whole(says: str, strict: str, lenient: str) -> None:
-    """What could lead to an action is said after looks that all said so; advice forgives a look or two that said nothing."""
+    """Before an action four of five looks said yes, a lost one is a no; advice forgives a look or two that said nothing."""
     assert after(says, is_strict=True) == strict
     assert after(says, is_strict=False) == lenient
 
@@ -50,3 +56,35 @@ def test_a_condition_that_is_watched_says_for_how_long() -> None:
     assert (condition.status, condition.reason, condition.message) == ("false", "Watching", "it is; for 0 of 20 s")
     assert condition.since_s == 0.0
     assert tracker.see(SAYS["y"], 10.0).message == "it is; for 5 of 20 s"
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    says=st.text("yyyn?", min_size=1, max_size=60),
+    lost=st.sets(st.integers(0, 59)),
+    for_s=st.sampled_from([0.0, 10.0, 20.0, 60.0]),
+)
+def test_to_lose_looks_never_makes_it_hold_sooner(says: str, lost: set[int], for_s: float) -> None:
+    """What could lead to an action holds first with all looks, whichever of them are lost or say nothing."""
+
+    def first(words: str) -> int:
+        found = [end for end in range(1, len(words) + 1) if after(words[:end], is_strict=True, for_s=for_s) is Status.TRUE]
+        return found[0] if found else len(words) + 1
+
+    for gap in ".?":
+        assert first("".join(gap if place in lost else word for place, word in enumerate(says))) >= first(says)
+
+
+def test_looks_that_take_longer_than_the_time_between_them_are_enough() -> None:
+    """Who wants to look every second and needs two for a look is told what was seen all the same."""
+    tracker = Tracker("kind", 10.0, 10.0, 1.0, is_strict=True)
+    for number in range(8):
+        tracker.note(SAYS["y"], 2.0 * number)
+    assert tracker.status is Status.TRUE
+
+
+def test_what_held_before_it_could_not_be_told_is_not_denied_by_one_look() -> None:
+    """After looks that told nothing, one that says yes again is in doubt, not over."""
+    assert after("yyyyy???????y", is_strict=True) is Status.UNKNOWN
+    assert after("yyyyy???????n", is_strict=True) is Status.TRUE
+    assert after("yyyyy???????nnnnn", is_strict=True) is Status.FALSE

@@ -43,6 +43,8 @@ class Code(StrEnum):
     # The engine itself.
     ENGINE_DEAD = "engine.dead"
     ENGINE_WEDGED = "engine.wedged"
+    ENGINE_SLOW = "engine.slow"
+    ENGINE_GARBAGE = "engine.garbage"
     ENGINE_SATURATED = "engine.saturated"
     ENGINE_CRASH_LOOP = "engine.crash-loop"
     ENGINE_CHANGED = "engine.changed"

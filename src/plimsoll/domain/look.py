@@ -46,14 +46,27 @@ class Gate(NamedTuple):
     is_wedged: bool = False
     asleep: str = ""
     drain: str = "serving"
+    ours: int = 0  # of its requests, how many may be test requests of our own
+
+
+class Rank(NamedTuple):
+    """One of several engine cores behind one page (data parallelism); None for what the page does not show of it."""
+
+    name: str
+    steps: float | None = None  # ever made
+    running: float | None = None
+    waiting: float | None = None
 
 
 class Card(NamedTuple):
-    """What the driver says of one card."""
+    """What the driver says of one card that the engine runs on."""
 
     name: str
     xids: tuple[int, ...] = ()  # since the last look
-    uncorrectable: int | None = None  # ECC errors that were not mended, since the driver was loaded
+    uncorrectable: int | None = None  # ECC errors that were not mended, since guard looks
+    total: float | None = None
+    free: float | None = None
+    by_engine: float | None = None  # what the engine's own processes hold
 
 
 class Canary(NamedTuple):
@@ -63,6 +76,7 @@ class Canary(NamedTuple):
     is_answered: bool | None  # None: it could not be asked, which says nothing
     seconds: float | None = None
     is_garbage: bool = False
+    why: str = ""  # where it could not be asked: why, in words
 
 
 class Look(NamedTuple):
@@ -84,3 +98,8 @@ class Look(NamedTuple):
     cards: tuple[Card, ...] = ()
     canary: Canary | None = None
     is_paused: bool | None = None
+    is_rest_unknown: bool = False
+    """Whether it is paused was asked, and the answer was lost on the way: it may rest."""
+    ranks: tuple[Rank, ...] = ()  # only where the page shows several
+    container_restarts: int | None = None  # as its cluster counts them
+    ended: str = ""  # somebody who knows says that its process has ended and that nobody starts it; in words

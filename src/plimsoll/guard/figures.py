@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 
 from plimsoll.domain.look import Look, Worker
+from plimsoll.guard.pulse import Pulse
 
 COUNTERS = ("steps", "preemptions", "prompt_tokens", "generation_tokens", "success", "prefix_queries", "prefix_hits")
 GAUGES = ("running", "waiting", "kv_cache_usage")
-WORKERS = ("held", "releasable", "device_free", "by_others", "retries", "ooms", "host_resident")
+WORKERS = ("held", "releasable", "device_free", "room", "retries", "ooms", "host_resident")
 OWN = ("expected_wait", "engine_requests", "in_flight", *WORKERS)
 FINE = (*COUNTERS, *GAUGES, *OWN)
 _PAGE = (*COUNTERS, *GAUGES)
@@ -30,6 +31,10 @@ def values_of(look: Look, is_whole: bool) -> dict[str, float]:  # noqa: FBT001
             found["expected_wait"] = gate.expected_wait_s
     if is_whole:
         _add_workers(look.workers, found)
+    elif look.cards and not look.workers:
+        free = [card.free for card in look.cards]
+        if None not in free:
+            found["device_free"] = min(value for value in free if value is not None)
     if "host_resident" in figures and not look.workers:
         found["host_resident"] = figures["host_resident"]
     wrong = [name for name, value in found.items() if not 0.0 <= value < _MOST]
@@ -39,28 +44,36 @@ def values_of(look: Look, is_whole: bool) -> dict[str, float]:  # noqa: FBT001
 
 
 def _add_workers(workers: tuple[Worker, ...], found: dict[str, float]) -> None:
-    """Sums over all of them, and the least that is free; a sum that one cannot be added to is not known."""
-    sums = dict.fromkeys(("held", "releasable", "retries", "ooms", "by_others", "host_resident"), 0.0)
-    free = math.inf
+    """Sums over all of them, and the least of what is free; a sum that one cannot be added to is not known."""
+    sums = dict.fromkeys(("held", "releasable", "retries", "ooms", "host_resident"), 0.0)
+    free = room = math.inf
     for one in workers:
         held = None if one.allocated is None or one.unreleasable is None else one.allocated + one.unreleasable
         for name, value in (
             ("held", held), ("releasable", one.releasable), ("retries", one.retries), ("ooms", one.ooms),
-            ("by_others", one.by_others), ("host_resident", one.host_resident),
+            ("host_resident", one.host_resident),
         ):  # fmt: skip
             sums[name] = math.nan if value is None else sums[name] + value
         free = math.nan if one.device_free is None or free != free else min(free, one.device_free)
-    found.update({name: value for name, value in sums.items() if value == value})
-    if free == free:
-        found["device_free"] = free
+        # Card by card: what one worker could give back is of no use to another.
+        left = math.nan if one.device_free is None or one.releasable is None else one.device_free + one.releasable
+        room = math.nan if left != left or room != room else min(room, left)
+    found.update({name: value for name, value in (*sums.items(), ("device_free", free), ("room", room)) if value == value})
 
 
-def work_of(look: Look) -> float | None:
-    """Requests that are with the engine: the gate's own count, else what the page says; None if neither tells."""
-    if look.gate is not None:
-        return look.gate.engine_requests
-    running, waiting = look.figures.get("running"), look.figures.get("waiting")
-    return None if running is None or waiting is None else running + waiting
+def work_of(look: Look, pulse: Pulse) -> float | None:
+    """Requests that are with the engine: the gate's own count, else what the page says; None if neither tells.
+
+    Where one of them may be a test request of guard's own, it is what it was, as long as there was no step meanwhile.
+    """
+    gate = look.gate
+    if gate is None:
+        running, waiting = look.figures.get("running"), look.figures.get("waiting")
+        return None if running is None or waiting is None else running + waiting
+    others = gate.engine_requests - gate.ours
+    if gate.ours and others <= 0 < gate.engine_requests:
+        return pulse.work
+    return float(max(0, others))
 
 
 def changes(before: Look, now: Look) -> str:

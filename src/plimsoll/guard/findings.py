@@ -79,6 +79,20 @@ _KINDS: Mapping[str, _Kind] = {
         Code.ENGINE_WEDGED, Severity.CRITICAL, 0.9, "the engine is idle and answers no request", lambda _: wedge_remedies(),
         ("waiting for traffic to wake it: the test requests were traffic", "a liveness probe on /health: it stays 200"),
     ),
+    "slow": _Kind(
+        Code.ENGINE_SLOW, Severity.WARNING, 0.8, "one token takes long", _queue,
+        ("a restart: it comes back to the same load", "a longer deadline of the test request: users wait as long"),
+    ),
+    "garbage": _Kind(
+        Code.ENGINE_GARBAGE, Severity.CRITICAL, 0.7, "the engine answers what is no text",
+        _always(
+            Remedy("ask it by hand, at temperature 0, and compare with another replica", "one odd token proves little"),
+            Remedy("look at the card: Xid, ECC, dmesg (plimsoll doctor DMESG)", "a sick card computes wrong before it fails"),
+            Remedy("take it out of the balancer and restart it, on another card if that one is in doubt",
+                   "wrong weights in memory stay until they are loaded again"),
+        ),
+        ("memory settings: what it computes is wrong, not how much fits",),
+    ),
     "saturated": _Kind(
         Code.ENGINE_SATURATED, Severity.WARNING, 0.9, "more requests come than it can serve", _queue,
         ("a restart: it loses the queue and comes back to the same load", _NOT_THE_CACHE),

@@ -8,22 +8,26 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import deque
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from plimsoll.domain.look import Look, Reach
 from plimsoll.domain.unknown import Reading, Unknown
 from plimsoll.guard.figures import COUNTERS, FINE, WORKERS, changes, values_of, work_of
+from plimsoll.guard.lives import Lives
+from plimsoll.guard.lowest import Lowest
+from plimsoll.guard.pulse import Pulse
 from plimsoll.guard.table import Table, Window
 
 FINE_LOOKS = 360
 FINE_S = 1_800.0
 COARSE_S = 120.0
 COARSE_POINTS = 720
-RESTARTS_KEPT = 32
+RANKS_MOST = 1_024  # of whom a history is kept
+RANK_GONE_S = 600.0  # one that has not been heard of for so long is not one of them any more
+LATELY_S = 1_500.0
 GAP_LOOKS = 3.5  # a hole of more looks than this: what happened in it is not known
 STALE_S = 30.0  # what a worker wrote so long ago is not what it holds now
-NO_HOLE_LOOKS = 1.5  # not one look is missing
 COARSE = ("held", "host_resident", "running")
 _NEAR = 1e-6
 _KEPT = frozenset(COUNTERS)
@@ -42,23 +46,24 @@ class History:
         self.unreachable_since_s: float | None = None
         self.longest_start_s = 0.0  # from the first refusal to the next answer
         self.failed_canaries = 0
+        self.failed_canary_at_s = -math.inf
         self._canary_at_s = -math.inf
         self._failing_since_s: float | None = None
-        self.starts: deque[float] = deque(maxlen=RESTARTS_KEPT)  # unix; the first one seen is not in it
-        self._started: float | None = None
-        self.step_at_s: float | None = None  # when a step was last seen to have been made
-        self.longest_gap_s = 0.0  # between two steps of an engine with work
-        self.idle_at_s = -math.inf  # when it was last seen with nothing to do
+        self.lives = Lives()
+        self._pulse = Pulse()
+        self._pulses: dict[str, Pulse] = {}
         self.changed: str = ""  # what the last restart changed, in words
         self.changed_at_s = -math.inf
         self.memo: dict[Any, tuple[int, Any]] = {}  # answers that hold until the next coarse point
         self.points = 0  # coarse points ever made
+        self._has_recalled = False
         self._fine = Table(FINE, max(FINE_LOOKS, math.ceil(FINE_S / every_s) + 1))
         self._coarse = Table(COARSE, COARSE_POINTS)
         self._lowest: dict[str, float] = {}
         self._coarse_from_s = -math.inf
         self._totals: dict[str, float] = {}
-        self._ranks: set[str] = set()
+        self._ranks: dict[str, float] = {}  # workers, and when each was last heard of
+        self._least_others: dict[str, Lowest] = {}
         self._told: dict[str, bool] = {}  # who has told in this life whether it rests, and whether they do at the last look
 
     def add(self, look: Look) -> bool:
@@ -68,18 +73,16 @@ class History:
         self.last = look
         self._note_canary(look)
         self._note_reach(look)
+        self.lives.count(look)
         if look.reach is not Reach.ANSWERS:
             return True
         values = values_of(look, self._is_whole(look))
-        if self._has_restarted(look, values):
+        if self.lives.begins(look, has_fallen=self._fell(values) >= 2):
             self._begin_anew(look)
-        if look.started_unix_s is not None:
-            self._started = look.started_unix_s
         self._without_falls(values)
         self._note_steps(look, values)
         self._note_rest(look)
-        if work_of(look) == 0:
-            self.idle_at_s = look.at_s
+        self._note_others(look)
         self._fine.add(look.at_s, values)
         self._note_coarse(look.at_s, values)
         for name in _KEPT & values.keys():
@@ -138,32 +141,62 @@ class History:
         """The smallest value of each two minutes, for up to a day."""
         return self._coarse.last(name, points)
 
+    def recall(self, points: Sequence[tuple[float, Mapping[str, float]]]) -> None:
+        """What somebody else saw of it before guard did, by guard's own clock: as coarse points, once.
+
+        Whoever gives them sees to it that they are this process's.
+        """
+        if self._has_recalled:
+            return
+        self._has_recalled = True
+        begin_s = min((at_s for at_s in self._coarse.times), default=self._end())
+        rows = [
+            (at_s, {name: values[name] for name in COARSE if 0.0 <= values.get(name, -1.0) < math.inf})
+            for at_s, values in sorted(points, key=lambda point: point[0])
+            if -math.inf < at_s < begin_s
+        ]
+        self._coarse.put_before(rows)
+        self.points += len(rows)
+        self.memo.clear()
+
+    @property
+    def has_workers(self) -> bool:
+        """Whether a worker has told of its memory in this life."""
+        return bool(self._ranks)
+
+    def came(self, rank: str, others: float) -> float:
+        """How much more others hold beside this worker than the least of the last 25 minutes."""
+        kept = self._least_others.get(rank)
+        return 0.0 if kept is None else others - min(others, kept.least)
+
+    @property
+    def cores(self) -> list[tuple[str, Pulse]]:
+        """The pulse of every engine core at the last look, by name; one without a name where there is but one."""
+        ranks = () if self.last is None else self.last.ranks
+        if not ranks:
+            return [("", self._pulse)]
+        return [(rank.name, self._pulses[rank.name]) for rank in ranks if rank.name in self._pulses]
+
     def _end(self) -> float:
         return self.last.at_s if self.last is not None else 0.0
 
     # Restarts
 
-    def _has_restarted(self, look: Look, values: dict[str, float]) -> bool:
-        if self.last_answer is None:
-            return False
-        if look.started_unix_s is not None and self._started is not None:
-            return look.started_unix_s > self._started + 1.0
-        # Nothing tells when it started: all counters that fall together are a new process's.
-        fell = [name for name, total in self._totals.items() if values.get(name, math.inf) < total]
-        return len(fell) >= 2
+    def _fell(self, values: dict[str, float]) -> int:
+        """How many totals are lower than before."""
+        return sum(values.get(name, math.inf) < total for name, total in self._totals.items())
 
     def _begin_anew(self, look: Look) -> None:
         before = self.last_answer
-        self.starts.append(look.started_unix_s if look.started_unix_s is not None else look.unix_s)
-        self._started = None
         self._fine.clear()
         self._coarse.clear()
         self._lowest.clear()
         self._totals.clear()
         self._told.clear()
         self.memo.clear()
-        self._ranks = {worker.rank for worker in look.workers}
-        self.step_at_s, self.longest_gap_s, self.idle_at_s = None, 0.0, -math.inf
+        self._least_others.clear()
+        self._ranks = {worker.rank: look.at_s for worker in look.workers if worker.age_s < STALE_S}
+        self._pulse, self._pulses = Pulse(), {}
         changed = changes(before, look) if before is not None else ""
         if changed:
             self.changed, self.changed_at_s = changed, look.at_s
@@ -180,13 +213,20 @@ class History:
         With one that was not there before, the sums of before were not the engine's either.
         """
         fresh = {worker.rank for worker in look.workers if worker.age_s < STALE_S}
-        if fresh - self._ranks:
-            if self._ranks:
-                self._fine.forget(WORKERS)
-                self._coarse.forget(("held", "host_resident"))
-                self._lowest.clear()
-            self._ranks |= fresh
-        return bool(fresh) and fresh == self._ranks and all(worker.age_s < STALE_S for worker in look.workers)
+        gone = [rank for rank, heard_s in self._ranks.items() if look.at_s - heard_s > RANK_GONE_S]
+        if (fresh - self._ranks.keys() and self._ranks) or (gone and fresh):
+            self._fine.forget(WORKERS)
+            self._coarse.forget(("held", "host_resident"))
+            self._lowest.clear()
+        for rank in gone if fresh else ():
+            del self._ranks[rank]
+            self._least_others.pop(rank, None)
+        if len(fresh | self._ranks.keys()) > RANKS_MOST:
+            self._ranks.clear()  # nobody has so many: what it says of them is not kept
+            self._least_others.clear()
+            return False
+        self._ranks.update(dict.fromkeys(fresh, look.at_s))
+        return bool(fresh) and len(fresh) == len(self._ranks) and all(worker.age_s < STALE_S for worker in look.workers)
 
     # Life
 
@@ -215,6 +255,7 @@ class History:
             self.failed_canaries, self._failing_since_s = 0, None
         else:
             self.failed_canaries += 1
+            self.failed_canary_at_s = canary.at_s
             self._failing_since_s = canary.at_s if self._failing_since_s is None else self._failing_since_s
 
     @property
@@ -224,17 +265,25 @@ class History:
 
     def _note_steps(self, look: Look, values: dict[str, float]) -> None:
         """A step was made since the last look if its counter rose, or if the gate saw one."""
-        before = self._totals.get("steps")
+        hole_s = GAP_LOOKS * self.every_s
         age_s = look.gate.last_step_age_s if look.gate is not None else None
-        stepped_at = None if age_s is None else look.at_s - age_s
-        if stepped_at is None and before is not None and values.get("steps", before) > before:
-            stepped_at = look.at_s
-        if stepped_at is None:
-            return
-        if self.step_at_s is not None and stepped_at > self.step_at_s + 1e-3 and _may_have_work(self.last_answer):
-            # While it had nothing to do, no step was due.
-            self.longest_gap_s = max(self.longest_gap_s, stepped_at - max(self.step_at_s, self.idle_at_s))
-        self.step_at_s = stepped_at if self.step_at_s is None else max(self.step_at_s, stepped_at)
+        self._pulse.note(look.at_s, values.get("steps"), work_of(look, self._pulse), age_s, hole_s)
+        for rank in look.ranks[:RANKS_MOST]:
+            pulse = self._pulses.get(rank.name)
+            if pulse is None:
+                if len(self._pulses) >= RANKS_MOST:
+                    continue
+                pulse = self._pulses[rank.name] = Pulse()
+            work = None if rank.running is None or rank.waiting is None else rank.running + rank.waiting
+            pulse.note(look.at_s, rank.steps, work, None, hole_s)
+
+    def _note_others(self, look: Look) -> None:
+        for worker in look.workers[:RANKS_MOST]:
+            if worker.age_s < STALE_S and worker.by_others is not None and worker.rank in self._ranks:
+                kept = self._least_others.get(worker.rank)
+                if kept is None:
+                    kept = self._least_others[worker.rank] = Lowest(LATELY_S)
+                kept.add(look.at_s, worker.by_others)
 
     def _note_rest(self, look: Look) -> None:
         told = self._told
@@ -246,6 +295,8 @@ class History:
             told["gate"] = True
         if look.is_paused is not None:
             told["pause"] = True
+        elif look.is_rest_unknown:
+            told["pause"] = False
 
     @property
     def lost(self) -> str:
@@ -268,10 +319,3 @@ class History:
             self._coarse.add(at_s, self._lowest)
             self._lowest, self._coarse_from_s = {}, at_s
             self.points += 1
-
-
-def _may_have_work(look: Look | None) -> bool:
-    if look is None:
-        return False
-    work = work_of(look)
-    return work is None or work > 0

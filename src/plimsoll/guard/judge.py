@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from plimsoll.domain.condition import Condition
@@ -11,15 +11,19 @@ from plimsoll.guard import card, life, load, memory
 from plimsoll.guard.grades import Grade
 from plimsoll.guard.history import History
 from plimsoll.guard.policy import GRADES, Policy
-from plimsoll.guard.tracker import Seen, Tracker
+from plimsoll.guard.tracker import Seen, Tracker, unknown
 
 Question = Callable[[History, Policy, float], Seen]
 QUESTIONS: tuple[tuple[str, Question], ...] = (
-    ("dead", life.dead), ("wedged", life.wedged), ("hung", life.hung), ("saturated", load.saturated), ("storm", load.storm),
+    ("dead", life.dead), ("wedged", life.wedged), ("hung", life.hung), ("slow", life.slow), ("garbage", life.garbage),
+    ("saturated", load.saturated), ("storm", load.storm),
     ("backlog", load.backlog), ("retries", memory.retries), ("growth", memory.held_growth), ("exhausted", memory.exhausted),
     ("slack", memory.slack), ("neighbour", memory.neighbour), ("host", memory.host_growth), ("card", card.sick),
     ("prefix", load.low_hits), ("loop", life.crash_loop), ("changed", life.changed),
 )  # fmt: skip
+
+
+SHARED = unknown("SeveralServers", "several servers answer at this address in turn: give guard the address of each")
 
 
 class Change(NamedTuple):
@@ -57,6 +61,9 @@ class Judge:
         if not self.history.add(look):
             return ()
         now_s, history, policy = look.at_s, self.history, self.policy
+        if history.lives.is_shared:
+            changed = [tracker for tracker in (*self._trackers.values(), *self._rules.values()) if tracker.note(SHARED, now_s)]
+            return self._told(changed)
         changed = [
             tracker
             for (_, question), tracker in zip(QUESTIONS, self._trackers.values(), strict=True)
@@ -66,6 +73,9 @@ class Judge:
             tracker = self._rules[rule.name]
             if tracker.note(load.own_rule(rule, history), now_s):
                 changed.append(tracker)
+        return self._told(changed)
+
+    def _told(self, changed: Iterable[Tracker]) -> tuple[Change, ...]:
         return tuple(Change(self.engine, one.condition, GRADES.get(one.kind, Grade.ADVICE)) for one in changed)
 
 

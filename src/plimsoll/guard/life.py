@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 
 from plimsoll.domain.finding import Evidence
-from plimsoll.domain.look import Reach
+from plimsoll.domain.look import Canary, Reach
 from plimsoll.domain.unknown import Unknown
 from plimsoll.guard.history import History
 from plimsoll.guard.policy import Policy
-from plimsoll.guard.tracker import Seen, no, unknown, yes
+from plimsoll.guard.pulse import Pulse
+from plimsoll.guard.tracker import WORST, Seen, no, unknown, yes
 
 LONGEST_STEPS = 3.0
 LONGEST_STARTS = 3.0  # a start with cold caches takes longer than a warm one
 KEPT_S = 1_500.0  # what the history surely holds
 FRESH_S = 90.0  # a test request that is older says nothing about now
+FRESH_LOOKS = 4.0  # where guard looks more rarely
 
 
 def dead(history: History, policy: Policy, now_s: float) -> Seen:
@@ -22,6 +24,8 @@ def dead(history: History, policy: Policy, now_s: float) -> Seen:
     last = history.last
     if last is None:
         return unknown("NotLookedAt", "not looked at yet")
+    if last.ended and last.reach is not Reach.ANSWERS:
+        return yes("ProcessEnded", last.ended, Evidence("process", last.ended))
     if last.health == 503 or (last.gate is not None and last.gate.reason == "dead"):
         return yes("HealthSaysSo", "its own /health says that its engine is dead", Evidence("health", "503"))
     if last.reach is Reach.ANSWERS:
@@ -46,33 +50,54 @@ def wedged(history: History, policy: Policy, now_s: float) -> Seen:
         return unknown("Unreachable", "it could not be asked")
     if last.gate is not None and last.gate.is_wedged:
         return yes("GateProved", "the gate's own test request got no answer while work waited", Evidence("gate", "is_wedged"))
-    if _rests(history):
+    if rests(history):
         return no("Paused", "it is paused or asleep: no step is due")
-    work = _work(history)
-    if isinstance(work, Unknown):
-        return unknown("NoFigures", work.reason)
+    if (doubt := _may_rest(history)) is not None:
+        return unknown("MayRest", doubt.reason)
+    found = [_stands_still(history, name, pulse, policy, now_s) for name, pulse in history.cores]
+    # The core that is worst decides: one that stands still among others that work is stuck all the same.
+    return min(found, key=lambda seen: WORST.index(seen.status), default=unknown("NoFigures", "no core is on the page"))
+
+
+def _stands_still(history: History, name: str, pulse: Pulse, policy: Policy, now_s: float) -> Seen:
+    """Whether one core is stuck."""
+    whose = f"core {name}: " if name else ""
+    work = pulse.work
+    if work is None:
+        return unknown("NoFigures", f"{whose}how many requests are there is not on the page")
     if work <= 0:
-        return no("Idle", "nothing is there to do")
-    bound_s = max(policy.number("wedged", "still"), LONGEST_STEPS * history.longest_gap_s)
-    made = history.rise("steps", bound_s)
-    if isinstance(made, Unknown):
-        still_s = None if last.gate is None else last.gate.last_step_age_s
-        if still_s is None:
-            return unknown("NotLongEnough", made.reason)
-        if still_s < bound_s:
-            return no("Steps", f"a step was made {still_s:.0f} s ago")
-    elif made > 0:
-        return no("Steps", f"{made:.0f} steps in the last {bound_s:.0f} s")
-    if _came_to_a_hung_one(history) or now_s - history.idle_at_s < bound_s:
-        return no("JustCame", f"its work came less than {bound_s:.0f} s ago, or after its last step")
-    longest = f"the longest seen took {history.longest_gap_s:.1f} s"
-    found = Evidence("steps", f"none in {bound_s:.0f} s with {work:.0f} requests there; {longest}")
-    canary = last.canary
-    if canary is None or canary.is_answered is None or now_s - canary.at_s > FRESH_S:
-        return unknown("NotProved", f"{found.text}; no test request has proved it: turn the canary on, or the gate")
-    if canary.is_answered:
+        return no("Idle", f"{whose}nothing is there to do")
+    bound_s = max(policy.number("wedged", "still"), LONGEST_STEPS * pulse.longest_gap_s)
+    has_stepped = pulse.has_stepped(now_s, bound_s)
+    if isinstance(has_stepped, Unknown):
+        return unknown("NotLongEnough", f"{whose}{has_stepped.reason}")
+    if has_stepped:
+        return no("Steps", f"{whose}a step was made in the last {bound_s:.0f} s")
+    if pulse.came_after_last_step or now_s - pulse.idle_at_s < bound_s:
+        return no("JustCame", f"{whose}its work came less than {bound_s:.0f} s ago, or after its last step")
+    longest = f"the longest seen took {pulse.longest_gap_s:.1f} s"
+    found = Evidence("steps", f"{whose}none in {bound_s:.0f} s with {work:.0f} requests there; {longest}")
+    last, is_one = history.last, not name
+    canary = None if last is None else last.canary
+    if canary is None or canary.is_answered is None or now_s - canary.at_s > fresh_s(history):
+        return unknown("NotProved", f"{found.text}; no test request has proved it{_why(canary)}")
+    if canary.is_answered and is_one:
         return no("CanaryAnswered", "its test request was answered")
-    return yes("NoStep", "no step is made though work waits, and a test request got no answer", found)
+    # Of several cores a test request reaches one, and an answer is another core's: it must have failed once since.
+    if not is_one and history.failed_canary_at_s <= (-math.inf if pulse.step_at_s is None else pulse.step_at_s):
+        return unknown("NotProved", f"{found.text}; no test request has failed since")
+    return yes("NoStep", f"{whose}no step is made though work waits, and a test request got no answer", found)
+
+
+def _why(canary: Canary | None) -> str:
+    if canary is not None and canary.why:
+        return f": {canary.why}"
+    return ": turn the canary on, or the gate" if canary is None else ""
+
+
+def fresh_s(history: History) -> float:
+    """How old a test request may be that still says something."""
+    return max(FRESH_S, FRESH_LOOKS * history.every_s)
 
 
 def hung(history: History, policy: Policy, now_s: float) -> Seen:
@@ -81,44 +106,84 @@ def hung(history: History, policy: Policy, now_s: float) -> Seen:
     if last is None or last.reach is not Reach.ANSWERS:
         return unknown("Unreachable", "it could not be asked")
     canary = last.canary
-    if canary is None or now_s - canary.at_s > FRESH_S:
+    if canary is None or now_s - canary.at_s > fresh_s(history):
         return unknown("NoCanary", "only a test request can show this, and none is made")
     if canary.is_answered is None:
-        return unknown("CanaryNotMade", "the test request could not be made")
-    if canary.is_answered or _rests(history):
+        return unknown("CanaryNotMade", f"the test request could not be made{_why(canary)}")
+    if canary.is_answered or rests(history):
         return no("CanaryAnswered", "its test request was answered" if canary.is_answered else "it is paused or asleep")
     wanted, since_s = policy.number("hung", "canaries"), history.failing_since_s
     if history.failed_canaries < wanted or since_s is None:
         return no("Watching", f"{history.failed_canaries} of {wanted:.0f} test requests without an answer")
-    work = _work(history)
-    if isinstance(work, Unknown):
-        return unknown("NoFigures", work.reason)
-    made = history.rise("steps", min(now_s - since_s, KEPT_S))
-    if isinstance(made, Unknown):
-        return unknown("NotLongEnough", made.reason)
-    if made > 0:
+    if (doubt := _may_rest(history)) is not None:
+        return unknown("MayRest", doubt.reason)
+    cores = history.cores
+    if len(cores) != 1:
+        return unknown("SeveralCores", "which of its cores was asked is not known")
+    pulse = cores[0][1]
+    if pulse.work is None:
+        return unknown("NoFigures", "how many requests are there is not on the page")
+    has_stepped = pulse.has_stepped(now_s, min(now_s - since_s, KEPT_S))
+    if isinstance(has_stepped, Unknown):
+        return unknown("NotLongEnough", has_stepped.reason)
+    if has_stepped:
         return no("Steps", "steps are made: it is busy, not stuck")
-    if work > 0 and not _came_to_a_hung_one(history):
+    if pulse.work > 0 and not pulse.came_after_last_step:
         return no("HasWork", "it stopped with work there: whether it is wedged is another question")
     return yes(
         "IdleAndSilent", f"{history.failed_canaries} test requests in a row got no answer, and no step was made meanwhile",
-        Evidence("canary", f"{history.failed_canaries} without an answer, {work:.0f} requests on the page"),
+        Evidence("canary", f"{history.failed_canaries} without an answer, {pulse.work:.0f} requests on the page"),
     )  # fmt: skip
+
+
+def slow(history: History, policy: Policy, now_s: float) -> Seen:
+    """Test requests are answered, and each takes long: one token is what every user waits for first."""
+    canary, bound_s = _answer(history, now_s), policy.number("slow", "takes")
+    if isinstance(canary, Seen):
+        return canary
+    if canary.seconds is None:
+        return unknown("NoTime", "how long the test request took is not known")
+    text = f"a test request of one token took {canary.seconds:.1f} s"
+    if canary.seconds > bound_s:
+        return yes("TakesLong", text, Evidence("canary", text))
+    return no("Quick", text)
+
+
+def garbage(history: History, policy: Policy, now_s: float) -> Seen:
+    """Test requests are answered with what is no text: the engine lives, and what it computes is wrong."""
+    del policy
+    canary = _answer(history, now_s)
+    if isinstance(canary, Seen):
+        return canary
+    if canary.is_garbage:
+        return yes("NoText", "its answer to a test request is no text", Evidence("canary", "an answer that is no text"))
+    return no("Text", "its answer to a test request is text")
+
+
+def _answer(history: History, now_s: float) -> Canary | Seen:
+    """The last test request, if it was answered lately; else why nothing can be said of its answer."""
+    last = history.last
+    canary = None if last is None else last.canary
+    if last is None or canary is None or now_s - canary.at_s > fresh_s(history):
+        return unknown("NoCanary", "only a test request can show this, and none is made")
+    if not canary.is_answered:
+        return unknown("NoAnswer", f"the test request has no answer{_why(canary)}")
+    return canary
 
 
 def crash_loop(history: History, policy: Policy, now_s: float) -> Seen:
     """Several starts in a short time, whoever made them."""
-    del now_s
+    del now_s  # the last look's, which may be older
     last = history.last
     if last is None:
         return unknown("NotLookedAt", "not looked at yet")
     over_s, least = policy.number("loop", "over"), policy.number("loop", "starts")
-    recent = [at for at in history.starts if abs(last.unix_s - at) <= over_s]
-    if len(recent) < least:
+    starts = history.lives.since(last.at_s - over_s)
+    if starts < least:
         if last.reach not in (Reach.ANSWERS, Reach.REFUSED):
             return unknown("Unreachable", "it could not be asked: what it does now is not known")
-        return no("Settled", f"{len(recent)} starts in the last {over_s / 60:.0f} min")
-    message = f"it was started {len(recent)} times in {over_s / 60:.0f} min"
+        return no("Settled", f"{starts} starts in the last {over_s / 60:.0f} min")
+    message = f"it was started {starts} times in {over_s / 60:.0f} min"
     return yes("StartsAgain", message, Evidence("process_start_time_seconds", message))
 
 
@@ -134,7 +199,7 @@ def changed(history: History, policy: Policy, now_s: float) -> Seen:
     return no("AsBefore", "as before")
 
 
-def _rests(history: History) -> bool:
+def rests(history: History) -> bool:
     last = history.last
     if last is None:
         return False
@@ -142,26 +207,13 @@ def _rests(history: History) -> bool:
     return is_asleep or bool(last.is_paused) or last.figures.get("asleep", 0.0) > 0
 
 
-def _work(history: History) -> float | Unknown:
-    """Requests that are with the engine: the gate's own count, else what the page says.
+def _may_rest(history: History) -> Unknown | None:
+    """Where somebody who could tell that it rests has told before and does not now, or was asked in vain: it may rest.
 
-    Where somebody who could tell that it rests has told before and does not now, there may be none that it should serve. A gate
-    that answers tells it alone: vLLM's own /is_paused asks the engine core, and a stuck one does not answer.
+    A gate that answers tells it alone: vLLM's own /is_paused asks the engine core, and a stuck one does not answer.
     """
     lost = history.lost
     has_gate = history.last is not None and history.last.gate is not None
     if lost and not (has_gate and lost == "pause"):
-        return Unknown(f"the {lost} told before whether it rests, and does not now")
-    own = history.now("engine_requests")
-    if not isinstance(own, Unknown):
-        return own
-    running, waiting = history.now("running"), history.now("waiting")
-    if isinstance(running, Unknown):
-        return running
-    return waiting if isinstance(waiting, Unknown) else running + waiting
-
-
-def _came_to_a_hung_one(history: History) -> bool:
-    """Whether what is there came after the last step: the engine stopped while it had nothing to do."""
-    step_at_s = -math.inf if history.step_at_s is None else history.step_at_s
-    return history.idle_at_s > -math.inf and step_at_s <= history.idle_at_s
+        return Unknown(f"whether it rests is not known: the {lost} does not tell now")
+    return None

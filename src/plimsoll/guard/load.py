@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from plimsoll.doctor.metrics_queues import is_full, matters, share_done_twice
 from plimsoll.domain.finding import Evidence
 from plimsoll.domain.unknown import Unknown
-from plimsoll.guard.history import NO_HOLE_LOOKS, History
+from plimsoll.guard.history import History
+from plimsoll.guard.life import rests
 from plimsoll.guard.policy import Policy, Rule
 from plimsoll.guard.table import Window
 from plimsoll.guard.tracker import Seen, no, unknown, yes
@@ -17,6 +18,7 @@ HALF_HOUR_S = 1_500.0  # what the history surely holds
 RATE_S = 60.0
 PIECES = 6
 JUMP = 0.9  # of the whole rise: what comes at one place is a burst, not a queue that grows
+WITH_HOLES = 1.3  # so much more clearly it must rise where looks are missing: what they would have shown is a guess
 RISES = 0.10  # of the queue at the end that must have come from the first third to the second, and again to the last
 
 
@@ -24,6 +26,8 @@ def saturated(history: History, policy: Policy, now_s: float) -> Seen:
     """The expected wait of a new request is past the bound, and the queue has grown all along."""
     del now_s
     bound_s = policy.number("saturated", "wait")
+    if rests(history):
+        return no("Paused", "it is paused or asleep: who waits is not waited for")
     waiting, running = history.now("waiting"), history.now("running")
     if isinstance(waiting, Unknown) or isinstance(running, Unknown):
         return unknown("NoFigures", waiting.reason if isinstance(waiting, Unknown) else str(running))
@@ -51,26 +55,42 @@ def _grew(history: History, seconds: float) -> Window | Unknown | None:
     for window_s in (seconds, 4.0 * seconds, 12.0 * seconds):
         if window_s > HALF_HOUR_S and window_s > seconds:
             break
-        grew = history.over("waiting", window_s, holes=NO_HOLE_LOOKS)
+        grew = history.over("waiting", window_s)
         if isinstance(grew, Unknown):
             return grew if window_s == seconds else None
-        if _rises(grew.values):
+        values = _against(grew, history.every_s)
+        if _rises(values, 1.0 if len(values) == len(grew.values) else WITH_HOLES):
             return grew
     return None
 
 
-def _rises(values: Sequence[float]) -> bool:
-    """Whether it went up from third to third, and not at one place alone."""
+def _against(window: Window, every_s: float) -> list[float]:
+    """The values at every look, with those that were lost as they would speak against growth.
+
+    In the first half the larger of both neighbours, in the second the smaller: to lose looks must not make a queue grow.
+    """
+    values, half_s = [window.values[0]], (window.times[0] + window.times[-1]) / 2
+    pairs = zip(itertools.pairwise(window.times), itertools.pairwise(window.values), strict=True)
+    for (sooner_s, later_s), (sooner, later) in pairs:
+        lost = round((later_s - sooner_s) / every_s) - 1
+        if lost > 0:
+            values += [max(sooner, later) if later_s < half_s else min(sooner, later)] * lost
+        values.append(later)
+    return values
+
+
+def _rises(values: Sequence[float], clearly: float = 1.0) -> bool:
+    """Whether it went up from third to third, so much the more clearly, and not at one place alone."""
     if len(values) < PIECES:
         return False
     cuts = [len(values) * piece // PIECES for piece in range(PIECES + 1)]
     means = [_mean(values[low:high]) for low, high in itertools.pairwise(cuts)]
     steps = [later - sooner for sooner, later in itertools.pairwise(means)]
     first, middle, last = (means[place] + means[place + 1] for place in (0, 2, 4))
-    if min(middle - first, last - middle) < RISES * last:
+    if min(middle - first, last - middle) < clearly * RISES * last:
         return False
     # A jump lies in one piece, or across two steps.
-    return max(one + other for one, other in itertools.pairwise(steps)) <= JUMP * sum(steps)
+    return max(one + other for one, other in itertools.pairwise(steps)) <= JUMP / clearly * sum(steps)
 
 
 def expected_wait(history: History) -> float | Unknown:
@@ -79,7 +99,7 @@ def expected_wait(history: History) -> float | Unknown:
         return Unknown("the gate told before, and does not now")
     if history.last is not None and history.last.gate is not None:
         return history.now("expected_wait")
-    waiting, ended = history.now("waiting"), history.rise("success", RATE_S, holes=NO_HOLE_LOOKS)
+    waiting, ended = history.now("waiting"), history.rise("success", RATE_S)
     if isinstance(waiting, Unknown):
         return waiting
     if isinstance(ended, Unknown):

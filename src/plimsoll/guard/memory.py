@@ -6,14 +6,14 @@ from plimsoll.doctor.trend_growth import SPAN_LEAST_S, Forecast, Growth, forecas
 from plimsoll.doctor.trend_words import rate
 from plimsoll.domain.condition import Status
 from plimsoll.domain.finding import Evidence
+from plimsoll.domain.look import Worker
 from plimsoll.domain.units import format_gib
 from plimsoll.domain.unknown import Unknown
 from plimsoll.guard.history import History
 from plimsoll.guard.policy import Policy
-from plimsoll.guard.tracker import Seen, no, unknown, yes
+from plimsoll.guard.tracker import WORST, Seen, no, unknown, yes
 
 LATELY_S = 1_800.0
-CAME_S = 1_500.0
 WINDOWS = ((0, 2), (150, 5), (720, 15))  # coarse points (none: the last half hour), and how many new ones until it is due
 NO_PROBE = "no probe tells of the worker's memory: start vLLM with --worker-extension-cls plimsoll.inside.Probe"
 
@@ -27,7 +27,7 @@ def retries(history: History, policy: Policy, now_s: float) -> Seen:
 def _retries(history: History, policy: Policy, least: float) -> Seen:
     over_s = policy.number("retries", "over")
     if isinstance(history.now("retries"), Unknown):
-        return unknown("NoProbe", NO_PROBE)
+        return unknown("NoProbe", _no_probe(history))
     rose = history.rise_within("retries", over_s)
     text = f"{rose:.0f} allocations failed at first in the last {over_s / 60:.0f} min"
     if rose >= least:
@@ -59,34 +59,43 @@ def exhausted(history: History, policy: Policy, now_s: float) -> Seen:
 
 
 def slack(history: History, policy: Policy, now_s: float) -> Seen:
-    """Little of the device is free, and little could be given back."""
+    """Little of a device is free, and little could be given back: on the worker that has the least of both."""
     del now_s
-    free, releasable = history.now("device_free"), history.now("releasable")
-    if isinstance(free, Unknown) or isinstance(releasable, Unknown):
-        return unknown("NoProbe", NO_PROBE)
-    least = policy.number("slack", "least")
-    text = f"{format_gib(int(free))} free, {format_gib(int(releasable))} could be given back"
-    if free + releasable < least:
+    room = history.now("room")
+    if isinstance(room, Unknown):
+        return unknown("NoProbe", _no_probe(history))
+    text = f"{format_gib(int(room))} free or could be given back"
+    if room < policy.number("slack", "least"):
         return yes("Thin", f"little is left on the device: {text}", Evidence("device", text))
     return no("Room", text)
 
 
 def neighbour(history: History, policy: Policy, now_s: float) -> Seen:
-    """Something outside torch has come and needs memory, and torch holds much that it does not use."""
+    """Something outside torch came and needs memory on a card where torch holds much that it does not use."""
     del now_s
-    readings = {name: history.now(name) for name in ("device_free", "releasable", "by_others")}
-    for reading in readings.values():
-        if isinstance(reading, Unknown):
-            return unknown("NoProbe", NO_PROBE)
-    free, releasable, others = (float(value) for value in readings.values() if not isinstance(value, Unknown))
+    last = history.last
+    if last is None or isinstance(history.now("room"), Unknown):
+        return unknown("NoProbe", _no_probe(history))
+    found = [_neighbour_of(history, policy, worker) for worker in last.workers]
+    return min(found, key=lambda seen: WORST.index(seen.status), default=unknown("NoProbe", NO_PROBE))
+
+
+def _neighbour_of(history: History, policy: Policy, worker: Worker) -> Seen:
+    free, releasable, others = worker.device_free, worker.releasable, worker.by_others
+    if free is None or releasable is None or others is None:
+        return unknown("NoProbe", f"worker {worker.rank} does not tell who holds its device")
     text = f"others hold {format_gib(int(others))}, {format_gib(int(free))} free, {format_gib(int(releasable))} unused by torch"
     if free >= policy.number("neighbour", "free") or releasable < policy.number("neighbour", "releasable"):
         return no("Room", text)
-    least = policy.number("neighbour", "came")
-    came = others - min(history.since("by_others", CAME_S).values, default=others) if others >= least else 0.0
-    if came < least:
+    came = history.came(worker.rank, others)
+    if came < policy.number("neighbour", "came"):
         return no("NobodyCame", text)
     return yes("NeighbourInNeed", f"another process took {format_gib(int(came))}: {text}", Evidence("device", text))
+
+
+def _no_probe(history: History) -> str:
+    """Why there are no figures of the workers: those that were there and are not now are another matter."""
+    return "not every worker tells of its memory at this look" if history.has_workers else NO_PROBE
 
 
 def host_growth(history: History, policy: Policy, now_s: float) -> Seen:
@@ -104,10 +113,11 @@ def host_growth(history: History, policy: Policy, now_s: float) -> Seen:
 def device_forecast(history: History, policy: Policy) -> Forecast | Unknown:
     """When growth has taken what is free and what could be given back."""
     grown = _grown(history, "held", policy.number("growth", "least"))
-    free, releasable = history.now("device_free"), history.now("releasable")
-    if grown is None or isinstance(grown, Unknown) or isinstance(free, Unknown) or isinstance(releasable, Unknown):
+    room = history.now("room")
+    if grown is None or isinstance(grown, Unknown) or isinstance(room, Unknown):
         return Unknown("no growth is seen" if grown is None else "too little is known")
-    return forecast(grown, grown.level + free + releasable) or Unknown("it would be a guess")
+    # Growth is of all workers together, room of the tightest: were it to grow there alone, this is when it is used up.
+    return forecast(grown, grown.level + room) or Unknown("it would be a guess")
 
 
 def host_forecast(history: History, policy: Policy) -> Forecast | Unknown:

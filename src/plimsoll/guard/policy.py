@@ -40,15 +40,19 @@ def _windows(kind: str, for_s: float, clear_s: float) -> tuple[Knob, Knob]:
 KNOBS: tuple[Knob, ...] = (
     *_windows("dead", 10.0, 10.0),
     # A start that compiles, or reads its weights over a network, takes many minutes: to restart it then is to never have it.
-    Knob("dead", "refused", "s", 600.0, 10.0, 86_400.0, "how long nobody may listen; also three times the longest start seen"),
+    # That nobody listens is told at once all the same, and a process that is known to have ended is dead without a wait.
+    Knob("dead", "refused", "s", 1_800.0, 10.0, 86_400.0, "how long nobody may listen; or three times the longest start"),
     *_windows("wedged", 0.0, 0.0),
     Knob("wedged", "still", "s", 120.0, 10.0, 86_400.0, "how long no step with work there; also three times the longest seen"),
     *_windows("hung", 0.0, 0.0),
     Knob("hung", "canaries", "count", 3.0, 2.0, 100.0, "test requests in a row that an idle engine leaves without an answer"),
+    *_windows("slow", 120.0, 120.0),
+    Knob("slow", "takes", "s", 10.0, 0.1, 3_600.0, "for a test request of one token"),
+    *_windows("garbage", 60.0, 60.0),
     *_windows("saturated", 60.0, 60.0),
     Knob("saturated", "wait", "s", 30.0, 0.1, 86_400.0, "how long a new request may be expected to wait"),
     Knob("saturated", "grows", "s", 120.0, 30.0, 1_500.0, "over how long the queue must have grown"),
-    *_windows("storm", 30.0, 120.0),
+    *_windows("storm", 30.0, 600.0),
     Knob("storm", "over", "s", 300.0, 60.0, 1_500.0, "over how long work done twice is added up"),
     Knob("storm", "share", "share", 0.05, 0.001, 1.0, "of all computed tokens, those computed a second time"),
     Knob("storm", "least", "count", 10.0, 1.0, 1e6, "preemptions below which nothing is said"),

@@ -58,6 +58,14 @@ class Table:
             for _, column in self._pairs:
                 del column[:extra]
 
+    def put_before(self, rows: Sequence[tuple[float, Mapping[str, float]]]) -> None:
+        """Rows that are older than all that are there, in their order."""
+        rows = rows[-max(0, self._size - len(self.times)) :] if len(self.times) < self._size else ()
+        self.times[:0] = array("d", [at_s for at_s, _ in rows])
+        for name, column in self._pairs:
+            column[:0] = array("d", [values.get(name, math.nan) for _, values in rows])
+        self._stretches.clear()
+
     def clear(self) -> None:
         """Forget all."""
         del self.times[:]
