@@ -1,28 +1,32 @@
-"""How quiet the judge is: weeks of healthy traffic on a fake clock, a look every five seconds.
+"""How quiet the judge is: weeks of healthy traffic on a fake clock, a look every 5, 15 or 30 seconds.
 
-    python -m benchmarks.guard_quiet [--days 1000] [--seed 1] [--cores 2]
+    python -m benchmarks.guard_quiet [--days 1000] [--seed 1] [--cores 2] [--keep FILE]
 
 Prints engine-days, looks, findings that could lead to an action (there must be none: exit 1 otherwise), how often the others
-were said, and what the article's two rules would have said of the same engines.
+were said, and what the article's two rules would have said of the same engines. With --keep a run that was stopped goes on.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import json
 import multiprocessing
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
+from lab.guard.looks import EVERY_S
 from lab.guard.weeks import KINDS, engine_for, week
 from plimsoll.domain.condition import Status
 from plimsoll.guard.judge import Judge
 from plimsoll.guard.policy import GRADES, PRESETS, Policy
 
 DAYS_EACH = 7
+EVERY = (1, 3, 6)  # times five seconds, in turn
 
 
 class Task(NamedTuple):
@@ -55,14 +59,15 @@ def judge_week(task: Task) -> Outcome:
     """One engine: every kind of traffic in turn, on every engine in turn."""
     kind = KINDS[task.number % len(KINDS)]
     engine = engine_for(kind, task.number)
-    judge = Judge(f"engine-{task.number}", Policy(rules=PRESETS["article"]))
+    every = EVERY[task.number % len(EVERY)]
+    judge = Judge(f"engine-{task.number}", Policy(rules=PRESETS["article"], every_s=every * EVERY_S))
     said: Counter[str] = Counter()
     holding: set[str] = set()
     acted = []
     looks, judged_s, began_s = 0, 0.0, time.perf_counter()
     gc.collect()
     gc.freeze()
-    for look in week(kind, engine, task.seed, task.days):
+    for look in week(kind, engine, task.seed, task.days, every):
         before_s = time.perf_counter()
         changes = judge.see(look)
         judged_s += time.perf_counter() - before_s
@@ -79,14 +84,27 @@ def judge_week(task: Task) -> Outcome:
     return Outcome(task, kind.name, looks, said, tuple(acted), judged_s, time.perf_counter() - began_s)
 
 
-def run(days: int, seed: int, cores: int) -> list[Outcome]:
+def kept(path: Path | None) -> list[Outcome]:
+    """What an earlier run has done."""
+    lines = path.read_text().splitlines() if path is not None and path.exists() else []
+    rows = [json.loads(line) for line in lines]
+    return [Outcome(Task(*row[0]), row[1], row[2], Counter(row[3]), tuple(row[4]), *row[5:]) for row in rows]
+
+
+def run(days: int, seed: int, cores: int, path: Path | None = None) -> list[Outcome]:
     """All of them, with a line of progress."""
-    found, all_tasks, began = [], list(tasks(days, seed)), time.monotonic()
+    found, began = kept(path), time.monotonic()
+    is_done = {one.task for one in found}
+    all_tasks = [task for task in tasks(days, seed) if task not in is_done]
+    before = sum(one.task.days for one in found)
     with multiprocessing.get_context("spawn").Pool(cores) as pool:
         for outcome in pool.imap_unordered(judge_week, all_tasks):
             found.append(outcome)
+            if path is not None:
+                with path.open("a") as file:
+                    file.write(json.dumps(outcome) + "\n")
             done = sum(one.task.days for one in found)
-            left_s = (time.monotonic() - began) / done * (days - done)
+            left_s = (time.monotonic() - began) / (done - before) * (days - done)
             word = f"{done} of {days} engine-days, {sum(len(one.acted) for one in found)} actions, {left_s / 60:.0f} min left"
             print(word, end="\r" if sys.stderr.isatty() else "\n", file=sys.stderr, flush=True)
     return found
@@ -124,9 +142,10 @@ def main() -> int:
     parser.add_argument("--days", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--cores", type=int, default=multiprocessing.cpu_count())
+    parser.add_argument("--keep", type=Path, metavar="FILE")
     options = parser.parse_args()
     began = time.monotonic()
-    found = run(options.days, options.seed, options.cores)
+    found = run(options.days, options.seed, options.cores, options.keep)
     print(report(found, time.monotonic() - began))
     return 1 if any(one.acted for one in found) else 0
 

@@ -171,8 +171,8 @@ def engine_for(kind: Kind, number: int) -> Engine:
     return kind.engine or ENGINES[number % len(ENGINES)]
 
 
-def week(kind: Kind, engine: Engine, seed: int, days: int) -> Iterator[Look]:
-    """Every look of so many days."""
+def week(kind: Kind, engine: Engine, seed: int, days: int, every: int = 1) -> Iterator[Look]:
+    """Every look of so many days: one each five seconds, or at every so manieth of them."""
     dice, own = np.random.default_rng(seed), random.Random(seed)
     sight = Sight(
         has_probe=own.random() < 0.75, has_gate=own.random() < 0.4, has_canary=own.random() < 0.7,
@@ -181,13 +181,13 @@ def week(kind: Kind, engine: Engine, seed: int, days: int) -> Iterator[Look]:
     watched = Watched(StandIn(launch(engine).config), sight, own)
     rate = 0.0 if kind.is_full else carries(engine, kind.mix)
     for day in range(days):
-        yield from _looks(kind, watched, one_day(kind, rate, day, dice), day, dice, own)
+        yield from _looks(kind, watched, one_day(kind, rate, day, dice), (day, every), dice, own)
 
 
 def _looks(
-    kind: Kind, watched: Watched, day: Day, number: int, dice: np.random.Generator, own: random.Random
+    kind: Kind, watched: Watched, day: Day, turn: tuple[int, int], dice: np.random.Generator, own: random.Random
 ) -> Iterator[Look]:
-    run = watched.engine
+    run, (number, every) = watched.engine, turn
     deploys = sorted(int(place) for place in dice.integers(0, len(day.first) - 1, dice.poisson(kind.deploys)))
     missed = 0
     for place in range(len(day.first) - 1):
@@ -209,6 +209,8 @@ def _looks(
             times, prompts, outputs = day.times[low:high], day.prompts[low:high], day.outputs[low:high]
             run.send(times.tolist(), prompts.tolist(), outputs.tolist(), shared=kind.mix.shared)
         run.until(number * DAY_S + (place + 1) * EVERY_S)
+        if (place + 1) % every:
+            continue
         look = watched.look()
         if own.random() < SILENT:
             yield Look(look.at_s, look.unix_s, Reach.SILENT, "no answer within 2 s", canary=look.canary)
