@@ -1,6 +1,6 @@
 """How quiet the judge is: weeks of healthy traffic on a fake clock, a look every 5, 15 or 30 seconds.
 
-    python -m benchmarks.guard_quiet [--days 1000] [--seed 1] [--cores 2] [--keep FILE]
+    python -m benchmarks.guard_quiet [--days 70] [--seed 1] [--cores 2] [--keep FILE]
 
 Prints engine-days, looks, findings that could lead to an action (there must be none: exit 1 otherwise), how often the others
 were said, and what the article's two rules would have said of the same engines. With --keep a run that was stopped goes on.
@@ -139,7 +139,7 @@ def report(found: list[Outcome], wall_s: float) -> str:
 def main() -> int:
     """Run them and print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
-    parser.add_argument("--days", type=int, default=1000)
+    parser.add_argument("--days", type=int, default=70)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--cores", type=int, default=multiprocessing.cpu_count())
     parser.add_argument("--keep", type=Path, metavar="FILE")

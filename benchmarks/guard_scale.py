@@ -1,9 +1,10 @@
 """How much guard needs to watch a fleet: processor and memory for 1 to 500 engines, looked at every five seconds.
 
-The watcher is one process: for each engine `sources.engine_look.Watcher` (/metrics and /health) and `guard.judge.Judge`, whose
-history is full, as it is after half an hour. The engines are another process: `plimsoll standin --fleet N`, whose pages are
-about as large as the captured one, or a server of one page of eight data-parallel ranks. Then, how fast a page is read, against
-prometheus_client's parser.
+Guard is one process: the real `cli.guard_loop.Fleet` with its looks, judgements and sentences, whose histories are full as they
+are after a day, and every ten seconds its own page of metrics and the list of all engines, as a Prometheus and a person would
+ask for them. A single engine is also looked at from the machine it runs on. The engines are another process: `plimsoll standin
+--fleet N`, whose pages are about as large as the captured one, or a server of one page of eight data-parallel ranks. Then, how
+fast a page is read, against prometheus_client's parser.
 
     python -m benchmarks.guard_scale [parse judge standin ranks]
 """
@@ -22,15 +23,24 @@ import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from benchmarks.standin import cpu_s, resident_mb, started, stopped
+
+if TYPE_CHECKING:  # what is measured must not be there before
+    from plimsoll.cli.guard_api import Api
+    from plimsoll.domain.look import Look
+    from plimsoll.guard.judge import Judge
+    from plimsoll.report.guard import Told
 
 CAPTURED = Path(__file__).parents[1] / "tests" / "captures" / "vllm-0.32.0-cpu" / "metrics.txt"
 COUNTS = (1, 10, 100, 500)
 EVERY_S = 5.0
-WARM_S = 10.0
-MEASURED_S = 30.0
-FULL = 400  # looks that fill a history
+WARM_S = 6.0
+MEASURED_S = 15.0
+ASKED_EVERY_S = 10.0
+FULL = 400  # looks that fill half an hour
+DAY = 720  # points of two minutes that fill a day
 FIRST_PORT = 22_000
 RANKS = 8
 TARGETS = {1: (0.01, 70.0), 500: (0.5, 200.0)}  # engines: cores, MB
@@ -69,53 +79,72 @@ def busy(page: bytes) -> bytes:
     return page
 
 
-async def watch(first_port: int, count: int) -> dict[str, float]:
-    """Watch so many engines for a while; what it took in this process."""
-    from plimsoll.domain.look import Reach
+def full_judge(first: Look) -> Judge:
+    """One that has seen a day of an engine like this."""
     from plimsoll.guard.judge import Judge
     from plimsoll.guard.policy import read_policy
+
+    judge = Judge("engine", read_policy({}))
+    for number in range(FULL, 0, -1):
+        judge.see(first._replace(at_s=first.at_s - number * EVERY_S, unix_s=first.unix_s - number * EVERY_S))
+    begin_s = first.at_s - FULL * EVERY_S
+    judge.history.recall(
+        [(begin_s - 120.0 * number, {"host_resident": 1e9, "held": 1e10, "running": 1.0}) for number in range(1, DAY)]
+    )
+    return judge
+
+
+async def watch(first_port: int, count: int) -> dict[str, float]:
+    """Watch so many engines for a while; what it took in this process."""
+    from plimsoll.cli.guard_api import Api
+    from plimsoll.cli.guard_loop import Fleet, Ports
+    from plimsoll.domain.look import Reach
+    from plimsoll.guard.policy import read_policy
+    from plimsoll.sources.discovery import Target
     from plimsoll.sources.engine_look import Watcher
     from plimsoll.sources.figures_page import LabelSets
+    from plimsoll.sources.same_host import SameHost
 
     labels = LabelSets()
-    watchers = [Watcher(f"http://127.0.0.1:{first_port + number}", labels=labels) for number in range(count)]
-    first = await watchers[0].look(time.monotonic(), time.time())
+    said: list[Told] = []
+    policy = read_policy({})._replace(every_s=EVERY_S)
+
+    def watcher(target: Target) -> Watcher:
+        same_host = SameHost(first_port) if count == 1 else None
+        return Watcher(target.url, labels=labels, same_host=same_host)
+
+    probe = Watcher(f"http://127.0.0.1:{first_port}", labels=labels)
+    first = await probe.look(time.monotonic(), time.time())
+    await probe.close()
     assert first.reach is Reach.ANSWERS, first.why
-    full = Judge("engine", read_policy({}))
-    for number in range(FULL, 0, -1):
-        full.see(first._replace(at_s=first.at_s - number * EVERY_S, unix_s=first.unix_s - number * EVERY_S))
-    judges = [copy.deepcopy(full) for _ in watchers]
-    counted = {"looks": 0, "answered": 0}
-    took: list[float] = []
-
-    async def of_one(number: int) -> None:
-        due = begin + number / count * EVERY_S
-        while due < end:
-            await asyncio.sleep(max(0.0, due - time.monotonic()))
-            began = time.monotonic()
-            look = await watchers[number].look(began, time.time())
-            judges[number].see(look)
-            counted["looks"] += 1
-            counted["answered"] += look.reach is Reach.ANSWERS
-            took.append(time.monotonic() - began)
-            due += EVERY_S
-
-    begin = time.monotonic() + 0.5
-    end = begin + WARM_S + MEASURED_S
-    tasks = [asyncio.create_task(of_one(number)) for number in range(count)]
-    await asyncio.sleep(begin + WARM_S - time.monotonic())
-    used, at_s = _cpu_s(), time.monotonic()
-    await asyncio.sleep(end - time.monotonic())
+    full = full_judge(first)
+    fleet = Fleet(policy, Ports(watcher, said.append))
+    fleet.watch([Target(f"engine-{number}", f"http://127.0.0.1:{first_port + number}") for number in range(count)])
+    for one in fleet._engines.values():  # noqa: SLF001  # none of them has been looked at yet
+        one.judge = copy.deepcopy(full)
+    asked = asyncio.create_task(_asked(Api(fleet, time.time())))
+    await asyncio.sleep(WARM_S)
+    used, at_s, before = _cpu_s(), time.monotonic(), sum(view.looks for view in fleet.views())
+    await asyncio.sleep(MEASURED_S)
     cores = (_cpu_s() - used) / (time.monotonic() - at_s)
-    await asyncio.gather(*tasks)
-    for watcher in watchers:
-        await watcher.close()
-    took.sort()
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    views = fleet.views()
+    asked.cancel()
+    await fleet.close()
+    took = sorted(view.look_s for view in views if view.look_s is not None)
+    assert not fleet.mistakes, fleet.mistakes
     return {
-        "engines": count, "cores": cores, "peak_mb": peak, **counted,
+        "engines": count, "cores": cores, "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "looks": sum(view.looks for view in views), "failures": sum(sum(view.failures.values()) for view in views),
+        "share": (sum(view.looks for view in views) - before) / (count * MEASURED_S / EVERY_S), "said": len(said),
         "look_p50_ms": took[len(took) // 2] * 1e3, "look_p99_ms": took[int(len(took) * 0.99)] * 1e3,
     }  # fmt: skip
+
+
+async def _asked(api: Api) -> None:
+    while True:
+        for path in ("/metrics", "/engines"):
+            assert api.answer(path, {}).status == 200
+        await asyncio.sleep(ASKED_EVERY_S)
 
 
 def _cpu_s() -> float:
@@ -139,10 +168,11 @@ def measured(servers: Callable[[int], list[str]], what: str) -> None:
             memory = resident_mb(process.pid)
         finally:
             stopped(process)
-        assert row["answered"] == row["looks"], row
+        assert row["failures"] == 0, row
+        assert row["share"] > 0.85, f"looks came late: {row}"
         print(
             f"{what} ({row['page_kb']:.0f} KB), {count:3} engines: {row['cores']:.4f} cores, {row['peak_mb']:.0f} MB at most; "
-            f"a look with its judgement {row['look_p50_ms']:.1f} ms, p99 {row['look_p99_ms']:.1f} ms{_verdict(row, count)}; "
+            f"a look {row['look_p50_ms']:.1f} ms, p99 {row['look_p99_ms']:.1f} ms{_verdict(row, count)}; "
             f"the servers took {share:.2f} cores and {memory:.0f} MB",
             flush=True,
         )

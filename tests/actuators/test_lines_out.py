@@ -28,6 +28,7 @@ def test_a_reader_that_stands_still_holds_nothing_up() -> None:
     for _ in range(3 * MOST_WAITING):
         out.say("x" * 100)
     assert out.dropped > MOST_WAITING
+    assert out.trouble == "whoever reads it stands still"
     out.close(0.1)
     assert time.monotonic() - begun < 5.0
     os.close(reading)
@@ -47,3 +48,18 @@ def test_a_full_disk_is_no_end() -> None:
         out.say("y")
         out.close()
     assert (out.trouble, out.dropped, out.is_gone) == ("No space left on device", 2, False)
+
+
+def test_a_reader_that_reads_again_ends_the_trouble() -> None:
+    """Once what waited is on its way, no line is lost any more, and the trouble is over; what was lost stays counted."""
+    reading, writing = os.pipe()
+    out = LinesOut(writing)
+    while not out.dropped:
+        out.say("x" * 100)
+    assert out.trouble
+    end = time.monotonic() + 20
+    while out.trouble and time.monotonic() < end:
+        os.read(reading, 65_536)
+    assert (out.trouble, out.dropped) == ("", 1)
+    os.close(reading)
+    os.close(writing)

@@ -249,11 +249,14 @@ def test_engines_come_and_go_with_their_list(tmp_path: Path) -> None:
         with guarding(tmp_path, "--config", config(tmp_path, text)) as guard:
             guard.hears(f"127.0.0.1:{first.port}: answers")
             listed.write_text("[{", encoding="utf-8")
-            assert "line 1: not JSON; what is known stays" in guard.complains("not JSON")
+            assert "line 1: not JSON; what it said before stays" in guard.complains("not JSON")
             assert len(guard.json("/engines")["engines"]) == 1
+            assert "not JSON" in guard.json("/engines")["troubles"][0]["text"]
             listed.write_text(json.dumps([{"targets": [f"127.0.0.1:{second.port}"]}]), encoding="utf-8")
             guard.hears(f"127.0.0.1:{second.port}: is watched from now on")
             guard.hears(f"127.0.0.1:{second.port}: answers")
+            assert guard.complains("well again").endswith("engines.json: well again")
+            assert guard.json("/engines")["troubles"] == []
             guard.hears(f"127.0.0.1:{first.port}: is no longer in the list of engines")
             assert [one["name"] for one in guard.json("/engines")["engines"]] == [f"127.0.0.1:{second.port}"]
             assert guard.stop() == 0

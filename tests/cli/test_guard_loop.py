@@ -9,12 +9,11 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from plimsoll.cli import guard_loop
-from plimsoll.cli.guard_loop import Fleet, Ports, Watched
-from plimsoll.cli.guard_told import Teller
+from plimsoll.cli.guard_loop import Facts, Fleet, Ports, Watched
 from plimsoll.domain.condition import Condition, Status
 from plimsoll.domain.look import Look, Reach
 from plimsoll.guard.policy import Policy
-from plimsoll.report.guard import Told, What, alert, line_json, sentence, status_line
+from plimsoll.report.guard import Told, What, sentence, status_line
 from plimsoll.sources.discovery import Target
 
 if TYPE_CHECKING:
@@ -140,72 +139,103 @@ def condition(status: Status, message: str = "it is so", kind: str = "dead") -> 
     return Condition(kind, status, "Reason", message, 0.0)
 
 
-def test_what_is_not_known_and_never_held_is_not_said() -> None:
-    """Sixteen conditions that become unknown when an engine goes are one sentence about the engine, after three looks."""
-    teller = Teller("e")
-    assert [told.message for told in teller.tell(look(0, vllm="0.32.0"), [condition(Status.FALSE)], None)] == [
-        "answers, vLLM 0.32.0"
+def test_a_teller_that_fails_ends_no_watching() -> None:
+    """Whoever is told may raise: it is counted, the change is kept, and the next look is made."""
+
+    def fail(told: Told) -> None:
+        raise OSError(str(told))
+
+    async def run() -> Fleet:
+        fleet = Fleet(POLICY, Ports(lambda _: watcher, fail))
+        fleet.watch([Target("e", "http://x:1")])
+        await asyncio.sleep(0.4)
+        fleet.watch([])
+        await fleet.close()
+        return fleet
+
+    watcher = Scripted(well)
+    fleet = asyncio.run(run())
+    assert watcher.looks >= 4
+    assert fleet.mistakes["tell OSError"] == fleet.told == len(fleet.changes) == 2
+
+
+def test_what_is_known_of_its_process_is_there_when_it_is_judged() -> None:
+    """An engine whose pod has ended for good is dead at once, and does not have to be refused for half an hour."""
+
+    async def refused(now_s: float, unix_s: float) -> Look:
+        return Look(now_s, unix_s, Reach.REFUSED, why="nobody listens there")
+
+    async def run() -> None:
+        policy = POLICY._replace(numbers={("dead", "for"): 0.0})
+        facts = {"ended": Facts(2, "its pod has failed")}
+        ports = Ports(lambda _: Scripted(refused), said.append, facts=lambda name: facts.get(name, Facts()))
+        fleet = Fleet(policy, ports)
+        fleet.watch([Target("ended", "http://x:1"), Target("other", "http://y:1")])
+        await asyncio.sleep(0.3)
+        await fleet.close()
+
+    said: list[Told] = []
+    asyncio.run(run())
+    assert [told.message for told in said if told.what is What.BEGINS] == ["its pod has failed"]
+
+
+def test_a_watcher_that_cannot_be_made_blinds_no_other() -> None:
+    """Also a mistake of ours in one entry is said of that entry alone."""
+
+    def make(target: Target) -> Scripted:
+        if target.name == "odd":
+            raise ZeroDivisionError
+        return Scripted(well)
+
+    async def run() -> Fleet:
+        fleet = Fleet(POLICY, Ports(make, said.append))
+        for _ in range(3):
+            fleet.watch([Target("odd", "http://x:1"), Target("well", "http://y:1")])
+        await asyncio.sleep(0.2)
+        await fleet.close()
+        return fleet
+
+    said: list[Told] = []
+    fleet = asyncio.run(run())
+    assert [view.name for view in fleet.views()] == ["well"]
+    assert [told.message for told in said if told.engine == "odd"] == [
+        "cannot be watched: a mistake of ours: ZeroDivisionError"
     ]
-    said = [
-        told
-        for number in range(1, 10)
-        for told in teller.tell(look(number, Reach.SILENT, why="slow"), [condition(Status.UNKNOWN)], None)
-    ]
-    assert [sentence(told) for told in said] == ["e: does not answer (slow); what rests on its figures is not known"]
-    assert said[0].unix_s == 1e9 + 3
-    assert [told.message for told in teller.tell(look(11), [condition(Status.FALSE)], None)] == ["answers again after 10 s"]
 
 
-def test_an_engine_that_starts_later_answers_for_the_first_time() -> None:
-    """Whoever never answered is said at once not to, and does not answer again but at last."""
-    teller = Teller("e")
-    said = [told for n in range(5) for told in teller.tell(look(n, Reach.REFUSED, why="nobody listens there"), [], None)]
-    assert [told.message for told in said] == ["nobody listens there; what rests on its figures is not known"]
-    assert [told.message for told in teller.tell(look(9), [], None)] == ["answers"]
+def test_the_past_is_asked_for_once() -> None:
+    """With the first look that is answered; what it brings is kept, and a failure is no end."""
+    asked: list[str] = []
+    points = [(-100_000.0 + 120.0 * n, {"host_resident": 1e9 + n}) for n in range(700)]
 
+    async def recall(target: Target, found: Look) -> list[tuple[float, dict[str, float]]]:
+        asked.append(target.name)
+        assert found.reach is Reach.ANSWERS
+        if target.name == "bad":
+            raise RuntimeError
+        return points
 
-def test_one_slow_answer_is_no_news() -> None:
-    """An engine that misses a look or two and is back says nothing."""
-    teller = Teller("e")
-    teller.tell(look(0), [], None)
-    assert [told for n in (1, 2) for told in teller.tell(look(n, Reach.SILENT), [], None)] == []
-    assert teller.tell(look(3), [], None) == []
+    async def later(now_s: float, unix_s: float) -> Look:
+        return await (well if now_s > begin + 0.15 else refused)(now_s, unix_s)
 
+    async def refused(now_s: float, unix_s: float) -> Look:
+        return Look(now_s, unix_s, Reach.REFUSED)
 
-def test_a_condition_begins_is_in_doubt_and_is_over_once() -> None:
-    """From true to unknown and back is the same trouble; its end is said with how long it lasted."""
-    teller = Teller("e")
-    teller.tell(look(0), [], None)
-    steps = [Status.TRUE, Status.UNKNOWN, Status.TRUE, Status.UNKNOWN, Status.FALSE, Status.UNKNOWN, Status.TRUE]
-    said = [told for number, status in enumerate(steps) for told in teller.tell(look(number), [condition(status)], None)]
-    assert [told.what for told in said] == [What.BEGINS, What.UNKNOWN, What.UNKNOWN, What.OVER, What.BEGINS]
-    assert sentence(said[0]) == "e: the engine is dead (engine.dead): it is so"
-    assert sentence(said[1]) == "e: engine.dead held, and whether it still does is not known: it is so"
-    assert sentence(said[3]) == "e: engine.dead is over after 4 s: it is so"
-    rule = teller.tell(look(20), [condition(Status.TRUE, kind="article-cache")], None)
-    assert sentence(rule[0]) == "e: rule article-cache holds: it is so"
+    async def run() -> Fleet:
+        fleet = Fleet(POLICY, Ports(lambda _: Scripted(later), lambda _: None, recall=recall))
+        fleet.watch([Target("good", "http://x:1"), Target("bad", "http://y:1")])
+        await asyncio.sleep(0.5)
+        await fleet.close()
+        return fleet
 
-
-def test_what_an_engine_sends_does_not_reach_the_terminal() -> None:
-    """Control characters, secrets and endless texts are cleaned before they are said."""
-    nasty = "\x1b[2J token=hf_abcdefghijklmnopqrstuvwxyz " + "x" * 10_000
-    told = Told(1.0, "e\x1b[2J", What.BEGINS, nasty, condition(Status.TRUE, nasty), None)
-    for text in (sentence(told), line_json(told)):
-        assert "\x1b" not in text
-        assert "hf_abcdef" not in text
-        assert len(text) < 1_500
-
-
-def test_an_engine_that_leaves_closes_what_held() -> None:
-    """Whoever was told that it began is told that nobody watches it any more."""
-    teller = Teller("e")
-    teller.tell(look(0), [condition(Status.TRUE)], None)
-    said = teller.leave(2e9, 60.0, [condition(Status.TRUE), condition(Status.FALSE, kind="storm")])
-    assert [told.what for told in said] == [What.OVER, What.UNLISTED]
-    over = alert(said[0], starts_unix_s=1e9, lasts_s=60.0)
-    assert over is not None
-    assert over["endsAt"] == "2033-05-18T03:33:20.000Z"
-    assert alert(said[1], starts_unix_s=1e9, lasts_s=60.0) is None
+    begin = time.monotonic()
+    fleet = asyncio.run(run())
+    assert sorted(asked) == ["bad", "good"]
+    assert fleet.mistakes == {"recall RuntimeError": 1}
+    kept = {name: len(fleet._engines[name].judge.history.long("host_resident").times) for name in ("good", "bad")}
+    assert kept["good"] >= 700
+    assert kept["bad"] < 5
+    assert all(view.looks > 3 for view in fleet.views())
 
 
 def test_a_start_is_held_against_its_plan() -> None:
@@ -222,7 +252,7 @@ def test_a_start_is_held_against_its_plan() -> None:
 def test_a_line_of_status() -> None:
     """How many, how many are not seen, and what holds; unseen is not well."""
     one = Watched(Target("e", "http://x:1"), POLICY, Scripted(well), 0.0)
-    assert status_line([one.view(0.0)]) == "1 engine, 1 not answering; no trouble is known"
+    assert status_line([one.view(0.0)]) == "1 engine, 1 not answering (1 never did); no other trouble is known"
     one.take(look(1, figures={"running": math.nan}))
     assert status_line([one.view(2.0)]) == "1 engine; all well"
     assert status_line([]) == "0 engines; all well"

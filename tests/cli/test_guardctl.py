@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
+import time
 from pathlib import Path
 
 import pytest
 
+from plimsoll.cli import guardctl
 from plimsoll.cli.main import main
 from tests.cli.guards import TOKEN, guarding
-from tests.cli.test_guard import QUICK, config, kill_engine, url
+from tests.cli.test_guard import QUICK, config, holds, kill_engine, url
 from tests.sources.page_server import serving
 from tests.standin.servers import standin
 
@@ -36,10 +39,12 @@ def test_it_asks_the_guard_of_this_user(tmp_path: Path, capsys: Capsys, monkeypa
             guard.hears("gone: nobody listens there")
             at = ("--at", f"http://127.0.0.1:{guard.port}")
             code, out, _ = said(capsys, "status", *at)
-            assert code == 0
-            assert out.startswith("2 engines, 1 not answering; no trouble is known\n")
+            assert code == 1, "of an engine that does not answer nothing is known"
+            assert out.startswith("2 engines, 1 not answering (1 never did); no other trouble is known\n")
+            assert "nobody listens there, and never did since guard began" in out
+            assert said(capsys, "status", "one", *at)[0] == 0
             code, out, _ = said(capsys, "status", "gone", *at)
-            assert code == 0
+            assert code == 1
             assert "  dead         nobody listens there, and nobody has since guard looks" in out
             kill_engine(server)
             guard.hears("engine.dead")
@@ -66,6 +71,29 @@ def test_it_asks_the_guard_of_this_user(tmp_path: Path, capsys: Capsys, monkeypa
             code, _, err = said(capsys, "status", "--token-file", str(wrong), *at)
             assert (code, "show the token" in err) == (2, True)
             assert guard.stop() == 0
+
+
+def test_it_shows_the_last_test_request(tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How long it took, or why it could not be made; and that the answer was garbage."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.delenv("PLIMSOLL_GUARD_TOKEN", raising=False)
+    with standin() as server, guarding(tmp_path, "--engine", url(server), "--canary") as guard:
+        name, end = f"127.0.0.1:{server.port}", time.monotonic() + 30
+        while (guard.json(f"/engines/{name}")["engine"]["canary"] or {}).get("is_answered") is None and time.monotonic() < end:
+            time.sleep(0.2)
+        answer = guard.json(f"/engines/{name}")
+        holds("OneEngine", answer)
+        canary = answer["engine"]["canary"]
+        assert (canary["is_answered"], canary["is_garbage"], canary["why"]) == (True, False, "")
+        assert 0 <= canary["seconds"] < 30
+        _, out, _ = said(capsys, "status", name, "--at", f"http://127.0.0.1:{guard.port}")
+        assert re.search(r"\nthe last test request, .* ago, was answered within [0-9.]+ s\n", out)
+        assert guard.stop() == 0
+    made = {"age_s": 12.0, "is_answered": True, "seconds": 0.5, "is_garbage": True, "why": ""}
+    assert guardctl._canary(made) == "the last test request, 12 s ago, was answered within 0.5 s, with garbage"
+    assert guardctl._canary({**made, "is_answered": False}) == "the last test request, 12 s ago, got no answer"
+    why = {**made, "is_answered": None, "why": "the engine wants an API key"}
+    assert guardctl._canary(why) == "the last test request, 12 s ago, could not be made: the engine wants an API key"
 
 
 @pytest.mark.parametrize(

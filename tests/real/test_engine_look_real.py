@@ -11,6 +11,7 @@ from lab.engine.server import EngineServer
 from plimsoll.domain.look import Look, Reach
 from plimsoll.sources.engine_canary import CanaryPlan
 from plimsoll.sources.engine_look import Watcher
+from plimsoll.sources.same_host import SameHost
 
 PLAN = CanaryPlan(every_s=5, deadline_s=3)
 
@@ -46,7 +47,41 @@ def test_a_living_engine(engine: EngineServer) -> None:
     assert last.started_unix_s is not None
     assert time.time() - 900 < last.started_unix_s < time.time()
     assert last.canary is not None
-    assert last.canary.is_answered is True
+    assert (last.canary.is_answered, last.canary.is_garbage, last.canary.why) == (True, False, "")
+    assert last.canary.seconds is not None
+    assert 0 < last.canary.seconds < PLAN.deadline_s
+
+
+def test_what_the_engine_says_to_a_test_request_it_does_not_take(engine: EngineServer) -> None:
+    """vLLM's own words for a model that it does not serve are read as such."""
+
+    async def run() -> Look:
+        watcher = Watcher(f"http://127.0.0.1:{engine.port}", None, PLAN._replace(model="no-such-model"))
+        await watcher.look(0.0, time.time())
+        await asyncio.sleep(1.0)
+        look = await watcher.look(5.0, time.time())
+        await watcher.close()
+        return look
+
+    canary = asyncio.run(run()).canary
+    assert canary is not None
+    assert (canary.is_answered, canary.why) == (None, "the engine does not serve a model of the name 'no-such-model'")
+
+
+def test_this_machine_knows_the_engine(engine: EngineServer) -> None:
+    """Found by its port, with its core: the memory of the whole tree is more than the page's, which is of one process."""
+
+    async def run() -> tuple[Look, Look]:
+        plain = Watcher(f"http://127.0.0.1:{engine.port}")
+        here = Watcher(f"http://127.0.0.1:{engine.port}", same_host=SameHost(engine.port))
+        found = await plain.look(0.0, time.time()), await here.look(0.0, time.time())
+        await plain.close()
+        await here.close()
+        return found
+
+    page, whole = asyncio.run(run())
+    assert whole.figures["host_resident"] > 1.2 * page.figures["host_resident"]
+    assert whole.cards == ()
 
 
 def test_a_stuck_engine(engine: EngineServer) -> None:

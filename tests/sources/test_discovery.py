@@ -20,9 +20,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plimsoll.errors import BadInput, PlimsollError, TimedOut, TooLarge, WorldFailed
+from plimsoll.errors import BadInput, TooLarge
 from plimsoll.sources.discovery import FileSd, HttpSd, Kubernetes, Pods, Target, groups_in, named
 from plimsoll.sources.kubernetes_api import Cluster, in_cluster
+from plimsoll.sources.kubernetes_pods import read_pod
 from tests.sources.page_server import Handler, serving
 
 GROUPS = [{"targets": ["10.0.0.1:8000", "10.0.0.2:8000"], "labels": {"job": "vllm"}}]
@@ -48,7 +49,7 @@ def test_a_list_of_targets() -> None:
         {"targets": ["h:1"], "labels": {"__scheme__": "https", "__metrics_path__": "/vllm/metrics", "instance": "big"}},
         {"targets": ["[::1]:8000"]},
     ]
-    assert groups_in(groups, "x") == (
+    assert groups_in(groups, "x").targets == (
         Target("10.0.0.1:8000", "http://10.0.0.1:8000"),
         Target("10.0.0.2:8000", "http://10.0.0.2:8000"),
         Target("big", "https://h:1/vllm"),
@@ -57,13 +58,29 @@ def test_a_list_of_targets() -> None:
     assert named("http://user:secret@h:1/a/?q=1") == "h:1/a"
 
 
-@pytest.mark.parametrize(
-    "tree", [None, {}, "x", [1], [{}], [{"targets": "x"}], [{"targets": [1]}], [{"targets": ["a b"]}], [{"targets": [""]}]]
-)
+@pytest.mark.parametrize("tree", [None, {}, "x", [1], [{}], [{"targets": "x"}]])
 def test_what_is_no_list_is_refused_in_one_line(tree: object) -> None:
     """With the name of where it came from."""
     with pytest.raises(BadInput, match=r"^here: "):
         groups_in(tree, "here")
+
+
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [
+        (1, "a target is a text"), ("", "a target is a text"), ("a b", "'a b': the address must be"),
+        ("m\u00fcnchen:8000", "letters that an address cannot have"), ("h:1/\u00e9", "letters that an address cannot have"),
+        ("user:s3cret@h:1", "'h:1': a list may hold no user and password"), ("http://a:s3cret@b@h:1", "'h:1'"),
+    ],
+)  # fmt: skip
+def test_one_target_that_is_none_does_not_hide_the_others(target: object, says: str) -> None:
+    """It is said, without any password, and the rest of the list is watched."""
+    found = groups_in([{"targets": ["h:7"]}, {"targets": ["h:8", target]}], "here")
+    assert [one.url for one in found.targets] == ["http://h:7", "http://h:8"]
+    (trouble,) = found.troubles
+    assert trouble.startswith("here: group 2: ")
+    assert says in trouble
+    assert "s3cret" not in trouble
 
 
 def test_too_many_targets_are_too_many() -> None:
@@ -73,32 +90,47 @@ def test_too_many_targets_are_too_many() -> None:
 
 
 def test_files_are_read_again_when_they_change(tmp_path: Path) -> None:
-    """JSON and YAML, as many files as the pattern finds; a file that goes takes its engines with it."""
+    """JSON and YAML, as many files as the pattern finds; a file that goes takes its engines with it, the last one, too."""
     finder = FileSd(str(tmp_path / "*.json"))
-    with pytest.raises(WorldFailed, match="no such file"):
-        finder.find()
+    assert (finder.find(), finder.trouble) == ((), f"{tmp_path}/*.json: no such file")
     (tmp_path / "a.json").write_text(json.dumps(GROUPS), encoding="utf-8")
     assert [target.name for target in finder.find()] == ["10.0.0.1:8000", "10.0.0.2:8000"]
+    assert finder.trouble == ""
     (tmp_path / "a.json").write_text(json.dumps([{"targets": ["h:1"]}]), encoding="utf-8")
     (tmp_path / "b.json").write_text(json.dumps([{"targets": ["h:2"]}]), encoding="utf-8")
     assert [target.name for target in finder.find()] == ["h:1", "h:2"]
     (tmp_path / "a.json").unlink()
     assert [target.name for target in finder.find()] == ["h:2"]
+    (tmp_path / "b.json").unlink()
+    assert finder.find() == ()
+    assert "no such file" in finder.trouble
     (tmp_path / "c.yml").write_text("- targets: ['h:3']\n  labels:\n    name: third\n", encoding="utf-8")
     assert FileSd(str(tmp_path / "c.yml")).find() == (Target("third", "http://h:3"),)
 
 
-def test_a_broken_file_changes_nothing(tmp_path: Path) -> None:
-    """It is an error each time, so that what was known stays; once it is whole it is read."""
+def test_a_broken_file_hides_no_other_and_stays_as_it_was(tmp_path: Path) -> None:
+    """What is wrong is said; once the file is whole it is read."""
     path = tmp_path / "a.json"
-    finder = FileSd(str(path))
+    (tmp_path / "b.json").write_text(json.dumps([{"targets": ["h:2"]}]), encoding="utf-8")
+    path.write_bytes(b"[{")
+    finder = FileSd(str(tmp_path / "*.json"))
+    assert [target.name for target in finder.find()] == ["h:2"]
+    assert finder.trouble == f"{path}, line 1: not JSON"
+    path.write_text(json.dumps(GROUPS), encoding="utf-8")
+    assert len(finder.find()) == 3
     for content in (b"[{", b"\xff", b"{}", b"[" * 100_000):
         path.write_bytes(content)
-        with pytest.raises(PlimsollError):
-            finder.find()
-    path.write_text(json.dumps(GROUPS), encoding="utf-8")
+        assert len(finder.find()) == 3
+        assert finder.trouble.startswith(str(path))
+        assert finder.trouble.endswith("; what it said before stays")
+    path.write_text(json.dumps([{"targets": ["h:1", "m\u00fcnchen:1"]}]), encoding="utf-8")
+    for _ in range(2):  # also while it is not read anew
+        assert [target.name for target in finder.find()] == ["h:1", "h:2"]
+        assert "an address cannot have" in finder.trouble
+    path.write_text("[]", encoding="utf-8")
     os.utime(path, ns=(1, 1))
-    assert len(finder.find()) == 2
+    assert len(finder.find()) == 1
+    assert finder.trouble == ""
 
 
 def test_an_address_that_answers_with_a_list() -> None:
@@ -110,21 +142,26 @@ def test_an_address_that_answers_with_a_list() -> None:
 
 
 @pytest.mark.parametrize(
-    ("act", "error"),
+    ("act", "says"),
     [
-        (lambda ask: ask.answer(b"nope"), WorldFailed),
-        (lambda ask: ask.answer(b"{}"), BadInput),
-        (lambda ask: ask.answer(b"[]", 500), WorldFailed),
-        (lambda ask: ask.answer(b"", 302, Location="http://192.0.2.1/sd"), WorldFailed),
-        (lambda ask: ask.answer(b" " * (17 << 20)), TooLarge),
-        (lambda _: time.sleep(3), TimedOut),
+        (lambda ask: ask.answer(b"nope"), "not JSON"),
+        (lambda ask: ask.answer(b"{}"), "not a list"),
+        (lambda ask: ask.answer(b"[]", 500), "answers 500"),
+        (lambda ask: ask.answer(b"", 302, Location="http://192.0.2.1/sd"), "redirects to another host"),
+        (lambda ask: ask.answer(b" " * (17 << 20)), "more than 16 MiB"),
+        (lambda _: time.sleep(3), "did not answer"),
     ],
     ids=["words", "object", "status", "elsewhere", "huge", "slow"],
 )
-def test_an_address_that_does_not(act: Any, error: type[Exception]) -> None:
-    """Whatever it does instead is one line and no list."""
-    with serving(act) as server, pytest.raises(error):
-        HttpSd(f"http://{server.host}/sd", timeout_s=1.0).find()
+def test_an_address_that_does_not(act: Any, says: str) -> None:
+    """Whatever it does instead is one line, and the engines are those it named before."""
+    with serving(lambda ask: ask.answer(json.dumps(GROUPS).encode()) if len(server.seen) == 1 else act(ask)) as server:
+        finder = HttpSd(f"http://{server.host}/sd", timeout_s=1.0)
+        before = finder.find()
+        assert (len(before), finder.trouble) == (2, "")
+        assert finder.find() == before
+    assert says in finder.trouble
+    assert finder.trouble.endswith("; what is known stays")
 
 
 def account(folder: Path) -> str:
@@ -190,8 +227,9 @@ def test_the_clusters_certificate_is_checked(tmp_path: Path) -> None:
              "-days", "1", "-subj", "/CN=127.0.0.1"],
             capture_output=True, check=True,
         )  # fmt: skip
-        with pytest.raises(WorldFailed, match="cannot be asked"):
-            Pods(Kubernetes("a=b"), Cluster(where, account(stranger))).find()
+        distrusting = Pods(Kubernetes("a=b"), Cluster(where, account(stranger)))
+        assert distrusting.find() == ()
+        assert "cannot be asked" in distrusting.trouble
         secure.shutdown()
         secure.server_close()
     assert len(server.seen) == 1
@@ -213,9 +251,64 @@ def test_a_cluster_that_does_not_answer(act: Any, says: str, tmp_path: Path) -> 
     """One line each; the token is in none of them."""
     with serving(act) as server:
         finder = Pods(Kubernetes("a=b"), Cluster(f"http://{server.host}", account(tmp_path), timeout_s=1.0))
-        with pytest.raises(PlimsollError, match=says) as caught:
-            finder.find()
-    assert "pod-token" not in str(caught.value)
+        assert finder.find() == ()
+    assert says in finder.trouble
+    assert "pod-token" not in finder.trouble
+
+
+def test_restarts_and_ends_of_pods(tmp_path: Path) -> None:
+    """Counted by the cluster, for the container that serves; an end is told only where nobody starts it again."""
+    bare = {"containers": [{"name": "vllm", "ports": [{"containerPort": 8000}]}, {"name": "side"}], "restartPolicy": "Never"}
+    counts = [{"name": "vllm", "restartCount": 3}, {"name": "side", "restartCount": 9}]
+    killed = [{"name": "vllm", "restartCount": 3, "state": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}}]
+    owned = {"ownerReferences": [{"kind": "Job", "controller": True}]}
+    running = [
+        pod("a", spec=bare, status={"containerStatuses": counts}), pod("b", status={"containerStatuses": counts}),
+        pod("c"), pod("d", spec=bare), pod("e", spec=bare, metadata=owned), pod("f"), pod("g", spec=bare),
+    ]  # fmt: skip
+    failed = {"phase": "Failed", "containerStatuses": killed}
+    over = [
+        pod("a", spec=bare, status=failed), pod("b", status=failed), pod("e", spec=bare, metadata=owned, status=failed),
+        pod("never-seen", spec=bare, status=failed), pod("d", spec=bare, status={"phase": "Failed", "reason": "Evicted"}),
+        pod("f", status={"containerStatuses": [{"name": "x", "restartCount": 4, "state": {"waiting": {}}}]}),
+        pod("g", spec=bare, status=failed, metadata={"deletionTimestamp": "now"}),
+    ]  # fmt: skip
+    with serving(lambda ask: ask.answer(json.dumps({"items": running if len(server.seen) == 1 else over}).encode())) as server:
+        finder = Pods(Kubernetes("a=b"), Cluster(f"http://{server.host}", account(tmp_path)))
+        before = {target.name: target for target in finder.find()}
+        assert (finder.restarts, finder.ended) == ({"models/a": 3, "models/b": 9}, {})
+        after = {target.name: target for target in finder.find()}
+    assert set(before) == {f"models/{letter}" for letter in "abcdefg"}
+    assert after == {name: before[name] for name in ("models/a", "models/d", "models/f")}
+    assert finder.restarts == {"models/a": 3, "models/f": 4}
+    assert finder.ended == {
+        "models/a": "its container ended with exit code 137 (OOMKilled) and is not started again: restartPolicy is Never",
+        "models/d": "its pod is over (Evicted), and restartPolicy is Never",
+    }
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.recursive(
+        st.none() | st.integers() | st.text(max_size=10) | st.booleans(),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(
+                    ["metadata", "spec", "status", "containers", "ports", "containerPort", "containerStatuses", "restartCount",
+                     "state", "terminated", "exitCode", "phase", "restartPolicy", "ownerReferences", "podIP", "name"]
+                ),
+                inner | st.sampled_from(["Failed", "Running", "Never"]), max_size=5,
+            )
+        ),
+        max_leaves=25,
+    )
+)  # fmt: skip
+def test_any_pod_is_read(item: Any) -> None:
+    """Whatever the cluster shows, reading it raises nothing."""
+    found = read_pod(item)
+    assert 0 < found.port < 65_536
+    assert found.restarts is None or found.restarts >= 0
 
 
 def test_outside_a_cluster_it_is_said() -> None:
@@ -240,7 +333,7 @@ def test_outside_a_cluster_it_is_said() -> None:
 def test_no_list_is_more_than_a_refusal(tree: Any) -> None:
     """Whatever it holds, the answer is engines or one line."""
     try:
-        found = groups_in(tree, "here")
+        found = groups_in(tree, "here").targets
     except BadInput:
         found = ()
     assert all(isinstance(target, Target) for target in found)

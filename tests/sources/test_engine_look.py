@@ -6,86 +6,21 @@ import asyncio
 import json
 import time
 import tracemalloc
-from collections.abc import Awaitable, Callable
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plimsoll.domain.look import Look, Reach
+from plimsoll.domain.look import Look, Rank, Reach
 from plimsoll.guard.judge import Judge, acting
 from plimsoll.guard.policy import read_policy
 from plimsoll.inside.settings import Settings
-from plimsoll.sources.engine_canary import CanaryPlan, is_garbage
-from plimsoll.sources.engine_look import Limits, Watcher, read_gate, read_workers
-from plimsoll.standin.serve.options import Options
+from plimsoll.sources.engine_canary import CanaryPlan
+from plimsoll.sources.engine_look import Watcher, read_gate, read_workers
+from tests.sources.looking import CAPTURED, FAST, GATED, INSIDE, at, fault, looks, plain, remembering
 from tests.sources.raw_server import RawServer, Talk, Visitor, by_path, free_port, raw_server
-from tests.standin.servers import TOKEN, Server, standin
-
-CAPTURES = Path(__file__).parents[1] / "captures"
-CAPTURED = (CAPTURES / "vllm-0.32.0-cpu" / "metrics.txt").read_bytes()
-INSIDE = CAPTURES / "vllm-0.25.1-h200-inside"
-GATED = Options(is_dev_mode=True, token=TOKEN, middleware=("plimsoll.inside.Gate",))
-FAST = Limits(look_s=2.0, page_s=1.5, small_s=0.5, page_bytes=1 << 20)
-TEXT = b'{"choices": [{"text": " world", "finish_reason": "length"}]}'
-
-
-def looks(
-    talk: Talk, count: int = 1, *, every_s: float = 5.0, pause_s: float = 0.0, token: str | None = None,
-    canary: CanaryPlan | None = None,
-) -> tuple[list[Look], RawServer]:  # fmt: skip
-    """So many looks at such a server."""
-
-    async def run() -> tuple[list[Look], RawServer]:
-        async with raw_server(talk) as server:
-            watcher = Watcher(server.url, token, canary, limits=FAST)
-            found = []
-            for number in range(count):
-                found.append(await watcher.look(100.0 + number * every_s, 1e9 + number * every_s))
-                await asyncio.sleep(pause_s)
-            await watcher.close()
-            return found, server
-
-    return asyncio.run(run())
-
-
-def remembering(talk_of: dict[str, bytes | str], paths: list[str]) -> Talk:
-    """The same as `by_path`, and what was asked for."""
-
-    async def talk(visitor: Visitor) -> None:
-        while head := await visitor.asked():
-            paths.append(head.split()[1])
-            reply = talk_of.get(head.split()[1], "404 Not Found")
-            await (visitor.answer(b"", reply) if isinstance(reply, str) else visitor.answer(reply))
-
-    return talk
-
-
-def at(server: Server, watcher_of: Callable[[str], Watcher], count: int = 1, pause_s: float = 0.0) -> list[Look]:
-    """Looks at a stand-in."""
-
-    async def run() -> list[Look]:
-        watcher = watcher_of(f"http://127.0.0.1:{server.port}")
-        found = []
-        for number in range(count):
-            found.append(await watcher.look(100.0 + 5 * number, time.time()))
-            await asyncio.sleep(pause_s)
-        await watcher.close()
-        return found
-
-    return asyncio.run(run())
-
-
-def plain(url: str) -> Watcher:
-    """One without token and canary."""
-    return Watcher(url, limits=FAST)
-
-
-def fault(server: Server, kind: str, **more: object) -> None:
-    """Set a fault while it runs."""
-    got = server.ask("POST", "/standin/faults", {"kind": kind, **more}, Authorization=f"Bearer {TOKEN}")
-    assert got.status == 200, got.body
+from tests.standin.servers import TOKEN, standin
 
 
 def test_a_captured_page_becomes_a_look() -> None:
@@ -165,11 +100,19 @@ def test_nobody_listens_and_then_somebody_does() -> None:
 
 
 def test_a_dead_engine_and_a_proxy_without_one() -> None:
-    """503 of /health counts when it is vLLM's: without a body, or beside its page. A proxy's error page is nobody's word."""
+    """503 of /health counts when it is vLLM's: without a body, and beside its page. Anything else is nobody's word."""
     (look,), _ = looks(by_path({"/metrics": CAPTURED, "/health": "503 Service Unavailable"}))
     assert (look.reach, look.health) == (Reach.ANSWERS, 503)
-    (look,), _ = looks(by_path({"/metrics": "500 Oops", "/health": "503 Service Unavailable"}))
-    assert (look.reach, look.health) == (Reach.NONSENSE, 503)
+    for status in ("500 Oops", "404 Not Found"):  # the supervisor of data parallelism, while it stops
+        (look,), _ = looks(by_path({"/metrics": status, "/health": "503 Service Unavailable"}))
+        assert (look.reach, look.health) == (Reach.NONSENSE, None)
+
+    async def router(visitor: Visitor) -> None:
+        while head := await visitor.asked():
+            await (visitor.answer(CAPTURED) if "/metrics" in head else visitor.answer(b"no healthy upstream", "503 No"))
+
+    (look,), _ = looks(router)
+    assert (look.reach, look.health) == (Reach.ANSWERS, None)
 
     async def proxy(visitor: Visitor) -> None:
         while await visitor.asked():
@@ -257,18 +200,94 @@ def test_what_a_server_does_not_have_is_asked_every_five_minutes() -> None:
     assert counts == {"/metrics": 30, "/health": 30, "/is_paused": 30, "/version": 1}
 
 
-def test_a_wrong_token_is_said() -> None:
-    """The gate that does not take the token is named, and the rest of the look is there."""
+def gate_server(kind: str, heads: list[str]) -> Talk:
+    """A page, and something that answers /plimsoll/state in its own way; what it was asked."""
+
+    async def talk(visitor: Visitor) -> None:
+        while head := await visitor.asked():
+            path = head.split()[1]
+            heads.append(head)
+            if path == "/metrics":
+                await visitor.answer(CAPTURED)
+            elif path != "/plimsoll/state" or kind == "none":
+                await visitor.answer(b"", "404 Not Found")
+            elif kind == "another":
+                await visitor.answer(b"", "401 Unauthorized", "WWW-Authenticate: Basic realm=x")
+            elif kind == "open" or (kind == "gate" and f"Bearer {TOKEN}" in head):
+                await visitor.answer((INSIDE / "state.json").read_bytes())
+            else:
+                await visitor.answer(b"", "401 Unauthorized", "WWW-Authenticate: Bearer")
+
+    return talk
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_shown", "note"),
+    [("gate", True, ""), ("strict", True, "the gate does not take this token"), ("none", False, "there is no gate there"),
+     ("another", False, "the gate does not take this token"), ("open", False, "/plimsoll/state answers 200")],
+)  # fmt: skip
+def test_the_token_is_shown_only_to_what_asks_for_it_as_the_gate_does(kind: str, is_shown: bool, note: str) -> None:
+    """A server without a gate never sees it; a gate that does not take it is named, and the rest of the look is there."""
+    heads: list[str] = []
 
     async def run() -> tuple[Look, str]:
-        async with raw_server(by_path({"/metrics": CAPTURED, "/plimsoll/state": "401 Unauthorized"})) as server:
+        async with raw_server(gate_server(kind, heads)) as server:
             watcher = Watcher(server.url, TOKEN, limits=FAST)
-            look = await watcher.look(1, 1)
+            found = [await watcher.look(1 + 5 * number, 1) for number in range(2)]
             await watcher.close()
-            return look, watcher.gate_note
+            return found[-1], watcher.gate_note
 
-    look, note = asyncio.run(run())
-    assert (look.reach, look.gate, note) == (Reach.ANSWERS, None, "the gate does not take this token")
+    look, said = asyncio.run(run())
+    assert look.reach is Reach.ANSWERS
+    assert (look.gate is not None) == (kind == "gate")
+    assert said.startswith(note)
+    assert bool(said) == bool(note)
+    assert any(TOKEN in head for head in heads) == is_shown
+    assert TOKEN not in next(head for head in heads if "/plimsoll/state" in head)
+
+
+def paused_server(say: Callable[[int], str | bytes | None]) -> Talk:
+    """A page, and what becomes of each question whether it is paused; None: no answer."""
+    asked = [0]
+
+    async def talk(visitor: Visitor) -> None:
+        while head := await visitor.asked():
+            if "/is_paused" in head:
+                asked[0] += 1
+                said = say(asked[0])
+                if said is None:
+                    await asyncio.sleep(1.0)
+                    return
+                await (visitor.answer(said) if isinstance(said, bytes) else visitor.answer(b"", said))
+            else:
+                await visitor.answer(CAPTURED if "/metrics" in head else b"", "200 OK" if "/metrics" in head else "404 No")
+
+    return talk
+
+
+def test_a_lost_answer_about_a_pause_is_said() -> None:
+    """Lost, or an error on the way: it may rest, and is asked again at once. A server without the question does not rest."""
+    told = [look.is_rest_unknown for look in looks(paused_server(lambda _: None), 2)[0]]
+    assert told == [True, True]
+    answers: list[str | bytes | None] = ["502 Bad Gateway", b'{"is_paused": true}', None, b'{"is_paused": true}', b"<html>"]
+    found, _ = looks(paused_server(lambda number: answers[number - 1]), 5)
+    assert [(look.is_paused, look.is_rest_unknown) for look in found] == [
+        (None, True), (True, False), (None, True), (True, False), (None, True),
+    ]  # fmt: skip
+    found, _ = looks(paused_server(lambda _: "404 Not Found"), 2)
+    assert [look.is_rest_unknown for look in found] == [False, False]
+
+
+def test_ranks_of_data_parallelism_are_told_one_by_one() -> None:
+    """A page of several engines shows what each has done; a page of one does not repeat itself."""
+    page = b"".join(
+        b'vllm:iteration_tokens_total_count{engine="%d"} %d\nvllm:num_requests_running{engine="%d"} %d\n' % (n, n, n, n)
+        for n in (0, 1, 10)
+    )
+    (look,), _ = looks(by_path({"/metrics": page}))
+    assert look.ranks == (Rank("0", 0, 0), Rank("1", 1, 1), Rank("10", 10, 10))
+    (look,), _ = looks(by_path({"/metrics": CAPTURED}))
+    assert look.ranks == ()
 
 
 def test_recorded_words_of_the_gate() -> None:
@@ -307,85 +326,3 @@ def test_a_look_never_raises(pieces: list[bytes]) -> None:
     for look in found:
         judge.see(look)
     assert acting(judge) == ()
-
-
-def canary_server(answer: Callable[[Visitor], Awaitable[None]], asks: list[float]) -> Talk:
-    """A server with the captured page, and what it does with a completion."""
-
-    async def talk(visitor: Visitor) -> None:
-        while head := await visitor.asked():
-            if head.startswith("POST"):
-                asks.append(time.monotonic())
-                await answer(visitor)
-            else:
-                await visitor.answer(CAPTURED if "/metrics" in head else b"", "200 OK" if "/metrics" in head else "404 No")
-
-    return talk
-
-
-def test_a_canary_that_is_answered_and_how_often_it_flies() -> None:
-    """One token now and then, by the name on the page, with its seconds; never more often than its plan says."""
-    asks: list[float] = []
-
-    async def answer(visitor: Visitor) -> None:
-        await visitor.answer(TEXT)
-
-    found, _ = looks(canary_server(answer, asks), 14, pause_s=0.01, canary=CanaryPlan(every_s=30))
-    assert len(asks) == 3
-    last = found[-1].canary
-    assert last is not None
-    assert (last.is_answered, last.is_garbage, last.at_s) == (True, False, 160.0)
-    assert last.seconds is not None
-    assert last.seconds < 1
-
-
-@pytest.mark.parametrize(
-    ("raw", "is_answered"),
-    [(None, False), (b"HTTP/1.1 2", None), (b"", None), (b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n", None),
-     (b"HTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n", None), (b"HTTP/1.1 500 Oops\r\nContent-Length: 0\r\n\r\n", None)],
-)  # fmt: skip
-def test_only_silence_after_asking_fails_a_canary(raw: bytes | None, is_answered: bool | None) -> None:
-    """An engine that took it and said nothing has failed; one that refused, hung up or began to answer has not."""
-    asks: list[float] = []
-
-    async def answer(visitor: Visitor) -> None:
-        if raw is None or raw.startswith(b"HTTP/1.1 2"):
-            await visitor.say(raw or b"")
-            await asyncio.sleep(5)
-        else:
-            await visitor.say(raw)
-            visitor.writer.close()
-
-    plan = CanaryPlan(every_s=30, deadline_s=0.2)
-    found, _ = looks(canary_server(answer, asks), 3, pause_s=0.3, canary=plan)
-    assert len(asks) == 1
-    assert found[-1].canary is not None
-    assert found[-1].canary.is_answered is is_answered
-
-
-def test_garbage_is_told_from_text() -> None:
-    """No choices, no text, letters that are none: garbage. A first token that ends the answer is not."""
-    for text in ("", "\ufffd", "\x00\x01", None, 5):
-        assert is_garbage(json.dumps({"choices": [{"text": text, "finish_reason": "length"}]}).encode())
-    for body in (b"", b"<html>", b"[]", b"{}", b'{"choices": []}', b'{"choices": "x"}', b"[" * 100_000, b"\xff"):
-        assert is_garbage(body)
-    assert not is_garbage(TEXT)
-    assert not is_garbage(b'{"choices": [{"text": "\\n\\t", "finish_reason": "length"}]}')
-    assert not is_garbage(b'{"choices": [{"text": "", "finish_reason": "stop"}]}')
-
-
-def test_a_stand_in_s_canary_and_its_wedge() -> None:
-    """Answered while it steps, failed when it is stuck; it does not count as work; none is sent to one that rests."""
-    plan = CanaryPlan(every_s=5, deadline_s=0.6)
-    with standin(GATED, settings=Settings({"PLIMSOLL_TOKEN": TOKEN})) as server:
-        *_, last = at(server, lambda url: Watcher(url, TOKEN, plan), 2, 0.5)
-        assert last.canary is not None
-        assert (last.canary.is_answered, last.canary.is_garbage) == (True, False)
-        fault(server, "wedge")
-        found = at(server, lambda url: Watcher(url, TOKEN, plan), 6, 0.2)
-        assert found[-1].canary is not None
-        assert found[-1].canary.is_answered is False
-        assert all(look.gate is not None and look.gate.engine_requests == 0 for look in found)
-        server.ask("DELETE", "/standin/faults", Authorization=f"Bearer {TOKEN}")
-        server.ask("POST", "/pause")
-        assert at(server, lambda url: Watcher(url, TOKEN, plan), 3, 0.1)[-1].canary is None

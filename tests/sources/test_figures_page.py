@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from prometheus_client.openmetrics import parser as open_parser
 from prometheus_client.parser import text_string_to_metric_families as text_format
 
+from plimsoll.domain.look import Rank
 from plimsoll.engine.versions import engine_named
 from plimsoll.errors import BadInput, TooLarge
 from plimsoll.sources import figures_page
@@ -204,6 +206,50 @@ def test_ranks_add_up() -> None:
     assert found.figures["kv_cache_usage"] == 0.75
     assert found.engines == tuple("01234567")
     assert found.config["engine"] == "0"
+
+
+def test_each_rank_says_what_it_has_done() -> None:
+    """Steps, running and waiting of every engine on the page; what one of them lies about is not known of it alone."""
+    page = ranks(CAPTURED, 3).replace(
+        b'running{engine="1",model_name="tiny"} 0.0', b'running{engine="1",model_name="tiny"} NaN'
+    )
+    assert read_figures(page).ranks == (Rank("0", 24, 0, 0), Rank("1", 24, None, 0), Rank("2", 24, 0, 0))
+    assert read_figures(page, engine_named("0.32.0")).ranks == read_figures(page).ranks
+    assert read_figures(CAPTURED).ranks == ()
+    two = b'vllm:num_requests_running{engine="0"} 3\nvllm:num_requests_waiting{engine="7"} 1\n'
+    assert read_figures(two).ranks == (Rank("0", None, 3, None), Rank("7", None, None, 1))
+    many = b"".join(b'vllm:num_requests_running{engine="%d"} 1\n' % number for number in range(2_000))
+    assert read_figures(many).ranks == ()
+    assert read_figures(two + b'vllm:num_requests_running{engine="' + b"x" * 99 + b'"} 3\n').ranks == read_figures(two).ranks
+
+
+def test_workers_are_bounded() -> None:
+    """A page that names workers without end shows as many as a server can have, and none of a name without end."""
+    line = b'plimsoll_torch_allocated_bytes{engine="0",worker="%s"} 1\n'
+    many = b"".join(line % str(number).encode() for number in range(3_000))
+    found = read_figures(many).workers
+    assert len(found) == figures_page.WORKERS_MAX
+    assert (found[0].rank, found[-1].rank) == ("0/0", "0/1023")
+    assert read_figures(line % (b"x" * 100)).workers == ()
+
+
+def test_labels_that_are_kept_are_few() -> None:
+    """Whatever an engine sends, look after look, what is kept of it stays small; vLLM's own longest labels are kept."""
+    labels = LabelSets()
+    tracemalloc.start()
+    for page in range(12):
+        reader = PageReader(labels)
+        for number in range(250):
+            reader.feed(b'vllm:num_requests_running{a="%s%d"} 1\n' % (b"x" * 31_000, page * 250 + number))
+            reader.feed(b'vllm:num_requests_waiting{a="%s%d"} 1\n' % (b"x" * 1_900, page * 250 + number))
+        assert reader.done().figures == {"running": 250, "waiting": 250}
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < figures_page.LABEL_BYTES_MAX + (4 << 20)
+    assert all(len(text) <= figures_page.LABEL_TEXT_MAX for text in labels._known)
+    known = LabelSets()
+    in_pieces(CAPTURED, [], known)
+    assert any(b"num_gpu_blocks" in text for text in known._known)
 
 
 def test_one_rank_that_lies_takes_the_sum_with_it() -> None:

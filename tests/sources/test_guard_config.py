@@ -105,6 +105,53 @@ def test_the_example_on_the_page_is_a_configuration(tmp_path: Path) -> None:
     assert [rule.name for rule in asked.policy.rules] == ["article-cache", "article-queue", "long-queue"]
 
 
+def test_a_gate_may_listen_on_a_socket() -> None:
+    """A path on this machine, where a token need not pass over a network."""
+    (engine,) = config_in("[[engine]]\nurl = 'http://x:1'\ngate = 'unix:/run/g.sock'", "p.toml").engines
+    assert engine.gate_url == "unix:/run/g.sock"
+    assert read_asked(["--engine", "http://x:1"], {}).config.engines[0].gate_url is None
+
+
+def test_what_is_found_may_have_a_key_of_its_own(tmp_path: Path) -> None:
+    """[discover] api_key_file is for the test requests to engines that nobody named."""
+    (tmp_path / "key").write_text("k", encoding="utf-8")
+    found = config_in("[discover]\napi_key_file = 'key'\ncanary = true", str(tmp_path / "p.toml"))
+    assert (found.discover.api_key, found.discover.canary_s) == ("k", 30.0)
+
+
+def test_an_engine_is_found_in_prometheus_by_its_instance() -> None:
+    """The label is host and port unless a template says otherwise, for all or for one; further labels narrow it."""
+    text = (
+        "[prometheus]\nurl = 'http://p:9090'\nlabels = {job = 'vllm'}\n"
+        "[[engine]]\nurl = 'http://10.0.0.1:8000'\nname = 'a'\n"
+        "[[engine]]\nurl = 'https://[::1]/base'\nname = 'b'\n"
+        "[[engine]]\nurl = 'http://10.0.0.2:8000'\nname = 'c'\ninstance = '{name}.models:{port}'\n"
+    )
+    found = config_in(text, "p.toml")
+    assert found.prometheus is not None
+    assert [found.prometheus.match(one) for one in found.engines] == [
+        {"job": "vllm", "instance": "10.0.0.1:8000"},
+        {"job": "vllm", "instance": "[::1]:443"},
+        {"job": "vllm", "instance": "c.models:8000"},
+    ]
+    assert config_in("[[engine]]\nurl = 'http://x:1'", "p.toml").prometheus is None
+
+
+def test_a_secret_that_everybody_can_read_is_said_once(tmp_path: Path) -> None:
+    """One line for each file, however often it is named; a file of its owner alone is none."""
+    for name, mode in (("open", 0o644), ("shut", 0o640)):
+        (tmp_path / name).write_text(TOKEN, encoding="utf-8")
+        (tmp_path / name).chmod(mode)
+    text = "[[engine]]\nurl = 'http://x:1'\ntoken_file = 'open'\napi_key_file = 'shut'\n[api]\ntoken_file = 'open'\n"
+    path = tmp_path / "p.toml"
+    path.write_text(text, encoding="utf-8")
+    (said,) = read_guard_config(str(path)).warnings
+    assert said.startswith(f"{tmp_path / 'open'}: every user of this machine can read this secret")
+    asked = read_asked(["--config", str(path), "--token-file", str(tmp_path / "open")], {})
+    assert asked.config.warnings == (said,)
+    assert read_asked(["--engine", "http://x:1", "--token-file", str(tmp_path / "open")], {}).config.warnings == (said,)
+
+
 def test_an_empty_one_is_one() -> None:
     """Nothing need be set."""
     found = config_in("", "x.toml")
@@ -129,6 +176,17 @@ def test_an_empty_one_is_one() -> None:
         ("[[engine]]\nurl = 'http://x:1'\ncanary = 'often'", 3, "is no time"),
         ("[[engine]]\nurl = 'http://x:1'\ntoken_file = 'nowhere'", 3, "nowhere: No such file"),
         ("[[engine]]\nurl = 'http://x:1'\nplan = 'nowhere'", 3, "nowhere: No such file"),
+        ("[[engine]]\nurl = 'http://x:1'\nname = ''", 3, "an empty name is none"),
+        ("[[engine]]\nurl = 'http://x:1'\n\nname = '  '", 4, "an empty name is none"),
+        ("[[engine]]\nurl = 'http://x:1'\ngate = 'unix:run/g.sock'", 3, "a socket is unix:/PATH"),
+        (f"[[engine]]\nurl = 'http://x:1'\ngate = 'unix:/{'x' * 120}'", 3, "of 107 letters at most"),
+        ("[[engine]]\nurl = 'http://x:1'\ninstance = 'a'", 3, "label of [prometheus], and there is none"),
+        ("[prometheus]\nlabels = {job = 'vllm'}", 1, "needs its url"),
+        ("[prometheus]\nurl = 'prometheus'", 2, "http://HOST:PORT"),
+        ("[prometheus]\nurl = 'http://x:1'\n[prometheus.labels]\njob-name = 'a'", 4, "not the name of a label"),
+        ("[prometheus]\nurl = 'http://x:1'\n[prometheus.labels]\njob = 3", 4, "a text on one line"),
+        ("[prometheus]\nurl = 'http://x:1'\ninstance = '{pod}'", 3, "{pod} stands for nothing"),
+        ("[discover]\napi_key_file = 'nowhere'", 2, "nowhere: No such file"),
         ("[discover]\nfile_sd = 'x.toml'", 2, "reads .json"),
         ("[discover]\nfile_sd = 3", 2, "a text or a list"),
         ("[discover]\nhttp_sd = [\n  'http://x:1',\n  'no',\n]", 2, "http://HOST:PORT"),

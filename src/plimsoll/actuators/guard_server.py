@@ -59,7 +59,7 @@ class GuardServer:
         self._digest = hashlib.sha256(token.encode()).digest()
         self._hosts = {"localhost", socket.gethostname().lower(), *(host.lower() for host in hosts)}
         self._server: asyncio.Server | None = None
-        self._clients = 0
+        self._clients: dict[asyncio.StreamWriter, bool] = {}  # in the order they came; whether it has sent its request
         self.port = 0
 
     async def open(self, host: str, port: int) -> None:
@@ -73,19 +73,24 @@ class GuardServer:
             self._server.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._clients += 1
+        self._make_room()
+        self._clients[writer] = False
         try:
             async with asyncio.timeout(PATIENCE_S):
-                if self._clients <= MOST_CLIENTS:
-                    await self._converse(reader, writer)
-                elif self._clients <= 2 * MOST_CLIENTS:
-                    await _refuse(reader, writer, error(503, "too many clients at once"))
+                await self._converse(reader, writer)
         except (OSError, TimeoutError, asyncio.IncompleteReadError):
             pass  # the client has gone, or says nothing
         finally:
-            self._clients -= 1
+            self._clients.pop(writer, None)
             with contextlib.suppress(OSError, RuntimeError):
                 writer.close()
+
+    def _make_room(self) -> None:
+        """Whoever says nothing goes first, the longest there before the others: a new one must be heard at once."""
+        if len(self._clients) >= MOST_CLIENTS:
+            oldest = next((one for one, has_asked in self._clients.items() if not has_asked), next(iter(self._clients)))
+            del self._clients[oldest]
+            oldest.transport.abort()
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -93,6 +98,7 @@ class GuardServer:
         except asyncio.LimitOverrunError:
             await _refuse(reader, writer, error(431, "the headers are too large"))
             return
+        self._clients[writer] = True
         asked = _read(head)
         found = error(400, "this is not HTTP") if asked is None else self._answer(asked)
         await _send(writer, found, is_head=asked is not None and asked.method == "HEAD")

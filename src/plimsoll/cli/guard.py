@@ -126,11 +126,14 @@ def _with_engines(config: GuardConfig, urls: Sequence[str], environ: Mapping[str
 
 
 def _with_api(config: GuardConfig, values: Mapping[str, str], environ: Mapping[str, str]) -> GuardConfig:
-    from plimsoll.sources.guard_config import SHORTEST_TOKEN, is_loopback, listen_of, read_token
+    from plimsoll.sources.guard_config import SHORTEST_TOKEN, is_loopback, is_open_to_all, listen_of, open_to_all, read_token
 
     api = config.api
     if "--token-file" in values:
-        api = api._replace(token=read_token(values["--token-file"]))
+        path = values["--token-file"]
+        api = api._replace(token=read_token(path))
+        if is_open_to_all(path):
+            config = config._replace(warnings=tuple(dict.fromkeys((*config.warnings, open_to_all(path)))))
     elif api.token is None and environ.get("PLIMSOLL_GUARD_TOKEN"):
         api = api._replace(token=environ["PLIMSOLL_GUARD_TOKEN"])
         if not re.fullmatch(rf"[\x21-\x7e]{{{SHORTEST_TOKEN},4096}}", environ["PLIMSOLL_GUARD_TOKEN"]):

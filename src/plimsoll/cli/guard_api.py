@@ -4,25 +4,40 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import plimsoll
 from plimsoll.actuators.guard_server import Answer, error
 from plimsoll.actuators.webhook import Counts
 from plimsoll.cli.guard_loop import CHANGES_KEPT, Fleet
 from plimsoll.report.doctor import clean, finding_json
-from plimsoll.report.guard import SCHEMA, condition_json, engine_detail_json, engine_json, status_line, told_json
+from plimsoll.report.guard import (
+    SCHEMA,
+    Trouble,
+    condition_json,
+    engine_detail_json,
+    engine_json,
+    status_line,
+    told_json,
+    trouble_json,
+)
 from plimsoll.report.guard_metrics import CONTENT_TYPE, page
 from plimsoll.report.guard_openapi import document
+
+
+class Own(NamedTuple):
+    """How guard itself is."""
+
+    notifications: Counts = Counts()
+    troubles: tuple[Trouble, ...] = ()
+    lost_lines: int = 0
 
 
 class Api:
     """The paths of docs/guard.md over one fleet."""
 
-    def __init__(self, fleet: Fleet, started_unix_s: float, notifications: Callable[[], Counts] = Counts) -> None:
-        self._fleet = fleet
-        self._started_unix_s = started_unix_s
-        self.notifications = notifications
+    def __init__(self, fleet: Fleet, started_unix_s: float, own: Callable[[], Own] = Own) -> None:
+        self._fleet, self._started_unix_s, self._own = fleet, started_unix_s, own
         self._paths = {
             "/healthz": self._health, "/engines": self._engines, "/conditions": self._conditions, "/findings": self._findings,
             "/history": self._history, "/metrics": self._metrics, "/openapi.json": self._openapi,
@@ -41,8 +56,11 @@ class Api:
         return Answer(200 if is_well else 503, json.dumps({"status": "ok" if is_well else "it does not look"}).encode())
 
     def _engines(self, _: Mapping[str, str]) -> Answer:
-        views = self._fleet.views()
-        return _json({"status": status_line(views), "engines": [engine_json(view) for view in views]})
+        views, troubles, moment = self._fleet.views(), self._own().troubles, self._fleet.moment()
+        return _json({
+            "status": status_line(views, troubles), "engines": [engine_json(view) for view in views],
+            "troubles": [trouble_json(one, moment) for one in troubles],
+        })  # fmt: skip
 
     def _engine(self, name: str) -> Answer:
         view = self._fleet.view(name)
@@ -70,9 +88,11 @@ class Api:
         return _json({"told": self._fleet.told, "changes": rows[max(0, len(rows) - int(limit)) :]})
 
     def _metrics(self, _: Mapping[str, str]) -> Answer:
+        own = self._own()
         text = page(
             self._fleet.views(), version=plimsoll.__version__, started_unix_s=self._started_unix_s,
-            notifications=self.notifications()._asdict(), told=self._fleet.told, mistakes=self._fleet.mistakes,
+            notifications=own.notifications._asdict(), told=self._fleet.told, mistakes=self._fleet.mistakes,
+            troubles=own.troubles, lost_lines=own.lost_lines,
         )  # fmt: skip
         return Answer(200, text.encode(), CONTENT_TYPE)
 

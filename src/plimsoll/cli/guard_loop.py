@@ -7,7 +7,7 @@ import contextlib
 import random
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from plimsoll.cli.guard_told import Teller
@@ -30,6 +30,7 @@ MOST_AT_ONCE = 64  # looks; as many again for engines that were slow at the last
 SLOW_S = 1.0
 CHANGES_KEPT = 1_000
 LONGEST_LOOK_S = 20.0
+LONGEST_RECALL_S = 40.0
 
 
 class Watcher(Protocol):
@@ -42,6 +43,22 @@ class Watcher(Protocol):
         """Hang up."""
 
 
+Points = Sequence[tuple[float, Mapping[str, float]]]  # by guard's own clock
+
+
+class Facts(NamedTuple):
+    """What whoever found an engine knows of it beside its address."""
+
+    restarts: int | None = None  # of its container
+    ended: str = ""  # its process has, and nobody starts it again; in words
+
+    def put_into(self, look: Look) -> Look:
+        """The look with these."""
+        if self.restarts is None and not self.ended:
+            return look
+        return look._replace(container_restarts=self.restarts, ended=self.ended)
+
+
 class Ports(NamedTuple):
     """What the loop is given: how to look, whom to tell, the clocks and the dice."""
 
@@ -50,6 +67,8 @@ class Ports(NamedTuple):
     clock: Callable[[], float] = time.monotonic
     wall: Callable[[], float] = time.time
     dice: Callable[[], float] = random.random
+    facts: Callable[[str], Facts] = lambda _: Facts()
+    recall: Callable[[Target, Look], Awaitable[Points]] | None = None
 
 
 class Watched:
@@ -89,7 +108,7 @@ class Watched:
             before = self._plan.condition
             after = self._plan.see(as_planned(self._planned, look), look.at_s)
             changes += [after] if after.status is not before.status else []
-        return self.teller.tell(look, changes, answer)
+        return self.teller.tell(look, changes, answer, getattr(self.watcher, "gate_note", ""))
 
     def view(self, now_s: float) -> EngineView:
         """As of now, for whoever asks; without forecasts, which are work."""
@@ -99,6 +118,7 @@ class Watched:
             self.target.name, address(self.target.url).shown, look, None if look is None else max(0.0, now_s - look.at_s),
             self.look_s, self.looks, dict(self.failures), self.conditions, findings(self.conditions, history.last_answer),
             self.since_s, None if history.last_answer is None else history.last_answer.vllm,
+            unreachable_since_s=self.teller.gone_since_s, has_answered=self.teller.has_answered, note=self.teller.note,
         )  # fmt: skip
 
     def forecasts(self) -> dict[str, Forecast | Unknown]:
@@ -142,11 +162,14 @@ class Fleet:
     def _begin(self, target: Target) -> None:
         try:
             watcher = self._ports.watcher(target)
-        except PlimsollError as error:
-            # One odd entry of a list must not blind guard to the rest of the fleet.
+        except Exception as error:  # one odd entry of a list must not blind guard to the rest of the fleet
+            is_theirs = isinstance(error, PlimsollError)
+            if not is_theirs:
+                self.mistakes[f"begin {type(error).__name__}"] += 1
             if target.name not in self._odd:
                 self._odd.add(target.name)
-                self._tell(Told(self._ports.wall(), target.name, What.LISTED, f"cannot be watched: {error}"))
+                why = str(error) if is_theirs else f"a mistake of ours: {type(error).__name__}"
+                self._tell(Told(self._ports.wall(), target.name, What.LISTED, f"cannot be watched: {why}"))
             return
         one = Watched(target, self._policy, watcher, self._ports.clock())
         self._engines[target.name] = one
@@ -173,6 +196,11 @@ class Fleet:
     def is_looking(self, within_s: float) -> bool:
         """Whether a look has ended lately; with no engine to look at there is nothing to miss."""
         return not self._engines or self._ports.clock() - self.last_look_s < within_s
+
+    @property
+    def host_note(self) -> str:
+        """What of the machine that guard runs on does not answer, where engines run on it; empty if nothing."""
+        return next((note for one in self._engines.values() if (note := getattr(one.watcher, "host_note", ""))), "")
 
     def moment(self) -> Clock:
         """Both clocks at once."""
@@ -217,13 +245,17 @@ class Fleet:
         due_s = clock()
         while True:
             async with self._slow if one.is_slow else self._quick:
-                await self._look(one)
+                look = await self._look(one)
+            past = await self._past(one, look)
+            self._take(one, look)
+            if past:
+                one.judge.history.recall(past)
             if self._most_looks is not None and one.looks >= self._most_looks:
                 return
             due_s = max(due_s + every_s * (0.975 + 0.05 * dice()), clock())
             await asyncio.sleep(due_s - clock())
 
-    async def _look(self, one: Watched) -> None:
+    async def _look(self, one: Watched) -> Look:
         now_s, unix_s = self._ports.clock(), self._ports.wall()
         try:
             async with asyncio.timeout(LONGEST_LOOK_S):
@@ -235,10 +267,25 @@ class Fleet:
             look = Look(now_s, unix_s, Reach.NONSENSE, f"a mistake of ours: {type(problem).__name__}")
         one.look_s = self._ports.clock() - now_s
         self.last_look_s = self._ports.clock()
+        return look
+
+    async def _past(self, one: Watched, look: Look) -> Points:
+        """What was before guard's first look at it. Asked for once, and that look waits: no restart may lie between."""
+        if self._ports.recall is None or look.reach is not Reach.ANSWERS or one.teller.has_answered:
+            return ()
         try:
-            said = one.take(look)
-        except Exception as problem:  # the same; its conditions stay as they were, and the page shows the mistake
+            async with asyncio.timeout(LONGEST_RECALL_S):
+                return await self._ports.recall(one.target, look)
+        except Exception as problem:  # it is worth having, and not worth an end
+            self.mistakes[f"recall {type(problem).__name__}"] += 1
+            return ()
+
+    def _take(self, one: Watched, look: Look) -> None:
+        try:
+            said = one.take(self._ports.facts(one.target.name).put_into(look))
+        except Exception as problem:  # as with a look; its conditions stay as they were, and the page shows the mistake
             self.mistakes[f"judge {type(problem).__name__}"] += 1
+            one.looks += 1  # a judge that stumbles each time must not make `--looks` endless
             return
         for told in said:
             self._tell(told)
@@ -246,7 +293,10 @@ class Fleet:
     def _tell(self, told: Told) -> None:
         self.told += 1
         self.changes.append(told)
-        self._ports.tell(told)
+        try:
+            self._ports.tell(told)
+        except Exception as problem:  # it is in the history; whoever writes or sends must not end the watching
+            self.mistakes[f"tell {type(problem).__name__}"] += 1
 
 
 async def _stopped(one: Watched) -> None:

@@ -19,25 +19,28 @@ from plimsoll.actuators.lines_out import LinesOut
 from plimsoll.actuators.systemd_notify import Notifier
 from plimsoll.actuators.webhook import Counts, Webhook
 from plimsoll.cli.guard import Asked
-from plimsoll.cli.guard_api import Api
+from plimsoll.cli.guard_api import Api, Own
+from plimsoll.cli.guard_lists import Lists
 from plimsoll.cli.guard_loop import Fleet, Ports
+from plimsoll.cli.guard_recall import Recaller
+from plimsoll.cli.guard_trouble import Troubles
 from plimsoll.domain.finding import Severity
 from plimsoll.domain.look import Reach
-from plimsoll.errors import BadInput, PlimsollError, WorldFailed
+from plimsoll.errors import WorldFailed
 from plimsoll.guard.findings import severity_of
 from plimsoll.report.doctor import clean
 from plimsoll.report.guard import Told, What, alert, line_json, sentence, status_line
-from plimsoll.sources.discovery import FileSd, Finder, HttpSd, Pods, Target
+from plimsoll.sources.discovery import FileSd, Finder, Target
 from plimsoll.sources.engine_canary import CanaryPlan
 from plimsoll.sources.engine_look import Watcher
 from plimsoll.sources.figures_page import LabelSets
-from plimsoll.sources.guard_config import Discover, GuardConfig
 from plimsoll.sources.http_get import address
-from plimsoll.sources.kubernetes_api import Cluster
 from plimsoll.sources.same_host import SameHost
 
 FILES_EVERY_S = 5.0
 STATUS_EVERY_S = 10.0
+TROUBLE_EVERY_S = 2.0
+WEBHOOK_PATIENCE_S = 10.0  # a receiver that is restarted is no news: what waits is sent again
 LAST_WORDS_S = 5.0  # for notifications that wait when guard is stopped
 
 
@@ -53,60 +56,18 @@ def watch(asked: Asked) -> int:
         out.close()
 
 
-class Lists:
-    """Where the engines are: those that were named, and what each finder last said."""
-
-    def __init__(self, config: GuardConfig) -> None:
-        self._config = config
-        self._found: dict[str, tuple[Target, ...]] = {}
-        self._troubles: dict[str, str] = {}
-        try:
-            self.finders = _finders(config.discover)
-        except BadInput as error:  # outside a cluster
-            raise config.refuse(str(error), "discover", "kubernetes") from None
-
-    async def ask(self, finder: Finder) -> None:
-        """Ask one; while it fails, what it said before holds, and the failure is said once."""
-        try:
-            self._found[finder.said] = await asyncio.to_thread(finder.find)
-            trouble = ""
-        except PlimsollError as error:
-            trouble = str(error)
-        if trouble and trouble != self._troubles.get(finder.said):
-            warn(f"{finder.said}: {trouble}; what is known stays")
-        self._troubles[finder.said] = trouble
-
-    def targets(self) -> list[Target]:
-        """All of them, each name and each address once."""
-        discover = self._config.discover
-        by_name = {target.name: target for target in self._config.engines}
-        urls = {target.url.rstrip("/") for target in self._config.engines}
-        for targets in self._found.values():
-            for target in targets:
-                url = target.url.rstrip("/")
-                if url not in urls:
-                    urls.add(url)
-                    name = clean(target.name) or address(url).shown
-                    name = name if name not in by_name else f"{name} {address(url).shown}"
-                    by_name[name] = target._replace(name=name, token=discover.token, canary_s=discover.canary_s)
-        return list(by_name.values())
-
-
-def _finders(discover: Discover) -> list[Finder]:
-    found: list[Finder] = [FileSd(pattern) for pattern in discover.file_sd]
-    found += [HttpSd(url) for url in discover.http_sd]
-    found += [Pods(discover.kubernetes, Cluster())] if discover.kubernetes is not None else []
-    return found
-
-
 class Daemon:
     """One guard."""
 
     def __init__(self, asked: Asked, out: LinesOut) -> None:
         self._asked, self._out, self._config = asked, out, asked.config
         self._labels = LabelSets()
-        self._fleet = Fleet(asked.policy, Ports(self._watcher, self._tell), looks=asked.looks)
-        self._lists = Lists(asked.config)
+        self._troubles = Troubles(warn, time.monotonic)
+        self._lists = Lists(asked.config, self._troubles.note)
+        self._recaller = None if asked.config.prometheus is None else Recaller(asked.config.prometheus)
+        recall = None if self._recaller is None else self._recaller.fill
+        ports = Ports(self._watcher, self._tell, facts=self._lists.facts, recall=recall)
+        self._fleet = Fleet(asked.policy, ports, looks=asked.looks)
         self._webhook = _webhook(asked.config.webhook)
         self._alerts: dict[tuple[str, str], float] = {}  # what fires, and since when
         self._systemd = Notifier()
@@ -119,6 +80,8 @@ class Daemon:
         loop = asyncio.get_running_loop()
         for name in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(name, stop.set)
+        for said in self._config.warnings:
+            warn(said)
         if self._asked.has_api:
             await self._open_api()
         await asyncio.gather(*(self._lists.ask(finder) for finder in self._lists.finders))
@@ -142,13 +105,16 @@ class Daemon:
         return code
 
     def _jobs(self) -> list[Coroutine[Any, Any, None]]:
-        jobs = [self._keep_status()] if self._systemd.is_there else []
+        jobs = [self._keep_well()]
+        jobs += [self._keep_status()] if self._systemd.is_there else []
         jobs += [self._find_again(finder) for finder in self._lists.finders]
         jobs += [self._webhook.run(), self._repeat()] if self._webhook is not None else []
         return jobs
 
     async def _close(self) -> None:
         await self._fleet.close()
+        if self._recaller is not None:
+            self._recaller.close()
         if self._webhook is not None:
             await self._webhook.flush(LAST_WORDS_S)
         if self._server is not None:
@@ -174,7 +140,7 @@ class Daemon:
     async def _open_api(self) -> None:
         api, token = self._config.api, self._config.api.token
         own = "" if token is not None else secrets.token_urlsafe(32)
-        server = GuardServer(Api(self._fleet, time.time(), self._counts).answer, token or own, api.hosts)
+        server = GuardServer(Api(self._fleet, time.time(), self._own).answer, token or own, api.hosts)
         try:
             await server.open(api.host, api.port)
             if own:  # only now: a port that is taken has a token of its own there
@@ -187,22 +153,39 @@ class Daemon:
                 raise WorldFailed(reason) from None
             warn(f"{reason}; it watches without one")
 
-    def _counts(self) -> Counts:
-        return Counts() if self._webhook is None else self._webhook.counts
+    def _own(self) -> Own:
+        counts = Counts() if self._webhook is None else self._webhook.counts
+        return Own(counts, self._troubles.now(), self._out.dropped)
 
     async def _find_again(self, finder: Finder) -> None:
         every_s = min(FILES_EVERY_S, self._config.discover.every_s) if isinstance(finder, FileSd) else None
         while True:
             await asyncio.sleep(every_s or self._config.discover.every_s)
             await self._lists.ask(finder)
-            self._fleet.watch(self._lists.targets())
+            try:
+                self._fleet.watch(self._lists.targets())
+            except Exception as problem:  # those that are watched still are
+                self._fleet.mistakes[f"list {type(problem).__name__}"] += 1
+
+    async def _keep_well(self) -> None:
+        """Say what goes wrong with guard itself, where nobody would see it else."""
+        while True:
+            await asyncio.sleep(TROUBLE_EVERY_S)
+            self._troubles.note("standard output", self._out.trouble)
+            self._troubles.note("this machine", self._fleet.host_note)
+            if self._webhook is not None and self._config.webhook is not None:
+                said = f"webhook {address(self._config.webhook).shown}"
+                self._troubles.note(said, self._webhook.trouble, patience_s=WEBHOOK_PATIENCE_S)
+            if self._recaller is not None:
+                self._recaller.keep({view.name for view in self._fleet.views()})
+                self._troubles.note(self._recaller.said, self._recaller.trouble)
 
     async def _keep_status(self) -> None:
         """Tell systemd that guard lives, as long as it looks: a loop that runs and sees nothing is not alive."""
         every_s = self._systemd.watchdog_s
         while True:
             await asyncio.sleep(STATUS_EVERY_S if every_s is None else min(every_s, STATUS_EVERY_S))
-            status = status_line(self._fleet.views())
+            status = status_line(self._fleet.views(), self._troubles.now())
             if every_s is not None and self._fleet.is_looking(self._fleet.stale_after_s):
                 self._systemd.alive(status)
             else:

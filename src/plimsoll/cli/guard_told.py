@@ -13,6 +13,7 @@ from plimsoll.domain.look import Look, Reach
 from plimsoll.guard.findings import finding
 from plimsoll.report.guard import Told, What
 
+NEVER_S = 60.0  # without any answer since guard began, before that is said as well
 LOOKS_GONE = 3  # that bring nothing before an engine is said not to answer: one slow answer is no news
 _SAYS = {
     Reach.REFUSED: "nobody listens there",
@@ -31,11 +32,14 @@ class Teller:
         self._gone_looks = 0
         self._gone_since_s: float | None = None
         self._is_gone: bool | None = None  # as it was told; None: nothing yet
-        self._has_answered = False
+        self._is_never_told = False
+        self._note = ""  # as it was told
+        self._note_looks = 0
+        self.has_answered = False
 
-    def tell(self, look: Look, changes: Sequence[Condition], answer: Look | None) -> list[Told]:
-        """What of these changes is said; `answer` is the last look that brought figures."""
-        said = self._reach(look)
+    def tell(self, look: Look, changes: Sequence[Condition], answer: Look | None, note: str = "") -> list[Told]:
+        """What of these changes is said; `answer` is the last look that brought figures, `note` what one could not have."""
+        said = self._reach(look) + self._noted(look, note)
         for condition in changes:
             told = self._condition(look, condition, answer)
             said += [] if told is None else [told]
@@ -57,6 +61,11 @@ class Teller:
         return frozenset(self._doubted)
 
     @property
+    def note(self) -> str:
+        """What cannot be had of it, as it was told; empty when all can."""
+        return self._note
+
+    @property
     def gone_since_s(self) -> float | None:
         """Since when it was told not to answer; None if it does."""
         return self._gone_since_s if self._is_gone else None
@@ -68,17 +77,36 @@ class Teller:
             if before is False:
                 return []
             version = f", vLLM {look.vllm}" if look.vllm else ""
-            again = f" again after {duration(gone_s)}" if self._has_answered and gone_s is not None else ""
-            self._has_answered = True
+            again = f" again after {duration(gone_s)}" if self.has_answered and gone_s is not None else ""
+            self.has_answered = True
             return [Told(look.unix_s, self._engine, What.REACHED, f"answers{again}{version}")]
         self._gone_looks += 1
         self._gone_since_s = look.at_s if self._gone_since_s is None else self._gone_since_s
+        if self._is_gone and not self.has_answered and not self._is_never_told and look.at_s - self._gone_since_s >= NEVER_S:
+            self._is_never_told = True
+            message = "has not answered since guard began: it is still starting, was never started, or is not at this address"
+            return [Told(look.unix_s, self._engine, What.UNREACHABLE, message)]
         if self._is_gone or (self._is_gone is False and self._gone_looks < LOOKS_GONE):
             return []
         self._is_gone = True
         why = f" ({look.why})" if look.why and look.reach is not Reach.REFUSED else ""
         message = f"{_SAYS[look.reach]}{why}; what rests on its figures is not known"
         return [Told(look.unix_s, self._engine, What.UNREACHABLE, message)]
+
+    def _noted(self, look: Look, note: str) -> list[Told]:
+        """One look that a gate left without an answer is no news; a token that is wrong stays so."""
+        if look.reach is not Reach.ANSWERS:
+            return []
+        self._note_looks = self._note_looks + 1 if note else 0
+        if note and self._note:
+            self._note = note
+        elif note and self._note_looks >= LOOKS_GONE:
+            self._note = note
+            return [Told(look.unix_s, self._engine, What.TROUBLE, f"{note}; what only the gate tells is not known")]
+        elif self._note and not note:
+            self._note = ""
+            return [Told(look.unix_s, self._engine, What.MENDED, "the gate answers")]
+        return []
 
     def _condition(self, look: Look, condition: Condition, answer: Look | None) -> Told | None:
         kind = condition.kind

@@ -9,7 +9,8 @@ Asks a running guard: what holds now and what to do about it, or what changed.
   --timeout S           how long it may take; default: 10
   --json                what the API answered
 
-Exit codes: 0 nothing holds that matters, 1 something holds (status), 2 a word or the token is wrong, 3 guard does not answer.
+Exit codes: 0 all engines answer and nothing holds that matters, 1 something holds or an engine does not answer (status),
+2 a word or the token is wrong, 3 guard does not answer.
 Read on: docs/guardctl.md
 """
 
@@ -116,27 +117,31 @@ def _status(ask: Asker, engine: str | None, *, is_json: bool) -> int:
         body = ask.get(f"/engines/{quote(engine)}")
         one = body["engine"]
         show(json.dumps(body, indent=2, ensure_ascii=False) if is_json else "\n".join([*_engine(one), *_detail(one)]))
-        return int(_matters(one["findings"]))
+        return int(_matters([one], one["findings"]))
     body, findings = ask.get("/engines"), ask.get("/findings")["findings"]
     if is_json:
         show(json.dumps({**body, "findings": findings}, indent=2, ensure_ascii=False))
     else:
         lines = [line for one in body["engines"] for line in _engine(one)]
+        lines += [f"  guard itself: {_plain(one['what'])}: {_plain(one['text'])}" for one in body["troubles"]]
         lines += [line for one in findings for line in ["", *_finding(one, f"{_plain(one['engine'])}: ")]]
         show("\n".join([_plain(body["status"]), *lines]))
-    return int(_matters(findings))
+    return int(_matters(body["engines"], findings))
 
 
-def _matters(findings: Sequence[Mapping[str, Any]]) -> bool:
-    return any(one["severity"] != "info" for one in findings)
+def _matters(engines: Sequence[Mapping[str, Any]], findings: Sequence[Mapping[str, Any]]) -> bool:
+    """Of an engine that does not answer nothing is known: that is not well."""
+    return any(one["unreachable"] for one in engines) or any(one["severity"] != "info" for one in findings)
 
 
 def _engine(one: Mapping[str, Any]) -> list[str]:
     version = f"vLLM {one['vllm']}" if one["vllm"] else "version not known"
     age = "not looked at yet" if one["look_age_s"] is None else f"looked at {one['look_age_s']:.0f} s ago"
     mark = _MARKS.get(str(one["reach"]), "")
+    mark += ", and never did since guard began" if mark and not one["has_answered"] else ""
     state = ", ".join(one["holds"]) or mark or ("well" if one["reach"] else "")
-    return [f"  {_plain(one['name']):30} {_plain(state):20} {_plain(version)}, {age}"]
+    note = [f"  {'':30} {_plain(one['note'])}"] if one["note"] else []
+    return [f"  {_plain(one['name']):30} {_plain(state):20} {_plain(version)}, {age}", *note]
 
 
 def _detail(one: Mapping[str, Any]) -> list[str]:
@@ -145,6 +150,7 @@ def _detail(one: Mapping[str, Any]) -> list[str]:
         rows = [row for row in one["conditions"] if row["status"] == status]
         lines += ["", f"{heading}:"] if rows else []
         lines += [f"  {_plain(row['kind']):12} {_plain(row['message'])}" for row in rows]
+    lines += ["", _canary(one["canary"])] if one["canary"] is not None else []
     lines += [""] if one["forecasts"] else []
     for name, found in one["forecasts"].items():
         why = found["unknown"]
@@ -152,6 +158,18 @@ def _detail(one: Mapping[str, Any]) -> list[str]:
         said = f"none: {_plain(why)}" if why else f"in {when[0]} ({when[1]} to {when[2]})"
         lines.append(f"runs out of {_plain(name)} memory: {said}")
     return lines
+
+
+def _canary(one: Mapping[str, Any]) -> str:
+    """The last test request in words."""
+    if one["is_answered"] is None:
+        said = f"could not be made: {_plain(one['why']) or 'not known why'}"
+    elif not one["is_answered"]:
+        said = "got no answer"
+    else:
+        said = "was answered" + ("" if one["seconds"] is None else f" within {one['seconds']:.3g} s")
+        said += ", with garbage" if one["is_garbage"] else ""
+    return f"the last test request, {duration(one['age_s'])} ago, {said}"
 
 
 def _finding(one: Mapping[str, Any], before: str) -> list[str]:

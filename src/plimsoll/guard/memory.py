@@ -136,20 +136,24 @@ def _grown(history: History, name: str, least: float) -> Growth | Unknown | None
     """Growth over the last half hour, five hours or day, whichever shows it first."""
     if isinstance(history.now(name), Unknown):
         return Unknown(NO_PROBE if name == "held" else f"{name} is not known now")
+    unseen: Unknown | None = None
+    is_level = False
     for points, often in WINDOWS:
         # Looking for it is dear, and over a long time little changes from one coarse point to the next.
         stamp, found = history.memo.get((name, points), (-often, None))
         if history.points - stamp >= often:
             found = _look_for_growth(history, name, points, least)
             history.memo[name, points] = history.points, found
-        if isinstance(found, Growth | Unknown):
+        if isinstance(found, Growth):
             return found
-    return None
+        is_level = is_level or found is None
+        unseen = found if unseen is None else unseen
+    return None if is_level else unseen  # what was recalled may tell more than guard's own half hour
 
 
 def _look_for_growth(history: History, name: str, points: int, least: float) -> Growth | Unknown | None:
     found = history.long(name, points) if points else history.since(name, LATELY_S)
-    if not points and found.span_s < SPAN_LEAST_S:
+    if found.span_s < SPAN_LEAST_S:
         return Unknown(f"seen for {found.span_s / 60:.0f} min; growth needs 20 at least")
     # It takes the median of all slopes in the last half, which is at most eight times the range there by the whole time: with
     # a smaller range there is no need to look closer. A third instead of a half is beyond doubt about where the half begins.

@@ -31,6 +31,8 @@ class What(StrEnum):
     REACHED = "reached"
     LISTED = "listed"
     UNLISTED = "unlisted"
+    TROUBLE = "trouble"  # the engine is there, and something that it could tell cannot be had
+    MENDED = "mended"
 
 
 class Told(NamedTuple):
@@ -43,6 +45,14 @@ class Told(NamedTuple):
     condition: Condition | None = None
     finding: Finding | None = None
     lasted_s: float | None = None
+
+
+class Trouble(NamedTuple):
+    """Something that goes wrong with guard itself."""
+
+    what: str
+    text: str
+    since_s: float  # on guard's own clock
 
 
 class EngineView(NamedTuple):
@@ -60,6 +70,9 @@ class EngineView(NamedTuple):
     since_s: float  # when it was first looked at, on guard's own clock
     vllm: str | None = None  # as it last said
     forecasts: Mapping[str, Forecast | Unknown] = {}
+    unreachable_since_s: float | None = None  # when it stopped to answer; it was told to be gone since
+    has_answered: bool = True  # since guard began
+    note: str = ""  # what cannot be had of it, and why
 
     @property
     def holding(self) -> tuple[Condition, ...]:
@@ -159,6 +172,9 @@ def engine_json(view: EngineView) -> dict[str, object]:
         "look_age_s": None if view.look_age_s is None else round(view.look_age_s, 3),
         "looks": view.looks,
         "failures": sum(view.failures.values()),
+        "unreachable": view.unreachable_since_s is not None,
+        "has_answered": view.has_answered,
+        "note": short(view.note),
         "holds": [one.kind for one in view.holding],
         "unknown": [one.kind for one in view.conditions if one.status is Status.UNKNOWN],
     }
@@ -169,14 +185,36 @@ def engine_detail_json(view: EngineView, clock: Clock) -> dict[str, object]:
     look = view.look
     return {
         **engine_json(view),
+        "unreachable_since": None if view.unreachable_since_s is None else clock.unix(view.unreachable_since_s),
         "figures": {} if look is None else plain(look.figures),
         "gate": None if look is None or look.gate is None else plain(look.gate),
         "workers": [] if look is None else plain(look.workers),
         "cards": [] if look is None else plain(look.cards),
+        "canary": None if look is None else canary_json(look, clock),
         "conditions": [condition_json(view, one, clock) for one in view.conditions],
         "findings": [finding_json(one) for one in view.findings],
         "forecasts": {name: forecast_json(one) for name, one in view.forecasts.items()},
     }
+
+
+def canary_json(look: Look, clock: Clock) -> dict[str, object] | None:
+    """The last test request; None where none was made."""
+    canary = look.canary
+    if canary is None:
+        return None
+    return {
+        "at": clock.unix(canary.at_s),
+        "age_s": round(max(0.0, clock.now_s - canary.at_s), 3),
+        "is_answered": canary.is_answered,
+        "seconds": None if canary.seconds is None else round(canary.seconds, 4),
+        "is_garbage": canary.is_garbage,
+        "why": short(canary.why),
+    }
+
+
+def trouble_json(trouble: Trouble, clock: Clock) -> dict[str, object]:
+    """One trouble of guard's own."""
+    return {"what": short(trouble.what), "text": short(trouble.text), "since": clock.unix(trouble.since_s)}
 
 
 def forecast_json(one: Forecast | Unknown) -> dict[str, object]:
@@ -186,20 +224,23 @@ def forecast_json(one: Forecast | Unknown) -> dict[str, object]:
     return {"unknown": None, "soonest_s": one.soonest_s, "likely_s": one.likely_s, "latest_s": one.latest_s}
 
 
-def status_line(views: Sequence[EngineView]) -> str:
+def status_line(views: Sequence[EngineView], troubles: Sequence[Trouble] = ()) -> str:
     """All of it in one line."""
-    unseen = sum(1 for view in views if view.look is None or view.look.reach != "answers")
+    unseen = [view for view in views if view.look is None or view.look.reach != "answers"]
+    never = sum(1 for view in unseen if not view.has_answered)
     held = [f"{clean(view.name)} {label(one)}" for view in views for one in view.holding]
     said = f"{len(views)} engine{'s' if len(views) != 1 else ''}"
-    said += f", {unseen} not answering" if unseen else ""
+    if unseen:
+        said += f", {len(unseen)} not answering" + (f" ({never} never did)" if never else "")
+    after = f"; guard itself: {', '.join(short(one.what) for one in troubles[:3])}" if troubles else ""
     if not held:
-        return f"{said}; {'no trouble is known' if unseen else 'all well'}"
-    return f"{said}; {', '.join(held[:5])}" + (f" and {len(held) - 5} more" if len(held) > 5 else "")
+        return f"{said}; {'no other trouble is known' if unseen else 'all well'}{after}"
+    return f"{said}; {', '.join(held[:5])}" + (f" and {len(held) - 5} more" if len(held) > 5 else "") + after
 
 
 def alert(told: Told, *, starts_unix_s: float, lasts_s: float) -> dict[str, object] | None:
     """The change as Alertmanager's API v2 takes an alert; None for one that is no alert. `lasts_s`: until it is sent again."""
-    if told.what in (What.LISTED, What.UNLISTED) and told.condition is None:
+    if told.what in (What.LISTED, What.UNLISTED, What.TROUBLE, What.MENDED) and told.condition is None:
         return None
     if told.condition is None:
         name, severity, is_over = "guard.unreachable", "warning", told.what is not What.UNREACHABLE

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from plimsoll.domain.condition import Status
 from plimsoll.guard.findings import code_of
 from plimsoll.guard.policy import GRADES
-from plimsoll.report.guard import EngineView
+from plimsoll.report.guard import EngineView, Trouble
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _VALUES = {Status.TRUE: 1.0, Status.FALSE: 0.0, Status.UNKNOWN: math.nan}
@@ -22,6 +22,8 @@ def page(
     notifications: Mapping[str, int],
     told: int,
     mistakes: Mapping[str, int],
+    troubles: Sequence[Trouble] = (),
+    lost_lines: int = 0,
 ) -> str:
     """All of it."""
     lines = [
@@ -43,6 +45,10 @@ def page(
             [({"engine": v.name}, math.nan if v.look_s is None else v.look_s) for v in views],
         ),
         *_metric(
+            "unreachable", "gauge", "1 if it was told not to answer, or never has; 0 if it answers.",
+            [({"engine": v.name}, float(v.unreachable_since_s is not None)) for v in views],
+        ),
+        *_metric(
             "condition", "gauge", "1 if it holds, 0 if not, NaN if it is not known.",
             [
                 ({"engine": v.name, "condition": c.kind, "code": str(code_of(c.kind) or ""),
@@ -57,6 +63,10 @@ def page(
         *_metric(
             "notifications_waiting", "gauge", "Notifications that wait to be sent.",
             [({}, float(notifications.get("waiting", 0)))],
+        ),
+        *_metric("lines_lost_total", "counter", "Lines that standard output did not take.", [({}, float(lost_lines))]),
+        *_metric(
+            "trouble", "gauge", "1 for each trouble of guard's own that lasts.", [({"what": t.what}, 1.0) for t in troubles]
         ),
         *_metric(
             "mistakes_total", "counter", "Mistakes of guard's own that were caught, by where and what.",

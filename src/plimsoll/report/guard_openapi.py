@@ -54,6 +54,9 @@ _ENGINE = {
     "look_age_s": _MAYBE_NUMBER,
     "looks": _COUNT,
     "failures": _COUNT,
+    "unreachable": {"type": "boolean"},
+    "has_answered": {"type": "boolean"},
+    "note": _TEXT,
     "holds": _TEXTS,
     "unknown": _TEXTS,
 }
@@ -82,12 +85,22 @@ _CHANGE = {
     "finding": {"oneOf": [_ref("Finding"), {"type": "null"}]},
 }
 _FORECAST = {"unknown": _MAYBE_TEXT, "soonest_s": _MAYBE_NUMBER, "likely_s": _MAYBE_NUMBER, "latest_s": _MAYBE_NUMBER}
+_CANARY = {
+    "at": {"type": "number"},
+    "age_s": {"type": "number", "minimum": 0},
+    "is_answered": {"type": ["boolean", "null"]},
+    "seconds": _MAYBE_NUMBER,
+    "is_garbage": {"type": "boolean"},
+    "why": _TEXT,
+}
 _DETAIL = {
     **_ENGINE,
+    "unreachable_since": _MAYBE_NUMBER,
     "figures": {"type": "object", "additionalProperties": _MAYBE_NUMBER},
     "gate": {"type": ["object", "null"]},
     "workers": {"type": "array", "items": {"type": "object"}},
     "cards": {"type": "array", "items": {"type": "object"}},
+    "canary": {"oneOf": [_ref("Canary"), {"type": "null"}]},
     "conditions": _list("Condition"),
     "findings": _list("Finding"),
     "forecasts": {"type": "object", "additionalProperties": _ref("Forecast")},
@@ -102,7 +115,9 @@ _SCHEMAS = {
     "Condition": _object(_CONDITION),
     "Change": _object(_CHANGE),
     "Forecast": _object(_FORECAST),
-    "Engines": _whole({"status": _TEXT, "engines": _list("Engine")}),
+    "Canary": _object(_CANARY),
+    "Trouble": _object({"what": _TEXT, "text": _TEXT, "since": {"type": "number"}}),
+    "Engines": _whole({"status": _TEXT, "engines": _list("Engine"), "troubles": _list("Trouble")}),
     "OneEngine": _whole({"engine": _ref("EngineDetail")}),
     "Conditions": _whole({"conditions": _list("Condition")}),
     "Findings": _whole({"findings": _list("EngineFinding")}),

@@ -1,7 +1,7 @@
 """Where the engines are: Prometheus's own lists (file_sd, http_sd) or the pods of a Kubernetes cluster.
 
-Each finder answers with all it knows now, or raises: then what it said before holds. Labels other than those named here are
-not looked at, and relabelling is Prometheus's own.
+Each finder answers with all it knows now. What goes wrong is in its `trouble`, and then what it said before holds, as far as it
+is not known to be gone. Labels other than those named here are not looked at, and relabelling is Prometheus's own.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlencode, urlsplit
 
-from plimsoll.errors import BadInput, TimedOut, TooLarge, WorldFailed
+from plimsoll.errors import BadInput, PlimsollError, TimedOut, TooLarge, WorldFailed
 from plimsoll.sources import http_get
+from plimsoll.sources.engine_http import Client
 from plimsoll.sources.kubernetes_api import Cluster
+from plimsoll.sources.kubernetes_pods import RUNNING, Pod, read_pod
 
 MOST_TARGETS = 5_000
 MOST_BYTES = 16 << 20
@@ -23,8 +25,8 @@ MOST_PAGES = 100
 PAGE_PODS = 500
 TIMEOUT_S = 10.0
 LIST_S = 30.0  # for all pages of a list
-_USUAL_PORT = 8000
-_LONGEST_NAME = 200
+LONGEST_NAME = 200
+TROUBLES_SAID = 3
 
 
 class Target(NamedTuple):
@@ -51,15 +53,25 @@ class Finder(Protocol):
     """One way to find engines. `find` may wait for disk or network, so it is called from a thread."""
 
     said: str  # what it is called in a sentence
+    trouble: str  # what was wrong at the last time, in words; empty if nothing was
+    restarts: Mapping[str, int]  # how often what runs an engine was started again, by the target's name, where that is known
+    ended: Mapping[str, str]  # why a target will not come back, by its name, where that is known
 
     def find(self) -> tuple[Target, ...]:
-        """All that there are now."""
+        """All that there are now; what is wrong is in `trouble`, and is never raised."""
+
+
+class Listed(NamedTuple):
+    """What a list names, and what of it is no engine's address."""
+
+    targets: tuple[Target, ...] = ()
+    troubles: tuple[str, ...] = ()
 
 
 def named(url: str) -> str:
     """What an engine is called that has no name: its host and port."""
     parts = urlsplit(http_get.address(url).shown)
-    return f"{parts.netloc}{parts.path.rstrip('/')}"[:_LONGEST_NAME]
+    return f"{parts.netloc}{parts.path.rstrip('/')}"[:LONGEST_NAME]
 
 
 class FileSd:
@@ -67,24 +79,32 @@ class FileSd:
 
     def __init__(self, pattern: str) -> None:
         self.said = f"file_sd {pattern}"
+        self.trouble = ""
+        self.restarts: Mapping[str, int] = {}
+        self.ended: Mapping[str, str] = {}
         self._pattern = Path(pattern)
-        self._known: dict[Path, tuple[tuple[int, int, int], tuple[Target, ...]]] = {}
+        self._known: dict[Path, tuple[tuple[int, int, int], Listed]] = {}
 
     def find(self) -> tuple[Target, ...]:
-        """The targets of every file there is; raises only after all were looked at."""
-        paths = sorted(self._pattern.parent.glob(self._pattern.name))
-        if not paths:
-            raise WorldFailed(f"{self._pattern}: no such file")
+        """The targets of every file there is; a file that goes takes its own with it."""
+        try:
+            paths = sorted(self._pattern.parent.glob(self._pattern.name))
+        except OSError as error:
+            self.trouble = f"{self._pattern.parent}: {error.strerror or 'cannot be read'}; what is known stays"
+            return self._targets()
         self._known = {path: known for path, known in self._known.items() if path in paths}
-        wrong: Exception | None = None
+        troubles = [] if paths else [f"{self._pattern}: no such file"]
         for path in paths:
             try:
                 self._read(path)
-            except (BadInput, WorldFailed) as error:
-                wrong = error
-        if wrong is not None:
-            raise wrong
-        return tuple(target for _, targets in self._known.values() for target in targets)
+            except PlimsollError as error:
+                troubles.append(f"{error}; what it said before stays" if path in self._known else str(error))
+        troubles += [trouble for _, listed in self._known.values() for trouble in listed.troubles]
+        self.trouble = _words(troubles)
+        return self._targets()
+
+    def _targets(self) -> tuple[Target, ...]:
+        return tuple(target for path in sorted(self._known) for target in self._known[path][1].targets)
 
     def _read(self, path: Path) -> None:
         try:
@@ -108,10 +128,23 @@ class HttpSd:
     def __init__(self, url: str, timeout_s: float = TIMEOUT_S) -> None:
         self._where = http_get.address(url)
         self._timeout_s = timeout_s
+        self._known: tuple[Target, ...] = ()
         self.said = f"http_sd {self._where.shown}"
+        self.trouble = ""
+        self.restarts: Mapping[str, int] = {}
+        self.ended: Mapping[str, str] = {}
 
     def find(self) -> tuple[Target, ...]:
-        """The targets it names."""
+        """The targets it names; those that it named last while it names none."""
+        try:
+            found = self._ask()
+        except PlimsollError as error:
+            self.trouble = f"{error}; what is known stays"
+        else:
+            self._known, self.trouble = found.targets, _words(found.troubles)
+        return self._known
+
+    def _ask(self) -> Listed:
         reply = http_get.get(self._where, most_bytes=MOST_BYTES, timeout_s=self._timeout_s)
         if reply.status != 200:
             raise WorldFailed(f"{self._where.shown}: answers {reply.status}")
@@ -127,13 +160,44 @@ class Pods:
 
     def __init__(self, asked: Kubernetes, cluster: Cluster) -> None:
         self._asked, self._cluster = asked, cluster
+        self._known: dict[str, Target] = {}
         self.said = f"kubernetes {asked.selector}"
+        self.trouble = ""
+        self.restarts: Mapping[str, int] = {}
+        self.ended: Mapping[str, str] = {}
 
     def find(self) -> tuple[Target, ...]:
-        """Running pods, named namespace/pod; those that are being deleted are left out."""
+        """Running pods, named namespace/pod; without those that are being deleted.
+
+        A pod that was seen to run and has ended for good stays, with its end, until it is deleted.
+        """
+        try:
+            pods = self._pods()
+        except PlimsollError as error:
+            self.trouble = f"{error}; what is known stays"
+            return tuple(self._known.values())
+        known, found = self._known, dict[str, Target]()
+        troubles = []
+        for pod in pods:
+            name = pod.name[:LONGEST_NAME]
+            if pod.is_going:
+                continue
+            if pod.ended and name in known:
+                found[name] = known[name]
+            elif pod.phase == RUNNING and pod.address:
+                try:
+                    found[name] = _of_pod(pod)
+                except BadInput as error:
+                    troubles.append(f"{name}: {error}")
+        self._known, self.trouble = found, _words(troubles)
+        self.restarts = {pod.name: pod.restarts for pod in pods if pod.restarts is not None and pod.name in found}
+        self.ended = {pod.name: pod.ended for pod in pods if pod.ended and pod.name in found}
+        return tuple(found.values())
+
+    def _pods(self) -> list[Pod]:
         namespace = self._asked.namespace or self._cluster.namespace()
         query = {"labelSelector": self._asked.selector, "limit": str(PAGE_PODS)}
-        found: list[Target] = []
+        found: list[Pod] = []
         end_s = time.monotonic() + LIST_S
         for _ in range(MOST_PAGES):
             if time.monotonic() > end_s:
@@ -142,70 +206,65 @@ class Pods:
             items, more = page.get("items"), page.get("metadata")
             if not isinstance(items, list):
                 raise WorldFailed(f"{self.said}: the cluster answers no list of pods")
-            found += [target for item in items if (target := self._target(item)) is not None]
+            found += [read_pod(item, self._asked.port) for item in items]
             if len(found) > MOST_TARGETS:
                 raise TooLarge(f"{self.said}: more than {MOST_TARGETS:,} pods")
             onward = more.get("continue") if isinstance(more, dict) else None
             if not onward:
-                return tuple(found)
+                return found
             query["continue"] = str(onward)
         raise TooLarge(f"{self.said}: the list of pods does not end")
 
-    def _target(self, item: Any) -> Target | None:
-        about, spec, status = (_dict(item).get(key) for key in ("metadata", "spec", "status"))
-        about, status = _dict(about), _dict(status)
-        address = status.get("podIP")
-        if not isinstance(address, str) or not address or status.get("phase") != "Running" or about.get("deletionTimestamp"):
-            return None
-        port = self._asked.port or _port(_dict(spec))
-        host = f"[{address}]" if ":" in address else address
-        url = f"http://{host}:{port}"
-        try:
-            http_get.address(url)
-        except BadInput:
-            return None
-        return Target(f"{about.get('namespace', '')}/{about.get('name', '')}"[:_LONGEST_NAME], url)
+
+def _of_pod(pod: Pod) -> Target:
+    url = f"http://{f'[{pod.address}]' if ':' in pod.address else pod.address}:{pod.port}"
+    Client(url)
+    return Target(pod.name[:LONGEST_NAME], url)
 
 
-def _port(spec: Mapping[str, Any]) -> int:
-    """The port called http, else the only one there is, else vLLM's own."""
-    ports = [
-        (str(_dict(port).get("name", "")), number)
-        for container in spec.get("containers") or []
-        for port in _dict(container).get("ports") or []
-        if isinstance(number := _dict(port).get("containerPort"), int)
-    ]
-    by_name = [number for name, number in ports if name == "http"]
-    return by_name[0] if by_name else ports[0][1] if len(ports) == 1 else _USUAL_PORT
+def _words(troubles: list[str] | tuple[str, ...]) -> str:
+    more = len(troubles) - TROUBLES_SAID
+    return "; ".join([*troubles[:TROUBLES_SAID], *([f"and {more} more"] if more > 0 else [])])
 
 
-def groups_in(tree: Any, name: str) -> tuple[Target, ...]:
-    """The targets of a list in Prometheus's form: [{"targets": ["host:port"], "labels": {...}}]."""
+def groups_in(tree: Any, name: str) -> Listed:
+    """The targets of a list in Prometheus's form: [{"targets": ["host:port"], "labels": {...}}]. BadInput if it is none.
+
+    One target that is no address does not hide the others.
+    """
     if not isinstance(tree, list):
         raise BadInput(f'{name}: not a list of {{"targets": [...], "labels": {{...}}}}')
     found: list[Target] = []
+    troubles: list[str] = []
     for number, group in enumerate(tree):
-        targets, labels = _dict(group).get("targets"), _dict(_dict(group).get("labels"))
+        targets, labels = as_dict(group).get("targets"), as_dict(as_dict(group).get("labels"))
         if not isinstance(group, dict) or not isinstance(targets, list):
             raise BadInput(f"{name}: group {number + 1} has no list of targets")
-        found += [_target(one, labels, f"{name}: group {number + 1}", len(targets) == 1) for one in targets]
-        if len(found) > MOST_TARGETS:
+        for one in targets:
+            try:
+                found.append(_target(one, labels, is_alone=len(targets) == 1))
+            except BadInput as error:
+                troubles.append(f"{name}: group {number + 1}: {error}")
+        if len(found) + len(troubles) > MOST_TARGETS:
             raise TooLarge(f"{name}: more than {MOST_TARGETS:,} targets")
-    return tuple(found)
+    return Listed(tuple(found), tuple(troubles))
 
 
-def _target(text: Any, labels: Mapping[str, Any], where: str, is_alone: bool) -> Target:  # noqa: FBT001
+def _target(text: Any, labels: Mapping[str, Any], *, is_alone: bool) -> Target:
     """`__scheme__`, `__metrics_path__` and, where it can be meant for one engine only, `instance` or `name` are heeded."""
     if not isinstance(text, str) or not text:
-        raise BadInput(f"{where}: a target is a text, host:port")
+        raise BadInput("a target is a text, host:port")
     scheme, path = labels.get("__scheme__", "http"), str(labels.get("__metrics_path__", "/metrics"))
     url = text if "://" in text else f"{scheme}://{text}{path.removesuffix('/metrics')}"
     try:
-        url = http_get.address(url).url
+        where = http_get.address(url)
+        if where.login is not None:
+            raise BadInput("a list may hold no user and password; name this engine in an [[engine]] of its own")
+        Client(where.url)
     except BadInput as error:
-        raise BadInput(f"{where}: {text[:80]!r}: {error}") from None
+        raise BadInput(f"{text.rpartition('@')[2][:80]!r}: {error}") from None
     called = next((labels[key] for key in ("name", "instance") if is_alone and isinstance(labels.get(key), str)), "")
-    return Target(called[:_LONGEST_NAME] if called.isprintable() and called else named(url), url)
+    return Target(called[:LONGEST_NAME] if called.isprintable() and called else named(where.url), where.url)
 
 
 def _tree(text: str, name: str) -> Any:
@@ -223,5 +282,6 @@ def _tree(text: str, name: str) -> Any:
     return documents[0] if len(documents) == 1 else documents or None
 
 
-def _dict(value: Any) -> dict[str, Any]:
+def as_dict(value: Any) -> dict[str, Any]:
+    """A table of what was read; an empty one for anything else."""
     return value if isinstance(value, dict) else {}

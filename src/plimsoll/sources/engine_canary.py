@@ -9,18 +9,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from plimsoll.domain.look import Canary
-from plimsoll.sources.engine_http import Client, bearer
+from plimsoll.sources.engine_http import Client, Reply, bearer
 from plimsoll.sources.http_answer import Late, Missed
 
 ANSWER_MAX = 1 << 20
 ASK_AGAIN_S = 300.0
 LINGER_S = 5.0  # by then a server has seen that nobody waits any more
 PATH = "/v1/completions"
-PLAIN_SPACE = "\n\r\t"
+# What follows is a number, in whatever language a model was taught: never half a letter of another script.
+PROMPT = "1, 2, 3, 4, 5,"
+NO_LETTER = "\ufffd"
+UNKNOWN_TOKENS = ("<unk>", "<UNK>", "[UNK]")  # what a model says whose sums came out as no numbers: its token 0
 
 
 class CanaryPlan(NamedTuple):
@@ -39,6 +41,7 @@ class CanaryAsker:
         self.last: Canary | None = None
         self._plan = plan
         self._auth = {} if plan.api_key is None else bearer(plan.api_key)
+        self._shows_key = False
         self._client = Client(url)
         self._task: asyncio.Task[None] | None = None
         self._next_s: float | None = None
@@ -57,7 +60,10 @@ class CanaryAsker:
     def begin(self, now_s: float, model: str | None) -> None:
         """Send one if it is time; the answer is in `last` at some later look."""
         name = self._plan.model or model
-        if name is None or self.is_asking or (self._next_s is not None and now_s < self._next_s):
+        if self.is_asking or (self._next_s is not None and now_s < self._next_s):
+            return
+        if name is None:
+            self.last = Canary(now_s, None, why="which model it serves is not known")
             return
         self._next_s = now_s + self._plan.every_s
         self._task = asyncio.get_running_loop().create_task(self._ask(now_s, name))
@@ -71,45 +77,83 @@ class CanaryAsker:
         self._client.close()
 
     async def _ask(self, at_s: float, model: str) -> None:
-        began, plan = _now_s(), self._plan
-        body = json.dumps({"model": model, "prompt": "Hello", "max_tokens": 1, "temperature": 0}).encode()
+        plan = self._plan
+        asked = {"model": model, "prompt": PROMPT, "max_tokens": 1, "temperature": 0, "skip_special_tokens": False}
+        body = json.dumps(asked).encode()
         try:
-            reply = await self._client.post(PATH, body, deadline_s=plan.deadline_s, most_bytes=ANSWER_MAX, headers=self._auth)
+            reply = await self._sent(body)
         except Late as error:
             self._given_up_s = _now_s()
-            is_failed = error.was_sent and not error.was_begun
-            self.last = Canary(at_s, False if is_failed else None, plan.deadline_s if is_failed else None)
-        except Missed:
-            self.last = Canary(at_s, None)
-        else:
-            seconds = _now_s() - began
-            self._client.close()  # the next one is long after a server has hung up
-            if reply.status == 200:
-                self.last = Canary(at_s, True, seconds, is_garbage(reply.body))  # noqa: FBT003 - the field's own value
+            if error.was_sent and not error.was_begun:
+                self.last = Canary(at_s, False, plan.deadline_s)  # noqa: FBT003 - the field's own value
             else:
-                self.last = Canary(at_s, None)
-                if 400 <= reply.status < 500 and reply.status != 429:  # this server does not take such a request
-                    self._next_s = at_s + ASK_AGAIN_S
+                what = "it began to answer and did not end" if error.was_begun else "it could not be reached"
+                self.last = Canary(at_s, None, why=f"{what} within {plan.deadline_s:g} s")
+        except Missed as error:
+            self.last = Canary(at_s, None, why=f"it {error.why}")
+        else:
+            self._client.close()  # the next one is long after a server has hung up
+            self._take(reply, at_s, model)
+
+    async def _sent(self, body: bytes) -> Reply:
+        """The key is shown only to a server that asks for one: a list of engines may name any server."""
+        deadline_s = self._plan.deadline_s
+        if not self._shows_key:
+            reply = await self._client.post(PATH, body, deadline_s=deadline_s, most_bytes=ANSWER_MAX)
+            if reply.status != 401 or not self._auth:
+                return reply
+            self._shows_key = True
+        return await self._client.post(PATH, body, deadline_s=deadline_s, most_bytes=ANSWER_MAX, headers=self._auth)
+
+    def _take(self, reply: Reply, at_s: float, model: str) -> None:
+        if reply.status != 200:
+            self.last = Canary(at_s, None, why=refused(reply, model, has_key=bool(self._auth)))
+            if 400 <= reply.status < 500 and reply.status != 429:  # this server does not take such a request
+                self._next_s = at_s + ASK_AGAIN_S
+            return
+        found = is_garbage(reply.body)
+        if found is None:
+            self.last = Canary(at_s, None, why=f"it answers {PATH} with something that is no completion")
+        else:
+            self.last = Canary(at_s, True, reply.seconds, found)  # noqa: FBT003 - the field's own value
+
+
+def refused(reply: Reply, model: str, *, has_key: bool = False) -> str:
+    """Why a server did not take the request, in words."""
+    if reply.status == 401:
+        return "the engine does not take this API key" if has_key else "the engine wants an API key"
+    if reply.status == 403:
+        return "the engine does not allow it (403)"
+    if reply.status == 404:
+        if b"model" in reply.body.lower():  # vLLM's words for a name it does not serve; of a path it says "Not Found" alone
+            return f"the engine does not serve a model of the name {model[:100]!r}"
+        return f"the engine does not serve {PATH}"
+    if reply.status == 429:
+        return "the engine has too much to do for it (429)"
+    return f"the engine answers {PATH} with {reply.status}"
 
 
 def _now_s() -> float:
     return asyncio.get_running_loop().time()
 
 
-def is_garbage(body: bytes) -> bool:
-    """Whether an answer to a completion holds no text: none at all, or letters that are none."""
+def is_garbage(body: bytes) -> bool | None:
+    """Whether the token of a completion is no text: nothing at all, half a letter, or letters that nobody prints.
+
+    None if this is no completion: then it says nothing about the model. Log-probabilities would show sums that came out as no
+    numbers, but they are not asked for: vLLM would work them out for its whole batch, in memory that it has not set aside.
+    """
     try:
-        found = json.loads(body)
-        choice = found["choices"][0]
-        text = choice["text"]
-    except (ValueError, RecursionError, LookupError, TypeError):
-        return True
+        choice = json.loads(body)["choices"][0]
+        text, reason = choice["text"], choice.get("finish_reason")
+    except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
+        return None
     if not isinstance(text, str):
-        return True
+        return None
     if text == "":  # a first token that ends the answer has no text, and is none the worse for it
-        return _reason(choice) != "stop"
-    return "\ufffd" in text or not all(letter.isprintable() or letter.isspace() or letter in PLAIN_SPACE for letter in text)
+        return bool(reason == "length")
+    return text.strip() in UNKNOWN_TOKENS or all(letter == NO_LETTER or _is_control(letter) for letter in text)
 
 
-def _reason(choice: Mapping[str, Any]) -> object:
-    return choice.get("finish_reason")
+def _is_control(letter: str) -> bool:
+    return not letter.isprintable() and not letter.isspace()

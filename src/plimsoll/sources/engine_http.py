@@ -11,7 +11,6 @@ import contextlib
 import errno
 import functools
 import ipaddress
-import socket
 import ssl
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -21,6 +20,7 @@ from plimsoll.domain.look import Reach
 from plimsoll.errors import BadInput
 from plimsoll.sources.http_answer import AnswerReader, Late, Missed, Sink, nonsense
 from plimsoll.sources.http_get import address
+from plimsoll.sources.names import NAMES, Names
 
 REDIRECTS_MAX = 2
 ADDRESSES_MAX = 8
@@ -36,6 +36,7 @@ class Reply(NamedTuple):
     status: int
     headers: Mapping[str, str]
     body: bytes = b""
+    seconds: float = 0.0  # from when it was asked to the last byte: without the time to find the server and to connect
 
 
 def bearer(token: str) -> dict[str, str]:
@@ -48,7 +49,7 @@ def bearer(token: str) -> dict[str, str]:
 class Client:
     """Asks one server, one question at a time."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, names: Names = NAMES) -> None:
         """`url`: http://HOST:PORT, perhaps with a path before all others, or unix:/PATH; BadInput if it is none."""
         if not url.isascii():
             raise BadInput("the address holds letters that an address cannot have")
@@ -62,6 +63,7 @@ class Client:
         self._port = parts.port or (443 if self._is_tls else 80)
         self._origin = (parts.scheme, self._host, self._port)
         self._base = parts.path.rstrip("/")
+        self._names = names
         self._wire: _Wire | None = None
         self._lock = asyncio.Lock()
 
@@ -103,6 +105,8 @@ class Client:
                 raise nonsense("sends the asker round in circles")
         except TimeoutError:
             self.close()
+            if not progress.is_sent:
+                self._names.doubt(self._host)
             why = f"did not answer within {deadline_s:g} s"
             raise Late(Reach.SILENT, why, was_sent=progress.is_sent, was_begun=progress.is_begun) from None
         except (Exception, asyncio.CancelledError):
@@ -133,10 +137,12 @@ class Client:
                 pieces.append(piece)
 
         reader = AnswerReader(asked.most_bytes, take)
+        began_s = asyncio.get_running_loop().time()
         await wire.ask(self._request(asked), reader, progress)
         if not reader.can_stay:
             self.close()
-        return Reply(reader.status, reader.headers, b"".join(pieces))
+        seconds = asyncio.get_running_loop().time() - began_s
+        return Reply(reader.status, reader.headers, b"".join(pieces), seconds)
 
     def _request(self, asked: _Asked) -> bytes:
         headers = {"Host": self._netloc, "User-Agent": "plimsoll", "Accept-Encoding": "identity", "Accept": "*/*"}
@@ -183,16 +189,16 @@ class Client:
                     return (await loop.create_connection(_Wire, where, self._port, ssl=context, server_hostname=name))[1]
             except OSError as error:  # a timeout is one, too
                 problems.append(error)
+        self._names.doubt(self._host)
         raise _unreached(problems)
 
     async def _addresses(self) -> list[str]:
         with contextlib.suppress(ValueError):
             return [str(ipaddress.ip_address(self._host))]
         try:
-            found = await asyncio.get_running_loop().getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+            return (await self._names.addresses(self._host))[:ADDRESSES_MAX]
         except (OSError, UnicodeError):
             raise Missed(Reach.SILENT, "cannot be reached: its name is not known") from None
-        return list(dict.fromkeys(str(where[0]) for *_, where in found))[:ADDRESSES_MAX]
 
 
 class _Asked(NamedTuple):

@@ -15,12 +15,13 @@ from plimsoll.domain.look import Canary, Gate, Look, Reach, Worker
 from plimsoll.engine.versions import Engine, engine_named
 from plimsoll.errors import BadInput, TooLarge
 from plimsoll.sources.engine_canary import CanaryAsker, CanaryPlan
-from plimsoll.sources.engine_http import Client, bearer
+from plimsoll.sources.engine_http import Client, Reply, bearer
 from plimsoll.sources.figures_page import LabelSets, PageFigures, PageReader
 from plimsoll.sources.http_answer import Missed, nonsense
 from plimsoll.sources.same_host import SameHost
 
 ASK_AGAIN_S = 300.0
+LOST_AGAIN_S = 30.0  # where no answer came at all
 SMALL_MAX = 64 << 10
 MEMORY_MAX = 4 << 20  # 3 KiB a worker
 WORKERS_MAX = 1024
@@ -46,9 +47,9 @@ class _Question:
     def is_due(self, now_s: float) -> bool:
         return self.is_answered or now_s >= self._next_s
 
-    def note(self, now_s: float, *, is_answered: bool) -> None:
+    def note(self, now_s: float, *, is_answered: bool, again_s: float = ASK_AGAIN_S) -> None:
         self.is_answered = is_answered
-        self._next_s = now_s + ASK_AGAIN_S
+        self._next_s = now_s + again_s
 
 
 class Watcher:
@@ -79,6 +80,8 @@ class Watcher:
         self._labels = labels or LabelSets()
         self._same_host = same_host
         self._started: float | None = None
+        self._model: str | None = None
+        self._was_paused = self._is_resting = False
         self._version: str | None = None
         self._engine: Engine | None = None
         self._forget()
@@ -88,15 +91,24 @@ class Watcher:
         """Its address, without what is secret in it."""
         return self._client.shown
 
+    @property
+    def host_note(self) -> str:
+        """What of this machine does not answer, where the engine runs on it."""
+        return "" if self._same_host is None else self._same_host.note
+
     async def look(self, now_s: float, unix_s: float) -> Look:
         """One look; what it takes is limited, whatever the server does."""
+        look = await self._look(now_s, unix_s)
+        return look if self._same_host is None else await self._same_host.add_to(look)
+
+    async def _look(self, now_s: float, unix_s: float) -> Look:
         end_s = asyncio.get_running_loop().time() + self.limits.look_s
         page: PageFigures | None = None
-        reach, why = Reach.ANSWERS, ""
+        reach, why, was_asked = Reach.ANSWERS, "", True
         try:
             page = await self._page()
         except Missed as error:
-            reach, why = error.reach, error.why
+            reach, why, was_asked = error.reach, error.why, error.was_sent
         except TooLarge as error:
             reach, why = Reach.NONSENSE, f"shows {error}"
         except BadInput:
@@ -106,20 +118,30 @@ class Watcher:
             return Look(now_s, unix_s, reach, why, canary=self._last_canary())
         health = await self._health(end_s, is_page=page is not None)
         if page is None:
+            # Whoever takes a connection and says nothing may still make tokens; only a test request shows it.
+            if reach is Reach.SILENT and was_asked and not self._is_resting and self._canary is not None:
+                self._canary.begin(now_s, self._model)
             return Look(now_s, unix_s, reach, why, health, canary=self._last_canary())
+        return await self._told(page, health, now_s, unix_s, end_s)
+
+    async def _told(self, page: PageFigures, health: int | None, now_s: float, unix_s: float, end_s: float) -> Look:
+        """The look at an engine that shows its page."""
         if page.started_unix_s != self._started:
             self._forget()
             self._started = page.started_unix_s
         await self._ask_version(now_s, end_s)
         gate, workers = await self._ask_gate(now_s, end_s)
-        is_paused = await self._ask_paused(now_s, end_s)
-        if self._canary is not None and not _rests(page, gate, is_paused=is_paused):
+        is_paused, is_rest_unknown = await self._ask_paused(now_s, end_s)
+        self._model = page.model
+        # What was last said holds while no answer comes: a stuck engine core does not say, and is just the one to be tested.
+        self._was_paused = self._was_paused if is_rest_unknown else bool(is_paused)
+        self._is_resting = _rests(page, gate, is_paused=self._was_paused)
+        if self._canary is not None and not self._is_resting:
             self._canary.begin(now_s, page.model)
-        look = Look(
-            now_s, unix_s, reach, "", health, page.figures, page.started_unix_s, self._version, page.config, gate,
-            workers or page.workers, (), self._last_canary(), is_paused,
+        return Look(
+            now_s, unix_s, Reach.ANSWERS, "", health, page.figures, page.started_unix_s, self._version, page.config, gate,
+            workers or page.workers, (), self._last_canary(), is_paused, is_rest_unknown, page.ranks,
         )  # fmt: skip
-        return look if self._same_host is None else self._same_host.add_to(look)
 
     async def close(self) -> None:
         """Hang up."""
@@ -127,11 +149,16 @@ class Watcher:
             await self._canary.close()
         self._client.close()
         self._gate_client.close()
+        if self._same_host is not None:
+            self._same_host.close()
 
     def _forget(self) -> None:
         """Another process may answer now: what the last one could do says nothing about it."""
         self._gate, self._paused, self._asked_version = _Question(), _Question(), _Question()
         self._version, self._engine = None, None
+        self._has_gate = False  # whether something there asked for a token as the gate does
+        self._was_paused = self._is_resting = False  # as of the last page
+        self._model = None
 
     def _last_canary(self) -> Canary | None:
         return None if self._canary is None else self._canary.last
@@ -149,12 +176,14 @@ class Watcher:
         return page
 
     async def _health(self, end_s: float, *, is_page: bool) -> int | None:
-        """The status of /health. A proxy's 503 is not the engine's: vLLM's own has no body, and its page is there as a rule."""
+        """The status of /health. 503 is vLLM's own word only without a body and beside its page: proxies say it, too, as does
+        vLLM's supervisor of data parallelism while it stops in good order.
+        """
         try:
             reply = await self._client.get("/health", deadline_s=self._left(end_s), most_bytes=SMALL_MAX)
         except Missed:
             return None
-        return None if reply.status == DEAD and reply.body and not is_page else reply.status
+        return None if reply.status == DEAD and (reply.body or not is_page) else reply.status
 
     async def _ask_version(self, now_s: float, end_s: float) -> None:
         if self._version is not None or not self._asked_version.is_due(now_s):
@@ -172,37 +201,52 @@ class Watcher:
     async def _ask_gate(self, now_s: float, end_s: float) -> tuple[Gate | None, tuple[Worker, ...]]:
         if not self._auth or not self._gate.is_due(now_s):
             return None, ()
-        headers = self._auth
         try:
-            reply = await self._gate_client.get(
-                "/plimsoll/state", deadline_s=self._left(end_s), most_bytes=SMALL_MAX, headers=headers
-            )
+            reply = await self._gate_state(end_s)
         except Missed as error:
             self.gate_note = f"the gate {error.why}"
             if not self._gate.is_answered:
-                self._gate.note(now_s, is_answered=False)
+                self._gate.note(now_s, is_answered=False, again_s=LOST_AGAIN_S)
             return None, ()
-        found = read_gate(_object(reply.body)) if reply.status == 200 else None
+        found = read_gate(_object(reply.body)) if reply.status == 200 and self._has_gate else None
         self._gate.note(now_s, is_answered=found is not None)
         if found is None:
             self.gate_note = GATE_NOTES.get(reply.status, f"/plimsoll/state answers {reply.status} and not the gate's words")
             return None, ()
         self.gate_note = ""
-        if self._canary is not None and self._canary.may_be_counted:  # our own test request is no work
-            found = found._replace(in_flight=max(0, found.in_flight - 1), engine_requests=max(0, found.engine_requests - 1))
-        memory = await self._json(self._gate_client, "/plimsoll/memory", end_s, MEMORY_MAX, headers)
+        if self._canary is not None and self._canary.may_be_counted:
+            found = found._replace(ours=1)  # one of its requests may be our own, which is no work
+        memory = await self._json(self._gate_client, "/plimsoll/memory", end_s, MEMORY_MAX, self._auth)
         return found, read_workers(memory)
 
-    async def _ask_paused(self, now_s: float, end_s: float) -> bool | None:
+    async def _gate_state(self, end_s: float) -> Reply:
+        """The token is shown only to what asks for one as the gate does: a list of engines may name any server."""
+        if not self._has_gate:
+            reply = await self._gate_client.get("/plimsoll/state", deadline_s=self._left(end_s), most_bytes=SMALL_MAX)
+            if reply.status != 401 or not reply.headers.get("www-authenticate", "").lower().startswith("bearer"):
+                return reply
+            self._has_gate = True
+        return await self._gate_client.get(
+            "/plimsoll/state", deadline_s=self._left(end_s), most_bytes=SMALL_MAX, headers=self._auth
+        )
+
+    async def _ask_paused(self, now_s: float, end_s: float) -> tuple[bool | None, bool]:
+        """Whether it is paused, and whether that was asked and is not known."""
         if not self._paused.is_due(now_s):
-            return None
+            return None, False
         try:
             reply = await self._client.get("/is_paused", deadline_s=self._left(end_s), most_bytes=SMALL_MAX)
         except Missed:
-            return None  # a lost answer says nothing: it is asked again at the next look
+            return None, True  # a lost answer says nothing: it is asked again at the next look
         found = _object(reply.body).get("is_paused") if reply.status == 200 else None
-        self._paused.note(now_s, is_answered=isinstance(found, bool))
-        return found if isinstance(found, bool) else None
+        if isinstance(found, bool):
+            self._paused.note(now_s, is_answered=True)
+            return found, False
+        if reply.status >= 500:
+            return None, True
+        was_answered = self._paused.is_answered
+        self._paused.note(now_s, is_answered=False)
+        return None, was_answered
 
     async def _json(
         self, client: Client, path: str, end_s: float, most: int = SMALL_MAX, headers: Mapping[str, str] | None = None
@@ -270,9 +314,9 @@ def read_workers(found: Mapping[str, Any]) -> tuple[Worker, ...]:
 ALLOCATOR = ("allocated", "reserved", "releasable", "unreleasable", "alloc_retries", "ooms")
 
 
-def _rests(page: PageFigures, gate: Gate | None, *, is_paused: bool | None) -> bool:
+def _rests(page: PageFigures, gate: Gate | None, *, is_paused: bool) -> bool:
     """Whether no token can be expected: then a test request would prove nothing, and would wait there."""
-    return bool(is_paused) or page.figures.get("asleep", 0.0) > 0 or (gate is not None and bool(gate.asleep))
+    return is_paused or page.figures.get("asleep", 0.0) > 0 or (gate is not None and bool(gate.asleep))
 
 
 def _object(body: bytes) -> Mapping[str, Any]:

@@ -20,7 +20,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from plimsoll.domain.look import Worker
+from plimsoll.domain.look import Rank, Worker
 from plimsoll.engine import metrics
 from plimsoll.engine.versions import Engine
 from plimsoll.errors import BadInput, TooLarge
@@ -28,6 +28,12 @@ from plimsoll.sources.metrics_pages import LINE_MAX, parse_page
 
 SAMPLES_MAX = 10_000  # wanted ones: 64 ranks of 8 workers have 8,000
 LABEL_SETS_MAX = 4_096
+LABEL_BYTES_MAX = 16 << 20  # of all that are kept
+LABEL_TEXT_MAX = 2_048  # longer ones are not kept; the longest that vLLM has, that of its cache, is half of it
+LABEL_SET_BYTES = 600  # what keeping one takes beside its letters
+WORKERS_MAX = 1_024
+RANKS_MAX = 1_024
+NAME_MAX = 64
 WITNESSES = 20  # lines by which a page without any wanted sample is known as one
 WITNESS_MAX = 1_024
 
@@ -36,6 +42,7 @@ LARGEST = "kv_cache_usage"
 RATIO_MAX = 1.001
 NUMBER_MAX = 1e18  # more than this, nobody has counted: it is a lie, and sums of such numbers overflow
 STEPS = "step_tokens"  # a histogram; its count is the number of steps
+OF_RANK = (STEPS, "running", "waiting")  # in the order of a Rank's fields
 SLEEP, CONFIG = "vllm:engine_sleep_state", "vllm:cache_config_info"
 STARTED, RESIDENT = "process_start_time_seconds", "process_resident_memory_bytes"
 AGE = "plimsoll_figures_age_seconds"
@@ -85,6 +92,7 @@ class PageFigures(NamedTuple):
     config: Labels  # the labels of vllm:cache_config_info, of the first engine
     workers: tuple[Worker, ...]
     is_cut: bool  # the page ends in the middle of a line
+    ranks: tuple[Rank, ...] = ()  # where it is of several engines
 
 
 class LabelSets:
@@ -92,6 +100,7 @@ class LabelSets:
 
     def __init__(self) -> None:
         self._known: dict[bytes, Labels | None] = {}
+        self._bytes = 0
 
     def read(self, text: bytes) -> Labels | None:
         """The labels between two braces; None if they cannot be read."""
@@ -99,14 +108,18 @@ class LabelSets:
             return self._known[text]
         except KeyError:
             pass
-        if len(self._known) >= LABEL_SETS_MAX:
-            self._known.clear()
         try:
             (sample,) = parse_page(b"x{" + text + b"} 1", "labels", None).by_name["x"]
             found: Labels | None = sample.labels
         except BadInput:
             found = None
-        self._known[text] = found
+        if len(text) <= LABEL_TEXT_MAX:
+            size = 3 * len(text) + LABEL_SET_BYTES
+            if len(self._known) >= LABEL_SETS_MAX or self._bytes + size > LABEL_BYTES_MAX:
+                self._known.clear()
+                self._bytes = 0
+            self._known[text] = found
+            self._bytes += size
         return found
 
 
@@ -158,14 +171,16 @@ class PageReader:
             self._take_odd()
         if not self._count:
             parse_page(b"\n".join(self._witnesses), "the page", None)
+        engines = _engines(self._samples)
         return PageFigures(
             _figures(self._samples, engine),
-            _engines(self._samples),
+            engines,
             _model(self._samples),
             _one(self._samples, STARTED),
             _config(self._samples),
             _workers(self._samples),
             is_cut,
+            _ranks(self._samples, engine, engines) if 1 < len(engines) <= RANKS_MAX else (),
         )
 
     def _take(self, lines: list[bytes]) -> None:
@@ -266,6 +281,20 @@ def _figures(samples: Samples, engine: Engine | None) -> dict[str, float]:
     return figures
 
 
+def _ranks(samples: Samples, engine: Engine | None, engines: tuple[str, ...]) -> tuple[Rank, ...]:
+    """What each engine of the page says of itself."""
+    names = _names(frozenset(samples), engine)
+    found: list[dict[str, float]] = []
+    for figure in OF_RANK:
+        sums: dict[str, float] = {}
+        for labels, value in samples.get(names[figure][0], ()) if figure in names else ():
+            rank = labels.get("engine", "")
+            # A number that cannot be leaves the sum at what cannot be, whatever is added to it.
+            sums[rank] = sums.get(rank, 0.0) + (value if 0.0 <= value <= NUMBER_MAX else math.nan)
+        found.append({rank: value for rank, value in sums.items() if not math.isnan(value)})
+    return tuple(Rank(name, *(values.get(name) for values in found)) for name in engines if len(name) <= NAME_MAX)
+
+
 def _one(samples: Samples, name: str) -> float | None:
     """The value of a sample that is there once."""
     found = samples.get(name, ())
@@ -304,10 +333,10 @@ def _workers(samples: Samples) -> tuple[Worker, ...]:
     parts: dict[tuple[str, str], dict[str, float]] = {}
     for name, field in OF_WORKER.items():
         for labels, value in samples.get(name, ()):
-            if 0.0 <= value <= NUMBER_MAX:
+            if 0.0 <= value <= NUMBER_MAX and all(len(part) <= NAME_MAX for part in _worker(labels)):
                 parts.setdefault(_worker(labels), {})[field] = value
     found = []
-    for key in sorted(parts, key=lambda key: (_order(key[0]), _order(key[1]))):
+    for key in sorted(parts, key=lambda key: (_order(key[0]), _order(key[1])))[:WORKERS_MAX]:
         age = ages.get(key, math.inf)
         found.append(Worker("/".join(key), age if age >= 0.0 else math.inf, **parts[key]))
     return tuple(found)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import stat
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 from plimsoll.errors import BadInput
 from plimsoll.sources.discovery import Kubernetes, Target, named
@@ -18,7 +20,9 @@ MOST_BYTES = 4 << 20
 MOST_TOKEN_BYTES = 4_096
 SHORTEST_TOKEN = 16
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-_TABLES = ("engine", "discover", "policy", "notify", "api")
+_TABLES = ("engine", "discover", "prometheus", "policy", "notify", "api")
+_LONGEST_SOCKET = 107  # bytes of a path that the kernel takes
+_BLANKS = ("host", "port", "name")  # that a template may hold in braces
 
 
 class Discover(NamedTuple):
@@ -30,6 +34,28 @@ class Discover(NamedTuple):
     every_s: float = 30.0
     token: str | None = None  # of the gates of what is found
     canary_s: float | None = None
+    api_key: str | None = None  # vLLM's own, for test requests to what is found
+
+
+class Prometheus(NamedTuple):
+    """Who remembers more than guard does, and how an engine is called there."""
+
+    url: str
+    labels: Mapping[str, str] = {}
+    instance: str = "{host}:{port}"  # a template for the label of that name
+    instances: Mapping[str, str] = {}  # by the engine's name, where it has a template of its own
+
+    def match(self, target: Target) -> dict[str, str]:
+        """The labels of one engine's series."""
+        parts = urlsplit(address(target.url).url)
+        host = parts.hostname or ""
+        blanks = {
+            "host": f"[{host}]" if ":" in host else host,
+            "port": str(parts.port or (443 if parts.scheme == "https" else 80)),
+            "name": target.name,
+        }
+        text = self.instances.get(target.name, self.instance)
+        return {**self.labels, "instance": re.sub(r"\{(\w+)\}", lambda found: blanks.get(found[1], found[0]), text)}
 
 
 class Api(NamedTuple):
@@ -53,6 +79,8 @@ class GuardConfig(NamedTuple):
     repeat_s: float = 3600.0
     api: Api = Api()
     lines: Lines = Lines("")
+    prometheus: Prometheus | None = None
+    warnings: tuple[str, ...] = ()  # what is not wrong and still should be said
 
     def refuse(self, message: str, *path: str | int) -> BadInput:
         """An error about a place in the file."""
@@ -99,6 +127,7 @@ class _Reader:
     def __init__(self, name: str, tables: dict[str, Any], lines: Lines) -> None:
         self._name, self._tables, self._lines = name, tables, lines
         self._folder = Path(name).parent
+        self._warnings: dict[str, None] = {}
 
     def config(self) -> GuardConfig:
         self._known((), self._tables, _TABLES)
@@ -109,19 +138,22 @@ class _Reader:
         self._unique(targets)
         webhook = self._url(("notify", "webhook"), notify["webhook"]) if "webhook" in notify else None
         repeat_s = self._seconds(("notify", "repeat"), notify.get("repeat", 3600.0), 60.0, 86_400.0)
+        discover, api, prometheus = self._discover(), self._api(), self._prometheus(engines, targets)
         return GuardConfig(
-            self._name, tuple(targets), self._discover(), policy, webhook, repeat_s, self._api(), self._lines
-        )  # fmt: skip
+            self._name, tuple(targets), discover, policy, webhook, repeat_s, api, self._lines, prometheus, tuple(self._warnings)
+        )
 
     def _engine(self, place: tuple[str | int, ...], table: Any) -> Target:
-        row = self._table(place, table, ("url", "name", "token_file", "canary", "plan", "gate", "api_key_file"))
+        row = self._table(place, table, ("url", "name", "token_file", "canary", "plan", "gate", "api_key_file", "instance"))
         if "url" not in row:
             raise self._wrong(place, 'an [[engine]] needs its url = "http://HOST:PORT"')
         url = self._url((*place, "url"), row["url"])
-        name = self._text((*place, "name"), row["name"]) if "name" in row else named(url)
+        name = self._text((*place, "name"), row["name"]).strip() if "name" in row else named(url)
+        if not name:
+            raise self._wrong((*place, "name"), "an empty name is none; leave it out for host and port")
         token = self._token((*place, "token_file"), row.get("token_file"))
         plan = self._plan((*place, "plan"), row["plan"]) if "plan" in row else None
-        gate = self._url((*place, "gate"), row["gate"]) if "gate" in row else None
+        gate = self._gate((*place, "gate"), row["gate"]) if "gate" in row else None
         key = self._token((*place, "api_key_file"), row.get("api_key_file"), shortest=1)
         return Target(name, url, token, self._canary((*place, "canary"), row.get("canary")), plan, gate, key)
 
@@ -135,7 +167,7 @@ class _Reader:
             seen[target.name] = number
 
     def _discover(self) -> Discover:
-        known = ("file_sd", "http_sd", "kubernetes", "every", "token_file", "canary")
+        known = ("file_sd", "http_sd", "kubernetes", "every", "token_file", "canary", "api_key_file")
         row = self._table(("discover",), self._tables.get("discover", {}), known)
         files = self._texts(("discover", "file_sd"), row.get("file_sd", []))
         for one in files:
@@ -149,7 +181,36 @@ class _Reader:
             self._seconds(("discover", "every"), row.get("every", 30.0), 1.0, 3600.0),
             self._token(("discover", "token_file"), row.get("token_file")),
             self._canary(("discover", "canary"), row.get("canary")),
+            self._token(("discover", "api_key_file"), row.get("api_key_file"), shortest=1),
         )
+
+    def _prometheus(self, engines: Sequence[Any], targets: Sequence[Target]) -> Prometheus | None:
+        instances = {
+            target.name: self._template(("engine", number, "instance"), engines[number]["instance"])
+            for number, target in enumerate(targets) if "instance" in engines[number]
+        }  # fmt: skip
+        if "prometheus" not in self._tables:
+            for number, row in enumerate(engines):
+                if "instance" in row:
+                    raise self._wrong(("engine", number, "instance"), "instance is a label of [prometheus], and there is none")
+            return None
+        row = self._table(("prometheus",), self._tables["prometheus"], ("url", "labels", "instance"))
+        if "url" not in row:
+            raise self._wrong(("prometheus",), '[prometheus] needs its url = "http://HOST:PORT"')
+        labels = self._table(("prometheus", "labels"), row.get("labels", {}))
+        for name, value in labels.items():
+            if not name.isascii() or not name.isidentifier():
+                raise self._wrong(("prometheus", "labels", name), f"{name[:40]!r} is not the name of a label")
+            self._text(("prometheus", "labels", name), value)
+        usual = self._template(("prometheus", "instance"), row.get("instance", "{host}:{port}"))
+        return Prometheus(self._url(("prometheus", "url"), row["url"]), labels, usual, instances)
+
+    def _template(self, place: tuple[str | int, ...], value: Any) -> str:
+        text = self._text(place, value)
+        for blank in re.findall(r"\{(\w+)\}", text):
+            if blank not in _BLANKS:
+                raise self._wrong(place, f"{{{blank[:40]}}} stands for nothing; there is: {{host}}, {{port}}, {{name}}")
+        return text
 
     def _kubernetes(self, value: Any) -> Kubernetes:
         place = ("discover", "kubernetes")
@@ -223,6 +284,16 @@ class _Reader:
             raise self._wrong(place, str(error)) from None
         return text.strip()
 
+    def _gate(self, place: tuple[str | int, ...], value: Any) -> str:
+        """Where a gate listens: an address, or a socket of this machine."""
+        text = self._text(place, value)
+        if not text.startswith("unix:"):
+            return self._url(place, text)
+        path = text.removeprefix("unix:")
+        if not path.startswith("/") or not path.isascii() or len(path) > _LONGEST_SOCKET:
+            raise self._wrong(place, f"a socket is unix:/PATH, of {_LONGEST_SOCKET} letters at most")
+        return text
+
     def _seconds(self, place: tuple[str | int, ...], value: Any, low: float, high: float) -> float:
         try:
             seconds = seconds_in(value)
@@ -242,9 +313,12 @@ class _Reader:
             return None
         path = self._folder / Path(self._text(place, value)).expanduser()
         try:
-            return read_token(str(path), shortest)
+            token = read_token(str(path), shortest)
         except BadInput as error:
             raise self._wrong(place, str(error)) from None
+        if is_open_to_all(str(path)):
+            self._warnings[open_to_all(str(path))] = None
+        return token
 
     def _plan(self, place: tuple[str | int, ...], value: Any) -> tuple[float, float, float]:
         path = self._folder / self._text(place, value)
@@ -272,6 +346,19 @@ def read_token(path: str, shortest: int = SHORTEST_TOKEN) -> str:
     if len(token) < shortest:
         raise BadInput(f"{path}: a token has {shortest} letters at least")
     return token.decode("ascii")
+
+
+def is_open_to_all(path: str) -> bool:
+    """Whether every user of this machine can read it."""
+    try:
+        return bool(Path(path).stat().st_mode & stat.S_IROTH)
+    except OSError:
+        return False
+
+
+def open_to_all(path: str) -> str:
+    """What is said of such a file."""
+    return f"{path}: every user of this machine can read this secret; chmod 600, or systemd's LoadCredential="
 
 
 def seconds_in(value: Any) -> float:

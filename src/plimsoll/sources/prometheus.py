@@ -115,6 +115,13 @@ def fetch_range(
     return _belonging(found)
 
 
+def ask_range(
+    url: str, names: tuple[str, ...], asked: Span, match: Mapping[str, str], *, timeout_s: float
+) -> tuple[Series, ...]:
+    """The series of these names and labels, and no others; none is an answer, too."""
+    return tuple(_answered(_base(url), names, asked, match, timeout_s))
+
+
 def figure_of(name: str) -> tuple[str, float]:
     """Our name for a metric, and what its unit is in ours; no name for what is not known."""
     return _figures().get(name, ("", 1.0))

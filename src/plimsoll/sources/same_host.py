@@ -1,209 +1,200 @@
 """What this machine itself says of an engine that runs on it: the memory of its processes, its limit, and how its cards are.
 
-The server is found by the port it listens on. Everything is read from /proc, /sys, the kernel's messages and NVML, as far as
-this user may; what may not be read is simply not told.
+The server is found by the port it listens on; what listens there and is no engine (a proxy, a tunnel) says nothing of one.
+/proc, the kernel's log and the driver are read in threads, once for all engines of this machine; nobody waits for them long.
 """
 
 from __future__ import annotations
 
-import contextlib
-import importlib
-import os
-import re
+import asyncio
+import functools
+import threading
+import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from plimsoll.domain.look import Card, Look
+from plimsoll.domain.look import Card, Look, Reach
+from plimsoll.sources import host_proc
+from plimsoll.sources.host_cards import CardNow, Driver, KernelLog
+from plimsoll.sources.host_proc import Process
+from plimsoll.sources.slow_question import SlowQuestion
 
-LISTENS = "0A"  # the state of a listening socket in /proc/net/tcp
-KMSG_LINES = 4096
-KMSG_BYTES = 8192
-_XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]{4,20})\): (\d{1,4})[,\s]")
-NO_LIMIT = 1 << 60
+DEADLINE_S = 1.5
+KEEP_S = 2.0  # of the five seconds between looks
+LOOK_AGAIN_S = 60.0  # for the holder of a socket, where it was not to be seen
+
+
+class Found(NamedTuple):
+    """The server at one port, as /proc shows it."""
+
+    server: Process
+    tree: tuple[int, ...]  # it and all that it started
+    is_python: bool
+    resident: int
+    limit: int | None
+
+
+class Machine:
+    """This machine, for all engines on it. `root` is where /proc, /sys and /dev are; `nvml` the library, for tests."""
+
+    def __init__(
+        self, root: Path = Path("/"), nvml: Any = None, *, deadline_s: float = DEADLINE_S, keep_s: float = KEEP_S
+    ) -> None:
+        self._root = root
+        self._ports: list[int] = []
+        self._servers: dict[int, Process] = {}
+        self._unseen: dict[str, float] = {}  # sockets whose holder was not to be seen, and when to look again
+        self._driver = Driver(nvml)
+        self.kernel = KernelLog(root / "dev" / "kmsg")
+        self._processes = SlowQuestion(self._walk, deadline_s=deadline_s, keep_s=keep_s)
+        self._cards = SlowQuestion(self._driver.read, deadline_s=deadline_s, keep_s=keep_s)
+
+    @property
+    def note(self) -> str:
+        """What of this machine does not answer, in words; empty if all is well."""
+        stuck = [name for name, one in (("/proc", self._processes), ("the GPU driver", self._cards)) if one.is_stuck]
+        return f"{' and '.join(stuck)} of this machine does not answer: it is not asked again until it does" if stuck else ""
+
+    @property
+    def has_one_engine(self) -> bool:
+        """Whether one engine alone is watched here."""
+        return len(self._ports) == 1
+
+    @functools.cached_property
+    def knows_pids(self) -> bool:
+        """Whether the driver's numbers of processes are those of /proc."""
+        return host_proc.is_first_namespace(self._root)
+
+    def join(self, port: int) -> None:
+        """An engine at this port is watched from now on."""
+        if not self._ports:
+            self.kernel.open()
+        self._ports.append(port)
+        self._processes.forget()  # the last walk did not look for this one
+
+    def leave(self, port: int) -> None:
+        """It is not any more; after the last one, everything that is open is closed."""
+        self._ports.remove(port)
+        if not self._ports:
+            self.kernel.close()
+            self._servers.clear()
+            # The driver may hang in this, too.
+            threading.Thread(target=self._driver.close, name="plimsoll-driver-end", daemon=True).start()
+
+    async def found(self) -> Mapping[int, Found] | None:
+        """The servers of the ports that are watched; None if that is not known. Reads the kernel's log as well."""
+        return await self._processes.answer()
+
+    async def cards(self) -> Mapping[str, CardNow] | None:
+        """All cards by their address; None without NVML, and while it hangs."""
+        return await self._cards.answer()
+
+    # In the thread
+
+    def _walk(self) -> dict[int, Found]:
+        self.kernel.read()
+        ports, seen = set(self._ports), host_proc.walk(self._root)
+        self._servers = {port: one for port, one in self._servers.items() if port in ports and seen.has(one)}
+        now_s = time.monotonic()
+        self._unseen = {name: until_s for name, until_s in self._unseen.items() if until_s > now_s}
+        missing = host_proc.sockets_at(self._root, ports - self._servers.keys())
+        sockets = {name: port for name, port in missing.items() if name not in self._unseen}
+        holders = host_proc.holders(self._root, sockets)
+        self._servers |= {port: seen.process(pid) for port, pid in holders.items()}
+        self._unseen |= {name: now_s + LOOK_AGAIN_S for name, port in sockets.items() if port not in holders}
+        return {port: self._found(one, seen.tree(one.pid)) for port, one in self._servers.items()}
+
+    def _found(self, server: Process, tree: tuple[int, ...]) -> Found:
+        return Found(
+            server,
+            tree,
+            any(host_proc.is_python(self._root, pid) for pid in tree),
+            sum(host_proc.resident(self._root, pid) for pid in tree),
+            host_proc.limit(self._root, server.pid),
+        )
+
+
+@functools.cache
+def this_machine() -> Machine:
+    """The one that guard runs on."""
+    return Machine()
 
 
 class SameHost:
-    """One engine of this machine. `root` is where /proc, /sys and /dev are; `nvml` the library, for tests."""
+    """One engine of this machine, by its port."""
 
-    def __init__(self, port: int, root: Path = Path("/"), nvml: Any = None) -> None:
+    def __init__(self, port: int, machine: Machine | None = None) -> None:
         self._port = port
-        self._root = root
-        self._nvml = nvml
-        self._pid: int | None = None
-        self._kernel = _Kernel(root / "dev" / "kmsg")
-        self._has_nvml = True
-
-    def add_to(self, look: Look) -> Look:
-        """The look with what this machine knows beside it."""
-        figures = dict(look.figures)
-        tree = self._processes()
-        resident = sum(_resident(self._root, pid) for pid in tree)
-        if resident > 0:
-            figures["host_resident"] = float(resident)
-        if tree and (limit := _limit(self._root, tree[0])) is not None:
-            figures["host_limit"] = float(limit)
-        return look._replace(figures=figures, cards=look.cards or self._cards())
-
-    # Processes
-
-    def _processes(self) -> list[int]:
-        """The server and all that it started; empty where it is not found."""
-        if self._pid is None or not (self._root / "proc" / str(self._pid)).exists():
-            self._pid = _listener(self._root, self._port)
-        return [] if self._pid is None else _with_children(self._root, self._pid)
-
-    # Cards
-
-    def _cards(self) -> tuple[Card, ...]:
-        xids = self._kernel.xids()
-        errors = self._errors()
-        if errors is None and not xids and not self._kernel.is_readable:
-            return ()
-        names = sorted({*(errors or {}), *xids})
-        return tuple(Card(name, tuple(xids.get(name, ())), (errors or {}).get(name)) for name in names)
-
-    def _errors(self) -> dict[str, int | None] | None:
-        """ECC errors that were not mended, by the card's address; None without NVML."""
-        if not self._has_nvml:
-            return None
-        nvml = self._nvml
-        if nvml is None:
-            try:
-                nvml = importlib.import_module("pynvml")
-            except ImportError:
-                self._has_nvml = False
-                return None
-        try:
-            nvml.nvmlInit()
-        except nvml.NVMLError:
-            self._has_nvml = self._nvml is not None
-            return None
-        try:
-            return dict(_error_of(nvml, index) for index in range(nvml.nvmlDeviceGetCount()))
-        except nvml.NVMLError:
-            return None
-        finally:
-            with contextlib.suppress(nvml.NVMLError):
-                nvml.nvmlShutdown()
-
-
-def _error_of(nvml: Any, index: int) -> tuple[str, int | None]:
-    handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    bus = nvml.nvmlDeviceGetPciInfo(handle).busId
-    name = _bus(bus.decode() if isinstance(bus, bytes) else str(bus))
-    try:
-        count = nvml.nvmlDeviceGetTotalEccErrors(handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
-    except nvml.NVMLError:
-        return name, None  # a card without ECC
-    return name, int(count)
-
-
-def _bus(said: str) -> str:
-    """A card's address as the kernel and NVML both could have written it: bus and device."""
-    parts = said.strip("\0").lower().split(".")[0].split(":")
-    return ":".join(parts[-2:])
-
-
-class _Kernel:
-    """The kernel's messages from now on: those of before say nothing about now."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = -1
-        with contextlib.suppress(OSError):
-            self._file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            os.lseek(self._file, 0, os.SEEK_END)
+        self._machine = machine or this_machine()
+        self._is_open = False
+        self._xids = 0
+        self._has_figures = False  # whether the last look had those of its whole tree
+        self._was_here = False
+        self._tied: frozenset[str] = frozenset()  # the cards that it was last seen on: they count also when it is gone
+        self._guessed: frozenset[str] = frozenset()
 
     @property
-    def is_readable(self) -> bool:
-        return self._file >= 0
+    def note(self) -> str:
+        """What of this machine does not answer, in words."""
+        return self._machine.note
 
-    def xids(self) -> dict[str, list[int]]:
-        """The Xids since the last call, by the card's address."""
-        found: dict[str, list[int]] = {}
-        for _ in range(KMSG_LINES if self._file >= 0 else 0):
-            try:
-                line = os.read(self._file, KMSG_BYTES)
-            except BlockingIOError:
-                break
-            except OSError:
-                continue  # messages were overwritten before they were read: go on with the next
-            if not line:
-                break
-            for bus, xid in _XID.findall(line.decode("utf-8", "replace")):
-                found.setdefault(_bus(bus), []).append(int(xid))
-        return found
+    async def add_to(self, look: Look) -> Look:
+        """The look with what this machine knows beside it. Cards are told whatever became of the engine."""
+        if not self._is_open:  # not before: an engine that is never looked at is none of this machine's
+            self._is_open = True
+            self._machine.join(self._port)
+            self._xids = self._machine.kernel.count
+        servers, cards = await asyncio.gather(self._machine.found(), self._machine.cards())
+        found = None if servers is None else servers.get(self._port)
+        if found is not None and not _is_engine(found, cards):
+            found = None
+        told = self._cards(found, cards)
+        if look.reach is not Reach.ANSWERS:
+            return look._replace(cards=told)
+        figures = dict(look.figures)
+        if found is not None:
+            self._has_figures = True
+            if found.resident > 0:
+                figures["host_resident"] = float(found.resident)
+            if found.limit is not None:
+                figures["host_limit"] = float(found.limit)
+        elif self._has_figures:
+            # The page's figure is of one process alone: after that of the whole tree it would look as if memory had shrunk.
+            figures.pop("host_resident", None)
+            self._has_figures = servers is None
+        return look._replace(figures=figures, cards=told)
 
+    def close(self) -> None:
+        """It is not watched any more."""
+        if self._is_open:
+            self._is_open = False
+            self._machine.leave(self._port)
 
-# /proc and /sys
-
-
-def _listener(root: Path, port: int) -> int | None:
-    """The process that listens on a port, where this user may see it."""
-    inodes = set()
-    for name in ("tcp", "tcp6"):
-        for line in _text(root / "proc" / "net" / name).splitlines()[1:]:
-            fields = line.split()
-            if len(fields) > 9 and fields[3] == LISTENS and fields[1].rpartition(":")[2] == f"{port:04X}":
-                inodes.add(f"socket:[{fields[9]}]")
-    if not inodes:
-        return None
-    for pid in _pids(root):
-        try:
-            handles = list(os.scandir(root / "proc" / str(pid) / "fd"))
-        except OSError:
-            continue
-        for handle in handles:
-            with contextlib.suppress(OSError):
-                if os.readlink(handle.path) in inodes:  # noqa: PTH115 - thousands of them
-                    return pid
-    return None
-
-
-def _pids(root: Path) -> list[int]:
-    try:
-        return sorted(int(name) for name in os.listdir(root / "proc") if name.isdecimal())  # noqa: PTH208
-    except OSError:
-        return []
-
-
-def _with_children(root: Path, pid: int) -> list[int]:
-    children: dict[int, list[int]] = {}
-    for one in _pids(root):
-        fields = _text(root / "proc" / str(one) / "stat").rpartition(")")[2].split()
-        if len(fields) > 1 and fields[1].isdecimal():
-            children.setdefault(int(fields[1]), []).append(one)
-    tree, left = [], [pid]
-    while left:
-        tree.append(left.pop())
-        left += children.get(tree[-1], [])
-    return tree
+    def _cards(self, found: Found | None, cards: Mapping[str, CardNow] | None) -> tuple[Card, ...]:
+        seen, self._xids = self._machine.kernel.since(self._xids)
+        tree = frozenset(() if found is None else found.tree)
+        tied = frozenset(name for name, card in (cards or {}).items() if not tree.isdisjoint(card.held))
+        self._was_here = self._was_here or found is not None
+        self._tied = tied or self._tied
+        is_alone = self._was_here and self._machine.has_one_engine
+        if self._tied or not is_alone or (cards and self._machine.knows_pids):
+            self._guessed = frozenset()
+        else:  # the driver counts processes in another way, or is not there: with one engine, the cards are its own
+            self._guessed |= frozenset(cards or ()) | frozenset(seen)
+        own = self._tied or self._guessed
+        return tuple(_card(name, (cards or {}).get(name), seen.get(name, ()), tree) for name in sorted(own))
 
 
-def _resident(root: Path, pid: int) -> int:
-    """Memory of its own: what processes share is counted once by nobody, so pages of files are left out."""
-    found = re.search(r"^RssAnon:\s+(\d+) kB", _text(root / "proc" / str(pid) / "status"), re.MULTILINE)
-    return int(found[1]) * 1024 if found else 0
+def _is_engine(found: Found, cards: Mapping[str, CardNow] | None) -> bool:
+    """Whether what listens there can be an engine: Python, or something that holds memory of a card."""
+    return found.is_python or any(not card.held.keys().isdisjoint(found.tree) for card in (cards or {}).values())
 
 
-def _limit(root: Path, pid: int) -> int | None:
-    """The tightest memory limit of the control groups around a process; None where there is none."""
-    limits = []
-    for line in _text(root / "proc" / str(pid) / "cgroup").splitlines():
-        number, _, rest = line.partition(":")
-        kinds, _, group = rest.partition(":")
-        if number == "0" or "memory" in kinds.split(","):
-            base = root / "sys" / "fs" / "cgroup" / ("" if number == "0" else "memory")
-            parts = Path(group.lstrip("/")).parts
-            for depth in range(len(parts), -1, -1):
-                folder = base.joinpath(*parts[:depth])
-                said = _text(folder / "memory.max") or _text(folder / "memory.limit_in_bytes")
-                if said.strip().isdecimal() and int(said) < NO_LIMIT:
-                    limits.append(int(said))
-    return min(limits, default=None)
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
+def _card(name: str, now: CardNow | None, xids: tuple[int, ...], tree: frozenset[int]) -> Card:
+    if now is None:
+        return Card(name, xids)
+    held = [size for pid, size in now.held.items() if pid in tree]
+    known = [size for size in held if size is not None]
+    by_engine = sum(known) if known and len(known) == len(held) else None
+    return Card(name, xids, now.uncorrectable, now.total, now.free, by_engine)
