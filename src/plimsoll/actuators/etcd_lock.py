@@ -1,0 +1,268 @@
+"""The fleet's lock in etcd, by its JSON gateway: a key that lives as long as its lease, and whose create revision is the epoch.
+
+etcd's revision grows with every change of anything in it, for as long as the cluster lives, so each holder's epoch is greater
+than all before. A cluster that was set up anew or restored from a backup counts from an earlier number: then gates that saw
+greater epochs refuse every deed until their engines start again, which is safe. A holder that was killed keeps the others
+waiting for the rest of its lease. One that was stopped (SIGSTOP) for longer than that has lost the lock: `renew` tells it so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import secrets
+import ssl
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from plimsoll.actuators.lock_http import Reply, Unanswered, call, place_of
+from plimsoll.actuators.lock_parts import OWNER_MAX, Held, count, is_epoch, not_renewed, now_s, ours, shown
+from plimsoll.domain.outcome import Outcome, done, failed, unsure
+from plimsoll.errors import BadInput
+
+TTL_S = 30
+TIMEOUT_S = 5.0
+_LEAST_S = 0.05
+_UNAUTHENTICATED = ("invalid auth token", "user name is empty", "revision of auth store is old")
+
+
+class Login(NamedTuple):
+    """How to show etcd who we are, and to know it; empty where it does not matter."""
+
+    user: str = ""
+    password: str = ""
+    ca_file: str = ""
+    cert_file: str = ""
+    key_file: str = ""
+
+    def __repr__(self) -> str:
+        return f"Login(user={self.user!r})"  # never the password
+
+
+class _Key(NamedTuple):
+    """What lies under the key."""
+
+    epoch: int
+    lease: int
+    owner: str
+    mark: str
+
+
+class EtcdLock:
+    """One guard's hand on the lock. Its methods end within `timeout_s`, and never raise for what etcd does."""
+
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        key: str = "plimsoll/guard",
+        *,
+        ttl_s: int = TTL_S,
+        timeout_s: float = TIMEOUT_S,
+        login: Login = Login(),  # noqa: B008  (a value that nobody can change)
+    ) -> None:
+        if not endpoints or not key or not 1 <= ttl_s <= 3600:
+            raise BadInput("a lock in etcd needs an endpoint, a key, and 1 to 3600 seconds to live")
+        self._places = [place_of(endpoint) for endpoint in endpoints]
+        self._key = base64.b64encode(key.encode("utf-8", "surrogateescape")).decode()
+        self._ttl_s, self._timeout_s, self._login = ttl_s, timeout_s, login
+        self._mark = secrets.token_hex(8)  # tells our key from that of a guard with the same name
+        self._token = ""
+        self._held: Held | None = None
+        self._lease = 0
+        self._last_epoch = 0
+        self._one_at_a_time = asyncio.Lock()
+        self.said = f"etcd key {shown(key)} at {', '.join(place.netloc for place in self._places)}"
+
+    async def acquire(self, owner: str) -> Outcome:
+        """Take the lock: done with its epoch, failed if somebody else has it, unsure if etcd cannot be asked."""
+        async with self._one_at_a_time:
+            deadline = now_s() + self._timeout_s
+            if self._held is not None:
+                again = await self._renew(self._held, deadline)
+                if again.is_done is not False:
+                    return again
+            try:
+                return await self._acquire(owner, deadline)
+            except Unanswered as problem:
+                return unsure(f"the lock cannot be taken: etcd {problem.why}")
+
+    async def renew(self) -> Outcome:
+        """Prolong it: failed as soon as it is not ours any more; unsure while etcd cannot be asked and its time still runs."""
+        async with self._one_at_a_time:
+            if self._held is None:
+                return failed("the lock is not ours")
+            return await self._renew(self._held, now_s() + self._timeout_s)
+
+    async def release(self) -> Outcome:
+        """Give it up. Unsure means: it ends with its lease, or with another try."""
+        async with self._one_at_a_time:
+            if self._held is None:
+                return done("the lock was not ours")
+            try:
+                await self._revoke(self._lease, now_s() + self._timeout_s)
+            except Unanswered as problem:
+                return unsure(f"the lock ends with its lease, in {self._held.left_s:.0f} s at most: etcd {problem.why}")
+            epoch, self._held = self._held.epoch, None
+            return done("the lock is given up", epoch=epoch)
+
+    async def _acquire(self, owner: str, deadline: float) -> Outcome:
+        found = await self._look(deadline)
+        if found is None:
+            began = now_s()
+            lease, ttl_s = await self._grant(deadline)
+            found = await self._put(owner, lease, deadline)
+            if found.lease == lease:
+                return await self._take(found, began + ttl_s, deadline)
+            await self._forget(lease, deadline)
+        if found.mark != self._mark:
+            return failed(f"the lock is held by {shown(found.owner)} (epoch {found.epoch})", holder=shown(found.owner))
+        # An earlier try of ours, whose answer was lost: how much of its lease is left, only etcd can tell.
+        self._lease, self._last_epoch = found.lease, found.epoch
+        self._held = Held(found.epoch, now_s())
+        return await self._renew(self._held, deadline)
+
+    async def _take(self, found: _Key, until_s: float, deadline: float) -> Outcome:
+        if found.epoch <= self._last_epoch:
+            await self._forget(found.lease, deadline)
+            return unsure(f"etcd's revision went back from {self._last_epoch} to {found.epoch}: was it restored from a backup?")
+        self._lease, self._last_epoch = found.lease, found.epoch
+        self._held = Held(found.epoch, until_s)
+        return ours(self._held)
+
+    async def _renew(self, held: Held, deadline: float) -> Outcome:
+        began = now_s()
+        try:
+            body = await self._ask("/v3/lease/keepalive", {"ID": str(self._lease)}, deadline)
+            result = body.get("result")
+            ttl_s = count(result.get("TTL", 0)) if isinstance(result, dict) else None
+            if ttl_s is None:
+                raise Unanswered("answers something odd to a renewal")
+            found = await self._look(deadline) if ttl_s else None
+        except Unanswered as problem:
+            outcome = not_renewed(held, f"etcd {problem.why}")
+            self._held = held if outcome.is_done is None else None
+            return outcome
+        if found is None or (found.epoch, found.mark) != (held.epoch, self._mark):
+            self._held = None
+            now = f"held by {shown(found.owner)} (epoch {found.epoch})" if found else "free, or soon somebody else's"
+            return failed(f"the lock is not ours any more: it is {now}", lost=True)
+        self._held = Held(held.epoch, began + ttl_s)
+        return ours(self._held)
+
+    async def _look(self, deadline: float) -> _Key | None:
+        """What lies under the key, None if nothing does."""
+        return _key_in(await self._ask("/v3/kv/range", {"key": self._key}, deadline))
+
+    async def _grant(self, deadline: float) -> tuple[int, int]:
+        """A lease and its seconds: etcd may give more than was asked for."""
+        body = await self._ask("/v3/lease/grant", {"TTL": str(self._ttl_s)}, deadline)
+        lease, ttl_s = count(body.get("ID")), count(body.get("TTL"))
+        if not lease or not ttl_s:
+            raise Unanswered("answers something odd instead of a lease")
+        return lease, ttl_s
+
+    async def _put(self, owner: str, lease: int, deadline: float) -> _Key:
+        """Make the key if there is none; what lies there then, ours or another's."""
+        value = {"owner": owner[:OWNER_MAX], "mark": self._mark, "since": round(time.time(), 3)}
+        put = {"key": self._key, "lease": str(lease), "value": base64.b64encode(json.dumps(value).encode()).decode()}
+        look = {"request_range": {"key": self._key}}
+        body = await self._ask("/v3/kv/txn", {
+            "compare": [{"key": self._key, "target": "CREATE", "result": "EQUAL", "create_revision": "0"}],
+            "success": [{"request_put": put}, look],
+            "failure": [look],
+        }, deadline)  # fmt: skip
+        answers = body.get("responses")
+        last = answers[-1] if isinstance(answers, list) and answers else None
+        answer = last.get("response_range") if isinstance(last, dict) else None
+        found = _key_in(answer) if isinstance(answer, dict) else None
+        if found is None or (body.get("succeeded") is True) != (found.lease == lease and found.mark == self._mark):
+            raise Unanswered("answers something odd instead of the key")
+        return found
+
+    async def _revoke(self, lease: int, deadline: float) -> None:
+        try:
+            await self._ask("/v3/lease/revoke", {"ID": str(lease)}, deadline)
+        except _NoLease:
+            return  # it was over already
+
+    async def _forget(self, lease: int, deadline: float) -> None:
+        """A lease that is not needed; if this fails it ends by itself."""
+        with contextlib.suppress(Unanswered):
+            await self._revoke(lease, deadline)
+
+    async def _ask(self, path: str, body: Mapping[str, Any], deadline: float) -> Mapping[str, Any]:
+        if self._login.user and not self._token:
+            await self._authenticate(deadline)
+        reply = await self._anywhere(path, body, deadline)
+        if self._login.user and reply.status in (400, 401) and any(words in _error(reply) for words in _UNAUTHENTICATED):
+            await self._authenticate(deadline)  # a token of etcd's lasts some minutes
+            reply = await self._anywhere(path, body, deadline)
+        if reply.status == 200:
+            return reply.body
+        if reply.status == 404 and "lease not found" in _error(reply):
+            raise _NoLease("knows the lease no more")
+        raise Unanswered(f"refuses: {reply.status} {_error(reply)}".rstrip())
+
+    async def _authenticate(self, deadline: float) -> None:
+        self._token = ""
+        asked = {"name": self._login.user, "password": self._login.password}
+        reply = await self._anywhere("/v3/auth/authenticate", asked, deadline)
+        token = reply.body.get("token")
+        if reply.status == 200 and isinstance(token, str) and token:
+            self._token = token
+        elif "authentication is not enabled" not in _error(reply):
+            raise Unanswered(f"does not take the login: {reply.status} {_error(reply)}".rstrip())
+
+    async def _anywhere(self, path: str, body: Mapping[str, Any], deadline: float) -> Reply:
+        """The first answer of an endpoint that is not in trouble; that one is asked first the next time."""
+        last = Unanswered("cannot be asked")
+        for index, place in enumerate(tuple(self._places)):
+            seconds = (deadline - now_s()) / (len(self._places) - index)
+            if seconds < _LEAST_S:
+                break
+            try:
+                reply = await call(place, "POST", path, body, seconds=seconds, trust=self._trust, login=self._token)
+            except Unanswered as problem:
+                last = problem
+                continue
+            if reply.status < 500:
+                self._places = [place, *(other for other in self._places if other is not place)]
+                return reply
+            last = Unanswered(f"is in trouble: {reply.status} {_error(reply)}".rstrip())
+        raise last
+
+    def _trust(self) -> ssl.SSLContext:
+        login = self._login
+        context = ssl.create_default_context(cafile=login.ca_file or None)
+        if login.cert_file:
+            context.load_cert_chain(login.cert_file, login.key_file or None)
+        return context
+
+
+class _NoLease(Unanswered):
+    """The lease that was named is over."""
+
+
+def _error(reply: Reply) -> str:
+    found = reply.body.get("error")
+    return shown(found) if isinstance(found, str) and found else ""
+
+
+def _key_in(answer: Mapping[str, Any]) -> _Key | None:
+    """The key in the answer to a range; whatever else lies under it, somebody holds it."""
+    found = answer.get("kvs")
+    if not found and "header" in answer:
+        return None
+    kv = found[0] if isinstance(found, list) and len(found) == 1 else None
+    epoch, lease = (count(kv.get("create_revision")), count(kv.get("lease", 0))) if isinstance(kv, dict) else (None, None)
+    if kv is None or epoch is None or lease is None or not is_epoch(epoch):
+        raise Unanswered("answers something odd instead of the key")
+    try:
+        value = json.loads(base64.b64decode(kv.get("value", ""), validate=True))
+    except (ValueError, TypeError, RecursionError):
+        value = None
+    names = value if isinstance(value, dict) else {}
+    return _Key(epoch, lease, str(names.get("owner", "somebody else")), str(names.get("mark", "")))
