@@ -1,0 +1,13 @@
+"""What others say, as it may stand in a sentence of ours."""
+
+from __future__ import annotations
+
+from plimsoll.actuators.bundle_text import shown_line
+
+LONGEST = 300
+
+
+def quoted_words(text: str, most: int = LONGEST) -> str:
+    """One line without secrets and without anything that a terminal would obey."""
+    shown = shown_line(text[: 10 * most])
+    return "".join(letter if letter.isprintable() else " " for letter in shown).strip()[:most]

@@ -1,0 +1,238 @@
+"""A real HAProxy before two small servers, twenty clients: one is taken out and put back, and no request fails."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+from collections.abc import AsyncIterator, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.engine.server import free_port
+from plimsoll.actuators.haproxy import HAProxy, Place
+from tests.real.small_farm import Backend, Load, backends, need, served_in, until
+
+CONFIG = """
+global
+    stats socket {socket} mode 600 level {level} expose-fd listeners
+defaults
+    mode http
+    timeout connect 5s
+    timeout client 30s
+    timeout server 30s
+frontend clients
+    bind 127.0.0.1:{port}
+    default_backend {backend}
+backend farm
+{servers}
+backend other
+    retry-on 503
+    retries 2
+    option redispatch 1
+{servers}
+"""
+
+
+class Proxy:
+    """HAProxy in its master mode, so that it can be reloaded."""
+
+    def __init__(self, folder: Path, servers: list[Backend], level: str = "admin", backend: str = "farm") -> None:
+        self.port, self.socket = free_port(), str(folder / "admin.sock")
+        lines = "\n".join(f"    server {one.name} 127.0.0.1:{one.port}" for one in servers)
+        self._config, self._master = folder / "haproxy.cfg", str(folder / "master.sock")
+        text = CONFIG.format(socket=self.socket, port=self.port, servers=lines, level=level, backend=backend)
+        self._config.write_text(text, encoding="utf-8")
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        """Until it answers, and the master does: one that has just forked loses what it is told."""
+        program = need("haproxy", "haproxy")
+        words = [program, "-W", "-S", self._master, "-f", str(self._config)]
+        quiet = asyncio.subprocess.DEVNULL
+        self._process = await asyncio.create_subprocess_exec(*words, stdout=quiet, stderr=quiet)
+        await until(lambda: answered(self._master, "show proc"))
+        await until(lambda: answered(self.socket, "show info"))
+
+    async def reload(self) -> None:
+        """Another worker takes over; the old one ends when its connections have."""
+        before = await self._worker()
+        await answered(self._master, "reload")
+        await until(lambda: self._is_another(before))
+
+    async def _is_another(self, before: str) -> bool:
+        return await self._worker() not in ("", before)
+
+    async def _worker(self) -> str:
+        told = await answered(self.socket, "show info")
+        return next((line for line in told.splitlines() if line.startswith("Pid:")), "")
+
+    async def stop(self) -> None:
+        """At once."""
+        if self._process is not None:
+            self._process.terminate()
+            await self._process.wait()
+
+
+async def answered(path: str, words: str) -> str:
+    """What a socket of HAProxy's says to one command; empty while nobody does."""
+    with contextlib.suppress(OSError):
+        reader, writer = await asyncio.open_unix_connection(path)
+        writer.write(words.encode() + b"\n")
+        writer.write_eof()  # the master's waits for more otherwise
+        told = await reader.read()
+        writer.close()
+        return told.decode()
+    return ""
+
+
+@contextlib.asynccontextmanager
+async def farm(level: str = "admin", backend: str = "farm") -> AsyncIterator[tuple[Proxy, Backend, Backend]]:
+    """Two servers behind HAProxy."""
+    with tempfile.TemporaryDirectory(prefix="plimsoll-haproxy-") as folder:  # a socket's path must be short
+        async with backends("a", "b") as (one, two):
+            proxy = Proxy(Path(folder), [one, two], level, backend)
+            try:
+                await proxy.start()
+                yield proxy, one, two
+            finally:
+                await proxy.stop()
+
+
+def run(scene: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(scene, 120))
+
+
+@pytest.fixture(autouse=True)
+def _installed() -> None:
+    need("haproxy", "haproxy")
+
+
+def test_a_server_is_drained_under_load_and_put_back() -> None:
+    """Its connections go to 0 while the other serves everything; no request fails, and it is read back each time."""
+
+    async def scene() -> None:
+        async with farm() as (proxy, one, two):
+            balancer = HAProxy(proxy.socket, (Place("farm", "a"),))
+            load = Load(proxy.port)
+            await until(lambda: one.served > 50 and two.served > 50)
+            assert await balancer.is_out() is False
+            assert (await balancer.connections() or 0) > 0
+            taken = await balancer.take_out()
+            assert (taken.is_done, taken.facts["already"]) == (True, False)
+            assert await balancer.is_out() is True
+            await until(lambda: is_zero(balancer))
+            assert one.now == 0
+            assert await served_in(one, 1.0) == 0
+            assert await served_in(two, 0.5) > 0
+            again = await balancer.take_out()
+            assert (again.is_done, again.facts["already"]) == (True, True)
+            assert (await balancer.put_back()).is_done is True
+            assert await balancer.is_out() is False
+            assert await served_in(one, 1.0) > 0
+            assert (await balancer.put_back()).is_done is True
+            assert await load.end() == []
+            print(f"{len(load.told)} requests, none failed")
+
+    run(scene())
+
+
+async def is_zero(balancer: HAProxy) -> bool:
+    return await balancer.connections() == 0
+
+
+def test_a_reload_forgets_and_is_noticed() -> None:
+    """Read back it is in again, taken out again it stays out, and no request fails meanwhile."""
+
+    async def scene() -> None:
+        async with farm() as (proxy, one, two):
+            balancer = HAProxy(proxy.socket, (Place("farm", "a"),))
+            load = Load(proxy.port)
+            assert (await balancer.take_out()).is_done is True
+            await proxy.reload()
+            assert await balancer.is_out() is False
+            assert (await balancer.take_out()).is_done is True
+            assert await balancer.is_out() is True
+            await until(lambda: one.now == 0)
+            assert await served_in(one, 1.0) == 0
+            assert await served_in(two, 0.5) > 0
+            assert (await balancer.put_back()).is_done is True
+            assert await load.end() == []
+
+    run(scene())
+
+
+def test_the_last_one_stays_in() -> None:
+    """Refused where nobody else is up, also in the second backend of two; done where that was allowed."""
+
+    async def scene() -> None:
+        async with farm() as (proxy, _, _):
+            first = HAProxy(proxy.socket, (Place("farm", "a"), Place("other", "a")))
+            assert (await HAProxy(proxy.socket, (Place("other", "b"),)).take_out()).is_done is True
+            refused = await first.take_out()
+            assert (refused.is_done, refused.facts["last"]) == (False, True)
+            assert await HAProxy(proxy.socket, (Place("farm", "a"),)).is_out() is False, "nothing was begun"
+            allowed = HAProxy(proxy.socket, (Place("farm", "a"), Place("other", "a")), may_be_last=True)
+            assert (await allowed.take_out()).is_done is True
+            assert await allowed.is_out() is True
+
+    run(scene())
+
+
+@pytest.mark.parametrize("words", ["set server farm/a state maint", "disable server farm/a"])
+def test_what_an_operator_keeps_in_maintenance_stays_there(words: str) -> None:
+    """It is out, nothing is said to it, and putting back does not end it; also when it came while we drained."""
+
+    async def scene() -> None:
+        async with farm() as (proxy, one, _):
+            balancer = HAProxy(proxy.socket, (Place("farm", "a"),))
+            for is_ours_first in (False, True):
+                if is_ours_first:
+                    assert (await balancer.take_out()).is_done is True
+                assert (await answered(proxy.socket, words)).strip() == ""
+                taken = await balancer.take_out()
+                assert (taken.is_done, taken.facts["maint"]) == (True, True)
+                back = await balancer.put_back()
+                assert (back.is_done, back.facts["maint"]) == (True, True)
+                assert await balancer.is_out() is True
+                assert (await answered(proxy.socket, "set server farm/a state ready")).strip() == ""
+                assert await balancer.is_out() is False
+            assert one.now == 0
+
+    run(scene())
+
+
+def test_what_haproxy_refuses_is_said_in_its_words() -> None:
+    """A socket that may not change anything, a server and a backend that are not there, nobody there."""
+
+    async def scene() -> None:
+        async with farm(level="operator") as (proxy, _, _):
+            told = await HAProxy(proxy.socket, (Place("farm", "a"),)).take_out()
+            assert told.is_done is False
+            assert "ermission" in told.says
+            for place in (Place("farm", "z"), Place("nowhere", "a")):
+                missing = HAProxy(proxy.socket, (place,))
+                assert (await missing.take_out()).is_done is False
+                assert await missing.is_out() is None
+                assert await missing.connections() is None
+            Path(proxy.socket).unlink()
+            gone = HAProxy(proxy.socket, (Place("farm", "a"),))
+            assert (await gone.take_out()).is_done is False
+            assert await gone.is_out() is None
+
+    run(scene())
+
+
+def test_what_a_draining_engine_refuses_is_tried_elsewhere() -> None:
+    """As the page says: with retry-on 503 and redispatch no client sees the 503 of the gate's second phase."""
+
+    async def scene() -> None:
+        async with farm(backend="other") as (proxy, one, two):
+            one.is_refusing = True
+            load = Load(proxy.port)
+            await until(lambda: one.served > 50 and two.served > 50)
+            assert await load.end() == []
+
+    run(scene())

@@ -1,0 +1,182 @@
+"""The nginx recipe as it stands in docs/balancers.md, with the real nginx, as an ordinary user: no request fails."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.engine.server import free_port
+from plimsoll.actuators.hooks import CommandBalancer
+from tests.real.small_farm import Backend, Load, backends, need, served_in, until
+
+DOCS = Path(__file__).parents[2] / "docs" / "balancers.md"
+NOBODY = 65534
+MAIN = """
+pid {folder}/nginx.pid;
+error_log {folder}/error.log;
+worker_processes 2;
+events {{ worker_connections 512; }}
+http {{
+    access_log off;
+    client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy; fastcgi_temp_path {folder}/fastcgi;
+    uwsgi_temp_path {folder}/uwsgi; scgi_temp_path {folder}/scgi;
+    include {folder}/upstream.conf;
+    server {{
+        listen 127.0.0.1:{port};
+        location / {{ proxy_pass http://vllm; proxy_http_version 1.1; proxy_set_header Connection ""; proxy_buffering off; }}
+    }}
+}}
+"""
+
+
+def block(kind: str, first: str) -> str:
+    """The block of the page that begins so."""
+    for found in re.findall(rf"```{kind}\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL):
+        if first in found:
+            return str(found)
+    raise AssertionError(f"docs/balancers.md has no such block: {first}")
+
+
+class Nginx:
+    """The recipe's files in a folder of the ordinary user's own, and nginx with them."""
+
+    def __init__(self, folder: Path, servers: list[Backend]) -> None:
+        self.folder, self.port = folder, free_port()
+        self.upstream, self.main, self.script = (folder / name for name in ("upstream.conf", "nginx.conf", "plimsoll-nginx"))
+        asks = free_port()
+        text = block("nginx", "plimsoll_generation").replace("127.0.0.1:9180", f"127.0.0.1:{asks}")
+        for host, server in zip(("10.0.0.1", "10.0.0.2"), servers, strict=True):
+            text = text.replace(f"{host}:8000", f"127.0.0.1:{server.port}")
+        self.upstream.write_text(text, encoding="utf-8")
+        self.main.write_text(MAIN.format(folder=folder, port=self.port), encoding="utf-8")
+        self.script.write_text(block("sh", "plimsoll-nginx"), encoding="utf-8")
+        self.script.chmod(0o755)
+        self.environment = {
+            "PLIMSOLL_NGINX_FILE": str(self.upstream), "PLIMSOLL_NGINX_CONF": str(self.main),
+            "PLIMSOLL_NGINX_ASKS": f"http://127.0.0.1:{asks}/generation", "PATH": "/usr/bin:/bin:/usr/sbin:/sbin",
+        }  # fmt: skip
+        self._as = []
+        if os.geteuid() == 0:  # an ordinary user is what the recipe promises
+            self._as = [need("setpriv", "util-linux"), f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
+            for path in (folder, *folder.iterdir()):
+                os.chown(path, NOBODY, NOBODY)
+        self._process: asyncio.subprocess.Process | None = None
+
+    def balancer(self, engine: str) -> CommandBalancer:
+        """As guard would have it."""
+        words = [*self._as, str(self.script), "{verb}", "{engine}"]
+        return CommandBalancer(words, engine, environment=self.environment)
+
+    async def start(self) -> None:
+        """Until it listens."""
+        program = need("nginx", "nginx")
+        words = [*self._as, program, "-c", str(self.main), "-g", "daemon off;"]
+        quiet = asyncio.subprocess.DEVNULL
+        self._process = await asyncio.create_subprocess_exec(*words, stdout=quiet, stderr=quiet)
+        await until((self.folder / "nginx.pid").exists)
+
+    async def stop(self) -> None:
+        """At once."""
+        if self._process is not None:
+            self._process.terminate()
+            await self._process.wait()
+
+
+@contextlib.asynccontextmanager
+async def farm() -> AsyncIterator[tuple[Nginx, Backend, Backend]]:
+    """Two servers behind nginx."""
+    folder = Path(tempfile.mkdtemp(prefix="plimsoll-nginx-"))
+    async with backends("a", "b") as (one, two):
+        nginx = Nginx(folder, [one, two])
+        try:
+            await nginx.start()
+            yield nginx, one, two
+        finally:
+            await nginx.stop()
+            shutil.rmtree(folder)
+
+
+def run(scene: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(scene, 120))
+
+
+@pytest.fixture(autouse=True)
+def _installed() -> None:
+    need("nginx", "nginx")
+    need("curl", "curl")
+
+
+def test_a_server_is_taken_out_and_put_back_under_load() -> None:
+    """Read back from the running workers; the other serves everything meanwhile, and no request of 20 clients fails."""
+
+    async def scene() -> None:
+        async with farm() as (nginx, one, two):
+            balancer = nginx.balancer("a")
+            load = Load(nginx.port)
+            await until(lambda: one.served > 50 and two.served > 50)
+            assert await balancer.is_out() is False
+            for _ in range(3):
+                taken = await balancer.take_out()
+                assert taken.is_done is True, taken
+                assert await balancer.is_out() is True
+                assert await balancer.connections() is None
+                await until(lambda: one.now == 0)
+                assert await served_in(one, 0.7) == 0
+                assert await served_in(two, 0.3) > 0
+                again = await balancer.take_out()
+                assert (again.is_done, again.says) == (True, "it was out already")
+                back = await balancer.put_back()
+                assert back.is_done is True, back
+                assert await balancer.is_out() is False
+                assert await served_in(one, 0.7) > 0
+            assert await load.end() == []
+            print(f"{len(load.told)} requests, none failed")
+
+    run(scene())
+
+
+def test_the_last_one_a_stranger_and_a_broken_configuration_are_refused() -> None:
+    """Not done, with the reason; the file is as it was."""
+
+    async def scene() -> None:
+        async with farm() as (nginx, _, _):
+            assert (await nginx.balancer("a").take_out()).is_done is True
+            last = await nginx.balancer("b").take_out()
+            assert (last.is_done, last.says) == (False, "exit code 1: nobody else is in: it stays in")
+            for name in ("c", ".", "a; reboot", "a|b", ""):
+                assert (await nginx.balancer(name).take_out()).is_done is False, name
+            before = nginx.upstream.read_text(encoding="utf-8")
+            whole = nginx.main.read_text(encoding="utf-8")
+            nginx.main.write_text(whole + "nonsense;", encoding="utf-8")
+            broken = await nginx.balancer("a").put_back()
+            assert broken.is_done is False
+            assert "as it was" in broken.says
+            assert nginx.upstream.read_text(encoding="utf-8") == before
+            nginx.main.write_text(whole, encoding="utf-8")
+            assert (await nginx.balancer("a").put_back()).is_done is True
+
+    run(scene())
+
+
+def test_a_file_that_nginx_has_not_read_is_not_out() -> None:
+    """What stands in the file alone proves nothing: the running workers are asked."""
+
+    async def scene() -> None:
+        async with farm() as (nginx, _, _):
+            text = nginx.upstream.read_text(encoding="utf-8")
+            changed = re.sub(r"; # a", " down; # a", text).replace('default "0"', 'default "1"')
+            nginx.upstream.write_text(changed, encoding="utf-8")
+            assert await nginx.balancer("a").is_out() is None
+            assert (await nginx.balancer("a").take_out()).is_done is True
+            assert await nginx.balancer("a").is_out() is True
+
+    run(scene())
