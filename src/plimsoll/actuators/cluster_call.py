@@ -1,0 +1,66 @@
+"""The API of the cluster that guard runs in, for those who write to it: the pod's own token, read anew each time, its CA."""
+
+from __future__ import annotations
+
+import json
+import os
+import ssl
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from plimsoll.actuators.http_call import Lost, Reply, Server, bearer
+from plimsoll.errors import BadInput
+
+SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
+DEADLINE_S = 10.0
+MOST_BYTES = 16 << 20
+
+
+class _Trusting(Server):
+    """One that trusts a certificate of its own."""
+
+    def __init__(self, url: str, authority: Path) -> None:
+        super().__init__(url)
+        if self._trust is not None:
+            try:
+                self._trust = ssl.create_default_context(cafile=str(authority))
+            except (OSError, ssl.SSLError):
+                raise BadInput(f"{authority} cannot be read: is a service account mounted?") from None
+
+
+class ClusterCall:
+    """The API server. `url` and `folder` are those that Kubernetes gives every pod, unless a test says otherwise."""
+
+    def __init__(self, url: str = "", folder: str = SERVICE_ACCOUNT, environ: Mapping[str, str] = os.environ) -> None:
+        """BadInput where this is no pod."""
+        self._folder = Path(folder)
+        self._server = _Trusting(url or _in_cluster(environ), self._folder / "ca.crt")
+
+    def namespace(self) -> str:
+        """The one that guard runs in; empty where it is not told."""
+        return self._read("namespace")
+
+    async def ask(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, deadline_s: float = DEADLINE_S
+    ) -> Reply | Lost:
+        """One request with the token as it is now."""
+        try:
+            headers = bearer(self._read("token"))
+        except BadInput:
+            return Lost("there is no token of a service account", was_sent=False)
+        data = b"" if body is None else json.dumps(body).encode()
+        return await self._server.call(method, path, data, headers, deadline_s, MOST_BYTES)
+
+    def _read(self, name: str) -> str:
+        try:
+            return (self._folder / name).read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError):
+            return ""
+
+
+def _in_cluster(environ: Mapping[str, str]) -> str:
+    host, port = environ.get("KUBERNETES_SERVICE_HOST", ""), environ.get("KUBERNETES_SERVICE_PORT", "443")
+    if not host or not port.isdecimal():
+        raise BadInput("kubernetes: this is no pod of a cluster (KUBERNETES_SERVICE_HOST is not set)")
+    return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"

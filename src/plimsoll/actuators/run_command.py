@@ -1,0 +1,98 @@
+"""Runs a program to its end: no shell, a session of its own, a time limit, and only so much of its output.
+
+What it prints goes to a file without a name, not to a pipe: a service that it leaves behind keeps its output, and would be
+killed by writing into a pipe that nobody reads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from typing import IO, NamedTuple
+
+MOST_BYTES = 16 << 20
+LOOK_EVERY_S = 0.02
+PASSED_ON = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "TMPDIR", "XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS")
+
+
+def small_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
+    """What a program of somebody else gets: nothing that guard was given for itself, such as its tokens."""
+    return {name: os.environ[name] for name in PASSED_ON if name in os.environ} | dict(more or {})
+
+
+class Ran(NamedTuple):
+    """How it went."""
+
+    code: int | None  # None: it did not end by itself, or was never there
+    output: bytes  # of stdout and stderr together, or of stdout alone; the last bytes of it
+    trouble: str = ""  # why there is no code
+
+    @property
+    def last_line(self) -> str:
+        """The last line that says something, as text."""
+        lines = [line.strip() for line in self.output.decode("utf-8", "replace").splitlines()]
+        return next((line for line in reversed(lines) if line), "")
+
+
+async def run_command(
+    argv: Sequence[str],
+    limit_s: float,
+    environment: Mapping[str, str],
+    *,
+    only_stdout: bool = False,
+    keep_bytes: int = 64 << 10,
+    most_bytes: int = MOST_BYTES,
+) -> Ran:
+    """Wait until it ends; after the limit, or with too much to say, it and its whole group are killed.
+
+    What a program that ended by itself has left running is left alone: it may be the very service that it started.
+    """
+    try:
+        output = tempfile.TemporaryFile()  # noqa: SIM115 - closed below, also when it is cancelled
+    except OSError as problem:
+        return Ran(None, b"", f"there is no room for its output ({problem.strerror})")
+    with output:
+        try:
+            child = subprocess.Popen(  # noqa: S603 - the operator's own words, and no shell that could read them otherwise
+                list(argv), stdin=subprocess.DEVNULL, stdout=output, start_new_session=True,
+                stderr=subprocess.DEVNULL if only_stdout else output, env=dict(environment),
+            )  # fmt: skip
+        except (OSError, ValueError) as problem:
+            return Ran(None, b"", f"it cannot be started ({getattr(problem, 'strerror', None) or problem})")
+        trouble = ""
+        try:
+            trouble = await _ended(child, output, limit_s, most_bytes)
+        finally:
+            if child.poll() is None:
+                _kill(child)
+        return Ran(None if trouble else child.returncode, _tail(output, keep_bytes), trouble)
+
+
+async def _ended(child: subprocess.Popen[bytes], output: IO[bytes], limit_s: float, most_bytes: int) -> str:
+    """Empty when it has, else why it is not waited for any longer."""
+    end = time.monotonic() + limit_s
+    while child.poll() is None:
+        if time.monotonic() >= end:
+            return f"it did not end within {limit_s:g} s"
+        if os.fstat(output.fileno()).st_size > most_bytes:
+            return "it prints without end"
+        await asyncio.sleep(LOOK_EVERY_S)
+    return ""
+
+
+def _kill(child: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, signal.SIGKILL)
+    with contextlib.suppress(subprocess.TimeoutExpired):  # one that hangs in the kernel is left to it
+        child.wait(timeout=1.0)
+
+
+def _tail(output: IO[bytes], keep_bytes: int) -> bytes:
+    size = os.fstat(output.fileno()).st_size
+    return os.pread(output.fileno(), keep_bytes, max(0, size - keep_bytes))
