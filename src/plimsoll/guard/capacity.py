@@ -1,0 +1,52 @@
+"""Whether the others can carry the load of one that leaves. Where that is not known, they cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from plimsoll.domain.look import Look, Reach
+from plimsoll.domain.unknown import Unknown
+
+RUNNING_MOST = 1.5  # times what an engine was seen to run at once without a queue: beyond that nobody knows
+
+
+class Load(NamedTuple):
+    """What one engine carries now, and what it was seen to carry."""
+
+    engine: str
+    kv_usage: float | None
+    running: float | None
+    waiting: float | None
+    most_running: float | None = None  # in the last half hour, while nobody waited
+    is_well: bool = True  # it answers, and no condition that could lead to an action holds or is in doubt
+
+
+def load_of(engine: str, look: Look | None, most_running: float | None, *, is_well: bool) -> Load:
+    """From its last look."""
+    figures: Mapping[str, float] = look.figures if look is not None and look.reach is Reach.ANSWERS else {}
+    return Load(
+        engine, figures.get("kv_cache_usage"), figures.get("running"), figures.get("waiting"), most_running,
+        is_well=is_well and bool(figures),
+    )  # fmt: skip
+
+
+def without(leaving: Load, others: Sequence[Load], most_full: float) -> str | Unknown:
+    """Why the others could not carry it; "" if they can; Unknown where figures are missing."""
+    well = [one for one in others if one.is_well]
+    if not well:
+        return "no other engine of its group is there to carry its load" if not others else "none of the others is well"
+    figures = [(one.kv_usage, one.running, one.waiting) for one in (leaving, *well)]
+    if any(value is None for row in figures for value in row):
+        return Unknown("how much they carry is not known of all of them")
+    usage, running, waiting = (sum(row[place] or 0.0 for row in figures) for place in range(3))
+    queued = [one.engine for one in well if (one.waiting or 0.0) > max(1.0, 0.1 * (one.running or 0.0))]
+    if queued:
+        return f"{queued[0]} has a queue of its own"
+    full = usage / len(well)
+    if full > most_full:
+        return f"the KV cache of the others would be {full:.0%} full, {most_full:.0%} is allowed"
+    seen = [one.most_running for one in well if one.most_running is not None]
+    if len(seen) == len(well) and running + waiting > RUNNING_MOST * sum(seen) and running + waiting > len(well):
+        return f"{running + waiting:.0f} requests would run on {len(well)}, which were seen with {sum(seen):.0f} at most"
+    return ""

@@ -1,0 +1,52 @@
+"""What is asked of an engine after it was started: whether it is ready, whether its cache suffices, whether it is well."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from plimsoll.domain.condition import Condition
+from plimsoll.domain.look import Look, Reach
+from plimsoll.domain.outcome import Outcome, done, failed
+from plimsoll.guard.policy import GRADES
+
+HEALTHY = 200
+LOWER = 0.95  # of what the last start had, below which it is worth a word
+
+
+def is_ready(look: Look | None) -> bool:
+    """It answers its page and its health, and its gate, where it has one, would let a balancer send."""
+    if look is None or look.reach is not Reach.ANSWERS or look.health != HEALTHY:
+        return False
+    # The gate of a guard's own drain says "draining": that is ours to end, and no want of readiness.
+    return look.gate is None or look.gate.ready or look.gate.reason == "draining"
+
+
+def kv_tokens(look: Look | None) -> float | None:
+    """How many tokens its KV cache holds, as it says itself."""
+    config: Mapping[str, str] = {} if look is None else look.config
+    whole = config.get("kv_cache_size_tokens", "")
+    if whole.isdecimal() and int(whole) > 0:
+        return float(whole)
+    blocks, size = config.get("num_gpu_blocks", ""), config.get("block_size", "")
+    return float(blocks) * float(size) if blocks.isdecimal() and size.isdecimal() and len(blocks + size) < 30 else None
+
+
+def enough_cache(look: Look | None, context: float | None, before: object) -> Outcome:
+    """Held back only where the longest request that it lets in does not fit; less than at the last start is told."""
+    tokens = kv_tokens(look)
+    if tokens is None:
+        return done("how large its KV cache is, it does not say: not compared")
+    if context is not None and tokens < context:
+        return failed(f"its KV cache holds {tokens:,.0f} tokens, and it lets in requests of {context:,.0f}", kv_tokens=tokens)
+    if isinstance(before, int | float) and tokens < LOWER * before:
+        return done(f"its KV cache holds {tokens:,.0f} tokens, {before:,.0f} at its last start", kv_tokens=tokens, is_less=True)
+    return done(f"its KV cache holds {tokens:,.0f} tokens", kv_tokens=tokens)
+
+
+def same_trouble(kind: str, conditions: Mapping[str, Condition]) -> str:
+    """Why a restart did not help: the same condition holds again, or one that leads to a restart; "" while neither does."""
+    for name in (kind, "dead", "wedged", "hung", "loop"):
+        condition = conditions.get(name)
+        if condition is not None and condition.is_true and (name in GRADES or name == "loop"):
+            return condition.message
+    return ""
