@@ -84,6 +84,8 @@ class Watched:
         self.failures: Counter[str] = Counter()
         self.look_s: float | None = None
         self.task: asyncio.Task[None] | None = None
+        self.is_wanted = asyncio.Event()  # somebody waits for the next look
+        self.waiters: list[asyncio.Future[Look | None]] = []
         self._planned = None if target.plan is None else Planned(*target.plan)
         self._plan = Tracker(PLAN, 0.0, 0.0, policy.every_s)
 
@@ -193,6 +195,20 @@ class Fleet:
         one = self._engines.get(name)
         return None if one is None else one.view(self._ports.clock())._replace(forecasts=one.forecasts())
 
+    def engine(self, name: str) -> Watched | None:
+        """One that is watched."""
+        return self._engines.get(name)
+
+    async def look_now(self, name: str) -> Look | None:
+        """A look that begins after this moment, judged as any other; None if that engine is not watched any more."""
+        one = self._engines.get(name)
+        if one is None or one.task is None or one.task.done():
+            return None
+        waiter: asyncio.Future[Look | None] = asyncio.get_running_loop().create_future()
+        one.waiters.append(waiter)
+        one.is_wanted.set()
+        return await waiter
+
     def is_looking(self, within_s: float) -> bool:
         """Whether a look has ended lately; with no engine to look at there is nothing to miss."""
         return not self._engines or self._ports.clock() - self.last_look_s < within_s
@@ -245,15 +261,21 @@ class Fleet:
         due_s = clock()
         while True:
             async with self._slow if one.is_slow else self._quick:
+                one.is_wanted.clear()
+                waiters, one.waiters = one.waiters, []
                 look = await self._look(one)
             past = await self._past(one, look)
             self._take(one, look)
             if past:
                 one.judge.history.recall(past)
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_result(look)
             if self._most_looks is not None and one.looks >= self._most_looks:
                 return
             due_s = max(due_s + every_s * (0.975 + 0.05 * dice()), clock())
-            await asyncio.sleep(due_s - clock())
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(one.is_wanted.wait(), max(0.0, due_s - clock()))
 
     async def _look(self, one: Watched) -> Look:
         now_s, unix_s = self._ports.clock(), self._ports.wall()
@@ -304,4 +326,7 @@ async def _stopped(one: Watched) -> None:
         one.task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await one.task
+    for waiter in one.waiters:
+        if not waiter.done():
+            waiter.set_result(None)
     await one.watcher.close()

@@ -16,6 +16,8 @@ class Lives:
     def __init__(self) -> None:
         self.is_shared = False
         """A start time came back that had been replaced: several servers answer at this address, in turn."""
+        self.total = 0
+        """How often another process was seen to answer."""
         self._seen: deque[float] = deque(maxlen=KEPT)  # when each later life was first seen
         self._counted: deque[float] = deque(maxlen=KEPT)  # when its cluster was seen to have counted one more
         self._started: float | None = None
@@ -37,6 +39,7 @@ class Lives:
                 self._before.append(before)
         if is_another:
             self._seen.append(look.at_s)
+            self.total += 1
         return is_another
 
     def count(self, look: Look) -> None:

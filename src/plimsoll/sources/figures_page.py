@@ -37,7 +37,10 @@ NAME_MAX = 64
 WITNESSES = 20  # lines by which a page without any wanted sample is known as one
 WITNESS_MAX = 1_024
 
-SUMMED = ("running", "waiting", "preemptions", "prompt_tokens", "generation_tokens", "success", "prefix_queries", "prefix_hits")
+SUMMED = (
+    "running", "waiting", "preemptions", "prompt_tokens", "generation_tokens", "success", "prefix_queries", "prefix_hits",
+    "external_prefix_queries",
+)  # fmt: skip
 LARGEST = "kv_cache_usage"
 RATIO_MAX = 1.001
 NUMBER_MAX = 1e18  # more than this, nobody has counted: it is a lie, and sums of such numbers overflow

@@ -1,0 +1,108 @@
+"""What the judge knows of the fleet, as the one who acts needs it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from plimsoll.cli.guard_loop import Fleet, Watched
+from plimsoll.domain.condition import Condition
+from plimsoll.domain.look import Look, Reach
+from plimsoll.guard.capacity import load_of
+from plimsoll.guard.decide import Engine, View
+from plimsoll.guard.history import History
+from plimsoll.guard.policy import GRADES
+
+LATELY_S = 1_500.0
+
+
+class Told(NamedTuple):
+    """What the configuration says of one engine."""
+
+    group: str = ""
+    only_observed: str = ""  # why nothing may be done to it
+    has_gate: bool = False
+    has_restarter: bool = False
+
+
+class FleetSight:
+    """Sight and view of one guard."""
+
+    def __init__(
+        self, fleet: Fleet, told: Mapping[str, Told], every_s: float, clock: Callable[[], float], minute: Callable[[], int]
+    ) -> None:
+        self._fleet, self._told, self._every_s, self._clock, self._minute = fleet, told, every_s, clock, minute
+        self._lives: dict[str, int] = {}
+
+    async def look(self, engine: str) -> Look | None:
+        """A fresh look."""
+        return await self._fleet.look_now(engine)
+
+    def conditions(self, engine: str) -> Mapping[str, Condition]:
+        """As of the last look."""
+        one = self._fleet.engine(engine)
+        return {} if one is None else {condition.kind: condition for condition in one.conditions}
+
+    def engines(self) -> Sequence[str]:
+        """All that are watched."""
+        return [view.name for view in self._fleet.views()]
+
+    def begun_anew(self) -> list[str]:
+        """Engines of which another process answers than when this was last asked."""
+        found = []
+        for name in self.engines():
+            one = self._fleet.engine(name)
+            total = 0 if one is None else one.judge.history.lives.total
+            if total > self._lives.get(name, 0):
+                found.append(name)
+            self._lives[name] = total
+        return found
+
+    def view(self, at_work: frozenset[str], last_ends: Mapping[str, tuple[str, str]]) -> View:
+        """The fleet now. Nothing is decided about those that are being worked on."""
+        found = []
+        for name in self.engines():
+            one = self._fleet.engine(name)
+            if one is not None:
+                found.append(self._engine(one, last_ends.get(name), is_at_work=name in at_work))
+        return View(found, minute=self._minute())
+
+    def _engine(self, one: Watched, last_end: tuple[str, str] | None, *, is_at_work: bool) -> Engine:
+        history, name = one.judge.history, one.target.name
+        told, last, now_s = (
+            self._told.get(name, Told(only_observed="guard was not told what it may do to it")),
+            history.last,
+            self._clock(),
+        )
+        conditions = {condition.kind: condition for condition in one.conditions}
+        holds = any(condition.is_true and kind in GRADES for kind, condition in conditions.items())
+        observed = "guard is at work on it" if is_at_work else told.only_observed or _connector(last)
+        return Engine(
+            name, conditions, load_of(name, last, _most_running(history), is_well=not holds),
+            math.inf if last is None else max(0.0, now_s - last.at_s), self._every_s, told.group, _is_away(last) or is_at_work,
+            now_s - history.changed_at_s if history.changed else None, observed,
+            has_gate=told.has_gate and last is not None and last.gate is not None, has_restarter=told.has_restarter,
+            last_end=last_end,
+        )  # fmt: skip
+
+
+def _is_away(look: Look | None) -> bool:
+    if look is None or look.reach is not Reach.ANSWERS:
+        return True
+    return look.gate is not None and (not look.gate.ready or look.gate.drain != "serving")
+
+
+def _connector(look: Look | None) -> str:
+    """With a KV connector a request lives in two engines: what one of them says is not all of it."""
+    if look is not None and look.figures.get("external_prefix_queries", 0.0) > 0:
+        return "it has a KV connector: guard only observes such engines"
+    return ""
+
+
+def _most_running(history: History) -> float | None:
+    """The most that it ran at once in the last half hour while nobody waited."""
+    running, waiting = history.since("running", LATELY_S), history.since("waiting", LATELY_S)
+    queued = dict(zip(waiting.times, waiting.values, strict=True))
+    seen = [value for at, value in zip(running.times, running.values, strict=True) if queued.get(at, math.inf) == 0]
+    return max(seen, default=None)
