@@ -16,7 +16,7 @@ CODES = {
     "storm": Code.KV_PREEMPTION_STORM, "backlog": Code.KV_SATURATED, "retries": Code.ALLOCATOR_FRAGMENTATION,
     "growth": Code.GPU_GROWTH, "exhausted": Code.GPU_GROWTH, "neighbour": Code.RUNTIME_NEIGHBOUR, "slack": Code.GPU_THIN_SLACK,
     "host": Code.HOST_GROWTH, "card": Code.OTHER_HARDWARE, "prefix": Code.PREFIX_CACHE_LOW_HIT_RATE,
-    "slow": Code.ENGINE_SLOW, "garbage": Code.ENGINE_GARBAGE, "loop": Code.ENGINE_CRASH_LOOP,
+    "stalled": Code.ENGINE_STALLED, "slow": Code.ENGINE_SLOW, "garbage": Code.ENGINE_GARBAGE, "loop": Code.ENGINE_CRASH_LOOP,
     "changed": Code.ENGINE_CHANGED, PLAN: Code.STARTUP_DIFFERS_FROM_PLAN,
 }  # fmt: skip
 LOOK = Look(

@@ -63,6 +63,8 @@ def expected(samples: Samples) -> dict[str, float]:
             figures["kv_cache_usage"] = max(values)
         elif name == "process_resident_memory_bytes" and is_sane and len(values) == 1:
             figures["host_resident"] = values[0]
+        elif name == "process_cpu_seconds_total" and is_sane and len(values) == 1:
+            figures["cpu_seconds"] = values[0]
         elif name == "awake" and all(value in (0, 1) for value in values):
             figures["asleep"] = float(0 in values)
     return figures
@@ -331,3 +333,11 @@ def _seconds(action: object) -> float:
     assert callable(action)
     action()
     return time.perf_counter() - began
+
+
+def test_a_page_of_nothing_but_line_ends_is_too_large() -> None:
+    """Eight megabytes of empty lines cost more to read than any server's page: they are not read to their end."""
+    reader = figures_page.PageReader(figures_page.LabelSets())
+    with pytest.raises(TooLarge):
+        for _ in range(100):
+            reader.feed(b"\n" * 8_000)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 
 from plimsoll.cli.guard_loop import Facts
@@ -45,13 +46,16 @@ class Lists:
         by_name = {target.name: target for target in self._config.engines}
         urls = {target.url.rstrip("/") for target in self._config.engines}
         own: dict[str, tuple[str, str]] = {}
+        called = Counter(clean(target.name) for targets in self._found.values() for target in targets)
         for said, targets in self._found.items():
-            for target in targets:
+            for target in sorted(targets, key=lambda target: target.url):
                 url = target.url.rstrip("/")
                 if url not in urls:
                     urls.add(url)
                     name = clean(target.name) or address(url).shown
-                    name = name if name not in by_name else f"{name} {address(url).shown}"
+                    # A name that several have is nobody's: whose it is would change with the order of a list.
+                    is_own = name not in by_name and called[name] <= 1
+                    name = name if is_own else f"{name} {address(url).shown}"
                     own[name] = said, target.name
                     by_name[name] = target._replace(
                         name=name, token=discover.token, canary_s=discover.canary_s, api_key=discover.api_key

@@ -32,6 +32,7 @@ from plimsoll.report.doctor import clean
 from plimsoll.report.guard import Told, What, alert, line_json, sentence, status_line
 from plimsoll.sources.discovery import FileSd, Finder, Target
 from plimsoll.sources.engine_canary import CanaryPlan
+from plimsoll.sources.engine_http import Client, bearer
 from plimsoll.sources.engine_look import Watcher
 from plimsoll.sources.figures_page import LabelSets
 from plimsoll.sources.http_get import address
@@ -61,6 +62,10 @@ class Daemon:
 
     def __init__(self, asked: Asked, out: LinesOut) -> None:
         self._asked, self._out, self._config = asked, out, asked.config
+        for target in asked.config.engines:  # of those that were named by hand a mistake is the user's, and ends guard
+            Client(target.url.rstrip("/").removesuffix("/metrics"))
+            if target.token is not None:
+                bearer(target.token)
         self._labels = LabelSets()
         self._troubles = Troubles(warn, time.monotonic)
         self._lists = Lists(asked.config, self._troubles.note)
@@ -174,7 +179,8 @@ class Daemon:
             self._troubles.note("standard output", self._out.trouble)
             self._troubles.note("this machine", self._fleet.host_note)
             if self._webhook is not None and self._config.webhook is not None:
-                said = f"webhook {address(self._config.webhook).shown}"
+                # Its host alone: the path of such an address is often the secret.
+                said = f"webhook {urlsplit(self._config.webhook).hostname or ''}"
                 self._troubles.note(said, self._webhook.trouble, patience_s=WEBHOOK_PATIENCE_S)
             if self._recaller is not None:
                 self._recaller.keep({view.name for view in self._fleet.views()})

@@ -43,6 +43,7 @@ class Code(StrEnum):
     # The engine itself.
     ENGINE_DEAD = "engine.dead"
     ENGINE_WEDGED = "engine.wedged"
+    ENGINE_STALLED = "engine.stalled"
     ENGINE_SLOW = "engine.slow"
     ENGINE_GARBAGE = "engine.garbage"
     ENGINE_SATURATED = "engine.saturated"

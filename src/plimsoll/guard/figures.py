@@ -76,6 +76,12 @@ def work_of(look: Look, pulse: Pulse) -> float | None:
     return float(max(0, others))
 
 
+def is_resting(look: Look) -> bool:
+    """Whether it says that it is paused or asleep."""
+    is_asleep = look.gate is not None and bool(look.gate.asleep)
+    return is_asleep or bool(look.is_paused) or look.figures.get("asleep", 0.0) > 0
+
+
 def changes(before: Look, now: Look) -> str:
     """What is another one after a restart, in words."""
     parts = []

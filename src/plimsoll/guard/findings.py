@@ -79,6 +79,15 @@ _KINDS: Mapping[str, _Kind] = {
         Code.ENGINE_WEDGED, Severity.CRITICAL, 0.9, "the engine is idle and answers no request", lambda _: wedge_remedies(),
         ("waiting for traffic to wake it: the test requests were traffic", "a liveness probe on /health: it stays 200"),
     ),
+    "stalled": _Kind(
+        Code.ENGINE_STALLED, Severity.CRITICAL, 0.7, "the engine looks stuck, and nothing has proved it",
+        _always(
+            Remedy("send it one request by hand: curl /v1/completions with max_tokens 1", "an answer proves that it lives"),
+            Remedy("turn guard's test requests on (canary), or start vLLM with the gate", "then guard proves it by itself"),
+            *wedge_remedies(),
+        ),
+        ("a liveness probe on /health: it stays 200",),
+    ),
     "slow": _Kind(
         Code.ENGINE_SLOW, Severity.WARNING, 0.8, "one token takes long", _queue,
         ("a restart: it comes back to the same load", "a longer deadline of the test request: users wait as long"),

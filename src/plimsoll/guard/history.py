@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from plimsoll.domain.look import Look, Reach
 from plimsoll.domain.unknown import Reading, Unknown
-from plimsoll.guard.figures import COUNTERS, FINE, WORKERS, changes, values_of, work_of
+from plimsoll.guard.figures import COUNTERS, FINE, WORKERS, changes, is_resting, values_of, work_of
 from plimsoll.guard.lives import Lives
 from plimsoll.guard.lowest import Lowest
 from plimsoll.guard.pulse import Pulse
@@ -23,9 +24,12 @@ FINE_LOOKS = 360
 FINE_S = 1_800.0
 COARSE_S = 120.0
 COARSE_POINTS = 720
+LONGEST_START_S = 3_600.0
 RANKS_MOST = 1_024  # of whom a history is kept
 RANK_GONE_S = 600.0  # one that has not been heard of for so long is not one of them any more
 LATELY_S = 1_500.0
+DEAD = 503
+CANARIES_KEPT = 16
 GAP_LOOKS = 3.5  # a hole of more looks than this: what happened in it is not known
 STALE_S = 30.0  # what a worker wrote so long ago is not what it holds now
 COARSE = ("held", "host_resident", "running")
@@ -46,9 +50,13 @@ class History:
         self.unreachable_since_s: float | None = None
         self.longest_start_s = 0.0  # from the first refusal to the next answer
         self.failed_canaries = 0
-        self.failed_canary_at_s = -math.inf
+        self.canary_failures: deque[float] = deque(maxlen=CANARIES_KEPT)  # when each was asked that got no answer
+        self.canary_answered_at_s = -math.inf
         self._canary_at_s = -math.inf
         self._failing_since_s: float | None = None
+        self.said_dead_since_s: float | None = None  # by its own /health
+        self._cpu: float | None = None
+        self._cpu_since_s = -math.inf
         self.lives = Lives()
         self._pulse = Pulse()
         self._pulses: dict[str, Pulse] = {}
@@ -82,6 +90,7 @@ class History:
         self._without_falls(values)
         self._note_steps(look, values)
         self._note_rest(look)
+        self._note_health(look)
         self._note_others(look)
         self._fine.add(look.at_s, values)
         self._note_coarse(look.at_s, values)
@@ -233,7 +242,9 @@ class History:
     def _note_reach(self, look: Look) -> None:
         if look.reach is Reach.ANSWERS:
             if self.refused_since_s is not None:
-                self.longest_start_s = max(self.longest_start_s, look.at_s - self.refused_since_s)
+                took_s = look.at_s - self.refused_since_s
+                if took_s <= LONGEST_START_S:  # one that was down for a night was not starting all night
+                    self.longest_start_s = max(self.longest_start_s, took_s)
             self.refused_since_s = self.unreachable_since_s = None
             return
         if self.unreachable_since_s is None:
@@ -253,9 +264,10 @@ class History:
         self._canary_at_s = canary.at_s
         if canary.is_answered:
             self.failed_canaries, self._failing_since_s = 0, None
+            self.canary_answered_at_s = canary.at_s
         else:
             self.failed_canaries += 1
-            self.failed_canary_at_s = canary.at_s
+            self.canary_failures.append(canary.at_s)
             self._failing_since_s = canary.at_s if self._failing_since_s is None else self._failing_since_s
 
     @property
@@ -268,6 +280,9 @@ class History:
         hole_s = GAP_LOOKS * self.every_s
         age_s = look.gate.last_step_age_s if look.gate is not None else None
         self._pulse.note(look.at_s, values.get("steps"), work_of(look, self._pulse), age_s, hole_s)
+        rests = is_resting(look)
+        if rests:
+            self._pulse.rest(look.at_s)
         for rank in look.ranks[:RANKS_MOST]:
             pulse = self._pulses.get(rank.name)
             if pulse is None:
@@ -276,6 +291,8 @@ class History:
                 pulse = self._pulses[rank.name] = Pulse()
             work = None if rank.running is None or rank.waiting is None else rank.running + rank.waiting
             pulse.note(look.at_s, rank.steps, work, None, hole_s)
+            if rests:
+                pulse.rest(look.at_s)
 
     def _note_others(self, look: Look) -> None:
         for worker in look.workers[:RANKS_MOST]:
@@ -297,6 +314,19 @@ class History:
             told["pause"] = True
         elif look.is_rest_unknown:
             told["pause"] = False
+
+    def _note_health(self, look: Look) -> None:
+        if look.health != DEAD:
+            self.said_dead_since_s = None
+        elif self.said_dead_since_s is None:
+            self.said_dead_since_s = look.at_s
+        cpu = look.figures.get("cpu_seconds")
+        if cpu is None or cpu != self._cpu:
+            self._cpu, self._cpu_since_s = cpu, look.at_s
+
+    def page_stood_still_s(self) -> float:
+        """For how long the page has shown the same processor time: a server that answers uses some, so it is an old page."""
+        return 0.0 if self._cpu is None else self._end() - self._cpu_since_s
 
     @property
     def lost(self) -> str:

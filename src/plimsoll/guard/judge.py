@@ -11,11 +11,12 @@ from plimsoll.guard import card, life, load, memory
 from plimsoll.guard.grades import Grade
 from plimsoll.guard.history import History
 from plimsoll.guard.policy import GRADES, Policy
-from plimsoll.guard.tracker import Seen, Tracker, unknown
+from plimsoll.guard.tracker import Seen, Tracker, unknown, yes
 
 Question = Callable[[History, Policy, float], Seen]
 QUESTIONS: tuple[tuple[str, Question], ...] = (
     ("dead", life.dead), ("wedged", life.wedged), ("hung", life.hung), ("slow", life.slow), ("garbage", life.garbage),
+    ("stalled", life.stalled),
     ("saturated", load.saturated), ("storm", load.storm),
     ("backlog", load.backlog), ("retries", memory.retries), ("growth", memory.held_growth), ("exhausted", memory.exhausted),
     ("slack", memory.slack), ("neighbour", memory.neighbour), ("host", memory.host_growth), ("card", card.sick),
@@ -23,6 +24,7 @@ QUESTIONS: tuple[tuple[str, Question], ...] = (
 )  # fmt: skip
 
 
+SEVERAL = yes("SeveralServers", "several servers answer at this address in turn: nothing can be said of any of them")
 SHARED = unknown("SeveralServers", "several servers answer at this address in turn: give guard the address of each")
 
 
@@ -61,9 +63,10 @@ class Judge:
         if not self.history.add(look):
             return ()
         now_s, history, policy = look.at_s, self.history, self.policy
-        if history.lives.is_shared:
-            changed = [tracker for tracker in (*self._trackers.values(), *self._rules.values()) if tracker.note(SHARED, now_s)]
-            return self._told(changed)
+        if history.lives.is_shared(now_s):
+            says = {"changed": SEVERAL}
+            all_of_them = (*self._trackers.values(), *self._rules.values())
+            return self._told([one for one in all_of_them if one.note(says.get(one.kind, SHARED), now_s)])
         changed = [
             tracker
             for (_, question), tracker in zip(QUESTIONS, self._trackers.values(), strict=True)

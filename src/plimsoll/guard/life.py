@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 
+from plimsoll.domain.condition import Status
 from plimsoll.domain.finding import Evidence
 from plimsoll.domain.look import Canary, Reach
 from plimsoll.domain.unknown import Unknown
+from plimsoll.guard.figures import is_resting
 from plimsoll.guard.history import History
 from plimsoll.guard.policy import Policy
 from plimsoll.guard.pulse import Pulse
@@ -16,6 +18,8 @@ LONGEST_STEPS = 3.0
 LONGEST_STARTS = 3.0  # a start with cold caches takes longer than a warm one
 KEPT_S = 1_500.0  # what the history surely holds
 FRESH_S = 90.0  # a test request that is older says nothing about now
+FIRST_STEP_S = 600.0
+CORE_CANARIES = 2  # that must have failed before one core of several is stuck
 FRESH_LOOKS = 4.0  # where guard looks more rarely
 
 
@@ -27,6 +31,8 @@ def dead(history: History, policy: Policy, now_s: float) -> Seen:
     if last.ended and last.reach is not Reach.ANSWERS:
         return yes("ProcessEnded", last.ended, Evidence("process", last.ended))
     if last.health == 503 or (last.gate is not None and last.gate.reason == "dead"):
+        if _works_all_the_same(history):
+            return unknown("Contradicted", "its /health says 503, and it makes steps or answers all the same")
         return yes("HealthSaysSo", "its own /health says that its engine is dead", Evidence("health", "503"))
     if last.reach is Reach.ANSWERS:
         return no("Answers", "it answers")
@@ -41,6 +47,15 @@ def dead(history: History, policy: Policy, now_s: float) -> Seen:
             return yes("NobodyListens", message, seen)
         return no("Starting", f"{message}: a start takes as long", seen)
     return unknown("Unreachable", f"it could not be asked: {last.why or last.reach}")
+
+
+def _works_all_the_same(history: History) -> bool:
+    """Whether it has made a step or answered a test request since its health was first bad: something else said 503."""
+    since_s = history.said_dead_since_s
+    if since_s is None:
+        return False
+    stepped = any((pulse.step_at_s or -math.inf) > since_s for _, pulse in history.cores)
+    return stepped or history.canary_answered_at_s > since_s
 
 
 def wedged(history: History, policy: Policy, now_s: float) -> Seen:
@@ -73,7 +88,7 @@ def _stands_still(history: History, name: str, pulse: Pulse, policy: Policy, now
         return unknown("NotLongEnough", f"{whose}{has_stepped.reason}")
     if has_stepped:
         return no("Steps", f"{whose}a step was made in the last {bound_s:.0f} s")
-    if pulse.came_after_last_step or now_s - pulse.idle_at_s < bound_s:
+    if pulse.came_after_last_step or now_s - pulse.work_since_s < bound_s:
         return no("JustCame", f"{whose}its work came less than {bound_s:.0f} s ago, or after its last step")
     longest = f"the longest seen took {pulse.longest_gap_s:.1f} s"
     found = Evidence("steps", f"{whose}none in {bound_s:.0f} s with {work:.0f} requests there; {longest}")
@@ -83,9 +98,12 @@ def _stands_still(history: History, name: str, pulse: Pulse, policy: Policy, now
         return unknown("NotProved", f"{found.text}; no test request has proved it{_why(canary)}")
     if canary.is_answered and is_one:
         return no("CanaryAnswered", "its test request was answered")
-    # Of several cores a test request reaches one, and an answer is another core's: it must have failed once since.
-    if not is_one and history.failed_canary_at_s <= (-math.inf if pulse.step_at_s is None else pulse.step_at_s):
-        return unknown("NotProved", f"{found.text}; no test request has failed since")
+    # Of several cores a test request reaches one, and an answer is another core's: two must have failed since, and the last.
+    since_s = -math.inf if pulse.step_at_s is None else pulse.step_at_s
+    if not is_one and (canary.is_answered or sum(at_s > since_s for at_s in history.canary_failures) < CORE_CANARIES):
+        return unknown("NotProved", f"{found.text}; too few test requests have failed since")
+    if history.page_stood_still_s() >= bound_s:
+        return unknown("OldPage", "the page itself stands still: somebody in between shows an old one")
     return yes("NoStep", f"{whose}no step is made though work waits, and a test request got no answer", found)
 
 
@@ -128,12 +146,61 @@ def hung(history: History, policy: Policy, now_s: float) -> Seen:
         return unknown("NotLongEnough", has_stepped.reason)
     if has_stepped:
         return no("Steps", "steps are made: it is busy, not stuck")
+    if not pulse.has_ever_stepped and now_s - since_s < FIRST_STEP_S:
+        return no("NotWarm", "it has not made a step yet: the first may compile for minutes")
+    if history.page_stood_still_s() >= now_s - since_s:
+        return unknown("OldPage", "the page itself stands still: somebody in between shows an old one")
     if pulse.work > 0 and not pulse.came_after_last_step:
         return no("HasWork", "it stopped with work there: whether it is wedged is another question")
     return yes(
         "IdleAndSilent", f"{history.failed_canaries} test requests in a row got no answer, and no step was made meanwhile",
         Evidence("canary", f"{history.failed_canaries} without an answer, {pulse.work:.0f} requests on the page"),
     )  # fmt: skip
+
+
+def stalled(history: History, policy: Policy, now_s: float) -> Seen:
+    """It looks stuck, whether or not that can be proved: no step with work there, or test requests without an answer.
+
+    What is proved is `wedged` or `hung`. This is for everybody who has no canary, several cores, or a page that does not tell.
+    """
+    last = history.last
+    if last is None or (last.reach is not Reach.ANSWERS and history.failed_canaries == 0):
+        return unknown("Unreachable", "it could not be asked")
+    if rests(history):
+        return no("Paused", "it is paused or asleep: no step is due")
+    wanted, failed = policy.number("hung", "canaries"), history.failed_canaries
+    canary = last.canary
+    if canary is not None and failed >= wanted and now_s - canary.at_s <= fresh_s(history):
+        text = f"{failed} test requests in a row got no answer"
+        return _unless_proved(yes("NoAnswer", text, Evidence("canary", text)), history, policy, now_s)
+    if last.reach is not Reach.ANSWERS:
+        return unknown("Unreachable", "it could not be asked")
+    found = [_no_step(name, pulse, policy, now_s) for name, pulse in history.cores]
+    seen = min(found, key=lambda seen: WORST.index(seen.status), default=unknown("NoFigures", "no core is on the page"))
+    return _unless_proved(seen, history, policy, now_s)
+
+
+def _unless_proved(seen: Seen, history: History, policy: Policy, now_s: float) -> Seen:
+    """What is proved is said under its own name, and once."""
+    if seen.status is Status.TRUE and Status.TRUE in (one(history, policy, now_s).status for one in (wedged, hung)):
+        return no("Proved", "it is stuck, and that is proved")
+    return seen
+
+
+def _no_step(name: str, pulse: Pulse, policy: Policy, now_s: float) -> Seen:
+    whose = f"core {name}: " if name else ""
+    if pulse.work is None:
+        return unknown("NoFigures", f"{whose}how many requests are there is not on the page")
+    bound_s = max(policy.number("wedged", "still"), LONGEST_STEPS * pulse.longest_gap_s)
+    if now_s - pulse.work_since_s < bound_s:
+        return no("Works", f"{whose}no work has waited for {bound_s:.0f} s")
+    has_stepped = pulse.has_stepped(now_s, bound_s)
+    if isinstance(has_stepped, Unknown):
+        return unknown("NotLongEnough", f"{whose}{has_stepped.reason}")
+    if has_stepped:
+        return no("Steps", f"{whose}a step was made in the last {bound_s:.0f} s")
+    text = f"{whose}no step in {bound_s:.0f} s with {pulse.work:.0f} requests there"
+    return yes("NoStep", text, Evidence("steps", text))
 
 
 def slow(history: History, policy: Policy, now_s: float) -> Seen:
@@ -200,11 +267,8 @@ def changed(history: History, policy: Policy, now_s: float) -> Seen:
 
 
 def rests(history: History) -> bool:
-    last = history.last
-    if last is None:
-        return False
-    is_asleep = last.gate is not None and bool(last.gate.asleep)
-    return is_asleep or bool(last.is_paused) or last.figures.get("asleep", 0.0) > 0
+    """Whether it says that it is paused or asleep."""
+    return history.last is not None and is_resting(history.last)
 
 
 def _may_rest(history: History) -> Unknown | None:

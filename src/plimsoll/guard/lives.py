@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 
 from plimsoll.domain.look import Look
 
 KEPT = 32
+SHARED_S = 600.0
 SAME_S = 1.0  # two start times that are this near are one
 
 
@@ -14,8 +16,7 @@ class Lives:
     """What tells one process from the next. Times are guard's own clock: an engine's may be hours off."""
 
     def __init__(self) -> None:
-        self.is_shared = False
-        """A start time came back that had been replaced: several servers answer at this address, in turn."""
+        self._shared_at_s = -math.inf
         self.total = 0
         """How often another process was seen to answer."""
         self._seen: deque[float] = deque(maxlen=KEPT)  # when each later life was first seen
@@ -35,7 +36,8 @@ class Lives:
         else:
             is_another = abs(started - before) > SAME_S
             if is_another:
-                self.is_shared |= any(abs(started - earlier) <= SAME_S for earlier in self._before)
+                if any(abs(started - earlier) <= SAME_S for earlier in self._before):
+                    self._shared_at_s = look.at_s
                 self._before.append(before)
         if is_another:
             self._seen.append(look.at_s)
@@ -50,6 +52,13 @@ class Lives:
         self._containers = count
         if before is not None:
             self._counted += [look.at_s] * min(KEPT, max(0, count - before))
+
+    def is_shared(self, now_s: float) -> bool:
+        """A start time came back that had been replaced: several servers answer at this address, in turn.
+
+        A rollout behind one address looks the same while it lasts; when one has answered alone for a while it is over.
+        """
+        return now_s - self._shared_at_s < SHARED_S
 
     def since(self, from_s: float) -> int:
         """How often it began anew since then."""

@@ -49,6 +49,7 @@ KNOBS: tuple[Knob, ...] = (
     *_windows("slow", 120.0, 120.0),
     Knob("slow", "takes", "s", 10.0, 0.1, 3_600.0, "for a test request of one token"),
     *_windows("garbage", 60.0, 60.0),
+    *_windows("stalled", 0.0, 30.0),
     *_windows("saturated", 60.0, 60.0),
     Knob("saturated", "wait", "s", 30.0, 0.1, 86_400.0, "how long a new request may be expected to wait"),
     Knob("saturated", "grows", "s", 120.0, 30.0, 1_500.0, "over how long the queue must have grown"),

@@ -224,6 +224,12 @@ def forecast_json(one: Forecast | Unknown) -> dict[str, object]:
     return {"unknown": None, "soonest_s": one.soonest_s, "likely_s": one.likely_s, "latest_s": one.latest_s}
 
 
+def _is_known_well(view: EngineView) -> bool:
+    """Whether it is known that it is neither dead nor stuck: proved not to be, or at least not looking like it."""
+    found = {one.kind: one for one in view.conditions}
+    return all(found[kind].is_known for kind in ("dead", "stalled") if kind in found)
+
+
 def status_line(views: Sequence[EngineView], troubles: Sequence[Trouble] = ()) -> str:
     """All of it in one line."""
     unseen = [view for view in views if view.look is None or view.look.reach != "answers"]
@@ -234,7 +240,11 @@ def status_line(views: Sequence[EngineView], troubles: Sequence[Trouble] = ()) -
         said += f", {len(unseen)} not answering" + (f" ({never} never did)" if never else "")
     after = f"; guard itself: {', '.join(short(one.what) for one in troubles[:3])}" if troubles else ""
     if not held:
-        return f"{said}; {'no other trouble is known' if unseen else 'all well'}{after}"
+        blind = sum(1 for view in views if view not in unseen and not _is_known_well(view))
+        well = "nothing is watched" if not views else "all well"
+        if blind:
+            well = f"no trouble is known; whether {blind} of them {'is' if blind == 1 else 'are'} stuck is not known"
+        return f"{said}; {'no other trouble is known' if unseen else well}{after}"
     return f"{said}; {', '.join(held[:5])}" + (f" and {len(held) - 5} more" if len(held) > 5 else "") + after
 
 

@@ -43,11 +43,13 @@ SUMMED = (
 )  # fmt: skip
 LARGEST = "kv_cache_usage"
 RATIO_MAX = 1.001
+LINES_MAX = 200_000  # a page of 64 ranks has a tenth of it
 NUMBER_MAX = 1e18  # more than this, nobody has counted: it is a lie, and sums of such numbers overflow
 STEPS = "step_tokens"  # a histogram; its count is the number of steps
 OF_RANK = (STEPS, "running", "waiting")  # in the order of a Rank's fields
 SLEEP, CONFIG = "vllm:engine_sleep_state", "vllm:cache_config_info"
 STARTED, RESIDENT = "process_start_time_seconds", "process_resident_memory_bytes"
+CPU = "process_cpu_seconds_total"
 AGE = "plimsoll_figures_age_seconds"
 OF_WORKER = {
     "plimsoll_torch_allocated_bytes": "allocated",
@@ -68,7 +70,7 @@ Samples = dict[str, list[tuple[Labels, float]]]
 
 def _wanted() -> dict[bytes, str]:
     """Every name of a sample that may carry a figure, in whatever release."""
-    names = [SLEEP, CONFIG, STARTED, RESIDENT, AGE, *OF_WORKER]
+    names = [SLEEP, CONFIG, STARTED, RESIDENT, CPU, AGE, *OF_WORKER]
     for figure in (*SUMMED, LARGEST):
         for name in metrics.figure(figure).names:
             names += [name, name.removesuffix("_total")]
@@ -137,6 +139,7 @@ class PageReader:
         self._witnesses: list[bytes] = []
         self._rest = b""
         self._is_begun = self._is_too_long = False
+        self._lines = 0
 
     def feed(self, data: bytes) -> None:
         """The next bytes; TooLarge once there is more of what is wanted than any server has."""
@@ -156,6 +159,9 @@ class PageReader:
             data = self._rest + data
         lines = data.split(b"\n")
         self._rest = lines.pop()
+        self._lines += len(lines)
+        if self._lines > LINES_MAX:
+            raise TooLarge(f"a page of more than {LINES_MAX:,} lines")
         if len(self._rest) > LINE_MAX:
             self._rest, self._is_too_long = b"", True
         self._take(lines)
@@ -275,6 +281,9 @@ def _figures(samples: Samples, engine: Engine | None) -> dict[str, float]:
         factor = _block_size(samples) if in_blocks else 1.0
         if factor is not None:
             figures["steps" if figure == STEPS else figure] = found * factor
+    cpu = _one(samples, CPU)
+    if cpu is not None:
+        figures["cpu_seconds"] = cpu
     resident = _one(samples, RESIDENT)
     if resident is not None:
         figures["host_resident"] = resident
