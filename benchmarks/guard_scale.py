@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -143,7 +143,9 @@ async def watch(first_port: int, count: int) -> dict[str, float]:
 async def _asked(api: Api) -> None:
     while True:
         for path in ("/metrics", "/engines"):
-            assert api.answer(path, {}).status == 200
+            found = api.answer(path, {})
+            assert not isinstance(found, Awaitable)
+            assert found.status == 200
         await asyncio.sleep(ASKED_EVERY_S)
 
 

@@ -1,15 +1,28 @@
-"""Writes the table of numbers in docs/guard.md from the policy: `python -m lab.write_guard_page`."""
+"""Writes the tables of docs/guard.md and docs/guard-config.md from what guard itself reads by.
+
+python -m lab.write_guard_page            write them
+python -m lab.write_guard_page --check    exit 1 if they are not what guard reads by now
+"""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from plimsoll.domain.units import GIB, MIB
 from plimsoll.guard.grades import Grade
 from plimsoll.guard.policy import GRADES, KNOBS, Knob
+from plimsoll.sources.guard_keys import KEYS, Key
 
-PAGE = Path(__file__).parents[1] / "docs" / "guard.md"
+DOCS = Path(__file__).parents[1] / "docs"
+PAGE, CONFIG_PAGE = DOCS / "guard.md", DOCS / "guard-config.md"
 BEGIN, END = "<!-- numbers: made by `python -m lab.write_guard_page` -->", "<!-- end of numbers -->"
+KEYS_BEGIN, KEYS_END = "<!-- keys: made by `python -m lab.write_guard_page` -->", "<!-- end of keys -->"
+TAKES = {
+    "time": "a time", "count": "a whole number", "share": "a share", "switch": "true or false", "text": "a text",
+    "texts": "a text, or a list", "words": "a command as a list", "path": "a path", "url": "an address", "table": "a table",
+    "one of": "a word",
+}  # fmt: skip
 
 
 def numbers() -> str:
@@ -23,12 +36,40 @@ def numbers() -> str:
     return "\n".join(rows)
 
 
+def keys() -> str:
+    """Every key of the configuration."""
+    rows, last = ["| table | key | takes | default | may be | |", "|---|---|---|---|---|---|"], ""
+    for key in KEYS:
+        # A table inside an [[engine]] is written the same way: [engine.balancer], or on one line.
+        name = f"`[[{key.table}]]`" if key.table == "engine" else f"`[{key.table}]`"
+        shown, last = ("" if key.table == last else name), key.table
+        bounds = f"{_set(key, key.low)} to {_set(key, key.high)}" if key.high else ", ".join(key.choices)
+        rows.append(f"| {shown} | `{key.name}` | {TAKES[key.kind]} | {_set(key, key.default)} | {bounds} | {key.says} |")
+    return "\n".join(rows)
+
+
+def _set(key: Key, value: object) -> str:
+    if value in (None, "", ()):
+        return ""
+    if isinstance(value, tuple):
+        return ", ".join(str(one) for one in value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return _time(value) if key.kind == "time" else f"{100 * value:g}%" if key.kind == "share" else f"{value:,.0f}"
+    return f"`{value}`" if key.kind in ("text", "path") else str(value)
+
+
+def _time(value: float) -> str:
+    for size, unit in ((86_400.0, "d"), (3_600.0, "h"), (60.0, "m")):
+        if value >= size and value % size == 0:
+            return f"{value / size:g}{unit}"
+    return f"{value:g}s"
+
+
 def _shown(knob: Knob, value: float) -> str:
     if knob.unit == "s":
-        for size, unit in ((86_400.0, "d"), (3_600.0, "h"), (60.0, "m")):
-            if value >= size and value % size == 0:
-                return f"{value / size:g}{unit}"
-        return f"{value:g}s"
+        return _time(value)
     if knob.unit == "bytes":
         return f"{value / GIB:g}GiB" if value >= GIB and value % GIB == 0 else f"{value / MIB:.0f}MiB"
     return f"{100 * value:g}%" if knob.unit == "share" else f"{value:,.0f}"
@@ -36,13 +77,36 @@ def _shown(knob: Knob, value: float) -> str:
 
 def page(text: str) -> str:
     """The page with its table made anew; the rest is as it was."""
-    head, found, rest = text.partition(BEGIN)
-    _, ended, tail = rest.partition(END)
+    return _filled(text, PAGE, BEGIN, END, numbers())
+
+
+def config_page(text: str) -> str:
+    """The same of the page on the configuration."""
+    return _filled(text, CONFIG_PAGE, KEYS_BEGIN, KEYS_END, keys())
+
+
+def _filled(text: str, path: Path, begin: str, end: str, table: str) -> str:
+    head, found, rest = text.partition(begin)
+    _, ended, tail = rest.partition(end)
     if not found or not ended:
-        raise SystemExit(f"{PAGE.name} has no place for the numbers: {BEGIN}")
-    return f"{head}{BEGIN}\n{numbers()}\n{END}{tail}"
+        raise SystemExit(f"{path.name} has no place for its table: {begin}")
+    return f"{head}{begin}\n{table}\n{end}{tail}"
+
+
+def main(words: list[str]) -> int:
+    """Write the pages, or say whether they are as they should be."""
+    code = 0
+    for path, made in ((PAGE, page), (CONFIG_PAGE, config_page)):
+        text = path.read_text(encoding="utf-8")
+        is_same = made(text) == text
+        if "--check" not in words:
+            path.write_text(made(text), encoding="utf-8")
+            print(f"wrote {path.name}")
+        elif not is_same:
+            print(f"{path.name} is not what guard reads by: python -m lab.write_guard_page")
+            code = 1
+    return code
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-    print(f"wrote {PAGE.name}")
+    sys.exit(main(sys.argv[1:]))

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plimsoll.actuators import guard_server
-from plimsoll.actuators.guard_server import Answer, GuardServer
+from plimsoll.actuators.guard_server import MOST_BODY, Answer, Deeds, GuardServer
 
 TOKEN = "a-token-that-is-long-enough"
 BEARER = f"authorization: Bearer {TOKEN}"
@@ -26,13 +26,34 @@ def answers(path: str, query: Mapping[str, str]) -> Answer:
     return Answer(200, f"{path} {dict(query)}".encode(), "text/plain")
 
 
+async def deeds(path: str, body: bytes) -> Answer:
+    """Repeats what was posted; one path breaks."""
+    if path == "/breaks":
+        raise RuntimeError("secret detail")
+    return Answer(200, f"{path} {body.decode()}".encode(), "text/plain")
+
+
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
-    """Where one listens."""
+    """Where one listens that only reads."""
+    with listening(None) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def acting() -> Iterator[int]:
+    """Where one listens that also does."""
+    with listening(deeds) as found:
+        yield found
+
+
+@contextlib.contextmanager
+def listening(does: Deeds | None) -> Iterator[int]:
+    """One in a loop of its own."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
-    server = GuardServer(answers, TOKEN, ("Guard.Example",))
+    server = GuardServer(answers, TOKEN, ("Guard.Example",), does)
     asyncio.run_coroutine_threadsafe(server.open("127.0.0.1", 0), loop).result(10)
     yield server.port
     asyncio.run_coroutine_threadsafe(server.close(), loop).result(10)
@@ -100,6 +121,58 @@ def test_a_foreign_name_is_refused_even_with_the_token(host: str | None, port: i
 def test_it_only_reads(method: str, port: int) -> None:
     """No other method is anything here."""
     assert ask(port, "/engines", BEARER, method=method)[0] == 405
+
+
+JSON = "content-type: application/json"
+
+
+def post(port: int, path: str, body: str, *headers: str) -> tuple[int, str]:
+    """One wish: the status and the body."""
+    lines = [f"POST {path} HTTP/1.1", "Host: localhost", *headers]
+    head, _, answer = sent(port, "\r\n".join(lines).encode() + b"\r\n\r\n" + body.encode()).partition(b"\r\n\r\n")
+    return int(head.split()[1]), answer.decode()
+
+
+def test_what_is_posted_reaches_who_does_it(acting: int) -> None:
+    """With the token, as JSON, with its length; reading goes on as ever."""
+    assert post(acting, "/v1/a%20b", '{"x": 1}', BEARER, JSON, "content-length: 8") == (200, '/v1/a b {"x": 1}')
+    assert post(acting, "/v1/x", "{}", BEARER, "content-type: Application/JSON; charset=utf-8", "content-length: 2")[0] == 200
+    assert post(acting, "/v1/x", "", BEARER, JSON, "content-length: 0") == (200, "/v1/x ")
+    assert ask(acting, "/engines", BEARER)[0] == 200
+    status, body = post(acting, "/breaks", "{}", BEARER, JSON, "content-length: 2")
+    assert (status, "secret" in body) == (500, False)
+
+
+@pytest.mark.parametrize(
+    ("status", "headers"),
+    [
+        (401, (JSON, "content-length: 2")),
+        (401, ("authorization: Bearer wrong", JSON, "content-length: 2")),
+        (415, (BEARER, "content-length: 2")),
+        (415, (BEARER, "content-type: text/plain", "content-length: 2")),
+        (415, (BEARER, "content-type: application/x-www-form-urlencoded", "content-length: 2")),
+        (415, (BEARER, "content-type: text/plain; application/json", "content-length: 2")),
+        (415, (BEARER, JSON, JSON, "content-length: 2")),
+        (411, (BEARER, JSON)),
+        (411, (BEARER, JSON, "transfer-encoding: chunked")),
+        (411, (BEARER, JSON, "content-length: 2", "transfer-encoding: chunked")),
+        (411, (BEARER, JSON, "content-length: 2", "content-length: 3")),
+        (411, (BEARER, JSON, "content-length: -2")),
+        (413, (BEARER, JSON, f"content-length: {MOST_BODY + 1}")),
+        (421, (BEARER, JSON, "content-length: 2", "host: evil.example")),
+    ],
+)
+def test_what_no_page_of_a_stranger_could_post(status: int, headers: tuple[str, ...], acting: int) -> None:
+    """Without the token, as a form, without a length, too long, under two names: it is not done."""
+    assert post(acting, "/v1/pause", "{}", *headers)[0] == status
+
+
+def test_a_body_that_never_comes_whole_is_not_done(acting: int) -> None:
+    """Fewer bytes than were promised are no wish."""
+    assert sent(acting, f"POST /v1/x HTTP/1.1\r\nHost: x\r\n{BEARER}\r\n{JSON}\r\n".encode()) == b""
+    head = f"POST /v1/x HTTP/1.1\r\nHost: localhost\r\n{BEARER}\r\n{JSON}\r\ncontent-length: 9\r\n\r\n{{}}"
+    assert sent(acting, head.encode()) == b""
+    assert ask(acting, "/healthz")[0] == 200
 
 
 def test_a_mistake_is_said_without_its_detail(port: int) -> None:

@@ -254,8 +254,10 @@ def test_a_line_of_status() -> None:
     one = Watched(Target("e", "http://x:1"), POLICY, Scripted(well), 0.0)
     assert status_line([one.view(0.0)]) == "1 engine, 1 not answering (1 never did); no other trouble is known"
     one.take(look(1, figures={"running": math.nan}))
-    assert status_line([one.view(2.0)]) == "1 engine; all well"
-    assert status_line([]) == "0 engines; all well"
+    assert status_line([one.view(2.0)]) == "1 engine; no trouble is known, but not whether it is stuck"
+    one.take(look(3, figures={"running": 0.0, "waiting": 0.0, "steps": 1.0}))
+    assert status_line([one.view(4.0)]) == "1 engine; all well"
+    assert status_line([]) == "0 engines; nothing is watched"
 
 
 def test_only_so_many_changes_are_kept() -> None:

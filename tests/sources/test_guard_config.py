@@ -13,7 +13,8 @@ from plimsoll.cli.guard import read_asked
 from plimsoll.errors import BadInput
 from plimsoll.guard.policy import KNOBS
 from plimsoll.sources.discovery import Kubernetes
-from plimsoll.sources.guard_config import Api, config_in, is_loopback, listen_of, read_guard_config, read_token
+from plimsoll.sources.guard_config import Api, config_in, is_loopback, listen_of, read_guard_config
+from plimsoll.sources.guard_values import read_token
 from plimsoll.sources.toml_lines import Lines
 
 TOKEN = "a-token-that-is-long-enough"

@@ -1,7 +1,8 @@
-"""Guard's own small HTTP server: reads only, one request a connection, a limit on everything.
+"""Guard's own small HTTP server: one request a connection, a limit on everything.
 
 A token must be shown for every path but /healthz. The Host header must be an address, this machine's name or one that was
-allowed: a web page that a browser was lured to cannot ask under a name of its own.
+allowed: a web page that a browser was lured to cannot ask under a name of its own. What is posted must call itself JSON, which
+no form of a web page can.
 """
 
 from __future__ import annotations
@@ -14,15 +15,17 @@ import ipaddress
 import json
 import re
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple
 from urllib.parse import parse_qsl, unquote
 
 MOST_HEAD = 16 << 10
+MOST_BODY = 16 << 10
 PATIENCE_S = 10.0  # for a client to send its request, and to take the answer
 MOST_CLIENTS = 64
 OPEN_PATH = "/healthz"
 _REASONS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 404: "Not Found", 405: "Method Not Allowed",
+            409: "Conflict", 411: "Length Required", 413: "Content Too Large", 415: "Unsupported Media Type",
             421: "Misdirected Request", 431: "Request Header Fields Too Large", 500: "Internal Server Error",
             503: "Service Unavailable"}  # fmt: skip
 _FIRST_LINE = re.compile(r"([A-Z]{1,16}) (/[\x21-\x7e]{0,4095}) HTTP/1\.([01])")
@@ -48,14 +51,15 @@ class _Asked(NamedTuple):
         return [value for key, value in self.headers if key == name]
 
 
-Answers = Callable[[str, Mapping[str, str]], Answer]
+Answers = Callable[[str, Mapping[str, str]], Answer | Awaitable[Answer]]  # a path and its query
+Deeds = Callable[[str, bytes], Awaitable[Answer]]  # a path and the JSON that was posted to it
 
 
 class GuardServer:
-    """Listens; what it answers is somebody else's."""
+    """Listens; what it answers is somebody else's. Without `deeds` it only reads."""
 
-    def __init__(self, answers: Answers, token: str, hosts: tuple[str, ...] = ()) -> None:
-        self._answers = answers
+    def __init__(self, answers: Answers, token: str, hosts: tuple[str, ...] = (), deeds: Deeds | None = None) -> None:
+        self._answers, self._deeds = answers, deeds
         self._digest = hashlib.sha256(token.encode()).digest()
         self._hosts = {"localhost", socket.gethostname().lower(), *(host.lower() for host in hosts)}
         self._server: asyncio.Server | None = None
@@ -100,18 +104,33 @@ class GuardServer:
             return
         self._clients[writer] = True
         asked = _read(head)
-        found = error(400, "this is not HTTP") if asked is None else self._answer(asked)
-        await _send(writer, found, is_head=asked is not None and asked.method == "HEAD")
+        refusal = error(400, "this is not HTTP") if asked is None else self._refusal(asked)
+        if asked is None or refusal is not None:
+            assert refusal is not None
+            # A body that is not read would take the answer with it.
+            has_body = asked is not None and asked.method not in ("GET", "HEAD")
+            await (_refuse(reader, writer, refusal) if has_body else _send(writer, refusal, is_head=_is_head(asked)))
+            return
+        body = await reader.readexactly(_length(asked)) if asked.method == "POST" else b""
+        await _send(writer, await self._answer(asked, body), is_head=_is_head(asked))
 
-    def _answer(self, asked: _Asked) -> Answer:
+    def _refusal(self, asked: _Asked) -> Answer | None:
+        """Why it is not even looked at; None if it is."""
         if not self._is_ours(asked.all_of("host")):
             return error(421, "the Host header names neither an address nor a name that is allowed here")
-        if asked.method not in ("GET", "HEAD"):
-            return error(405, "guard's API only reads")
+        if asked.method not in ("GET", "HEAD", "POST") or (asked.method == "POST" and self._deeds is None):
+            return error(405, "guard's API takes GET, HEAD and POST" if self._deeds else "guard's API only reads")
         if asked.path != OPEN_PATH and not self._may(asked.all_of("authorization")):
-            return error(401, "show the token: Authorization: Bearer TOKEN")
+            return error(401, "show the token as a bearer token in the Authorization header")
+        return _wrong_post(asked) if asked.method == "POST" else None
+
+    async def _answer(self, asked: _Asked, body: bytes) -> Answer:
         try:
-            return self._answers(asked.path, asked.query)
+            if asked.method == "POST":
+                assert self._deeds is not None, "looked at before"
+                return await self._deeds(asked.path, body)
+            found = self._answers(asked.path, asked.query)
+            return found if isinstance(found, Answer) else await found
         except Exception as problem:  # the watching goes on whatever a question does
             return error(500, f"a mistake of ours: {type(problem).__name__}")
 
@@ -139,6 +158,23 @@ class GuardServer:
 def error(status: int, message: str) -> Answer:
     """A refusal."""
     return Answer(status, json.dumps({"error": message}).encode())
+
+
+def _is_head(asked: _Asked | None) -> bool:
+    return asked is not None and asked.method == "HEAD"
+
+
+def _wrong_post(asked: _Asked) -> Answer | None:
+    kinds, lengths = asked.all_of("content-type"), asked.all_of("content-length")
+    if len(kinds) != 1 or kinds[0].partition(";")[0].strip().lower() != "application/json":
+        return error(415, "post JSON, and say so: Content-Type: application/json")
+    if len(lengths) != 1 or asked.all_of("transfer-encoding") or not re.fullmatch(r"[0-9]{1,9}", lengths[0]):
+        return error(411, "say how long it is: Content-Length")
+    return error(413, f"more than {MOST_BODY} bytes") if int(lengths[0]) > MOST_BODY else None
+
+
+def _length(asked: _Asked) -> int:
+    return int(asked.all_of("content-length")[0])
 
 
 def _read(head: bytes) -> _Asked | None:

@@ -1,11 +1,14 @@
 """usage: plimsoll guard --engine URL [--engine URL...] [options]
        plimsoll guard --config plimsoll.toml [options]
+       plimsoll guard [options] -- vllm serve MODEL ...
 
 Watches vLLM servers and judges them: dead, stuck, saturated, thrashing, growing, about to run out. It says one sentence for
-each change and is quiet otherwise. It only reads: nothing about a server is changed, and no flag of it need be.
+each change and is quiet otherwise. It only reads, unless it is told to act: then it climbs from harmless to harmful (shed,
+compact, drain and restart), one engine at a time, within budgets. A server behind -- is started by guard, and outlives it.
 
   --engine URL          a server to watch, http://HOST:PORT; may be repeated
   --config FILE         engines, discovery (file_sd, http_sd, Kubernetes), policy, notifications, API: see docs/guard.md
+  --act                 also do what it would advise, as [act] of the configuration allows; default: it only says so
   --every TIME          how often each is looked at; default: 5s
   --canary              also send each engine of --engine a request of one token every 30 s: only that proves that one is stuck
   --looks N             look at each so many times, then stop; exit code 1 if something holds then
@@ -32,10 +35,9 @@ from plimsoll.errors import BadInput
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from plimsoll.cli.guard_own import OwnEngine
     from plimsoll.guard.policy import Policy
     from plimsoll.sources.guard_config import GuardConfig
-
-LATER = "comes with a later release: this one watches and judges, and touches nothing"
 
 
 class Asked(NamedTuple):
@@ -46,6 +48,14 @@ class Asked(NamedTuple):
     looks: int | None
     has_api: bool
     is_json: bool
+    is_acting: bool = False  # --act
+    command: tuple[str, ...] = ()  # behind --: a server of guard's own
+    own: str = ""  # what that one is called; it is the first of the engines
+
+    @property
+    def says_what_it_would_do(self) -> bool:
+        """There is an [act], and nobody said --act: what would be done is told, and not done."""
+        return self.config.act is not None and not self.is_acting
 
 
 def run(words: list[str]) -> int:
@@ -63,22 +73,24 @@ def read_asked(words: Sequence[str], environ: Mapping[str, str]) -> Asked:
     """Everything that was asked for; BadInput for whatever cannot be."""
     from plimsoll.cli.options import split_options
 
-    urls, rest = _engines(words)
+    place = words.index("--") if "--" in words else len(words)
+    urls, rest = _engines(words[:place])
     options = split_options(
-        rest, with_value=("--config", "--every", "--looks", "--listen", "--token-file"),
+        [*rest, *words[place:]], with_value=("--config", "--every", "--looks", "--listen", "--token-file"),
         switches=("--json", "--no-api", "--canary", "--act"),
     )  # fmt: skip
-    if "--act" in options.switches:
-        raise BadInput(f"--act {LATER}")
-    if options.verbatim is not None:
-        raise BadInput(f"starting a server behind -- {LATER}")
     if options.rest:
         raise BadInput(f"{options.rest[0][:200]!r} is no option of guard; give engines with --engine URL")
     from plimsoll.sources.guard_config import GuardConfig, read_guard_config
 
     path = options.values.get("--config")
     config = GuardConfig() if path is None else read_guard_config(path)
+    own = None if options.verbatim is None else _own_engine(options.verbatim, urls)
+    urls = urls if own is None else list(dict.fromkeys([*urls, own.url]))
     config = _with_engines(config, urls, environ, has_canary="--canary" in options.switches)
+    name = "" if own is None else _named(config, own.url)
+    config = config if own is None else _with_own(config, name, own)
+    is_acting = "--act" in options.switches
     discover = config.discover
     if not config.engines and not (discover.file_sd or discover.http_sd or discover.kubernetes):
         raise BadInput("nothing to watch: give --engine http://HOST:PORT, or --config FILE with engines in it")
@@ -87,7 +99,42 @@ def read_asked(words: Sequence[str], environ: Mapping[str, str]) -> Asked:
     config = _with_api(config, options.values, environ)
     looks = _looks(options.values.get("--looks"))
     policy = _policy(config, options.values.get("--every"))
-    return Asked(config, policy, looks, "--no-api" not in options.switches, "--json" in options.switches)
+    if is_acting:
+        _check_acting(config, has_own=own is not None)
+    has_api, is_json = "--no-api" not in options.switches, "--json" in options.switches
+    return Asked(config, policy, looks, has_api, is_json, is_acting, options.verbatim or (), name)
+
+
+def _own_engine(command: Sequence[str], urls: Sequence[str]) -> OwnEngine:
+    from plimsoll.cli.guard_own import own_engine
+
+    return own_engine(command, urls[0] if len(urls) == 1 else None)
+
+
+def _named(config: GuardConfig, url: str) -> str:
+    """The engine of the list that answers there: one of the configuration may have a name of its own."""
+    from plimsoll.sources.discovery import named
+
+    return next(one.name for one in config.engines if named(one.url) == named(url))
+
+
+def _with_own(config: GuardConfig, name: str, own: OwnEngine) -> GuardConfig:
+    from plimsoll.sources.guard_act_types import EngineAct
+
+    said = config.acting.get(name, EngineAct())
+    if said.restart is not None:
+        number = next(place for place, one in enumerate(config.engines) if one.name == name)
+        raise config.refuse(f"{name} is started by guard itself (--): leave its restart out", "engine", number, "restart")
+    said = said._replace(has_connector=said.has_connector or own.has_connector, nodes=max(said.nodes, own.nodes))
+    engines = sorted(config.engines, key=lambda one: one.name != name)  # the first of them
+    return config._replace(acting={**config.acting, name: said}, engines=tuple(engines))
+
+
+def _check_acting(config: GuardConfig, *, has_own: bool) -> None:
+    """With nothing in hand it could never do anything: better said now than in the night."""
+    has_gate = config.discover.token is not None or any(one.token is not None for one in config.engines)
+    if not has_gate and not has_own and not any(said.restart is not None for said in config.acting.values()):
+        raise BadInput("--act: nothing can be done: no engine has a restart, and none has a token_file for its gate")
 
 
 def _engines(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -115,18 +162,22 @@ def _with_engines(config: GuardConfig, urls: Sequence[str], environ: Mapping[str
     from plimsoll.sources.http_get import address
 
     engines = {target.name: target for target in config.engines}
+    places = {named(target.url) for target in config.engines}
     for url in urls:
         try:
             address(url)
         except BadInput as error:
             raise BadInput(f"--engine: {error}") from None
         token = environ.get("PLIMSOLL_TOKEN") or None
+        if named(url) in places:
+            continue  # the configuration has said more of it
         engines.setdefault(named(url), Target(named(url), url.strip(), token, 30.0 if has_canary else None))
     return config._replace(engines=tuple(engines.values()))
 
 
 def _with_api(config: GuardConfig, values: Mapping[str, str], environ: Mapping[str, str]) -> GuardConfig:
-    from plimsoll.sources.guard_config import SHORTEST_TOKEN, is_loopback, is_open_to_all, listen_of, open_to_all, read_token
+    from plimsoll.sources.guard_config import is_loopback, listen_of
+    from plimsoll.sources.guard_values import SHORTEST_TOKEN, is_open_to_all, open_to_all, read_token
 
     api = config.api
     if "--token-file" in values:
@@ -137,7 +188,7 @@ def _with_api(config: GuardConfig, values: Mapping[str, str], environ: Mapping[s
     elif api.token is None and environ.get("PLIMSOLL_GUARD_TOKEN"):
         api = api._replace(token=environ["PLIMSOLL_GUARD_TOKEN"])
         if not re.fullmatch(rf"[\x21-\x7e]{{{SHORTEST_TOKEN},4096}}", environ["PLIMSOLL_GUARD_TOKEN"]):
-            raise BadInput(f"PLIMSOLL_GUARD_TOKEN holds no token: one word of {SHORTEST_TOKEN} letters at least")
+            raise BadInput(f"PLIMSOLL_GUARD_TOKEN holds no token (one word of {SHORTEST_TOKEN} letters at least)")
     if "--listen" in values:
         found = listen_of(values["--listen"])
         if found is None:
@@ -150,7 +201,7 @@ def _with_api(config: GuardConfig, values: Mapping[str, str], environ: Mapping[s
 
 def _policy(config: GuardConfig, every: str | None) -> Policy:
     from plimsoll.guard.policy import Misread, read_policy
-    from plimsoll.sources.guard_config import seconds_in
+    from plimsoll.sources.guard_values import seconds_in
 
     try:
         policy = read_policy(config.policy)

@@ -8,27 +8,32 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from plimsoll.cli.guard_steps import Hands, Parts
-from plimsoll.domain.journal_entry import CLOSED, INTENT, NOTE, OPENED, OUTCOME, RESTART, SWITCH, Entry
+from plimsoll.domain.journal_entry import CLOSED, INTENT, NOTE, OPENED, OUTCOME, RESTART, SWITCH, Entry, cleaned
 from plimsoll.domain.outcome import Outcome, unsure
-from plimsoll.errors import PlimsollError, WorldFailed
+from plimsoll.errors import BadInput, PlimsollError, WorldFailed
 from plimsoll.guard.act_policy import ActPolicy
 from plimsoll.guard.budget import Restart
 from plimsoll.guard.course import Course, open_courses, opened, to_fields
-from plimsoll.guard.decide import Decision, Plan, Refusal, Switches, View, consider, decide
+from plimsoll.guard.decide import ASKED, Decision, Plan, Refusal, Switches, View, consider, decide
 from plimsoll.guard.grades import Grade
 from plimsoll.guard.ports import Book, Lock, Sight
+from plimsoll.guard.remembered import PAUSE, RUNGS, last_ends_of, restarts_of, switches_of
 from plimsoll.guard.restart_checks import kv_tokens
 from plimsoll.guard.steps import End, Step
+
+__all__ = ["PAUSE", "RUNGS", "Conductor", "Ports", "Said"]
 
 AGAIN_S = 60.0  # after an action that changed nothing, doubled each time up to half an hour
 LONGEST_AGAIN_S = 1_800.0
 QUIET_STEPS = frozenset({Step.PROBATION, Step.HOLD, Step.UNSHED})
 """Without the lock, and beside whatever else is done."""
-PAUSE, RUNGS = "pause", "rung-"
+DAMAGED = "damaged"
+END_S = 20.0  # for taking back what is under way when guard is to end
+_LEFT = ""  # in place of an engine: what an earlier guard left, and had to wait
 
 
 class Said(NamedTuple):
@@ -56,12 +61,18 @@ class Conductor:
     """Of one guard: one engine away at a time, and what only waits beside it."""
 
     def __init__(self, parts: Mapping[str, Parts], policy: ActPolicy, ports: Ports, *, pause_s: float = 1.0) -> None:
+        """BadInput where two engines have the same name in the journal, which hides what is secret in one."""
         self._parts, self._policy, self._ports, self._pause_s = dict(parts), policy, ports, pause_s
+        self._names = {_written(name): name for name in parts}
+        if len(self._names) < len(parts):
+            raise BadInput("two engines have the same name but for a password: give each a name of its own")
         self._beside: dict[str, asyncio.Task[None]] = {}  # by engine: probation, shedding
         self._at_work = ""
         self._refused: dict[str, str] = {}
         self._again: dict[str, tuple[float, float]] = {}  # by engine: when it may be tried again, and the pause then
-        self._asked: asyncio.Queue[tuple[Grade, str, asyncio.Future[Decision]]] = asyncio.Queue(16)
+        self._asked: tuple[Grade, str, asyncio.Future[Decision]] | None = None
+        self._is_looked_at = False  # the journal, for damage
+        self._left: list[Course] = []  # of an earlier guard, still waiting for the lock
         self.stopped_acting = ""  # why nothing is done any more, such as a full disk
         self.courses: dict[str, Course] = {}
 
@@ -70,42 +81,31 @@ class Conductor:
     @property
     def switches(self) -> Switches:
         """What people have switched off."""
-        last = {(entry.engine, entry.step): bool(entry.fields.get("on")) for entry in self._kept(SWITCH)}
-        engines = frozenset(engine for (engine, step), is_on in last.items() if is_on and engine and step == PAUSE)
-        rungs = frozenset(
-            Grade(step.removeprefix(RUNGS)) for (_, step), is_on in last.items()
-            if is_on and step.removeprefix(RUNGS) in set(Grade) and step.startswith(RUNGS)
-        )  # fmt: skip
-        return Switches(last.get(("", PAUSE), False), engines, rungs)
+        return switches_of(self._kept())
 
     def switch(self, name: str, engine: str, *, is_on: bool, who: str = "") -> None:
         """Switch off and on; JournalFailed where it cannot be written down."""
         self._ports.book.append(SWITCH, engine=engine, step=name, fields={"on": is_on, "who": who})
         if not is_on:
-            self._again.pop(engine, None)
+            self._again = {one: when for one, when in self._again.items() if engine and one != engine}
 
     @property
     def restarts(self) -> list[Restart]:
         """All that the journal counts, everybody's."""
-        return [Restart(one.at, one.engine, bool(one.fields.get("own", True))) for one in self._kept(RESTART)]
+        return restarts_of(self._kept())
 
     def last_ends(self) -> dict[str, tuple[str, str]]:
         """How the last restart of each engine ended, unless somebody has resumed it since."""
-        found: dict[str, tuple[str, str]] = {}
-        for entry in self._ports.book.kept():
-            if entry.kind == CLOSED and entry.fields.get("grade") == Grade.RESTART:
-                found[entry.engine] = (str(entry.fields.get("kind", "")), str(entry.fields.get("end", "")))
-            elif entry.kind == SWITCH and entry.step == PAUSE and not entry.fields.get("on"):
-                found = {} if not entry.engine else {name: end for name, end in found.items() if name != entry.engine}
-        return found
+        return last_ends_of(self._kept())
 
     def foreign_restart(self, engine: str) -> None:
         """Somebody else restarted it: it counts."""
         if engine != self._at_work and engine not in self.courses:
             self._write(RESTART, engine=engine, fields={"own": False})
 
-    def _kept(self, kind: str) -> Iterable[Entry]:
-        return (entry for entry in self._ports.book.kept() if entry.kind == kind)
+    def _kept(self) -> list[Entry]:
+        """With the engines' names as they are, not as they were fit to be written down."""
+        return [one._replace(engine=self._names.get(one.engine, one.engine)) for one in self._ports.book.kept()]
 
     # Deciding, and doing
 
@@ -116,52 +116,78 @@ class Conductor:
             await asyncio.sleep(self._pause_s)
 
     async def turn(self) -> None:
-        """One round: what was asked for, then what the judge calls for."""
+        """One round: what an earlier guard left, then what was asked for, then what the judge calls for."""
         if self.stopped_acting:
             return
         try:
-            if not self._asked.empty():
-                grade, engine, answer = self._asked.get_nowait()
-                plan = self._consider_asked(grade, engine)
-                answer.set_result(plan)
+            if self._left and self._may_try(_LEFT):
+                await self.take_over()
+            asked, self._asked = self._asked, None
+            if asked is None:
+                await self._decide()
+            elif not asked[2].done():  # whoever asked may have gone away since: then nothing is done
+                plan = self._consider_asked(asked[0], asked[1])
+                asked[2].set_result(plan)
                 if isinstance(plan, Plan):
                     await self.carry_out(plan)
-                return
-            await self._decide()
         except PlimsollError as error:
-            # No deed without its entry: without a journal guard stands back until somebody has looked.
-            self.stopped_acting = str(error)
-            self._ports.tell(Said("", f"guard does not act any more: {error}", is_urgent=True))
+            self._stop_acting(error)
+
+    def _stop_acting(self, error: PlimsollError) -> None:
+        # No deed without its entry: without a journal guard stands back until somebody has looked.
+        self.stopped_acting = str(error)
+        self._ports.tell(Said("", f"guard does not act any more: {error}", is_urgent=True))
+        if self._asked is not None and not self._asked[2].done():
+            self._asked[2].set_result(self._busy(*self._asked[:2]))
 
     def ask(self, grade: Grade, engine: str) -> asyncio.Future[Decision]:
-        """A person wants it: what becomes of it is decided at the next turn."""
+        """A person wants it: decided at the next turn, and refused at once where guard is at work."""
         answer: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
-        self._asked.put_nowait((grade, engine, answer))
+        if self.stopped_acting or self._at_work or self._asked is not None:
+            answer.set_result(self._busy(grade, engine))
+        else:
+            self._asked = (grade, engine, answer)
         return answer
+
+    def _busy(self, grade: Grade, engine: str) -> Refusal:
+        if self.stopped_acting:
+            return Refusal(engine, grade, ASKED, "StoppedActing", f"guard does not act any more: {self.stopped_acting}")
+        why = f"guard is at work on {self._at_work}" if self._at_work else "somebody else has just asked for something"
+        return Refusal(engine, grade, ASKED, "Busy", why)
 
     def _consider_asked(self, grade: Grade, engine: str) -> Decision:
         view = self._view()
         found = next((one for one in view.engines if one.name == engine), None)
         if found is None:
-            return Refusal(engine, grade, "asked", "NotWatched", "no engine of that name is watched")
-        return consider(view, self._policy, found, grade, "asked", "somebody asked for it")
+            return Refusal(engine, grade, ASKED, "NotWatched", "no engine of that name is watched")
+        if engine in self._open():
+            step = self.courses[engine].step if engine in self.courses else "what an earlier guard left"
+            return Refusal(engine, grade, ASKED, "Busy", f"an action of it is not over yet: {step}")
+        return consider(view, self._policy, found, grade, ASKED, "somebody asked for it")
 
     async def _decide(self) -> None:
         decisions = decide(self._view(), self._policy)
         self._tell_refusals(decisions)
         for plan in decisions:
-            if isinstance(plan, Plan) and self._may_try(plan.engine):
+            if isinstance(plan, Plan) and plan.engine not in self._open() and self._may_try(plan.engine):
                 await self.carry_out(plan)
                 return
 
     def _view(self) -> View:
-        away = frozenset(self.courses)
-        return self._ports.view(away)._replace(
+        return self._ports.view(self._open())._replace(
             restarts=self.restarts, switches=self.switches, busy=self._at_work, now=self._ports.wall()
         )
 
+    def _open(self) -> frozenset[str]:
+        """Engines of which an action is not over: nothing else is begun with them."""
+        return frozenset(self.courses) | {course.engine for course in self._left}
+
     def _may_try(self, engine: str) -> bool:
-        return engine not in self.courses and self._ports.wall() >= self._again.get(engine, (0.0, 0.0))[0]
+        return self._ports.wall() >= self._again.get(engine, (0.0, 0.0))[0]
+
+    def _try_later(self, engine: str) -> None:
+        pause_s = min(LONGEST_AGAIN_S, 2 * self._again.get(engine, (0.0, AGAIN_S / 2))[1])
+        self._again[engine] = (self._ports.wall() + pause_s, pause_s)
 
     def _tell_refusals(self, decisions: Sequence[Decision]) -> None:
         now = {one.engine: one for one in decisions if isinstance(one, Refusal) and one.engine not in self.courses}
@@ -175,49 +201,78 @@ class Conductor:
         """One action, up to where it only waits."""
         course = opened(self._ports.name(), plan.engine, plan.grade, plan.kind, is_broken=plan.is_broken)
         look = await self._ports.sight.look(plan.engine) if plan.grade is Grade.RESTART else None
-        before = kv_tokens(look)
-        course = course._replace(facts={} if before is None else {"kv_tokens_before": before})
+        facts = {"kv_tokens_before": kv_tokens(look), "started_before": None if look is None else look.started_unix_s}
+        course = course._replace(facts={name: value for name, value in facts.items() if value is not None})
         fields = {**to_fields(course), "why": plan.why, "facts": dict(course.facts)}
         self._write(OPENED, engine=plan.engine, action=course.action, fields=fields)
-        self._ports.tell(Said(plan.engine, str(plan), fields={"action": course.action}))
+        self._ports.tell(Said(plan.engine, f"{plan.grade} because {plan.why}", fields={"action": course.action}))
         await self._go(course)
 
+    # What an earlier guard left
+
     async def take_over(self) -> list[Course]:
-        """At the start: finish or take back whatever an earlier guard left open; what had to wait for the lock stays open."""
-        left = []
-        for course in open_courses(self._ports.book.kept()):
-            if course.engine in self.courses:
-                continue
-            hands = self._hands(course.engine)
+        """At the start: finish or take back whatever an earlier guard left open; what had to wait for the lock stays open.
+
+        That is tried again at later turns; until then nothing else is done with those engines.
+        """
+        self._look_for_damage()
+        self._left = [course for course in open_courses(self._kept()) if course.engine not in self.courses]
+        for course in list(self._left):
+            hands = self._hands(course)
             if hands is None:
                 self._close(course._replace(end=End.HELD), "it is not watched any more")
+            elif course.engine in self.courses or not await self._take_over_one(course, hands):
                 continue
-            turned = course.taken_over()
-            if turned.step not in QUIET_STEPS and turned.step is not None:
-                # With a lock of its own: the earlier guard's is gone, or will be refused as older.
-                lock = await hands.do(Step.LOCK, turned)
-                self._write(
-                    NOTE, engine=course.engine, action=course.action, fields={"take-over": lock.says, "done": lock.is_done}
-                )
-                if not lock.is_done:
-                    left.append(course)
-                    continue
-                turned = turned._replace(epoch=int(lock.facts["epoch"]), facts={**turned.facts, "epoch": lock.facts["epoch"]})
-            self._ports.tell(
-                Said(course.engine, f"an earlier guard was stopped in {course.step}: it goes on with {turned.step}")
-            )
-            await self._go(turned, hands)
-        return left
+            self._left.remove(course)
+        if self._left:
+            self._try_later(_LEFT)
+        else:
+            self._again.pop(_LEFT, None)
+        return list(self._left)
+
+    async def _take_over_one(self, course: Course, hands: Hands) -> bool:
+        turned = course.taken_over()
+        if turned.step not in QUIET_STEPS and turned.step is not None:
+            # With a lock of its own: the earlier guard's is gone, or will be refused as older.
+            lock = await hands.do(Step.LOCK, turned)
+            where = {"engine": course.engine, "action": course.action}
+            self._write(NOTE, **where, fields={"take-over": lock.says, "done": lock.is_done})
+            if not lock.is_done:
+                return False
+            turned = turned._replace(epoch=int(lock.facts["epoch"]), facts={**turned.facts, "epoch": lock.facts["epoch"]})
+        self._ports.tell(Said(course.engine, f"an earlier guard was stopped in {course.step}: it goes on with {turned.step}"))
+        await self._go(turned, hands)
+        return True
+
+    def _look_for_damage(self) -> None:
+        """What is not known to have been done is not done again: after damage nothing is begun until somebody resumes it."""
+        wrong = () if self._is_looked_at else getattr(self._ports.book, "wrong", ())
+        self._is_looked_at = True
+        says = [str(one.says) for one in wrong if one.kind == DAMAGED]
+        if says:
+            self.switch(PAUSE, "", is_on=True, who="guard: its journal was damaged")
+            self._ports.tell(Said("", f"guard is paused (guardctl resume): its journal was damaged: {says[0]}", is_urgent=True))
+
+    # One action
 
     async def _go(self, course: Course, hands: Hands | None = None) -> None:
-        hands = hands or self._hands(course.engine)
+        hands = hands or self._hands(course)
         assert hands is not None, "who is planned for is watched"
         self._at_work = course.engine
         self.courses[course.engine] = course
-        keeper = asyncio.create_task(self._keep_lock(hands))
+        keeper = asyncio.create_task(hands.keep_lock())
         try:
             while course.step is not None and course.step not in QUIET_STEPS:
                 course = await self._step(course, hands)
+        except PlimsollError:
+            await self._end_unwritten(self.courses.pop(course.engine), hands)
+            raise
+        except asyncio.CancelledError:
+            with contextlib.suppress(TimeoutError, PlimsollError):
+                async with asyncio.timeout(END_S):
+                    await self._take_back(self.courses[course.engine], hands)
+            self.courses.pop(course.engine, None)
+            raise
         except BaseException:
             self.courses.pop(course.engine, None)
             raise
@@ -231,30 +286,49 @@ class Conductor:
         else:
             self._beside[course.engine] = asyncio.create_task(self._wait_out(course, hands))
 
+    async def _end_unwritten(self, course: Course, hands: Hands) -> None:
+        """The journal fails in the middle: what the next guard would do by what it says already is done at once.
+
+        An engine that is out of service, or down, is brought back. Nothing new is begun, and nothing is stopped.
+        """
+        course = course.taken_over()
+        hands.is_lock_lost = True  # so that nothing is
+        while course.step is not None and course.step is not Step.PROBATION:
+            outcome = await self._done(course, hands)
+            self._ports.tell(Said(course.engine, f"{course.step}: {outcome.says}", fields={"done": outcome.is_done}))
+            course = course.after(is_done=outcome.is_done, facts=outcome.facts)
+        if course.end is End.HELD:
+            says = "restart is held: the journal cannot be written, and it could not be brought back"
+            self._ports.tell(Said(course.engine, says, is_urgent=True, fields={"end": str(End.HELD)}))
+
+    async def _take_back(self, course: Course, hands: Hands) -> None:
+        """Guard is to end: what can be taken back soon, is; what is down is left to the next guard."""
+        course = course.taken_over()
+        while course.is_undoing and course.step is not None:
+            course = await self._step(course, hands)
+        if course.step is None:
+            self._close(course, "guard was ended")
+
     async def _wait_out(self, course: Course, hands: Hands) -> None:
         try:
             while course.step is not None:
                 course = await self._step(course, hands)
             self._close(course, "")
         except PlimsollError as error:
-            self.stopped_acting = str(error)
             self.courses.pop(course.engine, None)
-            self._ports.tell(Said("", f"guard does not act any more: {error}", is_urgent=True))
+            self._stop_acting(error)
 
     async def _step(self, course: Course, hands: Hands) -> Course:
         step = course.step
         assert step is not None
+        if course.tries:
+            await asyncio.sleep(self._pause_s * 2.0**course.tries)
         where = {"engine": course.engine, "action": course.action, "step": str(step)}
         self._write(INTENT, **where, fields={"epoch": course.epoch, "undo": course.is_undoing})
         if step is Step.STOP and not course.tries:
             self._write(RESTART, engine=course.engine, action=course.action, fields={"own": True})
         self.courses[course.engine] = course.begun()
-        try:
-            outcome = await hands.do(step, course)
-        except PlimsollError:
-            raise
-        except Exception as problem:  # a mistake of ours in one step: the table says what follows, as for any other failure
-            outcome = unsure(f"a mistake of ours: {type(problem).__name__}")
+        outcome = await self._done(course, hands)
         self._write(OUTCOME, **where, fields=_fields(outcome))
         self._ports.tell(
             Said(course.engine, f"{step}: {outcome.says}", fields={"action": course.action, "done": outcome.is_done})
@@ -263,33 +337,43 @@ class Conductor:
         self.courses[course.engine] = course
         return course
 
-    async def _keep_lock(self, hands: Hands) -> None:
-        """Renew it while something is done; a lock that is lost is known before the next step."""
-        while True:
-            await asyncio.sleep(max(self._pause_s, self._policy.lease_s / 6))
-            outcome = await self._ports.lock.renew()
-            if outcome.is_done is False:
-                hands.is_lock_lost = True
+    async def _done(self, course: Course, hands: Hands) -> Outcome:
+        assert course.step is not None
+        try:
+            return await hands.do(course.step, course)
+        except PlimsollError:
+            raise
+        except Exception as problem:  # a mistake of ours in one step: the table says what follows, as for any other failure
+            return unsure(f"a mistake of ours: {type(problem).__name__}")
 
     def _close(self, course: Course, why: str) -> None:
         end = course.end or End.DONE
         fields = {"end": str(end), "grade": str(course.grade), "kind": course.kind, "why": why}
+        # Told first: a guard that dies in between tells it twice, and the other way round nobody would know.
+        says = f"{course.grade} is {end}" + (f": {why}" if why else "")
+        self._ports.tell(Said(course.engine, says, end in (End.HELD, End.FAILED), {"action": course.action, "end": str(end)}))
         self._write(CLOSED, engine=course.engine, action=course.action, fields=fields)
         self.courses.pop(course.engine, None)
         self._beside.pop(course.engine, None)
         if end in (End.STOOD_BACK, End.UNDONE, End.FAILED):
-            pause_s = min(LONGEST_AGAIN_S, 2 * self._again.get(course.engine, (0.0, AGAIN_S / 2))[1])
-            self._again[course.engine] = (self._ports.wall() + pause_s, pause_s)
+            self._try_later(course.engine)
         else:
             self._again.pop(course.engine, None)
-        says = f"{course.grade} is {end}" + (f": {why}" if why else "")
-        self._ports.tell(Said(course.engine, says, end in (End.HELD, End.FAILED), {"action": course.action, "end": str(end)}))
 
-    def _hands(self, engine: str) -> Hands | None:
-        parts = self._parts.get(engine)
+    def _hands(self, course: Course) -> Hands | None:
+        parts = self._parts.get(course.engine)
         if parts is None:
             return None
-        return Hands(parts, self._ports.lock, self._ports.sight, self._policy, pause_s=self._pause_s)
+        return Hands(
+            parts, self._ports.lock, self._ports.sight, self._policy, pause_s=self._pause_s,
+            is_off=lambda: self._off(course.engine, course.grade),
+        )  # fmt: skip
+
+    def _off(self, engine: str, grade: Grade) -> str:
+        """Whether somebody has switched it off since it was begun: then it is taken back as long as it can be."""
+        switches = self.switches
+        is_off = switches.is_paused or engine in switches.paused or grade in switches.rungs_off
+        return "somebody has paused it meanwhile" if is_off else ""
 
     def _write(self, kind: str, **where: Any) -> None:
         try:
@@ -306,3 +390,8 @@ class Conductor:
 
 def _fields(outcome: Outcome) -> dict[str, Any]:
     return {"done": outcome.is_done, "says": outcome.says, "facts": dict(outcome.facts)}
+
+
+def _written(name: str) -> str:
+    """An engine's name as the journal has it."""
+    return cleaned(Entry(0, 0.0, "", engine=name)).engine

@@ -1,14 +1,15 @@
-"""What guard's API answers. Reading only; who may ask is the server's business."""
+"""What guard's API answers; who may ask is the server's business, and what is done that of whoever acts."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
 import plimsoll
 from plimsoll.actuators.guard_server import Answer, error
 from plimsoll.actuators.webhook import Counts
+from plimsoll.cli.guard_asks import Actions, Asks
 from plimsoll.cli.guard_loop import CHANGES_KEPT, Fleet
 from plimsoll.report.doctor import clean, finding_json
 from plimsoll.report.guard import (
@@ -34,17 +35,30 @@ class Own(NamedTuple):
 
 
 class Api:
-    """The paths of docs/guard.md over one fleet."""
+    """The paths of docs/guard.md over one fleet. `actions` tells who acts, and None while nobody does."""
 
-    def __init__(self, fleet: Fleet, started_unix_s: float, own: Callable[[], Own] = Own) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        started_unix_s: float,
+        own: Callable[[], Own] = Own,
+        actions: Callable[[], Actions | None] = lambda: None,
+    ) -> None:
         self._fleet, self._started_unix_s, self._own = fleet, started_unix_s, own
+        self._asks = Asks(actions, lambda name: fleet.view(name) is not None)
         self._paths = {
             "/healthz": self._health, "/engines": self._engines, "/conditions": self._conditions, "/findings": self._findings,
             "/history": self._history, "/metrics": self._metrics, "/openapi.json": self._openapi,
         }  # fmt: skip
 
-    def answer(self, path: str, query: Mapping[str, str]) -> Answer:
+    async def post(self, path: str, body: bytes) -> Answer:
+        """One wish."""
+        return await self._asks.post(path, body)
+
+    def answer(self, path: str, query: Mapping[str, str]) -> Answer | Awaitable[Answer]:
         """One question."""
+        if path.startswith("/v1/"):
+            return self._asks.get(path, query)
         if path.startswith("/engines/"):
             return self._engine(path.removeprefix("/engines/"))
         found = self._paths.get(path)

@@ -138,6 +138,7 @@ class Fleet:
 
     def __init__(self, policy: Policy, ports: Ports, *, looks: int | None = None) -> None:
         self._policy, self._ports, self._most_looks = policy, ports, looks
+        self.every_s = policy.every_s
         self._engines: dict[str, Watched] = {}
         self._closing: list[asyncio.Future[None]] = []
         self._quick, self._slow = asyncio.Semaphore(MOST_AT_ONCE), asyncio.Semaphore(MOST_AT_ONCE)
@@ -311,6 +312,10 @@ class Fleet:
             return
         for told in said:
             self._tell(told)
+
+    def tell(self, engine: str, what: What, message: str) -> None:
+        """Something that is no judgement, kept and told as the judgements are."""
+        self._tell(Told(self._ports.wall(), engine, what, message))
 
     def _tell(self, told: Told) -> None:
         self.told += 1

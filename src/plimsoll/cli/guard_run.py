@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import resource
 import secrets
 import signal
@@ -19,14 +20,16 @@ from plimsoll.actuators.lines_out import LinesOut
 from plimsoll.actuators.systemd_notify import Notifier
 from plimsoll.actuators.webhook import Counts, Webhook
 from plimsoll.cli.guard import Asked
+from plimsoll.cli.guard_act import Said
+from plimsoll.cli.guard_acting import Acting, make
 from plimsoll.cli.guard_api import Api, Own
 from plimsoll.cli.guard_lists import Lists
-from plimsoll.cli.guard_loop import Fleet, Ports
+from plimsoll.cli.guard_loop import Facts, Fleet, Ports
 from plimsoll.cli.guard_recall import Recaller
 from plimsoll.cli.guard_trouble import Troubles
 from plimsoll.domain.finding import Severity
 from plimsoll.domain.look import Reach
-from plimsoll.errors import WorldFailed
+from plimsoll.errors import BadInput, WorldFailed
 from plimsoll.guard.findings import severity_of
 from plimsoll.report.doctor import clean
 from plimsoll.report.guard import Told, What, alert, line_json, sentence, status_line
@@ -35,6 +38,7 @@ from plimsoll.sources.engine_canary import CanaryPlan
 from plimsoll.sources.engine_http import Client, bearer
 from plimsoll.sources.engine_look import Watcher
 from plimsoll.sources.figures_page import LabelSets
+from plimsoll.sources.guard_act_types import files_of
 from plimsoll.sources.http_get import address
 from plimsoll.sources.same_host import SameHost
 
@@ -42,6 +46,7 @@ FILES_EVERY_S = 5.0
 STATUS_EVERY_S = 10.0
 TROUBLE_EVERY_S = 2.0
 WEBHOOK_PATIENCE_S = 10.0  # a receiver that is restarted is no news: what waits is sent again
+TAKE_BACK_S = 30.0
 LAST_WORDS_S = 5.0  # for notifications that wait when guard is stopped
 
 
@@ -71,13 +76,34 @@ class Daemon:
         self._lists = Lists(asked.config, self._troubles.note)
         self._recaller = None if asked.config.prometheus is None else Recaller(asked.config.prometheus)
         recall = None if self._recaller is None else self._recaller.fill
-        ports = Ports(self._watcher, self._tell, facts=self._lists.facts, recall=recall)
+        ports = Ports(self._watcher, self._tell, facts=self._facts, recall=recall)
         self._fleet = Fleet(asked.policy, ports, looks=asked.looks)
+        self._acting = self._make_acting()
         self._webhook = _webhook(asked.config.webhook)
         self._alerts: dict[tuple[str, str], float] = {}  # what fires, and since when
         self._systemd = Notifier()
         self._server: GuardServer | None = None
         self._own_token = ""
+
+    def _make_acting(self) -> Acting | None:
+        """The half that acts, or only says what it would do; None for a guard that nobody told anything of acting."""
+        asked, config = self._asked, self._config
+        if not asked.is_acting and not asked.says_what_it_would_do and not asked.command:
+            return None
+        files = files_of(config.act, config.own, os.environ)
+        if files is None:
+            raise BadInput("where to keep the journal is not known: set [act] journal = PATH, or HOME")
+        made = make(config, config.engines, files, asked.command)
+        return Acting(made, config, files, self._fleet, self._acted, is_dry=not asked.is_acting)
+
+    def _acted(self, said: Said) -> None:
+        self._fleet.tell(said.engine, What.NEEDS if said.is_urgent else What.ACTED, said.says)
+
+    def _facts(self, name: str) -> Facts:
+        """What whoever found it, or whoever runs it, knows of it."""
+        found = self._lists.facts(name)
+        ended = "" if self._acting is None else self._acting.ended.get(name, "")
+        return found._replace(ended=ended) if ended else found
 
     async def run(self) -> int:
         """Until a signal, or until every engine had its looks."""
@@ -87,6 +113,11 @@ class Daemon:
             loop.add_signal_handler(name, stop.set)
         for said in self._config.warnings:
             warn(said)
+        if self._acting is not None and (began := await self._acting.start_own()) is not None:
+            if not began.is_done:
+                await self._acting.close()
+                raise WorldFailed(f"the server was not started: {began.says}")
+            warn(began.says)
         if self._asked.has_api:
             await self._open_api()
         await asyncio.gather(*(self._lists.ask(finder) for finder in self._lists.finders))
@@ -104,6 +135,8 @@ class Daemon:
             code = self._code() if self._asked.looks is not None and not stop.is_set() else 0
             for task in (*ended, *jobs):
                 task.cancel()
+            with contextlib.suppress(TimeoutError):  # a drain that is under way is taken back before the journal is closed
+                await asyncio.wait_for(asyncio.gather(*jobs, return_exceptions=True), TAKE_BACK_S)
             await self._close()
         if code == 3:
             raise WorldFailed("no engine answered")
@@ -111,12 +144,15 @@ class Daemon:
 
     def _jobs(self) -> list[Coroutine[Any, Any, None]]:
         jobs = [self._keep_well()]
+        jobs += [self._acting.run()] if self._acting is not None else []
         jobs += [self._keep_status()] if self._systemd.is_there else []
         jobs += [self._find_again(finder) for finder in self._lists.finders]
         jobs += [self._webhook.run(), self._repeat()] if self._webhook is not None else []
         return jobs
 
     async def _close(self) -> None:
+        if self._acting is not None:
+            await self._acting.close()
         await self._fleet.close()
         if self._recaller is not None:
             self._recaller.close()
@@ -145,7 +181,8 @@ class Daemon:
     async def _open_api(self) -> None:
         api, token = self._config.api, self._config.api.token
         own = "" if token is not None else secrets.token_urlsafe(32)
-        server = GuardServer(Api(self._fleet, time.time(), self._own).answer, token or own, api.hosts)
+        answers = Api(self._fleet, time.time(), self._own, lambda: None if self._acting is None else self._acting.desk)
+        server = GuardServer(answers.answer, token or own, api.hosts, answers.post)
         try:
             await server.open(api.host, api.port)
             if own:  # only now: a port that is taken has a token of its own there
@@ -222,7 +259,7 @@ class Daemon:
         for told in changes:
             key = (told.engine, told.condition.kind if told.condition is not None else "")
             starts = self._alerts.get(key, told.unix_s)
-            if told.what in (What.BEGINS, What.UNREACHABLE):
+            if told.what in (What.BEGINS, What.UNREACHABLE, What.NEEDS):
                 self._alerts[key] = starts
             elif told.what in (What.OVER, What.REACHED) and self._alerts.pop(key, None) is None:
                 continue  # nobody was told that it began

@@ -11,10 +11,7 @@ from plimsoll.domain.condition import Condition
 from plimsoll.domain.look import Look, Reach
 from plimsoll.guard.capacity import load_of
 from plimsoll.guard.decide import Engine, View
-from plimsoll.guard.history import History
 from plimsoll.guard.policy import GRADES
-
-LATELY_S = 1_500.0
 
 
 class Told(NamedTuple):
@@ -79,7 +76,7 @@ class FleetSight:
         holds = any(condition.is_true and kind in GRADES for kind, condition in conditions.items())
         observed = "guard is at work on it" if is_at_work else told.only_observed or _connector(last)
         return Engine(
-            name, conditions, load_of(name, last, _most_running(history), is_well=not holds),
+            name, conditions, load_of(name, last, None, is_well=not holds),
             math.inf if last is None else max(0.0, now_s - last.at_s), self._every_s, told.group, _is_away(last) or is_at_work,
             now_s - history.changed_at_s if history.changed else None, observed,
             has_gate=told.has_gate and last is not None and last.gate is not None, has_restarter=told.has_restarter,
@@ -98,11 +95,3 @@ def _connector(look: Look | None) -> str:
     if look is not None and look.figures.get("external_prefix_queries", 0.0) > 0:
         return "it has a KV connector: guard only observes such engines"
     return ""
-
-
-def _most_running(history: History) -> float | None:
-    """The most that it ran at once in the last half hour while nobody waited."""
-    running, waiting = history.since("running", LATELY_S), history.since("waiting", LATELY_S)
-    queued = dict(zip(waiting.times, waiting.values, strict=True))
-    seen = [value for at, value in zip(running.times, running.values, strict=True) if queued.get(at, math.inf) == 0]
-    return max(seen, default=None)

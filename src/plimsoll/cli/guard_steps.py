@@ -4,58 +4,44 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
-from plimsoll.domain.look import Look, Reach
-from plimsoll.domain.outcome import Outcome, done, failed, unsure
+from plimsoll.cli.guard_light_steps import Evidence, Learns, LightHands, Memory, Parts, now_s
+from plimsoll.domain.outcome import Outcome, done, failed
 from plimsoll.guard.act_policy import ActPolicy
 from plimsoll.guard.course import Course
+from plimsoll.guard.decide import BROKEN_KINDS
 from plimsoll.guard.idle import Sample, idleness
-from plimsoll.guard.ports import Balancer, Door, Lock, Restarter, Sight
-from plimsoll.guard.restart_checks import enough_cache, is_ready, same_trouble
-from plimsoll.guard.steps import Step
+from plimsoll.guard.ports import Lock, Sight
+from plimsoll.guard.restart_checks import enough_cache, is_ready, same_trouble, troubles, was_restarted
+from plimsoll.guard.steps import TRIES, Step
 
+__all__ = ["Evidence", "Hands", "Memory", "Parts"]
+
+OLD_TROUBLE_S = 120.0  # by then what was said of the process before is over, or it is of this one, too
 LEASE_MARGIN_S = 60.0  # by so much the drain's lease outlives the longest stop
+LONGEST_LEASE_S = 3_600.0  # more the gate does not give
+LEARNED = "learned_"
+_BEFORE_HARM = frozenset({Step.EVIDENCE, Step.LEAVE, Step.DRAIN, Step.IDLE, Step.SHED, Step.COMPACT})
+"""Only with the lock, and not while somebody has switched it off. A stop asks for both itself; after it only forward helps."""
 
 
-class Evidence(Protocol):
-    """Who keeps what is known before it is destroyed."""
-
-    async def take(self, engine: str, action: str) -> Outcome:
-        """A folder with what could be had."""
-
-
-class Memory(Protocol):
-    """Who knows whether what the old engine held is free again."""
-
-    async def note(self) -> None:
-        """Before the stop: what it holds now."""
-
-    async def wait_back(self, deadline_s: float) -> Outcome:
-        """After it: until it is free."""
-
-
-class Parts(NamedTuple):
-    """What can be done to one engine; None is what guard was not told how to do."""
-
-    name: str
-    door: Door | None = None
-    balancer: Balancer | None = None
-    restarter: Restarter | None = None
-    evidence: Evidence | None = None
-    memory: Memory | None = None
-    ask_once: Callable[[], Awaitable[Outcome]] | None = None  # one request, for warming up
-    context: Callable[[], Awaitable[float | None]] | None = None  # how long a request may be, in tokens
-    progress: Callable[[], Awaitable[object]] | None = None  # something that changes while a start goes on, such as its log
-
-
-class Hands:
+class Hands(LightHands):
     """Carries out the steps of one action on one engine."""
 
-    def __init__(self, parts: Parts, lock: Lock, sight: Sight, policy: ActPolicy, *, pause_s: float = 1.0) -> None:
-        self._parts, self._lock, self._sight, self._policy = parts, lock, sight, policy
-        self._pause_s = pause_s
-        self.is_lock_lost = False
+    def __init__(
+        self,
+        parts: Parts,
+        lock: Lock,
+        sight: Sight,
+        policy: ActPolicy,
+        *,
+        pause_s: float = 1.0,
+        is_off: Callable[[], str] = lambda: "",
+    ) -> None:
+        """`is_off` says why somebody does not want it any more, "" as long as nobody does."""
+        super().__init__(parts, lock, sight, policy, pause_s=pause_s, is_off=is_off)
+
         self._deeds: Mapping[Step, Callable[[Course], Awaitable[Outcome]]] = {
             Step.EVIDENCE: self._evidence, Step.LEAVE: self._leave, Step.DRAIN: self._drain, Step.IDLE: self._idle,
             Step.STOP: self._stop, Step.GONE: self._gone, Step.START: self._start, Step.READY: self._ready,
@@ -66,22 +52,17 @@ class Hands:
 
     async def do(self, step: Step, course: Course) -> Outcome:
         """One step of it."""
-        if self.is_lock_lost and step not in (Step.UNDRAIN, Step.UNLOCK, Step.PROBATION, Step.HOLD, Step.UNSHED):
+        if step in _BEFORE_HARM and self.is_lock_lost:
             return failed("the lock was lost meanwhile: somebody else may act")
+        if step in _BEFORE_HARM and (why := self._is_off()):
+            return failed(why)
+        restarter: object = self._parts.restarter
+        if course.is_taken_over and isinstance(restarter, Learns):
+            known = {name.removeprefix(LEARNED): value for name, value in course.facts.items() if name.startswith(LEARNED)}
+            restarter.recall(known)
+        if hasattr(self._parts.balancer, "epoch"):  # a hook passes it on, to whoever can refuse an older one
+            setattr(self._parts.balancer, "epoch", course.epoch)  # noqa: B010  (not of every balancer)
         return await self._deeds[step](course)
-
-    # The lock
-
-    async def _take_lock(self, course: Course) -> Outcome:
-        outcome = await self._lock.acquire(f"{course.action} on {course.engine}")
-        if outcome.is_done and not isinstance(outcome.facts.get("epoch"), int):
-            return unsure("the lock was taken, but its number is not known")
-        self.is_lock_lost = not outcome.is_done
-        return outcome
-
-    async def _unlock(self, course: Course) -> Outcome:
-        del course
-        return await self._lock.release()
 
     async def _evidence(self, course: Course) -> Outcome:
         if self._parts.evidence is None:
@@ -92,44 +73,65 @@ class Hands:
 
     async def _leave(self, course: Course) -> Outcome:
         """The balancer's own checks see a dead engine too: that it cannot be told is no reason to leave the engine dead."""
-        del course
+        learned = await self._learn(course)
+        if learned.is_done is False:
+            return learned
         balancer = self._parts.balancer
         if balancer is None:
-            return done("no balancer is configured")
+            return done("no balancer is configured", **learned.facts)
         outcome = await balancer.take_out()
-        return outcome if outcome.is_done else done(f"{outcome.says}; it serves nobody anyway", is_out=False)
+        if outcome.is_done:
+            return outcome._replace(facts={**outcome.facts, **learned.facts})
+        return done(f"{outcome.says}; it serves nobody anyway", is_out=False, **learned.facts)
+
+    async def _learn(self, course: Course) -> Outcome:
+        """Whom the restarter would stop: it stands in the journal before anything is done."""
+        del course
+        restarter: object = self._parts.restarter
+        if not isinstance(restarter, Learns):
+            return done("nothing is to be learned")
+        outcome = await restarter.learn()
+        return outcome._replace(facts={LEARNED + name: value for name, value in outcome.facts.items()})
 
     async def _drain(self, course: Course) -> Outcome:
         door, balancer = self._parts.door, self._parts.balancer
         if door is None and balancer is None:
             return failed("it has neither a gate nor a balancer that could keep new work away")
-        if door is not None:
-            outcome = await door.drain(course.epoch, self._policy.lease_s)
-            if not outcome.is_done:
-                return outcome
+        learned = await self._learn(course)
+        if not learned.is_done:
+            return learned
+        # The balancer first: its checks may see a gate that is not ready, and then it no longer knows who is the last one up.
         if balancer is not None:
             outcome = await balancer.take_out()
             if not outcome.is_done:
                 return outcome
             if await balancer.is_out() is False:
                 return failed("the balancer took the word and still sends to it")
-        return done("it is out of the balancer" if door is None else "it drains, and is out of the balancer")
+        if door is not None:
+            outcome = await door.drain(course.epoch, self._policy.lease_s)
+            if not outcome.is_done:
+                return outcome
+        says = "it is out of the balancer" if door is None else "it drains, and is out of the balancer"
+        return done(says, **learned.facts)
 
     async def _idle(self, course: Course) -> Outcome:
         """Wait for it, renewing the lease; when the balancer is seen to have let go, the gate refuses what still comes."""
-        door, end_s = self._parts.door, _now() + self._policy.drain_within_s
+        end_s = now_s() + self._policy.drain_within_s
         samples: list[Sample] = []
         renew_s = 0.0
         says = "it was not looked at"
         while True:
             if self.is_lock_lost:
                 return failed("the lock was lost while it drained")
-            if door is not None and _now() >= renew_s:
-                has_left = self._parts.balancer is not None and await self._parts.balancer.is_out() is True
-                outcome = await door.drain(course.epoch, self._policy.lease_s, refuse=has_left)
+            if why := self._is_off():
+                return failed(why)
+            if await self._is_down():
+                return done("it is down: nothing is in flight any more")
+            if now_s() >= renew_s:
+                outcome = await self._keep_out(course)
                 if outcome.is_done is False:
                     return outcome
-                renew_s = _now() + self._policy.lease_s / 3
+                renew_s = now_s() + self._policy.lease_s / 3 if outcome.is_done else 0.0
             look = await self._sight.look(course.engine)
             if look is not None:
                 samples = [*samples[-30:], Sample(look, await self._door_facts())]
@@ -137,13 +139,27 @@ class Hands:
                 says = found.says
                 if found.is_idle and await self._has_let_go():
                     return done(says)
-            if _now() >= end_s:
+            if now_s() >= end_s:
                 if self._policy.stragglers == "stop":
                     return done(
                         f"not idle after {self._policy.drain_within_s:.0f} s ({says}): stopped all the same, as configured"
                     )
                 return failed(f"not idle after {self._policy.drain_within_s:.0f} s: {says}")
             await asyncio.sleep(self._pause_s)
+
+    async def _keep_out(self, course: Course) -> Outcome:
+        """Out of the balancer, also where that forgot it (a reload), and drained a while longer."""
+        door, balancer = self._parts.door, self._parts.balancer
+        is_out = None if balancer is None else await balancer.is_out()
+        if balancer is not None and is_out is False:
+            outcome = await balancer.take_out()
+            if not outcome.is_done:
+                return outcome
+            is_out = await balancer.is_out()
+        if door is None:
+            return done("it is out of the balancer")
+        # Who cannot say that the balancer has let go leaves it to the gate when to refuse: it sees what still comes.
+        return await door.drain(course.epoch, self._policy.lease_s, refuse=is_out is True)
 
     async def _door_facts(self) -> Mapping[str, Any] | None:
         if self._parts.door is None:
@@ -161,31 +177,89 @@ class Hands:
     # Down and up
 
     async def _stop(self, course: Course) -> Outcome:
+        """Only what is certainly idle or broken; `untouched` where nothing was done to it, so that it can be put back."""
         restarter, memory = self._parts.restarter, self._parts.memory
         if restarter is None:
-            return failed("guard was not told how to stop it")
-        if Step.DRAIN in course.steps and not course.tries and not await self._is_still_idle(course):
-            return failed("work came in at the last moment")
+            return failed("guard was not told how to stop it", untouched=True)
+        if not await self._is_down():
+            if course.is_taken_over and was_restarted(
+                await self._sight.look(course.engine), course.facts.get("started_before")
+            ):
+                return done("it was started anew since then: there is nothing left to stop", was_running=False)
+            why = await self._why_not_stop(course)
+            if why:
+                return failed(why, untouched=await self._is_untouched(course))
+        elif self.is_lock_lost:
+            return done("it is down already", was_running=False)
         if memory is not None:
             await memory.note()
-        return await restarter.stop(self._policy.stop_within_s)
+        self._has_sent_stop = True
+        outcome = await restarter.stop(self._policy.stop_within_s)
+        is_refused = outcome.is_done is False and (outcome.facts.get("budget") is True or await self._serves(course))
+        return outcome._replace(facts={**outcome.facts, "untouched": True}) if is_refused else outcome
 
-    async def _is_still_idle(self, course: Course) -> bool:
+    async def _why_not_stop(self, course: Course) -> str:
+        """What speaks against it at the last moment."""
+        if why := self._is_off():
+            return why
+        # Nothing but this protects a process from two guards at once; a gate refuses the older one, a signal does not.
+        if self.is_lock_lost or not (await self._lock.renew()).is_done:
+            return "the lock is not certainly ours any more"
+        if Step.DRAIN not in course.steps:
+            return "" if await self._is_broken_or_down(course) else "it is not certain any more that it serves nobody"
+        if course.is_taken_over and not course.tries:
+            # The lease may have ended meanwhile, and work may have come.
+            outcome = await self._idle(course)
+            if not outcome.is_done:
+                return outcome.says
+        return "" if await self._is_down() else await self._why_not_idle(course)
+
+    async def _is_broken_or_down(self, course: Course) -> bool:
+        """As it is judged now. An earlier guard may have stopped it a moment ago: then it is given the time to end."""
+        end_s = now_s() + (self._policy.stop_within_s if course.is_taken_over else 0.0)
+        while True:
+            conditions = self._sight.conditions(course.engine)
+            if any(kind in conditions and conditions[kind].is_true for kind in BROKEN_KINDS) or await self._is_down():
+                return True
+            if now_s() >= end_s or await self._serves(course):
+                return False
+            await asyncio.sleep(self._pause_s)
+
+    async def _why_not_idle(self, course: Course) -> str:
         """The lease must outlive the stop; without a gate there is none, and the balancer keeps work away."""
         door = self._parts.door
-        if door is None or await self._is_down():
-            return True
-        lease_s = self._policy.stop_within_s + LEASE_MARGIN_S
-        outcome = await door.drain(course.epoch, lease_s, refuse=True)
+        if door is None:
+            return ""
         facts = await self._door_facts()
-        is_idle = facts is not None and facts.get("in_flight") == 0
-        return bool(outcome.is_done) and (is_idle or self._policy.stragglers == "stop")
+        if facts is None:
+            return "" if self._has_sent_stop else "its gate does not answer"
+        lease_s = min(LONGEST_LEASE_S, self._policy.stop_within_s + LEASE_MARGIN_S)
+        outcome = await door.drain(course.epoch, lease_s, refuse=facts.get("phase") == "refusing")
+        if not outcome.is_done:
+            return outcome.says
+        facts = await self._door_facts() or {}
+        is_idle = facts.get("phase") == "refusing" and facts.get("in_flight") == 0
+        return "" if is_idle or self._policy.stragglers == "stop" else "work came in at the last moment"
+
+    async def _is_untouched(self, course: Course) -> bool:
+        """Whether it runs as it did before: by what this guard did, or by what is seen of it."""
+        # What was broken before goes back to where it was, also when it is ending by now: then it is found dead.
+        is_sure = Step.DRAIN not in course.steps or not course.is_taken_over
+        return (is_sure and not self._has_sent_stop) or await self._serves(course)
+
+    async def _serves(self, course: Course) -> bool:
+        restarter = self._parts.restarter
+        is_running = restarter is not None and await restarter.is_running() is True
+        return is_running and is_ready(await self._sight.look(course.engine))
 
     async def _is_down(self) -> bool:
         return self._parts.restarter is not None and await self._parts.restarter.is_running() is False
 
     async def _gone(self, course: Course) -> Outcome:
         del course
+        restarter = self._parts.restarter
+        if restarter is not None and not restarter.replaces and await restarter.is_running() is True:
+            return done("it was started already: what the old one held is gone, or the start would have failed")
         if self._parts.memory is None:
             return done("nobody here can see the device's memory")
         return await self._parts.memory.wait_back(self._policy.gone_within_s)
@@ -195,28 +269,38 @@ class Hands:
         restarter = self._parts.restarter
         if restarter is None:
             return failed("guard was not told how to start it")
-        if await restarter.is_running() is True:
-            return done("it was started already")
-        return await restarter.start()
+        end_s = now_s() + self._policy.start_still_s
+        while True:
+            if not restarter.replaces and await restarter.is_running() is True:
+                return done("it was started already")
+            outcome = await restarter.start()
+            # Somebody else makes the new one, and it is not there yet.
+            if not outcome.facts.get("waiting") or now_s() >= end_s:
+                return outcome
+            await asyncio.sleep(self._pause_s)
 
     async def _ready(self, course: Course) -> Outcome:
         """For as long as something moves: a large model takes long, and one that hangs would for ever."""
         restarter, policy = self._parts.restarter, self._policy
-        began_s = moved_s = _now()
+        began_s = moved_s = now_s()
         before: object = None
+        ended = 0
         while True:
             look = await self._sight.look(course.engine)
             ready = is_ready(look)
             if ready:
-                return done(f"it answers, {_now() - began_s:.0f} s after its start", seconds=round(_now() - began_s, 1))
-            if restarter is not None and await restarter.is_running() is False:
-                return failed("its process ended before it was ready")
+                return done(f"it answers, {now_s() - began_s:.0f} s after its start", seconds=round(now_s() - began_s, 1))
+            # Of one that is replaced it is the old one that has ended. Twice: a start that is slow to show is no end.
+            if restarter is not None and not restarter.replaces:
+                ended = ended + 1 if await restarter.is_running() is False else 0
+                if ended >= 2:
+                    return failed("its process ended before it was ready")
             now = await self._parts.progress() if self._parts.progress is not None else None
             if now != before:
-                before, moved_s = now, _now()
+                before, moved_s = now, now_s()
             still_s = policy.start_still_s if self._parts.progress is not None else policy.start_within_s
-            if _now() - moved_s > still_s or _now() - began_s > policy.start_within_s:
-                return failed(f"not ready after {_now() - began_s:.0f} s, and nothing has moved for {_now() - moved_s:.0f} s")
+            if now_s() - moved_s > still_s or now_s() - began_s > policy.start_within_s:
+                return failed(f"not ready after {now_s() - began_s:.0f} s, and nothing has moved for {now_s() - moved_s:.0f} s")
             await asyncio.sleep(self._pause_s)
 
     async def _check(self, course: Course) -> Outcome:
@@ -237,10 +321,16 @@ class Hands:
             outcome = await door.undrain(course.epoch)
             if outcome.facts.get("stale"):
                 return done(f"somebody else drains it now: {outcome.says}")
-            # One that is down has no drain: a new process begins without one.
-            if not outcome.is_done and not await self._is_down():
-                return outcome
-            says.append("its gate takes work" if outcome.is_done else "it is down")
+            # One that is down has no drain: a new process begins without one. And one that was never drained needs no end.
+            if not outcome.is_done and Step.DRAIN in course.steps and not await self._is_down():
+                if not course.is_undoing or course.tries + 1 < TRIES[Step.UNDRAIN]:
+                    return outcome
+                await asyncio.sleep(
+                    min(LONGEST_LEASE_S, max(self._policy.lease_s, self._policy.stop_within_s + LEASE_MARGIN_S))
+                )
+            says.append(
+                "its gate takes work" if outcome.is_done else "its gate does not answer, and no lease of ours runs there"
+            )
         if balancer is not None:
             outcome = await balancer.put_back()
             if not outcome.is_done:
@@ -249,69 +339,15 @@ class Hands:
         return done(" and ".join(says) or "nothing had been taken out")
 
     async def _probation(self, course: Course) -> Outcome:
-        end_s = _now() + self._policy.probation_s
-        while _now() < end_s:
+        began_s = now_s()
+        old = troubles(
+            course.kind, self._sight.conditions(course.engine)
+        )  # of the process that was stopped, until they are over
+        while now_s() < began_s + self._policy.probation_s or (old and now_s() < began_s + OLD_TROUBLE_S):
             await asyncio.sleep(self._pause_s)
-            trouble = same_trouble(course.kind, self._sight.conditions(course.engine))
+            conditions = self._sight.conditions(course.engine)
+            old &= troubles(course.kind, conditions) if now_s() < began_s + OLD_TROUBLE_S else frozenset()
+            trouble = same_trouble(course.kind, conditions, spared=old)
             if trouble:
                 return failed(trouble)
         return done(f"no trouble of the kind in {self._policy.probation_s:.0f} s")
-
-    # Without stopping anything
-
-    async def _shed(self, course: Course) -> Outcome:
-        del course
-        if self._parts.door is None:
-            return failed("it has no gate")
-        return await self._parts.door.shed(self._policy.shed_wait_s, self._policy.shed_lease_s)
-
-    async def _hold(self, course: Course) -> Outcome:
-        """Renew while the queue grows; a guard that dies leaves it to the lease."""
-        renew_s = _now() + self._policy.shed_lease_s / 3
-        while True:
-            condition = self._sight.conditions(course.engine).get("saturated")
-            if condition is None or not condition.is_known:
-                return done("whether the queue still grows is not known")
-            if not condition.is_true:
-                return done("the queue does not grow any more")
-            if _now() >= renew_s:
-                outcome = await self._shed(course)
-                if not outcome.is_done:
-                    return done(f"it could not be renewed: {outcome.says}")
-                renew_s = _now() + self._policy.shed_lease_s / 3
-            await asyncio.sleep(self._pause_s)
-
-    async def _unshed(self, course: Course) -> Outcome:
-        del course
-        return failed("it has no gate") if self._parts.door is None else await self._parts.door.unshed()
-
-    async def _compact(self, course: Course) -> Outcome:
-        if self._parts.door is None:
-            return failed("it has no gate")
-        before = free_of(await self._sight.look(course.engine))
-        outcome = await self._parts.door.compact()
-        return outcome if before is None else outcome._replace(facts={**outcome.facts, "free_before": before})
-
-    async def _verify(self, course: Course) -> Outcome:
-        """More is free than before, at a look that is later than the probe's next figures."""
-        before, after = course.facts.get("free_before"), None
-        for _ in range(5):
-            await asyncio.sleep(self._pause_s)
-            after = free_of(await self._sight.look(course.engine))
-            if isinstance(before, int | float) and after is not None and after > before:
-                return done(f"{(after - before) / 2**20:.0f} MiB more are free", free_after=after)
-        if before is None or after is None:
-            return unsure("what is free on the device is not known")
-        return failed("no more is free than before", free_after=after)
-
-
-def free_of(look: Look | None) -> float | None:
-    """The least that is free on any of its devices."""
-    if look is None or look.reach is not Reach.ANSWERS or not look.workers:
-        return None
-    free = [worker.device_free for worker in look.workers]
-    return None if None in free else min(value for value in free if value is not None)
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

@@ -1,35 +1,48 @@
-"""usage: plimsoll guardctl status [ENGINE] [options]
-       plimsoll guardctl history [ENGINE] [options]
+"""usage: plimsoll guardctl status [ENGINE]
+       plimsoll guardctl history [ENGINE] [-n N] [--journal FILE]
+       plimsoll guardctl actions
+       plimsoll guardctl pause|resume [ENGINE] [--rung RUNG]
+       plimsoll guardctl drain|undrain|shed|compact|restart ENGINE [--yes]
 
-Asks a running guard: what holds now and what to do about it, or what changed.
+Asks a running guard: what holds now and what to do about it, what changed and what was done, what is under way. And tells one
+that acts (plimsoll guard --act) to do nothing any more, or to do something now; what speaks against it still does.
 
+  --rung RUNG           pause, resume: only shed, compact or restart, for every engine
+  --yes                 do it without asking back
+  -n, --limit N         history: only the newest N lines; default: 50
+  --journal FILE        history: from guard's journal itself, also where no guard runs
   --at URL              guard's API; default: http://127.0.0.1:9790
   --token-file FILE     its token; default: $PLIMSOLL_GUARD_TOKEN, else the one that a guard of this user left
-  --limit N             history: only the newest N changes; default: 50
   --timeout S           how long it may take; default: 10
   --json                what the API answered
 
-Exit codes: 0 all engines answer and nothing holds that matters, 1 something holds or an engine does not answer (status),
-2 a word or the token is wrong, 3 guard does not answer.
+Exit codes: 0 all engines answer and nothing holds that matters, or what was asked for is accepted; 1 something holds or an
+engine does not answer (status), it was refused, or the journal is damaged; 2 a word or the token is wrong; 3 guard does not
+answer, or it is not known whether it has heard.
 Read on: docs/guardctl.md
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
+from plimsoll.cli import guardctl_acts as acts
+from plimsoll.cli.guardctl_acts import plain as _plain
+from plimsoll.cli.options import Split, split_options
 from plimsoll.cli.output import show
 from plimsoll.doctor.trend_words import duration
 from plimsoll.errors import BadInput, WorldFailed
 
 USUAL = "http://127.0.0.1:9790"
 MOST_BYTES = 64 << 20
-LATER = ("pause", "resume", "drain", "undrain", "compact", "restart")
+MOST_ENTRIES = 1_000
+VERBS = ("status", "history", "actions", *acts.SWITCHES, *acts.ON_ENGINES)
+_OPTIONS = {"--rung": acts.SWITCHES, "--yes": acts.ON_ENGINES, "--limit": ("history",), "--journal": ("history",)}
 _MARKS = {"answers": "", "refused": "nobody listens there", "silent": "does not answer", "nonsense": "answers nonsense"}
 
 
@@ -38,27 +51,52 @@ def run(words: list[str]) -> int:
     if {"--help", "-h"} & set(words):
         show(__doc__.rstrip() if __doc__ else "")
         return 0
-    from plimsoll.cli.options import split_options
-
-    options = split_options(words, with_value=("--at", "--token-file", "--limit", "--timeout"), switches=("--json",))
+    known = ("--at", "--token-file", "--limit", "-n", "--timeout", "--rung", "--journal")
+    options = split_options(words, with_value=known, switches=("--json", "--yes"))
     rest = [*options.rest, *(options.verbatim or ())]
     if not rest:
         raise BadInput("say what: plimsoll guardctl status, or plimsoll guardctl history")
-    if rest[0] in LATER:
-        raise BadInput(f"guardctl {rest[0]} comes with a later release: guard only watches")
-    if rest[0] not in ("status", "history"):
-        raise BadInput(f"guardctl has no {rest[0][:40]!r}; it has: status, history")
-    if len(rest) > 2:
-        raise BadInput("one engine at most")
-    ask = Asker(options.values, os.environ)
+    if rest[0] not in VERBS:
+        raise BadInput(f"guardctl has no {rest[0][:40]!r}; it has: {', '.join(VERBS)}")
+    if len(rest) > 2 or (rest[0] == "actions" and len(rest) > 1):
+        raise BadInput("one engine at most" if rest[0] != "actions" else "actions shows those of all engines")
+    values = _values(rest[0], options)
     engine = rest[1] if len(rest) == 2 else None
-    is_json = "--json" in options.switches
+    if rest[0] in acts.ON_ENGINES and not engine:
+        raise BadInput(f"{rest[0]} which engine? plimsoll guardctl {rest[0]} ENGINE")
     try:
-        if rest[0] == "status":
-            return _status(ask, engine, is_json=is_json)
-        return _history(ask, engine, options.values, is_json=is_json)
+        return _do(rest[0], engine, values, is_json="--json" in options.switches, is_sure="--yes" in options.switches)
     except (KeyError, TypeError, AttributeError):
         raise WorldFailed("what answers there does not answer as this release's guard does") from None
+
+
+def _values(verb: str, options: Split) -> dict[str, str]:
+    values = dict(options.values)
+    if "-n" in values:
+        if values.get("--limit", values["-n"]) != values["-n"]:
+            raise BadInput("-n and --limit are the same: give one of them")
+        values["--limit"] = values.pop("-n")
+    for name, verbs in _OPTIONS.items():
+        if (name in values or name in options.switches) and verb not in verbs:
+            raise BadInput(f"{name} does not go with {verb}")
+    return values
+
+
+def _do(verb: str, engine: str | None, values: Mapping[str, str], *, is_json: bool, is_sure: bool) -> int:
+    limit = _number("--limit", values.get("--limit", "50"), 1_000)
+    if "--journal" in values:
+        return acts.journal_of(values["--journal"], limit, engine, is_json=is_json)
+    ask = Asker(values, os.environ)
+    if verb == "status":
+        return _status(ask, engine, is_json=is_json)
+    if verb == "history":
+        return _history(ask, engine, limit, is_json=is_json)
+    if verb == "actions":
+        return acts.actions(ask, is_json=is_json)
+    if verb in acts.SWITCHES:
+        return acts.switch(ask, verb, engine, values.get("--rung"), is_json=is_json)
+    assert engine is not None, "looked at before"
+    return acts.act(ask, verb, engine, is_sure=is_sure, is_json=is_json)
 
 
 class Asker:
@@ -73,27 +111,47 @@ class Asker:
 
     def get(self, path: str) -> dict[str, Any]:
         """One answer."""
+        return self.asked(path)[1]
+
+    def asked(self, path: str) -> tuple[int, dict[str, Any]]:
+        """The same, with its status: 200, or 503 of a guard that only observes."""
         from plimsoll.sources import http_get
 
         base = urlsplit(self._where.url).path.rstrip("/")
         bare, _, query = path.partition("?")
         where = self._where.at(base + bare, query)._replace(login=self._login)
         reply = http_get.get(where, most_bytes=MOST_BYTES, timeout_s=self._timeout_s)
-        try:
-            body = json.loads(reply.body)
-        except (ValueError, RecursionError):
-            body = None
-        said = str(body.get("error", ""))[:300] if isinstance(body, dict) else ""
-        if reply.status in (400, 401, 404, 421) and said:
-            raise BadInput(f"{where.shown}: {said}")
-        if reply.status != 200 or not isinstance(body, dict) or body.get("schema") != "plimsoll.guard/1":
-            raise WorldFailed(f"{where.shown}: answers {reply.status}, and not as guard does")
-        return body
+        return _read(where.shown, reply.status, reply.body, (200, 503))
+
+    def post(self, path: str, body: Mapping[str, str]) -> tuple[int, dict[str, Any]]:
+        """One wish: 200, 409 for a refusal, or 503 of a guard that only observes."""
+        from plimsoll.actuators.http_call import Lost, Server
+
+        headers, data = {"Authorization": self._login}, json.dumps(body).encode()
+        reply = asyncio.run(Server(self._where.url).call("POST", path, data, headers, self._timeout_s))
+        if isinstance(reply, Lost):
+            heard = "; it may have been heard all the same (guardctl actions)" if reply.was_sent else ""
+            raise WorldFailed(f"{self._where.shown}: {reply.why}{heard}")
+        return _read(self._where.shown, reply.status, reply.body, (200, 409, 503))
+
+
+def _read(shown: str, status: int, data: bytes, known: Sequence[int]) -> tuple[int, dict[str, Any]]:
+    """What guard said; BadInput for what it calls a mistake of ours, WorldFailed where no guard speaks."""
+    try:
+        body = json.loads(data)
+    except (ValueError, RecursionError):
+        body = None
+    said = str(body.get("error", ""))[:300] if isinstance(body, dict) else ""
+    if status in (400, 401, 404, 405, 421) and said:
+        raise BadInput(f"{shown}: {_plain(said)}")
+    if status not in known or not isinstance(body, dict) or body.get("schema") != "plimsoll.guard/1":
+        raise WorldFailed(f"{shown}: answers {status}, and not as guard does")
+    return status, body
 
 
 def _token(values: Mapping[str, str], environ: Mapping[str, str], url: str) -> str:
     from plimsoll.actuators import guard_token
-    from plimsoll.sources.guard_config import read_token
+    from plimsoll.sources.guard_values import read_token
 
     if "--token-file" in values:
         return read_token(values["--token-file"])
@@ -102,7 +160,7 @@ def _token(values: Mapping[str, str], environ: Mapping[str, str], url: str) -> s
     parts = urlsplit(url)
     left = guard_token.place(parts.port or 80, environ)
     if parts.hostname not in ("127.0.0.1", "localhost", "::1") or left is None or not left.exists():
-        raise BadInput("no token: give --token-file FILE or $PLIMSOLL_GUARD_TOKEN (no guard of this user left one there)")
+        raise BadInput("there is no token; give --token-file FILE or $PLIMSOLL_GUARD_TOKEN (no guard of this user left one)")
     return read_token(str(left))
 
 
@@ -156,7 +214,8 @@ def _detail(one: Mapping[str, Any]) -> list[str]:
         why = found["unknown"]
         when = [duration(found[key] or 0.0) for key in ("likely_s", "soonest_s", "latest_s")]
         said = f"none: {_plain(why)}" if why else f"in {when[0]} ({when[1]} to {when[2]})"
-        lines.append(f"runs out of {_plain(name)} memory: {said}")
+        what = "requests wait too long" if name == "queue" else f"runs out of {_plain(name)} memory"
+        lines.append(f"{what}: {said}")
     return lines
 
 
@@ -180,21 +239,16 @@ def _finding(one: Mapping[str, Any], before: str) -> list[str]:
     return [*lines, f"  read on plimsoll doctor --explain {one['code']}"]
 
 
-def _history(ask: Asker, engine: str | None, values: Mapping[str, str], *, is_json: bool) -> int:
-    query = {"limit": str(_number("--limit", values.get("--limit", "50"), 1_000))}
-    query |= {"engine": engine} if engine is not None else {}
+def _history(ask: Asker, engine: str | None, limit: int, *, is_json: bool) -> int:
+    """What changed and, of a guard that acts, what it did; in the order of time."""
+    query = {"limit": str(limit)} | ({"engine": engine} if engine is not None else {})
     body = ask.get(f"/history?{urlencode(query)}")
+    entries = acts.entries_of(ask.asked, MOST_ENTRIES) or []
+    entries = [row for row in entries if engine is None or row["engine"] == engine][-limit:]
     if is_json:
-        show(json.dumps(body, indent=2, ensure_ascii=False))
+        show(json.dumps({**body, "entries": entries}, indent=2, ensure_ascii=False))
         return 0
-    rows = [f"{_stamp(row['at'])} {_plain(row['sentence'])}" for row in body["changes"]]
-    show("\n".join(rows) or "nothing has changed since guard began")
+    rows = [(float(row["at"]), f"{acts.stamp(row['at'])} {_plain(row['sentence'])}") for row in body["changes"]]
+    rows = sorted([*rows, *acts.told(entries)], key=lambda row: row[0])[-limit:]
+    show("\n".join(line for _, line in rows) or "nothing has changed since guard began")
     return 0
-
-
-def _stamp(unix_s: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_s))
-
-
-def _plain(text: object) -> str:
-    return "".join(letter if letter.isprintable() else "?" for letter in str(text))

@@ -37,7 +37,7 @@ def without(leaving: Load, others: Sequence[Load], most_full: float) -> str | Un
     if not well:
         return "no other engine of its group is there to carry its load" if not others else "none of the others is well"
     figures = [(one.kv_usage, one.running, one.waiting) for one in (leaving, *well)]
-    if any(value is None for row in figures for value in row):
+    if any(value is None or not 0.0 <= value < float("inf") for row in figures for value in row):
         return Unknown("how much they carry is not known of all of them")
     usage, running, waiting = (sum(row[place] or 0.0 for row in figures) for place in range(3))
     queued = [one.engine for one in well if (one.waiting or 0.0) > max(1.0, 0.1 * (one.running or 0.0))]
@@ -46,7 +46,7 @@ def without(leaving: Load, others: Sequence[Load], most_full: float) -> str | Un
     full = usage / len(well)
     if full > most_full:
         return f"the KV cache of the others would be {full:.0%} full, {most_full:.0%} is allowed"
-    seen = [one.most_running for one in well if one.most_running is not None]
+    seen = [one.most_running for one in well if one.most_running is not None and one.most_running >= 0.0]
     if len(seen) == len(well) and running + waiting > RUNNING_MOST * sum(seen) and running + waiting > len(well):
         return f"{running + waiting:.0f} requests would run on {len(well)}, which were seen with {sum(seen):.0f} at most"
     return ""

@@ -25,6 +25,7 @@ class Course(NamedTuple):
     end: End | None = None  # how it will end, once it is certain
     facts: Mapping[str, Any] = {}  # what its steps found out
     epoch: int = 0
+    is_taken_over: bool = False  # begun by a guard that is no more: what it did last is not known
 
     @property
     def is_over(self) -> bool:
@@ -40,7 +41,9 @@ class Course(NamedTuple):
             return self.end is End.HELD
         if self.step is None:
             return self.end is End.HELD
-        return self.steps.index(self.step) >= self.steps.index(Step.STOP) + (not self.is_begun and self.step is Step.STOP)
+        if self.step is Step.STOP:
+            return self.is_begun or self.tries > 0  # tried, with whatever outcome
+        return self.steps.index(self.step) > self.steps.index(Step.STOP)
 
     def begun(self) -> Course:
         """Its step is begun."""
@@ -50,7 +53,10 @@ class Course(NamedTuple):
         """Its step has ended so."""
         assert self.step is not None, "an action that is over has no step"
         tries = self.tries + 1
-        found = follows(self.steps, self.step, is_done=is_done, tries=tries, is_undoing=self.is_undoing)
+        is_untouched = bool((facts or {}).get("untouched"))  # of this outcome alone, not of one before it
+        found = follows(
+            self.steps, self.step, is_done=is_done, tries=tries, is_undoing=self.is_undoing, is_untouched=is_untouched
+        )
         known = {**self.facts, **(facts or {})}
         epoch = int(known.get("epoch", self.epoch) or 0)
         again = found.step is self.step and found.is_undoing is self.is_undoing
@@ -64,15 +70,29 @@ class Course(NamedTuple):
         return self.end if self.end is not None else found.end
 
     def taken_over(self) -> Course:
-        """For a guard that finds it open: back where nothing was stopped yet, on where something was."""
-        if self.is_over or self.is_undoing:
-            return self._replace(tries=0, is_begun=False)
-        if self.grade is not Grade.RESTART:
-            first = Step.UNSHED if self.grade is Grade.SHED else Step.UNLOCK
-            return self._replace(step=first, tries=0, is_begun=False, end=None if self.grade is Grade.SHED else End.UNDONE)
+        """For a guard that finds it open: back where nothing was stopped yet, on where something was.
+
+        A lock is not given back: the earlier guard's is gone with it, or ends by itself.
+        """
+        again = self._replace(tries=0, is_begun=False, is_taken_over=True)
+        if self.is_over:
+            return again
+        if self.is_undoing:
+            return again if self.step is not Step.UNLOCK else again._replace(step=None, end=self.end or End.UNDONE)
         if self.is_down:
-            return self._replace(tries=0, is_begun=False)
-        return self._replace(step=UNDO[0], tries=0, is_begun=False, is_undoing=True)
+            return again if self.step is not Step.UNLOCK else again._replace(step=Step.PROBATION)
+        if not self._has_changed_anything:
+            return again._replace(step=None, end=End.DONE if self.step is Step.UNLOCK else End.UNDONE)
+        return again._replace(step=Step.UNSHED) if self.grade is Grade.SHED else again._replace(step=UNDO[0], is_undoing=True)
+
+    @property
+    def _has_changed_anything(self) -> bool:
+        """Whether the step was begun from which on there is something to take back; a compaction leaves nothing."""
+        first = next((step for step in self.steps if step in (Step.LEAVE, Step.DRAIN, Step.SHED)), None)
+        if first is None or self.step is None:
+            return False
+        place, begins = self.steps.index(self.step), self.steps.index(first)
+        return place > begins or (place == begins and self.is_begun)
 
 
 def opened(action: str, engine: str, grade: Grade, kind: str, *, is_broken: bool) -> Course:
@@ -111,7 +131,9 @@ def _read(entry: Entry) -> Course | None:
         return None
     if steps not in COURSES.get(grade, ()):
         return None  # of another version of guard: its steps are not ours
-    return Course(entry.action, entry.engine, grade, str(fields.get("kind", "")), steps, steps[0])
+    facts = fields.get("facts")
+    course = Course(entry.action, entry.engine, grade, str(fields.get("kind", "")), steps, steps[0])
+    return course._replace(facts=facts) if isinstance(facts, dict) else course
 
 
 def _moved(course: Course, entry: Entry) -> Course:

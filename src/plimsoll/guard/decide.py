@@ -16,6 +16,7 @@ from plimsoll.guard.steps import ABOUT, BROKEN, COURSES, SERVING, Step
 
 BROKEN_KINDS = frozenset({"dead", "wedged", "hung"})
 """An engine of which one of these holds serves nobody: to stop it loses nothing."""
+ASKED = "asked"  # in place of a condition: a person wants it
 ORDER = (Grade.RESTART, Grade.COMPACT, Grade.SHED)
 _STALE_LOOKS = 3.5
 
@@ -135,12 +136,19 @@ def wanted_of(engine: Engine) -> tuple[str, Grade] | None:
 
 def consider(view: View, policy: ActPolicy, engine: Engine, grade: Grade, kind: str, why: str) -> Decision:
     """A plan for this remedy, or the first reason against it."""
-    is_broken = kind in BROKEN_KINDS
+    is_broken = serves_nobody(engine, kind)
     for reason, says in _against(view, policy, engine, grade, kind):
         if says:
             return Refusal(engine.name, grade, kind, reason, says)
     steps = COURSES[grade][0] if grade is not Grade.RESTART else BROKEN if is_broken else SERVING
     return Plan(engine.name, grade, kind, why, steps)
+
+
+def serves_nobody(engine: Engine, kind: str) -> bool:
+    """Whether it is about an engine that serves nobody; what a person asks for is not: then its conditions say it."""
+    if kind in BROKEN_KINDS:
+        return True
+    return kind == ASKED and any(engine.conditions[one].is_true for one in BROKEN_KINDS & engine.conditions.keys())
 
 
 def _against(view: View, policy: ActPolicy, engine: Engine, grade: Grade, kind: str) -> list[tuple[str, str]]:
@@ -151,11 +159,21 @@ def _against(view: View, policy: ActPolicy, engine: Engine, grade: Grade, kind: 
         ("RungOff", "" if grade in policy.rungs else f"{grade} is not among the rungs of its configuration"),
         ("OnlyObserved", engine.only_observed),
         ("Unknown", _unknown(engine)),
-        ("NoGate", "" if engine.has_gate or grade is Grade.RESTART else "it has no gate that could do it"),
+        ("NoGate", _no_gate(policy, engine, grade, kind)),
     ]
     if grade is Grade.RESTART:
         rules += _against_restart(view, policy, engine, kind)
     return rules
+
+
+def _no_gate(policy: ActPolicy, engine: Engine, grade: Grade, kind: str) -> str:
+    if engine.has_gate:
+        return ""
+    if grade is not Grade.RESTART:
+        return "it has no gate that could do it"
+    if serves_nobody(engine, kind) or policy.stragglers == "stop":
+        return ""
+    return "it has no gate, and without one nobody can say when it is idle"
 
 
 def _paused(switches: Switches, engine: Engine, grade: Grade) -> str:
@@ -176,16 +194,17 @@ def _unknown(engine: Engine) -> str:
 def _against_restart(view: View, policy: ActPolicy, engine: Engine, kind: str) -> list[tuple[str, str]]:
     others = [one for one in view.engines if one.group == engine.group and one.name != engine.name]
     away = [one.name for one in others if one.is_away]
+    is_broken = serves_nobody(engine, kind)
     budget = spent(view.restarts, engine.name, policy, view.now)
     return [
         ("NoRestarter", "" if engine.has_restarter else "guard was not told how to restart it"),
         ("SickCard", _sick(engine)),
         ("CrashLoop", _loops(engine, kind)),
         ("BudgetSpent", budget.says),
-        ("Hours", _hours(view, policy, kind)),
+        ("Hours", _hours(view, policy, is_broken=is_broken)),
         ("Rollout", _rollout(others, policy)),
         ("TooManyAway", f"{away[0]} is away already, {policy.most_away} may be" if len(away) >= policy.most_away else ""),
-        ("OthersCannotCarry", _capacity(engine, others, policy, kind)),
+        ("OthersCannotCarry", _capacity(engine, others, policy, is_broken=is_broken)),
     ]
 
 
@@ -208,8 +227,8 @@ def _loops(engine: Engine, kind: str) -> str:
     return ""
 
 
-def _hours(view: View, policy: ActPolicy, kind: str) -> str:
-    if not policy.hours or (policy.broken_any_time and kind in BROKEN_KINDS):
+def _hours(view: View, policy: ActPolicy, *, is_broken: bool) -> str:
+    if not policy.hours or (policy.broken_any_time and is_broken):
         return ""
     return "" if any(hours.holds(view.minute) for hours in policy.hours) else "it is outside the hours in which it may"
 
@@ -219,8 +238,8 @@ def _rollout(others: Sequence[Engine], policy: ActPolicy) -> str:
     return f"a rollout is under way: {fresh[0]} has just been changed" if fresh else ""
 
 
-def _capacity(engine: Engine, others: Sequence[Engine], policy: ActPolicy, kind: str) -> str:
-    if kind in BROKEN_KINDS:
+def _capacity(engine: Engine, others: Sequence[Engine], policy: ActPolicy, *, is_broken: bool) -> str:
+    if is_broken:
         return ""  # it carries nothing: the others have its load already
     if policy.may_be_last and not others:
         return ""

@@ -10,6 +10,7 @@ from plimsoll.domain.outcome import Outcome, done, failed
 from plimsoll.guard.policy import GRADES
 
 HEALTHY = 200
+CLOCK_S = 5.0  # by so much the beginning of one and the same process may seem to move, when the wall clock is set
 LOWER = 0.95  # of what the last start had, below which it is worth a word
 
 
@@ -31,6 +32,12 @@ def kv_tokens(look: Look | None) -> float | None:
     return float(blocks) * float(size) if blocks.isdecimal() and size.isdecimal() and len(blocks + size) < 30 else None
 
 
+def was_restarted(look: Look | None, before: object) -> bool:
+    """Whether it began later than it says it had before; False where either is not known."""
+    began = None if look is None else look.started_unix_s
+    return began is not None and isinstance(before, int | float) and began > before + CLOCK_S
+
+
 def enough_cache(look: Look | None, context: float | None, before: object) -> Outcome:
     """Held back only where the longest request that it lets in does not fit; less than at the last start is told."""
     tokens = kv_tokens(look)
@@ -43,9 +50,21 @@ def enough_cache(look: Look | None, context: float | None, before: object) -> Ou
     return done(f"its KV cache holds {tokens:,.0f} tokens", kv_tokens=tokens)
 
 
-def same_trouble(kind: str, conditions: Mapping[str, Condition]) -> str:
-    """Why a restart did not help: the same condition holds again, or one that leads to a restart; "" while neither does."""
-    for name in (kind, "dead", "wedged", "hung", "loop"):
+def troubles(kind: str, conditions: Mapping[str, Condition]) -> frozenset[str]:
+    """Which of the conditions hold that speak against a restart: its own, and those that lead to one."""
+    return frozenset(name for name in (kind, "dead", "wedged", "hung", "loop") if same_trouble(kind, conditions, only=name))
+
+
+def same_trouble(
+    kind: str, conditions: Mapping[str, Condition], *, only: str = "", spared: frozenset[str] = frozenset()
+) -> str:
+    """Why a restart did not help: the same condition holds again, or one that leads to a restart; "" while neither does.
+
+    `spared` are those that held when it came back: what was said of the old process is over a while later.
+    """
+    for name in (only,) if only else (kind, "dead", "wedged", "hung", "loop"):
+        if name in spared:
+            continue
         condition = conditions.get(name)
         if condition is not None and condition.is_true and (name in GRADES or name == "loop"):
             return condition.message

@@ -105,13 +105,26 @@ class Next(NamedTuple):
     is_undoing: bool = False
 
 
-def follows(course: tuple[Step, ...], step: Step, *, is_done: bool | None, tries: int = 1, is_undoing: bool = False) -> Next:
-    """What follows a step that was tried so often and is done, not done, or nobody knows."""
+def follows(
+    course: tuple[Step, ...],
+    step: Step,
+    *,
+    is_done: bool | None,
+    tries: int = 1,
+    is_undoing: bool = False,
+    is_untouched: bool = False,
+) -> Next:
+    """What follows a step that was tried so often and is done, not done, or nobody knows.
+
+    `is_untouched`: a stop that was not done, and it is certain that the engine runs as before.
+    """
     if is_undoing:
         return _back(step, is_done=is_done, tries=tries)
     if is_done or step in _NEVER_STOPS:
         place = course.index(step) + 1
         return Next(course[place]) if place < len(course) else Next(None, End.DONE)
+    if is_untouched and step is Step.STOP and is_done is False:
+        return Next(UNDO[0], is_undoing=True)
     if tries < TRIES.get(step, 1):
         return Next(step)
     if step is Step.LOCK:
@@ -134,7 +147,8 @@ def _back(step: Step, *, is_done: bool | None, tries: int) -> Next:
     if not is_done and tries < TRIES.get(step, 1):
         return Next(step, is_undoing=True)
     if step is Step.UNDRAIN:
-        return Next(Step.UNLOCK, is_undoing=True)
+        # What could not be put back is out of service and nobody's: a person has to know.
+        return Next(Step.UNLOCK, None if is_done else End.HELD, is_undoing=True)
     return Next(None, End.UNDONE, is_undoing=True)
 
 

@@ -33,6 +33,8 @@ class What(StrEnum):
     UNLISTED = "unlisted"
     TROUBLE = "trouble"  # the engine is there, and something that it could tell cannot be had
     MENDED = "mended"
+    ACTED = "acted"  # guard did something, or says why it does not
+    NEEDS = "needs-a-person"  # guard can do no more
 
 
 class Told(NamedTuple):
@@ -107,7 +109,7 @@ def sentence(told: Told) -> str:
     """One change in words."""
     name, message = clean(told.engine), short(told.message)
     if told.condition is None:
-        return f"{name}: {message}"
+        return f"{name or 'guard'}: {message}"
     what = label(told.condition)
     if told.what is What.BEGINS:
         title = f"{told.finding.title} ({what})" if told.finding is not None else f"{what} holds"
@@ -243,16 +245,19 @@ def status_line(views: Sequence[EngineView], troubles: Sequence[Trouble] = ()) -
         blind = sum(1 for view in views if view not in unseen and not _is_known_well(view))
         well = "nothing is watched" if not views else "all well"
         if blind:
-            well = f"no trouble is known; whether {blind} of them {'is' if blind == 1 else 'are'} stuck is not known"
+            who = "it is" if len(views) == 1 else f"{blind} of them {'is' if blind == 1 else 'are'}"
+            well = f"no trouble is known, but not whether {who} stuck"
         return f"{said}; {'no other trouble is known' if unseen else well}{after}"
     return f"{said}; {', '.join(held[:5])}" + (f" and {len(held) - 5} more" if len(held) > 5 else "") + after
 
 
 def alert(told: Told, *, starts_unix_s: float, lasts_s: float) -> dict[str, object] | None:
     """The change as Alertmanager's API v2 takes an alert; None for one that is no alert. `lasts_s`: until it is sent again."""
-    if told.what in (What.LISTED, What.UNLISTED, What.TROUBLE, What.MENDED) and told.condition is None:
+    if told.what in (What.LISTED, What.UNLISTED, What.TROUBLE, What.MENDED, What.ACTED) and told.condition is None:
         return None
-    if told.condition is None:
+    if told.what is What.NEEDS:
+        name, severity, is_over = "guard.needs-a-person", "critical", False
+    elif told.condition is None:
         name, severity, is_over = "guard.unreachable", "warning", told.what is not What.UNREACHABLE
     else:
         code = code_of(told.condition.kind)

@@ -7,8 +7,15 @@ from typing import Any
 from plimsoll.domain.finding import Code, Severity
 from plimsoll.domain.look import Reach
 from plimsoll.guard.grades import Grade
+from plimsoll.guard.steps import Step
 from plimsoll.report.guard import SCHEMA, What
 
+RUNGS = [str(grade) for grade in Grade if grade.is_action]
+VERBS = {
+    "drain": "take it out of service until it is asked back, an hour at most", "undrain": "put it back",
+    "compact": "give back what torch does not use", "restart": "drain it, stop it, start it",
+    "shed": "refuse new work that would wait too long, while the queue grows",
+}  # fmt: skip
 _TEXT = {"type": "string"}
 _MAYBE_TEXT = {"type": ["string", "null"]}
 _MAYBE_NUMBER = {"type": ["number", "null"]}
@@ -122,7 +129,28 @@ _SCHEMAS = {
     "Conditions": _whole({"conditions": _list("Condition")}),
     "Findings": _whole({"findings": _list("EngineFinding")}),
     "History": _whole({"told": _COUNT, "changes": _list("Change")}),
-}
+    "Action": _object({
+        "engine": _TEXT, "action": _TEXT, "grade": {"enum": [str(one) for one in Grade]}, "kind": _TEXT,
+        "step": {"enum": [*(str(one) for one in Step), None]}, "undoing": {"type": "boolean"}, "since": _MAYBE_NUMBER,
+    }),
+    "Actions": _whole({
+        "actions": _list("Action"),
+        "paused": _object({"all": {"type": "boolean"}, "engines": _TEXTS, "rungs": _TEXTS}),
+        "trouble": _TEXT,
+    }),
+    "Entry": _object({
+        "number": _COUNT, "at": {"type": "number"}, "kind": _TEXT, "engine": _TEXT, "action": _TEXT, "step": _TEXT,
+        "fields": {"type": "object"},
+    }),
+    "Journal": _whole({"entries": _list("Entry"), "wrong": _TEXTS}),
+    "Switch": {
+        "type": "object", "additionalProperties": False, "properties": {"engine": _TEXT, "rung": {"enum": ["", *RUNGS]}},
+    },
+    "Nothing": {"type": "object", "additionalProperties": False},
+    "Accepted": _whole({"accepted": {"const": True}, "plan": _TEXTS, "says": _TEXT}),
+    "Refused": _whole({"accepted": {"const": False}, "reason": _TEXT, "says": _TEXT}),
+    "Observes": _whole({"says": _TEXT}),
+}  # fmt: skip
 
 
 def _get(summary: str, schema: str | None, *parameters: dict[str, Any], content: str = "application/json") -> dict[str, Any]:
@@ -134,6 +162,25 @@ def _get(summary: str, schema: str | None, *parameters: dict[str, Any], content:
         answers[status] = {"description": says, "content": {"application/json": {"schema": _ref("Error")}}}
     found: dict[str, Any] = {"summary": summary, "responses": answers}
     return {"get": {**found, "parameters": list(parameters)} if parameters else found}
+
+
+def _post(summary: str, schema: str, *parameters: dict[str, Any]) -> dict[str, Any]:
+    """A wish: what is posted, and what may become of it."""
+    found = _get(summary, "Accepted", *parameters)["get"]
+    answers = (
+        ("409", "refused, with a reason", "Refused"), ("503", "this guard only observes", "Observes"),
+        ("411", "no length", "Error"), ("413", "too long", "Error"), ("415", "not JSON", "Error"),
+    )  # fmt: skip
+    for status, says, name in answers:
+        found["responses"][status] = {"description": says, "content": {"application/json": {"schema": _ref(name)}}}
+    found["requestBody"] = {"required": False, "content": {"application/json": {"schema": _ref(schema)}}}
+    return {"post": found}
+
+
+def _acting(question: dict[str, Any]) -> dict[str, Any]:
+    says = {"description": "this guard only observes", "content": {"application/json": {"schema": _ref("Observes")}}}
+    question["get"]["responses"]["503"] = says
+    return question
 
 
 def _query(name: str, says: str) -> dict[str, Any]:
@@ -154,7 +201,7 @@ def document(version: str) -> dict[str, Any]:
     return {
         "openapi": "3.1.0",
         "info": {
-            "title": "plimsoll guard", "version": version, "description": "What guard sees and how it judges it. It only reads."
+            "title": "plimsoll guard", "version": version, "description": "What guard sees, how it judges it, and what it does."
         },
         "security": [{"token": []}],
         "paths": {
@@ -168,6 +215,11 @@ def document(version: str) -> dict[str, Any]:
             "/history": _get("the last 1,000 changes", "History", _BY_ENGINE, _query("limit", "only so many, the newest")),
             "/metrics": _get("guard's own metrics", None, content="text/plain"),
             "/openapi.json": _get("this document", None),
+            "/v1/actions": _acting(_get("what is under way, and what is paused", "Actions")),
+            "/v1/journal": _acting(_get("what was done, the newest last", "Journal", _query("last", "so many, 1 to 1000"))),
+            "/v1/pause": _post("do nothing any more: at all, to one engine, or of one rung", "Switch"),
+            "/v1/resume": _post("the reverse", "Switch"),
+            **{f"/v1/engines/{{name}}/{verb}": _post(says, "Nothing", name) for verb, says in VERBS.items()},
         },
         "components": {
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},

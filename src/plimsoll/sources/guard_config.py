@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import stat
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,14 +12,15 @@ from urllib.parse import urlsplit
 
 from plimsoll.errors import BadInput
 from plimsoll.sources.discovery import Kubernetes, Target, named
+from plimsoll.sources.guard_act_config import ActReader
+from plimsoll.sources.guard_act_types import Act, EngineAct, LockAt, Own
+from plimsoll.sources.guard_keys import key, names
+from plimsoll.sources.guard_values import Values
 from plimsoll.sources.http_get import address
 from plimsoll.sources.toml_lines import Lines
 
 MOST_BYTES = 4 << 20
-MOST_TOKEN_BYTES = 4_096
-SHORTEST_TOKEN = 16
-_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-_TABLES = ("engine", "discover", "prometheus", "policy", "notify", "api")
+_TABLES = ("engine", "discover", "prometheus", "policy", "notify", "api", "act", "lock", "own")
 _LONGEST_SOCKET = 107  # bytes of a path that the kernel takes
 _BLANKS = ("host", "port", "name")  # that a template may hold in braces
 
@@ -81,6 +81,10 @@ class GuardConfig(NamedTuple):
     lines: Lines = Lines("")
     prometheus: Prometheus | None = None
     warnings: tuple[str, ...] = ()  # what is not wrong and still should be said
+    act: Act | None = None  # None: nothing is said of acting
+    lock: LockAt | None = None  # None: a file beside the journal
+    acting: Mapping[str, EngineAct] = {}  # by the engine's name: what may be done to it, and how
+    own: Own = Own()
 
     def refuse(self, message: str, *path: str | int) -> BadInput:
         """An error about a place in the file."""
@@ -107,7 +111,7 @@ def config_in(text: str, name: str) -> GuardConfig:
     """The configuration in a text; paths in it are relative to the folder of `name`."""
     try:
         tables = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # TOMLDecodeError, and Python's own for a number of thousands of digits
         raise BadInput(_not_toml(name, str(error), text)) from None
     except RecursionError:
         raise BadInput(f"{name}, line 1: nested too deeply") from None
@@ -121,30 +125,33 @@ def _not_toml(name: str, said: str, text: str) -> str:
     return f"{name}, line {line}: not TOML: {reason[:200]}"
 
 
-class _Reader:
-    """One file: every question it asks of a value knows the value's place."""
-
-    def __init__(self, name: str, tables: dict[str, Any], lines: Lines) -> None:
-        self._name, self._tables, self._lines = name, tables, lines
-        self._folder = Path(name).parent
-        self._warnings: dict[str, None] = {}
+class _Reader(Values):
+    """One file."""
 
     def config(self) -> GuardConfig:
         self._known((), self._tables, _TABLES)
         engines = self._list(("engine",), self._tables.get("engine", []))
-        notify = self._table(("notify",), self._tables.get("notify", {}), ("webhook", "repeat"))
+        notify = self._table(("notify",), self._tables.get("notify", {}), names("notify"))
         policy = self._table(("policy",), self._tables.get("policy", {}))
         targets = [self._engine(("engine", number), table) for number, table in enumerate(engines)]
         self._unique(targets)
         webhook = self._url(("notify", "webhook"), notify["webhook"]) if "webhook" in notify else None
-        repeat_s = self._seconds(("notify", "repeat"), notify.get("repeat", 3600.0), 60.0, 86_400.0)
+        repeat_s = self._usual_seconds("notify", "repeat", notify)
         discover, api, prometheus = self._discover(), self._api(), self._prometheus(engines, targets)
+        acts = ActReader(self._name, self._tables, self._lines, self._warnings)
+        act, lock, own = acts.act(), acts.lock(), acts.own()
+        acting = {target.name: acts.engine(("engine", number), engines[number]) for number, target in enumerate(targets)}
         return GuardConfig(
-            self._name, tuple(targets), discover, policy, webhook, repeat_s, api, self._lines, prometheus, tuple(self._warnings)
-        )
+            self._name, tuple(targets), discover, policy, webhook, repeat_s, api, self._lines, prometheus,
+            tuple(self._warnings), act, lock, acting, own,
+        )  # fmt: skip
+
+    def _usual_seconds(self, table: str, name: str, row: Mapping[str, Any]) -> float:
+        about = key(table, name)
+        return self._seconds((table, name), row.get(name, about.default), about.low, about.high)
 
     def _engine(self, place: tuple[str | int, ...], table: Any) -> Target:
-        row = self._table(place, table, ("url", "name", "token_file", "canary", "plan", "gate", "api_key_file", "instance"))
+        row = self._table(place, table, names("engine"))
         if "url" not in row:
             raise self._wrong(place, 'an [[engine]] needs its url = "http://HOST:PORT"')
         url = self._url((*place, "url"), row["url"])
@@ -167,8 +174,7 @@ class _Reader:
             seen[target.name] = number
 
     def _discover(self) -> Discover:
-        known = ("file_sd", "http_sd", "kubernetes", "every", "token_file", "canary", "api_key_file")
-        row = self._table(("discover",), self._tables.get("discover", {}), known)
+        row = self._table(("discover",), self._tables.get("discover", {}), names("discover"))
         files = self._texts(("discover", "file_sd"), row.get("file_sd", []))
         for one in files:
             if not one.endswith((".json", ".yml", ".yaml")):
@@ -178,7 +184,7 @@ class _Reader:
             tuple(str(self._folder / one) for one in files),
             tuple(self._url(("discover", "http_sd"), one) for one in urls),
             self._kubernetes(row["kubernetes"]) if "kubernetes" in row else None,
-            self._seconds(("discover", "every"), row.get("every", 30.0), 1.0, 3600.0),
+            self._usual_seconds("discover", "every", row),
             self._token(("discover", "token_file"), row.get("token_file")),
             self._canary(("discover", "canary"), row.get("canary")),
             self._token(("discover", "api_key_file"), row.get("api_key_file"), shortest=1),
@@ -194,7 +200,7 @@ class _Reader:
                 if "instance" in row:
                     raise self._wrong(("engine", number, "instance"), "instance is a label of [prometheus], and there is none")
             return None
-        row = self._table(("prometheus",), self._tables["prometheus"], ("url", "labels", "instance"))
+        row = self._table(("prometheus",), self._tables["prometheus"], names("prometheus"))
         if "url" not in row:
             raise self._wrong(("prometheus",), '[prometheus] needs its url = "http://HOST:PORT"')
         labels = self._table(("prometheus", "labels"), row.get("labels", {}))
@@ -216,7 +222,7 @@ class _Reader:
         place = ("discover", "kubernetes")
         if isinstance(value, str):
             value = {"selector": value}
-        row = self._table(place, value, ("selector", "namespace", "port"))
+        row = self._table(place, value, names("discover.kubernetes"))
         selector = self._text((*place, "selector"), row.get("selector", ""))
         if not selector:
             raise self._wrong(place, 'kubernetes needs a label selector: selector = "app=vllm"')
@@ -229,7 +235,7 @@ class _Reader:
         return Kubernetes(selector, namespace, port)
 
     def _api(self) -> Api:
-        row = self._table(("api",), self._tables.get("api", {}), ("listen", "token_file", "hosts"))
+        row = self._table(("api",), self._tables.get("api", {}), names("api"))
         token = self._token(("api", "token_file"), row.get("token_file"))
         host, port = Api().host, Api().port
         if "listen" in row:
@@ -242,48 +248,6 @@ class _Reader:
         hosts = tuple(one.lower() for one in self._texts(("api", "hosts"), row.get("hosts", [])))
         return Api(host, port, token, hosts, "listen" in row)
 
-    # Values
-
-    def _wrong(self, place: Sequence[str | int], message: str) -> BadInput:
-        return BadInput(f"{self._name}, line {self._lines.of(*place)}: {message}")
-
-    def _known(self, place: tuple[str | int, ...], table: Mapping[str, Any], known: Sequence[str]) -> None:
-        for key in table:
-            if key not in known:
-                where = f"[{'.'.join(str(part) for part in place if isinstance(part, str))}] has" if place else "there is"
-                raise self._wrong((*place, key), f"{where} no {key[:40]!r}; known: {', '.join(known)}")
-
-    def _table(self, place: tuple[str | int, ...], value: Any, known: Sequence[str] | None = None) -> dict[str, Any]:
-        if not isinstance(value, dict):
-            raise self._wrong(place, f"[{place[0]}] is a table")
-        if known is not None:
-            self._known(place, value, known)
-        return value
-
-    def _list(self, place: tuple[str | int, ...], value: Any) -> list[Any]:
-        if not isinstance(value, list):
-            raise self._wrong(place, f"write [[{place[0]}]], once for each")
-        return value
-
-    def _text(self, place: tuple[str | int, ...], value: Any) -> str:
-        if not isinstance(value, str) or len(value) > 1_000 or not value.isprintable():
-            raise self._wrong(place, f"{place[-1]} is a text on one line")
-        return value
-
-    def _texts(self, place: tuple[str | int, ...], value: Any) -> tuple[str, ...]:
-        values = [value] if isinstance(value, str) else value
-        if not isinstance(values, list):
-            raise self._wrong(place, f"{place[-1]} is a text or a list of texts")
-        return tuple(self._text(place, one) for one in values)
-
-    def _url(self, place: tuple[str | int, ...], value: Any) -> str:
-        text = self._text(place, value)
-        try:
-            address(text)
-        except BadInput as error:
-            raise self._wrong(place, str(error)) from None
-        return text.strip()
-
     def _gate(self, place: tuple[str | int, ...], value: Any) -> str:
         """Where a gate listens: an address, or a socket of this machine."""
         text = self._text(place, value)
@@ -294,31 +258,11 @@ class _Reader:
             raise self._wrong(place, f"a socket is unix:/PATH, of {_LONGEST_SOCKET} letters at most")
         return text
 
-    def _seconds(self, place: tuple[str | int, ...], value: Any, low: float, high: float) -> float:
-        try:
-            seconds = seconds_in(value)
-        except BadInput as error:
-            raise self._wrong(place, f"{place[-1]}: {error}") from None
-        if not low <= seconds <= high:
-            raise self._wrong(place, f"{place[-1]} must lie between {low:g} and {high:g} s, not {seconds:g}")
-        return seconds
-
     def _canary(self, place: tuple[str | int, ...], value: Any) -> float | None:
         if value is None or value is False:
             return None
-        return 30.0 if value is True else self._seconds(place, value, 5.0, 60.0)
-
-    def _token(self, place: tuple[str | int, ...], value: Any, shortest: int = SHORTEST_TOKEN) -> str | None:
-        if value is None:
-            return None
-        path = self._folder / Path(self._text(place, value)).expanduser()
-        try:
-            token = read_token(str(path), shortest)
-        except BadInput as error:
-            raise self._wrong(place, str(error)) from None
-        if is_open_to_all(str(path)):
-            self._warnings[open_to_all(str(path))] = None
-        return token
+        about = key("engine", "canary")
+        return 30.0 if value is True else self._seconds(place, value, about.low, about.high)
 
     def _plan(self, place: tuple[str | int, ...], value: Any) -> tuple[float, float, float]:
         path = self._folder / self._text(place, value)
@@ -332,44 +276,6 @@ class _Reader:
         except (ValueError, KeyError, TypeError, ZeroDivisionError, RecursionError):
             raise self._wrong(place, f"{path}: not a plan with a KV cache, as plimsoll plan --json prints it") from None
         return found
-
-
-def read_token(path: str, shortest: int = SHORTEST_TOKEN) -> str:
-    """The token in a file: one word, not short; BadInput never shows any of it."""
-    try:
-        with Path(path).open("rb") as file:
-            token = file.read(MOST_TOKEN_BYTES + 1).strip()
-    except OSError as error:
-        raise BadInput(f"{path}: {error.strerror or 'cannot be read'}") from None
-    if len(token) > MOST_TOKEN_BYTES or not re.fullmatch(rb"[\x21-\x7e]+", token):
-        raise BadInput(f"{path}: holds no token: one word of printable letters")
-    if len(token) < shortest:
-        raise BadInput(f"{path}: a token has {shortest} letters at least")
-    return token.decode("ascii")
-
-
-def is_open_to_all(path: str) -> bool:
-    """Whether every user of this machine can read it."""
-    try:
-        return bool(Path(path).stat().st_mode & stat.S_IROTH)
-    except OSError:
-        return False
-
-
-def open_to_all(path: str) -> str:
-    """What is said of such a file."""
-    return f"{path}: every user of this machine can read this secret; chmod 600, or systemd's LoadCredential="
-
-
-def seconds_in(value: Any) -> float:
-    """5, "5s", "2m" or "1h" in seconds."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
-    found = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*([a-z]{0,2})\s*", value) if isinstance(value, str) else None
-    factor = None if found is None else {**_SECONDS, "": 1.0}.get(found[2])
-    if found is None or factor is None:
-        raise BadInput(f"{str(value)[:40]!r} is no time; write 30s, 5m or 2h")
-    return float(found[1]) * factor
 
 
 def listen_of(text: str) -> tuple[str, int] | None:

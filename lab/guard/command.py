@@ -1,0 +1,164 @@
+"""`plimsoll guard --act` and `guardctl` as processes, for tests: what is typed, and what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lab.engine.server import free_port
+from lab.guard.farm import TOKEN
+from plimsoll.actuators.journal_read import read_history
+from plimsoll.domain.journal_entry import CLOSED, INTENT, OUTCOME, Entry
+
+API_TOKEN = "a-token-for-the-api-of-the-guard-itself"
+CONFIG = """
+[policy]
+every = "2s"
+{policy}
+
+[api]
+listen = "127.0.0.1:{port}"
+token_file = "api.token"
+
+[act]
+journal = "state/journal"
+evidence = "state/evidence"
+backoff = "30s"
+longest_backoff = "10m"
+restarts_per_hour = 8
+restarts_per_day = 20
+fleet_restarts_per_hour = 16
+fleet_restarts_per_day = 40
+probation = "10s"
+{act}
+"""
+ENGINE = """
+[[engine]]
+name = "{name}"
+url = "http://127.0.0.1:{port}"
+token_file = "gate.token"
+group = "farm"
+canary = "{canary}"
+log = "{log}"
+restart = {{ stop = {stop}, start = {start}, is_running = {is_running}, pids = {pids} }}
+{balancer}
+"""
+
+
+def engine_table(name: str, port: int, words: Sequence[str], log: Path, *, socket: str = "", canary: str = "10s") -> str:
+    """One engine of the configuration: `words` and a verb are its commands."""
+    verbs = {verb.replace("-", "_"): json.dumps([*words, verb]) for verb in ("stop", "start", "is-running", "pids")}
+    balancer = f'balancer = {{ haproxy = "{socket}", backend = "farm", server = "{name}" }}' if socket else ""
+    return ENGINE.format(name=name, port=port, log=log, balancer=balancer, canary=canary, **verbs)
+
+
+class Guard:
+    """One guard and its files; it can be killed and started again."""
+
+    def __init__(self, folder: Path, engines: Sequence[str], *, act: str = "", policy: str = "") -> None:
+        self.folder, self.port = folder, free_port()
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name, token in (("api.token", API_TOKEN), ("gate.token", TOKEN)):
+            (folder / name).write_text(token, encoding="ascii")
+            (folder / name).chmod(0o600)
+        text = CONFIG.format(port=self.port, act=act, policy=policy) + "".join(engines)
+        self._config = folder / "plimsoll.toml"
+        self._config.write_text(text, encoding="utf-8")
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def _environment(self) -> dict[str, str]:
+        return {**os.environ, "PLIMSOLL_GUARD_TOKEN": API_TOKEN}
+
+    async def start(self) -> None:
+        """Until its API answers."""
+        with (self.folder / "guard.log").open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "plimsoll", "guard", "--config", str(self._config), "--act",
+                stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
+        for _ in range(300):
+            assert self._process.returncode is None, self.log()
+            with contextlib.suppress(OSError):
+                _, writer = await asyncio.open_connection("127.0.0.1", self.port)
+                writer.close()
+                return
+            await asyncio.sleep(0.1)
+        raise AssertionError(f"guard did not start: {self.log()}")
+
+    async def kill(self) -> None:
+        """SIGKILL."""
+        await self._end(signal.SIGKILL)
+
+    async def stop(self) -> None:
+        """SIGTERM, as systemd would."""
+        await self._end(signal.SIGTERM)
+
+    async def _end(self, number: signal.Signals) -> None:
+        if self._process is not None and self._process.returncode is None:
+            self._process.send_signal(number)
+            await asyncio.wait_for(self._process.wait(), 30)
+
+    def log(self) -> str:
+        """What it printed, the end of it."""
+        path = self.folder / "guard.log"
+        return path.read_text(encoding="utf-8", errors="replace")[-6000:] if path.exists() else ""
+
+    async def ctl(self, *words: str) -> tuple[int, str]:
+        """`plimsoll guardctl`: its exit code, and what it printed."""
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "plimsoll", "guardctl", *words, "--at", f"http://127.0.0.1:{self.port}",
+            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+            env=self._environment,
+        )  # fmt: skip
+        printed, _ = await process.communicate()
+        return process.returncode or 0, printed.decode("utf-8", "replace")
+
+    def journal(self) -> list[Entry]:
+        """All that it wrote."""
+        path = self.folder / "state" / "journal"
+        return list(read_history(path, 10_000).entries) if path.exists() else []
+
+    async def until(self, holds: Callable[[list[Entry]], Any], within_s: float) -> list[Entry]:
+        """Wait for something in the journal."""
+        end_s = time.monotonic() + within_s
+        while not holds(entries := self.journal()):
+            assert time.monotonic() < end_s, f"not in time; the journal: {told(entries)}\n{self.log()}"
+            await asyncio.sleep(0.2)
+        return entries
+
+
+def closed(entries: Sequence[Entry], end: str | None = None) -> int:
+    """How many actions are over, so or at all."""
+    return sum(one.kind == CLOSED and (end is None or one.fields.get("end") == end) for one in entries)
+
+
+def begun(entries: Sequence[Entry], step: str) -> bool:
+    """Whether the last entry says that this step is under way."""
+    return bool(entries) and entries[-1].kind == INTENT and entries[-1].step == step
+
+
+def told(entries: Sequence[Entry]) -> str:
+    """Every outcome as a line."""
+    lines = [f"{one.engine} {one.step}: {one.fields.get('says')}" for one in entries if one.kind == OUTCOME]
+    return "\n".join(lines[-40:])
+
+
+def away_s(entries: Sequence[Entry]) -> Mapping[str, list[float]]:
+    """How long each engine was out of service, restart by restart: from its drain to its return."""
+    left: dict[str, float] = {}
+    found: dict[str, list[float]] = {}
+    for one in entries:
+        if one.kind == INTENT and one.step in ("drain", "leave"):
+            left[one.action] = one.at
+        elif one.kind == OUTCOME and one.step == "undrain" and one.action in left and one.fields.get("done"):
+            found.setdefault(one.engine, []).append(round(one.at - left.pop(one.action), 1))
+    return found

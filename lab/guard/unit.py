@@ -1,0 +1,79 @@
+"""A real vLLM, or a stand-in, with its gate as a unit that commands start and stop, for tests of guard's own restarts.
+
+    python -m lab.guard.unit FOLDER start|stop|is-running|pids
+
+The folder holds `unit.json` (port, flags, environment), the log and the state. What `stop` answers is what the contract of
+guard's commands asks for: 0 done, 3 not running, else failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+
+from lab.engine.server import NICE, clean_environment, serve_command
+from plimsoll.actuators.own_process import OwnProcess
+from plimsoll.sources.process_tree import boot_mark, read_processes
+
+GATE = ("--worker-extension-cls", "plimsoll.inside.Probe", "--middleware", "plimsoll.inside.Gate")
+SOURCE = str(Path(__file__).resolve().parents[2] / "src")
+NOT_RUNNING = 3
+
+
+def write_unit(
+    folder: Path, port: int, token: str, flags: tuple[str, ...] = ("--shutdown-timeout", "30"), *, is_stand_in: bool = False
+) -> None:
+    """Make one."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    environment = {"PYTHONPATH": SOURCE, "PLIMSOLL_TOKEN": token, "VLLM_SERVER_DEV_MODE": "0"}
+    unit = {"port": port, "flags": [*GATE, *flags], "environment": environment, "stand_in": is_stand_in}
+    (folder / "unit.json").write_text(json.dumps(unit), encoding="utf-8")
+
+
+def unit(folder: Path) -> OwnProcess:
+    """One that was made."""
+    found = json.loads((folder / "unit.json").read_text(encoding="utf-8"))
+    words = [
+        sys.executable,
+        "-m",
+        "plimsoll",
+        "standin",
+        "--port",
+        str(found["port"]),
+        "--served-model-name",
+        "tiny",
+        *found["flags"],
+    ]
+    return OwnProcess(
+        words if found["stand_in"] else serve_command(found["port"], found["flags"]),
+        environment={**clean_environment(), **found["environment"], "TMPDIR": str(folder)},
+        state_path=folder / "engine.json", log_path=folder / "engine.log", processes=read_processes, boot=boot_mark(),
+    )  # fmt: skip
+
+
+async def obey(folder: Path, verb: str) -> int:
+    """One word of the contract."""
+    engine = unit(folder)
+    if verb == "is-running":
+        return {True: 0, False: NOT_RUNNING}.get(bool(await engine.is_running()), 1)
+    if verb == "pids":
+        print(*await engine.pids())
+        return 0
+    if verb == "start":
+        # A session's weight: on two cores its processes spin, and nobody else would get a turn.
+        Path("/proc/self/autogroup").write_text(str(NICE), encoding="ascii")
+        os.nice(NICE)
+        outcome = await engine.start()
+        for pid in await engine.pids():
+            Path(f"/proc/{pid}/autogroup").write_text(str(NICE), encoding="ascii")
+    else:
+        outcome = await engine.stop(float(os.environ.get("PLIMSOLL_DEADLINE_S", "60")))
+    print(outcome.says)
+    return 0 if outcome.is_done else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(asyncio.run(obey(Path(sys.argv[1]), sys.argv[2])))

@@ -1,0 +1,287 @@
+"""An engine that a person takes out of service: drained until it is asked back, or for an hour, and never without an owner.
+
+In the journal it is a restart that turns back before anything is stopped: a guard that finds it open undoes it like any other.
+The fleet's lock is held while the engine is taken out and while it is put back, not in between: others may be helped meanwhile,
+and an engine that is out counts as away for everybody. Whoever acts on this engine later has a higher number, and the gate then
+refuses ours: so it is known that it is somebody else's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+from plimsoll.cli.guard_act import QUIET_STEPS, Ports, Said
+from plimsoll.cli.guard_steps import Hands, Parts
+from plimsoll.domain.journal_entry import CLOSED, INTENT, NOTE, OPENED, OUTCOME
+from plimsoll.domain.outcome import Outcome, done, failed, unsure
+from plimsoll.errors import PlimsollError, WorldFailed
+from plimsoll.guard.act_policy import ActPolicy
+from plimsoll.guard.course import Course, opened, to_fields
+from plimsoll.guard.decide import Decision, Engine, Plan, Refusal, Switches, View, consider
+from plimsoll.guard.grades import Grade
+from plimsoll.guard.ports import Lock
+from plimsoll.guard.steps import End, Step
+
+KIND = "drain"
+LONGEST_S = 3_600.0
+ANSWER_S = 5.0  # how long whoever asked waits for how it went; it goes on all the same
+RENEW_LOCK_S = 5.0
+PATIENCE_S = 30.0  # for a lock, before it is put back without
+_NOT_ABOUT_DRAINING = ("card", "loop")  # conditions that speak against a restart alone
+
+
+class OneOfTwo:
+    """A lock that two parts of one guard share: who has it keeps the other out, as it keeps other guards out.
+
+    The locks themselves know guards and not parts of them: one that is held already would be given to both.
+    """
+
+    def __init__(self, lock: Lock, turn: list[OneOfTwo] | None = None) -> None:
+        self._lock, self._turn = lock, [] if turn is None else turn
+        self.said = lock.said
+
+    def other(self) -> OneOfTwo:
+        """The other part's hand on it."""
+        return OneOfTwo(self._lock, self._turn)
+
+    async def acquire(self, owner: str) -> Outcome:
+        """Take it, unless the other part has it or is about to."""
+        if self._turn and self._turn[0] is not self:
+            return failed("guard itself has the lock, for another engine")
+        self._turn[:] = [self]
+        outcome = unsure("it was not asked for")
+        try:
+            outcome = await self._lock.acquire(owner)
+        finally:
+            if not outcome.is_done:
+                self._turn.clear()
+        return outcome
+
+    async def renew(self) -> Outcome:
+        """Keep it."""
+        return await self._lock.renew() if self._turn and self._turn[0] is self else failed("the lock is not ours")
+
+    async def release(self) -> Outcome:
+        """Give it back; what the other part has is not ours to give."""
+        if not self._turn or self._turn[0] is not self:
+            return done("the lock was not ours")
+        outcome = await self._lock.release()
+        self._turn.clear()  # also where that is not known: then it ends by itself, and asking again finds out
+        return outcome
+
+
+class HandDrain:
+    """All engines that people have drained. `courses` is the conductor's own list: what stands in it, it leaves alone."""
+
+    def __init__(
+        self,
+        parts: Mapping[str, Parts],
+        policy: ActPolicy,
+        ports: Ports,
+        courses: dict[str, Course],
+        *,
+        longest_s: float = LONGEST_S,
+        patience_s: float = PATIENCE_S,
+        pause_s: float = 1.0,
+    ) -> None:
+        self._parts, self._policy, self._ports, self.courses = parts, policy, ports, courses
+        self._longest_s, self._patience_s, self._pause_s = longest_s, patience_s, pause_s
+        self._tasks: dict[str, asyncio.Task[Outcome]] = {}
+        self._back: dict[str, asyncio.Event] = {}
+
+    @property
+    def engines(self) -> frozenset[str]:
+        """That are drained, or on their way."""
+        return frozenset(self._tasks)
+
+    async def drain(self, engine: str) -> Decision:
+        """Take it out of service; the answer comes when it is out, or after a few seconds."""
+        decision = self._consider(engine)
+        if isinstance(decision, Refusal):
+            return decision
+        course = opened(self._ports.name(), engine, Grade.RESTART, KIND, is_broken=False)
+        fields = {**to_fields(course), "why": decision.why}
+        self._write(OPENED, engine=engine, action=course.action, fields=fields)
+        self.courses[engine] = course
+        self._back[engine] = asyncio.Event()
+        self._tasks[engine] = task = asyncio.create_task(self._run(course))
+        out = asyncio.create_task(self._until_out(engine))
+        await asyncio.wait({task, out}, timeout=ANSWER_S, return_when=asyncio.FIRST_COMPLETED)
+        out.cancel()
+        if task.done() and not task.cancelled() and task.exception() is None:
+            return Refusal(engine, Grade.RESTART, KIND, "NotDone", task.result().says)
+        return decision
+
+    async def undrain(self, engine: str) -> Decision:
+        """Put it back."""
+        task = self._tasks.get(engine)
+        if task is None:
+            return Refusal(engine, Grade.RESTART, KIND, "NotDrained", "nobody has drained it by hand (guardctl actions)")
+        self._back[engine].set()
+        await asyncio.wait({task}, timeout=ANSWER_S)
+        return Plan(engine, Grade.RESTART, KIND, "somebody asked for it", (Step.UNDRAIN, Step.UNLOCK))
+
+    async def close(self, limit_s: float = ANSWER_S) -> None:
+        """Put back what is out; what cannot be in this time is left to the next guard and to its lease."""
+        for back in self._back.values():
+            back.set()
+        tasks = set(self._tasks.values())
+        if tasks:
+            await asyncio.wait(tasks, timeout=limit_s)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # Deciding
+
+    def _consider(self, engine: str) -> Decision:
+        """What speaks against taking it away, as for a restart; but not what speaks against starting it anew."""
+        view = self._ports.view(frozenset(self.courses))
+        found = next((one for one in view.engines if one.name == engine), None)
+        if found is None:
+            return Refusal(engine, Grade.RESTART, KIND, "NotWatched", "no engine of that name is watched")
+        if engine in self.courses:
+            return Refusal(engine, Grade.RESTART, KIND, "Busy", "guard is at work on it already")
+        parts = self._parts.get(engine)
+        if parts is None or (parts.door is None and parts.balancer is None):
+            return Refusal(engine, Grade.RESTART, KIND, "NoGate", "it has neither a gate nor a balancer that could do it")
+        at_work = (name for name, one in self.courses.items() if one.step not in QUIET_STEPS and one.kind != KIND)
+        decision = _for_drain(view._replace(busy=next(at_work, "")), self._policy, found)
+        if isinstance(decision, Refusal):
+            return decision._replace(kind=KIND)
+        return decision._replace(kind=KIND, steps=(Step.LOCK, Step.DRAIN, Step.UNLOCK))
+
+    # Doing
+
+    async def _run(self, course: Course) -> Outcome:
+        parts = self._parts[course.engine]
+        hands = Hands(parts, self._ports.lock, self._ports.sight, self._policy, pause_s=self._pause_s)
+        keeper = asyncio.create_task(self._keep_lock(hands))
+        outcome = unsure("it was not begun")
+        try:
+            while course.step is not None:
+                assert course.step is not Step.STOP, "nothing is ever stopped here"
+                step, undoing = course.step, course.is_undoing
+                course, found = await self._step(course, hands)
+                outcome = found if not undoing and step in (Step.LOCK, Step.DRAIN) else outcome
+            self._close(course, outcome)
+        except PlimsollError as error:
+            # Without its entry nothing is done; what is out stays so until its lease ends, or the next guard comes.
+            self._ports.tell(Said(course.engine, f"the drain by hand is left as it is: {error}", is_urgent=True))
+            outcome = unsure(str(error))
+        finally:
+            keeper.cancel()
+            self._tasks.pop(course.engine, None)
+            self._back.pop(course.engine, None)
+            if (mine := self.courses.get(course.engine)) is not None and mine.action == course.action:
+                del self.courses[course.engine]
+        return outcome
+
+    async def _step(self, course: Course, hands: Hands) -> tuple[Course, Outcome]:
+        step = course.step
+        assert step is not None
+        where = {"engine": course.engine, "action": course.action, "step": str(step)}
+        self._write(INTENT, **where, fields={"epoch": course.epoch, "undo": course.is_undoing})
+        self._show(course.begun())
+        if step is Step.EVIDENCE:
+            outcome = done("none is kept of an engine that a person drains")
+        elif step is Step.IDLE:
+            outcome = await self._hold(course, hands)
+        else:
+            try:
+                outcome = await hands.do(step, course)
+            except PlimsollError:
+                raise
+            except Exception as problem:  # a mistake of ours in one step: what follows is what follows a failure
+                outcome = unsure(f"a mistake of ours: {type(problem).__name__}")
+        fields = {"done": outcome.is_done, "says": outcome.says, "facts": dict(outcome.facts)}
+        self._write(OUTCOME, **where, fields=fields)
+        course = course.after(is_done=outcome.is_done, facts=outcome.facts)
+        self._show(course)
+        return course, outcome
+
+    async def _hold(self, course: Course, hands: Hands) -> Outcome:
+        """Renew until it is wanted back; ends as not done, which is the way back."""
+        engine, door, lock = course.engine, self._parts[course.engine].door, self._ports.lock
+        if hands.is_lock_lost:
+            return failed("the lock was lost meanwhile: somebody else may act")
+        await self._note(course, "the lock was given back", await lock.release())
+        self._ports.tell(Said(engine, f"drained by hand, for {self._longest_s / 60:.0f} min at most (guardctl undrain)"))
+        loop = asyncio.get_running_loop()
+        end_s, renew_s, says = loop.time() + self._longest_s, loop.time() + self._policy.lease_s / 3, "somebody asked it back"
+        wait_until_s: float | None = None  # for the lock
+        while True:
+            if door is not None and loop.time() >= renew_s:
+                renewed = await door.drain(course.epoch, self._policy.lease_s)
+                if renewed.facts.get("stale"):
+                    return failed(f"somebody else acts on it now: {renewed.says}")
+                renew_s = loop.time() + self._policy.lease_s / 3
+            if loop.time() >= end_s and not self._back[engine].is_set():
+                says = f"{self._longest_s / 60:.0f} min are over"
+                self._back[engine].set()
+            if self._back[engine].is_set():
+                taken = await lock.acquire(f"{course.action} on {engine}")
+                if taken.is_done:
+                    await self._note(course, "the lock was taken again", taken)
+                    hands.is_lock_lost = False
+                    return failed(says, epoch=int(taken.facts.get("epoch", course.epoch)))
+                wait_until_s = wait_until_s or loop.time() + self._patience_s
+                if door is not None and loop.time() >= wait_until_s:
+                    # With our old number: where somebody else drains it now, the gate refuses, and it is left to them.
+                    return failed(f"{says}; without the lock: {taken.says}")
+                await asyncio.sleep(
+                    self._pause_s
+                )  # it stays out and is renewed; without a gate only the lock tells whose it is
+                continue
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._back[engine].wait(), min(self._pause_s, max(0.01, renew_s - loop.time())))
+
+    async def _keep_lock(self, hands: Hands) -> None:
+        while True:
+            await asyncio.sleep(RENEW_LOCK_S)
+            if (await self._ports.lock.renew()).is_done is False:
+                hands.is_lock_lost = True
+
+    async def _until_out(self, engine: str) -> None:
+        while engine in self.courses and self.courses[engine].step is not Step.IDLE:
+            await asyncio.sleep(0.02)
+
+    async def _note(self, course: Course, what: str, outcome: Outcome) -> None:
+        fields = {what: outcome.says, "done": outcome.is_done}
+        self._write(NOTE, engine=course.engine, action=course.action, fields=fields)
+
+    def _show(self, course: Course) -> None:
+        """Unless the conductor has begun something with it, as somebody asked it to."""
+        mine = self.courses.get(course.engine)
+        if mine is None or mine.action == course.action:
+            self.courses[course.engine] = course
+
+    def _close(self, course: Course, outcome: Outcome) -> None:
+        end = course.end or End.UNDONE
+        fields = {"end": str(end), "grade": str(course.grade), "kind": KIND, "why": outcome.says}
+        self._write(CLOSED, engine=course.engine, action=course.action, fields=fields)
+        says = {
+            End.STOOD_BACK: f"it was not drained: {outcome.says}",
+            End.HELD: "it is out of service and could not be put back",
+        }
+        said = says.get(end, "it is not drained by hand any more" if outcome.is_done else f"it was not drained: {outcome.says}")
+        self._ports.tell(Said(course.engine, said, end is End.HELD, {"action": course.action, "end": str(end)}))
+
+    def _write(self, kind: str, **where: Any) -> None:
+        try:
+            self._ports.book.append(kind, **where)
+        except OSError as error:
+            raise WorldFailed(f"the journal cannot be written: {error}") from None
+
+
+def _for_drain(view: View, policy: ActPolicy, engine: Engine) -> Decision:
+    """A person may do so at any hour, whatever the budget, and also while guard itself is paused."""
+    conditions = {kind: one for kind, one in engine.conditions.items() if kind not in _NOT_ABOUT_DRAINING}
+    bare = engine._replace(conditions=conditions, has_restarter=True, last_end=None)
+    free = ActPolicy(most_away=policy.most_away, carries=policy.carries, may_be_last=policy.may_be_last, rollout_s=0.0)
+    engines = [bare if one.name == engine.name else one for one in view.engines]
+    view = view._replace(engines=engines, restarts=(), switches=Switches())
+    return consider(view, free, bare, Grade.RESTART, "asked", "somebody asked to drain it")

@@ -1,0 +1,165 @@
+"""docs/guard-acts.md: its steps, ends, reasons and budgets are those of the code, and what it shows can be used."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from plimsoll.cli.guard import read_asked
+from plimsoll.guard.act_policy import DAY_S, ActPolicy
+from plimsoll.guard.budget import Restart, spent
+from plimsoll.guard.course import opened
+from plimsoll.guard.grades import Grade
+from plimsoll.guard.policy import GRADES
+from plimsoll.guard.steps import ABOUT, BROKEN, COURSES, SERVING, TRIES, End, Step
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "guard-acts.md").read_text(encoding="utf-8")
+SOURCE = ROOT / "src" / "plimsoll"
+
+
+def between(begin: str, end: str) -> str:
+    """The part of the page from one mark to another."""
+    found = PAGE.partition(begin)[2].partition(end)[0]
+    assert found, begin
+    return found
+
+
+def blocks(language: str) -> list[str]:
+    """What stands in fences of this language."""
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+
+
+def words(steps: tuple[Step, ...]) -> str:
+    """A course as the page writes it."""
+    return ", ".join(f"`{step}`" for step in steps)
+
+
+def test_the_table_of_steps_is_that_of_the_code() -> None:
+    """Every step once, in its words, with how often it is tried."""
+    rows = [line for line in between("<!-- steps:", "<!-- end of steps -->").splitlines() if line.startswith("| `")]
+    assert rows == [
+        f"| `{step}` | {about.does} | {about.before} | {about.after} | {about.undo} | {TRIES.get(step, 1)} |"
+        for step, about in ABOUT.items()
+    ]
+
+
+def test_the_order_of_the_steps_is_that_of_the_code() -> None:
+    """Of every action."""
+    assert f"- a restart of one that serves: {words(SERVING)}\n" in PAGE
+    assert f"- of one that serves nobody: {words(BROKEN)}\n" in PAGE
+    for grade in (Grade.SHED, Grade.COMPACT):
+        assert f"- {grade}: {words(COURSES[grade][0])}\n" in PAGE
+
+
+def test_every_end_and_every_condition_that_leads_to_an_action_has_its_row() -> None:
+    """Nothing can end in a way that the page does not know, nor begin for a reason that it does not name."""
+    for end in End:
+        assert f"\n| `{end}` | " in PAGE
+    for kind, grade in GRADES.items():
+        row = next(line for line in PAGE.splitlines() if line.startswith(f"| `{grade}` | "))
+        assert f"`{kind}`" in row
+
+
+def test_every_reason_has_its_row() -> None:
+    """Each word with which guard refuses, and no other; those of a decision in the order in which they are looked at."""
+    code = (SOURCE / "guard" / "decide.py").read_text(encoding="utf-8")
+    decided = re.findall(r'^        \("([A-Z]\w+)", ', code, re.MULTILINE)
+    assert len(decided) > 10
+    asked: set[str] = set()
+    for name in ("guard_act", "guard_asks", "guard_drain"):
+        code = (SOURCE / "cli" / f"{name}.py").read_text(encoding="utf-8")
+        asked |= set(re.findall(r'Refusal\([^)]*?"([A-Z]\w+)", ', code)) | set(re.findall(r'_refused\("(\w+)", ', code))
+    assert "NotWatched" in asked
+    first, _, second = between("<!-- reasons:", "<!-- end of reasons -->").partition("To what a person asks for")
+    rows = [re.findall(r"`(\w+)`", line.split(" | ")[0]) for line in first.splitlines() if line.startswith("| `")]
+    assert rows == [[reason] for reason in decided]
+    said = {
+        word for line in second.splitlines() if line.startswith("| `") for word in re.findall(r"`(\w+)`", line.split(" | ")[0])
+    }
+    assert said == asked - set(decided)
+
+
+def test_the_example_of_the_budget_is_reckoned_right() -> None:
+    """One engine that is restarted whenever it may be, minute by minute over a day."""
+    restarts: list[Restart] = []
+    for minute in range(int(DAY_S / 60) + 1):
+        if not spent(restarts, "a", ActPolicy(), minute * 60.0).is_spent:
+            restarts.append(Restart(minute * 60.0, "a"))
+    shown = "  ".join(f"{int(one.at // 3600)}:{int(one.at % 3600 // 60):02}" for one in restarts)
+    assert between("<!-- budget:", "and nobody else").split("-->")[1].strip() == shown
+
+
+@pytest.mark.parametrize("step", Step)
+def test_what_follows_a_kill_is_what_the_code_does(step: Step) -> None:
+    """For each step of each action: closed, back, or on with the same step, as the row of that step says."""
+    table = between("| killed in |", "\n\n")
+    row = next(line for line in table.splitlines() if f"`{step}`" in line.split(" | ")[0])
+    for grade, broken in ((Grade.RESTART, False), (Grade.RESTART, True), (Grade.SHED, False), (Grade.COMPACT, False)):
+        course = opened("x", "a", grade, "asked", is_broken=broken)
+        if step not in course.steps or (step in (Step.LOCK, Step.UNLOCK) and grade is not Grade.RESTART):
+            continue
+        turned = course._replace(step=step).begun().taken_over()
+        if turned.is_over:
+            assert "closes it" in row
+        elif turned.is_undoing:
+            assert "puts the engine back" in row
+        elif turned.step is Step.UNSHED:
+            assert "ends the shedding" in row
+        else:
+            assert turned.step is step or turned.step is Step.PROBATION
+            assert any(word in row for word in ("goes on", "begins the probation", "looks first"))
+
+
+def test_the_example_is_a_configuration(tmp_path: Path) -> None:
+    """What the page shows can be used as it is, once its file is there."""
+    (tmp_path / "gate.token").write_text("a-token-that-is-long-enough", encoding="utf-8")
+    path = tmp_path / "plimsoll.toml"
+    path.write_text(blocks("toml")[0], encoding="utf-8")
+    asked = read_asked(["--config", str(path), "--act"], {})
+    assert set(asked.config.acting) == {"a", "b"}
+    assert asked.is_acting
+
+
+def test_the_units_are_units(tmp_path: Path) -> None:
+    """systemd itself has nothing to say of them, once the programs are there; and guard reads the engine's flags in them."""
+    units = dict(zip(re.findall(r"^`([\w-]+\.service)`", PAGE, re.MULTILINE), blocks("ini"), strict=True))
+    assert len(units) == 3
+    assert "KillMode=mixed" in units["vllm-a.service"]
+    assert "KillMode=process" in units["plimsoll-guard-own.service"]
+    command = re.search(r"ExecStart=/usr/bin/plimsoll guard (.*)", units["plimsoll-guard-own.service"])
+    assert command is not None
+    asked = read_asked(command[1].split(), {})
+    assert [one.url for one in asked.config.engines] == ["http://127.0.0.1:8000"]
+    program = shutil.which("systemd-analyze")
+    if program is None:
+        pytest.skip("no systemd-analyze here (apt: systemd)")
+    paths = []
+    for name, text in units.items():
+        paths.append(tmp_path / name)
+        paths[-1].write_text(re.sub(r"/usr/bin/(?:vllm|plimsoll)", "/bin/true", text), encoding="utf-8")
+    ran = subprocess.run([program, "verify", "--man=no", *map(str, paths)], capture_output=True, text=True, check=False)
+    told = [line for line in (ran.stdout + ran.stderr).splitlines() if any(name in line for name in units)]
+    assert (ran.returncode, told) == (0, [])
+
+
+def test_the_role_allows_what_is_asked_and_nothing_else() -> None:
+    """The verbs of the manifest are the methods that the code sends."""
+    objects = list(yaml.safe_load_all(blocks("yaml")[0]))
+    rules = {rule["resources"][0]: set(rule["verbs"]) for one in objects if one["kind"] == "Role" for rule in one["rules"]}
+    lease = (SOURCE / "actuators" / "lease_lock.py").read_text(encoding="utf-8")
+    methods = {"GET": "get", "POST": "create", "PUT": "update"}
+    assert rules["leases"] == {methods[name] for name in re.findall(r'_ask\(\s*"([A-Z]+)"', lease)}
+    evict = (SOURCE / "actuators" / "kubernetes_evict.py").read_text(encoding="utf-8")
+    asked = re.findall(r'ask\("([A-Z]+)", self\._path\(f?"([^"{]+)(\{[^"]*)?"', evict)
+    assert {(method, path, "eviction" in rest) for method, path, rest in asked} == {
+        ("GET", "pods/", False), ("GET", "pods", False), ("POST", "pods/", True),
+    }  # fmt: skip
+    assert (rules["pods"], rules["pods/eviction"]) == ({"get", "list"}, {"create"})
+    guard = next(one for one in objects if one["kind"] == "Deployment")["spec"]["template"]["spec"]["containers"][0]
+    assert guard["command"][:2] == ["plimsoll", "guard"]

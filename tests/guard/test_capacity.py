@@ -1,0 +1,74 @@
+"""Whether the others can carry the load of one that leaves."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plimsoll.domain.look import Look, Reach
+from plimsoll.domain.unknown import Unknown
+from plimsoll.guard.capacity import Load, load_of, without
+
+MOST = 0.8
+ODD = st.sampled_from([None, math.nan, math.inf, -1.0])
+FIGURE = st.one_of(st.floats(0, 1), ODD)
+LOADS = st.builds(
+    Load, st.just("b"), FIGURE, st.floats(0, 200) | ODD, st.floats(0, 50) | ODD, st.floats(0, 200) | ODD, st.booleans()
+)
+
+
+def load(kv: float, running: float = 4.0, waiting: float = 0.0, most: float | None = None, *, is_well: bool = True) -> Load:
+    """One engine's."""
+    return Load("b", kv, running, waiting, most, is_well)
+
+
+def test_two_others_with_room_carry_it() -> None:
+    """Half full each: the third's half fits."""
+    assert without(load(0.5), [load(0.5), load(0.5)], MOST) == ""
+
+
+@pytest.mark.parametrize(
+    ("others", "words"),
+    [
+        ([], "no other engine"),
+        ([load(0.1, is_well=False)], "none of the others is well"),
+        ([load(0.5)], "100% full"),
+        ([load(0.1, 4.0, 3.0)], "has a queue of its own"),
+        ([load(0.1, 4.0, 0.0, 5.0)], "were seen with 5 at most"),
+    ],
+)
+def test_each_reason_why_they_cannot_is_said(others: list[Load], words: str) -> None:
+    """In words with the figures in them."""
+    assert words in str(without(load(0.5), others, MOST))
+
+
+@pytest.mark.parametrize("value", [None, math.nan, math.inf, -0.5])
+def test_a_figure_that_is_missing_or_none_is_unknown(value: float | None) -> None:
+    """Of the one that leaves and of those that stay; not a number compares as nothing, and is never enough."""
+    assert isinstance(without(Load("a", value, 1.0, 0.0), [load(0.1)], MOST), Unknown)
+    assert isinstance(without(load(0.1), [Load("b", 0.1, 1.0, value)], MOST), Unknown)
+
+
+@given(LOADS, st.lists(LOADS, max_size=4), st.floats(0.1, 1.0))
+def test_yes_means_that_the_sum_fits(leaving: Load, others: list[Load], most: float) -> None:
+    """Whatever the figures are: where it says that they can, all are known, and the sum over the well ones is within bounds."""
+    if without(leaving, others, most) != "":
+        return
+    well = [one for one in others if one.is_well]
+    rows = [leaving, *well]
+    assert well
+    assert all(
+        value is not None and 0 <= value < math.inf for one in rows for value in (one.kv_usage, one.running, one.waiting)
+    )
+    assert sum(one.kv_usage or 0.0 for one in rows) <= most * len(well) + 1e-9
+
+
+def test_a_load_is_of_an_engine_that_answers() -> None:
+    """From a look that failed nothing is known, and whoever gave it is not well."""
+    figures = {"kv_cache_usage": 0.5, "running": 3.0, "waiting": 1.0}
+    assert load_of("a", Look(0.0, 0.0, Reach.ANSWERS, figures=figures), 9.0, is_well=True) == Load("a", 0.5, 3.0, 1.0, 9.0)
+    for look in (None, Look(0.0, 0.0, Reach.SILENT, figures=figures)):
+        assert load_of("a", look, None, is_well=True) == Load("a", None, None, None, None, is_well=False)
