@@ -15,14 +15,12 @@ from plimsoll.guard.capacity import Load, load_of, without
 MOST = 0.8
 ODD = st.sampled_from([None, math.nan, math.inf, -1.0])
 FIGURE = st.one_of(st.floats(0, 1), ODD)
-LOADS = st.builds(
-    Load, st.just("b"), FIGURE, st.floats(0, 200) | ODD, st.floats(0, 50) | ODD, st.floats(0, 200) | ODD, st.booleans()
-)
+LOADS = st.builds(Load, st.just("b"), FIGURE, st.floats(0, 200) | ODD, st.floats(0, 50) | ODD, st.booleans())
 
 
-def load(kv: float, running: float = 4.0, waiting: float = 0.0, most: float | None = None, *, is_well: bool = True) -> Load:
+def load(kv: float, running: float = 4.0, waiting: float = 0.0, *, is_well: bool = True) -> Load:
     """One engine's."""
-    return Load("b", kv, running, waiting, most, is_well)
+    return Load("b", kv, running, waiting, is_well)
 
 
 def test_two_others_with_room_carry_it() -> None:
@@ -37,7 +35,6 @@ def test_two_others_with_room_carry_it() -> None:
         ([load(0.1, is_well=False)], "none of the others is well"),
         ([load(0.5)], "100% full"),
         ([load(0.1, 4.0, 3.0)], "has a queue of its own"),
-        ([load(0.1, 4.0, 0.0, 5.0)], "were seen with 5 at most"),
     ],
 )
 def test_each_reason_why_they_cannot_is_said(others: list[Load], words: str) -> None:
@@ -69,6 +66,6 @@ def test_yes_means_that_the_sum_fits(leaving: Load, others: list[Load], most: fl
 def test_a_load_is_of_an_engine_that_answers() -> None:
     """From a look that failed nothing is known, and whoever gave it is not well."""
     figures = {"kv_cache_usage": 0.5, "running": 3.0, "waiting": 1.0}
-    assert load_of("a", Look(0.0, 0.0, Reach.ANSWERS, figures=figures), 9.0, is_well=True) == Load("a", 0.5, 3.0, 1.0, 9.0)
+    assert load_of("a", Look(0.0, 0.0, Reach.ANSWERS, figures=figures), is_well=True) == Load("a", 0.5, 3.0, 1.0)
     for look in (None, Look(0.0, 0.0, Reach.SILENT, figures=figures)):
-        assert load_of("a", look, None, is_well=True) == Load("a", None, None, None, None, is_well=False)
+        assert load_of("a", look, is_well=True) == Load("a", None, None, None, is_well=False)

@@ -60,7 +60,7 @@ class PodEviction:
         here = {environ.get(name, "") for name in ("PLIMSOLL_POD", "POD_NAME", "HOSTNAME")}
         self.is_own_pod = pod in here and own in ("", namespace)
         self._pod, self._namespace, self._selector = pod, namespace, selector
-        self._uid, self._owner = uid, ""
+        self._given, self._uid, self._owner = uid, uid, ""
         self._siblings: frozenset[str] = frozenset()
         self._look_every_s = look_every_s
         self.said = f"the pod {namespace}/{pod}"
@@ -69,6 +69,8 @@ class PodEviction:
         """Which pod it is, who owns it and who else is there: as facts, for the record, before anything is done."""
         if self.is_own_pod:
             return failed("guard runs in this pod: a sidecar only watches", own_pod=True)
+        # An action begins: one of the same name that replaced the last is another pod.
+        self._uid, self._owner, self._siblings = self._given, "", frozenset()
         found = await self._look()
         if isinstance(found, Outcome):
             return found

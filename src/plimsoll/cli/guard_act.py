@@ -194,7 +194,11 @@ class Conductor:
         for engine, refusal in now.items():
             if self._refused.get(engine) != refusal.reason:
                 urgent = refusal.reason in ("CrashLoop", "SickCard", "BudgetSpent")
-                self._ports.tell(Said(engine, str(refusal), urgent, {"reason": refusal.reason, "kind": refusal.kind}))
+                self._ports.tell(
+                    Said(
+                        engine, f"no {refusal.grade}: {refusal.says}", urgent, {"reason": refusal.reason, "kind": refusal.kind}
+                    )
+                )
         self._refused = {engine: refusal.reason for engine, refusal in now.items()}
 
     async def carry_out(self, plan: Plan) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -20,7 +21,7 @@ from plimsoll.cli.guard_steps import Parts
 from plimsoll.domain.outcome import Outcome
 from plimsoll.errors import PlimsollError
 from plimsoll.guard.act_policy import ActPolicy
-from plimsoll.guard.decide import Plan, View, decide
+from plimsoll.guard.decide import Plan, Refusal, View, decide
 from plimsoll.sources.discovery import Target
 from plimsoll.sources.guard_act_types import EngineAct, Files
 from plimsoll.sources.guard_config import GuardConfig
@@ -71,7 +72,10 @@ class Acting:
             self.journal = Journal(files.journal)
             lock = OneOfTwo(lock_of(config.lock, files))
             ports = Ports(self.journal, lock, self.sight, self._view, tell, time.time)
-            self.conductor = Conductor(made.parts, made.policy, ports, pause_s=ROUND_S)
+            parts = {
+                name: one._replace(suffering=functools.partial(self.sight.suffering, name)) for name, one in made.parts.items()
+            }
+            self.conductor = Conductor(parts, made.policy, ports, pause_s=ROUND_S)
             by_hand = ports._replace(lock=lock.other())
             self._drains = HandDrain(made.parts, made.policy, by_hand, self.conductor.courses)
             self.desk = Desk(self.conductor, self._drains, self.journal, self.journal.path)
@@ -129,7 +133,13 @@ class Acting:
     def _tell_what_would_be(self) -> None:
         decisions = {one.engine: one for one in decide(self._view(frozenset()), self._made.policy)}
         for engine, one in decisions.items():
-            says = f"with --act guard would {one.grade} it: {one.why}" if isinstance(one, Plan) else str(one)
+            says = (
+                f"no {one.grade}: {one.says}"
+                if isinstance(one, Refusal)
+                else f"with --act guard would {one.grade} it: {one.why}"
+            )
+            if isinstance(one, Plan):
+                says += f"; steps: {', '.join(one.steps)}"
             if self._said.get(engine) != type(one).__name__ + one.kind:
                 self._tell(Said(engine, says, fields={"steps": one.lines()} if isinstance(one, Plan) else {}))
         self._said = {engine: type(one).__name__ + one.kind for engine, one in decisions.items()}

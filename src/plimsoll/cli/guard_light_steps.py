@@ -57,6 +57,7 @@ class Parts(NamedTuple):
     ask_once: Callable[[], Awaitable[Outcome]] | None = None  # one request, for warming up
     context: Callable[[], Awaitable[float | None]] | None = None  # how long a request may be, in tokens
     progress: Callable[[], Awaitable[object]] | None = None  # something that changes while a start goes on, such as its log
+    suffering: Callable[[], str] | None = None  # who of the others cannot carry its load
 
 
 class LightHands:

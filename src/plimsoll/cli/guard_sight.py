@@ -45,6 +45,16 @@ class FleetSight:
         """All that are watched."""
         return [view.name for view in self._fleet.views()]
 
+    def suffering(self, engine: str) -> str:
+        """Who of its group has more to do than it can, while this one is away; empty for nobody."""
+        group = self._told.get(engine, Told()).group
+        for name in self.engines():
+            if name != engine and self._told.get(name, Told()).group == group:
+                found = self.conditions(name).get("saturated")
+                if found is not None and found.is_true:
+                    return f"{name} cannot carry its load: {found.message}"
+        return ""
+
     def begun_anew(self) -> list[str]:
         """Engines of which another process answers than when this was last asked."""
         found = []
@@ -76,7 +86,7 @@ class FleetSight:
         holds = any(condition.is_true and kind in GRADES for kind, condition in conditions.items())
         observed = "guard is at work on it" if is_at_work else told.only_observed or _connector(last)
         return Engine(
-            name, conditions, load_of(name, last, None, is_well=not holds),
+            name, conditions, load_of(name, last, is_well=not holds),
             math.inf if last is None else max(0.0, now_s - last.at_s), self._every_s, told.group, _is_away(last) or is_at_work,
             now_s - history.changed_at_s if history.changed else None, observed,
             has_gate=told.has_gate and last is not None and last.gate is not None, has_restarter=told.has_restarter,

@@ -127,6 +127,8 @@ class Hands(LightHands):
                 return failed(why)
             if await self._is_down():
                 return done("it is down: nothing is in flight any more")
+            if self._parts.suffering is not None and (who := self._parts.suffering()):
+                return failed(who)
             if now_s() >= renew_s:
                 outcome = await self._keep_out(course)
                 if outcome.is_done is False:

@@ -248,7 +248,9 @@ def _history(ask: Asker, engine: str | None, limit: int, *, is_json: bool) -> in
     if is_json:
         show(json.dumps({**body, "entries": entries}, indent=2, ensure_ascii=False))
         return 0
-    rows = [(float(row["at"]), f"{acts.stamp(row['at'])} {_plain(row['sentence'])}") for row in body["changes"]]
+    # What guard did is told from its journal, which is whole; from what was said only where there is none.
+    changes = [row for row in body["changes"] if not entries or row["what"] != "acted"]
+    rows = [(float(row["at"]), f"{acts.stamp(row['at'])} {_plain(row['sentence'])}") for row in changes]
     rows = sorted([*rows, *acts.told(entries)], key=lambda row: row[0])[-limit:]
     show("\n".join(line for _, line in rows) or "nothing has changed since guard began")
     return 0

@@ -8,8 +8,6 @@ from typing import NamedTuple
 from plimsoll.domain.look import Look, Reach
 from plimsoll.domain.unknown import Unknown
 
-RUNNING_MOST = 1.5  # times what an engine was seen to run at once without a queue: beyond that nobody knows
-
 
 class Load(NamedTuple):
     """What one engine carries now, and what it was seen to carry."""
@@ -18,15 +16,14 @@ class Load(NamedTuple):
     kv_usage: float | None
     running: float | None
     waiting: float | None
-    most_running: float | None = None  # in the last half hour, while nobody waited
     is_well: bool = True  # it answers, and no condition that could lead to an action holds or is in doubt
 
 
-def load_of(engine: str, look: Look | None, most_running: float | None, *, is_well: bool) -> Load:
+def load_of(engine: str, look: Look | None, *, is_well: bool) -> Load:
     """From its last look."""
     figures: Mapping[str, float] = look.figures if look is not None and look.reach is Reach.ANSWERS else {}
     return Load(
-        engine, figures.get("kv_cache_usage"), figures.get("running"), figures.get("waiting"), most_running,
+        engine, figures.get("kv_cache_usage"), figures.get("running"), figures.get("waiting"),
         is_well=is_well and bool(figures),
     )  # fmt: skip
 
@@ -39,14 +36,11 @@ def without(leaving: Load, others: Sequence[Load], most_full: float) -> str | Un
     figures = [(one.kv_usage, one.running, one.waiting) for one in (leaving, *well)]
     if any(value is None or not 0.0 <= value < float("inf") for row in figures for value in row):
         return Unknown("how much they carry is not known of all of them")
-    usage, running, waiting = (sum(row[place] or 0.0 for row in figures) for place in range(3))
+    usage = sum(row[0] or 0.0 for row in figures)
     queued = [one.engine for one in well if (one.waiting or 0.0) > max(1.0, 0.1 * (one.running or 0.0))]
     if queued:
         return f"{queued[0]} has a queue of its own"
     full = usage / len(well)
     if full > most_full:
         return f"the KV cache of the others would be {full:.0%} full, {most_full:.0%} is allowed"
-    seen = [one.most_running for one in well if one.most_running is not None and one.most_running >= 0.0]
-    if len(seen) == len(well) and running + waiting > RUNNING_MOST * sum(seen) and running + waiting > len(well):
-        return f"{running + waiting:.0f} requests would run on {len(well)}, which were seen with {sum(seen):.0f} at most"
     return ""

@@ -68,7 +68,7 @@ ABOUT: dict[Step, About] = {
     Step.GONE: About("waits until the device's memory is back", "it has stopped", "no process of it holds any", "-"),
     Step.START: About("starts it", "its memory is back", "a process is there", "-"),
     Step.READY: About("waits until it is ready, for as long as it makes progress", "it was started", "it answers", "-"),
-    Step.CHECK: About("compares its KV cache with the plan and the last start", "it answers", "enough for its context", "-"),
+    Step.CHECK: About("compares its KV cache with its context and its last start", "it answers", "enough for its context", "-"),
     Step.WARM: About("sends it one request", "it is ready", "answered", "-"),
     Step.UNDRAIN: About("puts it back", "it answers", "read back from balancer and gate", "-"),
     Step.UNLOCK: About("gives the lock back", "-", "-", "-"),
