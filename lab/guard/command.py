@@ -136,9 +136,10 @@ class Guard:
         return entries
 
 
-def closed(entries: Sequence[Entry], end: str | None = None) -> int:
-    """How many actions are over, so or at all."""
-    return sum(one.kind == CLOSED and (end is None or one.fields.get("end") == end) for one in entries)
+def closed(entries: Sequence[Entry], end: str | None = None, grade: str = "restart") -> int:
+    """How many actions of this kind are over, so or at all."""
+    mine = [one for one in entries if one.kind == CLOSED and one.fields.get("grade") == grade]
+    return sum(end is None or one.fields.get("end") == end for one in mine)
 
 
 def begun(entries: Sequence[Entry], step: str) -> bool:

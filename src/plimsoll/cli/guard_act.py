@@ -375,9 +375,8 @@ class Conductor:
 
     def _off(self, engine: str, grade: Grade) -> str:
         """Whether somebody has switched it off since it was begun: then it is taken back as long as it can be."""
-        switches = self.switches
-        is_off = switches.is_paused or engine in switches.paused or grade in switches.rungs_off
-        return "somebody has paused it meanwhile" if is_off else ""
+        off = self.switches
+        return "somebody has paused it meanwhile" if off.is_paused or engine in off.paused or grade in off.rungs_off else ""
 
     def _write(self, kind: str, **where: Any) -> None:
         try:
