@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import shutil
 import signal
@@ -20,7 +21,7 @@ from lab.guard.epoch_gate import EpochGate, open_gate
 from plimsoll.actuators.etcd_lock import EtcdLock, Login
 from plimsoll.actuators.lock_http import Unanswered, call, place_of
 
-ROUNDS = 12
+DISTURBANCES = 12
 TTL_S = 1
 
 
@@ -99,15 +100,32 @@ def gate() -> Iterator[EpochGate]:
 
 def test_stopped_and_killed_holders(etcd: Etcd, gate: EpochGate) -> None:
     """Rounds of SIGSTOP past the lease and of SIGKILL: epochs only grow, the waker's renewal says no, the gate refuses him."""
+    epochs, lost = disturbed(etcd, gate, rounds=0, disturbances=DISTURBANCES)
+    assert lost >= 3
+    assert len(epochs) > DISTURBANCES
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_a_thousand_rounds(etcd: Etcd, gate: EpochGate) -> None:
+    """The same until the lock has had a thousand holders, one in ten of them stopped or killed."""
+    epochs, lost = disturbed(etcd, gate, rounds=1_000, disturbances=100)
+    assert lost >= 20
+    assert len(epochs) >= 1_000
+
+
+def disturbed(etcd: Etcd, gate: EpochGate, *, rounds: int, disturbances: int) -> tuple[list[int], int]:
+    """Two contenders, one of whom is stopped or killed so often; the epochs that there were, and who woke too late."""
     lock = f"etcd:{etcd.url}"
-    names = iter("abcdefghijklmnopqrstuvwxyz")
+    names = (f"guard-{number}" for number in itertools.count())
     running = [Contender(lock, gate.url, next(names), ttl_s=TTL_S) for _ in range(2)]
     gone: list[Contender] = []
-    lost = 0
+    lost = number = 0
     try:
-        for number in range(ROUNDS):
+        while number < disturbances or sum(one.count("got") for one in (*running, *gone)) < rounds:
+            number += 1
             victim, other = running if number % 2 else running[::-1]
-            victim.wait_for("got")
+            victim.wait_for("got", 1 + (number % 5 if rounds else 0))
             if number % 3 == 2:
                 victim.kill()
                 gone.append(victim)
@@ -128,9 +146,8 @@ def test_stopped_and_killed_holders(etcd: Etcd, gate: EpochGate) -> None:
             contender.kill()
     epochs = judge([*gone, *running], gate.deeds)
     refused = sum(not deed.was_taken for deed in gate.deeds)
-    print(f"{len(epochs)} holders, {lost} woke late and were told, {refused} deeds were refused at the gate")
-    assert lost >= 3
-    assert len(epochs) > ROUNDS
+    print(f"{len(epochs)} holders, {number} of them disturbed, {lost} woke late, {refused} deeds refused at the gate")
+    return epochs, lost
 
 
 def test_without_etcd_both_stand_back(etcd: Etcd, gate: EpochGate) -> None:

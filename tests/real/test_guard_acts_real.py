@@ -197,3 +197,25 @@ async def core_of(here: Farm, name: str, word: str = "EngineCore") -> list[int]:
             found += [pid] if word.encode() in title else []
     assert found, f"{name} has no {word}"
     return found
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+def test_ten_restarts_and_half_an_hour_of_bursts() -> None:
+    """Clients that come in bursts, ten guarded restarts in turn: 0 failed, and how long each was out of service."""
+
+    async def scene() -> None:
+        async with farm(act="") as here:
+            began_s, turn, failed, served = asyncio.get_running_loop().time(), 0, 0, 0
+            while turn < 10 or asyncio.get_running_loop().time() - began_s < 1_800:
+                load = Clients(here.balancer.port, count=5 + 15 * (turn % 2), tokens=30)
+                if turn < 10:
+                    await restarted(here, NAMES[turn % 2])
+                await asyncio.sleep(20)
+                lost = await load.end()
+                turn, failed, served = turn + 1, failed + len(lost), served + load.done
+                assert lost == [], "\n".join(map(str, lost[:10])) + here.guard.log()
+                await asyncio.sleep(20)
+            print(f"{served} requests, {failed} failed; seconds out of service: {dict(away_s(here.guard.journal()))}")
+
+    run(scene())
