@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from plimsoll.cli.guard_act import Ports, Said
+from plimsoll.cli.guard_said import Ports, Said
 from plimsoll.cli.guard_steps import Parts
 from plimsoll.domain.condition import Condition
 from plimsoll.domain.journal_entry import Entry

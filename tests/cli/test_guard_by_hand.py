@@ -16,9 +16,10 @@ from plimsoll.actuators.gate_door import GateDoor
 from plimsoll.actuators.guard_server import GuardServer
 from plimsoll.actuators.hooks import ReadinessOnly
 from plimsoll.actuators.journal import Journal
-from plimsoll.cli.guard_act import Conductor, Ports
+from plimsoll.cli.guard_act import Conductor
 from plimsoll.cli.guard_asks import Asks, Desk
 from plimsoll.cli.guard_drain import HandDrain, OneOfTwo
+from plimsoll.cli.guard_said import Ports
 from plimsoll.cli.guard_steps import Parts
 from plimsoll.cli.main import main
 from plimsoll.guard.course import open_courses

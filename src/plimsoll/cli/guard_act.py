@@ -7,20 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from plimsoll.cli.guard_said import Ports, Said
 from plimsoll.cli.guard_steps import Hands, Parts
 from plimsoll.domain.journal_entry import CLOSED, INTENT, NOTE, OPENED, OUTCOME, RESTART, SWITCH, Entry, cleaned
-from plimsoll.domain.outcome import Outcome, unsure
+from plimsoll.domain.outcome import Outcome, failed, unsure
 from plimsoll.errors import BadInput, PlimsollError, WorldFailed
 from plimsoll.guard.act_policy import ActPolicy
 from plimsoll.guard.budget import Restart
 from plimsoll.guard.course import Course, open_courses, opened, to_fields
 from plimsoll.guard.decide import ASKED, Decision, Plan, Refusal, Switches, View, consider, decide
 from plimsoll.guard.grades import Grade
-from plimsoll.guard.ports import Book, Lock, Sight
 from plimsoll.guard.remembered import PAUSE, RUNGS, last_ends_of, restarts_of, switches_of
 from plimsoll.guard.restart_checks import kv_tokens
 from plimsoll.guard.steps import End, Step
@@ -34,27 +33,6 @@ QUIET_STEPS = frozenset({Step.PROBATION, Step.HOLD, Step.UNSHED})
 DAMAGED = "damaged"
 END_S = 20.0  # for taking back what is under way when guard is to end
 _LEFT = ""  # in place of an engine: what an earlier guard left, and had to wait
-
-
-class Said(NamedTuple):
-    """One thing to tell: what guard did, or why it did not."""
-
-    engine: str
-    says: str
-    is_urgent: bool = False
-    fields: Mapping[str, Any] = {}
-
-
-class Ports(NamedTuple):
-    """What the conductor is given."""
-
-    book: Book
-    lock: Lock
-    sight: Sight
-    view: Callable[[frozenset[str]], View]  # the fleet now; those that are being worked on are named
-    tell: Callable[[Said], None]
-    wall: Callable[[], float]
-    name: Callable[[], str] = lambda: secrets.token_hex(4)
 
 
 class Conductor:
@@ -204,6 +182,7 @@ class Conductor:
     async def carry_out(self, plan: Plan) -> None:
         """One action, up to where it only waits."""
         course = opened(self._ports.name(), plan.engine, plan.grade, plan.kind, is_broken=plan.is_broken)
+        self._at_work, self.courses[plan.engine] = plan.engine, course  # before anything is waited for
         look = await self._ports.sight.look(plan.engine) if plan.grade is Grade.RESTART else None
         facts = {"kv_tokens_before": kv_tokens(look), "started_before": None if look is None else look.started_unix_s}
         course = course._replace(facts={name: value for name, value in facts.items() if value is not None})
@@ -275,7 +254,10 @@ class Conductor:
             with contextlib.suppress(TimeoutError, PlimsollError):
                 async with asyncio.timeout(END_S):
                     await self._take_back(self.courses[course.engine], hands)
-            self.courses.pop(course.engine, None)
+            left = self.courses.pop(course.engine, None)
+            if left is not None and left.is_down and left.step is not Step.PROBATION:
+                says = f"guard is stopped while it is down, in {left.step}: the next guard finishes it"
+                self._ports.tell(Said(course.engine, says, is_urgent=True))
             raise
         except BaseException:
             self.courses.pop(course.engine, None)
@@ -343,12 +325,24 @@ class Conductor:
 
     async def _done(self, course: Course, hands: Hands) -> Outcome:
         assert course.step is not None
+        if course.step in (Step.DRAIN, Step.LEAVE) and not course.is_undoing and (why := self._against(course)):
+            return failed(why)
         try:
             return await hands.do(course.step, course)
         except PlimsollError:
             raise
         except Exception as problem:  # a mistake of ours in one step: the table says what follows, as for any other failure
             return unsure(f"a mistake of ours: {type(problem).__name__}")
+
+    def _against(self, course: Course) -> str:
+        """What speaks against it now that the lock is ours: somebody else may have acted since it was decided."""
+        view = self._ports.view(frozenset(self.courses) - {course.engine})
+        view = view._replace(restarts=self.restarts, switches=self.switches, busy="", now=self._ports.wall())
+        found = next((one for one in view.engines if one.name == course.engine), None)
+        if found is None:
+            return ""  # nothing new is known of it: what was decided holds
+        decision = consider(view, self._policy, found, course.grade, course.kind, "")
+        return decision.says if isinstance(decision, Refusal) else ""
 
     def _close(self, course: Course, why: str) -> None:
         end = course.end or End.DONE

@@ -11,11 +11,12 @@ from typing import NamedTuple
 from plimsoll.actuators.journal import Journal
 from plimsoll.actuators.own_process import OwnProcess
 from plimsoll.actuators.systemd import SystemdUnit
-from plimsoll.cli.guard_act import Conductor, Ports, Said
+from plimsoll.cli.guard_act import Conductor
 from plimsoll.cli.guard_asks import Desk
 from plimsoll.cli.guard_drain import HandDrain, OneOfTwo
 from plimsoll.cli.guard_loop import Fleet
 from plimsoll.cli.guard_parts import lock_of, minute_in, own_process, parts_of, policy_of, told_of
+from plimsoll.cli.guard_said import Ports, Said
 from plimsoll.cli.guard_sight import FleetSight, Told
 from plimsoll.cli.guard_steps import Parts
 from plimsoll.domain.outcome import Outcome
@@ -73,7 +74,8 @@ class Acting:
             lock = OneOfTwo(lock_of(config.lock, files))
             ports = Ports(self.journal, lock, self.sight, self._view, tell, time.time)
             parts = {
-                name: one._replace(suffering=functools.partial(self.sight.suffering, name)) for name, one in made.parts.items()
+                name: one._replace(suffering=functools.partial(self.sight.suffering, name, made.policy))
+                for name, one in made.parts.items()
             }
             self.conductor = Conductor(parts, made.policy, ports, pause_s=ROUND_S)
             by_hand = ports._replace(lock=lock.other())
@@ -150,6 +152,12 @@ class Acting:
         for name, parts in self._made.parts.items():
             ended, stopped = ("", "") if name in busy else await _end_of(parts)
             self.ended[name], self._stopped[name] = ended, stopped
+
+    def needs(self) -> dict[str, str]:
+        """Engines that guard can do no more about, and why: until somebody resumes them."""
+        ends = {} if self.conductor is None else self.conductor.last_ends()
+        says = {"held": "its restart could not be finished", "failed": "its restart did not help"}
+        return {engine: f"{says[end]}: a person is needed" for engine, (_, end) in ends.items() if end in says}
 
     async def close(self) -> None:
         """Stop at once. What is under way is left to the next guard, or to its leases; the engines go on."""

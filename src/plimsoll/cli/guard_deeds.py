@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 from plimsoll.actuators.evidence import EvidenceKeeper, Wanted
-from plimsoll.domain.outcome import Outcome
+from plimsoll.domain.outcome import Outcome, done
 from plimsoll.domain.process_table import Mark
 from plimsoll.guard.ports import Restarter
 from plimsoll.sources.device_memory import DeviceMemory, Holding
@@ -104,6 +104,8 @@ class EngineMemory:
 
     async def wait_back(self, deadline_s: float) -> Outcome:
         """After it. A guard that took over knows nothing of before: then what is free must have stopped growing."""
+        if not self._old and not await self._restarter.pids():
+            return done("its processes cannot be seen from here, nor what they held")
         return await self._device.wait_back(self._old, self._before, deadline_s)
 
 
@@ -121,5 +123,6 @@ def log_progress(path: str) -> Callable[[], Awaitable[object]]:
 
 def environment_of(guards: Mapping[str, str]) -> dict[str, str]:
     """What an engine that guard starts gets of guard's own environment: all but what belongs to guard's own unit."""
-    own = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES", "INVOCATION_ID")
+    own = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES", "INVOCATION_ID",
+           "PLIMSOLL_GUARD_TOKEN")  # fmt: skip
     return {name: value for name, value in guards.items() if name not in own}

@@ -13,7 +13,8 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any
 
-from plimsoll.cli.guard_act import QUIET_STEPS, Ports, Said
+from plimsoll.cli.guard_act import QUIET_STEPS
+from plimsoll.cli.guard_said import Ports, Said
 from plimsoll.cli.guard_steps import Hands, Parts
 from plimsoll.domain.journal_entry import CLOSED, INTENT, NOTE, OPENED, OUTCOME
 from plimsoll.domain.outcome import Outcome, done, failed, unsure

@@ -20,12 +20,12 @@ from plimsoll.actuators.lines_out import LinesOut
 from plimsoll.actuators.systemd_notify import Notifier
 from plimsoll.actuators.webhook import Counts, Webhook
 from plimsoll.cli.guard import Asked
-from plimsoll.cli.guard_act import Said
 from plimsoll.cli.guard_acting import Acting, make
 from plimsoll.cli.guard_api import Api, Own
 from plimsoll.cli.guard_lists import Lists
 from plimsoll.cli.guard_loop import Facts, Fleet, Ports
 from plimsoll.cli.guard_recall import Recaller
+from plimsoll.cli.guard_said import Said
 from plimsoll.cli.guard_trouble import Troubles
 from plimsoll.domain.finding import Severity
 from plimsoll.domain.look import Reach
@@ -81,6 +81,7 @@ class Daemon:
         self._acting = self._make_acting()
         self._webhook = _webhook(asked.config.webhook)
         self._alerts: dict[tuple[str, str], float] = {}  # what fires, and since when
+        self._needing: set[str] = set()
         self._systemd = Notifier()
         self._server: GuardServer | None = None
         self._own_token = ""
@@ -219,6 +220,10 @@ class Daemon:
                 # Its host alone: the path of such an address is often the secret.
                 said = f"webhook {urlsplit(self._config.webhook).hostname or ''}"
                 self._troubles.note(said, self._webhook.trouble, patience_s=WEBHOOK_PATIENCE_S)
+            needs = {} if self._acting is None else self._acting.needs()
+            for name in self._needing | needs.keys():
+                self._troubles.note(f"restarts of {name}", needs.get(name, ""))
+            self._needing = set(needs)
             if self._recaller is not None:
                 self._recaller.keep({view.name for view in self._fleet.views()})
                 self._troubles.note(self._recaller.said, self._recaller.trouble)
@@ -250,7 +255,9 @@ class Daemon:
         """What still holds is sent again: a receiver that was restarted has forgotten it."""
         while True:
             await asyncio.sleep(self._config.repeat_s)
-            self._notify(self._fleet.firing())
+            wall = time.time()
+            needs = {} if self._acting is None else self._acting.needs()
+            self._notify([*self._fleet.firing(), *(Told(wall, name, What.NEEDS, says) for name, says in needs.items())])
 
     def _notify(self, changes: Sequence[Told]) -> None:
         if self._webhook is None:

@@ -9,7 +9,9 @@ from typing import NamedTuple
 from plimsoll.cli.guard_loop import Fleet, Watched
 from plimsoll.domain.condition import Condition
 from plimsoll.domain.look import Look, Reach
-from plimsoll.guard.capacity import load_of
+from plimsoll.domain.unknown import Unknown
+from plimsoll.guard.act_policy import ActPolicy
+from plimsoll.guard.capacity import load_of, without
 from plimsoll.guard.decide import Engine, View
 from plimsoll.guard.policy import GRADES
 
@@ -45,15 +47,22 @@ class FleetSight:
         """All that are watched."""
         return [view.name for view in self._fleet.views()]
 
-    def suffering(self, engine: str) -> str:
-        """Who of its group has more to do than it can, while this one is away; empty for nobody."""
-        group = self._told.get(engine, Told()).group
-        for name in self.engines():
-            if name != engine and self._told.get(name, Told()).group == group:
-                found = self.conditions(name).get("saturated")
-                if found is not None and found.is_true:
-                    return f"{name} cannot carry its load: {found.message}"
-        return ""
+    def suffering(self, engine: str, policy: ActPolicy) -> str:
+        """Why this one must stay after all: another of its group has left meanwhile, or cannot carry its load; or nothing."""
+        view = self.view(frozenset({engine}), {})
+        mine = next((one for one in view.engines if one.name == engine), None)
+        others = [one for one in view.engines if mine is not None and one.group == mine.group and one.name != engine]
+        if mine is None or not others:
+            return ""
+        away = [one.name for one in others if one.is_away]
+        if len(away) >= policy.most_away:
+            return f"{away[0]} is away meanwhile"
+        for one in others:
+            found = one.conditions.get("saturated")
+            if found is not None and found.is_true:
+                return f"{one.name} cannot carry its load: {found.message}"
+        answer = without(mine.load, [one.load for one in others if not one.is_away], policy.carries)
+        return "" if isinstance(answer, Unknown) else answer
 
     def begun_anew(self) -> list[str]:
         """Engines of which another process answers than when this was last asked."""

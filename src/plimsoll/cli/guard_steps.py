@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from plimsoll.cli.guard_light_steps import Evidence, Learns, LightHands, Memory, Parts, now_s
+from plimsoll.domain.look import Reach
 from plimsoll.domain.outcome import Outcome, done, failed
 from plimsoll.guard.act_policy import ActPolicy
 from plimsoll.guard.course import Course
@@ -19,6 +20,7 @@ from plimsoll.guard.steps import TRIES, Step
 __all__ = ["Evidence", "Hands", "Memory", "Parts"]
 
 OLD_TROUBLE_S = 120.0  # by then what was said of the process before is over, or it is of this one, too
+STILL_SERVES_S = 10.0
 LEASE_MARGIN_S = 60.0  # by so much the drain's lease outlives the longest stop
 LONGEST_LEASE_S = 3_600.0  # more the gate does not give
 LEARNED = "learned_"
@@ -197,7 +199,7 @@ class Hands(LightHands):
             await memory.note()
         self._has_sent_stop = True
         outcome = await restarter.stop(self._policy.stop_within_s)
-        is_refused = outcome.is_done is False and (outcome.facts.get("budget") is True or await self._serves(course))
+        is_refused = outcome.is_done is False and (outcome.facts.get("budget") is True or await self._goes_on_serving(course))
         return outcome._replace(facts={**outcome.facts, "untouched": True}) if is_refused else outcome
 
     async def _why_not_stop(self, course: Course) -> str:
@@ -214,6 +216,8 @@ class Hands(LightHands):
             outcome = await self._idle(course)
             if not outcome.is_done:
                 return outcome.says
+        if self._parts.suffering is not None and (who := self._parts.suffering()):
+            return who
         return "" if await self._is_down() else await self._why_not_idle(course)
 
     async def _is_broken_or_down(self, course: Course) -> bool:
@@ -249,13 +253,26 @@ class Hands(LightHands):
         is_sure = Step.DRAIN not in course.steps or not course.is_taken_over
         return (is_sure and not self._has_sent_stop) or await self._serves(course)
 
+    async def _goes_on_serving(self, course: Course) -> bool:
+        """Whether the stop had no effect: one that ends still answers for a while, so it is watched for longer than that."""
+        end_s = now_s() + STILL_SERVES_S
+        while await self._serves(course):
+            if now_s() >= end_s:
+                return True
+            await asyncio.sleep(self._pause_s)
+        return False
+
     async def _serves(self, course: Course) -> bool:
         restarter = self._parts.restarter
         is_running = restarter is not None and await restarter.is_running() is True
         return is_running and is_ready(await self._sight.look(course.engine))
 
     async def _is_down(self) -> bool:
-        return self._parts.restarter is not None and await self._parts.restarter.is_running() is False
+        """Not by the word of whoever runs it alone: that may be of another process than the one that serves."""
+        if self._parts.restarter is None or await self._parts.restarter.is_running() is not False:
+            return False
+        look = await self._sight.look(self._parts.name)
+        return look is None or look.reach is not Reach.ANSWERS
 
     async def _gone(self, course: Course) -> Outcome:
         del course

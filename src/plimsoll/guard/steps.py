@@ -120,7 +120,7 @@ def follows(
     """
     if is_undoing:
         return _back(step, is_done=is_done, tries=tries)
-    if is_done or step in _NEVER_STOPS:
+    if is_done or step in _NEVER_STOPS or (is_done is None and step in _ONLY_A_NO):
         place = course.index(step) + 1
         return Next(course[place]) if place < len(course) else Next(None, End.DONE)
     if is_untouched and step is Step.STOP and is_done is False:
@@ -139,6 +139,8 @@ def follows(
     return Next(Step.UNLOCK, End.HELD, is_undoing=True)
 
 
+_ONLY_A_NO = frozenset({Step.CHECK, Step.WARM})
+"""An engine that answers is not kept out of service because nobody could ask it more."""
 _NEVER_STOPS = frozenset({Step.EVIDENCE, Step.UNLOCK})
 """What is not had of these is written down, and is no reason to leave an engine as it is."""
 

@@ -100,6 +100,8 @@ def _why_not(before: list[Holding] | None, last: list[Holding] | None, now: list
         if card.held_bytes:
             return f"card {index} still counts {card.held_bytes >> 20} MiB for the old engine"
         held = before[index] if before and index < len(before) else None
+        if held and held.held_bytes == 0:
+            continue  # it held nothing there: who does, is no concern of its
         if held and held.held_bytes is not None:
             if card.free_bytes + SLACK_BYTES < held.free_bytes + held.held_bytes:
                 missing = held.free_bytes + held.held_bytes - card.free_bytes
