@@ -52,10 +52,10 @@ class Lost(NamedTuple):
 
 
 class Clients:
-    """So many that ask again and again through one port, every other one for a stream."""
+    """So many that ask again and again through one port, every other one for a stream; `rest_s` is between two requests."""
 
-    def __init__(self, port: int, count: int = 20, tokens: int = 60) -> None:
-        self._port, self._tokens = port, tokens
+    def __init__(self, port: int, count: int = 20, tokens: int = 60, rest_s: float = 0.0) -> None:
+        self._port, self._tokens, self._rest_s = port, tokens, rest_s
         self.done = 0
         self.lost: list[Lost] = []
         self._is_over = False
@@ -77,6 +77,7 @@ class Clients:
                 self.done += 1
             else:
                 self.lost.append(Lost(began_s, told.status, told.body))
+            await asyncio.sleep(self._rest_s)
 
     async def end(self) -> list[Lost]:
         """Let what is under way end; what was lost."""

@@ -111,7 +111,8 @@ def test_three_restarts_two_killed_guards_and_five_compactions_lose_no_request()
 
     async def scene() -> None:
         async with farm() as here:
-            load = Clients(here.balancer.port, tokens=30)
+            # Two cores start one engine while the other serves: clients that never rest would leave it no turn.
+            load = Clients(here.balancer.port, tokens=20, rest_s=2.0)
             await asyncio.sleep(5)
             await restarted(here, "a")
             for number in range(1, 6):
@@ -208,7 +209,7 @@ def test_ten_restarts_and_half_an_hour_of_bursts() -> None:
         async with farm(act="") as here:
             began_s, turn, failed, served = asyncio.get_running_loop().time(), 0, 0, 0
             while turn < 10 or asyncio.get_running_loop().time() - began_s < 1_800:
-                load = Clients(here.balancer.port, count=5 + 15 * (turn % 2), tokens=30)
+                load = Clients(here.balancer.port, count=5 + 15 * (turn % 2), tokens=20, rest_s=1.0)
                 if turn < 10:
                     await restarted(here, NAMES[turn % 2])
                 await asyncio.sleep(20)
