@@ -35,6 +35,7 @@ async def _signal_amid(server: EngineServer, pids: list[int]) -> list[Told]:
     return await asyncio.gather(*asked)
 
 
+@pytest.mark.soak  # minutes on two cores
 @pytest.mark.parametrize(("whom", "kept"), [(control_group, 0), (mixed, REQUESTS)])
 def test_a_group_wide_sigterm_fails_requests_and_one_to_the_main_process_does_not(
     start_engine: StartEngine, whom: object, kept: int

@@ -87,6 +87,7 @@ async def evidence_of(engine: OwnProcess, port: int, folder: Path) -> Path:
     return Path(str(outcome.facts["folder"]))
 
 
+@pytest.mark.soak  # minutes on two cores
 @pytest.mark.timeout(900)  # two starts of the engine, on cores that may be busy
 def test_started_stopped_lost_and_found(tmp_path: Path, keepers: list[subprocess.Popen[bytes]]) -> None:
     """A guard starts it and is killed; the next one adopts it and stops it amid a stream, which ends whole; then once more."""
