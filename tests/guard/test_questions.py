@@ -146,6 +146,8 @@ def test_one_that_looks_stuck_is_told_also_where_nothing_can_prove_it() -> None:
     assert says("stalled", eight)[-1][1:] == ("true", "NoAnswer")
     assert says("stalled", failing(looks(400, stuck), 100.0))[-1][1:] == ("false", "Proved")
     assert {status for _, status, _ in says("stalled", failing(looks(600, busy), 1e9))} <= {"unknown", "false"}
+    late = failing(looks(600, busy), 100.0)
+    assert {status for _, status, _ in says("stalled", late)} <= {"unknown", "false"}, "it is busy, and they wait"
 
 
 def test_a_503_is_not_believed_of_one_that_works() -> None:

@@ -170,7 +170,8 @@ def stalled(history: History, policy: Policy, now_s: float) -> Seen:
         return no("Paused", "it is paused or asleep: no step is due")
     wanted, failed = policy.number("hung", "canaries"), history.failed_canaries
     canary = last.canary
-    if canary is not None and failed >= wanted and now_s - canary.at_s <= fresh_s(history):
+    is_late = canary is not None and failed >= wanted and now_s - canary.at_s <= fresh_s(history)
+    if is_late and not _all_step(history, now_s):
         text = f"{failed} test requests in a row got no answer"
         return _unless_proved(yes("NoAnswer", text, Evidence("canary", text)), history, policy, now_s)
     if last.reach is not Reach.ANSWERS:
@@ -178,6 +179,15 @@ def stalled(history: History, policy: Policy, now_s: float) -> Seen:
     found = [_no_step(name, pulse, policy, now_s) for name, pulse in history.cores]
     seen = min(found, key=lambda seen: WORST.index(seen.status), default=unknown("NoFigures", "no core is on the page"))
     return _unless_proved(seen, history, policy, now_s)
+
+
+def _all_step(history: History, now_s: float) -> bool:
+    """Whether every core is known to have made a step since test requests began to fail: then it is busy, and they wait."""
+    since_s = history.failing_since_s
+    if since_s is None or history.last is None or history.last.reach is not Reach.ANSWERS:
+        return False
+    span_s = min(now_s - since_s, KEPT_S)
+    return all(pulse.has_stepped(now_s, span_s) is True for _, pulse in history.cores)
 
 
 def _unless_proved(seen: Seen, history: History, policy: Policy, now_s: float) -> Seen:
