@@ -6,6 +6,7 @@ limit after which its whole group is killed, and with a small environment: nothi
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import contextlib
 import json
@@ -41,7 +42,7 @@ class Told(NamedTuple):
     may_come: bool = False  # "not yet": worth asking again
 
 
-class _Hook:
+class _Hook(abc.ABC):
     """What a command and a webhook have in common."""
 
     def __init__(self, said: str) -> None:
@@ -65,8 +66,9 @@ class _Hook:
         told = await self._tell(CONNECTIONS)
         return told.number if told.is_so else None
 
+    @abc.abstractmethod
     async def _tell(self, verb: str) -> Told:
-        raise NotImplementedError
+        """Say one verb, and hear what came of it."""
 
 
 class CommandBalancer(_Hook):

@@ -17,8 +17,12 @@ async def in_thread(work: Callable[[], T]) -> T:
     future: asyncio.Future[T] = loop.create_future()
 
     def settle(result: T | None, problem: BaseException | None) -> None:
-        if not future.done():
-            future.set_exception(problem) if problem else future.set_result(result)  # type: ignore[arg-type]
+        if future.done():
+            return
+        if problem is not None:
+            future.set_exception(problem)
+        else:
+            future.set_result(result)  # type: ignore[arg-type]  # without a problem it is what the work returned
 
     def run() -> None:
         result: T | None = None

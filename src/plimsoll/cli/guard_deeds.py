@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import sys
@@ -41,7 +42,7 @@ class EngineEvidence:
         pages: dict[str, bytes | Callable[[], Awaitable[bytes]]] = {"metrics.txt": lambda: self._fetch(self._url, "/metrics")}
         if self._token is not None:
             for name in ("state", "memory"):
-                pages[f"{name}.json"] = lambda name=name: self._fetch(self._gate_url, f"/plimsoll/{name}", self._token)  # type: ignore[misc]
+                pages[f"{name}.json"] = functools.partial(self._fetch, self._gate_url, f"/plimsoll/{name}", self._token)
         outcome = await self._keeper.take(engine, action, Wanted(self._log, pids, pages))
         folder = outcome.facts.get("folder")
         codes = await doctor_on(Path(folder)) if outcome.is_done and isinstance(folder, str) else ""

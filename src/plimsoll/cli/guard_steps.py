@@ -9,11 +9,9 @@ from typing import Any
 from plimsoll.cli.guard_light_steps import Evidence, Learns, LightHands, Memory, Parts, now_s
 from plimsoll.domain.look import Reach
 from plimsoll.domain.outcome import Outcome, done, failed
-from plimsoll.guard.act_policy import ActPolicy
 from plimsoll.guard.course import Course
 from plimsoll.guard.decide import BROKEN_KINDS
 from plimsoll.guard.idle import Sample, idleness
-from plimsoll.guard.ports import Lock, Sight
 from plimsoll.guard.restart_checks import enough_cache, is_ready, same_trouble, troubles, was_restarted
 from plimsoll.guard.steps import TRIES, Step
 
@@ -31,20 +29,9 @@ _BEFORE_HARM = frozenset({Step.EVIDENCE, Step.LEAVE, Step.DRAIN, Step.IDLE, Step
 class Hands(LightHands):
     """Carries out the steps of one action on one engine."""
 
-    def __init__(
-        self,
-        parts: Parts,
-        lock: Lock,
-        sight: Sight,
-        policy: ActPolicy,
-        *,
-        pause_s: float = 1.0,
-        is_off: Callable[[], str] = lambda: "",
-    ) -> None:
-        """`is_off` says why somebody does not want it any more, "" as long as nobody does."""
-        super().__init__(parts, lock, sight, policy, pause_s=pause_s, is_off=is_off)
-
-        self._deeds: Mapping[Step, Callable[[Course], Awaitable[Outcome]]] = {
+    @property
+    def _deeds(self) -> Mapping[Step, Callable[[Course], Awaitable[Outcome]]]:
+        return {
             Step.EVIDENCE: self._evidence, Step.LEAVE: self._leave, Step.DRAIN: self._drain, Step.IDLE: self._idle,
             Step.STOP: self._stop, Step.GONE: self._gone, Step.START: self._start, Step.READY: self._ready,
             Step.CHECK: self._check, Step.WARM: self._warm, Step.UNDRAIN: self._undrain, Step.UNLOCK: self._unlock,
