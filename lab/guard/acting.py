@@ -57,6 +57,7 @@ class State:
         self.free = 1.0
         self.epoch, self.holder, self.held_until = 0, 0, 0.0
         self.life = 0
+        self.by_hand = False  # a person stopped it
         self.harm: list[str] = []
         self.told: list[tuple[str, str]] = []  # what guard said, and how the action ended where it said so
 
@@ -78,6 +79,7 @@ class World:
         self.full_until = self.state.now + 40.0  # the queue grows so long
         self.when: dict[str, Callable[[], None]] = {}  # what happens as soon as a step was written down
         self.needs_entries = True  # whether a deed without its entry is harm
+        self.may: Mapping[str, frozenset[Step]] = MAY
         self.may_lose = False  # somebody has decided to lose requests
 
     def new_life(self, die_at: int | None) -> None:
@@ -158,7 +160,7 @@ class World:
 
     async def deed(self, name: str, does: Callable[[], Outcome], *, is_free: bool = False) -> Outcome:
         """Do it, unless something goes wrong; `is_free` where no entry has to come before it."""
-        if self.needs_entries and not is_free and self.intent not in MAY[name]:
+        if self.needs_entries and not is_free and self.intent not in self.may[name]:
             self.hurt(f"{name} was done in {self.intent or 'no step'}")
         self.tick()
         self.point(f"before {name}")

@@ -19,6 +19,7 @@ from plimsoll.guard.act_policy import ActPolicy
 from plimsoll.guard.course import open_courses
 from plimsoll.guard.decide import BROKEN_KINDS, Plan, View
 from plimsoll.guard.grades import Grade
+from plimsoll.guard.ports import Lock
 from plimsoll.guard.steps import BROKEN, COURSES, SERVING, End
 
 POLICY = ActPolicy(
@@ -170,28 +171,37 @@ def run_in(world: World, main: Coroutine[Any, Any, None]) -> bool:
         loop.close()
 
 
-def conductor_of(
+def ports_of(
     world: World,
     book: Inner,
-    policy: ActPolicy = POLICY,
     *,
     sight: FakeSight | None = None,
-    lock: FakeLock | None = None,
+    lock: Lock | None = None,
     view: Callable[[frozenset[str]], View] = lambda _: View([]),
-    parts: Parts | None = None,
-    engine: str = ENGINE,
-) -> Conductor:
-    """A guard for this world, which watches nothing that it could begin by itself unless a view shows something."""
+) -> Ports:
+    """What a guard in this world is given; at each entry of its journal it may die."""
     names = (f"action-{world.state.life}-{number}" for number in range(1_000))
 
     def tell(said: Said) -> None:
         world.state.told.append((said.says, str(said.fields.get("end", ""))))
 
-    ports = Ports(
+    return Ports(
         WatchedBook(book, world), lock or FakeLock(world), sight or FakeSight(world), view, tell,
         lambda: WALL_S + world.state.now, lambda: next(names),
     )  # fmt: skip
-    return Conductor({engine: parts or parts_of(world)}, policy, ports)
+
+
+def conductor_of(
+    world: World,
+    book: Inner,
+    policy: ActPolicy = POLICY,
+    *,
+    parts: Parts | None = None,
+    engine: str = ENGINE,
+    **given: Any,
+) -> Conductor:
+    """A guard for this world, which watches nothing that it could begin by itself unless a view shows something."""
+    return Conductor({engine: parts or parts_of(world)}, policy, ports_of(world, book, **given))
 
 
 async def to_the_end(conductor: Conductor, world: World, book: Inner) -> None:

@@ -180,6 +180,12 @@ class FakeRestarter:
         """Whether it lives."""
         return self._world.is_running
 
+    async def last_exit(self) -> Outcome:
+        """How it ended."""
+        if self._world.is_running:
+            return failed("it has not ended")
+        return done("somebody stopped it", by_hand=True) if self._world.state.by_hand else done("it ended")
+
     async def pids(self) -> tuple[int, ...]:
         """None."""
         return ()

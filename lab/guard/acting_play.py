@@ -79,5 +79,5 @@ def view_of(kind: str, *, is_true: bool = True, name: str = ENGINE) -> View:
     """A fleet in which this holds of the engine, and another one carries its load."""
     status = Status.TRUE if is_true else Status.FALSE
     conditions = {kind: Condition(kind, status, "Seen", f"it is {kind}", 0.0)}
-    others = Engine("z", {}, Load("z", 0.1, 1.0, 0.0), 1.0)
-    return View([Engine(name, conditions, Load(name, 0.1, 1.0, 0.0), 1.0), others])
+    others = Engine("z", {}, Load("z", 0.1, 1.0, 0.0, model="m"), 1.0)
+    return View([Engine(name, conditions, Load(name, 0.1, 1.0, 0.0, model="m"), 1.0), others])

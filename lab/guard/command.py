@@ -94,6 +94,17 @@ class Guard:
             await asyncio.sleep(0.1)
         raise AssertionError(f"guard did not start: {self.log()}")
 
+    @property
+    def pid(self) -> int:
+        """Of the process that was started last."""
+        assert self._process is not None, "it was never started"
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """Of that process; None while it runs, below 0 for a signal."""
+        return None if self._process is None else self._process.returncode
+
     async def kill(self) -> None:
         """SIGKILL."""
         await self._end(signal.SIGKILL)
@@ -143,8 +154,9 @@ def closed(entries: Sequence[Entry], end: str | None = None, grade: str = "resta
 
 
 def begun(entries: Sequence[Entry], step: str) -> bool:
-    """Whether the last entry says that this step is under way."""
-    return bool(entries) and entries[-1].kind == INTENT and entries[-1].step == step
+    """Whether this step is under way."""
+    last = next((one for one in reversed(entries) if one.kind in (INTENT, OUTCOME)), None)
+    return last is not None and last.kind == INTENT and last.step == step
 
 
 def told(entries: Sequence[Entry]) -> str:

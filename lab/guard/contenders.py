@@ -96,11 +96,11 @@ async def contend(lock: Lock, gate: str, owner: str, *, rounds: int, hold_s: flo
         await asyncio.sleep(0.01 * random.random())
 
 
-def pause(process: subprocess.Popen[Any]) -> None:
+def pause(pid: int) -> None:
     """SIGSTOP, and wait until every thread of it has stopped: the signal is not obeyed at once."""
-    process.send_signal(signal.SIGSTOP)
+    os.kill(pid, signal.SIGSTOP)
     deadline = time.monotonic() + 10
-    while not all(_state(thread) == "T" for thread in Path(f"/proc/{process.pid}/task").iterdir()):
+    while not all(_state(thread) == "T" for thread in Path(f"/proc/{pid}/task").iterdir()):
         assert time.monotonic() < deadline, "it does not stop"
         time.sleep(0.002)
 
@@ -148,7 +148,7 @@ class Contender:
 
     def stop(self) -> None:
         """Pause it in mid-thought; what it said before has been heard when this returns."""
-        pause(self.process)
+        pause(self.process.pid)
         time.sleep(0.05)
 
     def wake(self) -> None:

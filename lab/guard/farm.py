@@ -52,11 +52,15 @@ class Lost(NamedTuple):
 
 
 class Clients:
-    """So many that ask again and again through one port, every other one for a stream; `rest_s` is between two requests."""
+    """So many that ask again and again through one port, every other one for a stream.
 
-    def __init__(self, port: int, count: int = 20, tokens: int = 60, rest_s: float = 0.0) -> None:
-        self._port, self._tokens, self._rest_s = port, tokens, rest_s
-        self.done = 0
+    They come in waves, `every_s` apart; what takes longer than that goes on into the next one. Between two waves the engine
+    rests: its processes spin for a second after each step, and two cores have another engine to start.
+    """
+
+    def __init__(self, port: int, count: int = 20, tokens: int = 60, every_s: float = 0.0) -> None:
+        self._port, self._tokens, self._every_s = port, tokens, every_s
+        self.done = self.under_way = 0
         self.lost: list[Lost] = []
         self._is_over = False
         self._began_s = time.monotonic()
@@ -69,15 +73,22 @@ class Clients:
             is_stream = number % 2 == 0
             began_s = time.monotonic() - self._began_s
             told = Told()
+            self.under_way += 1
             with contextlib.suppress(OSError, TimeoutError):
                 told = await complete(
                     self._port, self._tokens + 7 * (turn % 9), stream=is_stream, prompt=f"client {number} turn {turn}"
                 )
+            self.under_way -= 1
             if is_finished(told):
                 self.done += 1
             else:
                 self.lost.append(Lost(began_s, told.status, told.body))
-            await asyncio.sleep(self._rest_s)
+            await self.wave()
+
+    async def wave(self) -> None:
+        """Until the next one begins."""
+        if self._every_s:
+            await asyncio.sleep(self._every_s - (time.monotonic() - self._began_s) % self._every_s)
 
     async def end(self) -> list[Lost]:
         """Let what is under way end; what was lost."""

@@ -14,7 +14,7 @@ import os
 import sys
 from pathlib import Path
 
-from lab.engine.server import NICE, clean_environment, serve_command
+from lab.engine.server import NICE, OOM_FLAG_FILE, PLUGIN, PLUGIN_HOME, clean_environment, serve_command
 from plimsoll.actuators.own_process import OwnProcess
 from plimsoll.sources.process_tree import boot_mark, read_processes
 
@@ -28,9 +28,15 @@ def write_unit(
 ) -> None:
     """Make one."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    environment = {"PYTHONPATH": SOURCE, "PLIMSOLL_TOKEN": token, "VLLM_SERVER_DEV_MODE": "0"}
+    environment = {"PYTHONPATH": os.pathsep.join((SOURCE, str(PLUGIN_HOME))), "PLIMSOLL_TOKEN": token}
+    environment |= {"VLLM_SERVER_DEV_MODE": "0", "VLLM_PLUGINS": PLUGIN, OOM_FLAG_FILE: str(oom_flag(folder))}
     unit = {"port": port, "flags": [*GATE, *flags], "environment": environment, "stand_in": is_stand_in}
     (folder / "unit.json").write_text(json.dumps(unit), encoding="utf-8")
+
+
+def oom_flag(folder: Path) -> Path:
+    """While this file is there, every step of the real engine fails with torch's out-of-memory error."""
+    return folder / "oom"
 
 
 def unit(folder: Path) -> OwnProcess:

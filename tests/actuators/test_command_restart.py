@@ -88,3 +88,19 @@ def test_commands_that_are_not_there() -> None:
     assert asyncio.run(engine.is_running()) is None
     assert asyncio.run(engine.stop(1.0)).is_done is None
     assert asyncio.run(engine.pids()) == ()
+
+
+@pytest.mark.parametrize(
+    ("code", "is_running", "is_done"), [(0, True, False), (3, False, None), (150, False, True), (1, None, None)]
+)
+def test_a_status_command_may_say_that_somebody_stopped_it(
+    tmp_path: Path, code: int, is_running: bool | None, is_done: bool | None
+) -> None:
+    """150: it does not run, and that is wanted; 3 says nothing of who wanted it."""
+    path = tmp_path / "status"
+    path.write_text(f"#!/bin/sh\nexit {code}\n")
+    path.chmod(0o755)
+    engine = CommandRestart(["true"], ["true"], [str(path)])
+    assert asyncio.run(engine.is_running()) is is_running
+    outcome = asyncio.run(engine.last_exit())
+    assert (outcome.is_done, outcome.facts.get("by_hand", False)) == (is_done, code == 150)

@@ -174,3 +174,42 @@ def test_names_that_are_none(name: str) -> None:
     """No name leads to another path."""
     with pytest.raises(BadInput, match="no name of a container"):
         DockerContainer(name)
+
+
+@pytest.mark.parametrize(
+    ("state", "policy", "by_hand"),
+    [
+        ({"ExitCode": 0}, "no", True),
+        ({"ExitCode": 143}, "", True),
+        ({"ExitCode": 137}, "no", None),
+        ({"ExitCode": 137}, "always", True),
+        ({"ExitCode": 137}, "unless-stopped", True),
+        ({"ExitCode": 137, "OOMKilled": True}, "always", None),
+        ({"ExitCode": 0, "OOMKilled": None}, "no", None),
+        ({"ExitCode": 1}, "on-failure", None),
+        ({"Running": True}, "no", False),
+        ({"Restarting": True}, "always", False),
+    ],
+)
+def test_what_somebody_stopped_is_told_from_what_ended(
+    tmp_path: Path, state: dict[str, Any], policy: str, by_hand: bool | None
+) -> None:
+    """By its exit code, and by whether Docker would have started it again itself; what is not sure is not known."""
+    found = container(**{"Running": False, "Status": "exited", **state})
+    found["HostConfig"]["RestartPolicy"] = {"Name": policy, "MaximumRetryCount": 0}
+
+    async def act(engine: DockerContainer) -> None:
+        outcome = await engine.last_exit()
+        assert (outcome.is_done, outcome.facts.get("by_hand", False)) == (by_hand, by_hand is True)
+
+    run(tmp_path, Docker(found), act)
+
+
+def test_how_a_container_ended_that_is_not_there_is_not_known(tmp_path: Path) -> None:
+    """Removed, or a daemon that does not answer: neither says that somebody stopped it."""
+
+    async def act(engine: DockerContainer) -> None:
+        assert (await engine.last_exit()).is_done is None
+
+    run(tmp_path, Docker(container(), json=answer(404, {"message": "No such container"})), act)
+    assert asyncio.run(DockerContainer("x", str(tmp_path / "nobody.sock")).last_exit()).is_done is None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import re
 import ssl
 import subprocess
 import time
@@ -18,8 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plimsoll.actuators.etcd_lock import EtcdLock, Login
-from plimsoll.actuators.lock_http import BODY_MAX, Unanswered, call, place_of
+from plimsoll.actuators.etcd_lock import MOST_BYTES, EtcdLock, Login
+from plimsoll.actuators.http_call import Lost, Server
 from plimsoll.errors import BadInput
 
 HEADER = {"revision": "7"}
@@ -214,7 +213,7 @@ ODD = [
     b"HTTP/1.1 100 X\r\n\r\n" * 9,
     b"HTTP/1.1 301 X\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n",
     b"HTTP/1.1 200 OK\r\n\r\n" + b"[" * 100_000,
-    b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * (BODY_MAX + 10),
+    b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * (MOST_BYTES + 10),
     None,
     json_bytes({"kvs": "x"}),
     json_bytes({"kvs": [{}]}),
@@ -294,7 +293,7 @@ def test_a_login_is_shown_and_never_told() -> None:
 
 def test_wrong_settings() -> None:
     """Addresses that are none, a login in an address, no key, no time: refused at the start, without repeating a password."""
-    for url in ("127.0.0.1:2379", "ftp://h:1", "http://u:s3cret@h:1", "http://h:99999", "http://h/?x=1", ""):
+    for url in ("127.0.0.1:2379", "ftp://h", "http://u:s3cret@h:1", "http://h:99999", "http://h:0", "http://h/?x", "unix:/h"):
         with pytest.raises(BadInput) as problem:
             EtcdLock([url])
         assert "s3cret" not in str(problem.value)
@@ -355,9 +354,8 @@ def test_an_endless_drip_is_cut() -> None:
                 pass
 
         server = await asyncio.start_server(drip, "127.0.0.1", 0)
-        place = place_of(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-        with pytest.raises(Unanswered, match=re.escape("did not answer within 0.3 s")):
-            await call(place, "GET", "/", None, seconds=0.3)
+        dripping = Server(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        assert await dripping.call("GET", "/", b"", {}, 0.3) == Lost("did not answer within 0.3 s", was_sent=True)
         server.close()
 
     run(act)

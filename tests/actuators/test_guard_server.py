@@ -17,6 +17,7 @@ from plimsoll.actuators.guard_server import MOST_BODY, Answer, Deeds, GuardServe
 
 TOKEN = "a-token-that-is-long-enough"
 BEARER = f"authorization: Bearer {TOKEN}"
+READS = "another-token-that-only-reads"
 
 
 def answers(path: str, query: Mapping[str, str]) -> Answer:
@@ -53,7 +54,7 @@ def listening(does: Deeds | None) -> Iterator[int]:
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
-    server = GuardServer(answers, TOKEN, ("Guard.Example",), does)
+    server = GuardServer(answers, TOKEN, ("Guard.Example",), does, READS)
     asyncio.run_coroutine_threadsafe(server.open("127.0.0.1", 0), loop).result(10)
     yield server.port
     asyncio.run_coroutine_threadsafe(server.close(), loop).result(10)
@@ -84,6 +85,20 @@ def test_a_question_with_the_token(port: int) -> None:
     """Path and query reach who answers, decoded."""
     assert ask(port, "/engines/a%20b?x=1&y=", BEARER) == (200, "/engines/a b {'x': '1', 'y': ''}")
     assert ask(port, "/engines", BEARER, method="HEAD") == (200, "")
+
+
+def test_a_token_that_only_reads_is_refused_every_deed(acting: int, port: int) -> None:
+    """It asks whatever may be asked, and 403 is the answer to all that is posted; a wrong one is still 401."""
+    reads, post = f"authorization: Bearer {READS}", ("content-type: application/json", "content-length: 0")
+    for place in (acting, port):
+        for path in ("/engines", "/metrics", "/v1/journal", "/openapi.json"):
+            assert ask(place, path, reads)[0] == 200
+    for path in ("/v1/pause", "/v1/engines/a/restart", "/nowhere"):
+        assert ask(acting, path, reads, *post, method="POST") == (403, '{"error": "this token only reads"}')
+        assert ask(acting, path, BEARER, *post, method="POST")[0] == 200
+        assert ask(acting, path, "authorization: Bearer other", *post, method="POST")[0] == 401
+    for odd in (f"authorization: Basic {READS}", f"authorization: {READS}", f"authorization: Bearer {READS}x"):
+        assert ask(acting, "/engines", odd)[0] == 401
 
 
 @pytest.mark.parametrize(

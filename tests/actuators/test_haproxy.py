@@ -224,3 +224,17 @@ def test_a_name_that_would_be_another_command_is_refused(path: str, places: tupl
     """Names reach HAProxy inside a line of commands."""
     with pytest.raises(BadInput):
         HAProxy(path, places)
+
+
+@pytest.mark.parametrize("admin", [1, 2, 1 | 8, 1 | 4])
+def test_what_an_operator_has_in_maintenance_is_not_taken_out(admin: int) -> None:
+    """In any of its places, its own or inherited: nothing is said to any of them."""
+
+    async def scene() -> None:
+        async with talking(Farm(a=(2, 0, 1), a2=(2, admin, 1), b=(2, 0, 1))) as (path, talker):
+            told = await HAProxy(path, (Place("farm", "a"), Place("farm", "a2"))).take_out()
+            assert (told.is_done, told.facts) == (False, {"maint": True})
+            assert told.says == "an operator has it in maintenance in farm/a2: it is left alone"
+            assert not [command for command in talker.asked if command.startswith("set")]
+
+    run(scene())

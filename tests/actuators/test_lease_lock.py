@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from lab.guard.contenders import Contender, judge
 from lab.guard.epoch_gate import open_gate
 from plimsoll.actuators.lease_lock import LeaseLock
-from plimsoll.actuators.lock_http import Unanswered
+from plimsoll.actuators.lock_parts import Unanswered
 from plimsoll.errors import BadInput
 from tests.lease_api import LEASES, TOKEN, LeaseApi, lease_api
 
@@ -246,9 +246,7 @@ def test_a_lease_that_makes_no_sense(lease: dict[str, Any]) -> None:
     class Scripted(LeaseLock):
         async def _ask(self, method: str, path: str, body: Any, deadline: float) -> Any:
             del path, deadline
-            from plimsoll.actuators.lock_http import Reply
-
-            return Reply(200, lease if method == "GET" else json.loads(json.dumps(body)))
+            return 200, lease if method == "GET" else json.loads(json.dumps(body))
 
     lock = Scripted("a", "b", url="http://h", folder="/nonexistent")
     outcome = asyncio.run(lock.acquire("a"))

@@ -30,7 +30,8 @@ def test_its_code_and_its_last_line() -> None:
     code = "import sys; print('one'); print('two  \\n'); sys.stdout.flush(); print('err', file=sys.stderr); sys.exit(5)"
     ran = run(code)
     assert (ran.code, ran.last_line, ran.trouble) == (5, "err", "")
-    assert run(code, only_stdout=True).last_line == "two"
+    apart = run(code, only_stdout=True)
+    assert (apart.last_line, apart.complaints) == ("two", b"err\n")
 
 
 def test_no_shell_and_little_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,13 +64,15 @@ def test_one_that_prints_without_end_is_stopped() -> None:
     """And only the end of it is kept."""
     ran = run("while True: print('x' * 1000)", most_bytes=1 << 20, keep_bytes=100)
     assert (ran.code, ran.trouble, len(ran.output)) == (None, "it prints without end", 100)
+    loud = "import sys\nwhile True: sys.stderr.write('x' * 1000)"
+    assert run(loud, most_bytes=1 << 20, only_stdout=True).trouble == "it prints without end"
 
 
 @pytest.mark.parametrize("words", [["/nonexistent/program"], ["/etc/passwd"], ["a\0b"]])
 def test_what_cannot_be_started(words: list[str]) -> None:
     """One sentence."""
     ran = asyncio.run(run_command(words, 5.0, {}))
-    assert ran.code is None
+    assert (ran.code, ran.was_started) == (None, False)
     assert ran.trouble.startswith("it cannot be started (")
 
 

@@ -81,6 +81,18 @@ def test_stop_and_start(tmp_path: Path) -> None:
     assert fake.asked()[0] == SHOW
 
 
+def test_how_often_systemd_started_it_again_is_kept_from_the_last_answer(tmp_path: Path) -> None:
+    """None before it was asked; an answer without a count changes nothing."""
+    for said, kept in (("2", 2), ("", None), ("many", None), ("9" * 30, None)):
+        unit = Fake(tmp_path, {**GOOD, "NRestarts": said}).unit()
+        assert unit.restarts_seen is None
+        asyncio.run(unit.show())
+        assert unit.restarts_seen == kept
+    unit.restarts_seen = 5
+    asyncio.run(unit.show())
+    assert unit.restarts_seen == 5
+
+
 def test_a_users_own_unit(tmp_path: Path) -> None:
     """Its manager is another."""
     fake = Fake(tmp_path, GOOD)
@@ -179,3 +191,21 @@ def test_names_that_are_none(name: str) -> None:
 def test_spans(span: str, expected: float | None) -> None:
     """As systemd prints them."""
     assert seconds(span) == expected
+
+
+@pytest.mark.parametrize(
+    ("unit", "is_done", "by_hand"),
+    [
+        ({"ActiveState": "inactive", "SubState": "dead"}, True, True),
+        ({"ActiveState": "failed", "SubState": "failed", "Result": "exit-code"}, True, False),
+        ({}, False, False),
+        ({"ActiveState": "activating", "SubState": "auto-restart"}, False, False),
+        ({"ActiveState": ""}, None, False),
+    ],
+)
+def test_what_somebody_stopped_is_told_from_what_failed(
+    tmp_path: Path, unit: dict[str, str], is_done: bool | None, by_hand: bool
+) -> None:
+    """A unit that is simply inactive was stopped; one that is on its way up again has not ended."""
+    outcome = asyncio.run(Fake(tmp_path, {**GOOD, **unit}).unit().last_exit())
+    assert (outcome.is_done, outcome.facts.get("by_hand", False)) == (is_done, by_hand)

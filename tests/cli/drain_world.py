@@ -27,7 +27,7 @@ class Killed(BaseException):
 
 def load_of(engine: str, usage: float | None) -> Load:
     """An engine that is so full, with nobody waiting."""
-    return Load(engine, usage, 1.0, 0.0)
+    return Load(engine, usage, 1.0, 0.0, model="m")
 
 
 class World:

@@ -41,11 +41,16 @@ class Acts:
         self.asked: list[tuple[str, ...]] = []
         self.decision: Decision | None = Plan(NAME, Grade.RESTART, "asked", "somebody asked for it", BROKEN)
         self.is_full = False
+        self.needing: dict[str, str] = {}
 
     def under_way(self) -> list[Under]:
         """One."""
         course = opened("x1", NAME, Grade.RESTART, "dead", is_broken=True).begun()
         return [Under(course, 1_700_000_000.0), Under(course._replace(engine="b", kind="drain"), None)]
+
+    def needs(self) -> dict[str, str]:
+        """As was set."""
+        return self.needing
 
     def pause(self, engine: str, rung: str) -> None:
         """Noted."""
@@ -183,6 +188,9 @@ def test_pause_and_resume(acts: Acts) -> None:
         assert api("POST", "/v1/resume", {"engine": "gone"})[0] == 404
         acts.switches = Switches(paused=frozenset({"gone"}))
         assert api("POST", "/v1/resume", {"engine": "gone"})[0] == 200, "one that is not watched any more can be resumed"
+        acts.needing = {"held": "a person is needed"}
+        assert api("POST", "/v1/pause", {"engine": "held"})[0] == 404
+        assert api("POST", "/v1/resume", {"engine": "held"})[0] == 200
         acts.is_full = True
         status, answer = api("POST", "/v1/pause")
         assert (status, answer["reason"]) == (409, "NotWritten")
@@ -203,7 +211,8 @@ def test_one_action_on_one_engine(verb: str, acts: Acts) -> None:
         assert (status, answer["reason"], answer["says"]) == (409, "BudgetSpent", "2 restarts in an hour")
         holds("Refused", answer)
         acts.trouble = "the disk is full"
-        assert api("POST", path)[1]["reason"] == "Stopped"
+        wanted = "BudgetSpent" if verb == "undrain" else "Stopped"
+        assert api("POST", path)[1]["reason"] == wanted, "what is out must come back, whatever else cannot be done"
         for wrong, status in ((path.replace("llama", "x"), 404), (f"{path}x", 404), (f"/v1/engines/{verb}", 404)):
             assert api("POST", wrong)[0] == status
         assert api("POST", path, {"engine": NAME})[0] == 400
@@ -306,6 +315,7 @@ def test_guardctl_shows_what_is_done(acts: Acts, capsys: Capsys) -> None:
     """What is under way, and the history with what was done, from the API or from the file itself."""
     acts.switches = Switches(is_paused=True, paused=frozenset({"b"}), rungs_off=frozenset({Grade.SHED}))
     acts.trouble = "the disk is full"
+    acts.needing = {"c": "held: it is down or out of service"}
     history = f"""2023-11-14 22:13:21 {NAME}: restart begins: it is dead [x1]
 2023-11-14 22:13:23 {NAME}: is restarted [x1]
 2023-11-14 22:13:24 {NAME}: stop: it is gone [x1]
@@ -320,6 +330,7 @@ def test_guardctl_shows_what_is_done(acts: Acts, capsys: Capsys) -> None:
         assert code == 0
         assert f"  {NAME:30} restart (dead): lock, since " in out
         assert "b                              drain by hand: lock\n" in out
+        assert "c                              held: it is down or out of service\n" in out
         for text in ("everything is paused", "b is paused (guardctl resume b)", "--rung shed", "the disk is full"):
             assert text in out
         assert json.loads(said(capsys, api, "actions", "--json")[1])["paused"]["rungs"] == ["shed"]

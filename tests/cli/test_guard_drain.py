@@ -16,7 +16,7 @@ from plimsoll.domain.journal_entry import CLOSED, INTENT, OPENED
 from plimsoll.domain.outcome import failed, unsure
 from plimsoll.errors import WorldFailed
 from plimsoll.guard.course import Course, open_courses
-from plimsoll.guard.decide import Decision, Plan, Refusal, Switches
+from plimsoll.guard.decide import Decision, LastEnd, Plan, Refusal, Switches
 from plimsoll.guard.grades import Grade
 from plimsoll.guard.steps import Step
 from tests.cli.drain_world import NEVER, POLICY, Book, Killed, Lock, World, load_of, parts_of, ports_of
@@ -115,7 +115,7 @@ def test_what_does_not_speak_against_it() -> None:
     """A person may drain at any hour, with the budget spent, guard paused, a sick card and no way to restart it."""
 
     async def story(world: World) -> None:
-        world.engines[0] = world.engines[0]._replace(has_restarter=False, last_end=("asked", "failed"))
+        world.engines[0] = world.engines[0]._replace(has_restarter=False, last_end=LastEnd("asked", "failed"))
         drains = made(world)
         drains._policy = POLICY._replace(rungs=frozenset(), engine_hour=0, fleet_hour=0)
         view = world.view
@@ -240,7 +240,7 @@ async def _dies_and_is_followed(world: World) -> None:
 
 
 def test_without_a_journal_nothing_is_done() -> None:
-    """A full disk at the first entry is told to whoever asked; later it leaves the engine to its lease and the next guard."""
+    """A full disk at the first entry is told to whoever asked; later nothing that is out stays so."""
 
     async def story(world: World) -> None:
         world.fail_at = 1
@@ -254,7 +254,7 @@ def test_without_a_journal_nothing_is_done() -> None:
         decision: Decision = await drains.drain("a")
         assert isinstance(decision, Refusal)
         assert world.serves()
-        assert any("left as it is" in said for said in world.said)
+        assert any("what is out comes back" in said for said in world.said)
         assert drains.courses == {}
 
     run(story)

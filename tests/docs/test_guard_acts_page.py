@@ -72,7 +72,7 @@ def test_every_reason_has_its_row() -> None:
     decided = re.findall(r'^        \("([A-Z]\w+)", ', code, re.MULTILINE)
     assert len(decided) > 10
     asked: set[str] = set()
-    for name in ("guard_act", "guard_asks", "guard_drain"):
+    for name in ("guard_act", "guard_asks", "guard_drain", "guard_put_back"):
         code = (SOURCE / "cli" / f"{name}.py").read_text(encoding="utf-8")
         asked |= set(re.findall(r'Refusal\([^)]*?"([A-Z]\w+)", ', code)) | set(re.findall(r'_refused\("(\w+)", ', code))
     assert "NotWatched" in asked

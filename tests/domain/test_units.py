@@ -104,7 +104,7 @@ def test_any_text_is_an_integer_or_bad_input(text: str) -> None:
         with pytest.raises(ValueError, match="invalid literal"):
             int(text.strip())
     else:
-        assert text.strip()[-1] in "kKmMgGtT" or value == int(text)
+        assert text.strip()[-1] in "kKmMgGtT" or value == int(text.strip())
 
 
 @pytest.mark.parametrize(("text", "value"), [("auto", -1), (" AUTO ", -1), ("-1", -1), ("8k", 8000), ("8K", 8192)])

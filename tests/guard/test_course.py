@@ -9,7 +9,7 @@ from plimsoll.guard.budget import Restart
 from plimsoll.guard.course import Course, open_courses, opened, to_fields
 from plimsoll.guard.decide import Switches
 from plimsoll.guard.grades import Grade
-from plimsoll.guard.remembered import PAUSE, RUNGS, last_ends_of, restarts_of, switches_of
+from plimsoll.guard.remembered import PAUSE, RUNGS, restarts_of, switches_of
 from plimsoll.guard.steps import BROKEN, COURSES, SERVING, End, Step
 
 
@@ -124,6 +124,9 @@ def test_a_restart_counts_once_and_not_where_nothing_was_stopped() -> None:
     assert restarts_of([own, own._replace(number=3, at=3.0), foreign, foreign]) == [
         Restart(3.0, "a"), Restart(4.0, "a", is_own=False), Restart(4.0, "a", is_own=False),
     ]  # fmt: skip
+    assert len(restarts_of([foreign._replace(fields={"own": False, "times": 3})])) == 3
+    for odd in (0, -5, "many", None, 2.5):
+        assert len(restarts_of([foreign._replace(fields={"own": False, "times": odd})])) == 1, odd
     assert restarts_of([own, closed("x", End.UNDONE)]) == []
     assert len(restarts_of([own, closed("x", End.HELD)])) == 1
 
@@ -138,13 +141,3 @@ def test_the_last_of_each_switch_holds() -> None:
     assert switches_of(entries) == Switches(True, frozenset({"a"}), frozenset({Grade.RESTART}))
     off = [switch(PAUSE, is_on=False), switch(f"{RUNGS}restart", is_on=False)]
     assert switches_of(entries + off) == Switches(False, frozenset({"a"}), frozenset())
-
-
-def test_how_it_ended_holds_until_somebody_resumes_it() -> None:
-    """The last restart of each engine; a shedding is none."""
-    resume = Entry(9, 9.0, SWITCH, "a", step=PAUSE, fields={"on": False})
-    ends = [closed("x", End.FAILED), closed("y", End.HELD, "wedged"), closed("z", End.DONE, grade=Grade.SHED)]
-    assert last_ends_of(ends) == {"a": ("wedged", "held")}
-    for one in (resume, resume._replace(engine="")):
-        assert last_ends_of([*ends, one]) == {}
-    assert last_ends_of([*ends, resume._replace(engine="b")]) == {"a": ("wedged", "held")}

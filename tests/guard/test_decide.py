@@ -13,7 +13,7 @@ from plimsoll.domain.condition import Condition, Status
 from plimsoll.guard.act_policy import ActPolicy, Hours
 from plimsoll.guard.budget import Restart
 from plimsoll.guard.capacity import Load
-from plimsoll.guard.decide import ASKED, BROKEN_KINDS, Engine, Plan, Refusal, Switches, View, consider, decide
+from plimsoll.guard.decide import ASKED, BROKEN_KINDS, Engine, LastEnd, Plan, Refusal, Switches, View, consider, decide
 from plimsoll.guard.grades import Grade
 from plimsoll.guard.policy import GRADES
 from plimsoll.guard.steps import BROKEN, SERVING
@@ -29,7 +29,7 @@ def held(*kinds: str, status: Status = Status.TRUE, reason: str = "Seen") -> dic
 
 def engine(name: str = "a", conditions: Mapping[str, Condition] | None = None, kv: float = 0.3, **more: Any) -> Engine:
     """One that is looked at and carries a little."""
-    return Engine(name, conditions or {}, Load(name, kv, 2.0, 0.0), 1.0)._replace(**more)
+    return Engine(name, conditions or {}, Load(name, kv, 2.0, 0.0, model="m"), 1.0)._replace(**more)
 
 
 def view(*engines: Engine, **more: Any) -> View:
@@ -52,15 +52,15 @@ ONCE: list[tuple[str, View, ActPolicy]] = [
     ("NoRestarter", view(engine(conditions=DEAD, has_restarter=False)), POLICY),
     ("SickCard", view(engine(conditions=DEAD | held("card"))), POLICY),
     ("CrashLoop", view(engine(conditions=DEAD | held("loop"))), POLICY),
-    ("CrashLoop", view(engine(conditions=DEAD, last_end=("dead", "failed"))), POLICY),
-    ("CrashLoop", view(engine(conditions=DEAD, last_end=("wedged", "held"))), POLICY),
+    ("CrashLoop", view(engine(conditions=DEAD, last_end=LastEnd("dead", "failed", frozenset({"broken"})))), POLICY),
+    ("CrashLoop", view(engine(conditions=DEAD, last_end=LastEnd("wedged", "held"))), POLICY),
     ("BudgetSpent", view(engine(conditions=DEAD), restarts=[Restart(NOW - 900, "a", is_own=False)] * 2), POLICY),
     ("Hours", view(engine(conditions=DEAD), minute=600), POLICY._replace(hours=(Hours(1320, 360),))),
     ("Rollout", View([engine(conditions=DEAD), engine("z", changed_s=60.0)], now=NOW), POLICY),
     ("TooManyAway", View([engine(conditions=DEAD), engine("z", is_away=True)], now=NOW), POLICY),
     ("OthersCannotCarry", View([engine(conditions=EXHAUSTED)], now=NOW), POLICY),
     ("OthersCannotCarry", view(engine(conditions=EXHAUSTED, kv=0.7)), POLICY),
-    ("OthersCannotCarry", view(engine(conditions=EXHAUSTED, load=Load("a", None, None, None))), POLICY),
+    ("OthersCannotCarry", view(engine(conditions=EXHAUSTED, load=Load("a", None, None, None, model="m"))), POLICY),
 ]
 
 
@@ -129,7 +129,7 @@ def test_a_person_who_asks_meets_the_same_rules() -> None:
     assert dead.steps == BROKEN, "one that is dead cannot be drained"
     for refused in (
         asked(engine(age_s=1e9)), asked(engine(kv=0.9)), asked(engine(), switches=Switches(is_paused=True)),
-        asked(engine(), restarts=[Restart(NOW, "a")]), asked(engine(last_end=("dead", "held"))),
+        asked(engine(), restarts=[Restart(NOW, "a")]), asked(engine(last_end=LastEnd("dead", "held"))),
     ):  # fmt: skip
         assert isinstance(refused, Refusal)
 
@@ -140,11 +140,11 @@ CONDITIONS = st.dictionaries(st.sampled_from([*GRADES, "card", "loop", "creep"])
     lambda found: {kind: Condition(kind, status, "Seen", "so it is", 0.0) for kind, status in found.items()}
 )
 ENGINES = st.builds(
-    lambda name, conditions, kv, running, age_s, away, well, group: Engine(
-        name, conditions, Load(name, kv, running, 0.0, is_well=well), age_s, is_away=away, group=group
+    lambda name, conditions, kv, running, age_s, away, well, group, model: Engine(
+        name, conditions, Load(name, kv, running, 0.0, is_well=well, model=model), age_s, is_away=away, group=group
     ),
     st.sampled_from("abcd"), CONDITIONS, FIGURES, st.one_of(st.none(), st.floats(0, 50)), st.floats(0, 100), st.booleans(),
-    st.booleans(), st.sampled_from(["", "g"]),
+    st.booleans(), st.sampled_from(["", "g"]), st.sampled_from(["m", "n", None]),
 )  # fmt: skip
 NAMES, RUNGS = (st.frozensets(st.sampled_from(values), max_size=1) for values in (list("abcd"), list(Grade)))
 SWITCHES = st.builds(Switches, st.booleans(), NAMES, RUNGS)
@@ -168,6 +168,7 @@ def test_no_plan_without_sure_knowledge(engines: list[Engine], switches: Switche
             assert restarts < POLICY.fleet_hour
         if plan.steps == SERVING:
             others = [two.load for two in engines if two.group == one.group and two is not one and not two.is_away]
-            well = [load for load in others if load.is_well]
-            assert well
-            assert sum(load.kv_usage or 0.0 for load in (one.load, *well)) <= POLICY.carries * len(well) + 1e-9
+            same = [load for load in others if load.model == one.load.model is not None]
+            assert same
+            assert all(load.is_well for load in same)
+            assert sum(load.kv_usage or 0.0 for load in (one.load, *same)) <= POLICY.carries * len(same) + 1e-9

@@ -4,89 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
-import shutil
+import json
 import signal
-import socket
-import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from lab.guard.contenders import Contender, judge, pause
 from lab.guard.epoch_gate import EpochGate, open_gate
+from lab.guard.etcd import Etcd
 from plimsoll.actuators.etcd_lock import EtcdLock, Login
-from plimsoll.actuators.lock_http import Unanswered, call, place_of
+from plimsoll.actuators.http_call import Reply, Server
+from tests.real.small_farm import need
 
 DISTURBANCES = 12
 TTL_S = 1
 
 
-def _need(program: str) -> str:
-    found = shutil.which(program)
-    if found is None:
-        message = f"{program} is not installed: it comes with the system package etcd-server"
-        if os.environ.get("CI", "").lower() not in ("", "0", "false"):
-            pytest.fail(message, pytrace=False)
-        pytest.skip(message)
-    return found
-
-
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as open_ones:
-        sockets = [open_ones.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-
-
-class Etcd:
-    """One member, on ports and a folder of its own."""
-
-    def __init__(self, folder: Path) -> None:
-        self._program, self._folder = _need("etcd"), folder
-        self._ports = _free_ports(2)
-        self.url = f"http://127.0.0.1:{self._ports[0]}"
-        self.process = self._start()
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        peer = f"http://127.0.0.1:{self._ports[1]}"
-        words = ["--data-dir", str(self._folder / "data"), "--listen-client-urls", self.url,
-                 "--advertise-client-urls", self.url, "--listen-peer-urls", peer,
-                 "--initial-advertise-peer-urls", peer, "--initial-cluster", f"default={peer}",
-                 "--heartbeat-interval", "50", "--election-timeout", "500"]  # fmt: skip
-        with (self._folder / "log").open("ab") as log:
-            process = subprocess.Popen([self._program, *words], stdout=log, stderr=log)
-        deadline = time.monotonic() + 30
-        while self.ask("/v3/kv/range", {"key": "AA=="}) != 200:
-            assert time.monotonic() < deadline, (self._folder / "log").read_text()[-2000:]
-            time.sleep(0.05)
-        return process
-
-    def ask(self, path: str, body: dict[str, object]) -> int:
-        """One question; 0 if there was no answer."""
-        try:
-            return asyncio.run(call(place_of(self.url), "POST", path, body, seconds=5.0)).status
-        except Unanswered:
-            return 0
-
-    def kill(self) -> None:
-        """As a power cut would."""
-        self.process.kill()
-        self.process.wait()
-
-    def start(self) -> None:
-        """With the data it had."""
-        self.process = self._start()
-
-
 @pytest.fixture
 def etcd(tmp_path: Path) -> Iterator[Etcd]:
     """One of the test's own."""
-    member = Etcd(tmp_path)
+    member = Etcd(need("etcd", "etcd-server"), tmp_path)
     yield member
     member.kill()
 
@@ -178,7 +118,7 @@ def test_an_etcd_that_is_stopped(etcd: Etcd) -> None:
         lock = EtcdLock([etcd.url], ttl_s=2, timeout_s=0.5)
         first = await lock.acquire("a")
         assert first.is_done
-        pause(etcd.process)
+        pause(etcd.process.pid)
         try:
             began = time.monotonic()
             again = await lock.renew()
@@ -226,7 +166,8 @@ def test_a_key_that_was_taken_away(etcd: Etcd) -> None:
         for path, more in (("/v3/kv/deleterange", {}), ("/v3/kv/put", {"value": "eA=="})):
             lock = EtcdLock([etcd.url], "k", ttl_s=5)
             assert (await lock.acquire("a")).is_done
-            await call(place_of(etcd.url), "POST", path, {"key": "aw==", **more}, seconds=5.0)
+            told = await Server(etcd.url).call("POST", path, json.dumps({"key": "aw==", **more}).encode(), {}, 5.0)
+            assert isinstance(told, Reply)
             again = await lock.renew()
             assert again.is_done is False
             assert again.facts["lost"] is True

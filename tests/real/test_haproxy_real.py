@@ -183,7 +183,7 @@ def test_the_last_one_stays_in() -> None:
 
 @pytest.mark.parametrize("words", ["set server farm/a state maint", "disable server farm/a"])
 def test_what_an_operator_keeps_in_maintenance_stays_there(words: str) -> None:
-    """It is out, nothing is said to it, and putting back does not end it; also when it came while we drained."""
+    """Taking it out is refused, and putting back does not end it; also when the maintenance came while we drained."""
 
     async def scene() -> None:
         async with farm() as (proxy, one, _):
@@ -193,7 +193,7 @@ def test_what_an_operator_keeps_in_maintenance_stays_there(words: str) -> None:
                     assert (await balancer.take_out()).is_done is True
                 assert (await answered(proxy.socket, words)).strip() == ""
                 taken = await balancer.take_out()
-                assert (taken.is_done, taken.facts["maint"]) == (True, True)
+                assert (taken.is_done, taken.facts["maint"]) == (False, True)
                 back = await balancer.put_back()
                 assert (back.is_done, back.facts["maint"]) == (True, True)
                 assert await balancer.is_out() is True

@@ -22,6 +22,7 @@ TOKEN = "an-honest-token-of-some-length"
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
 PATHS = os.pathsep.join((str(ROOT / "src"), str(ROOT / "lab" / "engine" / "raising")))
 ENV = {"PYTHONPATH": PATHS, "PLIMSOLL_TOKEN": TOKEN, "PLIMSOLL_WEDGE_S": "4", "PLIMSOLL_CANARY_S": "2"}
+ENV["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # as in production
 FLAGS = (
     "--worker-extension-cls", "plimsoll.inside.Probe",
     "--middleware", "raising.Raiser", "--middleware", "plimsoll.inside.Gate",

@@ -65,6 +65,7 @@ def probed(folder: Path, seen_early: list[dict[str, Any]]) -> Iterator[EngineSer
     """A server with the probe as its worker extension; the last test of this file kills it."""
     need_vllm()
     env = {"PYTHONPATH": str(SOURCE), "PLIMSOLL_DIR": str(folder), "PLIMSOLL_SAMPLE_S": "0.25", "PLIMSOLL_HISTORY": "100"}
+    env["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # as in production
     with EngineServer(["--worker-extension-cls", "plimsoll.inside.Probe"], env) as server:
         is_ready = False
         while not is_ready and server.exit_code() is None:

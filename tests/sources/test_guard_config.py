@@ -96,6 +96,7 @@ def test_the_example_on_the_page_is_a_configuration(tmp_path: Path) -> None:
     text = page.partition("```toml\n")[2].partition("```")[0].replace("/etc/plimsoll/", "")
     for name in ("gate.token", "vllm.key", "guard.token"):
         (tmp_path / name).write_text(TOKEN, encoding="utf-8")
+    (tmp_path / "guard-read.token").write_text(f"{TOKEN}-2", encoding="utf-8")
     plan(tmp_path)
     (tmp_path / "plan.json").rename(tmp_path / "llama-a.plan.json")
     path = tmp_path / "plimsoll.toml"
@@ -104,6 +105,7 @@ def test_the_example_on_the_page_is_a_configuration(tmp_path: Path) -> None:
     (engine,) = asked.config.engines
     assert (engine.name, engine.gate_url, engine.api_key, engine.canary_s) == ("llama-a", "http://10.0.0.1:8001", TOKEN, 30.0)
     assert [rule.name for rule in asked.policy.rules] == ["article-cache", "article-queue", "long-queue"]
+    assert (asked.config.api.token, asked.config.api.read_token) == (TOKEN, f"{TOKEN}-2")
 
 
 def test_a_gate_may_listen_on_a_socket() -> None:

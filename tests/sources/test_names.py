@@ -166,7 +166,7 @@ def test_names_that_were_slow_have_a_share_of_their_own() -> None:
     """However many there are, so many threads and no more."""
     go = threading.Event()
     names = Names(Resolver(slow=go))
-    before = threading.active_count()
+    before = set(threading.enumerate())
 
     async def run() -> int:
         for number in range(60):
@@ -174,11 +174,11 @@ def test_names_that_were_slow_have_a_share_of_their_own() -> None:
             name.is_slow = True
         asked = [asyncio.create_task(names.addresses(f"slow{number}")) for number in range(60)]
         await asyncio.sleep(0.3)
-        count = threading.active_count() - before
+        begun = set(threading.enumerate()) - before
         for task in asked:
             task.cancel()
         await asyncio.gather(*asked, return_exceptions=True)
-        return count
+        return len(begun)
 
     count = asyncio.run(run())
     go.set()

@@ -6,6 +6,8 @@ import os
 import subprocess
 from pathlib import Path
 
+from plimsoll.domain.process_table import Process
+from plimsoll.sources.host_proc import tree
 from plimsoll.sources.process_tree import boot_mark, read_process, read_processes
 
 
@@ -26,3 +28,12 @@ def test_a_proc_that_is_not_there_or_odd(tmp_path: Path) -> None:
     (tmp_path / "12" / "stat").write_bytes(b"\xff\x00 nonsense")
     assert read_processes(tmp_path) == {}
     assert boot_mark(tmp_path) == ""
+
+
+def test_all_that_a_process_started() -> None:
+    """Children and theirs, nobody else; numbers that changed hands while they were read do not lead in a circle."""
+    parents = {10: 1, 11: 10, 12: 11, 20: 1, 31: 32, 32: 31}
+    table = {pid: Process(pid, parent, pid, "S", 5) for pid, parent in parents.items()}
+    assert sorted(tree(table, 10)) == [10, 11, 12]
+    assert tree(table, 99) == (99,)
+    assert set(tree(table, 31)) == {31, 32}

@@ -17,25 +17,18 @@ DEADLINE_S = 10.0
 MOST_BYTES = 16 << 20
 
 
-class _Trusting(Server):
-    """One that trusts a certificate of its own."""
-
-    def __init__(self, url: str, authority: Path) -> None:
-        super().__init__(url)
-        if self._trust is not None:
-            try:
-                self._trust = ssl.create_default_context(cafile=str(authority))
-            except (OSError, ssl.SSLError):
-                raise BadInput(f"{authority} cannot be read: is a service account mounted?") from None
-
-
 class ClusterCall:
     """The API server. `url` and `folder` are those that Kubernetes gives every pod, unless a test says otherwise."""
 
     def __init__(self, url: str = "", folder: str = SERVICE_ACCOUNT, environ: Mapping[str, str] = os.environ) -> None:
         """BadInput where this is no pod."""
         self._folder = Path(folder)
-        self._server = _Trusting(url or _in_cluster(environ), self._folder / "ca.crt")
+        self._server = Server(url or _in_cluster(environ), self._trust)
+        try:
+            if self._server.is_secure:
+                self._trust()
+        except OSError:
+            raise BadInput(f"{self._folder / 'ca.crt'} cannot be read: is a service account mounted?") from None
 
     def namespace(self) -> str:
         """The one that guard runs in; empty where it is not told."""
@@ -48,9 +41,12 @@ class ClusterCall:
         try:
             headers = bearer(self._read("token"))
         except BadInput:
-            return Lost("there is no token of a service account", was_sent=False)
+            return Lost("cannot be asked: there is no token of a service account", was_sent=False)
         data = b"" if body is None else json.dumps(body).encode()
         return await self._server.call(method, path, data, headers, deadline_s, MOST_BYTES)
+
+    def _trust(self) -> ssl.SSLContext:
+        return ssl.create_default_context(cafile=str(self._folder / "ca.crt"))
 
     def _read(self, name: str) -> str:
         try:

@@ -23,6 +23,9 @@ START_LIMIT_S = 60.0
 GRACE_S = 15.0  # for the daemon itself, past the container's time
 INSPECT_BYTES = 4 << 20
 MOST_PIDS = 4096
+STOPPED = (0, 143)  # exit codes of a server that was told to stop
+KILLED = 137
+KEPT_UP = ("always", "unless-stopped")  # restart policies by which Docker starts all that nobody stopped
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,250}")
 _SHELLS = frozenset("sh bash dash ash zsh ksh busybox su sudo".split())
 
@@ -50,6 +53,24 @@ class DockerContainer:
         if state.get("Restarting") is True:
             return None
         return state["Running"] if isinstance(state.get("Running"), bool) else None
+
+    async def last_exit(self) -> Outcome:
+        """How it ended: not yet (failed), done with `by_hand` where somebody stopped it, else not known.
+
+        A server that was told to stop ends with 0, or with 143 by the signal itself. One that did not end in time was killed:
+        that it was by somebody's stop shows where Docker itself would have started it again after any other end.
+        """
+        found = await self._inspect()
+        if isinstance(found, Outcome):
+            return found if found.is_done is None else unsure(found.says)
+        state, facts = _table(found.get("State")), _facts(found)
+        if state.get("Running") is not False or state.get("Restarting") is True:
+            return failed("it has not ended")
+        policy = _table(_table(found.get("HostConfig")).get("RestartPolicy")).get("Name")
+        codes = (*STOPPED, KILLED) if policy in KEPT_UP else STOPPED
+        if facts.get("oom_killed") is False and facts.get("exit_code") in codes:
+            return done("somebody stopped its container", by_hand=True, **facts)
+        return unsure("it has ended, and whether somebody stopped it is not known", **facts)
 
     async def pids(self) -> tuple[int, ...]:
         """As the host numbers them: the first process, then the others that Docker's `top` shows."""
@@ -105,7 +126,7 @@ class DockerContainer:
         facts = _facts(found)
         if _table(found.get("State")).get("Running") is not False:
             return unsure("it was told to stop, but runs still", **facts)
-        was_killed = facts.get("exit_code") == 137
+        was_killed = facts.get("exit_code") == KILLED
         facts |= {"how": "kill" if was_killed else "term", "was_running": True}
         if not was_killed:
             return done("the container has ended", **facts)

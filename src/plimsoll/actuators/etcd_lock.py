@@ -8,23 +8,33 @@ waiting for the rest of its lease. One that was stopped (SIGSTOP) for longer tha
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import contextlib
 import json
-import secrets
 import ssl
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from plimsoll.actuators.lock_http import Reply, Unanswered, call, place_of
-from plimsoll.actuators.lock_parts import OWNER_MAX, Held, count, is_epoch, not_renewed, now_s, ours, shown
-from plimsoll.domain.outcome import Outcome, done, failed, unsure
+from plimsoll.actuators.http_call import Server
+from plimsoll.actuators.lock_parts import (
+    OWNER_MAX,
+    TIMEOUT_S,
+    TTL_S,
+    Held,
+    ServiceLock,
+    Unanswered,
+    believed,
+    count,
+    is_epoch,
+    now_s,
+    ours,
+    shown,
+)
+from plimsoll.domain.outcome import Outcome, failed, unsure
 from plimsoll.errors import BadInput
 
-TTL_S = 30
-TIMEOUT_S = 5.0
+MOST_BYTES = 1 << 20  # whatever lies under the key, somebody holds it
 _LEAST_S = 0.05
 _UNAUTHENTICATED = ("invalid auth token", "user name is empty", "revision of auth store is old")
 
@@ -51,8 +61,8 @@ class _Key(NamedTuple):
     mark: str
 
 
-class EtcdLock:
-    """One guard's hand on the lock. Its methods end within `timeout_s`, and never raise for what etcd does."""
+class EtcdLock(ServiceLock):
+    """The lock under one key, at whichever endpoint answers."""
 
     def __init__(
         self,
@@ -65,48 +75,13 @@ class EtcdLock:
     ) -> None:
         if not endpoints or not key or not 1 <= ttl_s <= 3600:
             raise BadInput("a lock in etcd needs an endpoint, a key, and 1 to 3600 seconds to live")
-        self._places = [place_of(endpoint) for endpoint in endpoints]
+        if any("?" in endpoint or endpoint.startswith("unix:") for endpoint in endpoints):
+            raise BadInput("a lock's address must look like http://HOST:PORT or https://HOST:PORT")
+        self._servers = [Server(endpoint, self._trust) for endpoint in endpoints]
+        super().__init__("etcd", f"etcd key {shown(key)} at {', '.join(one.netloc for one in self._servers)}", ttl_s, timeout_s)
         self._key = base64.b64encode(key.encode("utf-8", "surrogateescape")).decode()
-        self._ttl_s, self._timeout_s, self._login = ttl_s, timeout_s, login
-        self._mark = secrets.token_hex(8)  # tells our key from that of a guard with the same name
-        self._token = ""
-        self._held: Held | None = None
-        self._lease = 0
-        self._last_epoch = 0
-        self._one_at_a_time = asyncio.Lock()
-        self.said = f"etcd key {shown(key)} at {', '.join(place.netloc for place in self._places)}"
-
-    async def acquire(self, owner: str) -> Outcome:
-        """Take the lock: done with its epoch, failed if somebody else has it, unsure if etcd cannot be asked."""
-        async with self._one_at_a_time:
-            deadline = now_s() + self._timeout_s
-            if self._held is not None:
-                again = await self._renew(self._held, deadline)
-                if again.is_done is not False:
-                    return again
-            try:
-                return await self._acquire(owner, deadline)
-            except Unanswered as problem:
-                return unsure(f"the lock cannot be taken: etcd {problem.why}")
-
-    async def renew(self) -> Outcome:
-        """Prolong it: failed as soon as it is not ours any more; unsure while etcd cannot be asked and its time still runs."""
-        async with self._one_at_a_time:
-            if self._held is None:
-                return failed("the lock is not ours")
-            return await self._renew(self._held, now_s() + self._timeout_s)
-
-    async def release(self) -> Outcome:
-        """Give it up. Unsure means: it ends with its lease, or with another try."""
-        async with self._one_at_a_time:
-            if self._held is None:
-                return done("the lock was not ours")
-            try:
-                await self._revoke(self._lease, now_s() + self._timeout_s)
-            except Unanswered as problem:
-                return unsure(f"the lock ends with its lease, in {self._held.left_s:.0f} s at most: etcd {problem.why}")
-            epoch, self._held = self._held.epoch, None
-            return done("the lock is given up", epoch=epoch)
+        self._login, self._token = login, ""
+        self._lease = self._last_epoch = 0
 
     async def _acquire(self, owner: str, deadline: float) -> Outcome:
         found = await self._look(deadline)
@@ -132,25 +107,21 @@ class EtcdLock:
         self._held = Held(found.epoch, until_s)
         return ours(self._held)
 
-    async def _renew(self, held: Held, deadline: float) -> Outcome:
-        began = now_s()
-        try:
-            body = await self._ask("/v3/lease/keepalive", {"ID": str(self._lease)}, deadline)
-            result = body.get("result")
-            ttl_s = count(result.get("TTL", 0)) if isinstance(result, dict) else None
-            if ttl_s is None:
-                raise Unanswered("answers something odd to a renewal")
-            found = await self._look(deadline) if ttl_s else None
-        except Unanswered as problem:
-            outcome = not_renewed(held, f"etcd {problem.why}")
-            self._held = held if outcome.is_done is None else None
-            return outcome
-        if found is None or (found.epoch, found.mark) != (held.epoch, self._mark):
-            self._held = None
-            now = f"held by {shown(found.owner)} (epoch {found.epoch})" if found else "free, or soon somebody else's"
-            return failed(f"the lock is not ours any more: it is {now}", lost=True)
-        self._held = Held(held.epoch, began + ttl_s)
-        return ours(self._held)
+    async def _prolong(self, held: Held, deadline: float) -> int | str:
+        body = await self._ask("/v3/lease/keepalive", {"ID": str(self._lease)}, deadline)
+        result = body.get("result")
+        ttl_s = count(result.get("TTL", 0)) if isinstance(result, dict) else None
+        if ttl_s is None:
+            raise Unanswered("answers something odd to a renewal")
+        found = await self._look(deadline) if ttl_s else None
+        if found is not None and (found.epoch, found.mark) == (held.epoch, self._mark):
+            return ttl_s
+        now = f"held by {shown(found.owner)} (epoch {found.epoch})" if found else "free, or soon somebody else's"
+        return f": it is {now}"
+
+    async def _free(self, held: Held, deadline: float) -> None:
+        del held
+        await self._revoke(self._lease, deadline)
 
     async def _look(self, deadline: float) -> _Key | None:
         """What lies under the key, None if nothing does."""
@@ -196,42 +167,43 @@ class EtcdLock:
     async def _ask(self, path: str, body: Mapping[str, Any], deadline: float) -> Mapping[str, Any]:
         if self._login.user and not self._token:
             await self._authenticate(deadline)
-        reply = await self._anywhere(path, body, deadline)
-        if self._login.user and reply.status in (400, 401) and any(words in _error(reply) for words in _UNAUTHENTICATED):
+        status, found = await self._anywhere(path, body, deadline)
+        if self._login.user and status in (400, 401) and any(words in _error(found) for words in _UNAUTHENTICATED):
             await self._authenticate(deadline)  # a token of etcd's lasts some minutes
-            reply = await self._anywhere(path, body, deadline)
-        if reply.status == 200:
-            return reply.body
-        if reply.status == 404 and "lease not found" in _error(reply):
+            status, found = await self._anywhere(path, body, deadline)
+        if status == 200:
+            return found
+        if status == 404 and "lease not found" in _error(found):
             raise _NoLease("knows the lease no more")
-        raise Unanswered(f"refuses: {reply.status} {_error(reply)}".rstrip())
+        raise Unanswered(f"refuses: {status} {_error(found)}".rstrip())
 
     async def _authenticate(self, deadline: float) -> None:
         self._token = ""
         asked = {"name": self._login.user, "password": self._login.password}
-        reply = await self._anywhere("/v3/auth/authenticate", asked, deadline)
-        token = reply.body.get("token")
-        if reply.status == 200 and isinstance(token, str) and token:
+        status, found = await self._anywhere("/v3/auth/authenticate", asked, deadline)
+        token = found.get("token")
+        if status == 200 and isinstance(token, str) and token:
             self._token = token
-        elif "authentication is not enabled" not in _error(reply):
-            raise Unanswered(f"does not take the login: {reply.status} {_error(reply)}".rstrip())
+        elif "authentication is not enabled" not in _error(found):
+            raise Unanswered(f"does not take the login: {status} {_error(found)}".rstrip())
 
-    async def _anywhere(self, path: str, body: Mapping[str, Any], deadline: float) -> Reply:
+    async def _anywhere(self, path: str, body: Mapping[str, Any], deadline: float) -> tuple[int, Mapping[str, Any]]:
         """The first answer of an endpoint that is not in trouble; that one is asked first the next time."""
         last = Unanswered("cannot be asked")
-        for index, place in enumerate(tuple(self._places)):
-            seconds = (deadline - now_s()) / (len(self._places) - index)
+        data, headers = json.dumps(body).encode(), {"Authorization": self._token} if self._token else {}
+        for index, server in enumerate(tuple(self._servers)):
+            seconds = (deadline - now_s()) / (len(self._servers) - index)
             if seconds < _LEAST_S:
                 break
             try:
-                reply = await call(place, "POST", path, body, seconds=seconds, trust=self._trust, login=self._token)
+                status, found = believed(await server.call("POST", path, data, headers, seconds, MOST_BYTES))
             except Unanswered as problem:
                 last = problem
                 continue
-            if reply.status < 500:
-                self._places = [place, *(other for other in self._places if other is not place)]
-                return reply
-            last = Unanswered(f"is in trouble: {reply.status} {_error(reply)}".rstrip())
+            if status < 500:
+                self._servers = [server, *(other for other in self._servers if other is not server)]
+                return status, found
+            last = Unanswered(f"is in trouble: {status} {_error(found)}".rstrip())
         raise last
 
     def _trust(self) -> ssl.SSLContext:
@@ -246,8 +218,8 @@ class _NoLease(Unanswered):
     """The lease that was named is over."""
 
 
-def _error(reply: Reply) -> str:
-    found = reply.body.get("error")
+def _error(body: Mapping[str, Any]) -> str:
+    found = body.get("error")
     return shown(found) if isinstance(found, str) and found else ""
 
 

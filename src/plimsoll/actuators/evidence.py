@@ -22,6 +22,7 @@ from typing import NamedTuple
 from plimsoll.actuators.bundle_read import Limits
 from plimsoll.actuators.bundle_text import shown_json, shown_line
 from plimsoll.actuators.bundles import CONTENTS, write_text
+from plimsoll.actuators.evidence_lives import last_life
 from plimsoll.actuators.evidence_processes import of_processes
 from plimsoll.actuators.own_thread import in_thread
 from plimsoll.actuators.run_command import run_command, small_environment
@@ -39,6 +40,8 @@ PAGE_BYTES = 4 << 20
 MOST_FOLDERS = 20
 MOST_BYTES = 256 << 20
 MOST_STACKS = 16
+LOG = "engine.log"
+EARLIER = ".earlier-lives.log"  # hidden: doctor passes over such files
 _OURS = re.compile(r"\d{8}T\d{6}Z-[A-Za-z0-9_.-]{1,120}")
 
 Fetch = Callable[[], Awaitable[bytes]]
@@ -146,7 +149,7 @@ class _Taking:
         if wanted.log_path is not None:
             yield self._log(wanted.log_path)
         else:
-            self.note("engine.log: guard does not know where the log is")
+            self.note(f"{LOG}: guard does not know where the log is")
         for name, page in wanted.pages.items():
             yield self._page(name, page)
         if wanted.pids:
@@ -169,7 +172,21 @@ class _Taking:
 
     async def _log(self, path: str) -> None:
         # The start is short and says how the engine was set up; the end says what happened.
-        await self._keep("engine.log", TextFile(path), Limits(LOG_HEAD_BYTES, LOG_TAIL_BYTES))
+        await self._keep(LOG, TextFile(path), Limits(LOG_HEAD_BYTES, LOG_TAIL_BYTES))
+        if LOG in self.found and await in_thread(lambda: self._split(path)):
+            self.found.append(EARLIER)
+
+    def _split(self, path: str) -> bool:
+        """Keep what earlier lives of the engine said apart, where doctor does not read it; whether there is any."""
+        try:
+            shown = (self._folder / LOG).read_bytes()
+            if not (begins := last_life(shown, path, LOG_HEAD_BYTES, LOG_TAIL_BYTES)):
+                return False
+            _write(self._folder / EARLIER, shown[:begins])
+            _write(self._folder / LOG, shown[begins:])
+        except OSError:
+            return False
+        return True
 
     async def _page(self, name: str, page: bytes | Fetch) -> None:
         try:

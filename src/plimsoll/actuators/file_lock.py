@@ -26,10 +26,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from plimsoll.actuators.lock_parts import is_epoch, shown
+from plimsoll.actuators.lock_parts import TIMEOUT_S, is_epoch, shown
+from plimsoll.actuators.own_thread import in_thread
 from plimsoll.domain.outcome import Outcome, done, failed, unsure
 
-TIMEOUT_S = 5.0
 SLOT = 2048
 _FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
@@ -71,28 +71,20 @@ class FileLock:
         """In a thread of its own, which nobody has to wait for: a disk that hangs cannot be told to stop."""
         if self._is_busy:
             return unsure(f"the lock's file does not answer: {self._path}")
-        loop, given_up = asyncio.get_running_loop(), threading.Event()
-        waiting: asyncio.Future[Outcome] = loop.create_future()
+        given_up = threading.Event()
 
-        def tell(outcome: Outcome) -> None:
-            if not waiting.done():
-                waiting.set_result(outcome)
-
-        def run() -> None:
+        def run() -> Outcome:
             try:
-                outcome = work(given_up)
+                return work(given_up)
             except OSError as problem:
-                outcome = unsure(f"the lock's file cannot be used: {self._path}: {problem.strerror or problem}")
+                return unsure(f"the lock's file cannot be used: {self._path}: {problem.strerror or problem}")
             finally:
                 self._is_busy = False
-            with contextlib.suppress(RuntimeError):  # the loop is over
-                loop.call_soon_threadsafe(tell, outcome)
 
         self._is_busy = True
-        threading.Thread(target=run, daemon=True).start()
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await waiting
+                return await in_thread(run)
         except TimeoutError:
             return unsure(f"the lock's file did not answer within {self._timeout_s:g} s: {self._path}")
         finally:

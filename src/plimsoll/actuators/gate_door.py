@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from plimsoll.actuators.http_call import Lost, Reply, Server, bearer, number
+from plimsoll.actuators.http_call import Lost, Reply, Server, bearer, number, table
 from plimsoll.actuators.sentences import quoted_words
 from plimsoll.domain.outcome import Outcome, done, failed, unsure
 
@@ -134,7 +134,7 @@ class GateDoor:
         facts: dict[str, str | float | bool] = _some_numbers(found, _COUNTS)
         facts |= {name: found[name] for name in ("ready", "idle") if isinstance(found.get(name), bool)}
         facts |= {"reason": quoted_words(found["reason"], 100)} if isinstance(found.get("reason"), str) else {}
-        drain, engine, shed = (_table(found.get(name)) for name in ("drain", "engine", "shed"))
+        drain, engine, shed = (table(found.get(name)) for name in ("drain", "engine", "shed"))
         facts |= _drain_facts({**drain, "in_flight": found.get("in_flight"), "idle": found.get("idle")})
         facts |= _some_numbers(engine, (*_STEPS, "last_step_age_s"))
         facts |= {name: engine[name] for name in ("is_dead", "is_wedged") if isinstance(engine.get(name), bool)}
@@ -177,10 +177,6 @@ class GateDoor:
         return await self._server.call(method, f"/plimsoll/{name}", body, self._headers, left_s)
 
 
-def _table(found: object) -> Mapping[str, Any]:
-    return found if isinstance(found, dict) else {}
-
-
 def _some_numbers(found: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, str | float | bool]:
     read = ((name, number(found.get(name))) for name in names)
     return {name: value for name, value in read if value is not None}
@@ -204,7 +200,7 @@ def _shed_facts(found: Mapping[str, Any]) -> dict[str, Any]:
 def _is_the_gates(told: Reply) -> bool:
     """Whether an error is in the gate's own words: OpenAI's shape with this status in it, or a call's outcome."""
     found = told.table()
-    return _table(found.get("error")).get("code") == told.status or (found.get("is_running") is False and "error" in found)
+    return table(found.get("error")).get("code") == told.status or (found.get("is_running") is False and "error" in found)
 
 
 def _message(told: Reply) -> str:

@@ -1,8 +1,8 @@
 """Guard's own small HTTP server: one request a connection, a limit on everything.
 
-A token must be shown for every path but /healthz. The Host header must be an address, this machine's name or one that was
-allowed: a web page that a browser was lured to cannot ask under a name of its own. What is posted must call itself JSON, which
-no form of a web page can.
+A token must be shown for every path but /healthz; a second one may be given that only reads. The Host header must be an
+address, this machine's name or one that was allowed: a web page that a browser was lured to cannot ask under a name of its own.
+What is posted must call itself JSON, which no form of a web page can.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MOST_BODY = 16 << 10
 PATIENCE_S = 10.0  # for a client to send its request, and to take the answer
 MOST_CLIENTS = 64
 OPEN_PATH = "/healthz"
-_REASONS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 404: "Not Found", 405: "Method Not Allowed",
+_REASONS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 403: "Forbidden", 404: "Not Found", 405: "Method Not Allowed",
             409: "Conflict", 411: "Length Required", 413: "Content Too Large", 415: "Unsupported Media Type",
             421: "Misdirected Request", 431: "Request Header Fields Too Large", 500: "Internal Server Error",
             503: "Service Unavailable"}  # fmt: skip
@@ -56,11 +56,19 @@ Deeds = Callable[[str, bytes], Awaitable[Answer]]  # a path and the JSON that wa
 
 
 class GuardServer:
-    """Listens; what it answers is somebody else's. Without `deeds` it only reads."""
+    """Listens; what it answers is somebody else's. Without `deeds` it only reads; who shows `read_token` only may."""
 
-    def __init__(self, answers: Answers, token: str, hosts: tuple[str, ...] = (), deeds: Deeds | None = None) -> None:
+    def __init__(
+        self,
+        answers: Answers,
+        token: str,
+        hosts: tuple[str, ...] = (),
+        deeds: Deeds | None = None,
+        read_token: str | None = None,
+    ) -> None:
         self._answers, self._deeds = answers, deeds
         self._digest = hashlib.sha256(token.encode()).digest()
+        self._reads = None if read_token is None else hashlib.sha256(read_token.encode()).digest()
         self._hosts = {"localhost", socket.gethostname().lower(), *(host.lower() for host in hosts)}
         self._server: asyncio.Server | None = None
         self._clients: dict[asyncio.StreamWriter, bool] = {}  # in the order they came; whether it has sent its request
@@ -120,8 +128,12 @@ class GuardServer:
             return error(421, "the Host header names neither an address nor a name that is allowed here")
         if asked.method not in ("GET", "HEAD", "POST") or (asked.method == "POST" and self._deeds is None):
             return error(405, "guard's API takes GET, HEAD and POST" if self._deeds else "guard's API only reads")
-        if asked.path != OPEN_PATH and not self._may(asked.all_of("authorization")):
-            return error(401, "show the token as a bearer token in the Authorization header")
+        shown = asked.all_of("authorization")
+        if asked.path != OPEN_PATH and not self._may(shown, self._digest):
+            if not self._may(shown, self._reads):
+                return error(401, "show the token as a bearer token in the Authorization header")
+            if asked.method == "POST":
+                return error(403, "this token only reads")
         return _wrong_post(asked) if asked.method == "POST" else None
 
     async def _answer(self, asked: _Asked, body: bytes) -> Answer:
@@ -149,9 +161,9 @@ class GuardServer:
             return False
         return True
 
-    def _may(self, shown: list[str]) -> bool:
+    def _may(self, shown: list[str], digest: bytes | None) -> bool:
         scheme, _, token = shown[0].partition(" ") if len(shown) == 1 else ("", "", "")
-        same = hmac.compare_digest(hashlib.sha256(token.strip().encode()).digest(), self._digest)
+        same = digest is not None and hmac.compare_digest(hashlib.sha256(token.strip().encode()).digest(), digest)
         return same and scheme.lower() == "bearer"
 
 

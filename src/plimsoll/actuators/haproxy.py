@@ -1,8 +1,8 @@
 """HAProxy's runtime API over its Unix socket: one server taken out of its backends and put back, each time read back.
 
 `drain` is the state we set: no new work by balancing, what runs goes on, health checks go on. It is also all that we undo.
-A server in `maint` is an operator's: it is out, it is left alone, and putting back does not end it. A drain that an operator
-set looks exactly like ours; whoever wants a server kept out uses `maint`, and guard can ask `is_out` before it begins.
+A server in `maint` is an operator's: it is out, taking it out is refused, and putting back does not end it. A drain that an
+operator set looks exactly like ours; whoever wants a server left alone uses `maint`.
 
 HAProxy forgets runtime states when it is reloaded (unless it saves them to a state file). `is_out` reads what holds now, so the
 one who drains asks again and again, and takes out again. Afterwards `connections` counts those of the new process alone: the
@@ -31,7 +31,8 @@ INHERITED_MAINT = 0x02
 FORCED_DRAIN = 0x08
 INHERITED_DRAIN = 0x10
 NO_ADDRESS = 0x20  # its name does not resolve; it comes back by itself
-OUT = FORCED_MAINT | INHERITED_MAINT | FORCED_DRAIN | INHERITED_DRAIN
+MAINT = FORCED_MAINT | INHERITED_MAINT
+OUT = MAINT | FORCED_DRAIN | INHERITED_DRAIN
 UP = ("1", "2")  # srv_op_state: starting, running
 
 
@@ -76,18 +77,20 @@ class HAProxy:
     async def take_out(self) -> Outcome:
         """No new work, in any of its places; whoever would be the last one up in any of them stays in all of them.
 
-        One that is down takes nothing away, so ask before the gate says that it is not ready: a health check may see that.
+        Refused, with `maint`, where an operator has it in maintenance in any of them: nothing is done then. One that is down
+        takes nothing away, so ask before the gate says that it is not ready: a health check may see that.
         """
         begun: list[Place] = []
         try:
             async with asyncio.timeout(self._deadline_s):
                 farm = await self._farm()
                 found = {place: farm[place.backend][place.server] for place in self._places}
+                if maint := [str(place) for place in self._places if found[place].admin & MAINT]:
+                    return failed(f"an operator has it in maintenance in {_names(maint)}: it is left alone", maint=True)
                 last = [str(place) for place in self._places if self._is_last(place, farm[place.backend])]
                 if last and not self._may_be_last:
                     return failed(f"nobody else is up in {_names(last)}: it stays in", last=True)
-                todo = [place for place in self._places if not found[place].admin & (FORCED_MAINT | FORCED_DRAIN)]
-                maint = [str(place) for place in self._places if found[place].admin & FORCED_MAINT]
+                todo = [place for place in self._places if not found[place].admin & FORCED_DRAIN]
                 for place in todo:
                     await self._set(place, "drain", begun)
                 found = await self._places_now()
@@ -96,9 +99,7 @@ class HAProxy:
         still_in = [str(place) for place in self._places if not found[place].admin & OUT]
         if still_in:
             return unsure(f"HAProxy took it, and still has it in: {_names(still_in)}")
-        facts = {"already": not todo, "maint": bool(maint)}
-        more = f"; an operator has it in maintenance in {_names(maint)}" if maint else ""
-        return done(f"out of {_names(list(map(str, self._places)))}{more}", **facts)
+        return done(f"out of {_names(list(map(str, self._places)))}", already=not todo)
 
     async def put_back(self) -> Outcome:
         """End our drain, and nothing else that keeps it out."""

@@ -7,16 +7,13 @@ limit after which its whole group is killed, and with a small environment: nothi
 from __future__ import annotations
 
 import abc
-import asyncio
-import contextlib
 import json
-import os
 import re
-import signal
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from plimsoll.actuators.http_call import Lost, Server, number
+from plimsoll.actuators.run_command import PLAIN, last_line, run_command, small_environment
 from plimsoll.actuators.sentences import quoted_words
 from plimsoll.domain.outcome import Outcome, done, failed, unsure
 from plimsoll.errors import BadInput
@@ -27,9 +24,7 @@ TAKE_OUT, PUT_BACK, IS_OUT, CONNECTIONS = "take-out", "put-back", "is-out", "con
 DEEDS = (TAKE_OUT, PUT_BACK)
 NOT_YET = 3  # the exit code of a command that says "no", or "ask again"
 MOST_TAIL = 16 << 10
-LINGER_S = 0.5  # for the last words of a command that has ended, where something it left behind keeps its output open
 MOST_CONNECTIONS = 10_000_000
-PASSED_ON = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "TMPDIR")
 _PLACES = re.compile(r"\{(verb|engine)\}")
 
 
@@ -92,93 +87,25 @@ class CommandBalancer(_Hook):
         self._environment = dict(environment or {})
 
     async def _tell(self, verb: str) -> Told:
-        ran = await self._run(verb)
-        if isinstance(ran, Told):
-            return ran
-        code, words = ran
-        number_said = int(words) if words.isascii() and words.isdecimal() and len(words) < 9 else None
-        if code == 0 and verb == CONNECTIONS:
-            return Told(is_so=None if number_said is None else True, says=words, number=number_said)
-        if code == 0:
-            return Told(is_so=True, says=words)
-        if code == NOT_YET:
-            return Told(is_so=False, says=words, may_come=True)
-        # A question that failed is not answered; a deed that failed was not done. Somebody else's signal came at any moment.
-        how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        return Told(is_so=False if verb in DEEDS and code > 0 else None, says=f"{how}{': ' if words else ''}{words}")
-
-    async def _run(self, verb: str) -> tuple[int, str] | Told:
-        """Its exit code and its last line; a sentence where it did not run or did not end."""
         words = [_PLACES.sub(lambda found: {"verb": verb, "engine": self._engine}[found[1]], word) for word in self._command]
         own = {"PLIMSOLL_VERB": verb, "PLIMSOLL_ENGINE": self._engine, "PLIMSOLL_EPOCH": str(self.epoch)}
-        few = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
-        ears: list[_Ear] = []
-        try:
-            ears.append(said := await _Ear.open())
-            ears.append(complained := await _Ear.open())
-            process = await asyncio.create_subprocess_exec(
-                *words, stdin=asyncio.subprocess.DEVNULL, stdout=said.mouth, stderr=complained.mouth,
-                env={**few, **self._environment, **own}, start_new_session=True, cwd="/",
-            )  # fmt: skip
-            said.close_mouth()
-            complained.close_mouth()
-            code = await self._end_of(process)
-            if code is None:
-                return Told(is_so=None, says=f"it did not end within {self._deadline_s:g} s and was killed")
-            await asyncio.wait((said.heard, complained.heard), timeout=LINGER_S)
-            return code, _last_line(said.kept) or (_last_line(complained.kept) if code else "")
-        except (OSError, ValueError) as problem:
-            why = getattr(problem, "strerror", None) or type(problem).__name__
-            return Told(is_so=False if verb in DEEDS else None, says=f"it cannot be started ({why})")
-        finally:
-            for ear in ears:
-                ear.close()
-
-    async def _end_of(self, process: asyncio.subprocess.Process) -> int | None:
-        """Its exit code; None where it had to be killed, with all that it started in its group."""
-        try:
-            async with asyncio.timeout(self._deadline_s):
-                return await process.wait()
-        except TimeoutError:
-            return None
-        finally:
-            if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(process.wait(), 2.0)
-
-
-class _Ear:
-    """Keeps the end of what is said into a pipe of our own: it can be closed while something left behind still holds it."""
-
-    def __init__(self, mouth: int, transport: asyncio.ReadTransport, reader: asyncio.StreamReader) -> None:
-        self.mouth, self.kept = mouth, b""
-        self._transport = transport
-        self.heard = asyncio.ensure_future(self._hear(reader))
-
-    @classmethod
-    async def open(cls) -> _Ear:
-        ear, mouth = os.pipe()
-        reader = asyncio.StreamReader()
-        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(ear, "rb", 0)
-        )
-        return cls(mouth, transport, reader)
-
-    async def _hear(self, reader: asyncio.StreamReader) -> None:
-        while part := await reader.read(MOST_TAIL):
-            self.kept = (self.kept + part)[-MOST_TAIL:]
-
-    def close_mouth(self) -> None:
-        if self.mouth >= 0:
-            os.close(self.mouth)
-            self.mouth = -1
-
-    def close(self) -> None:
-        self.close_mouth()
-        self.heard.cancel()
-        self._transport.close()
+        environment = small_environment({**self._environment, **own}, PLAIN)
+        ran = await run_command(words, self._deadline_s, environment, only_stdout=True, folder="/", keep_bytes=MOST_TAIL)
+        if not ran.was_started:
+            return Told(is_so=False if verb in DEEDS else None, says=ran.trouble)
+        if ran.code is None:
+            return Told(is_so=None, says=f"{ran.trouble} and was killed")
+        says = quoted_words(ran.last_line or (last_line(ran.complaints) if ran.code else ""))
+        if ran.code == 0 and verb == CONNECTIONS:
+            number_said = int(says) if says.isascii() and says.isdecimal() and len(says) < 9 else None
+            return Told(is_so=None if number_said is None else True, says=says, number=number_said)
+        if ran.code == 0:
+            return Told(is_so=True, says=says)
+        if ran.code == NOT_YET:
+            return Told(is_so=False, says=says, may_come=True)
+        # A question that failed is not answered; a deed that failed was not done. Somebody else's signal came at any moment.
+        how = f"signal {-ran.code}" if ran.code < 0 else f"exit code {ran.code}"
+        return Told(is_so=False if verb in DEEDS and ran.code > 0 else None, says=f"{how}{': ' if says else ''}{says}")
 
 
 class WebhookBalancer(_Hook):
@@ -249,8 +176,3 @@ def _outcome(told: Told, well: str) -> Outcome:
     if told.is_so is None:
         return unsure(told.says or "the hook does not know")
     return failed(told.says or "not yet", again=told.may_come)
-
-
-def _last_line(data: bytes) -> str:
-    lines = data.decode("utf-8", "replace").strip().splitlines()
-    return quoted_words(lines[-1]) if lines else ""

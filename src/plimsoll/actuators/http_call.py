@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
+import os
+import re
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from plimsoll.errors import BadInput
 
 MOST_BYTES = 256 << 10
-HEAD_BYTES = 16 << 10
+HEAD_BYTES = 32 << 10
+MOST_INTERIM = 4  # answers that only say that one is to come
 
 
 class Reply(NamedTuple):
@@ -30,42 +34,46 @@ class Reply(NamedTuple):
     def table(self) -> Mapping[str, Any]:
         """The JSON object in the body; an empty one for anything else."""
         try:
-            found = json.loads(self.body)
+            return table(json.loads(self.body))
         except (ValueError, RecursionError):
             return {}
-        return found if isinstance(found, dict) else {}
 
 
 class Lost(NamedTuple):
     """No answer, or none that is whole."""
 
-    why: str
+    why: str  # what the server does, in words that go on from its name
     was_sent: bool  # whether the other side may have read the request
 
 
 class Server:
     """Where to ask: http://HOST:PORT, https://HOST:PORT (with a path before all others, if need be) or unix:/PATH."""
 
-    def __init__(self, url: str) -> None:
-        """BadInput if it is none of these; a name or a password in it is refused, since addresses are shown."""
+    def __init__(self, url: str, trust: Callable[[], ssl.SSLContext] | None = None) -> None:
+        """BadInput if it is none of these; a name or a password in it is refused, since addresses are shown.
+
+        `trust` is asked at every call by https, where others than the machine's own authorities are to be believed.
+        """
         if not url.isascii() or not url.isprintable() or " " in url:
             raise BadInput("the address holds letters that an address cannot have")
-        self._path = url.removeprefix("unix:") if url.startswith("unix:") else ""
+        self._socket = url.removeprefix("unix:") if url.startswith("unix:") else ""
         try:
-            parts = urlsplit("http://localhost" if self._path else url)
+            parts = urlsplit("http://localhost" if self._socket else url)
             port = parts.port
         except ValueError:
-            raise BadInput("the address has no port that could be one") from None
-        if parts.username or parts.password:
+            port = 0
+        if port == 0:
+            raise BadInput("the address has no port that could be one")
+        if "@" in parts.netloc:
             raise BadInput("the address holds a name or a password: give them separately")
-        if (self._path and not self._path.startswith("/")) or parts.scheme not in ("http", "https") or not parts.hostname:
+        if (self._socket and not self._socket.startswith("/")) or parts.scheme not in ("http", "https") or not parts.hostname:
             raise BadInput("the address is neither http://HOST:PORT nor unix:/PATH")
-        self._trust = ssl.create_default_context() if parts.scheme == "https" else None
-        self._host, self._port = parts.hostname, port or (443 if self._trust else 80)
-        self._netloc = parts.netloc
-        self._base = parts.path.rstrip("/")
-        self._query = parts.query
-        self.shown = url if self._path else f"{parts.scheme}://{parts.netloc}{self._base}"
+        self.is_secure = parts.scheme == "https"
+        self._trust = trust or functools.cache(ssl.create_default_context)
+        self._host, self._port = parts.hostname, port or (443 if self.is_secure else 80)
+        self._path, self._query = parts.path, parts.query
+        self.netloc = parts.netloc
+        self.shown = url if self._socket else f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
 
     async def call(
         self,
@@ -76,72 +84,73 @@ class Server:
         deadline_s: float,
         most_bytes: int = MOST_BYTES,
     ) -> Reply | Lost:
-        """Ask once; never raises for what the other side does, and ends within the deadline."""
-        sent = False
-
-        def note_sent() -> None:
-            nonlocal sent
-            sent = True
-
+        """Ask once; never raises for what the other side does, and ends within the deadline. With 0 bytes no body is read."""
+        if not all(value.isascii() and value.isprintable() for value in headers.values()):
+            return Lost("cannot be asked: the login has letters in it that no header may have", was_sent=False)
+        writer: asyncio.StreamWriter | None = None
         try:
             async with asyncio.timeout(deadline_s):
-                return await self._exchange(self._request(method, path, body, headers), most_bytes, note_sent)
+                request = self._request(method, path, body, headers)
+                reader, writer = await self._connect()
+                writer.write(request)
+                # A server may answer and hang up without having read all of it: its answer counts.
+                with contextlib.suppress(ConnectionError):
+                    await writer.drain()
+                return await _read(reader, most_bytes)
         except TimeoutError:
-            return Lost(f"no answer within {deadline_s:g} s", sent)
-        except (OSError, asyncio.IncompleteReadError) as problem:
-            why = getattr(problem, "strerror", None) or type(problem).__name__
-            return Lost(f"the answer was cut off ({why})" if sent else f"it cannot be reached ({why})", sent)
-        except (ValueError, asyncio.LimitOverrunError) as problem:
-            return Lost(f"the answer is no HTTP that we read ({type(problem).__name__})", sent)
+            why = f"did not answer within {round(deadline_s, 1):g} s"
+        except (OSError, EOFError, ValueError, asyncio.LimitOverrunError) as problem:
+            why = _trouble(problem, was_sent=writer is not None)
+        finally:
+            if writer is not None:
+                writer.transport.abort()  # closing politely may wait for the other side
+        return Lost(why, was_sent=writer is not None)
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if self._socket:
+            return await asyncio.open_unix_connection(self._socket, limit=HEAD_BYTES)
+        trust = self._trust() if self.is_secure else None
+        return await asyncio.open_connection(self._host, self._port, ssl=trust, limit=HEAD_BYTES)
 
     def _request(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> bytes:
-        target = f"{self._base}{path}" or "/"
+        target = (f"{self._path.rstrip('/')}{path}" if path else self._path) or "/"
         target += f"?{self._query}" if self._query else ""
-        lines = [f"{method} {target} HTTP/1.1", f"Host: {self._netloc}", "User-Agent: plimsoll", "Connection: close",
+        lines = [f"{method} {target} HTTP/1.1", f"Host: {self.netloc}", "User-Agent: plimsoll", "Connection: close",
                  "Accept: application/json", f"Content-Length: {len(body)}"]  # fmt: skip
         lines += ["Content-Type: application/json"] if body else []
         lines += [f"{name}: {value}" for name, value in headers.items()]
         return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body
 
-    async def _exchange(self, request: bytes, most_bytes: int, note_sent: Any) -> Reply:
-        if self._path:
-            reader, writer = await asyncio.open_unix_connection(self._path, limit=HEAD_BYTES)
-        else:
-            reader, writer = await asyncio.open_connection(self._host, self._port, ssl=self._trust, limit=HEAD_BYTES)
-        try:
-            note_sent()
-            writer.write(request)
-            # A server may answer and hang up without having read all of it: its answer counts.
-            with contextlib.suppress(ConnectionError):
-                await writer.drain()
-            return await _read(reader, most_bytes)
-        finally:
-            writer.transport.abort()  # closing politely may wait for the other side
+
+def _trouble(problem: Exception, *, was_sent: bool) -> str:
+    if isinstance(problem, ssl.SSLError):
+        return f"cannot be reached safely ({problem.reason or 'TLS'})"
+    if was_sent and not isinstance(problem, OSError | EOFError):
+        return f"gave no HTTP that we read ({type(problem).__name__})"
+    number = getattr(problem, "errno", None)  # asyncio's own words hold the address; a failed lookup has a number below 0
+    known = os.strerror(number) if isinstance(number, int) and number > 0 else getattr(problem, "strerror", None)
+    return f"{'broke off its answer' if was_sent else 'cannot be reached'} ({known or type(problem).__name__})"
 
 
 async def _read(reader: asyncio.StreamReader, most_bytes: int) -> Reply:
-    while True:
-        lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-        first = lines[0].split(" ")
-        if len(first) < 2 or not first[0].startswith("HTTP/1.") or len(first[1]) != 3 or not first[1].isdecimal():
+    for _ in range(MOST_INTERIM + 1):
+        first, *lines = (await reader.readuntil(b"\r\n\r\n"))[:-4].decode("latin-1").split("\r\n")
+        found = re.fullmatch(r"HTTP/1\.[01] ([1-5][0-9]{2})(?: .*)?", first)
+        if found is None:
             raise ValueError("no status")
-        status = int(first[1])
-        if status >= 200:  # the rest only says that an answer is to come
-            break
-    fields = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])}
-    if status in (204, 304):
-        return Reply(status, b"", fields)
+        if found[1] >= "200":
+            fields = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+            return Reply(int(found[1]), await _body(reader, int(found[1]), fields, most_bytes), fields)
+    raise ValueError("no answer after many beginnings")
+
+
+async def _body(reader: asyncio.StreamReader, status: int, fields: Mapping[str, str], most_bytes: int) -> bytes:
+    if status in (204, 304) or most_bytes == 0:
+        return b""
     if "chunked" in fields.get("transfer-encoding", "").lower():
-        return Reply(status, await _chunks(reader, most_bytes), fields)
-    length = fields.get("content-length")
-    if length is None:
-        return Reply(status, await _until_the_end(reader, most_bytes), fields)
-    if not length.isdecimal() or len(length) > 12 or int(length) > most_bytes:
-        raise ValueError("too large")
-    return Reply(status, await reader.readexactly(int(length)), fields)
-
-
-async def _until_the_end(reader: asyncio.StreamReader, most_bytes: int) -> bytes:
+        return await _chunks(reader, most_bytes)
+    if (length := fields.get("content-length")) is not None:
+        return await reader.readexactly(_size(length, 10, most_bytes))
     body = b""
     while part := await reader.read(HEAD_BYTES):
         body += part
@@ -153,12 +162,24 @@ async def _until_the_end(reader: asyncio.StreamReader, most_bytes: int) -> bytes
 async def _chunks(reader: asyncio.StreamReader, most_bytes: int) -> bytes:
     body = b""
     while True:
-        size = int((await reader.readuntil(b"\r\n")).split(b";")[0].strip() or b"-1", 16)
-        if size < 0 or len(body) + size > most_bytes:
-            raise ValueError("too large")
+        line = await reader.readuntil(b"\r\n")
+        size = _size(line.partition(b";")[0].decode("latin-1").strip(), 16, most_bytes - len(body))
         if size == 0:
             return body  # what may follow is of no use, and the connection ends here
-        body += (await reader.readexactly(size + 2))[:-2]
+        body += await reader.readexactly(size)
+        if await reader.readexactly(2) != b"\r\n":
+            raise ValueError("not a chunk")
+
+
+def _size(text: str, base: int, most: int) -> int:
+    if not re.fullmatch(r"[0-9a-fA-F]{1,12}", text) or int(text, base) > most:
+        raise ValueError("too large, or no size")
+    return int(text, base)
+
+
+def table(found: object) -> Mapping[str, Any]:
+    """A JSON object; an empty one for anything else."""
+    return found if isinstance(found, dict) else {}
 
 
 def number(found: object, most: float = 2.0**63) -> float | None:

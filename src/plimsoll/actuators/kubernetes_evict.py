@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from plimsoll.actuators.bundle_text import shown_line
 from plimsoll.actuators.cluster_call import ClusterCall
-from plimsoll.actuators.http_call import Lost, Reply
+from plimsoll.actuators.http_call import Lost, Reply, table
 from plimsoll.domain.outcome import Outcome, done, failed, unsure
 from plimsoll.errors import BadInput
 
@@ -106,7 +106,7 @@ class PodEviction:
             return done("that pod is gone already", was_running=False, **self._facts())
         if not self._owner and (why := await self._learn(found)) is not None:
             return why
-        if not _table(found.get("metadata")).get("deletionTimestamp"):
+        if not table(found.get("metadata")).get("deletionTimestamp"):
             evicted = await self._evict()
             if evicted is not None:
                 return evicted
@@ -120,12 +120,12 @@ class PodEviction:
         if isinstance(pods, Outcome):
             return pods
         fresh = [pod for pod in pods if _uid(pod) not in self._siblings and _uid(pod) != self._uid]
-        fresh = [pod for pod in fresh if not _table(pod.get("metadata")).get("deletionTimestamp")]
+        fresh = [pod for pod in fresh if not table(pod.get("metadata")).get("deletionTimestamp")]
         if not fresh:
             return failed("there is no new pod yet", waiting=True)
-        newest = max(fresh, key=lambda pod: (_is_ready(pod), str(_table(pod.get("metadata")).get("creationTimestamp"))))
-        name = shown_line(str(_table(newest.get("metadata")).get("name")))[:253]
-        address = _table(newest.get("status")).get("podIP")
+        newest = max(fresh, key=lambda pod: (_is_ready(pod), str(table(pod.get("metadata")).get("creationTimestamp"))))
+        name = shown_line(str(table(newest.get("metadata")).get("name")))[:253]
+        address = table(newest.get("status")).get("podIP")
         facts: dict[str, str | float | bool] = {"pod": name, "new_uid": _uid(newest), "ready": _is_ready(newest)}
         facts |= {"ip": shown_line(address)[:45]} if isinstance(address, str) else {}
         return done(f"the new pod is {name}" + (", and ready" if facts["ready"] else ", and not ready yet"), **facts)
@@ -141,7 +141,7 @@ class PodEviction:
             return unsure(f"the cluster does not say how the pod is: {_reason(told)}", **_status(told))
         found = told.table()
         uid = _uid(found)
-        if not uid or _table(found.get("metadata")).get("name") != self._pod:
+        if not uid or table(found.get("metadata")).get("name") != self._pod:
             return unsure("the cluster answers something that is not this pod")
         self._uid = self._uid or uid
         return found if uid == self._uid else _GONE
@@ -166,7 +166,7 @@ class PodEviction:
         if isinstance(told, Lost) or told.status != 200:
             return unsure(f"the cluster does not list its pods: {_reason(told)}", **_status(told))
         found = told.table()
-        if not isinstance(found.get("items"), list) or _table(found.get("metadata")).get("continue"):
+        if not isinstance(found.get("items"), list) or table(found.get("metadata")).get("continue"):
             return unsure("the cluster lists more pods than guard reads, or none: give a selector")
         return [pod for pod in _list(found, "items") if self._owner in _owners(pod)]
 
@@ -213,21 +213,17 @@ class PodEviction:
         return f"/api/v1/namespaces/{quote(self._namespace, safe='')}/{rest}"
 
 
-def _table(found: object) -> Mapping[str, Any]:
-    return found if isinstance(found, dict) else {}
-
-
 def _list(found: Mapping[str, Any], *path: str) -> Iterator[Mapping[str, Any]]:
     """The objects of a list that may not be there."""
     *outer, last = path
     for name in outer:
-        found = _table(found.get(name))
+        found = table(found.get(name))
     items = found.get(last)
     return (one for one in (items if isinstance(items, list) else ()) if isinstance(one, dict))
 
 
 def _uid(pod: Mapping[str, Any]) -> str:
-    uid = _table(pod.get("metadata")).get("uid")
+    uid = table(pod.get("metadata")).get("uid")
     return uid if isinstance(uid, str) and _UID.fullmatch(uid) else ""
 
 

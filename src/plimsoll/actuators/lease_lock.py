@@ -10,24 +10,28 @@ and `update` on `leases` in the namespace.
 
 from __future__ import annotations
 
-import asyncio
-import os
 import re
-import secrets
-import ssl
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from plimsoll.actuators.lock_http import Reply, Unanswered, call, place_of
-from plimsoll.actuators.lock_parts import Held, count, is_epoch, not_renewed, now_s, ours, shown
-from plimsoll.domain.outcome import Outcome, done, failed, unsure
+from plimsoll.actuators.cluster_call import SERVICE_ACCOUNT, ClusterCall
+from plimsoll.actuators.lock_parts import (
+    TIMEOUT_S,
+    TTL_S,
+    Held,
+    ServiceLock,
+    Unanswered,
+    believed,
+    count,
+    is_epoch,
+    now_s,
+    ours,
+    shown,
+)
+from plimsoll.domain.outcome import Outcome, failed
 from plimsoll.errors import BadInput
 
-SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
-TTL_S = 30
-TIMEOUT_S = 5.0
 _NAME = re.compile(r"[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?")
 _NAMESPACE = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
 
@@ -39,11 +43,8 @@ class _Seen(NamedTuple):
     since_s: float
 
 
-class LeaseLock:
-    """One guard's hand on the lock. Its methods end within `timeout_s`, and never raise for what the API server does.
-
-    `url` and `folder` are those that Kubernetes gives every pod, unless a test says otherwise.
-    """
+class LeaseLock(ServiceLock):
+    """The lock in one Lease. `url` and `folder` are those that Kubernetes gives every pod, unless a test says otherwise."""
 
     def __init__(
         self,
@@ -55,61 +56,25 @@ class LeaseLock:
         ttl_s: int = TTL_S,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        self._folder = Path(folder)
-        namespace = namespace or self._own_namespace()
+        self._cluster = ClusterCall(url, folder)
+        namespace = namespace or self._cluster.namespace()
+        if not namespace:
+            raise BadInput("a Lease needs a namespace: this is no pod of a cluster that could tell its own")
         if not _NAME.fullmatch(name) or not _NAMESPACE.fullmatch(namespace) or not 1 <= ttl_s <= 3600:
             raise BadInput("a Lease needs a name and a namespace as Kubernetes has them, and 1 to 3600 seconds to live")
-        self._place = place_of(url or _in_cluster(os.environ))
+        super().__init__("the cluster's API", f"Lease {namespace}/{name}", ttl_s, timeout_s)
         self._path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
-        self._name, self._ttl_s, self._timeout_s = name, ttl_s, timeout_s
-        self._mark = secrets.token_hex(8)  # a pod that comes back under its old name is another holder
-        self._identity = ""
+        self._name, self._identity = name, ""
         self._seen: _Seen | None = None
         self._lease: dict[str, Any] = {}  # as the server last answered it
-        self._held: Held | None = None
-        self._one_at_a_time = asyncio.Lock()
-        self.said = f"Lease {namespace}/{name}"
 
-    async def acquire(self, owner: str) -> Outcome:
-        """Take the lock: done with its epoch, failed if somebody else has it, unsure if the cluster's API cannot be asked."""
-        async with self._one_at_a_time:
-            deadline = now_s() + self._timeout_s
-            if self._held is not None:
-                again = await self._renew(self._held, deadline)
-                if again.is_done is not False:
-                    return again
-            self._identity = f"{shown(owner)[:100]}_{self._mark}"
-            try:
-                return await self._acquire(deadline)
-            except Unanswered as problem:
-                return unsure(f"the lock cannot be taken: the cluster's API {problem.why}")
-
-    async def renew(self) -> Outcome:
-        """Prolong it: failed as soon as it is not ours any more; unsure while nobody can be asked and its time still runs."""
-        async with self._one_at_a_time:
-            if self._held is None:
-                return failed("the lock is not ours")
-            return await self._renew(self._held, now_s() + self._timeout_s)
-
-    async def release(self) -> Outcome:
-        """Give it up. Unsure means: it ends when its time is over, or with another try."""
-        async with self._one_at_a_time:
-            if self._held is None:
-                return done("the lock was not ours")
-            try:
-                await self._change(self._freed, now_s() + self._timeout_s)
-            except Unanswered as problem:
-                left_s = self._held.left_s
-                return unsure(f"the lock ends by itself, in {left_s:.0f} s at most: the cluster's API {problem.why}")
-            epoch, self._held = self._held.epoch, None
-            return done("the lock is given up", epoch=epoch)
-
-    async def _acquire(self, deadline: float) -> Outcome:
+    async def _acquire(self, owner: str, deadline: float) -> Outcome:
+        self._identity = f"{shown(owner)[:100]}_{self._mark}"
         lease, began = await self._get(deadline), now_s()
         if lease is None:
             meta = {"name": self._name}
             lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": meta, "spec": self._taken({})}
-            return self._took(await self._ask("POST", "", lease, deadline), began, 1)
+            return self._took(*await self._ask("POST", "", lease, deadline), began, 1)
         spec = _spec(lease)
         holder = spec.get("holderIdentity") or ""
         waits_s = self._observe(spec, began)
@@ -122,46 +87,39 @@ class LeaseLock:
             )
             return failed(says, holder=shown(holder), waits_s=round(waits_s, 3))
         began = now_s()
-        reply = await self._ask("PUT", f"/{self._name}", {**lease, "spec": self._taken(spec)}, deadline)
-        return self._took(reply, began, _epoch(spec) + 1)
+        answer = await self._ask("PUT", f"/{self._name}", {**lease, "spec": self._taken(spec)}, deadline)
+        return self._took(*answer, began, _epoch(spec) + 1)
 
-    def _took(self, reply: Reply, began: float, epoch: int) -> Outcome:
-        if reply.status == 409:
+    def _took(self, status: int, lease: Mapping[str, Any], began: float, epoch: int) -> Outcome:
+        if status == 409:
             return failed("somebody else took the lock at the same moment")
-        self._check(reply.body, epoch)
-        self._lease, self._held = dict(reply.body), Held(epoch, began + self._ttl_s)
+        self._check(lease, epoch)
+        self._lease, self._held = dict(lease), Held(epoch, began + self._ttl_s)
         return ours(self._held)
 
-    async def _renew(self, held: Held, deadline: float) -> Outcome:
-        began = now_s()
-        try:
-            found = await self._change(self._renewed, deadline)
-            if found is not None:
-                self._check(found, held.epoch)
-        except Unanswered as problem:
-            outcome = not_renewed(held, f"the cluster's API {problem.why}")
-            self._held = held if outcome.is_done is None else None
-            return outcome
+    async def _prolong(self, held: Held, deadline: float) -> int | str:
+        found = await self._change(held, self._renewed, deadline)
         if found is None:
-            self._held = None
-            return failed("the lock is not ours any more", lost=True)
-        self._held = Held(held.epoch, began + self._ttl_s)
-        return ours(self._held)
+            return ""
+        self._check(found, held.epoch)
+        return self._ttl_s
 
-    async def _change(self, change: Callable[[Mapping[str, Any]], dict[str, Any]], deadline: float) -> Mapping[str, Any] | None:
+    async def _free(self, held: Held, deadline: float) -> None:
+        await self._change(held, self._freed, deadline)
+
+    async def _change(
+        self, held: Held, change: Callable[[Mapping[str, Any]], dict[str, Any]], deadline: float
+    ) -> dict[str, Any] | None:
         """Our Lease after this change; None if it is not ours any more. Somebody's new label is no reason to lose it."""
-        assert self._held is not None
         for _ in range(3):
             spec = _spec(self._lease)
-            if spec.get("holderIdentity") != self._identity or _epoch(spec) != self._held.epoch:
+            if spec.get("holderIdentity") != self._identity or _epoch(spec) != held.epoch:
                 return None
-            reply = await self._ask("PUT", f"/{self._name}", {**self._lease, "spec": change(spec)}, deadline)
-            if reply.status == 404:
-                return None
-            if reply.status != 409:
-                self._lease = dict(reply.body)
-                return reply.body
-            found = await self._get(deadline)
+            status, answer = await self._ask("PUT", f"/{self._name}", {**self._lease, "spec": change(spec)}, deadline)
+            if status not in (404, 409):
+                self._lease = dict(answer)
+                return self._lease
+            found = None if status == 404 else await self._get(deadline)
             if found is None:
                 return None
             self._lease = found
@@ -192,38 +150,20 @@ class LeaseLock:
             raise Unanswered("answers another Lease than the one that was written")
 
     async def _get(self, deadline: float) -> dict[str, Any] | None:
-        reply = await self._ask("GET", f"/{self._name}", None, deadline)
-        return None if reply.status == 404 else dict(reply.body)
+        status, found = await self._ask("GET", f"/{self._name}", None, deadline)
+        return None if status == 404 else dict(found)
 
-    async def _ask(self, method: str, path: str, body: Mapping[str, Any] | None, deadline: float) -> Reply:
+    async def _ask(
+        self, method: str, path: str, body: Mapping[str, Any] | None, deadline: float
+    ) -> tuple[int, Mapping[str, Any]]:
         """An answer that is 2xx, 404 or 409; the rest says nothing about the lock."""
-        try:
-            token = (self._folder / "token").read_text(encoding="ascii").strip()  # at each call: it changes
-        except (OSError, ValueError):
-            raise Unanswered("cannot be asked: there is no token of a service account", was_sent=False) from None
-        reply = await call(self._place, method, self._path + path, body, seconds=max(0.05, deadline - now_s()),
-                           trust=self._trust, login=f"Bearer {token}")  # fmt: skip
-        if reply.status in (401, 403):
-            raise Unanswered(f"answers {reply.status}: the service account may not {method} this Lease")
-        if not (200 <= reply.status < 300 or reply.status == 409 or (reply.status == 404 and method != "POST")):
-            raise Unanswered(f"answers {reply.status}")
-        return reply
-
-    def _trust(self) -> ssl.SSLContext:
-        return ssl.create_default_context(cafile=str(self._folder / "ca.crt"))
-
-    def _own_namespace(self) -> str:
-        try:
-            return (self._folder / "namespace").read_text(encoding="ascii").strip()
-        except (OSError, ValueError):
-            raise BadInput("a Lease needs a namespace: this is no pod of a cluster that could tell its own") from None
-
-
-def _in_cluster(environ: Mapping[str, str]) -> str:
-    host, port = environ.get("KUBERNETES_SERVICE_HOST", ""), environ.get("KUBERNETES_SERVICE_PORT", "443")
-    if not host:
-        raise BadInput("a Lease needs the cluster's API: this is no pod of a cluster (KUBERNETES_SERVICE_HOST is not set)")
-    return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+        seconds = max(0.05, deadline - now_s())
+        status, found = believed(await self._cluster.ask(method, self._path + path, body, seconds))
+        if status in (401, 403):
+            raise Unanswered(f"answers {status}: the service account may not {method} this Lease")
+        if not (200 <= status < 300 or status == 409 or (status == 404 and method != "POST")):
+            raise Unanswered(f"answers {status}")
+        return status, found
 
 
 def _spec(lease: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from plimsoll.actuators.own_process_log import LARGEST_BYTES, open_log, rotate
+from plimsoll.actuators.own_process_log import LARGEST_BYTES, open_for_new_life, rotate
 from plimsoll.actuators.own_process_start import start
 from plimsoll.actuators.own_process_state import Started, command_mark, read_state, write_state
 from plimsoll.domain.outcome import Outcome, done, failed, unsure
@@ -254,7 +254,7 @@ class OwnProcess:
             return failed(f"{len(left)} process(es) of the one before still live", left=len(left))
         with contextlib.suppress(OSError):
             rotate(self._log_path, self._log_bytes)
-        log = open_log(self._log_path)
+        log = open_for_new_life(self._log_path)
         self._forget()
         try:
             child = start(self._command, self._environment, self._folder, log, self._write_down)

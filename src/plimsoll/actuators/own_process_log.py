@@ -15,6 +15,7 @@ from pathlib import Path
 LARGEST_BYTES = 64 << 20
 KEPT = 3
 BLOCK_BYTES = 1 << 20
+NEW_LIFE = b"plimsoll: the engine is started anew\n"
 
 
 def open_log(path: Path) -> int:
@@ -28,6 +29,15 @@ def open_log(path: Path) -> int:
     except OSError:
         os.close(descriptor)
         raise
+    return descriptor
+
+
+def open_for_new_life(path: Path) -> int:
+    """As `open_log`; where an earlier process has written to it, with a line after that."""
+    descriptor = open_log(path)
+    with contextlib.suppress(OSError):  # on a full disk it is started all the same
+        if os.fstat(descriptor).st_size:
+            os.write(descriptor, b"\n" + NEW_LIFE)
     return descriptor
 
 

@@ -18,12 +18,13 @@ from typing import IO, NamedTuple
 
 MOST_BYTES = 16 << 20
 LOOK_EVERY_S = 0.02
-PASSED_ON = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "TMPDIR", "XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS")
+PLAIN = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "TMPDIR")
+PASSED_ON = (*PLAIN, "XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS")
 
 
-def small_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
+def small_environment(more: Mapping[str, str] | None = None, passed_on: Sequence[str] = PASSED_ON) -> dict[str, str]:
     """What a program of somebody else gets: nothing that guard was given for itself, such as its tokens."""
-    return {name: os.environ[name] for name in PASSED_ON if name in os.environ} | dict(more or {})
+    return {name: os.environ[name] for name in passed_on if name in os.environ} | dict(more or {})
 
 
 class Ran(NamedTuple):
@@ -32,12 +33,19 @@ class Ran(NamedTuple):
     code: int | None  # None: it did not end by itself, or was never there
     output: bytes  # of stdout and stderr together, or of stdout alone; the last bytes of it
     trouble: str = ""  # why there is no code
+    complaints: bytes = b""  # of stderr, where it is kept apart
+    was_started: bool = True
 
     @property
     def last_line(self) -> str:
         """The last line that says something, as text."""
-        lines = [line.strip() for line in self.output.decode("utf-8", "replace").splitlines()]
-        return next((line for line in reversed(lines) if line), "")
+        return last_line(self.output)
+
+
+def last_line(data: bytes) -> str:
+    """The last line of it that says something, as text."""
+    lines = [line.strip() for line in data.decode("utf-8", "replace").splitlines()]
+    return next((line for line in reversed(lines) if line), "")
 
 
 async def run_command(
@@ -46,6 +54,7 @@ async def run_command(
     environment: Mapping[str, str],
     *,
     only_stdout: bool = False,
+    folder: str | None = None,
     keep_bytes: int = 64 << 10,
     most_bytes: int = MOST_BYTES,
 ) -> Ran:
@@ -53,34 +62,37 @@ async def run_command(
 
     What a program that ended by itself has left running is left alone: it may be the very service that it started.
     """
-    try:
-        output = tempfile.TemporaryFile()  # noqa: SIM115 - closed below, also when it is cancelled
-    except OSError as problem:
-        return Ran(None, b"", f"there is no room for its output ({problem.strerror})")
-    with output:
+    with contextlib.ExitStack() as files:
+        try:
+            output = files.enter_context(tempfile.TemporaryFile())
+            errors = files.enter_context(tempfile.TemporaryFile()) if only_stdout else output
+        except OSError as problem:
+            return Ran(None, b"", f"there is no room for its output ({problem.strerror})", was_started=False)
         try:
             child = subprocess.Popen(  # noqa: S603 - the operator's own words, and no shell that could read them otherwise
-                list(argv), stdin=subprocess.DEVNULL, stdout=output, start_new_session=True,
-                stderr=subprocess.DEVNULL if only_stdout else output, env=dict(environment),
+                list(argv), stdin=subprocess.DEVNULL, stdout=output, stderr=errors, start_new_session=True,
+                env=dict(environment), cwd=folder,
             )  # fmt: skip
         except (OSError, ValueError) as problem:
-            return Ran(None, b"", f"it cannot be started ({getattr(problem, 'strerror', None) or problem})")
+            why = f"it cannot be started ({getattr(problem, 'strerror', None) or problem})"
+            return Ran(None, b"", why, was_started=False)
         trouble = ""
         try:
-            trouble = await _ended(child, output, limit_s, most_bytes)
+            trouble = await _ended(child, (output, errors), limit_s, most_bytes)
         finally:
             if child.poll() is None:
                 _kill(child)
-        return Ran(None if trouble else child.returncode, _tail(output, keep_bytes), trouble)
+        complaints = _tail(errors, keep_bytes) if only_stdout else b""
+        return Ran(None if trouble else child.returncode, _tail(output, keep_bytes), trouble, complaints)
 
 
-async def _ended(child: subprocess.Popen[bytes], output: IO[bytes], limit_s: float, most_bytes: int) -> str:
+async def _ended(child: subprocess.Popen[bytes], files: Sequence[IO[bytes]], limit_s: float, most_bytes: int) -> str:
     """Empty when it has, else why it is not waited for any longer."""
     end = time.monotonic() + limit_s
     while child.poll() is None:
         if time.monotonic() >= end:
             return f"it did not end within {limit_s:g} s"
-        if os.fstat(output.fileno()).st_size > most_bytes:
+        if any(os.fstat(file.fileno()).st_size > most_bytes for file in files):
             return "it prints without end"
         await asyncio.sleep(LOOK_EVERY_S)
     return ""

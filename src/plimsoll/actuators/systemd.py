@@ -57,6 +57,7 @@ class SystemdUnit:
         self._unit, self._cgroups, self._environment = unit, cgroups, small_environment(environment)
         self._base = [systemctl, *(["--user"] if is_user else []), "--no-pager", "--no-ask-password"]
         self.said = f"the systemd unit {unit}"
+        self.restarts_seen: int | None = None  # how often systemd had started it again, when it was last asked
 
     async def show(self) -> Mapping[str, str] | None:
         """The unit's properties as systemd prints them; None where they cannot be had."""
@@ -65,6 +66,8 @@ class SystemdUnit:
             return None
         pairs = (line.partition("=") for line in ran.output.decode("utf-8", "replace").splitlines())
         found = {name: value.strip() for name, given, value in pairs if given and name in PROPERTIES}
+        count = found.get("NRestarts", "")
+        self.restarts_seen = int(count) if re.fullmatch(r"[0-9]{1,12}", count) else self.restarts_seen
         return found if found.get("ActiveState") else None
 
     async def is_running(self) -> bool | None:
@@ -73,6 +76,17 @@ class SystemdUnit:
         if found is None or found.get("SubState") == "auto-restart":
             return None
         return found["ActiveState"] not in _OVER
+
+    async def last_exit(self) -> Outcome:
+        """How it ended: not yet (failed), or done, with `by_hand` where systemd has nothing to complain of."""
+        found = await self.show()
+        if found is None:
+            return unsure(f"systemd says nothing of {self._unit}")
+        if found["ActiveState"] == "failed":
+            return done("its unit has failed", **_facts(found))
+        if found["ActiveState"] == "inactive":
+            return done("somebody stopped its unit", by_hand=True, **_facts(found))
+        return failed("it has not ended", **_facts(found))
 
     async def pids(self) -> tuple[int, ...]:
         """The main process first, then the others of its control group."""

@@ -12,7 +12,8 @@ import ssl
 from collections import deque
 from collections.abc import Mapping
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
+
+from plimsoll.actuators.http_call import Lost, Server
 
 MOST_WAITING = 1_000
 FIRST_PAUSE_S = 1.0
@@ -34,8 +35,8 @@ class Webhook:
     """One receiver. `login` goes into the Authorization header; neither it nor the address's query is ever shown."""
 
     def __init__(self, url: str, login: str | None = None, *, first_pause_s: float = FIRST_PAUSE_S) -> None:
-        self._parts = urlsplit(url)
-        self._login = login
+        self._server = Server(url, ssl.create_default_context)  # anew each time: it may be months until guard ends
+        self._headers = {"Authorization": login} if login else {}
         self._first_pause_s = first_pause_s
         self._waiting: deque[bytes] = deque()
         self._woken = asyncio.Event()
@@ -91,34 +92,11 @@ class Webhook:
 
     async def _try(self, body: bytes) -> str:
         """Empty when it was taken, else why not."""
-        try:
-            async with asyncio.timeout(TIMEOUT_S):
-                status = await self._post(body)
-        except TimeoutError:
-            return f"no answer within {TIMEOUT_S:g} s"
-        except (OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as problem:
-            return f"cannot be reached ({getattr(problem, 'strerror', None) or type(problem).__name__})"
+        told = await self._server.call("POST", "", body, self._headers, TIMEOUT_S, most_bytes=0)  # its status says it all
+        if isinstance(told, Lost):
+            return told.why
+        status = told.status
         if 200 <= status < 300:
             return ""
         # What the receiver does not take now it will not take later; too many requests and its own trouble pass.
         return f"refused for good ({status})" if 400 <= status < 500 and status not in (408, 425, 429) else f"answers {status}"
-
-    async def _post(self, body: bytes) -> int:
-        parts = self._parts
-        is_tls = parts.scheme == "https"
-        host, port = parts.hostname or "", parts.port or (443 if is_tls else 80)
-        trust = ssl.create_default_context() if is_tls else None
-        reader, writer = await asyncio.open_connection(host, port, ssl=trust, limit=8192)
-        try:
-            path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-            head = [f"POST {path} HTTP/1.1", f"Host: {parts.netloc}", "User-Agent: plimsoll", "Connection: close",
-                    "Content-Type: application/json", f"Content-Length: {len(body)}"]  # fmt: skip
-            head += [f"Authorization: {self._login}"] if self._login else []
-            writer.write("\r\n".join(head).encode("latin-1") + b"\r\n\r\n" + body)
-            await writer.drain()
-            line = (await reader.readuntil(b"\n")).split()
-            if len(line) < 2 or not line[0].startswith(b"HTTP/1.") or not line[1].isdigit():
-                raise ValueError("not HTTP")
-            return int(line[1])
-        finally:
-            writer.close()

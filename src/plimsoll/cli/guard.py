@@ -189,6 +189,8 @@ def _with_api(config: GuardConfig, values: Mapping[str, str], environ: Mapping[s
         api = api._replace(token=environ["PLIMSOLL_GUARD_TOKEN"])
         if not re.fullmatch(rf"[\x21-\x7e]{{{SHORTEST_TOKEN},4096}}", environ["PLIMSOLL_GUARD_TOKEN"]):
             raise BadInput(f"PLIMSOLL_GUARD_TOKEN holds no token (one word of {SHORTEST_TOKEN} letters at least)")
+    if api.read_token is not None and api.read_token == api.token:
+        raise BadInput("[api] read_token_file: the token that only reads must be another one than the API's own")
     if "--listen" in values:
         found = listen_of(values["--listen"])
         if found is None:

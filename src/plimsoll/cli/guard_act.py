@@ -10,24 +10,23 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from plimsoll.cli.guard_said import Ports, Said
+from plimsoll.cli.guard_remembers import Remembers
+from plimsoll.cli.guard_said import Ports, Said, needs_of
 from plimsoll.cli.guard_steps import Hands, Parts
-from plimsoll.domain.journal_entry import CLOSED, INTENT, NOTE, OPENED, OUTCOME, RESTART, SWITCH, Entry, cleaned
+from plimsoll.cli.guard_unwritten import end_unwritten
+from plimsoll.domain.journal_entry import CLOSED, INTENT, NOTE, OPENED, OUTCOME, RESTART
 from plimsoll.domain.outcome import Outcome, failed, unsure
-from plimsoll.errors import BadInput, PlimsollError, WorldFailed
+from plimsoll.errors import PlimsollError
 from plimsoll.guard.act_policy import ActPolicy
-from plimsoll.guard.budget import Restart
 from plimsoll.guard.course import Course, open_courses, opened, to_fields
-from plimsoll.guard.decide import ASKED, Decision, Plan, Refusal, Switches, View, consider, decide
+from plimsoll.guard.decide import ASKED, START, Decision, Plan, Refusal, View, consider, decide
 from plimsoll.guard.grades import Grade
-from plimsoll.guard.remembered import PAUSE, RUNGS, last_ends_of, restarts_of, switches_of
+from plimsoll.guard.remembered import PAUSE, RUNGS
 from plimsoll.guard.restart_checks import kv_tokens
-from plimsoll.guard.steps import End, Step
+from plimsoll.guard.steps import BROKEN, End, Step
 
 __all__ = ["PAUSE", "RUNGS", "Conductor", "Ports", "Said"]
 
-AGAIN_S = 60.0  # after an action that changed nothing, doubled each time up to half an hour
-LONGEST_AGAIN_S = 1_800.0
 QUIET_STEPS = frozenset({Step.PROBATION, Step.HOLD, Step.UNSHED})
 """Without the lock, and beside whatever else is done."""
 DAMAGED = "damaged"
@@ -35,55 +34,21 @@ END_S = 20.0  # for taking back what is under way when guard is to end
 _LEFT = ""  # in place of an engine: what an earlier guard left, and had to wait
 
 
-class Conductor:
+class Conductor(Remembers):
     """Of one guard: one engine away at a time, and what only waits beside it."""
 
     def __init__(self, parts: Mapping[str, Parts], policy: ActPolicy, ports: Ports, *, pause_s: float = 1.0) -> None:
         """BadInput where two engines have the same name in the journal, which hides what is secret in one."""
-        self._parts, self._policy, self._ports, self._pause_s = dict(parts), policy, ports, pause_s
-        self._names = {_written(name): name for name in parts}
-        if len(self._names) < len(parts):
-            raise BadInput("two engines have the same name but for a password: give each a name of its own")
+        super().__init__(parts, ports)
+        self._parts, self._policy, self._pause_s = dict(parts), policy, pause_s
         self._beside: dict[str, asyncio.Task[None]] = {}  # by engine: probation, shedding
         self._at_work = ""
         self._refused: dict[str, str] = {}
-        self._again: dict[str, tuple[float, float]] = {}  # by engine: when it may be tried again, and the pause then
         self._asked: tuple[Grade, str, asyncio.Future[Decision]] | None = None
         self._is_looked_at = False  # the journal, for damage
         self._left: list[Course] = []  # of an earlier guard, still waiting for the lock
         self.stopped_acting = ""  # why nothing is done any more, such as a full disk
         self.courses: dict[str, Course] = {}
-
-    # What the journal remembers
-
-    @property
-    def switches(self) -> Switches:
-        """What people have switched off."""
-        return switches_of(self._kept())
-
-    def switch(self, name: str, engine: str, *, is_on: bool, who: str = "") -> None:
-        """Switch off and on; JournalFailed where it cannot be written down."""
-        self._ports.book.append(SWITCH, engine=engine, step=name, fields={"on": is_on, "who": who})
-        if not is_on:
-            self._again = {one: when for one, when in self._again.items() if engine and one != engine}
-
-    @property
-    def restarts(self) -> list[Restart]:
-        """All that the journal counts, everybody's."""
-        return restarts_of(self._kept())
-
-    def last_ends(self) -> dict[str, tuple[str, str]]:
-        """How the last restart of each engine ended, unless somebody has resumed it since."""
-        return last_ends_of(self._kept())
-
-    def foreign_restart(self, engine: str) -> None:
-        """Somebody else restarted it: it counts."""
-        if engine != self._at_work and engine not in self.courses:
-            self._write(RESTART, engine=engine, fields={"own": False})
-
-    def _kept(self) -> list[Entry]:
-        """With the engines' names as they are, not as they were fit to be written down."""
-        return [one._replace(engine=self._names.get(one.engine, one.engine)) for one in self._ports.book.kept()]
 
     # Deciding, and doing
 
@@ -143,8 +108,12 @@ class Conductor:
             return Refusal(engine, grade, ASKED, "Busy", f"an action of it is not over yet: {step}")
         return consider(view, self._policy, found, grade, ASKED, "somebody asked for it")
 
+    def decisions(self) -> list[Decision]:
+        """What is called for now, and what speaks against it."""
+        return decide(self._view(), self._policy)
+
     async def _decide(self) -> None:
-        decisions = decide(self._view(), self._policy)
+        decisions = self.decisions()
         self._tell_refusals(decisions)
         for plan in decisions:
             if isinstance(plan, Plan) and plan.engine not in self._open() and self._may_try(plan.engine):
@@ -160,13 +129,6 @@ class Conductor:
         """Engines of which an action is not over: nothing else is begun with them."""
         return frozenset(self.courses) | {course.engine for course in self._left}
 
-    def _may_try(self, engine: str) -> bool:
-        return self._ports.wall() >= self._again.get(engine, (0.0, 0.0))[0]
-
-    def _try_later(self, engine: str) -> None:
-        pause_s = min(LONGEST_AGAIN_S, 2 * self._again.get(engine, (0.0, AGAIN_S / 2))[1])
-        self._again[engine] = (self._ports.wall() + pause_s, pause_s)
-
     def _tell_refusals(self, decisions: Sequence[Decision]) -> None:
         now = {one.engine: one for one in decisions if isinstance(one, Refusal) and one.engine not in self.courses}
         for engine, refusal in now.items():
@@ -178,6 +140,27 @@ class Conductor:
                     )
                 )
         self._refused = {engine: refusal.reason for engine, refusal in now.items()}
+
+    def why_not_start(self, engine: str) -> str:
+        """Why one that does not run is not started now, though guard was given it to start; "" for nothing."""
+        if self.stopped_acting:
+            return f"guard does not act any more: {self.stopped_acting}"
+        if engine in self._open() or not self._may_try(engine):
+            return "an action of it is not over yet"
+        if self._off(engine, Grade.RESTART):
+            return "it is paused (guardctl resume)"
+        card = self._ports.sight.conditions(engine).get("card")
+        if card is not None and card.is_true:
+            return f"its card is sick: {card.message}"
+        end = self.last_ends().get(engine)
+        return "" if end is None else needs_of(engine, end)
+
+    async def start(self, engine: str, why: str) -> None:
+        """Start one that has ended: as a restart, under the lock and when its memory is back, whatever hours and budget say."""
+        try:
+            await self.carry_out(Plan(engine, Grade.RESTART, START, why, BROKEN))
+        except PlimsollError as error:
+            self._stop_acting(error)
 
     async def carry_out(self, plan: Plan) -> None:
         """One action, up to where it only waits."""
@@ -199,7 +182,7 @@ class Conductor:
         That is tried again at later turns; until then nothing else is done with those engines.
         """
         self._look_for_damage()
-        self._left = [course for course in open_courses(self._kept()) if course.engine not in self.courses]
+        self._left = [course for course in open_courses(self.kept()) if course.engine not in self.courses]
         for course in list(self._left):
             hands = self._hands(course)
             if hands is None:
@@ -248,7 +231,8 @@ class Conductor:
             while course.step is not None and course.step not in QUIET_STEPS:
                 course = await self._step(course, hands)
         except PlimsollError:
-            await self._end_unwritten(self.courses.pop(course.engine), hands)
+            hands.is_lock_lost = True  # so that nothing is stopped any more
+            await end_unwritten(self.courses.pop(course.engine), lambda one: self._done(one, hands), self._ports.tell)
             raise
         except asyncio.CancelledError:
             with contextlib.suppress(TimeoutError, PlimsollError):
@@ -271,21 +255,6 @@ class Conductor:
             self._close(course, "")
         else:
             self._beside[course.engine] = asyncio.create_task(self._wait_out(course, hands))
-
-    async def _end_unwritten(self, course: Course, hands: Hands) -> None:
-        """The journal fails in the middle: what the next guard would do by what it says already is done at once.
-
-        An engine that is out of service, or down, is brought back. Nothing new is begun, and nothing is stopped.
-        """
-        course = course.taken_over()
-        hands.is_lock_lost = True  # so that nothing is
-        while course.step is not None and course.step is not Step.PROBATION:
-            outcome = await self._done(course, hands)
-            self._ports.tell(Said(course.engine, f"{course.step}: {outcome.says}", fields={"done": outcome.is_done}))
-            course = course.after(is_done=outcome.is_done, facts=outcome.facts)
-        if course.end is End.HELD:
-            says = "restart is held: the journal cannot be written, and it could not be brought back"
-            self._ports.tell(Said(course.engine, says, is_urgent=True, fields={"end": str(End.HELD)}))
 
     async def _take_back(self, course: Course, hands: Hands) -> None:
         """Guard is to end: what can be taken back soon, is; what is down is left to the next guard."""
@@ -336,6 +305,8 @@ class Conductor:
 
     def _against(self, course: Course) -> str:
         """What speaks against it now that the lock is ours: somebody else may have acted since it was decided."""
+        if course.kind == START:
+            return ""
         view = self._ports.view(frozenset(self.courses) - {course.engine})
         view = view._replace(restarts=self.restarts, switches=self.switches, busy="", now=self._ports.wall())
         found = next((one for one in view.engines if one.name == course.engine), None)
@@ -367,17 +338,6 @@ class Conductor:
             is_off=lambda: self._off(course.engine, course.grade),
         )  # fmt: skip
 
-    def _off(self, engine: str, grade: Grade) -> str:
-        """Whether somebody has switched it off since it was begun: then it is taken back as long as it can be."""
-        off = self.switches
-        return "somebody has paused it meanwhile" if off.is_paused or engine in off.paused or grade in off.rungs_off else ""
-
-    def _write(self, kind: str, **where: Any) -> None:
-        try:
-            self._ports.book.append(kind, **where)
-        except OSError as error:
-            raise WorldFailed(f"the journal cannot be written: {error}") from None
-
     async def close(self) -> None:
         """Stop at once; what is under way is left to the next guard, or to its leases."""
         for task in self._beside.values():
@@ -387,8 +347,3 @@ class Conductor:
 
 def _fields(outcome: Outcome) -> dict[str, Any]:
     return {"done": outcome.is_done, "says": outcome.says, "facts": dict(outcome.facts)}
-
-
-def _written(name: str) -> str:
-    """An engine's name as the journal has it."""
-    return cleaned(Entry(0, 0.0, "", engine=name)).engine

@@ -10,19 +10,23 @@ from typing import NamedTuple
 
 from plimsoll.actuators.journal import Journal
 from plimsoll.actuators.own_process import OwnProcess
-from plimsoll.actuators.systemd import SystemdUnit
 from plimsoll.cli.guard_act import Conductor
 from plimsoll.cli.guard_asks import Desk
 from plimsoll.cli.guard_drain import HandDrain, OneOfTwo
+from plimsoll.cli.guard_dry import DryBook, NoLock
+from plimsoll.cli.guard_foreign import ForeignRestarts
+from plimsoll.cli.guard_light_steps import TellsEnd
 from plimsoll.cli.guard_loop import Fleet
 from plimsoll.cli.guard_parts import lock_of, minute_in, own_process, parts_of, policy_of, told_of
-from plimsoll.cli.guard_said import Ports, Said
+from plimsoll.cli.guard_put_back import PutBack
+from plimsoll.cli.guard_said import Ports, Said, needs_of
 from plimsoll.cli.guard_sight import FleetSight, Told
 from plimsoll.cli.guard_steps import Parts
-from plimsoll.domain.outcome import Outcome
-from plimsoll.errors import PlimsollError
+from plimsoll.errors import PlimsollError, WorldFailed
 from plimsoll.guard.act_policy import ActPolicy
-from plimsoll.guard.decide import Plan, Refusal, View, decide
+from plimsoll.guard.course import open_courses
+from plimsoll.guard.decide import LastEnd, Refusal, View
+from plimsoll.guard.ports import Book
 from plimsoll.sources.discovery import Target
 from plimsoll.sources.guard_act_types import EngineAct, Files
 from plimsoll.sources.guard_config import GuardConfig
@@ -63,50 +67,80 @@ class Acting:
         self.ended: dict[str, str] = {}
         """Of engines whose process is known to have ended on its own: why."""
         minute = minute_in("UTC" if config.act is None else config.act.timezone)
-        self.sight = FleetSight(fleet, made.told, fleet.every_s, time.monotonic, minute)
-        self.conductor: Conductor | None = None
+        self.sight = FleetSight(fleet, made.told, fleet.every_s, time.monotonic, minute, self._last_ends)
         self.journal: Journal | None = None
         self.desk: Desk | None = None
         self._drains: HandDrain | None = None
+        self._back: PutBack | None = None
         self._said: dict[str, str] = {}
+        self._is_own_due, self._own_waits_for = True, ""
+        self._dry = DryBook(files.journal, time.time)
         if not is_dry:
             self.journal = Journal(files.journal)
-            lock = OneOfTwo(lock_of(config.lock, files))
-            ports = Ports(self.journal, lock, self.sight, self._view, tell, time.time)
-            parts = {
-                name: one._replace(suffering=functools.partial(self.sight.suffering, name, made.policy))
-                for name, one in made.parts.items()
-            }
-            self.conductor = Conductor(parts, made.policy, ports, pause_s=ROUND_S)
+        book: Book = self.journal or self._dry
+        lock = OneOfTwo(NoLock() if is_dry else lock_of(config.lock, files))
+        ports = Ports(book, lock, self.sight, self._view, tell, time.time)
+        parts = {
+            name: one._replace(suffering=functools.partial(self.sight.suffering, name, made.policy))
+            for name, one in made.parts.items()
+        }
+        self.conductor = Conductor(parts, made.policy, ports, pause_s=ROUND_S)
+        self._foreign = ForeignRestarts(self.conductor, book, self.sight, self._starts_again)
+        if self.journal is not None:
             by_hand = ports._replace(lock=lock.other())
-            self._drains = HandDrain(made.parts, made.policy, by_hand, self.conductor.courses)
-            self.desk = Desk(self.conductor, self._drains, self.journal, self.journal.path)
+            self._drains = HandDrain(parts, made.policy, by_hand, self.conductor.courses)
+            self._back = PutBack(made.parts, made.policy, ports._replace(lock=lock.other()), self.conductor)
+            self.desk = Desk(self.conductor, self._drains, self.journal, self.journal.path, self._back)
+
+    def _last_ends(self) -> Mapping[str, LastEnd]:
+        return self.conductor.last_ends()
+
+    def _starts_again(self, name: str) -> int | None:
+        """How often whoever runs it has started it again by itself, where that was asked."""
+        parts = self._made.parts.get(name)
+        return None if parts is None else getattr(parts.restarter, "restarts_seen", None)
 
     def _view(self, at_work: frozenset[str]) -> View:
-        ends = {} if self.conductor is None else self.conductor.last_ends()
-        view = self.sight.view(at_work, ends)
+        if self._is_dry:  # what an earlier guard left would come first
+            at_work |= {course.engine for course in open_courses(self.conductor.kept())}
+        view = self.sight.view(at_work)
         if not self._stopped:
             return view
         engines = [one._replace(only_observed=self._stopped.get(one.name, "") or one.only_observed) for one in view.engines]
         return view._replace(engines=engines)
 
-    async def start_own(self) -> Outcome | None:
-        """Start the server that guard was given, unless it runs already."""
-        own = self._made.own
-        if own is None:
-            return None
-        if await own.is_running():
-            return None
-        return await own.start()
+    async def _start_own(self, own: OwnProcess) -> None:
+        """The server that guard was given, where it does not run when guard begins; when it ends later, that is judged.
+
+        The first one is just started. One that follows another is a restart. WorldFailed where the first cannot be started.
+        """
+        name = next(name for name, parts in self._made.parts.items() if parts.restarter is own)
+        is_running = await own.is_running()
+        why = "" if is_running or self._is_dry else self.conductor.why_not_start(name)
+        if why and why != self._own_waits_for:
+            self._tell(Said(name, f"the server that guard was given is not started: {why}"))
+        self._own_waits_for = why
+        self._is_own_due = not is_running
+        if is_running or why:
+            return
+        if is_running is False and not self._is_dry and (last := await own.last_exit()).is_done:
+            await self.conductor.start(name, f"the server that guard was given does not run: {last.says}")
+            return
+        outcome = await own.start()
+        if not outcome.is_done:
+            raise WorldFailed(f"the server was not started: {outcome.says}")
+        self._tell(Said(name, outcome.says))
 
     async def run(self) -> None:
         """For ever: first what an earlier guard left, then round after round."""
-        if self.conductor is not None:
+        if not self._is_dry:
             await self._take_over(self.conductor)
         ended_s = log_s = 0.0
         while True:
             now_s = time.monotonic()
             if now_s >= ended_s:
+                if self._made.own is not None and self._is_own_due:
+                    await self._start_own(self._made.own)
                 await self._look_for_ended()
                 ended_s = now_s + ENDED_EVERY_S
             if self._made.own is not None and now_s >= log_s:
@@ -120,62 +154,70 @@ class Acting:
         try:
             await conductor.take_over()
         except PlimsollError as error:
-            conductor.stopped_acting = str(error)
-            self._tell(Said("", f"guard does not act: {error}", is_urgent=True))
+            self._stop_acting(error)
+
+    def _stop_acting(self, error: PlimsollError) -> None:
+        self.conductor.stopped_acting = str(error)
+        self._tell(Said("", f"guard does not act: {error}", is_urgent=True))
 
     async def _round(self) -> None:
-        anew = self.sight.begun_anew()
-        if self.conductor is None:
+        if self._is_dry:
+            await self._dry.refresh(time.monotonic())
+        if not self.conductor.stopped_acting:
+            try:
+                self._foreign.note()
+            except PlimsollError as error:
+                self._stop_acting(error)
+        if self._is_dry:
             self._tell_what_would_be()
-            return
-        for name in anew:
-            self.conductor.foreign_restart(name)
-        await self.conductor.turn()
+        else:
+            await self.conductor.turn()
 
     def _tell_what_would_be(self) -> None:
-        decisions = {one.engine: one for one in decide(self._view(frozenset()), self._made.policy)}
-        for engine, one in decisions.items():
-            says = (
-                f"no {one.grade}: {one.says}"
+        """Every decision once, a plan with all its steps."""
+        said: dict[str, str] = {}
+        if self._dry.trouble:
+            said[""] = f"what was done before is not known, and does not count: {self._dry.trouble}"
+        lines: dict[str, list[str]] = {}
+        for one in self.conductor.decisions():
+            said[one.engine] = f"{one.kind}: {one.reason if isinstance(one, Refusal) else ''}"
+            lines[one.engine] = (
+                [f"no {one.grade}: {one.says}"]
                 if isinstance(one, Refusal)
-                else f"with --act guard would {one.grade} it: {one.why}"
+                else [f"with --act guard would {one.grade} it: {one.why}", *one.lines()]
             )
-            if isinstance(one, Plan):
-                says += f"; steps: {', '.join(one.steps)}"
-            if self._said.get(engine) != type(one).__name__ + one.kind:
-                self._tell(Said(engine, says, fields={"steps": one.lines()} if isinstance(one, Plan) else {}))
-        self._said = {engine: type(one).__name__ + one.kind for engine, one in decisions.items()}
+        for engine, what in said.items():
+            if self._said.get(engine) != what:
+                for line in lines.get(engine, [what]):
+                    self._tell(Said(engine, line))
+        self._said = said
 
     async def _look_for_ended(self) -> None:
         """Who runs an engine knows that it ended, and whether somebody wanted it: a refused connection says neither."""
-        busy = frozenset() if self.conductor is None else frozenset(self.conductor.courses)
+        busy = frozenset(self.conductor.courses)
         for name, parts in self._made.parts.items():
-            ended, stopped = ("", "") if name in busy else await _end_of(parts)
+            ended, stopped = ("", "") if name in busy else await end_of(parts)
             self.ended[name], self._stopped[name] = ended, stopped
 
     def needs(self) -> dict[str, str]:
         """Engines that guard can do no more about, and why: until somebody resumes them."""
-        ends = {} if self.conductor is None else self.conductor.last_ends()
-        says = {"held": "its restart could not be finished", "failed": "its restart did not help"}
-        return {engine: f"{says[end]}: a person is needed" for engine, (_, end) in ends.items() if end in says}
+        return {engine: needs_of(engine, end) for engine, end in self.conductor.last_ends().items()}
 
     async def close(self) -> None:
         """Stop at once. What is under way is left to the next guard, or to its leases; the engines go on."""
         if self._drains is not None:
             await self._drains.close()
-        if self.conductor is not None:
-            await self.conductor.close()
+        if self._back is not None:
+            await self._back.close()
+        await self.conductor.close()
         if self.journal is not None:
             self.journal.close()
 
 
-async def _end_of(parts: Parts) -> tuple[str, str]:
+async def end_of(parts: Parts) -> tuple[str, str]:
     """Why its process ended by itself, and why it was stopped by somebody; empty for neither."""
-    restarter = parts.restarter
-    if isinstance(restarter, OwnProcess):
-        outcome = await restarter.last_exit()
-        return (outcome.says, "") if outcome.is_done and not outcome.facts.get("asked") else ("", "")
-    if isinstance(restarter, SystemdUnit):
-        state = (await restarter.show() or {}).get("ActiveState", "")
-        return ("its unit has failed" if state == "failed" else "", "somebody stopped its unit" if state == "inactive" else "")
-    return "", ""
+    restarter: object = parts.restarter
+    outcome = await restarter.last_exit() if isinstance(restarter, TellsEnd) else None
+    if outcome is None or not outcome.is_done or outcome.facts.get("asked"):
+        return "", ""
+    return ("", outcome.says) if outcome.facts.get("by_hand") else (outcome.says, "")

@@ -12,6 +12,8 @@ from plimsoll.actuators.guard_server import Answer, error
 from plimsoll.actuators.journal_read import read_history
 from plimsoll.cli.guard_act import PAUSE, QUIET_STEPS, RUNGS, Conductor
 from plimsoll.cli.guard_drain import HandDrain
+from plimsoll.cli.guard_put_back import PutBack
+from plimsoll.cli.guard_said import needs_of
 from plimsoll.domain.journal_entry import OPENED
 from plimsoll.errors import PlimsollError
 from plimsoll.guard.course import Course
@@ -56,6 +58,9 @@ class Actions(Protocol):
     def under_way(self) -> Sequence[Under]:
         """Every action that is not over."""
 
+    def needs(self) -> Mapping[str, str]:
+        """Engines that guard can do no more about, and why."""
+
     def pause(self, engine: str, rung: str) -> None:
         """Switch off: all of it, one engine or one rung."""
 
@@ -75,8 +80,8 @@ class Actions(Protocol):
 class Desk:
     """A conductor and its drains by hand, as the API sees them."""
 
-    def __init__(self, conductor: Conductor, drains: HandDrain, book: Book, journal: Path) -> None:
-        self._conductor, self._drains, self._book, self.journal = conductor, drains, book, journal
+    def __init__(self, conductor: Conductor, drains: HandDrain, book: Book, journal: Path, back: PutBack | None = None) -> None:
+        self._conductor, self._drains, self._book, self.journal, self._back = conductor, drains, book, journal, back
 
     @property
     def trouble(self) -> str:
@@ -92,6 +97,10 @@ class Desk:
         """Every action that is not over, with when it began."""
         begun = {entry.action: entry.at for entry in self._book.kept() if entry.kind == OPENED}
         return [Under(one, begun.get(one.action)) for one in self._conductor.courses.values()]
+
+    def needs(self) -> dict[str, str]:
+        """Engines that restarts did not mend."""
+        return {engine: needs_of(engine, end) for engine, end in self._conductor.last_ends().items()}
 
     def pause(self, engine: str, rung: str) -> None:
         """Switch off."""
@@ -114,7 +123,9 @@ class Desk:
         return await self._drains.drain(engine)
 
     async def undrain(self, engine: str) -> Decision:
-        """Back into service."""
+        """Back into service: one that was drained by hand, or one that guard has held."""
+        if self._back is not None and engine not in self._drains.engines and self._back.is_held(engine):
+            return await self._back.put_back(engine)
         return await self._drains.undrain(engine)
 
 
@@ -158,7 +169,8 @@ class Asks:
             return error(400, "an engine or a rung, not both: a rung is switched for all engines")
         if rung and rung not in ACTS:
             return error(400, f"rung is one of: {', '.join(ACTS)}")
-        is_known = self._is_watched(engine) or (verb == "resume" and engine in actions.switches.paused)
+        is_left = engine in actions.switches.paused or engine in actions.needs()
+        is_known = self._is_watched(engine) or (verb == "resume" and is_left)
         if engine and not is_known:
             return error(404, f"no engine is called {clean(engine)[:200]!r}")
         (actions.pause if verb == "pause" else actions.resume)(engine, rung)
@@ -169,7 +181,7 @@ class Asks:
     async def _act(self, actions: Actions, verb: str, engine: str) -> Answer:
         if not self._is_watched(engine):
             return error(404, f"no engine is called {clean(engine)[:200]!r}")
-        if actions.trouble:
+        if actions.trouble and verb != "undrain":  # what is out must come back, whatever else cannot be done
             return _refused("Stopped", f"guard does not act any more: {actions.trouble}")
         wish = {"drain": actions.drain, "undrain": actions.undrain}.get(verb)
         deed = actions.ask(ACTS[verb], engine) if wish is None else wish(engine)
@@ -233,7 +245,8 @@ def _actions(actions: Actions) -> Answer:
         "all": switches.is_paused, "engines": sorted(clean(name) for name in switches.paused),
         "rungs": sorted(str(rung) for rung in switches.rungs_off),
     }  # fmt: skip
-    return _answer(200, {"actions": rows, "paused": off, "trouble": clean(actions.trouble)})
+    needs = [{"engine": clean(name), "says": clean(says)} for name, says in sorted(actions.needs().items())]
+    return _answer(200, {"actions": rows, "paused": off, "needs": needs, "trouble": clean(actions.trouble)})
 
 
 def _refused(reason: str, says: str) -> Answer:

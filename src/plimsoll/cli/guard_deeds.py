@@ -75,6 +75,7 @@ async def doctor_on(folder: Path, *, limit_s: float = DOCTOR_S) -> str:
             printed, _ = await process.communicate()
         found = json.loads(printed[:DOCTOR_MAX])
         with contextlib.suppress(OSError):
+            (folder / "doctor.json").touch(mode=0o600)
             (folder / "doctor.json").write_bytes(printed)
         codes = [str(one["code"]) for one in found["findings"]][:5]
     except (OSError, ValueError, KeyError, TypeError, TimeoutError, RecursionError):

@@ -16,6 +16,7 @@ from typing import Any
 from plimsoll.cli.guard_act import QUIET_STEPS
 from plimsoll.cli.guard_said import Ports, Said
 from plimsoll.cli.guard_steps import Hands, Parts
+from plimsoll.cli.guard_unwritten import end_unwritten
 from plimsoll.domain.journal_entry import CLOSED, INTENT, NOTE, OPENED, OUTCOME
 from plimsoll.domain.outcome import Outcome, done, failed, unsure
 from plimsoll.errors import PlimsollError, WorldFailed
@@ -24,6 +25,7 @@ from plimsoll.guard.course import Course, opened, to_fields
 from plimsoll.guard.decide import Decision, Engine, Plan, Refusal, Switches, View, consider
 from plimsoll.guard.grades import Grade
 from plimsoll.guard.ports import Lock
+from plimsoll.guard.restart_checks import is_ready
 from plimsoll.guard.steps import End, Step
 
 KIND = "drain"
@@ -126,15 +128,19 @@ class HandDrain:
         return Plan(engine, Grade.RESTART, KIND, "somebody asked for it", (Step.UNDRAIN, Step.UNLOCK))
 
     async def close(self, limit_s: float = ANSWER_S) -> None:
-        """Put back what is out; what cannot be in this time is left to the next guard and to its lease."""
+        """Put back what is out; what cannot be in this time is told, and left to the next guard and to its lease."""
+        self._patience_s = min(self._patience_s, limit_s / 2)
         for back in self._back.values():
             back.set()
-        tasks = set(self._tasks.values())
+        tasks = dict(self._tasks)
         if tasks:
-            await asyncio.wait(tasks, timeout=limit_s)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.wait(tasks.values(), timeout=limit_s)
+        for engine, task in tasks.items():
+            if not task.done():
+                says = "guard is stopped, and it is still drained by hand: the next guard puts it back, or you do"
+                self._ports.tell(Said(engine, says, is_urgent=True))
+                task.cancel()
+        await asyncio.gather(*tasks.values(), return_exceptions=True)
 
     # Deciding
 
@@ -170,9 +176,8 @@ class HandDrain:
                 outcome = found if not undoing and step in (Step.LOCK, Step.DRAIN) else outcome
             self._close(course, outcome)
         except PlimsollError as error:
-            # Without its entry nothing is done; what is out stays so until its lease ends, or the next guard comes.
-            self._ports.tell(Said(course.engine, f"the drain by hand is left as it is: {error}", is_urgent=True))
             outcome = unsure(str(error))
+            await self._put_back_unwritten(course, hands, str(error))
         finally:
             keeper.cancel()
             self._tasks.pop(course.engine, None)
@@ -192,17 +197,34 @@ class HandDrain:
         elif step is Step.IDLE:
             outcome = await self._hold(course, hands)
         else:
-            try:
-                outcome = await hands.do(step, course)
-            except PlimsollError:
-                raise
-            except Exception as problem:  # a mistake of ours in one step: what follows is what follows a failure
-                outcome = unsure(f"a mistake of ours: {type(problem).__name__}")
+            outcome = await self._done(course, hands)
         fields = {"done": outcome.is_done, "says": outcome.says, "facts": dict(outcome.facts)}
         self._write(OUTCOME, **where, fields=fields)
         course = course.after(is_done=outcome.is_done, facts=outcome.facts)
         self._show(course)
         return course, outcome
+
+    async def _done(self, course: Course, hands: Hands) -> Outcome:
+        assert course.step is not None
+        try:
+            return await hands.do(course.step, course)
+        except PlimsollError:
+            raise
+        except Exception as problem:  # a mistake of ours in one step: what follows is what follows a failure
+            return unsure(f"a mistake of ours: {type(problem).__name__}")
+
+    async def _put_back_unwritten(self, course: Course, hands: Hands, why: str) -> None:
+        """Without its journal guard cannot answer for a drain: what is out comes back, with the lock if it can be had.
+
+        The gate refuses where it is somebody else's by now; a balancer that has it in again then is told again by them.
+        """
+        mine = self.courses.get(course.engine)
+        if mine is None or mine.action != course.action:
+            return  # the conductor has begun something with it
+        self._ports.tell(Said(course.engine, f"the drain by hand ends, what is out comes back: {why}", is_urgent=True))
+        await self._ports.lock.acquire(f"{course.action} on {course.engine}")
+        await end_unwritten(mine, lambda one: self._done(one, hands), self._ports.tell)
+        await self._ports.lock.release()
 
     async def _hold(self, course: Course, hands: Hands) -> Outcome:
         """Renew until it is wanted back; ends as not done, which is the way back."""
@@ -213,15 +235,18 @@ class HandDrain:
         self._ports.tell(Said(engine, f"drained by hand, for {self._longest_s / 60:.0f} min at most (guardctl undrain)"))
         loop = asyncio.get_running_loop()
         end_s, renew_s, says = loop.time() + self._longest_s, loop.time() + self._policy.lease_s / 3, "somebody asked it back"
-        wait_until_s: float | None = None  # for the lock
+        waits_since_s: float | None = None  # for the lock
         while True:
-            if door is not None and loop.time() >= renew_s:
-                renewed = await door.drain(course.epoch, self._policy.lease_s)
+            why = ""
+            if loop.time() >= renew_s:
+                renewed = await self._renew(course)
                 if renewed.facts.get("stale"):
                     return failed(f"somebody else acts on it now: {renewed.says}")
+                why = renewed.says if renewed.is_done is False else ""
                 renew_s = loop.time() + self._policy.lease_s / 3
-            if loop.time() >= end_s and not self._back[engine].is_set():
-                says = f"{self._longest_s / 60:.0f} min are over"
+            if not self._back[engine].is_set() and (why := why or await self._why_back(engine, end_s)):
+                says = why
+                self._ports.tell(Said(engine, f"the drain by hand ends: {why}"))
                 self._back[engine].set()
             if self._back[engine].is_set():
                 taken = await lock.acquire(f"{course.action} on {engine}")
@@ -229,8 +254,8 @@ class HandDrain:
                     await self._note(course, "the lock was taken again", taken)
                     hands.is_lock_lost = False
                     return failed(says, epoch=int(taken.facts.get("epoch", course.epoch)))
-                wait_until_s = wait_until_s or loop.time() + self._patience_s
-                if door is not None and loop.time() >= wait_until_s:
+                waits_since_s = waits_since_s or loop.time()
+                if door is not None and loop.time() >= waits_since_s + self._patience_s:
                     # With our old number: where somebody else drains it now, the gate refuses, and it is left to them.
                     return failed(f"{says}; without the lock: {taken.says}")
                 await asyncio.sleep(
@@ -239,6 +264,30 @@ class HandDrain:
                 continue
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._back[engine].wait(), min(self._pause_s, max(0.01, renew_s - loop.time())))
+
+    async def _renew(self, course: Course) -> Outcome:
+        """Drained a while longer, and out of a balancer that forgot it (a reload); not done where it cannot be kept out."""
+        door, balancer = self._parts[course.engine].door, self._parts[course.engine].balancer
+        # The gate first: where it is somebody else's by now, the balancer is theirs, too.
+        if door is not None:
+            renewed = await door.drain(course.epoch, self._policy.lease_s)
+            if renewed.facts.get("stale"):
+                return renewed
+        if balancer is not None and await balancer.is_out() is False:
+            taken = await balancer.take_out()
+            if taken.is_done is False:
+                return failed(f"its balancer sends to it again, and does not let go: {taken.says}")
+            self._ports.tell(Said(course.engine, f"its balancer had it in again, and was told again: {taken.says}"))
+        return done("it is out")
+
+    async def _why_back(self, engine: str, end_s: float) -> str:
+        """Why it does not stay out, though nobody has asked it back."""
+        if asyncio.get_running_loop().time() >= end_s:
+            return f"{self._longest_s / 60:.0f} min are over"
+        suffering = self._parts[engine].suffering
+        who = "" if suffering is None else suffering()
+        # One that does not answer would carry nothing.
+        return who if who and is_ready(await self._ports.sight.look(engine)) else ""
 
     async def _keep_lock(self, hands: Hands) -> None:
         while True:

@@ -45,6 +45,14 @@ class Learns(Protocol):
         """What an earlier guard learned."""
 
 
+@runtime_checkable
+class TellsEnd(Protocol):
+    """A restarter that knows how an engine ended."""
+
+    async def last_exit(self) -> Outcome:
+        """Done where it has ended, with `by_hand` where somebody stopped it, and `asked` where guard itself did."""
+
+
 class Parts(NamedTuple):
     """What can be done to one engine; None is what guard was not told how to do."""
 

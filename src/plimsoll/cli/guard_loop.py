@@ -148,6 +148,7 @@ class Fleet:
         self.last_look_s = ports.clock()
         self.stale_after_s = max(60.0, 3 * policy.every_s + LONGEST_LOOK_S)
         self._odd: set[str] = set()  # named in a list, and no address
+        self.needs: Mapping[str, str] = {}  # engines that whoever acts can do no more about, and why
         self.is_listed = False  # whether a list of engines was ever had: only later changes of it are news
 
     # Who is watched
@@ -189,12 +190,14 @@ class Fleet:
     def views(self) -> list[EngineView]:
         """Every engine as of now, by name."""
         now_s = self._ports.clock()
-        return [self._engines[name].view(now_s) for name in sorted(self._engines)]
+        return [self._engines[name].view(now_s)._replace(needs=self.needs.get(name, "")) for name in sorted(self._engines)]
 
     def view(self, name: str) -> EngineView | None:
         """One of them, with its forecasts."""
         one = self._engines.get(name)
-        return None if one is None else one.view(self._ports.clock())._replace(forecasts=one.forecasts())
+        if one is None:
+            return None
+        return one.view(self._ports.clock())._replace(forecasts=one.forecasts(), needs=self.needs.get(name, ""))
 
     def engine(self, name: str) -> Watched | None:
         """One that is watched."""
@@ -238,7 +241,7 @@ class Fleet:
             ]  # fmt: skip
             if one.teller.gone_since_s is not None:
                 found.append(Told(wall, one.target.name, What.UNREACHABLE, "does not answer"))
-        return found
+        return [*found, *(Told(wall, name, What.NEEDS, says) for name, says in self.needs.items())]
 
     # Looking
 

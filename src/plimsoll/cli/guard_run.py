@@ -81,7 +81,7 @@ class Daemon:
         self._acting = self._make_acting()
         self._webhook = _webhook(asked.config.webhook)
         self._alerts: dict[tuple[str, str], float] = {}  # what fires, and since when
-        self._needing: set[str] = set()
+        self._is_begun = False  # whether what an earlier guard could not mend was told
         self._systemd = Notifier()
         self._server: GuardServer | None = None
         self._own_token = ""
@@ -114,11 +114,6 @@ class Daemon:
             loop.add_signal_handler(name, stop.set)
         for said in self._config.warnings:
             warn(said)
-        if self._acting is not None and (began := await self._acting.start_own()) is not None:
-            if not began.is_done:
-                await self._acting.close()
-                raise WorldFailed(f"the server was not started: {began.says}")
-            warn(began.says)
         if self._asked.has_api:
             await self._open_api()
         await asyncio.gather(*(self._lists.ask(finder) for finder in self._lists.finders))
@@ -183,7 +178,7 @@ class Daemon:
         api, token = self._config.api, self._config.api.token
         own = "" if token is not None else secrets.token_urlsafe(32)
         answers = Api(self._fleet, time.time(), self._own, lambda: None if self._acting is None else self._acting.desk)
-        server = GuardServer(answers.answer, token or own, api.hosts, answers.post)
+        server = GuardServer(answers.answer, token or own, api.hosts, answers.post, api.read_token)
         try:
             await server.open(api.host, api.port)
             if own:  # only now: a port that is taken has a token of its own there
@@ -220,13 +215,22 @@ class Daemon:
                 # Its host alone: the path of such an address is often the secret.
                 said = f"webhook {urlsplit(self._config.webhook).hostname or ''}"
                 self._troubles.note(said, self._webhook.trouble, patience_s=WEBHOOK_PATIENCE_S)
-            needs = {} if self._acting is None else self._acting.needs()
-            for name in self._needing | needs.keys():
-                self._troubles.note(f"restarts of {name}", needs.get(name, ""))
-            self._needing = set(needs)
+            self._keep_needs()
             if self._recaller is not None:
                 self._recaller.keep({view.name for view in self._fleet.views()})
                 self._troubles.note(self._recaller.said, self._recaller.trouble)
+
+    def _keep_needs(self) -> None:
+        """Which engines need a person. That one begins to is told by whoever acted; what an earlier guard left, here."""
+        before, needs = self._fleet.needs, {} if self._acting is None else self._acting.needs()
+        self._fleet.needs = needs
+        for name in before.keys() - needs.keys():
+            self._fleet.tell(name, What.MENDED, "nobody is needed for it any more")
+            self._end_need(name, before[name])
+        if not self._is_begun:
+            for name, says in needs.items():
+                self._fleet.tell(name, What.NEEDS, says)
+        self._is_begun = True
 
     async def _keep_status(self) -> None:
         """Tell systemd that guard lives, as long as it looks: a loop that runs and sees nothing is not alive."""
@@ -255,16 +259,14 @@ class Daemon:
         """What still holds is sent again: a receiver that was restarted has forgotten it."""
         while True:
             await asyncio.sleep(self._config.repeat_s)
-            wall = time.time()
-            needs = {} if self._acting is None else self._acting.needs()
-            self._notify([*self._fleet.firing(), *(Told(wall, name, What.NEEDS, says) for name, says in needs.items())])
+            self._notify(self._fleet.firing())
 
     def _notify(self, changes: Sequence[Told]) -> None:
         if self._webhook is None:
             return
         alerts: list[Mapping[str, Any]] = []
         for told in changes:
-            key = (told.engine, told.condition.kind if told.condition is not None else "")
+            key = _key(told)
             starts = self._alerts.get(key, told.unix_s)
             if told.what in (What.BEGINS, What.UNREACHABLE, What.NEEDS):
                 self._alerts[key] = starts
@@ -274,6 +276,20 @@ class Daemon:
             alerts += [] if found is None else [found]
         if alerts:
             self._webhook.put(alerts)
+
+    def _end_need(self, engine: str, says: str) -> None:
+        told = Told(time.time(), engine, What.NEEDS, says)
+        starts = self._alerts.pop(_key(told), None)
+        found = None if starts is None else alert(told, starts_unix_s=starts, lasts_s=0.0)
+        if found is not None and self._webhook is not None:
+            self._webhook.put([found])
+
+
+def _key(told: Told) -> tuple[str, str]:
+    """What is one and the same alert; the name of no condition has brackets."""
+    if told.condition is not None:
+        return told.engine, told.condition.kind
+    return told.engine, f"({told.what})" if told.what is What.NEEDS else ""
 
 
 def _webhook(url: str | None) -> Webhook | None:

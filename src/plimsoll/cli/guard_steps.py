@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from plimsoll.cli.guard_light_steps import Evidence, Learns, LightHands, Memory, Parts, now_s
+from plimsoll.cli.guard_light_steps import Evidence, Learns, Memory, Parts, TellsEnd, now_s
+from plimsoll.cli.guard_up_steps import UpHands
+from plimsoll.domain.condition import Condition
 from plimsoll.domain.look import Reach
 from plimsoll.domain.outcome import Outcome, done, failed
 from plimsoll.guard.course import Course
 from plimsoll.guard.decide import BROKEN_KINDS
 from plimsoll.guard.idle import Sample, idleness
-from plimsoll.guard.restart_checks import enough_cache, is_ready, same_trouble, troubles, was_restarted
+from plimsoll.guard.restart_checks import is_ready, was_restarted
 from plimsoll.guard.steps import TRIES, Step
 
 __all__ = ["Evidence", "Hands", "Memory", "Parts"]
 
-OLD_TROUBLE_S = 120.0  # by then what was said of the process before is over, or it is of this one, too
 STILL_SERVES_S = 10.0
 LEASE_MARGIN_S = 60.0  # by so much the drain's lease outlives the longest stop
 LONGEST_LEASE_S = 3_600.0  # more the gate does not give
 LEARNED = "learned_"
+REFUSED_ALONE = "NobodyListens"  # of a condition: connections are refused, and that is all that is known
 _BEFORE_HARM = frozenset({Step.EVIDENCE, Step.LEAVE, Step.DRAIN, Step.IDLE, Step.SHED, Step.COMPACT})
 """Only with the lock, and not while somebody has switched it off. A stop asks for both itself; after it only forward helps."""
 
 
-class Hands(LightHands):
+class Hands(UpHands):
     """Carries out the steps of one action on one engine."""
 
     @property
@@ -71,6 +73,8 @@ class Hands(LightHands):
         outcome = await balancer.take_out()
         if outcome.is_done:
             return outcome._replace(facts={**outcome.facts, **learned.facts})
+        if outcome.facts.get("maint"):
+            return outcome
         return done(f"{outcome.says}; it serves nobody anyway", is_out=False, **learned.facts)
 
     async def _learn(self, course: Course) -> Outcome:
@@ -115,7 +119,8 @@ class Hands(LightHands):
             if why := self._is_off():
                 return failed(why)
             if await self._is_down():
-                return done("it is down: nothing is in flight any more")
+                who = await self._stopped_by_hand(course)
+                return failed(who) if who else done("it is down: nothing is in flight any more")
             if self._parts.suffering is not None and (who := self._parts.suffering()):
                 return failed(who)
             if now_s() >= renew_s:
@@ -172,16 +177,22 @@ class Hands(LightHands):
         restarter, memory = self._parts.restarter, self._parts.memory
         if restarter is None:
             return failed("guard was not told how to stop it", untouched=True)
-        if not await self._is_down():
-            if course.is_taken_over and was_restarted(
-                await self._sight.look(course.engine), course.facts.get("started_before")
-            ):
+        why = await self._why_not_ours()
+        if why and self._is_first(course):
+            return failed(why, untouched=True)
+        if await self._is_down():
+            if who := await self._stopped_by_hand(course):
+                return failed(who, untouched=True)
+            if self.is_lock_lost:
+                return done("it is down already", was_running=False)
+        else:
+            await self._wait_while_it_loads(course)
+            if await self._began_anew(course):
                 return done("it was started anew since then: there is nothing left to stop", was_running=False)
-            why = await self._why_not_stop(course)
-            if why:
+            if why := why or await self._why_not_stop(course):
+                if await self._began_anew(course):  # a while has passed
+                    return done("it was started anew meanwhile: there is nothing left to stop", was_running=False)
                 return failed(why, untouched=await self._is_untouched(course))
-        elif self.is_lock_lost:
-            return done("it is down already", was_running=False)
         if memory is not None:
             await memory.note()
         self._has_sent_stop = True
@@ -189,13 +200,50 @@ class Hands(LightHands):
         is_refused = outcome.is_done is False and (outcome.facts.get("budget") is True or await self._goes_on_serving(course))
         return outcome._replace(facts={**outcome.facts, "untouched": True}) if is_refused else outcome
 
-    async def _why_not_stop(self, course: Course) -> str:
-        """What speaks against it at the last moment."""
+    def _is_first(self, course: Course) -> bool:
+        """Whether nothing was stopped yet, neither by this guard nor by one before it."""
+        return not course.is_taken_over and not self._has_sent_stop
+
+    async def _why_not_ours(self) -> str:
+        """Who else may act, or wants it off; whether it is down or not."""
         if why := self._is_off():
             return why
         # Nothing but this protects a process from two guards at once; a gate refuses the older one, a signal does not.
         if self.is_lock_lost or not (await self._lock.renew()).is_done:
             return "the lock is not certainly ours any more"
+        balancer = self._parts.balancer
+        told = None if balancer is None else await balancer.take_out()
+        return told.says if told is not None and told.facts.get("maint") else ""  # it is an operator's since it left
+
+    async def _stopped_by_hand(self, course: Course) -> str:
+        """Who stopped it where it was not guard: what a person stops, guard does not start."""
+        restarter: object = self._parts.restarter
+        if not self._is_first(course) or not isinstance(restarter, TellsEnd):
+            return ""
+        outcome = await restarter.last_exit()
+        return f"{outcome.says}: it is left so" if outcome.is_done and outcome.facts.get("by_hand") else ""
+
+    async def _began_anew(self, course: Course) -> bool:
+        """Whether another process is there than the one that was to be stopped."""
+        if not course.is_taken_over:
+            return False
+        return was_restarted(await self._sight.look(course.engine), course.facts.get("started_before"))
+
+    async def _wait_while_it_loads(self, course: Course) -> None:
+        """One that served, runs and does not answer: somebody has started it anew, or it ends. Either shows soon."""
+        if not course.is_taken_over or Step.DRAIN not in course.steps:
+            return
+        look = await self._sight.look(course.engine)
+        if look is None or look.reach is not Reach.ANSWERS:
+            await self._ready(course)
+
+    async def _why_not_stop(self, course: Course) -> str:
+        """What speaks against it at the last moment."""
+        restarter = self._parts.restarter
+        if restarter is not None and not restarter.replaces and await restarter.is_running() is False:
+            look = await self._sight.look(course.engine)
+            if look is not None and look.reach is Reach.ANSWERS:
+                return "it answers, and whoever runs it says that it does not run: that is another process"
         if Step.DRAIN not in course.steps:
             return "" if await self._is_broken_or_down(course) else "it is not certain any more that it serves nobody"
         if course.is_taken_over and not course.tries:
@@ -211,12 +259,20 @@ class Hands(LightHands):
         """As it is judged now. An earlier guard may have stopped it a moment ago: then it is given the time to end."""
         end_s = now_s() + (self._policy.stop_within_s if course.is_taken_over else 0.0)
         while True:
+            look = await self._sight.look(course.engine)  # what is judged is of this very moment
             conditions = self._sight.conditions(course.engine)
-            if any(kind in conditions and conditions[kind].is_true for kind in BROKEN_KINDS) or await self._is_down():
+            held = [conditions[kind] for kind in BROKEN_KINDS & conditions.keys() if conditions[kind].is_true]
+            if (look is not None and held and not await self._is_reached(held)) or await self._is_down():
                 return True
             if now_s() >= end_s or await self._serves(course):
                 return False
             await asyncio.sleep(self._pause_s)
+
+    async def _is_reached(self, held: Sequence[Condition]) -> bool:
+        """Whether only guard itself finds nobody there: a rule between the two, or another port; and others still reach it."""
+        if any(one.reason != REFUSED_ALONE for one in held) or self._parts.balancer is None:
+            return False
+        return (await self._parts.balancer.connections() or 0) > 0
 
     async def _why_not_idle(self, course: Course) -> str:
         """The lease must outlive the stop; without a gate there is none, and the balancer keeps work away."""
@@ -261,65 +317,6 @@ class Hands(LightHands):
         look = await self._sight.look(self._parts.name)
         return look is None or look.reach is not Reach.ANSWERS
 
-    async def _gone(self, course: Course) -> Outcome:
-        del course
-        restarter = self._parts.restarter
-        if restarter is not None and not restarter.replaces and await restarter.is_running() is True:
-            return done("it was started already: what the old one held is gone, or the start would have failed")
-        if self._parts.memory is None:
-            return done("nobody here can see the device's memory")
-        return await self._parts.memory.wait_back(self._policy.gone_within_s)
-
-    async def _start(self, course: Course) -> Outcome:
-        del course
-        restarter = self._parts.restarter
-        if restarter is None:
-            return failed("guard was not told how to start it")
-        end_s = now_s() + self._policy.start_still_s
-        while True:
-            if not restarter.replaces and await restarter.is_running() is True:
-                return done("it was started already")
-            outcome = await restarter.start()
-            # Somebody else makes the new one, and it is not there yet.
-            if not outcome.facts.get("waiting") or now_s() >= end_s:
-                return outcome
-            await asyncio.sleep(self._pause_s)
-
-    async def _ready(self, course: Course) -> Outcome:
-        """For as long as something moves: a large model takes long, and one that hangs would for ever."""
-        restarter, policy = self._parts.restarter, self._policy
-        began_s = moved_s = now_s()
-        before: object = None
-        ended = 0
-        while True:
-            look = await self._sight.look(course.engine)
-            ready = is_ready(look)
-            if ready:
-                return done(f"it answers, {now_s() - began_s:.0f} s after its start", seconds=round(now_s() - began_s, 1))
-            # Of one that is replaced it is the old one that has ended. Twice: a start that is slow to show is no end.
-            if restarter is not None and not restarter.replaces:
-                ended = ended + 1 if await restarter.is_running() is False else 0
-                if ended >= 2:
-                    return failed("its process ended before it was ready")
-            now = await self._parts.progress() if self._parts.progress is not None else None
-            if now != before:
-                before, moved_s = now, now_s()
-            still_s = policy.start_still_s if self._parts.progress is not None else policy.start_within_s
-            if now_s() - moved_s > still_s or now_s() - began_s > policy.start_within_s:
-                return failed(f"not ready after {now_s() - began_s:.0f} s, and nothing has moved for {now_s() - moved_s:.0f} s")
-            await asyncio.sleep(self._pause_s)
-
-    async def _check(self, course: Course) -> Outcome:
-        look = await self._sight.look(course.engine)
-        context = None if self._parts.context is None else await self._parts.context()
-        return enough_cache(look, context, course.facts.get("kv_tokens_before"))
-
-    async def _warm(self, course: Course) -> Outcome:
-        del course
-        if self._parts.ask_once is None:
-            return done("no request for warming up is configured")
-        return await self._parts.ask_once()
-
     async def _undrain(self, course: Course) -> Outcome:
         door, balancer = self._parts.door, self._parts.balancer
         says = []
@@ -343,17 +340,3 @@ class Hands(LightHands):
                 return outcome
             says.append("it is back in the balancer")
         return done(" and ".join(says) or "nothing had been taken out")
-
-    async def _probation(self, course: Course) -> Outcome:
-        began_s = now_s()
-        old = troubles(
-            course.kind, self._sight.conditions(course.engine)
-        )  # of the process that was stopped, until they are over
-        while now_s() < began_s + self._policy.probation_s or (old and now_s() < began_s + OLD_TROUBLE_S):
-            await asyncio.sleep(self._pause_s)
-            conditions = self._sight.conditions(course.engine)
-            old &= troubles(course.kind, conditions) if now_s() < began_s + OLD_TROUBLE_S else frozenset()
-            trouble = same_trouble(course.kind, conditions, spared=old)
-            if trouble:
-                return failed(trouble)
-        return done(f"no trouble of the kind in {self._policy.probation_s:.0f} s")

@@ -16,9 +16,9 @@ that acts (plimsoll guard --act) to do nothing any more, or to do something now;
   --timeout S           how long it may take; default: 10
   --json                what the API answered
 
-Exit codes: 0 all engines answer and nothing holds that matters, or what was asked for is accepted; 1 something holds or an
-engine does not answer (status), it was refused, or the journal is damaged; 2 a word or the token is wrong; 3 guard does not
-answer, or it is not known whether it has heard.
+Exit codes: 0 all engines answer and nothing holds that matters, or what was asked for is accepted; 1 something holds, an engine
+does not answer or needs a person (status), it was refused, or the journal is damaged; 2 a word or the token is wrong; 3 guard
+does not answer, or it is not known whether it has heard.
 Read on: docs/guardctl.md
 """
 
@@ -142,7 +142,7 @@ def _read(shown: str, status: int, data: bytes, known: Sequence[int]) -> tuple[i
     except (ValueError, RecursionError):
         body = None
     said = str(body.get("error", ""))[:300] if isinstance(body, dict) else ""
-    if status in (400, 401, 404, 405, 421) and said:
+    if status in (400, 401, 403, 404, 405, 421) and said:
         raise BadInput(f"{shown}: {_plain(said)}")
     if status not in known or not isinstance(body, dict) or body.get("schema") != "plimsoll.guard/1":
         raise WorldFailed(f"{shown}: answers {status}, and not as guard does")
@@ -188,8 +188,8 @@ def _status(ask: Asker, engine: str | None, *, is_json: bool) -> int:
 
 
 def _matters(engines: Sequence[Mapping[str, Any]], findings: Sequence[Mapping[str, Any]]) -> bool:
-    """Of an engine that does not answer nothing is known: that is not well."""
-    return any(one["unreachable"] for one in engines) or any(one["severity"] != "info" for one in findings)
+    """Of an engine that does not answer nothing is known: that is not well. Nor is one that needs a person."""
+    return any(one["unreachable"] or one["needs"] for one in engines) or any(one["severity"] != "info" for one in findings)
 
 
 def _engine(one: Mapping[str, Any]) -> list[str]:
@@ -197,8 +197,8 @@ def _engine(one: Mapping[str, Any]) -> list[str]:
     age = "not looked at yet" if one["look_age_s"] is None else f"looked at {one['look_age_s']:.0f} s ago"
     mark = _MARKS.get(str(one["reach"]), "")
     mark += ", and never did since guard began" if mark and not one["has_answered"] else ""
-    state = ", ".join(one["holds"]) or mark or ("well" if one["reach"] else "")
-    note = [f"  {'':30} {_plain(one['note'])}"] if one["note"] else []
+    state = ", ".join(one["holds"]) or mark or ("needs a person" if one["needs"] else "well" if one["reach"] else "")
+    note = [f"  {'':30} {_plain(one[name])}" for name in ("needs", "note") if one[name]]
     return [f"  {_plain(one['name']):30} {_plain(state):20} {_plain(version)}, {age}", *note]
 
 

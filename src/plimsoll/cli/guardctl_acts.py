@@ -76,6 +76,7 @@ def actions(ask: Asks, *, is_json: bool) -> int:
     off = body["paused"]
     lines = [f"  {plain(one['engine']):30} {_under_way(one)}" for one in body["actions"]]
     lines = lines or ["nothing is under way"]
+    lines += [f"  {plain(one['engine']):30} {plain(one['says'])}" for one in body["needs"]]
     lines += ["everything is paused (guardctl resume)"] if off["all"] else []
     lines += [f"{plain(name)} is paused (guardctl resume {plain(name)})" for name in off["engines"]]
     lines += [f"{plain(rung)} is switched off (guardctl resume --rung {plain(rung)})" for rung in off["rungs"]]

@@ -38,6 +38,7 @@ CLOSED = "closed"  # the action is over
 RESTART = "restart"  # an engine was restarted, by guard or by somebody else: budgets count these
 SWITCH = "switch"  # `step` names it, `engine` the engine it is of (empty: all); the last one holds
 NOTE = "note"
+SEEN = "seen"  # which process of an engine answers, by its start; the last one holds
 
 
 class Entry(NamedTuple):

@@ -103,3 +103,4 @@ class Look(NamedTuple):
     ranks: tuple[Rank, ...] = ()  # only where the page shows several
     container_restarts: int | None = None  # as its cluster counts them
     ended: str = ""  # somebody who knows says that its process has ended and that nobody starts it; in words
+    model: str | None = None  # the first name it is served by

@@ -17,8 +17,18 @@ from plimsoll.guard.steps import ABOUT, BROKEN, COURSES, SERVING, Step
 BROKEN_KINDS = frozenset({"dead", "wedged", "hung"})
 """An engine of which one of these holds serves nobody: to stop it loses nothing."""
 ASKED = "asked"  # in place of a condition: a person wants it
+START = "start"  # in place of a condition: the server that guard was given does not run when guard begins
 ORDER = (Grade.RESTART, Grade.COMPACT, Grade.SHED)
 _STALE_LOOKS = 3.5
+
+
+class LastEnd(NamedTuple):
+    """How restarts of an engine ended that did not end well, until one does or somebody resumes it."""
+
+    kind: str  # the condition that the last of them was about
+    end: str  # "failed", or "held"
+    unmended: frozenset[str] = frozenset()  # the reasons for which a restart did not help
+    is_out: bool = False  # it was held, and nobody has put it back since
 
 
 class Engine(NamedTuple):
@@ -30,12 +40,12 @@ class Engine(NamedTuple):
     age_s: float  # of the last look
     every_s: float = 5.0
     group: str = ""
-    is_away: bool = False  # it does not answer, starts, or is drained
+    is_away: bool = False  # it does not answer, starts, is drained, or was held and not put back
     changed_s: float | None = None  # how long ago its version or its flags changed
     only_observed: str = ""  # why nothing may be done to it: a KV connector, several nodes, no adapter
     has_gate: bool = True
     has_restarter: bool = True
-    last_end: tuple[str, str] | None = None  # of its last action: the condition it was about, and how it ended
+    last_end: LastEnd | None = None
 
 
 class Switches(NamedTuple):
@@ -191,8 +201,23 @@ def _unknown(engine: Engine) -> str:
     return "several servers answer at its address" if doubted else ""
 
 
+def others_of(engine: Engine, engines: Sequence[Engine]) -> list[Engine]:
+    """The others of its group. One that is known to serve another model is none of them, whatever the configuration says."""
+    mine = engine.load.model
+    return [
+        one for one in engines
+        if one.name != engine.name and one.group == engine.group
+        and (mine is None or one.load.model is None or one.load.model == mine)
+    ]  # fmt: skip
+
+
+def reason_of(kind: str) -> str:
+    """What a restart is to mend: that an engine does not work is one reason, however it shows."""
+    return "broken" if kind in BROKEN_KINDS or kind == START else kind
+
+
 def _against_restart(view: View, policy: ActPolicy, engine: Engine, kind: str) -> list[tuple[str, str]]:
-    others = [one for one in view.engines if one.group == engine.group and one.name != engine.name]
+    others = others_of(engine, view.engines)
     away = [one.name for one in others if one.is_away]
     is_broken = serves_nobody(engine, kind)
     budget = spent(view.restarts, engine.name, policy, view.now)
@@ -220,10 +245,12 @@ def _loops(engine: Engine, kind: str) -> str:
     loop = engine.conditions.get("loop")
     if loop is not None and loop.is_true:
         return f"it does not stay up: {loop.message}; one more start would not either"
-    if engine.last_end is not None and engine.last_end == (kind, "failed"):
-        return "the last restart for the same reason did not help: a person is needed"
-    if engine.last_end is not None and engine.last_end[1] == "held":
+    if engine.last_end is None:
+        return ""
+    if engine.last_end.end == "held":
         return "its last restart could not be finished: a person is needed (guardctl resume ENGINE when it is mended)"
+    if reason_of(kind) in engine.last_end.unmended:
+        return "a restart for the same reason did not help: a person is needed (guardctl resume ENGINE when it is mended)"
     return ""
 
 

@@ -139,8 +139,8 @@ def follows(
     return Next(Step.UNLOCK, End.HELD, is_undoing=True)
 
 
-_ONLY_A_NO = frozenset({Step.CHECK, Step.WARM})
-"""An engine that answers is not kept out of service because nobody could ask it more."""
+_ONLY_A_NO = frozenset({Step.CHECK, Step.WARM, Step.VERIFY})
+"""What nobody could ask is no failure: neither keeps it an engine that answers out of service, nor undoes what was done."""
 _NEVER_STOPS = frozenset({Step.EVIDENCE, Step.UNLOCK})
 """What is not had of these is written down, and is no reason to leave an engine as it is."""
 

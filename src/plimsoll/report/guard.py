@@ -75,6 +75,7 @@ class EngineView(NamedTuple):
     unreachable_since_s: float | None = None  # when it stopped to answer; it was told to be gone since
     has_answered: bool = True  # since guard began
     note: str = ""  # what cannot be had of it, and why
+    needs: str = ""  # guard can do no more about it, and why: a person is needed
 
     @property
     def holding(self) -> tuple[Condition, ...]:
@@ -177,6 +178,7 @@ def engine_json(view: EngineView) -> dict[str, object]:
         "unreachable": view.unreachable_since_s is not None,
         "has_answered": view.has_answered,
         "note": short(view.note),
+        "needs": short(view.needs),
         "holds": [one.kind for one in view.holding],
         "unknown": [one.kind for one in view.conditions if one.status is Status.UNKNOWN],
     }
@@ -236,7 +238,8 @@ def status_line(views: Sequence[EngineView], troubles: Sequence[Trouble] = ()) -
     """All of it in one line."""
     unseen = [view for view in views if view.look is None or view.look.reach != "answers"]
     never = sum(1 for view in unseen if not view.has_answered)
-    held = [f"{clean(view.name)} {label(one)}" for view in views for one in view.holding]
+    held = [f"{clean(view.name)} needs a person" for view in views if view.needs]
+    held += [f"{clean(view.name)} {label(one)}" for view in views for one in view.holding]
     said = f"{len(views)} engine{'s' if len(views) != 1 else ''}"
     if unseen:
         said += f", {len(unseen)} not answering" + (f" ({never} never did)" if never else "")

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from plimsoll.domain.journal_entry import BEGUN, CLOSED, INTENT, NOTE, OPENED, OUTCOME, RESTART, SWITCH, Entry
+from plimsoll.domain.journal_entry import BEGUN, CLOSED, INTENT, NOTE, OPENED, OUTCOME, RESTART, SEEN, SWITCH, Entry
 from plimsoll.report.doctor import clean, plain
 
 LONGEST = 400
-_BY_HAND = "drain"  # the kind of a drain that a person asked for: in the journal it is a restart that turns back
+_BY_HAND = {"drain": "drain by hand", "undrain": "putting back by hand"}
+"""The kinds of what a person asked for: in the journal each is a restart that turns back."""
 
 
 def entry_json(entry: Entry) -> dict[str, Any]:
@@ -33,7 +34,7 @@ def entry_sentence(row: Mapping[str, Any]) -> str:
 def _said(kind: str, step: str, fields: Mapping[str, Any]) -> str:
     if kind == OPENED:
         return f"{_what(fields)} begins: {fields.get('why', '')}"
-    if kind in (INTENT, BEGUN):
+    if kind in (INTENT, BEGUN, SEEN):
         return ""  # what became of it is said with its outcome
     if kind == OUTCOME:
         done = fields.get("done")
@@ -43,7 +44,8 @@ def _said(kind: str, step: str, fields: Mapping[str, Any]) -> str:
         why = f": {fields['why']}" if fields.get("why") else ""
         return f"{_what(fields)} is {fields.get('end', 'over')}{why}"
     if kind == RESTART:
-        return "is restarted" if fields.get("own", True) else "somebody else restarted it"
+        times = f" {fields['times']} times" if fields.get("times", 1) != 1 else ""
+        return "is restarted" if fields.get("own", True) else f"somebody else restarted it{times}"
     if kind == SWITCH:
         what = "acting" if step == "pause" else f"{step.removeprefix('rung-')} of every engine"
         who = f" by {fields['who']}" if fields.get("who") else ""
@@ -54,4 +56,4 @@ def _said(kind: str, step: str, fields: Mapping[str, Any]) -> str:
 
 
 def _what(fields: Mapping[str, Any]) -> str:
-    return "drain by hand" if fields.get("kind") == _BY_HAND else str(fields.get("grade", "an action"))
+    return _BY_HAND.get(str(fields.get("kind")), str(fields.get("grade", "an action")))

@@ -49,6 +49,10 @@ def page(
             [({"engine": v.name}, float(v.unreachable_since_s is not None)) for v in views],
         ),
         *_metric(
+            "needs_a_person", "gauge", "1 if restarts did not mend it, until one does or it is resumed; else 0.",
+            [({"engine": v.name}, float(bool(v.needs))) for v in views],
+        ),
+        *_metric(
             "condition", "gauge", "1 if it holds, 0 if not, NaN if it is not known.",
             [
                 ({"engine": v.name, "condition": c.kind, "code": str(code_of(c.kind) or ""),

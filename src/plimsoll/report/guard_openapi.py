@@ -64,6 +64,7 @@ _ENGINE = {
     "unreachable": {"type": "boolean"},
     "has_answered": {"type": "boolean"},
     "note": _TEXT,
+    "needs": _TEXT,
     "holds": _TEXTS,
     "unknown": _TEXTS,
 }
@@ -136,6 +137,7 @@ _SCHEMAS = {
     "Actions": _whole({
         "actions": _list("Action"),
         "paused": _object({"all": {"type": "boolean"}, "engines": _TEXTS, "rungs": _TEXTS}),
+        "needs": {"type": "array", "items": _object({"engine": _TEXT, "says": _TEXT})},
         "trouble": _TEXT,
     }),
     "Entry": _object({
@@ -168,7 +170,8 @@ def _post(summary: str, schema: str, *parameters: dict[str, Any]) -> dict[str, A
     """A wish: what is posted, and what may become of it."""
     found = _get(summary, "Accepted", *parameters)["get"]
     answers = (
-        ("409", "refused, with a reason", "Refused"), ("503", "this guard only observes", "Observes"),
+        ("403", "a token that only reads", "Error"), ("409", "refused, with a reason", "Refused"),
+        ("503", "this guard only observes", "Observes"),
         ("411", "no length", "Error"), ("413", "too long", "Error"), ("415", "not JSON", "Error"),
     )  # fmt: skip
     for status, says, name in answers:

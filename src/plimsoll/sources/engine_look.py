@@ -140,7 +140,7 @@ class Watcher:
             self._canary.begin(now_s, page.model)
         return Look(
             now_s, unix_s, Reach.ANSWERS, "", health, page.figures, page.started_unix_s, self._version, page.config, gate,
-            workers or page.workers, (), self._last_canary(), is_paused, is_rest_unknown, page.ranks,
+            workers or page.workers, (), self._last_canary(), is_paused, is_rest_unknown, page.ranks, model=page.model,
         )  # fmt: skip
 
     async def close(self) -> None:

@@ -66,6 +66,7 @@ class Api(NamedTuple):
     token: str | None = None
     hosts: tuple[str, ...] = ()  # further names that a Host header may hold
     is_asked: bool = False  # it was asked for: that it cannot be had is an error
+    read_token: str | None = None  # that reads, and can do nothing
 
 
 class GuardConfig(NamedTuple):
@@ -237,6 +238,9 @@ class _Reader(Values):
     def _api(self) -> Api:
         row = self._table(("api",), self._tables.get("api", {}), names("api"))
         token = self._token(("api", "token_file"), row.get("token_file"))
+        reads = self._token(("api", "read_token_file"), row.get("read_token_file"))
+        if reads is not None and reads == token:
+            raise self._wrong(("api", "read_token_file"), "the token that only reads must be another one than the API's own")
         host, port = Api().host, Api().port
         if "listen" in row:
             found = listen_of(self._text(("api", "listen"), row["listen"]))
@@ -246,7 +250,7 @@ class _Reader(Values):
         if not is_loopback(host) and token is None:
             raise self._wrong(("api", "listen"), f"{host} is not this machine alone: that needs a token_file")
         hosts = tuple(one.lower() for one in self._texts(("api", "hosts"), row.get("hosts", [])))
-        return Api(host, port, token, hosts, "listen" in row)
+        return Api(host, port, token, hosts, "listen" in row, reads)
 
     def _gate(self, place: tuple[str | int, ...], value: Any) -> str:
         """Where a gate listens: an address, or a socket of this machine."""

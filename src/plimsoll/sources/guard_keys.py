@@ -65,7 +65,7 @@ _ENGINE = (
     _off("engine.restart", "user", "the unit is one of this user's own manager"),
     Key("engine.restart", "stop", "words", None, "a command that stops it: SIGTERM to the server alone"),
     Key("engine.restart", "start", "words", None, "a command that starts it and returns"),
-    Key("engine.restart", "is_running", "words", None, "a command that says whether it runs: exit code 0 yes, 3 no"),
+    Key("engine.restart", "is_running", "words", None, "whether it runs: exit code 0 yes, 3 no, 150 no: somebody stopped it"),
     Key("engine.restart", "pids", "words", None, "a command that prints its processes, for evidence"),
     Key("engine.restart", "docker", "text", None, "a container by its name"),
     Key("engine.restart", "socket", "path", "/var/run/docker.sock", "where Docker listens"),
@@ -92,6 +92,7 @@ _WATCHING = (
     _time("notify", "repeat", 3_600.0, 60.0, DAY_S, "how often what still holds is sent again"),
     Key("api", "listen", "text", "127.0.0.1:9790", "where its API listens; another address than this machine's needs a token"),
     Key("api", "token_file", "path", None, "the API's token; default: one is drawn"),
+    Key("api", "read_token_file", "path", None, "a second token that reads everything and can do nothing: for Prometheus"),
     Key("api", "hosts", "texts", (), "further names that a Host header may hold"),
 )  # fmt: skip
 

@@ -10,57 +10,27 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+
+from plimsoll.domain.process_table import Table
+from plimsoll.sources.process_tree import pids, text_of
 
 LISTENS = "0A"  # the state of a listening socket in /proc/net/tcp
 NO_LIMIT = 1 << 60
 FIRST_NAMESPACE = "pid:[4026531836]"  # of processes; the kernel's own number for the one that is not a container's
 # How Python's own processes are called, and vLLM's: by its command, or renamed as in "VLLM::EngineCore".
 _PYTHON = re.compile(r"python|pypy|vllm\Z|VLLM::")
-_PARENT, _STARTED = 1, 19  # fields of /proc/PID/stat, after the name
 
 
-class Process(NamedTuple):
-    """One process; its number alone may be another's by now."""
-
-    pid: int
-    started: str  # as the kernel counts it: since the machine's start
-
-
-class Walk(NamedTuple):
-    """All processes at one moment."""
-
-    started: Mapping[int, str]
-    children: Mapping[int, tuple[int, ...]]
-
-    def process(self, pid: int) -> Process:
-        """A process that was there."""
-        return Process(pid, self.started.get(pid, ""))
-
-    def has(self, one: Process) -> bool:
-        """Whether it was there, and not another one under its number."""
-        return self.started.get(one.pid) == one.started
-
-    def tree(self, pid: int) -> tuple[int, ...]:
-        """A process and all that it started."""
-        tree, left = [], [pid]
-        while left:
-            tree.append(left.pop())
-            left += self.children.get(tree[-1], ())
-        return tuple(tree)
-
-
-def walk(root: Path) -> Walk:
-    """All processes there are."""
-    started: dict[int, str] = {}
-    children: dict[int, tuple[int, ...]] = {}
-    for pid in _pids(root):
-        fields = text_of(root / "proc" / str(pid) / "stat").rpartition(")")[2].split()
-        if len(fields) > _STARTED and fields[_PARENT].isdecimal():
-            started[pid] = fields[_STARTED]
-            parent = int(fields[_PARENT])
-            children[parent] = (*children.get(parent, ()), pid)
-    return Walk(started, children)
+def tree(table: Table, pid: int) -> tuple[int, ...]:
+    """A process and all that it started."""
+    children: dict[int, list[int]] = {}
+    for process in table.values():
+        children.setdefault(process.parent, []).append(process.pid)
+    found, left = [], [pid]
+    while left:
+        found.append(left.pop())
+        left += children.pop(found[-1], ())  # once: numbers that changed hands meanwhile could lead in a circle
+    return tuple(found)
 
 
 def sockets_at(root: Path, ports: Iterable[int]) -> dict[str, int]:
@@ -78,7 +48,7 @@ def sockets_at(root: Path, ports: Iterable[int]) -> dict[str, int]:
 def holders(root: Path, sockets: Mapping[str, int]) -> dict[int, int]:
     """For each port the first process that holds one of these sockets, where this user may see it. Looks at all handles."""
     left, found = set(sockets.values()), dict[int, int]()
-    for pid in _pids(root) if left else ():
+    for pid in pids(root / "proc") if left else ():
         try:
             handles = list(os.scandir(root / "proc" / str(pid) / "fd"))
         except OSError:
@@ -134,18 +104,3 @@ def is_first_namespace(root: Path) -> bool:
         return os.readlink(root / "proc" / "self" / "ns" / "pid") == FIRST_NAMESPACE  # noqa: PTH115 - it leads nowhere
     except OSError:
         return False
-
-
-def text_of(path: Path) -> str:
-    """What a file holds; nothing if it cannot be read."""
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
-def _pids(root: Path) -> list[int]:
-    try:
-        return sorted(int(name) for name in os.listdir(root / "proc") if name.isdecimal())  # noqa: PTH208
-    except OSError:
-        return []

@@ -7,8 +7,9 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from http.client import HTTPException
-from typing import IO, NamedTuple
+from typing import IO, NamedTuple, TypeVar
 from urllib.parse import SplitResult, unquote, urljoin, urlsplit, urlunsplit
 
 from plimsoll.errors import BadInput, TimedOut, TooLarge, WorldFailed
@@ -17,7 +18,8 @@ from plimsoll.sources.unpacking import gunzipped
 REDIRECTS_MAX = 3
 URL_MAX = 8192
 _CHUNK = 64 << 10
-_MOVED = (301, 302, 303, 307, 308)
+MOVED = (301, 302, 303, 307, 308)
+Answer = TypeVar("Answer")
 
 
 class Address(NamedTuple):
@@ -41,11 +43,11 @@ class Reply(NamedTuple):
     body: bytes
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
+class NoRedirect(urllib.request.HTTPRedirectHandler):
     """Redirects are ours to follow: urllib would take the password to whatever host it is sent to."""
 
     def redirect_request(self, *_: object, **__: object) -> None:
-        return None
+        """Not followed."""
 
 
 def address(url: str) -> Address:
@@ -68,27 +70,35 @@ def address(url: str) -> Address:
 
 def get(where: Address, *, most_bytes: int, timeout_s: float) -> Reply:
     """The answer, unpacked if it was gzip, within `timeout_s` whatever happens; errors name the address as it may be shown."""
-    # A thread, because neither the lookup of a name nor a server that sends its headers byte by byte minds a socket's timeout.
-    outcome: list[Reply | Exception] = []
+    late = f"{where.shown}: did not answer within {timeout_s:g} s"
+    return within(timeout_s, lambda: _exchange(where, most_bytes, timeout_s), late)
+
+
+def within(seconds: float, ask: Callable[[], Answer], late: str) -> Answer:
+    """What it returns or raises; TimedOut with these words if that takes longer.
+
+    A thread, because neither the lookup of a name nor a server that sends its headers byte by byte minds a socket's timeout.
+    """
+    outcome: list[Answer | Exception] = []
 
     def run() -> None:
         try:
-            outcome.append(_exchange(where, most_bytes, timeout_s))
+            outcome.append(ask())
         except Exception as error:  # handed over to whoever waits, and raised there
             outcome.append(error)
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    thread.join(timeout_s)
+    thread.join(seconds)
     if not outcome:
-        raise TimedOut(f"{where.shown}: did not answer within {timeout_s:g} s")
+        raise TimedOut(late)
     if isinstance(outcome[0], Exception):
         raise outcome[0]
     return outcome[0]
 
 
 def _exchange(where: Address, most_bytes: int, timeout_s: float) -> Reply:
-    opener = urllib.request.build_opener(_NoRedirect)
+    opener = urllib.request.build_opener(NoRedirect)
     deadline = time.monotonic() + timeout_s
     url = where.url
     for _ in range(REDIRECTS_MAX + 1):
@@ -99,15 +109,18 @@ def _exchange(where: Address, most_bytes: int, timeout_s: float) -> Reply:
             request.add_unredirected_header("Authorization", where.login)
         try:
             with opener.open(request, timeout=timeout_s) as response:
-                return Reply(response.status, gunzipped(_read(response, most_bytes, deadline, where), most_bytes, where.shown))
+                body = read_up_to(response, most_bytes + 1, deadline)
+                if len(body) > most_bytes:
+                    raise TooLarge(f"{where.shown}: answers with more than {most_bytes >> 20} MiB")
+                return Reply(response.status, gunzipped(body, most_bytes, where.shown))
         except urllib.error.HTTPError as error:
             with error:
                 target = error.headers.get("Location")
-                if error.code not in _MOVED or target is None:
+                if error.code not in MOVED or target is None:
                     return Reply(error.code, error.read(_CHUNK))
             url = _follow(url, target, where)
         except (OSError, HTTPException, ValueError) as error:
-            raise _failure(error, where, timeout_s) from None
+            raise failure(error, timeout_s, f"{where.shown}: ") from None
     raise WorldFailed(f"{where.shown}: redirects more than {REDIRECTS_MAX} times")
 
 
@@ -123,26 +136,26 @@ def _follow(url: str, target: str, where: Address) -> str:
     return urlunsplit(new)
 
 
-def _read(response: IO[bytes], most_bytes: int, deadline: float, where: Address) -> bytes:
+def read_up_to(response: IO[bytes], most: int, deadline: float) -> bytes:
+    """So many bytes of the answer at the most, and no more than come before the deadline."""
     pieces: list[bytes] = []
-    missing = most_bytes + 1
+    missing = most
     while missing > 0 and (piece := response.read(min(_CHUNK, missing))):
         pieces.append(piece)
         missing -= len(piece)
         if time.monotonic() > deadline:  # nobody waits any longer
             break
-    if missing <= 0:
-        raise TooLarge(f"{where.shown}: answers with more than {most_bytes >> 20} MiB")
     return b"".join(pieces)
 
 
-def _failure(error: Exception, where: Address, timeout_s: float) -> WorldFailed:
+def failure(error: Exception, timeout_s: float, before: str = "") -> WorldFailed:
+    """What went wrong, in words that go on from the server's name."""
     reason = error.reason if isinstance(error, urllib.error.URLError) else error
     if isinstance(reason, TimeoutError):
-        return TimedOut(f"{where.shown}: did not answer within {timeout_s:g} s")
+        return TimedOut(f"{before}did not answer within {timeout_s:g} s")
     if isinstance(reason, OSError):
-        return WorldFailed(f"{where.shown}: cannot be reached ({reason.strerror or type(reason).__name__})")
-    return WorldFailed(f"{where.shown}: answered something that is not HTTP ({type(reason).__name__})")
+        return WorldFailed(f"{before}cannot be reached ({reason.strerror or type(reason).__name__})")
+    return WorldFailed(f"{before}answered something that is not HTTP ({type(reason).__name__})")
 
 
 def _is_plain(url: str) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 import time
 import urllib.error
 import urllib.request
@@ -12,11 +11,11 @@ from http.client import HTTPException
 from typing import IO, NamedTuple
 from urllib.parse import urljoin, urlsplit
 
-from plimsoll.errors import TimedOut, TooLarge, WorldFailed
+from plimsoll.errors import TooLarge, WorldFailed
+from plimsoll.sources.http_get import MOVED, NoRedirect, failure, read_up_to, within
 
 REDIRECTS_MAX = 5
 _PATIENCE = 4  # a whole answer may take that many times the timeout of a single read
-_CHUNK = 64 * 1024
 _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
@@ -37,36 +36,18 @@ class Answer(NamedTuple):
     commit: str | None
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Redirects are ours to follow: urllib would take the token along."""
-
-    def redirect_request(self, *_: object, **__: object) -> None:
-        return None
-
-
 def get(url: str, *, token: str | None, most_bytes: int, part: tuple[int, int] | None, timeout_s: float) -> Answer:
     """The file at `url`, or its bytes from `part[0]` up to `part[1]`, within four times `timeout_s` whatever happens."""
-    # A thread, because neither the lookup of a name nor a server that sends its headers byte by byte minds a socket's timeout.
-    outcome: list[Answer | Exception] = []
-
-    def run() -> None:
-        try:
-            outcome.append(_exchange(url, token=token, most_bytes=most_bytes, part=part, timeout_s=timeout_s))
-        except Exception as error:  # handed over to whoever waits, and raised there
-            outcome.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(_PATIENCE * timeout_s)
-    if not outcome:
-        raise TimedOut(f"did not finish its answer within {_PATIENCE * timeout_s:g} s")
-    if isinstance(outcome[0], Exception):
-        raise outcome[0]
-    return outcome[0]
+    late = f"did not finish its answer within {_PATIENCE * timeout_s:g} s"
+    return within(
+        _PATIENCE * timeout_s,
+        lambda: _exchange(url, token=token, most_bytes=most_bytes, part=part, timeout_s=timeout_s),
+        late,
+    )
 
 
 def _exchange(url: str, *, token: str | None, most_bytes: int, part: tuple[int, int] | None, timeout_s: float) -> Answer:
-    opener = urllib.request.build_opener(_NoRedirect)
+    opener = urllib.request.build_opener(NoRedirect)
     deadline = time.monotonic() + _PATIENCE * timeout_s
     home = url
     commit: str | None = None
@@ -85,11 +66,11 @@ def _exchange(url: str, *, token: str | None, most_bytes: int, part: tuple[int, 
             with error:
                 commit = commit or _commit(error.headers)
                 target = error.headers.get("Location")
-                if error.code not in (301, 302, 303, 307, 308) or target is None:
+                if error.code not in MOVED or target is None:
                     raise Refused(error.code, error.headers.get("X-Error-Code")) from None
             url = _follow(url, target)
         except (OSError, HTTPException, ValueError) as error:
-            raise _failure(error, timeout_s) from None
+            raise failure(error, timeout_s) from None
     raise WorldFailed(f"redirects more than {REDIRECTS_MAX} times")
 
 
@@ -123,7 +104,7 @@ def _answer(
     if part is None:
         if stated is not None and stated > most_bytes:
             raise TooLarge(f"{stated:,} bytes, more than any such file has")
-        body = _read(response, most_bytes + 1, deadline)
+        body = read_up_to(response, most_bytes + 1, deadline)
         if len(body) > most_bytes:
             raise TooLarge(f"more than {most_bytes:,} bytes, more than any such file has")
         if stated is not None and len(body) != stated:
@@ -134,23 +115,12 @@ def _answer(
         span = re.fullmatch(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})", headers.get("Content-Range", ""))
         if span is None or int(span[1]) != begin or int(span[2]) >= end:
             raise WorldFailed("answered with another part of the file than was asked for")
-        body, total = _read(response, end - begin, deadline), int(span[3])
+        body, total = read_up_to(response, end - begin, deadline), int(span[3])
     else:  # the server knows no ranges: it sends the whole file, of which the beginning is enough
-        body, total = _read(response, end, deadline)[begin:], stated or 0
+        body, total = read_up_to(response, end, deadline)[begin:], stated or 0
     if len(body) < min(end, total) - begin:
         raise WorldFailed(f"broke off after {len(body):,} of {end - begin:,} bytes")
     return Answer(body, total or None, commit)
-
-
-def _read(response: IO[bytes], most: int, deadline: float) -> bytes:
-    pieces: list[bytes] = []
-    missing = most
-    while missing > 0 and (piece := response.read(min(_CHUNK, missing))):
-        pieces.append(piece)
-        missing -= len(piece)
-        if time.monotonic() > deadline:  # nobody waits any longer
-            break
-    return b"".join(pieces)
 
 
 def _commit(headers: Message) -> str | None:
@@ -160,12 +130,3 @@ def _commit(headers: Message) -> str | None:
 
 def _whole(text: str | None) -> int | None:
     return int(text) if text is not None and re.fullmatch(r"\d{1,18}", text) else None
-
-
-def _failure(error: Exception, timeout_s: float) -> WorldFailed:
-    reason = error.reason if isinstance(error, urllib.error.URLError) else error
-    if isinstance(reason, TimeoutError):
-        return TimedOut(f"did not answer within {timeout_s:g} s")
-    if isinstance(reason, OSError):
-        return WorldFailed(f"cannot be reached ({reason.strerror or type(reason).__name__})")
-    return WorldFailed(f"answered something that is not HTTP ({type(reason).__name__})")

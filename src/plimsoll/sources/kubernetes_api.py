@@ -6,13 +6,13 @@ import http.client
 import json
 import os
 import ssl
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from plimsoll.errors import BadInput, TimedOut, TooLarge, WorldFailed
+from plimsoll.sources.http_get import within
 
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 MOST_BYTES = 64 << 20
@@ -32,23 +32,9 @@ class Cluster:
         return self._read("namespace")
 
     def get(self, path: str) -> dict[str, Any]:
-        """One answer, within the time; a thread, since neither a name's lookup nor a slow header minds a socket's timeout."""
-        outcome: list[dict[str, Any] | Exception] = []
-
-        def run() -> None:
-            try:
-                outcome.append(self._exchange(path))
-            except Exception as error:  # handed over to whoever waits, and raised there
-                outcome.append(error)
-
-        thread = threading.Thread(target=run, daemon=True)
-        thread.start()
-        thread.join(self._timeout_s)
-        if not outcome:
-            raise TimedOut(f"the cluster's API did not answer within {self._timeout_s:g} s")
-        if isinstance(outcome[0], Exception):
-            raise outcome[0]
-        return outcome[0]
+        """One answer, within the time."""
+        late = f"the cluster's API did not answer within {self._timeout_s:g} s"
+        return within(self._timeout_s, lambda: self._exchange(path), late)
 
     def _exchange(self, path: str) -> dict[str, Any]:
         host, port = self._url.hostname or "", self._url.port

@@ -8,26 +8,31 @@ from pathlib import Path
 from plimsoll.domain.process_table import Process, parse_stat
 
 
-def read_processes(proc: Path = Path("/proc")) -> dict[int, Process]:
-    """Every process that can be seen; empty where there is no /proc."""
-    found = {}
+def pids(proc: Path = Path("/proc")) -> list[int]:
+    """The number of every process that can be seen; none where there is no /proc."""
     try:
-        names = os.listdir(proc)  # noqa: PTH208 - only the names, of hundreds
+        return sorted(int(name) for name in os.listdir(proc) if name.isdecimal())  # noqa: PTH208 - only the names, of hundreds
     except OSError:
-        return {}
-    for name in names:
-        if name.isdecimal() and (process := read_process(int(name), proc)):
-            found[process.pid] = process
-    return found
+        return []
+
+
+def read_processes(proc: Path = Path("/proc")) -> dict[int, Process]:
+    """All of them as they are now."""
+    found = (read_process(pid, proc) for pid in pids(proc))
+    return {process.pid: process for process in found if process}
 
 
 def read_process(pid: int, proc: Path = Path("/proc")) -> Process | None:
     """One of them; None where it is gone."""
+    return parse_stat(text_of(proc / str(pid) / "stat"))
+
+
+def text_of(path: Path) -> str:
+    """What a file holds; nothing if it cannot be read."""
     try:
-        text = (proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
+        return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return None
-    return parse_stat(text)
+        return ""
 
 
 def boot_mark(proc: Path = Path("/proc")) -> str:

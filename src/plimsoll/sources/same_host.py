@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from plimsoll.domain.look import Card, Look, Reach
+from plimsoll.domain.process_table import Process, Table
 from plimsoll.sources import host_proc
 from plimsoll.sources.host_cards import CardNow, Driver, KernelLog
-from plimsoll.sources.host_proc import Process
+from plimsoll.sources.process_tree import read_process, read_processes
 from plimsoll.sources.slow_question import SlowQuestion
 
 DEADLINE_S = 1.5
@@ -41,7 +42,7 @@ class Machine:
     def __init__(
         self, root: Path = Path("/"), nvml: Any = None, *, deadline_s: float = DEADLINE_S, keep_s: float = KEEP_S
     ) -> None:
-        self._root = root
+        self._root, self._proc = root, root / "proc"
         self._ports: list[int] = []
         self._servers: dict[int, Process] = {}
         self._unseen: dict[str, float] = {}  # sockets whose holder was not to be seen, and when to look again
@@ -94,16 +95,16 @@ class Machine:
 
     def _walk(self) -> dict[int, Found]:
         self.kernel.read()
-        ports, seen = set(self._ports), host_proc.walk(self._root)
-        self._servers = {port: one for port, one in self._servers.items() if port in ports and seen.has(one)}
+        ports, seen = set(self._ports), read_processes(self._proc)
+        self._servers = {port: one for port, one in self._servers.items() if port in ports and _is_there(one, seen)}
         now_s = time.monotonic()
         self._unseen = {name: until_s for name, until_s in self._unseen.items() if until_s > now_s}
         missing = host_proc.sockets_at(self._root, ports - self._servers.keys())
         sockets = {name: port for name, port in missing.items() if name not in self._unseen}
         holders = host_proc.holders(self._root, sockets)
-        self._servers |= {port: seen.process(pid) for port, pid in holders.items()}
+        self._servers |= {port: one for port, pid in holders.items() if (one := read_process(pid, self._proc))}
         self._unseen |= {name: now_s + LOOK_AGAIN_S for name, port in sockets.items() if port not in holders}
-        return {port: self._found(one, seen.tree(one.pid)) for port, one in self._servers.items()}
+        return {port: self._found(one, host_proc.tree(seen, one.pid)) for port, one in self._servers.items()}
 
     def _found(self, server: Process, tree: tuple[int, ...]) -> Found:
         return Found(
@@ -113,6 +114,11 @@ class Machine:
             sum(host_proc.resident(self._root, pid) for pid in tree),
             host_proc.limit(self._root, server.pid),
         )
+
+
+def _is_there(one: Process, seen: Table) -> bool:
+    """Whether it is, and not another one under its number."""
+    return one.pid in seen and seen[one.pid].start_ticks == one.start_ticks
 
 
 @functools.cache

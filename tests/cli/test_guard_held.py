@@ -1,0 +1,87 @@
+"""An engine that an earlier guard held: told, shown on every page, and put right by a person. And a token that only reads."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from plimsoll.actuators.journal import Journal
+from plimsoll.cli.guard import read_asked
+from plimsoll.cli.main import main
+from plimsoll.domain.journal_entry import CLOSED
+from plimsoll.errors import BadInput
+from tests.actuators.test_webhook import receiving
+from tests.cli.guards import TOKEN, guarding
+from tests.cli.test_guard import config, holds, url
+from tests.standin.servers import standin
+
+READS = "a-token-that-can-only-read"
+Capsys = pytest.CaptureFixture[str]
+
+
+def test_one_that_was_held_is_told_shown_and_put_right(tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At guard's start, in guardctl and on /metrics; an alert of its own, which ends when somebody has resumed the engine."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.delenv("PLIMSOLL_GUARD_TOKEN", raising=False)
+    (tmp_path / "reads").write_text(READS, encoding="ascii")
+    with Journal(tmp_path / "journal") as journal:
+        journal.append(CLOSED, engine="one", action="x", fields={"grade": "restart", "kind": "dead", "end": "held"})
+    with standin() as server, receiving() as receiver:
+        text = f"read_token_file = 'reads'\n[act]\njournal = 'journal'\n[notify]\nwebhook = '{receiver.url}'\n[[engine]]\n"
+        text += f"url = '{url(server)}'\nname = 'one'\nbalancer = 'readiness'\n"
+        text += "restart = {stop = ['/bin/false'], start = ['/bin/false'], is_running = ['/bin/true']}\n"
+        with guarding(tmp_path, "--act", "--config", config(tmp_path, text)) as guard:
+            guard.hears("one: answers")
+            guard.hears("one: held: it is down or out of service: a person is needed (guardctl undrain one puts it back")
+            at = ("--at", f"http://127.0.0.1:{guard.port}")
+            assert main(["guardctl", "status", *at]) == 1
+            out = capsys.readouterr().out
+            assert out.startswith("1 engine; one needs a person\n")
+            assert "  one                            needs a person " in out
+            assert "held: it is down or out of service" in out
+            holds("Engines", guard.json("/engines"))
+            assert 'plimsoll_guard_needs_a_person{engine="one"} 1.0\n' in guard.get("/metrics")[1]
+            assert main(["guardctl", "actions", *at]) == 0
+            assert "  one                            held: it is down" in capsys.readouterr().out
+            only_reads = (*at, "--token-file", str(tmp_path / "reads"))
+            assert main(["guardctl", "status", *only_reads]) == 1
+            assert main(["guardctl", "history", *only_reads]) == 0
+            capsys.readouterr()
+            for words in (["resume", "one"], ["undrain", "one"], ["restart", "one", "--yes"], ["pause"]):
+                assert main(["guardctl", *words, *only_reads]) == 2
+                assert "this token only reads" in capsys.readouterr().err
+            assert main(["guardctl", "undrain", "one", *at]) == 0, capsys.readouterr()
+            guard.hears("one: it was held, and is put back")
+            capsys.readouterr()
+            assert main(["guardctl", "actions", *at]) == 0
+            assert "it was put back by hand (guardctl resume one when it is mended)" in capsys.readouterr().out
+            assert main(["guardctl", "resume", *at]) == 0
+            time.sleep(2.5)
+            assert guard.json("/engines")["engines"][0]["needs"], "the end of a pause of everything mends no engine"
+            assert main(["guardctl", "resume", "one", *at]) == 0
+            guard.hears("one: nobody is needed for it any more")
+            capsys.readouterr()
+            assert main(["guardctl", "status", *at]) == 0
+            assert 'plimsoll_guard_needs_a_person{engine="one"} 0.0\n' in guard.get("/metrics")[1]
+            assert guard.stop() == 0
+    alerts = [one for _, _, body in receiver.got for one in body if one["labels"]["alertname"] == "guard.needs-a-person"]
+    assert {one["labels"]["engine"] for one in alerts} == {"one"}
+    assert len({one["startsAt"] for one in alerts}) == 1
+    assert alerts[0]["endsAt"] > alerts[-1]["endsAt"], "the last one says that it is over"
+    assert json.dumps(receiver.got).count(READS) == 0
+
+
+def test_the_two_tokens_are_two(tmp_path: Path) -> None:
+    """One that reads and can do all else as well would be no second token: said in one line, whoever gave it."""
+    (tmp_path / "token").write_text(TOKEN, encoding="ascii")
+    text = "[[engine]]\nurl = 'http://x:1'\n"
+    with pytest.raises(BadInput, match="line 4: the token that only reads must be another one"):
+        read_asked(["--config", config(tmp_path, f"token_file = 'token'\nread_token_file = 'token'\n{text}")], {})
+    path = config(tmp_path, f"read_token_file = 'token'\n{text}")
+    for words, environ in ((["--token-file", str(tmp_path / "token")], {}), ([], {"PLIMSOLL_GUARD_TOKEN": TOKEN})):
+        with pytest.raises(BadInput, match="must be another one"):
+            read_asked(["--config", path, *words], environ)
+    assert read_asked(["--config", path], {}).config.api.read_token == TOKEN

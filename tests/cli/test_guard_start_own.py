@@ -1,0 +1,174 @@
+"""The server behind --: just started the first time, a restart where it follows another, and never against a person's word."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lab.engine.server import free_port
+from lab.guard.acting import Fault, State, World
+from lab.guard.acting_lives import POLICY, MemoryBook, conductor_of, run_in, to_the_end, unsafe
+from lab.guard.acting_parts import ENGINE, FakeSight
+from lab.guard.acting_play import ends, killed_at
+from plimsoll.cli.guard_act import PAUSE
+from plimsoll.domain.condition import Condition, Status
+from plimsoll.domain.journal_entry import RESTART
+from plimsoll.guard.steps import BROKEN
+from tests.cli.guards import Guard, guarding
+
+WHY = "the server that guard was given does not run"
+
+
+def one_life(world: World, book: MemoryBook, die_at: int | None = None, **more: Any) -> str:
+    """A guard that takes over what is there, and starts the server unless something speaks against it; that is given."""
+    world.new_life(die_at)
+    why: list[str] = []
+
+    async def main() -> None:
+        conductor = conductor_of(world, book, **more)
+        await conductor.take_over()
+        why.append(conductor.why_not_start(ENGINE))
+        for _ in range(20):  # what an earlier guard had to take back is tried again a minute later
+            if not world.is_running and not conductor.why_not_start(ENGINE):
+                await conductor.start(ENGINE, WHY)
+            await to_the_end(conductor, world, book)
+            await asyncio.sleep(5.0)
+
+    run_in(world, main())
+    world.is_dying = False
+    return "".join(why)
+
+
+def test_it_is_a_restart_with_all_its_steps() -> None:
+    """Under the lock, when the memory is back, counted and watched afterwards; neither hours nor budget speak against it."""
+    world, book = World(State("down")), MemoryBook()
+    assert one_life(world, book, policy=POLICY._replace(engine_hour=0, fleet_hour=0)) == ""
+    assert [one.step for one in book.entries if one.kind == "intent"] == [str(step) for step in BROKEN]
+    assert [one.fields["own"] for one in book.entries if one.kind == RESTART] == [True]
+    assert (world.state.starts, ends(world)) == (1, ["done"])
+    assert unsafe(world, book) == []
+
+
+def test_a_guard_may_die_anywhere_in_it() -> None:
+    """The next one finishes it or begins anew, and there is never a second engine."""
+    whole = World(State("down"))
+    one_life(whole, MemoryBook())
+    assert len(whole.points) > 20
+    for place, name in enumerate(whole.points, 1):
+        world, book = World(State("down")), MemoryBook()
+        one_life(world, book, place)
+        world.state.now += 5.0
+        one_life(world, book)
+        assert (world.state.starts, world.is_running) == (1, True), name
+        assert unsafe(world, book) == [], name
+
+
+def test_what_an_earlier_guard_has_begun_comes_first() -> None:
+    """Killed after its stop: the action is finished, with the wait for the memory, and not overtaken by another start."""
+    world, book = killed_at("after outcome stop")
+    one_life(world, book)
+    assert (world.state.stops, world.state.starts, ends(world)) == (1, 1, ["done"])
+    assert unsafe(world, book) == []
+
+
+def test_what_speaks_against_it() -> None:
+    """A pause, one that was held, a sick card, or an action that waits for the lock: it is left as it is."""
+    world, book = World(State("down"), {"start": Fault("fails")}), MemoryBook()
+    one_life(world, book)
+    assert ends(world) == ["held"]
+    world.faults.clear()
+    assert "a person is needed" in one_life(world, book)
+    assert world.state.starts == 0
+
+    world, book = World(State("down")), MemoryBook()
+
+    book.append("switch", engine=ENGINE, step=PAUSE, fields={"on": True})
+    assert one_life(world, book) == "it is paused (guardctl resume)"
+    book.append("switch", engine=ENGINE, step=PAUSE, fields={"on": False})
+    assert one_life(world, book) == ""
+    assert world.state.starts == 1
+
+    class Sick(FakeSight):
+        """A card that the driver blames."""
+
+        def conditions(self, engine: str) -> Mapping[str, Condition]:
+            del engine
+            return {"card": Condition("card", Status.TRUE, "Seen", "row remapping failed", 0.0)}
+
+    world, book = World(State("down")), MemoryBook()
+    assert one_life(world, book, sight=Sick(world)) == "its card is sick: row remapping failed"
+    assert world.state.starts == 0
+
+    world, book = killed_at("after outcome stop", ttl_s=1e6)
+    world.state.holder, world.state.held_until = 99, world.state.now + 30.0
+    assert "not over yet" in one_life(world, book)
+
+
+# All the way, with a stand-in
+
+
+def entries(folder: Path, kind: str) -> list[dict[str, Any]]:
+    """What stands in the journal of this kind."""
+    found = [json.loads(line) for line in (folder / "guard.journal").read_text(encoding="utf-8").splitlines()]
+    return [one for one in found if one.get("kind") == kind]
+
+
+def words_of(folder: Path, port: int) -> tuple[list[str], dict[str, str]]:
+    """A guard that acts, and the server behind it."""
+    url = f"http://127.0.0.1:{port}"
+    (folder / "plimsoll.toml").write_text(f"[[engine]]\nname = 'mine'\nurl = '{url}'\n[act]\nprobation = '10s'\n")
+    server = [sys.executable, "-m", "plimsoll", "standin", "--port", str(port)]
+    words = ["--config", str(folder / "plimsoll.toml"), "--act", "--engine", url, "--listen", "127.0.0.1:0", "--", *server]
+    return words, {"STATE_DIRECTORY": str(folder), "PLIMSOLL_TOKEN": "t" * 16}
+
+
+def pid_of(guard: Guard, text: str) -> int:
+    """Of the server, as guard says it."""
+    return int(guard.hears(text).rsplit(" ", 1)[1])
+
+
+def test_started_once_found_again_and_restarted_where_it_has_ended(tmp_path: Path) -> None:
+    """The first start is no restart; a living server is left alone; one that ended while guard was away is restarted."""
+    words, environ = words_of(tmp_path, free_port())
+    pids = []
+    try:
+        with guarding(tmp_path, *words, **environ) as guard:
+            pids.append(pid_of(guard, "it was started as pid"))
+            guard.hears("answers, vLLM")
+        assert entries(tmp_path, RESTART) == []
+        with guarding(tmp_path, *words, **environ) as guard:
+            guard.hears("answers, vLLM")
+            assert not any("started as pid" in line for line in guard.said)
+        os.kill(pids[0], signal.SIGKILL)
+        with guarding(tmp_path, *words, **environ) as guard:
+            guard.hears(f"restart because {WHY}: it ended without having been asked to")
+            pids.append(pid_of(guard, "start: it was started as pid"))
+            guard.hears("restart is done", 60.0)
+        assert [one["fields"]["own"] for one in entries(tmp_path, RESTART)] == [True]
+        assert (tmp_path / "engine.log").read_text().count("plimsoll: the engine is started anew") == 1
+    finally:
+        for pid in pids:
+            _end(pid)
+
+
+def _end(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+    time.sleep(0.1)
+
+
+def test_a_server_that_cannot_be_started_ends_guard_with_its_reason(tmp_path: Path) -> None:
+    """One line and exit code 3, as for anything that the world does not give."""
+    words = ["--act", "--engine", "http://127.0.0.1:9", "--", "/no/such/server"]
+    with guarding(tmp_path, *words, STATE_DIRECTORY=str(tmp_path), PLIMSOLL_TOKEN="t" * 16) as guard:
+        assert guard.process.wait(30) == 3
+        assert "the server was not started: it cannot be started (No such file or directory)" in guard.complains("not started")

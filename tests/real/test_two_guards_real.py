@@ -1,0 +1,78 @@
+"""Two whole guards, one fleet, a real etcd: whoever is stopped or killed amid a deed does no harm when it comes late."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lab.guard.etcd import Etcd
+from lab.guard.two_guards import ENGINES, Places, rounds, scene
+from tests.real.small_farm import need, until
+
+SAYS = "it was not drained: the lock cannot be taken: etcd cannot be reached"
+
+
+@pytest.fixture
+def places() -> Iterator[tuple[Places, Etcd]]:
+    """A real etcd, and a folder."""
+    with tempfile.TemporaryDirectory(prefix="plimsoll-two-") as name:
+        folder = Path(name)
+        (folder / "etcd").mkdir()
+        etcd = Etcd(need("etcd", "etcd-server"), folder / "etcd")
+        try:
+            yield Places(folder, etcd.url), etcd
+        finally:
+            etcd.kill()
+
+
+def play(where: Places, count: int, seed: int) -> None:
+    """So many rounds; no old epoch was taken, and there were some that came too late."""
+    found = asyncio.run(rounds(where, count, seed))
+    print(found["says"])
+    assert found["late_drains"] > 0, found
+    assert found["late"] > found["late_drains"], found
+
+
+@pytest.mark.timeout(300)
+def test_forty_rounds_with_holders_that_are_stopped_and_killed(places: tuple[Places, Etcd]) -> None:
+    """No drain or undrain of an old epoch is taken after a newer one, and in the end nothing is drained or open."""
+    play(places[0], 40, seed=37)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+def test_a_thousand_rounds_with_holders_that_are_stopped_and_killed(places: tuple[Places, Etcd]) -> None:
+    """The same a thousand times."""
+    play(places[0], 1_000, seed=11)
+
+
+def test_without_etcd_both_stand_back(places: tuple[Places, Etcd]) -> None:
+    """Each says so to whoever asked, nothing reaches a gate or the balancer, and with etcd back both act again."""
+
+    async def story() -> None:
+        where, etcd = places
+        async with scene(where, has_front=False) as here:
+            for hand in here.hands.values():
+                await hand.until_done("drain", "a")
+                await hand.until_done("undrain", "a")
+            await asyncio.to_thread(etcd.kill)
+            before = len(here.world.deeds)
+            for hand in here.hands.values():
+                for engine in ENGINES:
+                    told = await hand.ask("drain", engine)
+                    assert told.status == 409, told
+                    assert told.json()["reason"] == "NotDone"
+                    assert "etcd cannot be reached" in told.json()["says"]
+                await until(lambda log=hand.guard.log: SAYS in log())  # type: ignore[misc]
+            assert len(here.world.deeds) == before
+            await asyncio.to_thread(etcd.start)
+            for hand in here.hands.values():
+                await hand.until_done("drain", "b")
+                await hand.until_done("undrain", "b")
+            assert len(here.world.deeds) > before
+
+    asyncio.run(story())
