@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from lab.guard.contenders import pause
 from lab.guard.etcd import Etcd
+from lab.guard.fronts import Trap
 from lab.guard.two_guards import ENGINES, Places, rounds, scene
 from tests.real.small_farm import need, until
 
@@ -74,5 +78,30 @@ def test_without_etcd_both_stand_back(places: tuple[Places, Etcd]) -> None:
                 await hand.until_done("drain", "b")
                 await hand.until_done("undrain", "b")
             assert len(here.world.deeds) > before
+
+    asyncio.run(story())
+
+
+def test_a_take_out_that_comes_late_is_taken_back(places: tuple[Places, Etcd]) -> None:
+    """A balancer knows no epochs: it takes an engine out for a guard that was overtaken. That guard puts it back."""
+
+    async def story() -> None:
+        async with scene(places[0], hook_fences=False) as here:
+            one, two = here.hands["one"], here.hands["two"]
+            for hand in (one, two):
+                await hand.until_done("drain", "a")
+                await hand.until_done("undrain", "a")
+            trap = Trap("one", "hook", "take-out", lambda: pause(one.guard.pid), keeps_back=True)
+            here.world.trap = trap
+            asking = asyncio.create_task(one.ask("drain", "a"))
+            await trap.sprung.wait()
+            await two.until_done("drain", "a")
+            await two.until_done("undrain", "a")
+            here.world.trap = None
+            trap.let_go()
+            os.kill(one.guard.pid, signal.SIGCONT)
+            assert (await asking).status == 409
+            await until(lambda: not here.world.out["a"])
+            assert (await here.gate_state("a"))["phase"] == "serving"
 
     asyncio.run(story())

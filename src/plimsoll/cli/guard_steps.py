@@ -323,7 +323,11 @@ class Hands(UpHands):
         if door is not None:
             outcome = await door.undrain(course.epoch)
             if outcome.facts.get("stale"):
-                return done(f"somebody else drains it now: {outcome.says}")
+                state = await door.state()
+                if state.facts.get("phase") != "serving":
+                    return done(f"somebody else drains it now: {outcome.says}") if state.is_done else state
+                # Whoever drained it later has ended that. A take-out of ours that came late would keep it out for ever.
+                outcome = done("its gate takes work")
             # One that is down has no drain: a new process begins without one. And one that was never drained needs no end.
             if not outcome.is_done and Step.DRAIN in course.steps and not await self._is_down():
                 if not course.is_undoing or course.tries + 1 < TRIES[Step.UNDRAIN]:
