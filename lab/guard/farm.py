@@ -96,6 +96,11 @@ class Clients:
         await asyncio.gather(*self._tasks)
         return self.lost
 
+    def drop(self) -> None:
+        """Hang up."""
+        for task in self._tasks:
+            task.cancel()
+
 
 class Balancer:
     """A real HAProxy before these ports."""

@@ -168,12 +168,11 @@ async def faults_are_mended_once(here: Farm) -> None:
     os.kill(await process_of(here, "a", "EngineCore"), signal.SIGKILL)
     await broken(here, "done", "engine.dead")
 
-    busy = [asyncio.create_task(complete(here.ports["b"], 1900, stream=True, prompt=f"tale {n}")) for n in range(8)]
-    await asyncio.sleep(2.5)
+    busy = Clients(here.ports["b"], count=4, tokens=1_500)
+    await asyncio.sleep(8)  # so that guard has seen it at work
     os.kill(await process_of(here, "b", "Worker"), signal.SIGSTOP)
-    await broken(here, "done", "")
-    for stream in busy:
-        stream.cancel()
+    await broken(here, "done", "engine.wedged")
+    busy.drop()
 
     # From now on every step of `a` fails: so does the request that would show that it is well again.
     oom_flag(here.folder / "a").touch()

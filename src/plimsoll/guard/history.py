@@ -48,7 +48,7 @@ class History:
         self.refused_since_s: float | None = None
         self._refused_at_s = -math.inf
         self.unreachable_since_s: float | None = None
-        self.longest_start_s = 0.0  # from the first refusal to the next answer
+        self.longest_start_s = 0.0  # from the first refusal, or its process's own start, to the next answer
         self.failed_canaries = 0
         self.canary_failures: deque[float] = deque(maxlen=CANARIES_KEPT)  # when each was asked that got no answer
         self.canary_answered_at_s = -math.inf
@@ -243,6 +243,9 @@ class History:
         if look.reach is Reach.ANSWERS:
             if self.refused_since_s is not None:
                 took_s = look.at_s - self.refused_since_s
+                if look.started_unix_s is not None and look.unix_s > look.started_unix_s:
+                    # One that lay dead before somebody started it was not starting all that time.
+                    took_s = min(took_s, look.unix_s - look.started_unix_s)
                 if took_s <= LONGEST_START_S:  # one that was down for a night was not starting all night
                     self.longest_start_s = max(self.longest_start_s, took_s)
             self.refused_since_s = self.unreachable_since_s = None
