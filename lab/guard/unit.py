@@ -3,7 +3,7 @@
     python -m lab.guard.unit FOLDER start|stop|is-running|pids
 
 The folder holds `unit.json` (port, flags, environment), the log and the state. What `stop` answers is what the contract of
-guard's commands asks for: 0 done, 3 not running, else failed.
+guard's commands asks for: 0 done, 3 not running, 151 ended by itself, else failed.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import sys
 from pathlib import Path
 
 from lab.engine.server import NICE, OOM_FLAG_FILE, PLUGIN, PLUGIN_HOME, clean_environment, serve_command
+from plimsoll.actuators.command_restart import ENDED, NOT_RUNNING
 from plimsoll.actuators.own_process import OwnProcess
 from plimsoll.sources.process_tree import boot_mark, read_processes
 
 GATE = ("--worker-extension-cls", "plimsoll.inside.Probe", "--middleware", "plimsoll.inside.Gate")
 SOURCE = str(Path(__file__).resolve().parents[2] / "src")
-NOT_RUNNING = 3
 
 
 def write_unit(
@@ -64,7 +64,10 @@ async def obey(folder: Path, verb: str) -> int:
     """One word of the contract."""
     engine = unit(folder)
     if verb == "is-running":
-        return {True: 0, False: NOT_RUNNING}.get(bool(await engine.is_running()), 1)
+        if await engine.is_running():
+            return 0
+        last = await engine.last_exit()
+        return ENDED if last.is_done and not last.facts.get("asked") else NOT_RUNNING
     if verb == "pids":
         print(*await engine.pids())
         return 0

@@ -91,12 +91,13 @@ def test_commands_that_are_not_there() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "is_running", "is_done"), [(0, True, False), (3, False, None), (150, False, True), (1, None, None)]
+    ("code", "is_running", "is_done"),
+    [(0, True, False), (3, False, None), (150, False, True), (151, False, True), (1, None, None)],
 )
 def test_a_status_command_may_say_that_somebody_stopped_it(
     tmp_path: Path, code: int, is_running: bool | None, is_done: bool | None
 ) -> None:
-    """150: it does not run, and that is wanted; 3 says nothing of who wanted it."""
+    """150: it does not run, and that is wanted; 151: it ended by itself; 3 says nothing of who wanted it."""
     path = tmp_path / "status"
     path.write_text(f"#!/bin/sh\nexit {code}\n")
     path.chmod(0o755)

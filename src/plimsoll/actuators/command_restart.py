@@ -2,8 +2,9 @@
 
 Each command is run without a shell, in a session of its own, with a time limit, and with a small environment: PLIMSOLL_VERB
 (stop, start, is-running, pids), PLIMSOLL_DEADLINE_S, and nothing that guard was given for itself. Exit code 0 means done, or
-that the engine runs; 3, from is-running, that it does not, and 150 that it does not because somebody stopped it; anything else
-that it failed, or that nobody knows. The last line it prints is the sentence that guard passes on.
+that the engine runs; 3, from is-running, that it does not, 150 that it does not because somebody stopped it, and 151 that it
+ended by itself and nobody else starts it; anything else that it failed, or that nobody knows. The last line it prints is the
+sentence that guard passes on.
 
 The stop command must signal the API server alone, wait until it has ended, and leave nothing behind; the start command returns
 when the engine is on its way, and sends its output to a place of its own.
@@ -22,7 +23,7 @@ ASK_LIMIT_S = 10.0
 START_LIMIT_S = 60.0
 GRACE_S = 5.0  # past the deadline that the command itself was told
 NOT_RUNNING = 3  # as in the convention of init scripts
-BY_HAND = 150  # the first of those that the convention leaves to programs
+BY_HAND, ENDED = 150, 151  # the first of those that the convention leaves to programs
 MOST_PIDS = 4096
 
 
@@ -53,12 +54,14 @@ class CommandRestart:
         self.said = f"commands ({shown_line(stop[0])[:60]})"
 
     async def is_running(self) -> bool | None:
-        """By its exit code: 0 it runs, 3 and 150 it does not, else nobody knows."""
-        return {0: True, NOT_RUNNING: False, BY_HAND: False}.get(await self._status())
+        """By its exit code: 0 it runs; 3, 150 and 151 it does not; else nobody knows."""
+        return {0: True, NOT_RUNNING: False, BY_HAND: False, ENDED: False}.get(await self._status())
 
     async def last_exit(self) -> Outcome:
-        """How it ended: not yet (failed), done with `by_hand` where the command says so, else not known."""
+        """How it ended: not yet (failed), done where the command says so, else not known."""
         code = await self._status()
+        if code == ENDED:
+            return done("it ended by itself, and nobody starts it")
         if code == BY_HAND:
             return done("somebody stopped it", by_hand=True)
         return failed("it has not ended") if code == 0 else unsure("whether somebody stopped it is not known")
