@@ -31,7 +31,7 @@ bench: $(READY)  ## speed and memory, as ratios against a baseline in the same r
 
 real: $(READY)   ## against the real vLLM (CPU build); installs it into your cache folder once, about 3 GB
 	$(BIN)/python -m lab.engine.install
-	$(BIN)/python -m pytest -m "real and not soak" --durations=10
+	$(BIN)/python -m pytest -m "real and not soak" -n 2 --dist loadgroup --durations=25
 
 soak: $(READY)   ## the long versions of `make real`; output is kept under lab/results/
 	$(BIN)/python -m lab.engine.install

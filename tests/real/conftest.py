@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,8 @@ from lab.engine.parser import ParserProcess
 from lab.engine.server import EngineServer
 
 HERE = Path(__file__).resolve().parent
+ENGINES = frozenset({"engine", "small_engine", "start_engine"})  # fixtures
+STARTERS = frozenset({"EngineServer", "own_engine", "write_unit"})  # what a module imports that starts engines itself
 TIMEOUT_S = 600
 
 StartEngine = Callable[..., EngineServer]
@@ -26,9 +29,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if not item.path.is_relative_to(HERE):
             continue
         item.add_marker("real")
+        # Those that need an engine run one after the other, all others beside them: a start takes one core, and there are two.
+        starts = ENGINES & set(getattr(item, "fixturenames", ())) or STARTERS & set(vars(getattr(item, "module", item)))
+        item.add_marker(pytest.mark.xdist_group("engine" if starts else item.path.stem))
         # A soak test keeps the time that `make soak` gives on its command line.
         if item.get_closest_marker("timeout") is None and item.get_closest_marker("soak") is None:
             item.add_marker(pytest.mark.timeout(TIMEOUT_S, func_only=True))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """What the tests measured (`record_property("figures", ...)`): it is wanted of those that pass, too."""
+    reports = [one for kind in ("passed", "failed") for one in terminalreporter.getreports(kind)]
+    for report in reports:
+        for name, value in getattr(report, "user_properties", ()):
+            if name == "figures" and report.when == "call":
+                terminalreporter.write_line(f"{report.nodeid.rpartition('::')[2]}: {value}")
 
 
 def need_vllm() -> None:

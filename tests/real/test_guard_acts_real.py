@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from tests.real.conftest import need_vllm
 from tests.real.small_farm import need
 
 NAMES = ("a", "b")
+Record = Callable[[str, object], None]
 RESTART_S = 600.0
 WAVE_S = 8.0
 # A request waits for longer than the judge's own bounds allow where two engines and their clients share two cores.
@@ -134,19 +135,19 @@ async def broken(scene: Farm, end: str, said: str) -> None:
 
 
 @pytest.mark.timeout(1800)
-def test_two_real_engines_are_restarted_compacted_and_broken() -> None:
+def test_two_real_engines_are_restarted_compacted_and_broken(record_property: Record) -> None:
     """What guard restarts nobody notices, also when it is killed meanwhile; what breaks it mends once, and no loop begins."""
 
     async def scene() -> None:
         policy = POLICY + '[policy.dead]\nrefused = "20s"\n[policy.wedged]\nstill = "20s"\n'
         async with farm(policy=policy, canary="5s", act='start_still = "3m"') as here:
-            await nobody_notices(here)
-            await faults_are_mended_once(here)
+            record_property("figures", await nobody_notices(here))
+            record_property("figures", await faults_are_mended_once(here))
 
     run(scene())
 
 
-async def nobody_notices(here: Farm) -> None:
+async def nobody_notices(here: Farm) -> str:
     """Three restarts, five compactions, guard killed in a drain, in a start and in a stop: 0 failed."""
     load = Clients(here.balancer.port, every_s=WAVE_S)
     for name, killed_in, end in (("a", "", "done"), ("b", "idle", "undone"), ("b", "ready", "done"), ("a", "stop", "done")):
@@ -156,14 +157,14 @@ async def nobody_notices(here: Farm) -> None:
             await compacted(here, "b", 5)
     lost = await load.end()
     entries = here.guard.journal()
-    print(f"{load.done} requests, {len(lost)} failed; seconds out of service: {dict(away_s(entries))}")
     assert lost == [], "\n".join(map(str, lost[:10])) + here.guard.log()
     idle = [one for one in entries if one.kind == OUTCOME and one.step == "idle" and one.fields["done"]]
     assert len(idle) == 3, told(entries)
     assert restarts(entries) == 3
+    return f"{load.done} requests, {len(lost)} failed; seconds out of service: {dict(away_s(entries))}"
 
 
-async def faults_are_mended_once(here: Farm) -> None:
+async def faults_are_mended_once(here: Farm) -> str:
     """Killed core, stopped worker, a crash that comes back, a start that cannot succeed: one restart each, with evidence."""
     os.kill(await process_of(here, "a", "EngineCore"), signal.SIGKILL)
     await broken(here, "done", "engine.dead")
@@ -188,7 +189,6 @@ async def faults_are_mended_once(here: Farm) -> None:
     await asyncio.sleep(15)
     entries = here.guard.journal()
     kinds = [one.fields["kind"] for one in entries if one.kind == OPENED and one.fields["kind"] not in ("asked", "compact")]
-    print("restarted for:", *kinds)
     assert kinds[:2] == ["dead", "wedged"], told(entries)
     assert restarts(entries) == 7, "nothing is tried again"
     assert here.guard.log().count("a person is needed") >= 2
@@ -197,6 +197,7 @@ async def faults_are_mended_once(here: Farm) -> None:
     oom_flag(here.folder / "a").unlink()
     assert (await here.guard.ctl("resume", "a"))[0] == 0
     await restarted(here, "a")
+    return f"restarted for {', '.join(kinds)}"
 
 
 def restarts(entries: Sequence[Entry]) -> int:
@@ -216,7 +217,7 @@ async def process_of(here: Farm, name: str, word: str) -> int:
 
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
-def test_ten_restarts_and_half_an_hour_of_bursts() -> None:
+def test_ten_restarts_and_half_an_hour_of_bursts(record_property: Record) -> None:
     """Clients that come in bursts, ten guarded restarts in turn: 0 failed, and how long each was out of service."""
 
     async def scene() -> None:
@@ -231,6 +232,7 @@ def test_ten_restarts_and_half_an_hour_of_bursts() -> None:
                 turn, failed, served = turn + 1, failed + len(lost), served + load.done
                 assert lost == [], "\n".join(map(str, lost[:10])) + here.guard.log()
                 await asyncio.sleep(20)
-            print(f"{served} requests, {failed} failed; seconds out of service: {dict(away_s(here.guard.journal()))}")
+            away = dict(away_s(here.guard.journal()))
+            record_property("figures", f"{served} requests, {failed} failed; seconds out of service: {away}")
 
     run(scene())

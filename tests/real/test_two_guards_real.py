@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -33,25 +33,29 @@ def places() -> Iterator[tuple[Places, Etcd]]:
             etcd.kill()
 
 
-def play(where: Places, count: int, seed: int) -> None:
+def play(where: Places, count: int, seed: int) -> str:
     """So many rounds; no old epoch was taken, and there were some that came too late."""
     found = asyncio.run(rounds(where, count, seed))
-    print(found["says"])
     assert found["late_drains"] > 0, found
     assert found["late"] > found["late_drains"], found
+    return str(found["says"])
 
 
 @pytest.mark.timeout(300)
-def test_forty_rounds_with_holders_that_are_stopped_and_killed(places: tuple[Places, Etcd]) -> None:
+def test_forty_rounds_with_holders_that_are_stopped_and_killed(
+    places: tuple[Places, Etcd], record_property: Callable[[str, object], None]
+) -> None:
     """No drain or undrain of an old epoch is taken after a newer one, and in the end nothing is drained or open."""
-    play(places[0], 40, seed=37)
+    record_property("figures", play(places[0], 40, seed=37))
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
-def test_a_thousand_rounds_with_holders_that_are_stopped_and_killed(places: tuple[Places, Etcd]) -> None:
+def test_a_thousand_rounds_with_holders_that_are_stopped_and_killed(
+    places: tuple[Places, Etcd], record_property: Callable[[str, object], None]
+) -> None:
     """The same a thousand times."""
-    play(places[0], 1_000, seed=11)
+    record_property("figures", play(places[0], 1_000, seed=11))
 
 
 def test_without_etcd_both_stand_back(places: tuple[Places, Etcd]) -> None:
