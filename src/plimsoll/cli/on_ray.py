@@ -17,11 +17,7 @@ def ray_runner(where: str) -> RunAll:
     """A runner on this cluster; `ray` alone is one that runs on this machine, or is started here."""
     ray = _ray()
     if not ray.is_initialized():
-        options: dict[str, Any] = {"log_to_driver": False, "logging_level": "error", "include_dashboard": False}
-        try:
-            ray.init(**options) if where == "ray" else ray.init(address=where, log_to_driver=False, logging_level="error")
-        except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
-            raise WorldFailed(f"--on {where}: no Ray cluster answers there: {error}") from None
+        _connect(ray, where)
     task = ray.remote(max_retries=RETRIES, num_cpus=1)(do)
 
     def run(traffic: Traffic, jobs: Sequence[Job]) -> Iterator[tuple[int, Result]]:
@@ -37,6 +33,20 @@ def ray_runner(where: str) -> RunAll:
                     raise WorldFailed(f"--on {where}: a run was lost: {type(error).__name__}") from None
 
     return run
+
+
+def _connect(ray: Any, where: str) -> None:
+    import warnings
+
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what they say, the line below says
+            ray.init(**quiet, include_dashboard=False) if where == "ray" else ray.init(address=where, **quiet)
+    except (ConnectionError, RuntimeError, ValueError, TimeoutError, ImportError) as error:
+        raise WorldFailed(
+            f"--on {where}: no Ray cluster answers there, or it wants a token (RAY_AUTH_MODE=token and RAY_AUTH_TOKEN): {error}"
+        ) from None
 
 
 def _ray() -> Any:

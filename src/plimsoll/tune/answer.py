@@ -8,7 +8,7 @@ from typing import NamedTuple
 from plimsoll.domain.model import ModelShape
 from plimsoll.plan.ledger import Ledger
 from plimsoll.simulate.settings import StepTime
-from plimsoll.tune.doubt import Doubt, doubt
+from plimsoll.tune.doubt import CONTENDERS, Doubt, doubt
 from plimsoll.tune.fingerprint import Change, Fingerprint, drift, fingerprint
 from plimsoll.tune.goodput import Score
 from plimsoll.tune.options import Option, Replan, candidate_of, plan_all, sheet_times
@@ -78,7 +78,8 @@ def tune(traffic: Traffic, server: Server, space: Space, run: RunAll, last: Last
     space = _of_this_model(space, server.ledger).with_values_of(own)
     wished = [last.chosen] if last is not None and is_taken(last.chosen) else []
     options = plan_all(dict.fromkeys([own, *wished, *space.candidates]), server.ledger, server.replan)
-    search = Search(traffic, options, space, server.job_of, run)
+    after = 1 + (2 * CONTENDERS if server.fitted is None else 0)
+    search = Search(traffic, options, space, server.job_of, run, reserved=after)
     found = search.find(own, wished)
     doubts, low = None, None
     requests = search.requests

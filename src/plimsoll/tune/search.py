@@ -84,14 +84,24 @@ def busiest(trace: Trace, count: int) -> Trace:
 class Search:
     """One search: what was run so far, and what is left of the budget."""
 
-    def __init__(self, traffic: Traffic, options: Sequence[Option], space: Space, job_of: Callable[[Option], Job], run: RunAll):
+    def __init__(
+        self,
+        traffic: Traffic,
+        options: Sequence[Option],
+        space: Space,
+        job_of: Callable[[Option], Job],
+        run: RunAll,
+        *,
+        reserved: int = 0,
+    ) -> None:
         self.traffic, self.space, self.job_of, self.run = traffic, space, job_of, run
         self.options = {option.candidate: option for option in options}
         self.safe = {candidate: option for candidate, option in self.options.items() if option.is_safe}
         self.tried: dict[Candidate, Tried] = {}
         self.failed: dict[Candidate, str] = {}
         self.runs = self.requests = self.ruled_out = 0
-        self.budget = max(LEAST_RUNS, int(SHARE * len(self.safe))) * traffic.trace.size
+        # What comes after the search (slower clocks, a smaller cache) is paid from the same tenth.
+        self.budget = max(LEAST_RUNS, int(SHARE * len(self.safe)) - reserved) * traffic.trace.size
 
     def find(self, own: Candidate, others: Sequence[Candidate] = ()) -> Found | None:
         """The best setting; None if no candidate is safe, or none can run. `own` is the command's; `others` are tried too."""
