@@ -1,11 +1,11 @@
-"""Is the search as good as trying everything, and how much cheaper? Two traces, two servers, three loads, 540 settings each.
+"""Is the search as good as trying everything, and how much cheaper? Two traces, two servers, 540 settings each.
 
     python -m benchmarks.tune_grid --traces DIR [--kept FILE] [--write]
 
-For every case all safe settings of the grid are replayed with the whole trace, and then `tune` is asked about the same grid.
+Each pair at three loads, and with either promise alone. For every case all safe settings of the grid are replayed with the whole trace, and then `tune` is asked about the same grid.
 Cost is counted in replayed requests, everything that `tune` does included: screening, the search, slower and faster
 clocks, the low end of the cache. `--kept FILE` keeps each run of the grid, so that a second call goes on where the first one
-stopped; `--write` puts the table into docs/tune.md. Takes about ten minutes on two cores.
+stopped; `--write` puts the table into docs/tune.md. Takes about twenty minutes on two cores.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ GRID = Space(
     block_size=(16, 32),
     gpu_memory_utilization=(0.85, 0.88, 0.90, 0.92, 0.94),
 )
-LOADS = (0.7, 1.0, 1.4)
+VARIANTS = ((0.7, ("ttft", "tpot")), (1.0, ("ttft", "tpot")), (1.4, ("ttft", "tpot")), (1.0, ("ttft",)), (1.0, ("tpot",)))
+"""Times the case's speed, and which of its promises are made."""
 HEAD = (
     "| traffic, server | speed | promised | own flags | best of the grid | chosen | of the best | cost | setting |\n"
     "|---|---|---|---|---|---|---|---|---|"
@@ -126,9 +127,10 @@ def main() -> None:
     print(HEAD, flush=True)
     with KeptRuns(kept_in) if kept_in != "/dev/null" else _Nothing() as kept:
         run = remembering(on_cores, kept, simulator_version())
-        for load in LOADS:
+        for load, promises in VARIANTS:
             for case in CASES:
-                outcome = measure(case._replace(speed=round(case.speed * load, 4)), folder, run)
+                slo = ",".join(part for part in case.slo.split(",") if part.split("=")[0] in promises)
+                outcome = measure(case._replace(speed=round(case.speed * load, 4), slo=slo), folder, run)
                 lines.append(row(outcome))
                 print(lines[-1], flush=True)
                 print(f"  {outcome.safe} safe; grid {outcome.grid_s:.0f} s, search {outcome.search_s:.1f} s", file=sys.stderr)

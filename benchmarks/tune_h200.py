@@ -2,13 +2,13 @@
 
     python -m benchmarks.tune_h200
 
-Unlimited: 400 requests (prompt 200 to 1500, output 200 to 800 tokens) all at once took 176.5 s, with 232 preemptions; what the server
-showed every half second is kept (tests/captures/vllm-0.25.1-h200/thrash.series.json), single requests are not. With --max-num-seqs 24:
-150 such requests took 57.4 s, without preemption; nothing else was kept. The traffic is made again from its seed; its sums are
-those the server counted.
+Unlimited: 400 requests (prompt 200 to 1500, output 200 to 800 tokens) all at once took 176.5 s, with 232 preemptions; what the
+server showed every half second is kept (tests/captures/vllm-0.25.1-h200/thrash.series.json), single requests are not. With
+--max-num-seqs 24: 150 such requests took 57.4 s, without preemption; nothing else was kept. The traffic is made again from its
+seed; the prompt tokens are those the server counted.
 
-The third part is another pair on the same card, with stamps: `tight` and `storm` of lab/gpu/measure_traffic.py, one fitted and the
-other predicted.
+The last lines are another pair on the same card, with stamps: `tight` and `storm` of lab/gpu/measure_traffic.py, one fitted and
+the other predicted.
 """
 
 from __future__ import annotations
@@ -126,8 +126,8 @@ def main() -> None:
         print(f"{name}: unlimited {UNLIMITED / long:.2f}/s, {UNLIMITED_S / long - 1:+.1%} of measured; "
               f"24 at once {LIMITED / short:.2f}/s, {LIMITED_S / short - 1:+.1%}; "
               f"400 requests: 24 at once do {long / seconds(UNLIMITED, SEATS, times) - 1:+.1%} against unlimited")  # fmt: skip
-    print("steps of the unlimited run by requests running: " + ", ".join(
-        f"{least} to {most}: {step_ms(least, most):.1f} ms" for least, most in ((1, 6), (6, 20), (20, 26), (26, 40))))  # fmt: skip
+    parts = [f"{low} to {high}: {step_ms(low, high):.1f} ms" for low, high in ((1, 6), (6, 20), (20, 26), (26, 40))]
+    print(f"steps of the unlimited run by requests running: {', '.join(parts)}")
     print(f"a step of the run with 24, all told: {1e3 * LIMITED_S / limited_steps:.1f} ms")
     for one, other in (("tight", "storm"), ("storm", "tight")):
         print(f"fitted to {one}, {other} predicted: {crossed(one, other):+.1%} in requests a second")

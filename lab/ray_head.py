@@ -1,7 +1,7 @@
 """A Ray cluster of this machine alone, with two workers and a door for clients: python -m lab.ray_head PORT
 
-Says "ready" once it can be reached at ray://127.0.0.1:PORT, and ends when its standard input does. Who may come in is decided by
-RAY_AUTH_MODE and RAY_AUTH_TOKEN, as for any cluster.
+Says "ready" once it can be reached at ray://127.0.0.1:PORT, and ends when its standard input does. Who may come in is decided
+by RAY_AUTH_MODE and RAY_AUTH_TOKEN, as for any cluster.
 """
 
 from __future__ import annotations

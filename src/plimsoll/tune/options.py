@@ -79,7 +79,8 @@ def plan_all(candidates: Iterable[Candidate], base: Ledger, replan: Replan) -> l
 def roomiest(options: Sequence[Option]) -> dict[tuple[int, int], Option]:
     """Of the safe ones, for each pair of requests at once and tokens in a step, the one with the largest cache.
 
-    With the same two limits a larger cache admits sooner, preempts less and keeps more prefixes.
+    With the same two limits a larger cache admits sooner, preempts less and keeps more prefixes. That is where to begin, and
+    not always where to end: the search looks at smaller ones, too.
     """
     found: dict[tuple[int, int], Option] = {}
     for option in options:

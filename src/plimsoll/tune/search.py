@@ -5,7 +5,11 @@
 2. Screening: all of these on a short stretch of the traffic, the busiest one.
 3. The best of them, and the command's own setting, on the whole traffic; none whose ceiling lies below what was reached.
 4. Climbing: the neighbours of the best in all four flags, on the whole traffic, until none is better.
-5. The curve: all values of the two flags that matter most, with the others as chosen; and each flag as the command had it.
+5. Lines through the best: all values of one flag, with the others as they are; of utilisation, of requests at once, of tokens
+   in a step. If that finds a better one, climbing goes on from there. They are also the curves that are shown. Utilisation is
+   among them because a larger cache is not always better: where further tokens must come quickly, a smaller one keeps steps
+   short.
+6. Each flag as the command had it, beside the others as chosen: what that flag alone is worth.
 
 A run counts by the requests it replays. Nothing is drawn by chance.
 """
@@ -29,8 +33,9 @@ SHARE = 0.1
 """Of the runs that trying everything would take."""
 SCREEN_SHARE = 0.1
 """Of the requests, in screening."""
-SCREEN_LEAST = 300
+SCREEN_LEAST = 100
 """Requests in a stretch that says anything."""
+LINES = ("gpu_memory_utilization", "max_num_seqs", "max_num_batched_tokens")
 FINALISTS = 6
 LEAST_RUNS = 24
 """A small space is worth so many, even if that is more than the share."""
@@ -110,8 +115,7 @@ class Search:
         else:
             self.try_all([own, *others])
             self.try_all(self._promising(self._screened()))
-            self._climb()
-            self._curve()
+            self._climb_and_draw()
         if not self.tried:
             return None
         chosen = preferred(self._ranked(), own).option.candidate
@@ -172,6 +176,16 @@ class Search:
     def _ceiling(self, option: Option) -> float:
         return ceiling(demand(self.traffic, option.ledger.kv_plan.max_model_len), self.job_of(option))
 
+    def _climb_and_draw(self) -> None:
+        """Climb, look along the lines through the best, and climb again where those led elsewhere."""
+        stood = None
+        while self.left and self.tried and (here := self._best()) != stood:
+            stood = here
+            self._climb()
+            for name in LINES:
+                top = self._best()
+                self.try_all(top._replace(**{name: value}) for value in getattr(self.space, name))
+
     def _climb(self) -> None:
         """Neighbours in all four flags, until none of them is better."""
         stood = None
@@ -190,12 +204,6 @@ class Search:
             above = [one for one in values if one > value][:1]
             found += [here._replace(**{name: one}) for one in (*below, *above)]
         return found
-
-    def _curve(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens"):
-            if self.tried:
-                here = self._best()
-                self.try_all(here._replace(**{name: value}) for value in getattr(self.space, name))
 
 
 def preferred(ranked: Sequence[Tried], own: Candidate) -> Tried:
