@@ -2,10 +2,11 @@
 
     python -m benchmarks.tune_grid --traces DIR [--kept FILE] [--write]
 
-Each pair at three loads, and with either promise alone. For every case all safe settings of the grid are replayed with the whole trace, and then `tune` is asked about the same grid.
-Cost is counted in replayed requests, everything that `tune` does included: screening, the search, slower and faster
-clocks, the low end of the cache. `--kept FILE` keeps each run of the grid, so that a second call goes on where the first one
-stopped; `--write` puts the table into docs/tune.md. Takes about twenty minutes on two cores.
+Each pair at three loads, and with either promise alone. For every case all safe settings of the grid are replayed with the
+whole trace, and then `tune` is asked about the same grid. Cost is counted in replayed requests, everything that `tune` does
+included: screening, the search, slower and faster clocks, the low end of the cache. `--kept FILE` keeps each run of the grid,
+so that a second call goes on where the first one stopped; `--write` puts the table into docs/tune.md. Takes about twenty
+minutes on two cores.
 """
 
 from __future__ import annotations

@@ -128,12 +128,21 @@ def _at_low_end(traffic: Traffic, job: Job, chosen: Option, run: RunAll) -> Scor
 
 
 def curve(tuning: Tuning, name: str) -> list[Tried]:
-    """What was replayed with all flags as chosen but this one, by its value."""
+    """For each value of this flag the best that was replayed with the other of the two limits as chosen.
+
+    Cache and blocks may differ along it: what is asked is what this value can do, not what it does in a cache made for another.
+    """
     if tuning.found is None:
         return []
-    chosen = tuning.found.best.option.candidate
-    on_it = [one for one in tuning.found.tried if one.option.candidate.differences(chosen) in ([], [name])]
-    return sorted(on_it, key=lambda one: float(getattr(one.option.candidate, name)))
+    best = tuning.found.best
+    chosen = best.option.candidate
+    fixed = "max_num_batched_tokens" if name == "max_num_seqs" else "max_num_seqs"
+    found = {getattr(chosen, name): best}
+    for one in tuning.found.tried:
+        candidate = one.option.candidate
+        if getattr(candidate, fixed) == getattr(chosen, fixed):
+            found.setdefault(getattr(candidate, name), one)
+    return [found[value] for value in sorted(found)]
 
 
 def runner_up(tuning: Tuning) -> Tried | None:

@@ -136,8 +136,10 @@ def _limits(tuning: Tuning) -> list[str]:
     assert tuning.found is not None, "asked only of an answer"
     score, most = tuning.found.best.score, tuning.found.most
     said = []
-    if most < float("inf") and score.goodput >= NEARLY_ALL * most:
-        said.append(f"No setting could do more than {most:.3g} a second: so fast the requests come.")
+    if score.met == score.requests - score.rejected:
+        said.append("All that can be served are served as promised: no setting could do more.")
+    elif score.goodput >= NEARLY_ALL * most:
+        said.append(f"No setting could do more than {most:.3g} a second.")
     elif score.met < 0.9 * (score.requests - score.rejected) and not tuning.traffic.slo.is_empty:
         said.append("Even so, many are late: this traffic is more than the card can serve as promised. Flags cannot mend that.")
     if score.rejected:
