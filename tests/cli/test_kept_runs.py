@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from plimsoll.cli.many_runs import on_cores, remembering, runner_on
 from plimsoll.domain.trace import make_trace
 from plimsoll.errors import BadInput, WorldFailed
 from plimsoll.simulate.settings import Settings, StepTime
-from plimsoll.tune.work import Failed, Job, Traffic
+from plimsoll.tune.work import Failed, Job, Result, Traffic
 
 TRAFFIC = Traffic(make_trace("t", [0, 0, 0], [40, 80, 20], [30, 40, 9]))
 JOBS = [Job(Settings(max_num_seqs=seats), StepTime()) for seats in (1, 2, 3)]
@@ -35,7 +36,7 @@ def test_only_what_is_missing_is_run(tmp_path: Path) -> None:
     path = str(tmp_path / "kept")
     ran: list[int] = []
 
-    def counting(traffic: Traffic, jobs: list[Job]):  # type: ignore[no-untyped-def]
+    def counting(traffic: Traffic, jobs: Sequence[Job]) -> Iterator[tuple[int, Result]]:
         ran.append(len(jobs))
         yield from on_cores(traffic, jobs)
 

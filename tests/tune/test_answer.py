@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from plimsoll.simulate.settings import StepTime
-from plimsoll.tune.answer import Last, Server, Tuning, curve, runner_up, tune
+from plimsoll.simulate.synthetic import generate, parse_synthetic
+from plimsoll.tune.answer import Last, Tuning, curve, runner_up, tune
 from plimsoll.tune.fingerprint import fingerprint
 from plimsoll.tune.space import Candidate
 from plimsoll.tune.verdict import drift_sentences, folklore, headline, label, margin, measurement, ranges, reasons
+from plimsoll.tune.work import Traffic
 from tests.tune.servers import SMALL, run, server, traffic
 
 
@@ -113,8 +115,19 @@ def test_drift_is_told_and_the_last_choice_is_tried_again(tuning: Tuning) -> Non
 
 
 def test_a_set_cache_is_not_varied_by_utilisation() -> None:
-    """--kept sizes of the cache know no utilisation: those twins are not run."""
+    """A cache of a set size knows no utilisation, so such twins are not run; here it is no smaller than it has to be."""
     given = server("--max-model-len", "8192", "--kv-cache-memory-bytes", "2147483648")
     found = tune(traffic(requests=100), given, SMALL, run)
     assert found.space.gpu_memory_utilization == (0.92,)
-    assert isinstance(given, Server)
+    assert not any("holds this server back" in sentence for sentence in reasons(found))
+
+
+def test_a_cache_that_was_set_too_small_is_named() -> None:
+    """Full, while more of the card lies idle than it has: that is the trouble, and no other flag mends it."""
+    given = server("--max-model-len", "1024", "--kv-cache-memory-bytes", "268435456")
+    small = Traffic(
+        generate(parse_synthetic("synthetic:requests=200,rate=3,prompt=300,output=200,prompt_max=700,output_max=300"))
+    )
+    said = [one for one in reasons(tune(small, given, SMALL, run)) if "holds this server back" in one]
+    assert len(said) == 1
+    assert said[0].startswith("--kv-cache-memory-bytes")

@@ -23,13 +23,13 @@ def test_within_one_per_cent_of_trying_everything(rate: float, slo: str) -> None
     """Over loads and promises, for no more than the budget; the full grids of real traces are in benchmarks/tune_grid.py."""
     given, asked = server(), traffic(slo, rate)
     options = plan_all(WIDE.candidates, given.ledger, given.replan)
-    search = Search(asked, options, WIDE, given.job_of, run)
+    search = Search(asked, options, WIDE, given.job_of, run, least_requests=0)
     found = search.find(candidate_of(given.ledger))
     assert found is not None
     safe = [one for one in options if one.is_safe]
     everything = [result for _, result in run(asked, [given.job_of(one) for one in safe]) if isinstance(result, Score)]
     assert found.best.score.goodput >= 0.99 * max(one.goodput for one in everything)
-    assert found.requests <= search.budget + asked.trace.size
+    assert found.requests <= search.budget
     assert found.requests < 0.2 * len(safe) * asked.trace.size
 
 
@@ -46,7 +46,7 @@ def test_nothing_unsafe_is_ever_run() -> None:
         seen.extend(jobs)
         yield from run(part, jobs)
 
-    assert Search(asked, options, space, given.job_of, watched).find(candidate_of(given.ledger)) is not None
+    assert Search(asked, options, space, given.job_of, watched, least_requests=0).find(candidate_of(given.ledger)) is not None
     assert unsafe
     assert {job.settings for job in seen} <= safe
 
@@ -83,6 +83,8 @@ def test_of_equals_the_own_setting_stays() -> None:
     assert preferred(alike, candidate_of(given.ledger)) is alike[0], "the smallest share of the card leaves the most"
     better = Tried(options[1], result._replace(goodput=1.1 * result.goodput))
     assert preferred([better, *alike], options[-1].candidate) is better
+    kept = Tried(options[-1], result._replace(met=result.requests - result.rejected))
+    assert preferred([better, kept], options[-1].candidate, keeps_promises=True) is kept, "who keeps every promise stays"
 
 
 def test_the_busiest_stretch() -> None:

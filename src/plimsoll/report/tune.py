@@ -16,7 +16,7 @@ from plimsoll.tune.answer import Tuning, curve, runner_up
 from plimsoll.tune.goodput import Score
 from plimsoll.tune.search import Tried
 from plimsoll.tune.space import FLAGS, Candidate, value_text
-from plimsoll.tune.verdict import drift_sentences, folklore, headline, label, margin, measurement, ranges, reasons
+from plimsoll.tune.verdict import drift_sentences, folklore, headline, keeps_all, label, margin, measurement, ranges, reasons
 
 SCHEMA = "plimsoll.tune/1"
 UNITS = "requests a second, tokens, bytes and seconds; shares from 0 to 1"
@@ -141,6 +141,8 @@ def _loses(second: Tried, best: Tried) -> str:
     if not best.score.goodput:
         return "no better"
     lost = 1 - second.score.goodput / best.score.goodput
+    if lost < -0.0005:
+        return f"{-lost:.1%} more a second" + (", but no promise hangs on it" if keeps_all(best.score) else ", which is a tie")
     return f"loses {lost:.1%}" if lost >= 0.0005 else "as good within 0.05 %"
 
 

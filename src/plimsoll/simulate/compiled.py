@@ -70,7 +70,6 @@ def _forget_old(folder: Path) -> None:
     folder.touch()
 
 
-@cache
 def sources_digest() -> str:
     """Another one for every other version of the scheduler: by it compiled code and kept results are known."""
     digest = hashlib.sha256()

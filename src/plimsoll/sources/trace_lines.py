@@ -40,7 +40,7 @@ def read_lines(path: str) -> Iterator[Lines]:
                 raise BadInput("-: there is no standard input")
             yield from _of_stdin()
             return
-        if Path(path).is_dir():
+        if path and Path(path).is_dir():
             yield from _of_recorder(path)
             return
         if not stat.S_ISREG(Path(path).stat().st_mode):

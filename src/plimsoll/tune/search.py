@@ -1,14 +1,13 @@
 """Finds a setting whose goodput is as good as the best of all, for a tenth of the runs that trying all would take.
 
 1. Plan gives every candidate its pool. What plan warns of is never run. Of those that share requests at once and tokens in a
-   step only the one with the largest cache goes on: the others come back in step 4.
+   step only the one with the largest cache goes on; the others come back in step 4.
 2. Screening: all of these on a short stretch of the traffic, the busiest one.
 3. The best of them, and the command's own setting, on the whole traffic; none whose ceiling lies below what was reached.
-4. Climbing: the neighbours of the best in all four flags, on the whole traffic, until none is better.
-5. Lines through the best: all values of one flag, with the others as they are; of utilisation, of requests at once, of tokens
-   in a step. If that finds a better one, climbing goes on from there. They are also the curves that are shown. Utilisation is
-   among them because a larger cache is not always better: where further tokens must come quickly, a smaller one keeps steps
-   short.
+4. Every utilisation for the best of them: a larger cache is not always better. Where further tokens must come quickly, a
+   smaller one keeps steps short.
+5. Climbing: the neighbours of the best in all four flags, until none is better. Then all values of requests at once, and of
+   tokens in a step, with the others as they are; these are also the curves that are shown. From a better one it goes on at 4.
 6. Each flag as the command had it, beside the others as chosen: what that flag alone is worth.
 
 A run counts by the requests it replays. Nothing is drawn by chance.
@@ -35,8 +34,9 @@ SCREEN_SHARE = 0.1
 """Of the requests, in screening."""
 SCREEN_LEAST = 100
 """Requests in a stretch that says anything."""
-LINES = ("gpu_memory_utilization", "max_num_seqs", "max_num_batched_tokens")
 FINALISTS = 6
+LEAST_REQUESTS = 40_000
+"""To replay so many takes about a second: short traffic is worth that, whatever share it is."""
 LEAST_RUNS = 24
 """A small space is worth so many, even if that is more than the share."""
 TIE = 0.005
@@ -98,6 +98,7 @@ class Search:
         run: RunAll,
         *,
         reserved: int = 0,
+        least_requests: int = LEAST_REQUESTS,
     ) -> None:
         self.traffic, self.space, self.job_of, self.run = traffic, space, job_of, run
         self.options = {option.candidate: option for option in options}
@@ -105,8 +106,11 @@ class Search:
         self.tried: dict[Candidate, Tried] = {}
         self.failed: dict[Candidate, str] = {}
         self.runs = self.requests = self.ruled_out = 0
+        self.held_back = len(Candidate._fields)
+        """Runs for step 6."""
         # What comes after the search (slower clocks, a smaller cache) is paid from the same tenth.
-        self.budget = max(LEAST_RUNS, int(SHARE * len(self.safe)) - reserved) * traffic.trace.size
+        runs = max(LEAST_RUNS, int(SHARE * len(self.safe)) - reserved)
+        self.budget = max(least_requests, runs * traffic.trace.size)
 
     def find(self, own: Candidate, others: Sequence[Candidate] = ()) -> Found | None:
         """The best setting; None if no candidate is safe, or none can run. `own` is the command's; `others` are tried too."""
@@ -118,11 +122,13 @@ class Search:
             self._climb_and_draw()
         if not self.tried:
             return None
-        chosen = preferred(self._ranked(), own).option.candidate
+        keeps = not self.traffic.slo.is_empty
+        chosen = preferred(self._ranked(), own, keeps_promises=keeps).option.candidate
+        self.held_back = 0
         self.try_all(chosen._replace(**{name: getattr(own, name)}) for name in chosen.differences(own))
         ranked = self._ranked()
         return Found(
-            best=preferred(ranked, own),
+            best=preferred(ranked, own, keeps_promises=keeps),
             own=self.tried.get(own),
             tried=tuple(ranked),
             most=max(self._ceiling(option) for option in self.safe.values()),
@@ -139,7 +145,8 @@ class Search:
     @property
     def left(self) -> int:
         """Runs of the whole traffic that the budget still allows."""
-        return max(0, self.budget - self.requests) // max(1, self.traffic.trace.size)
+        size = max(1, self.traffic.trace.size)
+        return max(0, self.budget - self.held_back * size - self.requests) // size
 
     def try_all(self, candidates: Iterable[Candidate]) -> None:
         """Those that are safe and were not run yet, on the whole traffic, as far as the budget goes."""
@@ -177,14 +184,19 @@ class Search:
         return ceiling(demand(self.traffic, option.ledger.kv_plan.max_model_len), self.job_of(option))
 
     def _climb_and_draw(self) -> None:
-        """Climb, look along the lines through the best, and climb again where those led elsewhere."""
+        """Lines through the best and climbing in turn, until neither leads elsewhere."""
         stood = None
         while self.left and self.tried and (here := self._best()) != stood:
             stood = here
+            self._along("gpu_memory_utilization")
             self._climb()
-            for name in LINES:
-                top = self._best()
-                self.try_all(top._replace(**{name: value}) for value in getattr(self.space, name))
+            self._along("max_num_seqs")
+            self._along("max_num_batched_tokens")
+
+    def _along(self, name: str) -> None:
+        """All values of one flag, with the others as in the best."""
+        here = self._best()
+        self.try_all(here._replace(**{name: value}) for value in getattr(self.space, name))
 
     def _climb(self) -> None:
         """Neighbours in all four flags, until none of them is better."""
@@ -206,9 +218,16 @@ class Search:
         return found
 
 
-def preferred(ranked: Sequence[Tried], own: Candidate) -> Tried:
-    """Of those that are as good as the best: the command's own, else the one with the most memory left beside it."""
+def preferred(ranked: Sequence[Tried], own: Candidate, *, keeps_promises: bool = False) -> Tried:
+    """Of those that are as good as the best: the command's own, else the one with the most memory left beside it.
+
+    `keeps_promises`: where something is promised, an own setting that keeps it to all is as good as any. What is left then is
+    how soon the last answers are done, and nobody asked for that.
+    """
     best = ranked[0].score.goodput
+    is_own = next((one for one in ranked if one.option.candidate == own), None)
+    if keeps_promises and is_own is not None and is_own.score.met == is_own.score.requests - is_own.score.rejected:
+        return is_own
     as_good = [one for one in ranked if one.score.goodput >= best * (1 - TIE)]
 
     def rank(one: Tried) -> tuple[bool, int, int, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from plimsoll.domain.units import format_count, format_gib
@@ -15,6 +16,7 @@ RECOMMENDATION = "recommendation"
 ROUGH_GUIDE = "rough guide: not fitted"
 WORTH_A_WORD = 0.01
 CLEARLY = 0.02
+FULL = 0.99
 NEARLY_ALL = 0.995
 
 
@@ -39,12 +41,19 @@ def headline(tuning: Tuning) -> str:
         return _nothing(tuning)
     best, own = found.best, found.own
     much = _goodput(best.score, tuning)
+    if best.option.candidate == tuning.own and keeps_all(best.score) and not tuning.traffic.slo.is_empty:
+        return f"Your flags are right as they are: {much}. No promise is broken."
     if best.option.candidate == tuning.own:
         return f"Your flags are right as they are: {much}, and nothing that was tried is better by more than {TIE:.1%}."
     words = " ".join(f"{FLAGS[name]} {value_text(best.option.candidate, name)}" for name in _changed(tuning))
     if own is None:
         return f"Set {words}: {much}. Your own flags are not safe: {tuning.own_option.why_not}."
     return f"Set {words}: {much}, {_more(best.score.goodput, own.score.goodput)} your own flags."
+
+
+def keeps_all(score: Score) -> bool:
+    """Whether every request that is not refused was served as promised."""
+    return score.met == score.requests - score.rejected
 
 
 def _nothing(tuning: Tuning) -> str:
@@ -136,12 +145,13 @@ def _limits(tuning: Tuning) -> list[str]:
     assert tuning.found is not None, "asked only of an answer"
     score, most = tuning.found.best.score, tuning.found.most
     said = []
-    if score.met == score.requests - score.rejected:
+    if keeps_all(score) and not tuning.traffic.slo.is_empty:
         said.append("All that can be served are served as promised: no setting could do more.")
     elif score.goodput >= NEARLY_ALL * most:
         said.append(f"No setting could do more than {most:.3g} a second.")
     elif score.met < 0.9 * (score.requests - score.rejected) and not tuning.traffic.slo.is_empty:
-        said.append("Even so, many are late: this traffic is more than the card can serve as promised. Flags cannot mend that.")
+        said.append("Even so, many are late: more comes than this server can serve as promised, whatever these four flags say.")
+    said += _set_cache(tuning.found.best)
     if score.rejected:
         longest = tuning.found.best.option.ledger.kv_plan.max_model_len
         said.append(f"{format_count(score.rejected)} requests are longer than {format_count(longest)} tokens and are refused.")
@@ -150,6 +160,18 @@ def _limits(tuning: Tuning) -> list[str]:
         for name, end in _edges(tuning)
     ]
     return said
+
+
+def _set_cache(best: Tried) -> list[str]:
+    """A cache of a set size that was full while more memory than it has lies idle."""
+    ledger = best.option.ledger
+    said = ledger.settings
+    flag = "--kv-cache-memory-bytes" if said.kv_cache_memory_bytes is not None else "--num-gpu-blocks-override"
+    is_set = said.kv_cache_memory_bytes is not None or said.num_gpu_blocks_override is not None
+    if not is_set or best.score.kv_peak < FULL or ledger.slack.low < ledger.kv.value:
+        return []
+    full, idle = format_gib(ledger.kv.value), format_gib(ledger.slack.value)
+    return [f"{flag} is what holds this server back: its {full} were full while {idle} lay idle. Leave it out and tune again."]
 
 
 def _edges(tuning: Tuning) -> list[tuple[str, str]]:
@@ -183,15 +205,20 @@ def folklore(tuning: Tuning) -> list[Folklore]:
                        ("max_num_batched_tokens", "larger steps get more done")):  # fmt: skip
         line = curve(tuning, name)
         if len(line) > 1 and tuning.found is not None:
-            found.append(_judged(said, name, tuning.found.best, line[-1]))
+            found.append(_judged(said, name, tuning.found.best, line))
     return found
 
 
-def _judged(said: str, name: str, best: Tried, largest: Tried) -> Folklore:
+def _judged(said: str, name: str, best: Tried, line: Sequence[Tried]) -> Folklore:
+    largest = line[-1]
     here, there = value_text(best.option.candidate, name), value_text(largest.option.candidate, name)
     change = best.score.goodput / largest.score.goodput - 1 if largest.score.goodput else float("inf")
-    if best.option.candidate == largest.option.candidate:
-        return Folklore(said, "right", f"{there} is the best of all values")
+    if best is largest:
+        second = max(line[:-1], key=lambda one: one.score.goodput)
+        if largest.score.goodput > second.score.goodput * (1 + CLEARLY):
+            return Folklore(said, "right", f"{there} is the best of all values that were tried")
+        less = value_text(second.option.candidate, name)
+        return Folklore(said, "makes no difference", f"{less} is as good as {there}")
     if change <= CLEARLY:
         return Folklore(said, "makes no difference", f"{there} is as good as {here}")
     short = f"{there} gives {largest.score.goodput:.3g} a second, {here} gives {best.score.goodput:.3g}"
