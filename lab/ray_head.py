@@ -6,6 +6,7 @@ by RAY_AUTH_MODE and RAY_AUTH_TOKEN, as for any cluster.
 
 from __future__ import annotations
 
+import logging
 import sys
 
 import ray
@@ -14,7 +15,7 @@ from ray.util.client.server.server import serve
 
 def main(port: int) -> None:
     """Start, wait, stop. An address of "local" never joins a cluster that happens to run here."""
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     door = serve("127.0.0.1", port)
     print("ready", flush=True)
     sys.stdin.read()

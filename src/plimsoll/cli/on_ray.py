@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -38,7 +39,7 @@ def ray_runner(where: str) -> RunAll:
 def _connect(ray: Any, where: str) -> None:
     import warnings
 
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what they say, the line below says
