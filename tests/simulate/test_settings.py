@@ -133,3 +133,13 @@ def test_a_start_has_every_block_free_and_nobody_in() -> None:
     assert state.counts[at.FREE_SLOTS] == 2
     assert state.limits[at.WATERMARK_BLOCKS] == 2
     assert state.requests[:, at.STATUS].tolist() == [at.NOT_ARRIVED] * 2
+
+
+def test_a_table_reaches_further_as_a_line() -> None:
+    """Steps larger than those that were fitted cost what a token costs; a table that is long enough stays as it is."""
+    times = StepTime(token_ns=5, by_tokens=np.array([10, 11, 12]))
+    assert times.reaching(2) is times
+    further = times.reaching(4)
+    assert further.by_tokens is not None
+    assert further.by_tokens.tolist() == [10, 11, 12, 17, 22]
+    assert StepTime().reaching(99) == StepTime()

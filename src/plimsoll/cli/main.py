@@ -10,6 +10,8 @@ import plimsoll
 COMMANDS = (
     ("plan", "will it fit, how many KV blocks remain, and what limits it?", "plimsoll.cli.plan"),
     ("simulate", "what does my traffic do to the KV cache, to preemptions and to latency?", "plimsoll.cli.simulate"),
+    ("tune", "which flags serve my traffic best on this card, and why?", "plimsoll.cli.tune"),
+    ("sweep", "what does each of these settings do with my traffic?", "plimsoll.cli.sweep"),
     ("doctor", "what went wrong, what shows it, and what fixes it?", "plimsoll.cli.doctor"),
     ("guard", "is each of my servers well, and when will it hurt? Watches and judges, touches nothing", "plimsoll.cli.guard"),
     ("guardctl", "what does a running guard say?", "plimsoll.cli.guardctl"),

@@ -31,6 +31,8 @@ Read on: docs/plan.md
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from plimsoll.cli.launch_words import config_of, launches_named
 from plimsoll.cli.options import Split, split_options
 from plimsoll.cli.output import show, write_file
@@ -45,9 +47,10 @@ from plimsoll.plan.ledger import Card, ModelFacts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from plimsoll.domain.correction import Correction
+    from plimsoll.domain.finding import Finding
     from plimsoll.domain.launch import Launch
     from plimsoll.plan.ledger import Ledger
     from plimsoll.plan.matrix import Matrix
@@ -92,9 +95,9 @@ def planned_of(options: Split) -> Planned:
     return _plan_one(options, *launches_named(options, "plan")[0], learned=False)
 
 
-def planned_launch(options: Split, launch: Launch, folder: str) -> Planned:
-    """The plan of a start that was found already, for `standin`; what was learned is left out: it is the same everywhere."""
-    return _plan_one(options, launch, folder, learned=False)
+def planned_launch(options: Split, launch: Launch, folder: str, *, learned: bool = False) -> Planned:
+    """The plan of a start that was found already; for `standin` what was learned is left out: it is the same everywhere."""
+    return _plan_one(options, launch, folder, learned=learned)
 
 
 def card_of(options: Split) -> Card:
@@ -119,13 +122,18 @@ def _with_matrix(options: Split) -> Split:
 
 
 def _plan_one(options: Split, launch: Launch, folder: str, *, learned: bool = True) -> Planned:
+    checked, engine, gpus = _checked(options, launch, folder)
+    return planned_from(_ready(checked, engine, _card(options), learned=learned, gpus=gpus))
+
+
+def _checked(options: Split, launch: Launch, folder: str) -> tuple[Checked, Engine, int | None]:
     engine = engine_named(options.values.get("--vllm") or _installed_vllm())
     came_from = engine_named(options.values["--from"], "--from") if "--from" in options.values else None
     checked = check(launch, engine, came_from, config_of(launch, folder))
     gpus = options.values.get("--gpus")
     if gpus is not None and (not gpus.isascii() or not gpus.isdigit()):
         raise BadInput(f"--gpus {gpus!r} is not a number")
-    return _planned(checked, engine, _card(options), learned=learned, gpus=int(gpus) if gpus else None)
+    return checked, engine, int(gpus) if gpus else None
 
 
 def _compare(options: Split) -> int:
@@ -203,13 +211,38 @@ def _matrix(options: Split, planned: Planned) -> Matrix | None:
     )
 
 
-def _planned(checked: Checked, engine: Engine, card: Card, *, learned: bool, gpus: int | None) -> Planned:
-    from plimsoll.domain.finding import Finding
+class Ready(NamedTuple):
+    """A command that was read, with all that is needed to plan it, and to plan it again with other settings."""
+
+    checked: Checked
+    model: ModelFacts
+    settings: Settings
+    replan: Callable[[Settings], tuple[Ledger, list[Finding]]]
+    notes: tuple[str, ...]
+
+
+def ready_of(options: Split, *, learned: bool = True) -> Ready:
+    """The command after `--`, for `tune` and `sweep`, which plan it many times."""
+    launch, folder = launches_named(options, "tune")[0]
+    checked, engine, gpus = _checked(options, launch, folder)
+    return _ready(checked, engine, _card(options), learned=learned, gpus=gpus)
+
+
+def planned_from(ready: Ready) -> Planned:
+    """Its plan, with findings and advice."""
     from plimsoll.plan.advise import advise
+    from plimsoll.report.plan import Planned
+
+    ledger, findings = ready.replan(ready.settings)
+    advice = advise(ledger, ready.model.shape, findings, ready.replan)
+    before = _before(ready.checked, ready.model, ledger.card)
+    return Planned(ready.model.name, ledger, findings, advice, ready.checked, ready.notes, ready.model.shape, before)
+
+
+def _ready(checked: Checked, engine: Engine, card: Card, *, learned: bool, gpus: int | None) -> Ready:
     from plimsoll.plan.findings import findings_of
     from plimsoll.plan.ledger import plan_ledger
     from plimsoll.plan.settings import overrides_of, read_settings
-    from plimsoll.report.plan import Planned
 
     if checked.model is None:
         raise BadInput("the command names no model")
@@ -235,11 +268,7 @@ def _planned(checked: Checked, engine: Engine, card: Card, *, learned: bool, gpu
 
     if gpus is not None and gpus < settings.gpus:
         raise BadInput(f"the command needs {settings.gpus} GPUs (TP x PP x DP), --gpus says {gpus}")
-    ledger, findings = replan(settings)
-    advice = advise(ledger, model.shape, findings, replan)
-    before = _before(checked, model, card)
-    notes = (*notes, *checked.notes, *left_out)
-    return Planned(checked.model, ledger, findings, advice, checked, notes, model.shape, before)
+    return Ready(checked, model, settings, replan, (*notes, *checked.notes, *left_out))
 
 
 def _corrections() -> Mapping[str, Correction]:

@@ -83,7 +83,7 @@ def run(words: list[str]) -> int:
     from plimsoll.simulate.compiled import telling
 
     _check_outputs(options)
-    with telling(_say_compiling):
+    with telling(say_compiling):
         return _simulate(options, words)
 
 
@@ -112,7 +112,8 @@ def _check_outputs(options: Split) -> None:
             raise WorldFailed(f"{path}: cannot be written")
 
 
-def _say_compiling() -> None:
+def say_compiling() -> None:
+    """The one line that explains the first wait."""
     import sys
 
     print(COMPILING, file=sys.stderr, flush=True)

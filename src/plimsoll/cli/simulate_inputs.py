@@ -26,6 +26,7 @@ NOT_REPLAYED = frozenset(
     "--enable-mamba-shared-prefix-checkpoint --mamba-cache-mode".split()
 )
 """Flags that move the scheduler's decisions and that nothing here knows about; docs/simulate.md lists them."""
+WITHOUT_NUMBA = "without numba this is a hundred times slower: pip install 'plimsoll-line[simulate]'"
 REPLICA_OF = "0.32.0"
 """The release whose scheduler is replayed."""
 _NUMBERS = {
@@ -57,23 +58,26 @@ def read_inputs(options: Split) -> Inputs:
     """All of it, or one line that says what is wrong."""
     if not options.rest:
         raise BadInput("which trace? plimsoll simulate TRACE [options]; plimsoll simulate --help says what a trace can be")
-    _check_options(options)
+    check_options(options)
     plan = _plan(options)
     settings, notes = _settings(options, plan)
-    trace = _traffic(options)
+    trace = read_traffic(options)
     times = read_times(options.values, plan, settings, trace)
-    speedup = decimal(options.values["--speedup"], "--speedup") if "--speedup" in options.values else 1.0
-    if not speedup > 0:
-        raise BadInput(f"--speedup must be above 0, not {options.values['--speedup']}")
+    speedup = read_speedup(options)
     if not HAS_NUMBA:
-        notes = (
-            *notes,
-            "without numba this is a hundred times slower: pip install 'plimsoll-line[simulate]'",
-        )
+        notes = (*notes, WITHOUT_NUMBA)
     return Inputs(trace, settings, times.step_time, speedup, times.fitted, (*notes, *times.notes))
 
 
-def _check_options(options: Split) -> None:
+def read_speedup(options: Split) -> float:
+    """How many times as fast requests come."""
+    speedup = decimal(options.values["--speedup"], "--speedup") if "--speedup" in options.values else 1.0
+    if not speedup > 0:
+        raise BadInput(f"--speedup must be above 0, not {options.values['--speedup']}")
+    return speedup
+
+
+def check_options(options: Split) -> None:
     """An option that would be ignored is a mistake."""
     if {"--async-scheduling", "--no-async-scheduling"} <= options.switches:
         raise BadInput("either --async-scheduling or --no-async-scheduling, not both")
@@ -89,7 +93,8 @@ def _check_options(options: Split) -> None:
                 raise BadInput(f"{name} is for a file; made-up traffic says such things itself: {SCHEME}rate=20,seed=1")
 
 
-def _traffic(options: Split) -> Trace:
+def read_traffic(options: Split) -> Trace:
+    """The traces that were named, merged and cut as asked."""
     from plimsoll.simulate.traffic import cut, merge
 
     traces = [_one_trace(word, options) for word in options.rest]
@@ -157,6 +162,8 @@ def _plan(options: Split) -> Mapping[str, object] | None:
 
 
 def _as_plan(loaded: Mapping[str, object], path: str) -> Mapping[str, object]:
+    inner = loaded.get("plan") if loaded.get("schema") == "plimsoll.tune/1" else None
+    loaded = inner if isinstance(inner, dict) else loaded
     if loaded.get("schema") != "plimsoll.plan/1":
         raise BadInput(f"{path}: not a plan; plimsoll plan --json ... writes one")
     return loaded

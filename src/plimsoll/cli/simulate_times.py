@@ -111,11 +111,11 @@ def _kept(path: str, settings: Settings) -> Times:
         table = said.get("by_tokens")
         if table is not None:
             found = np.array([round(amount({"ns": one}, "ns")) for one in list_in(said, "by_tokens")], dtype=np.int64)
-            more = np.arange(1, settings.max_num_batched_tokens + 2 - len(found)) * numbers["token_ns"]
-            table = np.concatenate((found, found[-1] + more)) if len(found) else None
+            table = found if len(found) else None
     except KeyError as error:
         raise BadInput(f"{path}: {error.args[0]} is missing or not a time") from None
-    return Times(StepTime(**numbers, by_tokens=table), str(said.get("fitted") or "read from a file"))
+    times = StepTime(**numbers, by_tokens=table).reaching(settings.max_num_batched_tokens)
+    return Times(times, str(said.get("fitted") or "read from a file"))
 
 
 def _graphs(plan: Mapping[str, object] | None, settings: Settings) -> tuple[int, ...]:

@@ -70,15 +70,20 @@ def _forget_old(folder: Path) -> None:
     folder.touch()
 
 
-@cache
-def cache_folder() -> Path:
-    """Where compiled code is kept: the user's cache folder, or a private temporary one where that cannot be written."""
+def sources_digest() -> str:
+    """Another one for every other version of the scheduler: by it compiled code and kept results are known."""
     digest = hashlib.sha256()
     for name in SOURCES:
         digest.update((Path(__file__).parent / name).read_bytes())
+    return digest.hexdigest()[:16]
+
+
+@cache
+def cache_folder() -> Path:
+    """Where compiled code is kept: the user's cache folder, or a private temporary one where that cannot be written."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")  # noqa: PTH111, PTH118
     for root in (Path(base) / "plimsoll", Path(tempfile.gettempdir()) / f"plimsoll-{os.getuid()}"):
-        folder = root / "compiled" / digest.hexdigest()[:16]
+        folder = root / "compiled" / sources_digest()
         try:
             root.mkdir(parents=True, exist_ok=True)
             if all(_made_ours(part) for part in (root, folder.parent, folder)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from plimsoll.domain.gpu import Gpu
 from plimsoll.errors import BadInput
@@ -29,6 +29,72 @@ def with_groups(settings: Settings, groups: Sequence[Group]) -> Settings:
     """The settings with these groups; a single one of full attention is what they mean without any."""
     is_plain = len(groups) == 1 and groups[0].kind == "full" and groups[0].block_size == settings.block_size
     return settings._replace(groups=() if is_plain else tuple(groups))
+
+
+class PlannedGroup(Protocol):
+    """A cache group as `plan` describes it."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def block_size(self) -> int: ...
+    @property
+    def window(self) -> int | None: ...
+
+
+class PlannedCache(Protocol):
+    """The blocks that `plan` found."""
+
+    @property
+    def num_blocks(self) -> int: ...
+    @property
+    def block_size(self) -> int: ...
+    @property
+    def max_model_len(self) -> int: ...
+    @property
+    def groups(self) -> Sequence[PlannedGroup]: ...
+
+
+class PlannedLimits(Protocol):
+    """What `plan` read of a command that the scheduler is told."""
+
+    @property
+    def max_num_seqs(self) -> int: ...
+    @property
+    def max_num_batched_tokens(self) -> int: ...
+    @property
+    def prefix_caching(self) -> bool: ...
+    @property
+    def chunked_prefill(self) -> bool: ...
+    @property
+    def long_prefill_token_threshold(self) -> int: ...
+    @property
+    def async_scheduling(self) -> bool: ...
+    @property
+    def watermark(self) -> float: ...
+    @property
+    def reserve_full_isl(self) -> bool: ...
+    @property
+    def scheduling_policy(self) -> str: ...
+
+
+def planned_settings(said: PlannedLimits, kv: PlannedCache) -> Settings:
+    """The planned server's scheduler: its blocks, its cache groups and its limits."""
+    settings = Settings(
+        num_blocks=kv.num_blocks,
+        block_size=kv.block_size,
+        max_num_seqs=said.max_num_seqs,
+        max_num_batched_tokens=said.max_num_batched_tokens,
+        max_model_len=kv.max_model_len,
+        prefix_caching=said.prefix_caching,
+        chunked_prefill=said.chunked_prefill,
+        long_prefill_token_threshold=said.long_prefill_token_threshold,
+        async_scheduling=said.async_scheduling,
+        watermark=said.watermark,
+        reserve_full_isl=said.reserve_full_isl,
+        policy="priority" if said.scheduling_policy == "priority" else "fcfs",
+    )
+    return with_groups(settings, [group_of(group.kind, group.block_size, group.window) for group in kv.groups])
 
 
 class Sheet(NamedTuple):

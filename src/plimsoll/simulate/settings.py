@@ -66,6 +66,13 @@ class StepTime(NamedTuple):
     by_tokens: Integers | None = None
     """by_tokens[T] in ns, for T from 0 to max_num_batched_tokens."""
 
+    def reaching(self, most_tokens: int) -> StepTime:
+        """The same, with a table for steps of up to so many tokens: one that is too short goes on as a line."""
+        if self.by_tokens is None or len(self.by_tokens) > most_tokens:
+            return self
+        more = np.arange(1, most_tokens + 2 - len(self.by_tokens)) * self.token_ns
+        return self._replace(by_tokens=np.concatenate((self.by_tokens, self.by_tokens[-1] + more)))
+
     def table(self, most_tokens: int) -> Integers:
         """The part that depends on T alone, for every T a step can have."""
         if min(self.base_ns, self.token_ns, self.seq_ns, self.ctx_ps) < 0:

@@ -17,6 +17,8 @@ BYTES_MAX = 8 << 30
 LINE_MAX = 16 << 20
 ROWS_MAX = 50_000_000
 CHUNK = 1 << 20
+RECORDED = "requests-*.jsonl"
+"""What the recorder calls its files."""
 
 
 class Lines(NamedTuple):
@@ -38,12 +40,30 @@ def read_lines(path: str) -> Iterator[Lines]:
                 raise BadInput("-: there is no standard input")
             yield from _of_stdin()
             return
+        if path and Path(path).is_dir():
+            yield from _of_recorder(path)
+            return
         if not stat.S_ISREG(Path(path).stat().st_mode):
             raise BadInput(f"{path}: not a file (a pipe is read with - in place of the name)")
         with Path(path).open("rb") as file:
             yield from _chunks(_unpacked(file), path)
     except (OSError, EOFError, zlib.error, ValueError) as error:
         raise BadInput(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _of_recorder(path: str) -> Iterator[Lines]:
+    """All that the recorder left in its folder; of a file that is being written the last line may not be whole yet."""
+    files = sorted(Path(path).glob(RECORDED))
+    if not files:
+        raise BadInput(f"{path}: a folder without a recording ({RECORDED}) in it")
+    before = 0
+    for one in files:
+        with one.open("rb") as file:
+            last = 0
+            for chunk in _chunks(_unpacked(file), str(one), is_growing=True):
+                last = chunk.numbers[-1] if chunk.lines else last
+                yield chunk._replace(numbers=[before + number for number in chunk.numbers])
+            before += last
 
 
 def _of_stdin() -> Iterator[Lines]:
@@ -58,7 +78,7 @@ def _unpacked(buffered: io.BufferedReader) -> _Bytes:
     return gzip.GzipFile(fileobj=buffered) if buffered.peek(2)[:2] == b"\x1f\x8b" else buffered
 
 
-def _chunks(file: _Bytes, path: str) -> Iterator[Lines]:
+def _chunks(file: _Bytes, path: str, *, is_growing: bool = False) -> Iterator[Lines]:
     rest, number, total = b"", 1, 0
     while piece := file.read(CHUNK):
         total += len(piece)
@@ -76,7 +96,7 @@ def _chunks(file: _Bytes, path: str) -> Iterator[Lines]:
         if number > ROWS_MAX:
             raise TooLarge(f"{path}: more than {ROWS_MAX} lines")
         rest = after
-    if rest:
+    if rest and not is_growing:
         yield _kept([rest], number)
 
 

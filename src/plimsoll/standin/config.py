@@ -19,7 +19,7 @@ from plimsoll.errors import BadInput
 from plimsoll.plan.ledger import Ledger
 from plimsoll.plan.settings import Flags
 from plimsoll.plan.weights import parameters, routed_parameters
-from plimsoll.simulate.planned import Sheet, experts_of, group_of, sheet_time, with_groups
+from plimsoll.simulate.planned import Sheet, experts_of, planned_settings, sheet_time
 from plimsoll.simulate.settings import Settings, StepTime
 from plimsoll.simulate.start import check_start
 from plimsoll.standin.cache_labels import OLDEST, cache_labels
@@ -144,22 +144,7 @@ def _config(planned: Planned, flags: Flags, sizes: MemorySizes, times: Mapping[s
 
 def scheduler_settings(ledger: Ledger) -> Settings:
     """The planned server's scheduler: its blocks, its cache groups and its limits."""
-    said, kv = ledger.settings, ledger.kv_plan
-    settings = Settings(
-        num_blocks=kv.num_blocks,
-        block_size=kv.block_size,
-        max_num_seqs=said.max_num_seqs,
-        max_num_batched_tokens=said.max_num_batched_tokens,
-        max_model_len=kv.max_model_len,
-        prefix_caching=said.prefix_caching,
-        chunked_prefill=said.chunked_prefill,
-        long_prefill_token_threshold=said.long_prefill_token_threshold,
-        async_scheduling=said.async_scheduling,
-        watermark=said.watermark,
-        reserve_full_isl=said.reserve_full_isl,
-        policy="priority" if said.scheduling_policy == "priority" else "fcfs",
-    )
-    return with_groups(settings, [group_of(group.kind, group.block_size, group.window) for group in kv.groups])
+    return planned_settings(ledger.settings, ledger.kv_plan)
 
 
 def step_time_of(ledger: Ledger, shape: ModelShape, settings: Settings, times: Mapping[str, int]) -> StepTime:

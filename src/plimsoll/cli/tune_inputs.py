@@ -1,0 +1,183 @@
+"""What `plimsoll tune` and `plimsoll sweep` were asked: traffic, promises, the planned server, and where results are kept."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from plimsoll.cli.options import Split
+from plimsoll.errors import BadInput, WorldFailed
+
+if TYPE_CHECKING:
+    from plimsoll.cli.kept_runs import KeptRuns
+    from plimsoll.report.plan import Planned
+    from plimsoll.simulate.settings import StepTime
+    from plimsoll.tune.answer import Last, Server
+    from plimsoll.tune.space import Candidate, Space
+    from plimsoll.tune.work import Traffic
+
+LAST_MAX_BYTES = 64 << 20
+NEEDS = "needs numpy and numba: pip install 'plimsoll-line[simulate]'"
+
+
+class Asked(NamedTuple):
+    """Everything a tuning needs."""
+
+    traffic: Traffic
+    server: Server
+    space: Space
+    planned: Planned
+    options: Split
+    last: Last | None
+    notes: tuple[str, ...]
+
+    def replanned(self, candidate: Candidate) -> Planned:
+        """The plan of the command with this setting in it."""
+        from plimsoll.cli.plan import planned_launch
+        from plimsoll.sources.launches import find_launch
+        from plimsoll.tune.commands import flags_of, with_flags
+        from plimsoll.tune.options import candidate_of
+
+        checked = self.planned.checked
+        words = with_flags(checked.rewritten, flags_of(candidate, candidate_of(self.planned.ledger)))
+        launch = find_launch(words, checked.launch.environment, "tune")
+        assert launch is not None, "a vLLM start with other flags is one still"
+        return planned_launch(self.options, launch, "", learned=True)
+
+
+def checked_words(options: Split, command: str, written: Sequence[str]) -> None:
+    """What can be said against the words before anything is read: typing mistakes, outputs that cannot be."""
+    if "vllm" in options.rest:
+        raise BadInput(f"put `--` before the command: plimsoll {command} TRACE --gpu H100 -- vllm serve MODEL ...")
+    unknown = next((word for word in options.rest if word.startswith("-") and word != "-"), None)
+    if unknown is not None:
+        raise BadInput(f"there is no option {unknown!r}; plimsoll {command} --help lists them")
+    try:
+        import numpy  # noqa: F401 - only whether it is there
+    except ImportError:
+        raise BadInput(f"{command} {NEEDS}") from None
+    taken = {os.path.realpath(word): word for word in options.rest if "\0" not in word}
+    for name in (*written, "--into"):
+        path = options.values.get(name)
+        if path is None:
+            continue
+        if not path or path == "-" or "\0" in path:
+            raise BadInput(f"{name} needs the name of a file, not {path!r}")
+        real = os.path.realpath(path)
+        if real in taken and not real.startswith("/dev/"):
+            raise BadInput(f"{name} {path} would overwrite {taken[real]}")
+        taken[real] = f"what {name} writes"
+        target = Path(real)
+        if target.is_dir() or not os.access(target if target.exists() else target.parent, os.W_OK):
+            raise WorldFailed(f"{path}: cannot be written")
+
+
+def split_axes(options: Split) -> tuple[Split, dict[str, str]]:
+    """`name=values` words apart from traces; a file of such a name is a trace."""
+    axes: dict[str, str] = {}
+    rest = []
+    for word in options.rest:
+        name, equals, values = word.partition("=")
+        if equals and name.isidentifier() and not word.startswith("synthetic:") and not Path(word).exists():
+            if name in axes:
+                raise BadInput(f"{name}= is given twice")
+            axes[name] = values
+        else:
+            rest.append(word)
+    return options._replace(rest=tuple(rest)), axes
+
+
+def with_model(options: Split) -> Split:
+    """`--model M` is `-- vllm serve M`."""
+    if "--model" not in options.values:
+        return options
+    if options.verbatim is not None:
+        raise BadInput("either --model or a command after `--`, not both")
+    return options._replace(verbatim=("vllm", "serve", options.values["--model"]))
+
+
+def read_promise(options: Split) -> Traffic:
+    """The traffic, how fast it comes and what is promised."""
+    from plimsoll.cli.simulate_inputs import check_options, read_speedup, read_traffic
+    from plimsoll.tune.goodput import Slo, parse_slo
+    from plimsoll.tune.work import Traffic
+
+    if not options.rest:
+        raise BadInput("which trace? a file, the recorder's folder, `-`, or synthetic:...")
+    check_options(options)
+    slo = parse_slo(options.values["--slo"]) if "--slo" in options.values else Slo()
+    return Traffic(read_traffic(options), read_speedup(options), slo)
+
+
+def read_asked(given: Split) -> Asked:
+    """All of it, or one line that says what is wrong."""
+    from plimsoll.cli.plan import planned_from, ready_of
+    from plimsoll.cli.simulate_inputs import WITHOUT_NUMBA
+    from plimsoll.simulate.compiled import HAS_NUMBA
+    from plimsoll.tune.answer import Server
+    from plimsoll.tune.space import parse_space
+
+    options, axes = split_axes(with_model(given))
+    space = parse_space(axes)
+    last = read_last(options.values["--last"]) if "--last" in options.values else None
+    ready = ready_of(options._replace(rest=()))
+    planned = planned_from(ready)
+    traffic = read_promise(options)
+    step_time, fitted, notes = _times(options, planned, traffic)
+    server = Server(planned.ledger, ready.model.shape, ready.replan, step_time, fitted)
+    if not HAS_NUMBA:
+        notes = (*notes, WITHOUT_NUMBA)
+    return Asked(traffic, server, space, planned, options._replace(rest=()), last, (*planned.notes, *notes))
+
+
+def _times(options: Split, planned: Planned, traffic: Traffic) -> tuple[StepTime | None, str | None, tuple[str, ...]]:
+    """Step times that were measured: (times, what the fit says, notes), all empty where there are none."""
+    import json
+
+    from plimsoll.cli.simulate_inputs import settings_of_plan
+    from plimsoll.cli.simulate_times import read_times
+    from plimsoll.report import plan as report
+
+    plan = json.loads(report.as_json(planned))
+    settings, notes = settings_of_plan(plan)
+    times = read_times(options.values, plan, settings, traffic.trace)
+    return (times.step_time if times.fitted is not None else None), times.fitted, (*notes, *times.notes)
+
+
+def read_last(path: str) -> Last:
+    """What an earlier `tune --json` saw and chose."""
+    from plimsoll.sources.model_folders import read_json
+    from plimsoll.tune.answer import Last
+    from plimsoll.tune.fingerprint import Fingerprint
+    from plimsoll.tune.space import Candidate
+
+    said = read_json(Path(path), LAST_MAX_BYTES)
+    traffic, chosen = said.get("traffic"), said.get("chosen")
+    if said.get("schema") != "plimsoll.tune/1" or not isinstance(traffic, dict):
+        raise BadInput(f"{path}: not a tuning; plimsoll tune --json writes one")
+    if not isinstance(chosen, dict):
+        raise BadInput(f"{path}: that tuning chose nothing; leave --last out")
+    try:
+        seen = Fingerprint(**{name: float(traffic[name]) for name in Fingerprint._fields})  # type: ignore[arg-type]
+        numbers = [float(chosen[name]) for name in Candidate._fields]
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadInput(f"{path}: {error.args[0]!r} is missing or not a number") from None
+    return Last(seen, Candidate(int(numbers[0]), int(numbers[1]), int(numbers[2]), numbers[3]))
+
+
+def kept_in(options: Split, stack: ExitStack) -> KeptRuns | None:
+    """The file of --into, open as long as the stack is."""
+    from plimsoll.cli.kept_runs import KeptRuns
+
+    return stack.enter_context(KeptRuns(options.values["--into"])) if "--into" in options.values else None
+
+
+def simulator_version() -> str:
+    """Results of another scheduler are other results."""
+    import plimsoll
+    from plimsoll.simulate.compiled import sources_digest
+
+    return f"{plimsoll.__version__} {sources_digest()}"

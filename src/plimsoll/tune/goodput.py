@@ -1,0 +1,130 @@
+"""How good a run was: requests a second that were served as promised."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import numpy as np
+
+from plimsoll.errors import BadInput
+from plimsoll.simulate.result import NEVER, Replay
+from plimsoll.simulate.summary import latencies_of, percentile
+
+_UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0}
+_NS = 1e9
+_MOST_S = 86_400.0
+
+
+class Slo(NamedTuple):
+    """What is promised to each request, in seconds; None: nothing."""
+
+    ttft: float | None = None
+    """To the first token."""
+    tpot: float | None = None
+    """For each further token, on average over the request."""
+    e2e: float | None = None
+    """To the last token."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether being served at all is good enough."""
+        return self == Slo()
+
+    def __str__(self) -> str:
+        return ",".join(f"{name}={_shown(value)}" for name, value in self._asdict().items() if value is not None)
+
+
+def parse_slo(text: str) -> Slo:
+    """ttft=2s,tpot=50ms"""
+    found: dict[str, float] = {}
+    for part in text.split(","):
+        name, equals, value = part.strip().partition("=")
+        if name not in Slo._fields or not equals:
+            raise BadInput(f"--slo: {part.strip()[:40]!r} is not ttft=2s, tpot=50ms or e2e=30s")
+        if name in found:
+            raise BadInput(f"--slo: {name} is given twice")
+        found[name] = _seconds(value, name)
+    return Slo(**found)
+
+
+def _seconds(text: str, name: str) -> float:
+    matched = re.fullmatch(r"(\d+(?:\.\d+)?|\.\d+)(ms|s|m)", text.strip())
+    if matched is None:
+        raise BadInput(f"--slo: {name}={text.strip()[:40]!r} needs a time with its unit, such as 50ms or 2s")
+    seconds = float(matched[1]) * _UNITS[matched[2]]
+    if not 0 < seconds <= _MOST_S:
+        raise BadInput(f"--slo: {name}={text.strip()[:40]} must lie above 0 and at most at a day")
+    return seconds
+
+
+def _shown(seconds: float) -> str:
+    return f"{seconds * 1e3:g}ms" if seconds < 1 else f"{seconds:g}s"
+
+
+class Score(NamedTuple):
+    """What a setting did with the traffic. Times are seconds, None where no request finished."""
+
+    goodput: float
+    """Requests a second that were served as promised."""
+    met: int
+    """Requests that were."""
+    requests: int
+    rejected: int
+    seconds: float
+    """From the first arrival to the last token."""
+    requests_per_second: float
+    output_tokens_per_second: float
+    preemptions: int
+    recomputed_share: float
+    """Of all computed tokens, those computed before."""
+    peak_running: int
+    peak_waiting: int
+    kv_mean: float
+    """Share of the blocks in use, over busy time."""
+    kv_peak: float
+    ttft_p50: float | None
+    ttft_p99: float | None
+    tpot_p50: float | None
+    tpot_p99: float | None
+    late_first: int
+    """Finished requests whose first token came too late."""
+    late_further: int
+    """Finished requests whose further tokens came too slowly."""
+
+
+def score(run: Replay, slo: Slo) -> Score:
+    """The run against what was promised."""
+    done = np.flatnonzero(run.finish_ns != NEVER)
+    first = (run.first_token_ns - run.arrival_ns)[done] / _NS
+    whole = (run.finish_ns - run.arrival_ns)[done] / _NS
+    further = np.maximum(1, run.produced[done] - 1)
+    each = np.where(run.produced[done] > 1, (run.finish_ns - run.first_token_ns)[done] / _NS / further, 0.0)
+    late_first = first > slo.ttft if slo.ttft is not None else np.zeros(len(done), dtype=np.bool_)
+    late_further = each > slo.tpot if slo.tpot is not None else np.zeros(len(done), dtype=np.bool_)
+    late_whole = whole > slo.e2e if slo.e2e is not None else np.zeros(len(done), dtype=np.bool_)
+    met = int(np.count_nonzero(~(late_first | late_further | late_whole)))
+    totals, times = run.totals, latencies_of(run)
+    seconds = totals.end_ns / _NS
+    usable = max(1, run.settings.num_blocks - 1)
+    return Score(
+        goodput=met / seconds if seconds > 0 else 0.0,
+        met=met,
+        requests=totals.requests,
+        rejected=totals.rejected,
+        seconds=seconds,
+        requests_per_second=totals.finished / seconds if seconds > 0 else 0.0,
+        output_tokens_per_second=int(run.produced.sum()) / seconds if seconds > 0 else 0.0,
+        preemptions=totals.preemptions,
+        recomputed_share=totals.recomputed_tokens / totals.scheduled_tokens if totals.scheduled_tokens else 0.0,
+        peak_running=totals.peak_running,
+        peak_waiting=totals.peak_waiting,
+        kv_mean=totals.used_block_ns / totals.busy_ns / usable if totals.busy_ns else 0.0,
+        kv_peak=totals.peak_blocks / usable,
+        ttft_p50=percentile(times.ttft, 50),
+        ttft_p99=percentile(times.ttft, 99),
+        tpot_p50=percentile(times.tpot, 50),
+        tpot_p99=percentile(times.tpot, 99),
+        late_first=int(np.count_nonzero(late_first)),
+        late_further=int(np.count_nonzero(late_further)),
+    )

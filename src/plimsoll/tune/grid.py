@@ -1,0 +1,154 @@
+"""A sweep: every combination of the values that were asked for, each with what it means for the server."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from plimsoll.errors import BadInput
+from plimsoll.plan.ledger import Ledger
+from plimsoll.simulate.compare import same_memory
+from plimsoll.simulate.settings import Settings, StepTime
+from plimsoll.simulate.start import check_start
+from plimsoll.tune.answer import Server
+from plimsoll.tune.options import Option, candidate_of, launch_of
+from plimsoll.tune.space import Candidate, parse_counts, parse_shares
+from plimsoll.tune.work import Job
+
+COUNTS = (
+    "num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "long_prefill_token_threshold",
+)  # fmt: skip
+SWITCHES = ("prefix_caching", "chunked_prefill", "async_scheduling", "reserve_full_isl")
+PLANNED = (*Candidate._fields, "max_model_len")
+"""What changes the memory, and so the cache: plan is asked again for each value."""
+KEYS = (*COUNTS, "gpu_memory_utilization", "watermark", "speedup", *SWITCHES)
+MOST_POINTS = 100_000
+
+Value = int | float | bool
+
+
+class Axes(NamedTuple):
+    """What is varied: for each name its values."""
+
+    values: Mapping[str, tuple[Value, ...]]
+
+    @property
+    def points(self) -> list[dict[str, Value]]:
+        """Every combination, the last name fastest."""
+        return [dict(zip(self.values, one, strict=True)) for one in itertools.product(*self.values.values())]
+
+
+class Point(NamedTuple):
+    """One combination: what is replayed, or why nothing is."""
+
+    values: Mapping[str, Value]
+    speedup: float
+    job: Job | None
+    option: Option | None = None
+    """As plan sees it; None where nothing is planned."""
+    problem: str = ""
+
+
+def parse_axes(words: Mapping[str, str]) -> Axes:
+    """`block_size=8,16 max_num_seqs=64..1024 prefix_caching=on,off`"""
+    if not words:
+        raise BadInput(f"what is to be varied? for example max_num_seqs=64..1024; there is: {', '.join(KEYS)}")
+    axes = Axes({name: _values(name, text) for name, text in words.items()})
+    count = math.prod(len(one) for one in axes.values.values())
+    if count > MOST_POINTS:
+        raise BadInput(f"{count} combinations are more than {MOST_POINTS}")
+    return axes
+
+
+def _values(name: str, text: str) -> tuple[Value, ...]:
+    if name in COUNTS:
+        return parse_counts(text, name) if name != "long_prefill_token_threshold" else _thresholds(text, name)
+    if name == "gpu_memory_utilization":
+        return parse_shares(text, name)
+    if name in SWITCHES:
+        return tuple(_switch(part.strip(), name) for part in dict.fromkeys(text.split(",")))
+    if name in ("watermark", "speedup"):
+        return tuple(sorted({_decimal(part, name) for part in text.split(",")}))
+    raise BadInput(f"{name!r} cannot be varied; there is: {', '.join(KEYS)}")
+
+
+def _thresholds(text: str, name: str) -> tuple[int, ...]:
+    """Counts, and 0: off."""
+    parts = text.split(",")
+    rest = [part for part in parts if part.strip() != "0"]
+    off = {0} if len(rest) < len(parts) else set()
+    return tuple(sorted(off.union(parse_counts(",".join(rest), name) if rest else ())))
+
+
+def _switch(text: str, name: str) -> bool:
+    if text not in ("on", "off"):
+        raise BadInput(f"{name}= takes on and off, not {text[:40]!r}")
+    return text == "on"
+
+
+def _decimal(text: str, name: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number) or number < 0 or (name == "speedup" and number == 0):
+        raise BadInput(f"{name}={text.strip()[:40]!r} is not a number above 0")
+    return number
+
+
+def plain_points(axes: Axes, settings: Settings, step_time: StepTime, speedup: float) -> list[Point]:
+    """Without a plan: the cache keeps its tokens where the block size is varied, unless the blocks are varied too."""
+    if "gpu_memory_utilization" in axes.values:
+        raise BadInput("gpu_memory_utilization needs a card and a command: --gpu H100 -- vllm serve MODEL ...")
+    return [_point(values, settings, step_time, speedup, "num_blocks" in axes.values) for values in axes.points]
+
+
+def _point(values: Mapping[str, Value], base: Settings, step_time: StepTime, speedup: float, own_blocks: bool) -> Point:  # noqa: FBT001
+    changes = {name: value for name, value in values.items() if name != "speedup"}
+    settings: Settings | None = base
+    if "block_size" in changes and not own_blocks:
+        settings = same_memory(base, int(changes.pop("block_size")))
+    speed = float(values.get("speedup", speedup))
+    if settings is None:
+        return Point(values, speed, None, problem="the cache is smaller than one block")
+    return _checked(values, speed, settings._replace(**changes), step_time, None)  # type: ignore[arg-type]
+
+
+def planned_points(axes: Axes, server: Server, speedup: float, said: StepTime | None) -> list[Point]:
+    """With a planned command: what changes its memory is planned again. `said` are step times that hold for all."""
+    if "num_blocks" in axes.values:
+        raise BadInput("num_blocks is what plan finds; leave it or the command out")
+    return [_planned(values, server, speedup, said) for values in axes.points]
+
+
+def _planned(values: Mapping[str, Value], server: Server, speedup: float, said: StepTime | None) -> Point:
+    ledger: Ledger = server.ledger
+    own = candidate_of(ledger)
+    candidate = own._replace(**{name: value for name, value in values.items() if name in Candidate._fields})  # type: ignore[arg-type]
+    launch = launch_of(candidate, ledger.settings, ledger.kv_plan.block_size)
+    if "max_model_len" in values:
+        launch = launch._replace(max_model_len=int(values["max_model_len"]))
+    speed = float(values.get("speedup", speedup))
+    try:
+        found, findings = server.replan(launch)
+        option = Option(candidate, found, tuple(findings))
+        settings = option.settings
+    except BadInput as error:
+        return Point(values, speed, None, problem=str(error))
+    if settings.num_blocks < 2:
+        return Point(values, speed, None, option, "no block of cache is left")
+    rest = {name: value for name, value in values.items() if name not in (*PLANNED, "speedup")}
+    times = said or server.job_of(option).step_time
+    return _checked(values, speed, settings._replace(**rest), times, option)  # type: ignore[arg-type]
+
+
+def _checked(
+    values: Mapping[str, Value], speedup: float, settings: Settings, step_time: StepTime, option: Option | None
+) -> Point:
+    try:
+        check_start(settings)
+    except BadInput as error:
+        return Point(values, speedup, None, option, str(error))
+    return Point(values, speedup, Job(settings, step_time.reaching(settings.max_num_batched_tokens)), option)

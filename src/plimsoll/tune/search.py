@@ -1,0 +1,237 @@
+"""Finds a setting whose goodput is as good as the best of all, for a tenth of the runs that trying all would take.
+
+1. Plan gives every candidate its pool. What plan warns of is never run. Of those that share requests at once and tokens in a
+   step only the one with the largest cache goes on; the others come back in step 4.
+2. Screening: all of these on a short stretch of the traffic, the busiest one.
+3. The best of them, and the command's own setting, on the whole traffic; none whose ceiling lies below what was reached.
+4. Every utilisation for the best of them: a larger cache is not always better. Where further tokens must come quickly, a
+   smaller one keeps steps short.
+5. Climbing: the neighbours of the best in all four flags, until none is better. Then all values of requests at once, and of
+   tokens in a step, with the others as they are; these are also the curves that are shown. From a better one it goes on at 4.
+6. Each flag as the command had it, beside the others as chosen: what that flag alone is worth.
+
+A run counts by the requests it replays. Nothing is drawn by chance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from plimsoll.domain.trace import Trace
+from plimsoll.simulate.traffic import take
+from plimsoll.tune.ceiling import ceiling, demand
+from plimsoll.tune.goodput import Score
+from plimsoll.tune.options import Option, roomiest
+from plimsoll.tune.space import Candidate, Space
+from plimsoll.tune.work import Failed, Job, Result, RunAll, Traffic
+
+SHARE = 0.1
+"""Of the runs that trying everything would take."""
+SCREEN_SHARE = 0.1
+"""Of the requests, in screening."""
+SCREEN_LEAST = 100
+"""Requests in a stretch that says anything."""
+FINALISTS = 6
+LEAST_REQUESTS = 40_000
+"""To replay so many takes about a second: short traffic is worth that, whatever share it is."""
+LEAST_RUNS = 24
+"""A small space is worth so many, even if that is more than the share."""
+TIE = 0.005
+"""Settings whose goodput differs by less are equally good: then the command's own stays, or the one with more room."""
+
+
+class Tried(NamedTuple):
+    """A candidate that was replayed with the whole traffic."""
+
+    option: Option
+    score: Score
+
+
+class Found(NamedTuple):
+    """What the search brought."""
+
+    best: Tried
+    own: Tried | None
+    """The command's own setting; None where plan calls it unsafe or it cannot run."""
+    tried: tuple[Tried, ...]
+    """All on the whole traffic, best first."""
+    most: float
+    """Requests a second that no setting can exceed."""
+    candidates: int
+    safe: int
+    ruled_out: int
+    """Finalists that were never run: their ceiling lies below what another reached."""
+    runs: int
+    requests: int
+    """Replayed, over all runs."""
+
+    @property
+    def cost(self) -> float:
+        """In runs of the whole traffic."""
+        return self.requests / max(1, self.best.score.requests)
+
+
+def busiest(trace: Trace, count: int) -> Trace:
+    """The `count` requests in a row that ask for the most tokens in the shortest time."""
+    if count >= trace.size:
+        return trace
+    work = np.concatenate(([0.0], np.cumsum(trace.prompt + trace.output, dtype=np.float64)))
+    # A stretch as long as this one, begun anywhere: tokens over the time until the request after it came.
+    begins = np.arange(trace.size - count)
+    took = (trace.arrival_ns[begins + count] - trace.arrival_ns[begins]).astype(np.float64)
+    rate = (work[begins + count] - work[begins]) / np.maximum(1.0, took)
+    return take(trace, int(np.argmax(rate)), count)
+
+
+class Search:
+    """One search: what was run so far, and what is left of the budget."""
+
+    def __init__(
+        self,
+        traffic: Traffic,
+        options: Sequence[Option],
+        space: Space,
+        job_of: Callable[[Option], Job],
+        run: RunAll,
+        *,
+        reserved: int = 0,
+        least_requests: int = LEAST_REQUESTS,
+    ) -> None:
+        self.traffic, self.space, self.job_of, self.run = traffic, space, job_of, run
+        self.options = {option.candidate: option for option in options}
+        self.safe = {candidate: option for candidate, option in self.options.items() if option.is_safe}
+        self.tried: dict[Candidate, Tried] = {}
+        self.failed: dict[Candidate, str] = {}
+        self.runs = self.requests = self.ruled_out = 0
+        self.held_back = len(Candidate._fields)
+        """Runs for step 6."""
+        # What comes after the search (slower clocks, a smaller cache) is paid from the same tenth.
+        runs = max(LEAST_RUNS, int(SHARE * len(self.safe)) - reserved)
+        self.budget = max(least_requests, runs * traffic.trace.size)
+
+    def find(self, own: Candidate, others: Sequence[Candidate] = ()) -> Found | None:
+        """The best setting; None if no candidate is safe, or none can run. `own` is the command's; `others` are tried too."""
+        if len(self.safe) * self.traffic.trace.size <= self.budget:
+            self.try_all(self.safe)
+        else:
+            self.try_all([own, *others])
+            self.try_all(self._promising(self._screened()))
+            self._climb_and_draw()
+        if not self.tried:
+            return None
+        keeps = not self.traffic.slo.is_empty
+        chosen = preferred(self._ranked(), own, keeps_promises=keeps).option.candidate
+        self.held_back = 0
+        self.try_all(chosen._replace(**{name: getattr(own, name)}) for name in chosen.differences(own))
+        ranked = self._ranked()
+        return Found(
+            best=preferred(ranked, own, keeps_promises=keeps),
+            own=self.tried.get(own),
+            tried=tuple(ranked),
+            most=max(self._ceiling(option) for option in self.safe.values()),
+            candidates=len(self.options),
+            safe=len(self.safe),
+            ruled_out=self.ruled_out,
+            runs=self.runs,
+            requests=self.requests,
+        )
+
+    def _ranked(self) -> list[Tried]:
+        return sorted(self.tried.values(), key=lambda one: -one.score.goodput)
+
+    @property
+    def left(self) -> int:
+        """Runs of the whole traffic that the budget still allows."""
+        size = max(1, self.traffic.trace.size)
+        return max(0, self.budget - self.held_back * size - self.requests) // size
+
+    def try_all(self, candidates: Iterable[Candidate]) -> None:
+        """Those that are safe and were not run yet, on the whole traffic, as far as the budget goes."""
+        wanted = [one for one in candidates if one in self.safe and one not in self.tried and one not in self.failed]
+        wanted = wanted[: self.left]
+        for candidate, result in zip(wanted, self._run(self.traffic, wanted), strict=True):
+            if isinstance(result, Failed):
+                self.failed[candidate] = result.why
+            else:
+                self.tried[candidate] = Tried(self.safe[candidate], result)
+
+    def _run(self, traffic: Traffic, candidates: Sequence[Candidate]) -> list[Result]:
+        jobs = [self.job_of(self.safe[candidate]) for candidate in candidates]
+        results = dict(self.run(traffic, jobs))
+        self.runs += len(jobs)
+        self.requests += len(jobs) * traffic.trace.size
+        return [results[place] for place in range(len(jobs))]
+
+    def _screened(self) -> list[Candidate]:
+        """The roomiest of each pair, best first by a stretch of the traffic."""
+        pairs = [option.candidate for option in roomiest(list(self.safe.values())).values()]
+        count = max(SCREEN_LEAST, int(SCREEN_SHARE * self.traffic.trace.size))
+        stretch = self.traffic._replace(trace=busiest(self.traffic.trace, count))
+        results = self._run(stretch, pairs)
+        marks = {one: result.goodput for one, result in zip(pairs, results, strict=True) if isinstance(result, Score)}
+        return sorted(marks, key=lambda one: -marks[one])
+
+    def _promising(self, ranked: Sequence[Candidate]) -> list[Candidate]:
+        reached = max((one.score.goodput for one in self.tried.values()), default=0.0)
+        able = [one for one in ranked if self._ceiling(self.safe[one]) >= reached]
+        self.ruled_out += len(ranked) - len(able)
+        return able[:FINALISTS]
+
+    def _ceiling(self, option: Option) -> float:
+        return ceiling(demand(self.traffic, option.ledger.kv_plan.max_model_len), self.job_of(option))
+
+    def _climb_and_draw(self) -> None:
+        """Lines through the best and climbing in turn, until neither leads elsewhere."""
+        stood = None
+        while self.left and self.tried and (here := self._best()) != stood:
+            stood = here
+            self._along("gpu_memory_utilization")
+            self._climb()
+            self._along("max_num_seqs")
+            self._along("max_num_batched_tokens")
+
+    def _along(self, name: str) -> None:
+        """All values of one flag, with the others as in the best."""
+        here = self._best()
+        self.try_all(here._replace(**{name: value}) for value in getattr(self.space, name))
+
+    def _climb(self) -> None:
+        """Neighbours in all four flags, until none of them is better."""
+        stood = None
+        while self.left and self.tried and (here := self._best()) != stood:
+            stood = here
+            self.try_all(self._neighbours(here))
+
+    def _best(self) -> Candidate:
+        return max(self.tried.values(), key=lambda one: one.score.goodput).option.candidate
+
+    def _neighbours(self, here: Candidate) -> list[Candidate]:
+        found = []
+        for name, values in self.space._asdict().items():
+            value = getattr(here, name)
+            below = [one for one in values if one < value][-1:]
+            above = [one for one in values if one > value][:1]
+            found += [here._replace(**{name: one}) for one in (*below, *above)]
+        return found
+
+
+def preferred(ranked: Sequence[Tried], own: Candidate, *, keeps_promises: bool = False) -> Tried:
+    """Of those that are as good as the best: the command's own, else the one with the most memory left beside it.
+
+    `keeps_promises`: where something is promised, an own setting that keeps it to all is as good as any. What is left then is
+    how soon the last answers are done, and nobody asked for that.
+    """
+    best = ranked[0].score.goodput
+    is_own = next((one for one in ranked if one.option.candidate == own), None)
+    if keeps_promises and is_own is not None and is_own.score.met == is_own.score.requests - is_own.score.rejected:
+        return is_own
+    as_good = [one for one in ranked if one.score.goodput >= best * (1 - TIE)]
+
+    def rank(one: Tried) -> tuple[bool, int, int, float]:
+        candidate = one.option.candidate
+        return candidate != own, -one.option.ledger.slack.value, len(candidate.differences(own)), -one.score.goodput
+
+    return min(as_good, key=rank)

@@ -1,0 +1,272 @@
+"""The answer in sentences: what to set, why, what it is worth, what is sure about it, and which habits it contradicts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from plimsoll.domain.units import format_count, format_gib
+from plimsoll.tune.answer import Tuning, curve
+from plimsoll.tune.fingerprint import NAMES
+from plimsoll.tune.goodput import Score
+from plimsoll.tune.search import TIE, Tried
+from plimsoll.tune.space import FLAGS, is_taken, value_text
+
+RECOMMENDATION = "recommendation"
+ROUGH_GUIDE = "rough guide: not fitted"
+WORTH_A_WORD = 0.01
+CLEARLY = 0.02
+FULL = 0.99
+NEARLY_ALL = 0.995
+
+
+class Folklore(NamedTuple):
+    """A habit, and what this traffic says of it."""
+
+    said: str
+    here: str
+    """wrong, right, or makes no difference."""
+    because: str
+
+
+def label(tuning: Tuning) -> str:
+    """Whether it is a recommendation or a rough guide."""
+    return RECOMMENDATION if tuning.server.fitted is not None else ROUGH_GUIDE
+
+
+def headline(tuning: Tuning) -> str:
+    """The finding in one sentence."""
+    found = tuning.found
+    if found is None:
+        return _nothing(tuning)
+    best, own = found.best, found.own
+    much = _goodput(best.score, tuning)
+    if best.option.candidate == tuning.own and keeps_all(best.score) and not tuning.traffic.slo.is_empty:
+        return f"Your flags are right as they are: {much}. No promise is broken."
+    if best.option.candidate == tuning.own:
+        return f"Your flags are right as they are: {much}, and nothing that was tried is better by more than {TIE:.1%}."
+    words = " ".join(f"{FLAGS[name]} {value_text(best.option.candidate, name)}" for name in _changed(tuning))
+    if own is None:
+        return f"Set {words}: {much}. Your own flags are not safe: {tuning.own_option.why_not}."
+    return f"Set {words}: {much}, {_more(best.score.goodput, own.score.goodput)} your own flags."
+
+
+def keeps_all(score: Score) -> bool:
+    """Whether every request that is not refused was served as promised."""
+    return score.met == score.requests - score.rejected
+
+
+def _nothing(tuning: Tuning) -> str:
+    if len(tuning.refused) and all(not one.is_safe for one in tuning.refused) and tuning.own_option in tuning.refused:
+        return f"No setting is safe: {tuning.own_option.why_not}."
+    return "No setting can serve this traffic: none of the replays came to an end."
+
+
+def _goodput(score: Score, tuning: Tuning) -> str:
+    if tuning.traffic.slo.is_empty:
+        return f"{score.goodput:.3g} requests a second"
+    return f"{score.goodput:.3g} requests a second as promised ({score.met / max(1, score.requests):.1%} of all)"
+
+
+def _more(now: float, before: float) -> str:
+    if before <= 0:
+        return "where none were as promised with"
+    change = now / before - 1
+    if abs(change) < TIE:
+        return "as many as with"
+    if change >= 1:
+        return f"{now / before:.1f} times as many as with"
+    return f"{abs(change):.1%} {'more' if change > 0 else 'fewer'} than with"
+
+
+def reasons(tuning: Tuning) -> list[str]:
+    """Why this one: each changed flag, with what the run shows when that flag alone is as it was."""
+    if tuning.found is None:
+        return []
+    best = tuning.found.best
+    said = []
+    for name in _changed(tuning):
+        before = _as_before(tuning, name)
+        now, then = value_text(best.option.candidate, name), value_text(tuning.own, name)
+        if before is None:
+            said.append(f"{FLAGS[name]} {now}, not {then}: {_why_not_run(tuning, name)}.")
+        else:
+            parts = _differences(best, before, tuning)
+            said.append(f"{FLAGS[name]} {now}, not {then}: {', '.join(parts)}.")
+    return [*said, *_limits(tuning)]
+
+
+def _as_before(tuning: Tuning, name: str) -> Tried | None:
+    assert tuning.found is not None, "asked only of an answer"
+    wanted = tuning.found.best.option.candidate._replace(**{name: getattr(tuning.own, name)})
+    return next((one for one in tuning.found.tried if one.option.candidate == wanted), None)
+
+
+def _why_not_run(tuning: Tuning, name: str) -> str:
+    assert tuning.found is not None, "asked only of an answer"
+    wanted = tuning.found.best.option.candidate._replace(**{name: getattr(tuning.own, name)})
+    then = value_text(tuning.own, name)
+    if not is_taken(wanted):
+        return f"vLLM does not take {then} with these others: a step must have room for a token of each request"
+    refused = next((one for one in tuning.refused if one.candidate == wanted), None)
+    return f"with {then} beside the others plan warns of {refused.why_not}" if refused is not None else "not compared"
+
+
+def _differences(best: Tried, before: Tried, tuning: Tuning) -> list[str]:
+    """What the flag changes, in the order in which it matters."""
+    now, then = best.score, before.score
+    parts = []
+    share = now.goodput / then.goodput - 1 if then.goodput else None
+    if share is None:
+        parts.append("without it no request is served as promised")
+    elif abs(share) >= TIE:
+        parts.append(f"worth {share:+.1%}")
+    else:
+        parts.append("makes no difference by itself")
+    slo = tuning.traffic.slo
+    if slo.tpot is not None and abs(now.late_further - then.late_further) >= WORTH_A_WORD * now.requests:
+        parts.append(f"{_of_all(now.late_further, now)} get further tokens too slowly, not {_of_all(then.late_further, then)}")
+    if slo.ttft is not None and abs(now.late_first - then.late_first) >= WORTH_A_WORD * now.requests:
+        parts.append(f"{_of_all(now.late_first, now)} wait too long for the first, not {_of_all(then.late_first, then)}")
+    if now.preemptions != then.preemptions and max(now.preemptions, then.preemptions) >= WORTH_A_WORD * now.requests:
+        parts.append(f"{format_count(now.preemptions)} preemptions, not {format_count(then.preemptions)}")
+    room = best.option.kv_tokens - before.option.kv_tokens
+    if abs(room) >= WORTH_A_WORD * before.option.kv_tokens:
+        parts.append(f"room for {format_count(abs(room))} tokens {'more' if room > 0 else 'fewer'} in the cache")
+    return parts
+
+
+def _of_all(count: int, score: Score) -> str:
+    return f"{count / max(1, score.requests):.1%}"
+
+
+def _limits(tuning: Tuning) -> list[str]:
+    """What holds this traffic back, whatever the flags."""
+    assert tuning.found is not None, "asked only of an answer"
+    score, most = tuning.found.best.score, tuning.found.most
+    said = []
+    if keeps_all(score) and not tuning.traffic.slo.is_empty:
+        said.append("All that can be served are served as promised: no setting could do more.")
+    elif score.goodput >= NEARLY_ALL * most:
+        said.append(f"No setting could do more than {most:.3g} a second.")
+    elif score.met < 0.9 * (score.requests - score.rejected) and not tuning.traffic.slo.is_empty:
+        said.append("Even so, many are late: more comes than this server can serve as promised, whatever these four flags say.")
+    said += _set_cache(tuning.found.best)
+    if score.rejected:
+        longest = tuning.found.best.option.ledger.kv_plan.max_model_len
+        said.append(f"{format_count(score.rejected)} requests are longer than {format_count(longest)} tokens and are refused.")
+    said += [
+        f"{FLAGS[name]} {value_text(tuning.found.best.option.candidate, name)} is the {end} value that was looked at."
+        for name, end in _edges(tuning)
+    ]
+    return said
+
+
+def _set_cache(best: Tried) -> list[str]:
+    """A cache of a set size that was full while more memory than it has lies idle."""
+    ledger = best.option.ledger
+    said = ledger.settings
+    flag = "--kv-cache-memory-bytes" if said.kv_cache_memory_bytes is not None else "--num-gpu-blocks-override"
+    is_set = said.kv_cache_memory_bytes is not None or said.num_gpu_blocks_override is not None
+    if not is_set or best.score.kv_peak < FULL or ledger.slack.low < ledger.kv.value:
+        return []
+    full, idle = format_gib(ledger.kv.value), format_gib(ledger.slack.value)
+    return [f"{flag} is what holds this server back: its {full} were full while {idle} lay idle. Leave it out and tune again."]
+
+
+def _edges(tuning: Tuning) -> list[tuple[str, str]]:
+    assert tuning.found is not None, "asked only of an answer"
+    chosen, own = tuning.found.best.option.candidate, tuning.own
+    found = []
+    for name in ("max_num_seqs", "max_num_batched_tokens"):
+        values, value = getattr(tuning.space, name), getattr(chosen, name)
+        if len(values) > 1 and value != getattr(own, name) and value in (values[0], values[-1]):
+            found.append((name, "lowest" if value == values[0] else "highest"))
+    return found
+
+
+def margin(tuning: Tuning) -> str:
+    """How much room is left, and what a smaller cache than planned would do."""
+    if tuning.found is None:
+        return ""
+    ledger = tuning.found.best.option.ledger
+    said = f"{format_gib(ledger.slack.value)} of the card stay free beside vLLM ({format_gib(ledger.slack.low)} at least)"
+    if tuning.at_low_end is not None:
+        share = tuning.at_low_end.goodput / tuning.found.best.score.goodput if tuning.found.best.score.goodput else 0.0
+        least = format_gib(ledger.kv.low)
+        said += f"; if the cache turns out as small as plan thinks possible ({least}), {share:.1%} of the goodput is left"
+    return said + "."
+
+
+def folklore(tuning: Tuning) -> list[Folklore]:
+    """Habits that the curves can speak about."""
+    found = []
+    for name, said in (("max_num_seqs", "more requests at once get more done"),
+                       ("max_num_batched_tokens", "larger steps get more done")):  # fmt: skip
+        line = curve(tuning, name)
+        if len(line) > 1 and tuning.found is not None:
+            found.append(_judged(said, name, tuning.found.best, line))
+    return found
+
+
+def _judged(said: str, name: str, best: Tried, line: Sequence[Tried]) -> Folklore:
+    largest = line[-1]
+    here, there = value_text(best.option.candidate, name), value_text(largest.option.candidate, name)
+    change = best.score.goodput / largest.score.goodput - 1 if largest.score.goodput else float("inf")
+    if best is largest:
+        second = max(line[:-1], key=lambda one: one.score.goodput)
+        if largest.score.goodput > second.score.goodput * (1 + CLEARLY):
+            return Folklore(said, "right", f"{there} is the best of all values that were tried")
+        less = value_text(second.option.candidate, name)
+        return Folklore(said, "makes no difference", f"{less} is as good as {there}")
+    if change <= CLEARLY:
+        return Folklore(said, "makes no difference", f"{there} is as good as {here}")
+    short = f"{there} gives {largest.score.goodput:.3g} a second, {here} gives {best.score.goodput:.3g}"
+    return Folklore(said, "wrong", short)
+
+
+def ranges(tuning: Tuning) -> list[str]:
+    """Without a fit: between which values the answer lies."""
+    if tuning.doubt is None or tuning.found is None:
+        return []
+    said = []
+    for name, (low, high) in tuning.doubt.ranges.items():
+        if low != high:
+            said.append(f"{FLAGS[name]} between {low:g} and {high:g}")
+    return said
+
+
+def measurement(tuning: Tuning) -> str:
+    """The one thing to measure that would turn a rough guide into a recommendation."""
+    if tuning.doubt is None or tuning.found is None:
+        return ""
+    tokens = tuning.found.best.option.candidate.max_num_batched_tokens
+    how = (
+        "record some minutes of the real server under load with the flags it has now (PLIMSOLL_RECORD=FOLDER, docs/inside.md) "
+        "and give that to --fit"
+    )
+    if tuning.doubt.steady:
+        return f"With steps 15 % faster or 50 % slower than by the data sheet it stays as good as any. To be sure, {how}."
+    return f"What would settle it: how long a step of up to {format_count(tokens)} tokens takes on this card; {how}."
+
+
+def drift_sentences(tuning: Tuning) -> list[str]:
+    """What has changed since the last tuning, and whether its choice still holds."""
+    if tuning.last is None:
+        return []
+    large = [change for change in tuning.changes if change.is_large]
+    said = [f"{NAMES[one.name]}: {one.before:.4g} then, {one.now:.4g} now" for one in large]
+    if not large:
+        said = ["The traffic is as it was at the last tuning."]
+    if tuning.last_now is None:
+        return [*said, "What was chosen then is not safe, or was not run."]
+    if tuning.found is not None:
+        share = tuning.last_now.score.goodput / tuning.found.best.score.goodput - 1 if tuning.found.best.score.goodput else 0.0
+        holds = "still holds" if share >= -WORTH_A_WORD else f"now loses {-share:.1%}"
+        said.append(f"What was chosen then {holds}.")
+    return said
+
+
+def _changed(tuning: Tuning) -> list[str]:
+    assert tuning.found is not None, "asked only of an answer"
+    return tuning.found.best.option.candidate.differences(tuning.own)

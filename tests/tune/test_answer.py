@@ -1,0 +1,133 @@
+"""The whole answer, and the sentences about it."""
+
+from __future__ import annotations
+
+import pytest
+
+from plimsoll.simulate.settings import StepTime
+from plimsoll.simulate.synthetic import generate, parse_synthetic
+from plimsoll.tune.answer import Last, Tuning, curve, runner_up, tune
+from plimsoll.tune.fingerprint import fingerprint
+from plimsoll.tune.space import Candidate
+from plimsoll.tune.verdict import drift_sentences, folklore, headline, label, margin, measurement, ranges, reasons
+from plimsoll.tune.work import Traffic
+from tests.tune.servers import SMALL, run, server, traffic
+
+
+@pytest.fixture(scope="module")
+def tuning() -> Tuning:
+    """Chats that are too many for the default flags of an L4."""
+    return tune(traffic(), server(), SMALL, run)
+
+
+def test_better_flags_are_named_with_what_they_are_worth(tuning: Tuning) -> None:
+    """The first sentence has the flags, the goodput and the comparison; each changed flag has its reason."""
+    assert tuning.found is not None
+    assert tuning.found.own is not None
+    assert tuning.found.best.score.goodput > tuning.found.own.score.goodput
+    said = headline(tuning)
+    for name in tuning.found.best.option.candidate.differences(tuning.own):
+        flag = "--" + name.replace("_", "-")
+        assert flag in said
+        assert any(sentence.startswith(flag) for sentence in reasons(tuning))
+    assert "as promised" in said
+    assert "your own flags" in said
+
+
+def test_the_curves_go_through_the_chosen_one(tuning: Tuning) -> None:
+    """In order of the value, each the best that was tried of it, and none better than the chosen one by more than a tie."""
+    assert tuning.found is not None
+    chosen = tuning.found.best.option.candidate
+    line = curve(tuning, "max_num_seqs")
+    values = [one.option.candidate.max_num_seqs for one in line]
+    assert values == sorted(values)
+    assert chosen in [one.option.candidate for one in line]
+    assert len(values) > 2
+    assert {one.option.candidate.max_num_batched_tokens for one in line} == {chosen.max_num_batched_tokens}
+    assert max(one.score.goodput for one in line) <= 1.006 * tuning.found.best.score.goodput
+
+
+def test_the_runner_up_is_another_setting_and_no_better(tuning: Tuning) -> None:
+    """Another number of requests at once or of tokens; not a twin with other blocks."""
+    second = runner_up(tuning)
+    assert second is not None
+    assert tuning.found is not None
+    assert second.option.candidate[:2] != tuning.found.best.option.candidate[:2]
+    assert second.score.goodput <= 1.005 * tuning.found.best.score.goodput
+
+
+def test_without_a_fit_it_is_a_rough_guide_and_says_what_to_measure(tuning: Tuning) -> None:
+    """With one it is a recommendation, without ranges."""
+    assert label(tuning) == "rough guide: not fitted"
+    assert "PLIMSOLL_RECORD" in measurement(tuning)
+    fitted = tune(traffic(), server()._replace(step_time=StepTime(64_000_000, 222_000), fitted="fitted to a run"), SMALL, run)
+    assert label(fitted) == "recommendation"
+    assert ranges(fitted) == []
+    assert measurement(fitted) == ""
+
+
+def test_the_margin_says_what_is_left(tuning: Tuning) -> None:
+    """Of the card, and of the goodput in the smallest cache that plan thinks possible."""
+    assert "GiB of the card stay free" in margin(tuning)
+    assert tuning.at_low_end is not None
+    assert tuning.found is not None
+    assert tuning.at_low_end.goodput <= tuning.found.best.score.goodput * 1.01
+
+
+def test_folklore_is_judged_by_the_curves() -> None:
+    """Where further tokens must come quickly, more at once is worse, with figures; where all is well it makes no difference."""
+    hard = {one.said: one for one in folklore(tune(traffic("tpot=90ms", 1.2), server(), SMALL, run))}
+    seats = hard["more requests at once get more done"]
+    assert seats.here == "wrong"
+    assert seats.because.startswith("256 gives")
+    light = {one.said: one for one in folklore(tune(traffic("ttft=20s", 0.05, 100), server(), SMALL, run))}
+    assert light["larger steps get more done"].here in ("makes no difference", "right")
+
+
+def test_light_traffic_keeps_its_flags() -> None:
+    """Where all are served as promised, the command's own setting is right, and that is what is said."""
+    found = tune(traffic("ttft=20s", 0.05, 100), server(), SMALL, run)
+    assert found.found is not None
+    assert found.found.best.option.candidate == found.own
+    assert headline(found).startswith("Your flags are right as they are")
+    assert any("no setting could do more" in sentence for sentence in reasons(found))
+
+
+def test_no_safe_setting_is_said_with_plans_reason() -> None:
+    """A context that does not fit stops all of them."""
+    found = tune(traffic(), server("--max-model-len", "131072"), SMALL, run)
+    assert found.found is None
+    assert "startup.context-too-long" in headline(found)
+    assert (reasons(found), folklore(found), margin(found)) == ([], [], "")
+
+
+def test_drift_is_told_and_the_last_choice_is_tried_again(tuning: Tuning) -> None:
+    """The same traffic is as it was; longer prompts are named with both figures."""
+    assert tuning.found is not None
+    last = Last(fingerprint(traffic()), tuning.found.best.option.candidate)
+    again = tune(traffic(), server(), SMALL, run, last)
+    assert drift_sentences(again) == ["The traffic is as it was at the last tuning.", "What was chosen then still holds."]
+    other = Last(last.traffic._replace(prompt_mean=100.0), Candidate(256, 2048, 16, 0.92))
+    said = drift_sentences(tune(traffic(), server(), SMALL, run, other))
+    assert any(sentence.startswith("tokens in a prompt, mean: 100 then") for sentence in said)
+    assert "now loses" in said[-1]
+    assert drift_sentences(tuning) == []
+
+
+def test_a_set_cache_is_not_varied_by_utilisation() -> None:
+    """A cache of a set size knows no utilisation, so such twins are not run; here it is no smaller than it has to be."""
+    given = server("--max-model-len", "8192", "--kv-cache-memory-bytes", "2147483648")
+    found = tune(traffic(requests=100), given, SMALL, run)
+    assert found.space.gpu_memory_utilization == (0.92,)
+    assert not any("holds this server back" in sentence for sentence in reasons(found))
+
+
+def test_a_cache_that_was_set_too_small_is_named() -> None:
+    """Full, while more of the card lies idle than it has: that is the trouble, and no other flag mends it."""
+    given = server("--max-model-len", "1024", "--kv-cache-memory-bytes", "268435456")
+    small = Traffic(
+        generate(parse_synthetic("synthetic:requests=200,rate=3,prompt=300,output=200,prompt_max=700,output_max=300"))
+    )
+    said = [one for one in reasons(tune(small, given, SMALL, run)) if "holds this server back" in one]
+    assert len(said) == 1
+    assert said[0].startswith("--kv-cache-memory-bytes")

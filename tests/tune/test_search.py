@@ -1,0 +1,95 @@
+"""The search: as good as trying everything, for a part of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from plimsoll.domain.trace import make_trace
+from plimsoll.tune.goodput import Score
+from plimsoll.tune.options import candidate_of, plan_all
+from plimsoll.tune.search import Search, Tried, busiest, preferred
+from plimsoll.tune.space import Space
+from plimsoll.tune.work import Failed, Job, Result, Traffic
+from tests.tune.servers import SMALL, run, server, traffic
+
+WIDE = Space((8, 16, 24, 32, 48, 64, 128, 256), (512, 1024, 2048, 4096), (16, 32), (0.85, 0.88, 0.9, 0.92, 0.94))
+
+
+@pytest.mark.parametrize("rate", [0.4, 0.8, 1.2])
+@pytest.mark.parametrize("slo", ["ttft=5s,tpot=200ms", "ttft=1s", "tpot=90ms"])
+def test_within_one_per_cent_of_trying_everything(rate: float, slo: str) -> None:
+    """Over loads and promises, for no more than the budget; the full grids of real traces are in benchmarks/tune_grid.py."""
+    given, asked = server(), traffic(slo, rate)
+    options = plan_all(WIDE.candidates, given.ledger, given.replan)
+    search = Search(asked, options, WIDE, given.job_of, run, least_requests=0)
+    found = search.find(candidate_of(given.ledger))
+    assert found is not None
+    safe = [one for one in options if one.is_safe]
+    everything = [result for _, result in run(asked, [given.job_of(one) for one in safe]) if isinstance(result, Score)]
+    assert found.best.score.goodput >= 0.99 * max(one.goodput for one in everything)
+    assert found.requests <= search.budget
+    assert found.requests < 0.2 * len(safe) * asked.trace.size
+
+
+def test_nothing_unsafe_is_ever_run() -> None:
+    """Not in screening, not while climbing, not for the curve: each job's pool is that of a safe candidate."""
+    given, asked = server(), traffic()
+    space = SMALL._replace(gpu_memory_utilization=(0.9, 0.94, 0.97, 0.99))
+    options = plan_all(space.candidates, given.ledger, given.replan)
+    unsafe = {given.job_of(one).settings for one in options if not one.is_safe}
+    safe = {given.job_of(one).settings for one in options if one.is_safe}
+    seen: list[Job] = []
+
+    def watched(part: Traffic, jobs: Sequence[Job]) -> Iterator[tuple[int, Result]]:
+        seen.extend(jobs)
+        yield from run(part, jobs)
+
+    assert Search(asked, options, space, given.job_of, watched, least_requests=0).find(candidate_of(given.ledger)) is not None
+    assert unsafe
+    assert {job.settings for job in seen} <= safe
+
+
+def test_without_a_safe_candidate_there_is_no_answer() -> None:
+    """None, and nothing was run."""
+    given = server()
+    space = SMALL._replace(gpu_memory_utilization=(0.99,))
+    options = plan_all(space.candidates, given.ledger, given.replan)
+    search = Search(traffic(), options, space, given.job_of, run)
+    assert search.find(options[0].candidate) is None
+    assert search.runs == 0
+
+
+def test_runs_that_fail_are_left_out() -> None:
+    """If all do, there is no answer."""
+    given = server()
+    options = plan_all(SMALL.candidates, given.ledger, given.replan)
+
+    def failing(_: Traffic, jobs: Sequence[Job]) -> Iterator[tuple[int, Result]]:
+        yield from ((place, Failed("stuck")) for place in range(len(jobs)))
+
+    assert Search(traffic(), options, SMALL, given.job_of, failing).find(options[0].candidate) is None
+
+
+def test_of_equals_the_own_setting_stays() -> None:
+    """Then the one with the most memory left; a better one beats both."""
+    given, asked = server(), traffic()
+    options = plan_all([one for one in SMALL.candidates if one[:3] == (32, 512, 16)], given.ledger, given.replan)
+    (result,) = [one for _, one in run(asked, [given.job_of(options[0])])]
+    assert isinstance(result, Score)
+    alike = [Tried(option, result) for option in options]
+    assert preferred(alike, options[-1].candidate) is alike[-1]
+    assert preferred(alike, candidate_of(given.ledger)) is alike[0], "the smallest share of the card leaves the most"
+    better = Tried(options[1], result._replace(goodput=1.1 * result.goodput))
+    assert preferred([better, *alike], options[-1].candidate) is better
+    kept = Tried(options[-1], result._replace(met=result.requests - result.rejected))
+    assert preferred([better, kept], options[-1].candidate, keeps_promises=True) is kept, "who keeps every promise stays"
+
+
+def test_the_busiest_stretch() -> None:
+    """So many in a row that ask for the most in the shortest time; all of them if there are no more."""
+    second = 10**9
+    trace = make_trace("bursts", [0, 10 * second, 20 * second, 21 * second, 22 * second, 60 * second], [100] * 6, [10] * 6)
+    assert busiest(trace, 2).arrival_ns.tolist() == [0, second]
+    assert busiest(trace, 9) is trace
