@@ -102,7 +102,10 @@ def _cache(ledger: Ledger) -> list[Finding]:
             f"the budget is {format_gib(ledger.requested.value)}; {largest[0]} take {format_gib(largest[1].value)} of it and "
             f"{format_gib(-ledger.kv.value)} are missing before the first block"
         )
-        return [Finding(Code.STARTUP_NO_CACHE_BLOCKS, Severity.CRITICAL, sure, "nothing is left for the KV cache", because)]
+        return [
+            *_profile_run(ledger),
+            Finding(Code.STARTUP_NO_CACHE_BLOCKS, Severity.CRITICAL, sure, "nothing is left for the KV cache", because),
+        ]
     if refusal is None:
         return []
     largest_context = ledger.kv_plan.largest_context_that_fits
@@ -112,6 +115,21 @@ def _cache(ledger: Ledger) -> list[Finding]:
         f"{format_gib(refusal.available_bytes)} are there; {format_count(largest_context)} tokens would fit"
     )
     return [Finding(Code.STARTUP_CONTEXT_TOO_LONG, Severity.CRITICAL, sure, title, because)]
+
+
+def _profile_run(ledger: Ledger) -> list[Finding]:
+    """Weights that fit the card, but not beside the batch that vLLM tries before it counts what is left."""
+    room = ledger.card.total_bytes - ledger.card.used_bytes - ledger.context.value
+    needed = ledger.weights.value + ledger.non_torch.value + ledger.activation.value
+    if needed <= room:
+        return []
+    because = (
+        f"weights of {format_gib(ledger.weights.value)} and a batch of "
+        f"{format_count(ledger.settings.max_num_batched_tokens)} tokens, {format_gib(ledger.activation.value)}, are tried "
+        f"together; the card has {format_gib(room)}"
+    )
+    surely = ledger.weights.low + ledger.non_torch.low + ledger.activation.low > room
+    return [Finding(Code.STARTUP_PROFILE_RUN, Severity.CRITICAL, 0.9 if surely else 0.6, "the trial run does not fit", because)]
 
 
 def _too_large_a_cache(ledger: Ledger) -> list[Finding]:
