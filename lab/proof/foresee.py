@@ -23,8 +23,9 @@ from plimsoll.report.plan import Planned
 ENTRIES = Path(__file__).with_name("entries.json")
 GPU, RELEASE = "H200", "0.25.1"
 TOTAL_MIB = 143155  # of the card as vLLM sees it: 150,109,880,320 bytes
-MIB = 1 << 20
-KEPT = ("name", "model", "args", "env", "ballast", "then", "limit")  # what the player understands
+CONTEXT_MIB = TOTAL_MIB - 142629  # what a process holds on the card before it allocates anything
+PLAYED = ("name", "model", "args", "env", "ballast", "then", "limit")  # what the player understands
+TOLD = ("name", "kind", "half", "model", "args", "env", "ballast", "edge", "expect")
 Entry = dict[str, Any]
 
 
@@ -42,32 +43,35 @@ def command(entry: Entry, model: str) -> list[str]:
 
 
 def _neighbour(entry: Entry) -> list[str]:
-    left = [int(words.split()[1]) for words in entry.get("ballast", ()) if words.startswith("leave ")]
-    return ["--used-gib", f"{(TOTAL_MIB - left[0]) / 1024:.4f}"] if left else []
+    for words in entry.get("ballast", ()):
+        verb, _, amount = words.partition(" ")
+        used = TOTAL_MIB - int(amount) if verb == "leave" else int(amount) + CONTEXT_MIB
+        return ["--used-gib", f"{used / 1024:.4f}"]
+    return []
 
 
 def side(ledger: Ledger, line: str) -> int:
     """On which side of a line this start is: 1 surely inside, -1 surely outside, 0 within plan's own band."""
     need = ledger.kv_plan.bytes_for_one_request
     if line == "context":
-        return _sign(ledger.kv.low - need >= 0, ledger.kv.high - need < 0)
+        return _sign(inside=ledger.kv.low >= need, outside=ledger.kv.high < need)
     if line == "cache":
-        return _sign(ledger.kv.low >= need, ledger.kv.high <= 0)
+        return _sign(inside=ledger.kv.low >= need, outside=ledger.kv.high <= 0)
     if line in ("free", "fixed"):
-        return _sign(ledger.slack.low >= 0, ledger.slack.high < 0)
+        return _sign(inside=ledger.slack.low >= 0, outside=ledger.slack.high < 0)
     if line == "graphs":
         aside = ledger.graphs.value
         most, least = max(0, ledger.graphs_actual.high - aside), max(0, ledger.graphs_actual.low - aside)
-        return _sign(ledger.slack.low >= most, ledger.slack.high < least)
+        return _sign(inside=ledger.slack.low >= most, outside=ledger.slack.high < least)
     assert line == "profile", line
     spent = (ledger.weights, ledger.non_torch, ledger.activation)
     room = ledger.card.total_bytes - ledger.card.used_bytes
     low, high = sum(term.low for term in spent), sum(term.high for term in spent)
-    return _sign(high + ledger.context.high <= room, low + ledger.context.low > room)
+    return _sign(inside=high + ledger.context.high <= room, outside=low + ledger.context.low > room)
 
 
-def _sign(is_inside: bool, is_outside: bool) -> int:
-    return 1 if is_inside else -1 if is_outside else 0
+def _sign(*, inside: bool, outside: bool) -> int:
+    return 1 if inside else -1 if outside else 0
 
 
 def last_before(good: Callable[[int], bool], start: int, end: int) -> int:
@@ -155,12 +159,8 @@ def main(arguments: list[str]) -> int:
         models = Path(folder)
         write_models(told["models"], models)
         runs = runs_of(told["entries"], models)
-        foreseen = [
-            {key: run[key] for key in ("name", "kind", "half", "model", "args", "env", "ballast", "edge", "expect") if key in run}
-            | {"plan": prediction(answer(run, models))}
-            for run in runs
-        ]
-    played = [{key: run[key] for key in KEPT if key in run} | {"expect": run["expect"], "see": ["."]} for run in runs]
+        foreseen = [{key: run[key] for key in TOLD if key in run} | {"plan": prediction(answer(run, models))} for run in runs]
+    played = [{key: run[key] for key in PLAYED if key in run} | {"expect": run["expect"], "see": ["."]} for run in runs]
     for name, value in (("foreseen", foreseen), ("runs", {"models": told["models"], "runs": played})):
         (results / f"{name}.json").write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
     for row in foreseen:
