@@ -16,7 +16,8 @@ from .labelled import Labelled, labelled
 
 TIMES = 100  # for each log
 PREFIX = re.compile(rb"^\([^)]{1,80}pid=[^)]{1,40}\) ?(?:(?:DEBUG|INFO|WARNING|ERROR) [0-9:\- ]{10,20} \[[^\]]{1,200}\] ?)?")
-ALL = labelled()
+# The proof's many good starts are alike; other healthy servers stand for them.
+ALL = [one for one in labelled() if one.codes or one.path.parent.name != "vllm-0.25.1-h200-proof"]
 HEALTHY = next(one for one in ALL if one.name == "0.25.1-healthy").data().split(b"\n")[:60]
 
 Lines = list[bytes]

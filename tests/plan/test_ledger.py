@@ -91,11 +91,12 @@ def test_a_model_that_fills_the_card() -> None:
 
 
 def test_the_terms_add_up() -> None:
-    """Requested is the sum of its parts, and the slack is what lies outside it."""
+    """Requested is the sum of its parts; the slack is what lies outside it, less the sampler's buffers that nobody counts."""
     ledger = _plan(LLAMA_8B, H100)
     parts = ledger.weights.value + ledger.non_torch.value + ledger.activation.value + ledger.graphs.value + ledger.kv.value
     assert parts == ledger.requested.value == math.ceil(H100.total_bytes * 0.92)
-    assert ledger.slack.value == H100.total_bytes - ledger.context.value - ledger.requested.value
+    buffers = int(4.125 * 1024 * 128256)
+    assert ledger.slack.value == H100.total_bytes - ledger.context.value - ledger.requested.value - buffers
 
 
 def test_a_fixed_cache_is_exact() -> None:

@@ -201,7 +201,9 @@ def test_ignored_modules_stay_as_they_are() -> None:
 def test_gpt_oss_experts_are_padded() -> None:
     """gpt-oss-120b holds 65.97 GiB on one GPU, because its kernel grows 2880 by 2880 to 2944 by 3072."""
     config = GPT_OSS_20B | {"num_hidden_layers": 36, "num_local_experts": 128, "max_position_embeddings": 131072}
-    assert weights_from_shape(shape_of(config)).value / GIB == pytest.approx(65.965, abs=0.05)
+    found = weights_from_shape(shape_of(config))
+    assert found.value / GIB == pytest.approx(65.965, abs=0.05)
+    assert found.low / GIB <= 61.29, "what it took on an H200 with Triton's kernel, which does not pad"
 
 
 def test_encoders_are_on_every_stage_unless_switched_off() -> None:

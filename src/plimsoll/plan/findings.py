@@ -11,6 +11,7 @@ from plimsoll.engine.flags import is_before
 from plimsoll.engine.verdict import Item
 from plimsoll.plan.kv import WhyRefused
 from plimsoll.plan.ledger import NEIGHBOURS_APART, Ledger
+from plimsoll.plan.settings import V1_SINCE
 
 # The release that began to refuse expandable segments beside a KV connector.
 SEGMENTS_REFUSED_SINCE = "0.21.0"
@@ -23,7 +24,7 @@ def findings_of(ledger: Ledger, shape: ModelShape, items: Sequence[Item], enviro
     found = [*_flags(items), *_segments(ledger, environment), *_weights(ledger), *_free_memory(ledger)]
     found += [] if found and found[-1].code is Code.STARTUP_WEIGHTS_DO_NOT_FIT else _cache(ledger)
     found += _too_large_a_cache(ledger) + _too_long(ledger, shape, environment)
-    found += _graphs(ledger, shape) + _thin(ledger, shape)
+    found += _warm_up(ledger) + _graphs(ledger, shape) + _thin(ledger, shape) + _one_block_short(ledger)
     order = {Severity.CRITICAL: 0, Severity.WARNING: 1, Severity.INFO: 2}
     return sorted(found, key=lambda finding: order[finding.severity])
 
@@ -102,7 +103,10 @@ def _cache(ledger: Ledger) -> list[Finding]:
             f"the budget is {format_gib(ledger.requested.value)}; {largest[0]} take {format_gib(largest[1].value)} of it and "
             f"{format_gib(-ledger.kv.value)} are missing before the first block"
         )
-        return [Finding(Code.STARTUP_NO_CACHE_BLOCKS, Severity.CRITICAL, sure, "nothing is left for the KV cache", because)]
+        return [
+            *_profile_run(ledger),
+            Finding(Code.STARTUP_NO_CACHE_BLOCKS, Severity.CRITICAL, sure, "nothing is left for the KV cache", because),
+        ]
     if refusal is None:
         return []
     largest_context = ledger.kv_plan.largest_context_that_fits
@@ -112,6 +116,21 @@ def _cache(ledger: Ledger) -> list[Finding]:
         f"{format_gib(refusal.available_bytes)} are there; {format_count(largest_context)} tokens would fit"
     )
     return [Finding(Code.STARTUP_CONTEXT_TOO_LONG, Severity.CRITICAL, sure, title, because)]
+
+
+def _profile_run(ledger: Ledger) -> list[Finding]:
+    """Weights that fit the card, but not beside the batch that vLLM tries before it counts what is left."""
+    room = ledger.card.total_bytes - ledger.card.used_bytes - ledger.context.value
+    needed = ledger.weights.value + ledger.non_torch.value + ledger.activation.value
+    if needed <= room:
+        return []
+    because = (
+        f"weights of {format_gib(ledger.weights.value)} and a batch of "
+        f"{format_count(ledger.settings.max_num_batched_tokens)} tokens, {format_gib(ledger.activation.value)}, are tried "
+        f"together; the card has {format_gib(room)}"
+    )
+    surely = ledger.weights.low + ledger.non_torch.low + ledger.activation.low > room
+    return [Finding(Code.STARTUP_PROFILE_RUN, Severity.CRITICAL, 0.9 if surely else 0.6, "the trial run does not fit", because)]
 
 
 def _too_large_a_cache(ledger: Ledger) -> list[Finding]:
@@ -136,6 +155,34 @@ def _too_long(ledger: Ledger, shape: ModelShape, environment: Mapping[str, str])
         f"--max-model-len {asked} is beyond the model's own {shape.max_context}; VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 overrides"
     )
     return [Finding(Code.OTHER_BAD_CONFIG, Severity.CRITICAL, 0.9, "the model has no such context", because)]
+
+
+def _warm_up(ledger: Ledger) -> list[Finding]:
+    """A request that is granted, on a card that does not hold what comes beside it."""
+    settings = ledger.settings
+    is_fixed = settings.kv_cache_memory_bytes is not None or settings.num_gpu_blocks_override is not None
+    free = ledger.card.total_bytes - ledger.card.used_bytes - ledger.context.value
+    if is_fixed or ledger.slack.value >= 0 or free < ledger.requested.value or ledger.kv.value <= 0:
+        return []
+    because = (
+        f"vLLM is granted its {format_gib(ledger.requested.value)}, but buffers of the sampler for {settings.max_num_seqs} "
+        f"sequences come on top, and {format_gib(-ledger.slack.value)} are missing when it warms up"
+    )
+    severity, confidence = (Severity.CRITICAL, 0.8) if ledger.slack.high < 0 else (Severity.WARNING, 0.5)
+    return [Finding(Code.STARTUP_SAMPLER_WARMUP, severity, confidence, "the sampler's warm-up will not fit", because)]
+
+
+def _one_block_short(ledger: Ledger) -> list[Finding]:
+    """vLLM counts all blocks when it starts and keeps one for itself when it serves."""
+    cache = ledger.kv_plan
+    enough = cache.num_blocks > cache.blocks_per_request
+    if enough or not cache.fits_one_request or is_before(ledger.settings.release, V1_SINCE):
+        return []
+    because = (
+        f"a request of {format_count(cache.max_model_len)} tokens needs {format_count(cache.blocks_per_request)} blocks, and "
+        f"of the {format_count(cache.num_blocks)} that there are vLLM keeps one; it starts, and such a request waits for ever"
+    )
+    return [Finding(Code.KV_SATURATED, Severity.WARNING, 0.8, "one block short for a request of full length", because)]
 
 
 def _graphs(ledger: Ledger, shape: ModelShape) -> list[Finding]:

@@ -21,7 +21,7 @@ from plimsoll.engine.flags import is_before
 from plimsoll.plan.kv import KvPlan, KvSettings, plan_kv, specs_of_all_stages
 from plimsoll.plan.kv_shapes import is_interleaved
 from plimsoll.plan.kv_specs import RankSpecs
-from plimsoll.plan.overhead import OverheadInput, overhead
+from plimsoll.plan.overhead import OverheadInput, overhead, unseen_buffers
 from plimsoll.plan.settings import AUTO_FIT, Settings
 from plimsoll.plan.weights import Placement, lora_bytes, weights_from_shape, weights_from_tensors, weights_from_total
 
@@ -35,6 +35,9 @@ _CONTEXT_TOGETHER_ELSEWHERE = (0.6, 0.3, 1.6)
 NCCL_BEFORE_SNAPSHOT = "0.11.0"
 # Until 0.9.0 what other processes hold came out of the budget; since 0.9.1 the start is refused if too little is free.
 NEIGHBOURS_APART = "0.9.1"
+# The first release that loads weights under max_split_size_mb:20, and the first that gives AWQ to Machete on Hopper.
+WHOLE_SEGMENTS_SINCE = "0.21.0"
+MACHETE_FOR_AWQ_SINCE = "0.19.0"
 
 
 class Card(NamedTuple):
@@ -82,8 +85,9 @@ class Ledger(NamedTuple):
 
 def plan_ledger(model: ModelFacts, settings: Settings, card: Card) -> Ledger:
     """Add it all up."""
-    weights = _all_weights(model, settings)
-    terms = overhead(_overhead_input(model.shape, settings, card))
+    weights = _all_weights(model, settings, card)
+    given = _overhead_input(model.shape, settings, card)
+    terms = overhead(given)
     requested = Estimate.exact(math.ceil(card.total_bytes * settings.utilization), f"{settings.utilization:g} x total")
     spent = (weights, terms.non_torch, terms.activation, terms.graphs)
     if settings.kv_cache_memory_bytes is not None:
@@ -100,7 +104,7 @@ def plan_ledger(model: ModelFacts, settings: Settings, card: Card) -> Ledger:
     # With a fixed cache vLLM takes what it takes, whatever the utilisation says.
     taken = _sum((*spent, kv)) if fixed else requested
     free = Estimate(card.total_bytes - card.used_bytes, card.low_bytes - card.used_bytes, card.high_bytes - card.used_bytes)
-    slack = left_of(free, (context, taken))
+    slack = left_of(free, (context, taken, Estimate.exact(unseen_buffers(given))))
     return Ledger(
         card=card,
         settings=settings,
@@ -153,15 +157,14 @@ def _specs(model: ModelFacts, cache: KvSettings) -> tuple[RankSpecs, ...]:
     return (*ranks[:-1], (*ranks[-1], *(spec._replace(layer=f"drafter.{spec.layer}") for spec in drafted)))
 
 
-def _all_weights(model: ModelFacts, settings: Settings) -> Estimate:
-    weights = _weights(model, settings)
+def _all_weights(model: ModelFacts, settings: Settings, card: Card) -> Estimate:
+    weights = _weights(model, settings, card)
     if model.drafter is None:
         return weights
     own = (settings.speculative or {}).get("draft_tensor_parallel_size")
     ranks = own if isinstance(own, int) and own > 0 else settings.tensor_parallel
-    drafted = _weights(
-        model.drafter, settings._replace(tensor_parallel=ranks, pipeline_parallel=1, max_loras=0, cpu_offload_gib=0)
-    )
+    alone = settings._replace(tensor_parallel=ranks, pipeline_parallel=1, max_loras=0, cpu_offload_gib=0)
+    drafted = _weights(model.drafter, alone, card)
     return _sum((weights, drafted))._replace(why=f"{weights.why}, and the draft model {model.drafter.name}")
 
 
@@ -173,7 +176,7 @@ def model_dtype(shape: ModelShape, settings: Settings) -> str:
     return "bfloat16" if shape.dtype in (None, "bfloat16", "float32") else shape.dtype
 
 
-def _weights(model: ModelFacts, settings: Settings) -> Estimate:
+def _weights(model: ModelFacts, settings: Settings, card: Card) -> Estimate:
     placement = Placement(
         tensor_parallel=settings.tensor_parallel,
         pipeline_parallel=settings.pipeline_parallel,
@@ -181,6 +184,8 @@ def _weights(model: ModelFacts, settings: Settings) -> Estimate:
         expert_parallel=settings.expert_parallel,
         partition=settings.pipeline_partition,
         encoders=not settings.language_model_only,
+        whole_segments=not is_before(settings.release, WHOLE_SEGMENTS_SINCE),
+        wide_zeros=card.compute_capability == (9, 0) and not is_before(settings.release, MACHETE_FOR_AWQ_SINCE),
     )
     dtype = model_dtype(model.shape, settings)
     if model.tensors is not None and settings.quantization in (None, _method(model.shape)):

@@ -65,6 +65,13 @@ def overhead(given: OverheadInput, era: Era | None = None) -> Overhead:
     return Overhead(_activation(given, era, v2=v2), _non_torch(given, era, v2=v2), _graphs(given, era, actual, v2=v2), actual)
 
 
+def unseen_buffers(given: OverheadInput) -> int:
+    """What the second runner allocates after the weights were weighed and before the profile begins: in no term until 0.27."""
+    era = era_of(given.release)
+    v2 = v2_by_default(given.release, given.shape) if given.v2_runner is None else given.v2_runner
+    return int(_buffers(given, v2=True)) if v2 and era.since >= (0, 20, 0) and not era.consumed_counts_all else 0
+
+
 def era_of(release: str) -> Era:
     """The range a release belongs to; a newer one than we know is met as the newest range."""
     number = _number(release)
@@ -123,7 +130,7 @@ def _activation(given: OverheadInput, era: Era, *, v2: bool) -> Estimate:
     if shape.towers:
         contest["encoder"] = peaks.encoder_peak(shape, batch)
     embedding = peaks.embedding_peak(shape, batch) if compiled else 0
-    if era.copies_embedding and shape.tie_word_embeddings is not True:
+    if era.copies_embedding:
         contest["embedding"] = embedding
     winner = max(contest, key=lambda peak: contest[peak])
     value = contest[winner]

@@ -45,6 +45,10 @@ class Placement(NamedTuple):
     """False where --limit-mm-per-prompt is 0 for all they read, or --language-model-only: vLLM does not load them."""
     encoders_whole: bool = False
     """--mm-encoder-tp-mode data: every rank has the whole encoder."""
+    whole_segments: bool = False
+    """vLLM forbids the allocator to split large segments while it loads (0.21 and newer)."""
+    wide_zeros: bool = False
+    """AWQ's zero points take 16 bits: Machete, the kernel for Hopper cards, multiplies them by the scales (0.19 and newer)."""
 
     @property
     def ranks(self) -> Ranks:
@@ -81,13 +85,18 @@ def weights_from_shape(
     check_divides(shape, placement)
     family = family_of(shape)
     stored = shape.quantization or (named_scheme(quantization) if isinstance(quantization, str) else quantization)
-    scheme = scheme_of(stored, shape.moe.expert_dtype if shape.moe else None)
+    scheme = scheme_of(stored, shape.moe.expert_dtype if shape.moe else None, wide_zeros=placement.wide_zeros)
     unclear = scheme is None and (stored is not None or isinstance(quantization, str))
     if unclear:  # half a byte to two bytes a weight: the middle of what it may be
         scheme = scheme_of(Quantization("fp8", bits=8))
-    counted = _count(shape, placement, family, _Storing(item_bytes(dtype), scheme, stored.ignored if stored else ()))
-    band = band_of(shape, family, scheme, unclear=unclear, towers_known=counted.towers_known)
-    return _with_band(counted.heaviest, band)
+    storing = _Storing(item_bytes(dtype), scheme, stored.ignored if stored else (), placement.whole_segments)
+    counted = _count(shape, placement, family, storing)
+    found = _with_band(counted.heaviest, band_of(shape, family, scheme, unclear=unclear, towers_known=counted.towers_known))
+    if scheme is None or scheme.expert_padding == (1, 1):
+        return found
+    # Which kernel runs depends on what is installed, and Triton's does not pad: gpt-oss-120b took 61.29 GiB with it, not 65.97.
+    bare = _count(shape, placement, family, storing._replace(scheme=scheme._replace(expert_padding=(1, 1))))
+    return found._replace(low=min(found.low, bare.heaviest))
 
 
 def weights_from_tensors(
@@ -112,6 +121,8 @@ def weights_from_tensors(
         if place.layer == EVERY_STAGE and placement.encoders_whole:
             place = place._replace(cut=Cut.WHOLE)
         held_here = rank_bytes(name, kind, tuple(size), place.cut, shape, ranks, item)
+        if placement.wide_zeros and name.endswith(".qzeros"):
+            held_here *= 4
         if place.cut is Cut.UNKNOWN:
             unsure += held_here - held_here // placement.tensor_parallel
         if place.layer is None:
@@ -227,6 +238,10 @@ class _Storing(NamedTuple):
     item: int
     scheme: Scheme | None
     ignored: tuple[str, ...]
+    whole_segments: bool
+
+    def held(self, size: int) -> int:
+        return held(size, whole_segments=self.whole_segments)
 
 
 class _Counted(NamedTuple):
@@ -249,7 +264,7 @@ def _count(shape: ModelShape, placement: Placement, family: Family, storing: _St
             parts = mixer_parts(layer, shape, family, ranks.tensor) + feed_forward_parts(layer, shape, family, ranks)
             size = seen[key] = _sum(parts, storing, rules, key[1]) + extras
         per_layer.append(size)
-    towers_known, every = True, held(rotary_bytes(shape, family, storing.item))
+    towers_known, every = True, storing.held(rotary_bytes(shape, family, storing.item))
     for tower in shape.towers if placement.encoders else ():
         encoder = tower_parts(tower, shape, 1 if placement.encoders_whole else ranks.tensor)
         towers_known = towers_known and encoder.known
@@ -275,16 +290,16 @@ def _spans(layers: int, placement: Placement) -> list[tuple[int, int]]:
 
 
 def _sum(parts: Sequence[Part], storing: _Storing, rules: tuple[str, ...], single: tuple[str, ...]) -> int:
-    item, scheme, _ = storing
+    item, scheme = storing.item, storing.scheme
     if scheme is None:
-        return sum(held(p.elements * (4 if p.storage is Storage.FLOAT32 else item)) for p in parts)
+        return sum(storing.held(p.elements * (4 if p.storage is Storage.FLOAT32 else item)) for p in parts)
     total = 0
     for part in parts:
         alone = bool(rules or single) and left_alone(part.name, rules, single)
         size, scales = part_bytes(part, item, scheme, alone=alone)
-        total += held(size) + held(scales)
+        total += storing.held(size) + storing.held(scales)
         if part.name in _PROJECTIONS and size != part.elements * item:
-            total += held(part.elements * item)  # vLLM keeps a 16-bit copy of a quantised kv_b for decoding
+            total += storing.held(part.elements * item)  # vLLM keeps a 16-bit copy of a quantised kv_b for decoding
     return total
 
 

@@ -3,7 +3,7 @@
 Bytes per matrix, o outputs by i inputs (vllm/model_executor/layers/quantization of 0.32.0):
 
     fp8, int8      o*i      + scales: 4 per tensor, 4*o per channel, 4 per block of 128x128
-    awq, gptq      o*i/2    + 2*o*ceil(i/group), and for awq the zero points o*ceil(i/group)/2
+    awq, gptq      o*i/2    + 2*o*ceil(i/group), and for awq the zero points o*ceil(i/group)/2, or 2*o*ceil(i/group) on Hopper
     mxfp4          o*i/2    + o*ceil(i/32); experts are padded first
     nvfp4          o*i/2    + o*ceil(i/16), the scales laid out in tiles of 128 by 4
     bitsandbytes   o*i/2    + 4 per 64 weights: vLLM undoes the double quantisation of the scales
@@ -43,7 +43,7 @@ class Scheme(NamedTuple):
     """To which multiple an expert's width and the hidden size grow."""
 
 
-def scheme_of(quantization: Quantization | None, expert_dtype: str | None = None) -> Scheme | None:
+def scheme_of(quantization: Quantization | None, expert_dtype: str | None = None, *, wide_zeros: bool = False) -> Scheme | None:
     """The scheme behind a checkpoint's quantization_config or a --quantization flag; None where we cannot say."""
     if quantization is None:
         return None
@@ -67,7 +67,8 @@ def scheme_of(quantization: Quantization | None, expert_dtype: str | None = None
         if method in _NVFP4 or any(name in algorithm for name in _FLOAT_4) or group == 16:
             return _all(_floats(16), "4")
         if method.startswith(_INT4):
-            return _all(_int4(group, zeros=method.startswith("awq")), "4")
+            zeros = (2.0 if wide_zeros else 0.5) if method.startswith("awq") else 0.0
+            return Scheme(_int4(group, zeros), _int4(group, min(zeros, 0.5)), "4")  # experts have kernels of their own
     return None
 
 
@@ -131,10 +132,10 @@ def _eight(block: tuple[int, ...] | None) -> Sizes:
     return lambda outputs, inputs: (outputs * inputs, 4 * -(-outputs // rows) * -(-inputs // columns))
 
 
-def _int4(group: int | None, *, zeros: bool) -> Sizes:
+def _int4(group: int | None, zeros: float) -> Sizes:
     def size(outputs: int, inputs: int) -> tuple[int, int]:
         groups = outputs * -(-inputs // (group or inputs))
-        return outputs * inputs // 2, 2 * groups + (groups // 2 if zeros else 0)
+        return outputs * inputs // 2, 2 * groups + int(groups * zeros)
 
     return size
 
