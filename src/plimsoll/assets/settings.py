@@ -81,6 +81,8 @@ class Settings:
     """Host and port of every engine, for Prometheus."""
     guard_port: int = 9790
     guard_target: str = "127.0.0.1:9790"
+    wheel: str = ""
+    """The file name of plimsoll.inside as a wheel, which lies beside what mounts it."""
     made_by: tuple[str, ...] = ()
     """Lines that say which plan, version and command made a file; no secret in them. The command puts them on top of every
     file that takes comments; a dashboard has them in its description."""

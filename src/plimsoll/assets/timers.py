@@ -1,12 +1,12 @@
 """How long everything may take when a server starts and stops, so that each wait ends before the one around it.
 
-    drain < shutdown < stop < unit_stop    and    drain + stop < grace
+    drain < shutdown < stop < grace < evict
 
 drain     the balancer is given this long to notice that the server is no longer ready
 shutdown  requests in flight are given this long to end: vLLM's own --shutdown-timeout where the release has it
-stop      from SIGTERM until guard would send SIGKILL: shutdown, and vLLM's teardown after it
-unit_stop the same for systemd and compose, which must not be quicker than guard
-grace     Kubernetes counts the wait before SIGTERM too
+stop      all of it, with vLLM's teardown: what guard waits for a unit or a container before it sends SIGKILL
+grace     what systemd, compose and Kubernetes wait before they do
+evict     what guard waits for a pod, which Kubernetes stops by itself
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ LONGEST_START_S = 7200  # what guard gives a start
 
 @dataclass(frozen=True)
 class Timers:
-    """Seconds, each shorter than the one around it."""
+    """Seconds, each shorter than the one around it; `start_s` stands alone."""
 
     drain_s: int
     shutdown_s: int
     stop_s: int
-    unit_stop_s: int
     grace_s: int
+    evict_s: int
     start_s: int
 
 
@@ -42,7 +42,7 @@ def timers_of(shutdown_s: int | None = None, weights_bytes: int = 0) -> Timers:
     wished = DEFAULT_SHUTDOWN_S if shutdown_s is None else shutdown_s
     shutdown = min(max(wished, SHORTEST_SHUTDOWN_S), LONGEST_SHUTDOWN_S)
     drain = min(DRAIN_S, shutdown // 2)
-    stop = shutdown + TEARDOWN_S
+    stop = drain + shutdown + TEARDOWN_S
     reading = max(0, weights_bytes) // SLOWEST_READ_BYTES_PER_S
     start = min(-(-(START_BASE_S + reading) // 60) * 60, LONGEST_START_S)
-    return Timers(drain, shutdown, stop, stop + SPARE_S, drain + stop + SPARE_S, start)
+    return Timers(drain, shutdown, stop, stop + SPARE_S, stop + 2 * SPARE_S, start)

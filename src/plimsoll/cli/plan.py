@@ -119,7 +119,7 @@ def _with_matrix(options: Split) -> Split:
 
 
 def _plan_one(options: Split, launch: Launch, folder: str, *, learned: bool = True) -> Planned:
-    engine = engine_named(options.values.get("--vllm") or _installed_vllm())
+    engine = engine_named(options.values.get("--vllm") or installed_vllm())
     came_from = engine_named(options.values["--from"], "--from") if "--from" in options.values else None
     checked = check(launch, engine, came_from, config_of(launch, folder))
     gpus = options.values.get("--gpus")
@@ -343,7 +343,8 @@ def _card_here(used: int) -> Card:
     )
 
 
-def _installed_vllm() -> str | None:
+def installed_vllm() -> str | None:
+    """The version of the vLLM beside plimsoll, if there is one."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
