@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from plimsoll.assets.launched import launched
 from plimsoll.assets.settings import Command, Settings
-from plimsoll.assets.texts import in_toml
+from plimsoll.assets.texts import quoted
 
 
 def for_systemd(settings: Settings, credentials: str, socket: str) -> str:
     """The server as a unit, behind an HAProxy on the same machine."""
-    balancer = f'{{haproxy = {in_toml(socket)}, backend = "{settings.name}", server = "{settings.name}-0"}}'
+    balancer = f'{{haproxy = {quoted(socket)}, backend = "{settings.name}", server = "{settings.name}-0"}}'
     restart = f'{{systemd = "{settings.name}.service"}}'
     address = f"http://127.0.0.1:{launched(settings).port}"
     listen = f'listen = "127.0.0.1:{settings.guard_port}"\ntoken_file = "{credentials}/guard.token"\n'
@@ -29,7 +29,7 @@ def for_kubernetes(settings: Settings, secrets: str) -> str:
     address = f"http://{pod}.{settings.name}:{launched(settings).port}"
     restart = f'{{kubernetes = "{pod}", selector = "app={settings.name}"}}'
     place = f"plimsoll-guard.{settings.namespace}"
-    hosts = ", ".join(in_toml(name) for name in ("plimsoll-guard", place, f"{place}.svc", f"{place}.svc.cluster.local"))
+    hosts = ", ".join(quoted(name) for name in ("plimsoll-guard", place, f"{place}.svc", f"{place}.svc.cluster.local"))
     listen = f'listen = "0.0.0.0:{settings.guard_port}"\ntoken_file = "{secrets}/guard.token"\nhosts = [{hosts}]\n'
     lock = '\n[lock]\nlease = "plimsoll-guard"\n'
     return _text(settings, pod, address, secrets, '"readiness"', restart, settings.timers.evict_s, listen) + lock
@@ -38,14 +38,14 @@ def for_kubernetes(settings: Settings, secrets: str) -> str:
 def _text(
     settings: Settings, name: str, address: str, folder: str, balancer: str, restart: str, stop_s: int, listen: str
 ) -> str:
-    command, plan = launched(settings), settings.plan
-    lines = [f"name = {in_toml(name)}", f"url = {in_toml(address)}"]
+    command = launched(settings)
+    lines = [f"name = {quoted(name)}", f"url = {quoted(address)}"]
     if command.has_gate:
         lines.append(f'token_file = "{folder}/gate.token"')
     if "VLLM_API_KEY" in command.secrets:
         lines.append(f'api_key_file = "{folder}/api.key"')
     lines += ['canary = "30s"', 'plan = "plan.json"']
-    if plan is not None and plan.kv_connector is not None:
+    if command.has_connector:
         lines.append("kv_connector = true                 # it is only observed")
     elif command.has_gate:
         lines.append(f"balancer = {balancer}")

@@ -54,7 +54,8 @@ backend {name}
     retries 2
     retry-on conn-failure
     option redispatch 1
-    # Not ready is noticed within {CHECK_EVERY_S * (FAILURES + 1)} s. No `on-marked-down shutdown-sessions`: it would cut off what still runs.
+    # Not ready is noticed within {CHECK_EVERY_S * (FAILURES + 1)} s.
+    # No `on-marked-down shutdown-sessions`: it would cut off what still runs.
     default-server check inter {CHECK_EVERY_S}s fall {FAILURES} rise 1
     server {name}-0 {address}{later}
 """

@@ -117,7 +117,7 @@ def _pod(settings: Settings) -> dict[str, Any]:
         "automountServiceAccountToken": False,
         "# Or a service called vllm becomes VLLM_PORT=tcp://..., which vLLM reads as its own setting and refuses.": None,
         "enableServiceLinks": False,
-        f"# Longer than preStop ({leaving_s(settings)} s), the requests in flight ({timers.shutdown_s} s) and vLLM's teardown.": None,
+        f"# Longer than preStop ({leaving_s(settings)} s), requests ({timers.shutdown_s} s) and vLLM's teardown.": None,
         "terminationGracePeriodSeconds": timers.grace_s,
         "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
         "containers": [_container(settings)],

@@ -82,6 +82,7 @@ def ready(launch: Launch, engine: Engine, plan: PlanFacts) -> Ready:
         port=_port(line.arguments),
         served_name=(_values(line.arguments, "--served-model-name") or [plan.model])[0],
         has_gate=has_gate,
+        has_connector=bool(_has(line.arguments, *_CONNECTORS)) or plan.kv_connector is not None,
     )
     return Ready(command, timers, tuple(dict.fromkeys(notes)))
 
@@ -138,7 +139,7 @@ def _timers(arguments: Sequence[Argument], plan: PlanFacts) -> tuple[Timers, lis
     timers = timers_of(wished, plan.weights_bytes * plan.tensor_parallel * plan.pipeline_parallel)
     if typed and str(timers.shutdown_s) != typed[-1]:
         return timers, [
-            f"{SHUTDOWN} {typed[-1]} became {timers.shutdown_s}: requests need time to end, and guard waits half an hour at most"
+            f"{SHUTDOWN} {typed[-1]} became {timers.shutdown_s}: requests need time to end, guard waits half an hour at most"
         ]
     return timers, []
 

@@ -60,6 +60,8 @@ class Command:
     """What `model_name` says in the metrics and what clients ask for."""
     has_gate: bool = True
     """Whether plimsoll.inside stands in it: without it readiness is /health, and guard only observes."""
+    has_connector: bool = False
+    """Whether it shares its KV cache with something else: guard then only observes, too."""
 
 
 @dataclass(frozen=True)

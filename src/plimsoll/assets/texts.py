@@ -24,13 +24,23 @@ def headed(path: str, text: str, lines: Sequence[str]) -> str:
 
 
 def in_shell(word: str) -> str:
-    """One word of a POSIX shell."""
+    """One word of a POSIX shell; a dollar sign in double quotes and escaped, so that nobody wonders whether it was meant."""
+    if "$" in word or "`" in word:
+        return '"' + re.sub(r'([$`"\\])', r"\\\1", word) + '"'
     return shlex.quote(word)
 
 
-def in_toml(text: str) -> str:
-    """One string of TOML, which escapes as JSON does."""
-    return json.dumps(text).replace("\x7f", "\\u007f")
+def quoted(text: str) -> str:
+    """A string in double quotes, as YAML and TOML both read it: what does not print is escaped by its number."""
+    return '"' + "".join(_escaped(letter) for letter in text) + '"'
+
+
+def _escaped(letter: str) -> str:
+    if letter in '"\\':
+        return "\\" + letter
+    if letter.isprintable():
+        return letter
+    return f"\\u{ord(letter):04x}" if ord(letter) <= 0xFFFF else f"\\U{ord(letter):08x}"
 
 
 def for_compose(text: str) -> str:
@@ -69,10 +79,10 @@ def _item(value: object, pad: str, depth: int) -> str:
 
 
 def _scalar(value: object) -> str:
-    """JSON's strings are YAML's, and nothing in them is read as a number, a date or a comment; plain where that is safe."""
+    """Quoted, so that nothing is read as a number, a date or a comment; plain where that is safe."""
     if isinstance(value, str):
         plain = re.fullmatch(r"[A-Za-z/.][A-Za-z0-9_./-]*", value) and value.lower() not in _YAML_WORDS and value[-1:] != "."
-        return value if plain and not value.startswith((".", "-")) else json.dumps(value)
+        return value if plain and not value.startswith((".", "-")) else quoted(value)
     if isinstance(value, bool | int | float):
         return json.dumps(value)
     if isinstance(value, list | tuple):

@@ -20,6 +20,7 @@ from typing import Any
 
 LOOK_EVERY_S = 0.5
 ANSWER_WITHIN_S = 5.0
+LEAVING_S = 30.0  # at most so long is new work still taken: the gate's own bound
 LEASE_S = 1800.0  # beyond any stop; should nobody stop the server after all, it serves again
 
 
@@ -49,7 +50,7 @@ def token_of(environ: Mapping[str, str]) -> str:
 def leave(url: str, token: str, within_s: float) -> str:
     """Begin the drain and wait until the server is idle, or the time is over; the sentence says which."""
     end = time.monotonic() + within_s
-    _ask(f"{url}/drain", token, {"lease_s": LEASE_S, "bound_s": max(1.0, min(30.0, within_s))})
+    _ask(f"{url}/drain", token, {"lease_s": LEASE_S, "bound_s": min(LEAVING_S, within_s / 2)})
     while True:
         drain = _ask(f"{url}/state", token, None).get("drain")
         found = drain if isinstance(drain, dict) else {}
