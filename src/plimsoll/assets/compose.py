@@ -35,9 +35,11 @@ def files(settings: Settings) -> dict[str, str]:
 
 def compose(settings: Settings) -> str:
     """The project. What stands in it and why: docs/launch.md."""
-    project = {
+    has_key = "VLLM_API_KEY" in launched(settings).secrets
+    project: dict[str, Any] = {
         "# Before the first start, in this folder, with an image of yours that has plimsoll in it:": None,
         "#   for f in gate guard; do head -c 24 /dev/urandom | base64 > $f.token; done; chmod 600 ./*.token": None,
+        **({'#   printf %s "$VLLM_API_KEY" > api.key; chmod 600 api.key': None} if has_key else {}),
         "#   docker compose up -d": None,
         "name": settings.name,
         "services": {settings.name: _server(settings), "proxy": _proxy(settings), "plimsoll-guard": _guard(settings)},

@@ -134,12 +134,9 @@ def environment_example(settings: Settings) -> str:
     """What has to be filled in by hand, for one user's eyes: secrets are never generated."""
     command = launched(settings)
     lines = [f"{name}=\n" for name in command.secrets] or ["# The planned command has no secret; HF_TOKEN= could stand here.\n"]
-    return "".join(
-        [
-            f"# Fill it in as {ETC}/{settings.name}.env, readable by root alone (chmod 600).\n",
-            *lines,
-        ]
-    )
+    top = f"# Fill it in as {ETC}/{settings.name}.env, readable by root alone (chmod 600).\n"
+    key = f"# guard's test requests need the same key, in {ETC}/api.key.\n" if "VLLM_API_KEY" in command.secrets else ""
+    return "".join([top, key, *lines])
 
 
 def _described(settings: Settings) -> str:
