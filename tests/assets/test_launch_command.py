@@ -140,9 +140,3 @@ def test_what_cannot_be_launched_is_refused_in_one_line(words: tuple[str, ...], 
 def test_one_machine_is_no_several() -> None:
     """--nnodes 1 is the default, spelled out."""
     assert _ready("--nnodes", "1").command.has_gate
-
-
-def test_a_release_too_old_is_refused() -> None:
-    """Before 0.8.0 nothing is known of what the gate would do."""
-    with pytest.raises(BadInput, match=r"0\.8\.0 and newer"):
-        _ready(vllm="0.7.3")

@@ -199,6 +199,7 @@ def test_a_plan_that_does_not_fit_is_not_launched(here: Path, capsys: pytest.Cap
         (["out", "--plan", "nowhere.json"], "nowhere.json"),
         (["out", "--plan", "plan.json", "--vllm", "0.25.1"], "the plan is for vLLM 0.32.0"),
         (["out", "--vllm", "soon"], "is not a version"),
+        (["out", "--vllm", "0.7.3"], "0.8.0 and newer"),
         (["out", "--slo", "ttft=soon"], "--slo"),
         (["out", "--slo", ""], "--slo"),
         (["out", "--plan", "plan.json", "--replicas", "3"], "no option --replicas"),

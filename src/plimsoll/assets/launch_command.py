@@ -18,8 +18,8 @@ from plimsoll.engine.check import check
 from plimsoll.engine.command_line import Argument, read_command_line
 from plimsoll.engine.extension_needs import NEEDS
 from plimsoll.engine.extension_points import Part, verdicts
-from plimsoll.engine.extension_table import OLDEST, answers_in
-from plimsoll.engine.flags import flags_of, is_before
+from plimsoll.engine.extension_table import answers_in
+from plimsoll.engine.flags import flags_of
 from plimsoll.engine.inside_command import Plugins, fit, with_remarks
 from plimsoll.engine.rewrite import spelled
 from plimsoll.engine.versions import Engine
@@ -55,8 +55,6 @@ class Ready(NamedTuple):
 
 def ready(launch: Launch, engine: Engine, plan: PlanFacts) -> Ready:
     """The planned command made ready; BadInput where no file could be made that starts it."""
-    if is_before(engine.release, OLDEST):
-        raise BadInput(f"files to launch are made for vLLM {OLDEST} and newer, not for {engine}")
     if launch.unresolved:
         raise BadInput(f"the planned command has a variable that nobody has set: ${launch.unresolved[0]}; plan it with a value")
     checked = check(launch._replace(entry=EntryPoint.SERVE), engine)

@@ -34,6 +34,7 @@ from plimsoll.errors import BadInput, Found
 
 if TYPE_CHECKING:
     from plimsoll.assets.settings import Settings, Slo
+    from plimsoll.engine.versions import Engine
 
 WHAT = ("systemd", "compose", "kubernetes", "monitoring")
 PLAN_MAX_BYTES = 16 << 20
@@ -102,7 +103,7 @@ def _settings(options: Split, plan: Mapping[str, Any] | None) -> tuple[Settings,
     if plan is None:
         from plimsoll.cli.plan import installed_vllm
 
-        engine = engine_named(asked or installed_vllm())
+        engine = _not_too_old(engine_named(asked or installed_vllm()))
         settings = Settings(engine.release, slo=slo, made_by=_made_by(options, engine.release, None, None))
         return settings, (engine.note,) if engine.note else ()
     from plimsoll.actuators.inside_wheel import wheel_name
@@ -112,7 +113,7 @@ def _settings(options: Split, plan: Mapping[str, Any] | None) -> tuple[Settings,
 
     name = options.values["--plan"]
     facts = facts_of(plan, name)
-    engine = engine_named(release_of(plan, name), f"{name}:")
+    engine = _not_too_old(engine_named(release_of(plan, name), f"{name}:"))
     if asked is not None and engine_named(asked).release != engine.release:
         raise BadInput(f"the plan is for vLLM {engine}; plan it again with --vllm {asked}")
     if not facts.fits:
@@ -131,6 +132,16 @@ def _settings(options: Split, plan: Mapping[str, Any] | None) -> tuple[Settings,
         made_by=_made_by(options, engine.release, plan, line),
     )
     return settings, made.notes
+
+
+def _not_too_old(engine: Engine) -> Engine:
+    """The same engine; BadInput for one from before vLLM's present engine and metrics."""
+    from plimsoll.engine.extension_table import OLDEST
+    from plimsoll.engine.flags import is_before
+
+    if is_before(engine.release, OLDEST):
+        raise BadInput(f"files are made for vLLM {OLDEST} and newer, not for {engine}")
+    return engine
 
 
 def _slo(text: str | None) -> Slo:
