@@ -81,10 +81,10 @@ def _down(names: Names, bounds: Thresholds) -> Alert:
 
 def _wedged(names: Names, bounds: Thresholds) -> Alert:
     running, waiting, steps = names.vllm("running"), names.vllm("waiting"), names.vllm("step_tokens", "_count")
-    still = f"({running} + {waiting} > 0 and increase({steps}[{span(bounds.still_s)}]) == 0)"
+    still = f"({running} + {waiting} > 0\n  and increase({steps}[{span(bounds.still_s)}]) == 0)"
     if has_sleep := names.has("sleep_state"):
         asleep = names.vllm("sleep_state", sleep_state="awake")
-        still = f"({still} unless on (job, instance, engine) {asleep} == 0)"
+        still = f"({still}\n  unless on (job, instance, engine) {asleep} == 0)"
     proved, judged = names.of("plimsoll_engine_wedged"), names.guard("condition", condition="~wedged|hung")
     sleeper = Case(
         "it sleeps with a request at its door", shape="wedge", series=page_of(names, awake="0x99"), silent=("20m", "24m")

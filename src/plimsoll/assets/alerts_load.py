@@ -8,6 +8,7 @@ from plimsoll.assets.names import ENGINE_LABELS, Names
 from plimsoll.assets.thresholds import Thresholds
 
 WAIT = "plimsoll:expected_wait:seconds"
+WAITING_2M, WAITING_8M = "plimsoll:waiting:avg_2m", "plimsoll:waiting:avg_8m"
 TWICE = "plimsoll:done_twice:ratio_5m"
 FREE_TOKENS = "plimsoll:kv_free:tokens"
 LATE = "plimsoll:ttft:p95_10m"
@@ -42,6 +43,8 @@ def records(names: Names, bounds: Thresholds) -> tuple[Record, ...]:
     return (
         # The gate's own figure where there is one; NaN, where it does not know, leads to nothing.
         Record(WAIT, f"({waiting} * 0 + on (job, instance) group_left () {gate})\nor {waiting} / ({rate} > 0)"),
+        Record(WAITING_2M, f"avg_over_time({waiting}[2m])"),
+        Record(WAITING_8M, f"avg_over_time({waiting}[8m])"),
         # Preemptions x mean length, as a share of all that was computed, comes down to this: see docs/monitoring.md.
         Record(TWICE, f"{preempted} / ({preempted} + ({ended} > 0))"),
         *free,
@@ -133,13 +136,13 @@ def _rises(names: Names, bounds: Thresholds) -> str:
 
     A jump is no growth: it lies in the middle third for two minutes, and the alert waits for three.
     """
-    waiting, share = names.vllm("waiting"), f"{bounds.rises:g}"
-    last, middle, first = (f"avg_over_time({waiting}[2m]{offset})" for offset in ("", " offset 2m", " offset 4m"))
-    late, half, early = (f"avg_over_time({waiting}[8m]{offset})" for offset in ("", " offset 8m", " offset 16m"))
+    share = f"{bounds.rises:g}"
+    last, middle, first = (names.of(WAITING_2M) + offset for offset in ("", " offset 2m", " offset 4m"))
+    late, half, early = (names.of(WAITING_8M) + offset for offset in ("", " offset 8m", " offset 16m"))
     return (
-        f"({last} - {middle} > {share} * {last} and {middle} - {first} > {share} * {last})\n"
-        f"  or ({late} - {half} > {share} * {late} and {half} - {early} > {share} * {late}\n"
-        f"    and {last} > {middle} and {middle} > {first})"
+        f"\n  ({last} - {middle} > {share} * {last}\n    and {middle} - {first} > {share} * {last})\n"
+        f"  or ({late} - {half} > {share} * {late}\n    and {half} - {early} > {share} * {late}\n"
+        f"    and {last} > {middle} and {middle} > {first})\n"
     )
 
 

@@ -76,7 +76,7 @@ def series_of(names: Names, figure: str, where: Mapping[str, str]) -> str:
 
 
 def guard_page(at: str = "", **values: str) -> dict[str, str]:
-    """Series of guard's page: `up`, `trouble`, `age_ENGINE`, `held_ENGINE`, or `ENGINE_CONDITION`. `at`: those of another job."""
+    """Series of guard's page: `up`, `trouble`, `age_ENGINE`, `held_ENGINE`, or `ENGINE_CONDITION`; `at` is another job."""
     job = at or GUARD_JOB
     found: dict[str, str] = {}
     for figure, text in values.items():

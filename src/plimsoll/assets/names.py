@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from plimsoll.assets.settings import Settings
 from plimsoll.engine.metrics import resolve
@@ -11,6 +12,22 @@ from plimsoll.engine.versions import engine_named
 GUARD_JOB = "plimsoll-guard"
 ENGINE_LABELS = ("job", "instance", "engine", "model_name")
 """What tells one engine from another: `engine` is the rank under data parallelism."""
+
+CONDITIONAL: Mapping[str, str] = {
+    "plimsoll_torch_": "a GPU, and the probe",
+    "plimsoll_device_": "a GPU whose driver answers, and the probe",
+    "plimsoll_worker_resident_bytes": "the probe",
+    "plimsoll_refused_total": "once the gate has refused a request",
+    "plimsoll_guard_trouble": "while guard has trouble of its own",
+    "plimsoll_guard_look_failures_total": "once a look has brought nothing",
+    "plimsoll_guard_needs_a_person": "a guard of this release",
+    "plimsoll_guard_": "guard",
+    "plimsoll_": "the gate",
+    "process_": "one API server: with several, vLLM shows no figures of a process",
+    "http_requests_total": "once a request of that outcome was answered",
+    "ALERTS": "while an alert is pending or fires",
+}
+"""What is not on every page, by the beginning of its name, and what it takes; the first that fits counts."""
 
 
 class Names:
