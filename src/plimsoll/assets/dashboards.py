@@ -298,9 +298,9 @@ def _life(names: Names, shown: Shown) -> tuple[Panel, ...]:
             height=12,
         ),
         Panel(
-            "Errors",
-            "5xx of all requests.",
-            (Ask(f"sum by (instance) (rate({shown.of('http_requests_total', status='~5..')}[5m]))", "{{instance}}"),),
+            "Answers by their status",
+            "5xx: the engine failed a request, or its own valve refused it.",
+            (Ask(f"sum by (status) (rate({shown.of('http_requests_total')}[5m]))", "{{status}}"),),
             unit="reqps",
         ),
     )
@@ -337,7 +337,7 @@ def _fleet(names: Names, bounds: Thresholds) -> Dashboard:
 
 def _engines(shown: Shown, bounds: Thresholds) -> tuple[Panel, ...]:
     return (
-        Panel("Answers", "Scraped or not.", (Ask(shown.of("up"), "{{instance}}"),), "state-timeline"),
+        Panel("Answers", "Scraped or not.", (Ask(shown.of("up"), "{{instance}}"),), "state-timeline", fine="1"),
         Panel("Waiting", "", (Ask(shown.vllm("waiting"), WHERE),)),
         Panel("KV cache in use", "", (Ask(shown.vllm("kv_cache_usage"), WHERE),), unit="percentunit", limit=bounds.full),
         Panel("How long a new request waits", "", (Ask(shown.of(WAIT), WHERE),), unit="s", limit=bounds.wait_s),

@@ -38,6 +38,8 @@ class Panel:
     is_stacked: bool = False
     limit: float | None = None
     """A line beyond which it is trouble; thresholds of a stat."""
+    fine: str = "0"
+    """The state that is green in a state timeline; the other is red."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,8 @@ def _panel(panel: Panel) -> dict[str, Any]:
     if panel.kind == "timeseries":
         defaults["custom"] = _drawn(panel)
     if panel.kind == "state-timeline":
-        defaults["mappings"] = [_state("0", "no", "green"), _state("1", "yes", "red")]
+        states = (("0", "no"), ("1", "yes"))
+        defaults["mappings"] = [_state(value, text, "green" if value == panel.fine else "red") for value, text in states]
     return {
         "type": panel.kind,
         "title": panel.title,
