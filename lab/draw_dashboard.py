@@ -99,7 +99,7 @@ def _panel(panel: dict[str, Any], box: Box, found: Sequence[Line], span: tuple[f
     if panel["type"] in ("state-timeline", "table"):
         return head + _states(found, (left + 8, top + 24, width - 16, height - 30), span, _colours(panel))
     is_stacked = "stacking" in panel["fieldConfig"]["defaults"].get("custom", {})
-    return head + _curves(_stacked(found) if is_stacked else found, inner, span, unit)
+    return head + _curves(_stacked(found) if is_stacked else found, inner, span, unit, is_filled=is_stacked)
 
 
 def _stacked(found: Sequence[Line]) -> list[Line]:
@@ -122,7 +122,7 @@ def shown(value: float, unit: str) -> str:
     return f"{text} s" if unit == "s" else text
 
 
-def _curves(found: Sequence[Line], box: Box, span: tuple[float, float], unit: str) -> str:
+def _curves(found: Sequence[Line], box: Box, span: tuple[float, float], unit: str, *, is_filled: bool = False) -> str:
     left, top, width, height = box
     most = max(value for line in found for _, value in line.points) or 1.0
     parts = []
@@ -131,12 +131,16 @@ def _curves(found: Sequence[Line], box: Box, span: tuple[float, float], unit: st
         parts.append(f'<line x1="{left}" x2="{left + width}" y1="{y:.1f}" y2="{y:.1f}" stroke="#e8e8e8"/>')
         label = shown(most * share, unit)
         parts.append(f'<text x="{left - 4}" y="{y + 4:.1f}" font-size="9" text-anchor="end" fill="#666">{label}</text>')
-    for place, line in enumerate(found[:10]):
+    # The highest of those that are stacked comes first, so that the lower ones are drawn over it.
+    for place, line in reversed(list(enumerate(found[:10]))) if is_filled else enumerate(found[:10]):
         colour = COLOURS[place % len(COLOURS)]
         points = " ".join(
-            f"{_x(at, left, width, span):.1f},{top + height * (1 - value / most):.1f}" for at, value in line.points
+            f"{_x(at, left, width, span):.0f},{top + height * (1 - value / most):.0f}" for at, value in line.points
         )
-        parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.3"/>')
+        ends = [_x(line.points[end][0], left, width, span) for end in (0, -1)]
+        area = f"{ends[0]:.0f},{top + height:.0f} {points} {ends[1]:.0f},{top + height:.0f}"
+        fill = f'points="{area}" fill="{colour}"' if is_filled else f'points="{points}" fill="none"'
+        parts.append(f'<polyline {fill} stroke="{colour}" stroke-width="1.3"/>')
         column, row = place % 3, place // 3
         x, y = left + column * width / 3, top + height + 14 + row * 11
         if row < 2:
@@ -187,6 +191,17 @@ def _colours(panel: dict[str, Any]) -> dict[str, str]:
     return found
 
 
+def _stretches(points: Sequence[tuple[float, float]], hole_s: float) -> list[tuple[float, float, float]]:
+    """Begin, end and value of each time over which it stayed the same without a hole."""
+    found: list[tuple[float, float, float]] = []
+    for at, value in points:
+        if found and found[-1][2] == value and at - found[-1][1] < hole_s:
+            found[-1] = (found[-1][0], at, value)
+        else:
+            found.append((at, at, value))
+    return found
+
+
 def _states(found: Sequence[Line], box: Box, span: tuple[float, float], colours: dict[str, str]) -> str:
     """A bar for each, in the colour of its value; those that ever were 1 come first."""
     left, top, width, height = box
@@ -195,11 +210,10 @@ def _states(found: Sequence[Line], box: Box, span: tuple[float, float], colours:
     for place, line in enumerate(ordered[: int(height // tall)]):
         y = top + place * tall
         parts.append(f'<text x="{left}" y="{y + 10}" font-size="9">{escape(line.name[:30])}</text>')
-        step = width / 150
-        for at, value in line.points:
-            colour = colours["1" if value else "0"]
-            x = _x(at, left + 150, width - 150, span)
-            parts.append(f'<rect x="{x:.1f}" y="{y}" width="{step:.1f}" height="{tall - 3}" fill="{colour}"/>')
+        for begin, end, value in _stretches(line.points, (span[1] - span[0]) / 75):
+            x, until = (_x(at, left + 150, width - 160, span) for at in (begin, end))
+            size = f'width="{until - x + 2:.0f}" height="{tall - 3}"'
+            parts.append(f'<rect x="{x:.0f}" y="{y}" {size} fill="{colours["1" if value else "0"]}"/>')
     return "".join(parts)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -182,34 +182,35 @@ def recorded(shape: Shape) -> dict[str, object]:
     """Every figure of it."""
     looks = Run(shape.seed, shape.mix, shape.engine).looks(shape.seconds, shape.turn)
     keep = KEPT_OF.get(shape.name, KEPT)
+    return {"about": shape.about, "every_s": EVERY_S * keep, "series": series_of(looks[keep - 1 :: keep])}
+
+
+def series_of(looks: Iterable[Look]) -> dict[str, str]:
+    """Every figure of these looks in promtool's notation."""
     series: dict[str, list[float | None]] = {}
-    for place, look in enumerate(looks[keep - 1 :: keep]):
+    for place, look in enumerate(looks):
         for name, value in figures(look).items():
             series.setdefault(name, [None] * place).append(value)
         for values in series.values():
             values.extend([None] * (place + 1 - len(values)))
-    return {
-        "about": shape.about,
-        "every_s": EVERY_S * keep,
-        "series": {name: written(values) for name, values in sorted(series.items())},
-    }
+    return {name: written(values) for name, values in sorted(series.items())}
 
 
 def figures(look: Look) -> dict[str, float | None]:
     """What Prometheus would have of it; `up` is its own."""
     if look.reach is not Reach.ANSWERS:
         return {"up": 0.0}
-    assert look.started_unix_s is not None
-    found: dict[str, float | None] = {"up": 1.0, "start_time": float(round(look.started_unix_s)), "wedged": 0.0, "ready": 1.0}
+    found: dict[str, float | None] = {"up": 1.0, "wedged": 0.0, "ready": 1.0}
+    if look.started_unix_s is not None:
+        found["start_time"] = float(round(look.started_unix_s))
     for name, value in look.figures.items():
         if name != "asleep":
             found[name] = round(float(value), 4)
     # What a stand-in on a clock of its own has no server for: every request that ended was answered.
     found |= {"http_2xx": float(look.figures["success"]), "http_5xx": 0.0, "not_ready": 0.0}
     found["awake"] = 1.0 - look.figures["asleep"]
-    worker = look.workers[0]
-    for ours, theirs in WORKER.items():
-        value = getattr(worker, theirs)
+    for ours, theirs in WORKER.items() if look.workers else ():
+        value = getattr(look.workers[0], theirs)
         # Bytes in whole MiB: a figure to the byte tells nobody more, and is longer to write.
         found[ours] = value if value is None or ours == "retries" else round(value / MIB) * MIB
     return found

@@ -291,17 +291,18 @@ def _life(names: Names, shown: Shown) -> tuple[Panel, ...]:
             "state-timeline",
         ),
         Panel(
-            "Guard's conditions",
-            "1 it holds, 0 it does not, a gap: it is not known.",
-            (Ask(names.guard("condition"), "{{engine}} {{condition}}"),),
-            "state-timeline",
-            height=12,
-        ),
-        Panel(
             "Answers by their status",
             "5xx: the engine failed a request, or its own valve refused it.",
             (Ask(f"sum by (status) (rate({shown.of('http_requests_total')}[5m]))", "{{status}}"),),
             unit="reqps",
+        ),
+        Panel(
+            "Guard's conditions",
+            "1 it holds, 0 it does not, a gap: it is not known.",
+            (Ask(names.guard("condition"), "{{engine}} {{condition}}"),),
+            "state-timeline",
+            width=24,
+            height=12,
         ),
     )
 
