@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from plimsoll.assets.alert import Alert, Case, Group, Needs, Severity
-from plimsoll.assets.cases import GUARD_AT, guard_page, here, other_engine, page_of
+from plimsoll.assets.cases import GUARD_AT, guard_page, here, of_rank, other_engine, page_of
 from plimsoll.assets.names import Names, span
 from plimsoll.assets.thresholds import Thresholds
 
@@ -111,6 +111,16 @@ def _wedged(names: Names, bounds: Thresholds) -> Alert:
                 silent=("14m",),
                 fires=("15m30s", "24m"),
                 labels=(here(names, "engine", "model_name"),),
+            ),
+            Case(
+                "of two ranks one stands still among the work of the other",
+                series={
+                    **page_of(names, running="4x99", waiting="0x99", steps="0+50x99"),
+                    **of_rank("1", page_of(names, running="3x99", waiting="0x99", steps="0+50x39 1950x59")),
+                },
+                silent=("11m", "14m"),
+                fires=("15m30s",),
+                labels=({**here(names, "engine", "model_name"), "engine": "1"},),
             ),
             Case(
                 "the gate's test request got no answer while nothing showed",

@@ -48,6 +48,11 @@ def page_of(names: Names, **values: str) -> dict[str, str]:
     return {series: text for figure, text in values.items() if (series := series_of(names, figure, here(names)))}
 
 
+def of_rank(rank: str, series: Mapping[str, str]) -> dict[str, str]:
+    """The same series of another rank of the same engine (data parallelism)."""
+    return {name.replace('engine="0"', f'engine="{rank}"'): values for name, values in series.items()}
+
+
 def other_engine(names: Names, figure: str) -> str:
     """The same figure of a second engine of the same job."""
     return series_of(names, figure, {"job": names.job, "instance": OTHER_INSTANCE})
