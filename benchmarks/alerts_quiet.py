@@ -3,7 +3,8 @@
     python -m benchmarks.alerts_quiet [--days 10] [--seed 1]
 
 The traffic is that of guard_quiet: one engine and one kind of day after the other, a look every 15 s, two in a thousand of them
-lost. Prints for how many minutes each alert fired; exit 1 if one that pages did.
+lost. Prints for how many minutes each alert fired. Two that page may be right: the only engine is away for a deploy of up to 25
+minutes, and a kind with twelve restarts a day has three of them within half an hour now and then. Exit 1 if any other paged.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from plimsoll.assets.texts import quoted
 
 SETTINGS = Settings("0.32.0")
 EVALUATED_S = 30
+MAY_BE_RIGHT = {"VllmEngineDown", "VllmRestartLoop"}
 SAID = re.compile(r'alertname="(\w+)"[^}]*\}\s+([\d.Ee+]+)')
 ASKED = 'sum by (alertname) (count_over_time(ALERTS{alertstate="firing"}[1d]))'
 
@@ -66,8 +68,8 @@ def main() -> int:
             f"{kind:<16} {', '.join(f'{name} {count} min' for name, count in sorted(minutes.items())) or 'silent'}", flush=True
         )
     woken = {name: count for name, count in total.items() if name in pages}
-    print(f"{options.days} engine-days, {time.monotonic() - began_s:.0f} s; pages: {woken or 'none'}")
-    return 1 if woken else 0
+    print(f"{options.days} engine-days, {time.monotonic() - began_s:.0f} s; minutes of pages: {woken or 'none'}")
+    return 1 if set(woken) - MAY_BE_RIGHT else 0
 
 
 if __name__ == "__main__":
