@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
 import urllib.parse
 import urllib.request
@@ -18,6 +19,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
+SHADES = 5
 UNIT, COLUMN, GAP = 26, 50, 6
 COLOURS = ("#3274d9", "#e0752d", "#37872d", "#8f3bb8", "#c4162a", "#7eb26d", "#6d1f62", "#447ebc", "#b7a000", "#584477")
 VARIABLES = {"$__rate_interval": "1m", "$job": ".+", "$instance": ".+", "$rank": ".+"}
@@ -163,19 +165,21 @@ def _heat(found: Sequence[Line], box: Box, span: tuple[float, float]) -> str:
     times = sorted({at for line in used for at, _ in line.points})
     cell, tall = width / max(1, len(times)), height / len(used)
     below: dict[float, float] = {}
-    cells, most = [], 0.0
-    for place, line in enumerate(used):
+    counts: list[list[tuple[float, float]]] = []
+    for line in used:
         here = dict(line.points)
-        for at in times:
-            count = max(0.0, here.get(at, 0.0) - below.get(at, 0.0))
-            most = max(most, count)
-            cells.append((place, at, count))
+        counts.append([(at, max(0.0, here.get(at, 0.0) - below.get(at, 0.0))) for at in times])
         below = here
-    parts = [
-        f'<rect x="{_x(at, left, width, span):.1f}" y="{top + height - (place + 1) * tall:.1f}" width="{cell + 0.3:.1f}" '
-        f'height="{tall:.1f}" fill="#3274d9" fill-opacity="{0.15 + 0.85 * count / most:.2f}"/>'
-        for place, at, count in cells if count > 0
-    ]  # fmt: skip
+    most = max(count for row in counts for _, count in row) or 1.0
+    parts = []
+    for place, row in enumerate(counts):
+        shades = [(at, math.ceil(SHADES * count / most)) for at, count in row]
+        for begin, end, shade in _stretches(shades, 3 * (times[-1] - times[0]) / max(1, len(times))):
+            if shade:
+                x, until = (_x(at, left, width, span) for at in (begin, end))
+                size = f'width="{until - x + cell:.0f}" height="{tall:.0f}"'
+                y = top + height - (place + 1) * tall
+                parts.append(f'<rect x="{x:.0f}" y="{y:.0f}" {size} fill="#3274d9" fill-opacity="{shade / SHADES:g}"/>')
     for place, line in enumerate(used[:: max(1, len(used) // 5)]):
         y = top + height - (place * max(1, len(used) // 5)) * tall
         parts.append(f'<text x="{left - 4}" y="{y:.1f}" font-size="9" text-anchor="end" fill="#666">{line.name} s</text>')
