@@ -23,7 +23,7 @@ ARROWS: dict[str, set[str]] = {
     "doctor": {"plan", "engine", "domain"},
     "guard": {"doctor", "plan", "engine", "domain"},
     "assets": {"engine", "plan", "domain"},
-    "report": {"domain", "engine", "plan", "simulate", "tune", "doctor", "guard"},
+    "report": {"domain", "engine", "plan", "simulate", "tune", "doctor", "guard", "assets"},
     "dashboard": {"report", "domain"},
     "sources": {"domain", "engine"},
     "actuators": {"domain"},

@@ -98,6 +98,7 @@ class Clients:
 
     def drop(self) -> None:
         """Hang up."""
+        self._is_over = True
         for task in self._tasks:
             task.cancel()
 

@@ -68,7 +68,12 @@ def make_wheel(package: Path | None = None) -> Wheel:
     files[f"{info}/WHEEL"] = b"Wheel-Version: 1.0\nGenerator: plimsoll\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
     files[f"{info}/entry_points.txt"] = _entry_points().encode()
     files[f"{info}/RECORD"] = _record(files, f"{info}/RECORD").encode()
-    return Wheel(f"{info.removesuffix('.dist-info')}-py3-none-any.whl", _zipped(files), tuple(files))
+    return Wheel(wheel_name(), _zipped(files), tuple(files))
+
+
+def wheel_name() -> str:
+    """The name that pip wants."""
+    return f"{DISTRIBUTION.replace('-', '_')}-{plimsoll.__version__}-py3-none-any.whl"
 
 
 def wanted_files(root: Path) -> list[str]:

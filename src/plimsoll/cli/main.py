@@ -15,6 +15,7 @@ COMMANDS = (
     ("doctor", "what went wrong, what shows it, and what fixes it?", "plimsoll.cli.doctor"),
     ("guard", "is each of my servers well, and when will it hurt? Watches and judges, touches nothing", "plimsoll.cli.guard"),
     ("guardctl", "what does a running guard say?", "plimsoll.cli.guardctl"),
+    ("assets", "what do I need to launch it and to watch it? Units, manifests, alerts, dashboards", "plimsoll.cli.assets"),
     ("flags", "which flags of this command does that vLLM version take?", "plimsoll.cli.flags"),
     ("inside", "will my vLLM take plimsoll.inside, and how does it get there?", "plimsoll.cli.inside"),
     ("standin", "how do my alerts, scalers and clients behave? A vLLM-like server without a GPU", "plimsoll.cli.standin"),

@@ -127,7 +127,7 @@ def _plan_one(options: Split, launch: Launch, folder: str, *, learned: bool = Tr
 
 
 def _checked(options: Split, launch: Launch, folder: str) -> tuple[Checked, Engine, int | None]:
-    engine = engine_named(options.values.get("--vllm") or _installed_vllm())
+    engine = engine_named(options.values.get("--vllm") or installed_vllm())
     came_from = engine_named(options.values["--from"], "--from") if "--from" in options.values else None
     checked = check(launch, engine, came_from, config_of(launch, folder))
     gpus = options.values.get("--gpus")
@@ -372,7 +372,8 @@ def _card_here(used: int) -> Card:
     )
 
 
-def _installed_vllm() -> str | None:
+def installed_vllm() -> str | None:
+    """The version of the vLLM beside plimsoll, if there is one."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:

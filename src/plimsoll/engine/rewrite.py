@@ -100,7 +100,7 @@ def rewrite(line: CommandLine, judged: list[Judged], variables: list[Variable], 
         elif item.status.is_refused or item.status is Status.NO_EFFECT:
             _mend(argument, item, made)
         elif item.status is not Status.REDUNDANT:
-            made.flags.append(_spelled(argument))
+            made.flags.append(spelled(argument))
     for argument in replaced:  # after the rest, so that what the command says itself is seen first
         made.add_instead(flag_notes.GONE.get(argument.spelling), argument.values, argument.typed)
     kept = _environment(variables, made)
@@ -136,7 +136,8 @@ def _environment(variables: list[Variable], made: _Words) -> tuple[tuple[str, st
     return tuple(kept)
 
 
-def _spelled(argument: Argument) -> list[str]:
+def spelled(argument: Argument) -> list[str]:
+    """The words of one argument, its name in full."""
     name = argument.spelling
     if argument.is_negated:
         name = "--no-" + name.removeprefix("--")

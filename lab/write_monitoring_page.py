@@ -1,0 +1,75 @@
+"""Writes the lists of docs/monitoring.md from the alerts themselves.
+
+python -m lab.write_monitoring_page            write them
+python -m lab.write_monitoring_page --check    exit 1 if they are not what the alerts are now
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from textwrap import fill
+
+from plimsoll.assets.alert import Alert, Severity
+from plimsoll.assets.names import CONDITIONAL, span
+from plimsoll.assets.rules import alerts_of, groups_of
+from plimsoll.assets.settings import Settings
+from plimsoll.engine.versions import newest
+
+PAGE = Path(__file__).parents[1] / "docs" / "monitoring.md"
+WIDTH = 138
+PARTS = ("pages", "tickets", "conditional")
+
+
+def described(alert: Alert) -> str:
+    """One alert, for the person it woke up."""
+    fires = next(case for case in alert.cases if case.fires)
+    quiet = [case.says for case in alert.cases if not case.fires]
+    finding = f"[{alert.code}](findings/{alert.code}.md)" if alert.code else "none: it is about the watching itself"
+    return "\n".join(
+        [
+            f"### {alert.name}", "", fill(alert.means, WIDTH, break_on_hyphens=False), "",
+            f"- holds for {span(alert.for_s)} before it is told" if alert.for_s else "- is told at once",
+            f"- page to read: {finding}",
+            f"- needs: {', '.join(alert.needs)}",
+            f"- tested to fire: {fires.says}",
+            fill(f"- tested to be silent: {'; '.join(quiet)}", WIDTH, subsequent_indent="  ", break_on_hyphens=False),
+            "", "```promql", alert.expr, "```", "",
+        ]
+    )  # fmt: skip
+
+
+def part(name: str) -> str:
+    """One generated list."""
+    if name == "conditional":
+        rows = [f"| `{start}{'...' if start.endswith('_') else ''}` | {needs} |" for start, needs in CONDITIONAL.items()]
+        return "\n".join(["| metric | is there with |", "|---|---|", *rows])
+    severity = Severity.PAGE if name == "pages" else Severity.TICKET
+    found = [alert for alert in alerts_of(groups_of(Settings(newest()))) if alert.severity is severity]
+    return "\n".join(described(alert) for alert in found).rstrip()
+
+
+def written(text: str) -> str:
+    """The page with its lists as they are now."""
+    for name in PARTS:
+        begin, end = f"<!-- {name}: made by `python -m lab.write_monitoring_page` -->", f"<!-- end of {name} -->"
+        assert begin in text, f"{PAGE} has no place for {name}"
+        before, _, rest = text.partition(begin)
+        text = f"{before}{begin}\n{part(name)}\n{end}{rest.partition(end)[2]}"
+    return text
+
+
+def main(words: list[str]) -> int:
+    """Write it, or say whether it would be written otherwise."""
+    before = PAGE.read_text(encoding="utf-8")
+    after = written(before)
+    if "--check" in words:
+        if before != after:
+            print(f"{PAGE.name} is old: python -m lab.write_monitoring_page writes it")
+        return int(before != after)
+    PAGE.write_text(after, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

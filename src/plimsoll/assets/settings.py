@@ -1,0 +1,90 @@
+"""What every generated file is made from: one plan, one vLLM version, and names and ports that agree between the files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from plimsoll.assets.timers import Timers, timers_of
+
+DOCS_URL = "https://github.com/plimsoll-line/plimsoll/tree/main/docs"
+"""Where alerts and comments point to; findings are under `findings/<code>.md`."""
+
+
+@dataclass(frozen=True)
+class Slo:
+    """What users were promised; `--slo ttft=2s,tpot=50ms` sets it."""
+
+    ttft_s: float = 2.0
+    tpot_s: float = 0.05
+
+
+@dataclass(frozen=True)
+class PlanFacts:
+    """Figures of `plimsoll plan --json`. Bytes are of one GPU, the one whose rank rules; tokens are of one engine (DP rank)."""
+
+    model: str
+    fits: bool
+    gpu: str
+    gpus: int
+    gpu_bytes: int
+    requested_bytes: int
+    weights_bytes: int
+    kv_bytes: int
+    slack_bytes: int
+    kv_tokens: int
+    num_blocks: int
+    block_size: int
+    bytes_per_block: int
+    max_concurrency: float | None
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    data_parallel: int = 1
+    prefix_caching: bool = True
+    kv_connector: str | None = None
+
+
+@dataclass(frozen=True)
+class Command:
+    """The start command as the files have it: taken by the version, with plimsoll.inside and the timers in it."""
+
+    words: tuple[str, ...]
+    """From `vllm` on; none of them holds a secret or a variable."""
+    environment: tuple[tuple[str, str], ...] = ()
+    secrets: tuple[str, ...] = ()
+    """Names of variables whose values the plan hid: they come from a file that is not generated."""
+    port: int = 8000
+    served_name: str = ""
+    """What `model_name` says in the metrics and what clients ask for."""
+    has_gate: bool = True
+    """Whether plimsoll.inside stands in it: without it readiness is /health, and guard only observes."""
+    has_connector: bool = False
+    """Whether it shares its KV cache with something else: guard then only observes, too."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One plan, one version, and what the files call each other."""
+
+    vllm: str
+    """A release such as 0.32.0."""
+    plan: PlanFacts | None = None
+    """None without --plan: thresholds are then general ones, and nothing can be launched."""
+    command: Command | None = None
+    """None without --plan."""
+    slo: Slo = Slo()
+    timers: Timers = field(default_factory=timers_of)
+    name: str = "vllm"
+    """Of the unit, the service, the StatefulSet, the label `app` and Prometheus's job."""
+    namespace: str = "models"
+    targets: tuple[str, ...] = ("127.0.0.1:8000",)
+    """Host and port of every engine, for Prometheus."""
+    guard_port: int = 9790
+    guard_target: str = "127.0.0.1:9790"
+    wheel: str = ""
+    """The file name of plimsoll.inside as a wheel, which lies beside what mounts it."""
+    made_by: tuple[str, ...] = ()
+    """Lines that say which plan, version and command made a file; no secret in them. The command puts them on top of every
+    file that takes comments; a dashboard has them in its description."""

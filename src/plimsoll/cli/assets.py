@@ -1,0 +1,240 @@
+"""usage: plimsoll assets OUT_DIR [--plan PLAN.json] [options]
+
+Writes what a team needs to launch a vLLM server and to watch it, from one plan, right for its vLLM version: a start script,
+systemd units, a compose file, Kubernetes manifests, an HAProxy configuration, guard's configuration, alert rules with their
+tests, and dashboards.
+
+  --plan PLAN.json   what `plimsoll plan --json ... vllm serve MODEL ...` printed; - reads it from standard input.
+                     Without it only monitoring is made, with general thresholds
+  --vllm VERSION     without a plan: default the vLLM installed beside plimsoll, else the newest known. A plan has its own
+  --for WHAT         systemd, compose, kubernetes, monitoring or all; default: all that can be made
+  --slo ttft=2s,tpot=50ms
+                     what users were promised: the first token, and each one after it; for alerts
+  --check            write nothing; show how OUT_DIR differs from what would be generated, and exit 1 if it does
+  --force            overwrite files that somebody has edited
+  --json             one JSON object, schema plimsoll.assets/1
+
+The same input gives the same bytes. A file that somebody has edited is kept and named; OUT_DIR/plimsoll-assets.json holds the
+checksums by which that is known. Secrets are never generated: each file says where they are read from.
+
+Exit codes: 0 done; 1 --check found a difference, an edited file was kept although what is generated has changed, or the plan
+says that the server does not start; 2 your input is wrong; 3 nothing can be read or written there.
+Read on: docs/assets.md, docs/launch.md, docs/monitoring.md
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from plimsoll.cli.options import Split, split_options
+from plimsoll.cli.output import show
+from plimsoll.errors import BadInput, Found
+
+if TYPE_CHECKING:
+    from plimsoll.assets.settings import Settings, Slo
+    from plimsoll.engine.versions import Engine
+
+WHAT = ("systemd", "compose", "kubernetes", "monitoring")
+PLAN_MAX_BYTES = 16 << 20
+
+
+def run(words: list[str]) -> int:
+    """Read the plan, make the texts, compare, write."""
+    options = split_options(
+        words, with_value=("--plan", "--vllm", "--for", "--slo"), switches=("--check", "--force", "--json", "--help", "-h")
+    )
+    if options.switches & {"--help", "-h"}:
+        show(__doc__.rstrip() if __doc__ else "")
+        return 0
+    folder = _folder(options)
+    plan = _plan(options)
+    ways = _ways(options, has_plan=plan is not None)
+    settings, notes = _settings(options, plan)
+    return _carry_out(options, folder, settings, _wanted(settings, plan, ways), ways, notes)
+
+
+def _folder(options: Split) -> str:
+    words = [*options.rest, *(options.verbatim or ())]
+    unknown = next((word for word in options.rest if word.startswith("-") and word != "-"), None)
+    if unknown is not None:
+        raise BadInput(f"there is no option {unknown} (plimsoll assets --help)")
+    if len(words) != 1 or not words[0].strip("-"):
+        raise BadInput("say where: plimsoll assets OUT_DIR [--plan PLAN.json]")
+    return words[0]
+
+
+def _plan(options: Split) -> Mapping[str, Any] | None:
+    if "--plan" not in options.values:
+        return None
+    from pathlib import Path
+
+    from plimsoll.sources.model_folders import parse_json, read_json
+
+    path = options.values["--plan"]
+    if path != "-":
+        return read_json(Path(path), PLAN_MAX_BYTES)
+    if sys.stdin is None:
+        raise BadInput("--plan -: there is no standard input")
+    return parse_json(sys.stdin.buffer.read(PLAN_MAX_BYTES + 1), PLAN_MAX_BYTES, "standard input")
+
+
+def _ways(options: Split, *, has_plan: bool) -> tuple[str, ...]:
+    wish = options.values.get("--for")
+    if wish is not None and wish not in (*WHAT, "all"):
+        raise BadInput(f"--for {wish!r}: it is {', '.join(WHAT)} or all")
+    if not has_plan and wish not in (None, "monitoring"):
+        raise BadInput(
+            f"--for {wish} needs a plan: plimsoll plan --json --gpu NAME vllm serve MODEL ... > plan.json; then --plan"
+        )
+    if wish in (None, "all"):
+        return WHAT if has_plan else ("monitoring",)
+    return (wish,)
+
+
+def _settings(options: Split, plan: Mapping[str, Any] | None) -> tuple[Settings, tuple[str, ...]]:
+    """What every file is made from, and what should be known of it."""
+    from plimsoll.assets.settings import Settings
+    from plimsoll.engine.versions import engine_named
+
+    slo = _slo(options.values.get("--slo"))
+    asked = options.values.get("--vllm")
+    if plan is None:
+        from plimsoll.cli.plan import installed_vllm
+
+        engine = _not_too_old(engine_named(asked or installed_vllm()))
+        settings = Settings(engine.release, slo=slo, made_by=_made_by(options, engine.release, None, None))
+        return settings, (engine.note,) if engine.note else ()
+    from plimsoll.actuators.inside_wheel import wheel_name
+    from plimsoll.assets.launch_command import ready
+    from plimsoll.assets.plan_facts import facts_of, planned_line, release_of, why_it_does_not_fit
+    from plimsoll.cli.launch_words import launches_named
+
+    name = options.values["--plan"]
+    facts = facts_of(plan, name)
+    engine = _not_too_old(engine_named(release_of(plan, name), f"{name}:"))
+    if asked is not None and engine_named(asked).release != engine.release:
+        raise BadInput(f"the plan is for vLLM {engine}; plan it again with --vllm {asked}")
+    if not facts.fits:
+        raise Found(f"the plan says that this server does not start: {why_it_does_not_fit(plan)}; nothing was written")
+    line = planned_line(plan, name)
+    launch, _ = launches_named(Split({}, frozenset(), (line,), None), "assets")[0]
+    made = ready(launch, engine, facts)
+    settings = Settings(
+        engine.release,
+        facts,
+        made.command,
+        slo,
+        made.timers,
+        targets=(f"127.0.0.1:{made.command.port}",),
+        wheel=wheel_name(),
+        made_by=_made_by(options, engine.release, plan, line),
+    )
+    return settings, made.notes
+
+
+def _not_too_old(engine: Engine) -> Engine:
+    """The same engine; BadInput for one from before vLLM's present engine and metrics."""
+    from plimsoll.engine.extension_table import OLDEST
+    from plimsoll.engine.flags import is_before
+
+    if is_before(engine.release, OLDEST):
+        raise BadInput(f"files are made for vLLM {OLDEST} and newer, not for {engine}")
+    return engine
+
+
+def _slo(text: str | None) -> Slo:
+    """`ttft=2s,tpot=50ms`."""
+    import re
+
+    from plimsoll.assets.settings import Slo
+
+    found: dict[str, float] = {}
+    for part in (text or "").split(",") if text is not None else ():
+        match = re.fullmatch(r"\s*(ttft|tpot)\s*=\s*(\d{1,6}(?:\.\d{1,6})?)\s*(ms|s)\s*", part)
+        if match is None or float(match[2]) == 0:
+            raise BadInput(f"--slo {text!r}: it is ttft=2s,tpot=50ms, or one of the two")
+        found[f"{match[1]}_s"] = float(match[2]) * (0.001 if match[3] == "ms" else 1)
+    return Slo(**found)
+
+
+def _made_by(options: Split, release: str, plan: Mapping[str, Any] | None, line: str | None) -> tuple[str, ...]:
+    """Which plan, version and command: without the folder and the switches, which change no byte."""
+    import hashlib
+    import json
+    import shlex
+
+    import plimsoll
+    from plimsoll.domain.redaction import redact_words
+
+    words = ["plimsoll", "assets", "OUT_DIR"]
+    for name in ("--plan", "--vllm", "--slo"):
+        if name in options.values:
+            value = options.values[name]
+            words += [name, value.rpartition("/")[2] if name == "--plan" else value]
+    said = " ".join(word if word.isprintable() else "?" for word in map(shlex.quote, redact_words(words)))
+    lines = [f"Made by plimsoll {plimsoll.__version__} for vLLM {release}: {said}"]
+    if plan is not None:
+        digest = hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()
+        lines += [f"Plan {digest[:16]}: {line}"]
+    return (*lines, "Edits are kept when it is made again, unless --force is said.")
+
+
+def _wanted(settings: Settings, plan: Mapping[str, Any] | None, ways: tuple[str, ...]) -> dict[str, bytes]:
+    """Every file for these ways, by its path in the folder."""
+    from plimsoll.assets.launch import WAYS, launch_files
+    from plimsoll.assets.texts import headed
+
+    texts: dict[str, str] = {}
+    launched = [way for way in ways if way in WAYS]
+    if "monitoring" in ways or "kubernetes" in ways:
+        from plimsoll.assets.monitoring import monitoring_files
+
+        texts |= monitoring_files(settings)
+    texts |= launch_files(settings, launched)
+    wanted = {
+        path: headed(path, text, settings.made_by).encode() for path, text in texts.items() if path.partition("/")[0] in ways
+    }
+    if launched and plan is not None:
+        wanted |= _beside(settings, plan, launched)
+    return wanted
+
+
+def _beside(settings: Settings, plan: Mapping[str, Any], launched: list[str]) -> dict[str, bytes]:
+    """The plan that guard compares a start with, and the wheel of plimsoll.inside."""
+    import json
+
+    from plimsoll.actuators.inside_wheel import make_wheel
+
+    text = json.dumps(plan, indent=2, ensure_ascii=False).encode() + b"\n"
+    made = {f"{way}/plan.json": text for way in launched}
+    if settings.command is not None and settings.command.has_gate:
+        content = make_wheel().content
+        made |= {f"{way}/{settings.wheel}": content for way in launched}
+    return made
+
+
+def _carry_out(
+    options: Split, folder: str, settings: Settings, wanted: dict[str, bytes], ways: tuple[str, ...], notes: tuple[str, ...]
+) -> int:
+    from plimsoll.actuators.asset_files import read_there, remove_files, write_files
+    from plimsoll.assets.changes import MANIFEST, decide, differences, manifest, recorded_in
+    from plimsoll.report import assets as report
+
+    known = recorded_in(read_there(folder, [MANIFEST]).get(MANIFEST))
+    recorded = {path: sha for path, sha in known.items() if path.partition("/")[0] in ways}
+    there = read_there(folder, {**wanted, **recorded})
+    is_check = "--check" in options.switches
+    changes = decide(wanted, there, recorded, is_forced="--force" in options.switches and not is_check)
+    lines: tuple[str, ...] = ()
+    if is_check:
+        lines = tuple(differences(wanted, there, (*changes.remove, *changes.left)))
+    else:
+        write_files(folder, {path: wanted[path] for path in changes.write})
+        remove_files(folder, changes.remove)
+        write_files(folder, {MANIFEST: manifest(wanted, known, changes, settings.made_by)})
+    model = settings.plan.model if settings.plan is not None else None
+    made = report.Made(folder, settings.vllm, model, changes, notes, is_check, lines)
+    show(report.as_json(made) if "--json" in options.switches else report.as_text(made))
+    return 0 if made.is_fine else 1

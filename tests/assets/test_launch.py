@@ -1,0 +1,157 @@
+"""The files of every way to launch, read back by what will read them."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from plimsoll.assets import systemd
+from plimsoll.assets.launch import WAYS, launch_files
+from plimsoll.assets.settings import Settings
+from plimsoll.cli.guard import read_asked
+from plimsoll.sources.launches import read_launches
+from tests.assets.plans import MODELS, SECRET, WHEEL, plan_of, random_plan, settings_of
+from tests.assets.started import environment_of, object_in, started_words
+
+LLAMA = MODELS[0]
+TOKEN = "a-token-that-is-long-enough"
+
+
+def _files(*words: str, before: tuple[str, ...] = (), **more: str) -> dict[str, str]:
+    return launch_files(settings_of(plan_of(*before, "vllm", "serve", LLAMA, *words, **more)), WAYS)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_all_ways_start_the_same_command(seed: int, tmp_path: Path) -> None:
+    """Quotes, dollars and percent signs arrive as they were planned; only --host is left out in a container."""
+    made = settings_of(random_plan(random.Random(seed)))
+    assert made.command is not None
+    words = started_words(launch_files(made, WAYS), tmp_path)
+    assert words["systemd"] == list(made.command.words)
+    assert words["compose"] == words["kubernetes"]
+    assert " ".join(words["compose"]) in (
+        " ".join(made.command.words),
+        re.sub(r" --host(?: |=)\S+", "", " ".join(made.command.words)),
+    )
+
+
+def test_our_own_reader_finds_the_command_in_each_file(tmp_path: Path) -> None:
+    """`plimsoll flags FILE` reads what was generated: the script, the compose file and the manifest."""
+    for path, text in _files("--max-model-len", "8k").items():
+        if path.endswith(("start.sh", "compose.yaml", "vllm.yaml")):
+            file = tmp_path / path.replace("/", "-")
+            file.write_text(text, encoding="utf-8")
+            launch = read_launches(str(file))[0]
+            assert launch.arguments[:3] == (LLAMA, "--max-model-len", "8k"), path
+
+
+def test_the_environment_arrives_in_all_ways(tmp_path: Path) -> None:
+    """A value with every awkward character is the same to the shell, to Docker and to the kubelet."""
+    value = "50% of $5 'quoted' # $(date)"
+    files = _files(before=("env", f"MY_NOTE={value}"))
+    assert environment_of(files, tmp_path)["MY_NOTE"] == value
+    compose = yaml.safe_load(files["compose/compose.yaml"])["services"]["vllm"]["environment"]
+    assert compose["MY_NOTE"].replace("$$", "$") == value
+    container = object_in(files["kubernetes/vllm.yaml"], "StatefulSet")["spec"]["template"]["spec"]["containers"][0]
+    (pod,) = [one["value"] for one in container["env"] if one["name"] == "MY_NOTE"]
+    assert pod.replace("$$", "$") == value
+
+
+def test_a_path_of_ones_own_stands_behind_the_wheel() -> None:
+    """PYTHONPATH of the planned command is kept, and ours comes first."""
+    files = _files(before=("env", "PYTHONPATH=/opt/mine"))
+    script = files["systemd/vllm-start.sh"]
+    assert script.index("export PYTHONPATH=/opt/mine") < script.index(f'export PYTHONPATH="/etc/plimsoll/{WHEEL}$')
+    compose = yaml.safe_load(files["compose/compose.yaml"])["services"]["vllm"]["environment"]
+    assert compose["PYTHONPATH"] == f"/plimsoll/{WHEEL}:/opt/mine"
+
+
+def test_no_secret_is_in_any_file() -> None:
+    """What the plan hides is asked for by name, in each way's own manner."""
+    files = _files("--api-key", SECRET)
+    assert not any(SECRET in text or "[redacted]" in text for text in files.values())
+    assert "EnvironmentFile=/etc/plimsoll/vllm.env" in files["systemd/vllm.service"]
+    assert "VLLM_API_KEY=\n" in files["systemd/vllm.env.example"]
+    assert yaml.safe_load(files["compose/compose.yaml"])["services"]["vllm"]["environment"]["VLLM_API_KEY"].startswith(
+        "${VLLM_"
+    )
+    assert "secretKeyRef" in files["kubernetes/vllm.yaml"]
+    for way in WAYS:
+        assert "api_key_file" in files[f"{way}/plimsoll.toml"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("words", [(), ("--api-key", SECRET), ("--kv-offloading-size", "8")])
+def test_guards_configuration_is_one(way: str, words: tuple[str, ...], tmp_path: Path) -> None:
+    """guard itself reads it, with the tokens and the plan beside it, and knows how to stop and start the server."""
+    text = _files(*words)[f"{way}/plimsoll.toml"]
+    for name in ("gate.token", "guard.token", "api.key"):
+        (tmp_path / name).write_text(TOKEN, encoding="utf-8")
+        (tmp_path / name).chmod(0o600)
+    (tmp_path / "plan.json").write_text(json.dumps(plan_of("vllm", "serve", LLAMA, *words)), encoding="utf-8")
+    path = tmp_path / "plimsoll.toml"
+    path.write_text(re.sub(r'"/[^"]*/(gate\.token|guard\.token|api\.key)"', r'"\1"', text), encoding="utf-8")
+    asked = read_asked(["--config", str(path), "--act"], {})
+    (engine,) = asked.config.engines
+    assert engine.token is not None
+    assert asked.config.warnings == ()
+    acting = asked.config.acting[engine.name]
+    assert (acting.restart is not None) == (way != "compose" and words != ("--kv-offloading-size", "8"))
+
+
+def test_the_unit_says_what_a_unit_of_vllm_must() -> None:
+    """SIGTERM to the server alone, restarted also after exit code 0, within limits, and drained before it is stopped."""
+    unit = systemd.unit(settings_of(plan_of("vllm", "serve", LLAMA)))
+    for line in ("KillMode=mixed", "Restart=always", "StartLimitBurst=5", "StartLimitIntervalSec=1h", "TimeoutStopSec=150"):
+        assert f"\n{line}\n" in unit
+    assert "-m plimsoll.inside.leave 30 8000\n" in unit
+
+
+def test_a_server_without_a_gate_is_launched_without_one() -> None:
+    """No token, no drain, readiness is health, and guard is told nothing that it could not do."""
+    files = _files(before=("env", "VLLM_USE_RUST_FRONTEND=1"))
+    assert "plimsoll.inside" not in files["systemd/vllm.service"] + files["systemd/vllm-start.sh"]
+    assert "option httpchk GET /health" in files["systemd/haproxy.cfg"]
+    container = object_in(files["kubernetes/vllm.yaml"], "StatefulSet")["spec"]["template"]["spec"]["containers"][0]
+    assert container["readinessProbe"]["httpGet"]["path"] == "/health"
+    assert container["lifecycle"]["preStop"]["exec"]["command"] == ["sleep", "30"]
+    assert "restart =" not in files["systemd/plimsoll.toml"]
+    assert "gate.token" not in files["compose/compose.yaml"]
+
+
+def test_a_model_that_is_a_folder_is_mounted(tmp_path: Path) -> None:
+    """By its whole path, to be read alone."""
+    (tmp_path / "config.json").write_text(
+        '{"architectures": ["LlamaForCausalLM"], "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2,'
+        ' "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 1000, "max_position_embeddings": 512,'
+        ' "torch_dtype": "bfloat16", "model_type": "llama"}',
+        encoding="utf-8",
+    )
+    files = launch_files(settings_of(plan_of("vllm", "serve", str(tmp_path))), WAYS)
+    volumes = yaml.safe_load(files["compose/compose.yaml"])["services"]["vllm"]["volumes"]
+    assert f"{tmp_path}:{tmp_path}:ro" in volumes
+    pod = object_in(files["kubernetes/vllm.yaml"], "StatefulSet")["spec"]["template"]["spec"]
+    assert {"name": "model", "hostPath": {"path": str(tmp_path), "type": "Directory"}} in pod["volumes"]
+
+
+@pytest.mark.parametrize("release", ["0.10.2", "0.12.0", "0.20.0", "0.25.1", "0.32.0"])
+def test_no_proxy_lets_an_admin_path_out(release: str) -> None:
+    """Adapters, drains, figures and dev endpoints are on no list, and what clients need is."""
+    made: Settings = settings_of(plan_of("vllm", "serve", LLAMA, vllm=release))
+    files = launch_files(made, WAYS)
+    ingress = object_in(files["kubernetes/vllm.yaml"], "Ingress")["spec"]["rules"][0]["http"]["paths"]
+    lists = {
+        "ingress": [one["path"] for one in ingress],
+        "haproxy": re.findall(r"acl for_clients path (\S+)", files["systemd/haproxy.cfg"]),
+    }
+    for paths in lists.values():
+        assert "/v1/chat/completions" in paths
+        assert not any("adapter" in path or "plimsoll" in path for path in paths)
+        assert all(path.startswith(("/v1/", "/v2/")) for path in paths)
+    assert lists["ingress"] == lists["haproxy"]
+    assert ("/v1/messages" in lists["ingress"]) == (release not in ("0.10.2",))

@@ -1,0 +1,113 @@
+"""The alert rules as data: how many, how loud, where they lead, and what they ask for. promtool's part is in tests/real."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import promql_parser
+import pytest
+import yaml
+
+from plimsoll.assets.alert import Alert, Severity
+from plimsoll.assets.cases import shape_names
+from plimsoll.assets.monitoring import monitoring_files
+from plimsoll.assets.rules import alerts_of, groups_of, runbook
+from plimsoll.assets.settings import DOCS_URL, Settings
+from plimsoll.engine import tables
+from plimsoll.engine.flags import is_before
+from plimsoll.errors import BadInput
+from tests.assets.watched import PLANNED, VERSIONS, metrics_known, metrics_of
+
+ROOT = Path(__file__).parents[2]
+EVERY = [*(Settings(version) for version in VERSIONS), PLANNED]
+ALERTS = alerts_of(groups_of(Settings("0.32.0")))
+
+
+def test_few_of_them_wake_anybody_up() -> None:
+    """12 to 20 alerts under names of their own, and six at most that page."""
+    assert 12 <= len(ALERTS) <= 20
+    assert len({alert.name for alert in ALERTS}) == len(ALERTS)
+    assert sum(alert.severity is Severity.PAGE for alert in ALERTS) <= 6
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)
+def test_an_alert_has_its_cases_its_words_and_its_page(alert: Alert) -> None:
+    """One case at least where it fires and two where it must not; a sentence for the woken; a page that is there."""
+    assert sum(bool(case.fires) for case in alert.cases) >= 1
+    assert sum(bool(case.silent) and not case.fires for case in alert.cases) >= 2
+    for case in alert.cases:
+        assert bool(case.fires) is bool(case.labels), f"{alert.name}: {case.says}"
+        assert not case.shape or case.shape in set(shape_names())
+    assert len(alert.means) > 80
+    page, _, anchor = runbook(alert).removeprefix(DOCS_URL + "/").partition("#")
+    assert (ROOT / "docs" / page).is_file()
+    if anchor:
+        assert f"### {alert.name}\n" in (ROOT / "docs" / page).read_text(encoding="utf-8")
+    for text in (alert.summary, alert.description):
+        for label in re.findall(r"\$labels\.(\w+)", text):
+            assert label == "engine" or any(label in labels for case in alert.cases for labels in case.labels), (
+                f"{alert.name}: {label}"
+            )
+
+
+def test_every_recorded_shape_is_used() -> None:
+    """A recording that no case looks at would prove nothing."""
+    assert {case.shape for alert in ALERTS for case in alert.cases} - {""} == set(shape_names())
+
+
+@pytest.mark.parametrize("settings", EVERY, ids=lambda settings: f"{settings.vllm} {settings.name}")
+def test_rules_ask_for_what_the_release_shows(settings: Settings) -> None:
+    """Every expression parses, and each metric in it exists in that release, on the gate's and probe's list, or at guard."""
+    known = metrics_known(settings)
+    for group in groups_of(settings):
+        for expr in [*(record.expr for record in group.records), *(alert.expr for alert in group.alerts)]:
+            promql_parser.parse(expr)
+            assert metrics_of(expr) <= known, metrics_of(expr) - known
+
+
+def test_names_follow_the_release() -> None:
+    """Before 0.9.2 the cache was called otherwise, and before 0.11.1 nobody said whether an engine sleeps."""
+    old, new = (monitoring_files(Settings(version))["monitoring/rules.yml"] for version in ("0.8.5", "0.32.0"))
+    assert "vllm:gpu_cache_usage_perc" in old
+    assert "vllm:kv_cache_usage_perc" not in old
+    assert "vllm:kv_cache_usage_perc" in new
+    assert "engine_sleep_state" not in old
+    assert "engine_sleep_state" in new
+
+
+def test_every_release_since_0_8_has_its_rules_and_older_ones_are_refused() -> None:
+    """Whatever release is asked for, there are files or one clear line."""
+    for release in tables.wheels():
+        if is_before(release, "0.8.0"):
+            with pytest.raises(BadInput, match=r"0\.8\.0 and newer"):
+                monitoring_files(Settings(release))
+        else:
+            assert "VllmSaturated" in monitoring_files(Settings(release))["monitoring/rules.yml"]
+
+
+def test_rules_of_one_plan_leave_other_jobs_alone() -> None:
+    """Every selector of an engine's metric names the job: two plans live beside one another in one Prometheus."""
+    for group in groups_of(PLANNED):
+        for expr in [*(record.expr for record in group.records), *(alert.expr for alert in group.alerts)]:
+            for selector in re.findall(r"\{([^}]*)\}", expr):
+                assert 'job="llama"' in selector or 'job="plimsoll-guard"' in selector, expr
+
+
+def test_a_plan_sets_the_bounds() -> None:
+    """Tokens and bytes of this model and the promise to its users, where a general file has general figures."""
+    rules = monitoring_files(PLANNED)["monitoring/rules.yml"]
+    assert "* 26880" in rules
+    assert "<= 1344" in rules  # a twentieth of its tokens
+    assert "< 200000000" in rules  # half of the slack that the plan leaves, which is less than 256 MiB twice
+    assert "> 0.4\n" in rules
+    assert ">= 0.95" in monitoring_files(Settings("0.32.0"))["monitoring/rules.yml"]
+
+
+def test_files_are_the_same_every_time_and_read_as_yaml() -> None:
+    """Deterministic, and plain YAML throughout."""
+    files = monitoring_files(PLANNED)
+    assert files == monitoring_files(PLANNED)
+    for name, text in files.items():
+        if name.endswith(".yml"):
+            assert yaml.safe_load(text), name

@@ -1,0 +1,47 @@
+"""The numbers of the alerts are guard's own wherever both ask the same, so that neither contradicts the other."""
+
+from __future__ import annotations
+
+import pytest
+
+from plimsoll.assets.settings import Settings
+from plimsoll.assets.thresholds import Thresholds, thresholds_of
+from plimsoll.doctor.metrics_queues import matters, share_done_twice
+from plimsoll.guard.load import RISES
+from plimsoll.guard.policy import Policy
+from tests.assets.watched import PLAN, PLANNED
+
+SAME = {
+    "still_s": ("wedged", "still"), "storm_share": ("storm", "share"), "storm_least": ("storm", "least"),
+    "full": ("backlog", "full"), "retries_least": ("retries", "least"), "thin_bytes": ("slack", "least"),
+    "came_bytes": ("neighbour", "came"), "free_bytes": ("neighbour", "free"), "releasable_bytes": ("neighbour", "releasable"),
+    "growth_bytes": ("growth", "least"), "host_growth_bytes": ("host", "least"), "prefix_share": ("prefix", "share"),
+    "prefix_least": ("prefix", "least"), "loop_starts": ("loop", "starts"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("ours", SAME)
+def test_alerts_and_guard_have_the_same_numbers(ours: str) -> None:
+    """Each general threshold is the default of guard's policy."""
+    assert getattr(Thresholds(), ours) == Policy().number(*SAME[ours])
+
+
+def test_a_queue_matters_to_both_from_the_same_length_on() -> None:
+    """More than four, and more than a tenth of what runs."""
+    bounds = Thresholds()
+    for waiting, running in ((4, 0), (5, 0), (5, 50), (5, 49), (11, 100), (10, 100)):
+        assert matters(waiting, running) is (waiting > bounds.queue_least and waiting > bounds.queue_share * running)
+    assert bounds.rises == RISES
+
+
+def test_the_share_done_twice_is_guards_in_fewer_terms() -> None:
+    """Preemptions x mean length over all that was computed is preemptions over preemptions and requests that ended."""
+    for preempted, ended, tokens in ((10, 90, 70_000), (3, 400, 1e6), (50, 1, 12)):
+        theirs = share_done_twice(preempted, tokens, tokens / ended)
+        assert theirs == pytest.approx(preempted / (preempted + ended))
+
+
+def test_a_plan_with_little_slack_is_not_called_thin_for_ever() -> None:
+    """Where the plan leaves less than the general bound twice over, half of what it leaves is the bound."""
+    assert thresholds_of(Settings("0.32.0")).thin_bytes == Thresholds.thin_bytes
+    assert thresholds_of(PLANNED).thin_bytes == PLAN.slack_bytes // 2

@@ -1,0 +1,26 @@
+"""docs/monitoring.md says of each alert what the rules say."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lab import write_monitoring_page
+from plimsoll.assets.rules import alerts_of, groups_of
+from plimsoll.assets.settings import Settings
+
+if TYPE_CHECKING:
+    import pytest
+
+
+def test_the_lists_are_those_of_the_rules(capsys: pytest.CaptureFixture[str]) -> None:
+    """`python -m lab.write_monitoring_page --check` has nothing to say."""
+    assert write_monitoring_page.main(["--check"]) == 0, capsys.readouterr().out
+
+
+def test_every_alert_has_its_paragraph_and_the_counts_in_words_are_true() -> None:
+    """Twenty alerts, six of which page, as the first sentence says."""
+    text = write_monitoring_page.PAGE.read_text(encoding="utf-8")
+    alerts = alerts_of(groups_of(Settings("0.32.0")))
+    assert [name for name in (alert.name for alert in alerts) if f"### {name}\n" not in text] == []
+    assert "twenty alerts, of which six" in text
+    assert (len(alerts), sum(alert.severity == "page" for alert in alerts)) == (20, 6)

@@ -1,0 +1,181 @@
+"""What is generated to launch a server, in the hands of the programs that will read it."""
+
+from __future__ import annotations
+
+import http.client
+import random
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from lab.engine.parser import ParserProcess
+from lab.engine.server import free_port
+from plimsoll.assets import haproxy, systemd
+from plimsoll.assets.launch import WAYS, launch_files
+from tests.assets.plans import MODELS, SECRET, plan_of, random_plan, settings_of
+from tests.assets.started import started_words
+from tests.real.small_farm import need
+
+PLANS = 50
+AWKWARD = (
+    ("env", "MY_NOTE=50% of $5 'quoted' # $(date)", "vllm", "serve", MODELS[0], "--api-key", SECRET),
+    (
+        "vllm",
+        "serve",
+        MODELS[1],
+        "--chat-template",
+        "{{ messages }} it's %h ${HOME} # no comment",
+        "--served-model-name",
+        "a b",
+    ),
+    ("env", "VLLM_USE_RUST_FRONTEND=1", "vllm", "serve", MODELS[0]),
+)
+
+
+@pytest.mark.parametrize("words", AWKWARD)
+def test_systemd_has_nothing_to_say_of_the_units(words: tuple[str, ...], tmp_path: Path) -> None:
+    """`systemd-analyze verify` on the server's and guard's unit, with programs that exist in the place of ours."""
+    files = systemd.files(settings_of(plan_of(*words)))
+    for name in ("vllm-start.sh", "vllm.env", "gate.token", "guard.token"):
+        (tmp_path / name).write_text("#!/bin/sh\n", encoding="utf-8")
+        (tmp_path / name).chmod(0o755)
+    paths = []
+    for name in ("vllm.service", "plimsoll-guard.service"):
+        text = files[f"systemd/{name}"].replace("/etc/plimsoll", str(tmp_path)).replace("/usr/bin/plimsoll", sys.executable)
+        paths.append(tmp_path / name)
+        paths[-1].write_text(text, encoding="utf-8")
+    command = [need("systemd-analyze", "systemd"), "verify", "--man=no", *map(str, paths)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    told = [line for line in (ran.stdout + ran.stderr).splitlines() if str(tmp_path) in line or ".service:" in line]
+    assert (ran.returncode, told) == (0, [])
+
+
+def test_systemd_would_say_something(tmp_path: Path) -> None:
+    """The check is one that can fail: a misspelt setting is named."""
+    unit = tmp_path / "vllm.service"
+    text = systemd.unit(settings_of(plan_of("vllm", "serve", MODELS[0]))).replace("KillMode=", "KillMod=")
+    unit.write_text(re.sub(r"ExecStart=\S+", "ExecStart=/bin/true", text), encoding="utf-8")
+    command = [need("systemd-analyze", "systemd"), "verify", "--man=no", str(unit)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "KillMod" in ran.stdout + ran.stderr
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_shellcheck_has_nothing_to_say_of_the_script(seed: int, tmp_path: Path) -> None:
+    """Whatever the planned command holds."""
+    script = tmp_path / "start.sh"
+    plan = plan_of(*AWKWARD[seed]) if seed < len(AWKWARD) else random_plan(random.Random(seed))
+    script.write_text(systemd.start_script(settings_of(plan)), encoding="utf-8")
+    ran = subprocess.run([need("shellcheck", "shellcheck"), str(script)], capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout) == (0, "")
+
+
+class _Says(BaseHTTPRequestHandler):
+    """A server that answers everything with 200, whatever is asked for."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "2")
+        self.send_header("X-Priority", self.headers.get("X-Plimsoll-Priority", "none"))
+        self.end_headers()
+        self.wfile.write(b"ok")
+
+    do_POST = do_GET  # noqa: N815  the name of the one it stands beside
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the name of the one it replaces
+        """Say nothing."""
+
+
+@pytest.fixture(scope="module")
+def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """The port of a real HAProxy with the generated configuration, in front of a server that says yes to everything."""
+    folder = tmp_path_factory.mktemp("haproxy")
+    behind = ThreadingHTTPServer(("127.0.0.1", 0), _Says)
+    threading.Thread(target=behind.serve_forever, daemon=True).start()
+    made = settings_of(plan_of("vllm", "serve", MODELS[0]))
+    port = free_port()
+    text = haproxy.config(made, f"127.0.0.1:{behind.server_port}", socket=str(folder / "admin.sock"))
+    config = folder / "haproxy.cfg"
+    config.write_text(text.replace("bind :8080", f"bind 127.0.0.1:{port}"), encoding="utf-8")
+    process = subprocess.Popen([need("haproxy", "haproxy"), "-db", "-f", str(config)], stderr=subprocess.DEVNULL)
+    try:
+        end = time.monotonic() + 20
+        while True:
+            try:
+                if _status(port, "/v1/models") == 200:
+                    break
+            except OSError:
+                pass
+            assert time.monotonic() < end, "HAProxy does not answer"
+            time.sleep(0.1)
+        yield port
+    finally:
+        process.terminate()
+        process.wait()
+        behind.shutdown()
+
+
+def _asked(port: int, path: str, **headers: str) -> http.client.HTTPResponse:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection.putrequest("POST", path, skip_accept_encoding=True)  # the path goes out as it is
+    for name, value in {"Content-Length": "0", **headers}.items():
+        connection.putheader(name.replace("_", "-"), value)
+    connection.endheaders()
+    return connection.getresponse()
+
+
+def _status(port: int, path: str) -> int:
+    return _asked(port, path).status
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/v1/models", "/v1/chat/completions", "/v1/completions?stream=1", "/v1/responses", "/v1/responses/resp_1-a",
+     "/v1/responses/resp_1/cancel", "/v1/embeddings", "/v1/messages"],
+)  # fmt: skip
+def test_clients_reach_what_is_theirs(proxy: int, path: str) -> None:
+    """The OpenAI paths of this release."""
+    assert _status(proxy, path) == 200
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/plimsoll/drain", "/plimsoll/ready", "//plimsoll/drain", "/%70limsoll/drain", "/v1/../plimsoll/drain",
+     "/v1/models/../../plimsoll/drain", "/v1/models%2f..%2f..%2fplimsoll%2fdrain", "/metrics", "/health", "/sleep",
+     "/collective_rpc", "/server_info",
+     "/v1/load_lora_adapter", "/v1/load%5flora_adapter", "/v1/unload_lora_adapter", "/V1/LOAD_LORA_ADAPTER",
+     "/v1/responses/../load_lora_adapter", "/v1/responses/a/../../load_lora_adapter", "/", "/docs", "/v1", "/v1/models/"],
+)  # fmt: skip
+def test_everything_else_stays_in(proxy: int, path: str) -> None:
+    """Drains, figures, adapters and admin endpoints, also when they are spelled in another way."""
+    assert _status(proxy, path) == 404
+
+
+def test_clients_do_not_choose_their_priority(proxy: int) -> None:
+    """The header that halves or doubles the bound of shedding does not come through."""
+    assert _asked(proxy, "/v1/models", X_Plimsoll_Priority="high").headers["X-Priority"] == "none"
+
+
+def test_the_commands_of_fifty_random_plans_are_taken_by_the_real_parser(parser: ParserProcess, tmp_path: Path) -> None:
+    """As a shell, Docker and the kubelet start them; with the gate, the probe and the timer that the files reckon with."""
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    dice = random.Random(seed)
+    for _ in range(PLANS):
+        made = settings_of(random_plan(dice))
+        for way, words in started_words(launch_files(made, WAYS), tmp_path).items():
+            assert words[:2] == ["vllm", "serve"]
+            answer = parser.parse(words[1:])
+            assert answer["ok"], (seed, way, words, answer)
+            space = answer["namespace"]
+            assert space["shutdown_timeout"] == made.timers.shutdown_s, (seed, way, words)
+            assert space["middleware"][-1] == "plimsoll.inside.Gate", (seed, way, words)
+            assert space.get("api_key") is None, (seed, way, words)
+            assert space.get("port", 8000) == made.command.port if made.command else False, (seed, way, words)

@@ -1,0 +1,152 @@
+"""The generated monitoring around a real vLLM 0.32.0: silent while nothing is wrong, heard when something is."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lab.draw_dashboard import drawing
+from lab.engine.clients import complete
+from lab.engine.server import EngineServer
+from plimsoll.assets.monitoring import monitoring_files
+from plimsoll.assets.names import CONDITIONAL
+from plimsoll.assets.rules import groups_of
+from plimsoll.assets.settings import Settings
+from plimsoll.assets.thresholds import thresholds_of
+from tests.assets.test_dashboards import expressions
+from tests.assets.watched import metrics_of
+from tests.cli.guards import guarding
+from tests.real.conftest import need_vllm
+from tests.real.watching import Watching, watching
+
+ROOT = Path(__file__).parents[2]
+GATE_TOKEN = "an-honest-token-of-some-length"
+ENV = {"PYTHONPATH": str(ROOT / "src"), "PLIMSOLL_TOKEN": GATE_TOKEN}
+FLAGS = (
+    "--num-gpu-blocks-override", "18", "--max-num-seqs", "8", "--middleware", "plimsoll.inside.Gate",
+    "--worker-extension-cls", "plimsoll.inside.Probe",
+)  # fmt: skip
+IDLE_S = 120.0
+CLIENTS = 12
+# Of an impatient operator, so that a test need not wait as long for a dead engine; all else as it is generated.
+OUTAGE_S = 20
+CPU_ONLY = ("plimsoll_torch_", "plimsoll_device_")
+PICTURES = "PLIMSOLL_PICTURES"
+"""A folder: the dashboards of the run are drawn there."""
+
+
+@pytest.fixture
+def engine() -> Iterator[EngineServer]:
+    """A pool that is too small for what it is asked, with gate and probe; the test kills it."""
+    need_vllm()
+    with EngineServer(FLAGS, ENV) as server:
+        server.wait_ready()
+        yield server
+
+
+@pytest.mark.timeout(420, func_only=True)
+def test_silence_then_a_storm_then_a_death(engine: EngineServer, tmp_path: Path) -> None:
+    """Two idle minutes tell nobody; a storm and a killed engine reach the webhook; every metric and panel has its data."""
+    _run(engine, tmp_path, IDLE_S)
+
+
+@pytest.mark.soak
+def test_ten_idle_minutes_tell_nobody(engine: EngineServer, tmp_path: Path) -> None:
+    """The same with ten of them."""
+    _run(engine, tmp_path, 600.0)
+
+
+def _run(engine: EngineServer, folder: Path, idle_s: float) -> None:
+    (folder / "gate.token").write_text(GATE_TOKEN, encoding="ascii")
+    (folder / "gate.token").chmod(0o600)
+    (folder / "plimsoll.toml").write_text(
+        f"[api]\nlisten = '127.0.0.1:0'\n[[engine]]\nurl = '{engine.url}'\nname = 'tiny'\ncanary = '10s'\n"
+        "token_file = 'gate.token'\n[policy.dead]\nrefused = '10s'\nfor = '3s'\n",
+        encoding="utf-8",
+    )
+    with guarding(folder, "--config", str(folder / "plimsoll.toml")) as guard:
+        settings = Settings(
+            "0.32.0", name="real", targets=(f"127.0.0.1:{engine.port}",), guard_target=f"127.0.0.1:{guard.port}"
+        )
+        bounds = replace(thresholds_of(settings), outage_s=OUTAGE_S)
+        with watching(folder, settings, bounds, guard.token) as watched:
+            time.sleep(idle_s)
+            assert watched.webhook.told == []
+            assert watched.query('ALERTS{alertstate="firing"}') == []
+            _storm(engine, watched)
+            _died(engine, watched)
+            _metrics_are_there(watched, settings)
+            _panels_have_data(watched, settings)
+
+
+def _storm(engine: EngineServer, watched: Watching) -> None:
+    """More long answers at once than the pool can hold, until somebody is told."""
+    is_over = threading.Event()
+
+    async def client(number: int) -> None:
+        while not is_over.is_set():
+            await complete(engine.port, 900, stream=True, prompt=f"tale {number}")
+
+    async def clients() -> None:
+        await asyncio.gather(*(client(number) for number in range(CLIENTS)))
+
+    thread = threading.Thread(target=lambda: asyncio.run(clients()), daemon=True)
+    thread.start()
+    watched.until("VllmPreemptionStorm", 150.0)
+    assert "VllmPreemptionStorm" in watched.webhook.firing("/ticket")
+    assert "VllmEngineDown" not in watched.webhook.firing(), "it serves"
+    is_over.set()
+    thread.join(120)
+
+
+def _died(engine: EngineServer, watched: Watching) -> None:
+    """The kernel's killer takes the engine core; vLLM's server ends with exit code 0."""
+    engine.kill_engine_core()
+    watched.until("VllmEngineDown", 90.0)
+    assert "VllmEngineDown" in watched.webhook.firing("/page")
+
+
+def _conditional(name: str) -> bool:
+    """Whether the documentation says when it is there, and this run did not bring that about."""
+    return any(name.startswith(start) for start in CONDITIONAL)
+
+
+def _metrics_are_there(watched: Watching, settings: Settings) -> None:
+    """Each metric of each rule and panel is on a page, or its condition is documented; of vLLM's own none is missing."""
+    asked_for: set[str] = set()
+    for group in groups_of(settings):
+        for expr in [*(record.expr for record in group.records), *(alert.expr for alert in group.alerts)]:
+            asked_for |= metrics_of(expr)
+    for name, text in monitoring_files(settings).items():
+        if name.endswith(".json"):
+            asked_for |= {metric for expr in expressions(json.loads(text)) for metric in metrics_of(expr)}
+    missing = asked_for - watched.names()
+    made_of_them = {name for name in missing if name in ("plimsoll:held:bytes", "plimsoll:device_room:bytes")}
+    assert {name for name in missing - made_of_them if not _conditional(name)} == set()
+    assert not {name for name in missing if name.startswith("vllm:")}
+    seen = {name for name in missing - made_of_them if not name.startswith(CPU_ONLY)}
+    assert seen <= {"plimsoll_refused_total", "plimsoll_guard_trouble", "plimsoll_guard_needs_a_person"}
+
+
+def _panels_have_data(watched: Watching, settings: Settings) -> None:
+    """Each expression of each panel returned something in this run, but for those about a GPU and about what did not happen."""
+    absent = (*CPU_ONLY, "plimsoll:held", "plimsoll:device_room", "plimsoll_refused_total", "plimsoll_guard_needs_a_person")
+    for name, text in monitoring_files(settings).items():
+        if not name.endswith(".json"):
+            continue
+        page = json.loads(text)
+        for panel in page["panels"]:
+            for target in panel.get("targets", ()):
+                if not any(start in target["expr"] for start in absent):
+                    assert watched.ever(target["expr"]), f"{name}: {panel['title']}: {target['expr']}"
+        if folder := os.environ.get(PICTURES):
+            picture = drawing(watched.url, page, (watched.began_s, time.time()))
+            Path(folder, Path(name).with_suffix(".svg").name).write_text(picture, encoding="utf-8")
