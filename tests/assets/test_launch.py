@@ -90,12 +90,12 @@ def test_no_secret_is_in_any_file() -> None:
 def test_guards_configuration_is_one(way: str, words: tuple[str, ...], tmp_path: Path) -> None:
     """guard itself reads it, with the tokens and the plan beside it, and knows how to stop and start the server."""
     text = _files(*words)[f"{way}/plimsoll.toml"]
-    for name in ("gate.token", "guard.token", "api.key"):
-        (tmp_path / name).write_text(TOKEN, encoding="utf-8")
+    for name in ("gate.token", "guard.token", "guard-read.token", "api.key"):
+        (tmp_path / name).write_text(TOKEN + name, encoding="utf-8")
         (tmp_path / name).chmod(0o600)
     (tmp_path / "plan.json").write_text(json.dumps(plan_of("vllm", "serve", LLAMA, *words)), encoding="utf-8")
     path = tmp_path / "plimsoll.toml"
-    path.write_text(re.sub(r'"/[^"]*/(gate\.token|guard\.token|api\.key)"', r'"\1"', text), encoding="utf-8")
+    path.write_text(re.sub(r'"/[^"]*/(gate\.token|guard\.token|guard-read\.token|api\.key)"', r'"\1"', text), encoding="utf-8")
     asked = read_asked(["--config", str(path), "--act"], {})
     (engine,) = asked.config.engines
     assert engine.token is not None

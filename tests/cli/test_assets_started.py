@@ -80,7 +80,7 @@ def test_no_unit_names_a_file_that_is_not_made_or_asked_for(name: str) -> None:
     files = systemd.files(made)
     page = (Path(__file__).parents[2] / "docs" / "launch.md").read_text(encoding="utf-8")
     named = set(re.findall(r"/etc/plimsoll/([\w.-]+)", files[f"systemd/{name}"]))
-    by_hand = {"gate.token", "guard.token", "vllm.env"}
+    by_hand = {"gate.token", "guard.token", "guard-read.token", "vllm.env"}
     assert named <= {path.partition("/")[2] for path in files} | by_hand | {made.wheel}
     assert "$f.token" in page
     assert "/etc/plimsoll/vllm.env" in page

@@ -43,7 +43,7 @@ AWKWARD = (
 def test_systemd_has_nothing_to_say_of_the_units(words: tuple[str, ...], tmp_path: Path) -> None:
     """`systemd-analyze verify` on the server's and guard's unit, with programs that exist in the place of ours."""
     files = systemd.files(settings_of(plan_of(*words)))
-    for name in ("vllm-start.sh", "vllm.env", "gate.token", "guard.token"):
+    for name in ("vllm-start.sh", "vllm.env", "gate.token", "guard.token", "guard-read.token"):
         (tmp_path / name).write_text("#!/bin/sh\n", encoding="utf-8")
         (tmp_path / name).chmod(0o755)
     paths = []

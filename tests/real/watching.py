@@ -98,7 +98,7 @@ def watching(folder: Path, settings: Settings, bounds: Thresholds, guard_token: 
         "rules.yml": rules_text(groups_of(settings, bounds)),
         "prometheus.yml": prometheus_text(settings, f"127.0.0.1:{manager}")
         .replace('"15s"', '"2s"')
-        .replace("/etc/plimsoll/guard.token", str(folder / "guard.token")),
+        .replace("/etc/plimsoll/guard-read.token", str(folder / "guard.token")),
         "alertmanager.yml": alertmanager_text(f"{webhook.url}/page", f"{webhook.url}/ticket"),
     }
     for name, text in texts.items():

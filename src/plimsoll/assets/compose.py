@@ -38,7 +38,7 @@ def compose(settings: Settings) -> str:
     has_key = "VLLM_API_KEY" in launched(settings).secrets
     project: dict[str, Any] = {
         "# Before the first start, in this folder, with an image of yours that has plimsoll in it:": None,
-        "#   for f in gate guard; do head -c 24 /dev/urandom | base64 > $f.token; done; chmod 600 ./*.token": None,
+        "#   for f in gate guard guard-read; do head -c 24 /dev/urandom | base64 > $f.token; done; chmod 600 ./*.token": None,
         **({'#   printf %s "$VLLM_API_KEY" > api.key; chmod 600 api.key': None} if has_key else {}),
         "#   docker compose up -d": None,
         "name": settings.name,

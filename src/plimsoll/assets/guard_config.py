@@ -12,14 +12,14 @@ def for_systemd(settings: Settings, credentials: str, socket: str) -> str:
     balancer = f'{{haproxy = {quoted(socket)}, backend = "{settings.name}", server = "{settings.name}-0"}}'
     restart = f'{{systemd = "{settings.name}.service"}}'
     address = f"http://127.0.0.1:{launched(settings).port}"
-    listen = f'listen = "127.0.0.1:{settings.guard_port}"\ntoken_file = "{credentials}/guard.token"\n'
+    listen = f'listen = "127.0.0.1:{settings.guard_port}"\n{_tokens(credentials)}'
     return _text(settings, settings.name, address, credentials, balancer, restart, settings.timers.stop_s, listen)
 
 
 def for_compose(settings: Settings, secrets: str) -> str:
     """The server as a container: guard sees it and does not have Docker's socket, so it cannot restart it."""
     address = f"http://{settings.name}:{launched(settings).port}"
-    listen = f'listen = "0.0.0.0:{settings.guard_port}"\ntoken_file = "{secrets}/guard.token"\nhosts = ["plimsoll-guard"]\n'
+    listen = f'listen = "0.0.0.0:{settings.guard_port}"\n{_tokens(secrets)}hosts = ["plimsoll-guard"]\n'
     return _text(settings, settings.name, address, secrets, '"readiness"', "", settings.timers.stop_s, listen)
 
 
@@ -30,9 +30,14 @@ def for_kubernetes(settings: Settings, secrets: str) -> str:
     restart = f'{{kubernetes = "{pod}", selector = "app={settings.name}"}}'
     place = f"plimsoll-guard.{settings.namespace}"
     hosts = ", ".join(quoted(name) for name in ("plimsoll-guard", place, f"{place}.svc", f"{place}.svc.cluster.local"))
-    listen = f'listen = "0.0.0.0:{settings.guard_port}"\ntoken_file = "{secrets}/guard.token"\nhosts = [{hosts}]\n'
+    listen = f'listen = "0.0.0.0:{settings.guard_port}"\n{_tokens(secrets)}hosts = [{hosts}]\n'
     lock = '\n[lock]\nlease = "plimsoll-guard"\n'
     return _text(settings, pod, address, secrets, '"readiness"', restart, settings.timers.evict_s, listen) + lock
+
+
+def _tokens(folder: str) -> str:
+    """One for people and one for Prometheus, which can only read."""
+    return f'token_file = "{folder}/guard.token"\nread_token_file = "{folder}/guard-read.token"\n'
 
 
 def _text(
@@ -69,4 +74,4 @@ start_within = "{2 * settings.timers.start_s}s"
 def secret_files(command: Command) -> tuple[str, ...]:
     """What has to lie beside the configuration, and is never generated."""
     api_key = ("api.key",) if "VLLM_API_KEY" in command.secrets else ()
-    return (*(("gate.token",) if command.has_gate else ()), "guard.token", *api_key)
+    return (*(("gate.token",) if command.has_gate else ()), "guard.token", "guard-read.token", *api_key)

@@ -242,10 +242,10 @@ def _kustomization(settings: Settings) -> dict[str, Any]:
     ]
     if command.has_gate:
         made.append({"name": "plimsoll-inside", "namespace": settings.namespace, "files": [settings.wheel]})
-    tokens = " ".join(f"--from-file={name}" for name in ("gate.token", "guard.token"))
+    tokens = " ".join(f"--from-file={name}" for name in ("gate.token", "guard.token", "guard-read.token"))
     others = "".join(f" --from-literal={name}=..." for name in command.secrets)
     return {
-        "# Once, with tokens of at least 16 characters in two files:": None,
+        "# Once, with tokens of at least 16 characters in three files:": None,
         f"#   kubectl create namespace {settings.namespace}": None,
         f"#   kubectl -n {settings.namespace} create secret generic {SECRET} {tokens}{others}": None,
         "# Then, and after every change (--server-side, for the wheel's size):": None,

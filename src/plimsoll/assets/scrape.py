@@ -31,7 +31,7 @@ def prometheus_text(settings: Settings, alertmanager: str = "127.0.0.1:9093") ->
                 },
                 {
                     "job_name": GUARD_JOB,
-                    "authorization": {"credentials_file": "/etc/plimsoll/guard.token"},
+                    "authorization": {"credentials_file": "/etc/plimsoll/guard-read.token"},
                     "static_configs": [{"targets": [settings.guard_target]}],
                 },
             ],
