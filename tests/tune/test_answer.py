@@ -131,3 +131,16 @@ def test_a_cache_that_was_set_too_small_is_named() -> None:
     said = [one for one in reasons(tune(small, given, SMALL, run)) if "holds this server back" in one]
     assert len(said) == 1
     assert said[0].startswith("--kv-cache-memory-bytes")
+
+
+def test_steps_larger_than_the_measured_ones_are_said_to_be_a_guess(tuning: Tuning) -> None:
+    """More requests at once than the fit saw: said with both numbers; as many or nearly: nothing is said."""
+    assert tuning.found is not None
+    most = tuning.found.best.score.peak_running
+
+    def told(learnt: int | None) -> list[str]:
+        return [one for one in reasons(tuning._replace(server=tuning.server._replace(most_running=learnt))) if "learnt" in one]
+
+    assert told(None) == told(most) == told(most - 1) == []
+    (said,) = told(most // 2)
+    assert f"at most {most // 2} requests at once, and this has {most}" in said

@@ -14,6 +14,7 @@ from plimsoll.simulate.settings import Settings, StepTime
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from plimsoll.simulate.fit import Fit
     from plimsoll.simulate.roofline import Experts
 
 _SAID = {"--base-ns": "base_ns", "--token-ns": "token_ns", "--seq-ns": "seq_ns", "--ctx-ps": "ctx_ps"}
@@ -31,6 +32,8 @@ class Times(NamedTuple):
     step_time: StepTime
     fitted: str | None = None
     notes: tuple[str, ...] = ()
+    most_running: int | None = None
+    """Requests at once in the run that the fit saw."""
 
 
 def read_times(values: Mapping[str, str], plan: Mapping[str, object] | None, settings: Settings, trace: Trace) -> Times:
@@ -83,15 +86,22 @@ def _fitted(
     error = max(value or 0.0 for value in (found.error.ttft, found.error.tpot, found.error.e2e))
     notes = (POOR_FIT,) if error > POOR_SHARE else ()
     if "--save-times" in values:
-        _keep(values["--save-times"], found.step_time, found.sentence)
-    return Times(found.step_time, found.sentence, notes)
+        _keep(values["--save-times"], found)
+    return Times(found.step_time, found.sentence, notes, found.most_running)
 
 
-def _keep(path: str, times: StepTime, sentence: str) -> None:
+def _keep(path: str, found: Fit) -> None:
     import json
 
+    times = found.step_time
     table = None if times.by_tokens is None else times.by_tokens.tolist()
-    said = {"schema": TIMES_SCHEMA, "fitted": sentence, **times._asdict(), "by_tokens": table}
+    said = {
+        "schema": TIMES_SCHEMA,
+        "fitted": found.sentence,
+        "most_running": found.most_running,
+        **times._asdict(),
+        "by_tokens": table,
+    }
     write_file(path, json.dumps(said) + "\n")
 
 
@@ -115,7 +125,8 @@ def _kept(path: str, settings: Settings) -> Times:
     except KeyError as error:
         raise BadInput(f"{path}: {error.args[0]} is missing or not a time") from None
     times = StepTime(**numbers, by_tokens=table).reaching(settings.max_num_batched_tokens)
-    return Times(times, str(said.get("fitted") or "read from a file"))
+    most = said.get("most_running")  # files of an earlier release have none
+    return Times(times, str(said.get("fitted") or "read from a file"), (), most if isinstance(most, int) else None)
 
 
 def _graphs(plan: Mapping[str, object] | None, settings: Settings) -> tuple[int, ...]:

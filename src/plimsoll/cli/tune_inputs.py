@@ -13,8 +13,8 @@ from plimsoll.errors import BadInput, WorldFailed
 
 if TYPE_CHECKING:
     from plimsoll.cli.kept_runs import KeptRuns
+    from plimsoll.cli.simulate_times import Times
     from plimsoll.report.plan import Planned
-    from plimsoll.simulate.settings import StepTime
     from plimsoll.tune.answer import Last, Server
     from plimsoll.tune.space import Candidate, Space
     from plimsoll.tune.work import Traffic
@@ -126,15 +126,16 @@ def read_asked(given: Split) -> Asked:
     ready = ready_of(options._replace(rest=()))
     planned = planned_from(ready)
     traffic = read_promise(options)
-    step_time, fitted, notes = _times(options, planned, traffic)
-    server = Server(planned.ledger, ready.model.shape, ready.replan, step_time, fitted)
+    times, notes = _times(options, planned, traffic)
+    step_time = times.step_time if times.fitted is not None else None
+    server = Server(planned.ledger, ready.model.shape, ready.replan, step_time, times.fitted, times.most_running)
     if not HAS_NUMBA:
         notes = (*notes, WITHOUT_NUMBA)
     return Asked(traffic, server, space, planned, options._replace(rest=()), last, (*planned.notes, *notes))
 
 
-def _times(options: Split, planned: Planned, traffic: Traffic) -> tuple[StepTime | None, str | None, tuple[str, ...]]:
-    """Step times that were measured: (times, what the fit says, notes), all empty where there are none."""
+def _times(options: Split, planned: Planned, traffic: Traffic) -> tuple[Times, tuple[str, ...]]:
+    """How long a step takes, and what is to be said of it and of the settings."""
     import json
 
     from plimsoll.cli.simulate_inputs import settings_of_plan
@@ -144,7 +145,7 @@ def _times(options: Split, planned: Planned, traffic: Traffic) -> tuple[StepTime
     plan = json.loads(report.as_json(planned))
     settings, notes = settings_of_plan(plan)
     times = read_times(options.values, plan, settings, traffic.trace)
-    return (times.step_time if times.fitted is not None else None), times.fitted, (*notes, *times.notes)
+    return times, (*notes, *times.notes)
 
 
 def read_last(path: str) -> Last:

@@ -48,6 +48,8 @@ class Fit(NamedTuple):
     sentence: str
     rounds: int
     """Sets of constants tried."""
+    most_running: int
+    """Requests at once: how long a step with more of them takes was not measured."""
 
 
 def fit(
@@ -96,7 +98,7 @@ def fit(
     whole = replay(measured.trace, settings, step_time)
     error = error_of(measured, whole, until_ns=until_ns)
     held_out = None if until_ns is None else error_of(measured, whole, from_ns=until_ns)
-    return Fit(step_time, error, held_out, _sentence(error, trace.size), found.rounds)
+    return Fit(step_time, error, held_out, _sentence(error, trace.size), found.rounds, whole.totals.peak_running)
 
 
 def _spread(trace: Trace) -> list[Trace]:

@@ -72,8 +72,9 @@ def fit_histograms(
     starts = [np.array([one, one]) for one in SCALES] + [np.array([one, two]) for one, two in ((1.0, 0.4), (1.0, 2.5))]
     found = search(off, starts, Bounds(np.full(2, 0.02), np.full(2, 50.0)), np.full(2, TRUST))
     best = step_time(found.values)
-    error = _error(wanted, _latencies(replay(trace, settings, best)))
-    return Fit(best, error, None, _sentence(error), found.rounds)
+    run = replay(trace, settings, best)
+    error = _error(wanted, _latencies(run))
+    return Fit(best, error, None, _sentence(error), found.rounds, run.totals.peak_running)
 
 
 def _latencies(run: Replay) -> dict[str, _Simulated]:

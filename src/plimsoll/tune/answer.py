@@ -27,6 +27,8 @@ class Server(NamedTuple):
     """Fitted to a real run; None: by the data sheet."""
     fitted: str | None = None
     """What the fit says of its own error."""
+    most_running: int | None = None
+    """Requests at once in the run that the fit saw."""
 
     def job_of(self, option: Option) -> Job:
         """One candidate as a piece of work."""

@@ -18,6 +18,8 @@ WORTH_A_WORD = 0.01
 CLEARLY = 0.02
 FULL = 0.99
 NEARLY_ALL = 0.995
+BEYOND = 1.25
+"""Times as many requests at once as were measured: with more, step times are guessed from those of smaller steps."""
 
 
 class Folklore(NamedTuple):
@@ -152,6 +154,7 @@ def _limits(tuning: Tuning) -> list[str]:
     elif score.met < 0.9 * (score.requests - score.rejected) and not tuning.traffic.slo.is_empty:
         said.append("Even so, many are late: more comes than this server can serve as promised, whatever these four flags say.")
     said += _set_cache(tuning.found.best)
+    said += _beyond(tuning)
     if score.rejected:
         longest = tuning.found.best.option.ledger.kv_plan.max_model_len
         said.append(f"{format_count(score.rejected)} requests are longer than {format_count(longest)} tokens and are refused.")
@@ -160,6 +163,16 @@ def _limits(tuning: Tuning) -> list[str]:
         for name, end in _edges(tuning)
     ]
     return said
+
+
+def _beyond(tuning: Tuning) -> list[str]:
+    """A run with more requests at once than the measured one is a guess about steps that nobody timed."""
+    assert tuning.found is not None, "asked only of an answer"
+    learnt, now = tuning.server.most_running, tuning.found.best.score.peak_running
+    if learnt is None or now <= BEYOND * learnt:
+        return []
+    known = f"Step times were learnt with at most {format_count(learnt)} requests at once, and this has {format_count(now)}"
+    return [f"{known}: record the changed server and tune again."]
 
 
 def _set_cache(best: Tried) -> list[str]:
