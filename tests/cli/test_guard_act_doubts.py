@@ -76,6 +76,19 @@ def test_a_question_that_nobody_answers_keeps_no_engine_out_of_service() -> None
     assert ends(world) == ["done"]
 
 
+def test_an_engine_that_its_first_request_ends_is_not_put_back() -> None:
+    """Nobody knows what became of the request, but the engine is gone with it: held, and not in the balancer."""
+    world, book = World(), MemoryBook()
+
+    async def ends_it() -> Outcome:
+        world.state.mode = "down"
+        return unsure("the first request could not be made: it hung up")
+
+    play(world, book, lambda conductor: carried_out(conductor, world, book), parts=parts_of(world)._replace(ask_once=ends_it))
+    assert ends(world) == ["held"]
+    assert "now it does not answer any more" in says(world)
+
+
 @pytest.mark.parametrize("step", [Step.CHECK, Step.WARM])
 def test_only_a_real_no_holds_it_back(step: Step) -> None:
     """Not known goes on; no is held, for a person."""

@@ -69,10 +69,15 @@ class UpHands(LightHands):
         return enough_cache(look, context, course.facts.get("kv_tokens_before"))
 
     async def _warm(self, course: Course) -> Outcome:
-        del course
         if self._parts.ask_once is None:
             return done("no request for warming up is configured")
-        return await self._parts.ask_once()
+        outcome = await self._parts.ask_once()
+        if outcome.is_done is None:
+            # What nobody could ask is no failure. But the request may have ended the engine: then it is not put back.
+            await asyncio.sleep(self._pause_s)
+            if not is_ready(await self._sight.look(course.engine)):
+                return failed(f"{outcome.says}; now it does not answer any more")
+        return outcome
 
     async def _probation(self, course: Course) -> Outcome:
         began_s = now_s()

@@ -77,6 +77,7 @@ class Canary(NamedTuple):
     seconds: float | None = None
     is_garbage: bool = False
     why: str = ""  # where it could not be asked: why, in words
+    status: int | None = None  # of an answer that was no completion
 
 
 class Look(NamedTuple):

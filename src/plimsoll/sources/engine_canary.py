@@ -107,7 +107,7 @@ class CanaryAsker:
 
     def _take(self, reply: Reply, at_s: float, model: str) -> None:
         if reply.status != 200:
-            self.last = Canary(at_s, None, why=refused(reply, model, has_key=bool(self._auth)))
+            self.last = Canary(at_s, None, why=refused(reply, model, has_key=bool(self._auth)), status=reply.status)
             if 400 <= reply.status < 500 and reply.status != 429:  # this server does not take such a request
                 self._next_s = at_s + ASK_AGAIN_S
             return

@@ -60,6 +60,8 @@ async def warm(url: str, api_key: str | None = None, *, deadline_s: float = WARM
         answer = asker.last
     finally:
         await asker.close()
+    if answer is not None and answer.status == 500:  # it took the request and broke over it; a refusal has another number
+        return failed("the first request failed: the engine answered it with 500")
     if answer is None or answer.is_answered is None:
         return unsure(f"the first request could not be made: {'' if answer is None else answer.why}")
     if not answer.is_answered:
