@@ -112,10 +112,10 @@ def test_a_mistake_in_a_step_ends_the_engine_and_all_are_told(caplog: pytest.Log
 
     async def run() -> tuple[str | None, str | None, int, list[bool]]:
         one, wakes, seen = engine(), [], []
-        driver = Driver(one, time.monotonic_ns, 100.0)
+        driver = Driver(one, time.monotonic_ns, 1.0)
         driver.on_turn = lambda: seen.append(one.is_dead)
         driver.start()
-        request = driver.submit(ask(output=50), lambda: wakes.append(1))
+        request = driver.submit(ask(output=500), lambda: wakes.append(1))
 
         def stumble(_steps: object) -> None:
             raise RuntimeError("two\nlines")
