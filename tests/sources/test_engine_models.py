@@ -11,6 +11,7 @@ from plimsoll.sources.engine_models import Served, served, warm
 from tests.sources.raw_server import by_path, raw_server
 
 MODELS = b'{"data": [{"id": "one", "max_model_len": 4096}, {"id": "two"}]}'
+HALF = b'{"choices": [{"text": "\xef\xbf\xbd", "finish_reason": "length"}]}'
 TEXT = b'{"choices": [{"text": " world", "finish_reason": "length"}]}'
 
 
@@ -27,7 +28,7 @@ def warmed(answer: bytes | str, models: bytes | str = MODELS) -> Outcome:
 @pytest.mark.parametrize(
     ("answer", "is_done"),
     [(TEXT, True), ("500 Internal Server Error", False), ("503 Service Unavailable", None), ("404 Not Found", None),
-     ("429 Too Many Requests", None), (b'{"choices": [{"text": "\xef\xbf\xbd", "finish_reason": "length"}]}', False), (b"{}", None)],
+     ("429 Too Many Requests", None), (HALF, False), (b"{}", None)],
 )  # fmt: skip
 def test_a_first_request_that_the_engine_breaks_over_is_a_failure(answer: bytes | str, is_done: bool | None) -> None:
     """500 and half a letter are; a refusal, or an answer that is no completion, says nothing of the engine."""
