@@ -57,7 +57,7 @@ ONCE: list[tuple[str, View, ActPolicy]] = [
     ("BudgetSpent", view(engine(conditions=DEAD), restarts=[Restart(NOW - 900, "a", is_own=False)] * 2), POLICY),
     ("Hours", view(engine(conditions=DEAD), minute=600), POLICY._replace(hours=(Hours(1320, 360),))),
     ("Rollout", View([engine(conditions=DEAD), engine("z", changed_s=60.0)], now=NOW), POLICY),
-    ("TooManyAway", View([engine(conditions=DEAD), engine("z", is_away=True)], now=NOW), POLICY),
+    ("TooManyAway", View([engine(conditions=EXHAUSTED), engine("z", is_away=True)], now=NOW), POLICY),
     ("OthersCannotCarry", View([engine(conditions=EXHAUSTED)], now=NOW), POLICY),
     ("OthersCannotCarry", view(engine(conditions=EXHAUSTED, kv=0.7)), POLICY),
     ("OthersCannotCarry", view(engine(conditions=EXHAUSTED, load=Load("a", None, None, None, model="m"))), POLICY),
@@ -92,6 +92,13 @@ def test_the_most_harmed_comes_first_and_one_at_a_time() -> None:
     assert [one.engine for one in found] == ["c", "b", "a"]
     assert [isinstance(one, Plan) for one in found] == [True, False, False]
     assert [one.reason for one in found if isinstance(one, Refusal)] == ["Busy", "Busy"]
+
+
+def test_two_that_died_at_once_are_brought_back_one_after_the_other() -> None:
+    """Each is away for the other, and neither carries anything: the first is restarted, the second waits for its turn."""
+    found = decide(View([engine(name, DEAD, is_away=True) for name in "ab"], now=NOW), POLICY)
+    assert [type(one) for one in found] == [Plan, Refusal]
+    assert [one.reason for one in found if isinstance(one, Refusal)] == ["Busy"]
 
 
 def test_the_hours_go_past_midnight() -> None:

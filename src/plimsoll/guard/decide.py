@@ -228,7 +228,7 @@ def _against_restart(view: View, policy: ActPolicy, engine: Engine, kind: str) -
         ("BudgetSpent", budget.says),
         ("Hours", _hours(view, policy, is_broken=is_broken)),
         ("Rollout", _rollout(others, policy)),
-        ("TooManyAway", f"{away[0]} is away already, {policy.most_away} may be" if len(away) >= policy.most_away else ""),
+        ("TooManyAway", _too_many(away, policy, is_broken=is_broken)),
         ("OthersCannotCarry", _capacity(engine, others, policy, is_broken=is_broken)),
     ]
 
@@ -263,6 +263,11 @@ def _hours(view: View, policy: ActPolicy, *, is_broken: bool) -> str:
 def _rollout(others: Sequence[Engine], policy: ActPolicy) -> str:
     fresh = [one.name for one in others if one.changed_s is not None and one.changed_s < policy.rollout_s]
     return f"a rollout is under way: {fresh[0]} has just been changed" if fresh else ""
+
+
+def _too_many(away: Sequence[str], policy: ActPolicy, *, is_broken: bool) -> str:
+    # One that serves nobody is away itself: its restart takes no more. Of two that died at once, neither would ever return.
+    return f"{away[0]} is away already, {policy.most_away} may be" if len(away) >= policy.most_away and not is_broken else ""
 
 
 def _capacity(engine: Engine, others: Sequence[Engine], policy: ActPolicy, *, is_broken: bool) -> str:
