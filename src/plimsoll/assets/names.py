@@ -20,7 +20,6 @@ CONDITIONAL: Mapping[str, str] = {
     "plimsoll_refused_total": "once the gate has refused a request",
     "plimsoll_guard_trouble": "while guard has trouble of its own",
     "plimsoll_guard_look_failures_total": "once a look has brought nothing",
-    "plimsoll_guard_needs_a_person": "a guard of this release",
     "plimsoll_guard_": "guard",
     "plimsoll_": "the gate",
     "process_": "one API server: with several, vLLM shows no figures of a process",
