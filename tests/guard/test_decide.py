@@ -101,6 +101,16 @@ def test_two_that_died_at_once_are_brought_back_one_after_the_other() -> None:
     assert [one.reason for one in found if isinstance(one, Refusal)] == ["Busy"]
 
 
+def test_whoever_asks_for_a_start_is_not_told_of_those_before_it() -> None:
+    """A loop stops guard, not a person who has mended it; one that guard holds must be resumed first all the same."""
+    looping = engine(conditions=DEAD | held("loop"))
+    assert isinstance(consider(view(looping), POLICY, looping, Grade.RESTART, ASKED, "somebody asked"), Plan)
+    kept = looping._replace(last_end=LastEnd("dead", "held"))
+    refused = consider(view(kept), POLICY, kept, Grade.RESTART, ASKED, "somebody asked")
+    assert isinstance(refused, Refusal)
+    assert refused.reason == "CrashLoop"
+
+
 def test_the_hours_go_past_midnight() -> None:
     """From ten in the evening to six in the morning, the first minute in and the last one out."""
     hours = POLICY._replace(hours=(Hours(22 * 60, 6 * 60), Hours(12 * 60, 13 * 60)))

@@ -82,3 +82,5 @@ def test_trouble_is_the_same_kind_again_or_one_that_is_worse() -> None:
     for conditions in ({}, held("creep"), held("exhausted", Status.UNKNOWN), held("dead", Status.FALSE), held("asked")):
         assert same_trouble("exhausted", conditions) == ""
     assert same_trouble("asked", held("asked")) == ""
+    assert same_trouble("asked", held("loop")) == "", "who asks for a start knows of those before it"
+    assert same_trouble("asked", held("dead")) == "it is dead"

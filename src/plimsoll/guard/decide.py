@@ -243,7 +243,8 @@ def _sick(engine: Engine) -> str:
 
 def _loops(engine: Engine, kind: str) -> str:
     loop = engine.conditions.get("loop")
-    if loop is not None and loop.is_true:
+    # Who asks for a start has been told of those before it, and knows what he has mended since.
+    if loop is not None and loop.is_true and kind != ASKED:
         return f"it does not stay up: {loop.message}; one more start would not either"
     if engine.last_end is None:
         return ""

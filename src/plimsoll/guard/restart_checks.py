@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from plimsoll.domain.condition import Condition
 from plimsoll.domain.look import Look, Reach
 from plimsoll.domain.outcome import Outcome, done, failed
+from plimsoll.guard.decide import ASKED
 from plimsoll.guard.policy import GRADES
 
 HEALTHY = 200
@@ -52,7 +53,12 @@ def enough_cache(look: Look | None, context: float | None, before: object) -> Ou
 
 def troubles(kind: str, conditions: Mapping[str, Condition]) -> frozenset[str]:
     """Which of the conditions hold that speak against a restart: its own, and those that lead to one."""
-    return frozenset(name for name in (kind, "dead", "wedged", "hung", "loop") if same_trouble(kind, conditions, only=name))
+    return frozenset(name for name in _speaking(kind) if same_trouble(kind, conditions, only=name))
+
+
+def _speaking(kind: str) -> tuple[str, ...]:
+    # That it was started often is no news to whoever asked for one more start.
+    return (kind, "dead", "wedged", "hung", *(() if kind == ASKED else ("loop",)))
 
 
 def same_trouble(
@@ -62,7 +68,7 @@ def same_trouble(
 
     `spared` are those that held when it came back: what was said of the old process is over a while later.
     """
-    for name in (only,) if only else (kind, "dead", "wedged", "hung", "loop"):
+    for name in (only,) if only else _speaking(kind):
         if name in spared:
             continue
         condition = conditions.get(name)
