@@ -19,16 +19,37 @@ export const PARTS = {
   slack: ["slack", "free on the card"],
 };
 
-// One card: a bar whose parts add up to it, with the load line; the same as a table for those who read.
-export function ledgerBar(bar) {
-  const line = bar.line === null ? "" : ` The load line is at ${gib(bar.line)}.`;
-  const texts = bar.parts.map((one) => `${PARTS[one.part][0]} ${gib(one.bytes)}`);
-  const picture = make("div", { class: "ledger", role: "img", "aria-label": `${bar.name}, ${gib(bar.total)}: ${texts.join(", ")}.${line}` });
-  for (const one of bar.parts) {
-    const part = make("span", { class: `part p-${one.part}`, title: `${PARTS[one.part][0]}: ${gib(one.bytes)}` });
-    part.style.flexBasis = `${(100 * one.bytes) / bar.total}%`;
-    picture.append(part);
+// One card: a bar whose parts add up to it, with the load line; the same as a table for those who read. Where only sizes have
+// changed they are written into what stands there, so that nobody who reads it loses the place.
+export class LedgerBar {
+  constructor() {
+    this.root = make("div", { class: "card-bar" });
+    this.shape = "";
   }
+
+  show(bar) {
+    const shape = JSON.stringify([bar.name, bar.total, bar.line, bar.activation_peak, bar.notes, bar.parts.map((one) => one.part)]);
+    const line = bar.line === null ? "" : ` The load line is at ${gib(bar.line)}.`;
+    const texts = bar.parts.map((one) => `${PARTS[one.part][0]} ${gib(one.bytes)}`);
+    const label = `${bar.name}, ${gib(bar.total)}: ${texts.join(", ")}.${line}`;
+    if (shape !== this.shape) {
+      this.shape = shape;
+      fill(this.root, ...ledger(bar));
+    }
+    const picture = this.root.querySelector(".ledger");
+    const rows = this.root.querySelector("tbody").children;
+    picture.setAttribute("aria-label", label);
+    bar.parts.forEach((one, place) => {
+      picture.children[place].style.flexBasis = `${(100 * one.bytes) / bar.total}%`;
+      say(rows[place].children[1], gib(one.bytes));
+      say(rows[place].children[2], percent(one.bytes / bar.total));
+    });
+  }
+}
+
+function ledger(bar) {
+  const parts = bar.parts.map((one) => make("span", { class: `part p-${one.part}`, title: PARTS[one.part][0] }));
+  const picture = make("div", { class: "ledger", role: "img" }, ...parts);
   const marks = make("div", { class: "ledger-marks", "aria-hidden": "true" });
   if (bar.line !== null) {
     const mark = make("span", { class: "load-line" });
@@ -39,20 +60,17 @@ export function ledgerBar(bar) {
   }
   const rows = bar.parts.map((one) => make("tr", {},
     make("th", { scope: "row" }, make("span", { class: `key p-${one.part}`, "aria-hidden": "true" }), PARTS[one.part][0]),
-    make("td", { class: "number" }, gib(one.bytes)), make("td", { class: "number" }, percent(one.bytes / bar.total)),
+    make("td", { class: "number" }), make("td", { class: "number" }),
     make("td", {}, PARTS[one.part][1] + (one.part === "activation" && bar.activation_peak !== null
       ? `; its peak at the start was ${gib(bar.activation_peak)}` : ""))));
   rows.push(make("tr", { class: "sum" }, make("th", { scope: "row" }, "the card"), make("td", { class: "number" }, gib(bar.total)),
     make("td", { class: "number" }, "100 %"), make("td", {}, bar.line === null ? "" : `load line at ${gib(bar.line)}`)));
-  const table = make("table", { class: "figures" }, make("caption", {}, bar.name),
+  const table = make("table", { class: "figures parts" }, make("caption", {}, bar.name),
     make("thead", {}, make("tr", {}, ...["part", "size", "share", "what it is"].map((says) => make("th", { scope: "col" }, says)))),
     make("tbody", {}, ...rows));
-  return make("div", { class: "card-bar" }, make("div", { class: "ledger-frame" }, picture, marks), table,
-    ...bar.notes.map((note) => make("p", { class: "hint" }, note)));
+  return [make("div", { class: "ledger-frame" }, picture, marks), table, ...bar.notes.map((note) => make("p", { class: "hint" }, note))];
 }
 
-const WIDE = 720;
-const HIGH = 190;
 const LEFT = 52;
 const RIGHT = 12;
 const TOP = 12;
@@ -64,12 +82,18 @@ export class TimeChart {
     this.title = title;
     this.as = as;
     this.isShare = isShare;
-    this.svg = draw("svg", { viewBox: `0 0 ${WIDE} ${HIGH}`, class: `chart ch-${name}`, role: "img", preserveAspectRatio: "none" });
+    this.svg = draw("svg", { class: `chart ch-${name}`, role: "img" });
+    this.last = null;
+    new ResizeObserver(() => { if (this.last) this.show(...this.last); }).observe(this.svg);
     this.words = make("p", { class: "chart-says" });
     this.root = make("figure", { class: "chart-frame" }, make("figcaption", {}, title), this.svg, this.words);
   }
 
   show(times, values, ahead, why) {
+    this.last = [times, values, ahead, why];
+    [this.wide, this.high] = [this.svg.clientWidth || 720, this.svg.clientHeight || 190];
+    const [WIDE, HIGH] = [this.wide, this.high];
+    this.svg.setAttribute("viewBox", `0 0 ${WIDE} ${HIGH}`);
     const known = times.map((at, place) => [at, values[place]]).filter((one) => one[1] !== null);
     if (!known.length) {
       this.svg.replaceChildren();
@@ -96,6 +120,7 @@ export class TimeChart {
   }
 
   grid(x, y, from, now, to, most) {
+    const [WIDE, HIGH] = [this.wide, this.high];
     const found = [];
     for (const share of [0, 0.5, 1]) {
       const level = y(most * share);
@@ -134,7 +159,7 @@ export class TimeChart {
     return [
       draw("path", { class: "band", d: `M${start}L${at(ahead.soonest)}L${at(ahead.latest)}Z` }),
       draw("path", { class: "likely", d: `M${start}L${at(ahead.likely)}` }),
-      draw("line", { class: "limit", x1: x(now), x2: WIDE - RIGHT, y1: y(ahead.level), y2: y(ahead.level) }),
+      draw("line", { class: "limit", x1: x(now), x2: this.wide - RIGHT, y1: y(ahead.level), y2: y(ahead.level) }),
     ];
   }
 }
@@ -144,11 +169,12 @@ export class BlockMap {
   constructor() {
     this.canvas = make("canvas", { class: "blocks", role: "img" });
     this.words = make("p", { class: "chart-says" });
-    this.root = make("figure", { class: "chart-frame" }, make("figcaption", {}, "Block map"), this.canvas, this.words);
+    this.colours = ["used", "was", "free"].map((name) => make("i", { class: `colour-${name}`, hidden: true }));
+    this.root = make("figure", { class: "chart-frame" }, make("figcaption", {}, "Block map"), this.canvas, ...this.colours, this.words);
     this.data = null;
     this.drawn = "";
     new ResizeObserver(() => this.paint()).observe(this.canvas);
-    for (const query of ["(prefers-color-scheme: dark)"]) matchMedia(query).addEventListener("change", () => { this.drawn = ""; this.paint(); });
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.repaint());
   }
 
   show(data) {
@@ -188,8 +214,7 @@ export class BlockMap {
     this.canvas.width = wide;
     this.canvas.height = Math.max(side, Math.ceil(cells / columns) * side);
     const brush = this.canvas.getContext("2d");
-    const style = getComputedStyle(this.canvas);
-    const [full, was, free] = ["--kv-used", "--kv-was", "--kv-free"].map((name) => style.getPropertyValue(name).trim());
+    const [full, was, free] = this.colours.map((one) => getComputedStyle(one).color);
     const gap = Math.max(1, Math.round(side / 8));
     for (let place = 0; place < cells; place += 1) {
       const share = used === null ? 0 : Math.max(0, Math.min(1, (used - place * per) / per));
@@ -203,5 +228,3 @@ export class BlockMap {
     }
   }
 }
-
-export { fill };

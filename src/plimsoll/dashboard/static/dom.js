@@ -37,6 +37,18 @@ export function say(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
+// The same for lists that people open parts of: what was open stays open, and the keyboard stays where it was.
+export function refill(element, ...children) {
+  const open = new Set([...element.querySelectorAll("details[open]")].map((one) => one.dataset.key));
+  const held = element.contains(document.activeElement) ? document.activeElement.closest("details") : null;
+  const key = held ? held.dataset.key : null;
+  fill(element, ...children);
+  for (const one of element.querySelectorAll("details")) {
+    if (open.has(one.dataset.key)) one.open = true;
+    if (key !== null && one.dataset.key === key) one.firstChild.focus();
+  }
+}
+
 export function fill(element, ...children) {
   element.replaceChildren(...children.filter((child) => child !== null && child !== undefined));
 }

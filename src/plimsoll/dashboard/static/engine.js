@@ -1,6 +1,6 @@
 // One engine: its memory, its load and where that goes, what holds, what guard does about it, and what was done.
-import { fill, foreign, make, say } from "./dom.js";
-import { BlockMap, TimeChart, ledgerBar } from "./charts.js";
+import { fill, foreign, make, refill, say } from "./dom.js";
+import { BlockMap, LedgerBar, TimeChart } from "./charts.js";
 import { STATES, count, figure, moment, percent, seconds } from "./words.js";
 
 const RUNG_WORDS = { advice: "advise", shed: "shed", compact: "compact", restart: "drain and restart" };
@@ -32,11 +32,18 @@ export class EngineView {
     this.hand = make("p", { class: "hint" });
     this.figures = make("dl", { class: "tiles" });
     this.ledger = make("div");
+    this.bars = new Map(); // by the worker's or the card's name
+    this.ledgerMore = make("p", { class: "hint" });
+    this.rows = new Map(); // of the conditions, by kind
+    this.conditionRows = make("tbody");
     this.ladder = make("ol", { class: "ladder" });
     this.ladderSays = make("p", { class: "hint" });
     this.forecasts = make("ul", { class: "plain" });
     this.findings = make("div");
-    this.conditions = make("div");
+    this.conditions = make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table of conditions" },
+      make("table", { class: "figures" }, make("caption", { class: "only-read" }, "Every condition"),
+        make("thead", {}, make("tr", {}, ...["condition", "status", "may lead to", "why", "since"].map((says) => make("th", { scope: "col" }, says)))),
+        this.conditionRows));
     this.changes = make("ol", { class: "journal" });
     this.journal = make("ol", { class: "journal" });
     this.journalSays = make("p", { class: "hint" });
@@ -99,13 +106,24 @@ export class EngineView {
   }
 
   on_figures(figures) {
-    fill(this.figures, ...figures.map((one) => make("div", { class: "tile" }, make("dt", {}, one.says),
-      make("dd", {}, figure(one), one.why ? make("small", {}, one.why === "unknown" ? "" : one.why.replace(/^unknown: /, "")) : null))));
+    if (!this.figures.children.length) {
+      fill(this.figures, ...figures.map((one) => make("div", { class: "tile" }, make("dt", {}, one.says), make("dd"), make("dd", { class: "why" }))));
+    }
+    figures.forEach((one, place) => {
+      const [, value, why] = this.figures.children[place].children;
+      say(value, figure(one));
+      say(why, one.why.replace(/^unknown: /, ""));
+    });
   }
 
   on_ledger(ledger) {
-    const more = ledger.left_out ? make("p", { class: "hint" }, `and ${ledger.left_out} more, with more room than these`) : null;
-    fill(this.ledger, ledger.why ? make("p", { class: "empty" }, ledger.why) : null, ...ledger.bars.map(ledgerBar), more);
+    const names = ledger.bars.map((bar) => bar.name);
+    if (JSON.stringify(names) !== JSON.stringify([...this.bars.keys()]) || ledger.why) {
+      this.bars = new Map(names.map((name) => [name, this.bars.get(name) || new LedgerBar()]));
+      fill(this.ledger, ledger.why ? make("p", { class: "empty" }, ledger.why) : null, ...[...this.bars.values()].map((one) => one.root), this.ledgerMore);
+    }
+    for (const bar of ledger.bars) this.bars.get(bar.name).show(bar);
+    say(this.ledgerMore, ledger.left_out ? `and ${ledger.left_out} more, with more room than these` : "");
   }
 
   on_blocks(blocks) {
@@ -155,44 +173,51 @@ export class EngineView {
       fill(this.findings, make("p", { class: "empty" }, "Nothing holds."));
       return;
     }
-    fill(this.findings, ...findings.map((one) => make("article", { class: `finding is-${one.severity}` },
+    refill(this.findings, ...findings.map((one) => make("article", { class: `finding is-${one.severity}` },
       make("h3", {}, foreign(one.title), " ", make("code", {}, one.code)), make("p", {}, foreign(one.because)),
       make("h4", {}, "Do"), make("ul", {}, ...one.remedy.map((row) => make("li", {}, make("strong", {}, foreign(row.do)),
         row.flag ? make("code", {}, ` ${row.flag}${row.value ? ` ${row.value}` : ""}`) : null, row.why ? `: ${row.why}` : ""))),
       one.not_a_remedy.length ? make("h4", {}, "No use") : null,
       one.not_a_remedy.length ? make("ul", {}, ...one.not_a_remedy.map((text) => make("li", {}, foreign(text)))) : null,
-      evidence(one.evidence), make("p", { class: "hint" }, `Read on: plimsoll doctor --explain ${one.code}`))));
+      evidence(one.evidence, one.code), make("p", { class: "hint" }, `Read on: plimsoll doctor --explain ${one.code}`))));
   }
 
   on_conditions(conditions) {
-    const body = conditions.map((one) => make("tr", { class: `cond-${one.status}` }, make("th", { scope: "row" }, foreign(one.kind)),
-      make("td", {}, { true: "holds", false: "does not hold", unknown: "unknown" }[one.status]), make("td", {}, RUNG_WORDS[one.grade]),
-      make("td", {}, foreign(one.message)), make("td", {}, one.since === null ? "" : moment(one.since))));
-    fill(this.conditions, make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table of conditions" },
-      make("table", { class: "figures" }, make("caption", { class: "only-read" }, "Every condition"),
-        make("thead", {}, make("tr", {}, ...["condition", "status", "may lead to", "why", "since"].map((says) => make("th", { scope: "col" }, says)))),
-        make("tbody", {}, ...body))));
+    for (const one of conditions) {
+      let row = this.rows.get(one.kind);
+      if (!row) {
+        row = make("tr", {}, make("th", { scope: "row" }, foreign(one.kind)), make("td"), make("td"), make("td", {}, make("bdi")), make("td"));
+        this.rows.set(one.kind, row);
+        this.conditionRows.append(row);
+      }
+      row.className = `cond-${one.status}`;
+      say(row.children[1], { true: "holds", false: "does not hold", unknown: "unknown" }[one.status]);
+      say(row.children[2], RUNG_WORDS[one.grade]);
+      say(row.children[3].firstChild, one.message);
+      say(row.children[4], one.since === null ? "" : moment(one.since));
+    }
   }
 
   on_changes(changes) {
-    const rows = changes.slice().reverse().map((one) => make("li", {}, make("time", {}, moment(one.at)), " ", foreign(one.sentence), evidence(one.evidence)));
-    fill(this.changes, ...(rows.length ? rows : [make("li", {}, "Nothing has changed since guard began.")]));
+    const rows = changes.slice().reverse().map((one) => make("li", {}, make("time", {}, moment(one.at)), " ", foreign(one.sentence),
+      evidence(one.evidence, `${one.at} ${one.sentence}`)));
+    refill(this.changes, ...(rows.length ? rows : [make("li", {}, "Nothing has changed since guard began.")]));
   }
 
   take_journal(body) {
     say(this.journalSays, body.says ? `No journal: ${body.says}.` : body.wrong.length ? `The journal is damaged: ${body.wrong.join("; ")}` : "");
     const rows = body.entries.slice(-100).reverse().map((one) => make("li", {}, make("time", {}, moment(one.at)), " ", foreign(one.sentence),
-      details("evidence", Object.entries({ number: one.number, kind: one.kind, step: one.step, action: one.action, ...one.fields }))));
-    fill(this.journal, ...(rows.length ? rows : [make("li", {}, "Nothing was done yet.")]));
+      details(String(one.number), Object.entries({ number: one.number, kind: one.kind, step: one.step, action: one.action, ...one.fields }))));
+    refill(this.journal, ...(rows.length ? rows : [make("li", {}, "Nothing was done yet.")]));
   }
 }
 
-function evidence(rows) {
-  return rows.length ? details("evidence", rows.map((one) => [one.line ? `${one.source}, line ${one.line}` : one.source, one.text])) : null;
+function evidence(rows, key) {
+  return rows.length ? details(key, rows.map((one) => [one.line ? `${one.source}, line ${one.line}` : one.source, one.text])) : null;
 }
 
-function details(title, pairs) {
+function details(key, pairs) {
   const rows = pairs.filter(([, value]) => value !== null && value !== "" && value !== undefined)
     .map(([name, value]) => make("div", {}, make("dt", {}, foreign(name)), make("dd", {}, foreign(typeof value === "object" ? JSON.stringify(value) : String(value)))));
-  return make("details", {}, make("summary", {}, title), make("dl", { class: "evidence" }, ...rows));
+  return make("details", { "data-key": key }, make("summary", {}, "evidence"), make("dl", { class: "evidence" }, ...rows));
 }

@@ -1,5 +1,5 @@
 // The fleet: one line an engine, the worst first. Lines are changed in place; hundreds of them cost what has changed.
-import { fill, foreign, make, say } from "./dom.js";
+import { fill, make, say } from "./dom.js";
 import { STATES, UNKNOWN, count, percent } from "./words.js";
 
 const COLUMNS = [
@@ -142,5 +142,3 @@ export class FleetView {
     }
   }
 }
-
-export { foreign };
