@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
 import sys
 import threading
 import time
-import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,6 @@ class World:
         self.folder, self.port = folder, free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.engines: dict[str, int] = {}
-        self.extra_flags: dict[str, Sequence[str]] = {}
         self._guard: subprocess.Popen[bytes] | None = None
         self._others: list[subprocess.Popen[bytes]] = []
         self._is_over = threading.Event()
@@ -86,6 +86,27 @@ class World:
             while not _answers(f"http://127.0.0.1:{port}/metrics"):
                 assert time.monotonic() < end_s, f"{name} does not answer"
                 time.sleep(0.2)
+
+    def begin(self, name: str) -> Callable[[], None]:
+        """One long request; what ends it, as a client does that hangs up."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.engines[name], timeout=30)
+        body = {"model": MODEL, "prompt": "word", "max_tokens": 8000, "stream": True}
+        connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
+        answer = connection.getresponse()
+        answer.read(1)
+
+        def hang_up() -> None:
+            answer.close()
+            connection.close()
+
+        return hang_up
+
+    def running(self, name: str) -> float:
+        """How many requests run, by the engine's own page."""
+        with _HTTP.open(f"http://127.0.0.1:{self.engines[name]}/metrics", timeout=10) as answer:
+            found = re.search(r"^vllm:num_requests_running\{.*\} (\S+)$", answer.read().decode(), re.MULTILINE)
+        assert found is not None, "the page has no such line"
+        return float(found[1])
 
     def fault(self, name: str, kind: str, **more: object) -> None:
         """Something goes wrong with one."""

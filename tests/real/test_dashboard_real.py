@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -64,39 +63,23 @@ def test_a_change_is_on_the_page_within_two_seconds(browser: Any, acting: World,
         row = one.page.locator(".fleet tbody tr").filter(has=one.page.get_by_role("link", name="b", exact=True))
         cell = row.locator(".c-running")
         for _ in range(5):
-            for fault in (True, False):
-                if fault:
-                    acting.fault("b", "preemption-storm", value=7)
-                else:
-                    clear(acting, "b")
-                wait_running(acting, "b", is_busy=fault)
+            hang_up = acting.begin("b")
+            for is_busy in (True, False):
+                if not is_busy:
+                    hang_up()
+                wait_running(acting, "b", is_busy=is_busy)
                 began = time.monotonic()
-                one.until(lambda busy=fault: (cell.inner_text() not in ("0", "unknown")) is busy)  # type: ignore[misc]
+                one.until(lambda busy=is_busy: (cell.inner_text() not in ("0", "unknown")) is busy)  # type: ignore[misc]
                 took.append(time.monotonic() - began)
         one.is_clean()
     record_property("figures", f"10 changes on the page after {sum(took) / 10:.2f} s in the mean, {max(took):.2f} s at most")
     assert max(took) < 2.0, took
 
 
-def clear(acting: World, name: str) -> None:
-    """No fault any more."""
-    import urllib.request
-
-    from lab.page_world import GATE
-
-    url = f"http://127.0.0.1:{acting.engines[name]}/standin/faults"
-    urllib.request.urlopen(urllib.request.Request(url, method="DELETE", headers={"authorization": f"Bearer {GATE}"})).close()
-
-
 def wait_running(acting: World, name: str, *, is_busy: bool) -> None:
     """Until the engine's own page says that requests run, or that none does."""
-    import urllib.request
-
     for _ in range(600):
-        with urllib.request.urlopen(f"http://127.0.0.1:{acting.engines[name]}/metrics") as answer:
-            found = re.search(r"^vllm:num_requests_running\{.*\} (\S+)$", answer.read().decode(), re.MULTILINE)
-        assert found is not None
-        if (float(found[1]) > 0) is is_busy:
+        if (acting.running(name) > 0) is is_busy:
             return
         time.sleep(0.02)
     raise AssertionError(f"{name} is not {'busy' if is_busy else 'idle'}")
