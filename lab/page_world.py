@@ -15,6 +15,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,12 @@ GATED = ("--middleware", "plimsoll.inside.Gate", "--worker-extension-cls", "plim
 _HTTP = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 _CTL = """#!/bin/sh
 # start, stop and ask for one stand-in
-cd {folder}
+cd {folder} || exit 1
+PLIMSOLL_TOKEN=$(cat gate.token)
+export PLIMSOLL_TOKEN PYTHONPATH={path}
 case "$1" in
   start) setsid {python} -m plimsoll standin --port {port} {flags} >>{name}.log 2>&1 </dev/null & echo $! >{name}.pid ;;
-  stop) kill -TERM "$(cat {name}.pid)"; for _ in $(seq 300); do kill -0 "$(cat {name}.pid)" 2>/dev/null || exit 0; sleep 0.1; done; exit 1 ;;
+  stop) cat says 2>/dev/null; kill -TERM "$(cat {name}.pid)"; for _ in $(seq 300); do kill -0 "$(cat {name}.pid)" 2>/dev/null || exit 0; sleep 0.1; done; exit 1 ;;
   status) kill -0 "$(cat {name}.pid)" 2>/dev/null && exit 0; exit 3 ;;
 esac
 """
@@ -42,8 +45,10 @@ class World:
         self.folder, self.port = folder, free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.engines: dict[str, int] = {}
+        self._scripts: dict[str, Path] = {}
         self._guard: subprocess.Popen[bytes] | None = None
         self._others: list[subprocess.Popen[bytes]] = []
+        self._servers: list[ThreadingHTTPServer] = []
         self._is_over = threading.Event()
         self.environment = {
             **os.environ, "PLIMSOLL_TOKEN": GATE, "XDG_RUNTIME_DIR": str(folder), "STATE_DIRECTORY": str(folder),
@@ -59,10 +64,13 @@ class World:
     def engine(self, name: str, *flags: str) -> None:
         """One stand-in with gate and probe, which guard can stop and start."""
         port = self.engines[name] = free_port()
-        script = self.folder / f"ctl-{name}"
+        script = self._scripts[name] = self.folder / f"ctl-{name}"
         words = shlex.join([*GATED, *flags])
         script.write_text(
-            _CTL.format(folder=self.folder, python=sys.executable, port=port, flags=words, name=name), encoding="utf-8"
+            _CTL.format(
+                folder=self.folder, python=sys.executable, port=port, flags=words, name=name,
+                path=shlex.quote(os.environ.get("PYTHONPATH", "")),
+            ), encoding="utf-8",
         )
         script.chmod(0o700)
         subprocess.run([str(script), "start"], env=self.environment, check=True)
@@ -72,12 +80,42 @@ class World:
         self._others.append(
             subprocess.Popen(
                 [sys.executable, "-m", "plimsoll", "standin", "--fleet", str(count), "--port-range",
-                 f"{first_port}-{first_port + count - 1}", "--fault", "preemption-storm=3"],
+                 f"{first_port}-{first_port + count - 1}", "--speed", "0.05", "--fault", "preemption-storm=3"],
                 env=self.environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             )
         )  # fmt: skip
         for number in range(count):
             self.engines[f"engine-{number:03}"] = first_port + number
+
+    def odd(self, name: str, like: str, model: str) -> None:
+        """One that shows the page of another with a model name of its own, and says that it is that version."""
+        source = f"http://127.0.0.1:{self.engines[like]}/metrics"
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                """The page, or the version."""
+                if self.path == "/metrics":
+                    with _HTTP.open(source, timeout=10) as answer:
+                        text = answer.read().decode()
+                    escaped = model.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+                    often = -1 if len(escaped) < 10_000 else 4  # more would be a page that guard does not read to its end
+                    body = text.replace(MODEL, escaped, often).replace('cache_dtype="auto"', f'cache_dtype="{escaped}"').encode()
+                else:
+                    body = json.dumps({"version": model[:90]}).encode()
+                self.send_response(200)
+                self.send_header("content-type", "text/plain; charset=utf-8")
+                self.send_header("content-length", str(len(body)))
+                self.end_headers()
+                with contextlib.suppress(ConnectionError):
+                    self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                """Quiet."""
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._servers.append(server)
+        self.engines[name] = server.server_address[1]
+        threading.Thread(target=server.serve_forever, daemon=True).start()
 
     def wait_ready(self, within_s: float = 90.0) -> None:
         """Until every engine shows its page."""
@@ -152,8 +190,8 @@ class World:
 
     def _table(self, name: str, port: int) -> str:
         lines = ["[[engine]]", f"name = {json.dumps(name, ensure_ascii=False)}", f'url = "http://127.0.0.1:{port}"']
-        script = self.folder / f"ctl-{name}"
-        if script.exists():
+        script = self._scripts.get(name)
+        if script is not None:
             verbs = {"stop": "stop", "start": "start", "is_running": "status"}
             commands = ", ".join(f"{key} = {json.dumps([str(script), verb])}" for key, verb in verbs.items())
             lines += ['token_file = "gate.token"', 'balancer = "readiness"', f"restart = {{{commands}}}"]
@@ -177,6 +215,8 @@ class World:
     def close(self) -> None:
         """End all of it."""
         self._is_over.set()
+        for server in self._servers:
+            server.shutdown()
         running = [one for one in (self._guard, *self._others) if one is not None and one.poll() is None]
         for one in running:
             one.terminate()
