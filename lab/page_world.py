@@ -68,9 +68,14 @@ class World:
         words = shlex.join([*GATED, *flags])
         script.write_text(
             _CTL.format(
-                folder=self.folder, python=sys.executable, port=port, flags=words, name=name,
+                folder=self.folder,
+                python=sys.executable,
+                port=port,
+                flags=words,
+                name=name,
                 path=shlex.quote(os.environ.get("PYTHONPATH", "")),
-            ), encoding="utf-8",
+            ),
+            encoding="utf-8",
         )
         script.chmod(0o700)
         subprocess.run([str(script), "start"], env=self.environment, check=True)
@@ -99,7 +104,9 @@ class World:
                         text = answer.read().decode()
                     escaped = model.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
                     often = -1 if len(escaped) < 10_000 else 4  # more would be a page that guard does not read to its end
-                    body = text.replace(MODEL, escaped, often).replace('cache_dtype="auto"', f'cache_dtype="{escaped}"').encode()
+                    body = (
+                        text.replace(MODEL, escaped, often).replace('cache_dtype="auto"', f'cache_dtype="{escaped}"').encode()
+                    )
                 else:
                     body = json.dumps({"version": model[:90]}).encode()
                 self.send_response(200)

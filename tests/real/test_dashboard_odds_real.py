@@ -67,8 +67,10 @@ def test_hostile_names_labels_and_journal_entries_are_only_text(browser: Any, od
         one.open(ACTS)
         one.until(lambda: len(one.texts(".fleet tbody tr")) == 4)
         one.until(lambda: any("<img src=x" in text for text in one.texts(".c-model")))
-        assert any("‹U+202E›" in text for text in one.texts(".c-model"))
-        assert any(text.startswith("long long") and text.endswith("…") for text in one.page.locator(".c-model").all_text_contents())
+        assert any("[U+202E]" in text for text in one.texts(".c-model"))
+        assert any(
+            text.startswith("long long") and text.endswith("…") for text in one.page.locator(".c-model").all_text_contents()
+        )
         is_itself(one)
         names = one.page.locator(".fleet tbody th a")
         for number in range(4):
@@ -96,11 +98,10 @@ def test_a_button_works_on_an_engine_with_a_hostile_name_and_a_hostile_journal(b
         one.engine("plain")
         one.page.get_by_role("button", name="Restart", exact=True).click()
         one.page.locator("#ask-yes").click()
-        one.until(lambda: one.texts("#ask-says")[0] not in ("", "asked …"))
-        if one.texts("#ask-says")[0].startswith("Accepted"):
-            one.page.locator("#ask-no").click()
-            one.page.locator(".s-journal bdi").filter(has_text="<img src=x").first.wait_for(timeout=60_000)
-        is_itself(one) if one.texts("#ask-says")[0].startswith("Accepted") else one.is_clean("409 (Conflict)")
+        one.until(lambda: one.texts("#ask-says")[0].startswith("Accepted."))
+        one.page.locator("#ask-no").click()
+        one.page.locator(".s-journal bdi").filter(has_text="<img src=x").first.wait_for(timeout=60_000)
+        is_itself(one)
 
 
 def test_axe_finds_no_serious_violation(browser: Any, odd: World, record_property: Record) -> None:
@@ -108,21 +109,28 @@ def test_axe_finds_no_serious_violation(browser: Any, odd: World, record_propert
     found: list[str] = []
     passed = 0
     for scheme, wide in (("light", 1400), ("dark", 1400), ("light", 390), ("dark", 390)):
-        options = {"viewport": {"width": wide, "height": 900}, "color_scheme": scheme, "bypass_csp": True}
-        with tab(browser, odd.url, **options) as one:
-            one.open(None)
-            parts = [("token", lambda: None), ("fleet", lambda tab=one: tab.open(READS)), ("engine", lambda tab=one: tab.engine("plain"))]
-            parts.append(("ask", lambda tab=one: tab.page.get_by_role("button", name="Restart", exact=True).click()))
-            for name, go in parts:
-                go()
+        with tab(browser, odd.url, viewport={"width": wide, "height": 900}, color_scheme=scheme, bypass_csp=True) as one:
+            for name in ("token", "fleet", "engine", "ask"):
+                go_to(one, name)
                 one.page.wait_for_timeout(700)
-                result = Axe().run(one.page)
+                result: Any = Axe().run(one.page)
                 passed += len(result["passes"])
-                for rule in result["violations"]:
-                    if rule["impact"] in ("serious", "critical"):
-                        found += [f"{scheme} {wide} {name}: {rule['id']}: {rule['nodes'][0]['html'][:200]} {rule['nodes'][0]['failureSummary'][:300]}"]
+                bad = [rule for rule in result["violations"] if rule["impact"] in ("serious", "critical")]
+                found += [f"{scheme} {wide} {name}: {rule['id']}: {rule['nodes'][0]['html'][:300]}" for rule in bad]
     record_property("figures", f"axe: {passed} rules passed on 16 pages, {len(found)} serious or critical violations")
     assert found == []
+
+
+def go_to(one: Tab, name: str) -> None:
+    """One after the other: the question for the token, the fleet, an engine, the question whether to restart it."""
+    if name == "token":
+        one.open(None)
+    elif name == "fleet":
+        one.open(READS)
+    elif name == "engine":
+        one.engine("plain")
+    else:
+        one.page.get_by_role("button", name="Restart", exact=True).click()
 
 
 def test_all_of_it_can_be_done_with_the_keyboard(browser: Any, odd: World) -> None:

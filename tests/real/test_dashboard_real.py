@@ -1,10 +1,9 @@
-"""Guard's page in a real Chromium, on a real guard that watches real stand-ins: both views, live, every button, nothing else."""
+"""Guard's page in a real Chromium, on a real guard that watches real stand-ins: both views, live, and every button."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,7 +34,7 @@ def acting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 
 def test_both_views_show_what_guard_knows(browser: Any, acting: World) -> None:
-    """The fleet has a line for each; an engine its ledger, which adds up to the card, its charts, blocks, ladder and journal."""
+    """The fleet has a line for each; an engine its ledger, which adds up to the card, charts, blocks and ladder."""
     acting.load("a", 8)
     with tab(browser, acting.url) as one:
         one.open(READS)
@@ -43,7 +42,16 @@ def test_both_views_show_what_guard_knows(browser: Any, acting: World) -> None:
         one.engine("a")
         one.until(lambda: one.texts(".tile dd")[0] != "unknown")
         bar = one.page.locator(".ledger").get_attribute("aria-label") or ""
-        for part in ("weights", "CUDA graphs", "activation", "KV cache, used", "KV cache, free", "releasable", "slack", "load line"):
+        for part in (
+            "weights",
+            "CUDA graphs",
+            "activation",
+            "KV cache, used",
+            "KV cache, free",
+            "releasable",
+            "slack",
+            "load line",
+        ):
             assert part in bar, bar
         sizes = [float(text.split()[0]) * (1 if "GiB" in text else 1 / 1024) for text in one.texts(".parts td:nth-child(2)")]
         assert sum(sizes[:-1]) == pytest.approx(sizes[-1], abs=0.06)

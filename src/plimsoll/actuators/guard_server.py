@@ -277,9 +277,15 @@ def _head(status: int, content_type: str, length: int | None) -> bytes:
     return "\r\n".join(lines).encode("ascii") + b"\r\n\r\n"
 
 
+async def _hung_up(reader: asyncio.StreamReader) -> None:
+    """Until the client has closed its end; what it still says is not heard."""
+    while await reader.read(MOST_HEAD):
+        pass
+
+
 async def _send_pieces(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, stream: Stream) -> None:
     """One after the other, until either side ends it; who does not take one in time is left."""
-    gone = asyncio.ensure_future(reader.read(1))
+    gone = asyncio.ensure_future(_hung_up(reader))
     following: asyncio.Future[bytes | None] | None = None
     try:
         while True:

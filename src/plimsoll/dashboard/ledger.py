@@ -97,6 +97,6 @@ def _bar(
     whole.append((parts[-1][0], int(total) - sum(size for _, size in whole)))
     return {
         "name": name, "total": int(total), "parts": [{"part": part, "bytes": size} for part, size in whole],
-        "line": None if line is None or not 0 < line <= total else int(line),
+        "line": None if line is None or not 1 <= line <= total else int(line),
         "activation_peak": None if activation_peak is None else int(activation_peak), "notes": list(notes),
     }  # fmt: skip

@@ -22,7 +22,7 @@ def _shown(text: str) -> str:
 
 def _named(letter: str) -> str:
     """What cannot be seen, or moves what can, by its number; line breaks and tabs are only space."""
-    return " " if letter in "\n\r\t" else f"‹U+{ord(letter):04X}›"
+    return " " if letter in "\n\r\t" else f"[U+{ord(letter):04X}]"
 
 
 def shown(text: str) -> str:
