@@ -111,7 +111,8 @@ def test_the_page_is_for_everybody_and_nothing_else_is(port: int) -> None:
         ("origin: http://evil.example",), ("origin: null",), ("origin: http://127.0.0.1:3000",), ("origin: http://localhost:9790",),
         ("origin: http://127.0.0.1:9790.evil.example",), ("origin: http://guard.example@evil.example",), ("origin: ",),
         ("sec-fetch-site: cross-site",), ("sec-fetch-site: same-site",),
-        ("origin: http://127.0.0.1:9790", "origin: http://evil.example"), ("origin: http://127.0.0.1:9790", "sec-fetch-site: cross-site"),
+        ("origin: http://127.0.0.1:9790", "origin: http://evil.example"),
+        ("origin: http://127.0.0.1:9790", "sec-fetch-site: cross-site"),
     ],
 )  # fmt: skip
 def test_a_deed_from_another_page_is_refused_even_with_the_token(headers: tuple[str, ...], port: int) -> None:
@@ -121,7 +122,10 @@ def test_a_deed_from_another_page_is_refused_even_with_the_token(headers: tuple[
 
 @pytest.mark.parametrize(
     "headers",
-    [(), ("origin: http://127.0.0.1:9790", "sec-fetch-site: same-origin"), ("origin: https://guard.example",), ("sec-fetch-site: none",)],
+    [
+        (), ("origin: http://127.0.0.1:9790", "sec-fetch-site: same-origin"), ("origin: https://guard.example",),
+        ("sec-fetch-site: none",),
+    ],
 )  # fmt: skip
 def test_a_deed_from_our_own_page_or_from_no_browser_is_done(headers: tuple[str, ...], port: int) -> None:
     """Also behind a proxy, under a name that was allowed; and never without the token."""

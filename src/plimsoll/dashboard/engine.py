@@ -52,7 +52,8 @@ def sections(facts: EngineFacts, clock: Clock) -> dict[str, Any]:
 def _figures(facts: EngineFacts) -> list[dict[str, Any]]:
     """Every figure with its name, and why it is not known where it is not."""
     names = (
-        ("kv_cache_usage", "KV cache used", "share", ""), ("waiting", "waiting", "count", ""), ("running", "running", "count", ""),
+        ("kv_cache_usage", "KV cache used", "share", ""), ("waiting", "waiting", "count", ""),
+        ("running", "running", "count", ""),
         ("in_flight", "in flight at the gate", "count", NO_GATE), ("expected_wait", "a new request would wait", "seconds", ""),
         ("twice", "work done twice, at most", "share", ""),
     )  # fmt: skip
@@ -109,9 +110,9 @@ def _condition(facts: EngineFacts, condition: Any, clock: Clock) -> object:
 def _change(told: Any) -> object:
     found = told_json(told)
     finding = found["finding"]
-    evidence = finding["evidence"] if isinstance(finding, dict) else [
-        {"source": one.source, "line": one.line, "text": one.text} for one in (told.condition.evidence if told.condition else ())
-    ]  # fmt: skip
+    seen = told.condition.evidence if told.condition is not None else ()
+    plain = [{"source": one.source, "line": one.line, "text": one.text} for one in seen]
+    evidence = finding["evidence"] if isinstance(finding, dict) else plain
     return tidy({"at": found["at"], "what": found["what"], "sentence": found["sentence"], "evidence": evidence})
 
 
