@@ -32,7 +32,11 @@ PLIMSOLL_TOKEN=$(cat gate.token)
 export PLIMSOLL_TOKEN PYTHONPATH={path}
 case "$1" in
   start) setsid {python} -m plimsoll standin --port {port} {flags} >>{name}.log 2>&1 </dev/null & echo $! >{name}.pid ;;
-  stop) cat says 2>/dev/null; kill -TERM "$(cat {name}.pid)"; for _ in $(seq 300); do kill -0 "$(cat {name}.pid)" 2>/dev/null || exit 0; sleep 0.1; done; exit 1 ;;
+  stop)
+    cat says 2>/dev/null
+    kill -TERM "$(cat {name}.pid)"
+    for _ in $(seq 300); do kill -0 "$(cat {name}.pid)" 2>/dev/null || exit 0; sleep 0.1; done
+    exit 1 ;;
   status) kill -0 "$(cat {name}.pid)" 2>/dev/null && exit 0; exit 3 ;;
 esac
 """

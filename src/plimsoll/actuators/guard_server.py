@@ -30,9 +30,12 @@ _REASONS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 403: "Forbidden"
             421: "Misdirected Request", 431: "Request Header Fields Too Large", 500: "Internal Server Error",
             503: "Service Unavailable"}  # fmt: skip
 # What a browser may do with anything that comes from here: load our own files, ask us, and nothing else.
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+)
 _FENCE = (
-    "content-security-policy: default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'",
+    f"content-security-policy: {_POLICY}",
     "x-content-type-options: nosniff", "referrer-policy: no-referrer", "x-frame-options: DENY",
     "cross-origin-opener-policy: same-origin", "cross-origin-resource-policy: same-origin",
     "permissions-policy: camera=(), geolocation=(), microphone=(), payment=(), usb=()",

@@ -7,7 +7,7 @@ import json
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import plimsoll
 from plimsoll.actuators.guard_server import Answer, Stream, error
@@ -72,12 +72,14 @@ class Page:
         self._kept: dict[str, _Kept] = {}
         self._names: dict[str, str] = {}  # by id
         self._reading = asyncio.Lock()
+        self._seen_at_s, self._last_seen = -math.inf, (_State(is_acting=False), cast("Mapping[str, Row]", {}))
         self.listeners = 0
 
     def name_of(self, said: str) -> str:
         """The engine's own name, where it is said by its id."""
         if said.startswith("~") and self._fleet.engine(said) is None:
-            self._rows(self._state())
+            if self._names.get(said) not in self._kept:
+                self._rows(self._state())
             return self._names.get(said, said)
         return said
 
@@ -106,23 +108,23 @@ class Page:
         rows: Mapping[str, Row] = {}
         about: Mapping[str, Any] = {}
         told: Mapping[str, Any] = {}
+        key: tuple[Any, ...] = ()
         last_s = -math.inf
         self.listeners += 1
         try:
             while True:
                 now_s = time.monotonic()
                 if now_s - last_s >= LEAST_S:
-                    state = self._state()
-                    now, now_about = self._rows(state), self._about(state)
+                    state, now = self._seen(now_s)
+                    now_about = self._about(state)
                     changed, gone = rows_changed(rows, now)
                     found = b""
                     if changed or gone or now_about != about or last_s == -math.inf:
                         found = event("fleet", {"all": last_s == -math.inf, "rows": changed, "gone": gone, "about": now_about})
-                    if said:
-                        detail = self._detail(self.name_of(said), state)
-                        more = sections_changed(told, detail)
+                    if said and (new_key := self._key(said, state)) != key:
+                        key, before, told = new_key, told, self._detail(self.name_of(said), state)
+                        more = sections_changed(before, told)
                         found += event("engine", {"id": said, **more}) if more else b""
-                        told = detail
                     if found or now_s - last_s >= QUIET_S:
                         last_s = now_s
                         yield found or QUIET
@@ -130,6 +132,21 @@ class Page:
                 await asyncio.sleep(LOOKS_S)
         finally:
             self.listeners -= 1
+
+    def _seen(self, now_s: float) -> tuple[_State, Mapping[str, Row]]:
+        """Guard's own state and every line, made once for all who listen."""
+        if now_s - self._seen_at_s >= LOOKS_S / 2:
+            state = self._state()
+            self._seen_at_s, self._last_seen = now_s, (state, self._rows(state))
+        return self._last_seen
+
+    def _key(self, said: str, state: _State) -> tuple[Any, ...]:
+        """What an engine's sections are made from: while it is the same, so are they."""
+        name = self.name_of(said)
+        one = self._fleet.engine(name)
+        if one is None:
+            return ("none",)
+        return (name, one.looks, one.since_s, self._fleet.told, self._fleet.needs.get(name, ""), state.of(name))
 
     def _state(self) -> _State:
         actions = self._actions()

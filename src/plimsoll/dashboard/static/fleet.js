@@ -91,6 +91,7 @@ export class FleetView {
     say(found.mark, STATES[data.state] || data.state);
     found.line.className = `is-${data.state}`;
     say(found.says, data.state === "well" ? "" : data.says);
+    if (found.says.title !== data.says) found.says.title = data.says;
     say(found.link, data.name);
     say(found.model, data.model === null ? UNKNOWN : data.model);
     say(found.kv, percent(data.kv));
