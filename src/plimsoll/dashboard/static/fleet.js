@@ -25,10 +25,11 @@ export class FleetView {
     this.find.addEventListener("input", () => { this.wanted = this.find.value.trim().toLowerCase(); this.filter(); });
     this.by = make("select", { id: "order" }, ...Object.entries(ORDERS).map(([key, says]) => make("option", { value: key }, says)));
     this.by.addEventListener("change", () => { this.order = this.by.value; this.sort(true); });
-    this.body = make("tbody");
-    const head = make("tr", {}, ...COLUMNS.map(([key, says]) => make("th", { scope: "col", class: `c-${key}` }, says)));
-    this.table = make("table", { class: "fleet" }, make("caption", { class: "only-read" }, "Every engine that guard watches"),
-      make("thead", {}, head), this.body);
+    this.body = make("tbody", { role: "rowgroup" });
+    const head = make("tr", { role: "row" }, ...COLUMNS.map(([key, says]) => make("th", { scope: "col", role: "columnheader", class: `c-${key}` }, says)));
+    // The roles are said: lines that are laid out as a grid are still a table to whoever reads it.
+    this.table = make("table", { class: "fleet", role: "table", "aria-label": "Every engine that guard watches" },
+      make("thead", { role: "rowgroup" }, head), this.body);
     this.none = make("p", { class: "empty", hidden: true });
     this.root = make("section", { "aria-labelledby": "fleet-title" },
       make("h1", { id: "fleet-title" }, "Fleet"), this.tally,
@@ -70,9 +71,10 @@ export class FleetView {
 
   line(id) {
     const cells = {};
-    const line = make("tr");
+    const line = make("tr", { role: "row" });
     for (const [key] of COLUMNS) {
-      cells[key] = make(key === "name" ? "th" : "td", key === "name" ? { scope: "row", class: `c-${key}` } : { class: `c-${key}` });
+      cells[key] = key === "name" ? make("th", { scope: "row", role: "rowheader", class: `c-${key}` })
+        : make("td", { role: "cell", class: `c-${key}` });
       line.append(cells[key]);
     }
     const mark = make("span", { class: "mark" });
