@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.dashboard.ledger import NO_FIGURES, NO_LINE, NO_PARTS, card_bar, ledgers, worker_bar
 from plimsoll.domain.look import Card, Look, Reach, Worker
+from plimsoll.sources.engine_look import read_workers
 
 GIB = 2**30
 WHOLE = Worker(
@@ -33,6 +37,17 @@ def test_a_worker_that_tells_everything() -> None:
     bar = worker_bar(WHOLE, 0.25)
     assert bar is not None
     assert (bar["line"], bar["notes"]) == (22 * GIB, [])
+
+
+def test_an_h200_as_it_was_recorded() -> None:
+    """Every part is where nvidia-smi and torch had it, and they add up to the card."""
+    memory = Path(__file__).parents[1] / "captures" / "vllm-0.25.1-h200-inside" / "memory.json"
+    (worker,) = read_workers(json.loads(memory.read_text(encoding="utf-8")))
+    found = {part: round(size, 2) for part, size in parts(worker, 0.0).items()}
+    assert found == {
+        "weights": 15.0, "graphs": 0.0, "activation": 0.16, "kv_used": 0.0, "kv_free": 48.0, "releasable": 2.32,
+        "unreleasable": 0.08, "outside": 1.33, "others": 0.01, "slack": 73.5,
+    }  # fmt: skip
 
 
 def test_what_is_not_told_is_not_made_up() -> None:

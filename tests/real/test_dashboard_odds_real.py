@@ -60,7 +60,7 @@ def is_itself(one: Tab) -> None:
     one.is_clean()
 
 
-@pytest.mark.parametrize("size", [(1400, 900), (390, 844)], ids=["desk", "phone"])
+@pytest.mark.parametrize("size", [(1400, 900), (390, 844), (3840, 2160)], ids=["desk", "phone", "wall"])
 def test_hostile_names_labels_and_journal_entries_are_only_text(browser: Any, odd: World, size: tuple[int, int]) -> None:
     """Script tags, marks that turn letters around and a megabyte of label: shown as text, cut, and nothing happens."""
     with tab(browser, odd.url, viewport={"width": size[0], "height": size[1]}) as one:

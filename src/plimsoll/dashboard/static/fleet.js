@@ -7,6 +7,7 @@ const COLUMNS = [
   ["in_flight", "In flight"], ["twice", "Done twice"], ["rung", "Ladder"],
 ];
 const ORDERS = { state: "worst first", name: "name", kv: "KV used", waiting: "waiting", twice: "work done twice" };
+const RUNGS = { advice: "advise", shed: "shed", compact: "compact", restart: "restart" };
 const RESORT_MS = 5000;
 
 export class FleetView {
@@ -101,7 +102,7 @@ export class FleetView {
     found.bar.classList.toggle("is-full", data.kv !== null && data.kv >= 0.95);
     for (const key of ["running", "waiting", "in_flight"]) say(found.cells[key], count(data[key]));
     say(found.cells.twice, percent(data.twice));
-    const doing = data.doing ? `doing ${data.doing}` : data.rung ? `calls for ${data.rung}` : "none";
+    const doing = data.doing ? `doing ${data.doing}` : data.rung ? RUNGS[data.rung] : "none";
     say(found.cells.rung, data.paused ? `${doing}, paused` : doing);
   }
 
