@@ -1,4 +1,4 @@
-"""How long until requests wait too long: said where the queue plainly grows, and not said otherwise."""
+"""How long until requests wait too long and the cache is full: said where they plainly grow, and not said otherwise."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import random
 
 from plimsoll.domain.look import Look, Reach
 from plimsoll.domain.unknown import Unknown
-from plimsoll.guard.forecast import queue_forecast
+from plimsoll.guard.forecast import kv_forecast, queue_forecast
 from plimsoll.guard.history import History
+from plimsoll.guard.load import NO_LENGTH, done_twice
 from plimsoll.guard.policy import Policy
 
 
@@ -46,3 +47,51 @@ def test_one_that_goes_up_and_down_is_not() -> None:
 def test_what_is_past_the_bound_is_no_forecast() -> None:
     """It is a condition by then."""
     assert isinstance(queue_forecast(seen([200.0 + number for number in range(60)]), Policy()), Unknown)
+
+
+def filling(usage: list[float]) -> History:
+    """A history of the KV cache, five seconds a look."""
+    history = History(5.0)
+    for number, share in enumerate(usage):
+        figures = {"kv_cache_usage": share, "steps": 100.0 * number}
+        history.add(Look(5.0 * number, 1e9 + 5.0 * number, Reach.ANSWERS, figures=figures, started_unix_s=1e9 - 100))
+    return history
+
+
+def test_a_cache_that_fills_steadily_is_foretold() -> None:
+    """One hundredth every five seconds: what is left takes five seconds for each hundredth."""
+    found = kv_forecast(filling([0.01 * number for number in range(50)]))
+    assert not isinstance(found, Unknown)
+    assert abs(found.likely_s - 5.0 * 51) < 10.0
+    assert found.soonest_s <= found.likely_s <= found.latest_s
+
+
+def test_a_cache_that_is_full_empties_or_was_hardly_seen_is_not() -> None:
+    """No forecast, with the reason."""
+    cases = {
+        "it is full already": [0.99] * 50, "the cache does not fill": [0.9 - 0.01 * number for number in range(50)],
+        "too little of the cache has been seen": [0.01 * number for number in range(10)],
+    }  # fmt: skip
+    for reason, usage in cases.items():
+        assert kv_forecast(filling(usage)) == Unknown(reason)
+
+
+def test_the_share_of_work_done_twice() -> None:
+    """None lost is none; without an end of any request it is not known; before five minutes were seen neither."""
+
+    def worked(preempted: float, ended: float, looks: int = 80) -> History:
+        history = History(5.0)
+        for number in range(looks):
+            figures = {
+                "preemptions": preempted * number, "prompt_tokens": 1_000.0 * number, "generation_tokens": 1_000.0 * number,
+                "success": ended * number, "steps": 100.0 * number,
+            }  # fmt: skip
+            history.add(Look(5.0 * number, 1e9 + 5.0 * number, Reach.ANSWERS, figures=figures, started_unix_s=1e9 - 100))
+        return history
+
+    assert done_twice(worked(0.0, 1.0), 300.0) == 0.0
+    share = done_twice(worked(1.0, 4.0), 300.0)
+    assert not isinstance(share, Unknown)
+    assert abs(share - 0.2) < 1e-9, "one of four requests lost its 500 tokens for each 2,000 that were computed"
+    assert done_twice(worked(1.0, 0.0), 300.0) is NO_LENGTH
+    assert isinstance(done_twice(worked(1.0, 4.0, looks=10), 300.0), Unknown)

@@ -297,6 +297,8 @@ def test_recorded_words_of_the_gate() -> None:
     assert (gate.ready, gate.engine_requests, gate.expected_wait_s, gate.last_step_age_s) == (True, 0, 0.0, 19.311)
     (worker,) = read_workers(json.loads((INSIDE / "memory.json").read_text(encoding="utf-8")))
     assert (worker.allocated, worker.by_others, worker.host_limit) == (67825706496, 9240576, 137438953472)
+    assert (worker.requested, worker.weights, worker.kv_cache) == (75054940160, 16110919680, 51539607552)
+    assert (worker.activation_peak, worker.graphs) == (None, 0)
     for bad in ({}, {"ready": 1}, {"ready": True, "reason": "x", "in_flight": float("nan"), "engine_requests": 1}):
         assert read_gate(bad) is None
     for odd in ({"workers": 5}, {"workers": [5, {}, {"age_s": "x"}, {"age_s": float("inf")}]}):

@@ -1,8 +1,9 @@
 """Guard's own small HTTP server: one request a connection, a limit on everything.
 
-A token must be shown for every path but /healthz; a second one may be given that only reads. The Host header must be an
-address, this machine's name or one that was allowed: a web page that a browser was lured to cannot ask under a name of its own.
-What is posted must call itself JSON, which no form of a web page can.
+A token must be shown for every path but /healthz and the files of the page, which say nothing of any engine; a second token may
+be given that only reads. The Host header must be an address, this machine's name or one that was allowed: a web page that a
+browser was lured to cannot ask under a name of its own. What is posted must call itself JSON, which no form of a web page can,
+and must not come from another page than ours.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import ipaddress
 import json
 import re
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import NamedTuple
 from urllib.parse import parse_qsl, unquote
 
@@ -28,6 +29,17 @@ _REASONS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 403: "Forbidden"
             409: "Conflict", 411: "Length Required", 413: "Content Too Large", 415: "Unsupported Media Type",
             421: "Misdirected Request", 431: "Request Header Fields Too Large", 500: "Internal Server Error",
             503: "Service Unavailable"}  # fmt: skip
+# What a browser may do with anything that comes from here: load our own files, ask us, and nothing else.
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+)
+_FENCE = (
+    f"content-security-policy: {_POLICY}",
+    "x-content-type-options: nosniff", "referrer-policy: no-referrer", "x-frame-options: DENY",
+    "cross-origin-opener-policy: same-origin", "cross-origin-resource-policy: same-origin",
+    "permissions-policy: camera=(), geolocation=(), microphone=(), payment=(), usb=()",
+)  # fmt: skip
 _FIRST_LINE = re.compile(r"([A-Z]{1,16}) (/[\x21-\x7e]{0,4095}) HTTP/1\.([01])")
 _HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}):[ \t]*([\x20-\x7e\t]*)")
 
@@ -38,6 +50,13 @@ class Answer(NamedTuple):
     status: int
     body: bytes
     content_type: str = "application/json"
+
+
+class Stream(NamedTuple):
+    """What is sent piece by piece, for as long as the client takes it."""
+
+    pieces: AsyncIterator[bytes]
+    content_type: str = "text/event-stream"
 
 
 class _Asked(NamedTuple):
@@ -51,7 +70,7 @@ class _Asked(NamedTuple):
         return [value for key, value in self.headers if key == name]
 
 
-Answers = Callable[[str, Mapping[str, str]], Answer | Awaitable[Answer]]  # a path and its query
+Answers = Callable[[str, Mapping[str, str]], Answer | Stream | Awaitable[Answer]]  # a path and its query
 Deeds = Callable[[str, bytes], Awaitable[Answer]]  # a path and the JSON that was posted to it
 
 
@@ -65,10 +84,13 @@ class GuardServer:
         hosts: tuple[str, ...] = (),
         deeds: Deeds | None = None,
         read_token: str | None = None,
+        files: Mapping[str, Answer] | None = None,
     ) -> None:
-        self._answers, self._deeds = answers, deeds
+        """`files`: what anybody may have, by its path."""
+        self._answers, self._deeds, self._files = answers, deeds, files or {}
         self._digest = hashlib.sha256(token.encode()).digest()
         self._reads = None if read_token is None else hashlib.sha256(read_token.encode()).digest()
+        self._named = {host.lower() for host in hosts}
         self._hosts = {"localhost", socket.gethostname().lower(), *(host.lower() for host in hosts)}
         self._server: asyncio.Server | None = None
         self._clients: dict[asyncio.StreamWriter, bool] = {}  # in the order they came; whether it has sent its request
@@ -88,8 +110,11 @@ class GuardServer:
         self._make_room()
         self._clients[writer] = False
         try:
-            async with asyncio.timeout(PATIENCE_S):
-                await self._converse(reader, writer)
+            async with asyncio.timeout(PATIENCE_S) as patience:
+                stream = await self._converse(reader, writer)
+                patience.reschedule(None)
+                if stream is not None:
+                    await _send_pieces(reader, writer, stream)
         except (OSError, TimeoutError, asyncio.IncompleteReadError):
             pass  # the client has gone, or says nothing
         finally:
@@ -104,12 +129,13 @@ class GuardServer:
             del self._clients[oldest]
             oldest.transport.abort()
 
-    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Stream | None:
+        """Answer; what goes on for longer is handed back."""
         try:
             head = await reader.readuntil(b"\r\n\r\n")
         except asyncio.LimitOverrunError:
             await _refuse(reader, writer, error(431, "the headers are too large"))
-            return
+            return None
         self._clients[writer] = True
         asked = _read(head)
         refusal = error(400, "this is not HTTP") if asked is None else self._refusal(asked)
@@ -118,9 +144,14 @@ class GuardServer:
             # A body that is not read would take the answer with it.
             has_body = asked is not None and asked.method not in ("GET", "HEAD")
             await (_refuse(reader, writer, refusal) if has_body else _send(writer, refusal, is_head=_is_head(asked)))
-            return
+            return None
         body = await reader.readexactly(_length(asked)) if asked.method == "POST" else b""
-        await _send(writer, await self._answer(asked, body), is_head=_is_head(asked))
+        found = await self._answer(asked, body)
+        if isinstance(found, Answer):
+            await _send(writer, found, is_head=_is_head(asked))
+            return None
+        writer.write(_head(200, found.content_type, None))
+        return None if _is_head(asked) else found
 
     def _refusal(self, asked: _Asked) -> Answer | None:
         """Why it is not even looked at; None if it is."""
@@ -128,21 +159,39 @@ class GuardServer:
             return error(421, "the Host header names neither an address nor a name that is allowed here")
         if asked.method not in ("GET", "HEAD", "POST") or (asked.method == "POST" and self._deeds is None):
             return error(405, "guard's API takes GET, HEAD and POST" if self._deeds else "guard's API only reads")
+        if asked.method == "POST" and not self._is_from_us(asked):
+            return error(403, "this was sent by another page than guard's own")
         shown = asked.all_of("authorization")
-        if asked.path != OPEN_PATH and not self._may(shown, self._digest):
+        is_open = asked.path == OPEN_PATH or (asked.path in self._files and asked.method != "POST")
+        if not is_open and not self._may(shown, self._digest):
             if not self._may(shown, self._reads):
                 return error(401, "show the token as a bearer token in the Authorization header")
             if asked.method == "POST":
                 return error(403, "this token only reads")
         return _wrong_post(asked) if asked.method == "POST" else None
 
-    async def _answer(self, asked: _Asked, body: bytes) -> Answer:
+    def _is_from_us(self, asked: _Asked) -> bool:
+        """Whether no other page's script sent it: browsers say so themselves, whatever else the request holds."""
+        site, origins = asked.all_of("sec-fetch-site"), asked.all_of("origin")
+        if any(one not in ("same-origin", "none") for one in site) or len(origins) > 1:
+            return False
+        if not origins:
+            return True  # no browser
+        found = re.fullmatch(r"https?://([^/@\s]{1,300})", origins[0].strip().lower())
+        if found is None:
+            return False
+        # Behind a proxy the Host may be another one than the browser's; then only a name that was allowed.
+        return found[1] == asked.all_of("host")[0].strip().lower() or found[1].partition(":")[0] in self._named
+
+    async def _answer(self, asked: _Asked, body: bytes) -> Answer | Stream:
+        if asked.method != "POST" and asked.path in self._files:
+            return self._files[asked.path]
         try:
             if asked.method == "POST":
                 assert self._deeds is not None, "looked at before"
                 return await self._deeds(asked.path, body)
             found = self._answers(asked.path, asked.query)
-            return found if isinstance(found, Answer) else await found
+            return found if isinstance(found, Answer | Stream) else await found
         except Exception as problem:  # the watching goes on whatever a question does
             return error(500, f"a mistake of ours: {type(problem).__name__}")
 
@@ -217,11 +266,46 @@ async def _refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, fo
 
 
 async def _send(writer: asyncio.StreamWriter, found: Answer, *, is_head: bool) -> None:
-    lines = [
-        f"HTTP/1.1 {found.status} {_REASONS.get(found.status, 'Answer')}", f"content-type: {found.content_type}",
-        f"content-length: {len(found.body)}", "cache-control: no-store", "x-content-type-options: nosniff", "connection: close",
-    ]  # fmt: skip
-    if found.status == 401:
-        lines.append("www-authenticate: Bearer")
-    writer.write("\r\n".join(lines).encode("ascii") + b"\r\n\r\n" + (b"" if is_head else found.body))
+    writer.write(_head(found.status, found.content_type, len(found.body)) + (b"" if is_head else found.body))
     await writer.drain()
+
+
+def _head(status: int, content_type: str, length: int | None) -> bytes:
+    lines = [
+        f"HTTP/1.1 {status} {_REASONS.get(status, 'Answer')}", f"content-type: {content_type}", *_FENCE,
+        *([] if length is None else [f"content-length: {length}"]), "cache-control: no-store", "connection: close",
+    ]  # fmt: skip
+    if status == 401:
+        lines.append("www-authenticate: Bearer")
+    return "\r\n".join(lines).encode("ascii") + b"\r\n\r\n"
+
+
+async def _hung_up(reader: asyncio.StreamReader) -> None:
+    """Until the client has closed its end; what it still says is not heard."""
+    while await reader.read(MOST_HEAD):
+        pass
+
+
+async def _send_pieces(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, stream: Stream) -> None:
+    """One after the other, until either side ends it; who does not take one in time is left."""
+    gone = asyncio.ensure_future(_hung_up(reader))
+    following: asyncio.Future[bytes | None] | None = None
+    try:
+        while True:
+            following = asyncio.ensure_future(anext(stream.pieces, None))
+            await asyncio.wait({gone, following}, return_when=asyncio.FIRST_COMPLETED)
+            piece = following.result() if following.done() and not gone.done() else None
+            if piece is None:
+                return
+            writer.write(piece)
+            async with asyncio.timeout(PATIENCE_S):
+                await writer.drain()
+    finally:
+        for task in (gone, following):
+            if task is not None and not task.done():
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+        close = getattr(stream.pieces, "aclose", None)
+        if close is not None:
+            await close()

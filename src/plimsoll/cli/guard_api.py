@@ -7,10 +7,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
 import plimsoll
-from plimsoll.actuators.guard_server import Answer, error
+from plimsoll.actuators.guard_server import Answer, Stream, error
 from plimsoll.actuators.webhook import Counts
 from plimsoll.cli.guard_asks import Actions, Asks
 from plimsoll.cli.guard_loop import CHANGES_KEPT, Fleet
+from plimsoll.cli.guard_page import Page
 from plimsoll.report.doctor import clean, finding_json
 from plimsoll.report.guard import (
     SCHEMA,
@@ -45,7 +46,9 @@ class Api:
         actions: Callable[[], Actions | None] = lambda: None,
     ) -> None:
         self._fleet, self._started_unix_s, self._own = fleet, started_unix_s, own
-        self._asks = Asks(actions, lambda name: fleet.view(name) is not None)
+        self._page = Page(fleet, lambda: own().troubles, actions)
+        self.files = self._page.files
+        self._asks = Asks(actions, lambda name: fleet.view(name) is not None, self._page.name_of)
         self._paths = {
             "/healthz": self._health, "/engines": self._engines, "/conditions": self._conditions, "/findings": self._findings,
             "/history": self._history, "/metrics": self._metrics, "/openapi.json": self._openapi,
@@ -55,14 +58,18 @@ class Api:
         """One wish."""
         return await self._asks.post(path, body)
 
-    def answer(self, path: str, query: Mapping[str, str]) -> Answer | Awaitable[Answer]:
+    def answer(self, path: str, query: Mapping[str, str]) -> Answer | Stream | Awaitable[Answer]:
         """One question."""
+        shown = self._page.answer(path, query)
+        if shown is not None:
+            return shown
         if path.startswith("/v1/"):
             return self._asks.get(path, query)
         if path.startswith("/engines/"):
             return self._engine(path.removeprefix("/engines/"))
         found = self._paths.get(path)
-        return error(404, f"there is no such path; there is: {', '.join(self._paths)}") if found is None else found(query)
+        known = ", ".join((*self._paths, "/events", "/journal"))
+        return error(404, f"there is no such path; there is: {known}") if found is None else found(query)
 
     def _health(self, _: Mapping[str, str]) -> Answer:
         """Whether guard itself looks; nothing about any engine, since no token is needed."""

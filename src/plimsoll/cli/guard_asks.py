@@ -132,8 +132,14 @@ class Desk:
 class Asks:
     """The paths under /v1/. `actions` is None for a guard that only observes."""
 
-    def __init__(self, actions: Callable[[], Actions | None], is_watched: Callable[[str], bool]) -> None:
-        self._actions, self._is_watched = actions, is_watched
+    def __init__(
+        self,
+        actions: Callable[[], Actions | None],
+        is_watched: Callable[[str], bool],
+        name_of: Callable[[str], str] = str,
+    ) -> None:
+        """`name_of`: an engine's own name, for what else it may be called in a request."""
+        self._actions, self._is_watched, self._name_of = actions, is_watched, name_of
         self._reading = asyncio.Lock()
 
     def get(self, path: str, query: Mapping[str, str]) -> Answer | Awaitable[Answer]:
@@ -159,12 +165,12 @@ class Asks:
             if path in ("/v1/pause", "/v1/resume"):
                 return self._switch(actions, path.removeprefix("/v1/"), asked)
             engine, _, verb = path.removeprefix("/v1/engines/").rpartition("/")
-            return await self._act(actions, verb, engine)
+            return await self._act(actions, verb, self._name_of(engine))
         except PlimsollError as problem:
             return _refused("NotWritten", f"nothing is done: {problem}")
 
     def _switch(self, actions: Actions, verb: str, asked: Mapping[str, str]) -> Answer:
-        engine, rung = asked.get("engine", ""), asked.get("rung", "")
+        engine, rung = self._name_of(asked.get("engine", "")), asked.get("rung", "")
         if engine and rung:
             return error(400, "an engine or a rung, not both: a rung is switched for all engines")
         if rung and rung not in ACTS:

@@ -18,7 +18,7 @@ from plimsoll.domain.unknown import Unknown
 from plimsoll.errors import PlimsollError
 from plimsoll.guard import memory
 from plimsoll.guard.findings import PLAN, Planned, as_planned, finding, findings
-from plimsoll.guard.forecast import queue_forecast
+from plimsoll.guard.forecast import kv_forecast, queue_forecast
 from plimsoll.guard.judge import Judge
 from plimsoll.guard.policy import Policy
 from plimsoll.guard.tracker import Tracker
@@ -130,6 +130,7 @@ class Watched:
             "device": memory.device_forecast(history, policy),
             "host": memory.host_forecast(history, policy),
             "queue": queue_forecast(history, policy),
+            "kv": kv_forecast(history),
         }
 
 
@@ -198,6 +199,10 @@ class Fleet:
         if one is None:
             return None
         return one.view(self._ports.clock())._replace(forecasts=one.forecasts(), needs=self.needs.get(name, ""))
+
+    def names(self) -> list[str]:
+        """Of all that are watched."""
+        return sorted(self._engines)
 
     def engine(self, name: str) -> Watched | None:
         """One that is watched."""

@@ -178,7 +178,7 @@ class Daemon:
         api, token = self._config.api, self._config.api.token
         own = "" if token is not None else secrets.token_urlsafe(32)
         answers = Api(self._fleet, time.time(), self._own, lambda: None if self._acting is None else self._acting.desk)
-        server = GuardServer(answers.answer, token or own, api.hosts, answers.post, api.read_token)
+        server = GuardServer(answers.answer, token or own, api.hosts, answers.post, api.read_token, answers.files)
         try:
             await server.open(api.host, api.port)
             if own:  # only now: a port that is taken has a token of its own there

@@ -44,6 +44,7 @@ MOST_ENTRIES = 1_000
 VERBS = ("status", "history", "actions", *acts.SWITCHES, *acts.ON_ENGINES)
 _OPTIONS = {"--rung": acts.SWITCHES, "--yes": acts.ON_ENGINES, "--limit": ("history",), "--journal": ("history",)}
 _MARKS = {"answers": "", "refused": "nobody listens there", "silent": "does not answer", "nonsense": "answers nonsense"}
+_FORECASTS = {"queue": "requests wait too long", "kv": "the KV cache is full"}
 
 
 def run(words: list[str]) -> int:
@@ -214,7 +215,7 @@ def _detail(one: Mapping[str, Any]) -> list[str]:
         why = found["unknown"]
         when = [duration(found[key] or 0.0) for key in ("likely_s", "soonest_s", "latest_s")]
         said = f"none: {_plain(why)}" if why else f"in {when[0]} ({when[1]} to {when[2]})"
-        what = "requests wait too long" if name == "queue" else f"runs out of {_plain(name)} memory"
+        what = _FORECASTS.get(name, f"runs out of {_plain(name)} memory")
         lines.append(f"{what}: {said}")
     return lines
 

@@ -32,6 +32,12 @@ class Worker(NamedTuple):
     by_others: float | None = None
     host_resident: float | None = None
     host_limit: float | None = None
+    # What it reckoned with at its start: the load line, and the parts that stay.
+    requested: float | None = None
+    weights: float | None = None
+    kv_cache: float | None = None
+    activation_peak: float | None = None
+    graphs: float | None = None
 
 
 class Gate(NamedTuple):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from plimsoll.doctor.metrics_queues import is_full, matters, share_done_twice
 from plimsoll.domain.finding import Evidence
-from plimsoll.domain.unknown import Unknown
+from plimsoll.domain.unknown import Reading, Unknown
 from plimsoll.guard.history import History
 from plimsoll.guard.life import rests
 from plimsoll.guard.policy import Policy, Rule
@@ -107,6 +107,24 @@ def expected_wait(history: History) -> float | Unknown:
     return waiting * RATE_S / ended if ended > 0 else Unknown("no request has ended for a minute")
 
 
+NO_LENGTH = Unknown("no request has ended: how much work was lost is not known")
+
+
+def done_twice(history: History, over_s: float) -> Reading:
+    """The share of all work that was done twice in that time, at most."""
+    found = []
+    for name in ("preemptions", "prompt_tokens", "generation_tokens", "success"):
+        rose = history.rise(name, over_s)
+        if isinstance(rose, Unknown):
+            return rose
+        found.append(rose)
+    pushed, done, ended = found[0], found[1] + found[2], found[3]
+    if pushed == 0:
+        return 0.0
+    share = share_done_twice(pushed, done, done / ended if ended > 0 else None)
+    return NO_LENGTH if share is None else share
+
+
 def storm(history: History, policy: Policy, now_s: float) -> Seen:
     """Requests are thrown out and computed again: by the share of all work that was done twice."""
     del now_s
@@ -116,16 +134,9 @@ def storm(history: History, policy: Policy, now_s: float) -> Seen:
         return unknown("NoFigures", pushed.reason)
     if pushed < policy.number("storm", "least"):
         return no("Calm", f"{pushed:.0f} preemptions in {over_s / 60:.0f} min")
-    rises = {name: history.rise(name, over_s) for name in ("prompt_tokens", "generation_tokens", "success")}
-    for reading in rises.values():
-        if isinstance(reading, Unknown):
-            return unknown("NoFigures", reading.reason)
-    numbers = {name: float(value) for name, value in rises.items() if not isinstance(value, Unknown)}
-    done = numbers["prompt_tokens"] + numbers["generation_tokens"]
-    length = done / numbers["success"] if numbers["success"] > 0 else None
-    share = share_done_twice(pushed, done, length)
-    if share is None:
-        return unknown("NoLength", "no request has ended: how much work was lost is not known")
+    share = done_twice(history, over_s)
+    if isinstance(share, Unknown):
+        return unknown("NoLength" if share is NO_LENGTH else "NoFigures", share.reason)
     seen = Evidence("vllm:num_preemptions_total", f"+{pushed:.0f} in {over_s:.0f} s, {share:.0%} of all tokens computed twice")
     if share < policy.number("storm", "share"):
         return no("LittleLost", f"up to {share:.1%} of the work is done twice", seen)

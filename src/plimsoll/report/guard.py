@@ -106,6 +106,11 @@ def label(condition: Condition) -> str:
     return f"rule {condition.kind}" if code is None else str(code)
 
 
+def grade_of(kind: str) -> str:
+    """The most that a condition of this kind may lead to."""
+    return str(GRADES.get(kind, "advice"))
+
+
 def sentence(told: Told) -> str:
     """One change in words."""
     name, message = clean(told.engine), short(told.message)
@@ -130,7 +135,7 @@ def told_json(told: Told) -> dict[str, object]:
         "what": str(told.what),
         "kind": condition.kind if condition is not None else None,
         "code": _text(code_of(condition.kind)) if condition is not None else None,
-        "grade": str(GRADES.get(condition.kind, "advice")) if condition is not None else None,
+        "grade": grade_of(condition.kind) if condition is not None else None,
         "reason": condition.reason if condition is not None else None,
         "sentence": sentence(told),
         "finding": None if told.finding is None else finding_json(told.finding),
@@ -153,7 +158,7 @@ def condition_json(view: EngineView, condition: Condition, clock: Clock) -> dict
         "kind": condition.kind,
         "code": _text(code_of(condition.kind)),
         "severity": str(severity_of(condition.kind)),
-        "grade": str(GRADES.get(condition.kind, "advice")),
+        "grade": grade_of(condition.kind),
         "status": str(condition.status),
         "reason": condition.reason,
         "message": short(condition.message),

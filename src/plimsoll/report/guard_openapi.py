@@ -145,6 +145,11 @@ _SCHEMAS = {
         "fields": {"type": "object"},
     }),
     "Journal": _whole({"entries": _list("Entry"), "wrong": _TEXTS}),
+    "Sentences": _whole({"entries": _list("Sentence"), "wrong": _TEXTS, "says": _TEXT}),
+    "Sentence": _object({
+        "number": _COUNT, "at": {"type": "number"}, "kind": _TEXT, "engine": _TEXT, "action": _TEXT, "step": _TEXT,
+        "fields": {"type": "object"}, "sentence": _TEXT,
+    }),
     "Switch": {
         "type": "object", "additionalProperties": False, "properties": {"engine": _TEXT, "rung": {"enum": ["", *RUNGS]}},
     },
@@ -217,6 +222,8 @@ def document(version: str) -> dict[str, Any]:
             "/findings": _get("what holds, with evidence and remedy", "Findings", _BY_ENGINE),
             "/history": _get("the last 1,000 changes", "History", _BY_ENGINE, _query("limit", "only so many, the newest")),
             "/metrics": _get("guard's own metrics", None, content="text/plain"),
+            "/events": _get("what changes, as it does, for the page", None, _BY_ENGINE, content="text/event-stream"),
+            "/journal": _get("what was done, in sentences with their evidence", "Sentences", _BY_ENGINE),
             "/openapi.json": _get("this document", None),
             "/v1/actions": _acting(_get("what is under way, and what is paused", "Actions")),
             "/v1/journal": _acting(_get("what was done, the newest last", "Journal", _query("last", "so many, 1 to 1000"))),

@@ -298,7 +298,8 @@ def read_workers(found: Mapping[str, Any]) -> tuple[Worker, ...]:
         age_s = _number(one.get("age_s"))
         if age_s is None or one.get("alive") is False:
             continue
-        torch, device, host = (_table(one.get(name)) for name in ("allocator", "device_memory", "host_memory"))
+        torch, device, host, budget = (_table(one.get(name)) for name in FIGURES)
+        pool = _number(torch.get("private_pool_bytes"))  # what the graphs have taken, where torch tells; else the estimate
         workers.append(
             Worker(
                 f"{_number(one.get('engine')) or 0:.0f}/{_number(one.get('rank')) or 0:.0f}",
@@ -306,11 +307,13 @@ def read_workers(found: Mapping[str, Any]) -> tuple[Worker, ...]:
                 *(_number(torch.get(name)) for name in ALLOCATOR),
                 *(_number(device.get(name)) for name in ("total", "free", "by_others")),
                 *(_number(host.get(name)) for name in ("resident", "limit")),
-            )
+                *(_number(budget.get(name)) for name in ("requested", "weights", "kv_cache", "activation_peak")),
+            )._replace(graphs=_number(budget.get("graphs")) if pool is None else pool)
         )
     return tuple(workers)
 
 
+FIGURES = ("allocator", "device_memory", "host_memory", "budget")
 ALLOCATOR = ("allocated", "reserved", "releasable", "unreleasable", "alloc_retries", "ooms")
 
 

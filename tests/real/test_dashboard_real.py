@@ -1,0 +1,196 @@
+"""Guard's page in a real Chromium, on a real guard that watches real stand-ins: both views, live, and every button."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from lab.page_world import ACTS, READS, World, world
+from tests.real.page_browser import Tab, browsing, tab
+
+Record = Callable[[str, object], None]
+BUTTONS = ("Pause", "Drain", "Compact", "Restart")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """One for all."""
+    with browsing() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def acting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """Two stand-ins with gate and probe, and a guard that may act on them."""
+    with world(tmp_path_factory.mktemp("page")) as found:
+        found.engine("a")
+        found.engine("b")
+        found.wait_ready()
+        found.guard("--act")
+        yield found
+
+
+def test_both_views_show_what_guard_knows(browser: Any, acting: World) -> None:
+    """The fleet has a line for each; an engine its ledger, which adds up to the card, charts, blocks and ladder."""
+    acting.load("a", 8)
+    with tab(browser, acting.url) as one:
+        one.open(READS)
+        assert sorted(one.texts(".fleet tbody th")) == ["a", "b"]
+        one.engine("a")
+        one.until(lambda: one.texts(".tile dd")[0] != "unknown")
+        bar = one.page.locator(".ledger").get_attribute("aria-label") or ""
+        for part in (
+            "weights",
+            "CUDA graphs",
+            "activation",
+            "KV cache, used",
+            "KV cache, free",
+            "releasable",
+            "slack",
+            "load line",
+        ):
+            assert part in bar, bar
+        sizes = [float(text.split()[0]) * (1 if "GiB" in text else 1 / 1024) for text in one.texts(".parts td:nth-child(2)")]
+        assert sum(sizes[:-1]) == pytest.approx(sizes[-1], abs=0.06)
+        assert "blocks of 16 tokens are in use" in one.texts(".s-blocks .chart-says")[0]
+        assert len(one.texts(".ladder li")) == 4
+        assert len(one.texts(".s-conditions tbody tr")) == 19
+        assert one.page.locator(".ch-kv .seen").get_attribute("d")
+        assert "in flight at the gate" in one.texts(".tile dt")
+        one.is_clean()
+
+
+def test_a_change_is_on_the_page_within_two_seconds(browser: Any, acting: World, record_property: Record) -> None:
+    """From the moment the engine's own page shows it: five times that requests come, and five times that they have gone."""
+    took = []
+    with tab(browser, acting.url) as one:
+        one.open(READS)
+        row = one.page.locator(".fleet tbody tr").filter(has=one.page.get_by_role("link", name="b", exact=True))
+        cell = row.locator(".c-running")
+        for _ in range(5):
+            hang_up = acting.begin("b")
+            for is_busy in (True, False):
+                if not is_busy:
+                    hang_up()
+                wait_running(acting, "b", is_busy=is_busy)
+                began = time.monotonic()
+                one.until(lambda busy=is_busy: (cell.inner_text() not in ("0", "unknown")) is busy)  # type: ignore[misc]
+                took.append(time.monotonic() - began)
+        one.is_clean()
+    record_property("figures", f"10 changes on the page after {sum(took) / 10:.2f} s in the mean, {max(took):.2f} s at most")
+    assert max(took) < 2.0, took
+
+
+def wait_running(acting: World, name: str, *, is_busy: bool) -> None:
+    """Until the engine's own page says that requests run, or that none does."""
+    for _ in range(600):
+        if (acting.running(name) > 0) is is_busy:
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"{name} is not {'busy' if is_busy else 'idle'}")
+
+
+def pressed(one: Tab, name: str) -> str:
+    """Press a button, confirm it, and what the page says then."""
+    one.page.get_by_role("button", name=name, exact=True).click()
+    one.page.locator("#ask-yes").click()
+    one.until(lambda: one.page.locator("#ask-says").inner_text() not in ("", "asked …"))
+    said = one.page.locator("#ask-says").inner_text()
+    one.page.locator("#ask-no").click()
+    return said
+
+
+def test_without_a_token_no_button_sends_anything(browser: Any, acting: World) -> None:
+    """Nothing of any engine is shown, the one button that is there asks for the token, and no request is made."""
+    before = acting.get("/v1/journal?last=1000")["entries"]
+    with tab(browser, acting.url) as one:
+        one.open(None)
+        one.page.keyboard.press("Escape")
+        one.page.get_by_role("button", name="Pause guard").click()
+        assert "a token is needed. Nothing was sent." in one.page.locator("#token-says").inner_text()
+        assert one.texts(".fleet tbody tr") == []
+        # And where it was forgotten while an engine was shown: its buttons are gone with it.
+        one.open(ACTS)
+        one.engine("a")
+        one.page.get_by_role("button", name="Token", exact=True).click()
+        one.page.get_by_role("button", name="Forget it").click()
+        assert [one.page.get_by_role("button", name=name, exact=True).count() for name in BUTTONS] == [0, 0, 0, 0]
+        assert one.posts == []
+        one.is_clean()
+    assert acting.get("/v1/journal?last=1000")["entries"] == before
+
+
+def test_a_wrong_token_is_said_to_be_wrong(browser: Any, acting: World) -> None:
+    """Nothing is shown, and the page asks for another one."""
+    with tab(browser, acting.url) as one:
+        one.page.goto(acting.url)
+        one.page.fill("#token-field", "not-the-token")
+        one.page.click("#token-form button[type=submit]")
+        one.page.wait_for_selector("#link.is-refused")
+        assert "does not take this token" in one.page.locator("#token-says").inner_text()
+        one.is_clean("401 (Unauthorized)")
+
+
+def test_with_the_token_that_only_reads_every_button_is_refused(browser: Any, acting: World) -> None:
+    """Each is confirmed, sent, answered 403 and said to be so; nothing is written to the journal."""
+    before = acting.get("/v1/journal?last=1000")["entries"]
+    with tab(browser, acting.url) as one:
+        one.open(READS)
+        one.engine("b")
+        for name in (*BUTTONS, "Pause guard"):
+            assert pressed(one, name) == "Nothing was done: this token only reads. The buttons need the token that acts.", name
+        assert len(one.posts) == 5
+        one.is_clean("403 (Forbidden)")
+    assert acting.get("/v1/journal?last=1000")["entries"] == before
+
+
+def test_a_confirmation_that_is_declined_sends_nothing(browser: Any, acting: World) -> None:
+    """Neither its own button nor Escape lets anything through, and the keyboard stands on the harmless answer."""
+    with tab(browser, acting.url) as one:
+        one.open(ACTS)
+        one.engine("b")
+        for name in BUTTONS:
+            one.page.get_by_role("button", name=name, exact=True).click()
+            assert one.page.evaluate("document.activeElement.id") == "ask-no"
+            one.page.keyboard.press("Escape" if name == "Drain" else "Enter")
+        assert one.posts == []
+        one.is_clean()
+
+
+@pytest.mark.timeout(180)
+def test_with_the_token_that_acts_every_button_does_what_it_says(browser: Any, acting: World) -> None:
+    """Pause and resume, drain and put back, compact, restart: each on the real guard, seen in its journal and on the page."""
+    with tab(browser, acting.url) as one:
+        one.open(ACTS)
+        one.engine("b")
+        assert pressed(one, "Pause").startswith("Accepted. b: nothing is done")
+        one.page.get_by_role("button", name="Resume", exact=True).wait_for()
+        assert pressed(one, "Restart").startswith("Refused")
+        assert pressed(one, "Resume").startswith("Accepted. b: guard acts again")
+        assert pressed(one, "Pause guard").startswith("Accepted. everything: nothing is done")
+        one.page.get_by_role("button", name="Resume guard").wait_for()
+        assert pressed(one, "Resume guard").startswith("Accepted.")
+        assert pressed(one, "Drain").startswith("Accepted. b: drain")
+        one.page.get_by_role("button", name="Put back", exact=True).wait_for()
+        assert pressed(one, "Put back").startswith("Accepted. b: undrain")
+        one.page.get_by_role("button", name="Drain", exact=True).wait_for()
+        idle(acting)
+        assert pressed(one, "Compact").startswith("Accepted. b: compact")
+        idle(acting)
+        assert pressed(one, "Restart").startswith("Accepted. b: restart")
+        one.page.wait_for_selector(".ladder .is-doing")
+        one.page.get_by_text("restart is done").first.wait_for(timeout=90_000)
+        one.is_clean("409 (Conflict)")
+    assert "b: restart is done" in acting.log()
+
+
+def idle(acting: World) -> None:
+    """Until guard has nothing in hand."""
+    for _ in range(300):
+        if not acting.get("/v1/actions")["actions"]:
+            return
+        time.sleep(0.1)
+    raise AssertionError(acting.log()[-2000:])
