@@ -169,7 +169,9 @@ class Balancer:
         if isinstance(epoch, int) and epoch < self._epoch:
             return {"done": False, "says": "another guard has acted since"}
         self._epoch = max(self._epoch, epoch if isinstance(epoch, int) else 0)
-        if verb == "take-out" and not any(one.is_ready and not one.is_out for one in self.engines.values() if one is not engine):
+        if verb == "take-out" and not any(
+            one.is_ready and not one.is_out for one in self.engines.values() if one is not engine
+        ):
             return {"done": False, "says": "nobody else is in: it stays in"}
         if verb not in ("take-out", "put-back"):
             return {"done": None, "says": "there is no such verb"}

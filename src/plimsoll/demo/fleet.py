@@ -15,19 +15,23 @@ import shlex
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from plimsoll.actuators.own_process import OwnProcess
 from plimsoll.demo.balancer import Balancer
 from plimsoll.demo.haproxy import HAProxy
-from plimsoll.demo.unit import unit, write_unit
-from plimsoll.demo.wire import HOST, Told, ask
+from plimsoll.demo.unit import FILE, unit, write_unit
+from plimsoll.demo.wire import HOST, ask
 from plimsoll.errors import WorldFailed
 
 NAMES = ("a", "b", "c")
+COMPILED_S = 4.0  # a stand-in that finds the scheduler compiled is ready by then
+START_S = 90.0
 MODEL = "meta-llama/Llama-3.1-8B-Instruct"
 GPU = "A10"
-SERVE = (MODEL, "--max-model-len", "8192", "--max-num-seqs", "8")
+SERVE = (MODEL, "--max-model-len", "8192", "--max-num-seqs", "8", "--gpu-memory-utilization", "0.85")
 GATE = ("--middleware", "plimsoll.inside.Gate", "--worker-extension-cls", "plimsoll.inside.Probe", "--shutdown-timeout", "60")
 CONFIG = """\
 # guard's configuration in the demo: as on docs/guard-config.md, with short times
@@ -118,17 +122,18 @@ class Guard:
 
     async def stop(self) -> None:
         """SIGTERM, and SIGKILL if that does not do."""
-        await end_process(self._process, 10.0)
+        await end_process(self._process, 3.0)
 
 
 class Fleet:
     """Everything that runs, and the one place that ends it."""
 
-    def __init__(self, folder: Path, *, use_haproxy: bool) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, *, use_haproxy: bool, speed: float = 1.0) -> None:
+        self.folder, self._speed = folder, speed
         self.gate_token = secrets.token_hex(16)
         self.ports = {name: free_port() for name in NAMES}
         self.guard = Guard(folder)
+        self._units: dict[str, OwnProcess] = {}
         hook_token = secrets.token_hex(16)
         self.balancer: Balancer | HAProxy = HAProxy(folder, self.ports) if use_haproxy else Balancer(self.ports, hook_token)
         for name, token in (("gate", self.gate_token), ("api", self.guard.token), ("hook", hook_token)):
@@ -136,26 +141,49 @@ class Fleet:
             path.touch(mode=0o600)
             path.write_text(token, encoding="ascii")
 
-    async def start_engines(self) -> None:
-        """Start the stand-ins; they are up a second or two later."""
-        for name, port in self.ports.items():
-            words = ["standin", "--gpu", GPU, "--port", str(port), *GATE, *SERVE]
-            place = self.folder / name
-            environment = {"PLIMSOLL_TOKEN": self.gate_token, "PLIMSOLL_WEDGE_S": "4", "PLIMSOLL_CANARY_S": "3"}
-            write_unit(place, plimsoll_command(*words), {**environment, "TMPDIR": str(place), "PLIMSOLL_SAMPLE_S": "0.5"})
-            outcome = await unit(place).start()
-            if not outcome.is_done:
-                raise WorldFailed(f"a stand-in did not start: {outcome.says}")
+    @property
+    def page(self) -> str:
+        """Where guard's page is."""
+        return f"http://{HOST}:{self.guard.port}/"
 
-    async def until_ready(self, within_s: float = 60.0) -> None:
-        """Wait until each answers."""
-        async with contextlib.AsyncExitStack():
-            end_s = asyncio.get_running_loop().time() + within_s
-            for name, port in self.ports.items():
-                while (await ask(port, "/plimsoll/ready", limit_s=1.0)).status != 200:
-                    if asyncio.get_running_loop().time() > end_s:
-                        raise WorldFailed(f"a stand-in was not ready in time: {_last_line(self.folder / name / 'engine.log')}")
-                    await asyncio.sleep(0.1)
+    async def start_engines(self, tell: Callable[[str], None]) -> None:
+        """Start the stand-ins, and wait until each is ready.
+
+        The first compiles the scheduler if nobody has on this machine; the others then find it compiled.
+        """
+        first, *others = NAMES
+        await self._start(first)
+        if not await self._is_ready(first, COMPILED_S):
+            tell("the scheduler is being compiled, once on this machine: about 15 s")
+        for names in ([first], others):
+            for name in names:
+                if name != first:
+                    await self._start(name)
+            for name in names:
+                if not await self._is_ready(name, START_S):
+                    raise WorldFailed(f"a stand-in was not ready in time: {_last_line(self.folder / name / 'engine.log')}")
+
+    async def _start(self, name: str) -> None:
+        place = self.folder / name
+        words = ["standin", "--gpu", GPU, "--port", str(self.ports[name]), *GATE, *SERVE]
+        environment = {
+            "PLIMSOLL_TOKEN": self.gate_token, "PLIMSOLL_DIR": str(place), "TMPDIR": str(place),
+            "PLIMSOLL_WEDGE_S": f"{max(1.0, 3.0 / self._speed):g}", "PLIMSOLL_CANARY_S": f"{max(1.0, 2.0 / self._speed):g}",
+            "PLIMSOLL_SAMPLE_S": "0.5",
+        }  # fmt: skip
+        write_unit(place, plimsoll_command(*words), environment)
+        self._units[name] = unit(place)
+        outcome = await self._units[name].start()
+        if not outcome.is_done:
+            raise WorldFailed(f"a stand-in did not start: {outcome.says}")
+
+    async def _is_ready(self, name: str, within_s: float) -> bool:
+        end_s = asyncio.get_running_loop().time() + within_s
+        while (await ask(self.ports[name], "/plimsoll/ready", limit_s=1.0)).status != 200:
+            if asyncio.get_running_loop().time() > end_s or await self._units[name].is_running() is False:
+                return False
+            await asyncio.sleep(0.1)
+        return True
 
     async def start_balancer_and_guard(self) -> None:
         """In this order: guard's configuration says where the balancer is."""
@@ -187,6 +215,11 @@ class Fleet:
         """What is wrong with it ends."""
         await ask(self.ports[name], "/standin/faults", token=self.gate_token, method="DELETE")
 
+    async def in_flight(self, name: str) -> int:
+        """Requests at its gate now."""
+        told = await ask(self.ports[name], "/plimsoll/state", token=self.gate_token)
+        return int((told.json() or {}).get("in_flight") or 0)
+
     async def memory(self, name: str) -> dict[str, Any]:
         """What its worker's probe says of the card."""
         told = await ask(self.ports[name], "/plimsoll/memory", token=self.gate_token)
@@ -196,12 +229,15 @@ class Fleet:
 
     async def stop(self) -> None:
         """End all of it, whatever state it is in."""
+        for name in NAMES:  # without it nothing can be started any more
+            (self.folder / name / FILE).unlink(missing_ok=True)
         with contextlib.suppress(Exception):
             await self.guard.stop()
         with contextlib.suppress(Exception):
             await self.balancer.stop()
-        places = [self.folder / name for name in NAMES if (self.folder / name / "unit.json").exists()]
-        await asyncio.gather(*(unit(place).stop(0.5) for place in places), return_exceptions=True)
+        for _ in range(2):  # a start that guard had begun may end after the first
+            await asyncio.gather(*(one.stop(0.5) for one in self._units.values()), return_exceptions=True)
+            await asyncio.sleep(0.2)
 
 
 def plimsoll_command(*words: str) -> list[str]:
@@ -249,6 +285,3 @@ def _last_line(path: Path) -> str:
         lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         return lines[-1][:300] if lines else "it said nothing"
     return "it said nothing"
-
-
-__all__ = ["Fleet", "Guard", "Told", "run_plimsoll"]

@@ -83,7 +83,7 @@ class Traffic:
         while not until():
             rate = per_s()
             await asyncio.sleep(min(2.0, self._chance.expovariate(rate)) if rate > 0 else 0.1)
-            if rate > 0:
+            if rate > 0 and not until():
                 self.send(words, tokens)
 
     async def rest(self, within_s: float) -> None:
