@@ -57,6 +57,10 @@ def run(words: list[str]) -> int:
         lambda line: print(line, file=out, flush=True) if as_json else show(line),
         is_coloured=wants_colour(os.environ, is_terminal=out.isatty()), began=time.time(),
     )  # fmt: skip
+    screen.plain(
+        ["plimsoll demo: three stand-ins for vLLM, clients, and a guard that acts. No GPU is needed; it takes a good minute."],
+        "",
+    )
     summary, number = asyncio.run(_until_stopped(options, screen))
     if summary is None:
         print("plimsoll: stopped; all that was started has ended", file=sys.stderr, flush=True)

@@ -49,8 +49,8 @@ class Given(NamedTuple):
 
     def judged(self) -> list[Judged]:
         """What the inputs that are no text say."""
-        return [*self._of_gates(), *self._of_pages(), *self._of_ranges(), *(Judged(source, verdict.findings, _snapshot_facts(verdict))
-                                                         for source, verdict in self.verdicts())]  # fmt: skip
+        snapshots = (Judged(source, verdict.findings, _snapshot_facts(verdict)) for source, verdict in self.verdicts())
+        return [*self._of_gates(), *self._of_pages(), *self._of_ranges(), *snapshots]
 
     def _of_gates(self) -> Iterator[Judged]:
         for one in self.gates:

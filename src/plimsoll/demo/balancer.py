@@ -46,7 +46,7 @@ class Balancer:
     def __init__(self, engines: dict[str, int], token: str) -> None:
         self.engines = {name: Backend(name, port) for name, port in engines.items()}
         self.port = self.hook_port = 0
-        self.sent_again = 0
+        self._sent_again = 0
         self._token = token
         self._epoch = 0
         self._servers: list[asyncio.Server] = []
@@ -71,6 +71,10 @@ class Balancer:
         del name
         return f'balancer = {{ webhook = "http://{HOST}:{self.hook_port}/hook", token_file = "hook.token" }}'
 
+    async def count_sent_again(self) -> int | None:
+        """Requests that were given to another engine."""
+        return self._sent_again
+
     # Clients
 
     async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -86,7 +90,7 @@ class Balancer:
                 elif await self._sent(engine, request, writer):
                     break
                 else:
-                    self.sent_again += 1
+                    self._sent_again += 1
                     tried.add(engine.name)
             else:
                 writer.write(NOBODY)

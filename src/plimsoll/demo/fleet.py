@@ -146,22 +146,23 @@ class Fleet:
         """Where guard's page is."""
         return f"http://{HOST}:{self.guard.port}/"
 
-    async def start_engines(self, tell: Callable[[str], None]) -> None:
-        """Start the stand-ins, and wait until each is ready.
+    async def start(self, tell: Callable[[str], None]) -> None:
+        """Start all of it, and wait until it is ready.
 
-        The first compiles the scheduler if nobody has on this machine; the others then find it compiled.
+        The first stand-in compiles the scheduler if nobody has on this machine; the others then find it compiled.
         """
         first, *others = NAMES
         await self._start(first)
         if not await self._is_ready(first, COMPILED_S):
             tell("the scheduler is being compiled, once on this machine: about 15 s")
-        for names in ([first], others):
-            for name in names:
-                if name != first:
-                    await self._start(name)
-            for name in names:
-                if not await self._is_ready(name, START_S):
-                    raise WorldFailed(f"a stand-in was not ready in time: {_last_line(self.folder / name / 'engine.log')}")
+        for name in others:
+            if not await self._is_ready(first, START_S):
+                break
+            await self._start(name)
+        await self._start_balancer_and_guard()
+        for name in NAMES:
+            if not await self._is_ready(name, START_S):
+                raise WorldFailed(f"a stand-in was not ready in time: {_last_line(self.folder / name / 'engine.log')}")
 
     async def _start(self, name: str) -> None:
         place = self.folder / name
@@ -185,7 +186,7 @@ class Fleet:
             await asyncio.sleep(0.1)
         return True
 
-    async def start_balancer_and_guard(self) -> None:
+    async def _start_balancer_and_guard(self) -> None:
         """In this order: guard's configuration says where the balancer is."""
         await self.balancer.start()
         exports = "\n".join(f"export {name}={shlex.quote(os.environ[name])}" for name in HANDED_ON if name in os.environ)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import csv
 import os
 import shutil
 import socket
@@ -83,6 +84,18 @@ class HAProxy:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
             await self._process.wait()
+
+    async def count_sent_again(self) -> int | None:
+        """Requests that were given to another engine, by its own count; None where it does not tell."""
+        try:
+            async with asyncio.timeout(2.0):
+                reader, writer = await asyncio.open_unix_connection(str(self._socket))
+                writer.write(b"show stat\n")
+                rows = list(csv.DictReader((await reader.read()).decode("utf-8", "replace").lstrip("# ").splitlines()))
+                writer.close()
+            return sum(int(row["wredis"]) for row in rows if row["svname"] == "BACKEND")
+        except (OSError, TimeoutError, KeyError, ValueError):
+            return None
 
     def table(self, name: str) -> str:
         """What guard's configuration says of it."""

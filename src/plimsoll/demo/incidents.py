@@ -39,14 +39,14 @@ class Stage(NamedTuple):
 
 
 async def burst(stage: Stage) -> str:
-    """Eight times the traffic: the queue grows, new work that would wait too long is refused until it does not grow any more."""
+    """Eight times the traffic: new work that would wait too long is refused until the queue does not grow any more."""
     watch, count = stage.watch, stage.traffic.count
     since, waited = watch.last, count.waited
     stage.screen.happens(f"{BUSY:.0f} requests a second in place of {CALM:.0f}: more than three engines can serve")
     stage.rate[0] = BUSY
     try:
         is_shed = await watch.until(lambda: watch.did("shed", since=since) is not None, 30.0)
-        await asyncio.sleep(AFTER_S)
+        await stage.pause(AFTER_S)
     finally:
         stage.rate[0] = CALM
     if not is_shed:
@@ -98,7 +98,7 @@ async def full_cache(stage: Stage, kv_tokens: int) -> str:
     jobs = [stage.traffic.send(length, JOB_OUTPUT, port=port) for _ in range(JOBS)]
     highest, full_since = 0.0, 0.0
     loop = asyncio.get_running_loop()
-    seen = {}
+    seen: dict[str, object] = {}
     while not all(job.done() for job in jobs):
         found = (await fleet.guard.ask(f"/engines/{engine}") or {}).get("engine") or {}
         usage = _usage(found)
@@ -140,6 +140,7 @@ async def wedge(stage: Stage) -> str:
     for _ in range(3):
         stage.traffic.send()
     stage.rate[0] = CALM * 2 / 3
+    stage.screen.happens("the next requests get no answer there; a balancer that only asks /health would go on sending them")
     back = await watch.until(
         lambda: watch.did("undrain", engine, since) is not None or bool(watch.ends("restart", engine, since)), 60.0
     )

@@ -12,7 +12,7 @@ QUIET = ("lock", "unlock", "hold", "gone")  # steps that a reader need not see; 
 STEPS = {
     "evidence": "kept evidence", "leave": "took it out", "drain": "took it out", "idle": "waited", "stop": "stopped it",
     "start": "started it", "ready": "saw it ready", "check": "checked it", "warm": "warmed it up", "undrain": "put it back",
-    "probation": "watched it", "shed": "shed", "unshed": "ended it", "compact": "compacted", "verify": "verified",
+    "probation": "watched it", "shed": "sheds", "unshed": "sheds no more", "compact": "compacted", "verify": "verified",
 }  # fmt: skip
 ENDS = {"done": "done and confirmed", "undone": "taken back", "stood-back": "left to another guard", "failed": "did not help",
         "held": "held: a person is needed"}  # fmt: skip
@@ -46,9 +46,7 @@ def of_entry(entry: Entry) -> Line | None:
     """From an entry of its journal; None for what a reader need not see."""
     fields = entry.fields
     if entry.kind == OPENED:
-        return Line(
-            entry.at, DECIDED, entry.engine, f"{fields.get('grade', 'to act')} it, because {fields.get('why', 'unknown')}"
-        )
+        return Line(entry.at, DECIDED, entry.engine, f"to {fields.get('grade', 'act')}")
     if entry.kind == OUTCOME:
         if entry.step in QUIET and fields.get("done"):
             return None

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from plimsoll.demo import haproxy, incidents
-from plimsoll.demo.balancer import Balancer
 from plimsoll.demo.fleet import GPU, MODEL, NAMES, SERVE, Fleet, run_plimsoll
 from plimsoll.demo.incidents import CALM, Stage
 from plimsoll.demo.screen import Screen
@@ -63,8 +62,7 @@ def _with_haproxy(options: Options, folder: Path) -> bool:
 
 
 async def _play(fleet: Fleet, options: Options, screen: Screen) -> Summary:
-    kv_tokens = await _planned(screen, asyncio.create_task(fleet.start_engines(screen.happens)))
-    await fleet.start_balancer_and_guard()
+    kv_tokens = await _planned(screen, asyncio.create_task(fleet.start(screen.happens)))
     traffic = Traffic(
         fleet.balancer.port,
         MODEL,
@@ -86,7 +84,7 @@ async def _play(fleet: Fleet, options: Options, screen: Screen) -> Summary:
         await tasks[1]
         await traffic.rest(30.0)
         watch.look()
-        summary = _summed(stage, played, began)
+        summary = await _summed(stage, played, began)
         if options.keep:
             await _kept(stage, summary, ending)
     finally:
@@ -100,7 +98,7 @@ async def _play(fleet: Fleet, options: Options, screen: Screen) -> Summary:
 async def _planned(screen: Screen, starting: asyncio.Task[None]) -> int:
     """Plan while the stand-ins start; how many tokens the KV cache will hold."""
     try:
-        screen.head("Will it fit?")
+        screen.head("Plan: will it fit?")
         words = ["plan", "--gpu", GPU, "--", "vllm", "serve", *SERVE]
         screen.command(f"plimsoll {' '.join(words)}")
         code, printed = await run_plimsoll("plan", "--json", *words[1:])
@@ -112,7 +110,7 @@ async def _planned(screen: Screen, starting: asyncio.Task[None]) -> int:
         except (ValueError, KeyError, TypeError):
             raise WorldFailed(f"plan ended with {code}: {printed.strip()[-300:]}") from None
         screen.plain([
-            f"fits: {weights:.1f} GiB of weights leave {room:.1f} GiB of one {GPU} for the KV cache: {tokens:,} tokens in {kv['num_blocks']:,} blocks.",
+            f"fits: beside {weights:.1f} GiB of weights one {GPU} has {room:.1f} GiB for the KV cache: {tokens:,} tokens.",
             "Each of the engines below has this pool; after a restart guard looks whether it is as large again.",
         ])  # fmt: skip
         await starting
@@ -124,7 +122,7 @@ async def _planned(screen: Screen, starting: asyncio.Task[None]) -> int:
 
 def _introduce(fleet: Fleet, screen: Screen) -> None:
     kind = "HAProxy" if fleet.balancer.is_haproxy else "a small one in this process"
-    screen.head("Three engines, a balancer, clients, and a guard that may act")
+    screen.head("The fleet")
     screen.plain([
         f"engines    {', '.join(f'{name} on port {port}' for name, port in fleet.ports.items())}: stand-ins for vLLM, no GPU",
         f"balancer   port {fleet.balancer.port}: {kind}",
@@ -137,11 +135,11 @@ def _introduce(fleet: Fleet, screen: Screen) -> None:
 async def _incidents(stage: Stage, kv_tokens: int) -> list[Played]:
     await stage.pause(1.5)
     played = [
-        await _one(stage, "A burst", lambda: incidents.burst(stage)),
-        await _one(stage, "A neighbour on the card", lambda: incidents.neighbour(stage)),
-        await _one(stage, "A wedge", lambda: incidents.wedge(stage)),
-        await _one(stage, "What was it?", lambda: _doctored(stage)),
-        await _one(stage, "A full cache", lambda: incidents.full_cache(stage, kv_tokens)),
+        await _one(stage, "Incident 1 of 4: a burst of traffic", lambda: incidents.burst(stage)),
+        await _one(stage, "Incident 2 of 4: another process on the card needs memory", lambda: incidents.neighbour(stage)),
+        await _one(stage, "Incident 3 of 4: an engine that hangs", lambda: incidents.wedge(stage)),
+        await _one(stage, "Doctor: what was it?", lambda: _doctored(stage)),
+        await _one(stage, "Incident 4 of 4: a busy server with a full cache", lambda: incidents.full_cache(stage, kv_tokens)),
     ]
     if wrong := await incidents.settled(stage):
         played[2] = played[2]._replace(wrong=played[2].wrong or wrong)
@@ -174,12 +172,12 @@ async def _doctored(stage: Stage) -> str:
     return "" if code == 1 and "engine.wedged" in printed else f"doctor did not find it (exit code {code})"
 
 
-def _summed(stage: Stage, played: list[Played], began: float) -> Summary:
-    balancer, entries = stage.fleet.balancer, stage.watch.entries
-    now = time.time()
+async def _summed(stage: Stage, played: list[Played], began: float) -> Summary:
+    entries, now = stage.watch.entries, time.time()
+    sent_again = await stage.fleet.balancer.count_sent_again()
     return Summary(
-        now - stage.screen.began, stage.traffic.count, balancer.sent_again if isinstance(balancer, Balancer) else None, played,
-        actions(entries), times(entries, NAMES, began, now), "HAProxy" if balancer.is_haproxy else "in-process", stage.fleet.page,
+        now - stage.screen.began, stage.traffic.count, sent_again, played, actions(entries),
+        times(entries, NAMES, began, now), "haproxy" if stage.fleet.balancer.is_haproxy else "own", stage.fleet.page,
     )  # fmt: skip
 
 
@@ -187,7 +185,7 @@ def show_summary(screen: Screen, summary: Summary) -> None:
     """The end of the play."""
     screen.head(f"In {summary.seconds:.0f} s")
     screen.plain(summary.lines())
-    lost = len(summary.count.lost)
+    lost = len(summary.requests.lost)
     if summary.is_fine:
         screen.verdict("every incident ended as it should; 0 requests lost", is_good=True)
     else:

@@ -29,7 +29,7 @@ def times(entries: Sequence[Entry], engines: Sequence[str], began: float, ended:
     found: dict[str, dict[str, float]] = {}
     for engine in engines:
         mine = [one for one in entries if one.engine == engine]
-        spent = {state: 0.0 for state in STATES}
+        spent = dict.fromkeys(STATES, 0.0)
         since: dict[str, float] = {}
         for one in mine:
             begins = _BEGINS.get((one.kind, one.step))
@@ -60,7 +60,7 @@ class Summary(NamedTuple):
     """All of it."""
 
     seconds: float
-    count: Count
+    requests: Count
     sent_again: int | None  # requests that the balancer gave to another engine; None where it does not tell
     played: Sequence[Played]
     actions: Mapping[str, Mapping[str, int]]
@@ -71,11 +71,11 @@ class Summary(NamedTuple):
     @property
     def is_fine(self) -> bool:
         """Nothing lost, and every incident ended as it should."""
-        return not self.count.lost and not any(one.wrong for one in self.played)
+        return not self.requests.lost and not any(one.wrong for one in self.played)
 
     def as_json(self) -> dict[str, Any]:
         """The object that `--json` prints."""
-        count = self.count
+        count = self.requests
         return {
             "schema": SCHEMA,
             "fine": self.is_fine,
@@ -85,7 +85,7 @@ class Summary(NamedTuple):
                 "told_to_wait": count.told_to_wait, "sent_again": self.sent_again, "output_tokens": count.tokens,
             },
             "lost": [{"at_s": round(one.at_s, 1), "what": one.what} for one in count.lost[:100]],
-            "incidents": [{"title": one.title, "seconds": round(one.seconds, 1), "wrong": one.wrong or None} for one in self.played],
+            "parts": [{"title": one.title, "seconds": round(one.seconds, 1), "wrong": one.wrong} for one in self.played],
             "actions": self.actions,
             "states": {engine: {state: round(s, 1) for state, s in spent.items()} for engine, spent in self.times.items()},
             "balancer": self.balancer,
@@ -94,17 +94,16 @@ class Summary(NamedTuple):
 
     def lines(self) -> list[str]:
         """The same for a reader."""
-        count = self.count
-        again = "unknown" if self.sent_again is None else f"{self.sent_again}"
+        count = self.requests
+        again = "how many is unknown" if self.sent_again is None else f"{self.sent_again:,}"
         found = [
-            f"requests   {count.served:,} served, {len(count.lost):,} lost; {count.waited:,} were told to wait and served later;",
-            f"           {again} sent to another engine by the balancer",
+            f"requests   {count.served:,} served, {len(count.lost):,} lost",
+            f"           {count.waited:,} were told to wait and were served later",
+            f"           sent to another engine by the balancer, because the first gave no answer: {again}",
         ]
-        found += [f"           lost at {one.at_s:.1f} s: {one.what}" for one in count.lost[:5]]
-        done = "; ".join(
-            f"{grade} {', '.join(f'{number} x {end}' for end, number in ends.items())}" for grade, ends in self.actions.items()
-        )
-        found.append(f"guard did  {done or 'nothing'}")
+        found += [f"           lost after {one.at_s:.1f} s: {one.what}" for one in count.lost[:5]]
+        did = [f"{number} x {grade} ({end})" for grade, ends in self.actions.items() for end, number in ends.items()]
+        found.append(f"guard did  {', '.join(did) or 'nothing'}")
         for engine, spent in self.times.items():
             found.append(f"engine {engine}   {', '.join(f'{s:.0f} s {state}' for state, s in spent.items() if s >= 0.5)}")
         found += [f"not right  {one.title}: {one.wrong}" for one in self.played if one.wrong]

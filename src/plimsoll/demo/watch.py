@@ -73,12 +73,9 @@ class Watch:
 
     def did(self, step: str, engine: str = "", since: int = 0) -> Entry | None:
         """The last time that this step was done."""
-        for one in reversed(self.entries):
-            if one.number <= since:
-                break
-            if one.kind == OUTCOME and one.step == step and one.fields.get("done") and (not engine or one.engine == engine):
-                return one
-        return None
+        mine = [one for one in self.entries if one.number > since and one.kind == OUTCOME and one.step == step]
+        done = [one for one in mine if one.fields.get("done") and (not engine or one.engine == engine)]
+        return done[-1] if done else None
 
     @property
     def last(self) -> int:
