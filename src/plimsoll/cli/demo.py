@@ -97,10 +97,10 @@ def _need_parts() -> None:
     """The stand-ins need an extra."""
     from importlib.util import find_spec
 
-    missing = [name for name in ("numpy", "numba", "uvicorn", "httptools", "prometheus_client") if find_spec(name) is None]
+    missing = [name for name in ("numpy", "uvicorn", "uvloop", "httptools", "prometheus_client") if find_spec(name) is None]
     if missing:
         raise WorldFailed(
-            f"the stand-ins need {', '.join(missing)}: pip install 'plimsoll-line[standin]', or make demo in a clone"
+            f"the stand-ins need {', '.join(missing)}: pip install 'plimsoll-line[demo]', or make demo in a clone"
         )
 
 

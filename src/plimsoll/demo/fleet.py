@@ -15,7 +15,6 @@ import shlex
 import signal
 import socket
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +26,7 @@ from plimsoll.demo.wire import HOST, ask
 from plimsoll.errors import WorldFailed
 
 NAMES = ("a", "b", "c")
-COMPILED_S = 4.0  # a stand-in that finds the scheduler compiled is ready by then
-START_S = 90.0
+START_S = 60.0
 MODEL = "meta-llama/Llama-3.1-8B-Instruct"
 GPU = "A10"
 SERVE = (MODEL, "--max-model-len", "8192", "--max-num-seqs", "8", "--gpu-memory-utilization", "0.85")
@@ -69,10 +67,8 @@ backoff = "30s"
 CTL = """\
 #!/bin/sh
 # ctl ENGINE start|stop|is-running|pids: what a service manager would be on a real machine
-{exports}
-exec {python} -m plimsoll.demo.unit {folder}/"$1" "$2"
+{export}exec {python} -m plimsoll.demo.unit {folder}/"$1" "$2"
 """
-HANDED_ON = ("PYTHONPATH", "XDG_CACHE_HOME", "NUMBA_CACHE_DIR")  # guard's commands get a bare environment
 ENGINE = """
 [[engine]]
 name = "{name}"
@@ -146,22 +142,13 @@ class Fleet:
         """Where guard's page is."""
         return f"http://{HOST}:{self.guard.port}/"
 
-    async def start(self, tell: Callable[[str], None]) -> None:
-        """Start all of it, and wait until it is ready.
-
-        The first stand-in compiles the scheduler if nobody has on this machine; the others then find it compiled.
-        """
-        first, *others = NAMES
-        await self._start(first)
-        if not await self._is_ready(first, COMPILED_S):
-            tell("the scheduler is being compiled, once on this machine: about 15 s")
-        for name in others:
-            if not await self._is_ready(first, START_S):
-                break
+    async def start(self) -> None:
+        """Start all of it, and wait until it is ready."""
+        for name in NAMES:
             await self._start(name)
         await self._start_balancer_and_guard()
         for name in NAMES:
-            if not await self._is_ready(name, START_S):
+            if not await self._is_ready(name):
                 raise WorldFailed(f"a stand-in was not ready in time: {_last_line(self.folder / name / 'engine.log')}")
 
     async def _start(self, name: str) -> None:
@@ -170,7 +157,7 @@ class Fleet:
         environment = {
             "PLIMSOLL_TOKEN": self.gate_token, "PLIMSOLL_DIR": str(place), "TMPDIR": str(place),
             "PLIMSOLL_WEDGE_S": f"{max(1.0, 3.0 / self._speed):g}", "PLIMSOLL_CANARY_S": f"{max(1.0, 2.0 / self._speed):g}",
-            "PLIMSOLL_SAMPLE_S": "0.5",
+            "PLIMSOLL_SAMPLE_S": "0.5", "PLIMSOLL_COMPILE": "0",
         }  # fmt: skip
         write_unit(place, plimsoll_command(*words), environment)
         self._units[name] = unit(place)
@@ -178,8 +165,8 @@ class Fleet:
         if not outcome.is_done:
             raise WorldFailed(f"a stand-in did not start: {outcome.says}")
 
-    async def _is_ready(self, name: str, within_s: float) -> bool:
-        end_s = asyncio.get_running_loop().time() + within_s
+    async def _is_ready(self, name: str) -> bool:
+        end_s = asyncio.get_running_loop().time() + START_S
         while (await ask(self.ports[name], "/plimsoll/ready", limit_s=1.0)).status != 200:
             if asyncio.get_running_loop().time() > end_s or await self._units[name].is_running() is False:
                 return False
@@ -189,8 +176,12 @@ class Fleet:
     async def _start_balancer_and_guard(self) -> None:
         """In this order: guard's configuration says where the balancer is."""
         await self.balancer.start()
-        exports = "\n".join(f"export {name}={shlex.quote(os.environ[name])}" for name in HANDED_ON if name in os.environ)
-        text = CTL.format(exports=exports, python=shlex.quote(sys.executable), folder=shlex.quote(str(self.folder)))
+        path = os.environ.get("PYTHONPATH")
+        text = CTL.format(
+            export=f"export PYTHONPATH={shlex.quote(path)}\n" if path else "",
+            python=shlex.quote(sys.executable),
+            folder=shlex.quote(str(self.folder)),
+        )
         (self.folder / "ctl").write_text(text, encoding="utf-8")
         config = self.folder / "plimsoll.toml"
         text = CONFIG.format(host=HOST, port=self.guard.port) + "".join(self._table(name) for name in NAMES)

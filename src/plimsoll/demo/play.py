@@ -62,7 +62,7 @@ def _with_haproxy(options: Options, folder: Path) -> bool:
 
 
 async def _play(fleet: Fleet, options: Options, screen: Screen) -> Summary:
-    kv_tokens = await _planned(screen, asyncio.create_task(fleet.start(screen.happens)))
+    kv_tokens = await _planned(screen, asyncio.create_task(fleet.start()))
     traffic = Traffic(
         fleet.balancer.port,
         MODEL,
