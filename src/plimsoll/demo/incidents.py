@@ -66,12 +66,13 @@ async def neighbour(stage: Stage) -> str:
     fleet, watch, engine = stage.fleet, stage.watch, NAMES[0]
     since = watch.last
     port = fleet.ports[engine]
+    stage.screen.happens(f"two prompts of {LONG_TOKENS:,} words come to {engine}, behind what the burst has left")
     await asyncio.gather(*(stage.traffic.send(LONG_TOKENS, 8, port=port) for _ in range(2)))
     memory = await fleet.memory(engine)
     free, unused = memory["device_memory"]["free"], memory["allocator"]["releasable"]
     wanted = int(free + unused * 0.5)
     stage.screen.happens(
-        f"two long prompts have left {_gib(unused)} in torch's cache on {engine}'s card; {_gib(free)} are free"
+        f"they have left {_gib(unused)} in torch's cache on {engine}'s card; {_gib(free)} are free"
     )
     await fleet.fault(engine, "neighbour", wanted)
     stage.screen.happens(f"another process starts on that card and wants {_gib(wanted)}")

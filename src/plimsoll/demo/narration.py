@@ -12,7 +12,7 @@ QUIET = ("lock", "unlock", "hold", "gone")  # steps that a reader need not see; 
 STEPS = {
     "evidence": "kept evidence", "leave": "took it out", "drain": "took it out", "idle": "waited", "stop": "stopped it",
     "start": "started it", "ready": "saw it ready", "check": "checked it", "warm": "warmed it up", "undrain": "put it back",
-    "probation": "watched it", "shed": "sheds", "unshed": "sheds no more", "compact": "compacted", "verify": "verified",
+    "probation": "watched it", "shed": "sheds", "unshed": "ended that", "compact": "compacted", "verify": "verified",
 }  # fmt: skip
 ENDS = {"done": "done and confirmed", "undone": "taken back", "stood-back": "left to another guard", "failed": "did not help",
         "held": "held: a person is needed"}  # fmt: skip
