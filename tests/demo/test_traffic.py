@@ -87,7 +87,7 @@ def test_a_request_that_fails_is_lost_and_not_tried_again(answer: bytes, what: s
 
 def test_a_stream_that_is_cut_is_lost() -> None:
     """Also where some of it came."""
-    cut = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n10\r\ndata: {\"a\": 1}\n\n\r\n"
+    cut = b'HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n10\r\ndata: {"a": 1}\n\n\r\n'
     count = asyncio.run(_count(lambda _: cut, streams=True))
     assert [one.what for one in count.lost] == ["the answer broke off"]
 

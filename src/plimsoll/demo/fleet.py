@@ -184,9 +184,12 @@ class Fleet:
         )
         (self.folder / "ctl").write_text(text, encoding="utf-8")
         config = self.folder / "plimsoll.toml"
-        text = CONFIG.format(host=HOST, port=self.guard.port) + "".join(self._table(name) for name in NAMES)
-        config.write_text(text, encoding="utf-8")
+        config.write_text(self.config(), encoding="utf-8")
         await self.guard.start(config)
+
+    def config(self) -> str:
+        """Guard's configuration; the balancer must have its port by then."""
+        return CONFIG.format(host=HOST, port=self.guard.port) + "".join(self._table(name) for name in NAMES)
 
     def _table(self, name: str) -> str:
         place = self.folder / name

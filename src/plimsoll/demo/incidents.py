@@ -71,9 +71,7 @@ async def neighbour(stage: Stage) -> str:
     memory = await fleet.memory(engine)
     free, unused = memory["device_memory"]["free"], memory["allocator"]["releasable"]
     wanted = int(free + unused * 0.5)
-    stage.screen.happens(
-        f"they have left {_gib(unused)} in torch's cache on {engine}'s card; {_gib(free)} are free"
-    )
+    stage.screen.happens(f"they have left {_gib(unused)} in torch's cache on {engine}'s card; {_gib(free)} are free")
     await fleet.fault(engine, "neighbour", wanted)
     stage.screen.happens(f"another process starts on that card and wants {_gib(wanted)}")
     try:

@@ -1,0 +1,84 @@
+"""The whole demo, as anybody would run it: with the balancer of its own, with a real HAProxy, and with an engine that is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.real.small_farm import need
+
+LONGEST_S = 90.0
+FIRST_S = 20.0
+
+
+def demo(folder: Path, *words: str) -> subprocess.Popen[str]:
+    """Begun, with its temporary folder here."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "plimsoll", "demo", "--json", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "TMPDIR": str(folder)}, cwd="/",
+    )  # fmt: skip
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[dict[str, Any], str]:
+    """Its summary and its story; a demo that does not end is killed."""
+    try:
+        printed, story = process.communicate(timeout=240)
+    finally:
+        process.kill()
+    return json.loads(printed), story
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("balancer", ["own", "haproxy"])
+def test_four_incidents_and_no_request_is_lost(tmp_path: Path, balancer: str, record_property: Any) -> None:
+    """Each ends as it should, the first is seen within 20 s, all of it takes less than 90 s, and nothing is left behind."""
+    if balancer == "haproxy":
+        need("haproxy", "haproxy")
+    process = demo(tmp_path, "--balancer", balancer)
+    summary, story = ended(process)
+    record_property("figures", {name: summary[name] for name in ("seconds", "requests", "actions", "states")})
+    assert process.returncode == 0, story
+    assert summary["fine"] is True
+    assert summary["balancer"] == balancer
+    assert summary["requests"]["lost"] == 0
+    assert summary["requests"]["served"] == summary["requests"]["asked"] > 200
+    assert summary["requests"]["waited"] > 0
+    assert summary["requests"]["sent_again"] > 0
+    assert summary["actions"] == {
+        "shed": {"done": summary["actions"]["shed"]["done"]},
+        "compact": {"done": 1},
+        "restart": {"done": 1},
+    }
+    assert summary["states"]["c"]["out of service"] > 0
+    assert summary["seconds"] < LONGEST_S
+    first = next(line for line in story.splitlines() if "guard saw" in line)
+    assert float(first.split()[0]) < FIRST_S
+    assert "engine.wedged" in story
+    assert "KV cache 9" in story
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.timeout(300)
+def test_an_engine_that_is_killed_loses_requests_and_that_is_said(tmp_path: Path) -> None:
+    """Exit code 1, with the count: what nobody drained is lost, and the demo does not hide it."""
+    process = demo(tmp_path, "--balancer", "own")
+    end_s = time.monotonic() + 60
+    while not (states := list(tmp_path.glob("plimsoll-demo-*/a/engine.json"))):
+        assert time.monotonic() < end_s
+        time.sleep(0.1)
+    time.sleep(12.0)  # amid the burst: it has streams that have begun
+    os.kill(json.loads(states[0].read_text(encoding="utf-8"))["pid"], signal.SIGKILL)
+    summary, story = ended(process)
+    assert process.returncode == 1, story
+    assert summary["fine"] is False
+    assert summary["requests"]["lost"] > 0
+    assert "requests lost" in story
+    assert list(tmp_path.iterdir()) == []
