@@ -1,4 +1,4 @@
-"""`plimsoll demo` as a user meets it: what it takes, what it refuses in one line, and that nothing is left when it is stopped."""
+"""`plimsoll demo` as a user meets it: what it takes, what it refuses in one line, and that it leaves nothing behind."""
 
 from __future__ import annotations
 

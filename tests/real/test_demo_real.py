@@ -1,4 +1,4 @@
-"""The whole demo, as anybody would run it: with the balancer of its own, with a real HAProxy, and with an engine that is killed."""
+"""The whole demo, as anybody would run it: with its own balancer, with a real HAProxy, and with an engine that is killed."""
 
 from __future__ import annotations
 
