@@ -215,12 +215,21 @@ class Fleet:
         told = await ask(self.ports[name], "/plimsoll/state", token=self.gate_token)
         return int((told.json() or {}).get("in_flight") or 0)
 
-    async def memory(self, name: str) -> dict[str, Any]:
-        """What its worker's probe says of the card."""
-        told = await ask(self.ports[name], "/plimsoll/memory", token=self.gate_token)
-        workers = (told.json() or {}).get("workers") or [{}]
-        found: dict[str, Any] = workers[0]
-        return found
+    async def memory(self, name: str) -> tuple[int, int]:
+        """Bytes that are free on its card, and bytes that torch holds there without use."""
+        worker = await self._worker(name)
+        return int(worker["device_memory"]["free"]), int(worker["allocator"]["releasable"])
+
+    async def held_by_others(self, name: str) -> int:
+        """Bytes of its card that other processes hold."""
+        return int((await self._worker(name))["device_memory"]["by_others"])
+
+    async def _worker(self, name: str) -> Any:
+        """What the probe in its one worker says."""
+        told = (await ask(self.ports[name], "/plimsoll/memory", token=self.gate_token)).json()
+        if not told or not told.get("workers"):
+            raise WorldFailed(f"the stand-in {name} does not tell of its memory")
+        return told["workers"][0]
 
     async def stop(self) -> None:
         """End all of it, whatever state it is in."""

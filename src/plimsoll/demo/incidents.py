@@ -38,6 +38,13 @@ class Stage(NamedTuple):
         await asyncio.sleep(seconds / self.speed)
 
 
+async def settle_in(stage: Stage) -> None:
+    """Calm traffic, and two long prompts on a: what they needed for a moment torch keeps from then on."""
+    port = stage.fleet.ports[NAMES[0]]
+    prompts = [stage.traffic.send(LONG_TOKENS, 8, port=port) for _ in range(2)]
+    await asyncio.wait([asyncio.create_task(stage.pause(1.5)), *prompts], timeout=10.0)
+
+
 async def burst(stage: Stage) -> str:
     """Eight times the traffic: new work that would wait too long is refused until the queue does not grow any more."""
     watch, count = stage.watch, stage.traffic.count
@@ -65,19 +72,17 @@ async def neighbour(stage: Stage) -> str:
     """Another process wants memory that torch holds on to without use: compaction gives it."""
     fleet, watch, engine = stage.fleet, stage.watch, NAMES[0]
     since = watch.last
-    port = fleet.ports[engine]
-    stage.screen.happens(f"two prompts of {LONG_TOKENS:,} words come to {engine}, behind what the burst has left")
-    await asyncio.gather(*(stage.traffic.send(LONG_TOKENS, 8, port=port) for _ in range(2)))
-    memory = await fleet.memory(engine)
-    free, unused = memory["device_memory"]["free"], memory["allocator"]["releasable"]
+    free, unused = await fleet.memory(engine)
     wanted = int(free + unused * 0.5)
-    stage.screen.happens(f"they have left {_gib(unused)} in torch's cache on {engine}'s card; {_gib(free)} are free")
+    stage.screen.happens(
+        f"on {engine}'s card torch holds {_gib(unused)} that it does not use, since some long prompts; {_gib(free)} are free"
+    )
     await fleet.fault(engine, "neighbour", wanted)
     stage.screen.happens(f"another process starts on that card and wants {_gib(wanted)}")
     try:
         is_over = await watch.until(lambda: bool(watch.ends("compact", engine, since)), 30.0)
         await asyncio.sleep(0.5)
-        held = (await fleet.memory(engine))["device_memory"]["by_others"]
+        held = await fleet.held_by_others(engine)
     finally:
         await fleet.mend(engine)
     if not is_over:
