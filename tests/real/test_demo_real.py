@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -64,6 +65,20 @@ def test_four_incidents_and_no_request_is_lost(tmp_path: Path, balancer: str, re
     assert "engine.wedged" in story
     assert "KV cache 9" in story
     assert list(tmp_path.iterdir()) == []
+    for words in shown_in_the_readme():
+        assert words in _bare(story), words
+
+
+def shown_in_the_readme() -> list[str]:
+    """Every line of the first screen, without what differs from run to run."""
+    text = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    block = text.split("make demo ", 1)[1].split("```", 1)[0].splitlines()[1:]
+    lines = [line for line in block if line.strip() and line != "[...]"]
+    return [_bare(line) for line in lines if not re.search(r"part\(s\)|took it out|^ +engine |stopped it", line)]
+
+
+def _bare(text: str) -> str:
+    return " ".join(re.sub(r"\d[\d,.]*", "N", text).split())
 
 
 @pytest.mark.timeout(300)

@@ -33,6 +33,11 @@ class Stage(NamedTuple):
     rate: list[float]
     speed: float
 
+    def happens(self, text: str) -> None:
+        """Tell what the demo does, after all that guard has said by now."""
+        self.watch.look()
+        self.screen.happens(text)
+
     async def pause(self, seconds: float) -> None:
         """For the reader."""
         await asyncio.sleep(seconds / self.speed)
@@ -49,7 +54,7 @@ async def burst(stage: Stage) -> str:
     """Eight times the traffic: new work that would wait too long is refused until the queue does not grow any more."""
     watch, count = stage.watch, stage.traffic.count
     since, waited = watch.last, count.waited
-    stage.screen.happens(f"{BUSY:.0f} requests a second in place of {CALM:.0f}: more than three engines can serve")
+    stage.happens(f"{BUSY:.0f} requests a second in place of {CALM:.0f}: more than three engines can serve")
     stage.rate[0] = BUSY
     try:
         is_shed = await watch.until(lambda: watch.did("shed", since=since) is not None, 30.0)
@@ -59,7 +64,7 @@ async def burst(stage: Stage) -> str:
     if not is_shed:
         return "guard did not shed within 30 s"
     told = count.waited - waited
-    stage.screen.happens(f"the burst is over; {told} requests were told to come again (503 with Retry-After), and do")
+    stage.happens(f"the burst is over; {told} requests were told to come again (503 with Retry-After), and do")
     opened = {one.action for one in watch.entries if one.kind == OPENED and one.number > since}
     if not await watch.until(lambda: len(watch.ends("shed", since=since)) >= len(opened), 30.0):
         return "shedding did not end within 30 s of the burst"
@@ -74,11 +79,11 @@ async def neighbour(stage: Stage) -> str:
     since = watch.last
     free, unused = await fleet.memory(engine)
     wanted = int(free + unused * 0.5)
-    stage.screen.happens(
+    stage.happens(
         f"on {engine}'s card torch holds {_gib(unused)} that it does not use, since some long prompts; {_gib(free)} are free"
     )
     await fleet.fault(engine, "neighbour", wanted)
-    stage.screen.happens(f"another process starts on that card and wants {_gib(wanted)}")
+    stage.happens(f"another process starts on that card and wants {_gib(wanted)}")
     try:
         is_over = await watch.until(lambda: bool(watch.ends("compact", engine, since)), 30.0)
         await asyncio.sleep(0.5)
@@ -87,7 +92,7 @@ async def neighbour(stage: Stage) -> str:
         await fleet.mend(engine)
     if not is_over:
         return "guard did not compact within 30 s"
-    stage.screen.happens(f"that process has {_gib(held)} of the {_gib(wanted)} that it wanted; {engine} served on meanwhile")
+    stage.happens(f"that process has {_gib(held)} of the {_gib(wanted)} that it wanted; {engine} served on meanwhile")
     if watch.ends("compact", engine, since)[0] != "done":
         return "compaction did not help"
     return "" if held >= 0.95 * wanted else "the other process did not get what it wanted"
@@ -97,7 +102,7 @@ async def full_cache(stage: Stage, kv_tokens: int) -> str:
     """Four long jobs fill the KV cache to the brim with no queue behind: busy and well, so nothing is done."""
     fleet, watch, engine = stage.fleet, stage.watch, NAMES[1]
     port, since, length = fleet.ports[engine], watch.last, int(JOB_SHARE * kv_tokens)
-    stage.screen.happens(f"{JOBS} jobs of {length:,} tokens each fill {engine}'s cache of {kv_tokens:,} tokens")
+    stage.happens(f"{JOBS} jobs of {length:,} tokens each fill {engine}'s cache of {kv_tokens:,} tokens")
     stage.rate[0] = CALM / 3
     jobs = [stage.traffic.send(length, JOB_OUTPUT, port=port) for _ in range(JOBS)]
     highest, full_since = 0.0, 0.0
@@ -120,11 +125,11 @@ async def full_cache(stage: Stage, kv_tokens: int) -> str:
         return f"the cache was not full for long enough: {highest:.0%} at most"
     backlog = _condition(seen, "backlog")
     view = f"{backlog.get('message', 'unknown')}: {_ANSWERS.get(backlog.get('status', ''), 'unknown')}"
-    stage.screen.happens(f"guard's answer to whether requests queue for {engine}'s cache: {view} ({backlog.get('reason')})")
+    stage.happens(f"guard's answer to whether requests queue for {engine}'s cache: {view} ({backlog.get('reason')})")
     await asyncio.wait(jobs, timeout=40.0)
     if any(one.number > since and one.kind == OPENED and one.engine == engine for one in watch.entries):
         return "guard did something to a server that was well"
-    stage.screen.happens("a full cache with a short queue is a server at work: guard did nothing, and that is right")
+    stage.happens("a full cache with a short queue is a server at work: guard did nothing, and that is right")
     return ""
 
 
@@ -134,9 +139,7 @@ async def wedge(stage: Stage) -> str:
     since = watch.last
     stage.rate[0] = CALM / 3
     await fleet.fault(engine, "idle-hang")
-    stage.screen.happens(
-        f"{engine} stops making steps the next time it is idle, as after a driver that hangs; /health still says 200"
-    )
+    stage.happens(f"{engine} stops making steps the next time it is idle, as after a driver that hangs; /health still says 200")
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(15.0):
             while await fleet.in_flight(engine):
@@ -144,7 +147,7 @@ async def wedge(stage: Stage) -> str:
     for _ in range(3):
         stage.traffic.send()
     stage.rate[0] = CALM * 2 / 3
-    stage.screen.happens("the next requests get no answer there; a balancer that only asks /health would go on sending them")
+    stage.happens("the next requests get no answer there; a balancer that only asks /health would go on sending them")
     back = await watch.until(
         lambda: watch.did("undrain", engine, since) is not None or bool(watch.ends("restart", engine, since)), 60.0
     )

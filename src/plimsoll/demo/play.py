@@ -127,7 +127,7 @@ def _introduce(fleet: Fleet, screen: Screen) -> None:
         f"engines    {', '.join(f'{name} on port {port}' for name, port in fleet.ports.items())}: stand-ins for vLLM, no GPU",
         f"balancer   port {fleet.balancer.port}: {kind}",
         f"guard      plimsoll guard --config {fleet.folder}/plimsoll.toml --act",
-        f"page       {fleet.page}",
+        f"page       {fleet.page}   (its token: {fleet.folder}/api.token)",
     ])  # fmt: skip
     screen.happens(f"all serve; {CALM:.0f} requests a second")
 
