@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from plimsoll.demo.traffic import LOST, SERVED, WAIT, Count, Traffic, verdict, why_lost
+from plimsoll.demo.traffic import LOST, SERVED, WAIT, Count, Lost, Traffic, verdict, why_lost
 from plimsoll.demo.wire import Told
 
 DONE = b'{"choices": [{"text": "x", "finish_reason": "length"}]}'
@@ -106,3 +106,12 @@ def test_what_is_given_up_at_the_end_is_lost_too() -> None:
 
     count = asyncio.run(main())
     assert (count.served, count.under_way, len(count.lost)) == (0, 0, 1)
+
+
+def test_a_copy_of_the_count_does_not_grow() -> None:
+    """A summary says how it was, also where clients go on."""
+    count = Count(served=3)
+    before = count.copy()
+    count.served += 1
+    count.lost.append(Lost(1.0, "no answer"))
+    assert (before.served, before.lost) == (3, [])

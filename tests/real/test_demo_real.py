@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,23 +29,34 @@ def demo(folder: Path, *words: str) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-def ended(process: subprocess.Popen[str]) -> tuple[dict[str, Any], str]:
-    """Its summary and its story; a demo that does not end is killed."""
+def ended(process: subprocess.Popen[str], *, is_kept: bool = False) -> tuple[dict[str, Any], str]:
+    """Its summary and its story; one that is kept gets Ctrl-C when it goes on. A demo that does not end is killed."""
+    told: list[str] = []
     try:
-        printed, story = process.communicate(timeout=240)
+        if is_kept:
+            assert process.stderr is not None
+            for line in process.stderr:
+                told.append(line)
+                if "It goes on" in line:
+                    break
+            time.sleep(3.0)
+            process.send_signal(signal.SIGINT)
+        printed, rest = process.communicate(timeout=240)
     finally:
         process.kill()
-    return json.loads(printed), story
+    return json.loads(printed), "".join(told) + rest
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("balancer", ["own", "haproxy"])
-def test_four_incidents_and_no_request_is_lost(tmp_path: Path, balancer: str, record_property: Any) -> None:
+@pytest.mark.parametrize(("balancer", "more"), [("own", ["--keep"]), ("haproxy", [])], ids=["own-kept", "haproxy"])
+def test_four_incidents_and_no_request_is_lost(
+    tmp_path: Path, balancer: str, more: list[str], record_property: Callable[[str, object], None]
+) -> None:
     """Each ends as it should, the first is seen within 20 s, all of it takes less than 90 s, and nothing is left behind."""
     if balancer == "haproxy":
         need("haproxy", "haproxy")
-    process = demo(tmp_path, "--balancer", balancer)
-    summary, story = ended(process)
+    process = demo(tmp_path, "--balancer", balancer, *more)
+    summary, story = ended(process, is_kept=bool(more))
     record_property("figures", {name: summary[name] for name in ("seconds", "requests", "actions", "states")})
     assert process.returncode == 0, story
     assert summary["fine"] is True
@@ -74,7 +86,7 @@ def shown_in_the_readme() -> list[str]:
     text = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
     block = text.split("make demo ", 1)[1].split("```", 1)[0].splitlines()[1:]
     lines = [line for line in block if line.strip() and line != "[...]"]
-    return [_bare(line) for line in lines if not re.search(r"part\(s\)|took it out|^ +engine |stopped it", line)]
+    return [_bare(line) for line in lines if not re.search(r"part\(s\)|took it out|is over|^ +engine |stopped it", line)]
 
 
 def _bare(text: str) -> str:

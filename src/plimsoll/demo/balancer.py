@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import hmac
 import json
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,8 @@ PATIENCE_S = 30.0  # how long a request waits for an engine that takes it
 BODY_MAX = 8 << 20
 PIECE = 64 << 10
 NOBODY = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+
+Serves = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
 
 
 @dataclass
@@ -51,20 +54,33 @@ class Balancer:
         self._epoch = 0
         self._servers: list[asyncio.Server] = []
         self._checks: asyncio.Task[None] | None = None
+        self._visitors: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Listen on ports that are free."""
         for serves in (self._client, self._hooked):
-            self._servers.append(await asyncio.start_server(serves, HOST, 0, limit=HEAD_MAX))
+            self._servers.append(await asyncio.start_server(self._visits(serves), HOST, 0, limit=HEAD_MAX))
         self.port, self.hook_port = (server.sockets[0].getsockname()[1] for server in self._servers)
         self._checks = asyncio.create_task(self._check())
 
     async def stop(self) -> None:
         """At once."""
-        if self._checks is not None:
-            self._checks.cancel()
         for server in self._servers:
             server.close()
+        tasks = [*self._visitors, *([] if self._checks is None else [self._checks])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _visits(self, serves: Serves) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]:
+        """Each visit in a task of its own that ends with this balancer."""
+
+        def visited(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            task = asyncio.get_running_loop().create_task(serves(reader, writer))
+            self._visitors.add(task)
+            task.add_done_callback(self._visitors.discard)
+
+        return visited
 
     def table(self, name: str) -> str:
         """What guard's configuration says of it."""

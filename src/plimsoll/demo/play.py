@@ -48,6 +48,8 @@ async def play(options: Options, screen: Screen) -> Summary:
             summary = await _play(fleet, options, screen)
         finally:
             await fleet.stop()
+    except BrokenPipeError:  # whoever read along has gone
+        raise
     except OSError as error:
         raise WorldFailed(f"{error.filename or folder}: {error.strerror or error}") from None
     finally:
@@ -179,7 +181,7 @@ async def _summed(stage: Stage, played: list[Played], began: float) -> Summary:
     entries, now = stage.watch.entries, time.time()
     sent_again = await stage.fleet.balancer.count_sent_again()
     return Summary(
-        now - stage.screen.began, stage.traffic.count, sent_again, played, actions(entries),
+        now - stage.screen.began, stage.traffic.count.copy(), sent_again, played, actions(entries),
         times(entries, NAMES, began, now), "haproxy" if stage.fleet.balancer.is_haproxy else "own", stage.fleet.page,
     )  # fmt: skip
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from plimsoll.demo.wire import Told, ask
@@ -39,6 +39,10 @@ class Count:
     waited: int = 0  # requests that were told so at least once
     under_way: int = 0
     lost: list[Lost] = field(default_factory=list)
+
+    def copy(self) -> Count:
+        """As it is now, whatever comes later."""
+        return replace(self, lost=list(self.lost))
 
 
 def verdict(told: Told, *, stream: bool) -> str:

@@ -60,11 +60,13 @@ class Watch:
     async def until(self, holds: Callable[[], bool], within_s: float) -> bool:
         """Wait for something; whether it came in time."""
         end_s = asyncio.get_running_loop().time() + within_s
-        while not holds():
+        while True:
+            self.look()
+            if holds():
+                return True
             if asyncio.get_running_loop().time() >= end_s or not self._guard.is_running:
                 return False
-            await asyncio.sleep(LOOK_S / 2)
-        return True
+            await asyncio.sleep(LOOK_S)
 
     def ends(self, grade: str, engine: str = "", since: int = 0) -> list[str]:
         """How actions of this rung ended, after the entry of that number."""
