@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Callable
 
 import pytest
@@ -115,3 +116,25 @@ def test_a_copy_of_the_count_does_not_grow() -> None:
     count.served += 1
     count.lost.append(Lost(1.0, "no answer"))
     assert (before.served, before.lost) == (3, [])
+
+
+def test_the_rate_does_not_hang_on_how_fast_the_machine_is() -> None:
+    """A loop that is held up sends what is due at once: so many a second on average, not one for each turn of the loop."""
+
+    async def main() -> int:
+        server = await asyncio.start_server(lambda _r, writer: writer.close(), "127.0.0.1", 0)
+        traffic = Traffic(server.sockets[0].getsockname()[1], "m", streams=False, chance=random.Random(3))
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + 1.5
+
+        async def hold_up() -> None:
+            while loop.time() < end_s:
+                time.sleep(0.1)
+                await asyncio.sleep(0)
+
+        await asyncio.gather(hold_up(), traffic.at_rate(lambda: 60.0, lambda: loop.time() >= end_s))
+        traffic.drop()
+        server.close()
+        return traffic.count.asked
+
+    assert asyncio.run(main()) > 45

@@ -12,7 +12,8 @@ from plimsoll.demo.traffic import Traffic
 from plimsoll.demo.watch import Watch
 from plimsoll.domain.journal_entry import OPENED
 
-CALM, BUSY = 3.0, 24.0  # requests a second
+CALM, BUSY = 3.0, 16.0  # requests a second
+BUSY_TOKENS = 72
 AFTER_S = 4.0  # that the burst lasts after guard began to shed
 LONG_TOKENS = 3_000
 JOBS = 4
@@ -51,16 +52,20 @@ async def settle_in(stage: Stage) -> None:
 
 
 async def burst(stage: Stage) -> str:
-    """Eight times the traffic: new work that would wait too long is refused until the queue does not grow any more."""
+    """Five times the traffic: new work that would wait too long is refused until the queue does not grow any more."""
     watch, count = stage.watch, stage.traffic.count
     since, waited = watch.last, count.waited
-    stage.happens(f"{BUSY:.0f} requests a second in place of {CALM:.0f}: more than three engines can serve")
-    stage.rate[0] = BUSY
+    stage.happens(
+        f"{BUSY:.0f} requests a second in place of {CALM:.0f}, with longer answers: more than three engines can serve"
+    )
+    over: list[bool] = []
+    coming = asyncio.create_task(stage.traffic.at_rate(lambda: BUSY - CALM, lambda: bool(over), tokens=BUSY_TOKENS))
     try:
         is_shed = await watch.until(lambda: watch.did("shed", since=since) is not None, 30.0)
         await asyncio.sleep(max(2.0, AFTER_S / stage.speed))  # or hardly anybody is told to wait
     finally:
-        stage.rate[0] = CALM
+        over.append(True)
+        await asyncio.gather(coming, return_exceptions=True)
     if not is_shed:
         return "guard did not shed within 30 s"
     told = count.waited - waited

@@ -16,6 +16,7 @@ from plimsoll.demo.wire import Told, ask
 
 LIMIT_S = 90.0
 MOST_TRIES = 40
+LATEST_S = 2.0  # what is later than that is not made up for
 LONGEST_WAIT_S = 15.0
 SERVED, WAIT, LOST = "served", "wait", "lost"
 WORDS = "the tide rises and the ship sits deeper than the line on her hull allows so part of the cargo goes ashore".split()
@@ -83,11 +84,17 @@ class Traffic:
         return task
 
     async def at_rate(self, per_s: Callable[[], float], until: Callable[[], bool], words: int = 24, tokens: int = 48) -> None:
-        """So many a second, one after another with pauses as chance has it, until it is enough."""
+        """So many a second, with pauses as chance has it, until it is enough.
+
+        When each is due does not hang on how fast this machine is: a late one is sent at once, and the next is not put off.
+        """
+        loop = asyncio.get_running_loop()
+        due_s = loop.time()
         while not until():
-            rate = per_s()
-            await asyncio.sleep(min(2.0, self._chance.expovariate(rate)) if rate > 0 else 0.1)
-            if rate > 0 and not until():
+            due_s = max(due_s + min(2.0, self._chance.expovariate(max(0.1, per_s()))), loop.time() - LATEST_S)
+            if (early_s := due_s - loop.time()) > 0:
+                await asyncio.sleep(early_s)
+            if not until():
                 self.send(words, tokens)
 
     async def rest(self, within_s: float) -> None:
