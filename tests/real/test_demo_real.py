@@ -17,8 +17,13 @@ import pytest
 
 from tests.real.small_farm import need
 
-LONGEST_S = 90.0
+LONGEST_S = 90.0  # on a machine that has nothing else to do
 FIRST_S = 20.0
+
+
+def busy() -> float:
+    """How many times as long things may take here: other work on this machine's cores, as the kernel counts it."""
+    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 def demo(folder: Path, *words: str) -> subprocess.Popen[str]:
@@ -57,7 +62,8 @@ def test_four_incidents_and_no_request_is_lost(
         need("haproxy", "haproxy")
     process = demo(tmp_path, "--balancer", balancer, *more)
     summary, story = ended(process, is_kept=bool(more))
-    record_property("figures", {name: summary[name] for name in ("seconds", "requests", "actions", "states")})
+    figures = {name: summary[name] for name in ("seconds", "requests", "actions", "states")}
+    record_property("figures", {**figures, "times_as_busy": round(busy(), 1)})
     assert process.returncode == 0, story
     assert summary["fine"] is True
     assert summary["balancer"] == balancer
@@ -71,9 +77,9 @@ def test_four_incidents_and_no_request_is_lost(
         "restart": {"done": 1},
     }
     assert summary["states"]["c"]["out of service"] > 0
-    assert summary["seconds"] < LONGEST_S
+    assert summary["seconds"] < LONGEST_S * busy()
     first = next(line for line in story.splitlines() if "guard saw" in line)
-    assert float(first.split()[0]) < FIRST_S
+    assert float(first.split()[0]) < FIRST_S * busy()
     assert "engine.wedged" in story
     assert "KV cache 9" in story
     assert list(tmp_path.iterdir()) == []
