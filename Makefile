@@ -4,14 +4,15 @@
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+SMALL := $(VENV)/.small
 
 .PHONY: demo test check format bench real soak clean help
 
 help:            ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/'
 
-demo: $(READY)   ## see it work, without a GPU
-	@bash examples/demo.sh
+demo: $(SMALL)   ## see the whole loop work in about a minute, without a GPU
+	@$(BIN)/plimsoll demo
 
 test: $(READY)   ## the fast tests; no network, no real components
 	$(BIN)/python -m pytest -n auto -m "not real and not soak"
@@ -39,7 +40,10 @@ soak: $(READY)   ## the long versions of `make real`; output is kept under lab/r
 	@bash -o pipefail -c '$(BIN)/python -m pytest -m "real or soak" --timeout=7200 --durations=20 2>&1 | tee "lab/results/soak-$$(date -u +%Y%m%dT%H%M%SZ).log"'
 
 $(READY): pyproject.toml lab/venv.sh
-	@bash lab/venv.sh $(VENV)
+	@bash lab/venv.sh $(VENV) dev
+
+$(SMALL): pyproject.toml lab/venv.sh
+	@bash lab/venv.sh $(VENV) demo
 
 clean:           ## forget the virtual environment and all caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

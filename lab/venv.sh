@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# Makes the virtual environment that the Makefile works in: lab/venv.sh DIR
+# Makes the virtual environment that the Makefile works in: lab/venv.sh DIR demo|dev
+# demo: what `make demo` needs, a small download; dev: what all else needs, and that as well.
 # Says in one line what is missing when this machine cannot.
 set -euo pipefail
-dir=${1:?usage: lab/venv.sh DIR}
+dir=${1:?usage: lab/venv.sh DIR demo|dev}
+extra=${2:?usage: lab/venv.sh DIR demo|dev}
 
 say() { echo "plimsoll: $*" >&2; exit 1; }
 
@@ -24,9 +26,11 @@ if ! "$dir/bin/python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/d
   rm -rf "$dir"
   "$python" -m venv "$dir"
 fi
-echo "plimsoll: setting up $dir (once; about a minute)" >&2
-"$dir/bin/python" -m pip install --quiet --disable-pip-version-check --editable '.[dev]' ||
-  say "pip could not install the development tools; its message is above"
+case $extra in demo) takes="half a minute" ;; *) takes="about a minute" ;; esac
+echo "plimsoll: setting up $dir (once; $takes)" >&2
+"$dir/bin/python" -m pip install --quiet --disable-pip-version-check --editable ".[$extra]" ||
+  say "pip could not install what is needed; its message is above"
 # Compiled as pip would compile an installed package, also where PYTHONDONTWRITEBYTECODE is set.
 "$dir/bin/python" -m compileall -q src/plimsoll
-touch "$dir/.ready"
+touch "$dir/.small"
+[ "$extra" = demo ] || touch "$dir/.ready"

@@ -29,6 +29,7 @@ ARROWS: dict[str, set[str]] = {
     "actuators": {"domain"},
     "inside": {"domain"},
     "standin": {"simulate", "plan", "engine", "inside", "domain"},
+    "demo": {"sources", "actuators", "domain"},
 }
 
 

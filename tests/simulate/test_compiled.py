@@ -150,3 +150,10 @@ def test_compiling_is_announced_once_and_kept(tmp_path: Path) -> None:
     assert [path for path in kept.rglob("*") if path.suffix == ".nbc"]
     warm = _python("-c", SAYS_WHEN, HOME=nowhere, XDG_CACHE_HOME=nowhere, TMPDIR=str(tmp_path))
     assert warm.split() == ["True", "0", "3"]
+
+
+def test_with_compiling_off_the_same_is_computed_at_once() -> None:
+    """PLIMSOLL_COMPILE=0 is as if numba were not installed: nothing is compiled, nothing is kept, the steps are the same."""
+    plain = _python("-c", SAYS_WHEN, PLIMSOLL_COMPILE="0").split()
+    assert plain[:2] == ["False", "0"]
+    assert _python("-c", SAYS_WHEN).split()[2] == plain[2]

@@ -45,11 +45,18 @@ class Given(NamedTuple):
     notes: tuple[str, ...] = ()
     paths: Mapping[str, str] = {}  # source to file, for a bundle to copy from
     spool: Spool | None = None  # what came on standard input, as long as it may still be copied
+    gates: tuple[Log, ...] = ()  # what a gate said of its engine
 
     def judged(self) -> list[Judged]:
         """What the inputs that are no text say."""
-        return [*self._of_pages(), *self._of_ranges(), *(Judged(source, verdict.findings, _snapshot_facts(verdict))
-                                                         for source, verdict in self.verdicts())]  # fmt: skip
+        snapshots = (Judged(source, verdict.findings, _snapshot_facts(verdict)) for source, verdict in self.verdicts())
+        return [*self._of_gates(), *self._of_pages(), *self._of_ranges(), *snapshots]
+
+    def _of_gates(self) -> Iterator[Judged]:
+        for one in self.gates:
+            from plimsoll.doctor.gate_state import judge_gate_state
+
+            yield judge_gate_state(one)
 
     def _of_pages(self) -> Iterator[Judged]:
         for one in self.pages:
@@ -155,6 +162,7 @@ def gather(options: Split) -> Given:
         tuple(notes),
         reader.paths,
         reader.spool,
+        tuple(reader.gates),
     )
 
 
@@ -164,6 +172,7 @@ class _Reader:
     def __init__(self, options: Split, timeout: float) -> None:
         self.options, self.timeout = options, timeout
         self.logs: list[Log] = []
+        self.gates: list[Log] = []
         self.pages: list[Looked] = []
         self.ranges: list[tuple[str, tuple[Series, ...]]] = []
         self.snapshots: list[tuple[str, Snapshot]] = []
@@ -192,7 +201,10 @@ class _Reader:
 
             self.snapshots.append((name, read_snapshot(path)))
         else:
-            self.logs.append(read_log(path, source=name, deadline=time.monotonic() + self.timeout))
+            from plimsoll.doctor.gate_state import is_gate_state
+
+            log = read_log(path, source=name, deadline=time.monotonic() + self.timeout)
+            (self.gates if is_gate_state(log) else self.logs).append(log)
             self.paths[name] = path
 
     def _fetch(self, url: str) -> None:

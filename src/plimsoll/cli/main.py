@@ -18,6 +18,7 @@ COMMANDS = (
     ("assets", "what do I need to launch it and to watch it? Units, manifests, alerts, dashboards", "plimsoll.cli.assets"),
     ("flags", "which flags of this command does that vLLM version take?", "plimsoll.cli.flags"),
     ("inside", "will my vLLM take plimsoll.inside, and how does it get there?", "plimsoll.cli.inside"),
+    ("demo", "what does all of this do? The whole loop in about a minute, without a GPU", "plimsoll.cli.demo"),
     ("standin", "how do my alerts, scalers and clients behave? A vLLM-like server without a GPU", "plimsoll.cli.standin"),
 )
 

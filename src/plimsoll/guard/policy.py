@@ -52,7 +52,7 @@ KNOBS: tuple[Knob, ...] = (
     *_windows("stalled", 0.0, 30.0),
     *_windows("saturated", 60.0, 60.0),
     Knob("saturated", "wait", "s", 30.0, 0.1, 86_400.0, "how long a new request may be expected to wait"),
-    Knob("saturated", "grows", "s", 120.0, 30.0, 1_500.0, "over how long the queue must have grown"),
+    Knob("saturated", "grows", "s", 120.0, 10.0, 1_500.0, "over how long the queue must have grown"),
     *_windows("storm", 30.0, 600.0),
     Knob("storm", "over", "s", 300.0, 60.0, 1_500.0, "over how long work done twice is added up"),
     Knob("storm", "share", "share", 0.05, 0.001, 1.0, "of all computed tokens, those computed a second time"),

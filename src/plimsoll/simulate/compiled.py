@@ -2,7 +2,8 @@
 
 numba looks only at the file of the outermost function when it decides whether what it kept is still good. A change in a
 function called from there would go unseen, so the folder's name is a digest of all compiled sources: a new version never
-meets old machine code. Without numba the same functions run as plain Python, about a hundred times slower.
+meets old machine code. Without numba, or with PLIMSOLL_COMPILE=0 in the environment, the same functions run as plain Python:
+about a hundred times slower, which a server with light traffic does not notice, and at once.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ SOURCES = (
 )  # fmt: skip
 
 try:
+    if os.environ.get("PLIMSOLL_COMPILE") == "0":
+        raise ImportError("not wanted")
     import numba
 
     HAS_NUMBA = True

@@ -1,0 +1,291 @@
+"""The fleet of the demo: three stand-ins, a balancer before them, and a guard that acts, each a process of its own.
+
+All of it lives in one temporary folder that only this user can enter, on ports that were free. The guard is the real one with
+a configuration file as anybody would write it; only its times are short.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import shlex
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+from plimsoll.actuators.own_process import OwnProcess
+from plimsoll.demo.balancer import Balancer
+from plimsoll.demo.haproxy import HAProxy
+from plimsoll.demo.unit import FILE, unit, write_unit
+from plimsoll.demo.wire import HOST, ask
+from plimsoll.errors import WorldFailed
+
+NAMES = ("a", "b", "c")
+START_S = 60.0
+MODEL = "meta-llama/Llama-3.1-8B-Instruct"
+GPU = "A10"
+SERVE = (MODEL, "--max-model-len", "8192", "--max-num-seqs", "8", "--gpu-memory-utilization", "0.85")
+GATE = ("--middleware", "plimsoll.inside.Gate", "--worker-extension-cls", "plimsoll.inside.Probe", "--shutdown-timeout", "60")
+CONFIG = """\
+# guard's configuration in the demo: as on docs/guard-config.md, with short times
+
+[api]
+listen = "{host}:{port}"
+token_file = "api.token"
+
+[policy]
+every = "1s"                  # looks at each engine
+
+[policy.saturated]            # shed when a new request would wait so long, and the queue has grown for so long
+wait = "3s"
+grows = "10s"
+for = "0s"
+clear = "2s"
+
+[policy.neighbour]            # compact when another process is in need
+for = "2s"
+clear = "0s"
+free = "512MiB"
+releasable = "256MiB"
+
+[act]
+journal = "state/guard.journal"
+evidence = "state/evidence"
+shed_wait = "3s"
+shed_lease = "15s"
+stop_within = "5s"            # from SIGTERM to SIGKILL
+gone_within = "20s"
+start_still = "30s"
+probation = "10s"
+backoff = "30s"
+"""
+CTL = """\
+#!/bin/sh
+# ctl ENGINE start|stop|is-running|pids: what a service manager would be on a real machine
+{export}exec {python} -m plimsoll.demo.unit {folder}/"$1" "$2"
+"""
+ENGINE = """
+[[engine]]
+name = "{name}"
+url = "http://{host}:{port}"
+token_file = "gate.token"
+group = "demo"
+log = "{log}"
+restart = {{ stop = {stop}, start = {start}, is_running = {is_running}, pids = {pids} }}
+{balancer}
+"""
+
+
+class Guard:
+    """`plimsoll guard --act` as a process; what it says is kept as lines of JSON."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.port, self.token = folder, free_port(), secrets.token_hex(16)
+        self.journal = folder / "state" / "guard.journal"
+        self.said = folder / "guard.said"
+        self.errors = folder / "guard.errors"
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self, config: Path) -> None:
+        """Until its API answers."""
+        words = ("guard", "--config", str(config), "--act", "--json")
+        with self.said.open("ab") as out, self.errors.open("ab") as err:
+            self._process = await asyncio.create_subprocess_exec(
+                *plimsoll_command(*words), stdin=asyncio.subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
+            )
+        for _ in range(300):
+            if self._process.returncode is not None:
+                raise WorldFailed(f"guard did not start: {_last_line(self.errors)}")
+            if (await ask(self.port, "/healthz", limit_s=1.0)).status:
+                return
+            await asyncio.sleep(0.1)
+        raise WorldFailed("guard did not begin to listen within half a minute")
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it still lives."""
+        return self._process is not None and self._process.returncode is None
+
+    async def ask(self, path: str) -> Any:
+        """What its API says; None where it says nothing."""
+        told = await ask(self.port, path, token=self.token)
+        return told.json() if told.status == 200 else None
+
+    async def stop(self) -> None:
+        """SIGTERM, and SIGKILL if that does not do."""
+        await end_process(self._process, 3.0)
+
+
+class Fleet:
+    """Everything that runs, and the one place that ends it."""
+
+    def __init__(self, folder: Path, *, use_haproxy: bool, speed: float = 1.0) -> None:
+        self.folder, self._speed = folder, speed
+        self.gate_token = secrets.token_hex(16)
+        self.ports = {name: free_port() for name in NAMES}
+        self.guard = Guard(folder)
+        self._units: dict[str, OwnProcess] = {}
+        hook_token = secrets.token_hex(16)
+        self.balancer: Balancer | HAProxy = HAProxy(folder, self.ports) if use_haproxy else Balancer(self.ports, hook_token)
+        for name, token in (("gate", self.gate_token), ("api", self.guard.token), ("hook", hook_token)):
+            path = folder / f"{name}.token"
+            path.touch(mode=0o600)
+            path.write_text(token, encoding="ascii")
+
+    @property
+    def page(self) -> str:
+        """Where guard's page is."""
+        return f"http://{HOST}:{self.guard.port}/"
+
+    async def start(self) -> None:
+        """Start all of it, and wait until it is ready."""
+        for name in NAMES:
+            await self._start(name)
+        await self._start_balancer_and_guard()
+        for name in NAMES:
+            if not await self._is_ready(name):
+                raise WorldFailed(f"a stand-in was not ready in time: {_last_line(self.folder / name / 'engine.log')}")
+
+    async def _start(self, name: str) -> None:
+        place = self.folder / name
+        words = ["standin", "--gpu", GPU, "--port", str(self.ports[name]), *GATE, *SERVE]
+        environment = {
+            "PLIMSOLL_TOKEN": self.gate_token, "PLIMSOLL_DIR": str(place), "TMPDIR": str(place),
+            "PLIMSOLL_WEDGE_S": f"{max(1.0, 3.0 / self._speed):g}", "PLIMSOLL_CANARY_S": f"{max(1.0, 2.0 / self._speed):g}",
+            "PLIMSOLL_SAMPLE_S": "0.5", "PLIMSOLL_COMPILE": "0",
+        }  # fmt: skip
+        write_unit(place, plimsoll_command(*words), environment)
+        self._units[name] = unit(place)
+        outcome = await self._units[name].start()
+        if not outcome.is_done:
+            raise WorldFailed(f"a stand-in did not start: {outcome.says}")
+
+    async def _is_ready(self, name: str) -> bool:
+        end_s = asyncio.get_running_loop().time() + START_S
+        while (await ask(self.ports[name], "/plimsoll/ready", limit_s=1.0)).status != 200:
+            if asyncio.get_running_loop().time() > end_s or await self._units[name].is_running() is False:
+                return False
+            await asyncio.sleep(0.1)
+        return True
+
+    async def _start_balancer_and_guard(self) -> None:
+        """In this order: guard's configuration says where the balancer is."""
+        await self.balancer.start()
+        path = os.environ.get("PYTHONPATH")
+        text = CTL.format(
+            export=f"export PYTHONPATH={shlex.quote(path)}\n" if path else "",
+            python=shlex.quote(sys.executable),
+            folder=shlex.quote(str(self.folder)),
+        )
+        (self.folder / "ctl").write_text(text, encoding="utf-8")
+        config = self.folder / "plimsoll.toml"
+        config.write_text(self.config(), encoding="utf-8")
+        await self.guard.start(config)
+
+    def config(self) -> str:
+        """Guard's configuration; the balancer must have its port by then."""
+        return CONFIG.format(host=HOST, port=self.guard.port) + "".join(self._table(name) for name in NAMES)
+
+    def _table(self, name: str) -> str:
+        place = self.folder / name
+        word = ["/bin/sh", str(self.folder / "ctl"), name]
+        verbs = {verb.replace("-", "_"): json.dumps([*word, verb]) for verb in ("stop", "start", "is-running", "pids")}
+        return ENGINE.format(
+            name=name, host=HOST, port=self.ports[name], log=place / "engine.log", balancer=self.balancer.table(name), **verbs
+        )
+
+    async def fault(self, name: str, kind: str, value: int | None = None) -> None:
+        """Make one go wrong."""
+        body = {"kind": kind} | ({} if value is None else {"value": value})
+        told = await ask(self.ports[name], "/standin/faults", body, token=self.gate_token)
+        if told.status != 200:
+            raise WorldFailed(f"the stand-in {name} took no fault: {told.status} {told.body[:200]!r}")
+
+    async def mend(self, name: str) -> None:
+        """What is wrong with it ends."""
+        await ask(self.ports[name], "/standin/faults", token=self.gate_token, method="DELETE")
+
+    async def in_flight(self, name: str) -> int:
+        """Requests at its gate now."""
+        told = await ask(self.ports[name], "/plimsoll/state", token=self.gate_token)
+        return int((told.json() or {}).get("in_flight") or 0)
+
+    async def memory(self, name: str) -> tuple[int, int]:
+        """Bytes that are free on its card, and bytes that torch holds there without use."""
+        worker = await self._worker(name)
+        return int(worker["device_memory"]["free"]), int(worker["allocator"]["releasable"])
+
+    async def held_by_others(self, name: str) -> int:
+        """Bytes of its card that other processes hold."""
+        return int((await self._worker(name))["device_memory"]["by_others"])
+
+    async def _worker(self, name: str) -> Any:
+        """What the probe in its one worker says."""
+        told = (await ask(self.ports[name], "/plimsoll/memory", token=self.gate_token)).json()
+        if not told or not told.get("workers"):
+            raise WorldFailed(f"the stand-in {name} does not tell of its memory")
+        return told["workers"][0]
+
+    async def stop(self) -> None:
+        """End all of it, whatever state it is in."""
+        for name in NAMES:  # without it nothing can be started any more
+            (self.folder / name / FILE).unlink(missing_ok=True)
+        with contextlib.suppress(Exception):
+            await self.guard.stop()
+        with contextlib.suppress(Exception):
+            await self.balancer.stop()
+        for _ in range(2):  # a start that guard had begun may end after the first
+            await asyncio.gather(*(one.stop(0.5) for one in self._units.values()), return_exceptions=True)
+            await asyncio.sleep(0.2)
+
+
+def plimsoll_command(*words: str) -> list[str]:
+    """This very plimsoll as a command."""
+    return [sys.executable, "-m", "plimsoll", *words]
+
+
+async def run_plimsoll(*words: str, limit_s: float = 60.0) -> tuple[int, str]:
+    """One command to its end: its exit code, and all that it printed."""
+    process = await asyncio.create_subprocess_exec(
+        *plimsoll_command(*words), stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT, env={**os.environ, "COLUMNS": "100"},
+    )  # fmt: skip
+    try:
+        printed, _ = await asyncio.wait_for(process.communicate(), limit_s)
+    except TimeoutError:
+        raise WorldFailed(f"plimsoll {words[0]} did not end within {limit_s:g} s") from None
+    finally:
+        await end_process(process, 1.0)
+    return process.returncode or 0, printed.decode("utf-8", "replace")
+
+
+async def end_process(process: asyncio.subprocess.Process | None, within_s: float) -> None:
+    """SIGTERM, then SIGKILL."""
+    if process is None or process.returncode is not None:
+        return
+    for number, limit_s in ((signal.SIGTERM, within_s), (signal.SIGKILL, 5.0)):
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(number)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), limit_s)
+            return
+
+
+def free_port() -> int:
+    """One that nobody listens on now."""
+    with socket.socket() as found:
+        found.bind((HOST, 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
+def _last_line(path: Path) -> str:
+    with contextlib.suppress(OSError):
+        lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        return lines[-1][:300] if lines else "it said nothing"
+    return "it said nothing"

@@ -1,0 +1,102 @@
+"""A real HAProxy in place of the demo's own balancer, where one is installed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import csv
+import os
+import shutil
+import socket
+from pathlib import Path
+
+from plimsoll.demo.wire import HOST
+from plimsoll.errors import WorldFailed
+
+CONFIG = """\
+global
+    stats socket {socket} mode 600 level admin
+defaults
+    mode http
+    timeout connect 5s
+    timeout client 120s
+    timeout server 120s
+    timeout queue 60s
+    option redispatch 1
+    retries 3
+    retry-on conn-failure empty-response
+frontend clients
+    bind {host}:{port}
+    default_backend demo
+backend demo
+    balance leastconn
+    option httpchk GET /plimsoll/ready
+    default-server check inter 500ms fall 2 rise 1
+{servers}
+"""
+
+
+def find() -> str | None:
+    """Where HAProxy is; None where it is not."""
+    return shutil.which("haproxy", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
+
+
+class HAProxy:
+    """Before these engines; guard speaks to its admin socket."""
+
+    is_haproxy = True
+
+    def __init__(self, folder: Path, engines: dict[str, int]) -> None:
+        self.port = 0
+        self._engines, self._config, self._socket = engines, folder / "haproxy.cfg", folder / "haproxy.sock"
+        self._log = folder / "haproxy.log"
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        """Until it listens."""
+        program = find()
+        if program is None:
+            raise WorldFailed("haproxy is not installed")
+        with socket.socket() as found:
+            found.bind((HOST, 0))
+            self.port = found.getsockname()[1]
+        lines = "\n".join(f"    server {name} {HOST}:{port}" for name, port in self._engines.items())
+        text = CONFIG.format(socket=self._socket, host=HOST, port=self.port, servers=lines)
+        self._config.write_text(text, encoding="utf-8")
+        with self._log.open("wb") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                program, "-db", "-f", str(self._config), stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log
+            )
+        for _ in range(100):
+            with contextlib.suppress(OSError):
+                _, writer = await asyncio.open_unix_connection(str(self._socket))
+                writer.close()
+                return
+            if self._process.returncode is not None:
+                break
+            await asyncio.sleep(0.05)
+        said = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        raise WorldFailed(f"HAProxy did not start: {said[-1][:300] if said else 'it said nothing'}")
+
+    async def stop(self) -> None:
+        """At once."""
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
+
+    async def count_sent_again(self) -> int | None:
+        """Requests that were given to another engine, by its own count; None where it does not tell."""
+        try:
+            async with asyncio.timeout(2.0):
+                reader, writer = await asyncio.open_unix_connection(str(self._socket))
+                writer.write(b"show stat\n")
+                rows = list(csv.DictReader((await reader.read()).decode("utf-8", "replace").lstrip("# ").splitlines()))
+                writer.close()
+            return sum(int(row["wredis"]) for row in rows if row["svname"] == "BACKEND")
+        except (OSError, TimeoutError, KeyError, ValueError):
+            return None
+
+    def table(self, name: str) -> str:
+        """What guard's configuration says of it."""
+        return f'balancer = {{ haproxy = "{self._socket}", backend = "demo", server = "{name}" }}'

@@ -1,0 +1,206 @@
+"""The whole play: plan, start, four incidents, doctor, and the summary; whatever happens, all that was started is ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import shutil
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from plimsoll.demo import haproxy, incidents
+from plimsoll.demo.fleet import GPU, MODEL, NAMES, SERVE, Fleet, run_plimsoll
+from plimsoll.demo.incidents import CALM, Stage
+from plimsoll.demo.screen import Screen
+from plimsoll.demo.summary import Played, Summary, actions, times
+from plimsoll.demo.traffic import Traffic
+from plimsoll.demo.watch import Watch
+from plimsoll.errors import WorldFailed
+
+SOCKET_PATH_MAX = 100
+SHOWN = 8
+
+
+class Options(NamedTuple):
+    """What was asked for."""
+
+    speed: float = 1.0
+    keep: bool = False
+    use_haproxy: bool | None = None  # None: where it is installed
+
+
+async def play(options: Options, screen: Screen) -> Summary:
+    """From nothing to the summary, and back to nothing."""
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="plimsoll-demo-"))
+    except OSError as error:
+        raise WorldFailed(
+            f"cannot make a temporary folder: {error.strerror or error}; set TMPDIR to one that you may write to"
+        ) from None
+    try:
+        fleet = Fleet(folder, use_haproxy=_with_haproxy(options, folder), speed=options.speed)
+        try:
+            summary = await _play(fleet, options, screen)
+        finally:
+            await fleet.stop()
+    except BrokenPipeError:  # whoever read along has gone
+        raise
+    except OSError as error:
+        raise WorldFailed(f"{error.filename or folder}: {error.strerror or error}") from None
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return summary
+
+
+def _with_haproxy(options: Options, folder: Path) -> bool:
+    if options.use_haproxy is not None:
+        return options.use_haproxy
+    return haproxy.find() is not None and len(str(folder)) < SOCKET_PATH_MAX
+
+
+async def _play(fleet: Fleet, options: Options, screen: Screen) -> Summary:
+    kv_tokens = await _planned(screen, asyncio.create_task(fleet.start()))
+    traffic = Traffic(
+        fleet.balancer.port,
+        MODEL,
+        streams=not fleet.balancer.is_haproxy,
+        chance=random.Random(1876),  # noqa: S311 - pauses
+    )
+    watch = Watch(fleet.guard, screen.guard)
+    stage = Stage(fleet, traffic, watch, screen, [CALM], options.speed)
+    _introduce(fleet, screen)
+    ending: list[bool] = []
+    tasks = [
+        asyncio.create_task(watch.run()),
+        asyncio.create_task(traffic.at_rate(lambda: stage.rate[0], lambda: bool(ending))),
+    ]
+    began = time.time()
+    try:
+        played = await _incidents(stage, kv_tokens)
+        ending.append(True)
+        await tasks[1]
+        await traffic.rest(30.0)
+        watch.look()
+        summary = await _summed(stage, played, began)
+        if options.keep:
+            await _kept(stage, summary, ending)
+    finally:
+        traffic.drop()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return summary
+
+
+async def _planned(screen: Screen, starting: asyncio.Task[None]) -> int:
+    """Plan while the stand-ins start; how many tokens the KV cache will hold."""
+    try:
+        screen.head("Plan: will it fit?")
+        words = ["plan", "--gpu", GPU, "--", "vllm", "serve", *SERVE]
+        screen.command(f"plimsoll {' '.join(words)}")
+        code, printed = await run_plimsoll("plan", "--json", *words[1:])
+        try:
+            found = json.loads(printed)
+            kv, ledger = found["kv"], found["ledger"]
+            weights, room = (ledger[name]["value"] / 2**30 for name in ("weights", "kv"))
+            tokens = int(kv["tokens"])
+        except (ValueError, KeyError, TypeError):
+            raise WorldFailed(f"plan ended with {code}: {printed.strip()[-300:]}") from None
+        screen.plain([
+            f"fits: beside {weights:.1f} GiB of weights one {GPU} has {room:.1f} GiB for the KV cache: {tokens:,} tokens.",
+            "Each of the engines below has this pool; after a restart guard looks whether it is as large again.",
+        ])  # fmt: skip
+        await starting
+    finally:
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+    return tokens
+
+
+def _introduce(fleet: Fleet, screen: Screen) -> None:
+    kind = "HAProxy" if fleet.balancer.is_haproxy else "a small one in this process"
+    screen.head("The fleet")
+    screen.plain([
+        f"engines    {', '.join(f'{name} on port {port}' for name, port in fleet.ports.items())}: stand-ins for vLLM, no GPU",
+        f"balancer   port {fleet.balancer.port}: {kind}",
+        f"guard      plimsoll guard --config {fleet.folder}/plimsoll.toml --act",
+        f"page       {fleet.page}   (its token: {fleet.folder}/api.token)",
+    ])  # fmt: skip
+    screen.happens(f"all serve; {CALM:.0f} requests a second")
+
+
+async def _incidents(stage: Stage, kv_tokens: int) -> list[Played]:
+    await incidents.settle_in(stage)
+    played = [
+        await _one(stage, "Incident 1 of 4: a burst of traffic", lambda: incidents.burst(stage)),
+        await _one(stage, "Incident 2 of 4: another process on the card needs memory", lambda: incidents.neighbour(stage)),
+        await _one(stage, "Incident 3 of 4: an engine that hangs", lambda: incidents.wedge(stage)),
+        await _one(stage, "Doctor: what was it?", lambda: _doctored(stage)),
+        await _one(stage, "Incident 4 of 4: a busy server with a full cache", lambda: incidents.full_cache(stage, kv_tokens)),
+    ]
+    if wrong := await incidents.settled(stage):
+        played[2] = played[2]._replace(wrong=played[2].wrong or wrong)
+    return played
+
+
+async def _one(stage: Stage, title: str, plays: Callable[[], Awaitable[str]]) -> Played:
+    stage.screen.head(title)
+    began = time.monotonic()
+    try:
+        wrong = await plays()
+    except WorldFailed as error:  # an engine that was to be there is not: the summary says so
+        wrong = str(error)
+    if not stage.fleet.guard.is_running:
+        wrong = "guard ended"
+    if wrong:
+        stage.screen.verdict(f"not as it should be: {wrong}", is_good=False)
+    await stage.pause(0.5)
+    return Played(title, time.monotonic() - began, wrong)
+
+
+async def _doctored(stage: Stage) -> str:
+    """doctor on what guard kept before it touched the engine."""
+    kept = stage.watch.did("evidence", NAMES[2])
+    facts = kept.fields.get("facts") if kept is not None else None
+    folder = facts.get("folder") if isinstance(facts, dict) else None
+    if not isinstance(folder, str):
+        return "no evidence was kept"
+    stage.screen.command(f"plimsoll doctor {folder}")
+    code, printed = await run_plimsoll("doctor", folder)
+    lines = printed.splitlines()
+    stage.screen.plain([*lines[:SHOWN], *(["[...]"] if len(lines) > SHOWN else [])])
+    return "" if code == 1 and "engine.wedged" in printed else f"doctor did not find it (exit code {code})"
+
+
+async def _summed(stage: Stage, played: list[Played], began: float) -> Summary:
+    entries, now = stage.watch.entries, time.time()
+    sent_again = await stage.fleet.balancer.count_sent_again()
+    return Summary(
+        now - stage.screen.began, stage.traffic.count.copy(), sent_again, played, actions(entries),
+        times(entries, NAMES, began, now), "haproxy" if stage.fleet.balancer.is_haproxy else "own", stage.fleet.page,
+    )  # fmt: skip
+
+
+def show_summary(screen: Screen, summary: Summary) -> None:
+    """The end of the play."""
+    screen.head(f"In {summary.seconds:.0f} s")
+    screen.plain(summary.lines())
+    lost = len(summary.requests.lost)
+    if summary.is_fine:
+        screen.verdict("every incident ended as it should; 0 requests lost", is_good=True)
+    else:
+        bad = sum(bool(one.wrong) for one in summary.played)
+        screen.verdict(f"{lost} requests lost; {bad} of {len(summary.played)} parts did not end as they should", is_good=False)
+
+
+async def _kept(stage: Stage, summary: Summary, ending: list[bool]) -> None:
+    show_summary(stage.screen, summary)
+    stage.screen.head(f"It goes on. The page is at {stage.fleet.page}; Ctrl-C ends it")
+    ending.clear()
+    with contextlib.suppress(asyncio.CancelledError):
+        await stage.traffic.at_rate(lambda: stage.rate[0], lambda: False)

@@ -1,0 +1,140 @@
+"""Clients, and an honest count of what became of each request.
+
+A request is served when its answer came whole and ended as it should. Told to wait (503 or 429 with Retry-After) it waits so
+long and asks again, as a good client does. Everything else is lost: an error, silence, an answer that breaks off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from plimsoll.demo.wire import Told, ask
+
+LIMIT_S = 90.0
+MOST_TRIES = 40
+LATEST_S = 2.0  # what is later than that is not made up for
+LONGEST_WAIT_S = 15.0
+SERVED, WAIT, LOST = "served", "wait", "lost"
+WORDS = "the tide rises and the ship sits deeper than the line on her hull allows so part of the cargo goes ashore".split()
+
+
+class Lost(NamedTuple):
+    """One request that was lost."""
+
+    at_s: float  # since the clients began
+    what: str
+
+
+@dataclass
+class Count:
+    """All requests so far."""
+
+    asked: int = 0
+    served: int = 0
+    tokens: int = 0
+    told_to_wait: int = 0  # answers that said so
+    waited: int = 0  # requests that were told so at least once
+    under_way: int = 0
+    lost: list[Lost] = field(default_factory=list)
+
+    def copy(self) -> Count:
+        """As it is now, whatever comes later."""
+        return replace(self, lost=list(self.lost))
+
+
+def verdict(told: Told, *, stream: bool) -> str:
+    """What one answer is: served, to be asked again later, or lost."""
+    if told.status in (429, 503) and told.is_whole and told.headers.get("retry-after", "").strip().isdigit():
+        return WAIT
+    is_ended = b'"finish_reason":"length"' in told.body.replace(b" ", b"") and b'"error"' not in told.body
+    if told.status != 200 or not told.is_whole or not is_ended or (stream and b"[DONE]" not in told.body):
+        return LOST
+    return SERVED
+
+
+def why_lost(told: Told) -> str:
+    """One line on an answer that is none."""
+    if told.status == 0:
+        return "no answer"
+    if told.status == 200:
+        return "the answer broke off" if not told.is_whole else "the answer ended too soon"
+    return f"status {told.status}"
+
+
+class Traffic:
+    """Requests through one port; many at once, each in a task of its own."""
+
+    def __init__(self, port: int, model: str, *, streams: bool, chance: random.Random) -> None:
+        self.count = Count()
+        self._port, self._model, self._streams, self._chance = port, model, streams, chance
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._began_s = asyncio.get_running_loop().time()
+
+    def send(self, words: int = 24, tokens: int = 48, *, port: int | None = None) -> asyncio.Task[None]:
+        """One request, every other one for a stream."""
+        stream = self._streams and self.count.asked % 2 == 0
+        text = " ".join(self._chance.choices(WORDS, k=words))
+        task = asyncio.create_task(self._one(port or self._port, text, tokens, stream=stream))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def at_rate(self, per_s: Callable[[], float], until: Callable[[], bool], words: int = 24, tokens: int = 48) -> None:
+        """So many a second, with pauses as chance has it, until it is enough.
+
+        When each is due does not hang on how fast this machine is: a late one is sent at once, and the next is not put off.
+        """
+        loop = asyncio.get_running_loop()
+        due_s = loop.time()
+        while not until():
+            due_s = max(due_s + min(2.0, self._chance.expovariate(max(0.1, per_s()))), loop.time() - LATEST_S)
+            if (early_s := due_s - loop.time()) > 0:
+                await asyncio.sleep(early_s)
+            if not until():
+                self.send(words, tokens)
+
+    async def rest(self, within_s: float) -> None:
+        """Wait until nothing is under way; what is then still there is lost."""
+        if self._tasks:
+            await asyncio.wait(set(self._tasks), timeout=within_s)
+        self.drop()
+
+    def drop(self) -> None:
+        """Hang up."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def _one(self, port: int, text: str, tokens: int, *, stream: bool) -> None:
+        count = self.count
+        count.asked += 1
+        count.under_way += 1
+        body = {"model": self._model, "prompt": text, "max_tokens": tokens, "stream": stream, "ignore_eos": True}
+        tries = 0
+        try:
+            while True:
+                told = await ask(port, "/v1/completions", body, limit_s=LIMIT_S)
+                found = verdict(told, stream=stream)
+                tries += 1
+                if found != WAIT or tries >= MOST_TRIES:
+                    break
+                count.told_to_wait += 1
+                count.waited += tries == 1
+                pause_s = min(LONGEST_WAIT_S, float(told.headers["retry-after"]))
+                await asyncio.sleep(pause_s * self._chance.uniform(1.0, 1.3))  # or all come back at once
+        except asyncio.CancelledError:
+            self._lose("given up when the demo ended")
+            raise
+        finally:
+            count.under_way -= 1
+        if found == SERVED:
+            count.served += 1
+            count.tokens += tokens
+        else:
+            self._lose(why_lost(told) if found == LOST else "told to wait again and again")
+
+    def _lose(self, what: str) -> None:
+        self.count.lost.append(Lost(asyncio.get_running_loop().time() - self._began_s, what))

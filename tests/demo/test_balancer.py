@@ -1,0 +1,182 @@
+"""The demo's own balancer, before real sockets: who gets a request, who gets it again, and what guard may ask."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from plimsoll.demo.balancer import Balancer
+from plimsoll.demo.wire import Told, ask
+
+TOKEN = "0123456789abcdef"
+READY = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
+
+
+class Engine:
+    """Ready unless told otherwise; answers a request with its name, or as it was told to."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.port, self.asked = name, 0, 0
+        self.answer: bytes | None = whole(name.encode())
+        self._server: asyncio.Server | None = None
+
+    async def open(self) -> None:
+        """Listen."""
+        self._server = await asyncio.start_server(self._visited, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    def close(self) -> None:
+        """Stop listening."""
+        assert self._server is not None
+        self._server.close()
+
+    async def _visited(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        if head.startswith(b"GET /plimsoll/ready"):
+            writer.write(READY)
+        else:
+            self.asked += 1
+            writer.write(self.answer or b"")
+        await writer.drain()
+        writer.close()
+
+
+def whole(body: bytes) -> bytes:
+    """An answer with its length."""
+    return f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+def played(script: Callable[[Balancer, Engine, Engine], Awaitable[Any]]) -> Any:
+    """Two engines behind a balancer that has found them ready."""
+
+    async def main() -> Any:
+        one, two = Engine("one"), Engine("two")
+        await one.open()
+        await two.open()
+        balancer = Balancer({"one": one.port, "two": two.port}, TOKEN)
+        await balancer.start()
+        try:
+            while not all(backend.is_ready for backend in balancer.engines.values()):
+                await asyncio.sleep(0.02)
+            return await script(balancer, one, two)
+        finally:
+            await balancer.stop()
+            one.close()
+            two.close()
+
+    return asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def hook(balancer: Balancer, verb: str, engine: str = "one", epoch: int = 1) -> dict[str, Any]:
+    """What guard is told."""
+    return balancer.obey({"schema": "plimsoll.hook/1", "verb": verb, "engine": engine, "epoch": epoch})
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Le"],
+    ids=["nothing", "only the head of a stream", "half a head"],
+)
+def test_a_request_without_a_byte_of_an_answer_goes_to_another_engine(answer: bytes) -> None:
+    """Also a stream whose head had come: it is held back until its first token."""
+
+    async def script(balancer: Balancer, one: Engine, two: Engine) -> tuple[Told, int, int | None]:
+        one.answer = answer
+        return await ask(balancer.port, "/v1/completions", {}), two.asked, await balancer.count_sent_again()
+
+    told, asked, again = played(script)
+    assert (told.status, told.body, told.is_whole, asked, again) == (200, b"two", True, 1, 1)
+
+
+def test_an_answer_that_has_begun_is_never_begun_anew() -> None:
+    """Its client sees that it broke off: two halves of two answers are none."""
+
+    async def script(balancer: Balancer, one: Engine, two: Engine) -> tuple[Told, int]:
+        one.answer = whole(b"a long answer")[:-6]
+        return await ask(balancer.port, "/v1/completions", {}), two.asked
+
+    told, asked = played(script)
+    assert not told.is_whole
+    assert asked == 0
+
+
+def test_an_orderly_refusal_reaches_the_client() -> None:
+    """Shedding is for clients to see: another engine would only be overrun next."""
+
+    async def script(balancer: Balancer, one: Engine, two: Engine) -> Told:
+        for engine in (one, two):
+            engine.answer = b"HTTP/1.1 503 Busy\r\nRetry-After: 3\r\nContent-Length: 0\r\n\r\n"
+        return await ask(balancer.port, "/v1/completions", {})
+
+    told = played(script)
+    assert (told.status, told.headers["retry-after"], told.is_whole) == (503, "3", True)
+
+
+def test_guard_takes_an_engine_out_and_puts_it_back() -> None:
+    """Out: no new request; back: requests again. Each is read back, and each may be asked twice."""
+
+    async def script(balancer: Balancer, one: Engine, two: Engine) -> list[int]:
+        assert hook(balancer, "is-out")["done"] is False
+        assert hook(balancer, "take-out")["done"] is True
+        assert hook(balancer, "take-out")["done"] is True
+        assert hook(balancer, "is-out")["done"] is True
+        for _ in range(4):
+            await ask(balancer.port, "/v1/completions", {})
+        found = [one.asked, two.asked]
+        assert hook(balancer, "put-back")["done"] is True
+        await ask(balancer.port, "/v1/completions", {})
+        await ask(balancer.port, "/v1/completions", {})
+        return [*found, one.asked]
+
+    without_one, with_two, later = played(script)
+    assert (without_one, with_two) == (0, 4)
+    assert later > 0
+
+
+def test_the_last_engine_stays_in_and_an_older_guard_is_refused() -> None:
+    """What guard must not do to users the balancer does not let it do."""
+
+    async def script(balancer: Balancer, _one: Engine, _two: Engine) -> None:
+        assert hook(balancer, "take-out", "one", epoch=5)["done"] is True
+        assert hook(balancer, "take-out", "two", epoch=5) == {"done": False, "says": "nobody else is in: it stays in"}
+        assert hook(balancer, "put-back", "one", epoch=4)["done"] is False
+        assert hook(balancer, "put-back", "three")["done"] is None
+        assert hook(balancer, "connections") == {"done": True, "connections": 0}
+        assert hook(balancer, "explode", epoch=6)["done"] is None
+
+    played(script)
+
+
+def test_the_webhook_opens_only_with_its_token() -> None:
+    """Behind a balancer on the same host every client is 127.0.0.1."""
+
+    async def script(balancer: Balancer, _one: Engine, _two: Engine) -> None:
+        asked = {"verb": "take-out", "engine": "one", "epoch": 1}
+        assert (await ask(balancer.hook_port, "/hook", asked)).status == 401
+        assert (await ask(balancer.hook_port, "/hook", asked, token="wrong")).status == 401
+        assert not balancer.engines["one"].is_out
+        told = await ask(balancer.hook_port, "/hook", asked, token=TOKEN)
+        assert (told.status, told.json()["done"]) == (200, True)
+        assert balancer.engines["one"].is_out
+
+    played(script)
+
+
+@pytest.mark.parametrize("bytes_", [b"nonsense\r\n\r\n", b"POST / HTTP/1.1\r\nContent-Length: x\r\n\r\n", b"\xff" * 100_000])
+def test_a_client_that_talks_nonsense_harms_nobody(bytes_: bytes) -> None:
+    """The next one is served."""
+
+    async def script(balancer: Balancer, _one: Engine, _two: Engine) -> Told:
+        reader, writer = await asyncio.open_connection("127.0.0.1", balancer.port)
+        writer.write(bytes_)
+        writer.write_eof()
+        with contextlib.suppress(ConnectionError):
+            await asyncio.wait_for(reader.read(), 5)
+        writer.close()
+        return await ask(balancer.port, "/v1/completions", {})
+
+    assert played(script).status == 200

@@ -1,0 +1,140 @@
+"""Clients that count honestly: what is served, what is told to wait, what is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+
+import pytest
+
+from plimsoll.demo.traffic import LOST, SERVED, WAIT, Count, Lost, Traffic, verdict, why_lost
+from plimsoll.demo.wire import Told
+
+DONE = b'{"choices": [{"text": "x", "finish_reason": "length"}]}'
+STREAM = b'data: {"choices":[{"finish_reason":"length"}]}\n\ndata: [DONE]\n\n'
+
+
+@pytest.mark.parametrize(
+    ("told", "stream", "is_what"),
+    [
+        (Told(200, {}, DONE, is_whole=True), False, SERVED),
+        (Told(200, {}, STREAM, is_whole=True), True, SERVED),
+        (Told(200, {}, STREAM[:50], is_whole=True), True, LOST),  # no [DONE]
+        (Told(200, {}, DONE, is_whole=False), False, LOST),  # cut off
+        (Told(200, {}, DONE.replace(b"length", b"abort"), is_whole=True), False, LOST),
+        (Told(200, {}, b'data: {"error": "x"}\n\n' + STREAM, is_whole=True), True, LOST),
+        (Told(503, {"retry-after": "3"}, b"", is_whole=True), False, WAIT),
+        (Told(429, {"retry-after": "3"}, b"", is_whole=True), False, WAIT),
+        (Told(503, {}, b"", is_whole=True), False, LOST),  # nobody said when to come again
+        (Told(503, {"retry-after": "soon"}, b"", is_whole=True), False, LOST),
+        (Told(500, {"retry-after": "3"}, b"", is_whole=True), False, LOST),
+        (Told(), False, LOST),
+    ],
+)
+def test_only_a_whole_answer_is_served_and_only_an_orderly_refusal_is_asked_again(
+    told: Told, is_what: str, *, stream: bool
+) -> None:
+    """Everything else is lost."""
+    assert verdict(told, stream=stream) == is_what
+
+
+def test_why_a_request_was_lost_is_one_line() -> None:
+    """No answer, one that broke off, one that ended too soon, a status."""
+    found = [why_lost(Told()), why_lost(Told(200)), why_lost(Told(200, is_whole=True)), why_lost(Told(500, is_whole=True))]
+    assert found == ["no answer", "the answer broke off", "the answer ended too soon", "status 500"]
+
+
+async def _count(answer: Callable[[int], bytes], *, streams: bool = False) -> Count:
+    """What one request becomes at a server that gives these answers, the first at turn 1."""
+    turns = 0
+
+    async def visited(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal turns
+        turns += 1
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer(turns))
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(visited, "127.0.0.1", 0)
+    traffic = Traffic(server.sockets[0].getsockname()[1], "m", streams=streams, chance=random.Random(1))
+    await traffic.send()
+    server.close()
+    return traffic.count
+
+
+def whole(status: str, body: bytes = b"", *headers: str) -> bytes:
+    """An answer with its length."""
+    return "\r\n".join([f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", *headers, "", ""]).encode() + body
+
+
+def test_a_request_that_is_told_to_wait_comes_again_and_is_served() -> None:
+    """It counts as served once, and as one that waited."""
+    count = asyncio.run(_count(lambda turn: whole("200 OK", DONE) if turn > 2 else whole("503 Busy", b"", "Retry-After: 0")))
+    assert (count.asked, count.served, count.waited, count.told_to_wait, count.lost) == (1, 1, 1, 2, [])
+
+
+@pytest.mark.parametrize(
+    ("answer", "what"),
+    [(b"", "no answer"), (whole("200 OK", DONE)[:-5], "the answer broke off"), (whole("502 Bad"), "status 502")],
+)
+def test_a_request_that_fails_is_lost_and_not_tried_again(answer: bytes, what: str) -> None:
+    """A client that hides failures behind retries would prove nothing."""
+    count = asyncio.run(_count(lambda _: answer))
+    assert (count.served, [one.what for one in count.lost]) == (0, [what])
+
+
+def test_a_stream_that_is_cut_is_lost() -> None:
+    """Also where some of it came."""
+    cut = b'HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n10\r\ndata: {"a": 1}\n\n\r\n'
+    count = asyncio.run(_count(lambda _: cut, streams=True))
+    assert [one.what for one in count.lost] == ["the answer broke off"]
+
+
+def test_what_is_given_up_at_the_end_is_lost_too() -> None:
+    """A request that never ended is not left out of the count."""
+
+    async def main() -> Count:
+        silent = await asyncio.start_server(lambda _r, _w: asyncio.sleep(60), "127.0.0.1", 0)
+        traffic = Traffic(silent.sockets[0].getsockname()[1], "m", streams=False, chance=random.Random(1))
+        traffic.send()
+        await traffic.rest(0.2)
+        await asyncio.sleep(0.05)
+        silent.close()
+        return traffic.count
+
+    count = asyncio.run(main())
+    assert (count.served, count.under_way, len(count.lost)) == (0, 0, 1)
+
+
+def test_a_copy_of_the_count_does_not_grow() -> None:
+    """A summary says how it was, also where clients go on."""
+    count = Count(served=3)
+    before = count.copy()
+    count.served += 1
+    count.lost.append(Lost(1.0, "no answer"))
+    assert (before.served, before.lost) == (3, [])
+
+
+def test_the_rate_does_not_hang_on_how_fast_the_machine_is() -> None:
+    """A loop that is held up sends what is due at once: so many a second on average, not one for each turn of the loop."""
+
+    async def main() -> int:
+        server = await asyncio.start_server(lambda _r, writer: writer.close(), "127.0.0.1", 0)
+        traffic = Traffic(server.sockets[0].getsockname()[1], "m", streams=False, chance=random.Random(3))
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + 1.5
+
+        async def hold_up() -> None:
+            while loop.time() < end_s:
+                time.sleep(0.1)
+                await asyncio.sleep(0)
+
+        await asyncio.gather(hold_up(), traffic.at_rate(lambda: 60.0, lambda: loop.time() >= end_s))
+        traffic.drop()
+        server.close()
+        return traffic.count.asked
+
+    assert asyncio.run(main()) > 45
