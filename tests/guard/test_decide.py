@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -109,6 +110,16 @@ def test_whoever_asks_for_a_start_is_not_told_of_those_before_it() -> None:
     refused = consider(view(kept), POLICY, kept, Grade.RESTART, ASKED, "somebody asked")
     assert isinstance(refused, Refusal)
     assert refused.reason == "CrashLoop"
+
+
+@pytest.mark.parametrize("kind", GRADES)
+def test_nothing_is_done_about_what_is_about_to_be_over(kind: str) -> None:
+    """The last look did not show it: no compaction after the one that helped, no stop of an engine that answers again."""
+    ending = {name: replace(one, is_ending=True) for name, one in held(kind).items()}
+    assert decide(view(engine(conditions=ending)), POLICY) == []
+    asked = consider(view(engine(conditions=ending)), POLICY, engine(conditions=ending), Grade.RESTART, ASKED, "asked")
+    assert isinstance(asked, Plan)
+    assert asked.steps == SERVING, "it serves: it is drained first"
 
 
 def test_the_hours_go_past_midnight() -> None:

@@ -88,3 +88,11 @@ def test_what_held_before_it_could_not_be_told_is_not_denied_by_one_look() -> No
     assert after("yyyyy???????y", is_strict=True) is Status.UNKNOWN
     assert after("yyyyy???????n", is_strict=True) is Status.TRUE
     assert after("yyyyy???????nnnnn", is_strict=True) is Status.FALSE
+
+
+def test_what_is_about_to_be_over_says_so() -> None:
+    """It holds until it has stayed away for a while, and the looks in between are told apart from those that show it."""
+    tracker = Tracker("kind", 0.0, 20.0, 5.0, is_strict=True)
+    told = [(found.is_true, found.is_ending) for number, word in enumerate("ynynnnnn")
+            if (found := tracker.see(SAYS[word], 5.0 * number))]  # fmt: skip
+    assert told == [(True, False), (True, True), (True, False), *[(True, True)] * 4, (False, False)]

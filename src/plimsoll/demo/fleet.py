@@ -49,7 +49,7 @@ clear = "2s"
 
 [policy.neighbour]            # compact when another process is in need
 for = "2s"
-clear = "0s"
+clear = "5s"
 free = "512MiB"
 releasable = "256MiB"
 

@@ -26,6 +26,7 @@ class Condition:
     message: str  # one sentence a person can read
     since_s: float  # when the status became what it is
     evidence: tuple[Evidence, ...] = ()
+    is_ending: bool = False  # it holds, but the last look did not show it any more: it must stay away before it is over
 
     def __post_init__(self) -> None:
         assert self.reason, "a condition without a reason explains nothing"

@@ -140,7 +140,7 @@ def _one_at_a_time(found: list[Decision]) -> list[Decision]:
 
 def wanted_of(engine: Engine) -> tuple[str, Grade] | None:
     """The most harmful remedy that a condition of it calls for; None where none holds."""
-    held = [(kind, GRADES[kind]) for kind, condition in engine.conditions.items() if kind in GRADES and condition.is_true]
+    held = [(kind, GRADES[kind]) for kind, condition in engine.conditions.items() if kind in GRADES and is_there(condition)]
     return min(held, key=lambda one: (ORDER.index(one[1]), one[0] not in BROKEN_KINDS), default=None)
 
 
@@ -154,11 +154,16 @@ def consider(view: View, policy: ActPolicy, engine: Engine, grade: Grade, kind: 
     return Plan(engine.name, grade, kind, why, steps)
 
 
+def is_there(condition: Condition) -> bool:
+    """Whether the last look shows it, too: nothing is done about what is about to be over."""
+    return condition.is_true and not condition.is_ending
+
+
 def serves_nobody(engine: Engine, kind: str) -> bool:
     """Whether it is about an engine that serves nobody; what a person asks for is not: then its conditions say it."""
     if kind in BROKEN_KINDS:
         return True
-    return kind == ASKED and any(engine.conditions[one].is_true for one in BROKEN_KINDS & engine.conditions.keys())
+    return kind == ASKED and any(is_there(engine.conditions[one]) for one in BROKEN_KINDS & engine.conditions.keys())
 
 
 def _against(view: View, policy: ActPolicy, engine: Engine, grade: Grade, kind: str) -> list[tuple[str, str]]:

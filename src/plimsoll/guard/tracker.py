@@ -141,4 +141,5 @@ class Tracker:
         if self._watching_s is not None:
             message = f"{seen.message}; for {self._watching_s:.0f} of {self._for_s:.0f} s"
             return Condition(self.kind, self.status, "Watching", message, self._since_s, seen.evidence)
-        return Condition(self.kind, self.status, seen.reason, seen.message, self._since_s, seen.evidence)
+        is_ending = self.status is Status.TRUE and self._false_since is not None
+        return Condition(self.kind, self.status, seen.reason, seen.message, self._since_s, seen.evidence, is_ending)
