@@ -22,7 +22,8 @@ PLANNED = Settings("0.32.0", PLAN, slo=Slo(0.4, 0.03), timers=timers_of(120, PLA
 GENERAL = {"up", "ALERTS", "process_start_time_seconds", "process_resident_memory_bytes", "http_requests_total"}
 """Prometheus's own, and what every vLLM server shows beside its engine's figures."""
 GUARDS = (
-    "looks_total look_failures_total look_age_seconds unreachable condition notifications_total trouble needs_a_person".split()
+    "looks_total look_failures_total look_age_seconds unreachable condition notifications_total trouble needs_a_person "
+    "actions_total".split()
 )
 _SUFFIXES = ("", "_total", "_count", "_sum", "_bucket")
 

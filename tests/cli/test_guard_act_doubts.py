@@ -11,6 +11,7 @@ from lab.guard.acting_play import SERVING, ends, play, says, view_of
 from plimsoll.cli.guard_act import Conductor
 from plimsoll.domain.outcome import Outcome, unsure
 from plimsoll.guard.decide import View
+from plimsoll.guard.grades import Grade
 from plimsoll.guard.steps import SERVING as COURSE
 from plimsoll.guard.steps import End, Step, follows
 
@@ -87,6 +88,23 @@ def test_an_engine_that_its_first_request_ends_is_not_put_back() -> None:
     play(world, book, lambda conductor: carried_out(conductor, world, book), parts=parts_of(world)._replace(ask_once=ends_it))
     assert ends(world) == ["held"]
     assert "now it does not answer any more" in says(world)
+
+
+def test_what_has_ended_is_counted_for_the_metrics() -> None:
+    """By engine, rung and end; what has not happened is there with 0, so that its first time shows as a rise."""
+    world, book = World(), MemoryBook()
+    counts: list[dict[tuple[str, Grade, End], int]] = []
+
+    async def script(conductor: Conductor) -> None:
+        counts.append(conductor.ended())
+        await carried_out(conductor, world, book)
+        counts.append(conductor.ended())
+
+    play(world, book, script)
+    before, after = counts
+    assert set(before.values()) == {0}
+    assert len(before) == len(Grade.__members__) * len(End) - len(End), "advice is no action"
+    assert {one: count for one, count in after.items() if count} == {(ENGINE, Grade.RESTART, End.DONE): 1}
 
 
 @pytest.mark.parametrize("step", [Step.CHECK, Step.WARM])

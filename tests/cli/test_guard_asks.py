@@ -24,7 +24,7 @@ from plimsoll.domain.journal_entry import CLOSED, INTENT, NOTE, OPENED, OUTCOME,
 from plimsoll.guard.course import opened
 from plimsoll.guard.decide import Decision, Plan, Refusal, Switches
 from plimsoll.guard.grades import Grade
-from plimsoll.guard.steps import BROKEN
+from plimsoll.guard.steps import BROKEN, End
 from plimsoll.report.guard_openapi import VERBS as DOCUMENTED
 from plimsoll.report.guard_openapi import document
 
@@ -47,6 +47,10 @@ class Acts:
         """One."""
         course = opened("x1", NAME, Grade.RESTART, "dead", is_broken=True).begun()
         return [Under(course, 1_700_000_000.0), Under(course._replace(engine="b", kind="drain"), None)]
+
+    def ended(self) -> dict[tuple[str, Grade, End], int]:
+        """One, and one that has not happened."""
+        return {(NAME, Grade.COMPACT, End.DONE): 2, (NAME, Grade.COMPACT, End.FAILED): 0}
 
     def needs(self) -> dict[str, str]:
         """As was set."""

@@ -55,6 +55,7 @@ def test_one_that_was_held_is_told_shown_and_put_right(tmp_path: Path, capsys: C
                 assert "this token only reads" in capsys.readouterr().err
             assert main(["guardctl", "undrain", "one", *at]) == 0, capsys.readouterr()
             guard.hears("one: it was held, and is put back")
+            assert 'plimsoll_guard_actions_total{engine="one",rung="restart",end="done"} 0.0\n' in guard.get("/metrics")[1]
             capsys.readouterr()
             assert main(["guardctl", "actions", *at]) == 0
             assert "it was put back by hand (guardctl resume one when it is mended)" in capsys.readouterr().out

@@ -74,6 +74,12 @@ def _notes(names: Names, shown: Shown) -> tuple[Note, ...]:
             "{{instance}}: a call into its workers",
         ),
         Note("sheds", f"increase({shown.of('plimsoll_refused_total')}[1m]) > 0", "purple", "{{instance}} refuses: {{why}}"),
+        Note(
+            "guard did",
+            f"increase({names.guard('actions_total')}[1m]) > 0",
+            "green",
+            "guard: {{rung}} of {{engine}}: {{end}}",
+        ),
         Note("guard says", f"{held} == 1", "yellow", "{{engine}}: {{condition}}"),
         Note("alert", FIRING, "dark-red", "{{alertname}} {{instance}}"),
     )

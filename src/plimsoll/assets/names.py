@@ -19,6 +19,7 @@ CONDITIONAL: Mapping[str, str] = {
     "plimsoll_worker_resident_bytes": "the probe",
     "plimsoll_refused_total": "once the gate has refused a request",
     "plimsoll_guard_trouble": "while guard has trouble of its own",
+    "plimsoll_guard_actions_total": "guard with --act",
     "plimsoll_guard_look_failures_total": "once a look has brought nothing",
     "plimsoll_guard_": "guard",
     "plimsoll_": "the gate",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,7 +24,7 @@ from plimsoll.guard.decide import ASKED, START, Decision, Plan, Refusal, View, c
 from plimsoll.guard.grades import Grade
 from plimsoll.guard.remembered import PAUSE, RUNGS
 from plimsoll.guard.restart_checks import kv_tokens
-from plimsoll.guard.steps import BROKEN, End, Step
+from plimsoll.guard.steps import BROKEN, COURSES, End, Step
 
 __all__ = ["PAUSE", "RUNGS", "Conductor", "Ports", "Said"]
 
@@ -47,8 +48,13 @@ class Conductor(Remembers):
         self._asked: tuple[Grade, str, asyncio.Future[Decision]] | None = None
         self._is_looked_at = False  # the journal, for damage
         self._left: list[Course] = []  # of an earlier guard, still waiting for the lock
+        self._ended: Counter[tuple[str, Grade, End]] = Counter()  # in this life, by engine
         self.stopped_acting = ""  # why nothing is done any more, such as a full disk
         self.courses: dict[str, Course] = {}
+
+    def ended(self) -> dict[tuple[str, Grade, End], int]:
+        """How often each has ended since guard began; what has not happened yet is there, so that its first time is a rise."""
+        return {(name, rung, end): self._ended[name, rung, end] for name in self._parts for rung in COURSES for end in End}
 
     # Deciding, and doing
 
@@ -322,6 +328,7 @@ class Conductor(Remembers):
         says = f"{course.grade} is {end}" + (f": {why}" if why else "")
         self._ports.tell(Said(course.engine, says, end in (End.HELD, End.FAILED), {"action": course.action, "end": str(end)}))
         self._write(CLOSED, engine=course.engine, action=course.action, fields=fields)
+        self._ended[course.engine, course.grade, end] += 1
         self.courses.pop(course.engine, None)
         self._beside.pop(course.engine, None)
         if end in (End.STOOD_BACK, End.UNDONE, End.FAILED):

@@ -45,7 +45,7 @@ class Api:
         own: Callable[[], Own] = Own,
         actions: Callable[[], Actions | None] = lambda: None,
     ) -> None:
-        self._fleet, self._started_unix_s, self._own = fleet, started_unix_s, own
+        self._fleet, self._started_unix_s, self._own, self._actions = fleet, started_unix_s, own, actions
         self._page = Page(fleet, lambda: own().troubles, actions)
         self.files = self._page.files
         self._asks = Asks(actions, lambda name: fleet.view(name) is not None, self._page.name_of)
@@ -109,11 +109,11 @@ class Api:
         return _json({"told": self._fleet.told, "changes": rows[max(0, len(rows) - int(limit)) :]})
 
     def _metrics(self, _: Mapping[str, str]) -> Answer:
-        own = self._own()
+        own, actions = self._own(), self._actions()
         text = page(
             self._fleet.views(), version=plimsoll.__version__, started_unix_s=self._started_unix_s,
             notifications=own.notifications._asdict(), told=self._fleet.told, mistakes=self._fleet.mistakes,
-            troubles=own.troubles, lost_lines=own.lost_lines,
+            troubles=own.troubles, lost_lines=own.lost_lines, ended=None if actions is None else actions.ended(),
         )  # fmt: skip
         return Answer(200, text.encode(), CONTENT_TYPE)
 

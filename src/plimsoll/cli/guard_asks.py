@@ -20,6 +20,7 @@ from plimsoll.guard.course import Course
 from plimsoll.guard.decide import Decision, Plan, Refusal, Switches
 from plimsoll.guard.grades import Grade
 from plimsoll.guard.ports import Book
+from plimsoll.guard.steps import End
 from plimsoll.report.doctor import clean
 from plimsoll.report.guard import SCHEMA
 from plimsoll.report.guard_journal import entry_json
@@ -61,6 +62,9 @@ class Actions(Protocol):
     def needs(self) -> Mapping[str, str]:
         """Engines that guard can do no more about, and why."""
 
+    def ended(self) -> Mapping[tuple[str, Grade, End], int]:
+        """How often each action of each engine that it may act on has ended so."""
+
     def pause(self, engine: str, rung: str) -> None:
         """Switch off: all of it, one engine or one rung."""
 
@@ -101,6 +105,10 @@ class Desk:
     def needs(self) -> dict[str, str]:
         """Engines that restarts did not mend."""
         return {engine: needs_of(engine, end) for engine, end in self._conductor.last_ends().items()}
+
+    def ended(self) -> dict[tuple[str, Grade, End], int]:
+        """Since guard began."""
+        return self._conductor.ended()
 
     def pause(self, engine: str, rung: str) -> None:
         """Switch off."""

@@ -7,7 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from plimsoll.domain.condition import Status
 from plimsoll.guard.findings import code_of
+from plimsoll.guard.grades import Grade
 from plimsoll.guard.policy import GRADES
+from plimsoll.guard.steps import End
 from plimsoll.report.guard import EngineView, Trouble
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -24,6 +26,7 @@ def page(
     mistakes: Mapping[str, int],
     troubles: Sequence[Trouble] = (),
     lost_lines: int = 0,
+    ended: Mapping[tuple[str, Grade, End], int] | None = None,
 ) -> str:
     """All of it."""
     lines = [
@@ -67,6 +70,10 @@ def page(
         *_metric(
             "notifications_waiting", "gauge", "Notifications that wait to be sent.",
             [({}, float(notifications.get("waiting", 0)))],
+        ),
+        *_metric(
+            "actions_total", "counter", "Actions that have ended, by rung and end; only of a guard that acts.",
+            [({"engine": of[0], "rung": str(of[1]), "end": str(of[2])}, float(n)) for of, n in (ended or {}).items()],
         ),
         *_metric("lines_lost_total", "counter", "Lines that standard output did not take.", [({}, float(lost_lines))]),
         *_metric(
