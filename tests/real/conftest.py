@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -35,15 +34,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         # A soak test keeps the time that `make soak` gives on its command line.
         if item.get_closest_marker("timeout") is None and item.get_closest_marker("soak") is None:
             item.add_marker(pytest.mark.timeout(TIMEOUT_S, func_only=True))
-
-
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """What the tests measured (`record_property("figures", ...)`): it is wanted of those that pass, too."""
-    reports = [one for kind in ("passed", "failed") for one in terminalreporter.getreports(kind)]
-    for report in reports:
-        for name, value in getattr(report, "user_properties", ()):
-            if name == "figures" and report.when == "call":
-                terminalreporter.write_line(f"{report.nodeid.rpartition('::')[2]}: {value}")
 
 
 def need_vllm() -> None:
