@@ -123,6 +123,17 @@ def test_without_a_token_no_button_sends_anything(browser: Any, acting: World) -
     assert acting.get("/v1/journal?last=1000")["entries"] == before
 
 
+def test_a_link_may_bring_the_token(browser: Any, acting: World) -> None:
+    """It is used, kept in the tab, and out of the address bar; nothing else that stands there is."""
+    with tab(browser, acting.url) as one:
+        one.page.goto(f"{acting.url}/#token={ACTS}")
+        one.page.wait_for_selector("#link.is-live")
+        assert one.page.url == f"{acting.url}/"
+        one.page.reload()
+        one.page.wait_for_selector("#link.is-live")
+        one.is_clean()
+
+
 def test_a_wrong_token_is_said_to_be_wrong(browser: Any, acting: World) -> None:
     """Nothing is shown, and the page asks for another one."""
     with tab(browser, acting.url) as one:

@@ -142,6 +142,11 @@ class Fleet:
         """Where guard's page is."""
         return f"http://{HOST}:{self.guard.port}/"
 
+    @property
+    def link(self) -> str:
+        """The page with its token, which ends with the demo."""
+        return f"{self.page}#token={self.guard.token}"
+
     async def start(self) -> None:
         """Start all of it, and wait until it is ready."""
         for name in NAMES:

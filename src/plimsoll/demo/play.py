@@ -129,7 +129,7 @@ def _introduce(fleet: Fleet, screen: Screen) -> None:
         f"engines    {', '.join(f'{name} on port {port}' for name, port in fleet.ports.items())}: stand-ins for vLLM, no GPU",
         f"balancer   port {fleet.balancer.port}: {kind}",
         f"guard      plimsoll guard --config {fleet.folder}/plimsoll.toml --act",
-        f"page       {fleet.page}   (its token: {fleet.folder}/api.token)",
+        f"page       {fleet.link}",
     ])  # fmt: skip
     screen.happens(f"all serve; {CALM:.0f} requests a second")
 
@@ -200,7 +200,7 @@ def show_summary(screen: Screen, summary: Summary) -> None:
 
 async def _kept(stage: Stage, summary: Summary, ending: list[bool]) -> None:
     show_summary(stage.screen, summary)
-    stage.screen.head(f"It goes on. The page is at {stage.fleet.page}; Ctrl-C ends it")
+    stage.screen.head(f"It goes on. The page is at {stage.fleet.link} ; Ctrl-C ends it")
     ending.clear()
     with contextlib.suppress(asyncio.CancelledError):
         await stage.traffic.at_rate(lambda: stage.rate[0], lambda: False)

@@ -9,6 +9,13 @@ const KEPT = "plimsoll-token";
 const fleet = new FleetView();
 let engine = null;
 let about = null;
+// A link may bring the token behind its #, as `plimsoll demo` prints it: browsers send that part to nobody. It leaves the
+// address bar at once.
+const brought = /^#token=([\x21-\x7e]{1,512})$/.exec(location.hash);
+if (brought) {
+  sessionStorage.setItem(KEPT, brought[1]);
+  history.replaceState(null, "", location.pathname);
+}
 let token = sessionStorage.getItem(KEPT) || "";
 let waiting = []; // events that came since the last frame
 
