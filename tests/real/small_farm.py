@@ -28,6 +28,11 @@ def need(program: str, package: str) -> str:
     return found
 
 
+def busy() -> float:
+    """How many times as long things may take here: other work on this machine's cores, as the kernel counts it."""
+    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
 class Backend:
     """Answers every request with its name, in pieces over a tenth of a second or two; it counts what it has."""
 

