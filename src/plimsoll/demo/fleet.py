@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import os
+import random
 import secrets
 import shlex
 import signal
@@ -282,11 +283,12 @@ async def end_process(process: asyncio.subprocess.Process | None, within_s: floa
 
 
 def free_port() -> int:
-    """One that nobody listens on now."""
-    with socket.socket() as found:
-        found.bind((HOST, 0))
-        port: int = found.getsockname()[1]
-        return port
+    """One that nobody listens on now, below those that the kernel gives to outgoing connections: a client could take one."""
+    for port in random.sample(range(22_000, 32_000), 200):
+        with socket.socket() as found, contextlib.suppress(OSError):
+            found.bind((HOST, port))
+            return port
+    raise WorldFailed("no free port could be found")
 
 
 def _last_line(path: Path) -> str:
