@@ -160,7 +160,10 @@ def test_what_is_over_is_said_and_notified_with_its_end(tmp_path: Path) -> None:
             health[0] = 200
             assert "one: engine.dead is over after " in guard.hears("is over")
             assert guard.stop() == 0
-    (began,), (ended,) = (body for _, _, body in receiver.got)
+    # On a busy machine one may be sent twice: a receiver that is slow to say that it has it is told again.
+    alerts = [alert for _, _, body in receiver.got for alert in body if alert["labels"]["alertname"] == "engine.dead"]
+    assert len(alerts) >= 2
+    began, ended = alerts[0], alerts[-1]
     assert began["labels"] == ended["labels"]
     assert began["startsAt"] == ended["startsAt"]
     assert ended["endsAt"] < began["endsAt"]
