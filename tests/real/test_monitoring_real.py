@@ -133,7 +133,7 @@ def _metrics_are_there(watched: Watching, settings: Settings) -> None:
     assert {name for name in missing - made_of_them if not _conditional(name)} == set()
     assert not {name for name in missing if name.startswith("vllm:")}
     seen = {name for name in missing - made_of_them if not name.startswith(CPU_ONLY)}
-    assert seen <= {"plimsoll_refused_total", "plimsoll_guard_trouble"}
+    assert seen <= {"plimsoll_refused_total", "plimsoll_guard_trouble", "plimsoll_guard_actions_total"}
 
 
 def _panels_have_data(watched: Watching, settings: Settings) -> None:
