@@ -132,7 +132,7 @@ class World:
         """Until every engine shows its page."""
         end_s = time.monotonic() + within_s
         for name, port in self.engines.items():
-            while not _answers(f"http://127.0.0.1:{port}/metrics"):
+            while not answers(f"http://127.0.0.1:{port}/metrics"):
                 assert time.monotonic() < end_s, f"{name} does not answer"
                 time.sleep(0.2)
 
@@ -194,7 +194,7 @@ class World:
                 env=self.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
         end_s = time.monotonic() + 30
-        while not _answers(f"{self.url}/healthz"):
+        while not answers(f"{self.url}/healthz"):
             assert time.monotonic() < end_s, self.log()
             assert self._guard.poll() is None, self.log()
             time.sleep(0.1)
@@ -251,7 +251,8 @@ def world(folder: Path) -> Iterator[World]:
         found.close()
 
 
-def _answers(url: str) -> bool:
+def answers(url: str) -> bool:
+    """Whether somebody there says 200."""
     try:
         with _HTTP.open(url, timeout=5) as answer:
             return bool(answer.status == 200)

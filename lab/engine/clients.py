@@ -11,24 +11,11 @@ import json
 import socket
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
+from plimsoll.demo.wire import Told as Told
+
 LIMIT_S = 120.0
-
-
-@dataclass
-class Told:
-    """What a client was told: the status (0 when nothing came), the headers, the body so far, and whether it was whole."""
-
-    status: int = 0
-    headers: dict[str, str] = field(default_factory=dict)
-    body: bytes = b""
-    is_whole: bool = False
-
-    def json(self) -> Any:
-        """The body as JSON."""
-        return json.loads(self.body)
 
 
 def request_bytes(port: int, method: str, path: str, body: Mapping[str, Any] | None, headers: Mapping[str, str]) -> bytes:

@@ -14,9 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -30,6 +28,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from lab.engine.install import engine_home, model_home
+from plimsoll.demo.wire import free_port as free_port  # the one that the whole lab takes
 
 PLUGIN_HOME = Path(__file__).resolve().parent / "oom_on_demand"
 PLUGIN = "oom_on_demand"
@@ -316,12 +315,3 @@ def clean_environment() -> dict[str, str]:
         "VLLM_CACHE_ROOT": str(engine_home() / "vllm-cache"),  # deleting the engine deletes what it wrote
         "VLLM_CONFIG_ROOT": str(engine_home() / "vllm-config"),
     }
-
-
-def free_port() -> int:
-    """A port nobody listens on at this moment, and none that an outgoing connection may be given before it is used."""
-    for port in random.sample(range(22_000, 32_000), 200):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-    raise AssertionError("no free port")

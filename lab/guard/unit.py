@@ -15,8 +15,8 @@ import sys
 from pathlib import Path
 
 from lab.engine.server import NICE, OOM_FLAG_FILE, PLUGIN, PLUGIN_HOME, clean_environment, serve_command
-from plimsoll.actuators.command_restart import ENDED, NOT_RUNNING
 from plimsoll.actuators.own_process import OwnProcess
+from plimsoll.demo.unit import obey
 from plimsoll.sources.process_tree import boot_mark, read_processes
 
 GATE = ("--worker-extension-cls", "plimsoll.inside.Probe", "--middleware", "plimsoll.inside.Gate")
@@ -60,29 +60,17 @@ def unit(folder: Path) -> OwnProcess:
     )  # fmt: skip
 
 
-async def obey(folder: Path, verb: str) -> int:
-    """One word of the contract."""
-    engine = unit(folder)
-    if verb == "is-running":
-        if await engine.is_running():
-            return 0
-        last = await engine.last_exit()
-        return ENDED if last.is_done and not last.facts.get("asked") else NOT_RUNNING
-    if verb == "pids":
-        print(*await engine.pids())
-        return 0
-    if verb == "start":
-        # A session's weight: on two cores its processes spin, and nobody else would get a turn.
-        Path("/proc/self/autogroup").write_text(str(NICE), encoding="ascii")
-        os.nice(NICE)
-        outcome = await engine.start()
-        for pid in await engine.pids():
-            Path(f"/proc/{pid}/autogroup").write_text(str(NICE), encoding="ascii")
-    else:
-        outcome = await engine.stop(float(os.environ.get("PLIMSOLL_DEADLINE_S", "60")))
-    print(outcome.says)
-    return 0 if outcome.is_done else 1
+async def gently(engine: OwnProcess, verb: str) -> int:
+    """One word of the contract. What is started leaves room: on two cores its processes spin, and nobody else gets a turn."""
+    if verb != "start":
+        return await obey(engine, verb)
+    Path("/proc/self/autogroup").write_text(str(NICE), encoding="ascii")  # a session's weight
+    os.nice(NICE)
+    code = await obey(engine, verb)
+    for pid in await engine.pids():
+        Path(f"/proc/{pid}/autogroup").write_text(str(NICE), encoding="ascii")
+    return code
 
 
 if __name__ == "__main__":
-    raise SystemExit(asyncio.run(obey(Path(sys.argv[1]), sys.argv[2])))
+    raise SystemExit(asyncio.run(gently(unit(Path(sys.argv[1])), sys.argv[2])))

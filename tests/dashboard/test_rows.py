@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -21,11 +22,11 @@ ANSWERS = Look(
 CLOCK = Clock(20.0, 1_010.0)
 
 
-def view(look: Look | None = ANSWERS, *kinds: str, findings: tuple[Finding, ...] = (), **more: object) -> EngineView:
+def view(look: Look | None = ANSWERS, *kinds: str, findings: tuple[Finding, ...] = (), **more: Any) -> EngineView:
     """An engine of which these conditions hold."""
     held = tuple(Condition(kind, Status.TRUE, "Why", "because", 5.0) for kind in kinds)
     found = EngineView("a", "http://a", look, 1.0, 0.1, 3, {}, held, findings, 0.0)
-    return found._replace(**more)  # type: ignore[arg-type]
+    return found._replace(**more)
 
 
 def test_nothing_is_known_of_one_that_was_not_looked_at() -> None:

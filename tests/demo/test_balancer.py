@@ -11,28 +11,19 @@ import pytest
 
 from plimsoll.demo.balancer import Balancer
 from plimsoll.demo.wire import Told, ask
+from tests.real.small_farm import Backend
 
 TOKEN = "0123456789abcdef"
 READY = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
 
 
-class Engine:
+class Engine(Backend):
     """Ready unless told otherwise; answers a request with its name, or as it was told to."""
 
     def __init__(self, name: str) -> None:
-        self.name, self.port, self.asked = name, 0, 0
+        super().__init__(name)
+        self.asked = 0
         self.answer: bytes | None = whole(name.encode())
-        self._server: asyncio.Server | None = None
-
-    async def open(self) -> None:
-        """Listen."""
-        self._server = await asyncio.start_server(self._visited, "127.0.0.1", 0)
-        self.port = self._server.sockets[0].getsockname()[1]
-
-    def close(self) -> None:
-        """Stop listening."""
-        assert self._server is not None
-        self._server.close()
 
     async def _visited(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")

@@ -16,6 +16,7 @@ from typing import Any
 
 from lab.draw_dashboard import asked
 from lab.engine.server import free_port
+from lab.page_world import answers
 from plimsoll.assets.rules import groups_of, rules_text
 from plimsoll.assets.scrape import alertmanager_text, prometheus_text
 from plimsoll.assets.settings import Settings
@@ -119,7 +120,7 @@ def watching(folder: Path, settings: Settings, bounds: Thresholds, guard_token: 
             running.enter_context(_process(words, folder / f"{Path(words[0]).name}.log"))
         url = f"http://127.0.0.1:{port}"
         _wait(lambda: is_prometheus(url), folder / "prometheus.log")
-        _wait(lambda: _answers(f"http://127.0.0.1:{manager}/-/ready"), folder / "prometheus-alertmanager.log")
+        _wait(lambda: answers(f"http://127.0.0.1:{manager}/-/ready"), folder / "prometheus-alertmanager.log")
         yield Watching(url, webhook, time.time())
 
 
@@ -132,14 +133,6 @@ def _process(words: Sequence[str], log: Path) -> Iterator[None]:
     finally:
         process.terminate()
         process.wait(30)
-
-
-def _answers(url: str) -> bool:
-    try:
-        with _HTTP.open(url, timeout=5) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False
 
 
 def _wait(holds: Any, log: Path) -> None:

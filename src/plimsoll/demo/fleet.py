@@ -10,11 +10,9 @@ import asyncio
 import contextlib
 import json
 import os
-import random
 import secrets
 import shlex
 import signal
-import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ from plimsoll.actuators.own_process import OwnProcess
 from plimsoll.demo.balancer import Balancer
 from plimsoll.demo.haproxy import HAProxy
 from plimsoll.demo.unit import FILE, unit, write_unit
-from plimsoll.demo.wire import HOST, ask
+from plimsoll.demo.wire import HOST, ask, free_port
 from plimsoll.errors import WorldFailed
 
 NAMES = ("a", "b", "c")
@@ -280,15 +278,6 @@ async def end_process(process: asyncio.subprocess.Process | None, within_s: floa
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(process.wait(), limit_s)
             return
-
-
-def free_port() -> int:
-    """One that nobody listens on now, below those that the kernel gives to outgoing connections: a client could take one."""
-    for port in random.sample(range(22_000, 32_000), 200):
-        with socket.socket() as found, contextlib.suppress(OSError):
-            found.bind((HOST, port))
-            return port
-    raise WorldFailed("no free port could be found")
 
 
 def _last_line(path: Path) -> str:

@@ -7,10 +7,9 @@ import contextlib
 import csv
 import os
 import shutil
-import socket
 from pathlib import Path
 
-from plimsoll.demo.wire import HOST
+from plimsoll.demo.wire import HOST, free_port
 from plimsoll.errors import WorldFailed
 
 CONFIG = """\
@@ -57,9 +56,7 @@ class HAProxy:
         program = find()
         if program is None:
             raise WorldFailed("haproxy is not installed")
-        with socket.socket() as found:
-            found.bind((HOST, 0))
-            self.port = found.getsockname()[1]
+        self.port = free_port()
         lines = "\n".join(f"    server {name} {HOST}:{port}" for name, port in self._engines.items())
         text = CONFIG.format(socket=self._socket, host=HOST, port=self.port, servers=lines)
         self._config.write_text(text, encoding="utf-8")

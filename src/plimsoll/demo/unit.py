@@ -37,9 +37,8 @@ def unit(folder: Path) -> OwnProcess:
     )  # fmt: skip
 
 
-async def obey(folder: Path, verb: str) -> int:
+async def obey(engine: OwnProcess, verb: str) -> int:
     """One word of the contract."""
-    engine = unit(folder)
     if verb == "is-running":
         if await engine.is_running():
             return 0
@@ -57,4 +56,4 @@ async def obey(folder: Path, verb: str) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(asyncio.run(obey(Path(sys.argv[1]), sys.argv[2])))
+    raise SystemExit(asyncio.run(obey(unit(Path(sys.argv[1])), sys.argv[2])))

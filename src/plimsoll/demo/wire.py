@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import random
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from plimsoll.errors import WorldFailed
 
 HOST = "127.0.0.1"
 HEAD_MAX = 64 << 10
@@ -84,3 +88,12 @@ async def _read(reader: asyncio.StreamReader, told: Told) -> None:
     else:
         told.body = await reader.read()
     told.is_whole = True
+
+
+def free_port() -> int:
+    """One that nobody listens on now, below those that the kernel gives to outgoing connections: a client could take one."""
+    for port in random.sample(range(22_000, 32_000), 200):
+        with socket.socket() as found, contextlib.suppress(OSError):
+            found.bind((HOST, port))
+            return port
+    raise WorldFailed("no free port could be found")
