@@ -28,7 +28,7 @@ from plimsoll.report.guard_journal import entry_json
 
 MOST_LISTENERS = 24
 LOOKS_S = 0.25  # between two looks for a change
-LEAST_S = 1.0  # between two things told
+LEAST_S = 0.5  # between two things told
 QUIET_S = 10.0  # without a change, a word that guard is still there
 SHOWN_S = 1_800.0
 JOURNAL_READ = 1_000
@@ -104,7 +104,7 @@ class Page:
     # Listening
 
     async def _listen(self, said: str) -> AsyncIterator[bytes]:
-        """Everything once, then what changes, at most once a second."""
+        """Everything once, then what changes, at most twice a second."""
         rows: Mapping[str, Row] = {}
         about: Mapping[str, Any] = {}
         told: Mapping[str, Any] = {}
