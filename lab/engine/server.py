@@ -57,8 +57,8 @@ if sys.stdin.readline() == "":
 _HTTP = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
-def _let_others_run(pid: int) -> None:
-    """Have the server make way for whoever watches it: its processes spin while they wait.
+def let_others_run(pid: int) -> None:
+    """Have a process, and what it starts, make way for whoever watches it: vLLM's processes spin while they wait.
 
     On two cores a client of its own session got no turn for up to six seconds of a stream (Linux 6.18, sessions scheduled as
     groups); with this, none for 0.13 s at most. A session's weight counts where the kernel groups, the nice value elsewhere.
@@ -153,7 +153,7 @@ class EngineServer:
             )
         assert self._keeper.stdin is not None
         self._keeper.stdin.write(f"{self._process.pid}\n".encode())
-        _let_others_run(self._process.pid)
+        let_others_run(self._process.pid)
 
     def wait_ready(self, timeout_s: float = READY_LIMIT_S) -> None:
         """Return when /health answers 200; raise when the server ends or the time is over."""

@@ -14,7 +14,7 @@ import os
 import sys
 from pathlib import Path
 
-from lab.engine.server import NICE, OOM_FLAG_FILE, PLUGIN, PLUGIN_HOME, clean_environment, serve_command
+from lab.engine.server import OOM_FLAG_FILE, PLUGIN, PLUGIN_HOME, clean_environment, let_others_run, serve_command
 from plimsoll.actuators.own_process import OwnProcess
 from plimsoll.demo.unit import obey
 from plimsoll.sources.process_tree import boot_mark, read_processes
@@ -64,11 +64,10 @@ async def gently(engine: OwnProcess, verb: str) -> int:
     """One word of the contract. What is started leaves room: on two cores its processes spin, and nobody else gets a turn."""
     if verb != "start":
         return await obey(engine, verb)
-    Path("/proc/self/autogroup").write_text(str(NICE), encoding="ascii")  # a session's weight
-    os.nice(NICE)
+    let_others_run(os.getpid())
     code = await obey(engine, verb)
     for pid in await engine.pids():
-        Path(f"/proc/{pid}/autogroup").write_text(str(NICE), encoding="ascii")
+        let_others_run(pid)  # a session of its own has a weight of its own
     return code
 
 

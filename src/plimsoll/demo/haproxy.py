@@ -7,6 +7,7 @@ import contextlib
 import csv
 import os
 import shutil
+import tempfile
 from pathlib import Path
 
 from plimsoll.demo.wire import HOST, free_port
@@ -35,6 +36,10 @@ backend demo
 """
 
 
+# The kernel takes 107 bytes of a socket's path, and HAProxy binds to it with its process id and ".tmp" behind it first.
+LONGEST_SOCKET_PATH = 90
+
+
 def find() -> str | None:
     """Where HAProxy is; None where it is not."""
     return shutil.which("haproxy", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
@@ -47,8 +52,11 @@ class HAProxy:
 
     def __init__(self, folder: Path, engines: dict[str, int]) -> None:
         self.port = 0
-        self._engines, self._config, self._socket = engines, folder / "haproxy.cfg", folder / "haproxy.sock"
-        self._log = folder / "haproxy.log"
+        self._engines, self._config, self._log = engines, folder / "haproxy.cfg", folder / "haproxy.log"
+        self._socket, self._short_folder = folder / "haproxy.sock", ""
+        if len(os.fsencode(self._socket)) > LONGEST_SOCKET_PATH:
+            self._short_folder = tempfile.mkdtemp(prefix="plimsoll-", dir="/tmp")
+            self._socket = Path(self._short_folder, "haproxy.sock")
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
@@ -73,7 +81,8 @@ class HAProxy:
                 break
             await asyncio.sleep(0.05)
         said = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        raise WorldFailed(f"HAProxy did not start: {said[-1][:300] if said else 'it said nothing'}")
+        why = next((line for line in said if "ALERT" in line), said[-1] if said else "it said nothing")
+        raise WorldFailed(f"HAProxy did not start: {why[:300]}")
 
     async def stop(self) -> None:
         """At once."""
@@ -81,6 +90,8 @@ class HAProxy:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
             await self._process.wait()
+        if self._short_folder:
+            shutil.rmtree(self._short_folder, ignore_errors=True)
 
     async def count_sent_again(self) -> int | None:
         """Requests that were given to another engine, by its own count; None where it does not tell."""

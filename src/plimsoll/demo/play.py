@@ -22,7 +22,6 @@ from plimsoll.demo.traffic import Traffic
 from plimsoll.demo.watch import Watch
 from plimsoll.errors import WorldFailed
 
-SOCKET_PATH_MAX = 100
 SHOWN = 8
 
 
@@ -43,7 +42,8 @@ async def play(options: Options, screen: Screen) -> Summary:
             f"cannot make a temporary folder: {error.strerror or error}; set TMPDIR to one that you may write to"
         ) from None
     try:
-        fleet = Fleet(folder, use_haproxy=_with_haproxy(options, folder), speed=options.speed)
+        use_haproxy = haproxy.find() is not None if options.use_haproxy is None else options.use_haproxy
+        fleet = Fleet(folder, use_haproxy=use_haproxy, speed=options.speed)
         try:
             summary = await _play(fleet, options, screen)
         finally:
@@ -55,12 +55,6 @@ async def play(options: Options, screen: Screen) -> Summary:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return summary
-
-
-def _with_haproxy(options: Options, folder: Path) -> bool:
-    if options.use_haproxy is not None:
-        return options.use_haproxy
-    return haproxy.find() is not None and len(str(folder)) < SOCKET_PATH_MAX
 
 
 async def _play(fleet: Fleet, options: Options, screen: Screen) -> Summary:
