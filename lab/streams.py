@@ -149,28 +149,30 @@ class Streams:
         while time.monotonic() < self.end:
             number = next(self._numbers)
             body, asked = self._pool[number % len(self._pool)]
-            answer = await self._one(request_of(body, number), asked)
+            answer = await read_stream(self._port, request_of(body, number), asked)
             self.answers.append(answer)
             if answer.wrong is not None:
                 await asyncio.sleep(0.2)  # a server that is gone must not be asked a million times
 
-    async def _one(self, request: bytes, asked: int) -> Answer:
-        sent = time.monotonic()
-        loop = asyncio.get_running_loop()
-        over: asyncio.Future[None] = loop.create_future()
-        reading = _Reading(request, over)
-        try:
-            transport, _ = await loop.create_connection(lambda: reading, "127.0.0.1", self._port)
-        except OSError as error:
-            return Answer(sent, (), 0, repr(error))
-        try:
-            await asyncio.wait_for(over, REQUEST_LIMIT_S)
-        except TimeoutError:
-            return Answer(sent, tuple(reading.pieces), 0, f"no end after {REQUEST_LIMIT_S:.0f} s")
-        finally:
-            transport.close()
-        tokens, wrong = judge(reading.head, reading.end, asked)
-        return Answer(sent, tuple(reading.pieces[:-1]), tokens, wrong)  # the last one is the usage
+
+async def read_stream(port: int, request: bytes, asked: int, limit_s: float = REQUEST_LIMIT_S) -> Answer:
+    """Send one request over a connection of its own and read its answer to the end."""
+    sent = time.monotonic()
+    loop = asyncio.get_running_loop()
+    over: asyncio.Future[None] = loop.create_future()
+    reading = _Reading(request, over)
+    try:
+        transport, _ = await loop.create_connection(lambda: reading, "127.0.0.1", port)
+    except OSError as error:
+        return Answer(sent, (), 0, repr(error))
+    try:
+        await asyncio.wait_for(over, limit_s)
+    except TimeoutError:
+        return Answer(sent, tuple(reading.pieces), 0, f"no end after {limit_s:.0f} s")
+    finally:
+        transport.close()
+    tokens, wrong = judge(reading.head, reading.end, asked)
+    return Answer(sent, tuple(reading.pieces[:-1]), tokens, wrong)  # the last one is the usage
 
 
 # What can be read from the answers

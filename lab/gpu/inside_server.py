@@ -101,11 +101,12 @@ def inside_env(work: Path, name: str) -> dict[str, str]:
     }
 
 
-def ask(port: int, method: str, path: str, seconds: float = 30.0) -> tuple[int, Any]:
+def ask(port: int, method: str, path: str, seconds: float = 30.0, body: object = None) -> tuple[int, Any]:
     """The status and the answer, as JSON where it is; 0 and the reason where there is none."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=seconds)
     try:
-        connection.request(method, path, headers={"Authorization": f"Bearer {TOKEN}"})
+        sent = None if body is None else json.dumps(body)
+        connection.request(method, path, sent, headers={"Authorization": f"Bearer {TOKEN}"})
         answer = connection.getresponse()
         text = answer.read().decode(errors="replace")
         is_json = "json" in (answer.getheader("content-type") or "")

@@ -1,0 +1,101 @@
+"""Clients that come at set times: which requests they are, how they wait when told to, and what is counted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from lab.arrivals import Arrival, Outcome, Traffic, as_recording, body_of, must_wait_s, send, summary
+from lab.streams import Answer
+from plimsoll.sources.traces import read_measured
+
+HELD = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 0\r\nConnection: close\r\n\r\n"
+SERVED = (
+    b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
+    b'data: {"choices": [1]}\n\ndata: {"choices": [2]}\n\ndata: {"usage": {"completion_tokens": 2}}\n\ndata: [DONE]\n\n'
+)
+
+
+def test_the_same_rule_is_the_same_requests() -> None:
+    """Lengths are within their ranges and times rise, the same in every run; another seed is other requests."""
+    rule = Traffic(200, (10, 20), (3, 5), per_s=50.0, seed=4)
+    arrivals = rule.arrivals()
+    assert arrivals == rule.arrivals() != rule._replace(seed=5).arrivals()
+    assert all(10 <= one.prompt <= 20 and 3 <= one.output <= 5 for one in arrivals)
+    assert [one.at_s for one in arrivals] == sorted(one.at_s for one in arrivals)
+    assert 3.0 < arrivals[-1].at_s < 5.5  # 200 of them at 50 a second
+    assert {one.at_s for one in rule._replace(per_s=None).arrivals()} == {0.0}
+
+
+def test_no_two_prompts_begin_alike() -> None:
+    """Or the prefix cache would serve the second one."""
+    bodies = [json.loads(body_of("m", Arrival(0, 40, 2), number, 0).split(b"\r\n\r\n")[1]) for number in range(3_000)]
+    assert {len(body["prompt"]) for body in bodies} == {40}
+    assert len({tuple(body["prompt"][:2]) for body in bodies}) == 3_000
+
+
+@pytest.mark.parametrize(
+    ("wrong", "wait_s"),
+    [
+        (None, None),
+        ("HTTP/1.1 503 Service Unavailable\r\nretry-after: 7\r\n", 7.0),
+        ("HTTP/1.1 503 Service Unavailable\r\n", None),
+        ("HTTP/1.1 500 Internal Server Error\r\nretry-after: 7\r\n", None),
+        ("the stream broke off", None),
+    ],
+)
+def test_only_a_503_that_says_when_is_asked_again(wrong: str | None, wait_s: float | None) -> None:
+    """Everything else is a failure."""
+    assert must_wait_s(Answer(0.0, (), 0, wrong)) == wait_s
+
+
+async def _against(refusals: int, traffic: Traffic) -> list[Outcome]:
+    left = refusals
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal left
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+        await reader.readexactly(length)
+        left -= 1
+        writer.write(HELD if left >= 0 else SERVED)
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        return await send(server.sockets[0].getsockname()[1], "m", traffic)
+
+
+def test_a_client_that_is_told_to_wait_asks_again() -> None:
+    """Its wait counts from the first time it asked; one without patience is not served."""
+    rule = Traffic(3, (4, 8), (2, 2))
+    patient = asyncio.run(_against(2, rule._replace(patience_s=5.0)))
+    assert [one.wrong for one in patient] == [None] * 3
+    assert sum(one.told_to_wait for one in patient) == 2
+    found = summary(asyncio.run(_against(2, rule)), 2.0, 1.0)
+    assert (found["served"], found["failed"], found["told_to_wait"]) == (1, 2, 2)
+    assert found["first_failures"][0].startswith("HTTP/1.1 503")
+
+
+def test_what_is_counted(tmp_path: Path) -> None:
+    """Rates are over the time from the first arrival to the last token, good is within both promises, recordings are read back."""
+    rows = [
+        Outcome(100.0, 101.0, 103.0, 10, 5, 0, None),
+        Outcome(100.5, 104.0, 105.0, 10, 5, 3, None),
+        Outcome(101.0, None, None, 10, 5, 1, "no"),
+    ]
+    found = summary(rows, 2.0, 0.6)
+    assert (found["seconds"], found["served"], found["failed"], found["good"]) == (5.0, 2, 1, 1)
+    assert found["requests_per_s"] == 0.4
+    assert found["output_tokens_per_s"] == 2.0
+    assert found["ttft_ms"]["mean"] == 2250.0
+    assert found["tpot_ms"]["mean"] == 375.0
+    path = tmp_path / "run.jsonl"
+    path.write_text("".join(as_recording(one) + "\n" for one in rows if one.wrong is None))
+    measured = read_measured(str(path))
+    assert measured.trace.prompt.tolist() == [10, 10]
+    assert int(measured.finish_ns.max()) == 5_000_000_000
