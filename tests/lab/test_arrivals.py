@@ -82,7 +82,7 @@ def test_a_client_that_is_told_to_wait_asks_again() -> None:
 
 
 def test_what_is_counted(tmp_path: Path) -> None:
-    """Rates are over the time from the first arrival to the last token, good is within both promises, recordings are read back."""
+    """Rates are over the time from first arrival to last token, good is within both promises, recordings are read back."""
     rows = [
         Outcome(100.0, 101.0, 103.0, 10, 5, 0, None),
         Outcome(100.5, 104.0, 105.0, 10, 5, 3, None),

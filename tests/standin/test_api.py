@@ -17,6 +17,7 @@ from tests.standin.engines import engine
 from tests.standin.servers import FAST, SLOW, Server, standin
 
 PATHS = ("/v1/completions", "/v1/chat/completions")
+LONG = 500  # tokens
 
 
 @pytest.fixture(scope="module")
@@ -101,14 +102,14 @@ def test_a_stream_says_what_the_whole_answer_says(server: Server, path: str) -> 
 
 
 def test_the_events_of_a_stream_are_as_vllm_writes_them(server: Server) -> None:
-    """Fields, their order and the blanks between them."""
-    events = server.ask("POST", PATHS[0], asked(PATHS[0], stream=True, request_id="r")).events()
+    """Fields, their order and the blanks between them: of a stream too long for a late machine to put all into one."""
+    events = server.ask("POST", PATHS[0], asked(PATHS[0], stream=True, request_id="r", max_tokens=LONG)).events()
     first = json.loads(events[0])
     assert events[0] == json.dumps(first, separators=(",", ":"), ensure_ascii=False)
     assert list(first) == ["id", "object", "created", "model", "choices"]
     assert list(first["choices"][0]) == ("index text logprobs finish_reason stop_reason prompt_token_ids token_ids").split()
     assert first["id"] == "cmpl-r"
-    events = server.ask("POST", PATHS[1], asked(PATHS[1], stream=True)).events()
+    events = server.ask("POST", PATHS[1], asked(PATHS[1], stream=True, max_tokens=LONG)).events()
     first, second, last = json.loads(events[0]), json.loads(events[1]), json.loads(events[-2])
     assert first["choices"] == [
         {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
