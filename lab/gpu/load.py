@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import random
+import struct
 import threading
 import time
 import urllib.error
 import urllib.request
+import zlib
 from typing import Any
 
 # No proxy, whatever the environment says: the server is on this machine.
@@ -29,8 +32,20 @@ def ask(port: int, method: str, path: str, body: object = None, seconds: float =
         return 0, repr(error)
 
 
+def picture(side: int) -> str:
+    """A square picture of coloured stripes, as a chat message holds one."""
+    rows = b"".join(b"\0" + bytes((3 * x + y) % 256 for x in range(3 * side)) for y in range(side))
+    head = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+    parts = ((b"IHDR", head), (b"IDAT", zlib.compress(rows, 1)), (b"IEND", b""))
+    chunks = (struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in parts)
+    return "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n" + b"".join(chunks)).decode()
+
+
 class Load:
-    """A burst of requests: {"n": 20, "prompt": [100, 200], "out": [8, 16], "extra": {...}}; all are sent at once."""
+    """A burst of requests, all sent at once: {"n": 20, "prompt": [100, 200], "out": [8, 16], "extra": {...}}.
+
+    With "pictures" (how many in each) they are chats, and the prompt is a word.
+    """
 
     def __init__(self, port: int, spec: dict[str, Any]) -> None:
         dice = random.Random(spec.get("seed", 0))
@@ -38,17 +53,20 @@ class Load:
         self.answers: list[tuple[int, str]] = []
         self.threads = []
         for _ in range(spec["n"]):
-            body: dict[str, Any] = {
-                "model": "m",
-                "prompt": [dice.randrange(3, 2000) for _ in range(dice.randint(*spec["prompt"]))],
-            }
+            body: dict[str, Any] = {"model": "m"}
+            if "pictures" in spec:
+                parts = [{"type": "image_url", "image_url": {"url": picture(8 + number)}} for number in range(spec["pictures"])]
+                body["messages"] = [{"role": "user", "content": [*parts, {"type": "text", "text": "ship"}]}]
+            else:
+                body["prompt"] = [dice.randrange(3, 2000) for _ in range(dice.randint(*spec["prompt"]))]
             body |= {"max_tokens": dice.randint(*spec["out"]), "ignore_eos": True, "temperature": 0, **spec.get("extra", {})}
             self.threads.append(threading.Thread(target=self._one, args=(port, body), daemon=True))
         for thread in self.threads:
             thread.start()
 
     def _one(self, port: int, body: dict[str, Any]) -> None:
-        self.answers.append(ask(port, "POST", "/v1/completions", body, 300.0))
+        path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+        self.answers.append(ask(port, "POST", path, body, 300.0))
         self.ended = time.monotonic()
 
     def busy(self) -> bool:

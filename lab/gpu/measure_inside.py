@@ -26,7 +26,8 @@ from typing import Any
 from lab.gpu.inside_bench import ON_CPU, ON_GPU, Bench, Kept
 from lab.gpu.inside_compact import alone_longer, compact, neighbour
 from lab.gpu.inside_figures import figures
-from lab.gpu.provoke_failures import HERE, make_models
+from lab.gpu.models import make_models
+from lab.gpu.provoke_failures import HERE
 from lab.paired import alternate, compared, serve_for
 
 MODEL = "llama-3.1-8b"

@@ -23,7 +23,8 @@ from types import FrameType
 from typing import Any
 
 from lab.gpu.inside_bench import Kept
-from lab.gpu.provoke_failures import HERE, make_models
+from lab.gpu.models import make_models
+from lab.gpu.provoke_failures import HERE
 from lab.gpu.service_bench import Service
 
 STOP_S = 20.0  # kept back at the end for stopping servers and packing what they left

@@ -25,8 +25,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from lab.engine import tiny_model
 from lab.gpu.load import Load, ask
+from lab.gpu.models import make_models
 from lab.gpu.trim_log import trim
 
 HERE = Path(__file__).resolve().parent
@@ -76,22 +76,6 @@ def used_mib() -> int:
     return int(said[0]) if said and said[0].isdigit() else 0
 
 
-def config_of(models: dict[str, Entry], name: str) -> Entry:
-    """A model's config.json, with what it inherits."""
-    own = dict(models[name])
-    return (config_of(models, own.pop("like")) if "like" in own else {}) | own
-
-
-def make_models(models: dict[str, Entry], folder: Path) -> None:
-    """Write every model's folder: a configuration and a small tokenizer, no weights."""
-    for name in models:
-        home = folder / name
-        if not (home / "config.json").is_file():
-            home.mkdir(parents=True, exist_ok=True)
-            tiny_model.write(home)
-            (home / "config.json").write_text(json.dumps(config_of(models, name), indent=1), encoding="utf-8")
-
-
 class Ballast:
     """A neighbour on the same GPU; see ballast.py."""
 
@@ -129,12 +113,15 @@ class Run:
         self.offset = 0
         self.events = [list(event) for event in entry.get("on", [])]
         self.reached = self.failure_seen = self.ready = False
+        self.free_at_ready_mib: int | None = None
         self.notes: list[Any] = []
         self.loads: list[Load] = []
         self.ballast = Ballast(work / f"{self.name}.ballast.jsonl") if self._needs_ballast() else None
         args = list(entry.get("args", []))
         if "kv_leave_mib" in entry:
             args += ["--kv-cache-memory-bytes", str((free_mib - entry["kv_leave_mib"]) << 20)]
+        if "kv_like" in entry:
+            args += ["--kv-cache-memory-bytes", str(all_but(entry["keep_free_mib"], work, entry["kv_like"]))]
         self.command = [
             sys.executable,
             "-m",
@@ -205,6 +192,8 @@ class Run:
         self.ready = self.until(limit)
         if self.ready:
             (self.work / f"{self.name}.smi-ready.txt").write_text(smi(), encoding="utf-8")
+            said = smi("--query-gpu=memory.free", "--format=csv,noheader,nounits").split()
+            self.free_at_ready_mib = int(said[0]) if said and said[0].isdigit() else None
             for step in self.entry.get("then", []):
                 if time.monotonic() > limit:
                     self.notes.append("out of time before " + step[0])
@@ -231,10 +220,12 @@ class Run:
             self.notes.append(self.ballast.tell(what))
         elif verb == "snapshot":
             target = self.work / f"{self.name}-{what}.pickle.gz"
-            body = {"method": "write_memory_snapshot", "args": [str(target)]}
-            self.notes.append(ask(self.port, "POST", "/collective_rpc", body, 60))
+            call = {"method": "write_memory_snapshot", "args": [str(target)]}
+            self.notes.append(ask(self.port, "POST", "/collective_rpc", call, 60))
         elif verb == "post":
-            self.notes.append(ask(self.port, "POST", what, None, 60))
+            path, body = what if isinstance(what, list) else [what, None]
+            text = json.dumps(body).replace("/models/", f"{self.work}/models/")  # as the trimmed log shows them
+            self.notes.append(ask(self.port, "POST", path, json.loads(text), 60))
         elif verb == "kill_engine":
             found = re.search(r"\(EngineCore\S* pid=(\d+)\)", self.text())
             if found:
@@ -271,7 +262,8 @@ class Run:
             "name": self.name, "expect": self.entry["expect"], "as_expected": all(seen.values()), "seen": seen,
             "exit_code": code if ended_itself else None, "killed_by_us": not ended_itself, "model": self.entry["model"],
             "args": self.command[self.command.index("--load-format") :], "env": self.entry.get("env", {}),
-            "reached_gpu": self.reached, "ready": self.ready, "notes": self.notes, "loads": [load.row() for load in self.loads],
+            "reached_gpu": self.reached, "ready": self.ready, "free_at_ready_mib": self.free_at_ready_mib,
+            "notes": self.notes, "loads": [load.row() for load in self.loads],
         }  # fmt: skip
 
 
@@ -280,6 +272,13 @@ def wait_for_gpu(baseline_mib: int) -> None:
     end = time.monotonic() + 25
     while time.monotonic() < end and used_mib() > baseline_mib + 300:
         time.sleep(0.3)
+
+
+def all_but(keep_mib: int, work: Path, like: str) -> int:
+    """The cache of another run and what was free beside it, less so much: for what cannot be told from a plan to the MiB."""
+    row = next(row for row in json.loads((work / "results.json").read_text(encoding="utf-8")) if row["name"] == like)
+    had = int(row["args"][row["args"].index("--kv-cache-memory-bytes") + 1])
+    return had + ((int(row["free_at_ready_mib"]) - keep_mib) << 20)
 
 
 def free_mib() -> int:
@@ -328,6 +327,8 @@ def play_all(entries: list[Entry], results: list[Entry], work: Path, until: floa
     try:
         while waiting or begun:
             while waiting and len(begun) < 1 + ahead:
+                if begun and "kv_like" in waiting[0][1]:
+                    break  # what it is like has not been played yet
                 number, entry = waiting.pop(0)
                 if not any(row["name"] == entry.get("unless") and row["as_expected"] for row in results):
                     begun.append(Run(entry, work, PORT + number, free))

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lab.gpu.provoke_failures import config_of
+from lab.gpu.models import config_of
 from plimsoll.cli.options import split_options
 from plimsoll.cli.plan import planned_of
 from plimsoll.plan.ledger import Ledger

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from lab.gpu import provoke_failures as provoke
+from lab.gpu.models import config_of
 from lab.gpu.snapshot_extension import without_machine_paths
 from lab.gpu.trim_log import trim
 from plimsoll.domain.finding import Code
@@ -19,7 +20,10 @@ from plimsoll.engine.log_lines import log_line
 
 PLAN: dict[str, Any] = json.loads((provoke.HERE / "failure_runs.json").read_text(encoding="utf-8"))
 STEPS = {"post", "metrics", "load", "wait", "sleep", "ballast", "snapshot", "kill_engine", "stop", "exit"}
-KEYS = {"name", "model", "expect", "args", "env", "see", "kv_leave_mib", "ballast", "on", "then", "unless", "limit"}
+KEYS = {
+    "name", "model", "expect", "args", "env", "see", "kv_leave_mib", "kv_like", "keep_free_mib", "ballast", "on", "then",
+    "unless", "limit",
+}  # fmt: skip
 OOM = (
     "(EngineCore pid=77) ERROR [core.py:1] torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.91 GiB."
     " GPU 0 has a total capacity of 139.80 GiB of which 1.20 GiB is free. Process 4711 has 20.51 GiB memory in use."
@@ -36,7 +40,9 @@ def test_every_run_can_be_played(entry: dict[str, Any]) -> None:
     assert all(re.compile(pattern) for pattern in entry["see"])
     assert {step[0] for step in entry.get("then", [])} <= STEPS
     assert all(isinstance(argument, str) for argument in entry["args"])
-    assert entry.get("unless") in {None, *(run["name"] for run in PLAN["runs"])}
+    names = [run["name"] for run in PLAN["runs"]]
+    assert "kv_like" not in entry or entry["kv_like"] in names[: names.index(entry["name"])], "it comes before"
+    assert entry.get("unless") in {None, *names}
     for command in [*entry.get("ballast", []), *(action for _, action in entry.get("on", []))]:
         assert re.fullmatch(r"(hold|leave) \d+|free", command)
 
@@ -50,7 +56,7 @@ def test_names_are_those_of_files() -> None:
 
 def test_a_model_inherits_what_it_does_not_say() -> None:
     """A derived configuration is complete and says nothing of where it came from."""
-    four = provoke.config_of(PLAN["models"], "llama-4-layers")
+    four = config_of(PLAN["models"], "llama-4-layers")
     assert four["num_hidden_layers"] == 4
     assert four["hidden_size"] == 4096
     assert "like" not in four

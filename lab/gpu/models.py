@@ -1,0 +1,91 @@
+"""Model folders for the runs on a GPU: a configuration, a small tokenizer, what pictures or an adapter need. No weights.
+
+An entry of `models` is a config.json, with three keys of ours: `like` names the entry it is derived from, `pictures` adds what
+LLaVA's processor reads, and `adapter` ({"rank": 511, "layers": {NAME: [inputs, outputs]}}) writes a LoRA adapter of zeros.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from lab.engine import tiny_model
+
+Entry = dict[str, Any]
+OURS = ("like", "pictures", "adapter")
+PICTURE = "<image>"
+PICTURE_TEMPLATE = (
+    "{% for message in messages %}{% if message.content is string %}{{ message.content }}{% else %}"
+    "{% for part in message.content %}{% if part.type == 'image' %}<image>{% else %}{{ part.text }}{% endif %}{% endfor %}"
+    "{% endif %}{% endfor %}"
+)
+
+
+def config_of(models: dict[str, Entry], name: str) -> Entry:
+    """A model's config.json, with what it inherits."""
+    whole = _whole(models, name)
+    return {key: value for key, value in whole.items() if key not in OURS}
+
+
+def _whole(models: dict[str, Entry], name: str) -> Entry:
+    own = dict(models[name])
+    return (_whole(models, own["like"]) if "like" in own else {}) | own
+
+
+def make_models(models: dict[str, Entry], folder: Path) -> None:
+    """Write every model's folder."""
+    for name in models:
+        home = folder / name
+        if (home / "config.json").is_file():
+            continue
+        home.mkdir(parents=True, exist_ok=True)
+        whole, config = _whole(models, name), config_of(models, name)
+        tiny_model.write(home, [PICTURE] if whole.get("pictures") else [])
+        if whole.get("pictures"):
+            write_picture_files(home, config["vision_config"])
+        if "adapter" in whole:
+            write_adapter(home / "adapter", whole["adapter"]["rank"], whole["adapter"]["layers"])
+        (home / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+
+
+def write_picture_files(home: Path, vision: Entry) -> None:
+    """How LLaVA's processor is to cut and scale a picture, and how a chat becomes a prompt with one."""
+    side = vision["image_size"]
+    scaling = {
+        "image_processor_type": "CLIPImageProcessor", "do_resize": True, "size": {"shortest_edge": side}, "resample": 3,
+        "do_center_crop": True, "crop_size": {"height": side, "width": side}, "do_rescale": True, "rescale_factor": 1 / 255,
+        "do_normalize": True, "image_mean": [0.5, 0.5, 0.5], "image_std": [0.25, 0.25, 0.25], "do_convert_rgb": True,
+    }  # fmt: skip
+    processor = {
+        "processor_class": "LlavaProcessor", "patch_size": vision["patch_size"], "image_token": PICTURE,
+        "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1,
+    }  # fmt: skip
+    (home / "preprocessor_config.json").write_text(json.dumps(scaling), encoding="utf-8")
+    (home / "processor_config.json").write_text(json.dumps(processor), encoding="utf-8")
+    path = home / "tokenizer_config.json"
+    tokenizer = json.loads(path.read_text(encoding="utf-8"))
+    tokenizer |= {"processor_class": "LlavaProcessor", "chat_template": PICTURE_TEMPLATE}
+    path.write_text(json.dumps(tokenizer, indent=1), encoding="utf-8")
+
+
+def write_adapter(home: Path, rank: int, layers: dict[str, list[int]]) -> None:
+    """A LoRA adapter as PEFT writes one, all zeros: a file with a hole in it, so its size costs no time."""
+    home.mkdir(parents=True, exist_ok=True)
+    config = {
+        "peft_type": "LORA", "r": rank, "lora_alpha": rank, "lora_dropout": 0.0, "bias": "none", "task_type": "CAUSAL_LM",
+        "target_modules": sorted({name.rsplit(".", 1)[-1] for name in layers}), "base_model_name_or_path": "",
+    }  # fmt: skip
+    (home / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
+    tensors: Entry = {}
+    end = 0
+    for name, (inputs, outputs) in layers.items():
+        for part, shape in (("lora_A", [rank, inputs]), ("lora_B", [outputs, rank])):
+            begin, end = end, end + 2 * shape[0] * shape[1]
+            key = f"base_model.model.{name}.{part}.weight"
+            tensors[key] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
+    head = json.dumps(tensors).encode()
+    head += b" " * (-len(head) % 8)
+    with (home / "adapter_model.safetensors").open("wb") as file:
+        file.write(len(head).to_bytes(8, "little") + head)
+        file.truncate(8 + len(head) + end)
