@@ -73,18 +73,38 @@ def test_runs_that_fail_are_left_out() -> None:
 
 
 def test_of_equals_the_own_setting_stays() -> None:
-    """Then the one with the most memory left; a better one beats both."""
+    """Then the one that changes least, and of those the one with the most memory left; a better one beats all."""
     given, asked = server(), traffic()
     options = plan_all([one for one in SMALL.candidates if one[:3] == (32, 512, 16)], given.ledger, given.replan)
     (result,) = [one for _, one in run(asked, [given.job_of(options[0])])]
     assert isinstance(result, Score)
     alike = [Tried(option, result) for option in options]
     assert preferred(alike, options[-1].candidate) is alike[-1]
-    assert preferred(alike, candidate_of(given.ledger)) is alike[0], "the smallest share of the card leaves the most"
+    near = next(one for one in alike if one.option.candidate.gpu_memory_utilization == 0.92)
+    assert preferred(alike, candidate_of(given.ledger)) is near, "it has the command's own share of the card"
+    far = candidate_of(given.ledger)._replace(gpu_memory_utilization=0.5)
+    assert preferred(alike, far) is alike[0], "all differ alike: the smallest share of the card leaves the most"
     better = Tried(options[1], result._replace(goodput=1.1 * result.goodput))
     assert preferred([better, *alike], options[-1].candidate) is better
     kept = Tried(options[-1], result._replace(met=result.requests - result.rejected))
     assert preferred([better, kept], options[-1].candidate, keeps_promises=True) is kept, "who keeps every promise stays"
+
+
+def test_every_flag_of_the_answer_was_also_run_as_the_command_had_it() -> None:
+    """Whatever that brings up: no flag is set without its own worth being known."""
+    given = server()
+    for slo in ("ttft=5s,tpot=200ms", "ttft=20s,tpot=90ms", "tpot=80ms"):
+        asked = traffic(slo)
+        options = plan_all(SMALL.candidates, given.ledger, given.replan)
+        own = candidate_of(given.ledger)
+        found = Search(asked, [*options, *plan_all([own], given.ledger, given.replan)], SMALL, given.job_of, run).find(own)
+        assert found is not None
+        chosen = found.best.option.candidate
+        tried = {one.option.candidate for one in found.tried}
+        for name in chosen.differences(own):
+            wanted = chosen._replace(**{name: getattr(own, name)})
+            safe = {one.candidate for one in options if one.is_safe}
+            assert wanted in tried or wanted not in safe
 
 
 def test_the_busiest_stretch() -> None:

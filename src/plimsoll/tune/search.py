@@ -40,7 +40,7 @@ LEAST_REQUESTS = 40_000
 LEAST_RUNS = 24
 """A small space is worth so many, even if that is more than the share."""
 TIE = 0.005
-"""Settings whose goodput differs by less are equally good: then the command's own stays, or the one with more room."""
+"""Settings whose goodput differs by less are equally good: then the command's own stays, or the one that changes least."""
 
 
 class Tried(NamedTuple):
@@ -122,13 +122,10 @@ class Search:
             self._climb_and_draw()
         if not self.tried:
             return None
-        keeps = not self.traffic.slo.is_empty
-        chosen = preferred(self._ranked(), own, keeps_promises=keeps).option.candidate
-        self.held_back = 0
-        self.try_all(chosen._replace(**{name: getattr(own, name)}) for name in chosen.differences(own))
+        best = self._compared_flag_by_flag(own)
         ranked = self._ranked()
         return Found(
-            best=preferred(ranked, own, keeps_promises=keeps),
+            best=best,
             own=self.tried.get(own),
             tried=tuple(ranked),
             most=max(self._ceiling(option) for option in self.safe.values()),
@@ -138,6 +135,18 @@ class Search:
             runs=self.runs,
             requests=self.requests,
         )
+
+    def _compared_flag_by_flag(self, own: Candidate) -> Tried:
+        """The preferred one, after each of its flags was also run as the command had it: that may bring up a better one."""
+        keeps, stood = not self.traffic.slo.is_empty, None
+        self.held_back = 0
+        while True:
+            best = preferred(self._ranked(), own, keeps_promises=keeps)
+            chosen = best.option.candidate
+            if chosen == stood or not self.left:
+                return best
+            stood = chosen
+            self.try_all(chosen._replace(**{name: getattr(own, name)}) for name in chosen.differences(own))
 
     def _ranked(self) -> list[Tried]:
         return sorted(self.tried.values(), key=lambda one: -one.score.goodput)
@@ -219,7 +228,7 @@ class Search:
 
 
 def preferred(ranked: Sequence[Tried], own: Candidate, *, keeps_promises: bool = False) -> Tried:
-    """Of those that are as good as the best: the command's own, else the one with the most memory left beside it.
+    """Of those that are as good as the best: the command's own, else the nearest to it, with the most memory left beside it.
 
     `keeps_promises`: where something is promised, an own setting that keeps it to all is as good as any. What is left then is
     how soon the last answers are done, and nobody asked for that.
@@ -230,8 +239,7 @@ def preferred(ranked: Sequence[Tried], own: Candidate, *, keeps_promises: bool =
         return is_own
     as_good = [one for one in ranked if one.score.goodput >= best * (1 - TIE)]
 
-    def rank(one: Tried) -> tuple[bool, int, int, float]:
-        candidate = one.option.candidate
-        return candidate != own, -one.option.ledger.slack.value, len(candidate.differences(own)), -one.score.goodput
+    def rank(one: Tried) -> tuple[int, int, float]:
+        return len(one.option.candidate.differences(own)), -one.option.ledger.slack.value, -one.score.goodput
 
     return min(as_good, key=rank)

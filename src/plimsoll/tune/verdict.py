@@ -135,6 +135,9 @@ def _differences(best: Tried, before: Tried, tuning: Tuning) -> list[str]:
     room = best.option.kv_tokens - before.option.kv_tokens
     if abs(room) >= WORTH_A_WORD * before.option.kv_tokens:
         parts.append(f"room for {format_count(abs(room))} tokens {'more' if room > 0 else 'fewer'} in the cache")
+    free = best.option.ledger.slack.value - before.option.ledger.slack.value
+    if abs(free) >= WORTH_A_WORD * best.option.ledger.card.total_bytes:
+        parts.append(f"{format_gib(abs(free))} {'more' if free > 0 else 'less'} of the card stay free")
     return parts
 
 
