@@ -1,0 +1,64 @@
+"""What simulate says of a load, with step times fitted to another load of the same card."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from lab.service.runs import Load, measured
+from plimsoll.cli.options import split_options
+from plimsoll.cli.plan import ready_of
+from plimsoll.simulate.fit import Fit, fit
+from plimsoll.simulate.fit_error import duration_error, error_of
+from plimsoll.simulate.planned import captured_sizes, planned_settings
+from plimsoll.simulate.replay import replay
+from plimsoll.simulate.settings import Settings, StepTime
+from plimsoll.tune.options import sheet_times
+
+GPU, RELEASE = "H200", "0.25.1"
+
+
+class Errors(NamedTuple):
+    """The replay against the run: shares, above 0 where the replay is slower; preemptions as counts."""
+
+    duration: float
+    ttft: float
+    tpot: float
+    preemptions: int
+    preemptions_measured: int
+
+
+class Planned(NamedTuple):
+    """A server as plan describes it to the simulator."""
+
+    settings: Settings
+    sheet: StepTime | None
+    sizes: tuple[int, ...]
+
+
+def planned(load: Load, model: Path) -> Planned:
+    """Blocks, limits and graphs from the command alone."""
+    words = ["--gpu", GPU, "--vllm", RELEASE, "--", "vllm", "serve", str(model), *load.flags]
+    ready = ready_of(split_options(words, with_value=("--gpu", "--vllm"), switches=()), learned=False)
+    ledger, _ = ready.replan(ready.settings)
+    settings = planned_settings(ledger.settings, ledger.kv_plan)
+    sizes = captured_sizes(settings, is_eager="--enforce-eager" in load.flags)
+    return Planned(settings, sheet_times(ledger, ready.model.shape, settings), sizes)
+
+
+def fitted(load: Load, model: Path) -> Fit:
+    """Step times by the stamps of this load."""
+    server = planned(load, model)
+    return fit(measured(load), server.settings, start=server.sheet, sizes=server.sizes)
+
+
+def errors(load: Load, times: StepTime, model: Path) -> Errors:
+    """This load replayed with these step times, against what was measured."""
+    run = measured(load)
+    settings = planned(load, model).settings
+    found = replay(run.trace, settings, times.reaching(settings.max_num_batched_tokens))
+    off = error_of(run, found)
+    assert off.mean_ttft is not None
+    assert off.mean_tpot is not None
+    counted = int(load.found["num_preemptions_total"])
+    return Errors(duration_error(run, found), off.mean_ttft, off.mean_tpot, found.totals.preemptions, counted)
