@@ -260,10 +260,10 @@ def _ready(checked: Checked, engine: Engine, card: Card, *, learned: bool, gpus:
     def replan(changed: Settings) -> tuple[Ledger, list[Finding]]:
         ledger = plan_ledger(model, changed, card)
         if corrections:
-            from plimsoll.plan.learned import corrected, key_of, replanner
+            from plimsoll.plan.learned import corrected, key_of
 
             found = corrections.get(key_of(ledger, model.shape))
-            ledger = corrected(ledger, found, replanner(ledger, model.shape)) if found is not None else ledger
+            ledger = corrected(ledger, found, model) if found is not None else ledger
         return ledger, findings_of(ledger, model.shape, checked.items, environment)
 
     if gpus is not None and gpus < settings.gpus:

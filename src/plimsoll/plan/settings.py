@@ -69,6 +69,11 @@ class Settings(NamedTuple):
         return self.tensor_parallel * self.pipeline_parallel * self.data_parallel
 
     @property
+    def has_fixed_cache(self) -> bool:
+        """Whether somebody set the size of the cache, which vLLM then allocates whether it fits or not."""
+        return self.kv_cache_memory_bytes is not None or self.num_gpu_blocks_override is not None
+
+    @property
     def drafts_with_own_head(self) -> bool:
         """Whether the model's own multi-token head drafts."""
         method = (self.speculative or {}).get("method")

@@ -113,9 +113,8 @@ def _of_this_model(space: Space, ledger: Ledger) -> Space:
     """vLLM sets the block size where kinds of layers share the pool, and a cache of a set size knows no utilisation."""
     if len(ledger.kv_plan.groups) > 1:
         space = space._replace(block_size=(ledger.kv_plan.block_size,))
-    said = ledger.settings
-    if said.kv_cache_memory_bytes is not None or said.num_gpu_blocks_override is not None:
-        space = space._replace(gpu_memory_utilization=(said.utilization,))
+    if ledger.settings.has_fixed_cache:
+        space = space._replace(gpu_memory_utilization=(ledger.settings.utilization,))
     return space
 
 

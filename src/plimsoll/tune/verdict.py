@@ -180,8 +180,7 @@ def _set_cache(best: Tried) -> list[str]:
     ledger = best.option.ledger
     said = ledger.settings
     flag = "--kv-cache-memory-bytes" if said.kv_cache_memory_bytes is not None else "--num-gpu-blocks-override"
-    is_set = said.kv_cache_memory_bytes is not None or said.num_gpu_blocks_override is not None
-    if not is_set or best.score.kv_peak < FULL or ledger.slack.low < ledger.kv.value:
+    if not said.has_fixed_cache or best.score.kv_peak < FULL or ledger.slack.low < ledger.kv.value:
         return []
     full, idle = format_gib(ledger.kv.value), format_gib(ledger.slack.value)
     return [f"{flag} is what holds this server back: its {full} were full while {idle} lay idle. Leave it out and tune again."]
