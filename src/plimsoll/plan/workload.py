@@ -19,12 +19,11 @@ from enum import StrEnum
 from itertools import accumulate
 from typing import NamedTuple
 
-from plimsoll.domain.model import ModelShape
 from plimsoll.domain.units import parse_vllm_integer
 from plimsoll.errors import BadInput
-from plimsoll.plan.kv import GroupPlan, KvPlan, KvSettings, plan_kv, specs_of_all_stages
+from plimsoll.plan.kv import GroupPlan, KvPlan, KvSettings, plan_kv
 from plimsoll.plan.kv_specs import RankSpecs, round_up
-from plimsoll.plan.ledger import Ledger, kv_settings
+from plimsoll.plan.ledger import Ledger, ModelFacts, cache_specs, kv_settings
 
 BLOCK_SIZES = (8, 16, 32, 64, 128)
 MOST_TOKENS, MOST_REQUESTS = 10**9, 10**7
@@ -169,16 +168,16 @@ class WorkloadAnswer:
         return 1 - self.paged_bytes / self.reserved_bytes if self.reserved_bytes else 0.0
 
 
-def pool_of(ledger: Ledger, shape: ModelShape) -> Pool:
+def pool_of(ledger: Ledger, model: ModelFacts) -> Pool:
     """The cache of a planned launch."""
-    cache = kv_settings(shape, ledger.settings, ledger.card)
+    cache = kv_settings(model.shape, ledger.settings, ledger.card)
     plan = ledger.kv_plan
     cost = max(plan.bytes_per_block_by_rank)
     exact = cost == 0 or ledger.settings.num_gpu_blocks_override is not None
     low, high = (plan.num_blocks if exact else max(0, end // cost) for end in (ledger.kv.low, ledger.kv.high))
     return Pool(
         plan=plan,
-        specs=specs_of_all_stages(shape, cache),
+        specs=cache_specs(model, cache),
         cache=cache,
         blocks_low=low,
         blocks_high=high,
@@ -188,9 +187,9 @@ def pool_of(ledger: Ledger, shape: ModelShape) -> Pool:
     )
 
 
-def judge(workload: Workload, ledger: Ledger, shape: ModelShape) -> WorkloadAnswer:
+def judge(workload: Workload, ledger: Ledger, model: ModelFacts) -> WorkloadAnswer:
     """What the planned launch makes of the workload."""
-    return judge_pool(workload, pool_of(ledger, shape))
+    return judge_pool(workload, pool_of(ledger, model))
 
 
 def judge_pool(workload: Workload, pool: Pool) -> WorkloadAnswer:
