@@ -129,6 +129,7 @@ def key_of(ledger: Ledger, shape: ModelShape) -> str:
         settings.quantization, settings.cpu_offload_gib, settings.max_loras and [settings.max_loras, settings.max_lora_rank],
         settings.enforce_eager, settings.v2_runner, settings.estimates_graphs, settings.pipeline_partition,
         settings.skips_mm_profiling, settings.language_model_only, settings.kv_connector, sorted(map(str, drafter.items())),
+        *(["whole encoders"] if settings.encoders_whole else ()),  # last: what was learned without it keeps its key
     ])  # fmt: skip
     release = re.sub(r"[^a-z0-9.]+", "-", settings.release.lower())[:24]
     parallel = f"tp={settings.tensor_parallel};pp={settings.pipeline_parallel}"

@@ -162,11 +162,15 @@ def kv_settings(shape: ModelShape, settings: Settings, card: Card) -> KvSettings
         block_size=settings.block_size,
         kv_cache_dtype=settings.kv_cache_dtype,
         model_dtype=model_dtype(shape, settings),
+        mamba_cache_dtype=settings.mamba_cache_dtype,
+        mamba_ssm_cache_dtype=settings.mamba_ssm_cache_dtype,
+        state_mode=settings.mamba_cache_mode,
         num_spec=settings.speculative_tokens,
         mtp_layers=shape.mtp_layers if settings.drafts_with_own_head else 0,
         hybrid_manager=None if settings.hybrid_manager else False,
         interleaved=is_interleaved(shape),
         num_blocks_override=settings.num_gpu_blocks_override,
+        v2_runner=settings.v2_runner,
         capability=card.compute_capability[0] if card.compute_capability else 9,
         version=settings.release,
     )
@@ -209,6 +213,7 @@ def _weights(model: ModelFacts, settings: Settings, card: Card) -> Estimate:
         expert_parallel=settings.expert_parallel,
         partition=settings.pipeline_partition,
         encoders=not settings.language_model_only,
+        encoders_whole=settings.encoders_whole,
         whole_segments=not is_before(settings.release, WHOLE_SEGMENTS_SINCE),
         wide_zeros=card.compute_capability == (9, 0) and not is_before(settings.release, MACHETE_FOR_AWQ_SINCE),
     )

@@ -56,6 +56,10 @@ class Settings(NamedTuple):
     v2_runner: bool = True
     skips_mm_profiling: bool = False
     language_model_only: bool = False
+    encoders_whole: bool = False  # --mm-encoder-tp-mode data: every rank has the whole encoder
+    mamba_cache_dtype: str = "auto"
+    mamba_ssm_cache_dtype: str = "auto"
+    mamba_cache_mode: str = "none"
     # What the scheduler is told; memory does not depend on it, `simulate` does.
     chunked_prefill: bool = True
     scheduling_policy: str = "fcfs"
@@ -128,8 +132,9 @@ class Flags:
         except ValueError:
             raise BadInput(f"{name} {text!r} is not a number") from None
 
-    def word(self, name: str, otherwise: str | None = None) -> str | None:
-        return self.text(name) or (self.default(name) if isinstance(self.default(name), str) else otherwise)
+    def word(self, name: str, otherwise: str = "auto") -> str:
+        default = self.default(name)
+        return self.text(name) or (default if isinstance(default, str) and default else otherwise)
 
     def switch(self, name: str) -> bool | None:
         argument = self.given.get(name)
@@ -190,8 +195,8 @@ def read_settings(
         decode_context_parallel=_at_least_one(flags, "--decode-context-parallel-size"),
         expert_parallel=bool(flags.switch("--enable-expert-parallel")),
         kv_cache_memory_bytes=flags.integer("--kv-cache-memory-bytes"),
-        kv_cache_dtype=flags.word("--kv-cache-dtype", "auto") or "auto",
-        dtype=flags.word("--dtype", "auto") or "auto",
+        kv_cache_dtype=flags.word("--kv-cache-dtype"),
+        dtype=flags.word("--dtype"),
         quantization=flags.text("--quantization"),
         block_size=_at_least_one(flags, "--block-size") if flags.text("--block-size") else None,
         num_gpu_blocks_override=flags.integer("--num-gpu-blocks-override"),
@@ -209,8 +214,12 @@ def read_settings(
         v2_runner=v2_by_default(release, shape) if runner not in ("0", "1") else runner == "1",
         skips_mm_profiling=bool(flags.switch("--skip-mm-profiling")),
         language_model_only=bool(flags.switch("--language-model-only")),
+        encoders_whole=flags.text("--mm-encoder-tp-mode") == "data",
+        mamba_cache_dtype=flags.word("--mamba-cache-dtype"),
+        mamba_ssm_cache_dtype=flags.word("--mamba-ssm-cache-dtype"),
+        mamba_cache_mode=flags.word("--mamba-cache-mode", "none"),
         chunked_prefill=chunked is not False,
-        scheduling_policy=flags.word("--scheduling-policy", "fcfs") or "fcfs",
+        scheduling_policy=flags.word("--scheduling-policy", "fcfs"),
         long_prefill_token_threshold=flags.integer("--long-prefill-token-threshold") or 0,
         watermark=flags.number("--watermark") or 0.0,
         reserve_full_isl=flags.switch("--scheduler-reserve-full-isl") is not False,
