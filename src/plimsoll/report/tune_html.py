@@ -8,8 +8,9 @@ from collections.abc import Iterable, Sequence
 from plimsoll.report.charts import Frame, bottom_axis, left_axis, number, picture, round_ticks, text
 from plimsoll.report.charts_style import STYLE
 from plimsoll.report.flags import clean
-from plimsoll.report.sweep import ROUGH_GUIDE, Swept, value_text
+from plimsoll.report.sweep import Swept, value_text
 from plimsoll.report.tune import CURVES, Shown, sentences
+from plimsoll.simulate.summary import ROUGH_GUIDE
 from plimsoll.tune.answer import curve
 from plimsoll.tune.goodput import Score
 from plimsoll.tune.search import Tried
@@ -50,7 +51,10 @@ def sweep_page(swept: Swept) -> str:
     title = f"{len(swept.points)} settings on {swept.traffic.trace.name}"
     ranked = swept.ranked
     rows = [
-        _row([value_text(point.values[name]) for name in names] + _figures(score), "" if _is_safe(point.option) else "unsafe")
+        _row(
+            [value_text(point.values[name]) for name in names] + _figures(score),
+            "" if point.option is None or point.option.is_safe else "unsafe",
+        )
         for point, score in ranked[:_MOST_ROWS]
     ]
     parts = [
@@ -63,10 +67,6 @@ def sweep_page(swept: Swept) -> str:
     if len(ranked) > _MOST_ROWS:
         parts.append(f'<p class="dim">and {len(ranked) - _MOST_ROWS} more: --csv FILE has them all</p>')
     return _page(title, parts)
-
-
-def _is_safe(option: object) -> bool:
-    return option is None or bool(getattr(option, "is_safe", True))
 
 
 def _page(title: str, parts: Iterable[str]) -> str:

@@ -58,6 +58,8 @@ class Tuning(NamedTuple):
     """None: no candidate is safe, or none can run."""
     refused: tuple[Option, ...]
     """Candidates that plan objects to."""
+    failures: tuple[str, ...]
+    """Why safe candidates could not be replayed to the end, each reason once."""
     doubt: Doubt | None
     """None where step times were fitted."""
     at_low_end: Score | None
@@ -101,6 +103,7 @@ def tune(traffic: Traffic, server: Server, space: Space, run: RunAll, last: Last
         own_option=next(one for one in options if one.candidate == own),
         found=found,
         refused=tuple(one for one in options if not one.is_safe),
+        failures=tuple(dict.fromkeys(search.failed.values())),
         doubt=doubts,
         at_low_end=low,
         requests=requests,

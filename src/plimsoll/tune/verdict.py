@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from plimsoll.domain.units import format_count, format_gib
+from plimsoll.simulate.summary import ROUGH_GUIDE
 from plimsoll.tune.answer import Tuning, curve
 from plimsoll.tune.fingerprint import NAMES
 from plimsoll.tune.goodput import Score
@@ -13,7 +14,6 @@ from plimsoll.tune.search import TIE, Tried
 from plimsoll.tune.space import FLAGS, is_taken, value_text
 
 RECOMMENDATION = "recommendation"
-ROUGH_GUIDE = "rough guide: not fitted"
 WORTH_A_WORD = 0.01
 CLEARLY = 0.02
 FULL = 0.99
@@ -59,9 +59,9 @@ def keeps_all(score: Score) -> bool:
 
 
 def _nothing(tuning: Tuning) -> str:
-    if len(tuning.refused) and all(not one.is_safe for one in tuning.refused) and tuning.own_option in tuning.refused:
+    if not tuning.failures:
         return f"No setting is safe: {tuning.own_option.why_not}."
-    return "No setting can serve this traffic: none of the replays came to an end."
+    return f"No setting can serve this traffic: none of the replays came to an end: {tuning.failures[0]}."
 
 
 def _goodput(score: Score, tuning: Tuning) -> str:
