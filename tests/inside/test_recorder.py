@@ -15,7 +15,7 @@ import pytest
 from plimsoll.inside import recorder as recorder_module
 from plimsoll.inside.faults import FAULTS
 from plimsoll.inside.finished import Finished, Seen
-from plimsoll.inside.prefixes import block_hashes
+from plimsoll.inside.prefixes import iter_hashes
 from plimsoll.inside.recorder import QUEUE_REQUESTS, QUEUE_TOKENS, Recorder
 from plimsoll.inside.settings import Settings
 
@@ -105,7 +105,7 @@ def test_hashes_are_there_only_when_asked_for(tmp_path: Path) -> None:
         one.close(limit_s=10)
     (row,) = rows(tmp_path / "with")
     assert (row["prefix_block"], row["priority"]) == (16, 7)
-    assert row["prefix_hashes"] == block_hashes(list(range(40)), b"salt", seed="seed")
+    assert row["prefix_hashes"] == list(iter_hashes(list(range(40)), b"salt", seed="seed"))
     (row,) = rows(tmp_path / "without")
     assert not {"prefix_block", "prefix_hashes", "token_ids"} & set(row)
     assert row["priority"] == 7
