@@ -176,18 +176,10 @@ def with_indexers(layers: Sequence[Layer], text: Keys) -> tuple[Indexer | None, 
     sparse = text.child("sparse_attention_config")
     if sparse is not None and sparse.has("sparse_index_dim") and sparse.flag("use_sparse_attention") is not False:
         freq = sparse.counts("sparse_attention_freq") or ()
-        indexer = Indexer(
-            sparse.need("sparse_index_dim"),
-            sparse.count("sparse_num_index_heads", most=HEADS_MAX),
-            sparse.count("sparse_topk_blocks", most=CONTEXT_MAX),
-        )
+        indexer = Indexer(sparse.need("sparse_index_dim"), sparse.count("sparse_num_index_heads", most=HEADS_MAX))
         owns = [n < len(freq) and freq[n] != 0 for n in range(len(layers))]
     elif text.has("index_topk"):
-        indexer = Indexer(
-            text.need("index_head_dim"),
-            text.count("index_n_heads", most=HEADS_MAX),
-            text.count("index_topk", most=CONTEXT_MAX),
-        )
+        indexer = Indexer(text.need("index_head_dim"), text.count("index_n_heads", most=HEADS_MAX))
         owns = [_owns_indexer(n, layer, text) for n, layer in enumerate(layers)]
     else:
         return None, tuple(layers)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from plimsoll.domain.model import Layer, LayerKind, ModelShape
+from plimsoll.domain.units import ceil_div
 from plimsoll.errors import BadInput
 from plimsoll.plan.kv_settings import KvSettings, layers_of_stage, rules_of
 from plimsoll.plan.kv_specs import (
@@ -21,7 +22,6 @@ from plimsoll.plan.kv_specs import (
     SlidingMlaSpec,
     SlidingSpec,
     StateSpec,
-    ceil_div,
     packing,
     token_packing,
 )

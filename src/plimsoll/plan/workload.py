@@ -19,10 +19,10 @@ from enum import StrEnum
 from itertools import accumulate
 from typing import NamedTuple
 
-from plimsoll.domain.units import parse_vllm_integer
+from plimsoll.domain.units import parse_vllm_integer, round_up, shortened
 from plimsoll.errors import BadInput
 from plimsoll.plan.kv import GroupPlan, KvPlan, KvSettings, plan_kv
-from plimsoll.plan.kv_specs import RankSpecs, round_up
+from plimsoll.plan.kv_specs import RankSpecs
 from plimsoll.plan.ledger import Ledger, ModelFacts, cache_specs, kv_settings
 
 BLOCK_SIZES = (8, 16, 32, 64, 128)
@@ -64,13 +64,13 @@ class Workload(NamedTuple):
             name, equals, value = part.partition("=")
             if not equals or name not in _LIMITS or name in found:
                 wrong = "is given twice" if name in found else "is not one of prompt=, output=, concurrency="
-                raise BadInput(f"--workload: {_short(part)} {wrong}; for example {_EXAMPLE}")
+                raise BadInput(f"--workload: {shortened(part)} {wrong}; for example {_EXAMPLE}")
             try:
                 number = parse_vllm_integer(value)
             except BadInput as error:
                 raise BadInput(f"--workload {name}: {error}") from None
             if not 1 <= number <= _LIMITS[name]:
-                raise BadInput(f"--workload {name}: {_short(value)} must lie between 1 and {_LIMITS[name]}")
+                raise BadInput(f"--workload {name}: {shortened(value)} must lie between 1 and {_LIMITS[name]}")
             found[name] = number
         for name in ("prompt", "output"):
             if name not in found:
@@ -323,7 +323,3 @@ def _block_sizes(pool: Pool) -> set[int]:
 
 def _share(blocks: float, number: int | None, usable: int) -> float | None:
     return None if number is None or not usable else blocks * number / usable
-
-
-def _short(text: str) -> str:
-    return repr(text if len(text) <= 40 else f"{text[:40]}...")
