@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from plimsoll.domain.model import LayerKind, ModelShape
 from plimsoll.domain.units import parse_vllm_integer, parse_vllm_integer_or_auto
+from plimsoll.domain.version import Version
 from plimsoll.engine.batch_defaults import batch_limits, batch_limits_v0
 from plimsoll.engine.command_line import Argument, CommandLine
 from plimsoll.engine.flags import UNKNOWN_DEFAULT, flags_of, is_before
@@ -288,13 +289,14 @@ def _prefix_caching(flags: Flags, shape: ModelShape, release: str, *, is_v1: boo
     given = flags.switch("--enable-prefix-caching")
     if given is not None:
         return given
-    if not is_v1:
-        return False
-    states = any(kind.keeps_state for kind in shape.kinds)
-    if states and not any(kind.keeps_tokens for kind in shape.kinds):
-        return False  # attention-free models: off by default in every release
-    if states:
-        return not is_before(release, PREFIX_CACHING_HYBRID_SINCE)
+    return is_v1 and caches_prefixes_by_default(shape, release)
+
+
+def caches_prefixes_by_default(shape: ModelShape, release: str) -> bool:
+    """Whether the second engine (V1) turns prefix caching on for this model when no flag says so."""
+    if any(kind.keeps_state for kind in shape.kinds):
+        is_hybrid = any(kind.keeps_tokens for kind in shape.kinds)  # attention-free models: off in every release
+        return is_hybrid and Version(release) >= Version(PREFIX_CACHING_HYBRID_SINCE)
     return not shape.is_encoder_decoder and LayerKind.ENCODER not in shape.kinds
 
 
