@@ -218,21 +218,19 @@ def _weights(model: ModelFacts, settings: Settings, card: Card) -> Estimate:
         wide_zeros=card.compute_capability == (9, 0) and not is_before(settings.release, MACHETE_FOR_AWQ_SINCE),
     )
     dtype = model_dtype(model.shape, settings)
-    if model.tensors is not None and settings.quantization in (None, _method(model.shape)):
+    stored = model.shape.quantization
+    is_as_stored = settings.quantization in (None, stored.method if stored is not None else None)
+    if model.tensors is not None and is_as_stored:
         found = weights_from_tensors(model.tensors, model.shape, placement, dtype)
-    elif model.total_bytes is not None and settings.quantization in (None, _method(model.shape)):
-        found = weights_from_total(model.total_bytes, model.shape, placement, model.shape.quantization)
+    elif model.total_bytes is not None and is_as_stored:
+        found = weights_from_total(model.total_bytes, model.shape, placement)
     else:
-        found = weights_from_shape(model.shape, placement, dtype, model.shape.quantization or settings.quantization)
+        found = weights_from_shape(model.shape, placement, dtype, settings.quantization)
     if settings.max_loras:
         slots = lora_bytes(model.shape, placement, settings.max_loras, settings.max_lora_rank, dtype)
         found = sum_of((found, slots))._replace(why=f"{found.why}, and {slots.why}")
     offloaded = int(settings.cpu_offload_gib * GIB)
     return Estimate(max(0, found.value - offloaded), max(0, found.low - offloaded), max(0, found.high - offloaded), found.why)
-
-
-def _method(shape: ModelShape) -> str | None:
-    return shape.quantization.method if shape.quantization is not None else None
 
 
 def _overhead_input(shape: ModelShape, settings: Settings, card: Card) -> OverheadInput:

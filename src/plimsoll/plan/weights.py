@@ -140,16 +140,13 @@ def weights_from_tensors(
     return Estimate.exact(value, "checkpoint: every tensor by its name, type and shape")
 
 
-def weights_from_total(
-    total_bytes: int, shape: ModelShape, placement: Placement = ONE_GPU, quantization: Quantization | str | None = None
-) -> Estimate:
+def weights_from_total(total_bytes: int, shape: ModelShape, placement: Placement = ONE_GPU) -> Estimate:
     """The weights of the rank that rules, from the total in a checkpoint's index: the total times this rank's share.
 
     The total may hold MTP layers that vLLM does not load, and the share of a family we do not know is a guess; a
     checkpoint is not smaller in memory than by its MTP layers, so the band below is one layer in so many.
     """
-    whole = weights_from_shape(shape, ONE_GPU, None, quantization)
-    here = weights_from_shape(shape, placement, None, quantization)
+    whole, here = weights_from_shape(shape), weights_from_shape(shape, placement)
     value = total_bytes * here.value // max(1, whole.value)
     below = 0.01 + shape.mtp_layers / len(shape.layers)
     above = 0.01 if family_of(shape).known or placement.ranks == Ranks() else 0.1
