@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plimsoll.engine.metrics import FIGURES, figure, metrics_of, on_page, resolve
+from plimsoll.engine.metrics import FIGURES, figure, find, metrics_of, on_page, resolve
 from plimsoll.engine.versions import engine_named
 
 RELEASES = ("0.6.0", "0.7.3", "0.9.2", "0.11.0", "0.12.0", "0.20.0", "0.24.0", "0.32.0")
@@ -78,6 +78,15 @@ def test_an_unknown_build_is_met_by_what_its_page_shows() -> None:
     assert on_page("kv_cache_usage", {"vllm:gpu_cache_usage_perc"}) == "vllm:gpu_cache_usage_perc"
     assert on_page("preemptions", {"vllm:num_preemptions"}) == "vllm:num_preemptions_total"
     assert on_page("kv_cache_usage", set()) is None
+
+
+def test_a_page_is_asked_by_version_only_where_the_version_is_sure() -> None:
+    """A release is looked up by its number and falls back to what is shown; a fork is met by its page alone."""
+    old = {"vllm:gpu_cache_usage_perc"}
+    assert find("kv_cache_usage", engine_named("0.32.0"), {"vllm:kv_cache_usage_perc", *old}) == "vllm:kv_cache_usage_perc"
+    assert find("kv_cache_usage", engine_named("0.32.0"), old) == "vllm:gpu_cache_usage_perc"
+    assert find("kv_cache_usage", engine_named("0.32.0+acme"), old) == "vllm:gpu_cache_usage_perc"
+    assert find("kv_cache_usage", engine_named("0.32.0"), set()) is None
 
 
 def test_early_prefix_counters_count_blocks() -> None:

@@ -138,6 +138,20 @@ def test_prompts_that_were_hashed_make_room_for_others(tmp_path: Path) -> None:
     assert [len(row["prefix_hashes"]) for row in rows(tmp_path)] == [len(ids) // 16] * 3
 
 
+def test_prompts_that_make_no_line_make_room_too(tmp_path: Path) -> None:
+    """A request whose clock is out of range gives back what it held of the bound: the next one has its hashes."""
+    one = recorder(tmp_path, PLIMSOLL_RECORD_PREFIXES="1")
+    broken = ONE._replace(arrival=float("nan"), seen=Seen(0, range(QUEUE_TOKENS), "", ()))
+    for request in (broken, broken, ONE._replace(seen=Seen(0, range(32), "", ()))):
+        one.note_finished(request)
+        deadline_s = time.monotonic() + 30
+        while one._queue and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+    one.close(limit_s=10)
+    (row,) = rows(tmp_path)
+    assert (one.dropped, len(row["prefix_hashes"])) == (2, 2)
+
+
 def test_a_long_prompt_lets_other_threads_have_their_turn(tmp_path: Path) -> None:
     """While a million tokens are hashed this thread is never held up for long: the event loop lives in one like it."""
     one = recorder(tmp_path, PLIMSOLL_RECORD_PREFIXES="1")

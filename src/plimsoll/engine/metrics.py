@@ -225,3 +225,13 @@ def _in_release(wanted: Figure, exposition: str, release: str) -> Resolved | Non
     unit = Unit.BLOCKS if wanted.blocks_before and is_before(release, wanted.blocks_before) else wanted.unit
     shown = str(known["shown"]) if runs else "conditional"
     return Resolved(wanted, exposition, str(known["type"]), tuple(labels), unit, shown=shown)
+
+
+def find(name: str, engine: Engine, families: Collection[str]) -> str | None:
+    """The metric that carries a figure on this page: by version where that is known for sure, else by what is there."""
+    resolved = resolve(name, engine) if engine.is_exact else None
+    if resolved is not None and resolved.is_exact:
+        spellings = {resolved.exposition, resolved.exposition.removesuffix("_total")}
+        if spellings & set(families):
+            return resolved.exposition
+    return on_page(name, families)
