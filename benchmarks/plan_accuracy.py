@@ -20,8 +20,9 @@ from plimsoll.domain.estimate import Estimate
 from plimsoll.domain.model import ModelShape
 from plimsoll.domain.units import GIB
 from plimsoll.plan.kv import KvSettings, plan_kv, specs_of_all_stages
-from plimsoll.plan.kv_shapes import caches_prefixes_by_default, is_interleaved
+from plimsoll.plan.kv_shapes import is_interleaved
 from plimsoll.plan.ledger import left_of
+from plimsoll.plan.settings import caches_prefixes_by_default
 from plimsoll.plan.weights import Placement, weights_from_shape
 
 ROOT = Path(__file__).parents[1]

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from plimsoll.domain.gpu import gpu_named
-from plimsoll.domain.measured_run import ABSENT, Measured
+from plimsoll.domain.measured_run import ABSENT, MeasuredRun
 from plimsoll.domain.trace import Integers
 from plimsoll.errors import PlimsollError
 from plimsoll.simulate.fit import Fit, fit
@@ -128,7 +128,7 @@ class Result(NamedTuple):
         return within and (points is None or points <= PROMISED_POINTS)
 
 
-def load(run: Run, folder: Path) -> Measured:
+def load(run: Run, folder: Path) -> MeasuredRun:
     """The run with its series, and with the beginnings of its prompts where they are known."""
     path = str(folder / run.name)
     measured = read_measured(f"{path}_requests.jsonl.gz", timeseries=f"{path}_timeseries.csv.gz")
@@ -140,7 +140,7 @@ def load(run: Run, folder: Path) -> Measured:
     return measured
 
 
-def third(measured: Measured) -> int:
+def third(measured: MeasuredRun) -> int:
     """When the first third of the run's time was over."""
     return int(measured.finish_ns.max()) // 3
 
@@ -159,13 +159,13 @@ def data_sheet(run: Run) -> StepTime:
     return roofline(run.work, speed, run.settings.max_num_batched_tokens, sizes_of(run))
 
 
-def fit_run(run: Run, measured: Measured, *, until_ns: int | None, with_start: bool = True) -> Fit:
+def fit_run(run: Run, measured: MeasuredRun, *, until_ns: int | None, with_start: bool = True) -> Fit:
     """As `plimsoll simulate --plan --fit` does it."""
     start = data_sheet(run) if with_start else None
     return fit(measured, run.settings, until_ns=until_ns, start=start, sizes=sizes_of(run), experts=run.work.experts)
 
 
-def predict(run: Run, measured: Measured, step_time: StepTime, rest: Measured, from_ns: int | None) -> Outcome:
+def predict(run: Run, measured: MeasuredRun, step_time: StepTime, rest: MeasuredRun, from_ns: int | None) -> Outcome:
     """Replay the whole run, and hold it against what is left of it."""
     replay, steps = replayed(measured.trace, run.settings, step_time)
     error = error_of(rest, replay, from_ns=from_ns)
@@ -173,7 +173,7 @@ def predict(run: Run, measured: Measured, step_time: StepTime, rest: Measured, f
     return Outcome(duration_error(measured, replay), error, points, replay.totals.preemptions)
 
 
-def kv_points(run: Run, measured: Measured, steps: Integers) -> float | None:
+def kv_points(run: Run, measured: MeasuredRun, steps: Integers) -> float | None:
     """The mean distance of the two curves of KV use, in points of 100; None where the run did not record its own."""
     series = measured.series
     if series is None or not series.kv_used_ratio.any():

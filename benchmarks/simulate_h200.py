@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from plimsoll.domain.gpu import gpu_named
-from plimsoll.domain.measured_run import Measured
+from plimsoll.domain.measured_run import MeasuredRun
 from plimsoll.simulate.fit import fit
 from plimsoll.simulate.fit_error import duration_error, error_of
 from plimsoll.simulate.fit_histograms import fit_histograms
@@ -60,12 +60,12 @@ def data_sheet() -> StepTime:
     return roofline(LLAMA_8B, Speed(card.bandwidth_bytes_per_s, card.bf16_flops), 2048, graph_sizes(256))
 
 
-def load(name: str) -> Measured:
+def load(name: str) -> MeasuredRun:
     """One run."""
     return read_measured(str(CAPTURES / f"{name}.requests.jsonl.gz"), timeseries=str(CAPTURES / f"{name}.series.csv.gz"))
 
 
-def outcome(name: str, measured: Measured, step_time: StepTime, from_ns: int) -> Outcome:
+def outcome(name: str, measured: MeasuredRun, step_time: StepTime, from_ns: int) -> Outcome:
     """The whole run replayed, compared over what came after `from_ns`."""
     run = replay(measured.trace, settings_of(name), step_time)
     error = error_of(measured, run, from_ns=from_ns)

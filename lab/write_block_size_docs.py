@@ -17,7 +17,8 @@ from typing import NamedTuple
 from plimsoll.cli.options import Split
 from plimsoll.cli.simulate import BLOCK_SIZES
 from plimsoll.cli.simulate_inputs import read_inputs
-from plimsoll.report.charts import Frame, number, picture, text
+from plimsoll.report.charts import Frame, number, picture
+from plimsoll.report.page import text
 from plimsoll.simulate.compare import at_block_sizes
 from plimsoll.simulate.replay import replay
 from plimsoll.simulate.result import AtBlockSize

@@ -25,13 +25,12 @@ def test_inside_and_a_time_to_shut_down_are_added() -> None:
     )  # fmt: skip
     assert command.has_gate
     assert command.port == 8000
-    assert command.served_name == LLAMA
 
 
 def test_what_the_command_says_of_itself_is_heeded() -> None:
     """Its port, its name and its timeout are those of the files."""
     found = _ready("--port", "9001", "--served-model-name", "a", "b", "--shutdown-timeout", "90")
-    assert (found.command.port, found.command.served_name, found.timers.shutdown_s) == (9001, "a", 90)
+    assert (found.command.port, found.timers.shutdown_s) == (9001, 90)
     assert found.command.words.count("--shutdown-timeout") == 1
 
 

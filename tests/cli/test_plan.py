@@ -163,6 +163,16 @@ def test_a_page_that_cannot_be_written_is_the_worlds_fault(capsys: pytest.Captur
     assert capsys.readouterr().err.count("\n") == 1
 
 
+def test_the_matrix_is_of_the_same_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    """What the matrix says of the command's own context is what the plan says of it, a draft model's cache included."""
+    main(["plan", "--gpu", "H100", "--json", "--matrix", "context=32k", "concurrency=8", "vllm", "serve", LLAMA,
+          "--max-model-len", "32k", "--speculative-config.model", "meta-llama/Llama-3.2-1B-Instruct",
+          "--speculative-config.num_speculative_tokens", "3"])  # fmt: skip
+    body = json.loads(capsys.readouterr().out)
+    each = sum(group["blocks_per_request"] for group in body["kv"]["groups"])
+    assert body["matrix"]["at_once"] == [(body["kv"]["num_blocks"] - 1) // each]
+
+
 @pytest.mark.parametrize("option", [["--workload", "prompt=x"], ["--matrix", "context=0"], ["--workload", ""]])
 def test_nonsense_in_our_own_options_is_one_line(option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """A workload or matrix that says nothing is the user's to mend."""

@@ -13,15 +13,13 @@ from plimsoll.domain.units import (
     GIB,
     KIB,
     MIB,
-    Bytes,
-    Tokens,
-    blocks_in,
-    blocks_needed,
+    ceil_div,
     format_count,
     format_gib,
     parse_gib,
     parse_vllm_integer,
     parse_vllm_integer_or_auto,
+    round_up,
 )
 from plimsoll.errors import BadInput
 
@@ -179,15 +177,7 @@ def test_format_count() -> None:
 
 
 @given(st.integers(0, 10**9), st.integers(1, 4096))
-def test_blocks_needed(tokens: int, block_tokens: int) -> None:
-    """The blocks hold the tokens, and one block less would not."""
-    blocks = blocks_needed(Tokens(tokens), Tokens(block_tokens))
-    assert (blocks - 1) * block_tokens < tokens <= blocks * block_tokens
-
-
-@given(st.integers(-(10**12), 10**12), st.integers(1, 10**9))
-def test_blocks_in(pool: int, block: int) -> None:
-    """The blocks fit into the pool, one more would not, and a pool below zero holds none."""
-    blocks = blocks_in(Bytes(pool), Bytes(block))
-    assert blocks == 0 or blocks * block <= pool
-    assert (blocks + 1) * block > pool
+def test_division_rounds_up(number: int, divisor: int) -> None:
+    """So many parts hold the number, and one part less would not; the next multiple is all of them."""
+    parts = ceil_div(number, divisor)
+    assert (parts - 1) * divisor < number <= parts * divisor == round_up(number, divisor)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from plimsoll.engine.batch_defaults import GIB, batch_limits, batch_limits_v0
+from plimsoll.domain.units import GIB
+from plimsoll.engine.batch_defaults import batch_limits, batch_limits_v0
 
 
 @pytest.mark.parametrize(

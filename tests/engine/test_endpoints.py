@@ -6,19 +6,24 @@ import pytest
 
 from plimsoll.engine import tables
 from plimsoll.engine.behaviours import BEHAVIOURS, changes_between
-from plimsoll.engine.endpoints import ENDPOINTS
+from plimsoll.engine.endpoints import ENDPOINTS, Endpoint
+from plimsoll.engine.flags import holds_in
+
+
+def _exists(endpoint: Endpoint, release: str) -> bool:
+    return any(holds_in(stretch, release) for stretch in tables.rows("endpoints")[f"{endpoint.method} {endpoint.path}"])
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda e: e.path)
-def test_every_endpoint_we_describe_is_in_the_newest_release(endpoint: object) -> None:
+def test_every_endpoint_we_describe_is_in_the_newest_release(endpoint: Endpoint) -> None:
     """No endpoint is described from memory alone."""
-    assert endpoint.exists_in("0.32.0")  # type: ignore[attr-defined]
+    assert _exists(endpoint, "0.32.0")
 
 
 def test_endpoints_come_and_go_with_releases() -> None:
     """/pause came with 0.12.0; a request to an older server would be a 404."""
     pause = next(e for e in ENDPOINTS if e.path == "/pause")
-    assert (pause.exists_in("0.11.2"), pause.exists_in("0.12.0")) == (False, True)
+    assert (_exists(pause, "0.11.2"), _exists(pause, "0.12.0")) == (False, True)
 
 
 def test_changes_on_an_upgrade_are_those_in_between() -> None:

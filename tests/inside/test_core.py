@@ -29,7 +29,7 @@ def feed(core: Core, running: int, waiting: int, *, each_s: float = 0.1) -> None
     now = time.monotonic()
     for step in range(41):
         core.pulse.note_step(running, waiting, 0.5, 0, 50, now - (40 - step) * each_s)
-    core.pulse.note_finished(100, 20, now)
+    core.pulse.note_finished(100, 20)
     core._queue_at_ns = 0
 
 

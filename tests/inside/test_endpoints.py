@@ -34,7 +34,7 @@ def ask(core: Core, method: str, path: str, body: Any = None, headers: Any = (BE
     """One question, answered."""
     raw = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
     found = asyncio.run(endpoints.answer(core, Ask(method, f"/plimsoll/{path}", headers, raw)))
-    json.loads(found.encoded())
+    json.loads(found.encoded()[0])
     return found
 
 

@@ -22,9 +22,9 @@ from plimsoll.inside.figures import (
     empty_figures,
     read_figures,
     remove_dead,
-    start_ticks,
     write_figures,
 )
+from plimsoll.inside.places import start_ticks
 
 KEY = 4242
 

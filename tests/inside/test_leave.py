@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lab.engine.server import free_port
-from plimsoll.inside.leave import LEASE_S, leave, main, token_of
+from plimsoll.inside.leave import LEASE_S, leave, main
 from plimsoll.standin.serve.options import Options
 from tests.standin.servers import TOKEN, standin
 
@@ -73,8 +73,10 @@ def test_words_that_are_none_are_answered_with_the_usage(capsys: pytest.CaptureF
     assert "usage: python3 -m plimsoll.inside.leave" in capsys.readouterr().err
 
 
-def test_the_token_is_the_servers_own(tmp_path: Path) -> None:
-    """From the environment or from the file that it names."""
+@pytest.mark.parametrize("from_file", [True, False])
+def test_the_token_is_read_as_the_gate_reads_it(tmp_path: Path, from_file: bool) -> None:
+    """From the environment or from the file that it names, without the newline that a secret often ends with."""
     (tmp_path / "token").write_text(f"{TOKEN}\n", encoding="utf-8")
-    assert token_of({"PLIMSOLL_TOKEN_FILE": str(tmp_path / "token")}) == token_of(ENVIRON) == TOKEN
-    assert token_of({}) == ""
+    told = {"PLIMSOLL_TOKEN_FILE": str(tmp_path / "token")} if from_file else {"PLIMSOLL_TOKEN": f"{TOKEN}\n"}
+    with standin(GATED) as server:
+        assert main(["2", str(server.port)], told) == 0

@@ -6,20 +6,25 @@ import os
 import re
 import stat
 from pathlib import Path
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.inside.prefixes import block_hashes, shared_salt
+from plimsoll.inside.prefixes import iter_hashes, shared_salt
 
 IDS = st.lists(st.integers(-1, 300_000), max_size=200)
+
+
+def _hashes(*arguments: Any, **named: Any) -> list[str]:
+    return list(iter_hashes(*arguments, **named))
 
 
 @given(IDS, IDS, st.integers(1, 20))
 def test_two_prompts_share_hashes_exactly_as_far_as_their_blocks_are_equal(one: list[int], two: list[int], block: int) -> None:
     """The first hash that differs is that of the first block that differs, and all after it differ too."""
     two = one[: len(one) // 2] + two
-    first, second = block_hashes(one, b"salt", block), block_hashes(two, b"salt", block)
+    first, second = _hashes(one, b"salt", block), _hashes(two, b"salt", block)
     for at, (left, right) in enumerate(zip(first, second, strict=False)):
         assert (left == right) == (one[: (at + 1) * block] == two[: (at + 1) * block])
 
@@ -27,34 +32,34 @@ def test_two_prompts_share_hashes_exactly_as_far_as_their_blocks_are_equal(one: 
 @given(IDS)
 def test_only_full_blocks_have_a_hash(ids: list[int]) -> None:
     """Sixteen hex digits for each full block of sixteen; the rest of a prompt has none."""
-    found = block_hashes(ids, b"salt")
+    found = _hashes(ids, b"salt")
     assert len(found) == len(ids) // 16
     assert all(re.fullmatch("[0-9a-f]{16}", one) for one in found)
 
 
 def test_another_salt_gives_other_hashes() -> None:
     """Recordings of two servers cannot be matched by who does not know their salts."""
-    assert not set(block_hashes(list(range(64)), b"a")) & set(block_hashes(list(range(64)), b"b"))
+    assert not set(_hashes(list(range(64)), b"a")) & set(_hashes(list(range(64)), b"b"))
 
 
 def test_a_hash_cannot_be_made_from_the_one_before_it() -> None:
     """The same block after the same published hash, under another key, is another hash: trying texts needs the key."""
     ids = list(range(32))
-    whole = block_hashes(ids, b"key one")
-    guess = block_hashes([*ids[16:]], bytes.fromhex(whole[0]))
+    whole = _hashes(ids, b"key one")
+    guess = _hashes([*ids[16:]], bytes.fromhex(whole[0]))
     assert whole[1] not in guess
 
 
 def test_an_adapter_or_a_cache_salt_sets_prompts_apart() -> None:
     """vLLM's prefix cache does not share between them, so neither do the hashes."""
     ids = list(range(32))
-    assert not set(block_hashes(ids, b"k", seed="adapter")) & set(block_hashes(ids, b"k"))
+    assert not set(_hashes(ids, b"k", seed="adapter")) & set(_hashes(ids, b"k"))
 
 
 def test_pictures_set_prompts_apart_from_their_block_on() -> None:
     """Placeholders are the same tokens for every picture; the block where one begins, and all after it, tell them apart."""
     ids = [7] * 64
-    cat, dog, none = (block_hashes(ids, b"k", marks=marks) for marks in (((20, "cat"),), ((20, "dog"),), ()))
+    cat, dog, none = (_hashes(ids, b"k", marks=marks) for marks in (((20, "cat"),), ((20, "dog"),), ()))
     assert cat[0] == dog[0] == none[0]
     assert len({cat[1], dog[1], none[1]}) == 3
     assert not set(cat[1:]) & set(dog[1:])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from plimsoll.inside.pulse import GAP_LIMIT_S, STEP_LIMIT_S, STEP_MEMORY_S, Pulse
 
 
-def busy(pulse: Pulse, begin: float, steps: int, each_s: float = 0.1, tokens: int = 50, waiting: int = 0) -> float:
+def busy(pulse: Pulse, begin: float, steps: int, each_s: float = 0.1, tokens: int = 50, waiting: int = 2) -> float:
     """So many steps with work, then one after which nothing runs; when that one was."""
     for step in range(steps):
         pulse.note_step(4, waiting, 0.5, 0, tokens, begin + step * each_s)
@@ -22,7 +22,6 @@ def test_nothing_is_known_before_the_first_step() -> None:
     """Unknown is None, never 0."""
     pulse = Pulse()
     assert (pulse.running, pulse.waiting, pulse.kv_usage, pulse.last_step, pulse.sleep_level) == (None,) * 5
-    assert pulse.tokens_per_s(5.0) is None
     assert pulse.full_tokens_per_s(5.0) is None
     assert (pulse.mean_prompt(), pulse.mean_output()) == (None, None)
     assert (pulse.steps, pulse.finished, pulse.longest_step_s, pulse.is_fed) == (0, 0, 0.0, False)
@@ -32,9 +31,9 @@ def test_idle_time_does_not_lower_the_rate() -> None:
     """50 tokens each tenth of a second are 500 a second, also after an hour of nothing."""
     pulse = Pulse()
     end = busy(pulse, 100.0, 30)
-    assert pulse.tokens_per_s(end) == pytest.approx(500, rel=0.01)
+    assert pulse.full_tokens_per_s(end) == pytest.approx(500, rel=0.01)
     busy(pulse, end + 3600, 30)
-    assert pulse.tokens_per_s(end + 7200) == pytest.approx(500, rel=0.01)
+    assert pulse.full_tokens_per_s(end + 7200) == pytest.approx(500, rel=0.01)
 
 
 def test_the_first_step_after_idling_counts_neither_with_its_tokens_nor_with_its_time() -> None:
@@ -43,16 +42,16 @@ def test_the_first_step_after_idling_counts_neither_with_its_tokens_nor_with_its
     at = 0.0
     for _ in range(20):
         at += 60
-        pulse.note_step(4, 0, 0.5, 100_000, 0, at)
+        pulse.note_step(4, 2, 0.5, 100_000, 0, at)
         at = busy(pulse, at + 0.1, 5)
-    assert pulse.tokens_per_s(at) == pytest.approx(500, rel=0.05)
+    assert pulse.full_tokens_per_s(at) == pytest.approx(500, rel=0.05)
 
 
 def test_no_rate_until_a_second_of_work_was_seen() -> None:
     """A handful of steps is no basis to refuse anybody."""
     pulse = Pulse()
-    assert pulse.tokens_per_s(busy(pulse, 0.0, 9)) is None
-    assert pulse.tokens_per_s(busy(pulse, 5.0, 9)) is not None
+    assert pulse.full_tokens_per_s(busy(pulse, 0.0, 9)) is None
+    assert pulse.full_tokens_per_s(busy(pulse, 5.0, 9)) is not None
 
 
 def test_the_rate_follows_the_engine() -> None:
@@ -60,15 +59,15 @@ def test_the_rate_follows_the_engine() -> None:
     pulse = Pulse()
     end = busy(pulse, 0.0, 300)
     end = busy(pulse, end + 1, 600, tokens=10)
-    assert pulse.tokens_per_s(end) == pytest.approx(100, rel=0.25)
+    assert pulse.full_tokens_per_s(end) == pytest.approx(100, rel=0.25)
 
 
 def test_a_stuck_engine_gets_slower_by_the_second() -> None:
     """While work is there and no step comes, the time counts, up to a bound."""
     pulse = Pulse()
     for step in range(20):
-        pulse.note_step(4, 0, 0.5, 0, 50, step * 0.1)
-    at_once, later, much_later = (pulse.tokens_per_s(1.9 + gap) for gap in (0.0, 5.0, 10_000.0))
+        pulse.note_step(4, 2, 0.5, 0, 50, step * 0.1)
+    at_once, later, much_later = (pulse.full_tokens_per_s(1.9 + gap) for gap in (0.0, 5.0, 10_000.0))
     assert at_once is not None
     assert later is not None
     assert much_later is not None
@@ -78,11 +77,11 @@ def test_a_stuck_engine_gets_slower_by_the_second() -> None:
 def test_the_rate_of_a_full_engine_is_learned_only_while_requests_wait() -> None:
     """One lone request shows how fast one is served, not what the engine can do."""
     pulse = Pulse()
-    end = busy(pulse, 0.0, 50, tokens=5)
+    end = busy(pulse, 0.0, 50, tokens=5, waiting=0)
     assert pulse.full_tokens_per_s(end) is None
     end = busy(pulse, end + 1, 50, tokens=500, waiting=3)
     assert pulse.full_tokens_per_s(end) == pytest.approx(5000, rel=0.05)
-    busy(pulse, end + 1, 500, tokens=5)
+    busy(pulse, end + 1, 500, tokens=5, waiting=0)
     assert pulse.full_tokens_per_s(end + 60) == pytest.approx(5000, rel=0.05)
 
 
@@ -111,9 +110,9 @@ def test_a_pause_counts_little_for_the_rate() -> None:
     """A gap of an hour with work counts as a few seconds of busy time."""
     pulse = Pulse()
     for step in range(100):
-        pulse.note_step(4, 0, 0.5, 0, 50, step * 0.1)
-    pulse.note_step(4, 0, 0.5, 0, 50, 3600.0)
-    rate = pulse.tokens_per_s(3600.0)
+        pulse.note_step(4, 2, 0.5, 0, 50, step * 0.1)
+    pulse.note_step(4, 2, 0.5, 0, 50, 3600.0)
+    rate = pulse.full_tokens_per_s(3600.0)
     assert rate is not None
     assert rate > 500 * 0.3
     assert GAP_LIMIT_S < 30
@@ -167,10 +166,10 @@ def test_where_other_servers_hear_of_steps_too_a_long_gap_is_not_taken_for_work(
     for begin in (0.0, 300.0, 9000.0):
         for step in range(15):
             is_told = bool(step % 2)
-            pulse.note_step(1 if is_told else None, 0 if is_told else None, 0.1, 0, 50, begin + step * 0.1)
+            pulse.note_step(1 if is_told else None, 2 if is_told else None, 0.1, 0, 50, begin + step * 0.1)
     assert pulse.is_partial
     assert pulse.figures_at == pytest.approx(9001.3)
-    assert pulse.tokens_per_s(9001.4) == pytest.approx(500, rel=0.05)
+    assert pulse.full_tokens_per_s(9001.4) == pytest.approx(500, rel=0.05)
     assert pulse.longest_step_s == pytest.approx(0.1)
 
 
@@ -186,10 +185,10 @@ def test_means_forget_slowly_and_leave_out_what_was_cut_off() -> None:
     """The mean is exact while there are few; an aborted request says nothing about how long outputs are."""
     pulse = Pulse()
     for prompt, output in ((100, 10), (300, 30), (800, None)):
-        pulse.note_finished(prompt, output, 0.0)
+        pulse.note_finished(prompt, output)
     assert (pulse.mean_prompt(), pulse.mean_output(), pulse.finished) == (400, 20, 3)
     for _ in range(2000):
-        pulse.note_finished(50, 5, 0.0)
+        pulse.note_finished(50, 5)
     assert pulse.mean_prompt() == pytest.approx(50, rel=0.01)
     assert pulse.mean_output() == pytest.approx(5, rel=0.01)
 
@@ -211,7 +210,7 @@ def test_no_order_of_steps_and_no_clock_breaks_it(steps: list[tuple[int | None, 
     pulse = Pulse()
     for running, waiting, tokens, now, engine in steps:
         pulse.note_step(running, waiting if running is not None else None, 0.5, tokens, 0, now, engine)
-        rate = pulse.tokens_per_s(now)
+        rate = pulse.full_tokens_per_s(now)
         assert rate is None or rate >= 0
         assert 0 <= pulse.longest_step_s <= STEP_LIMIT_S
     assert len(pulse._engines) <= 4

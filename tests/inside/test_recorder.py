@@ -15,7 +15,7 @@ import pytest
 from plimsoll.inside import recorder as recorder_module
 from plimsoll.inside.faults import FAULTS
 from plimsoll.inside.finished import Finished, Seen
-from plimsoll.inside.prefixes import block_hashes
+from plimsoll.inside.prefixes import iter_hashes
 from plimsoll.inside.recorder import QUEUE_REQUESTS, QUEUE_TOKENS, Recorder
 from plimsoll.inside.settings import Settings
 
@@ -105,7 +105,7 @@ def test_hashes_are_there_only_when_asked_for(tmp_path: Path) -> None:
         one.close(limit_s=10)
     (row,) = rows(tmp_path / "with")
     assert (row["prefix_block"], row["priority"]) == (16, 7)
-    assert row["prefix_hashes"] == block_hashes(list(range(40)), b"salt", seed="seed")
+    assert row["prefix_hashes"] == list(iter_hashes(list(range(40)), b"salt", seed="seed"))
     (row,) = rows(tmp_path / "without")
     assert not {"prefix_block", "prefix_hashes", "token_ids"} & set(row)
     assert row["priority"] == 7
@@ -136,6 +136,20 @@ def test_prompts_that_were_hashed_make_room_for_others(tmp_path: Path) -> None:
             time.sleep(0.01)
     one.close()
     assert [len(row["prefix_hashes"]) for row in rows(tmp_path)] == [len(ids) // 16] * 3
+
+
+def test_prompts_that_make_no_line_make_room_too(tmp_path: Path) -> None:
+    """A request whose clock is out of range gives back what it held of the bound: the next one has its hashes."""
+    one = recorder(tmp_path, PLIMSOLL_RECORD_PREFIXES="1")
+    broken = ONE._replace(arrival=float("nan"), seen=Seen(0, range(QUEUE_TOKENS), "", ()))
+    for request in (broken, broken, ONE._replace(seen=Seen(0, range(32), "", ()))):
+        one.note_finished(request)
+        deadline_s = time.monotonic() + 30
+        while one._queue and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+    one.close(limit_s=10)
+    (row,) = rows(tmp_path)
+    assert (one.dropped, len(row["prefix_hashes"])) == (2, 2)
 
 
 def test_a_long_prompt_lets_other_threads_have_their_turn(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import settings as how
 from hypothesis import strategies as st
 
-from plimsoll.inside.wedging import LONGEST_STEPS, Progress, is_disproved, is_suspect
+from plimsoll.inside.wedging import LONGEST_STEPS, Progress, is_suspect
 
 SILENT = Progress(has_work=True, work_since=100.0, last_step=90.0, longest_step_s=2.0, is_excused=False)
 
@@ -48,10 +48,3 @@ def test_a_recent_step_always_clears(work_since: float, last: float | None, long
         Progress(has_work=True, work_since=work_since, last_step=last, longest_step_s=longest, is_excused=False), bound, now
     ):
         assert now - (last or 0.0) > max(bound, LONGEST_STEPS * longest)
-
-
-def test_one_step_disproves() -> None:
-    """A step before the proof does not."""
-    assert is_disproved(10.0, 10.1)
-    assert not is_disproved(10.0, 9.9)
-    assert not is_disproved(10.0, None)

@@ -50,6 +50,13 @@ def test_a_trial_run_that_does_not_fit_is_named() -> None:
     assert list(_planned(LLAMA_70B, f"{flags} 24576")[1]) == [Code.STARTUP_NO_CACHE_BLOCKS]
 
 
+def test_weights_that_do_not_fit_are_the_end_of_it() -> None:
+    """What would be left for a cache is not asked beside them, also where a neighbour leaves less than is asked for."""
+    card = H200._replace(used_bytes=80 * GIB)
+    found = _planned(LLAMA_70B, "--enforce-eager --max-model-len 4096", card)[1]
+    assert list(found) == [Code.STARTUP_WEIGHTS_DO_NOT_FIT, Code.STARTUP_FREE_MEMORY_CHECK]
+
+
 @pytest.mark.parametrize(("blocks", "warned"), [(256, True), (257, False)])
 def test_the_block_that_vllm_keeps(blocks: int, warned: bool) -> None:
     """With exactly the blocks of one full request the server starts and does not answer it; with one more it does."""

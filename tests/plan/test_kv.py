@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from lab.engine.kv_cases import GIB, Case, named, published, random_case
 from plimsoll.errors import BadInput
 from plimsoll.plan.kv import KvPlan, KvSettings, WhyRefused, plan_kv
-from plimsoll.plan.kv_settings import layers_of_stage
+from plimsoll.plan.kv_settings import layers_by_stage
 from plimsoll.plan.kv_specs import CannotGroupError, ChunkedSpec, FullSpec, KvSpec, MlaSpec, SlidingSpec, StateSpec
 
 CASES = {case.name: case for case in published()}
@@ -189,13 +189,12 @@ def test_before_the_hybrid_manager_every_layer_was_full() -> None:
 
 def test_pipeline_stages_as_vllm_cuts_them() -> None:
     """The remainder goes to the stages before the last, or where VLLM_PP_LAYER_PARTITION says."""
-    four = KvSettings(max_model_len=1, pp=4)
-    assert [len(layers_of_stage(62, stage, four)) for stage in range(4)] == [15, 16, 16, 15]
-    assert [len(layers_of_stage(63, stage, four)) for stage in range(4)] == [16, 16, 16, 15]
-    told = replace(four, pp=2, pp_partition=(10, 22))
-    assert layers_of_stage(32, 1, told) == range(10, 32)
-    with pytest.raises(BadInput, match="VLLM_PP_LAYER_PARTITION"):
-        layers_of_stage(33, 1, told)
+    assert [len(span) for span in layers_by_stage(61, 2)] == [31, 30]
+    assert [len(span) for span in layers_by_stage(62, 4)] == [15, 16, 16, 15]
+    assert [len(span) for span in layers_by_stage(63, 4)] == [16, 16, 16, 15]
+    assert layers_by_stage(32, 2, (10, 22)) == [range(10), range(10, 32)]
+    with pytest.raises(BadInput, match="VLLM_PP_LAYER_PARTITION=10,22"):
+        layers_by_stage(33, 2, (10, 22))
     with pytest.raises(BadInput, match="not a version"):
         plan([LLAMA], GIB, version="latest")
 

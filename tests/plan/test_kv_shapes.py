@@ -12,14 +12,20 @@ import pytest
 
 from plimsoll.domain.model import Indexer, Layer, LayerKind, LinearAttention, Mamba, Mla, ModelShape, Quantization, ShortConv
 from plimsoll.errors import BadInput
-from plimsoll.plan.kv import KvPlan, KvSettings, plan_kv, specs_of, specs_of_all_stages
-from plimsoll.plan.kv_shapes import block_size_of, cache_dtype_of, caches_prefixes_by_default, is_interleaved
-from plimsoll.plan.kv_specs import AttentionSpec, SlidingMlaSpec, StateSpec
+from plimsoll.plan.kv import KvPlan, KvSettings, plan_kv, specs_of_all_stages
+from plimsoll.plan.kv_shapes import block_size_of, cache_dtype_of, is_interleaved
+from plimsoll.plan.kv_specs import AttentionSpec, RankSpecs, SlidingMlaSpec, StateSpec
+from plimsoll.plan.settings import caches_prefixes_by_default
 
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 NO_DATA = "the shared data folder is not beside the repository"
 GIB = 1 << 30
 LONG = KvSettings(max_model_len=131072)
+
+
+def specs_of(model: ModelShape, settings: KvSettings) -> RankSpecs:
+    """The caches of the first stage."""
+    return specs_of_all_stages(model, settings)[0]
 
 
 def shape(layers: list[Layer], **more: Any) -> ModelShape:

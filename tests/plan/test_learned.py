@@ -15,7 +15,7 @@ from plimsoll.domain.model import ModelShape
 from plimsoll.domain.units import GIB, MIB
 from plimsoll.engine.command_line import read_command_line
 from plimsoll.errors import BadInput
-from plimsoll.plan.learned import TermDifference, compare, corrected, correction_from, key_of, replanner
+from plimsoll.plan.learned import TermDifference, compare, corrected, correction_from, key_of
 from plimsoll.plan.ledger import Card, Ledger, ModelFacts, plan_ledger
 from plimsoll.plan.settings import read_settings
 from plimsoll.sources.start_logs import read_start
@@ -37,6 +37,7 @@ def _shape(**changes: object) -> ModelShape:
 
 
 LLAMA = _shape()
+MODEL = ModelFacts("m", LLAMA)
 
 
 def _plan(command: str = BASE, release: str = "0.25.1", card: Card = H200, shape: ModelShape = LLAMA) -> Ledger:
@@ -72,7 +73,7 @@ FULL = Measured(
 def test_a_real_start_makes_the_next_plan_exact(log: str, command: str) -> None:
     """Three real H200 starts: the KV cache then lies within 0.02 GiB, the band is under 0.1 GiB to a side and holds."""
     ledger, measured = _plan(command), read_start(CAPTURES / log)
-    after = corrected(ledger, correction_from(ledger, measured), replanner(ledger, LLAMA))
+    after = corrected(ledger, correction_from(ledger, measured), MODEL)
     assert measured.kv_bytes is not None
     assert measured.kv_tokens is not None
     assert abs(after.kv.value - measured.kv_bytes) < 0.02 * GIB
@@ -88,7 +89,7 @@ def test_one_start_serves_other_utilisations_and_lengths() -> None:
     lesson = correction_from(seed, read_start(CAPTURES / "seedcfg.log"))
     other = _plan(EAGER)
     assert key_of(seed, LLAMA) == key_of(other, LLAMA)
-    after = corrected(other, lesson)
+    after = corrected(other, lesson, MODEL)
     assert abs(after.kv.value - 109.72 * GIB) < 0.1 * GIB
     assert after.kv.low <= 109.72 * GIB <= after.kv.high
 
@@ -107,7 +108,7 @@ def test_a_log_with_every_term() -> None:
     ledger = _plan()
     rows = _by_name(compare(ledger, FULL))
     assert list(rows) == ["weights", "non_torch", "activation", "graphs_actual", "context", "kv", "kv_tokens"]
-    after = corrected(ledger, correction_from(ledger, FULL))
+    after = corrected(ledger, correction_from(ledger, FULL), MODEL)
     assert after.non_torch.value == pytest.approx(0.24 * GIB, abs=0.02 * GIB)
     assert after.activation.value == pytest.approx(1.1 * GIB, abs=0.02 * GIB)
     assert after.context.value == pytest.approx(0.51 * GIB, abs=MIB)
@@ -122,7 +123,7 @@ def test_consumed_memory_is_split_by_the_weights() -> None:
     consumed = FULL._replace(release="0.32.0", non_torch_bytes=None, consumed_bytes=_gib(15.7), kv_bytes=_gib(111.8))
     rows = _by_name(compare(ledger, consumed))
     assert rows["non_torch"].measured == pytest.approx(0.7 * GIB, abs=MIB)
-    after = corrected(ledger, correction_from(ledger, consumed))
+    after = corrected(ledger, correction_from(ledger, consumed), MODEL)
     assert after.kv.value == pytest.approx(111.8 * GIB, abs=0.02 * GIB)
 
 
@@ -134,7 +135,7 @@ def test_a_startup_plan_is_unfolded() -> None:
     rows = _by_name(compare(ledger, plan))
     assert rows["kv"].measured == kv
     assert rows["context"].measured == _gib(0.6)
-    after = corrected(ledger, correction_from(ledger, plan))
+    after = corrected(ledger, correction_from(ledger, plan), MODEL)
     assert after.kv.value == pytest.approx(kv, abs=2)
     with_graphs = _plan(release="0.32.0")
     assert _by_name(compare(with_graphs, plan))["kv"].measured == kv + with_graphs.graphs_actual.value
@@ -173,7 +174,7 @@ def test_a_card_whose_size_is_slightly_off() -> None:
     """Where the card is a little smaller than the table says, the next plan's cache is still the one that was measured."""
     table = H200._replace(total_bytes=int(139.84 * GIB))
     ledger = _plan(card=table)
-    after = corrected(ledger, correction_from(ledger, FULL))
+    after = corrected(ledger, correction_from(ledger, FULL), MODEL)
     assert after.kv.value == pytest.approx(112.28 * GIB, abs=0.02 * GIB)
 
 
@@ -187,12 +188,12 @@ def test_another_batch_moves_the_centre_and_keeps_the_band() -> None:
     """A start with other limits shows which way the planner errs, not how well: activation keeps its width."""
     ledger, bigger = _plan(), _plan("--max-model-len 8192 --max-num-batched-tokens 32768")
     lesson = correction_from(ledger, FULL._replace(activation_bytes=_gib(1.2), kv_bytes=_gib(112.18)))
-    after = corrected(bigger, lesson)
+    after = corrected(bigger, lesson, MODEL)
     assert after.activation.high - after.activation.low == pytest.approx(
         bigger.activation.high - bigger.activation.low, rel=0.02
     )
     assert after.activation.value > bigger.activation.value
-    assert after.weights == corrected(ledger, lesson).weights
+    assert after.weights == corrected(ledger, lesson, MODEL).weights
 
 
 def test_more_starts_widen_what_differs() -> None:
@@ -200,7 +201,7 @@ def test_more_starts_widen_what_differs() -> None:
     ledger = _plan()
     one = correction_from(ledger, FULL)
     two = one.joined(correction_from(ledger, FULL._replace(activation_bytes=_gib(1.3), kv_bytes=_gib(112.08))))
-    first, second = corrected(ledger, one), corrected(ledger, two)
+    first, second = corrected(ledger, one, MODEL), corrected(ledger, two, MODEL)
     assert _width(second) > _width(first)
     assert second.kv.value == pytest.approx(112.08 * GIB, abs=0.02 * GIB)
     assert second.kv.low <= _gib(112.08) < _gib(112.28) <= second.kv.high
@@ -210,15 +211,46 @@ def test_what_is_sharper_already_is_kept() -> None:
     """Weights counted to the byte are not replaced by a figure rounded to hundredths that agrees with them."""
     ledger = _plan()
     ledger = ledger._replace(weights=ledger.weights._replace(value=_gib(15.004), low=_gib(15.004), high=_gib(15.004)))
-    assert corrected(ledger, correction_from(ledger, FULL)).weights == ledger.weights
+    assert corrected(ledger, correction_from(ledger, FULL), MODEL).weights == ledger.weights
 
 
 def test_a_fixed_cache_stays_fixed() -> None:
     """With --kv-cache-memory-bytes the cache is what was asked for; only the slack learns."""
     ledger = _plan("--max-model-len 8192 --kv-cache-memory-bytes 60G")
-    after = corrected(ledger, correction_from(ledger, FULL._replace(weights_bytes=_gib(16))), replanner(ledger, LLAMA))
+    after = corrected(ledger, correction_from(ledger, FULL._replace(weights_bytes=_gib(16))), MODEL)
     assert after.kv == ledger.kv
     assert after.slack.value < ledger.slack.value
+
+
+def test_a_set_number_of_blocks_stays_set() -> None:
+    """With --num-gpu-blocks-override the cache is those blocks, before and after a lesson, and what is taken follows it."""
+    ledger = _plan("--max-model-len 8192 --num-gpu-blocks-override 20000")
+    after = corrected(ledger, correction_from(ledger, FULL._replace(kv_bytes=None, weights_bytes=_gib(16))), MODEL)
+    assert after.kv == ledger.kv
+    assert after.slack.value < ledger.slack.value < H200.total_bytes - ledger.kv.value
+
+
+def test_a_lesson_that_agrees_changes_no_sum() -> None:
+    """Terms that were measured as predicted leave cache and slack as they were, the sampler's buffers taken off once."""
+    ledger = _plan()
+    told = {name: (term.value, term.value, 0) for name in ("weights", "non_torch", "activation", "context")
+            for term in (getattr(ledger, name),)}  # fmt: skip
+    lesson = Correction((Start(1024, 8192, 8192, tuple((name, Learned(*term)) for name, term in told.items())),))
+    after = corrected(ledger, lesson, MODEL)
+    assert (after.kv.value, after.slack.value) == (ledger.kv.value, ledger.slack.value)
+    assert after.kv_plan == ledger.kv_plan
+
+
+def test_neighbours_of_an_old_release_come_off_once() -> None:
+    """Until 0.9.0 what others hold came out of the budget: what was measured beside them is planned beside them again."""
+    card = H200._replace(used_bytes=_gib(10))
+    ledger = _plan(release="0.8.5", card=card)
+    start = Measured(weights_bytes=_gib(15.0), kv_bytes=ledger.kv.value - _gib(0.2), utilization=ledger.settings.utilization)
+    after = corrected(ledger, correction_from(ledger, start), MODEL)
+    assert after.kv.value == pytest.approx(start.kv_bytes, abs=0.02 * GIB)
+    alone = _plan(release="0.8.5")
+    lesson = correction_from(ledger, start)
+    assert corrected(alone, lesson, MODEL).kv.value - after.kv.value == pytest.approx(_gib(10), abs=0.02 * GIB)
 
 
 def test_the_key_tells_apart_what_must_be() -> None:
@@ -250,7 +282,7 @@ def test_any_correction_leaves_a_ledger_in_order(terms: dict[str, tuple[int, int
     ledger = _plan()
     limits = (1024, 8192, 8192) if same else (1, 2, 3)
     start = Start(*limits, tuple((name, Learned(*term)) for name, term in terms.items()))
-    after = corrected(ledger, Correction((start,)))
+    after = corrected(ledger, Correction((start,)), MODEL)
     for term in (after.weights, after.non_torch, after.activation, after.graphs, after.context):
         assert 0 <= term.low <= term.value <= term.high
     assert after.kv.low <= after.kv.value <= after.kv.high

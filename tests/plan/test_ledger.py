@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from plimsoll.domain.estimate import Estimate
 from plimsoll.domain.finding import Code, Finding, Severity
-from plimsoll.domain.model import ModelShape
+from plimsoll.domain.model import ModelShape, Tower
 from plimsoll.domain.units import GIB
 from plimsoll.engine.command_line import read_command_line
 from plimsoll.plan.advise import Advice, advise
 from plimsoll.plan.findings import findings_of
-from plimsoll.plan.ledger import Card, Ledger, ModelFacts, plan_ledger
+from plimsoll.plan.ledger import Card, Ledger, ModelFacts, kv_settings, plan_ledger
 from plimsoll.plan.settings import Settings, read_settings
 
 H100 = Card("H100 SXM 80GB", int(79.19 * GIB), int(79.15 * GIB), int(79.25 * GIB), (9, 0))
@@ -124,6 +124,39 @@ def test_a_head_of_the_models_own_keeps_a_cache() -> None:
     model = LLAMA_8B._replace(shape=shape)
     command = "--speculative-config.method mtp --speculative-config.num_speculative_tokens 1"
     assert _plan(model, H100, command).kv_plan.bytes_per_block == _plan(model, H100).kv_plan.bytes_per_block * 33 // 32
+
+
+def test_flags_of_the_states_are_heard() -> None:
+    """A state of 32 bits needs a longer block, and in mode `all` (until 0.31) a request keeps one state a block."""
+    config = {
+        "architectures": ["BambaForCausalLM"], "model_type": "bamba", "hidden_size": 4096, "intermediate_size": 14336,
+        "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
+        "max_position_embeddings": 262144, "torch_dtype": "bfloat16", "attn_layer_indices": [9, 18, 27],
+        "mamba_n_heads": 128, "mamba_d_head": 64, "mamba_d_state": 128,
+    }  # fmt: skip
+    model = ModelFacts("bamba", ModelShape.from_config(config))
+    caching = "--enable-prefix-caching --max-model-len 65536"
+    plain = _plan(model, H100, caching).kv_plan
+    assert _plan(model, H100, f"{caching} --mamba-ssm-cache-dtype float32").kv_plan.block_size > 1.5 * plain.block_size
+    assert _plan(model, H100, f"{caching} --mamba-cache-dtype float32").kv_plan.block_size > 1.5 * plain.block_size
+    assert _plan(model, H100, f"{caching} --mamba-cache-mode all").kv_plan.blocks_per_request > plain.blocks_per_request
+
+
+@pytest.mark.parametrize(("runner", "batches"), [("0", 2), ("1", 3)])
+def test_the_runner_decides_what_is_in_flight(runner: str, batches: int) -> None:
+    """Two stages with async scheduling: the second runner has a batch more under way, which a window must hold."""
+    line = read_command_line(["m", "--pipeline-parallel-size", "2", "--max-num-batched-tokens", "8192"], "0.32.0")
+    variables = (("VLLM_USE_V2_MODEL_RUNNER", runner),)
+    chosen = read_settings(line, variables, "0.32.0", LLAMA_8B.shape, H100.name, H100.total_bytes)
+    assert kv_settings(LLAMA_8B.shape, chosen, H100).in_flight_tokens == batches * 8192
+
+
+def test_a_whole_encoder_on_every_rank() -> None:
+    """--mm-encoder-tp-mode data keeps all of the encoder on each of two GPUs, not half of it."""
+    tower = Tower("vision", layers=24, hidden_size=1024, heads=16, intermediate_size=4096, patch_size=14)
+    model = LLAMA_8B._replace(shape=replace(LLAMA_8B.shape, towers=(tower,)))
+    halves = _plan(model, H100, "--tensor-parallel-size 2").weights.value
+    assert _plan(model, H100, "--tensor-parallel-size 2 --mm-encoder-tp-mode data").weights.value > halves + 0.2 * GIB
 
 
 def test_weights_beyond_the_card() -> None:

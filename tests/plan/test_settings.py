@@ -7,7 +7,7 @@ import shlex
 import pytest
 
 from plimsoll.domain.model import ModelShape
-from plimsoll.engine.batch_defaults import GIB
+from plimsoll.domain.units import GIB
 from plimsoll.engine.command_line import read_command_line
 from plimsoll.errors import BadInput
 from plimsoll.plan.settings import AUTO_FIT, Settings, read_settings

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from plimsoll.domain.model import ModelShape, Quantization
 from plimsoll.errors import BadInput
-from plimsoll.plan.weights import Placement, lora_bytes, parameters, stages, weights_from_shape, weights_from_total
+from plimsoll.plan.weights import Placement, lora_bytes, parameters, weights_from_shape, weights_from_total
 
 GIB = 2**30
 CONFIGS = sorted((Path(__file__).resolve().parents[2].parent / "shared" / "data" / "model-configs").glob("*.json"))
@@ -138,15 +138,6 @@ def test_keys_are_copied_beyond_the_kv_heads() -> None:
     four, eight = (weights_from_shape(shape, Placement(n)).value for n in (4, 8))
     keys = 32 * 2 * 128 * 4096 * 2  # one head of k and of v in each of 32 layers
     assert 2 * eight - four == pytest.approx(keys, rel=0.15)
-
-
-def test_pipeline_stages_follow_vllm() -> None:
-    """Layers that do not divide go to the stages before the last, unless the partition is given."""
-    assert stages(61, Placement(pipeline_parallel=2)) == (31, 30)
-    assert stages(62, Placement(pipeline_parallel=4)) == (15, 16, 16, 15)
-    assert stages(6, Placement(pipeline_parallel=2, partition=(2, 4))) == (2, 4)
-    with pytest.raises(BadInput, match="VLLM_PP_LAYER_PARTITION=3,4"):
-        stages(6, Placement(pipeline_parallel=2, partition=(3, 4)))
 
 
 def test_experts_are_spread_over_data_parallel_ranks_too() -> None:

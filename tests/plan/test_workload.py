@@ -153,7 +153,7 @@ def test_a_whole_launch() -> None:
     def planned(*flags: str) -> tuple[Verdict, int | None, int | None, int | None]:
         line = read_command_line(["m", *flags], "0.32.0")
         ledger = plan_ledger(model, read_settings(line, (), "0.32.0", model.shape, card.name, card.total_bytes), card)
-        answer = judge(Workload(((1200, 300),), 64), ledger, model.shape)
+        answer = judge(Workload(((1200, 300),), 64), ledger, model)
         return answer.verdict, answer.at_once_low, answer.at_once, answer.at_once_high
 
     assert planned("--kv-cache-memory-bytes", str(40 * GIB)) == (Verdict.FITS, 217, 217, 217)
@@ -164,6 +164,22 @@ def test_a_whole_launch() -> None:
     assert high is not None
     assert low < middle < high
     assert planned("--gpu-memory-utilization", "0.2")[0] is Verdict.NO_START
+
+
+def test_a_drafter_keeps_blocks_too() -> None:
+    """A request of full length takes as many blocks as the plan says, those of a draft model with a window among them."""
+    sizes = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_attention_heads": 32, "num_key_value_heads": 8,
+             "vocab_size": 128256, "max_position_embeddings": 8192, "torch_dtype": "bfloat16"}  # fmt: skip
+    large = sizes | {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32}
+    small = sizes | {"model_type": "mistral", "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
+                     "head_dim": 64, "sliding_window": 1024}  # fmt: skip
+    model = ModelFacts("large", ModelShape.from_config(large), drafter=ModelFacts("small", ModelShape.from_config(small)))
+    card = Card("H100", 79 * GIB, 79 * GIB, 79 * GIB, (9, 0))
+    line = read_command_line(["m", "--speculative-config", '{"model": "small", "num_speculative_tokens": 3}'], "0.32.0")
+    ledger = plan_ledger(model, read_settings(line, (), "0.32.0", model.shape, card.name, card.total_bytes), card)
+    answer = judge(Workload(((8000, 192),), 1), ledger, model)
+    assert answer.blocks_per_request == ledger.kv_plan.blocks_per_request
+    assert len(answer.largest_groups) == len(ledger.kv_plan.groups) > 1
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,9 @@ from tests.real.small_farm import need
 
 VERSIONS = ("0.10.2", "0.12.0", "0.20.0", "0.25.1", "0.32.0")
 PLAN = PlanFacts(
-    model="meta-llama/Llama-3.1-8B-Instruct", fits=True, gpu="L4", gpus=1, gpu_bytes=23_609_475_072,
+    model="meta-llama/Llama-3.1-8B-Instruct", fits=True, gpu="L4", gpus=1,
     requested_bytes=21_720_717_067, weights_bytes=16_060_522_496, kv_bytes=3_521_642_496, slack_bytes=400_000_000,
-    kv_tokens=26_880, num_blocks=1_680, block_size=16, bytes_per_block=2_097_152, max_concurrency=3.28, max_model_len=8_192,
-    max_num_seqs=256, max_num_batched_tokens=2_048,
+    kv_tokens=26_880,
 )  # fmt: skip
 PLANNED = Settings("0.32.0", PLAN, slo=Slo(0.4, 0.03), timers=timers_of(120, PLAN.weights_bytes), name="llama")
 

@@ -82,7 +82,7 @@ def _more(planned: Planned) -> tuple[Matrix, WorkloadAnswer]:
     spec = MatrixSpec.parse("context=8k,32k,128k,200k concurrency=1..2048")
     ledger = planned.ledger
     matrix = plan_matrix(spec, ledger.settings, lambda s: plan_ledger(LLAMA, s, ledger.card), longest=131072)
-    return matrix, judge(Workload(((1200, 300),), 64), ledger, LLAMA.shape)
+    return matrix, judge(Workload(((1200, 300),), 64), ledger, LLAMA)
 
 
 def _whole(planned: Planned) -> _Page:

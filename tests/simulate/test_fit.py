@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from plimsoll.domain.histogram import Histogram
-from plimsoll.domain.measured_run import ABSENT, Measured, RunSeries
+from plimsoll.domain.measured_run import ABSENT, MeasuredRun, RunSeries
 from plimsoll.domain.trace import make_trace
 from plimsoll.errors import BadInput
 from plimsoll.simulate.fit import fit
@@ -24,7 +24,7 @@ SETTINGS = Settings(num_blocks=3000, max_num_seqs=32, max_num_batched_tokens=102
 TRUE = StepTime(9_000_000, 50_000, 15_000, 90_000, step_table(9e6, 50e3, 1024, graph_sizes(32), 3e6))
 
 
-def traffic_run(seed: int = 3, requests: int = 120) -> Measured:
+def traffic_run(seed: int = 3, requests: int = 120) -> MeasuredRun:
     """A run with known constants, as if it had been measured."""
     dice = np.random.default_rng(seed)
     arrivals = np.cumsum(dice.exponential(2e8, requests)).astype(np.int64)
@@ -32,10 +32,10 @@ def traffic_run(seed: int = 3, requests: int = 120) -> Measured:
     return as_measured(replay(trace, SETTINGS, TRUE))
 
 
-def as_measured(run: Replay) -> Measured:
+def as_measured(run: Replay) -> MeasuredRun:
     """The stamps of a replay."""
     none = np.full(run.trace.size, ABSENT, dtype=np.int64)
-    return Measured(run.trace, run.first_sched_ns, run.first_token_ns, run.finish_ns, none)
+    return MeasuredRun(run.trace, run.first_sched_ns, run.first_token_ns, run.finish_ns, none)
 
 
 def test_a_run_with_known_constants_is_predicted() -> None:
@@ -81,7 +81,7 @@ def test_before_keeps_what_was_known() -> None:
     at = np.array([1.0, 2.0, 3.0])
     series = RunSeries(at, at, at, at.astype(np.int64), at.astype(np.int64), at / 3)
     stamps = np.array([1_000_000_000, 3_000_000_000])
-    measured = Measured(make_trace("two", [0, 0], [1, 1], [1, 1]), stamps, stamps, stamps, stamps, series)
+    measured = MeasuredRun(make_trace("two", [0, 0], [1, 1], [1, 1]), stamps, stamps, stamps, stamps, series)
     known = before(measured, 2_000_000_000)
     assert known.first_token_ns.tolist() == [1_000_000_000, ABSENT]
     assert known.cached_tokens.tolist() == [1_000_000_000, ABSENT]

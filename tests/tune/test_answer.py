@@ -10,7 +10,7 @@ from plimsoll.tune.answer import Last, Tuning, curve, runner_up, tune
 from plimsoll.tune.fingerprint import fingerprint
 from plimsoll.tune.space import Candidate
 from plimsoll.tune.verdict import drift_sentences, folklore, headline, label, margin, measurement, ranges, reasons
-from plimsoll.tune.work import Traffic
+from plimsoll.tune.work import Failed, Traffic
 from tests.tune.servers import SMALL, run, server, traffic
 
 
@@ -99,6 +99,17 @@ def test_no_safe_setting_is_said_with_plans_reason() -> None:
     assert found.found is None
     assert "startup.context-too-long" in headline(found)
     assert (reasons(found), folklore(found), margin(found)) == ([], [], "")
+
+
+def test_safe_settings_that_cannot_run_are_not_called_unsafe() -> None:
+    """Where plan objects to the command's own flags alone, and every replay fails, the replays' reason is what is said."""
+    own = server("--max-model-len", "8192", "--gpu-memory-utilization", "0.99")
+    found = tune(
+        traffic(), own, SMALL, lambda _, jobs: ((place, Failed("none can ever be scheduled")) for place in range(len(jobs)))
+    )
+    assert not found.own_option.is_safe
+    assert found.found is None
+    assert "none can ever be scheduled" in headline(found)
 
 
 def test_drift_is_told_and_the_last_choice_is_tried_again(tuning: Tuning) -> None:

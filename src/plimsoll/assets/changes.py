@@ -73,7 +73,7 @@ def recorded_in(content: bytes | None) -> dict[str, str]:
     """What the list says; nothing where there is none or it cannot be read, so that every file counts as edited."""
     try:
         found = json.loads(content or b"")
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     files = found.get("files") if isinstance(found, dict) and found.get("schema") == SCHEMA else None
     if not isinstance(files, dict):

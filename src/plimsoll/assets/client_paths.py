@@ -6,7 +6,7 @@ A list of what is let through, by whole paths: what is merely kept out can be sp
 from __future__ import annotations
 
 from plimsoll.engine import tables
-from plimsoll.engine.flags import is_before
+from plimsoll.engine.flags import holds_in
 
 PATHS = (
     "/v1/models", "/v1/completions", "/v1/chat/completions", "/v1/chat/completions/batch", "/v1/responses", "/v1/messages",
@@ -22,6 +22,6 @@ def client_paths(release: str) -> tuple[str, ...]:
     there = {
         name.partition(" ")[2]
         for name, stretches in tables.rows("endpoints").items()
-        if any(not is_before(release, s["from"]) and not is_before(s["to"], release) for s in stretches)
+        if any(holds_in(stretch, release) for stretch in stretches)
     }
     return tuple(path for path in PATHS if path in there)

@@ -20,6 +20,7 @@ from plimsoll.assets.launched import (
 )
 from plimsoll.assets.settings import Settings
 from plimsoll.assets.texts import for_pod, yaml_of
+from plimsoll.domain.units import GIB
 
 TOKENS = "/run/plimsoll"
 PROXIES = {"kubernetes.io/metadata.name": "ingress-nginx"}
@@ -98,7 +99,7 @@ def _cache_gib(settings: Settings) -> int:
     """Room for the weights and what is compiled for them."""
     plan = settings.plan
     weights = plan.weights_bytes * plan.tensor_parallel * plan.pipeline_parallel if plan is not None else 0
-    return CACHE_BASE_GIB + math.ceil(1.2 * weights / 2**30)
+    return CACHE_BASE_GIB + math.ceil(1.2 * weights / GIB)
 
 
 def _pod(settings: Settings) -> dict[str, Any]:

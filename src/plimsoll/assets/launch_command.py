@@ -78,7 +78,6 @@ def ready(launch: Launch, engine: Engine, plan: PlanFacts) -> Ready:
         environment=environment,
         secrets=tuple(dict.fromkeys((*hidden, *more_hidden))),
         port=_port(line.arguments),
-        served_name=(_values(line.arguments, "--served-model-name") or [plan.model])[0],
         has_gate=has_gate,
         has_connector=bool(_has(line.arguments, *_CONNECTORS)) or plan.kv_connector is not None,
     )

@@ -22,7 +22,8 @@ def monitoring_files(settings: Settings) -> dict[str, str]:
         raise BadInput(
             f"monitoring is made for vLLM {V1_DEFAULT_SINCE} and newer: {settings.vllm} counts neither steps nor hits"
         )
-    groups, bounds = groups_of(settings), thresholds_of(settings)
+    bounds = thresholds_of(settings)
+    groups = groups_of(settings, bounds)
     pages = {f"dashboards/{page.uid}.json": text_of(page, settings.made_by) for page in dashboards_of(settings, bounds)}
     files = {
         "rules.yml": rules_text(groups),

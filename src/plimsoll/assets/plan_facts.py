@@ -16,31 +16,19 @@ def facts_of(plan: Mapping[str, Any], name: str) -> PlanFacts:
     if plan.get("schema") != SCHEMA:
         raise BadInput(f"{name}: not a plan; plimsoll plan --json ... writes one")
     reader = _Reader(plan, name)
-    gpus, parallel = reader.whole("gpu", "count"), "settings"
-    concurrency = reader.there("kv", "max_concurrency")
-    connector = reader.there(parallel, "kv_connector")
+    connector = reader.there("settings", "kv_connector")
     return PlanFacts(
         model=reader.text("model"),
         fits=reader.there("fits") is True,
         gpu=reader.text("gpu", "name"),
-        gpus=gpus,
-        gpu_bytes=reader.whole("gpu", "total_bytes"),
+        gpus=reader.whole("gpu", "count"),
         requested_bytes=reader.whole("ledger", "requested", "value"),
         weights_bytes=reader.whole("ledger", "weights", "value"),
         kv_bytes=reader.whole("ledger", "kv", "value"),
         slack_bytes=reader.whole("ledger", "slack", "value"),
         kv_tokens=reader.whole("kv", "tokens"),
-        num_blocks=reader.whole("kv", "num_blocks"),
-        block_size=reader.whole("kv", "block_size"),
-        bytes_per_block=reader.whole("kv", "bytes_per_block"),
-        max_concurrency=float(concurrency) if isinstance(concurrency, int | float) else None,
-        max_model_len=reader.whole("kv", "max_model_len"),
-        max_num_seqs=reader.whole(parallel, "max_num_seqs"),
-        max_num_batched_tokens=reader.whole(parallel, "max_num_batched_tokens"),
-        tensor_parallel=reader.whole(parallel, "tensor_parallel_size"),
-        pipeline_parallel=reader.whole(parallel, "pipeline_parallel_size"),
-        data_parallel=reader.whole(parallel, "data_parallel_size"),
-        prefix_caching=reader.there(parallel, "enable_prefix_caching") is not False,
+        tensor_parallel=reader.whole("settings", "tensor_parallel_size"),
+        pipeline_parallel=reader.whole("settings", "pipeline_parallel_size"),
         kv_connector=connector if isinstance(connector, str) else None,
     )
 

@@ -12,7 +12,7 @@ DOCS_URL = "https://github.com/plimsoll-line/plimsoll/tree/main/docs"
 
 @dataclass(frozen=True)
 class Slo:
-    """What users were promised; `--slo ttft=2s,tpot=50ms` sets it."""
+    """What users were promised; `--slo ttft=2s,tpot=50ms` sets it. No alert asks for `tpot_s` yet."""
 
     ttft_s: float = 2.0
     tpot_s: float = 0.05
@@ -26,23 +26,13 @@ class PlanFacts:
     fits: bool
     gpu: str
     gpus: int
-    gpu_bytes: int
     requested_bytes: int
     weights_bytes: int
     kv_bytes: int
     slack_bytes: int
     kv_tokens: int
-    num_blocks: int
-    block_size: int
-    bytes_per_block: int
-    max_concurrency: float | None
-    max_model_len: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
-    data_parallel: int = 1
-    prefix_caching: bool = True
     kv_connector: str | None = None
 
 
@@ -56,8 +46,6 @@ class Command:
     secrets: tuple[str, ...] = ()
     """Names of variables whose values the plan hid: they come from a file that is not generated."""
     port: int = 8000
-    served_name: str = ""
-    """What `model_name` says in the metrics and what clients ask for."""
     has_gate: bool = True
     """Whether plimsoll.inside stands in it: without it readiness is /health, and guard only observes."""
     has_connector: bool = False

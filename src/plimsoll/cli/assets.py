@@ -9,7 +9,7 @@ tests, and dashboards.
   --vllm VERSION     without a plan: default the vLLM installed beside plimsoll, else the newest known. A plan has its own
   --for WHAT         systemd, compose, kubernetes, monitoring or all; default: all that can be made
   --slo ttft=2s,tpot=50ms
-                     what users were promised: the first token, and each one after it; for alerts
+                     what users were promised: the first token, and each one after it; alerts ask for the first
   --check            write nothing; show how OUT_DIR differs from what would be generated, and exit 1 if it does
   --force            overwrite files that somebody has edited
   --json             one JSON object, schema plimsoll.assets/1

@@ -77,8 +77,9 @@ def run(words: list[str]) -> int:
         return _learn(options)
     if "--compare" in options.values:
         return _compare(options)
-    planned = _plan_one(options, *launches_named(options, "plan")[0])
-    answer, matrix = _workload(options, planned), _matrix(options, planned)
+    ready = _read_one(options, *launches_named(options, "plan")[0])
+    planned = planned_from(ready)
+    answer, matrix = _workload(options, planned.ledger, ready.model), _matrix(options, ready)
     if "--html" in options.values:
         from plimsoll.report.plan_html import as_html
 
@@ -122,8 +123,12 @@ def _with_matrix(options: Split) -> Split:
 
 
 def _plan_one(options: Split, launch: Launch, folder: str, *, learned: bool = True) -> Planned:
+    return planned_from(_read_one(options, launch, folder, learned=learned))
+
+
+def _read_one(options: Split, launch: Launch, folder: str, *, learned: bool = True) -> Ready:
     checked, engine, gpus = _checked(options, launch, folder)
-    return planned_from(_ready(checked, engine, _card(options), learned=learned, gpus=gpus))
+    return _ready(checked, engine, _card(options), learned=learned, gpus=gpus)
 
 
 def _checked(options: Split, launch: Launch, folder: str) -> tuple[Checked, Engine, int | None]:
@@ -168,46 +173,40 @@ def _learn(options: Split) -> int:
     from plimsoll.sources.start_logs import read_start
 
     measured = read_start(options.values["--learn"])
-    planned = _plan_one(options, *launches_named(options, "plan")[0], learned=False)
-    assert planned.shape is not None, "_planned sets it"
-    correction = correction_from(planned.ledger, measured)
-    store(key_of(planned.ledger, planned.shape), correction)
-    differences = compare(planned.ledger, measured)
+    ready = _read_one(options, *launches_named(options, "plan")[0], learned=False)
+    ledger, _ = ready.replan(ready.settings)
+    store(key_of(ledger, ready.model.shape), correction_from(ledger, measured))
+    differences = compare(ledger, measured)
     show(plan_learned.as_json(differences) if "--json" in options.switches else plan_learned.as_text(differences))
     return 0
 
 
-def _workload(options: Split, planned: Planned) -> WorkloadAnswer | None:
+def _workload(options: Split, ledger: Ledger, model: ModelFacts) -> WorkloadAnswer | None:
     if "--workload" not in options.values:
         return None
     from plimsoll.plan.workload import Workload, judge
 
-    assert planned.shape is not None, "_planned sets it"
     text = options.values["--workload"]
     path, _, wish = text.partition(":concurrency=")
     if "=" in path:
-        return judge(Workload.parse(text), planned.ledger, planned.shape)
+        return judge(Workload.parse(text), ledger, model)
     from plimsoll.sources.trace_lengths import read_lengths
 
     if wish and not wish.isdigit():
         raise BadInput(f"--workload {text!r}: the concurrency is a number")
-    return judge(Workload.from_trace(read_lengths(path), int(wish) if wish else None), planned.ledger, planned.shape)
+    return judge(Workload.from_trace(read_lengths(path), int(wish) if wish else None), ledger, model)
 
 
-def _matrix(options: Split, planned: Planned) -> Matrix | None:
+def _matrix(options: Split, ready: Ready) -> Matrix | None:
     if "--matrix" not in options.values:
         return None
-    from plimsoll.plan.ledger import plan_ledger
     from plimsoll.plan.matrix import MatrixSpec, plan_matrix
 
-    assert planned.shape is not None, "_planned sets it"
-    model = ModelFacts(planned.model, planned.shape)
-    card = planned.ledger.card
     return plan_matrix(
         MatrixSpec.parse(options.values["--matrix"]),
-        planned.ledger.settings,
-        lambda changed: plan_ledger(model, changed, card),
-        longest=planned.shape.max_context,
+        ready.settings,
+        lambda changed: ready.replan(changed)[0],
+        longest=ready.model.shape.max_context,
     )
 
 
@@ -223,9 +222,7 @@ class Ready(NamedTuple):
 
 def ready_of(options: Split, *, learned: bool = True) -> Ready:
     """The command after `--`, for `tune` and `sweep`, which plan it many times."""
-    launch, folder = launches_named(options, "tune")[0]
-    checked, engine, gpus = _checked(options, launch, folder)
-    return _ready(checked, engine, _card(options), learned=learned, gpus=gpus)
+    return _read_one(options, *launches_named(options, "tune")[0], learned=learned)
 
 
 def planned_from(ready: Ready) -> Planned:
@@ -260,10 +257,10 @@ def _ready(checked: Checked, engine: Engine, card: Card, *, learned: bool, gpus:
     def replan(changed: Settings) -> tuple[Ledger, list[Finding]]:
         ledger = plan_ledger(model, changed, card)
         if corrections:
-            from plimsoll.plan.learned import corrected, key_of, replanner
+            from plimsoll.plan.learned import corrected, key_of
 
             found = corrections.get(key_of(ledger, model.shape))
-            ledger = corrected(ledger, found, replanner(ledger, model.shape)) if found is not None else ledger
+            ledger = corrected(ledger, found, model) if found is not None else ledger
         return ledger, findings_of(ledger, model.shape, checked.items, environment)
 
     if gpus is not None and gpus < settings.gpus:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from plimsoll.domain.trace import Integers
+from plimsoll.domain.trace import Floats, Integers
 from plimsoll.errors import BadInput
 
 PROCESSES = ("poisson", "constant", "bursty", "at-once")
@@ -41,7 +41,7 @@ def arrival_times(arrivals: Arrivals, count: int) -> Integers:
     return np.rint(times).astype(np.int64)
 
 
-def _gaps(arrivals: Arrivals, dice: np.random.Generator, count: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def _gaps(arrivals: Arrivals, dice: np.random.Generator, count: int) -> Floats:
     """Gaps with a mean of 1."""
     if arrivals.process == "constant":
         return np.ones(count)

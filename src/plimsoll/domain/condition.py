@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
 from plimsoll.domain.finding import Evidence
@@ -40,17 +40,6 @@ class Condition:
     def is_known(self) -> bool:
         """Whether it could be read at all."""
         return self.status is not Status.UNKNOWN
-
-    def updated(
-        self, status: Status, reason: str, message: str, now_s: float, evidence: tuple[Evidence, ...] = ()
-    ) -> Condition:
-        """The condition as of now; `since_s` moves only when the status changes."""
-        since_s = self.since_s if status is self.status else now_s
-        return replace(self, status=status, reason=reason, message=message, since_s=since_s, evidence=evidence)
-
-    def held_for_s(self, now_s: float) -> float:
-        """How long the status has been what it is; never negative, also when the clock went back."""
-        return max(0.0, now_s - self.since_s)
 
     def __str__(self) -> str:
         return f"{self.kind} is {self.status}: {self.message}"

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from plimsoll.domain.trace import Integers, Trace
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
+from plimsoll.domain.trace import Floats, Integers, Trace
 
 ABSENT = -1
 """A stamp that the run does not have."""
@@ -17,16 +13,16 @@ ABSENT = -1
 class RunSeries(NamedTuple):
     """What the engine said of itself, a row a second."""
 
-    at_s: npt.NDArray[np.float64]
-    prompt_tokens_per_s: npt.NDArray[np.float64]
-    output_tokens_per_s: npt.NDArray[np.float64]
+    at_s: Floats
+    prompt_tokens_per_s: Floats
+    output_tokens_per_s: Floats
     running: Integers
     waiting: Integers
-    kv_used_ratio: npt.NDArray[np.float64]
+    kv_used_ratio: Floats
     """From 0 to 1."""
 
 
-class Measured(NamedTuple):
+class MeasuredRun(NamedTuple):
     """Stamps have the trace's order and its zero, in ns; ABSENT where the run has none."""
 
     trace: Trace

@@ -96,13 +96,6 @@ class Layer:
     indexer: bool = False
     compress_ratio: int = 1
 
-    @property
-    def elements_per_token(self) -> int:
-        """Elements one token adds to this layer's cache before compression; 0 where it adds nothing of its own."""
-        if self.shares_kv or not self.kind.keeps_tokens:
-            return 0
-        return self.kv_heads * (self.head_dim + self.v_head_dim)
-
 
 @dataclass(frozen=True)
 class RopeScaling:
@@ -135,7 +128,6 @@ class Indexer:
 
     head_dim: int
     heads: int | None = None
-    top_k: int | None = None
 
 
 @dataclass(frozen=True)
@@ -269,7 +261,3 @@ class ModelShape:
     def count(self, *kinds: LayerKind) -> int:
         """How many layers are of one of these kinds."""
         return sum(layer.kind in kinds for layer in self.layers)
-
-    def has_tower(self, what: str) -> bool:
-        """Whether the model has a "vision" or an "audio" encoder."""
-        return any(tower.what == what for tower in self.towers)

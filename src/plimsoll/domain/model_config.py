@@ -85,8 +85,7 @@ def _parts(top: Keys) -> list[Keys]:
     parts = [top]
     for _ in range(_NESTING_MAX):
         # A file may also name a text_config by a string, or hold an unrelated "decoder" list: only objects count.
-        name = next((name for name in _TEXT_PARTS if parts[-1].is_object(name)), None)
-        inner = parts[-1].child(name) if name else None
+        inner = parts[-1].part(*_TEXT_PARTS)
         if inner is None:
             break
         parts.append(inner)
@@ -100,7 +99,7 @@ def _shape_of_text(text: Keys, family: str, notes: list[str], *, encoder_decoder
     mla = _mla(text, family, notes)
     heads = _heads(text, family, hidden, mla)
     kinds = layer_kinds(text, heads, count, notes)
-    moe = _moe(text, family, heads)
+    moe = _moe(text, family)
     layers = build_layers(text, heads, kinds, moe)
     indexer, marked = with_indexers(layers, text)
     longest, default, rope = _context(text, family, notes)
@@ -194,12 +193,12 @@ def _kv_heads(text: Keys, family: str, attention: int) -> int:
         return 1
     if text.flag("multi_query_attention") is False:  # ChatGLM states its groups even where it does not use them
         return attention
-    attention_config = text.child("attn_config") if text.is_object("attn_config") else None
+    attention_config = text.part("attn_config")
     if attention_config is not None and (kv := attention_config.count("kv_n_heads", most=HEADS_MAX)):
         return kv
     if family == "minicpm3":
         return attention
-    kv = text.count_or_first(*_KV_HEADS, most=HEADS_MAX)
+    kv = text.count_or_largest(*_KV_HEADS, most=HEADS_MAX)
     if not kv and (blocks := text.children("block_configs")):  # Nemotron-NAS: those of the first attention block
         groups = (a.count("n_heads_in_group", most=HEADS_MAX) for b in blocks if (a := b.child("attention")) is not None)
         group = next((group for group in groups if group), None)
@@ -220,16 +219,14 @@ def _head_dim(text: Keys, family: str, hidden: int, attention: int) -> int:
     return hidden // attention
 
 
-def _moe(text: Keys, family: str, heads: Heads) -> Moe | None:
-    source = text
-    if text.is_object("ffn_config") and (ffn := text.child("ffn_config")) is not None:  # DBRX
-        source = ffn
-    experts = source.count_or_first(*_EXPERTS, most=EXPERTS_MAX) or _experts_of_blocks(text)
+def _moe(text: Keys, family: str) -> Moe | None:
+    source = text.part("ffn_config") or text  # DBRX
+    experts = source.count_or_largest(*_EXPERTS, most=EXPERTS_MAX) or _experts_of_blocks(text)
     if not experts or experts < 2:
         return None
     names = ["moe_intermediate_size", "expert_ffn_hidden_size", "moe_ffn_hidden_size"]
-    width = source.count_or_first(*names, "intermediate_size", "ffn_hidden_size") or None
-    shared = text.count_or_first(
+    width = source.count_or_largest(*names, "intermediate_size", "ffn_hidden_size") or None
+    shared = text.count_or_largest(
         "n_shared_experts", "num_shared_experts", "num_shared_expert", "moe_num_shared_experts", most=EXPERTS_MAX
     )
     each = text.count("moe_shared_expert_intermediate_size", least=0)
@@ -243,12 +240,12 @@ def _moe(text: Keys, family: str, heads: Heads) -> Moe | None:
         total = shared * one
     return Moe(
         experts=experts,
-        experts_per_token=source.count_or_first(*_PER_TOKEN, most=EXPERTS_MAX) or None,
+        experts_per_token=source.count_or_largest(*_PER_TOKEN, most=EXPERTS_MAX) or None,
         intermediate_size=width,
         shared_experts=shared,
         shared_intermediate_size=total or None,
         latent_size=text.count("moe_latent_size", "routed_expert_hidden_size", least=0) or None,
-        expert_dtype=text.word("expert_dtype") or ("fp4" if heads.family == "deepseek_v4" else None),
+        expert_dtype=text.word("expert_dtype") or ("fp4" if family == "deepseek_v4" else None),
     )
 
 

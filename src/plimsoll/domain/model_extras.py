@@ -40,12 +40,9 @@ def encoder_towers(parts: Sequence[Keys]) -> tuple[Tower, ...]:
     """The vision and audio encoders that the file describes, with the sizes it gives under usual names."""
     towers = []
     for what, names in _TOWERS:
-        for part in parts:
-            name = next((name for name in names if part.is_object(name)), None)
-            inner = part.child(name) if name else None
-            if inner is not None:
-                towers.append(_tower(what, inner))
-                break
+        inner = next((inner for part in parts if (inner := part.part(*names)) is not None), None)
+        if inner is not None:
+            towers.append(_tower(what, inner))
     if (layers := parts[0].size("vision_n_layers")) is not None:  # DeepSeek V4
         top = parts[0]
         sizes = (top.size("vision_dim"), top.size("vision_n_heads"), top.size("vision_inter_dim"))
@@ -82,12 +79,11 @@ def read_quantization(parts: Sequence[Keys], notes: list[str]) -> Quantization |
 
 
 def _quantization(outer: Keys, notes: list[str]) -> Quantization:
-    inner = outer.child("quantization") if outer.is_object("quantization") else None  # ModelOpt's older layout
-    quant = inner or outer
+    quant = outer.part("quantization") or outer  # ModelOpt's older layout
     algorithm = quant.word("quant_algo") or outer.word("quant_algo")
     method = (outer.word("quant_method") or quant.word("quant_method") or "").lower().replace("_tensors", "-tensors")
-    producer = outer.child("producer") if outer.is_object("producer") else None
     if not method:
+        producer = outer.part("producer")
         method = (producer.word("name") if producer is not None else None) or "unknown"
         if method == "unknown":
             notes.append("quantization_config names no quant_method.")
@@ -112,8 +108,8 @@ def _width(quant: Keys, method: str, algorithm: str | None, notes: list[str]) ->
         return None, None
     bits = quant.count("bits", "w_bit", most=64)
     group = quant.count("group_size", "q_group_size", least=-1)  # -1: one scale per output channel
-    if quant.is_object("config_groups") and (groups := quant.child("config_groups")) is not None:
-        weights = [w for g in groups.values() if g.is_object("weights") and (w := g.child("weights")) is not None]
+    if (groups := quant.part("config_groups")) is not None:
+        weights = [w for g in groups.values() if (w := g.part("weights")) is not None]
         widths = {(w.count("num_bits", most=64), w.count("group_size", least=-1)) for w in weights}
         if len(widths) > 1:
             notes.append("config_groups quantise layers differently, so one width does not describe them.")
@@ -133,7 +129,7 @@ def _width(quant: Keys, method: str, algorithm: str | None, notes: list[str]) ->
 
 def _kv_cache(quant: Keys) -> str | None:
     """The cache type the checkpoint carries scales for."""
-    if quant.is_object("kv_cache_scheme") and (scheme := quant.child("kv_cache_scheme")) is not None:
+    if (scheme := quant.part("kv_cache_scheme")) is not None:
         bits, kind = scheme.count("num_bits", most=64), scheme.word("type") or "float"
         if bits is None:
             return None

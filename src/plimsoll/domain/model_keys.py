@@ -78,7 +78,7 @@ class Keys:
             raise self.missing(names[0])
         return number
 
-    def count_or_first(self, *names: str, least: int = 0, most: int = WIDTH_MAX) -> int | None:
+    def count_or_largest(self, *names: str, least: int = 0, most: int = WIDTH_MAX) -> int | None:
         """Like `count`, but a list (one value per layer or per modality) stands for its largest value."""
         name, value = self._find(names)
         if isinstance(value, (list, tuple)):
@@ -140,14 +140,17 @@ class Keys:
             raise self._wrong(name, f"a number above 0 and up to {most:g}", value)
         return float(value)
 
-    def child(self, *names: str) -> Keys | None:
+    def child(self, name: str) -> Keys | None:
         """A nested object, or None where it is absent or empty."""
-        name, value = self._find(names)
-        if value is None:
-            return None
-        if not isinstance(value, Mapping):
+        _, value = self._find((name,))
+        if value is not None and not isinstance(value, Mapping):
             raise self._wrong(name, "an object", value)
         return Keys(value, f"{self._path}{name}.") if value else None
+
+    def part(self, *names: str) -> Keys | None:
+        """The first of these keys that holds an object, where a family may write something else; None if none does."""
+        name = next((name for name in names if isinstance(self._find((name,))[1], Mapping)), None)
+        return self.child(name) if name else None
 
     def children(self, name: str) -> tuple[Keys, ...] | None:
         """A list of objects."""
@@ -172,10 +175,6 @@ class Keys:
     def is_list(self, name: str) -> bool:
         """Whether the key holds a list, where a family allows either."""
         return isinstance(self._find((name,))[1], (list, tuple))
-
-    def is_object(self, name: str) -> bool:
-        """Whether the key holds an object, where a family allows either."""
-        return isinstance(self._find((name,))[1], Mapping)
 
     def size(self, *names: str) -> int | None:
         """A size that only describes something: what is not a sensible whole number is unknown, not an error."""

@@ -34,7 +34,7 @@ def build_layers(text: Keys, heads: Heads, kinds: Sequence[LayerKind], moe: Moe 
 def dense_width(text: Keys, family: str) -> int | None:
     """The width of a dense feed-forward block, where the file or the family says it."""
     names = ("dense_intermediate_size", "intermediate_size_mlp", "intermediate_size", "ffn_hidden_size", "n_inner")
-    width = text.count_or_first(*names, "ffn_dim", "decoder_ffn_dim")
+    width = text.count_or_largest(*names, "ffn_dim", "decoder_ffn_dim")
     if not width and text.has("ffn_config"):
         ffn = text.child("ffn_config")
         width = ffn.count("ffn_hidden_size") if ffn is not None else None
@@ -153,8 +153,8 @@ def expert_layers(text: Keys, layers: int) -> list[bool]:
         return [n in chosen for n in numbers]
     most = LAYERS_MAX
     first = text.count("first_k_dense_replace", "num_dense_layers", "moe_layer_num_skipped", least=0, most=most)
-    first = first or text.count_or_first("moe_layer_start_index", most=most) or 0
-    last = text.count_or_first("moe_layer_end_index", most=most)
+    first = first or text.count_or_largest("moe_layer_start_index", most=most) or 0
+    last = text.count_or_largest("moe_layer_end_index", most=most)
     dense = frozenset(text.counts("mlp_only_layers", most=most) or ())
     step = text.count("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_interval", least=0, most=most) or 1
     freq_step = text.count("moe_layer_freq", least=0, most=most) or 1
@@ -176,18 +176,10 @@ def with_indexers(layers: Sequence[Layer], text: Keys) -> tuple[Indexer | None, 
     sparse = text.child("sparse_attention_config")
     if sparse is not None and sparse.has("sparse_index_dim") and sparse.flag("use_sparse_attention") is not False:
         freq = sparse.counts("sparse_attention_freq") or ()
-        indexer = Indexer(
-            sparse.need("sparse_index_dim"),
-            sparse.count("sparse_num_index_heads", most=HEADS_MAX),
-            sparse.count("sparse_topk_blocks", most=CONTEXT_MAX),
-        )
+        indexer = Indexer(sparse.need("sparse_index_dim"), sparse.count("sparse_num_index_heads", most=HEADS_MAX))
         owns = [n < len(freq) and freq[n] != 0 for n in range(len(layers))]
     elif text.has("index_topk"):
-        indexer = Indexer(
-            text.need("index_head_dim"),
-            text.count("index_n_heads", most=HEADS_MAX),
-            text.count("index_topk", most=CONTEXT_MAX),
-        )
+        indexer = Indexer(text.need("index_head_dim"), text.count("index_n_heads", most=HEADS_MAX))
         owns = [_owns_indexer(n, layer, text) for n, layer in enumerate(layers)]
     else:
         return None, tuple(layers)

@@ -23,7 +23,6 @@ class Outside(NamedTuple):
 
     figure: str
     factor: float = 1.0
-    is_total: bool = False
 
 
 # By the names that the exporters use: DCGM's, two of nvidia-smi's, cAdvisor's, and plimsoll's own inside vLLM.
@@ -43,6 +42,6 @@ OUTSIDE: Mapping[str, Outside] = {
     "plimsoll_torch_allocated_bytes": Outside("torch_allocated"),
     "plimsoll_torch_reserved_bytes": Outside("torch_reserved"),
     "plimsoll_torch_inactive_split_bytes": Outside("torch_inactive_split"),
-    "plimsoll_torch_num_alloc_retries_total": Outside("torch_alloc_retries", is_total=True),
-    "plimsoll_torch_num_ooms_total": Outside("torch_ooms", is_total=True),
+    "plimsoll_torch_num_alloc_retries_total": Outside("torch_alloc_retries"),
+    "plimsoll_torch_num_ooms_total": Outside("torch_ooms"),
 }

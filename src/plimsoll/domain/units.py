@@ -1,4 +1,4 @@
-"""Bytes, blocks and tokens; how vLLM and how we read them from text; divisions that say how they round."""
+"""Bytes, and how vLLM and we read sizes and counts from text; divisions that say how they round."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from typing import NewType
 from plimsoll.errors import BadInput
 
 Bytes = NewType("Bytes", int)
-Blocks = NewType("Blocks", int)
-Tokens = NewType("Tokens", int)
 
 KIB = Bytes(2**10)
 MIB = Bytes(2**20)
@@ -36,10 +34,10 @@ def parse_vllm_integer(text: str) -> int:
             return int(float(number) * scale)
         if "." in number:
             hint = f"a fraction needs a small letter, {number}{suffix.lower()}"
-            raise BadInput(f"{_shortened(text)}: {hint}; {_ACCEPTED}")
+            raise BadInput(f"{shortened(text)}: {hint}; {_ACCEPTED}")
         return int(number) * scale
     except (ValueError, OverflowError):  # int() also refuses more than 4300 digits, and infinity
-        raise BadInput(f"{_shortened(text)} is not an integer; {_ACCEPTED}") from None
+        raise BadInput(f"{shortened(text)} is not an integer; {_ACCEPTED}") from None
 
 
 def parse_vllm_integer_or_auto(text: str) -> int:
@@ -52,7 +50,7 @@ def parse_gib(text: str) -> Bytes:
     match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{0,18})?|\.[0-9]{1,18})\s{0,8}([A-Za-z]{0,3})", text.strip())
     unit = _SIZE_UNITS.get(match[2].lower()) if match else None
     if match is None or unit is None:
-        raise BadInput(f"{_shortened(text)} is not a size; give GiB as a number (79.2), or 80GB, 80GiB, 512MiB")
+        raise BadInput(f"{shortened(text)} is not a size; give GiB as a number (79.2), or 80GB, 80GiB, 512MiB")
     return Bytes(math.floor(float(match[1]) * unit))  # down: memory that is not wholly there is not there
 
 
@@ -70,16 +68,16 @@ def format_count(count: int) -> str:
     return f"{count:,}"
 
 
-def blocks_needed(tokens: Tokens, block_tokens: Tokens) -> Blocks:
-    """How many blocks hold these tokens, rounded up: a block once begun is wholly taken."""
-    return Blocks(-(-tokens // block_tokens))
+def ceil_div(number: int, divisor: int) -> int:
+    """Division rounded up: a block once begun is wholly taken."""
+    return -(-number // divisor)
 
 
-def blocks_in(pool: Bytes, block: Bytes) -> Blocks:
-    """How many whole blocks a pool holds, rounded down; vLLM's null block is one of them."""
-    return Blocks(max(0, pool // block))
+def round_up(number: int, multiple: int) -> int:
+    """The next multiple."""
+    return ceil_div(number, multiple) * multiple
 
 
-def _shortened(text: str) -> str:
+def shortened(text: str) -> str:
     """What the user typed, quoted, on one line and not endless."""
     return repr(text if len(text) <= 40 else f"{text[:40]}...")

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from plimsoll.domain.units import GIB
 from plimsoll.engine.flags import is_before
-
-GIB = 1 << 30
 
 
 class BatchLimits(NamedTuple):

@@ -8,9 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from plimsoll.engine import tables
-from plimsoll.engine.flags import is_before
-
 DEV_MODE = "VLLM_SERVER_DEV_MODE=1"
 
 
@@ -23,11 +20,6 @@ class Endpoint:
     does: str
     needs: str | None = None
     trap: str | None = None
-
-    def exists_in(self, release: str) -> bool:
-        """Whether that release's source registers the route."""
-        stretches = tables.rows("endpoints").get(f"{self.method} {self.path}", ())
-        return any(not is_before(release, s["from"]) and not is_before(s["to"], release) for s in stretches)
 
 
 ENDPOINTS: tuple[Endpoint, ...] = (

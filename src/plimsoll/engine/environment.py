@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from plimsoll.engine import tables
-from plimsoll.engine.flags import is_before, release_after
+from plimsoll.engine.flags import holds_in, release_after
 
 # Not vLLM's own, but read by torch, CUDA, NCCL or the model hub in the same process.
 _NEIGHBOURS = ("CUDA_", "PYTORCH_", "TORCH", "NCCL_", "HF_", "HUGGING_FACE_", "TRANSFORMERS_", "TRITON_", "ROCR_", "HIP_",
@@ -30,24 +30,19 @@ def matters(name: str) -> bool:
 
 def variable_history(name: str) -> VariableHistory | None:
     """The releases whose source names the variable; None if none does."""
-    stretches = tables.rows("environment").get(name)
-    if not stretches:
-        return None
-    return VariableHistory(stretches[0]["from"], stretches[-1]["to"])
+    stretches = _stretches(name)
+    return VariableHistory(stretches[0]["from"], stretches[-1]["to"]) if stretches else None
 
 
 def default_in(name: str, release: str) -> object:
     """The default that release declares; None if it declares none."""
-    for plain in tables.rows("environment").get(name, ()):
-        if not is_before(release, plain["from"]) and not is_before(plain["to"], release):
-            default: object = plain.get("default")
-            return default
-    return None
+    return next((plain.get("default") for plain in _stretches(name) if holds_in(plain, release)), None)
 
 
 def is_read_in(name: str, release: str) -> bool:
     """Whether that release's source names the variable."""
-    return any(
-        not is_before(release, plain["from"]) and not is_before(plain["to"], release)
-        for plain in tables.rows("environment").get(name, ())
-    )
+    return any(holds_in(plain, release) for plain in _stretches(name))
+
+
+def _stretches(name: str) -> list[dict[str, Any]]:
+    return tables.rows("environment").get(name, [])

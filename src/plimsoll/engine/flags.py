@@ -97,6 +97,11 @@ def release_after(release: str) -> str | None:
     return releases[place] if place < len(releases) else None
 
 
+def holds_in(stretch: Mapping[str, Any], release: str) -> bool:
+    """Whether a stretch of a table, from one release to another, has this release in it."""
+    return not is_before(release, stretch["from"]) and not is_before(stretch["to"], release)
+
+
 def is_before(one: str, other: str) -> bool:
     """Whether one release came out of the catalogue before another."""
     return _places()[one] < _places()[other]

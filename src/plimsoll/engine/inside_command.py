@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from plimsoll.domain.launch import EntryPoint, Launch
 from plimsoll.engine import environment
-from plimsoll.engine.check import Checked, ConfigFile, check
-from plimsoll.engine.command_line import Argument, Unseen, arguments_from_config, read_command_line
+from plimsoll.engine.check import Checked, ConfigFile, check, with_config
+from plimsoll.engine.command_line import Argument, Unseen, read_command_line
 from plimsoll.engine.extension_needs import FIRST_ENGINE, PLUGIN_LIST, RUST_FRONT_END
 from plimsoll.engine.extension_points import Part, Verdict
 from plimsoll.engine.versions import Engine
@@ -86,9 +86,8 @@ def fit(launch: Launch, engine: Engine, config: ConfigFile | None, plugins: Plug
     checked = check(launch, engine, None, config)
     takes_model = launch.entry is not EntryPoint.API_SERVER
     unseen = Unseen(launch.unresolved)
-    arguments = list(read_command_line(launch.arguments, engine.release, takes_model=takes_model, unseen=unseen).arguments)
-    if config is not None and config.entries:
-        arguments = [*arguments_from_config(config.entries, engine.release, config.name).arguments, *arguments]
+    line = read_command_line(launch.arguments, engine.release, takes_model=takes_model, unseen=unseen)
+    arguments = with_config(line, config, engine).arguments
     given = _Given(arguments, dict(launch.environment), engine, plugins)
     remarks = [remark for rule in _RULES if (remark := rule(given)) is not None]
     opaque = [argument.typed for argument in arguments if argument.is_opaque]

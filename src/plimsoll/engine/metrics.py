@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from plimsoll.engine import tables
-from plimsoll.engine.flags import is_before
+from plimsoll.engine.flags import holds_in, is_before
 from plimsoll.engine.versions import Engine
 
 # The release in which the second engine (V1) became the one that runs unless told otherwise.
@@ -202,6 +202,7 @@ def _default_engine(release: str) -> str:
     return "V0" if is_before(release, V1_DEFAULT_SINCE) else "V1"
 
 
+@functools.cache
 def metrics_of(release: str) -> Mapping[str, Mapping[str, object]]:
     """Every metric a release can export, by exposition name; the engine that runs by default rules."""
     found: dict[str, Mapping[str, object]] = {}
@@ -209,9 +210,7 @@ def metrics_of(release: str) -> Mapping[str, Mapping[str, object]]:
     for key, stretches in tables.rows("metrics").items():
         exposition, engine = key.rsplit(" ", 1)
         for plain in stretches:
-            if is_before(release, plain["from"]) or is_before(plain["to"], release):
-                continue
-            if exposition not in found or engine == first:
+            if holds_in(plain, release) and (exposition not in found or engine == first):
                 found[exposition] = {"engine": engine, **plain}
     return found
 

@@ -21,9 +21,10 @@ class Answer(NamedTuple):
     body: Mapping[str, Any]
     headers: Headers = ()
 
-    def encoded(self) -> bytes:
-        """The body as bytes."""
-        return json.dumps(self.body, separators=(",", ":"), default=str).encode()
+    def encoded(self) -> tuple[bytes, list[tuple[bytes, bytes]]]:
+        """The body as bytes, and the headers that go with it."""
+        body = json.dumps(self.body, separators=(",", ":"), default=str).encode()
+        return body, [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *self.headers]
 
 
 def error(status: int, message: str, kind: str, headers: Headers = ()) -> Answer:
@@ -43,8 +44,7 @@ def retry_headers(retry_after_s: int) -> Headers:
 
 async def send_answer(send: Send, answer: Answer, *, is_head: bool = False) -> None:
     """Send it whole."""
-    body = answer.encoded()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *answer.headers]
+    body, headers = answer.encoded()
     if not any(name == b"cache-control" for name, _ in headers):
         headers.append((b"cache-control", b"no-store"))
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
@@ -55,8 +55,7 @@ async def refuse_websocket(scope: Scope, receive: Receive, send: Send, answer: A
     """Refuse a websocket before it opens: with the answer where the server can send one, else with `try again later`."""
     await receive()  # websocket.connect
     if "websocket.http.response" in (scope.get("extensions") or {}):
-        body = answer.encoded()
-        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *answer.headers]
+        body, headers = answer.encoded()
         await send({"type": "websocket.http.response.start", "status": answer.status, "headers": headers})
         await send({"type": "websocket.http.response.body", "body": body})
     else:

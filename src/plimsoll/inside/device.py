@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 _HOMES = ("vllm.third_party.pynvml", "pynvml")  # vLLM brings its own copy
+SHARES = ("device_memory.by_this_process", "device_memory.by_others")  # unknown together
 
 
 class DeviceMemory(NamedTuple):
@@ -48,7 +49,7 @@ class Nvml:
             return DeviceMemory(None, None, {"device_memory": f"NVML failed: {type(error).__name__}"})
         others = None if own is None else max(0, used - own)
         figures = {"total": total, "free": free, "used": used, "by_this_process": own, "by_others": others, "source": "nvml"}
-        reasons = {} if own is not None else dict.fromkeys(_SHARES, reason)
+        reasons = {} if own is not None else dict.fromkeys(SHARES, reason)
         return DeviceMemory(figures, name, reasons)
 
     def _found(self, uuid: str | None) -> Any:
@@ -123,9 +124,6 @@ class Nvml:
     @staticmethod
     def _text(value: Any) -> str:
         return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
-
-
-_SHARES = ("device_memory.by_this_process", "device_memory.by_others")
 
 
 def by_cuda(free: int, total: int) -> dict[str, Any]:

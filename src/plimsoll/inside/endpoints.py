@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import plimsoll
 from plimsoll.inside import drain as draining
 from plimsoll.inside import shedding
+from plimsoll.inside.actions import HISTORY_MAX_ENTRIES
 from plimsoll.inside.answers import Answer, error
 from plimsoll.inside.asked import LARGEST_BODY, BadAsk, fields_of, number, switch, whole
 from plimsoll.inside.calls import Busy
@@ -22,7 +23,6 @@ from plimsoll.inside.tokens import ALLOWED, OFF
 
 EPOCHS = 2**62
 SHED_LEASE_S = 300.0
-HISTORY = 1_000_000
 USE_THE_VALVE = "this vLLM has --max-num-queued-reqs and --max-num-queued-tokens: set those at the next start"
 
 
@@ -244,12 +244,9 @@ def _drain_answer(core: Core, after: draining.Drain | draining.Stale) -> Answer:
     core.shared.pages(look=True)
     core.publish_queue(at_once=True)
     words = drain_words(core, time.monotonic())
-    LOG.info("plimsoll: drain: %s, epoch %s, lease %.0f s, %s in flight", *_in_a_line(words))
+    said = (words[name] for name in ("phase", "epoch", "lease_left_s", "in_flight"))
+    LOG.info("plimsoll: drain: %s, epoch %s, lease %.0f s, %s in flight", *said)
     return Answer(200, words)
-
-
-def _in_a_line(words: dict[str, Any]) -> tuple[Any, ...]:
-    return words["phase"], words["epoch"], words["lease_left_s"], words["in_flight"]
 
 
 async def _shed(core: Core, body: bytes) -> Answer:
@@ -278,7 +275,7 @@ async def _compact(core: Core, body: bytes) -> Answer:
 
 
 async def _snapshot(core: Core, body: bytes) -> Answer:
-    history = whole(fields_of(body, ("history",)), "history", 0, HISTORY)
+    history = whole(fields_of(body, ("history",)), "history", 0, HISTORY_MAX_ENTRIES)
     return await _call(core, "plimsoll_snapshot", () if history is None else (history,))
 
 

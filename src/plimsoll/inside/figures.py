@@ -15,7 +15,7 @@ import time
 from typing import Any
 
 from plimsoll.inside.faults import FAULTS
-from plimsoll.inside.places import is_alive
+from plimsoll.inside.places import is_alive, start_ticks
 
 SCHEMA = "plimsoll.figures/1"
 FILE_MAX_BYTES = 128 * 1024  # a real one has about 3 KiB
@@ -44,15 +44,6 @@ def empty_figures() -> dict[str, Any]:
     """Figures of which nothing is known yet: every key, no value."""
     nothing: dict[str, Any] = dict.fromkeys((*PLAIN_KEYS, *GROUPS, *LOOSE_KEYS))
     return {**nothing, "schema": SCHEMA, "ancestors": [], "reasons": {}, "faults": {}}
-
-
-def start_ticks(pid: int) -> int | None:
-    """When a process was started, in the kernel's ticks since boot: with the pid it names one process for good."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:  # noqa: PTH123
-            return int(file.read().rpartition(")")[2].split()[19])
-    except (OSError, IndexError, ValueError):
-        return None
 
 
 def write_figures(folder: str, figures: dict[str, Any]) -> None:
@@ -98,8 +89,8 @@ def remove_dead(folder: str) -> None:
                 figures = _read(folder, name)
             if not is_alive(_pid_in(name)) or (figures is not None and not _is_same_process(figures)):
                 os.unlink(f"{folder}/{name}")  # noqa: PTH108
-    with contextlib.suppress(OSError):
-        for entry in os.scandir(folder):
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
             # A writer needs milliseconds between making such a file and renaming it.
             if entry.name.startswith(".worker-") and _is_older_than_a_minute(entry):
                 os.unlink(entry.path)  # noqa: PTH108

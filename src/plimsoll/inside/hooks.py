@@ -113,7 +113,7 @@ def _note_aborts(states: list[Any], recorder: Recorder, pulse: Pulse) -> None:
     for state in states:
         request = from_state(state, time.time())
         if request is not None:
-            pulse.note_finished(request.prompt_tokens, None, time.monotonic())
+            pulse.note_finished(request.prompt_tokens, None)
             recorder.note_finished(request)
 
 

@@ -15,12 +15,13 @@ import sys
 import time
 import urllib.request
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
+
+from plimsoll.inside.drain import BOUND_S
+from plimsoll.inside.settings import Settings
 
 LOOK_EVERY_S = 0.5
 ANSWER_WITHIN_S = 5.0
-LEAVING_S = 30.0  # at most so long is new work still taken: the gate's own bound
 LEASE_S = 1800.0  # beyond any stop; should nobody stop the server after all, it serves again
 
 
@@ -32,25 +33,17 @@ def main(words: list[str], environ: Mapping[str, str]) -> int:
         print(__doc__, file=sys.stderr)
         return 2
     try:
-        print(leave(f"http://127.0.0.1:{port}/plimsoll", token_of(environ), within_s))
+        print(leave(f"http://127.0.0.1:{port}/plimsoll", Settings(environ).token, within_s))
     except (OSError, ValueError) as error:  # refused, silent, a status of 400 and above, no JSON
         print(f"the gate could not be asked: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-def token_of(environ: Mapping[str, str]) -> str:
-    """The token that the server was started with."""
-    if environ.get("PLIMSOLL_TOKEN"):
-        return environ["PLIMSOLL_TOKEN"]
-    file = environ.get("PLIMSOLL_TOKEN_FILE")
-    return Path(file).read_text(encoding="utf-8").strip() if file else ""
-
-
 def leave(url: str, token: str, within_s: float) -> str:
     """Begin the drain and wait until the server is idle, or the time is over; the sentence says which."""
     end = time.monotonic() + within_s
-    _ask(f"{url}/drain", token, {"lease_s": LEASE_S, "bound_s": min(LEAVING_S, within_s / 2)})
+    _ask(f"{url}/drain", token, {"lease_s": LEASE_S, "bound_s": min(BOUND_S, within_s / 2)})
     while True:
         drain = _ask(f"{url}/state", token, None).get("drain")
         found = drain if isinstance(drain, dict) else {}

@@ -70,5 +70,5 @@ class Listener:
         self._pulse.note_step(running, waiting, kv_usage, prompt, generation, now, engine)
         for stats in iteration.finished_requests:
             request = from_stats(stats, iteration.iteration_timestamp, engine)
-            self._pulse.note_finished(request.prompt_tokens, None if request.is_cut_off else request.output_tokens, now)
+            self._pulse.note_finished(request.prompt_tokens, None if request.is_cut_off else request.output_tokens)
             self._recorder.note_finished(request)

@@ -158,9 +158,8 @@ async def _read(h11: Any, connection: Any, reader: asyncio.StreamReader) -> Ask 
 
 
 async def _write(h11: Any, connection: Any, writer: asyncio.StreamWriter, found: Answer, *, is_head: bool) -> None:
-    body = found.encoded()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), (b"connection", b"close")]
-    headers += [pair for pair in found.headers if pair[0] != b"connection"]
+    body, headers = found.encoded()
+    headers = [*(pair for pair in headers if pair[0] != b"connection"), (b"connection", b"close")]
     if connection.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
         return
     data = connection.send(h11.Response(status_code=found.status, headers=headers))

@@ -7,6 +7,7 @@ everything: with one API server that server itself, with several the launcher th
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 
@@ -67,28 +68,46 @@ def ancestors(pid: int) -> list[int]:
     line: list[int] = []
     while pid > 0 and pid not in line:
         line.append(pid)
-        try:
-            with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:  # noqa: PTH123
-                # After the name in brackets, which may hold anything: state, parent.
-                pid = int(file.read().rpartition(")")[2].split()[1])
-        except (OSError, IndexError, ValueError):
-            break
+        pid = _number(pid, 1)
     return line
 
 
 def is_alive(pid: int) -> bool:
     """Whether there is such a process, a zombie excepted."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:  # noqa: PTH123
-            return file.read().rpartition(")")[2].split()[0] not in ("Z", "X")
-    except (OSError, IndexError):
-        return False
+    return _stat(pid)[:1] not in ([], ["Z"], ["X"])
 
 
 def start_ticks(pid: int) -> int:
     """When the process began, in the kernel's ticks: with the number it names one process for ever; 0 when it is gone."""
+    return _number(pid, 19)
+
+
+def _number(pid: int, place: int) -> int:
+    found = _stat(pid)[place : place + 1]
+    return int(found[0]) if found and found[0].isdecimal() else 0
+
+
+def _stat(pid: int) -> list[str]:
+    """What the kernel says of a process after its name, which may hold anything: state, parent, ...; empty where it is gone."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:  # noqa: PTH123
-            return int(file.read().rpartition(")")[2].split()[19])
-    except (OSError, IndexError, ValueError):
-        return 0
+            return file.read().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def sweep(folder: str) -> None:
+    """Take away the pages, locks and salts of servers that are gone: all are named after the process and its start."""
+    try:
+        names = os.listdir(folder)  # noqa: PTH208
+    except OSError as error:
+        FAULTS.note("sweeping the shared folder", error)
+        return
+    for name in names:
+        kind, *numbers = name.partition(".")[0].split("-")
+        if kind not in ("gate", "api", "call", "salt") or not all(number.isdecimal() for number in numbers) or len(numbers) < 2:
+            continue
+        key, started = int(numbers[0]), int(numbers[1])
+        if not is_alive(key) or start_ticks(key) != started:
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(folder, name))  # noqa: PTH108, PTH118

@@ -38,13 +38,6 @@ def iter_hashes(
         yield running.copy().hexdigest()
 
 
-def block_hashes(
-    token_ids: Sequence[int], salt: bytes, block: int = BLOCK_TOKENS, seed: str = "", marks: Sequence[Mark] = ()
-) -> list[str]:
-    """The hashes of all full blocks."""
-    return list(iter_hashes(token_ids, salt, block, seed, marks))
-
-
 def shared_salt(wanted: str, folder: str | None, key: int) -> bytes:
     """The salt that all API servers of one vLLM server use: the one that was set, or a random one that they share by a file.
 
@@ -55,9 +48,9 @@ def shared_salt(wanted: str, folder: str | None, key: int) -> bytes:
     fresh = os.urandom(SALT_BYTES)
     if folder is None:
         return fresh
-    path = os.path.join(folder, f"salt-{key}-{_started(key)}")  # noqa: PTH118
+    path = os.path.join(folder, f"salt-{key}-{places.start_ticks(key)}")  # noqa: PTH118
     try:
-        _remove_old(folder)
+        places.sweep(folder)
         return _first_come(path, fresh)
     except OSError as error:
         FAULTS.note("sharing the salt", error)
@@ -81,24 +74,3 @@ def _first_come(path: str, fresh: bytes) -> bytes:
     finally:
         os.unlink(own)  # noqa: PTH108
     return fresh
-
-
-def _started(pid: int) -> str:
-    """When the process began, as the kernel counts; a number may be used again, with its time it is not."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:  # noqa: PTH123
-            return file.read().rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
-        return "0"
-
-
-def _remove_old(folder: str) -> None:
-    """Salts of servers that are gone."""
-    for name in os.listdir(folder):  # noqa: PTH208
-        kind, _, rest = name.partition("-")
-        pid = rest.partition("-")[0]
-        if kind == "salt" and pid.isdecimal() and not places.is_alive(int(pid)):
-            try:
-                os.unlink(os.path.join(folder, name))  # noqa: PTH108, PTH118
-            except FileNotFoundError:
-                continue  # another server of ours was quicker

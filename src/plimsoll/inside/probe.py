@@ -54,7 +54,7 @@ def watch(worker: Any) -> None:
 
 def figures(worker: Any) -> dict[str, Any]:
     """The last figures."""
-    sampler = attach(worker, is_warm=True)
+    sampler = _called(worker)
     return {} if sampler is None else dict(sampler.figures)
 
 
@@ -108,7 +108,7 @@ def _follow_warm_up(worker: Any, sampler: Sampler) -> None:
         sampler.is_warm = True
         return done
 
-    _stand_in(worker, "compile_or_warm_up_model", compile_or_warm_up_model)
+    worker.compile_or_warm_up_model = compile_or_warm_up_model  # of this worker alone: the class stays as vLLM made it
     sampler.is_watched = True
 
 
@@ -127,12 +127,7 @@ def _follow_loading(worker: Any, sampler: Sampler) -> None:
             FAULTS.note("recording the allocator's history", error)
         return own(*args, **kwargs)
 
-    _stand_in(worker, "load_model", load_model)
-
-
-def _stand_in(worker: Any, name: str, call: Callable[..., Any]) -> None:
-    """Put a call before the method of one worker; the class stays as vLLM made it."""
-    setattr(worker, name, call)
+    worker.load_model = load_model
 
 
 def _torch() -> Any:

@@ -1,7 +1,7 @@
 """How the engine is doing, as its steps tell it to the API server: what runs, what waits, how fast, how long a step takes.
 
 Nothing here asks for the time or for anything else: the stat logger feeds it, the gate reads it, both in one event loop.
-A step costs a few additions and two exponentials, whatever has gone before.
+A step costs a few additions and an exponential, whatever has gone before.
 """
 
 from __future__ import annotations
@@ -88,7 +88,6 @@ class Pulse:
         self.is_fed = False
         self._engines: dict[int, _Engine] = {}
         self._is_busy = False
-        self._busy = _Rate()
         self._full = _Rate()
         self._prompt = _Mean()
         self._output = _Mean()
@@ -136,7 +135,7 @@ class Pulse:
         self.steps += 1
         self.last_step = now
 
-    def note_finished(self, prompt_tokens: int, output_tokens: int | None, now: float) -> None:  # noqa: ARG002 - told by all
+    def note_finished(self, prompt_tokens: int, output_tokens: int | None) -> None:
         """One request that is over; None for the output of one that was cut off, which says only how long it was at least."""
         self.finished += 1
         self._prompt.add(prompt_tokens)
@@ -150,18 +149,12 @@ class Pulse:
         for state in self._engines.values():
             state.last_step = None
 
-    def tokens_per_s(self, now: float) -> float | None:
-        """Prompt and output tokens a second over the recent time in which anything ran; None until a second of it was seen.
-
-        Prompt tokens found in the prefix cache count like all others: who divides a queue of prompts by this does not
-        know which of them will be found.
-        """
-        return self._busy.value(self._open_s(now))
-
     def full_tokens_per_s(self, now: float) -> float | None:
-        """The same over the time in which requests had to wait: what the engine can do when it has all it can take.
+        """Prompt and output tokens a second over the recent time in which requests had to wait: what the engine can do when it
+        has all it can take. None until a second of it was seen.
 
-        One lone request shows how fast one is served, not how fast twenty would be.
+        One lone request shows how fast one is served, not how fast twenty would be. Prompt tokens found in the prefix cache
+        count like all others: who divides a queue of prompts by this does not know which of them will be found.
         """
         return self._full.value(self._open_s(now) if self.waiting else 0.0)
 
@@ -185,10 +178,8 @@ class Pulse:
     def _note_rate(self, tokens: int, now: float) -> None:
         # The first step after idling counts neither with its tokens nor with its time, for its beginning is not known.
         busy_s = self._open_s(now)
-        if busy_s > 0:
-            self._busy.add(tokens, busy_s)
-            if self.waiting:
-                self._full.add(tokens, busy_s)
+        if busy_s > 0 and self.waiting:
+            self._full.add(tokens, busy_s)
 
     def _note_length(self, length_s: float, now: float) -> None:
         if self.is_partial and length_s > PARTIAL_GAP_S:

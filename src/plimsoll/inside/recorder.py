@@ -13,12 +13,13 @@ import os
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
 from plimsoll.inside import places
 from plimsoll.inside.faults import FAULTS
-from plimsoll.inside.finished import Finished, as_row
+from plimsoll.inside.finished import Finished, Seen, as_row
 from plimsoll.inside.prefixes import BLOCK_TOKENS, iter_hashes, shared_salt
 from plimsoll.inside.record_files import RecordFiles
 from plimsoll.inside.settings import Settings
@@ -144,30 +145,27 @@ class Recorder:
 
     def _line(self, request: Finished) -> bytes:
         """One line; a request that makes none is counted and left out, so that it does not stop the others."""
+        seen = request.seen
+        ids = None if seen is None else seen.token_ids
+        if ids is not None:
+            self._tokens_done += len(ids)  # also of one that makes no line
         try:
             row = as_row(request)
-            seen = request.seen
-            if seen is not None and seen.token_ids is not None:
-                self._tokens_done += len(seen.token_ids)
-                hashes = self._hashes(request)
-                if hashes:
-                    row["prefix_block"] = BLOCK_TOKENS
-                    row["prefix_hashes"] = hashes
+            if seen is not None and ids is not None and (hashes := self._hashes(seen, ids)):
+                row["prefix_block"] = BLOCK_TOKENS
+                row["prefix_hashes"] = hashes
             return json.dumps(row, separators=(",", ":"), allow_nan=False).encode() + b"\n"
         except Exception as error:
             FAULTS.note("a line of the recording", error)
             self.dropped += 1
             return b""
 
-    def _hashes(self, request: Finished) -> list[str]:
-        seen = request.seen
-        if seen is None or seen.token_ids is None:
-            return []
+    def _hashes(self, seen: Seen, ids: Sequence[int]) -> list[str]:
         if not self._salt:
             chosen = self._settings
             self._salt = shared_salt(chosen.record_salt, places.run_folder(chosen.folder), places.server_key())
         found: list[str] = []
-        hashes = iter_hashes(seen.token_ids, self._salt, BLOCK_TOKENS, seen.seed, seen.marks)
+        hashes = iter_hashes(ids, self._salt, BLOCK_TOKENS, seen.seed, seen.marks)
         while turn := list(islice(hashes, HASHES_A_TURN)):
             found += turn
             time.sleep(0)

@@ -19,11 +19,11 @@ from typing import Any
 from plimsoll.inside.actions import asleep_or_allocating
 from plimsoll.inside.allocator import Torch, allocator_figures, wants_expandable
 from plimsoll.inside.budget import budget, kv_cache_bytes
-from plimsoll.inside.device import Nvml, by_cuda
+from plimsoll.inside.device import SHARES, Nvml, by_cuda
 from plimsoll.inside.faults import FAULTS, LOG
-from plimsoll.inside.figures import PLAIN_KEYS, empty_figures, remove_dead, start_ticks, write_figures
+from plimsoll.inside.figures import PLAIN_KEYS, empty_figures, remove_dead, write_figures
 from plimsoll.inside.host import group_files, host_memory
-from plimsoll.inside.places import ancestors, run_folder
+from plimsoll.inside.places import ancestors, run_folder, start_ticks
 from plimsoll.inside.segments import Walk, WalkClock, walk
 from plimsoll.inside.settings import Settings
 
@@ -189,8 +189,7 @@ class Sampler:
         memory, name, whys = found
         if memory is None and is_serving:
             memory = by_cuda(*self._torch.free_and_total())
-            shares = ("device_memory.by_this_process", "device_memory.by_others")
-            whys = dict.fromkeys(shares, found.reasons["device_memory"])
+            whys = dict.fromkeys(SHARES, found.reasons["device_memory"])
         reasons |= whys
         if name is None:
             reasons["device_name"] = "NVML does not say"

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from plimsoll.inside.drain import Drain
 from plimsoll.inside.faults import FAULTS
 from plimsoll.inside.page import Page
-from plimsoll.inside.places import is_alive, start_ticks
+from plimsoll.inside.places import is_alive, start_ticks, sweep
 
 NS = 1_000_000_000
 COMMON = (
@@ -39,13 +39,12 @@ class Shared:
 
     def __init__(self, folder: str | None, key: int, *, fellows_expected: bool) -> None:
         self.key = key
-        self.is_shared = folder is not None
         # With fellows that cannot be reached a drain would stop one API server of several: worse than none.
         self.can_drain = folder is not None or not fellows_expected
         self._folder = folder
         self._stem = f"{key}-{start_ticks(key)}"
         if folder is not None:
-            _sweep(folder)
+            sweep(folder)
         self.common = Page(COMMON, self._path(f"gate-{self._stem}.page"))
         self.own = Page(OWN, self._path(f"api-{self._stem}-{os.getpid()}.page"))
         self.own["pid"] = os.getpid()
@@ -136,22 +135,3 @@ def _drain_of(values: Sequence[int]) -> Drain:
 def _belongs_to_the_living(page: Page) -> bool:
     # A page that was just made has no pid yet.
     return page["pid"] == 0 or (is_alive(page["pid"]) and start_ticks(page["pid"]) == page["started"])
-
-
-def _sweep(folder: str) -> None:
-    """Take away the pages, locks and salts of servers that are gone: all are named after the process and its start."""
-    try:
-        names = os.listdir(folder)  # noqa: PTH208
-    except OSError as error:
-        FAULTS.note("sweeping the shared folder", error)
-        return
-    for name in names:
-        kind, *numbers = name.removesuffix(".page").removesuffix(".lock").split("-")
-        if kind not in ("gate", "api", "call", "salt") or not all(number.isdecimal() for number in numbers) or len(numbers) < 2:
-            continue
-        key, started = int(numbers[0]), int(numbers[1])
-        if not is_alive(key) or start_ticks(key) != started:
-            try:
-                os.unlink(os.path.join(folder, name))  # noqa: PTH108, PTH118
-            except OSError:
-                continue

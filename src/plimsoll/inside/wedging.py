@@ -27,8 +27,3 @@ def is_suspect(progress: Progress, bound_s: float, now: float) -> bool:
         return False
     silent_since = max(progress.work_since, progress.last_step or 0.0)
     return now - silent_since > max(bound_s, LONGEST_STEPS * progress.longest_step_s)
-
-
-def is_disproved(proven_at: float, last_step: float | None) -> bool:
-    """Whether the engine has stepped since it was proven stuck."""
-    return last_step is not None and last_step > proven_at

@@ -186,8 +186,7 @@ def _a_cache_that_fits(ledger: Ledger) -> Iterator[Candidate]:
 def _more_slack(ledger: Ledger, shape: ModelShape) -> Iterator[Candidate]:
     unreserved = max(0, ledger.graphs_actual.value - ledger.graphs.value)
     needs = 4 * logits_bytes(ledger, shape) + ROOM_FOR_THE_REST + unreserved
-    free = ledger.card.total_bytes - ledger.card.used_bytes - ledger.context.value - needs
-    share = math.floor(free / ledger.card.total_bytes * 100) / 100
+    share = math.floor((ledger.free_bytes - needs) / ledger.card.total_bytes * 100) / 100
     if 0 < share < ledger.settings.utilization:
         why = "leaves the room beside the request that sampling and graphs need"
         yield ledger.settings._replace(utilization=share), "--gpu-memory-utilization", f"{share:.2f}", why

@@ -21,8 +21,9 @@ ROOM_FOR_THE_REST = GIB // 2
 
 def findings_of(ledger: Ledger, shape: ModelShape, items: Sequence[Item], environment: Mapping[str, str]) -> list[Finding]:
     """Everything that stops the start or makes it risky, worst first."""
-    found = [*_flags(items), *_segments(ledger, environment), *_weights(ledger), *_free_memory(ledger)]
-    found += [] if found and found[-1].code is Code.STARTUP_WEIGHTS_DO_NOT_FIT else _cache(ledger)
+    too_heavy = _weights(ledger)
+    found = [*_flags(items), *_segments(ledger, environment), *too_heavy, *_free_memory(ledger)]
+    found += [] if too_heavy else _cache(ledger)  # what is left for the cache is not asked any more
     found += _too_large_a_cache(ledger) + _too_long(ledger, shape, environment)
     found += _warm_up(ledger) + _graphs(ledger, shape) + _thin(ledger, shape) + _one_block_short(ledger)
     order = {Severity.CRITICAL: 0, Severity.WARNING: 1, Severity.INFO: 2}
@@ -73,7 +74,7 @@ def _segments(ledger: Ledger, environment: Mapping[str, str]) -> list[Finding]:
 
 
 def _weights(ledger: Ledger) -> list[Finding]:
-    room = ledger.card.total_bytes - ledger.card.used_bytes - ledger.context.value
+    room = ledger.free_bytes
     if ledger.weights.value <= room:
         return []
     because = f"the weights of one GPU take {format_gib(ledger.weights.value)}, the card has {format_gib(room)}"
@@ -82,7 +83,7 @@ def _weights(ledger: Ledger) -> list[Finding]:
 
 
 def _free_memory(ledger: Ledger) -> list[Finding]:
-    free = ledger.card.total_bytes - ledger.card.used_bytes - ledger.context.value
+    free = ledger.free_bytes
     if free >= ledger.requested.value or is_before(ledger.settings.release, NEIGHBOURS_APART):
         return []
     because = (
@@ -120,7 +121,7 @@ def _cache(ledger: Ledger) -> list[Finding]:
 
 def _profile_run(ledger: Ledger) -> list[Finding]:
     """Weights that fit the card, but not beside the batch that vLLM tries before it counts what is left."""
-    room = ledger.card.total_bytes - ledger.card.used_bytes - ledger.context.value
+    room = ledger.free_bytes
     needed = ledger.weights.value + ledger.non_torch.value + ledger.activation.value
     if needed <= room:
         return []
@@ -135,8 +136,7 @@ def _profile_run(ledger: Ledger) -> list[Finding]:
 
 def _too_large_a_cache(ledger: Ledger) -> list[Finding]:
     """A cache of a size somebody set: vLLM allocates it whether it fits or not."""
-    settings = ledger.settings
-    if (settings.kv_cache_memory_bytes is None and settings.num_gpu_blocks_override is None) or ledger.slack.value >= 0:
+    if not ledger.settings.has_fixed_cache or ledger.slack.value >= 0:
         return []
     because = (
         f"the cache was set to {format_gib(ledger.kv.value)}; with weights, activations and what is on the card that is "
@@ -160,9 +160,8 @@ def _too_long(ledger: Ledger, shape: ModelShape, environment: Mapping[str, str])
 def _warm_up(ledger: Ledger) -> list[Finding]:
     """A request that is granted, on a card that does not hold what comes beside it."""
     settings = ledger.settings
-    is_fixed = settings.kv_cache_memory_bytes is not None or settings.num_gpu_blocks_override is not None
-    free = ledger.card.total_bytes - ledger.card.used_bytes - ledger.context.value
-    if is_fixed or ledger.slack.value >= 0 or free < ledger.requested.value or ledger.kv.value <= 0:
+    is_granted = ledger.free_bytes >= ledger.requested.value
+    if settings.has_fixed_cache or ledger.slack.value >= 0 or not is_granted or ledger.kv.value <= 0:
         return []
     because = (
         f"vLLM is granted its {format_gib(ledger.requested.value)}, but buffers of the sampler for {settings.max_num_seqs} "

@@ -16,7 +16,7 @@ from enum import StrEnum
 
 from plimsoll.plan.kv_groups import Group, bytes_per_block, groups_of
 from plimsoll.plan.kv_settings import KvSettings
-from plimsoll.plan.kv_shapes import specs_of, specs_of_all_stages
+from plimsoll.plan.kv_shapes import specs_of_all_stages
 from plimsoll.plan.kv_specs import (
     CannotGroupError,
     ChunkedSpec,
@@ -30,7 +30,7 @@ from plimsoll.plan.kv_specs import (
     StateSpec,
 )
 
-__all__ = ["GroupPlan", "KvPlan", "KvRefusal", "KvSettings", "WhyRefused", "plan_kv", "specs_of", "specs_of_all_stages"]
+__all__ = ["GroupPlan", "KvPlan", "KvRefusal", "KvSettings", "WhyRefused", "plan_kv", "specs_of_all_stages"]
 
 
 class WhyRefused(StrEnum):

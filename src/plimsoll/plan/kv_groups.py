@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
+from plimsoll.domain.units import ceil_div, round_up
 from plimsoll.plan.kv_specs import (
     AttentionSpec,
     CannotGroupError,
@@ -28,8 +29,6 @@ from plimsoll.plan.kv_specs import (
     SlidingMlaSpec,
     SlidingSpec,
     StateSpec,
-    ceil_div,
-    round_up,
 )
 
 Layers = dict[str, KvSpec]

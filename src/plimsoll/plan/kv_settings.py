@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 
 from plimsoll.domain.version import Version
 from plimsoll.errors import BadInput
@@ -25,8 +26,6 @@ class KvRules:
     """Types are padded to one length when the longest is shorter than this times the shortest."""
     keeps_checkpoints: bool
     """Mamba 2 under prefix caching keeps one more state (0.32.0)."""
-    caches_hybrid_prefixes: bool
-    """Prefix caching is on by default for models with both attention and states (0.26.0)."""
     reads_state_dtype: bool
     """The config's word on the element type of a state is heard (0.13.0)."""
     v2_runner: bool
@@ -51,7 +50,6 @@ def rules_of(version: str) -> KvRules:
         tokens_by_concurrency=release >= (0, 21, 0),
         group_tolerance=tolerance,
         keeps_checkpoints=release >= (0, 32, 0),
-        caches_hybrid_prefixes=release >= (0, 26, 0),
         reads_state_dtype=release >= (0, 13, 0),
         v2_runner=release >= (0, 29, 0),
         hybrid_manager=release >= (0, 9, 1),
@@ -127,15 +125,15 @@ class KvSettings:
         return self.state_mode if self.state_mode not in (None, "none") else "align"
 
 
-def layers_of_stage(layers: int, stage: int, settings: KvSettings) -> range:
-    """The layers of one pipeline stage: the remainder goes to the stages before the last (`get_pp_indices`)."""
-    if settings.pp_partition is not None:
-        sizes = list(settings.pp_partition)
-        if len(sizes) != settings.pp or sum(sizes) != layers:
-            raise BadInput(f"VLLM_PP_LAYER_PARTITION {sizes} does not split {layers} layers over {settings.pp} stages")
-    else:
-        sizes = [layers // settings.pp] * settings.pp
-        for back in range(2, layers % settings.pp + 2):
+def layers_by_stage(layers: int, stages: int, partition: tuple[int, ...] | None = None) -> list[range]:
+    """The layers of each pipeline stage: the remainder goes to the stages before the last (vLLM's get_pp_indices)."""
+    if partition is None:
+        sizes = [layers // stages] * stages
+        for back in range(2, layers % stages + 2):
             sizes[-back] += 1
-    start = sum(sizes[:stage])
-    return range(start, start + sizes[stage])
+    elif len(partition) == stages and sum(partition) == layers:
+        sizes = list(partition)
+    else:
+        said = ",".join(map(str, partition))
+        raise BadInput(f"VLLM_PP_LAYER_PARTITION={said} does not spread {layers} layers over {stages} stages")
+    return [range(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)]

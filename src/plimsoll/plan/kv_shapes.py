@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from plimsoll.domain.model import Layer, LayerKind, ModelShape
+from plimsoll.domain.units import ceil_div
 from plimsoll.errors import BadInput
-from plimsoll.plan.kv_settings import KvSettings, layers_of_stage, rules_of
+from plimsoll.plan.kv_settings import KvSettings, layers_by_stage
 from plimsoll.plan.kv_specs import (
     DS_MLA_BYTES,
     DTYPE_BYTES,
@@ -21,7 +22,6 @@ from plimsoll.plan.kv_specs import (
     SlidingMlaSpec,
     SlidingSpec,
     StateSpec,
-    ceil_div,
     packing,
     token_packing,
 )
@@ -32,30 +32,17 @@ _MLA_KINDS = (LayerKind.MLA, LayerKind.MLA_SLIDING, LayerKind.MLA_COMPRESSED)
 _V4_BLOCK, _V4_WINDOW_BLOCK, _V4_BYTES, _V4_ALIGNMENT = 256, 64, 584, 576
 
 
-def specs_of(shape: ModelShape, settings: KvSettings, stage: int = 0) -> RankSpecs:
-    """The caches of one pipeline stage on any of its TP ranks; BadInput where vLLM would refuse the split."""
-    _check_split(shape, settings)
-    return _Reader(shape, settings).stage(stage)
-
-
 def specs_of_all_stages(shape: ModelShape, settings: KvSettings) -> tuple[RankSpecs, ...]:
-    """The caches of every pipeline stage, first to last."""
+    """The caches of every pipeline stage on any of its TP ranks, first to last; BadInput where vLLM would refuse the split."""
     _check_split(shape, settings)
     reader = _Reader(shape, settings)
-    return tuple(reader.stage(stage) for stage in range(settings.pp))
+    spans = layers_by_stage(len(shape.layers), settings.pp, settings.pp_partition)
+    return (*(reader.stage(span) for span in spans[:-1]), reader.stage(spans[-1]) + reader.drafting())
 
 
 def is_interleaved(shape: ModelShape) -> bool:
     """Whether the model asks for a cache layout with the block outermost."""
     return LayerKind.MLA_COMPRESSED in shape.kinds
-
-
-def caches_prefixes_by_default(shape: ModelShape, version: str) -> bool:
-    """Whether the release turns prefix caching on for this model when no flag says so."""
-    if not any(layer.kind.keeps_state for layer in shape.layers):
-        return True
-    keeps_tokens = any(layer.kind.keeps_tokens for layer in shape.layers)
-    return keeps_tokens and rules_of(version).caches_hybrid_prefixes
 
 
 def cache_dtype_of(shape: ModelShape, settings: KvSettings) -> str:
@@ -131,30 +118,23 @@ class _Reader:
             self._align_with_states()
         self._known: dict[Layer, list[tuple[str, KvSpec]]] = {}
 
-    def stage(self, stage: int) -> RankSpecs:
+    def stage(self, span: range) -> RankSpecs:
         layers = self.shape.layers
-        named = [
-            NamedSpec(f"layers.{index}.{part}", spec)
-            for index in layers_of_stage(len(layers), stage, self.settings)
-            for part, spec in self._caches(layers[index])
-        ]
-        if stage == self.settings.pp - 1:
-            named.extend(self._drafting())
-        return tuple(named)
+        return tuple(NamedSpec(f"layers.{index}.{part}", spec) for index in span for part, spec in self._caches(layers[index]))
 
-    def _drafting(self) -> list[NamedSpec]:
+    def drafting(self) -> RankSpecs:
         """The MTP head's layers are like the model's last attention layer, and live on the last stage."""
         keeping = [layer for layer in self.shape.layers if layer.kind.keeps_tokens and not layer.shares_kv]
         if not keeping or not self.settings.mtp_layers:
-            return []
+            return ()
         full = [layer for layer in keeping if layer.kind in (LayerKind.FULL, LayerKind.MLA)]
         caches = self._caches((full or keeping)[-1])
         first = len(self.shape.layers)
-        return [
+        return tuple(
             NamedSpec(f"layers.{first + extra}.{part}", spec)
             for extra in range(self.settings.mtp_layers)
             for part, spec in caches
-        ]
+        )
 
     def _caches(self, layer: Layer) -> list[tuple[str, KvSpec]]:
         if layer.shares_kv:

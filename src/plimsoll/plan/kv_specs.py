@@ -20,6 +20,7 @@ from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import NamedTuple
 
+from plimsoll.domain.units import ceil_div, round_up
 from plimsoll.errors import BadInput
 
 DTYPE_BYTES = {
@@ -294,16 +295,6 @@ class NamedSpec(NamedTuple):
 
 
 RankSpecs = tuple[NamedSpec, ...]
-
-
-def ceil_div(number: int, divisor: int) -> int:
-    """Division rounded up."""
-    return -(-number // divisor)
-
-
-def round_up(number: int, multiple: int) -> int:
-    """The next multiple."""
-    return ceil_div(number, multiple) * multiple
 
 
 def _pad_to_alignment(spec: MlaSpec | SlidingMlaSpec, alignment: int | None) -> None:

@@ -13,7 +13,6 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable
 from typing import NamedTuple
 
 from plimsoll.domain.correction import Correction, Learned, Start
@@ -24,11 +23,10 @@ from plimsoll.domain.units import GIB, MIB, format_gib
 from plimsoll.domain.version import Version
 from plimsoll.engine.flags import is_before
 from plimsoll.errors import BadInput
-from plimsoll.plan.kv import KvPlan, plan_kv, specs_of_all_stages
-from plimsoll.plan.ledger import Ledger, kv_settings, left_of
+from plimsoll.plan.ledger import Ledger, ModelFacts, Terms, added_up, neighbours_in_budget, sum_of
 from plimsoll.plan.settings import AUTO_FIT
 
-__all__ = ["Correction", "Measured", "TermDifference", "compare", "corrected", "correction_from", "key_of", "replanner"]
+__all__ = ["Correction", "Measured", "TermDifference", "compare", "corrected", "correction_from", "key_of"]
 
 # How far two starts of the same command may differ beside what printing rounds away, in GiB on one GPU and on several.
 # Weights: 15.0 and 14.99 for one model. Memory outside torch: 0.225 to 0.244 over 18 H200 starts of different models,
@@ -131,50 +129,24 @@ def key_of(ledger: Ledger, shape: ModelShape) -> str:
         settings.quantization, settings.cpu_offload_gib, settings.max_loras and [settings.max_loras, settings.max_lora_rank],
         settings.enforce_eager, settings.v2_runner, settings.estimates_graphs, settings.pipeline_partition,
         settings.skips_mm_profiling, settings.language_model_only, settings.kv_connector, sorted(map(str, drafter.items())),
+        *(["whole encoders"] if settings.encoders_whole else ()),  # last: what was learned without it keeps its key
     ])  # fmt: skip
     release = re.sub(r"[^a-z0-9.]+", "-", settings.release.lower())[:24]
     parallel = f"tp={settings.tensor_parallel};pp={settings.pipeline_parallel}"
     return f"vllm={release};gpu={gpu};model={model};{parallel};run={run}"
 
 
-def replanner(ledger: Ledger, shape: ModelShape) -> Callable[[int], KvPlan]:
-    """The block arithmetic of this launch as a function of the cache's bytes, for `corrected`."""
-    cache = kv_settings(shape, ledger.settings, ledger.card)
-
-    def replan(kv_bytes: int) -> KvPlan:
-        return plan_kv(specs_of_all_stages(shape, cache), cache, max(kv_bytes, 0))
-
-    return replan
-
-
-def corrected(ledger: Ledger, correction: Correction, replan: Callable[[int], KvPlan] | None = None) -> Ledger:
-    """The ledger with what was measured; without `replan` (see `replanner`) its kv_plan is still that of the old kv."""
+def corrected(ledger: Ledger, correction: Correction, model: ModelFacts) -> Ledger:
+    """The ledger with what was measured in place of what was predicted, added up anew."""
     predicted, now = _predicted(ledger), _conditions(ledger)
     several = ledger.settings.tensor_parallel * ledger.settings.pipeline_parallel > 1
     known = {name: _term(predicted[name], name, correction, now, several=several) for name in _REPEATS}
-    remainder, non_torch, activation = _reconciled(
-        known["remainder"], known["non_torch"] or predicted["non_torch"], known["activation"] or predicted["activation"]
-    )
-    weights, graphs = known["weights"] or ledger.weights, known["graphs"] or ledger.graphs
-    context = known["context"] or ledger.context
-    settings, card = ledger.settings, ledger.card
-    kv, taken = ledger.kv, ledger.requested
-    if settings.kv_cache_memory_bytes is None:
-        kv = left_of(ledger.requested, (weights, *remainder, graphs))
-    else:
-        taken = _together((weights, *remainder, graphs, kv))
-    free = Estimate(card.total_bytes - card.used_bytes, card.low_bytes - card.used_bytes, card.high_bytes - card.used_bytes)
-    return ledger._replace(
-        weights=weights,
-        non_torch=non_torch,
-        activation=activation,
-        graphs=graphs,
-        graphs_actual=known["graphs_actual"] or ledger.graphs_actual,
-        context=context,
-        kv=kv,
-        slack=left_of(free, (context, taken)),
-        kv_plan=ledger.kv_plan if replan is None else replan(kv.value),
-    )
+    both = known.pop("remainder")
+    terms = Terms(**{name: term or predicted[name] for name, term in known.items()})
+    if both is not None:
+        non_torch, activation = _reconciled(both, terms.non_torch, terms.activation)
+        terms = terms._replace(non_torch=non_torch, activation=activation)
+    return added_up(model, ledger.settings, ledger.card, terms, both)
 
 
 def _predicted(ledger: Ledger) -> dict[str, Estimate]:
@@ -182,7 +154,7 @@ def _predicted(ledger: Ledger) -> dict[str, Estimate]:
         "weights": ledger.weights,
         "non_torch": ledger.non_torch,
         "activation": ledger.activation,
-        "remainder": _together((ledger.non_torch, ledger.activation)),
+        "remainder": sum_of((ledger.non_torch, ledger.activation)),
         "graphs": ledger.graphs,
         "graphs_actual": ledger.graphs_actual,
         "context": ledger.context,
@@ -249,7 +221,8 @@ def _remainder(ledger: Ledger, measured: Measured, figures: dict[str, _Figure], 
     weights = figures.get("weights") or _Figure(ledger.weights.value, _half(ledger.weights))
     graphs = figures.get("graphs") or _Figure(ledger.graphs.value, _half(ledger.graphs))
     tolerance = math.sqrt(sum(figure.tolerance**2 for figure in (weights, graphs, kv)))
-    return _Figure(requested - weights.value - graphs.value - kv.value, math.ceil(tolerance))
+    others = neighbours_in_budget(ledger.settings, ledger.card)
+    return _Figure(requested - others - weights.value - graphs.value - kv.value, math.ceil(tolerance))
 
 
 def _context(ledger: Ledger, measured: Measured) -> _Figure | None:
@@ -287,12 +260,8 @@ def _term(
     return _moved(now, value)._replace(why=f"moved by a start with another batch; predicted {format_gib(now.value)}")
 
 
-def _reconciled(
-    both: Estimate | None, non_torch: Estimate, activation: Estimate
-) -> tuple[tuple[Estimate, ...], Estimate, Estimate]:
-    """The two terms made to add up to what is known of them together; first what to reckon their sum with."""
-    if both is None:
-        return (non_torch, activation), non_torch, activation
+def _reconciled(both: Estimate, non_torch: Estimate, activation: Estimate) -> tuple[Estimate, Estimate]:
+    """The two terms made to add up to what is known of them together."""
     gap = both.value - non_torch.value - activation.value
     doubt = [float(term.high - term.value if gap > 0 else term.value - term.low) ** 2 for term in (non_torch, activation)]
     share = doubt[0] / sum(doubt) if sum(doubt) else 0.5
@@ -301,18 +270,13 @@ def _reconciled(
     terms = _moved(non_torch, both.value - inside), _moved(activation, inside)
     if abs(gap) > _SAME and "measured" not in non_torch.why + activation.why:
         terms = terms[0]._replace(why=_SHARED), terms[1]._replace(why=_SHARED)
-    return (both,), *terms
+    return terms
 
 
 def _moved(term: Estimate, value: int) -> Estimate:
     """The same band around another centre."""
     value = max(0, value)
     return term._replace(value=value, low=max(0, value - (term.value - term.low)), high=value + term.high - term.value)
-
-
-def _together(terms: tuple[Estimate, ...]) -> Estimate:
-    less = left_of(Estimate.exact(0), terms)
-    return Estimate(-less.value, -less.high, -less.low)
 
 
 def _half(term: Estimate) -> int:

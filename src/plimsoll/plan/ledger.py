@@ -82,43 +82,68 @@ class Ledger(NamedTuple):
         """Whether one request of full length can be served, by the central figures."""
         return self.kv.value > 0 and self.kv_plan.fits_one_request
 
+    @property
+    def free_bytes(self) -> int:
+        """What vLLM's snapshot finds free, by the central figures: the card less its neighbours and the context."""
+        return self.card.total_bytes - self.card.used_bytes - self.context.value
+
+
+class Terms(NamedTuple):
+    """What one start takes beside its cache, as `overhead` and the weights predict it or as real starts have shown it."""
+
+    weights: Estimate
+    non_torch: Estimate
+    activation: Estimate
+    graphs: Estimate
+    graphs_actual: Estimate
+    context: Estimate
+
 
 def plan_ledger(model: ModelFacts, settings: Settings, card: Card) -> Ledger:
-    """Add it all up."""
-    weights = _all_weights(model, settings, card)
-    given = _overhead_input(model.shape, settings, card)
-    terms = overhead(given)
+    """Predict every term and add it all up."""
+    predicted = overhead(_overhead_input(model.shape, settings, card))
+    terms = Terms(
+        weights=_all_weights(model, settings, card),
+        non_torch=predicted.non_torch,
+        activation=predicted.activation,
+        graphs=predicted.graphs,
+        graphs_actual=predicted.graphs_actual,
+        context=_context(settings, card),
+    )
+    return added_up(model, settings, card, terms)
+
+
+def added_up(model: ModelFacts, settings: Settings, card: Card, terms: Terms, remainder: Estimate | None = None) -> Ledger:
+    """The ledger of these terms; `remainder` is non-torch and activation together, where their sum is known better."""
     requested = Estimate.exact(math.ceil(card.total_bytes * settings.utilization), f"{settings.utilization:g} x total")
-    spent = (weights, terms.non_torch, terms.activation, terms.graphs)
+    beside = (terms.non_torch, terms.activation) if remainder is None else (remainder,)
+    spent = (terms.weights, *beside, terms.graphs)
     if settings.kv_cache_memory_bytes is not None:
         kv = Estimate.exact(settings.kv_cache_memory_bytes, "--kv-cache-memory-bytes")
     else:
-        neighbours = card.used_bytes if is_before(settings.release, NEIGHBOURS_APART) else 0
-        kv = left_of(requested, (*spent, Estimate.exact(neighbours)))
-    context = _context(settings, card)
+        kv = left_of(requested, (*spent, Estimate.exact(neighbours_in_budget(settings, card))))
     cache = kv_settings(model.shape, settings, card)
-    planned = plan_kv(_specs(model, cache), cache, max(kv.value, 0))
-    fixed = settings.kv_cache_memory_bytes is not None
+    planned = plan_kv(cache_specs(model, cache), cache, max(kv.value, 0))
     if settings.num_gpu_blocks_override is not None:
-        kv, fixed = Estimate.exact(planned.num_blocks * planned.bytes_per_block, "--num-gpu-blocks-override"), True
+        kv = Estimate.exact(planned.num_blocks * planned.bytes_per_block, "--num-gpu-blocks-override")
     # With a fixed cache vLLM takes what it takes, whatever the utilisation says.
-    taken = _sum((*spent, kv)) if fixed else requested
+    taken = sum_of((*spent, kv)) if settings.has_fixed_cache else requested
     free = Estimate(card.total_bytes - card.used_bytes, card.low_bytes - card.used_bytes, card.high_bytes - card.used_bytes)
-    slack = left_of(free, (context, taken, Estimate.exact(unseen_buffers(given))))
+    unseen = unseen_buffers(_overhead_input(model.shape, settings, card))
     return Ledger(
         card=card,
         settings=settings,
         requested=requested,
-        weights=weights,
-        non_torch=terms.non_torch,
-        activation=terms.activation,
-        graphs=terms.graphs,
-        graphs_actual=terms.graphs_actual,
-        context=context,
+        **terms._asdict(),
         kv=kv,
-        slack=slack,
+        slack=left_of(free, (terms.context, taken, Estimate.exact(unseen))),
         kv_plan=planned,
     )
+
+
+def neighbours_in_budget(settings: Settings, card: Card) -> int:
+    """What other processes hold on the card, in releases that take it off the budget."""
+    return card.used_bytes if is_before(settings.release, NEIGHBOURS_APART) else 0
 
 
 def kv_settings(shape: ModelShape, settings: Settings, card: Card) -> KvSettings:
@@ -137,17 +162,21 @@ def kv_settings(shape: ModelShape, settings: Settings, card: Card) -> KvSettings
         block_size=settings.block_size,
         kv_cache_dtype=settings.kv_cache_dtype,
         model_dtype=model_dtype(shape, settings),
+        mamba_cache_dtype=settings.mamba_cache_dtype,
+        mamba_ssm_cache_dtype=settings.mamba_ssm_cache_dtype,
+        state_mode=settings.mamba_cache_mode,
         num_spec=settings.speculative_tokens,
         mtp_layers=shape.mtp_layers if settings.drafts_with_own_head else 0,
         hybrid_manager=None if settings.hybrid_manager else False,
         interleaved=is_interleaved(shape),
         num_blocks_override=settings.num_gpu_blocks_override,
+        v2_runner=settings.v2_runner,
         capability=card.compute_capability[0] if card.compute_capability else 9,
         version=settings.release,
     )
 
 
-def _specs(model: ModelFacts, cache: KvSettings) -> tuple[RankSpecs, ...]:
+def cache_specs(model: ModelFacts, cache: KvSettings) -> tuple[RankSpecs, ...]:
     """The caches of every stage; a drafter's layers live on the last one."""
     ranks = specs_of_all_stages(model.shape, cache)
     if model.drafter is None:
@@ -165,7 +194,7 @@ def _all_weights(model: ModelFacts, settings: Settings, card: Card) -> Estimate:
     ranks = own if isinstance(own, int) and own > 0 else settings.tensor_parallel
     alone = settings._replace(tensor_parallel=ranks, pipeline_parallel=1, max_loras=0, cpu_offload_gib=0)
     drafted = _weights(model.drafter, alone, card)
-    return _sum((weights, drafted))._replace(why=f"{weights.why}, and the draft model {model.drafter.name}")
+    return sum_of((weights, drafted))._replace(why=f"{weights.why}, and the draft model {model.drafter.name}")
 
 
 def model_dtype(shape: ModelShape, settings: Settings) -> str:
@@ -184,25 +213,24 @@ def _weights(model: ModelFacts, settings: Settings, card: Card) -> Estimate:
         expert_parallel=settings.expert_parallel,
         partition=settings.pipeline_partition,
         encoders=not settings.language_model_only,
+        encoders_whole=settings.encoders_whole,
         whole_segments=not is_before(settings.release, WHOLE_SEGMENTS_SINCE),
         wide_zeros=card.compute_capability == (9, 0) and not is_before(settings.release, MACHETE_FOR_AWQ_SINCE),
     )
     dtype = model_dtype(model.shape, settings)
-    if model.tensors is not None and settings.quantization in (None, _method(model.shape)):
+    stored = model.shape.quantization
+    is_as_stored = settings.quantization in (None, stored.method if stored is not None else None)
+    if model.tensors is not None and is_as_stored:
         found = weights_from_tensors(model.tensors, model.shape, placement, dtype)
-    elif model.total_bytes is not None and settings.quantization in (None, _method(model.shape)):
-        found = weights_from_total(model.total_bytes, model.shape, placement, model.shape.quantization)
+    elif model.total_bytes is not None and is_as_stored:
+        found = weights_from_total(model.total_bytes, model.shape, placement)
     else:
-        found = weights_from_shape(model.shape, placement, dtype, model.shape.quantization or settings.quantization)
+        found = weights_from_shape(model.shape, placement, dtype, settings.quantization)
     if settings.max_loras:
         slots = lora_bytes(model.shape, placement, settings.max_loras, settings.max_lora_rank, dtype)
-        found = _sum((found, slots))._replace(why=f"{found.why}, and {slots.why}")
+        found = sum_of((found, slots))._replace(why=f"{found.why}, and {slots.why}")
     offloaded = int(settings.cpu_offload_gib * GIB)
     return Estimate(max(0, found.value - offloaded), max(0, found.low - offloaded), max(0, found.high - offloaded), found.why)
-
-
-def _method(shape: ModelShape) -> str | None:
-    return shape.quantization.method if shape.quantization is not None else None
 
 
 def _overhead_input(shape: ModelShape, settings: Settings, card: Card) -> OverheadInput:
@@ -234,7 +262,7 @@ def _context(settings: Settings, card: Card) -> Estimate:
     return Estimate(int(value * GIB), int(low * GIB), int(high * GIB), "CUDA context and NCCL before vLLM's snapshot")
 
 
-def _sum(terms: tuple[Estimate, ...]) -> Estimate:
+def sum_of(terms: tuple[Estimate, ...]) -> Estimate:
     """Independent errors: half-widths add in squares, each side for itself."""
     value = sum(term.value for term in terms)
     down = math.sqrt(sum((term.value - term.low) ** 2 for term in terms))
@@ -244,7 +272,7 @@ def _sum(terms: tuple[Estimate, ...]) -> Estimate:
 
 def left_of(budget: Estimate, spent: tuple[Estimate, ...]) -> Estimate:
     """What is left of a budget: high spending makes the low end."""
-    used = _sum(spent)
+    used = sum_of(spent)
     value = budget.value - used.value
     down = math.hypot(budget.value - budget.low, used.high - used.value)
     up = math.hypot(budget.high - budget.value, used.value - used.low)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import NamedTuple
 
-from plimsoll.domain.units import format_count, parse_vllm_integer
+from plimsoll.domain.units import format_count, parse_vllm_integer, shortened
 from plimsoll.errors import BadInput
 from plimsoll.plan.ledger import Ledger
 from plimsoll.plan.settings import Settings
@@ -32,7 +32,7 @@ class MatrixSpec(NamedTuple):
             name, equals, values = part.partition("=")
             if not equals or name not in _LIMITS or name in found:
                 wrong = "is given twice" if name in found else "is neither context= nor concurrency="
-                raise BadInput(f"--matrix: {_short(part)} {wrong}; for example {_EXAMPLE}")
+                raise BadInput(f"--matrix: {shortened(part)} {wrong}; for example {_EXAMPLE}")
             found[name] = _values(name, values)
         for name in _LIMITS:
             if name not in found:
@@ -161,7 +161,7 @@ def _values(name: str, text: str) -> tuple[int, ...]:
         start = _value(name, first)
         end = _value(name, last) if dots else start
         if end < start:
-            raise BadInput(f"--matrix {name}: the range {_short(item)} runs backwards")
+            raise BadInput(f"--matrix {name}: the range {shortened(item)} runs backwards")
         while start < end:
             found.add(start)
             start *= 2
@@ -177,9 +177,5 @@ def _value(name: str, text: str) -> int:
     except BadInput as error:
         raise BadInput(f"--matrix {name}: {error}") from None
     if not 1 <= number <= _LIMITS[name]:
-        raise BadInput(f"--matrix {name}: {_short(text)} must lie between 1 and {_LIMITS[name]}")
+        raise BadInput(f"--matrix {name}: {shortened(text)} must lie between 1 and {_LIMITS[name]}")
     return number
-
-
-def _short(text: str) -> str:
-    return repr(text if len(text) <= 40 else f"{text[:40]}...")

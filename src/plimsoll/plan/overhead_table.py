@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from plimsoll.domain.units import MIB
+
 
 class NonTorch(NamedTuple):
     """Growth of memory outside torch since vLLM's snapshot, in GiB: value, low, high."""
@@ -96,5 +98,4 @@ GRAPH_LEAST_GIB = 0.4  # four layers took 0.41 on an H200 and were estimated at 
 
 # Multiprocessors by compute capability: rows of the top-k buffer. The largest card of each.
 MULTIPROCESSORS = {(7, 0): 80, (7, 5): 72, (8, 0): 108, (8, 6): 84, (8, 9): 142, (9, 0): 132, (10, 0): 148, (12, 0): 188}
-MIB = 1 << 20
 CUBLAS_WORKSPACE = {True: 32 * MIB, False: 8 * MIB + 128 * 1024}  # torch's own, by whether the card is Hopper or newer

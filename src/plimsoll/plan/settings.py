@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from plimsoll.domain.model import LayerKind, ModelShape
 from plimsoll.domain.units import parse_vllm_integer, parse_vllm_integer_or_auto
+from plimsoll.domain.version import Version
 from plimsoll.engine.batch_defaults import batch_limits, batch_limits_v0
 from plimsoll.engine.command_line import Argument, CommandLine
 from plimsoll.engine.flags import UNKNOWN_DEFAULT, flags_of, is_before
@@ -56,6 +57,10 @@ class Settings(NamedTuple):
     v2_runner: bool = True
     skips_mm_profiling: bool = False
     language_model_only: bool = False
+    encoders_whole: bool = False  # --mm-encoder-tp-mode data: every rank has the whole encoder
+    mamba_cache_dtype: str = "auto"
+    mamba_ssm_cache_dtype: str = "auto"
+    mamba_cache_mode: str = "none"
     # What the scheduler is told; memory does not depend on it, `simulate` does.
     chunked_prefill: bool = True
     scheduling_policy: str = "fcfs"
@@ -67,6 +72,11 @@ class Settings(NamedTuple):
     def gpus(self) -> int:
         """How many GPUs the command needs."""
         return self.tensor_parallel * self.pipeline_parallel * self.data_parallel
+
+    @property
+    def has_fixed_cache(self) -> bool:
+        """Whether somebody set the size of the cache, which vLLM then allocates whether it fits or not."""
+        return self.kv_cache_memory_bytes is not None or self.num_gpu_blocks_override is not None
 
     @property
     def drafts_with_own_head(self) -> bool:
@@ -123,8 +133,9 @@ class Flags:
         except ValueError:
             raise BadInput(f"{name} {text!r} is not a number") from None
 
-    def word(self, name: str, otherwise: str | None = None) -> str | None:
-        return self.text(name) or (self.default(name) if isinstance(self.default(name), str) else otherwise)
+    def word(self, name: str, otherwise: str = "auto") -> str:
+        default = self.default(name)
+        return self.text(name) or (default if isinstance(default, str) and default else otherwise)
 
     def switch(self, name: str) -> bool | None:
         argument = self.given.get(name)
@@ -185,8 +196,8 @@ def read_settings(
         decode_context_parallel=_at_least_one(flags, "--decode-context-parallel-size"),
         expert_parallel=bool(flags.switch("--enable-expert-parallel")),
         kv_cache_memory_bytes=flags.integer("--kv-cache-memory-bytes"),
-        kv_cache_dtype=flags.word("--kv-cache-dtype", "auto") or "auto",
-        dtype=flags.word("--dtype", "auto") or "auto",
+        kv_cache_dtype=flags.word("--kv-cache-dtype"),
+        dtype=flags.word("--dtype"),
         quantization=flags.text("--quantization"),
         block_size=_at_least_one(flags, "--block-size") if flags.text("--block-size") else None,
         num_gpu_blocks_override=flags.integer("--num-gpu-blocks-override"),
@@ -204,8 +215,12 @@ def read_settings(
         v2_runner=v2_by_default(release, shape) if runner not in ("0", "1") else runner == "1",
         skips_mm_profiling=bool(flags.switch("--skip-mm-profiling")),
         language_model_only=bool(flags.switch("--language-model-only")),
+        encoders_whole=flags.text("--mm-encoder-tp-mode") == "data",
+        mamba_cache_dtype=flags.word("--mamba-cache-dtype"),
+        mamba_ssm_cache_dtype=flags.word("--mamba-ssm-cache-dtype"),
+        mamba_cache_mode=flags.word("--mamba-cache-mode", "none"),
         chunked_prefill=chunked is not False,
-        scheduling_policy=flags.word("--scheduling-policy", "fcfs") or "fcfs",
+        scheduling_policy=flags.word("--scheduling-policy", "fcfs"),
         long_prefill_token_threshold=flags.integer("--long-prefill-token-threshold") or 0,
         watermark=flags.number("--watermark") or 0.0,
         reserve_full_isl=flags.switch("--scheduler-reserve-full-isl") is not False,
@@ -274,13 +289,14 @@ def _prefix_caching(flags: Flags, shape: ModelShape, release: str, *, is_v1: boo
     given = flags.switch("--enable-prefix-caching")
     if given is not None:
         return given
-    if not is_v1:
-        return False
-    states = any(kind.keeps_state for kind in shape.kinds)
-    if states and not any(kind.keeps_tokens for kind in shape.kinds):
-        return False  # attention-free models: off by default in every release
-    if states:
-        return not is_before(release, PREFIX_CACHING_HYBRID_SINCE)
+    return is_v1 and caches_prefixes_by_default(shape, release)
+
+
+def caches_prefixes_by_default(shape: ModelShape, release: str) -> bool:
+    """Whether the second engine (V1) turns prefix caching on for this model when no flag says so."""
+    if any(kind.keeps_state for kind in shape.kinds):
+        is_hybrid = any(kind.keeps_tokens for kind in shape.kinds)  # attention-free models: off in every release
+        return is_hybrid and Version(release) >= Version(PREFIX_CACHING_HYBRID_SINCE)
     return not shape.is_encoder_decoder and LayerKind.ENCODER not in shape.kinds
 
 

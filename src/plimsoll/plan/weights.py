@@ -19,6 +19,7 @@ from typing import NamedTuple
 from plimsoll.domain.estimate import Estimate
 from plimsoll.domain.model import Layer, ModelShape, Quantization
 from plimsoll.errors import BadInput
+from plimsoll.plan.kv_settings import layers_by_stage
 from plimsoll.plan.weights_bands import ALLOCATOR_SLACK, Band, band_of
 from plimsoll.plan.weights_ends import end_parts, layer_extras, rotary_bytes
 from plimsoll.plan.weights_families import Family, family_of
@@ -58,21 +59,6 @@ class Placement(NamedTuple):
 
 
 ONE_GPU = Placement()
-
-
-def stages(layers: int, placement: Placement) -> tuple[int, ...]:
-    """How many layers each pipeline stage gets (vLLM's get_pp_indices)."""
-    count = placement.pipeline_parallel
-    if placement.partition is not None:
-        if len(placement.partition) != count or sum(placement.partition) != layers:
-            said = ",".join(str(part) for part in placement.partition)
-            raise BadInput(f"VLLM_PP_LAYER_PARTITION={said} does not spread {layers} layers over {count} stages")
-        return placement.partition
-    each, left = divmod(layers, count)
-    sizes = [each] * count
-    for n in range(2, left + 2):
-        sizes[-n] += 1
-    return tuple(sizes)
 
 
 def weights_from_shape(
@@ -142,10 +128,7 @@ def weights_from_tensors(
         by_layer[number] += all_experts * share(count, ranks.experts) // count
     if placement.pipeline_parallel > 1 and shape.tie_word_embeddings:
         last += embedding
-    totals = [sum(by_layer[begin:end]) for begin, end in _spans(len(by_layer), placement)]
-    totals[0] += first
-    totals[-1] += last
-    value = max(totals) + every + rotary_bytes(shape, family_of(shape), item)
+    value = _heaviest(by_layer, placement, first, last) + every + rotary_bytes(shape, family_of(shape), item)
     scheme = scheme_of(shape.quantization)
     if scheme is not None and scheme.expert_padding != (1, 1):  # gpt-oss: a file of 60.8 GiB is held as 65.9
         padded = weights_from_shape(shape, placement, dtype)
@@ -157,16 +140,13 @@ def weights_from_tensors(
     return Estimate.exact(value, "checkpoint: every tensor by its name, type and shape")
 
 
-def weights_from_total(
-    total_bytes: int, shape: ModelShape, placement: Placement = ONE_GPU, quantization: Quantization | str | None = None
-) -> Estimate:
+def weights_from_total(total_bytes: int, shape: ModelShape, placement: Placement = ONE_GPU) -> Estimate:
     """The weights of the rank that rules, from the total in a checkpoint's index: the total times this rank's share.
 
     The total may hold MTP layers that vLLM does not load, and the share of a family we do not know is a guess; a
     checkpoint is not smaller in memory than by its MTP layers, so the band below is one layer in so many.
     """
-    whole = weights_from_shape(shape, ONE_GPU, None, quantization)
-    here = weights_from_shape(shape, placement, None, quantization)
+    whole, here = weights_from_shape(shape), weights_from_shape(shape, placement)
     value = total_bytes * here.value // max(1, whole.value)
     below = 0.01 + shape.mtp_layers / len(shape.layers)
     above = 0.01 if family_of(shape).known or placement.ranks == Ranks() else 0.1
@@ -210,8 +190,7 @@ def lora_bytes(shape: ModelShape, placement: Placement, max_loras: int, max_rank
         parts = mixer_parts(layer, shape, family, ranks.tensor) + feed_forward_parts(layer, shape, family, ranks)
         touched = (part for part in parts if part.storage in (Storage.LINEAR, Storage.EXPERTS))
         sizes.append(sum(part.stack * (part.pieces * part.inputs + part.outputs) for part in touched))
-    heaviest = max(sum(sizes[begin:end]) for begin, end in _spans(len(sizes), placement))
-    value = max_loras * max_rank * heaviest * item_bytes(dtype)
+    value = max_loras * max_rank * _heaviest(sizes, placement) * item_bytes(dtype)
     return Estimate(value, int(value * 0.9), int(value * 1.1), f"{max_loras} LoRA slots of rank {max_rank}")
 
 
@@ -274,19 +253,17 @@ def _count(shape: ModelShape, placement: Placement, family: Family, storing: _St
     last = _sum(ends.last, storing, (), ())
     if placement.pipeline_parallel > 1:
         last += _sum(ends.tied, storing, (), ())
-    spans = _spans(len(per_layer), placement)
-    totals = [sum(per_layer[begin:end]) for begin, end in spans]
-    totals[0] += _sum(ends.first, storing, (), ())
+    first = _sum(ends.first, storing, (), ())
+    return _Counted(_heaviest(per_layer, placement, first, last) + every, towers_known)
+
+
+def _heaviest(per_layer: Sequence[int], placement: Placement, first: int = 0, last: int = 0) -> int:
+    """Of all pipeline stages, with what the first holds before its layers and the last after them."""
+    spans = layers_by_stage(len(per_layer), placement.pipeline_parallel, placement.partition)
+    totals = [sum(per_layer[span.start : span.stop]) for span in spans]
+    totals[0] += first
     totals[-1] += last
-    return _Counted(max(totals) + every, towers_known)
-
-
-def _spans(layers: int, placement: Placement) -> list[tuple[int, int]]:
-    spans, begin = [], 0
-    for size in stages(layers, placement):
-        spans.append((begin, begin + size))
-        begin += size
-    return spans
+    return max(totals)
 
 
 def _sum(parts: Sequence[Part], storing: _Storing, rules: tuple[str, ...], single: tuple[str, ...]) -> int:

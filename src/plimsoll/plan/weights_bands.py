@@ -21,11 +21,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from plimsoll.domain.model import ModelShape
+from plimsoll.domain.units import MIB
 from plimsoll.plan.weights_families import Family
 from plimsoll.plan.weights_quantised import Scheme
 
 # Tensors between 1 and 10 MiB share segments of 20 MiB, whose ends are lost: up to 6 MiB in opt-125m's 239 MiB.
-ALLOCATOR_SLACK = 8 * 2**20
+ALLOCATOR_SLACK = 8 * MIB
 
 
 class Band(NamedTuple):

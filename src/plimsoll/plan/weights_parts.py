@@ -5,6 +5,8 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple
 
+from plimsoll.domain.units import MIB, ceil_div, round_up
+
 VOCABULARY_PADDING = 64  # vLLM's DEFAULT_VOCAB_PADDING_SIZE
 
 
@@ -44,12 +46,12 @@ class Ranks(NamedTuple):
 
 def share(size: int, ranks: int) -> int:
     """What the largest of these ranks holds of a size, rounded up."""
-    return -(-size // ranks)
+    return ceil_div(size, ranks)
 
 
 def padded_vocabulary(size: int) -> int:
     """The rows vLLM gives an embedding: up to the next 64."""
-    return -(-size // VOCABULARY_PADDING) * VOCABULARY_PADDING
+    return round_up(size, VOCABULARY_PADDING)
 
 
 def linear(name: str, outputs: int, inputs: int, *, bias: int = 0, pieces: int = 1) -> list[Part]:
@@ -65,11 +67,11 @@ def norm(width: int, *, bias: bool = False, count: int = 1) -> list[Part]:
     return [Part("norm", width)] * (count * (2 if bias else 1))
 
 
-_SEGMENT = 2 * 2**20  # torch asks the device for large tensors in steps of this
-_LARGE = 10 * 2**20
-_NOT_SPLIT = 2**20  # a remainder up to this size stays with its tensor
+_SEGMENT = 2 * MIB  # torch asks the device for large tensors in steps of this
+_LARGE = 10 * MIB
+_NOT_SPLIT = MIB  # a remainder up to this size stays with its tensor
 _STEP = 512
-_NEVER_SPLIT = 20 << 20  # max_split_size_mb:20, under which vLLM loads from 0.21 on
+_NEVER_SPLIT = 20 * MIB  # max_split_size_mb:20, under which vLLM loads from 0.21 on
 
 
 def held(size: int, *, whole_segments: bool = False) -> int:
@@ -83,4 +85,4 @@ def held(size: int, *, whole_segments: bool = False) -> int:
         return size + -size % _SEGMENT
     if size >= _LARGE and (left := -size % _SEGMENT) <= _NOT_SPLIT:
         return size + left
-    return -(-size // _STEP) * _STEP
+    return round_up(size, _STEP)

@@ -20,6 +20,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from plimsoll.domain.model import Quantization
+from plimsoll.domain.units import ceil_div, round_up
 from plimsoll.plan.weights_parts import Part, Storage
 
 _ONLINE = frozenset({"fp8", "bitsandbytes", "fp8_per_tensor", "fp8_per_block", "ptpc_fp8", "mxfp8"})
@@ -113,12 +114,8 @@ def _padded_expert(part: Part, padding: tuple[int, int]) -> tuple[int, int]:
     """vLLM rounds the experts' width and the hidden size up for its kernels: gpt-oss 2880 becomes 2944 by 3072."""
     width, hidden = padding
     if part.name.endswith("up_proj"):
-        return 2 * _up(part.outputs // 2, width), _up(part.inputs, hidden)
-    return _up(part.outputs, hidden), _up(part.inputs, width)
-
-
-def _up(size: int, multiple: int) -> int:
-    return -(-size // multiple) * multiple
+        return 2 * round_up(part.outputs // 2, width), round_up(part.inputs, hidden)
+    return round_up(part.outputs, hidden), round_up(part.inputs, width)
 
 
 def _per_tensor(outputs: int, inputs: int) -> tuple[int, int]:
@@ -129,19 +126,19 @@ def _eight(block: tuple[int, ...] | None) -> Sizes:
     if block is None or len(block) < 2:
         return lambda outputs, inputs: (outputs * inputs, 4 * outputs)
     rows, columns = block[0], block[1]
-    return lambda outputs, inputs: (outputs * inputs, 4 * -(-outputs // rows) * -(-inputs // columns))
+    return lambda outputs, inputs: (outputs * inputs, 4 * ceil_div(outputs, rows) * ceil_div(inputs, columns))
 
 
 def _int4(group: int | None, zeros: float) -> Sizes:
     def size(outputs: int, inputs: int) -> tuple[int, int]:
-        groups = outputs * -(-inputs // (group or inputs))
+        groups = outputs * ceil_div(inputs, group or inputs)
         return outputs * inputs // 2, 2 * groups + int(groups * zeros)
 
     return size
 
 
 def _floats(group: int) -> Sizes:
-    return lambda outputs, inputs: (outputs * inputs // 2, _up(outputs, 128) * _up(-(-inputs // group), 4))
+    return lambda outputs, inputs: (outputs * inputs // 2, round_up(outputs, 128) * round_up(ceil_div(inputs, group), 4))
 
 
 def _blocks_of_64(outputs: int, inputs: int) -> tuple[int, int]:

@@ -19,12 +19,11 @@ from enum import StrEnum
 from itertools import accumulate
 from typing import NamedTuple
 
-from plimsoll.domain.model import ModelShape
-from plimsoll.domain.units import parse_vllm_integer
+from plimsoll.domain.units import parse_vllm_integer, round_up, shortened
 from plimsoll.errors import BadInput
-from plimsoll.plan.kv import GroupPlan, KvPlan, KvSettings, plan_kv, specs_of_all_stages
-from plimsoll.plan.kv_specs import RankSpecs, round_up
-from plimsoll.plan.ledger import Ledger, kv_settings
+from plimsoll.plan.kv import GroupPlan, KvPlan, KvSettings, plan_kv
+from plimsoll.plan.kv_specs import RankSpecs
+from plimsoll.plan.ledger import Ledger, ModelFacts, cache_specs, kv_settings
 
 BLOCK_SIZES = (8, 16, 32, 64, 128)
 MOST_TOKENS, MOST_REQUESTS = 10**9, 10**7
@@ -65,13 +64,13 @@ class Workload(NamedTuple):
             name, equals, value = part.partition("=")
             if not equals or name not in _LIMITS or name in found:
                 wrong = "is given twice" if name in found else "is not one of prompt=, output=, concurrency="
-                raise BadInput(f"--workload: {_short(part)} {wrong}; for example {_EXAMPLE}")
+                raise BadInput(f"--workload: {shortened(part)} {wrong}; for example {_EXAMPLE}")
             try:
                 number = parse_vllm_integer(value)
             except BadInput as error:
                 raise BadInput(f"--workload {name}: {error}") from None
             if not 1 <= number <= _LIMITS[name]:
-                raise BadInput(f"--workload {name}: {_short(value)} must lie between 1 and {_LIMITS[name]}")
+                raise BadInput(f"--workload {name}: {shortened(value)} must lie between 1 and {_LIMITS[name]}")
             found[name] = number
         for name in ("prompt", "output"):
             if name not in found:
@@ -169,16 +168,16 @@ class WorkloadAnswer:
         return 1 - self.paged_bytes / self.reserved_bytes if self.reserved_bytes else 0.0
 
 
-def pool_of(ledger: Ledger, shape: ModelShape) -> Pool:
+def pool_of(ledger: Ledger, model: ModelFacts) -> Pool:
     """The cache of a planned launch."""
-    cache = kv_settings(shape, ledger.settings, ledger.card)
+    cache = kv_settings(model.shape, ledger.settings, ledger.card)
     plan = ledger.kv_plan
     cost = max(plan.bytes_per_block_by_rank)
     exact = cost == 0 or ledger.settings.num_gpu_blocks_override is not None
     low, high = (plan.num_blocks if exact else max(0, end // cost) for end in (ledger.kv.low, ledger.kv.high))
     return Pool(
         plan=plan,
-        specs=specs_of_all_stages(shape, cache),
+        specs=cache_specs(model, cache),
         cache=cache,
         blocks_low=low,
         blocks_high=high,
@@ -188,9 +187,9 @@ def pool_of(ledger: Ledger, shape: ModelShape) -> Pool:
     )
 
 
-def judge(workload: Workload, ledger: Ledger, shape: ModelShape) -> WorkloadAnswer:
+def judge(workload: Workload, ledger: Ledger, model: ModelFacts) -> WorkloadAnswer:
     """What the planned launch makes of the workload."""
-    return judge_pool(workload, pool_of(ledger, shape))
+    return judge_pool(workload, pool_of(ledger, model))
 
 
 def judge_pool(workload: Workload, pool: Pool) -> WorkloadAnswer:
@@ -324,7 +323,3 @@ def _block_sizes(pool: Pool) -> set[int]:
 
 def _share(blocks: float, number: int | None, usable: int) -> float | None:
     return None if number is None or not usable else blocks * number / usable
-
-
-def _short(text: str) -> str:
-    return repr(text if len(text) <= 40 else f"{text[:40]}...")

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from html import escape
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from plimsoll.report.flags import clean
+from plimsoll.domain.trace import Floats
+from plimsoll.report.page import text
 
-Numbers = npt.NDArray[np.float64]
 Tick = tuple[float, str]
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 _TIME_STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)
@@ -52,7 +50,7 @@ class Line(NamedTuple):
     """One value over time; `kind` is its colour, an area is filled to the floor."""
 
     name: str
-    values: Numbers
+    values: Floats
     kind: str
     unit: str = ""
     is_area: bool = False
@@ -67,11 +65,6 @@ class Span(NamedTuple):
     def share(self, at: float) -> float:
         """Where a moment lies between the two ends."""
         return (at - self.start) / max(1e-9, self.end - self.start)
-
-
-def text(words: str) -> str:
-    """Text of anybody's: no secret, no control character, no markup."""
-    return escape(clean(words), quote=True)
 
 
 def number(value: float) -> str:
@@ -183,7 +176,7 @@ def line_over_time(line: Line, span: Span, bin_s: float, top: float, frame: Fram
     return [*lines, f'<path class="line {line.kind}" d="{drawn}" {known}/>']
 
 
-def bars_over_time(name: str, counts: Numbers, span: Span, bin_s: float, top: float, frame: Frame, kind: str) -> list[str]:
+def bars_over_time(name: str, counts: Floats, span: Span, bin_s: float, top: float, frame: Frame, kind: str) -> list[str]:
     """A bar for each bin in which something happened."""
     values = " ".join(f"{value:g}" for value in counts)
     known = f'data-name="{text(name)}" data-unit="" data-values="{values}"'
@@ -197,7 +190,7 @@ def bars_over_time(name: str, counts: Numbers, span: Span, bin_s: float, top: fl
     return [f'<path class="bars {kind}" d="{"".join(pieces) or "M0 0"}" {known}/>']
 
 
-def merged(values: Numbers, times: int) -> Numbers:
+def merged(values: Floats, times: int) -> Floats:
     """Sums of so many neighbours each."""
     whole = np.zeros(-(-len(values) // times) * times)
     whole[: len(values)] = values

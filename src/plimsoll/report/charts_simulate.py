@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from plimsoll.domain.trace import Floats
 from plimsoll.report.charts import (
     Frame,
     Line,
-    Numbers,
     Span,
     Tick,
     bars_over_time,
@@ -22,15 +22,14 @@ from plimsoll.report.charts import (
     number,
     picture,
     round_ticks,
-    text,
     time_ticks,
 )
 from plimsoll.report.charts_map import STATES, Drawing
+from plimsoll.report.page import text
 from plimsoll.report.simulate import counted, percent, seconds
 from plimsoll.simulate.result import AtBlockSize, BlockMap, Replay, Series
 from plimsoll.simulate.summary import Latency, Summary
 
-"""Block size, waste in percent, prefix hit rate, preemptions, mean entries of the block tables."""
 _MOST_BARS = 125
 _MOST_POINTS = 200
 _NS = 1e9
@@ -101,12 +100,13 @@ def preemptions(replay: Replay, series: Series, summary: Summary) -> tuple[str, 
 
 def waste_by_block_size(rows: Sequence[AtBlockSize], current: int) -> str:
     """A bar for each block size, that of this run in full colour."""
-    known = [row[1] for row in rows if row[1] is not None]
+    known = [row.waste_percent for row in rows if row.waste_percent is not None]
     ticks = round_ticks(max([*known, 0.1]))
     frame = Frame(width=520, height=300, left=58, top=24, bottom=52)
     step = (frame.end - frame.left) / len(rows)
     inner = left_axis(frame, [(tick, f"{tick:g} %") for tick in ticks], ticks[-1])
-    for place, (size, waste, *_) in enumerate(rows):
+    for place, row in enumerate(rows):
+        size, waste = row.block_size, row.waste_percent
         middle = frame.left + (place + 0.5) * step
         inner.append(f'<text class="tick" x="{number(middle)}" y="{frame.floor + 21}" text-anchor="middle">{size}</text>')
         if waste is None:
@@ -119,11 +119,13 @@ def waste_by_block_size(rows: Sequence[AtBlockSize], current: int) -> str:
     inner.append(f'<path class="axis" d="M{frame.left} {frame.floor}H{frame.end}"/>')
     centre = number((frame.left + frame.end) / 2)
     inner.append(f'<text class="tick" x="{centre}" y="{frame.height - 8}" text-anchor="middle">tokens a block</text>')
-    said = ", ".join(f"{size}: {'unknown' if waste is None else _short_percent(waste)}" for size, waste, *_ in rows)
+    said = ", ".join(
+        f"{row.block_size}: {'unknown' if row.waste_percent is None else _short_percent(row.waste_percent)}" for row in rows
+    )
     return picture("waste", "Waste by block size", f"Empty slots as a share of the used ones. {said}.", frame, inner)
 
 
-def within(name: str, title: str, ordered: Numbers, marks: Latency) -> str:
+def within(name: str, title: str, ordered: Floats, marks: Latency) -> str:
     """The share of the requests that took no longer, on a log axis, with three percentiles marked; `ordered` is not empty."""
     frame = Frame(width=360, height=270, left=48, right=10, top=34, bottom=34)
     low, high = max(1e-6, float(ordered[0])), max(1e-6, float(ordered[-1]))

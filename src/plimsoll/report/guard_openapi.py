@@ -113,6 +113,10 @@ _DETAIL = {
     "findings": _list("Finding"),
     "forecasts": {"type": "object", "additionalProperties": _ref("Forecast")},
 }
+_ENTRY = {
+    "number": _COUNT, "at": {"type": "number"}, "kind": _TEXT, "engine": _TEXT, "action": _TEXT, "step": _TEXT,
+    "fields": {"type": "object"},
+}  # fmt: skip
 _SCHEMAS = {
     "Health": _object({"status": _TEXT}),
     "Error": _object({"error": _TEXT}),
@@ -140,16 +144,10 @@ _SCHEMAS = {
         "needs": {"type": "array", "items": _object({"engine": _TEXT, "says": _TEXT})},
         "trouble": _TEXT,
     }),
-    "Entry": _object({
-        "number": _COUNT, "at": {"type": "number"}, "kind": _TEXT, "engine": _TEXT, "action": _TEXT, "step": _TEXT,
-        "fields": {"type": "object"},
-    }),
+    "Entry": _object(_ENTRY),
     "Journal": _whole({"entries": _list("Entry"), "wrong": _TEXTS}),
     "Sentences": _whole({"entries": _list("Sentence"), "wrong": _TEXTS, "says": _TEXT}),
-    "Sentence": _object({
-        "number": _COUNT, "at": {"type": "number"}, "kind": _TEXT, "engine": _TEXT, "action": _TEXT, "step": _TEXT,
-        "fields": {"type": "object"}, "sentence": _TEXT,
-    }),
+    "Sentence": _object({**_ENTRY, "sentence": _TEXT}),
     "Switch": {
         "type": "object", "additionalProperties": False, "properties": {"engine": _TEXT, "rung": {"enum": ["", *RUNGS]}},
     },

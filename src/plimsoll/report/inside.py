@@ -111,7 +111,7 @@ def check_text(checkup: Checkup) -> str:
     for fitted in checkup.fitted:
         lines += _command_text(fitted)
     if not checkup.fitted:
-        lines += ["", "Add to the command:", "", f"  {' '.join(FLAGS[:2])} {' '.join(FLAGS[2:])}"]
+        lines += ["", "Add to the command:", "", f"  {' '.join(FLAGS)}"]
     lines += ["", "Endpoints other than /plimsoll/ready open with PLIMSOLL_TOKEN or PLIMSOLL_TOKEN_FILE in the environment."]
     return "\n".join(lines)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
+from plimsoll.engine.inside_command import FLAGS
+
 WAYS = ("kubernetes", "docker", "pip")
-_FLAGS = "--worker-extension-cls plimsoll.inside.Probe --middleware plimsoll.inside.Gate"
 _KUBERNETES = """\
 Kubernetes, as a ConfigMap (its limit is 1 MiB; in a manifest, `kubectl apply` needs --server-side for it):
 
@@ -69,7 +70,7 @@ _TEXTS = {"kubernetes": _KUBERNETES, "docker": _DOCKER, "pip": _PIP}
 def wheel_text(path: str, size_bytes: int, sha256: str, ways: Sequence[str]) -> str:
     """Where it is, and the next steps."""
     name = path.rpartition("/")[2]
-    steps = [_TEXTS[way].format(path=path, name=name, flags=_FLAGS) for way in ways]
+    steps = [_TEXTS[way].format(path=path, name=name, flags=" ".join(FLAGS)) for way in ways]
     return "\n\n".join([f"wrote {path}, {size_bytes:,} bytes\nsha256 {sha256}", *steps])
 
 

@@ -19,7 +19,7 @@ from plimsoll.report.flags import clean, flags_json
 from plimsoll.report.wrapping import wrapped
 
 BAR = 64
-_MARKS = (("weights", "W"), ("non-torch", "n"), ("activation", "a"), ("graphs", "g"), ("KV cache", "K"))
+_MARKS = "WnagK"  # weights, non-torch, activation, graphs, KV cache
 
 
 class Planned(NamedTuple):
@@ -38,6 +38,12 @@ class Planned(NamedTuple):
     def fits(self) -> bool:
         """Whether it will start and serve, as far as we can tell."""
         return self.ledger.fits and not any(finding.severity is Severity.CRITICAL for finding in self.findings)
+
+
+def gpus_of(ledger: Ledger) -> str:
+    """The card, and how many where there are several: 2 x H100."""
+    number, name = ledger.settings.gpus, clean(ledger.card.name)
+    return f"{number} x {name}" if number > 1 else name
 
 
 def as_json(planned: Planned, matrix: Matrix | None = None, workload: WorkloadAnswer | None = None) -> str:
@@ -188,9 +194,7 @@ def _upgrade(old: Ledger, new: Ledger) -> list[str]:
 
 
 def _verdict(planned: Planned) -> str:
-    settings, card = planned.ledger.settings, planned.ledger.card
-    gpus = f"{settings.gpus} x {card.name}" if settings.gpus > 1 else card.name
-    what = f"{clean(planned.model)} on {gpus}, vLLM {settings.release}"
+    what = f"{clean(planned.model)} on {gpus_of(planned.ledger)}, vLLM {planned.ledger.settings.release}"
     if planned.fits:
         return f"fits: {what}"
     worst = planned.findings[0].title if planned.findings else "too little memory"
@@ -202,7 +206,7 @@ def _bar(ledger: Ledger) -> list[str]:
     total = ledger.card.total_bytes
     parts = [("o", ledger.card.used_bytes), ("c", ledger.context.value)]
     terms = (ledger.weights, ledger.non_torch, ledger.activation, ledger.graphs, ledger.kv)
-    parts += [(mark, max(0, term.value)) for (_, mark), term in zip(_MARKS, terms, strict=True)]
+    parts += [(mark, max(0, term.value)) for mark, term in zip(_MARKS, terms, strict=True)]
     drawn, end, so_far = "", 0, 0
     for mark, size in parts:
         so_far += size

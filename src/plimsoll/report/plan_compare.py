@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from plimsoll.domain.units import GIB, format_count, format_gib
 from plimsoll.report.flags import clean, rewritten_line
-from plimsoll.report.plan import Planned
+from plimsoll.report.plan import Planned, gpus_of
 from plimsoll.report.plan import as_json as plan_json
 from plimsoll.report.wrapping import WIDTH, wrapped
 
@@ -118,11 +118,6 @@ def _bytes(value: Value, first: Value) -> str:
     return format_gib(value) + (f" ({apart / GIB:+.2f})" if apart else "")
 
 
-def _gpus(planned: Planned) -> str:
-    number = planned.ledger.settings.gpus
-    return f"{number} x {clean(planned.ledger.card.name)}" if number > 1 else clean(planned.ledger.card.name)
-
-
 def _findings(planned: Planned) -> str:
     codes = [finding.code.value for finding in planned.findings]
     return f"{len(codes)}: {', '.join(codes)}" if codes else "none"
@@ -131,7 +126,7 @@ def _findings(planned: Planned) -> str:
 _READERS: tuple[tuple[str, Callable[[Planned], Value], Callable[[Value, Value], str]], ...] = (
     ("verdict", lambda p: "fits" if p.fits else "does not fit", _plain),
     ("model", lambda p: clean(p.model), _plain),
-    ("GPU", _gpus, _plain),
+    ("GPU", lambda p: gpus_of(p.ledger), _plain),
     ("vLLM", lambda p: clean(p.ledger.settings.release), _plain),
     ("utilization", lambda p: f"{p.ledger.settings.utilization:g}", _plain),
     ("max-model-len", lambda p: p.ledger.kv_plan.max_model_len, _plain),

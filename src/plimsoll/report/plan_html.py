@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from typing import NamedTuple
 
@@ -11,8 +11,9 @@ from plimsoll.domain.units import format_count, format_gib
 from plimsoll.plan.ledger import Ledger
 from plimsoll.plan.matrix import Cell, Matrix, State
 from plimsoll.plan.workload import WorkloadAnswer
-from plimsoll.report.flags import clean, rewritten_line
-from plimsoll.report.plan import Planned
+from plimsoll.report.flags import rewritten_line
+from plimsoll.report.page import bullets, document, table, text
+from plimsoll.report.plan import Planned, gpus_of
 from plimsoll.report.plan_matrix import WASTE_NOTE, cell_text, legend_of, waste_cells, workload_sentences
 
 _STYLE = """
@@ -38,7 +39,6 @@ svg .band{fill:none;stroke:currentColor;stroke-width:2}svg .line{stroke:var(--di
 .u0{--a:.10}.u1{--a:.18}.u2{--a:.26}.u3{--a:.34}.u4{--a:.42}
 @media print{body{max-width:none}}
 """
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _WIDTH, _LEFT, _ROW = 1000, 130, 30
 _SCALE_NOTE = (
     "The dashed line is the end of the card; a whisker is the band of its term; a red frame is memory that is missing. "
@@ -54,12 +54,10 @@ class _Term(NamedTuple):
 
 def as_html(planned: Planned, *, matrix: Matrix | None = None, workload: WorkloadAnswer | None = None) -> str:
     """The whole page."""
-    settings, card = planned.ledger.settings, planned.ledger.card
-    gpus = f"{settings.gpus} x {card.name}" if settings.gpus > 1 else card.name
-    what = f"{planned.model} on {gpus}, vLLM {settings.release}"
+    what = f"{planned.model} on {gpus_of(planned.ledger)}, vLLM {planned.ledger.settings.release}"
     verdict = "fits" if planned.fits else "does not fit"
     parts = [
-        f'<h1><span class="{"good" if planned.fits else "bad"}">{verdict}</span>: {_text(what)}</h1>',
+        f'<h1><span class="{"good" if planned.fits else "bad"}">{verdict}</span>: {text(what)}</h1>',
         *_command(planned),
         *_ledger(planned.ledger),
         *_cache(planned.ledger),
@@ -67,29 +65,13 @@ def as_html(planned: Planned, *, matrix: Matrix | None = None, workload: Workloa
         *_advice(planned),
         *(_workload(workload) if workload is not None else ()),
         *(_matrix(matrix) if matrix is not None else ()),
-        *_list("Notes", [_text(note) for note in planned.notes]),
+        *bullets((text(note) for note in planned.notes), "Notes"),
     ]
-    return "\n".join(
-        [
-            '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
-            f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{verdict}: {_text(what)}</title>",
-            f"<style>{_STYLE}</style>\n</head>\n<body>\n<main>",
-            *parts,
-            '</main>\n<footer class="dim"><p>plimsoll plan. Sizes are per GPU, of the rank that rules.</p></footer>',
-            "</body>\n</html>\n",
-        ]
-    )
-
-
-def _text(text: str) -> str:
-    """Text of anybody's: no secret, no control character, no markup."""
-    return escape(clean(text), quote=True)
+    return document(f"{verdict}: {what}", _STYLE, parts, footer="plimsoll plan. Sizes are per GPU, of the rank that rules.")
 
 
 def _command(planned: Planned) -> list[str]:
-    return ["<h2>Command</h2>", f"<pre>{_text(rewritten_line(planned.checked))}</pre>"]
+    return ["<h2>Command</h2>", f"<pre>{text(rewritten_line(planned.checked))}</pre>"]
 
 
 def _ledger(ledger: Ledger) -> list[str]:
@@ -99,14 +81,14 @@ def _ledger(ledger: Ledger) -> list[str]:
     body = [
         f'<tr><th scope="row">{name}</th><td>{format_gib(term.value)}</td>'
         f"<td>{'exact' if term.is_exact else f'{format_gib(term.low)} to {format_gib(term.high)}'}</td>"
-        f'<td class="text">{_text(term.why)}</td></tr>'
+        f'<td class="text">{text(term.why)}</td></tr>'
         for name, term in rows
     ]
     head = ("term", "value", "band", "where it comes from")
     return [
         "<h2>The memory of one GPU</h2>",
         *_drawing(ledger, terms),
-        *_table("Every term with the band it lies in", head, body),
+        *table("Every term with the band it lies in", head, body),
     ]
 
 
@@ -143,7 +125,7 @@ def _drawing(ledger: Ledger, terms: Sequence[_Term]) -> list[str]:
     lines = [
         f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-labelledby="bar-title bar-says">',
         '<title id="bar-title">The card drawn to scale</title>',
-        f'<desc id="bar-says">{_text(f"{format_gib(total)} in all: {said}.")}</desc>',
+        f'<desc id="bar-says">{text(f"{format_gib(total)} in all: {said}.")}</desc>',
         '<text x="0" y="27">card</text>',
     ]
     lines += [_box(x, t, number, 8, 28) for number, t in enumerate(terms) if t.term.value > 0]
@@ -187,38 +169,37 @@ def _cache(ledger: Ledger) -> list[str]:
     if kv.max_concurrency is not None:
         said += f", {kv.max_concurrency:.2f} requests of {format_count(kv.max_model_len)} tokens at once"
     body = [
-        f'<tr><th scope="row">{_text(g.kind)}</th><td>{g.layers}</td><td>{g.block_size}</td>'
-        f"<td>{g.blocks_per_request}</td></tr>"
+        f'<tr><th scope="row">{text(g.kind)}</th><td>{g.layers}</td><td>{g.block_size}</td><td>{g.blocks_per_request}</td></tr>'
         for g in kv.groups
     ]
     head = ("kind", "layers", "tokens a block", "blocks of the longest request")
-    return ["<h2>KV cache</h2>", f"<p>{_text(said)}.</p>", *_table("Groups of layers", head, body)]
+    return ["<h2>KV cache</h2>", f"<p>{text(said)}.</p>", *table("Groups of layers", head, body)]
 
 
 def _findings(planned: Planned) -> list[str]:
     items = [
         f'<strong class="{"bad" if f.severity.value == "critical" else ""}">{f.severity.value}</strong> '
-        f"<code>{f.code.value}</code> {_text(f.title)}<br>{_text(f.because)}"
+        f"<code>{f.code.value}</code> {text(f.title)}<br>{text(f.because)}"
         for f in planned.findings
     ]
-    return _list("Findings", items) or ["<h2>Findings</h2>", "<p>Nothing found.</p>"]
+    return bullets(items, "Findings") or ["<h2>Findings</h2>", "<p>Nothing found.</p>"]
 
 
 def _advice(planned: Planned) -> list[str]:
     items = [
-        f"<code>{_text(f'{a.flag} {a.value}')}</code><br>{_text(a.why)}: {_text(a.effect)}" for a in planned.advice
+        f"<code>{text(f'{a.flag} {a.value}')}</code><br>{text(a.why)}: {text(a.effect)}" for a in planned.advice
     ]  # fmt: skip
-    return _list("What would help, planned again to be sure", items)
+    return bullets(items, "What would help, planned again to be sure")
 
 
 def _workload(answer: WorkloadAnswer) -> list[str]:
     body = []
     for waste in answer.waste:
         name, *rest = waste_cells(waste)
-        body.append(f'<tr><th scope="row">{name}</th>{"".join(f"<td>{_text(text)}</td>" for text in rest)}</tr>')
+        body.append(f'<tr><th scope="row">{name}</th>{"".join(f"<td>{text(cell)}</td>" for cell in rest)}</tr>')
     head = ("block", "unfilled slots", "of the last block", "of all slots", "any length")
-    said = [f"<p>{_text(sentence)}</p>" for sentence in workload_sentences(answer)]
-    return ["<h2>Workload</h2>", *said, *_table(WASTE_NOTE, head, body)]
+    said = [f"<p>{text(sentence)}</p>" for sentence in workload_sentences(answer)]
+    return ["<h2>Workload</h2>", *said, *table(WASTE_NOTE, head, body)]
 
 
 def _matrix(matrix: Matrix) -> list[str]:
@@ -229,28 +210,9 @@ def _matrix(matrix: Matrix) -> list[str]:
     most = "".join(f"<td>{'-' if number is None else format_count(number)}</td>" for number in matrix.at_once)
     body.append(f'<tr><th scope="row">at most</th>{most}</tr>')
     caption = "Requests at once (rows) by context in tokens (columns)"
-    return ["<h2>What fits</h2>", *_table(caption, head, body), *_items([_text(text) for text in legend_of(matrix)])]
+    return ["<h2>What fits</h2>", *table(caption, head, body), *bullets(text(line) for line in legend_of(matrix))]
 
 
 def _cell(cell: Cell) -> str:
     depth = 4 if cell.use is None or cell.state is State.NO else min(4, int(cell.use * 5))
-    return f'<td class="{cell.state.value} u{depth}" title="{_text(cell.why)}">{_text(cell_text(cell))}</td>'
-
-
-def _table(caption: str, head: Iterable[str], body: Iterable[str]) -> list[str]:
-    """A table that scrolls by itself on a narrow screen, also by keyboard."""
-    columns = "".join(f'<th scope="col">{_text(name)}</th>' for name in head)
-    return [
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{_text(caption)}"><table>',
-        f"<caption>{_text(caption)}</caption>\n<thead><tr>{columns}</tr></thead>\n<tbody>",
-        *body,
-        "</tbody></table></div>",
-    ]
-
-
-def _list(title: str, items: Sequence[str]) -> list[str]:
-    return [f"<h2>{title}</h2>", *_items(items)] if items else []
-
-
-def _items(items: Iterable[str]) -> list[str]:
-    return ["<ul>", *(f"<li>{item}</li>" for item in items), "</ul>"]
+    return f'<td class="{cell.state.value} u{depth}" title="{text(cell.why)}">{text(cell_text(cell))}</td>'

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
+from plimsoll.domain.trace import Floats
 from plimsoll.domain.units import format_count
 from plimsoll.report import charts_simulate as charts
-from plimsoll.report.charts import Numbers, moment_text, text
+from plimsoll.report.charts import moment_text
 from plimsoll.report.charts_map import STATES, draw
 from plimsoll.report.charts_style import SCRIPT, STYLE, policy
+from plimsoll.report.page import bullets, document, row, table, text, tiles
 from plimsoll.report.simulate import LATENCY_NAMES, counted, duration, facts, headline, percent, reading, seconds, throughput
 from plimsoll.simulate.result import FREE, AtBlockSize, BlockMap, Replay, Series
 from plimsoll.simulate.summary import NEARLY_FULL_PERCENT, Latency, Summary, latencies_of
@@ -50,19 +52,8 @@ def page(
         parts += _block_sizes(waste_by_block_size, summary.settings.block_size)
     if block_map is not None:
         parts += _block_map(block_map)
-    parts += [*_all_figures(summary), *_settings(summary), *_command(command), *_notes(notes)]
-    return "\n".join(
-        [
-            '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
-            f'<meta http-equiv="Content-Security-Policy" content="{policy()}">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{text(title)} - {text(summary.trace)}</title>",
-            f"<style>{STYLE}</style>\n</head>\n<body>\n<main>",
-            *parts,
-            f'</main>\n<footer class="dim"><p>{_FOOTER}</p></footer>',
-            f"<script>{SCRIPT}</script>\n</body>\n</html>\n",
-        ]
-    )
+    parts += [*_all_figures(summary), *_settings(summary), *_command(command), *bullets(map(text, notes), "Notes")]
+    return document(f"{title} - {summary.trace}", STYLE, parts, footer=_FOOTER, policy=policy(), script=SCRIPT)
 
 
 def _opening(summary: Summary, title: str) -> list[str]:
@@ -85,7 +76,7 @@ def _tiles(summary: Summary) -> list[str]:
     looked_up = f"{format_count(prefix.hit_tokens)} of {format_count(prefix.query_tokens)} tokens"
     rate = summary.throughput.output_tokens_per_second
     guide = "" if summary.is_fitted else "; rough guide"
-    tiles = [
+    shown = [
         ("Finished", format_count(summary.finished), f"of {format_count(summary.requests)}, {summary.rejected:,} rejected"),
         ("Preemptions", format_count(summary.preemptions), f"of {counted(summary.preempted_requests, 'request')}"),
         ("Work done twice", percent(summary.recomputed_share), f"{counted(summary.recomputed_tokens, 'token')} again"),
@@ -95,14 +86,7 @@ def _tiles(summary: Summary) -> list[str]:
         ("First token", seconds(summary.ttft.p50), f"p50; {seconds(summary.ttft.p99)} p99{guide}"),
         ("Output", "-" if rate is None else f"{rate:,.0f}", f"tokens a second{guide}"),
     ]
-    return [
-        '<dl class="tiles">',
-        *(
-            f'<div><dt>{name}</dt><dd class="big">{text(value)}</dd><dd class="more">{text(more)}</dd></div>'
-            for name, value, more in tiles
-        ),
-        "</dl>",
-    ]
+    return tiles(shown)
 
 
 def _over_time(summary: Summary, replay: Replay, series: Series) -> list[str]:
@@ -130,10 +114,10 @@ def _numbers_over_time(replay: Replay, series: Series) -> list[str]:
     times = max(1, -(-(len(series.running) - first) // _TABLE_ROWS))
     usable = max(1, replay.settings.num_blocks - 1)
 
-    def means(values: Numbers) -> list[float]:
+    def means(values: Floats) -> list[float]:
         return [float(part.mean()) for part in _parts(values[first:], times)]
 
-    def sums(values: Numbers) -> list[float]:
+    def sums(values: Floats) -> list[float]:
         return [float(part.sum()) for part in _parts(values[first:], times)]
 
     columns = zip(
@@ -141,17 +125,17 @@ def _numbers_over_time(replay: Replay, series: Series) -> list[str]:
         sums(series.hit_tokens), strict=True,
     )  # fmt: skip
     body = [
-        _row(
+        row(
             moment_text(round(span.start + number * times * series.bin_ns / _NS, 3)),
             [percent(used / usable), f"{run:,.1f}", f"{wait:,.1f}", f"{pre:,.0f}", f"{tokens:,.0f}", f"{hits:,.0f}"],
         )
         for number, (used, run, wait, pre, tokens, hits) in enumerate(columns)
     ]
     head = ("from", "cache use", "running", "waiting", "preemptions", "tokens computed", "prefix hits in tokens")
-    return ["<details><summary>The same as a table</summary>", *_table("The run over time", head, body), "</details>"]
+    return ["<details><summary>The same as a table</summary>", *table("The run over time", head, body), "</details>"]
 
 
-def _parts(values: Numbers, times: int) -> list[Numbers]:
+def _parts(values: Floats, times: int) -> list[Floats]:
     return [values[start : start + times] for start in range(0, len(values), times)]
 
 
@@ -164,32 +148,32 @@ def _latency(summary: Summary, replay: Replay) -> list[str]:
     )
     drawn = [part for name, title, values, marks in shown if len(values)
              for part in _figure(title, charts.within(name, title, np.asarray(values), marks), is_wide=False)]  # fmt: skip
-    body = [_row(name, [seconds(value) for value in getattr(summary, field)]) for field, name in LATENCY_NAMES]
+    body = [row(name, [seconds(value) for value in getattr(summary, field)]) for field, name in LATENCY_NAMES]
     return [
         "<h2>How long requests took</h2>",
         f'<p class="dim">The share of the requests that took no longer. <span class="badge">{label}</span></p>',
         f'<div class="three">{"".join(drawn)}</div>',
-        *_table("Times of the finished requests", ("", *Latency._fields), body),
+        *table("Times of the finished requests", ("", *Latency._fields), body),
         f'<p class="dim">{text(throughput(summary))}.</p>',
     ]
 
 
 def _block_sizes(rows: Sequence[AtBlockSize], current: int) -> list[str]:
     body = []
-    for size, waste, hit_rate, preempted, entries in rows:
+    for at in rows:
         cells = [
-            "-" if waste is None else f"{waste:.2f} %",
-            percent(hit_rate),
-            format_count(preempted),
-            "-" if entries is None else f"{entries:,.0f}",
+            "-" if at.waste_percent is None else f"{at.waste_percent:.2f} %",
+            percent(at.hit_rate),
+            format_count(at.preemptions),
+            f"{at.table_entries_mean:,.0f}",
         ]
-        body.append(_row(format_count(size), cells, "now" if size == current else ""))
+        body.append(row(format_count(at.block_size), cells, "now" if at.block_size == current else ""))
     head = ("tokens a block", "waste", "prefix hits", "preemptions", "table entries")
     return [
         "<h2>Waste by block size</h2>",
         f'<p class="dim">{_BLOCK_SIZE_NOTE}</p>',
         f'<div class="two"><figure>{charts.waste_by_block_size(rows, current)}</figure><div>',
-        *_table("This run's block size is the bold one", head, body),
+        *table("This run's block size is the bold one", head, body),
         "</div></div>",
     ]
 
@@ -226,7 +210,7 @@ def _all_figures(summary: Summary) -> list[str]:
     if not summary.requests:
         return []
     body = [f'<tr><th scope="row">{name}</th><td class="text">{text(said)}</td></tr>' for name, said in facts(summary)]
-    return ["<h2>What happened</h2>", *_table("Every figure in words", ("", ""), body, is_headless=True)]
+    return ["<h2>What happened</h2>", *table("Every figure in words", ("", ""), body)]
 
 
 def _settings(summary: Summary) -> list[str]:
@@ -258,28 +242,6 @@ def _command(command: str) -> list[str]:
     return ["<h2>Command</h2>", f"<pre>{text(command)}</pre>"] if command else []
 
 
-def _notes(notes: Sequence[str]) -> list[str]:
-    return ["<h2>Notes</h2>", "<ul>", *(f"<li>{text(note)}</li>" for note in notes), "</ul>"] if notes else []
-
-
 def _figure(title: str, drawn: str, keys: str = "", *, is_wide: bool = True) -> list[str]:
     caption = f"<figcaption><h3>{text(title)}</h3>{keys}</figcaption>" if title else ""
     return [f"<figure>{caption}<div{' class=wide' if is_wide else ''}>{drawn}</div></figure>"]
-
-
-def _row(name: str, cells: Iterable[str], kind: str = "") -> str:
-    values = "".join(f"<td>{text(cell)}</td>" for cell in cells)
-    return f'<tr{f" class={kind}" if kind else ""}><th scope="row">{text(name)}</th>{values}</tr>'
-
-
-def _table(caption: str, head: Iterable[str], body: Iterable[str], *, is_headless: bool = False) -> list[str]:
-    """A table that scrolls by itself on a narrow screen, also by keyboard."""
-    columns = "".join(f'<th scope="col">{text(name)}</th>' for name in head)
-    return [
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{text(caption)}"><table>',
-        f"<caption>{text(caption)}</caption>",
-        "" if is_headless else f"<thead><tr>{columns}</tr></thead>",
-        "<tbody>",
-        *body,
-        "</tbody></table></div>",
-    ]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from html import escape
 from typing import NamedTuple
 
 from plimsoll.doctor.snapshot_facts import DeviceFacts, sized
 from plimsoll.doctor.snapshot_parts import Category
 from plimsoll.domain.memory_snapshot import DEFAULT_POOL, Segment
-from plimsoll.report.flags import clean
+from plimsoll.report.page import text
 
 _LEFT, _RIGHT, _WIDTH = 170, 150, 1000
 _ROW, _GAP = 18, 8
@@ -67,11 +66,6 @@ class Row(NamedTuple):
     segment: Segment
     named: Sequence[Category | None]
     alike: int = 1
-
-
-def text(words: str) -> str:
-    """Text of anybody's: no secret, no control character, no markup."""
-    return escape(clean(words), quote=True)
 
 
 def class_of(category: Category) -> str:

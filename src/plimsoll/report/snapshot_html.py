@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from plimsoll.doctor.snapshot import SnapshotVerdict
 from plimsoll.doctor.snapshot_facts import DeviceFacts, Part, sized, told
@@ -11,6 +11,7 @@ from plimsoll.doctor.snapshot_parts import Category
 from plimsoll.domain.finding import Finding
 from plimsoll.domain.memory_snapshot import Frame, Snapshot
 from plimsoll.report.charts_style import STYLE
+from plimsoll.report.page import bullets, document, row, table, text, tiles
 from plimsoll.report.snapshot_bars import (
     GAP,
     PATTERN,
@@ -21,12 +22,10 @@ from plimsoll.report.snapshot_bars import (
     gap_histogram,
     is_dense,
     segment_rows,
-    text,
     whole_bar,
 )
 from plimsoll.report.snapshot_bars import STYLE as BAR_STYLE
 
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _LOOSE_SHOWN, _FULL_SHOWN = 30, 6  # segments with and without anything free
 _DEVICES_SHOWN = 4
 _FRAMES_SHOWN = 24
@@ -47,17 +46,7 @@ def snapshot_page(snapshot: Snapshot, verdict: SnapshotVerdict) -> str:
     if verdict.growth is not None:
         parts += _growth(verdict.growth)
     parts += [*_notes(verdict, len(verdict.facts)), *_settings(snapshot)]
-    return "\n".join(
-        [
-            '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
-            f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{text(title)} - {text(verdict.source)}</title>",
-            f"<style>{STYLE}{BAR_STYLE}</style>\n</head>\n<body>\n{PATTERN}\n<main>",
-            *parts,
-            f'</main>\n<footer class="dim"><p>{_FOOTER}</p></footer>\n</body>\n</html>\n',
-        ]
-    )
+    return document(f"{title} - {verdict.source}", STYLE + BAR_STYLE, [PATTERN, *parts], footer=_FOOTER)
 
 
 def _opening(verdict: SnapshotVerdict, title: str) -> list[str]:
@@ -108,24 +97,25 @@ def _device(snapshot: Snapshot, verdict: SnapshotVerdict, facts: DeviceFacts) ->
 
 def _tiles(facts: DeviceFacts, failed: int | None) -> list[str]:
     rounding = "-" if facts.rounding is None else sized(facts.rounding)
-    tiles = [
-        ("Reserved", sized(facts.reserved), f"{_counted(facts.segments, 'segment')}, {facts.expandable_segments:,} expandable"),
+    shown = [
+        (
+            "Reserved",
+            sized(facts.reserved),
+            f"{_counted(facts.segments, 'segment')}, {facts.expandable_segments:,} expandable",
+        ),
         ("Live", sized(facts.active), f"{sized(facts.active - facts.allocated)} of it waits for a stream"),
         ("Gaps", sized(facts.pinned), f"{len(facts.holes):,}, held by live blocks beside them"),
         ("Largest gap", sized(facts.largest_hole), "of those"),
         ("Failed request", "-" if failed is None else sized(failed), "none known" if failed is None else "in one piece"),
         ("Returnable", sized(facts.releasable), "free; torch returns it before it fails"),
-        ("Private pools", sized(facts.private_reserved), f"CUDA graphs and the like; {sized(facts.private_free)} free inside"),
+        (
+            "Private pools",
+            sized(facts.private_reserved),
+            f"CUDA graphs and the like; {sized(facts.private_free)} free inside",
+        ),
         ("Rounding", rounding, "given beyond what was asked for"),
     ]
-    return [
-        '<dl class="tiles">',
-        *(
-            f'<div><dt>{name}</dt><dd class="big">{text(value)}</dd><dd class="more">{text(more)}</dd></div>'
-            for name, value, more in tiles
-        ),
-        "</dl>",
-    ]
+    return tiles(shown)
 
 
 def _legend(facts: DeviceFacts) -> str:
@@ -139,11 +129,11 @@ def _legend(facts: DeviceFacts) -> str:
 def _parts_table(facts: DeviceFacts) -> list[str]:
     live = max(1, facts.active)
     body = [
-        _row(str(part.category), [sized(part.bytes), f"{part.bytes / live:.1%}", f"{part.blocks:,}",
+        row(str(part.category), [sized(part.bytes), f"{part.bytes / live:.1%}", f"{part.blocks:,}",
                                   _told_by(part)])
         for part in facts.parts
     ]  # fmt: skip
-    return _table("Live memory by what it is for", ("", "live", "share", "blocks", "told"), body)
+    return table("Live memory by what it is for", ("", "live", "share", "blocks", "told"), body)
 
 
 def _told_by(part: Part) -> str:
@@ -201,7 +191,7 @@ def _pins(snapshot: Snapshot, facts: DeviceFacts) -> list[str]:
         for pin in facts.pins
     ]
     head = ("segment", "gaps", "live", "blocks", "whose")
-    return ["<h3>Large segments that little memory holds</h3>", *_table("Most first", head, body, ends_in_text=True)]
+    return ["<h3>Large segments that little memory holds</h3>", *table("Most first", head, body, ends_in_text=True)]
 
 
 def _stacks(snapshot: Snapshot, facts: DeviceFacts) -> list[str]:
@@ -213,7 +203,7 @@ def _stacks(snapshot: Snapshot, facts: DeviceFacts) -> list[str]:
         for use in facts.stacks
     ]
     head = ("live", "blocks", "for", "asked for by")
-    return ["<h3>Who holds the live memory</h3>", *_table("Largest first", head, body, ends_in_text=True)]
+    return ["<h3>Who holds the live memory</h3>", *table("Largest first", head, body, ends_in_text=True)]
 
 
 def _whole_stack(frames: Sequence[Frame]) -> str:
@@ -223,18 +213,18 @@ def _whole_stack(frames: Sequence[Frame]) -> str:
 
 
 def _growth(growth: Growth) -> list[str]:
-    body = [_row(str(category), [f"{'+' if size > 0 else ''}{sized(size)}"]) for category, size in growth.by_category]
-    body += [_row("gaps beside live blocks", [sized(growth.pinned)]), _row("free, can be returned", [sized(growth.releasable)])]
-    places = [_row(place.what, [sized(place.bytes), f"{place.blocks:+,}", str(place.category)]) for place in growth.places]
-    parts = ["<h2>Since the first snapshot</h2>", *_table("Now less before", ("", "change"), body)]
-    return [*parts, *_table("Where live memory grew", ("", "bytes", "blocks", "for"), places)] if places else parts
+    body = [row(str(category), [f"{'+' if size > 0 else ''}{sized(size)}"]) for category, size in growth.by_category]
+    body += [row("gaps beside live blocks", [sized(growth.pinned)]), row("free, can be returned", [sized(growth.releasable)])]
+    places = [row(place.what, [sized(place.bytes), f"{place.blocks:+,}", str(place.category)]) for place in growth.places]
+    parts = ["<h2>Since the first snapshot</h2>", *table("Now less before", ("", "change"), body)]
+    return [*parts, *table("Where live memory grew", ("", "bytes", "blocks", "for"), places)] if places else parts
 
 
 def _notes(verdict: SnapshotVerdict, devices: int) -> list[str]:
     notes = list(verdict.notes)
     if devices > _DEVICES_SHOWN:
         notes.append(f"{devices - _DEVICES_SHOWN} more devices are not drawn.")
-    return ["<h2>Notes</h2>", "<ul>", *(f"<li>{text(note)}</li>" for note in notes), "</ul>"] if notes else []
+    return bullets(map(text, notes), "Notes")
 
 
 def _settings(snapshot: Snapshot) -> list[str]:
@@ -242,20 +232,3 @@ def _settings(snapshot: Snapshot) -> list[str]:
         return []
     pairs = (f"<div><dt>{text(name)}</dt><dd>{text(value or '-')}</dd></div>" for name, value in snapshot.settings)
     return ["<h2>torch's allocator settings</h2>", '<dl class="columns">', *pairs, "</dl>"]
-
-
-def _row(name: str, cells: Iterable[str]) -> str:
-    return f'<tr><th scope="row">{text(name)}</th>{"".join(f"<td>{text(cell)}</td>" for cell in cells)}</tr>'
-
-
-def _table(caption: str, head: Sequence[str], body: Iterable[str], *, ends_in_text: bool = False) -> list[str]:
-    """A table; one whose last column is text begins its rows with a size, which stays in one line."""
-    columns = "".join(f'<th scope="col">{text(name)}</th>' for name in head[:-1])
-    kind, sizes = (' class="text"', " sizes") if ends_in_text else ("", "")
-    columns += f'<th scope="col"{kind}>{text(head[-1])}</th>'
-    return [
-        f'<div class="scroll{sizes}" tabindex="0" role="region" aria-label="{text(caption)}"><table>',
-        f"<caption>{text(caption)}</caption><thead><tr>{columns}</tr></thead><tbody>",
-        *body,
-        "</tbody></table></div>",
-    ]

@@ -9,12 +9,12 @@ from plimsoll.domain.units import format_count
 from plimsoll.report.flags import clean
 from plimsoll.report.simulate import percent, seconds
 from plimsoll.report.wrapping import wrapped
+from plimsoll.simulate.summary import ROUGH_GUIDE
 from plimsoll.tune.goodput import Score
 from plimsoll.tune.grid import Axes, Point
 from plimsoll.tune.work import Failed, Result, Traffic
 
 SCHEMA = "plimsoll.sweep/1"
-ROUGH_GUIDE = "rough guide: not fitted"
 UNITS = "requests a second, tokens and seconds; shares from 0 to 1"
 
 

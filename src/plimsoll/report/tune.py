@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from plimsoll.domain.units import format_count, format_gib
 from plimsoll.report.flags import clean, rewritten_line
-from plimsoll.report.plan import Planned
+from plimsoll.report.plan import Planned, gpus_of
 from plimsoll.report.plan import as_json as plan_json
 from plimsoll.report.simulate import seconds
 from plimsoll.report.wrapping import wrapped
@@ -175,12 +175,10 @@ def as_text(shown: Shown) -> str:
 
 def _what(shown: Shown) -> str:
     tuning, seen = shown.tuning, shown.tuning.seen
-    gpus = tuning.server.ledger.settings.gpus
-    card = f"{gpus} x {tuning.server.ledger.card.name}" if gpus > 1 else tuning.server.ledger.card.name
     promise = f", promised {tuning.traffic.slo}" if not tuning.traffic.slo.is_empty else ""
     return (
-        f"{clean(shown.own.model)} on {clean(card)} for {clean(tuning.traffic.trace.name)}: {format_count(seen.requests)} "
-        f"requests, {seen.rate:.3g} a second{promise}"
+        f"{clean(shown.own.model)} on {gpus_of(tuning.server.ledger)} for {clean(tuning.traffic.trace.name)}: "
+        f"{format_count(seen.requests)} requests, {seen.rate:.3g} a second{promise}"
     )
 
 

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from plimsoll.report.charts import Frame, bottom_axis, left_axis, number, picture, round_ticks, text
+from plimsoll.report.charts import Frame, bottom_axis, left_axis, number, picture, round_ticks
 from plimsoll.report.charts_style import STYLE
 from plimsoll.report.flags import clean
-from plimsoll.report.sweep import ROUGH_GUIDE, Swept, value_text
+from plimsoll.report.page import bullets, document, text
+from plimsoll.report.sweep import Swept, value_text
 from plimsoll.report.tune import CURVES, Shown, sentences
+from plimsoll.simulate.summary import ROUGH_GUIDE
 from plimsoll.tune.answer import curve
 from plimsoll.tune.goodput import Score
 from plimsoll.tune.search import Tried
 from plimsoll.tune.space import FLAGS, Candidate
 from plimsoll.tune.verdict import label
 
-POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _FRAME = Frame(height=260)
 _SHOWN = ("goodput", "met", "ttft_p99", "tpot_p99", "preemptions", "kv_peak")
 _MOST_ROWS = 2000
@@ -32,7 +33,7 @@ def page(shown: Shown) -> str:
     ]
     if shown.chosen is not None:
         parts.append(f"<pre>{text(shlex.join(map(clean, shown.chosen.checked.rewritten)))}</pre>")
-    parts += ["<ul>", *(f"<li>{text(one)}</li>" for one in said[1:]), "</ul>"]
+    parts += bullets(text(one) for one in said[1:])
     if tuning.found is not None:
         chosen = tuning.found.best.option.candidate
         for name in CURVES:
@@ -41,7 +42,7 @@ def page(shown: Shown) -> str:
                 parts += [f"<h2>{text(FLAGS[name])}</h2>", _curve(name, line, chosen)]
         parts += ["<h2>All that was replayed in full</h2>", *_tried(tuning.found.tried, chosen)]
     parts += [f'<p class="dim">{text(note)}</p>' for note in shown.notes]
-    return _page(said[0], parts)
+    return document(said[0], STYLE, parts)
 
 
 def sweep_page(swept: Swept) -> str:
@@ -50,7 +51,10 @@ def sweep_page(swept: Swept) -> str:
     title = f"{len(swept.points)} settings on {swept.traffic.trace.name}"
     ranked = swept.ranked
     rows = [
-        _row([value_text(point.values[name]) for name in names] + _figures(score), "" if _is_safe(point.option) else "unsafe")
+        _row(
+            [value_text(point.values[name]) for name in names] + _figures(score),
+            "" if point.option is None or point.option.is_safe else "unsafe",
+        )
         for point, score in ranked[:_MOST_ROWS]
     ]
     parts = [
@@ -62,24 +66,7 @@ def sweep_page(swept: Swept) -> str:
     ]
     if len(ranked) > _MOST_ROWS:
         parts.append(f'<p class="dim">and {len(ranked) - _MOST_ROWS} more: --csv FILE has them all</p>')
-    return _page(title, parts)
-
-
-def _is_safe(option: object) -> bool:
-    return option is None or bool(getattr(option, "is_safe", True))
-
-
-def _page(title: str, parts: Iterable[str]) -> str:
-    return "\n".join(
-        [
-            '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
-            f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{text(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>",
-            *parts,
-            "</main>\n</body>\n</html>\n",
-        ]
-    )
+    return document(title, STYLE, parts)
 
 
 def _curve(name: str, line: Sequence[Tried], chosen: Candidate) -> str:

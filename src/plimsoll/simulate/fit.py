@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from plimsoll.domain.measured_run import Measured
-from plimsoll.domain.trace import Trace
+from plimsoll.domain.measured_run import MeasuredRun
+from plimsoll.domain.trace import Floats, Trace
 from plimsoll.errors import BadInput
 from plimsoll.simulate.fit_error import FitError, error_of
 from plimsoll.simulate.fit_model import BOUNDS, CONTEXT, FRONT, make_model, replayed
-from plimsoll.simulate.fit_search import Numbers, search
+from plimsoll.simulate.fit_search import search
 from plimsoll.simulate.fit_seen import before, deviations, look_at, needed, picked
 from plimsoll.simulate.replay import replay
 from plimsoll.simulate.roofline import Experts
@@ -53,7 +53,7 @@ class Fit(NamedTuple):
 
 
 def fit(
-    measured: Measured,
+    measured: MeasuredRun,
     settings: Settings,
     *,
     until_ns: int | None = None,
@@ -81,7 +81,7 @@ def fit(
 
     tries = itertools.count(1)
 
-    def off(values: Numbers) -> list[Numbers]:
+    def off(values: Floats) -> list[Floats]:
         if on_try is not None:
             on_try(next(tries))
         step_time = model.step_time(values)

@@ -5,14 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from plimsoll.domain.measured_run import ABSENT, Measured
-from plimsoll.domain.trace import Integers
+from plimsoll.domain.measured_run import ABSENT, MeasuredRun
+from plimsoll.domain.trace import Flags, Floats, Integers
 from plimsoll.simulate.result import NEVER, Replay
-
-Numbers = npt.NDArray[np.float64]
-Flags = npt.NDArray[np.bool_]
 
 
 class FitError(NamedTuple):
@@ -30,7 +26,7 @@ class FitError(NamedTuple):
     mean_e2e: float | None
 
 
-def error_of(measured: Measured, replay: Replay, *, from_ns: int | None = None, until_ns: int | None = None) -> FitError:
+def error_of(measured: MeasuredRun, replay: Replay, *, from_ns: int | None = None, until_ns: int | None = None) -> FitError:
     """The error over what was stamped from `from_ns` on and until `until_ns`."""
     arrival = measured.trace.arrival_ns
     first = _inside(measured.first_token_ns, from_ns, until_ns) & (replay.first_token_ns != NEVER)
@@ -47,7 +43,7 @@ def error_of(measured: Measured, replay: Replay, *, from_ns: int | None = None, 
     return FitError(int((first | finish).sum()), ttft[0], tpot[0], e2e[0], ttft[1], tpot[1], e2e[1])
 
 
-def duration_error(measured: Measured, replay: Replay) -> float:
+def duration_error(measured: MeasuredRun, replay: Replay) -> float:
     """Of the time of the last token, with its sign."""
     return float(replay.finish_ns.max() / measured.finish_ns.max() - 1)
 
@@ -61,7 +57,7 @@ def _inside(stamps: Integers, from_ns: int | None, until_ns: int | None) -> Flag
     return inside
 
 
-def _compare(which: Flags, measured: Numbers | Integers, replayed: Numbers | Integers) -> tuple[float | None, float | None]:
+def _compare(which: Flags, measured: Floats | Integers, replayed: Floats | Integers) -> tuple[float | None, float | None]:
     if not which.any():
         return None, None
     mean = float(measured[which].mean())

@@ -13,12 +13,12 @@ from typing import NamedTuple
 import numpy as np
 
 from plimsoll.domain.histogram import Histogram
-from plimsoll.domain.trace import Trace
+from plimsoll.domain.trace import Floats, Trace
 from plimsoll.errors import BadInput
 from plimsoll.simulate.fit import Fit
 from plimsoll.simulate.fit_error import FitError
 from plimsoll.simulate.fit_model import make_model
-from plimsoll.simulate.fit_search import Bounds, Numbers, search
+from plimsoll.simulate.fit_search import Bounds, search
 from plimsoll.simulate.replay import replay
 from plimsoll.simulate.result import NEVER, Replay
 from plimsoll.simulate.roofline import Experts
@@ -36,7 +36,7 @@ SHARES_WEIGHT = 0.3
 
 class _Simulated(NamedTuple):
     mean: float
-    values: Numbers | None
+    values: Floats | None
     """None where single values are not known."""
 
 
@@ -56,12 +56,12 @@ def fit_histograms(
         raise BadInput(f"nothing to fit: no histogram of latencies with a value in it ({TTFT}, {TPOT}, {BETWEEN}, {E2E})")
     model = make_model(start, settings, sizes, experts)
 
-    def step_time(pair: Numbers) -> StepTime:
+    def step_time(pair: Floats) -> StepTime:
         return model.step_time(model.values(pair[0], pair[1]))
 
     tries = itertools.count(1)
 
-    def off(pair: Numbers) -> list[Numbers]:
+    def off(pair: Floats) -> list[Floats]:
         if on_try is not None:
             on_try(next(tries))
         simulated = _latencies(replay(trace, settings, step_time(pair)))
@@ -94,7 +94,7 @@ def _latencies(run: Replay) -> dict[str, _Simulated]:
     return found
 
 
-def _deviation(histogram: Histogram, simulated: _Simulated) -> Numbers:
+def _deviation(histogram: Histogram, simulated: _Simulated) -> Floats:
     mean = np.array([np.log(max(simulated.mean, 1e-9) / (histogram.mean or 1e-9))])
     if simulated.values is None or not histogram.bounds:
         return mean

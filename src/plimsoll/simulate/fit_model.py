@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from plimsoll.domain.trace import Integers, Trace
-from plimsoll.simulate.fit_search import Bounds, Numbers
+from plimsoll.domain.trace import Floats, Integers, Trace
+from plimsoll.simulate.fit_search import Bounds
 from plimsoll.simulate.graphs import graph_sizes, padded, step_table
 from plimsoll.simulate.replay import replay
 from plimsoll.simulate.result import STEP_COLUMNS, Replay
@@ -45,12 +45,12 @@ class Model(NamedTuple):
         """Those of the start."""
         return self.start.base_ns, self.start.token_ns, self.start.seq_ns, self.start.ctx_ps
 
-    def values(self, scale: float = 1.0, token_scale: float | None = None) -> Numbers:
+    def values(self, scale: float = 1.0, token_scale: float | None = None) -> Floats:
         """The start, slower or faster as a whole, or apart from its cost of a token."""
         share = EXPERTS_SHARE if self.experts else 0.0
         return np.array([scale, scale if token_scale is None else token_scale, scale, scale, scale * STEP_UP, share, 0.0])
 
-    def step_time(self, values: Numbers) -> StepTime:
+    def step_time(self, values: Floats) -> StepTime:
         """What a step takes with these numbers."""
         base, token, seq, ctx = (float(one) for one in values[:UP] * np.array(self.constants))
         most = self.settings.max_num_batched_tokens

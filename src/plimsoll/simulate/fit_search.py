@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-Numbers = npt.NDArray[np.float64]
+from plimsoll.domain.trace import Floats
+
 NUDGE = 0.06
 """For slopes, as a share of what a number was at the start: large enough to see through the steps of a scheduler."""
 MOST_STEPS = 25
@@ -21,16 +21,16 @@ TYPICAL = 0.03
 """A kind of deviation that cannot be made smaller than this counts as it is."""
 MOST_WEIGHT = 3.0
 
-Off = Callable[[Numbers], list[Numbers]]
+Off = Callable[[Floats], list[Floats]]
 
 
 class Bounds(NamedTuple):
     """What the numbers may be."""
 
-    low: Numbers
-    high: Numbers
+    low: Floats
+    high: Floats
 
-    def inside(self, values: Numbers) -> Numbers:
+    def inside(self, values: Floats) -> Floats:
         """The nearest allowed ones."""
         return np.clip(values, self.low, self.high)
 
@@ -38,20 +38,20 @@ class Bounds(NamedTuple):
 class Found(NamedTuple):
     """The numbers that fit best, what is left of the deviation (squared and summed), and how often it was asked for."""
 
-    values: Numbers
+    values: Floats
     left: float
     rounds: int
 
 
-def search(off: Off, starts: Sequence[Numbers], bounds: Bounds, trust: Numbers, descents: int = 2) -> Found:
+def search(off: Off, starts: Sequence[Floats], bounds: Bounds, trust: Floats, descents: int = 2) -> Found:
     """Make the deviations small, from the most promising starts; `trust` pulls each number towards the first start's.
 
     `off` gives them in kinds. At first all kinds weigh the same; then each by how well it can be matched at all.
     """
     rounds = 0
 
-    def weighted(weights: Sequence[float]) -> Callable[[Numbers], Numbers]:
-        def parts_at(values: Numbers) -> Numbers:
+    def weighted(weights: Sequence[float]) -> Callable[[Floats], Floats]:
+        def parts_at(values: Floats) -> Floats:
             nonlocal rounds
             rounds += 1
             kinds = [weight * kind / np.sqrt(len(kind)) for weight, kind in zip(weights, off(values), strict=True)]
@@ -69,7 +69,7 @@ def search(off: Off, starts: Sequence[Numbers], bounds: Bounds, trust: Numbers, 
     return Found(*best, rounds + 2)
 
 
-def _descend(parts_at: Callable[[Numbers], Numbers], values: Numbers, bounds: Bounds) -> tuple[Numbers, float]:
+def _descend(parts_at: Callable[[Floats], Floats], values: Floats, bounds: Bounds) -> tuple[Floats, float]:
     parts = parts_at(values)
     left, damping = _squared(parts), 1e-2
     for _ in range(MOST_STEPS):
@@ -91,7 +91,7 @@ def _descend(parts_at: Callable[[Numbers], Numbers], values: Numbers, bounds: Bo
     return values, left
 
 
-def _slopes(parts_at: Callable[[Numbers], Numbers], values: Numbers, bounds: Bounds) -> Numbers:
+def _slopes(parts_at: Callable[[Floats], Floats], values: Floats, bounds: Bounds) -> Floats:
     columns = []
     for nudge in NUDGE * np.eye(len(values)):
         above, below = bounds.inside(values + nudge), bounds.inside(values - nudge)
@@ -99,5 +99,5 @@ def _slopes(parts_at: Callable[[Numbers], Numbers], values: Numbers, bounds: Bou
     return np.column_stack(columns)
 
 
-def _squared(parts: Numbers) -> float:
+def _squared(parts: Floats) -> float:
     return float(parts @ parts)

@@ -9,14 +9,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from plimsoll.domain.measured_run import ABSENT, Measured, RunSeries
-from plimsoll.domain.trace import Integers, Trace
+from plimsoll.domain.measured_run import ABSENT, MeasuredRun, RunSeries
+from plimsoll.domain.trace import Flags, Floats, Integers, Trace
 from plimsoll.domain.trace_rows import pick
 from plimsoll.simulate.result import STEP_COLUMNS, Replay
 
-Numbers = npt.NDArray[np.float64]
 NEIGHBOURS = 16
 """Requests in a group."""
 ROWS = 2
@@ -33,7 +31,7 @@ class Groups(NamedTuple):
 
     members: Integers
     of: Integers
-    mean_ns: Numbers
+    mean_ns: Floats
     """As measured, of each group."""
 
 
@@ -48,11 +46,11 @@ class Seen(NamedTuple):
     """Time to the last token, of requests that have no stamp of the first."""
     at_ns: Integers
     """Ends of the series' groups of rows."""
-    generated: Numbers
+    generated: Floats
     """Tokens that came out in each."""
 
 
-def before(measured: Measured, until_ns: int) -> Measured:
+def before(measured: MeasuredRun, until_ns: int) -> MeasuredRun:
     """The run as it was known at `until_ns`: later stamps are absent, later rows of the series are gone."""
     series = measured.series
     if series is not None:
@@ -75,7 +73,7 @@ def before(measured: Measured, until_ns: int) -> Measured:
     )
 
 
-def only_first(measured: Measured, requests: int) -> Measured:
+def only_first(measured: MeasuredRun, requests: int) -> MeasuredRun:
     """The run with the stamps of its first requests alone; what the engine said of itself, it said of all, so it goes too."""
     late = np.arange(measured.trace.size) >= requests
     scheduled, first, finish, cached = (
@@ -85,7 +83,7 @@ def only_first(measured: Measured, requests: int) -> Measured:
     return measured._replace(scheduled_ns=scheduled, first_token_ns=first, finish_ns=finish, cached_tokens=cached, series=None)
 
 
-def needed(measured: Measured, most: int) -> tuple[Trace, Integers]:
+def needed(measured: MeasuredRun, most: int) -> tuple[Trace, Integers]:
     """The part of the traffic that came before the last stamp, at most so many requests; and which they are."""
     last = max(int(measured.first_token_ns.max(initial=ABSENT)), int(measured.finish_ns.max(initial=ABSENT)))
     if measured.series is not None and len(measured.series.at_s):
@@ -94,9 +92,9 @@ def needed(measured: Measured, most: int) -> tuple[Trace, Integers]:
     return pick(measured.trace, rows), rows
 
 
-def picked(measured: Measured, trace: Trace, rows: Integers) -> Measured:
+def picked(measured: MeasuredRun, trace: Trace, rows: Integers) -> MeasuredRun:
     """The run of `trace`, which is its requests `rows`."""
-    return Measured(
+    return MeasuredRun(
         trace,
         scheduled_ns=measured.scheduled_ns[rows],
         first_token_ns=measured.first_token_ns[rows],
@@ -106,7 +104,7 @@ def picked(measured: Measured, trace: Trace, rows: Integers) -> Measured:
     )
 
 
-def look_at(measured: Measured, usable: npt.NDArray[np.bool_]) -> Seen:
+def look_at(measured: MeasuredRun, usable: Flags) -> Seen:
     """What there is to compare, of the requests that are `usable`."""
     arrival, output = measured.trace.arrival_ns, measured.trace.output
     has_first = usable & (measured.first_token_ns != ABSENT)
@@ -122,7 +120,7 @@ def look_at(measured: Measured, usable: npt.NDArray[np.bool_]) -> Seen:
     )
 
 
-def deviations(seen: Seen, replay: Replay, steps: Integers, *, front_ns: float = 0.0) -> list[Numbers]:
+def deviations(seen: Seen, replay: Replay, steps: Integers, *, front_ns: float = 0.0) -> list[Floats]:
     """How far the replay is off, as logarithms of ratios; a list for each kind of look that the run allows.
 
     `front_ns` is what lies between the stamp of an arrival and the arrival in the replay.
@@ -137,7 +135,7 @@ def deviations(seen: Seen, replay: Replay, steps: Integers, *, front_ns: float =
     return [_tame(part) for part in parts if len(part)]
 
 
-def _groups(which: npt.NDArray[np.bool_], order_by: Integers, took_ns: Numbers) -> Groups:
+def _groups(which: Flags, order_by: Integers, took_ns: Floats) -> Groups:
     members = np.flatnonzero(which)
     members = members[np.argsort(order_by[members], kind="stable")]
     size = max(NEIGHBOURS, -(-len(members) // MOST_GROUPS))
@@ -145,20 +143,20 @@ def _groups(which: npt.NDArray[np.bool_], order_by: Integers, took_ns: Numbers) 
     return Groups(members, of, _means(of, took_ns[members]))
 
 
-def _means(of: Integers, values: Numbers) -> Numbers:
+def _means(of: Integers, values: Floats) -> Floats:
     return np.bincount(of, values) / np.bincount(of) if len(of) else np.zeros(0)
 
 
-def _ratio(groups: Groups, took_ns: Numbers) -> Numbers:
+def _ratio(groups: Groups, took_ns: Floats) -> Floats:
     return np.log(np.maximum(_means(groups.of, took_ns[groups.members]), 1) / np.maximum(groups.mean_ns, 1))
 
 
-def _tame(values: Numbers) -> Numbers:
+def _tame(values: Floats) -> Floats:
     squared = 2 * ROUGHLY**2 * (np.sqrt(1 + (values / ROUGHLY) ** 2) - 1)
     return np.sign(values) * np.sqrt(squared)
 
 
-def _rates(measured: Measured) -> tuple[Integers, Numbers]:
+def _rates(measured: MeasuredRun) -> tuple[Integers, Floats]:
     series = measured.series
     if series is None or len(series.at_s) < 2 * ROWS:
         return np.zeros(0, dtype=np.int64), np.zeros(0)
@@ -170,7 +168,7 @@ def _rates(measured: Measured) -> tuple[Integers, Numbers]:
     return np.rint(at_s * 1e9).astype(np.int64), np.diff(so_far, prepend=0.0)
 
 
-def series_shift_s(measured: Measured) -> float:
+def series_shift_s(measured: MeasuredRun) -> float:
     """By how much the series' clock is off: its count of prompt tokens must agree with the stamps of first tokens."""
     series, stamped = measured.series, np.flatnonzero(measured.first_token_ns != ABSENT)
     if series is None or not len(stamped) or not series.prompt_tokens_per_s.any():
@@ -187,7 +185,7 @@ def series_shift_s(measured: Measured) -> float:
     return float(np.mean(SHIFTS_S[np.asarray(off) == np.min(off)]))
 
 
-def _rate_ratio(seen: Seen, replay: Replay, steps: Integers) -> Numbers:
+def _rate_ratio(seen: Seen, replay: Replay, steps: Integers) -> Floats:
     if not len(seen.at_ns):
         return np.zeros(0)
     # A full step may end in the middle of a prompt, which then gives no token yet.

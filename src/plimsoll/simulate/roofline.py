@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from plimsoll.domain.trace import Floats
 from plimsoll.errors import BadInput
 from plimsoll.simulate.graphs import padded
 from plimsoll.simulate.settings import StepTime
@@ -35,11 +35,11 @@ class Experts(NamedTuple):
     weights_share: float
     """Of all weights, those that belong to routed experts."""
 
-    def hit(self, tokens: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    def hit(self, tokens: Floats) -> Floats:
         """The share of experts that so many tokens are sent to, if each chooses independently."""
         return 1 - (1 - min(self.per_token, self.experts) / self.experts) ** tokens
 
-    def read(self, tokens: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    def read(self, tokens: Floats) -> Floats:
         """The share of all weights that a step of so many tokens reads."""
         return 1 - self.weights_share * (1 - self.hit(tokens))
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from plimsoll.domain.trace import Floats, Integers
 from plimsoll.simulate.result import NEVER, Replay
 from plimsoll.simulate.settings import Settings, StepTime, groups_of
 
@@ -14,8 +14,6 @@ ROUGH_GUIDE = "rough guide: not fitted"
 """What stands beside every time of a run whose step times nobody measured."""
 NEARLY_FULL_PERCENT = 95
 _NS = 1e9
-
-Numbers = npt.NDArray[np.float64]
 
 
 class Latency(NamedTuple):
@@ -111,10 +109,10 @@ class Summary(NamedTuple):
 class Latencies(NamedTuple):
     """Seconds of every finished request, sorted; tpot leaves out those of a single token."""
 
-    ttft: Numbers
-    tpot: Numbers
-    e2e: Numbers
-    queue: Numbers
+    ttft: Floats
+    tpot: Floats
+    e2e: Floats
+    queue: Floats
 
 
 def summarise(replay: Replay, *, fitted: str | None = None) -> Summary:
@@ -168,17 +166,17 @@ def latencies_of(replay: Replay) -> Latencies:
     )
 
 
-def percentile(ordered: Numbers, percent: int) -> float | None:
+def percentile(ordered: Floats, percent: int) -> float | None:
     """The value at int(percent / 100 * n) of a sorted array, never interpolated; None if it is empty."""
     count = len(ordered)
     return float(ordered[min(count - 1, int(percent / 100 * count))]) if count else None
 
 
-def _sorted_seconds(nanoseconds: npt.NDArray[np.int64] | Numbers) -> Numbers:
+def _sorted_seconds(nanoseconds: Integers | Floats) -> Floats:
     return np.sort(nanoseconds / _NS)
 
 
-def _latency(ordered: Numbers) -> Latency:
+def _latency(ordered: Floats) -> Latency:
     mean = float(ordered.mean()) if len(ordered) else None
     return Latency(mean, percentile(ordered, 50), percentile(ordered, 90), percentile(ordered, 99))
 

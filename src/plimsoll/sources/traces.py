@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from plimsoll.domain.arrivals import Arrivals, arrival_times, check_arrivals
-from plimsoll.domain.measured_run import ABSENT, Measured, RunSeries
+from plimsoll.domain.measured_run import ABSENT, MeasuredRun, RunSeries
 from plimsoll.domain.trace import Integers, Trace
 from plimsoll.domain.trace_rows import IDS_MAX, pick, starts
 from plimsoll.errors import BadInput, TooLarge
@@ -54,7 +54,7 @@ def read_trace(
     return _trace(path, rows, limit, arrivals)[0]
 
 
-def read_measured(path: str, *, timeseries: str | None = None, limit: int | None = None, skip_bad: bool = False) -> Measured:
+def read_measured(path: str, *, timeseries: str | None = None, limit: int | None = None, skip_bad: bool = False) -> MeasuredRun:
     """A run with its stamps: a recording that has them, or the per-request file of a measured run."""
     rows = _read(path, RECORDING_BLOCK, None, skip_bad=skip_bad)
     if not (len(rows.columns.stamps) and (rows.columns.stamps[:, :3] != NO_STAMP).any()):
@@ -65,7 +65,7 @@ def read_measured(path: str, *, timeseries: str | None = None, limit: int | None
     found[:, :3] -= np.where(is_there[:, :3], zero, 0)
     scheduled, first_token, finish, cached = np.where(is_there, found, ABSENT).T.copy()
     series = read_timeseries(timeseries) if timeseries is not None else None
-    return Measured(trace, scheduled, first_token, finish, cached, series)
+    return MeasuredRun(trace, scheduled, first_token, finish, cached, series)
 
 
 def read_timeseries(path: str) -> RunSeries:

@@ -58,6 +58,8 @@ class Tuning(NamedTuple):
     """None: no candidate is safe, or none can run."""
     refused: tuple[Option, ...]
     """Candidates that plan objects to."""
+    failures: tuple[str, ...]
+    """Why safe candidates could not be replayed to the end, each reason once."""
     doubt: Doubt | None
     """None where step times were fitted."""
     at_low_end: Score | None
@@ -101,6 +103,7 @@ def tune(traffic: Traffic, server: Server, space: Space, run: RunAll, last: Last
         own_option=next(one for one in options if one.candidate == own),
         found=found,
         refused=tuple(one for one in options if not one.is_safe),
+        failures=tuple(dict.fromkeys(search.failed.values())),
         doubt=doubts,
         at_low_end=low,
         requests=requests,
@@ -113,9 +116,8 @@ def _of_this_model(space: Space, ledger: Ledger) -> Space:
     """vLLM sets the block size where kinds of layers share the pool, and a cache of a set size knows no utilisation."""
     if len(ledger.kv_plan.groups) > 1:
         space = space._replace(block_size=(ledger.kv_plan.block_size,))
-    said = ledger.settings
-    if said.kv_cache_memory_bytes is not None or said.num_gpu_blocks_override is not None:
-        space = space._replace(gpu_memory_utilization=(said.utilization,))
+    if ledger.settings.has_fixed_cache:
+        space = space._replace(gpu_memory_utilization=(ledger.settings.utilization,))
     return space
 
 

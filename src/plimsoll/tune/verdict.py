@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from plimsoll.domain.units import format_count, format_gib
+from plimsoll.simulate.summary import ROUGH_GUIDE
 from plimsoll.tune.answer import Tuning, curve
 from plimsoll.tune.fingerprint import NAMES
 from plimsoll.tune.goodput import Score
@@ -13,7 +14,6 @@ from plimsoll.tune.search import TIE, Tried
 from plimsoll.tune.space import FLAGS, is_taken, value_text
 
 RECOMMENDATION = "recommendation"
-ROUGH_GUIDE = "rough guide: not fitted"
 WORTH_A_WORD = 0.01
 CLEARLY = 0.02
 FULL = 0.99
@@ -59,9 +59,9 @@ def keeps_all(score: Score) -> bool:
 
 
 def _nothing(tuning: Tuning) -> str:
-    if len(tuning.refused) and all(not one.is_safe for one in tuning.refused) and tuning.own_option in tuning.refused:
+    if not tuning.failures:
         return f"No setting is safe: {tuning.own_option.why_not}."
-    return "No setting can serve this traffic: none of the replays came to an end."
+    return f"No setting can serve this traffic: none of the replays came to an end: {tuning.failures[0]}."
 
 
 def _goodput(score: Score, tuning: Tuning) -> str:
@@ -183,8 +183,7 @@ def _set_cache(best: Tried) -> list[str]:
     ledger = best.option.ledger
     said = ledger.settings
     flag = "--kv-cache-memory-bytes" if said.kv_cache_memory_bytes is not None else "--num-gpu-blocks-override"
-    is_set = said.kv_cache_memory_bytes is not None or said.num_gpu_blocks_override is not None
-    if not is_set or best.score.kv_peak < FULL or ledger.slack.low < ledger.kv.value:
+    if not said.has_fixed_cache or best.score.kv_peak < FULL or ledger.slack.low < ledger.kv.value:
         return []
     full, idle = format_gib(ledger.kv.value), format_gib(ledger.slack.value)
     return [f"{flag} is what holds this server back: its {full} were full while {idle} lay idle. Leave it out and tune again."]

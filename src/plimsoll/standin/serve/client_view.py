@@ -120,7 +120,7 @@ class ClientView:
 
     def _hear_of_leaving(self, request: Request) -> None:
         """A request whose client has gone: vLLM's own loggers are not told, the gate's hooks tell it there."""
-        self.pulse.note_finished(len(request.ask.prompt), None, time.monotonic())
+        self.pulse.note_finished(len(request.ask.prompt), None)
         if RECORDER.is_on:
             now_ns, speed = self._service.driver.now_ns(), self._service.driver.speed
             RECORDER.note_finished(from_stats(_finished(request, speed, now_ns), time.time(), 0))
