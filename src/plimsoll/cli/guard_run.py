@@ -217,7 +217,7 @@ class Daemon:
                 self._troubles.note(said, self._webhook.trouble, patience_s=WEBHOOK_PATIENCE_S)
             self._keep_needs()
             if self._recaller is not None:
-                self._recaller.keep({view.name for view in self._fleet.views()})
+                self._recaller.keep(self._fleet.names())
                 self._troubles.note(self._recaller.said, self._recaller.trouble)
 
     def _keep_needs(self) -> None:
