@@ -110,7 +110,7 @@ def test_a_judge_that_stumbles_stops_nothing(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_whoever_waits_for_a_look_is_answered_also_when_the_engine_leaves_the_list() -> None:
-    """An engine may be taken out of a list while it is being looked at: whoever asked for that look hears that there is none."""
+    """An engine may be taken out of a list while it is looked at: whoever asked for that look hears that there is none."""
 
     async def run() -> list[Look | None]:
         fleet = Fleet(Policy(every_s=0.01), Ports(lambda _: Scripted(stuck), lambda _: None))

@@ -45,7 +45,7 @@ class Asked(NamedTuple):
         words = with_flags(checked.rewritten, flags_of(candidate, candidate_of(self.planned.ledger)))
         launch = find_launch(words, checked.launch.environment, "tune")
         assert launch is not None, "a vLLM start with other flags is one still"
-        return planned_launch(self.options, launch, "", learned=True)
+        return planned_launch(self.options, launch, "")
 
 
 def checked_words(options: Split, command: str, written: Sequence[str]) -> None:
