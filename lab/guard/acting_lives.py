@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, Protocol
 from lab.guard.acting import Died, World
 from lab.guard.acting_parts import ENGINE, WALL_S, FakeLock, FakeSight, parts_of
 from plimsoll.cli.guard_act import Conductor
+from plimsoll.cli.guard_light_steps import Parts
 from plimsoll.cli.guard_said import Ports, Said
-from plimsoll.cli.guard_steps import Parts
 from plimsoll.domain.journal_carry import Carry
 from plimsoll.domain.journal_entry import INTENT, OUTCOME, Entry
 from plimsoll.guard.act_policy import ActPolicy

@@ -222,7 +222,7 @@ class Daemon:
 
     def _keep_needs(self) -> None:
         """Which engines need a person. That one begins to is told by whoever acted; what an earlier guard left, here."""
-        before, needs = self._fleet.needs, {} if self._acting is None else self._acting.needs()
+        before, needs = self._fleet.needs, {} if self._acting is None else self._acting.conductor.needs()
         self._fleet.needs = needs
         for name in before.keys() - needs.keys():
             self._fleet.tell(name, What.MENDED, "nobody is needed for it any more")
