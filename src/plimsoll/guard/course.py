@@ -37,9 +37,7 @@ class Course(NamedTuple):
         """Whether the engine was stopped, or may have been."""
         if Step.STOP not in self.steps:
             return False
-        if self.is_undoing:
-            return self.end is End.HELD
-        if self.step is None:
+        if self.is_undoing or self.step is None:
             return self.end is End.HELD
         if self.step is Step.STOP:
             return self.is_begun or self.tries > 0  # tried, with whatever outcome

@@ -130,7 +130,7 @@ def follows(
     if step is Step.LOCK:
         return Next(None, End.STOOD_BACK)
     if Step.STOP not in course:
-        return _small(course, step)
+        return _small(step)
     if course.index(step) < course.index(Step.STOP):
         return Next(UNDO[0], is_undoing=True)
     if step is Step.PROBATION:
@@ -154,11 +154,10 @@ def _back(step: Step, *, is_done: bool | None, tries: int) -> Next:
     return Next(None, End.UNDONE, is_undoing=True)
 
 
-def _small(course: tuple[Step, ...], step: Step) -> Next:
+def _small(step: Step) -> Next:
     """Of shedding and compaction: what took no effect needs no undoing but the lock's."""
     if step is Step.UNSHED:
         return Next(None, End.DONE)  # its lease ends by itself
     if step is Step.HOLD:
         return Next(Step.UNSHED)
-    del course
     return Next(Step.UNLOCK, End.FAILED, is_undoing=True)
