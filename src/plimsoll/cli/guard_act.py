@@ -20,7 +20,7 @@ from plimsoll.domain.journal_entry import NOTE, OPENED
 from plimsoll.domain.outcome import Outcome, failed
 from plimsoll.errors import PlimsollError
 from plimsoll.guard.act_policy import ActPolicy
-from plimsoll.guard.course import Course, open_courses, opened, to_fields
+from plimsoll.guard.course import Course, open_courses, to_fields
 from plimsoll.guard.decide import ASKED, START, Decision, Plan, Refusal, View, consider, decide
 from plimsoll.guard.grades import Grade
 from plimsoll.guard.remembered import PAUSE
@@ -163,7 +163,7 @@ class Conductor(Remembers):
 
     async def carry_out(self, plan: Plan) -> None:
         """One action, up to where it only waits."""
-        course = opened(self._ports.name(), plan.engine, plan.grade, plan.kind, is_broken=plan.is_broken)
+        course = Course(self._ports.name(), plan.engine, plan.grade, plan.kind, plan.steps, plan.steps[0])
         self._at_work, self.courses[plan.engine] = plan.engine, course  # before anything is waited for
         look = await self._ports.sight.look(plan.engine) if plan.grade is Grade.RESTART else None
         facts = {"kv_tokens_before": kv_tokens(look), "started_before": None if look is None else look.started_unix_s}

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from plimsoll.domain.journal_entry import CLOSED, INTENT, OPENED, OUTCOME, Entry
 from plimsoll.guard.grades import Grade
-from plimsoll.guard.steps import BROKEN, COURSES, SERVING, UNDO, End, Next, Step, follows
+from plimsoll.guard.steps import COURSES, UNDO, End, Next, Step, follows, steps_of
 
 
 class Course(NamedTuple):
@@ -95,8 +95,7 @@ class Course(NamedTuple):
 
 def opened(action: str, engine: str, grade: Grade, kind: str, *, is_broken: bool) -> Course:
     """A new one."""
-    courses = COURSES[grade]
-    steps = courses[0] if len(courses) == 1 else BROKEN if is_broken else SERVING
+    steps = steps_of(grade, is_broken=is_broken)
     return Course(action, engine, grade, kind, steps, steps[0])
 
 

@@ -97,6 +97,11 @@ TRIES = {Step.STOP: 2, Step.GONE: 3, Step.START: 2, Step.UNDRAIN: 3, Step.UNSHED
 """How often a step is tried in one life of guard; once where it is not named."""
 
 
+def steps_of(grade: Grade, *, is_broken: bool) -> tuple[Step, ...]:
+    """Of an action on an engine that serves, or serves nobody."""
+    return COURSES[grade][-1 if is_broken else 0]
+
+
 class Next(NamedTuple):
     """What follows: another step, the same again, or the end. `is_undoing`: back, no longer forward."""
 
