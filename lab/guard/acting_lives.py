@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, Protocol
 from lab.guard.acting import Died, World
 from lab.guard.acting_parts import ENGINE, WALL_S, FakeLock, FakeSight, parts_of
 from plimsoll.cli.guard_act import Conductor
+from plimsoll.cli.guard_light_steps import Parts
 from plimsoll.cli.guard_said import Ports, Said
-from plimsoll.cli.guard_steps import Parts
 from plimsoll.domain.journal_carry import Carry
 from plimsoll.domain.journal_entry import INTENT, OUTCOME, Entry
 from plimsoll.guard.act_policy import ActPolicy
@@ -20,7 +20,7 @@ from plimsoll.guard.course import open_courses
 from plimsoll.guard.decide import BROKEN_KINDS, Plan, View
 from plimsoll.guard.grades import Grade
 from plimsoll.guard.ports import Lock
-from plimsoll.guard.steps import BROKEN, COURSES, SERVING, End
+from plimsoll.guard.steps import End, steps_of
 
 POLICY = ActPolicy(
     drain_within_s=40.0, lease_s=30.0, stop_within_s=20.0, gone_within_s=10.0, start_still_s=20.0, start_within_s=30.0,
@@ -41,13 +41,8 @@ class Case(NamedTuple):
     @property
     def plan(self) -> Plan:
         """What is to be done."""
-        steps = COURSES[self.grade][0] if self.grade is not Grade.RESTART else BROKEN if self.is_broken else SERVING
+        steps = steps_of(self.grade, is_broken=self.kind in BROKEN_KINDS)
         return Plan(ENGINE, self.grade, self.kind, "the test wants it", steps)
-
-    @property
-    def is_broken(self) -> bool:
-        """Whether it serves nobody."""
-        return self.kind in BROKEN_KINDS
 
     def __str__(self) -> str:
         return f"{self.grade}-{self.mode}-{self.balancer}"

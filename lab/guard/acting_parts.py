@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 from lab.guard.acting import Died, World
-from plimsoll.cli.guard_steps import Parts
+from plimsoll.cli.guard_light_steps import Parts
 from plimsoll.domain.condition import Condition, Status
 from plimsoll.domain.look import Look, Reach, Worker
 from plimsoll.domain.outcome import Outcome, done, failed, unsure

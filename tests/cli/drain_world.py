@@ -6,12 +6,13 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from plimsoll.cli.guard_light_steps import Parts
 from plimsoll.cli.guard_said import Ports, Said
-from plimsoll.cli.guard_steps import Parts
 from plimsoll.domain.condition import Condition
 from plimsoll.domain.journal_entry import Entry
 from plimsoll.domain.look import Look
 from plimsoll.domain.outcome import Outcome, done, failed
+from plimsoll.errors import WorldFailed
 from plimsoll.guard.act_policy import ActPolicy
 from plimsoll.guard.capacity import Load
 from plimsoll.guard.decide import Engine, View
@@ -158,7 +159,7 @@ class Book:
         """One entry."""
         number = len(self._world.entries) + 1
         if number == self._world.fail_at:
-            raise OSError(28, "No space left on device")
+            raise WorldFailed("the journal cannot be written: No space left on device")
         if number == self._world.kill_before:
             raise Killed
         entry = Entry(number, 1_000.0 + number, kind, engine, action, step, fields or {})

@@ -210,6 +210,32 @@ def test_notes_are_shown_to_people_too(tmp_path: Path, capsys: Capsys) -> None:
     assert "cut.log.gz" in said(capsys, str(tmp_path)).out
 
 
+def test_a_page_without_any_metric_of_vllm_proves_nothing(tmp_path: Path, capsys: Capsys) -> None:
+    """Another program's page, or one that hides them, is no page on which nothing is wrong: a note says so."""
+    page = tmp_path / "page.txt"
+    page.write_text("# HELP http_requests_total x\n# TYPE http_requests_total counter\nhttp_requests_total 4\n")
+    answer = said(capsys, str(page))
+    assert answer.out.startswith("memory failure: cannot be told")
+    assert "Note: the page shows no metric of vLLM" in answer.out
+    answer = said(capsys, str(page), "--json")
+    assert answer.body["memory_failure"] is None
+    assert [one["says"] for one in answer.body["facts"]["inputs"]] == ["nothing of vLLM in it"]
+
+
+def test_what_others_say_beside_the_cause_is_shown(tmp_path: Path, capsys: Capsys) -> None:
+    """A card's error that is another program's is no finding and is said all the same, without the secrets in its line."""
+    kernel = tmp_path / "dmesg.txt"
+    xid = "NVRM: Xid (PCI:0000:3b:00): {}, pid=4242, name={}, Ch 00000010 --api-key=sk-0123456789abcdefghij"
+    kernel.write_text("".join(f"[ 1.0] {xid.format(*one)}\n" for one in ((31, "blender"), (999, "python"))))
+    (tmp_path / "cut.log.gz").write_bytes(b"\x1f\x8b\x08 broken")
+    answer = said(capsys, str(tmp_path))
+    assert answer.code == 0
+    assert "Note: Xid 31 on 0000:3b:00 belongs to blender, not to vLLM" in answer.out
+    assert "Note: Xid 999 on 0000:3b:00" in answer.out
+    assert "cut.log.gz" in answer.out
+    assert "sk-0123" not in answer.out
+
+
 def test_a_folder_without_anything_to_read_is_refused(tmp_path: Path, capsys: Capsys) -> None:
     """An empty folder, and one with pictures alone."""
     assert "no log, metrics page or snapshot in this folder" in one_line(said(capsys, str(tmp_path)))

@@ -14,12 +14,13 @@ from lab.guard.acting_lives import CASES, POLICY, Case, MemoryBook, live, to_the
 from lab.guard.acting_parts import ENGINE, FakeLock, FakeSight, parts_of
 from lab.guard.acting_play import SERVING, ends, killed_at, play, says, until, view_of
 from plimsoll.actuators.journal import Journal
-from plimsoll.cli.guard_act import PAUSE, RUNGS, Conductor
+from plimsoll.cli.guard_act import Conductor
 from plimsoll.cli.guard_said import Ports
 from plimsoll.domain.journal_entry import CLOSED, INTENT, OPENED, OUTCOME, Entry
 from plimsoll.errors import BadInput, WorldFailed
 from plimsoll.guard.decide import Plan, Refusal, View
 from plimsoll.guard.grades import Grade
+from plimsoll.guard.remembered import PAUSE, RUNGS
 from plimsoll.guard.steps import End
 
 # The journal

@@ -11,11 +11,12 @@ from lab.guard.acting import State, World
 from lab.guard.acting_lives import CASES, Case, MemoryBook, live, to_the_end, unsafe
 from lab.guard.acting_parts import ENGINE, FakeBalancer, FakeRestarter, FakeSight, parts_of
 from lab.guard.acting_play import SERVING, ends, killed_at, meanwhile, play, says
-from plimsoll.cli.guard_act import PAUSE, Conductor
+from plimsoll.cli.guard_act import Conductor
 from plimsoll.cli.guard_acting import end_of
 from plimsoll.domain.condition import Condition, Status
 from plimsoll.domain.look import Look
 from plimsoll.domain.outcome import Outcome, done, failed, unsure
+from plimsoll.guard.remembered import PAUSE
 from plimsoll.inside import drain as gate
 
 WEDGED, DEAD = CASES[2], CASES[3]

@@ -12,7 +12,7 @@ from lab.guard.acting_lives import MemoryBook, live, to_the_end, unsafe
 from lab.guard.acting_parts import FakeRestarter, parts_of
 from lab.guard.acting_play import SERVING, ends, play
 from plimsoll.cli.guard_act import Conductor
-from plimsoll.cli.guard_steps import Parts
+from plimsoll.cli.guard_light_steps import Parts
 from plimsoll.domain.journal_entry import INTENT, OUTCOME
 from plimsoll.domain.outcome import Outcome, done, failed, unsure
 

@@ -11,10 +11,11 @@ from lab.guard.acting import Fault, World
 from lab.guard.acting_lives import CASES, POLICY, MemoryBook, live, to_the_end, unsafe
 from lab.guard.acting_parts import ENGINE, FakeLock
 from lab.guard.acting_play import SERVING, ends, killed_at, meanwhile, play, says, view_of
-from plimsoll.cli.guard_act import PAUSE, RUNGS, Conductor
+from plimsoll.cli.guard_act import Conductor
 from plimsoll.domain.outcome import Outcome, unsure
 from plimsoll.guard.decide import Refusal
 from plimsoll.guard.grades import Grade
+from plimsoll.guard.remembered import PAUSE, RUNGS
 
 # The lock
 

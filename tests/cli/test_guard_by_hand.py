@@ -19,8 +19,8 @@ from plimsoll.actuators.journal import Journal
 from plimsoll.cli.guard_act import Conductor
 from plimsoll.cli.guard_asks import Asks, Desk
 from plimsoll.cli.guard_drain import HandDrain, OneOfTwo
+from plimsoll.cli.guard_light_steps import Parts
 from plimsoll.cli.guard_said import Ports
-from plimsoll.cli.guard_steps import Parts
 from plimsoll.cli.main import main
 from plimsoll.guard.course import open_courses
 from plimsoll.standin.serve.options import Options

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from plimsoll.cli.guard_drain import HandDrain, OneOfTwo
+from plimsoll.cli.guard_light_steps import Parts
 from plimsoll.cli.guard_said import Said
-from plimsoll.cli.guard_steps import Parts
 from plimsoll.domain.look import Look, Reach
 from plimsoll.domain.outcome import failed, unsure
 from plimsoll.guard.course import open_courses

@@ -13,9 +13,9 @@ from plimsoll.actuators.command_restart import CommandRestart
 from plimsoll.actuators.journal import Journal
 from plimsoll.cli.guard_acting import Acting, Made
 from plimsoll.cli.guard_dry import READ_EVERY_S, DryBook, NoLock
+from plimsoll.cli.guard_light_steps import Parts
 from plimsoll.cli.guard_loop import Fleet
 from plimsoll.cli.guard_sight import Told
-from plimsoll.cli.guard_steps import Parts
 from plimsoll.domain.journal_entry import CLOSED, OPENED, RESTART, SWITCH
 from plimsoll.domain.look import Look, Reach
 from plimsoll.guard.act_policy import ActPolicy

@@ -109,6 +109,23 @@ def test_a_judge_that_stumbles_stops_nothing(monkeypatch: pytest.MonkeyPatch) ->
     assert said == []
 
 
+def test_whoever_waits_for_a_look_is_answered_also_when_the_engine_leaves_the_list() -> None:
+    """An engine may be taken out of a list while it is looked at: whoever asked for that look hears that there is none."""
+
+    async def run() -> list[Look | None]:
+        fleet = Fleet(Policy(every_s=0.01), Ports(lambda _: Scripted(stuck), lambda _: None))
+        fleet.watch([Target("a", "http://a.example:1")])
+        first = asyncio.ensure_future(fleet.look_now("a"))
+        await asyncio.sleep(0.1)  # its look has begun, and does not end
+        later = asyncio.ensure_future(fleet.look_now("a"))
+        await asyncio.sleep(0)
+        fleet.watch([])
+        async with asyncio.timeout(2.0):
+            return [await first, await later]
+
+    assert asyncio.run(run()) == [None, None]
+
+
 def test_many_engines_are_spread_over_the_interval() -> None:
     """They are not all looked at in the same moment."""
     times: list[float] = []

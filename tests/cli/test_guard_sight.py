@@ -34,9 +34,9 @@ class Few:
                 one.take(found)
             self._engines[name] = one
 
-    def views(self) -> list[Any]:
-        """By name."""
-        return [one.view(0.0) for one in self._engines.values()]
+    def names(self) -> list[str]:
+        """Of all."""
+        return sorted(self._engines)
 
     def engine(self, name: str) -> Watched | None:
         """One of them."""
@@ -45,7 +45,7 @@ class Few:
 
 def sight(fleet: Few, ends: Mapping[str, LastEnd] | None = None) -> FleetSight:
     """Of a guard that was told of all of them."""
-    told = {view.name: Told(has_gate=True, has_restarter=True) for view in fleet.views()}
+    told = {name: Told(has_gate=True, has_restarter=True) for name in fleet.names()}
     return FleetSight(cast("Fleet", fleet), told, 5.0, lambda: 1.0, lambda: 0, lambda: ends or {})
 
 

@@ -17,9 +17,9 @@ from lab.guard.acting import Fault, State, World
 from lab.guard.acting_lives import POLICY, MemoryBook, conductor_of, run_in, to_the_end, unsafe
 from lab.guard.acting_parts import ENGINE, FakeSight
 from lab.guard.acting_play import ends, killed_at
-from plimsoll.cli.guard_act import PAUSE
 from plimsoll.domain.condition import Condition, Status
 from plimsoll.domain.journal_entry import RESTART
+from plimsoll.guard.remembered import PAUSE
 from plimsoll.guard.steps import BROKEN
 from tests.cli.guards import Guard, guarding
 

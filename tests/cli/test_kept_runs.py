@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from plimsoll.cli import kept_runs
 from plimsoll.cli.kept_runs import KeptRuns
 from plimsoll.cli.many_runs import on_cores, remembering, runner_on
 from plimsoll.domain.trace import make_trace
@@ -62,6 +63,19 @@ def test_a_line_that_a_kill_cut_off_is_dropped(tmp_path: Path) -> None:
         kept.add("three", Failed("c"))
     with KeptRuns(str(path)) as kept:
         assert list(kept.results) == ["one", "three"]
+
+
+def test_a_file_that_is_too_large_is_refused_and_not_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was not read is not taken for half a line: every result stays in the file."""
+    path = tmp_path / "kept"
+    with KeptRuns(str(path)) as kept:
+        kept.add("one", Failed("a"))
+        kept.add("two", Failed("b"))
+    before = path.read_bytes()
+    monkeypatch.setattr(kept_runs, "BYTES_MAX", len(before) - 9)
+    with pytest.raises(BadInput, match="more than"), KeptRuns(str(path)):
+        pass
+    assert path.read_bytes() == before
 
 
 def test_another_file_is_refused_and_not_touched(tmp_path: Path) -> None:

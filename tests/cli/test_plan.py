@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from plimsoll.cli.main import main
+from tests.sources.hub_server import running
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 
@@ -289,3 +290,15 @@ def test_flags_in_a_config_file_are_planned(form: list[str], tmp_path: Path, cap
     from_flags = json.loads(capsys.readouterr().out)
     assert from_file["kv"] == from_flags["kv"]
     assert from_file["ledger"] == from_flags["ledger"]
+
+
+def test_the_revision_of_the_command_is_the_one_that_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`vllm serve --revision` names another shape of a bundled model: the hub is asked for that one."""
+    for name, value in {"HF_HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path), "NO_PROXY": "127.0.0.1"}.items():
+        monkeypatch.setenv(name, value)
+    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    with running() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        main(["plan", "--gpu", "H100", "--vllm", "0.32.0", "vllm", "serve", LLAMA, "--revision", "refs/pr/7"])
+        assert hub.seen[0][0] == f"/{LLAMA}/resolve/refs%2Fpr%2F7/config.json"

@@ -290,6 +290,13 @@ def test_other_commands_start_without_numpy(words: list[str]) -> None:
     assert done.returncode == 0, done.stderr
 
 
+_WRITTEN = {
+    "simulate": ("--steps", "--requests", "--html", "--save-times"),
+    "tune": ("--html", "--commands", "--save-times", "--into"),
+    "sweep": ("--html", "--csv", "--save-times", "--into"),
+}
+
+
 def test_a_trace_is_never_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An output that is the input, also by another name, is refused before anything is opened."""
     trace = tmp_path / "t.csv"
@@ -297,12 +304,13 @@ def test_a_trace_is_never_overwritten(tmp_path: Path, capsys: pytest.CaptureFixt
     link = tmp_path / "link.csv"
     link.symlink_to(trace)
     before = trace.read_bytes()
-    for name in ("--steps", "--requests", "--html"):
-        assert main(["simulate", str(trace), name, str(link)]) == 2
-        assert "overwrite" in complaint(capsys)
-        for read in ("--fit", "--fit-series", "--plan", "--times"):
-            assert main(["simulate", SMALL, read, str(trace), name, str(link)]) == 2
+    for command, names in _WRITTEN.items():
+        for name in names:
+            assert main([command, str(trace), name, str(link)]) == 2
             assert "overwrite" in complaint(capsys)
+            for read in ("--fit", "--fit-series", "--times", "--last" if command == "tune" else "--plan"):
+                assert main([command, SMALL, read, str(trace), name, str(link)]) == 2
+                assert "overwrite" in complaint(capsys)
     assert trace.read_bytes() == before
 
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from plimsoll.cli.main import main
-from plimsoll.doctor.metrics import SEVERE_STORM, STORM
-from plimsoll.doctor.metrics_queues import FULL, ROOM
+from plimsoll.doctor.metrics_queues import FULL, ROOM, SEVERE_STORM, STORM
 from plimsoll.doctor.oom_text import NEIGHBOUR_MATTERS_BYTES, NEIGHBOUR_MATTERS_SHARE
 from plimsoll.doctor.trend_engine import STUCK_RANGE_S
 from plimsoll.doctor.trend_memory import GPU_LEAST, HOST_LEAST

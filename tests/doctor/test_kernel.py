@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 
-from plimsoll.doctor.kernel import judge_kernel
+from plimsoll.doctor.kernel import KernelFacts, judge_kernel
 from plimsoll.doctor.xids import Blame, explain
 from plimsoll.domain.finding import Code, Severity
 from plimsoll.domain.log import Line, Log
@@ -207,14 +207,14 @@ def test_full_disk_and_full_shared_memory_have_different_cures() -> None:
 def test_what_vllm_itself_says_is_left_to_others() -> None:
     """A line that a vLLM process printed is not the kernel's, whatever words a request put into it."""
     said = Line(1, "EngineCore pid=1", "INFO", None, "prompt: 'Out of memory: Killed process 1 (python3)'")
-    assert judge_kernel(Log("x", [said])).facts.empty
+    assert judge_kernel(Log("x", [said])).facts == KernelFacts()
 
 
 def test_a_healthy_text_gives_nothing() -> None:
     """Ordinary words about memory are no evidence."""
     verdict = judge_kernel(pasted("Available KV cache memory: 12.3 GiB\nkilled time\nout of memory is a thing\nXid"))
     assert verdict.findings == []
-    assert verdict.facts.empty
+    assert verdict.facts == KernelFacts()
 
 
 @given(scrambled(CGROUP, COMPILERS, XIDS, OTHERS))

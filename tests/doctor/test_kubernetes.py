@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 
 from plimsoll.doctor.kubernetes import judge_pods
+from plimsoll.doctor.supervised import PodFacts
 from plimsoll.domain.finding import Code
 from plimsoll.domain.log import Log
 from tests.doctor.pasted_text import pasted, scrambled
@@ -183,7 +184,7 @@ def test_a_vllm_log_is_none_of_this() -> None:
     """Words that also occur in a server's log give nothing."""
     verdict = judge_pods(pasted("Warning: tokenizer\nINFO: state: ok\nreason: stop\nMemory: 3\nKilling time\nexit code: -9"))
     assert verdict.findings == []
-    assert verdict.facts.empty
+    assert verdict.facts == PodFacts()
 
 
 @given(scrambled(DESCRIBE_OOM, DESCRIBE_PROBE, CRASH_LOOP_YAML, OOM_JSON, DOCKER_INSPECT, SYSTEMD_OOM))

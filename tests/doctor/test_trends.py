@@ -11,7 +11,8 @@ from random import Random
 
 import pytest
 
-from plimsoll.doctor.trends import judge_log_trends, judge_preemption_lines, judge_trends, points_of_log
+from plimsoll.doctor.trend_log import Whose, moments_of_log
+from plimsoll.doctor.trends import judge_log_trends, judge_preemption_lines, judge_trends
 from plimsoll.domain.finding import Code, Severity
 from plimsoll.domain.log import Line, Log
 from plimsoll.domain.series import Series
@@ -152,16 +153,16 @@ def test_running_requests_without_a_token_to_the_end_are_a_wedge() -> None:
     assert (found.code, found.confidence, found.code.is_memory) == (Code.ENGINE_WEDGED, 0.5, False)
 
 
-def test_periodic_lines_become_series() -> None:
+def test_periodic_lines_become_moments() -> None:
     """Every figure of the line, in our units, with whose it is."""
-    found = {one.figure: one for one in points_of_log(log_of({"more": ", Preemptions: 2"}, {}))}
-    assert found["kv_cache_usage"].values == (0.5, 0.5)
-    assert found["preempted"].values == (2.0,)
-    assert found["prefix_hit_rate"].values == (0.05, 0.05)
-    assert found["running"].labels == {"process": "APIServer pid=1", "engine": "0"}
-    assert list(found["running"].times) == [1000, 1010]
-    external = V1 + ", External prefix cache hit rate: 90.0%"
-    assert {s.figure: s.values for s in points_of_log(log_of({}, form=external))}["prefix_hit_rate"] == (0.05,)
+    ((whose, found),) = moments_of_log(log_of({"more": ", Preemptions: 2"}, {})).items()
+    assert whose == Whose("", "APIServer pid=1", "0")
+    assert [(one.at_s, one.kv, one.preempted, one.hit_rate) for one in found] == [
+        (1000, 0.5, 2.0, 0.05),
+        (1010, 0.5, None, 0.05),
+    ]
+    ((external,),) = moments_of_log(log_of({}, form=V1 + ", External prefix cache hit rate: 90.0%")).values()
+    assert external.hit_rate == 0.05
 
 
 def test_engines_and_servers_in_one_file_are_kept_apart() -> None:

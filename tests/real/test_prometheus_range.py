@@ -19,8 +19,7 @@ import pytest
 from plimsoll.doctor.trends import judge_trends
 from plimsoll.domain.finding import Code
 from plimsoll.errors import BadInput, WorldFailed
-from plimsoll.sources.metrics_pages import fetch_pages
-from plimsoll.sources.prometheus import fetch_range, is_page_of_prometheus, is_prometheus
+from plimsoll.sources.prometheus import fetch_range, is_prometheus
 
 PAGE = (Path(__file__).parents[1] / "captures" / "vllm-0.32.0-cpu" / "metrics.txt").read_bytes()
 HOUR_S = 3600
@@ -142,12 +141,10 @@ def _wait(url: str, log: Path) -> None:
 
 
 def test_it_is_told_from_an_engine(prometheus: Running) -> None:
-    """Asked, it says what it is; the engine's address does not; its own page is no engine's."""
+    """Asked, it says what it is; the engine's address does not."""
     assert is_prometheus(prometheus.url)
     assert is_prometheus(prometheus.url + "/graph?g0.expr=up")
     assert not is_prometheus(prometheus.page_url)
-    assert is_page_of_prometheus(fetch_pages(prometheus.url, samples=1)[0])
-    assert not is_page_of_prometheus(fetch_pages(prometheus.page_url, samples=1)[0])
 
 
 def test_what_it_scraped_comes_back_under_our_names(prometheus: Running) -> None:

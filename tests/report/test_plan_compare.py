@@ -32,7 +32,7 @@ def _planned(*flags: str, model: str = "org/llama", gib: int = 79) -> Planned:
     ledger = plan_ledger(LLAMA, read_settings(line, (), "0.32.0", LLAMA.shape, "H100", card.total_bytes), card)
     checked = check(Launch("command line", EntryPoint.SERVE, (model, *flags)), engine_named("0.32.0"))
     trouble = Finding(Code.STARTUP_CONTEXT_TOO_LONG, Severity.CRITICAL, 0.9, "one request does not fit", "it is long")
-    return Planned(model, ledger, [] if ledger.fits else [trouble], [], checked)
+    return Planned(model, ledger, [] if ledger.fits else [trouble], [], checked, LLAMA.shape)
 
 
 def _line(text: str, name: str) -> str:

@@ -75,7 +75,7 @@ def _planned(model: str = "meta-llama/Llama-3.1-8B", gib: int = 79, *flags: str,
     finding = Finding(Code.STARTUP_CONTEXT_TOO_LONG, Severity.CRITICAL, 0.9, f"title {model}", f"because {model}")
     advice = Advice("--max-model-len", "1024", f"why {model}", f"effect {model}", Code.STARTUP_CONTEXT_TOO_LONG)
     checked = check(Launch("command line", EntryPoint.SERVE, (model, *flags)), engine_named("0.32.0"))
-    return Planned(model, ledger, [finding], [advice], checked, notes)
+    return Planned(model, ledger, [finding], [advice], checked, LLAMA.shape, notes)
 
 
 def _more(planned: Planned) -> tuple[Matrix, WorkloadAnswer]:

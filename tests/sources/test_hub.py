@@ -252,3 +252,13 @@ def test_read_model_asks_the_hub_last(server: Server, tmp_path: Path) -> None:
     assert read_model("Qwen/Qwen3-8B", hub=hub, revision="refs/pr/1", environment=env).config == CONFIG
     assert server.seen[0][0] == "/Qwen/Qwen3-8B/resolve/refs%2Fpr%2F1/config.json"
     assert read_model("org/unknown", hub=hub, environment=env).config == CONFIG
+
+
+def test_a_bundled_model_is_known_also_where_the_hub_does_not_answer_for_its_revision(server: Server, tmp_path: Path) -> None:
+    """The catalogue's shape with a note is better than none; a model nobody knows stays unknown."""
+    offline, env = Hub(server.url, is_offline=True), {"HOME": str(tmp_path)}
+    found = read_model("Qwen/Qwen3-8B", hub=offline, revision="v2", environment=env)
+    assert found.source.startswith("bundled")
+    assert "no revisions" in found.notes[0]
+    with pytest.raises(WorldFailed):
+        read_model("org/unknown", hub=offline, revision="v2", environment=env)

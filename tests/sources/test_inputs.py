@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from plimsoll.errors import BadInput, TimedOut
 from plimsoll.sources import inputs
-from plimsoll.sources.inputs import Kind, Spool, classify, kind_of, walk, walked
+from plimsoll.sources.inputs import Kind, Spool, classify, kind_of, walked
 from plimsoll.sources.texts import read_log
 
 CAPTURES = Path(__file__).parents[1] / "captures"
@@ -98,11 +98,11 @@ def test_words_stay_in_order_and_once(tmp_path: Path) -> None:
     log = tmp_path / "a.log"
     log.write_bytes(LOG)
     words = ["-", str(log), "http://localhost:8000/metrics", str(log)]
-    assert walk(words) == ["-", str(log), "http://localhost:8000/metrics"]
+    assert walked(words).files == ["-", str(log), "http://localhost:8000/metrics"]
     with pytest.raises(BadInput, match="no such file"):
-        walk([str(tmp_path / "missing")])
+        walked([str(tmp_path / "missing")])
     with pytest.raises(BadInput):
-        walk(["a\0b"])
+        walked(["a\0b"])
 
 
 def test_a_folder_gives_what_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,11 +119,11 @@ def test_a_folder_gives_what_can_be_read(tmp_path: Path, monkeypatch: pytest.Mon
     with socket.socket(socket.AF_UNIX) as server:
         monkeypatch.chdir(tmp_path)  # the address of a socket may not be long
         server.bind("s")
-        found = walk([str(tmp_path)])
+        found = walked([str(tmp_path)]).files
     assert found == [
         str(tmp_path / name) for name in ("a.log.gz", "b.log", "mem.pickle", "page", "w.txt", "z.zst", "pods/x/0.log")
     ]
-    assert walk([str(tmp_path / "fifo")]) == [str(tmp_path / "fifo")], "a pipe is read where the user names it"
+    assert walked([str(tmp_path / "fifo")]).files == [str(tmp_path / "fifo")], "a pipe is read where the user names it"
 
 
 def test_links_lead_nowhere_twice(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_links_lead_nowhere_twice(tmp_path: Path) -> None:
     (tmp_path / "pods" / "0.log").write_bytes(LOG)
     (tmp_path / "pods" / "loop").symlink_to(tmp_path)
     (tmp_path / "containers").symlink_to(tmp_path / "pods")
-    assert len(walk([str(tmp_path)])) == 1
+    assert len(walked([str(tmp_path)]).files) == 1
 
 
 def test_folders_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +147,7 @@ def test_folders_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert [Path(path).name for path in found.files] == ["0.log", "1.log", "2.log"]
     assert found.left_out == 2
     with pytest.raises(BadInput, match="no log, metrics page or snapshot in this folder"):
-        walk([str(tmp_path / "d")])
+        walked([str(tmp_path / "d")])
 
 
 def test_a_stream_is_kept_and_then_like_a_file() -> None:

@@ -18,7 +18,6 @@ from plimsoll.sources.metrics_pages import (
     SAMPLES_MAX,
     fetch_health,
     fetch_pages,
-    looks_like_page,
     page_address,
     parse_page,
     read_page,
@@ -152,21 +151,6 @@ def test_histograms_that_make_no_sense_are_none() -> None:
         _parsed('h_bucket{e="0",le="+Inf"} 3\nh_bucket{e="1",le="1"} 1\nh_bucket{e="1",le="+Inf"} 1\nh_sum 1\n').histogram("h")
         is None
     )
-
-
-@pytest.mark.parametrize(
-    ("head", "expected"),
-    [
-        (PAGE, True),
-        (b"a 1\nb 2\n", True),
-        (b"INFO 08-02 11:39:23 [x.py:1] hello\n", False),
-        (b"", False),
-        (b'{"a": 1}\n', False),
-    ],
-)
-def test_pages_are_told_by_their_head(head: bytes, expected: bool) -> None:
-    """A few first lines tell a page from a log."""
-    assert looks_like_page(head) is expected
 
 
 def test_a_live_page_is_looked_at_twice() -> None:

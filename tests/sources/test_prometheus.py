@@ -10,8 +10,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from plimsoll.errors import BadInput, TooLarge, WorldFailed
-from plimsoll.sources.metrics_pages import parse_page
-from plimsoll.sources.prometheus import POINTS_MAX, fetch_range, figure_of, is_page_of_prometheus, is_prometheus, span
+from plimsoll.sources.prometheus import POINTS_MAX, fetch_range, figure_of, is_prometheus, span
 from tests.sources.page_server import PAGE, SECRET, Handler, serving
 
 NOW = 1_700_000_000.0
@@ -125,14 +124,12 @@ def test_hostile_rows_are_passed_over_and_floods_refused() -> None:
 
 
 def test_an_engine_is_not_taken_for_a_prometheus() -> None:
-    """A vLLM page, a 404 and silence are no Prometheus; Prometheus' own page is told by its content."""
+    """A vLLM page, a 404 and silence are no Prometheus."""
     with serving(lambda h: h.answer(PAGE)) as server:
         assert not is_prometheus(f"http://{server.host}")
     with serving(lambda h: h.answer(b"{}", 404)) as server:
         assert not is_prometheus(f"http://{server.host}")
     assert not is_prometheus(f"http://{server.host}", timeout_s=2)
-    assert is_page_of_prometheus(parse_page(b'prometheus_build_info{version="2.42.0"} 1\n', "page", None))
-    assert not is_page_of_prometheus(parse_page(PAGE, "page", None))
 
 
 def test_names_we_do_not_know_have_no_figure() -> None:

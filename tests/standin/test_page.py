@@ -21,9 +21,10 @@ from plimsoll.engine.tables import wheels
 from plimsoll.errors import BadInput
 from plimsoll.sources.metrics_pages import parse_page
 from plimsoll.standin import page_table
+from plimsoll.standin.edges import edges_of
 from plimsoll.standin.exposition import labels_text, number
 from plimsoll.standin.figures import ENDS, VALVES, Figures, Histogram
-from plimsoll.standin.page import HttpFigures, Page, ProcessFigures, edges_of, metrics_shown
+from plimsoll.standin.page import HttpFigures, Page, ProcessFigures, metrics_shown
 from plimsoll.standin.page_server import COARSE_EDGES, FINE_EDGES
 
 CAPTURES = Path(__file__).parents[1] / "captures"

@@ -31,7 +31,6 @@ class CommandRestart:
     """One engine behind commands; those that only ask may be left out."""
 
     replaces = False
-    is_experimental = False
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import quote
 
 from plimsoll.actuators.bundle_text import shown_line
-from plimsoll.actuators.http_call import Lost, Reply, Server
+from plimsoll.actuators.http_call import Lost, Reply, Server, table
 from plimsoll.domain.outcome import Outcome, done, failed, unsure
 from plimsoll.errors import BadInput
 
@@ -31,10 +31,9 @@ _SHELLS = frozenset("sh bash dash ash zsh ksh busybox su sudo".split())
 
 
 class DockerContainer:
-    """One container by its name or id."""
+    """One container by its name or id. Experimental: no Docker engine runs where the tests run, only the bytes are known."""
 
     replaces = False
-    is_experimental = True  # no Docker engine runs where the tests run: only the bytes are known
 
     def __init__(self, container: str, socket: str = SOCKET, *, grace_s: float = GRACE_S) -> None:
         """BadInput if the name cannot be one."""
@@ -49,7 +48,7 @@ class DockerContainer:
         found = await self._inspect()
         if isinstance(found, Outcome):
             return None
-        state = _table(found.get("State"))
+        state = table(found.get("State"))
         if state.get("Restarting") is True:
             return None
         return state["Running"] if isinstance(state.get("Running"), bool) else None
@@ -63,10 +62,10 @@ class DockerContainer:
         found = await self._inspect()
         if isinstance(found, Outcome):
             return found if found.is_done is None else unsure(found.says)
-        state, facts = _table(found.get("State")), _facts(found)
+        state, facts = table(found.get("State")), _facts(found)
         if state.get("Running") is not False or state.get("Restarting") is True:
             return failed("it has not ended")
-        policy = _table(_table(found.get("HostConfig")).get("RestartPolicy")).get("Name")
+        policy = table(table(found.get("HostConfig")).get("RestartPolicy")).get("Name")
         codes = (*STOPPED, KILLED) if policy in KEPT_UP else STOPPED
         if facts.get("oom_killed") is False and facts.get("exit_code") in codes:
             return done("somebody stopped its container", by_hand=True, **facts)
@@ -77,10 +76,10 @@ class DockerContainer:
         found = await self._inspect()
         if isinstance(found, Outcome):
             return ()
-        first = _pid(_table(found.get("State")).get("Pid"))
+        first = _pid(table(found.get("State")).get("Pid"))
         told = await self._ask("GET", "top", ASK_LIMIT_S)
-        table = told.table() if isinstance(told, Reply) and told.status == 200 else {}
-        titles, rows = table.get("Titles"), table.get("Processes")
+        top = told.table() if isinstance(told, Reply) and told.status == 200 else {}
+        titles, rows = top.get("Titles"), top.get("Processes")
         others: list[int] = []
         if isinstance(titles, list) and "PID" in titles and isinstance(rows, list):
             at = titles.index("PID")
@@ -92,7 +91,7 @@ class DockerContainer:
         found = await self._inspect()
         if isinstance(found, Outcome):
             return found
-        if _table(found.get("State")).get("Running") is False:
+        if table(found.get("State")).get("Running") is False:
             return done("the container was not running", was_running=False, **_facts(found))
         wait_s = max(1, round(deadline_s))
         told = await self._ask("POST", f"stop?t={wait_s}", wait_s + self._grace_s)
@@ -109,7 +108,7 @@ class DockerContainer:
         found = await self._inspect()
         if isinstance(found, Outcome):
             return found
-        state = _table(found.get("State"))
+        state = table(found.get("State"))
         if state.get("Running") is not False or state.get("Restarting") is True:
             return failed("the container runs already", running=True, **_facts(found))
         told = await self._ask("POST", "start", START_LIMIT_S)
@@ -124,7 +123,7 @@ class DockerContainer:
         if isinstance(found, Outcome):
             return unsure(f"it was told to stop, but whether it has is not known: {found.says}")
         facts = _facts(found)
-        if _table(found.get("State")).get("Running") is not False:
+        if table(found.get("State")).get("Running") is not False:
             return unsure("it was told to stop, but runs still", **facts)
         was_killed = facts.get("exit_code") == KILLED
         facts |= {"how": "kill" if was_killed else "term", "was_running": True}
@@ -150,7 +149,7 @@ class DockerContainer:
 
 
 def _facts(found: Mapping[str, Any]) -> dict[str, str | float | bool]:
-    state, config, host = (_table(found.get(name)) for name in ("State", "Config", "HostConfig"))
+    state, config, host = (table(found.get(name)) for name in ("State", "Config", "HostConfig"))
     facts: dict[str, str | float | bool] = {}
     for name, fact, place in (("ExitCode", "exit_code", state), ("RestartCount", "restarts", found)):
         value = place.get(name)
@@ -172,10 +171,6 @@ def _is_wrapped(words: list[str]) -> bool:
     if words[0].rpartition("/")[2] not in _SHELLS:
         return False
     return not any(re.search(r"(?:^|[\s;&])exec\s", word) for word in words[1:])
-
-
-def _table(found: object) -> Mapping[str, Any]:
-    return found if isinstance(found, dict) else {}
 
 
 def _pid(found: object) -> int:

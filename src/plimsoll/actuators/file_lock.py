@@ -26,6 +26,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from plimsoll.actuators.journal import sync_folder
 from plimsoll.actuators.lock_parts import TIMEOUT_S, is_epoch, shown
 from plimsoll.actuators.own_thread import in_thread
 from plimsoll.domain.outcome import Outcome, done, failed, unsure
@@ -177,11 +178,7 @@ def _make(path: Path) -> None:
     finally:
         os.close(file)
         draft.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync_folder(path.parent)
 
 
 def _write(file: int, epoch: int, owner: str, slot: int) -> None:

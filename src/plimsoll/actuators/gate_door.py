@@ -18,7 +18,6 @@ from plimsoll.domain.outcome import Outcome, done, failed, unsure
 
 DEADLINE_S = 5.0
 COMPACT_S = 30.0  # the gate itself keeps the one who asks waiting for 20 s
-HIGHEST_EPOCH = 2**62
 OUT = ("leaving", "refusing")
 _OLDER = re.compile(r"epoch \d{1,20} is older than (\d{1,20})")
 _WHY = {

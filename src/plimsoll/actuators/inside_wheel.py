@@ -11,13 +11,12 @@ import ast
 import base64
 import hashlib
 import io
-import os
-import tempfile
 import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
 import plimsoll
+from plimsoll.actuators.asset_files import write_files
 from plimsoll.errors import WorldFailed
 
 DISTRIBUTION = "plimsoll-inside"
@@ -135,17 +134,5 @@ def _zipped(files: dict[str, bytes]) -> bytes:
 
 def write_wheel(wheel: Wheel, folder: str) -> Path:
     """Put the wheel into a folder, which is made if need be; the file appears whole or not at all."""
-    target = Path(folder) / wheel.name
-    temporary: Path | None = None
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=".", suffix=".whl", delete=False) as file:
-            temporary = Path(file.name)
-            file.write(wheel.content)
-            os.fchmod(file.fileno(), 0o644)
-        temporary.replace(target)
-    except OSError as error:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
-        raise WorldFailed(f"{target}: cannot be written: {error.strerror or error}") from None
-    return target
+    write_files(folder, {wheel.name: wheel.content})
+    return Path(folder) / wheel.name

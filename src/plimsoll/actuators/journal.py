@@ -94,11 +94,6 @@ class Journal:
         with self._mutex:
             return self._carry.entries(self._clock())
 
-    def open_actions(self) -> tuple[str, ...]:
-        """Actions that were begun and not closed, the oldest first."""
-        with self._mutex:
-            return self._carry.open_actions()
-
     def append(
         self, kind: str, *, engine: str = "", action: str = "", step: str = "", fields: Mapping[str, Any] | None = None
     ) -> Entry:
@@ -231,7 +226,7 @@ class Journal:
             if kind:
                 self._keep_aside(self._free_name(kind, OLD_KEPT if kind == "old" else None))
             os.rename(self._new(), self.path)  # noqa: PTH104  (its twin os.link is beside it)
-            _sync_folder(self.path.parent)
+            sync_folder(self.path.parent)
         except BaseException:
             os.close(file)
             raise
@@ -262,10 +257,11 @@ class Journal:
 def _make_folder(folder: Path) -> None:
     if not folder.is_dir():
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _sync_folder(folder.parent)
+        sync_folder(folder.parent)
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Bring to the disk which files lie in it."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -286,7 +282,7 @@ def _copy(source: int, at: int, name: Path) -> None:
         raise
     finally:
         os.close(target)
-    _sync_folder(name.parent)
+    sync_folder(name.parent)
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -40,9 +39,9 @@ class Reading(NamedTuple):
     wrong: tuple[Wrong, ...] = ()
 
 
-def read_journal(path: Path, last: int | None = None) -> Reading:
-    """Its entries, or only the last so many; never raises for what the file is or holds."""
-    entries: deque[Entry] = deque(maxlen=last)
+def read_journal(path: Path) -> Reading:
+    """Its entries; never raises for what the file is or holds."""
+    entries: list[Entry] = []
     wrong: list[Wrong] = []
     for item in stream_journal(path):
         if isinstance(item, Entry):

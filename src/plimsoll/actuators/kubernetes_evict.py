@@ -33,10 +33,11 @@ class PodEviction:
 
     What `learn` tells is to be written down before `stop`, and given back by `recall` to a guard that comes later: only so does
     that one know the old pod from the new, which may bear the same name.
+
+    Experimental: no Kubernetes runs where the tests run, only the bytes are known.
     """
 
     replaces = True
-    is_experimental = True  # no Kubernetes runs where the tests run: only the bytes are known
 
     def __init__(
         self,

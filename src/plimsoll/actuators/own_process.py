@@ -41,7 +41,6 @@ class OwnProcess:
     """One engine. `processes` reads the machine's process table, `boot` tells one boot from another (sources/process_tree)."""
 
     replaces = False
-    is_experimental = False
 
     def __init__(
         self,

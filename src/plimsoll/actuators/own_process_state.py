@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from plimsoll.actuators.journal import sync_folder
 from plimsoll.domain.process_table import Mark
 
 SCHEMA = "plimsoll.own-process/1"
@@ -78,11 +79,7 @@ def write_state(path: Path, state: Started) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync_folder(path.parent)
 
 
 def _number(found: object) -> int:

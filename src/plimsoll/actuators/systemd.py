@@ -37,10 +37,12 @@ _OVER = ("inactive", "failed")
 
 
 class SystemdUnit:
-    """One unit of the system's manager, or with `is_user` of this user's own."""
+    """One unit of the system's manager, or with `is_user` of this user's own.
+
+    Experimental: no systemd runs as PID 1 where the tests run, only what is asked of systemctl is known.
+    """
 
     replaces = False
-    is_experimental = True  # no systemd runs as PID 1 where the tests run: only what is asked of systemctl is known
 
     def __init__(
         self,

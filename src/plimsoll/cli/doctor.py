@@ -91,7 +91,9 @@ def _diagnose(options: Split) -> int:
     if planner.said is not None:
         diagnosis = diagnosis._replace(facts={**diagnosis.facts, "plan": planner.said})
     if given.notes:
-        diagnosis = diagnosis._replace(facts={**diagnosis.facts, "notes": list(given.notes)})
+        said = diagnosis.facts.get("notes")
+        notes = [*(said if isinstance(said, list) else ()), *given.notes]
+        diagnosis = diagnosis._replace(facts={**diagnosis.facts, "notes": notes})
     if "--html" in options.values:
         write_file(options.values["--html"], given.picture())
     as_text = report.as_text(diagnosis)

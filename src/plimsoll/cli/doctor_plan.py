@@ -46,7 +46,7 @@ class Planner:
         ledger = planned.ledger
         says = PlanSays(
             ledger.weights.value, ledger.kv.value, ledger.slack.value, ledger.card.total_bytes, ledger.requested.value,
-            planned.shape.vocab_size if planned.shape is not None else None, tuple(planned.advice),
+            planned.shape.vocab_size, tuple(planned.advice),
         )  # fmt: skip
         self.said = {name: value for name, value in says._asdict().items() if name != "advice"}
         return says

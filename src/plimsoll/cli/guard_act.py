@@ -9,28 +9,26 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
 
+from plimsoll.actuators.journal_read import DAMAGED
+from plimsoll.cli.guard_light_steps import Parts
 from plimsoll.cli.guard_remembers import Remembers
 from plimsoll.cli.guard_said import Ports, Said, needs_of
-from plimsoll.cli.guard_steps import Hands, Parts
+from plimsoll.cli.guard_steps import Hands
 from plimsoll.cli.guard_unwritten import end_unwritten
-from plimsoll.domain.journal_entry import CLOSED, INTENT, NOTE, OPENED, OUTCOME, RESTART
-from plimsoll.domain.outcome import Outcome, failed, unsure
+from plimsoll.domain.journal_entry import NOTE, OPENED
+from plimsoll.domain.outcome import Outcome, failed
 from plimsoll.errors import PlimsollError
 from plimsoll.guard.act_policy import ActPolicy
-from plimsoll.guard.course import Course, open_courses, opened, to_fields
+from plimsoll.guard.course import Course, open_courses, to_fields
 from plimsoll.guard.decide import ASKED, START, Decision, Plan, Refusal, View, consider, decide
 from plimsoll.guard.grades import Grade
-from plimsoll.guard.remembered import PAUSE, RUNGS
+from plimsoll.guard.remembered import PAUSE
 from plimsoll.guard.restart_checks import kv_tokens
 from plimsoll.guard.steps import BROKEN, COURSES, End, Step
 
-__all__ = ["PAUSE", "RUNGS", "Conductor", "Ports", "Said"]
-
 QUIET_STEPS = frozenset({Step.PROBATION, Step.HOLD, Step.UNSHED})
 """Without the lock, and beside whatever else is done."""
-DAMAGED = "damaged"
 END_S = 20.0  # for taking back what is under way when guard is to end
 _LEFT = ""  # in place of an engine: what an earlier guard left, and had to wait
 
@@ -58,12 +56,6 @@ class Conductor(Remembers):
 
     # Deciding, and doing
 
-    async def run(self) -> None:
-        """For ever."""
-        while True:
-            await self.turn()
-            await asyncio.sleep(self._pause_s)
-
     async def turn(self) -> None:
         """One round: what an earlier guard left, then what was asked for, then what the judge calls for."""
         if self.stopped_acting:
@@ -80,9 +72,10 @@ class Conductor(Remembers):
                 if isinstance(plan, Plan):
                     await self.carry_out(plan)
         except PlimsollError as error:
-            self._stop_acting(error)
+            self.stop_acting(error)
 
-    def _stop_acting(self, error: PlimsollError) -> None:
+    def stop_acting(self, error: PlimsollError) -> None:
+        """For good, and whoever waits for an answer is told."""
         # No deed without its entry: without a journal guard stands back until somebody has looked.
         self.stopped_acting = str(error)
         self._ports.tell(Said("", f"guard does not act any more: {error}", is_urgent=True))
@@ -166,17 +159,16 @@ class Conductor(Remembers):
         try:
             await self.carry_out(Plan(engine, Grade.RESTART, START, why, BROKEN))
         except PlimsollError as error:
-            self._stop_acting(error)
+            self.stop_acting(error)
 
     async def carry_out(self, plan: Plan) -> None:
         """One action, up to where it only waits."""
-        course = opened(self._ports.name(), plan.engine, plan.grade, plan.kind, is_broken=plan.is_broken)
+        course = Course(self._ports.name(), plan.engine, plan.grade, plan.kind, plan.steps, plan.steps[0])
         self._at_work, self.courses[plan.engine] = plan.engine, course  # before anything is waited for
         look = await self._ports.sight.look(plan.engine) if plan.grade is Grade.RESTART else None
         facts = {"kv_tokens_before": kv_tokens(look), "started_before": None if look is None else look.started_unix_s}
         course = course._replace(facts={name: value for name, value in facts.items() if value is not None})
-        fields = {**to_fields(course), "why": plan.why, "facts": dict(course.facts)}
-        self._write(OPENED, engine=plan.engine, action=course.action, fields=fields)
+        self._ports.write(OPENED, course, {**to_fields(course), "why": plan.why, "facts": dict(course.facts)})
         self._ports.tell(Said(plan.engine, f"{plan.grade} because {plan.why}", fields={"action": course.action}))
         await self._go(course)
 
@@ -207,8 +199,7 @@ class Conductor(Remembers):
         if turned.step not in QUIET_STEPS and turned.step is not None:
             # With a lock of its own: the earlier guard's is gone, or will be refused as older.
             lock = await hands.do(Step.LOCK, turned)
-            where = {"engine": course.engine, "action": course.action}
-            self._write(NOTE, **where, fields={"take-over": lock.says, "done": lock.is_done})
+            self._ports.write(NOTE, course, {"take-over": lock.says, "done": lock.is_done})
             if not lock.is_done:
                 return False
             turned = turned._replace(epoch=int(lock.facts["epoch"]), facts={**turned.facts, "epoch": lock.facts["epoch"]})
@@ -277,37 +268,26 @@ class Conductor(Remembers):
             self._close(course, "")
         except PlimsollError as error:
             self.courses.pop(course.engine, None)
-            self._stop_acting(error)
+            self.stop_acting(error)
 
     async def _step(self, course: Course, hands: Hands) -> Course:
         step = course.step
-        assert step is not None
         if course.tries:
             await asyncio.sleep(self._pause_s * 2.0**course.tries)
-        where = {"engine": course.engine, "action": course.action, "step": str(step)}
-        self._write(INTENT, **where, fields={"epoch": course.epoch, "undo": course.is_undoing})
-        if step is Step.STOP and not course.tries:
-            self._write(RESTART, engine=course.engine, action=course.action, fields={"own": True})
-        self.courses[course.engine] = course.begun()
-        outcome = await self._done(course, hands)
-        self._write(OUTCOME, **where, fields=_fields(outcome))
+        course, outcome = await self._ports.step(course, lambda one: self._done(one, hands), self._show)
         self._ports.tell(
             Said(course.engine, f"{step}: {outcome.says}", fields={"action": course.action, "done": outcome.is_done})
         )
-        course = course.after(is_done=outcome.is_done, facts=outcome.facts)
-        self.courses[course.engine] = course
         return course
+
+    def _show(self, course: Course) -> None:
+        self.courses[course.engine] = course
 
     async def _done(self, course: Course, hands: Hands) -> Outcome:
         assert course.step is not None
         if course.step in (Step.DRAIN, Step.LEAVE) and not course.is_undoing and (why := self._against(course)):
             return failed(why)
-        try:
-            return await hands.do(course.step, course)
-        except PlimsollError:
-            raise
-        except Exception as problem:  # a mistake of ours in one step: the table says what follows, as for any other failure
-            return unsure(f"a mistake of ours: {type(problem).__name__}")
+        return await hands.do(course.step, course)
 
     def _against(self, course: Course) -> str:
         """What speaks against it now that the lock is ours: somebody else may have acted since it was decided."""
@@ -323,11 +303,10 @@ class Conductor(Remembers):
 
     def _close(self, course: Course, why: str) -> None:
         end = course.end or End.DONE
-        fields = {"end": str(end), "grade": str(course.grade), "kind": course.kind, "why": why}
         # Told first: a guard that dies in between tells it twice, and the other way round nobody would know.
         says = f"{course.grade} is {end}" + (f": {why}" if why else "")
         self._ports.tell(Said(course.engine, says, end in (End.HELD, End.FAILED), {"action": course.action, "end": str(end)}))
-        self._write(CLOSED, engine=course.engine, action=course.action, fields=fields)
+        self._ports.write_end(course, end, why)
         self._ended[course.engine, course.grade, end] += 1
         self.courses.pop(course.engine, None)
         self._beside.pop(course.engine, None)
@@ -350,7 +329,3 @@ class Conductor(Remembers):
         for task in self._beside.values():
             task.cancel()
         await asyncio.gather(*self._beside.values(), return_exceptions=True)
-
-
-def _fields(outcome: Outcome) -> dict[str, Any]:
-    return {"done": outcome.is_done, "says": outcome.says, "facts": dict(outcome.facts)}

@@ -15,13 +15,12 @@ from plimsoll.cli.guard_asks import Desk
 from plimsoll.cli.guard_drain import HandDrain, OneOfTwo
 from plimsoll.cli.guard_dry import DryBook, NoLock
 from plimsoll.cli.guard_foreign import ForeignRestarts
-from plimsoll.cli.guard_light_steps import TellsEnd
+from plimsoll.cli.guard_light_steps import Parts, TellsEnd
 from plimsoll.cli.guard_loop import Fleet
 from plimsoll.cli.guard_parts import lock_of, minute_in, own_process, parts_of, policy_of, told_of
 from plimsoll.cli.guard_put_back import PutBack
-from plimsoll.cli.guard_said import Ports, Said, needs_of
+from plimsoll.cli.guard_said import Ports, Said
 from plimsoll.cli.guard_sight import FleetSight, Told
-from plimsoll.cli.guard_steps import Parts
 from plimsoll.errors import PlimsollError, WorldFailed
 from plimsoll.guard.act_policy import ActPolicy
 from plimsoll.guard.course import open_courses
@@ -134,7 +133,10 @@ class Acting:
     async def run(self) -> None:
         """For ever: first what an earlier guard left, then round after round."""
         if not self._is_dry:
-            await self._take_over(self.conductor)
+            try:
+                await self.conductor.take_over()  # what has to wait for the lock is tried again in later rounds
+            except PlimsollError as error:
+                self.conductor.stop_acting(error)
         ended_s = log_s = 0.0
         while True:
             now_s = time.monotonic()
@@ -149,17 +151,6 @@ class Acting:
             await self._round()
             await asyncio.sleep(ROUND_S)
 
-    async def _take_over(self, conductor: Conductor) -> None:
-        """What has to wait for the lock is tried again in later rounds."""
-        try:
-            await conductor.take_over()
-        except PlimsollError as error:
-            self._stop_acting(error)
-
-    def _stop_acting(self, error: PlimsollError) -> None:
-        self.conductor.stopped_acting = str(error)
-        self._tell(Said("", f"guard does not act: {error}", is_urgent=True))
-
     async def _round(self) -> None:
         if self._is_dry:
             await self._dry.refresh(time.monotonic())
@@ -167,7 +158,7 @@ class Acting:
             try:
                 self._foreign.note()
             except PlimsollError as error:
-                self._stop_acting(error)
+                self.conductor.stop_acting(error)
         if self._is_dry:
             self._tell_what_would_be()
         else:
@@ -198,10 +189,6 @@ class Acting:
         for name, parts in self._made.parts.items():
             ended, stopped = ("", "") if name in busy else await end_of(parts)
             self.ended[name], self._stopped[name] = ended, stopped
-
-    def needs(self) -> dict[str, str]:
-        """Engines that guard can do no more about, and why: until somebody resumes them."""
-        return {engine: needs_of(engine, end) for engine, end in self.conductor.last_ends().items()}
 
     async def close(self) -> None:
         """Stop at once. What is under way is left to the next guard, or to its leases; the engines go on."""

@@ -10,16 +10,16 @@ from typing import Any, NamedTuple, Protocol
 
 from plimsoll.actuators.guard_server import Answer, error
 from plimsoll.actuators.journal_read import read_history
-from plimsoll.cli.guard_act import PAUSE, QUIET_STEPS, RUNGS, Conductor
+from plimsoll.cli.guard_act import QUIET_STEPS, Conductor
 from plimsoll.cli.guard_drain import HandDrain
 from plimsoll.cli.guard_put_back import PutBack
-from plimsoll.cli.guard_said import needs_of
 from plimsoll.domain.journal_entry import OPENED
 from plimsoll.errors import PlimsollError
 from plimsoll.guard.course import Course
-from plimsoll.guard.decide import Decision, Plan, Refusal, Switches
+from plimsoll.guard.decide import ASKED, Decision, Plan, Refusal, Switches
 from plimsoll.guard.grades import Grade
 from plimsoll.guard.ports import Book
+from plimsoll.guard.remembered import PAUSE, RUNGS
 from plimsoll.guard.steps import End
 from plimsoll.report.doctor import clean
 from plimsoll.report.guard import SCHEMA
@@ -104,7 +104,7 @@ class Desk:
 
     def needs(self) -> dict[str, str]:
         """Engines that restarts did not mend."""
-        return {engine: needs_of(engine, end) for engine, end in self._conductor.last_ends().items()}
+        return self._conductor.needs()
 
     def ended(self) -> dict[tuple[str, Grade, End], int]:
         """Since guard began."""
@@ -123,7 +123,7 @@ class Desk:
         at_work = [name for name, one in self._conductor.courses.items() if one.step not in QUIET_STEPS]
         others = [name for name in at_work if name not in self._drains.engines]
         if others:
-            return Refusal(engine, grade, "asked", "Busy", f"guard is at work on {others[0]}")
+            return Refusal(engine, grade, ASKED, "Busy", f"guard is at work on {others[0]}")
         return await self._conductor.ask(grade, engine)
 
     async def drain(self, engine: str) -> Decision:

@@ -11,24 +11,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Mapping
-from typing import Any
 
 from plimsoll.cli.guard_act import QUIET_STEPS
+from plimsoll.cli.guard_light_steps import Parts
 from plimsoll.cli.guard_said import Ports, Said
-from plimsoll.cli.guard_steps import Hands, Parts
+from plimsoll.cli.guard_steps import Hands
 from plimsoll.cli.guard_unwritten import end_unwritten
-from plimsoll.domain.journal_entry import CLOSED, INTENT, NOTE, OPENED, OUTCOME
+from plimsoll.domain.journal_entry import NOTE, OPENED
 from plimsoll.domain.outcome import Outcome, done, failed, unsure
-from plimsoll.errors import PlimsollError, WorldFailed
+from plimsoll.errors import PlimsollError
 from plimsoll.guard.act_policy import ActPolicy
 from plimsoll.guard.course import Course, opened, to_fields
-from plimsoll.guard.decide import Decision, Engine, Plan, Refusal, Switches, View, consider
+from plimsoll.guard.decide import ASKED, Decision, Engine, Plan, Refusal, Switches, View, consider
 from plimsoll.guard.grades import Grade
 from plimsoll.guard.ports import Lock
+from plimsoll.guard.remembered import DRAIN
 from plimsoll.guard.restart_checks import is_ready
 from plimsoll.guard.steps import End, Step
 
-KIND = "drain"
 LONGEST_S = 3_600.0
 ANSWER_S = 5.0  # how long whoever asked waits for how it went; it goes on all the same
 RENEW_LOCK_S = 5.0
@@ -105,9 +105,8 @@ class HandDrain:
         decision = self._consider(engine)
         if isinstance(decision, Refusal):
             return decision
-        course = opened(self._ports.name(), engine, Grade.RESTART, KIND, is_broken=False)
-        fields = {**to_fields(course), "why": decision.why}
-        self._write(OPENED, engine=engine, action=course.action, fields=fields)
+        course = opened(self._ports.name(), engine, Grade.RESTART, DRAIN, is_broken=False)
+        self._ports.write(OPENED, course, {**to_fields(course), "why": decision.why})
         self.courses[engine] = course
         self._back[engine] = asyncio.Event()
         self._tasks[engine] = task = asyncio.create_task(self._run(course))
@@ -115,17 +114,17 @@ class HandDrain:
         await asyncio.wait({task, out}, timeout=ANSWER_S, return_when=asyncio.FIRST_COMPLETED)
         out.cancel()
         if task.done() and not task.cancelled() and task.exception() is None:
-            return Refusal(engine, Grade.RESTART, KIND, "NotDone", task.result().says)
+            return Refusal(engine, Grade.RESTART, DRAIN, "NotDone", task.result().says)
         return decision
 
     async def undrain(self, engine: str) -> Decision:
         """Put it back."""
         task = self._tasks.get(engine)
         if task is None:
-            return Refusal(engine, Grade.RESTART, KIND, "NotDrained", "nobody has drained it by hand (guardctl actions)")
+            return Refusal(engine, Grade.RESTART, DRAIN, "NotDrained", "nobody has drained it by hand (guardctl actions)")
         self._back[engine].set()
         await asyncio.wait({task}, timeout=ANSWER_S)
-        return Plan(engine, Grade.RESTART, KIND, "somebody asked for it", (Step.UNDRAIN, Step.UNLOCK))
+        return Plan(engine, Grade.RESTART, DRAIN, "somebody asked for it", (Step.UNDRAIN, Step.UNLOCK))
 
     async def close(self, limit_s: float = ANSWER_S) -> None:
         """Put back what is out; what cannot be in this time is told, and left to the next guard and to its lease."""
@@ -149,17 +148,17 @@ class HandDrain:
         view = self._ports.view(frozenset(self.courses))
         found = next((one for one in view.engines if one.name == engine), None)
         if found is None:
-            return Refusal(engine, Grade.RESTART, KIND, "NotWatched", "no engine of that name is watched")
+            return Refusal(engine, Grade.RESTART, DRAIN, "NotWatched", "no engine of that name is watched")
         if engine in self.courses:
-            return Refusal(engine, Grade.RESTART, KIND, "Busy", "guard is at work on it already")
+            return Refusal(engine, Grade.RESTART, DRAIN, "Busy", "guard is at work on it already")
         parts = self._parts.get(engine)
         if parts is None or (parts.door is None and parts.balancer is None):
-            return Refusal(engine, Grade.RESTART, KIND, "NoGate", "it has neither a gate nor a balancer that could do it")
-        at_work = (name for name, one in self.courses.items() if one.step not in QUIET_STEPS and one.kind != KIND)
+            return Refusal(engine, Grade.RESTART, DRAIN, "NoGate", "it has neither a gate nor a balancer that could do it")
+        at_work = (name for name, one in self.courses.items() if one.step not in QUIET_STEPS and one.kind != DRAIN)
         decision = _for_drain(view._replace(busy=next(at_work, "")), self._policy, found)
         if isinstance(decision, Refusal):
-            return decision._replace(kind=KIND)
-        return decision._replace(kind=KIND, steps=(Step.LOCK, Step.DRAIN, Step.UNLOCK))
+            return decision._replace(kind=DRAIN)
+        return decision._replace(kind=DRAIN, steps=(Step.LOCK, Step.DRAIN, Step.UNLOCK))
 
     # Doing
 
@@ -172,7 +171,7 @@ class HandDrain:
             while course.step is not None:
                 assert course.step is not Step.STOP, "nothing is ever stopped here"
                 step, undoing = course.step, course.is_undoing
-                course, found = await self._step(course, hands)
+                course, found = await self._ports.step(course, lambda one: self._done(one, hands), self._show)
                 outcome = found if not undoing and step in (Step.LOCK, Step.DRAIN) else outcome
             self._close(course, outcome)
         except PlimsollError as error:
@@ -186,32 +185,11 @@ class HandDrain:
                 del self.courses[course.engine]
         return outcome
 
-    async def _step(self, course: Course, hands: Hands) -> tuple[Course, Outcome]:
-        step = course.step
-        assert step is not None
-        where = {"engine": course.engine, "action": course.action, "step": str(step)}
-        self._write(INTENT, **where, fields={"epoch": course.epoch, "undo": course.is_undoing})
-        self._show(course.begun())
-        if step is Step.EVIDENCE:
-            outcome = done("none is kept of an engine that a person drains")
-        elif step is Step.IDLE:
-            outcome = await self._hold(course, hands)
-        else:
-            outcome = await self._done(course, hands)
-        fields = {"done": outcome.is_done, "says": outcome.says, "facts": dict(outcome.facts)}
-        self._write(OUTCOME, **where, fields=fields)
-        course = course.after(is_done=outcome.is_done, facts=outcome.facts)
-        self._show(course)
-        return course, outcome
-
     async def _done(self, course: Course, hands: Hands) -> Outcome:
         assert course.step is not None
-        try:
-            return await hands.do(course.step, course)
-        except PlimsollError:
-            raise
-        except Exception as problem:  # a mistake of ours in one step: what follows is what follows a failure
-            return unsure(f"a mistake of ours: {type(problem).__name__}")
+        if course.step is Step.EVIDENCE:
+            return done("none is kept of an engine that a person drains")
+        return await (self._hold(course, hands) if course.step is Step.IDLE else hands.do(course.step, course))
 
     async def _put_back_unwritten(self, course: Course, hands: Hands, why: str) -> None:
         """Without its journal guard cannot answer for a drain: what is out comes back, with the lock if it can be had.
@@ -300,8 +278,7 @@ class HandDrain:
             await asyncio.sleep(0.02)
 
     async def _note(self, course: Course, what: str, outcome: Outcome) -> None:
-        fields = {what: outcome.says, "done": outcome.is_done}
-        self._write(NOTE, engine=course.engine, action=course.action, fields=fields)
+        self._ports.write(NOTE, course, {what: outcome.says, "done": outcome.is_done})
 
     def _show(self, course: Course) -> None:
         """Unless the conductor has begun something with it, as somebody asked it to."""
@@ -311,20 +288,13 @@ class HandDrain:
 
     def _close(self, course: Course, outcome: Outcome) -> None:
         end = course.end or End.UNDONE
-        fields = {"end": str(end), "grade": str(course.grade), "kind": KIND, "why": outcome.says}
-        self._write(CLOSED, engine=course.engine, action=course.action, fields=fields)
+        self._ports.write_end(course, end, outcome.says)
         says = {
             End.STOOD_BACK: f"it was not drained: {outcome.says}",
             End.HELD: "it is out of service and could not be put back",
         }
         said = says.get(end, "it is not drained by hand any more" if outcome.is_done else f"it was not drained: {outcome.says}")
         self._ports.tell(Said(course.engine, said, end is End.HELD, {"action": course.action, "end": str(end)}))
-
-    def _write(self, kind: str, **where: Any) -> None:
-        try:
-            self._ports.book.append(kind, **where)
-        except OSError as error:
-            raise WorldFailed(f"the journal cannot be written: {error}") from None
 
 
 def _for_drain(view: View, policy: ActPolicy, engine: Engine) -> Decision:
@@ -334,4 +304,4 @@ def _for_drain(view: View, policy: ActPolicy, engine: Engine) -> Decision:
     free = ActPolicy(most_away=policy.most_away, carries=policy.carries, may_be_last=policy.may_be_last, rollout_s=0.0)
     engines = [bare if one.name == engine.name else one for one in view.engines]
     view = view._replace(engines=engines, restarts=(), switches=Switches())
-    return consider(view, free, bare, Grade.RESTART, "asked", "somebody asked to drain it")
+    return consider(view, free, bare, Grade.RESTART, ASKED, "somebody asked to drain it")

@@ -271,15 +271,14 @@ class Fleet:
         while True:
             async with self._slow if one.is_slow else self._quick:
                 one.is_wanted.clear()
-                waiters, one.waiters = one.waiters, []
+                asked = len(one.waiters)  # whoever asks from now on wants a later look
                 look = await self._look(one)
             past = await self._past(one, look)
             self._take(one, look)
             if past:
                 one.judge.history.recall(past)
-            for waiter in waiters:
-                if not waiter.done():
-                    waiter.set_result(look)
+            waiters, one.waiters = one.waiters[:asked], one.waiters[asked:]  # not before: who leaves answers all that are there
+            _answer(waiters, look)
             if self._most_looks is not None and one.looks >= self._most_looks:
                 return
             due_s = max(due_s + every_s * (0.975 + 0.05 * dice()), clock())
@@ -339,7 +338,11 @@ async def _stopped(one: Watched) -> None:
         one.task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await one.task
-    for waiter in one.waiters:
-        if not waiter.done():
-            waiter.set_result(None)
+    _answer(one.waiters, None)
     await one.watcher.close()
+
+
+def _answer(waiters: Sequence[asyncio.Future[Look | None]], look: Look | None) -> None:
+    for waiter in waiters:
+        if not waiter.done():  # whoever asked may have gone
+            waiter.set_result(look)

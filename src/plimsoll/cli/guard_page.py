@@ -194,7 +194,7 @@ class Page:
         changes = [told for told in self._fleet.changes if told.engine == name]
         bound_s = one.judge.policy.number("saturated", "wait")
         steady = Clock(moment.now_s, moment.now_s + self._offset_s)
-        facts = EngineFacts(view, _readings(one), state.of(name), bound_s, self._series(one), changes)
+        facts = EngineFacts(view, _readings(one), state.of(name), self._series(one), changes)
         return {**sections(facts, steady), "none": "", "bound_s": bound_s}
 
     def _series(self, one: Watched) -> Series:

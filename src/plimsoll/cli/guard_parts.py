@@ -21,8 +21,8 @@ from plimsoll.actuators.lease_lock import LeaseLock
 from plimsoll.actuators.own_process import OwnProcess
 from plimsoll.actuators.systemd import SystemdUnit
 from plimsoll.cli.guard_deeds import EngineEvidence, EngineMemory, environment_of, log_progress
+from plimsoll.cli.guard_light_steps import Parts
 from plimsoll.cli.guard_sight import Told
-from plimsoll.cli.guard_steps import Parts
 from plimsoll.guard.act_policy import ActPolicy, Hours
 from plimsoll.guard.grades import Grade
 from plimsoll.guard.ports import Balancer, Lock, Restarter

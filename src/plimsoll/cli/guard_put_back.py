@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any
 
 from plimsoll.cli.guard_act import Conductor
+from plimsoll.cli.guard_light_steps import Parts
 from plimsoll.cli.guard_said import Ports, Said
-from plimsoll.cli.guard_steps import Hands, Parts
-from plimsoll.domain.journal_entry import CLOSED, INTENT, OPENED, OUTCOME
+from plimsoll.cli.guard_steps import Hands
+from plimsoll.domain.journal_entry import OPENED
 from plimsoll.domain.look import Reach
 from plimsoll.domain.outcome import Outcome, done, failed, unsure
-from plimsoll.errors import PlimsollError, WorldFailed
+from plimsoll.errors import PlimsollError
 from plimsoll.guard.act_policy import ActPolicy
 from plimsoll.guard.course import Course, opened, to_fields
 from plimsoll.guard.decide import Decision, Plan, Refusal
@@ -69,7 +69,7 @@ class PutBack:
             look = await self._ports.sight.look(course.engine)
             if look is None or look.reach is not Reach.ANSWERS:
                 return failed("it does not answer: start it first")
-            self._write(OPENED, course, fields={**to_fields(course), "why": WHY})
+            self._ports.write(OPENED, course, {**to_fields(course), "why": WHY})
             return await self._steps(course, Hands(parts, self._ports.lock, self._ports.sight, self._policy))
         except PlimsollError as error:
             await self._ports.lock.release()
@@ -83,17 +83,10 @@ class PutBack:
         result = unsure("it was not begun")
         while course.step is not None:
             step = course.step
-            self._write(INTENT, course, step, {"epoch": course.epoch, "undo": course.is_undoing})
-            self._conductor.courses[course.engine] = course.begun()
-            outcome = await self._done(course, hands)
-            fields = {"done": outcome.is_done, "says": outcome.says, "facts": dict(outcome.facts)}
-            self._write(OUTCOME, course, step, fields)
+            course, outcome = await self._ports.step(course, lambda one: self._done(one, hands), self._show)
             result = outcome if step in (Step.LOCK, Step.UNDRAIN) else result
-            course = course.after(is_done=outcome.is_done, facts=outcome.facts)
-            self._conductor.courses[course.engine] = course
         end = End.DONE if course.end is End.UNDONE else course.end or End.DONE
-        fields = {"end": str(end), "grade": str(course.grade), "kind": UNDRAIN, "why": result.says}
-        self._write(CLOSED, course, fields=fields)
+        self._ports.write_end(course, end, result.says)
         says = f"it was held, and is put back: {result.says}" if result.is_done else f"it was not put back: {result.says}"
         self._ports.tell(Said(course.engine, says, end is End.HELD, {"action": course.action, "end": str(end)}))
         return result
@@ -104,15 +97,7 @@ class PutBack:
             return done("none is kept of an engine that a person puts back")
         if course.step is Step.DRAIN:
             return failed(WHY)  # which is the way back
-        try:
-            return await hands.do(course.step, course)
-        except PlimsollError:
-            raise
-        except Exception as problem:  # a mistake of ours in one step: what follows is what follows a failure
-            return unsure(f"a mistake of ours: {type(problem).__name__}")
+        return await hands.do(course.step, course)
 
-    def _write(self, kind: str, course: Course, step: Step | str = "", fields: Mapping[str, Any] | None = None) -> None:
-        try:
-            self._ports.book.append(kind, engine=course.engine, action=course.action, step=str(step), fields=fields or {})
-        except OSError as error:
-            raise WorldFailed(f"the journal cannot be written: {error}") from None
+    def _show(self, course: Course) -> None:
+        self._conductor.courses[course.engine] = course

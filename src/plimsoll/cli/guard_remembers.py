@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from plimsoll.cli.guard_said import Ports
+from plimsoll.cli.guard_said import Ports, needs_of
 from plimsoll.domain.journal_entry import RESTART, SWITCH, Entry, cleaned
-from plimsoll.errors import BadInput, WorldFailed
+from plimsoll.errors import BadInput
 from plimsoll.guard.budget import Restart
 from plimsoll.guard.decide import LastEnd, Switches
 from plimsoll.guard.grades import Grade
@@ -49,9 +49,13 @@ class Remembers:
         """The engines that restarts did not mend, unless somebody has resumed them since."""
         return last_ends_of(self.kept())
 
+    def needs(self) -> dict[str, str]:
+        """Engines that guard can do no more about, and why: until somebody resumes them."""
+        return {engine: needs_of(engine, end) for engine, end in self.last_ends().items()}
+
     def foreign_restart(self, engine: str, **seen: Any) -> None:
         """Somebody else restarted it: it counts."""
-        self._write(RESTART, engine=engine, fields={"own": False, **seen})
+        self._ports.book.append(RESTART, engine=engine, fields={"own": False, **seen})
 
     def kept(self) -> list[Entry]:
         """With the engines' names as they are, not as they were fit to be written down."""
@@ -68,12 +72,6 @@ class Remembers:
     def _try_later(self, engine: str) -> None:
         pause_s = min(LONGEST_AGAIN_S, 2 * self._again.get(engine, (0.0, AGAIN_S / 2))[1])
         self._again[engine] = (self._ports.wall() + pause_s, pause_s)
-
-    def _write(self, kind: str, **where: Any) -> None:
-        try:
-            self._ports.book.append(kind, **where)
-        except OSError as error:
-            raise WorldFailed(f"the journal cannot be written: {error}") from None
 
 
 def _written(name: str) -> str:

@@ -217,12 +217,12 @@ class Daemon:
                 self._troubles.note(said, self._webhook.trouble, patience_s=WEBHOOK_PATIENCE_S)
             self._keep_needs()
             if self._recaller is not None:
-                self._recaller.keep({view.name for view in self._fleet.views()})
+                self._recaller.keep(self._fleet.names())
                 self._troubles.note(self._recaller.said, self._recaller.trouble)
 
     def _keep_needs(self) -> None:
         """Which engines need a person. That one begins to is told by whoever acted; what an earlier guard left, here."""
-        before, needs = self._fleet.needs, {} if self._acting is None else self._acting.needs()
+        before, needs = self._fleet.needs, {} if self._acting is None else self._acting.conductor.needs()
         self._fleet.needs = needs
         for name in before.keys() - needs.keys():
             self._fleet.tell(name, What.MENDED, "nobody is needed for it any more")

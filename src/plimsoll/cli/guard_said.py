@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
+from plimsoll.domain.journal_entry import CLOSED, INTENT, OUTCOME, RESTART
+from plimsoll.domain.outcome import Outcome
+from plimsoll.guard.course import Course
 from plimsoll.guard.decide import LastEnd, View
 from plimsoll.guard.ports import Book, Lock, Sight
+from plimsoll.guard.steps import End, Step
 
 
 class Said(NamedTuple):
@@ -30,7 +34,7 @@ def needs_of(engine: str, end: LastEnd) -> str:
 
 
 class Ports(NamedTuple):
-    """What the conductor is given."""
+    """What the conductor is given, as is whoever does a person's wish. What cannot be written down raises WorldFailed."""
 
     book: Book
     lock: Lock
@@ -39,3 +43,28 @@ class Ports(NamedTuple):
     tell: Callable[[Said], None]
     wall: Callable[[], float]
     name: Callable[[], str] = lambda: secrets.token_hex(4)
+
+    def write(self, kind: str, course: Course, fields: Mapping[str, Any], step: str = "") -> None:
+        """One entry about an action."""
+        self.book.append(kind, engine=course.engine, action=course.action, step=step, fields=fields)
+
+    def write_end(self, course: Course, end: End, why: str) -> None:
+        """That it is over."""
+        self.write(CLOSED, course, {"end": str(end), "grade": str(course.grade), "kind": course.kind, "why": why})
+
+    async def step(
+        self, course: Course, do: Callable[[Course], Awaitable[Outcome]], show: Callable[[Course], None]
+    ) -> tuple[Course, Outcome]:
+        """Its next step, written down before it is done and after; it is shown as begun, and as it stands then."""
+        step = course.step
+        assert step is not None
+        self.write(INTENT, course, {"epoch": course.epoch, "undo": course.is_undoing}, str(step))
+        if step is Step.STOP and not course.tries:
+            self.write(RESTART, course, {"own": True})
+        show(course.begun())
+        outcome = await do(course)
+        fields = {"done": outcome.is_done, "says": outcome.says, "facts": dict(outcome.facts)}
+        self.write(OUTCOME, course, fields, str(step))
+        course = course.after(is_done=outcome.is_done, facts=outcome.facts)
+        show(course)
+        return course, outcome

@@ -55,7 +55,7 @@ class FleetSight:
 
     def engines(self) -> Sequence[str]:
         """All that are watched."""
-        return [view.name for view in self._fleet.views()]
+        return self._fleet.names()
 
     def suffering(self, engine: str, policy: ActPolicy) -> str:
         """Why this one must stay after all: another of its group has left meanwhile, or cannot carry its load; or nothing."""

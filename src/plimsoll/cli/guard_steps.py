@@ -6,18 +6,17 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from plimsoll.cli.guard_light_steps import Evidence, Learns, Memory, Parts, TellsEnd, now_s
+from plimsoll.cli.guard_light_steps import Learns, TellsEnd, now_s
 from plimsoll.cli.guard_up_steps import UpHands
 from plimsoll.domain.condition import Condition
 from plimsoll.domain.look import Reach
-from plimsoll.domain.outcome import Outcome, done, failed
+from plimsoll.domain.outcome import Outcome, done, failed, unsure
+from plimsoll.errors import PlimsollError
 from plimsoll.guard.course import Course
 from plimsoll.guard.decide import BROKEN_KINDS
 from plimsoll.guard.idle import Sample, idleness
 from plimsoll.guard.restart_checks import is_ready, was_restarted
 from plimsoll.guard.steps import TRIES, Step
-
-__all__ = ["Evidence", "Hands", "Memory", "Parts"]
 
 STILL_SERVES_S = 10.0
 LEASE_MARGIN_S = 60.0  # by so much the drain's lease outlives the longest stop
@@ -42,7 +41,15 @@ class Hands(UpHands):
         }  # fmt: skip
 
     async def do(self, step: Step, course: Course) -> Outcome:
-        """One step of it."""
+        """One step of it; after a mistake of ours in it the table says what follows, as after any other failure."""
+        try:
+            return await self._do(step, course)
+        except PlimsollError:
+            raise
+        except Exception as problem:
+            return unsure(f"a mistake of ours: {type(problem).__name__}")
+
+    async def _do(self, step: Step, course: Course) -> Outcome:
         if step in _BEFORE_HARM and self.is_lock_lost:
             return failed("the lock was lost meanwhile: somebody else may act")
         if step in _BEFORE_HARM and (why := self._is_off()):
@@ -64,7 +71,8 @@ class Hands(UpHands):
 
     async def _leave(self, course: Course) -> Outcome:
         """The balancer's own checks see a dead engine too: that it cannot be told is no reason to leave the engine dead."""
-        learned = await self._learn(course)
+        del course
+        learned = await self._learn()
         if learned.is_done is False:
             return learned
         balancer = self._parts.balancer
@@ -77,9 +85,8 @@ class Hands(UpHands):
             return outcome
         return done(f"{outcome.says}; it serves nobody anyway", is_out=False, **learned.facts)
 
-    async def _learn(self, course: Course) -> Outcome:
+    async def _learn(self) -> Outcome:
         """Whom the restarter would stop: it stands in the journal before anything is done."""
-        del course
         restarter: object = self._parts.restarter
         if not isinstance(restarter, Learns):
             return done("nothing is to be learned")
@@ -90,7 +97,7 @@ class Hands(UpHands):
         door, balancer = self._parts.door, self._parts.balancer
         if door is None and balancer is None:
             return failed("it has neither a gate nor a balancer that could keep new work away")
-        learned = await self._learn(course)
+        learned = await self._learn()
         if not learned.is_done:
             return learned
         # The balancer first: its checks may see a gate that is not ready, and then it no longer knows who is the last one up.

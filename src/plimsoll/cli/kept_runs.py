@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import BinaryIO, Self
 
-from plimsoll.errors import BadInput, WorldFailed
+from plimsoll.errors import BadInput, TooLarge, WorldFailed
 from plimsoll.tune.goodput import Score
 from plimsoll.tune.work import Failed, Result
 
@@ -42,7 +42,9 @@ class KeptRuns:
     def _read(self) -> None:
         """Whole lines; one that a kill cut off is cut off for good."""
         self._file.seek(0)
-        text = self._file.read(BYTES_MAX)
+        text = self._file.read(BYTES_MAX + 1)
+        if len(text) > BYTES_MAX:  # what was not read must not be cut off
+            raise TooLarge(f"{self.path}: more than {BYTES_MAX >> 20} MiB of results; begin another file")
         whole = text[: text.rfind(b"\n") + 1]
         for number, line in enumerate(whole.splitlines(), 1):
             try:

@@ -49,7 +49,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from plimsoll.domain.correction import Correction
     from plimsoll.domain.finding import Finding
     from plimsoll.domain.launch import Launch
     from plimsoll.plan.ledger import Ledger
@@ -93,24 +92,14 @@ def run(words: list[str]) -> int:
 
 def planned_of(options: Split) -> Planned:
     """The plan of the command after `--`, for `doctor`: nothing is printed."""
-    return _plan_one(options, *launches_named(options, "plan")[0], learned=False)
-
-
-def planned_launch(options: Split, launch: Launch, folder: str, *, learned: bool = False) -> Planned:
-    """The plan of a start that was found already; for `standin` what was learned is left out: it is the same everywhere."""
-    return _plan_one(options, launch, folder, learned=learned)
-
-
-def card_of(options: Split) -> Card:
-    """The card that --gpu or --gpu-memory-gib names."""
-    return _card(options)
+    return planned_launch(options, *launches_named(options, "plan")[0], learned=False)
 
 
 def plan_as_json(options: Split) -> str:
     """The plan of the command after `--`, for `simulate`."""
     from plimsoll.report import plan as report
 
-    return report.as_json(_plan_one(options, *launches_named(options, "plan")[0]), None, None)
+    return report.as_json(planned_launch(options, *launches_named(options, "plan")[0]), None, None)
 
 
 def _with_matrix(options: Split) -> Split:
@@ -122,13 +111,14 @@ def _with_matrix(options: Split) -> Split:
     return options._replace(values=values, rest=tuple(word for word in options.rest if word not in more))
 
 
-def _plan_one(options: Split, launch: Launch, folder: str, *, learned: bool = True) -> Planned:
+def planned_launch(options: Split, launch: Launch, folder: str, *, learned: bool = True) -> Planned:
+    """The plan of a start that was found already."""
     return planned_from(_read_one(options, launch, folder, learned=learned))
 
 
 def _read_one(options: Split, launch: Launch, folder: str, *, learned: bool = True) -> Ready:
     checked, engine, gpus = _checked(options, launch, folder)
-    return _ready(checked, engine, _card(options), learned=learned, gpus=gpus)
+    return _ready(checked, engine, card_of(options), learned=learned, gpus=gpus)
 
 
 def _checked(options: Split, launch: Launch, folder: str) -> tuple[Checked, Engine, int | None]:
@@ -150,7 +140,7 @@ def _compare(options: Split) -> int:
     found = []
     for launch in read_launches(path):
         try:
-            found.append(plan_compare.Compared(launch.source, _plan_one(options, launch, "")))
+            found.append(plan_compare.Compared(launch.source, planned_launch(options, launch, "")))
         except PlimsollError as error:
             found.append(plan_compare.Compared(launch.source, None, str(error)))
     show(plan_compare.as_json(found) if "--json" in options.switches else plan_compare.as_text(found))
@@ -233,26 +223,27 @@ def planned_from(ready: Ready) -> Planned:
     ledger, findings = ready.replan(ready.settings)
     advice = advise(ledger, ready.model.shape, findings, ready.replan)
     before = _before(ready.checked, ready.model, ledger.card)
-    return Planned(ready.model.name, ledger, findings, advice, ready.checked, ready.notes, ready.model.shape, before)
+    return Planned(ready.model.name, ledger, findings, advice, ready.checked, ready.model.shape, ready.notes, before)
 
 
 def _ready(checked: Checked, engine: Engine, card: Card, *, learned: bool, gpus: int | None) -> Ready:
     from plimsoll.plan.findings import findings_of
     from plimsoll.plan.ledger import plan_ledger
-    from plimsoll.plan.settings import overrides_of, read_settings
+    from plimsoll.plan.settings import overrides_of, read_settings, revision_of
+    from plimsoll.sources.corrections import read_corrections
 
     if checked.model is None:
         raise BadInput("the command names no model")
     line = read_command_line(checked.rewritten[2:], engine.release, unseen=checked.unseen)
     line = with_config(line, checked.config, engine)
-    model, notes = _model(checked.model, overrides_of(line, engine.release))
+    model, notes = _model(checked.model, revision_of(line, engine.release), overrides_of(line, engine.release))
     _check_era(model.shape, engine.release)
     environment = dict(checked.launch.environment)
     settings = read_settings(line, checked.launch.environment, engine.release, model.shape, card.name, card.total_bytes)
     model, left_out = _with_drafter(model, settings)
 
     # What was learned of the model alone says nothing of it with a drafter beside it.
-    corrections = _corrections() if learned and model.drafter is None else {}
+    corrections = read_corrections() if learned and model.drafter is None else {}
 
     def replan(changed: Settings) -> tuple[Ledger, list[Finding]]:
         ledger = plan_ledger(model, changed, card)
@@ -266,13 +257,6 @@ def _ready(checked: Checked, engine: Engine, card: Card, *, learned: bool, gpus:
     if gpus is not None and gpus < settings.gpus:
         raise BadInput(f"the command needs {settings.gpus} GPUs (TP x PP x DP), --gpus says {gpus}")
     return Ready(checked, model, settings, replan, (*notes, *checked.notes, *left_out))
-
-
-def _corrections() -> Mapping[str, Correction]:
-    """What earlier starts taught; nothing where nobody ever asked to learn."""
-    from plimsoll.sources.corrections import read_corrections
-
-    return read_corrections()
 
 
 def _before(checked: Checked, model: ModelFacts, card: Card) -> Ledger | None:
@@ -291,13 +275,14 @@ def _before(checked: Checked, model: ModelFacts, card: Card) -> Ledger | None:
 
 def _with_drafter(model: ModelFacts, settings: Settings) -> tuple[ModelFacts, tuple[str, ...]]:
     """The model with the one that drafts for it; where that cannot be had, a note says that it is left out."""
-    name = (settings.speculative or {}).get("model")
+    drafting = settings.speculative or {}
+    name, revision = drafting.get("model"), drafting.get("revision")
     if settings.drafts_with_own_head:
         return model, ("the weights of the model's own multi-token head are not in these figures; its cache is",)
     if not isinstance(name, str):
         return model, ()
     try:
-        drafter, notes = _model(name)
+        drafter, notes = _model(name, revision if isinstance(revision, str) else None)
     except PlimsollError as error:
         return model, (f"the draft model {name} takes weights and KV of its own that are not in these figures: {error}",)
     return model._replace(drafter=drafter), notes
@@ -313,11 +298,13 @@ def _check_era(shape: ModelShape, release: str) -> None:
         )
 
 
-def _model(name: str, overrides: Mapping[str, object] | None = None) -> tuple[ModelFacts, tuple[str, ...]]:
+def _model(
+    name: str, revision: str | None, overrides: Mapping[str, object] | None = None
+) -> tuple[ModelFacts, tuple[str, ...]]:
     from plimsoll.sources.hub import Hub
     from plimsoll.sources.models import read_model
 
-    files = read_model(name, hub=Hub.from_environment())
+    files = read_model(name, hub=Hub.from_environment(), revision=revision)
     shape = ModelShape.from_config(_overridden(files.config, overrides or {}))
     tensors = None if files.tensors is None else tuple((t.name, t.dtype, t.shape) for t in files.tensors)
     return ModelFacts(name, shape, tensors, files.total_bytes), (*files.notes, *shape.notes)
@@ -332,7 +319,8 @@ def _overridden(config: Mapping[str, object], overrides: Mapping[str, object]) -
     return merged
 
 
-def _card(options: Split) -> Card:
+def card_of(options: Split) -> Card:
+    """The card that --gpu or --gpu-memory-gib names, else this machine's."""
     used = parse_gib(options.values["--used-gib"]) if "--used-gib" in options.values else 0
     given = parse_gib(options.values["--gpu-memory-gib"]) if "--gpu-memory-gib" in options.values else None
     if given == 0:

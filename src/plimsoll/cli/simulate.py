@@ -34,7 +34,7 @@ Read on: docs/simulate.md
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Self, TextIO
 
 from plimsoll.cli.options import Split, split_options
@@ -47,14 +47,13 @@ if TYPE_CHECKING:
     from plimsoll.domain.trace import Integers
     from plimsoll.simulate.result import AtBlockSize, Replay, Series
 
-_WITH_VALUE = (
+REPLAYING = (  # what says how a server replays traffic, for `sweep` too
     "--num-blocks --block-size --max-num-seqs --max-num-batched-tokens --max-model-len --long-prefill-token-threshold "
     "--watermark --scheduling-policy --groups --base-ns --token-ns --seq-ns --ctx-ps --limit --from-s --until-s --speedup "
     "--trace-block-size --rate --arrivals --burstiness --seed --plan --gpu --gpus --gpu-memory-gib --used-gib --vllm --fit "
-    "--fit-series --times --save-times "
-    "--html --steps --requests"
+    "--fit-series --times --save-times"
 ).split()
-_SWITCHES = (
+SWITCHES = (
     "--no-prefix-caching --no-chunked-prefill --async-scheduling --no-async-scheduling --no-reserve-full-isl --skip-bad --json "
     "--help -h"
 ).split()
@@ -62,42 +61,40 @@ BLOCK_SIZES = (8, 16, 32, 64, 128)
 COMPILING = (
     "plimsoll: compiling the scheduler for this machine, once (and once more for hybrid models); ten to twenty-five seconds"
 )
-_WRITTEN = ("--steps", "--requests", "--html", "--save-times")
+_WRITTEN = ("--steps", "--requests", "--html")
+_READ = ("--fit", "--fit-series", "--plan", "--times", "--last")
 
 
 def run(words: list[str]) -> int:
     """Read, think, render, exit code."""
-    options = split_options(words, with_value=_WITH_VALUE, switches=_SWITCHES)
+    options = split_options(words, with_value=(*REPLAYING, *_WRITTEN), switches=SWITCHES)
     if options.switches & {"--help", "-h"}:
         show(__doc__.rstrip() if __doc__ else "")
         return 0
-    if "vllm" in options.rest:
-        raise BadInput("put `--` before the command: plimsoll simulate TRACE --gpu H100 -- vllm serve MODEL ...")
-    unknown = next((word for word in options.rest if word.startswith("-") and word != "-"), None)
-    if unknown is not None:
-        raise BadInput(f"there is no option {unknown!r}; plimsoll simulate --help lists them")
-    try:
-        import numpy  # noqa: F401 - only whether it is there
-    except ImportError:
-        raise BadInput("simulate needs numpy and numba: pip install 'plimsoll-line[simulate]'") from None
+    checked_words(options, "simulate", written=(*_WRITTEN, "--save-times"))
     from plimsoll.simulate.compiled import telling
 
-    _check_outputs(options)
     with telling(say_compiling):
         return _simulate(options, words)
 
 
-def _check_outputs(options: Split) -> None:
-    """No output may fall upon a trace or another output, and none may fail only after a long run."""
+def checked_words(options: Split, command: str, written: Sequence[str]) -> None:
+    """What can be said before anything is read: typing mistakes, and outputs that cannot be or fall upon what is read."""
     import os
     from pathlib import Path
 
-    read = [
-        *options.rest,
-        *(options.values[name] for name in ("--fit", "--fit-series", "--plan", "--times") if name in options.values),
-    ]
+    if "vllm" in options.rest:
+        raise BadInput(f"put `--` before the command: plimsoll {command} TRACE --gpu H100 -- vllm serve MODEL ...")
+    unknown = next((word for word in options.rest if word.startswith("-") and word != "-"), None)
+    if unknown is not None:
+        raise BadInput(f"there is no option {unknown!r}; plimsoll {command} --help lists them")
+    try:
+        import numpy  # noqa: F401 - only whether it is there
+    except ImportError:
+        raise BadInput(f"{command} needs numpy and numba: pip install 'plimsoll-line[simulate]'") from None
+    read = [*options.rest, *(options.values[name] for name in _READ if name in options.values)]
     taken = {os.path.realpath(word): word for word in read if "\0" not in word}
-    for name in _WRITTEN:
+    for name in written:
         path = options.values.get(name)
         if path is None:
             continue

@@ -36,9 +36,14 @@ class Times(NamedTuple):
     """Requests at once in the run that the fit saw."""
 
 
+def said_times(values: Mapping[str, str]) -> dict[str, int]:
+    """Those that the options name."""
+    return {field: whole(values[name], name, most=_MOST_NS) for name, field in _SAID.items() if name in values}
+
+
 def read_times(values: Mapping[str, str], plan: Mapping[str, object] | None, settings: Settings, trace: Trace) -> Times:
     """What the user said, else a fit, else the data sheet, else the reference's constants."""
-    said = {field: whole(values[name], name, most=_MOST_NS) for name, field in _SAID.items() if name in values}
+    said = said_times(values)
     if said and "--fit" in values:
         raise BadInput(f"either --fit or {next(name for name in _SAID if name in values)}, not both")
     if "--times" in values:

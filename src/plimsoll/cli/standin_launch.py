@@ -12,6 +12,7 @@ from plimsoll.cli.options import Split, split_options
 from plimsoll.cli.plan import planned_launch
 from plimsoll.cli.simulate_inputs import NOT_REPLAYED, REPLICA_OF
 from plimsoll.cli.simulate_numbers import decimal, whole
+from plimsoll.cli.simulate_times import said_times
 from plimsoll.domain.launch import EntryPoint, Launch
 from plimsoll.engine.check import with_config
 from plimsoll.engine.command_line import CommandLine, Unseen, read_command_line
@@ -32,8 +33,6 @@ VALUES = tuple(
     "--gpu --gpus --gpu-memory-gib --used-gib --vllm --speed --start-seconds --fleet --port-range "
     "--base-ns --token-ns --seq-ns --ctx-ps".split()
 )
-_TIMES = {"--base-ns": "base_ns", "--token-ns": "token_ns", "--seq-ns": "seq_ns", "--ctx-ps": "ctx_ps"}
-_LONGEST_NS = 10**13
 _FASTEST = 1e6
 _MOST_SERVERS = 10_000
 # Flags that move the scheduler and are obeyed here, though a replay does not know them.
@@ -95,11 +94,10 @@ def read_asked(words: Sequence[str], environ: Mapping[str, str]) -> Asked:
     if refused is not None:
         raise ParserRefused(refused)
     _check_batch(Flags(line, engine.release))
-    planned = planned_launch(options, launch, folder)
-    assert planned.shape is not None, "a plan that was made has a model"
+    planned = planned_launch(options, launch, folder, learned=False)  # what was learned differs from machine to machine
     token = InsideSettings(environ).token
     subject = Planned(planned.model, planned.ledger, planned.shape, line, {**environment, "PLIMSOLL_TOKEN": token})
-    one = launch_of(subject, times=_times(options.values), start_s=_start_seconds(options.values))
+    one = launch_of(subject, times=said_times(options.values), start_s=_start_seconds(options.values))
     launches = _fleet(one, options.values)
     _check_address(one)
     return Asked(launches, _speed(options.values), faults, tuple(_notes(line, engine)))
@@ -179,10 +177,6 @@ def _line(launch: Launch, release: str) -> CommandLine:
 
 def _is_given(line: CommandLine, name: str) -> bool:
     return any(argument.row is not None and argument.row.name == name for argument in line.arguments)
-
-
-def _times(values: Mapping[str, str]) -> dict[str, int]:
-    return {field: whole(values[name], name, most=_LONGEST_NS) for name, field in _TIMES.items() if name in values}
 
 
 def _start_seconds(values: Mapping[str, str]) -> float:

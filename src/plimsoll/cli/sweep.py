@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from plimsoll.cli.options import Split, split_options
 from plimsoll.cli.output import show, write_file
+from plimsoll.cli.simulate import REPLAYING, SWITCHES, checked_words, say_compiling
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,28 +33,16 @@ if TYPE_CHECKING:
     from plimsoll.tune.grid import Axes, Point
     from plimsoll.tune.work import Result, RunAll, Traffic
 
-_WITH_VALUE = (
-    "--model --num-blocks --block-size --max-num-seqs --max-num-batched-tokens --max-model-len --long-prefill-token-threshold "
-    "--watermark --scheduling-policy --groups --base-ns --token-ns --seq-ns --ctx-ps --limit --from-s --until-s --speedup "
-    "--trace-block-size --rate --arrivals --burstiness --seed --plan --gpu --gpus --gpu-memory-gib --used-gib --vllm --fit "
-    "--fit-series --times --save-times --slo --into --on --csv --html --top"
-).split()
-_SWITCHES = (
-    "--no-prefix-caching --no-chunked-prefill --async-scheduling --no-async-scheduling --no-reserve-full-isl --skip-bad --json "
-    "--help -h"
-).split()
+_MORE = "--model --slo --into --on --csv --html --top".split()
 
 
 def run(words: list[str]) -> int:
     """Read, think, render, exit code."""
-    options = split_options(words, with_value=_WITH_VALUE, switches=_SWITCHES)
+    options = split_options(words, with_value=(*REPLAYING, *_MORE), switches=SWITCHES)
     if options.switches & {"--help", "-h"}:
         show(__doc__.rstrip() if __doc__ else "")
         return 0
-    from plimsoll.cli.tune_inputs import checked_words
-
-    checked_words(options, "sweep", written=("--csv", "--html", "--save-times"))
-    from plimsoll.cli.simulate import say_compiling
+    checked_words(options, "sweep", written=("--csv", "--html", "--save-times", "--into"))
     from plimsoll.simulate.compiled import telling
 
     with telling(say_compiling):

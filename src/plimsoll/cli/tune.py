@@ -34,6 +34,7 @@ from __future__ import annotations
 
 from plimsoll.cli.options import Split, split_options
 from plimsoll.cli.output import show, write_file
+from plimsoll.cli.simulate import checked_words, say_compiling
 from plimsoll.errors import BadInput
 
 TYPE_CHECKING = False
@@ -53,10 +54,7 @@ def run(words: list[str]) -> int:
     if options.switches & {"--help", "-h"}:
         show(__doc__.rstrip() if __doc__ else "")
         return 0
-    from plimsoll.cli.tune_inputs import checked_words
-
-    checked_words(options, "tune", written=("--html", "--commands", "--save-times"))
-    from plimsoll.cli.simulate import say_compiling
+    checked_words(options, "tune", written=("--html", "--commands", "--save-times", "--into"))
     from plimsoll.simulate.compiled import telling
 
     with telling(say_compiling):

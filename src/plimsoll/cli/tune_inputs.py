@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from plimsoll.cli.options import Split
-from plimsoll.errors import BadInput, WorldFailed
+from plimsoll.errors import BadInput
 
 if TYPE_CHECKING:
     from plimsoll.cli.kept_runs import KeptRuns
@@ -20,7 +18,6 @@ if TYPE_CHECKING:
     from plimsoll.tune.work import Traffic
 
 LAST_MAX_BYTES = 64 << 20
-NEEDS = "needs numpy and numba: pip install 'plimsoll-line[simulate]'"
 
 
 class Asked(NamedTuple):
@@ -45,34 +42,7 @@ class Asked(NamedTuple):
         words = with_flags(checked.rewritten, flags_of(candidate, candidate_of(self.planned.ledger)))
         launch = find_launch(words, checked.launch.environment, "tune")
         assert launch is not None, "a vLLM start with other flags is one still"
-        return planned_launch(self.options, launch, "", learned=True)
-
-
-def checked_words(options: Split, command: str, written: Sequence[str]) -> None:
-    """What can be said against the words before anything is read: typing mistakes, outputs that cannot be."""
-    if "vllm" in options.rest:
-        raise BadInput(f"put `--` before the command: plimsoll {command} TRACE --gpu H100 -- vllm serve MODEL ...")
-    unknown = next((word for word in options.rest if word.startswith("-") and word != "-"), None)
-    if unknown is not None:
-        raise BadInput(f"there is no option {unknown!r}; plimsoll {command} --help lists them")
-    try:
-        import numpy  # noqa: F401 - only whether it is there
-    except ImportError:
-        raise BadInput(f"{command} {NEEDS}") from None
-    taken = {os.path.realpath(word): word for word in options.rest if "\0" not in word}
-    for name in (*written, "--into"):
-        path = options.values.get(name)
-        if path is None:
-            continue
-        if not path or path == "-" or "\0" in path:
-            raise BadInput(f"{name} needs the name of a file, not {path!r}")
-        real = os.path.realpath(path)
-        if real in taken and not real.startswith("/dev/"):
-            raise BadInput(f"{name} {path} would overwrite {taken[real]}")
-        taken[real] = f"what {name} writes"
-        target = Path(real)
-        if target.is_dir() or not os.access(target if target.exists() else target.parent, os.W_OK):
-            raise WorldFailed(f"{path}: cannot be written")
+        return planned_launch(self.options, launch, "")
 
 
 def split_axes(options: Split) -> tuple[Split, dict[str, str]]:

@@ -43,7 +43,6 @@ class EngineFacts(NamedTuple):
     view: EngineView
     readings: Mapping[str, Reading] = {}  # kv_cache_usage, running, waiting, in_flight, expected_wait, twice
     guarding: Guarding = Guarding()
-    wait_bound_s: float | None = None
     series: Series = Series()
     changes: Sequence[Told] = ()
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 
 MOST_EVIDENCE = 8
+MOST_NOTES = 3  # of each input
 _INTRODUCES = ("API server version", "LLM engine (v")
 
 
@@ -110,7 +111,12 @@ def _memory(said: Sequence[LogDiagnosis], judged: Sequence[Judged]) -> bool | No
         return True
     if servers or causes:
         return False
-    return False if any(one.facts.get("is") in ("metrics", "range") for one in judged) else None
+    return False if any(one.facts.get("is") in ("metrics", "range") and _shows_engine(one) for one in judged) else None
+
+
+def _shows_engine(one: Judged) -> bool:
+    """A page of metrics may be another program's, or hide them all."""
+    return bool(one.facts.get("engines", True))
 
 
 def _ordered(findings: Sequence[Finding], *, memory: bool | None) -> Iterator[Finding]:
@@ -158,7 +164,7 @@ def _facts(texts: Sequence[LogDiagnosis], judged: Sequence[Judged]) -> dict[str,
             {
                 "source": one.source,
                 "is": str(one.facts.get("is", "figures")),
-                "says": str(one.findings[0].code) if one.findings else "nothing wrong in it",
+                "says": str(one.findings[0].code) if one.findings else _quiet(one),
             }
             for one in judged
         ),
@@ -167,7 +173,19 @@ def _facts(texts: Sequence[LogDiagnosis], judged: Sequence[Judged]) -> dict[str,
         facts["other_logs"] = [{"source": one.source, **one.facts} for one in servers if one.facts is not told[0].facts]
     for one in judged:
         facts.setdefault(str(one.facts.get("is", "figures")), []).append({"source": one.source, **one.facts})  # type: ignore[attr-defined]
+    notes = [note for one in texts for note in one.notes[:MOST_NOTES]]
+    notes += [str(note) for one in judged for note in _list(one.facts.get("notes"))[:MOST_NOTES]]
+    if notes:
+        facts["notes"] = list(dict.fromkeys(notes))
     return facts
+
+
+def _quiet(one: Judged) -> str:
+    return "nothing wrong in it" if _shows_engine(one) else "nothing of vLLM in it"
+
+
+def _list(value: object) -> Sequence[object]:
+    return value if isinstance(value, list | tuple) else ()
 
 
 def _asks(

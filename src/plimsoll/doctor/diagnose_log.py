@@ -43,6 +43,7 @@ class LogDiagnosis(NamedTuple):
     is_server: bool  # whether vLLM speaks in it at all
     kinds: frozenset[str] = frozenset()  # who else speaks in it: the kernel, a supervisor, nvidia-smi, torch's summary
     around: tuple[Finding, ...] = ()  # what these say
+    notes: tuple[str, ...] = ()  # what they show beside it
 
     @property
     def what(self) -> str:
@@ -82,7 +83,7 @@ def diagnose_log(log: Log, plan_for: PlanFor, texts: Sequence[Text] = TEXTS) -> 
     if verdict.lives_failed >= CRASH_LOOP:
         findings.append(_crash_loop(story, verdict))
     kinds = kinds_in(log)
-    around = _around(log, verdict, kinds)
+    around, notes = _around(log, verdict, kinds)
     trends = _trends(log)
     remarks = [one for one in trends if one.code is Code.ENGINE_SATURATED]  # more work than one server does is no failure
     trends = [one for one in trends if one not in remarks]
@@ -109,6 +110,7 @@ def diagnose_log(log: Log, plan_for: PlanFor, texts: Sequence[Text] = TEXTS) -> 
         is_server,
         kinds,
         tuple(around),
+        tuple(hide_user_text(redact(note)) for note in notes),
     )
 
 
@@ -181,27 +183,34 @@ def _crash_loop(story: Story, verdict: Verdict) -> Finding:
     )
 
 
-def _around(log: Log, verdict: Verdict, kinds: frozenset[str]) -> list[Finding]:
-    """What other speakers in the same text say; each judge is loaded only where its own words occur."""
+def _around(log: Log, verdict: Verdict, kinds: frozenset[str]) -> tuple[list[Finding], list[str]]:
+    """What other speakers in the same text say, and notes; each judge is loaded only where its own words occur."""
     found: list[Finding] = []
+    notes: list[str] = []
     if "kernel" in kinds:
         from plimsoll.doctor.kernel import judge_kernel
 
-        found += judge_kernel(log).findings
+        kernel = judge_kernel(log)
+        found += kernel.findings
+        notes += kernel.facts.notes
     if "supervisor" in kinds:
         from plimsoll.doctor.kubernetes import judge_pods
 
-        found += judge_pods(log).findings
+        pods = judge_pods(log)
+        found += pods.findings
+        notes += pods.facts.notes
     if "nvidia-smi" in kinds:
         from plimsoll.doctor.nvidia_smi import judge_nvidia_smi
 
-        found += judge_nvidia_smi(log).findings
+        cards = judge_nvidia_smi(log)
+        found += cards.findings
+        notes += cards.facts.notes
     if "memory-summary" in kinds:
         from plimsoll.doctor.memory_summary import judge_memory_summary
 
         failed = verdict.root.oom.tried if verdict.root is not None and verdict.root.oom is not None else None
         found += judge_memory_summary(log, failed_bytes=failed).findings
-    return found
+    return found, notes
 
 
 def _trends(log: Log) -> list[Finding]:

@@ -40,11 +40,6 @@ class KernelFacts(NamedTuple):
     xids: tuple[XidEvent, ...] = ()
     notes: tuple[str, ...] = ()  # seen, and not the cause by itself
 
-    @property
-    def empty(self) -> bool:
-        """Whether nothing of the kernel's was recognised."""
-        return not (self.kills or self.xids or self.notes)
-
 
 class KernelVerdict(NamedTuple):
     """The findings, the gravest first, and the facts."""

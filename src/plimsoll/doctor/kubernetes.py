@@ -176,16 +176,7 @@ def _ending(log: Log, facts: PodFacts) -> Finding | None:
         if ending.reason
         else finding.because
     )
-    return Finding(
-        finding.code,
-        finding.severity,
-        finding.confidence,
-        finding.title,
-        because,
-        evidence,
-        finding.remedy,
-        finding.not_a_remedy,
-    )
+    return finding._replace(because=because, evidence=evidence)
 
 
 def _stopped(log: Log, facts: PodFacts, ending: Ending) -> Finding:

@@ -6,17 +6,15 @@ data-parallel server is judged by itself; of several with the same trouble the w
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from plimsoll.doctor.metrics_facts import EngineFacts, MetricsFacts, facts_of
-from plimsoll.doctor.metrics_queues import FULL, ROOM, matters, share_done_twice
+from plimsoll.doctor.metrics_queues import FULL, ROOM, SEVERE_STORM, STORM, matters, share_done_twice
 from plimsoll.doctor.metrics_remedies import kv_not_remedies, kv_remedies, saturated_remedies, wedge_remedies
 from plimsoll.domain.finding import Code, Evidence, Finding, Severity
 from plimsoll.domain.metrics_page import Page
 
-STORM = 0.05
-"""Share of all computed tokens, computed a second time, from which a storm is one."""
-SEVERE_STORM = 0.20
 _FEWEST = 10.0  # preemptions since the start below which nothing is said
 _FEWEST_NOW = 3.0  # the same within a few seconds
 _HINT_S, _WEDGED_S = 60.0, 120.0
@@ -61,10 +59,7 @@ def _worst(code: Code, judged: list[_Judged], engines: int) -> Finding:
     if engines < 2:
         return worst
     among = f" {len(same)} of {engines} engines show it; the worst is {same[0].engine.label}."
-    return Finding(
-        worst.code, worst.severity, worst.confidence, worst.title, worst.because + among,
-        worst.evidence, worst.remedy, worst.not_a_remedy,
-    )  # fmt: skip
+    return worst._replace(because=worst.because + among)
 
 
 def _evidence(engine: EngineFacts, source: str, *figures: str) -> tuple[Evidence, ...]:
@@ -131,8 +126,7 @@ def _storm(engine: EngineFacts, source: str) -> _Judged | None:
     return _Judged(share, engine, finding)
 
 
-def _twice(engine: EngineFacts, of: object) -> float | None:
-    counts = of if isinstance(of, dict) else dict(engine.figures)
+def _twice(engine: EngineFacts, counts: Mapping[str, float]) -> float | None:
     done = counts.get("prompt_tokens", 0.0) + counts.get("generation_tokens", 0.0) - counts.get("prompt_tokens_cached", 0.0)
     return share_done_twice(counts.get("preemptions"), done, _length_at_preemption(engine))
 

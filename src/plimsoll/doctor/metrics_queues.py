@@ -6,6 +6,8 @@ FULL = 0.95
 """Share of KV blocks in use from which the cache is full: what is left does not take another request of usual length."""
 ROOM = 0.90
 """Share below which the cache is plainly not what limits."""
+STORM, SEVERE_STORM = 0.05, 0.20
+"""Share of all computed tokens, computed a second time, from which preemption is a storm, and a severe one."""
 _SHORT = 4.0
 
 

@@ -10,12 +10,19 @@ from plimsoll.domain.finding import Remedy
 _UTILIZATION_MAX = 0.95
 
 
+def cache_tokens(cache: Mapping[str, str]) -> int | None:
+    """How many tokens the KV cache holds, by the labels of vllm:cache_config_info; None if they do not say."""
+    tokens = _whole(cache.get("kv_cache_size_tokens"))
+    if tokens is not None:
+        return tokens
+    # Right for models without hybrid layers, and older releases have nothing better.
+    blocks, size = _whole(cache.get("num_gpu_blocks")), _whole(cache.get("block_size"))
+    return blocks * size if blocks is not None and size is not None else None
+
+
 def fitting_sequences(cache: Mapping[str, str], figures: Mapping[str, float]) -> int | None:
     """How many requests of the mean length seen fit into the cache at once; None if the page does not say enough."""
-    tokens = _number(cache.get("kv_cache_size_tokens"))
-    if tokens is None:  # right for models without hybrid layers, and older releases have nothing better
-        blocks, size = _number(cache.get("num_gpu_blocks")), _number(cache.get("block_size"))
-        tokens = blocks * size if blocks is not None and size is not None else None
+    tokens = cache_tokens(cache)
     prompt, output = figures.get("prompt_length_mean"), figures.get("output_length_mean")
     if tokens is None or prompt is None or output is None or prompt + output < 1:
         return None
@@ -100,3 +107,7 @@ def _number(text: str | None) -> float | None:
     except ValueError:
         return None
     return value if math.isfinite(value) and value > 0 else None
+
+
+def _whole(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdecimal() and len(text) < 16 and int(text) > 0 else None

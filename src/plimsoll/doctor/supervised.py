@@ -71,11 +71,6 @@ class PodFacts(NamedTuple):
     timeouts: tuple[Line, ...] = ()  # systemd's start took too long
     notes: tuple[str, ...] = ()
 
-    @property
-    def empty(self) -> bool:
-        """Whether no supervisor's text was recognised."""
-        return self == PodFacts()
-
 
 def pair(text: str) -> tuple[int, str, str] | None:
     """A line of `kubectl describe`, YAML or JSON as (indent, key in small letters without spaces, value)."""

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from plimsoll.doctor.metrics_queues import is_full, share_done_twice
+from plimsoll.doctor.metrics_queues import SEVERE_STORM, STORM, is_full, share_done_twice
 from plimsoll.doctor.metrics_remedies import kv_not_remedies, kv_remedies, saturated_remedies, wedge_remedies
 from plimsoll.doctor.trend_growth import median
 from plimsoll.doctor.trend_moments import Moment, Stretch, overrun, saturated
 from plimsoll.doctor.trend_words import duration
 from plimsoll.domain.finding import Code, Evidence, Finding, Severity
 
-STORM, SEVERE_STORM = 0.05, 0.20
-"""Share of all computed tokens, computed a second time."""
 PREEMPTIONS_LEAST = 10.0
 STUCK_LOG_S = 60.0
 STUCK_RANGE_S = 120.0

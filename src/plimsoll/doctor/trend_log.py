@@ -17,17 +17,12 @@ from typing import NamedTuple
 
 from plimsoll.doctor.trend_moments import Moment
 from plimsoll.domain.log import Line, Log
-from plimsoll.domain.series import Series
 from plimsoll.engine.log_lines import log_line
 
 EVERY_S = 10.0
 """Between two periodic lines, where the lines have no time of their own."""
 TEXT_MAX = 1000
 _MARK, _PREEMPTED = "Avg prompt throughput", "is preempted by"
-_FIGURES = {
-    "running": "running", "waiting": "waiting", "kv": "kv_cache_usage", "prompt_per_s": "prompt_per_s", "swapped": "swapped",
-    "generation_per_s": "generation_per_s", "preempted": "preempted", "hit_rate": "prefix_hit_rate",
-}  # fmt: skip
 
 
 class Whose(NamedTuple):
@@ -89,18 +84,6 @@ def preemptions_of_log(log: Log) -> Mapping[Whose, Sequence[Preempted]]:
             said = total.search(line.text)
             found.setdefault(Whose(line.server, line.process, ""), []).append(Preempted(line, int(said[1]) if said else 1))
     return found
-
-
-def points_of_log(log: Log) -> tuple[Series, ...]:
-    """What the periodic lines say as series, by our names for figures; labels say which server, process and engine."""
-    series: list[Series] = []
-    for whose, moments in moments_of_log(log).items():
-        labels = {name: value for name, value in zip(whose._fields, whose, strict=True) if value}
-        for field, figure in _FIGURES.items():
-            pairs = [(m.at_s, value) for m in moments if (value := getattr(m, field)) is not None]
-            if pairs:
-                series.append(Series(figure, labels, tuple(t for t, _ in pairs), tuple(v for _, v in pairs), figure))
-    return tuple(series)
 
 
 def kv_tokens_of_log(log: Log) -> float | None:

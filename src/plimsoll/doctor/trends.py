@@ -18,7 +18,7 @@ from plimsoll.doctor.trend_engine import (
     judge_twice,
     stuck_finding,
 )
-from plimsoll.doctor.trend_log import Preempted, kv_tokens_of_log, moments_of_log, points_of_log, preemptions_of_log
+from plimsoll.doctor.trend_log import Preempted, kv_tokens_of_log, moments_of_log, preemptions_of_log
 from plimsoll.doctor.trend_memory import judge_gpu, judge_host
 from plimsoll.doctor.trend_moments import Moment
 from plimsoll.doctor.trend_words import duration
@@ -26,7 +26,7 @@ from plimsoll.domain.finding import Code, Evidence, Finding, Severity
 from plimsoll.domain.log import Log
 from plimsoll.domain.series import Series
 
-__all__ = ["judge_log_trends", "judge_preemption_lines", "judge_trends", "points_of_log"]
+__all__ = ["judge_log_trends", "judge_preemption_lines", "judge_trends"]
 
 _OF_ITS_OWN = frozenset({"reason", "sleep_state", "finished_reason", "le", "__name__"})
 _TOTALS = ("preemptions", "success", "prompt_tokens", "generation_tokens", "steps")
@@ -216,7 +216,5 @@ def _worst_of_each(found: Iterable[Finding]) -> tuple[Finding, ...]:
             worst[one.code] = one
     ordered = sorted(worst.values(), key=lambda f: (-rank[f.severity], -f.confidence))
     return tuple(
-        Finding(f.code, f.severity, f.confidence, f.title, f"{f.because} {count[f.code] - 1} more show the same.",
-                f.evidence, f.remedy, f.not_a_remedy) if count[f.code] > 1 else f
-        for f in ordered
-    )  # fmt: skip
+        f._replace(because=f"{f.because} {count[f.code] - 1} more show the same.") if count[f.code] > 1 else f for f in ordered
+    )

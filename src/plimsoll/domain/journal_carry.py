@@ -63,10 +63,6 @@ class Carry:
             if len(self._open) > ACTIONS_MAX:
                 self._close(next(iter(self._open)))
 
-    def open_actions(self) -> tuple[str, ...]:
-        """Those that were begun and not closed, the oldest first."""
-        return tuple(self._open)
-
     def entries(self, now: float) -> list[Entry]:
         """All that is needed at this time, in the order in which it was first written."""
         kept = [entry for entry in self._counted if now - entry.at < WINDOW_S]

@@ -10,7 +10,7 @@ from plimsoll.domain.unknown import Unknown
 
 
 class Load(NamedTuple):
-    """What one engine carries now, and what it was seen to carry."""
+    """What one engine carries now."""
 
     engine: str
     kv_usage: float | None

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from plimsoll.domain.journal_entry import CLOSED, INTENT, OPENED, OUTCOME, Entry
 from plimsoll.guard.grades import Grade
-from plimsoll.guard.steps import BROKEN, COURSES, SERVING, UNDO, End, Next, Step, follows
+from plimsoll.guard.steps import COURSES, UNDO, End, Next, Step, follows, steps_of
 
 
 class Course(NamedTuple):
@@ -37,9 +37,7 @@ class Course(NamedTuple):
         """Whether the engine was stopped, or may have been."""
         if Step.STOP not in self.steps:
             return False
-        if self.is_undoing:
-            return self.end is End.HELD
-        if self.step is None:
+        if self.is_undoing or self.step is None:
             return self.end is End.HELD
         if self.step is Step.STOP:
             return self.is_begun or self.tries > 0  # tried, with whatever outcome
@@ -97,8 +95,7 @@ class Course(NamedTuple):
 
 def opened(action: str, engine: str, grade: Grade, kind: str, *, is_broken: bool) -> Course:
     """A new one."""
-    courses = COURSES[grade]
-    steps = courses[0] if len(courses) == 1 else BROKEN if is_broken else SERVING
+    steps = steps_of(grade, is_broken=is_broken)
     return Course(action, engine, grade, kind, steps, steps[0])
 
 

@@ -12,7 +12,7 @@ from plimsoll.guard.budget import Restart, spent
 from plimsoll.guard.capacity import Load, without
 from plimsoll.guard.grades import Grade
 from plimsoll.guard.policy import GRADES
-from plimsoll.guard.steps import ABOUT, BROKEN, COURSES, SERVING, Step
+from plimsoll.guard.steps import ABOUT, Step, steps_of
 
 BROKEN_KINDS = frozenset({"dead", "wedged", "hung"})
 """An engine of which one of these holds serves nobody: to stop it loses nothing."""
@@ -75,11 +75,6 @@ class Plan(NamedTuple):
     kind: str
     why: str
     steps: tuple[Step, ...]
-
-    @property
-    def is_broken(self) -> bool:
-        """Whether it is about an engine that serves nobody."""
-        return self.steps == BROKEN
 
     def __str__(self) -> str:
         return f"{self.engine}: {self.grade} because {self.why}"
@@ -150,7 +145,7 @@ def consider(view: View, policy: ActPolicy, engine: Engine, grade: Grade, kind: 
     for reason, says in _against(view, policy, engine, grade, kind):
         if says:
             return Refusal(engine.name, grade, kind, reason, says)
-    steps = COURSES[grade][0] if grade is not Grade.RESTART else BROKEN if is_broken else SERVING
+    steps = steps_of(grade, is_broken=is_broken)
     return Plan(engine.name, grade, kind, why, steps)
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from plimsoll.doctor.metrics_remedies import kv_not_remedies, kv_remedies, saturated_remedies, wedge_remedies
+from plimsoll.doctor.metrics_remedies import cache_tokens, kv_not_remedies, kv_remedies, saturated_remedies, wedge_remedies
 from plimsoll.domain.condition import Condition
 from plimsoll.domain.finding import Code, Evidence, Finding, Remedy, Severity
 from plimsoll.domain.look import Look
@@ -254,22 +253,10 @@ class Planned(NamedTuple):
 
 def as_planned(planned: Planned, look: Look | None) -> Seen:
     """Whether the KV cache that the engine says it has lies in the band of its plan."""
-    config: Mapping[str, str] = look.config if look is not None else {}
-    blocks, size = _number(config.get("num_gpu_blocks")), _number(config.get("block_size"))
-    tokens = _number(config.get("kv_cache_size_tokens"))
-    if tokens is None:
-        tokens = blocks * size if blocks is not None and size is not None else None
+    tokens = cache_tokens(look.config) if look is not None else None
     if tokens is None:
         return unknown("NotOnThePage", "the engine does not say how large its KV cache is")
     text = f"{tokens:,.0f} tokens of KV cache; planned were {planned.tokens:,.0f} ({planned.low:,.0f} to {planned.high:,.0f})"
     if planned.low <= tokens <= planned.high:
         return no("AsPlanned", text)
     return yes("DiffersFromPlan", text, Evidence("vllm:cache_config_info", text))
-
-
-def _number(text: str | None) -> float | None:
-    try:
-        value = float(text) if text is not None else math.nan
-    except ValueError:
-        return None
-    return value if math.isfinite(value) and value > 0 else None

@@ -27,7 +27,7 @@ COARSE_POINTS = 720
 LONGEST_START_S = 3_600.0
 RANKS_MOST = 1_024  # of whom a history is kept
 RANK_GONE_S = 600.0  # one that has not been heard of for so long is not one of them any more
-LATELY_S = 1_500.0
+SURELY_S = 1_500.0  # so far back every look is surely kept
 DEAD = 503
 CANARIES_KEPT = 16
 GAP_LOOKS = 3.5  # a hole of more looks than this: what happened in it is not known
@@ -65,7 +65,7 @@ class History:
         self.memo: dict[Any, tuple[int, Any]] = {}  # answers that hold until the next coarse point
         self.points = 0  # coarse points ever made
         self._has_recalled = False
-        self._fine = Table(FINE, max(FINE_LOOKS, math.ceil(FINE_S / every_s) + 1))
+        self._fine = Table(FINE, max(FINE_LOOKS, math.ceil(FINE_S / every_s) + 1), GAP_LOOKS * every_s)
         self._coarse = Table(COARSE, COARSE_POINTS)
         self._lowest: dict[str, float] = {}
         self._coarse_from_s = -math.inf
@@ -115,8 +115,8 @@ class History:
         end = self.last.at_s if self.last is not None else 0.0
         return self._fine.since(name, end - seconds - _NEAR)
 
-    def over(self, name: str, seconds: float, *, holes: float = GAP_LOOKS) -> Window | Unknown:
-        """The same, if it is known for all that time, without a hole of more than so many looks.
+    def over(self, name: str, seconds: float) -> Window | Unknown:
+        """The same, if it is known for all that time, without a hole of more than a few looks.
 
         It begins with what was known at the window's beginning, which may be a look before it: never with less than all.
         """
@@ -125,15 +125,15 @@ class History:
             return newest
         if found is None:
             return Unknown(f"{name} has not been seen for {seconds:.0f} s")
-        if max((later - sooner for sooner, later in itertools.pairwise(found.times)), default=0.0) > holes * self.every_s:
+        if max((later - sooner for sooner, later in itertools.pairwise(found.times)), default=0.0) > GAP_LOOKS * self.every_s:
             return Unknown(f"{name} was not always there")
         return found
 
-    def rise(self, name: str, seconds: float, *, holes: float = GAP_LOOKS) -> Reading:
+    def rise(self, name: str, seconds: float) -> Reading:
         """By how much a counter rose in that time."""
         end_s = self._end()
         start_s = end_s - seconds + _NEAR
-        known = self._fine.stretch(name, holes * self.every_s)
+        known = self._fine.stretch(name)
         if known is None or known.end_s < end_s:
             newest = self.now(name)
             return newest if isinstance(newest, Unknown) else Unknown(f"{name} is not known")
@@ -302,7 +302,7 @@ class History:
             if worker.age_s < STALE_S and worker.by_others is not None and worker.rank in self._ranks:
                 kept = self._least_others.get(worker.rank)
                 if kept is None:
-                    kept = self._least_others[worker.rank] = Lowest(LATELY_S)
+                    kept = self._least_others[worker.rank] = Lowest(SURELY_S)
                 kept.add(look.at_s, worker.by_others)
 
     def _note_rest(self, look: Look) -> None:

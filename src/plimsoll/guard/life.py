@@ -9,14 +9,13 @@ from plimsoll.domain.finding import Evidence
 from plimsoll.domain.look import Canary, Reach
 from plimsoll.domain.unknown import Unknown
 from plimsoll.guard.figures import is_resting
-from plimsoll.guard.history import History
+from plimsoll.guard.history import SURELY_S, History
 from plimsoll.guard.policy import Policy
 from plimsoll.guard.pulse import Pulse
 from plimsoll.guard.tracker import WORST, Seen, no, unknown, yes
 
 LONGEST_STEPS = 3.0
 LONGEST_STARTS = 3.0  # a start with cold caches takes longer than a warm one
-KEPT_S = 1_500.0  # what the history surely holds
 FRESH_S = 90.0  # a test request that is older says nothing about now
 FIRST_STEP_S = 600.0
 CORE_CANARIES = 2  # that must have failed before one core of several is stuck
@@ -141,7 +140,7 @@ def hung(history: History, policy: Policy, now_s: float) -> Seen:
     pulse = cores[0][1]
     if pulse.work is None:
         return unknown("NoFigures", "how many requests are there is not on the page")
-    has_stepped = pulse.has_stepped(now_s, min(now_s - since_s, KEPT_S))
+    has_stepped = pulse.has_stepped(now_s, min(now_s - since_s, SURELY_S))
     if isinstance(has_stepped, Unknown):
         return unknown("NotLongEnough", has_stepped.reason)
     if has_stepped:
@@ -186,7 +185,7 @@ def _all_step(history: History, now_s: float) -> bool:
     since_s = history.failing_since_s
     if since_s is None or history.last is None or history.last.reach is not Reach.ANSWERS:
         return False
-    span_s = min(now_s - since_s, KEPT_S)
+    span_s = min(now_s - since_s, SURELY_S)
     return all(pulse.has_stepped(now_s, span_s) is True for _, pulse in history.cores)
 
 

@@ -8,13 +8,12 @@ from collections.abc import Sequence
 from plimsoll.doctor.metrics_queues import is_full, matters, share_done_twice
 from plimsoll.domain.finding import Evidence
 from plimsoll.domain.unknown import Reading, Unknown
-from plimsoll.guard.history import History
+from plimsoll.guard.history import SURELY_S, History
 from plimsoll.guard.life import rests
 from plimsoll.guard.policy import Policy, Rule
 from plimsoll.guard.table import Window
 from plimsoll.guard.tracker import Seen, no, unknown, yes
 
-HALF_HOUR_S = 1_500.0  # what the history surely holds
 RATE_S = 60.0
 PIECES = 6
 JUMP = 0.9  # of the whole rise: what comes at one place is a burst, not a queue that grows
@@ -53,7 +52,7 @@ def _grew(history: History, seconds: float) -> Window | Unknown | None:
     A small overload shows only over a longer time, a large one would look small there.
     """
     for window_s in (seconds, 4.0 * seconds, 12.0 * seconds):
-        if window_s > HALF_HOUR_S and window_s > seconds:
+        if window_s > SURELY_S and window_s > seconds:
             break
         grew = history.over("waiting", window_s)
         if isinstance(grew, Unknown):
@@ -162,16 +161,16 @@ def backlog(history: History, policy: Policy, now_s: float) -> Seen:
 def low_hits(history: History, policy: Policy, now_s: float) -> Seen:
     """Much is looked up in the prefix cache and next to nothing found: worth a word, and no remedy for memory."""
     del now_s
-    asked = history.rise("prefix_queries", HALF_HOUR_S)
+    asked = history.rise("prefix_queries", SURELY_S)
     if isinstance(asked, Unknown):
         return unknown("NoFigures", asked.reason)
     if asked < policy.number("prefix", "least"):
         return no("TooFew", f"{asked:.0f} tokens looked up")
-    found = history.rise("prefix_hits", HALF_HOUR_S)
+    found = history.rise("prefix_hits", SURELY_S)
     if isinstance(found, Unknown):
         return unknown("NoFigures", found.reason)
     share = found / asked
-    seen = Evidence("vllm:prefix_cache_hits_total", f"{found:.0f} of {asked:.0f} tokens in {HALF_HOUR_S / 60:.0f} min")
+    seen = Evidence("vllm:prefix_cache_hits_total", f"{found:.0f} of {asked:.0f} tokens in {SURELY_S / 60:.0f} min")
     if share < policy.number("prefix", "share"):
         return yes("FewHits", f"{share:.1%} of the looked-up tokens were found", seen)
     return no("Hits", f"{share:.0%} of the looked-up tokens were found", seen)

@@ -38,13 +38,16 @@ def _retries(history: History, policy: Policy, least: float) -> Seen:
 def held_growth(history: History, policy: Policy, now_s: float) -> Seen:
     """What torch holds and cannot give back grows and goes on growing; a staircase that has ended does not."""
     del now_s
-    grown = _grown(history, "held", policy.number("growth", "least"))
+    return _growing(_grown(history, "held", policy.number("growth", "least")), "held", "memory that nothing gives back")
+
+
+def _growing(grown: Growth | Unknown | None, name: str, what: str) -> Seen:
     if isinstance(grown, Unknown):
         return unknown("NotLongEnough", grown.reason)
     if grown is None:
-        return no("Level", "what torch holds does not grow")
+        return no("Level", f"{what} does not grow")
     text = f"grows by {rate(grown)}, seen over {grown.span_s / 3600:.1f} h"
-    return yes("Grows", f"memory that nothing gives back {text}", Evidence("held", text))
+    return yes("Grows", f"{what} {text}", Evidence(name, text))
 
 
 def exhausted(history: History, policy: Policy, now_s: float) -> Seen:
@@ -101,13 +104,7 @@ def _no_probe(history: History) -> str:
 def host_growth(history: History, policy: Policy, now_s: float) -> Seen:
     """Host memory that grows and goes on growing."""
     del now_s
-    grown = _grown(history, "host_resident", policy.number("host", "least"))
-    if isinstance(grown, Unknown):
-        return unknown("NotLongEnough", grown.reason)
-    if grown is None:
-        return no("Level", "its host memory does not grow")
-    text = f"grows by {rate(grown)}, seen over {grown.span_s / 3600:.1f} h"
-    return yes("Grows", f"host memory {text}", Evidence("host_resident", text))
+    return _growing(_grown(history, "host_resident", policy.number("host", "least")), "host_resident", "host memory")
 
 
 def device_forecast(history: History, policy: Policy) -> Forecast | Unknown:

@@ -23,7 +23,7 @@ class Knob(NamedTuple):
 
     kind: str
     name: str
-    unit: str  # "s", "bytes", "share", "count", "bytes/s"
+    unit: str  # "s", "bytes", "share", "count"
     default: float
     low: float
     high: float

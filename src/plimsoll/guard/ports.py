@@ -94,7 +94,7 @@ class Book(Protocol):
     def append(
         self, kind: str, *, engine: str = "", action: str = "", step: str = "", fields: Mapping[str, Any] | None = None
     ) -> Entry:
-        """Write one entry; raises where it is not surely on the disk, and then nothing may be done."""
+        """Write one entry; WorldFailed where it is not surely on the disk, and then nothing may be done."""
 
     def kept(self) -> list[Entry]:
         """What is still needed of what was written."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from plimsoll.doctor.metrics_remedies import cache_tokens
 from plimsoll.domain.condition import Condition
 from plimsoll.domain.look import Look, Reach
 from plimsoll.domain.outcome import Outcome, done, failed
@@ -25,12 +26,7 @@ def is_ready(look: Look | None) -> bool:
 
 def kv_tokens(look: Look | None) -> float | None:
     """How many tokens its KV cache holds, as it says itself."""
-    config: Mapping[str, str] = {} if look is None else look.config
-    whole = config.get("kv_cache_size_tokens", "")
-    if whole.isdecimal() and int(whole) > 0:
-        return float(whole)
-    blocks, size = config.get("num_gpu_blocks", ""), config.get("block_size", "")
-    return float(blocks) * float(size) if blocks.isdecimal() and size.isdecimal() and len(blocks + size) < 30 else None
+    return None if look is None else cache_tokens(look.config)
 
 
 def was_restarted(look: Look | None, before: object) -> bool:

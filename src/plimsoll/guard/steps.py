@@ -97,6 +97,11 @@ TRIES = {Step.STOP: 2, Step.GONE: 3, Step.START: 2, Step.UNDRAIN: 3, Step.UNSHED
 """How often a step is tried in one life of guard; once where it is not named."""
 
 
+def steps_of(grade: Grade, *, is_broken: bool) -> tuple[Step, ...]:
+    """Of an action on an engine that serves, or serves nobody."""
+    return COURSES[grade][-1 if is_broken else 0]
+
+
 class Next(NamedTuple):
     """What follows: another step, the same again, or the end. `is_undoing`: back, no longer forward."""
 
@@ -130,7 +135,7 @@ def follows(
     if step is Step.LOCK:
         return Next(None, End.STOOD_BACK)
     if Step.STOP not in course:
-        return _small(course, step)
+        return _small(step)
     if course.index(step) < course.index(Step.STOP):
         return Next(UNDO[0], is_undoing=True)
     if step is Step.PROBATION:
@@ -154,11 +159,10 @@ def _back(step: Step, *, is_done: bool | None, tries: int) -> Next:
     return Next(None, End.UNDONE, is_undoing=True)
 
 
-def _small(course: tuple[Step, ...], step: Step) -> Next:
+def _small(step: Step) -> Next:
     """Of shedding and compaction: what took no effect needs no undoing but the lock's."""
     if step is Step.UNSHED:
         return Next(None, End.DONE)  # its lease ends by itself
     if step is Step.HOLD:
         return Next(Step.UNSHED)
-    del course
     return Next(Step.UNLOCK, End.FAILED, is_undoing=True)

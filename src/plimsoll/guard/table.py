@@ -34,13 +34,13 @@ _NEVER = Stretch(math.inf, -math.inf)
 class Table:
     """Rows in the order of their times. A quarter more than `size` is kept before the oldest go, all at once."""
 
-    def __init__(self, names: Iterable[str], size: int) -> None:
-        self._size = size
+    def __init__(self, names: Iterable[str], size: int, hole_s: float = math.inf) -> None:
+        self._size, self._hole_s = size, hole_s
         self._most = size + max(8, size // 4)
         self.times = array("d")
         self._columns = {name: array("d") for name in names}
         self._pairs = tuple(self._columns.items())
-        self._stretches: dict[tuple[str, float], Stretch] = {}
+        self._stretches: dict[str, Stretch] = {}
 
     def add(self, at_s: float, values: Mapping[str, float]) -> None:
         """One more row."""
@@ -48,10 +48,10 @@ class Table:
         get, nan = values.get, math.nan
         for name, column in self._pairs:
             column.append(get(name, nan))
-        for key, known in self._stretches.items():
-            if key[0] in values:
-                start_s = known.start_s if at_s - known.end_s <= key[1] else at_s
-                self._stretches[key] = Stretch(start_s, at_s)
+        for name, known in self._stretches.items():
+            if name in values:
+                start_s = known.start_s if at_s - known.end_s <= self._hole_s else at_s
+                self._stretches[name] = Stretch(start_s, at_s)
         if len(self.times) > self._most:
             extra = len(self.times) - self._size
             del self.times[:extra]
@@ -117,19 +117,19 @@ class Table:
             end -= 1
         return column[end]
 
-    def stretch(self, name: str, hole_s: float) -> Stretch | None:
-        """The last time without a hole longer than this; None if it was never known."""
-        known = self._stretches.get((name, hole_s))
+    def stretch(self, name: str) -> Stretch | None:
+        """The last time without a hole longer than `hole_s`; None if it was never known."""
+        known = self._stretches.get(name)
         if known is None:  # from now on it is kept up to date
-            self._stretches[name, hole_s] = known = self._find_stretch(name, hole_s)
+            self._stretches[name] = known = self._find_stretch(name)
         return None if known is _NEVER else known
 
-    def _find_stretch(self, name: str, hole_s: float) -> Stretch:
+    def _find_stretch(self, name: str) -> Stretch:
         times = self._known(name, 0).times
         if not times:
             return _NEVER
         place = len(times) - 1
-        while place > 0 and times[place] - times[place - 1] <= hole_s:
+        while place > 0 and times[place] - times[place - 1] <= self._hole_s:
             place -= 1
         return Stretch(times[place], times[-1])
 

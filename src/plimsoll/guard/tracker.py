@@ -57,7 +57,7 @@ class Tracker:
         self.kind = kind
         self.status = Status.UNKNOWN
         self._for_s, self._clear_s = for_s, clear_s
-        self._hole_s = self._forgiven_s = FORGIVEN_LOOKS * every_s
+        self._hole_s = FORGIVEN_LOOKS * every_s
         between_s = max(every_s, LOOK_S)
         self._wanted = math.ceil(YES_SHARE * (for_s / between_s + 1.0) - 1e-9) if is_strict else 0
         self._window_s = for_s + between_s / 2
@@ -83,7 +83,7 @@ class Tracker:
         if self._wanted:
             self._count(now_s, is_yes=seen.status is Status.TRUE)
         if seen.status is Status.UNKNOWN:
-            if self._known_at is None or now_s - self._known_at > self._forgiven_s:
+            if self._known_at is None or now_s - self._known_at > self._hole_s:
                 self._true_since = self._false_since = None
             self._become(seen, seen.status, now_s)
             return self.status is not before

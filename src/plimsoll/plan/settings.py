@@ -246,6 +246,11 @@ def overrides_of(line: CommandLine, release: str) -> dict[str, Any]:
     return Flags(line, release).mapping("--hf-overrides") or {}
 
 
+def revision_of(line: CommandLine, release: str) -> str | None:
+    """The branch, tag or commit of the model's repository that --revision names."""
+    return Flags(line, release).text("--revision")
+
+
 def _share(utilization: float | None) -> float:
     if utilization is None or not 0 < utilization <= 1:
         raise BadInput(f"--gpu-memory-utilization must lie above 0 and at most at 1, not {utilization}")

@@ -30,8 +30,8 @@ class Planned(NamedTuple):
     findings: Sequence[Finding]
     advice: Sequence[Advice]
     checked: Checked
+    shape: ModelShape  # what the workload and the matrix are judged by
     notes: Sequence[str] = ()
-    shape: ModelShape | None = None  # what the workload and the matrix are judged by
     before: Ledger | None = None  # the same command in the release an upgrade starts from
 
     @property
@@ -112,10 +112,8 @@ def _body(planned: Planned, matrix: Matrix | None, workload: WorkloadAnswer | No
     return body
 
 
-def _parameters_json(shape: ModelShape | None) -> dict[str, object] | None:
+def _parameters_json(shape: ModelShape) -> dict[str, object]:
     """How much there is to read and to compute in a step; for `simulate`."""
-    if shape is None:
-        return None
     from plimsoll.plan.weights import parameters, routed_parameters
 
     moe = shape.moe

@@ -119,11 +119,6 @@ class KernelLog:
         self._seen: deque[tuple[int, str, int]] = deque(maxlen=XIDS_KEPT)
         self.count = 0  # of Xids ever seen
 
-    @property
-    def is_readable(self) -> bool:
-        """Whether this user may read them."""
-        return self._file >= 0
-
     def open(self) -> None:
         """Begin to listen."""
         with self._lock, contextlib.suppress(OSError):

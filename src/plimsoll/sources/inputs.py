@@ -101,16 +101,11 @@ def _is_exposition(text: str) -> bool:
     return is_named and about + len(samples) >= 0.6 * len(lines)
 
 
-def walk(paths: Iterable[str]) -> list[str]:
-    """Every file meant by these words, each once, in order; see `walked`."""
-    return walked(paths).files
-
-
 def walked(paths: Iterable[str]) -> Walked:
-    """The files meant: URLs and "-" stay as they are, a missing file is BadInput, folders give what could be read in them.
+    """The files meant, each once, in order: URLs and "-" stay as they are, a missing file is BadInput.
 
-    In folders hidden files are passed over, and so is what is no text, log archive or snapshot; pipes, sockets and devices
-    are never opened there.
+    Folders give what could be read in them. Hidden files are passed over there, and so is what is no text, log archive or
+    snapshot; pipes, sockets and devices are never opened.
     """
     found: dict[str, None] = {}
     search = _Search()

@@ -40,15 +40,6 @@ _ESCAPE = re.compile(r"\\(.)")
 _ESCAPES = {"n": "\n", "\\": "\\", '"': '"'}
 
 
-def looks_like_page(head: bytes) -> bool:
-    """Whether the first bytes of a text (unpacked) are those of a page of metrics: a comment of its kind, or samples alone."""
-    lines = [line.strip() for line in head[:8192].decode("utf-8", "replace").splitlines()[:20] if line.strip()]
-    if any(line.startswith(("# HELP ", "# TYPE ", "# UNIT ")) for line in lines[:5]):
-        return True
-    whole = lines[:-1] or lines
-    return bool(whole) and all(_sample(line, 0, {}) is not None for line in whole if not line.startswith("#"))
-
-
 def read_page(path: str, source: str | None = None) -> Page:
     """A saved page, packed or not; `source` is how it is named where the path is only a copy's."""
     from plimsoll.sources.text_bytes import Budget, blocks_of_descriptor, opened, unpacked

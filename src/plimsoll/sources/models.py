@@ -44,12 +44,16 @@ def read_model(
     if known is not None:
         return known
     # The catalogue knows models as they stand on main: for a revision of its own, the hub is the better witness.
-    if revision in (None, "main") or hub is None:
-        bundled = _bundled(name, revision)
-        if bundled is not None:
-            return bundled
+    bundled = _bundled(name, revision)
+    if bundled is not None and (revision in (None, "main") or hub is None):
+        return bundled
     if hub is not None:
-        return hub.read(name, revision)
+        try:
+            return hub.read(name, revision)
+        except WorldFailed:
+            if bundled is None:
+                raise
+            return bundled
     nearest = ", ".join(nearest_names(name))
     raise WorldFailed(
         f"{shown}: not a folder here, not in the local Hugging Face cache and not bundled, and the hub was not to be asked;"

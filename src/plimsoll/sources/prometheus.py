@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 from urllib.parse import urlencode, urlsplit
 
-from plimsoll.domain.metrics_page import Page
 from plimsoll.domain.series import OUTSIDE, Series
 from plimsoll.engine.metrics import figure
 from plimsoll.errors import BadInput, TooLarge, WorldFailed
@@ -23,7 +22,6 @@ VALUES_MAX = 2_000_000
 ANSWER_MAX = 64 << 20
 SINCE_S = 3600.0
 _STEP_LEAST_S = 1.0
-_ALIVE = "prometheus_build_info"
 _PAGES = ("/graph", "/query", "/targets", "/alerts", "/status", "/metrics", "/api/v1")  # of its own web pages
 
 # What a judge of trends needs, by our names; vLLM's spelling of every era is asked for.
@@ -58,11 +56,6 @@ def is_prometheus(url: str, *, timeout_s: float = 5.0) -> bool:
     except (ValueError, RecursionError):
         return False
     return isinstance(answer, dict) and answer.get("status") == "success" and isinstance(answer.get("data"), dict)
-
-
-def is_page_of_prometheus(page: Page) -> bool:
-    """Whether a page of metrics is the server's own about itself rather than an engine's."""
-    return _ALIVE in page.names
 
 
 def span(

@@ -1,4 +1,7 @@
-"""Reads how long the requests of a trace are: Azure's CSV, Mooncake's JSON lines, or any file with such columns."""
+"""Reads how long the requests of a trace are: Azure's CSV, Mooncake's JSON lines, or any file with such columns.
+
+Apart from `traces`, which reads all of a trace and needs numpy: `plan` works without it.
+"""
 
 from __future__ import annotations
 

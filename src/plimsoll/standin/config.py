@@ -30,7 +30,7 @@ from plimsoll.standin.memory import MemorySizes
 from plimsoll.standin.serve.options import Options
 from plimsoll.standin.start_failures import Failure, failure_of
 
-__all__ = ["EngineConfig", "Launchable", "Planned", "launch_of", "scheduler_settings", "step_time_of"]
+__all__ = ["EngineConfig", "Launchable", "Planned", "launch_of", "step_time_of"]
 
 HOST = "127.0.0.1"
 """Where it listens unless told otherwise; vLLM itself would listen everywhere."""
@@ -113,7 +113,7 @@ def launch_of(planned: Planned, *, times: Mapping[str, int] | None = None, start
 
 def _config(planned: Planned, flags: Flags, sizes: MemorySizes, times: Mapping[str, int], *, is_checked: bool) -> EngineConfig:
     ledger, release = planned.ledger, planned.ledger.settings.release
-    settings, step_time = scheduler_settings(ledger), StepTime()
+    settings, step_time = planned_settings(ledger.settings, ledger.kv_plan), StepTime()
     if is_checked:
         if not ledger.kv_plan.groups:
             raise BadInput(f"{planned.model} keeps no KV cache; the stand-in is for models that write text")
@@ -140,11 +140,6 @@ def _config(planned: Planned, flags: Flags, sizes: MemorySizes, times: Mapping[s
         workers=ledger.settings.tensor_parallel * ledger.settings.pipeline_parallel,
         seed=flags.integer("--seed") or 0,
     )
-
-
-def scheduler_settings(ledger: Ledger) -> Settings:
-    """The planned server's scheduler: its blocks, its cache groups and its limits."""
-    return planned_settings(ledger.settings, ledger.kv_plan)
 
 
 def step_time_of(ledger: Ledger, shape: ModelShape, settings: Settings, times: Mapping[str, int]) -> StepTime:

@@ -43,7 +43,7 @@ class EngineConfig(NamedTuple):
     step_time: StepTime
     sizes: MemorySizes
     edges: Mapping[str, Sequence[float]]
-    """The histograms' upper bounds; see page.edges_of."""
+    """The histograms' upper bounds; see edges.edges_of."""
     cache_labels: Mapping[str, str]
     workers: int = 1
     seed: int = 0

@@ -63,7 +63,7 @@ class Stats(NamedTuple):
     prefix_hit_rate: float | None = None  # None: nothing was looked up yet
 
 
-def stats_line(stats: Stats, engine: int = 0) -> Line:
+def stats_line(stats: Stats) -> Line:
     """One line of throughput. vLLM prints none while it has been idle for two of them."""
     parts = [
         f"Avg prompt throughput: {stats.prompt_per_s:.1f} tokens/s",
@@ -76,7 +76,7 @@ def stats_line(stats: Stats, engine: int = 0) -> Line:
     parts.append(f"GPU KV cache usage: {100 * stats.kv_usage:.1f}%")
     if stats.prefix_hit_rate is not None:
         parts.append(f"Prefix cache hit rate: {100 * stats.prefix_hit_rate:.1f}%")
-    return info(API_SERVER, "loggers.py:335", f"Engine {engine:03d}: {', '.join(parts)}")
+    return info(API_SERVER, "loggers.py:335", f"Engine 000: {', '.join(parts)}")
 
 
 def answer_line(client: str, method: str, path: str, status: str) -> Line:

@@ -90,7 +90,7 @@ class Memory:
     )  # fmt: skip
 
     def __init__(self, sizes: MemorySizes, *, host_limit: int | None = None, host_total: int = HOST_TOTAL) -> None:
-        """After a start; `start_failure` says whether there is one."""
+        """After a start that the device had room for: see `start_failures`."""
         self.sizes = sizes
         self._neighbours = sizes.neighbours
         self._grown = self._asleep = self._on_host = self._allocated_peak = 0
@@ -147,10 +147,6 @@ class Memory:
     def neighbours(self) -> int:
         """What other processes hold."""
         return self._neighbours
-
-    @neighbours.setter
-    def neighbours(self, size: int) -> None:
-        self._neighbours = max(0, min(size, self._neighbours + self.free))
 
     def take_neighbour(self, size: int) -> bool:
         """Somebody else asks the device; False where it has too little."""
@@ -358,18 +354,3 @@ class Memory:
         return oom_text(
             total=total, graphs=graphs, tried=tried, free=free, own=own, live=live, left=left, neighbours=self._neighbours
         )
-
-
-def start_failure(sizes: MemorySizes) -> OutOfMemory | None:
-    """What torch says at a start that the device has no room for; None if it has."""
-    used = sizes.context + sizes.non_torch + sizes.neighbours
-    live = 0
-    for part in (sizes.weights, sizes.buffers, sizes.kv_cache, sizes.graphs):
-        free = max(0, sizes.total - used - live)
-        if part > free:
-            own = sizes.context + sizes.non_torch + live
-            total, others = sizes.total, sizes.neighbours
-            text = oom_text(total=total, graphs=0, tried=part, free=free, own=own, live=live, left=0, neighbours=others)
-            return OutOfMemory(text, part, free)
-        live += part
-    return None

@@ -18,12 +18,11 @@ from plimsoll.engine.tables import wheels
 from plimsoll.engine.versions import newest
 from plimsoll.errors import BadInput
 from plimsoll.standin import page_table
-from plimsoll.standin.edges import edges_of
 from plimsoll.standin.exposition import head, histogram_lines, histogram_numbers, labels_text, literal, number, value_line
 from plimsoll.standin.figures import Figures
 from plimsoll.standin.page_server import HttpFigures, ProcessFigures, http_text, process_text
 
-__all__ = ["HttpFigures", "Page", "ProcessFigures", "edges_of"]
+__all__ = ["HttpFigures", "Page", "ProcessFigures"]
 
 # Until then vllm:cache_config_info did not say which engine it is of.
 _CACHE_NAMES_ENGINE_SINCE = "0.9.0"

@@ -25,7 +25,5 @@ class Options(NamedTuple):
     """--enable-auto-tool-choice with a parser: calls are allowed, and this model never makes one."""
     has_sleep_mode: bool = True
     """--enable-sleep-mode: without it an engine that sleeps keeps its memory."""
-    fingerprint: str | None = None
-    """The `system_fingerprint` of answers."""
     token: str = ""
     """PLIMSOLL_TOKEN: opens /standin/."""

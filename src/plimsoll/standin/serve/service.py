@@ -102,7 +102,7 @@ class Service:
         self.on_give_up: Callable[[Request], None] | None = None
         self.on_sleep: Callable[[bool, int], None] | None = None
         self.names = engine.config.served_names
-        self.fingerprint = options.fingerprint or f"vllm-{engine.config.release}-{engine.config.seed & 0xFFFFFFFF:08x}"
+        self.fingerprint = f"vllm-{engine.config.release}-{engine.config.seed & 0xFFFFFFFF:08x}"
 
     def check_model(self, name: object) -> None:
         """404 for a model that it does not serve; no name is any."""
