@@ -75,6 +75,11 @@ def test_a_local_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
         (["plan", "--gpu", "H100", "--vllm", "0.6.0", "vllm", "serve", "deepseek-ai/DeepSeek-V2-Lite"], 2, "0.7.1"),
         (["plan", "--gpu", "H100", "vllm", "serve", LLAMA, "--gpu-memory-utilization", "1.5"], 2, "1.5"),
         (["plan", "--gpu", "H100", "vllm", "serve", "no-such-org/no-such-model"], 3, "no-such-org/no-such-model"),
+        (["plan", "--gpu", "H100", "--max-model-len", "8k", "vllm", "serve", LLAMA], 2, "go behind `vllm serve MODEL`"),
+        (["plan", "--gpu", "H100", "--jsn", "vllm", "serve", LLAMA], 2, "--jsn is no option of plimsoll plan"),
+        (["plan", "--gpu", "L4", "--used-gib", "4096", "vllm", "serve", LLAMA], 2, "L4 has 22.0 GiB in all"),
+        (["plan", "--gpu-memory-gib", "23034", "vllm", "serve", LLAMA], 2, "nvidia-smi's are MiB"),
+        (["plan", "--gpu", "H100", "vllm", "serve", LLAMA, "--max-num-seqs", "0"], 2, "--max-num-seqs must be at least 1"),
     ],
 )
 def test_wrong_input_is_one_line(
@@ -155,6 +160,43 @@ def test_commands_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "not planned: no/such-model" in out
     assert main(["plan", "--gpu", "H100", "--compare", str(file), "--json"]) == 1
     assert len(json.loads(capsys.readouterr().out)["compare"]) == 2
+
+
+def test_a_plan_that_hangs_on_the_estimate_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    """Where the low end of the band would not start, the first line says it, and a context that starts there too is named."""
+    words = ["plan", "--gpu", "L4", "--vllm", "0.32.0", "vllm", "serve", LLAMA, "--max-model-len"]
+    assert main([*words, "26000", "--json"]) == 0
+    body = json.loads(capsys.readouterr().out)
+    assert body["kv"]["fits_at_low_end"] is False
+    assert main([*words, "26000"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"fits by the estimate, not at its low end: {LLAMA} on L4")
+    shorter = out.partition("--max-model-len ")[2].split()[0]
+    assert main([*words, shorter]) == 0
+    assert capsys.readouterr().out.startswith("fits: ")
+
+
+def test_the_first_line_tells_memory_from_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    """A flag that vLLM refuses is not a lack of memory; where both stop the start, both are in the first line."""
+    words = ["plan", "--gpu", "L4", "--vllm", "0.32.0", "vllm", "serve", LLAMA, "--swap-space", "8"]
+    assert main([*words, "--max-model-len", "8K"]) == 1
+    out = capsys.readouterr().out
+    assert out.startswith("does not start: ")
+    assert "`plimsoll flags` says what takes its place" in " ".join(out.split())
+    assert "note: planned without: --swap-space" in out
+    assert main(words) == 1
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.startswith("does not fit: ")
+    assert first.endswith("one request of full length does not fit; vLLM refuses --swap-space")
+
+
+def test_a_file_with_several_starts_says_which_is_planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first is planned, and a note names it and the way to see all."""
+    file = tmp_path / "both.sh"
+    file.write_text(f"vllm serve {LLAMA} --max-model-len 8K\nvllm serve no/such-model\n", encoding="utf-8")
+    assert main(["plan", "--gpu", "H100", str(file)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"2 vLLM starts were found and this is the first, both.sh:1; --compare {file} plans them all" in said
 
 
 def test_a_page_that_cannot_be_written_is_the_worlds_fault(capsys: pytest.CaptureFixture[str]) -> None:

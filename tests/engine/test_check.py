@@ -126,6 +126,17 @@ def test_a_value_the_parser_refuses(command: str, name: str, words: str) -> None
     assert name not in checked.rewritten
 
 
+@pytest.mark.parametrize("share", ["90", "0", "-0.5"])
+def test_a_share_that_no_release_takes(share: str) -> None:
+    """The parser takes any number and the configuration refuses it; it stays in the rewrite, for its default was not meant."""
+    checked = _check(f"m --gpu-memory-utilization={share}")
+    item = _item(checked, "--gpu-memory-utilization")
+    assert item.status is Status.NEVER_EXISTED
+    assert "at most 1" in (item.note or "")
+    assert any("for you to set" in note for note in checked.notes)
+    assert share in " ".join(checked.rewritten)
+
+
 def test_a_value_that_was_taken_once() -> None:
     """A choice that an earlier release took is removed, not misspelled, with the release that dropped it."""
     item = _item(_check("m --prefix-caching-hash-algo builtin"), "--prefix-caching-hash-algo")

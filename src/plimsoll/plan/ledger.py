@@ -82,6 +82,24 @@ class Ledger(NamedTuple):
         """Whether one request of full length can be served, by the central figures."""
         return self.kv.value > 0 and self.kv_plan.fits_one_request
 
+    @property
+    def fits_at_low_end(self) -> bool:
+        """Whether that is so too where the KV cache comes out at the low end of its band."""
+        needed = 1 if self.settings.max_model_len == AUTO_FIT else max(1, self.kv_plan.bytes_for_one_request)
+        return self.fits and (self.kv.is_exact or self.kv.low >= needed)
+
+    @property
+    def context_at_low_end(self) -> int | None:
+        """The longest request that such a cache holds; None where layers of several kinds share it, or nothing is left."""
+        plan = self.kv_plan
+        is_plain = (
+            len(plan.groups) == 1 and plan.groups[0].kind in ("full", "mla") and self.settings.decode_context_parallel == 1
+        )
+        if not is_plain or plan.bytes_per_block <= 0:
+            return None
+        tokens = (self.kv.low // plan.bytes_per_block - 1) * plan.block_size  # vLLM keeps one block
+        return min(tokens, plan.largest_context_that_fits) if tokens > 0 else None
+
 
 def plan_ledger(model: ModelFacts, settings: Settings, card: Card) -> Ledger:
     """Add it all up."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from plimsoll.domain.estimate import Estimate
-from plimsoll.domain.finding import Finding, Severity
+from plimsoll.domain.finding import Code, Finding, Severity
 from plimsoll.domain.model import ModelShape
 from plimsoll.domain.units import format_count, format_gib
 from plimsoll.engine.check import Checked
@@ -20,6 +20,8 @@ from plimsoll.report.wrapping import wrapped
 
 BAR = 64
 _MARKS = (("weights", "W"), ("non-torch", "n"), ("activation", "a"), ("graphs", "g"), ("KV cache", "K"))
+
+_NOT_OF_MEMORY = (Code.STARTUP_BAD_FLAG, Code.OTHER_BAD_CONFIG)
 
 
 class Planned(NamedTuple):
@@ -74,6 +76,7 @@ def _body(planned: Planned, matrix: Matrix | None, workload: WorkloadAnswer | No
             "tokens": kv.tokens,
             "max_concurrency": kv.max_concurrency,
             "max_model_len": kv.max_model_len,
+            "fits_at_low_end": ledger.fits_at_low_end,
             "groups": [
                 {
                     "layers": g.layers,
@@ -192,9 +195,11 @@ def _verdict(planned: Planned) -> str:
     gpus = f"{settings.gpus} x {card.name}" if settings.gpus > 1 else card.name
     what = f"{clean(planned.model)} on {gpus}, vLLM {settings.release}"
     if planned.fits:
-        return f"fits: {what}"
-    worst = planned.findings[0].title if planned.findings else "too little memory"
-    return f"does not fit: {what}: {worst}"
+        return f"fits: {what}" if planned.ledger.fits_at_low_end else f"fits by the estimate, not at its low end: {what}"
+    stops = [finding for finding in planned.findings if finding.severity is Severity.CRITICAL]
+    memory = [finding for finding in stops if finding.code not in _NOT_OF_MEMORY]
+    told = "; ".join(finding.title for finding in (*memory, *(one for one in stops if one not in memory)))
+    return f"{'does not fit' if memory or not stops else 'does not start'}: {what}: {told or 'too little memory'}"
 
 
 def _bar(ledger: Ledger) -> list[str]:
@@ -238,7 +243,22 @@ def _cache(ledger: Ledger) -> list[str]:
     concurrency = (
         f"{kv.max_concurrency:.2f} requests of {format_count(kv.max_model_len)} tokens at once" if kv.max_concurrency else ""
     )
-    return [
-        f"  {format_count(kv.num_blocks)} blocks of {kv.block_size} tokens and {format_gib(kv.bytes_per_block)}: "
-        f"{format_count(kv.tokens)} tokens, {concurrency}".rstrip(", ")
-    ]
+    blocks = f"{format_count(kv.num_blocks)} blocks of {kv.block_size} tokens and {format_gib(kv.bytes_per_block)}"
+    return [f"  {blocks}: {format_count(kv.tokens)} tokens, {concurrency}".rstrip(", "), *_at_low_end(ledger)]
+
+
+def _at_low_end(ledger: Ledger) -> list[str]:
+    """A plan that fits by its central figures alone: what would happen, and what would start even so."""
+    if not ledger.fits or ledger.fits_at_low_end:
+        return []
+    kv = ledger.kv_plan
+    needs = f"one request of {format_count(kv.max_model_len)} tokens takes {format_gib(kv.bytes_for_one_request)}"
+    there = f"has {format_gib(ledger.kv.low)} and vLLM does not start: {needs}" if ledger.kv.low > 0 else "has no block at all"
+    shorter = ledger.context_at_low_end
+    sure = (
+        f"--max-model-len {shorter} starts there too"
+        if shorter
+        else "A larger share of the card, or more cards, would make it sure"
+    )
+    said = f"At the low end of its band the KV cache {there}. {sure}; after a real start, --learn narrows the band."
+    return wrapped(f"  {said}", "  ")

@@ -123,13 +123,17 @@ def _gpus(planned: Planned) -> str:
     return f"{number} x {clean(planned.ledger.card.name)}" if number > 1 else clean(planned.ledger.card.name)
 
 
+def _verdict(planned: Planned) -> str:
+    return ("fits" if planned.ledger.fits_at_low_end else "fits, may not start") if planned.fits else "does not fit"
+
+
 def _findings(planned: Planned) -> str:
     codes = [finding.code.value for finding in planned.findings]
     return f"{len(codes)}: {', '.join(codes)}" if codes else "none"
 
 
 _READERS: tuple[tuple[str, Callable[[Planned], Value], Callable[[Value, Value], str]], ...] = (
-    ("verdict", lambda p: "fits" if p.fits else "does not fit", _plain),
+    ("verdict", _verdict, _plain),
     ("model", lambda p: clean(p.model), _plain),
     ("GPU", _gpus, _plain),
     ("vLLM", lambda p: clean(p.ledger.settings.release), _plain),
