@@ -101,10 +101,8 @@ def _others_in_file(options: Split, named: list[tuple[Launch, str]]) -> tuple[st
     if len(named) < 2:
         return ()
     file = "FILE" if options.rest[:1] in ((), ("-",)) else options.rest[0]
-    return (
-        f"{len(named)} vLLM starts were found and this is the first, {named[0][0].source}; "
-        f"--compare {file} plans them all, side by side",
-    )
+    first = f"{len(named)} vLLM starts were found and this is the first, {named[0][0].source}"
+    return (f"{first}; --compare {file} plans them all, side by side",)
 
 
 def planned_of(options: Split) -> Planned:
