@@ -39,7 +39,7 @@ def test_a_mistyped_option_on_a_line_is_said_in_its_place(tmp_path: Path, capsys
 
 @pytest.mark.parametrize(("card", "said"), [([], "--gpu"), (["--gpu", "H1000"], "H1000")])
 def test_a_card_that_is_missing_or_unknown_is_said_once(
-    card: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    card: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One line and exit 2, not a table without figures; lines that all name their own card need none."""
     file = _file(tmp_path, f"vllm serve {LLAMA} --max-model-len 8K", f"vllm serve {LLAMA} -tp 2")

@@ -45,7 +45,7 @@ def _names(launch: Launch) -> set[str]:
 
 
 def _of_line(options: Split, launch: Launch) -> Split:
-    """The options for one line: its own go before those that were typed, and with a card of its own goes all that was of the other."""
+    """The options for one line: its own go before those that were typed; a card of its own has neighbours of its own."""
     own = split_options(launch.in_front, with_value=OF_A_LINE, switches=())
     if own.rest or own.verbatim is not None:
         raise BadInput(f"`{' '.join(launch.in_front)}`: in front of a command only {', '.join(OF_A_LINE)} can stand")

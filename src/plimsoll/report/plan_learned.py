@@ -23,10 +23,8 @@ def as_text(differences: Sequence[TermDifference]) -> str:
     for difference in differences:
         shown = format_count if difference.term == "kv_tokens" else format_gib
         mark = "" if difference.is_in_band else "   outside the band"
-        lines.append(
-            f"  {_NAMES.get(difference.term, difference.term):26}{shown(difference.predicted.value):>14}{shown(difference.measured):>14}"
-            f"{shown(difference.error):>12}{mark}"
-        )
+        name, planned = _NAMES.get(difference.term, difference.term), shown(difference.predicted.value)
+        lines.append(f"  {name:26}{planned:>14}{shown(difference.measured):>14}{shown(difference.error):>12}{mark}")
     return "\n".join(lines)
 
 
