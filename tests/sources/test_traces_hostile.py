@@ -44,6 +44,8 @@ def refusal(tmp_path: Path, content: bytes, **options: object) -> str:
         (AZURE, "T: no request in it"),
         (BURST + b"5,m,1,0,1,x\n", "T: no request in it that was answered"),
         (b"a,b\n1,2\n", "T, line 1: not a trace"),
+        (b"a,b\n1,2\n", "the simplest is a CSV with TIMESTAMP,ContextTokens,GeneratedTokens"),
+        (b"time,prompt_tokens,completion_tokens\n1,2,3\n", "a column arrived_at (seconds), or with the columns TIMESTAMP,"),
         (b"\xff\xfe\x00", "T, line 1: not text"),
         (b"{bad\n", "T, line 1: not JSON"),
         (b"[1]\n", "T, line 1: not a trace"),

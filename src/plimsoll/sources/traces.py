@@ -18,6 +18,7 @@ from plimsoll.sources.trace_csv import csv_columns, csv_shape
 from plimsoll.sources.trace_json import RECORDING_BLOCK, SHAPES, json_columns, json_shape
 from plimsoll.sources.trace_lines import Lines, read_lines
 
+SIMPLEST = "TIMESTAMP,ContextTokens,GeneratedTokens"
 KINDS = ("azure", "burstgpt", "lengths", *(shape.kind for shape in SHAPES))
 _SERIES = ("t", "prompt_throughput", "gen_throughput", "running", "waiting", "kv_cache_pct")
 
@@ -150,7 +151,8 @@ def _format(path: str, chunk: Lines, prefix_block: int, kind: str | None) -> tup
                 return _Format(as_csv.kind, prefix_block, lambda lines, _: csv_columns(as_csv, lines)), rest
     except (BadRow, UnicodeError) as error:
         raise BadInput(f"{where}: {error if isinstance(error, BadRow) else 'not text'}") from None
-    wanted = f"a trace of kind {kind}" if kind else "a trace: neither its columns nor its fields are known (see docs/traces.md)"
+    unknown = f"a trace: neither its columns nor its fields are known; the simplest is a CSV with {SIMPLEST} (docs/traces.md)"
+    wanted = f"a trace of kind {kind}" if kind else unknown
     raise BadInput(f"{where}: not {wanted}")
 
 
@@ -199,7 +201,8 @@ def _trace(path: str, rows: _Rows, limit: int | None, arrivals: Arrivals | None)
         times = np.zeros(len(order), dtype=np.int64)
         if arrivals is None:
             raise BadInput(
-                f"{path}: says how long requests are, not when they come: give --rate X (and --arrivals), or --arrivals at-once"
+                f"{path}: says how long requests are, not when they come: give --rate X (and --arrivals), or --arrivals at-once; "
+                f"or say it in a CSV with a column arrived_at (seconds), or with the columns {SIMPLEST} (dates)"
             )
     zero = int(times[0])
     if arrivals is not None:

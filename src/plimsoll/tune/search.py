@@ -219,7 +219,8 @@ class Search:
 
 
 def preferred(ranked: Sequence[Tried], own: Candidate, *, keeps_promises: bool = False) -> Tried:
-    """Of those that are as good as the best: the command's own, else the one with the most memory left beside it.
+    """Of those that are as good as the best: the command's own, else the one with the most memory left beside it that is better
+    than the command's own.
 
     `keeps_promises`: where something is promised, an own setting that keeps it to all is as good as any. What is left then is
     how soon the last answers are done, and nobody asked for that.
@@ -229,6 +230,8 @@ def preferred(ranked: Sequence[Tried], own: Candidate, *, keeps_promises: bool =
     if keeps_promises and is_own is not None and is_own.score.met == is_own.score.requests - is_own.score.rejected:
         return is_own
     as_good = [one for one in ranked if one.score.goodput >= best * (1 - TIE)]
+    if is_own is not None and is_own not in as_good:  # a change must be worth it
+        as_good = [one for one in as_good if one.score.goodput >= is_own.score.goodput * (1 + TIE)]
 
     def rank(one: Tried) -> tuple[bool, int, int, float]:
         candidate = one.option.candidate
