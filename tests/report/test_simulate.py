@@ -111,7 +111,7 @@ def test_reading_says_what_limits() -> None:
 
 
 def test_a_server_that_does_not_keep_up_is_said_first() -> None:
-    """Requests of 10 s that were worked off in 58 s: how many such servers it takes, in words and in JSON, and how to try one."""
+    """Requests of 10 s, worked off in 58 s: how many such servers it takes, in words and in JSON, and how to try one."""
     late = _busy()._replace(
         requests=30, finished=30, rejected=0, sim_seconds=58.0, arrival_seconds=10.0, longest_service_seconds=4.0
     )

@@ -28,7 +28,11 @@ NOT_REPLAYED = frozenset(
 """Flags that move the scheduler's decisions and that nothing here knows about; docs/simulate.md lists them."""
 WITHOUT_NUMBA = "without numba this is a hundred times slower: pip install 'plimsoll-line[simulate]'"
 REPLAYED_ALL_THE_SAME = "; it is replayed as if it did"
-NO_SERVER = f"no server was named: a cache of {Settings().num_blocks:,} blocks stands for it; for yours, --gpu NAME -- vllm serve MODEL ..."
+NO_SERVER = (
+    f"no server was named: a cache of {Settings().num_blocks:,} blocks stands for it; for yours, "
+    "--gpu NAME -- vllm serve MODEL ..."
+)
+
 REPLICA_OF = "0.32.0"
 """The release whose scheduler is replayed."""
 _NUMBERS = {

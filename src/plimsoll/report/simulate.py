@@ -31,8 +31,8 @@ def as_json(summary: Summary, *, notes: Sequence[str] = ()) -> str:
 def _body(summary: Summary, notes: Sequence[str]) -> dict[str, object]:
     parts = {name: getattr(summary, name)._asdict() for name in "kv_usage waste prefix throughput ttft tpot e2e queue".split()}
     plain = (
-        "requests finished rejected bad_rows steps sim_seconds arrival_seconds busy_seconds wall_seconds scheduled_tokens output_tokens "
-        "preemptions preempted_requests recomputed_tokens peak_blocks peak_running peak_waiting"
+        "requests finished rejected bad_rows steps sim_seconds arrival_seconds busy_seconds wall_seconds "
+        "scheduled_tokens output_tokens preemptions preempted_requests recomputed_tokens peak_blocks peak_running peak_waiting"
     )
     return {
         "schema": SCHEMA,
@@ -152,11 +152,11 @@ def _keeping_up(summary: Summary) -> list[str]:
         return []
     came, done = summary.requests / summary.arrival_seconds, summary.finished / summary.sim_seconds
     left = duration(summary.sim_seconds - summary.arrival_seconds)
+    behind = f"It does not keep up: {came:,.3g} requests came a second and {done:,.3g} were done"
+    needed = f"At least {format_count(servers)} such servers are needed, more where answers must be quick"
     return [
-        f"It does not keep up: {came:,.3g} requests came a second and {done:,.3g} were done, so that the last answer came {left} "
-        "after the last request.",
-        f"At least {format_count(servers)} such servers are needed, more where answers must be quick; --speedup {1 / servers:.2g} "
-        f"replays the share of one of {format_count(servers)}.",
+        f"{behind}, so that the last answer came {left} after the last request.",
+        f"{needed}; --speedup {1 / servers:.2g} replays the share of one of {format_count(servers)}.",
     ]
 
 

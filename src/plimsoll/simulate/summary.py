@@ -15,7 +15,7 @@ ROUGH_GUIDE = "rough guide: not fitted"
 """What stands beside every time of a run whose step times nobody measured."""
 NEARLY_FULL_PERCENT = 95
 LATE_SHARE, LATE_SERVICES = 0.1, 2.0
-"""Work left when the last request has come: more than this share of the traffic's time, and than so many of the longest requests."""
+"""Behind is who works on, after the last request came, for more than this share of the time and so many longest requests."""
 _NS = 1e9
 
 Numbers = npt.NDArray[np.float64]
@@ -106,7 +106,7 @@ class Summary(NamedTuple):
 
     @property
     def servers_to_keep_up(self) -> int | None:
-        """How many such servers would finish requests as fast as they come; None where this one does, or where none came later."""
+        """How many such servers would finish requests as fast as they come; None where this one does, or all came at once."""
         behind = self.sim_seconds - self.arrival_seconds
         is_behind = behind > max(LATE_SHARE * self.arrival_seconds, LATE_SERVICES * self.longest_service_seconds)
         if not is_behind or self.arrival_seconds <= 0 or not self.finished:

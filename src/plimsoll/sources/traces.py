@@ -200,10 +200,9 @@ def _trace(path: str, rows: _Rows, limit: int | None, arrivals: Arrivals | None)
         order = np.arange(count)[:limit]
         times = np.zeros(len(order), dtype=np.int64)
         if arrivals is None:
-            raise BadInput(
-                f"{path}: says how long requests are, not when they come: give --rate X (and --arrivals), or --arrivals at-once; "
-                f"or say it in a CSV with a column arrived_at (seconds), or with the columns {SIMPLEST} (dates)"
-            )
+            how = f"a CSV says it in a column arrived_at (seconds), or in the columns {SIMPLEST} (dates)"
+            missing = "says how long requests are, not when they come: give --rate X (and --arrivals), or --arrivals at-once"
+            raise BadInput(f"{path}: {missing}; {how}")
     zero = int(times[0])
     if arrivals is not None:
         check_arrivals(arrivals)

@@ -130,7 +130,8 @@ def reasons(tuning: Tuning) -> list[str]:
 def _what_to_try(tuning: Tuning) -> list[str]:
     """Where nothing is in time: a faster server where it is too slow by itself, else the share of one of several."""
     assert tuning.found is not None, "asked only of an answer"
-    other = "a faster card, several cards for one server (--tensor-parallel-size), a smaller or quantised model, or a promise it can keep"
+    faster = "a faster card, several cards for one server (--tensor-parallel-size), a smaller or quantised model"
+    other = f"{faster}, or a promise it can keep"
     if _too_slow(tuning) is not None:
         return [f"More servers like it would not help. What would: {other}."]
     done = max(one.score.requests_per_second for one in tuning.found.tried)
