@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from plimsoll.cli.main import main
+from plimsoll.report.wrapping import WIDTH
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 
@@ -185,7 +186,9 @@ def test_the_first_line_tells_memory_from_flags(capsys: pytest.CaptureFixture[st
     assert "`plimsoll flags` says what takes its place" in " ".join(out.split())
     assert "note: planned without: --swap-space" in out
     assert main(words) == 1
-    first = capsys.readouterr().out.splitlines()[0]
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= WIDTH
+    first = " ".join(out.partition("\n\n")[0].split())
     assert first.startswith("does not fit: ")
     assert first.endswith("one request of full length does not fit; vLLM refuses --swap-space")
 

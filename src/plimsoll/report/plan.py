@@ -19,6 +19,7 @@ from plimsoll.report.flags import clean, flags_json
 from plimsoll.report.wrapping import wrapped
 
 BAR = 64
+_WHY = 56  # where the reason of a term begins
 _MARKS = (("weights", "W"), ("non-torch", "n"), ("activation", "a"), ("graphs", "g"), ("KV cache", "K"))
 
 _NOT_OF_MEMORY = (Code.STARTUP_BAD_FLAG, Code.OTHER_BAD_CONFIG)
@@ -162,7 +163,7 @@ def _finding_json(finding: Finding) -> dict[str, object]:
 def as_text(planned: Planned, matrix: Matrix | None = None, workload: WorkloadAnswer | None = None) -> str:
     """The verdict, the bar, the terms, the cache, the trouble and what helps."""
     ledger = planned.ledger
-    lines = [_verdict(planned), "", *_bar(ledger), "", *_terms(ledger), "", *_cache(ledger)]
+    lines = [*wrapped(_verdict(planned), "  "), "", *_bar(ledger), "", *_terms(ledger), "", *_cache(ledger)]
     for finding in planned.findings:
         lines += ["", *wrapped(f"  {finding.code}: {finding.title}", " " * 4)]
         lines += wrapped(f"    {clean(finding.because)}", " " * 4)
@@ -232,7 +233,7 @@ def _terms(ledger: Ledger) -> list[str]:
     for name, term in rows:
         band = "" if term.is_exact else f"   {format_gib(term.low)} to {format_gib(term.high)}"
         why = term.why.split(";")[0]
-        lines.append(f"  {name:14}{format_gib(term.value):>12}{band:28}{why}".rstrip())
+        lines += wrapped(f"  {name:14}{format_gib(term.value):>12}{band:28}{why}".rstrip(), " " * _WHY)
     return lines
 
 
