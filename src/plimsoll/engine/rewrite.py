@@ -108,8 +108,8 @@ def rewrite(line: CommandLine, judged: list[Judged], variables: list[Variable], 
         made.add_instead(flag_notes.GONE.get(argument.spelling), argument.values, argument.typed)
     kept = _environment(variables, made)
     words = [w for flag in made.flags for w in flag]
-    notes = (f"{LEFT_OUT}: {', '.join(made.left_out)}",) if made.left_out else ()
-    notes += (f"still in the rewritten command, and for you to set: {', '.join(made.to_be_set)}",) if made.to_be_set else ()
+    said = ((LEFT_OUT, made.left_out), ("still in the rewritten command, and for you to set", made.to_be_set))
+    notes = tuple(f"{what}: {', '.join(flags)}" for what, flags in said if flags)
     return Rewritten((*_head(line.model, engine), *words), kept, notes)
 
 

@@ -19,6 +19,7 @@ from plimsoll.sources.trace_json import RECORDING_BLOCK, SHAPES, json_columns, j
 from plimsoll.sources.trace_lines import Lines, read_lines
 
 SIMPLEST = "TIMESTAMP,ContextTokens,GeneratedTokens"
+_UNKNOWN = f"a trace: neither its columns nor its fields are known; the simplest is a CSV with {SIMPLEST} (docs/traces.md)"
 KINDS = ("azure", "burstgpt", "lengths", *(shape.kind for shape in SHAPES))
 _SERIES = ("t", "prompt_throughput", "gen_throughput", "running", "waiting", "kv_cache_pct")
 
@@ -57,7 +58,11 @@ def read_trace(
 
 def read_measured(path: str, *, timeseries: str | None = None, limit: int | None = None, skip_bad: bool = False) -> Measured:
     """A run with its stamps: a recording that has them, or the per-request file of a measured run."""
-    rows = _read(path, RECORDING_BLOCK, None, skip_bad=skip_bad)
+    try:
+        rows = _read(path, RECORDING_BLOCK, None, skip_bad=skip_bad)
+    except BadInput as error:
+        wanted = "a measured run: requests with stamps are wanted (docs/step-time.md)"
+        raise type(error)(str(error).replace(_UNKNOWN, wanted)) from None
     if not (len(rows.columns.stamps) and (rows.columns.stamps[:, :3] != NO_STAMP).any()):
         raise BadInput(f"{path}: no request says when it was scheduled, answered or done: not a measured run")
     trace, order, zero = _trace(path, rows, limit, None)
@@ -151,8 +156,7 @@ def _format(path: str, chunk: Lines, prefix_block: int, kind: str | None) -> tup
                 return _Format(as_csv.kind, prefix_block, lambda lines, _: csv_columns(as_csv, lines)), rest
     except (BadRow, UnicodeError) as error:
         raise BadInput(f"{where}: {error if isinstance(error, BadRow) else 'not text'}") from None
-    unknown = f"a trace: neither its columns nor its fields are known; the simplest is a CSV with {SIMPLEST} (docs/traces.md)"
-    wanted = f"a trace of kind {kind}" if kind else unknown
+    wanted = f"a trace of kind {kind}" if kind else _UNKNOWN
     raise BadInput(f"{where}: not {wanted}")
 
 
