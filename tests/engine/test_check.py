@@ -196,6 +196,13 @@ def test_an_upgrade_shows_the_defaults_the_command_leaves_alone() -> None:
     assert any("CUDA graphs" in change.what for change in pinned.changes)
 
 
+def test_one_kind_of_nothing_for_another_is_no_change() -> None:
+    """An empty text that became unset says nothing to anybody; what was empty and now is something is still named."""
+    changed = {i.name for i in _check("m", "0.32.0", "0.6.3").items if i.status is Status.DEFAULT_CHANGED}
+    assert not changed & {"--config", "--model-loader-extra-config", "--limit-mm-per-prompt"}
+    assert {"--ignore-patterns", "--allowed-origins", "--block-size"} <= changed
+
+
 def test_switches_in_a_config_file_are_booleans() -> None:
     """`false` in the file is what vLLM makes of it: dropped, so idle where the default is on and harmless where it is off."""
     launch = Launch("test", EntryPoint.SERVE, ("m", "--config", "c.yaml"))

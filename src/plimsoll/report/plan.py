@@ -195,12 +195,18 @@ def _verdict(planned: Planned) -> str:
     settings, card = planned.ledger.settings, planned.ledger.card
     gpus = f"{settings.gpus} x {card.name}" if settings.gpus > 1 else card.name
     what = f"{clean(planned.model)} on {gpus}, vLLM {settings.release}"
-    if planned.fits:
-        return f"fits: {what}" if planned.ledger.fits_at_low_end else f"fits by the estimate, not at its low end: {what}"
     stops = [finding for finding in planned.findings if finding.severity is Severity.CRITICAL]
-    memory = [finding for finding in stops if finding.code not in _NOT_OF_MEMORY]
-    told = "; ".join(finding.title for finding in (*memory, *(one for one in stops if one not in memory)))
-    return f"{'does not fit' if memory or not stops else 'does not start'}: {what}: {told or 'too little memory'}"
+    memory_first = sorted(stops, key=lambda finding: finding.code in _NOT_OF_MEMORY)
+    told = "; ".join(finding.title for finding in memory_first) or "too little memory"
+    return f"{verdict(planned)}: {what}" + ("" if planned.fits else f": {told}")
+
+
+def verdict(planned: Planned) -> str:
+    """In a word or a few: whether it will start, by the central figures and by the low end of the band."""
+    if planned.fits:
+        return "fits" if planned.ledger.fits_at_low_end else "fits by the estimate, not at its low end"
+    stops = [finding.code for finding in planned.findings if finding.severity is Severity.CRITICAL]
+    return "does not start" if stops and all(code in _NOT_OF_MEMORY for code in stops) else "does not fit"
 
 
 def _bar(ledger: Ledger) -> list[str]:

@@ -12,7 +12,7 @@ from plimsoll.plan.ledger import Ledger
 from plimsoll.plan.matrix import Cell, Matrix, State
 from plimsoll.plan.workload import WorkloadAnswer
 from plimsoll.report.flags import clean, rewritten_line
-from plimsoll.report.plan import Planned
+from plimsoll.report.plan import Planned, verdict
 from plimsoll.report.plan_matrix import WASTE_NOTE, cell_text, legend_of, waste_cells, workload_sentences
 
 _STYLE = """
@@ -57,9 +57,8 @@ def as_html(planned: Planned, *, matrix: Matrix | None = None, workload: Workloa
     settings, card = planned.ledger.settings, planned.ledger.card
     gpus = f"{settings.gpus} x {card.name}" if settings.gpus > 1 else card.name
     what = f"{planned.model} on {gpus}, vLLM {settings.release}"
-    verdict = "fits" if planned.fits else "does not fit"
     parts = [
-        f'<h1><span class="{"good" if planned.fits else "bad"}">{verdict}</span>: {_text(what)}</h1>',
+        f'<h1><span class="{"good" if planned.fits else "bad"}">{verdict(planned)}</span>: {_text(what)}</h1>',
         *_command(planned),
         *_ledger(planned.ledger),
         *_cache(planned.ledger),
