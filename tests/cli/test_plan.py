@@ -148,7 +148,18 @@ def test_a_workload_that_does_not_fit_is_bad_news(capsys: pytest.CaptureFixture[
     """The server fits, the workload does not: exit 1."""
     words = ["plan", "--gpu", "L4", "--workload", "prompt=8000,output=100,concurrency=500", "vllm", "serve", LLAMA]
     assert main([*words, "--max-model-len", "16k"]) == 1
-    assert "does-not-fit" in capsys.readouterr().out.replace("does not fit", "does-not-fit")
+    out = capsys.readouterr().out
+    assert out.startswith("fits, but not this workload: ")
+    assert "does-not-fit" in out.replace("does not fit", "does-not-fit")
+
+
+def test_a_trace_alone_is_not_judged_by_its_arrivals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`one at a time` is no answer about traffic, and the text says which command gives one."""
+    trace = tmp_path / "trace.csv"
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n1,374,44\n2,396,109\n", encoding="utf-8")
+    assert main(["plan", "--gpu", "H100", "--workload", str(trace), "vllm", "serve", LLAMA]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "When they came is not looked at here: `plimsoll simulate` replays that." in said
 
 
 def test_commands_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -163,7 +163,7 @@ def _finding_json(finding: Finding) -> dict[str, object]:
 def as_text(planned: Planned, matrix: Matrix | None = None, workload: WorkloadAnswer | None = None) -> str:
     """The verdict, the bar, the terms, the cache, the trouble and what helps."""
     ledger = planned.ledger
-    lines = [*wrapped(_verdict(planned), "  "), "", *_bar(ledger), "", *_terms(ledger), "", *_cache(ledger)]
+    lines = [*wrapped(_verdict(planned, workload), "  "), "", *_bar(ledger), "", *_terms(ledger), "", *_cache(ledger)]
     for finding in planned.findings:
         lines += ["", *wrapped(f"  {finding.code}: {finding.title}", " " * 4)]
         lines += wrapped(f"    {clean(finding.because)}", " " * 4)
@@ -191,14 +191,15 @@ def _upgrade(old: Ledger, new: Ledger) -> list[str]:
     return [f"From {old.settings.release} to {new.settings.release}: {sizes}, {tokens}"]
 
 
-def _verdict(planned: Planned) -> str:
+def _verdict(planned: Planned, workload: WorkloadAnswer | None) -> str:
     settings, card = planned.ledger.settings, planned.ledger.card
     gpus = f"{settings.gpus} x {card.name}" if settings.gpus > 1 else card.name
     what = f"{clean(planned.model)} on {gpus}, vLLM {settings.release}"
     stops = [finding for finding in planned.findings if finding.severity is Severity.CRITICAL]
     memory_first = sorted(stops, key=lambda finding: finding.code in _NOT_OF_MEMORY)
     told = "; ".join(finding.title for finding in memory_first) or "too little memory"
-    return f"{verdict(planned)}: {what}" + ("" if planned.fits else f": {told}")
+    beside = ", but not this workload" if planned.fits and workload is not None and not workload.verdict.is_fine else ""
+    return f"{verdict(planned)}{beside}: {what}" + ("" if planned.fits else f": {told}")
 
 
 def verdict(planned: Planned) -> str:
