@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from plimsoll.domain.measured_run import Measured
+from plimsoll.domain.measured_run import MeasuredRun
 from plimsoll.sources.traces import read_measured
 
 AFTER_S = 5.0  # a recording's line is written when its request has ended
@@ -64,7 +64,7 @@ def _lines(archive: tarfile.TarFile, name: str) -> list[str]:
     return [line for line in text.decode().splitlines() if '"arrival"' in line]
 
 
-def measured(load: Load) -> Measured:
+def measured(load: Load) -> MeasuredRun:
     """The load as a run with stamps, by the engine's clock."""
     with tempfile.TemporaryDirectory() as place:
         path = Path(place) / f"{load.name}.jsonl"

@@ -182,8 +182,35 @@ def test_a_plan_that_does_not_fit_is_not_launched(here: Path, capsys: pytest.Cap
     broken = plan_of("vllm", "serve", MODELS[0], memory_gib="4")
     (here / "plan.json").write_text(json.dumps(broken), encoding="utf-8")
     assert main(["assets", "out", "--plan", "plan.json"]) == 1
-    assert "does not start" in _refused(capsys)
+    said = _refused(capsys)
+    assert "does not start" in said
+    assert "`plimsoll plan` without --json says what would help" in said
     assert not (here / "out").exists()
+
+
+def test_a_plan_that_hangs_on_its_estimate_is_launched_with_a_note(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is written, for it fits; that it may not start is said, and a sure plan has no such note."""
+    assert not any("may turn out too small" in note for note in _made(capsys, "--plan", "plan.json")["notes"])
+    plan = json.loads((here / "plan.json").read_text(encoding="utf-8"))
+    plan["kv"]["fits_at_low_end"] = False
+    (here / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
+    assert any("may turn out too small" in note for note in _made(capsys, "--plan", "plan.json")["notes"])
+
+
+def test_a_tuning_is_a_plan_too(here: Path, plan: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    """What `tune --json` wrote gives the files of the setting it chose; a tuning that chose nothing is one line."""
+    (here / "tuning.json").write_text(json.dumps({"schema": "plimsoll.tune/1", "plan": plan}), encoding="utf-8")
+    assert _made(capsys, "--plan", "tuning.json")["model"] == plan["model"]
+    (here / "tuning.json").write_text('{"schema": "plimsoll.tune/1", "plan": null}', encoding="utf-8")
+    assert main(["assets", "out", "--plan", "tuning.json"]) == 2
+    assert "chose nothing" in _refused(capsys)
+
+
+def test_plans_side_by_side_are_no_plan(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What --compare printed is named for what it is."""
+    (here / "plan.json").write_text('{"schema": "plimsoll.plan/1", "compare": []}', encoding="utf-8")
+    assert main(["assets", "out", "--plan", "plan.json"]) == 2
+    assert "several plans side by side" in _refused(capsys)
 
 
 @pytest.mark.usefixtures("here")
@@ -204,6 +231,7 @@ def test_a_plan_that_does_not_fit_is_not_launched(here: Path, capsys: pytest.Cap
         (["out", "--slo", ""], "--slo"),
         (["out", "--plan", "plan.json", "--replicas", "3"], "no option --replicas"),
         (["plan.json"], "a folder is needed"),
+        (["out", "--plan", __file__], "--plan wants what `plimsoll plan --json` or"),
     ],
 )
 def test_wrong_input_is_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,6 +17,7 @@ from plimsoll.cli.main import COMMANDS, main
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "article-start.sh"
+LOG = ROOT / "tests" / "captures" / "vllm-0.25.1-h200" / "base.log"
 
 
 def _one_line(capsys: pytest.CaptureFixture[str]) -> str:
@@ -52,7 +53,7 @@ def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[
 def test_an_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
     """A typing mistake is one line and exit code 2."""
     assert main(["flgas"]) == 2
-    assert "no command 'flgas'" in _one_line(capsys)
+    assert "no command 'flgas'; flags, if that was meant" in _one_line(capsys)
 
 
 @pytest.mark.parametrize(
@@ -109,6 +110,11 @@ def test_garbage_is_one_line_and_exit_2(
         (["flags", "--pid", "4194999"], "4194999"),
         (["flags", "--pid", "1", "vllm", "serve", "m"], "give no command"),
         (["flags", "start.sh", "--", "vllm", "serve", "m"], "not both"),
+        (["flags", "--vlm", "0.19.0", str(SCRIPT)], "--vlm is no option of plimsoll flags"),
+        (["flags", str(SCRIPT), "--jsn"], "--jsn is no option of plimsoll flags"),
+        (["flags", str(SCRIPT), "compose.yaml"], "one file at a time"),
+        (["flags", "--vlm", "0.19.0", "vllm", "serve", "m"], "--vlm is no option of plimsoll flags"),
+        (["flags", str(LOG)], "plimsoll doctor"),
     ],
 )
 def test_wrong_words_are_one_line_and_exit_2(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -162,6 +168,14 @@ def test_secrets_are_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
         assert "hunter2secret" not in out
         assert "hf_abcdef" not in out
         assert "[redacted]" in out
+
+
+def test_a_hidden_secret_is_to_be_put_back(capsys: pytest.CaptureFixture[str]) -> None:
+    """The rewritten command cannot be run with [redacted] in it, and a line says so; without a secret there is none."""
+    main(["flags", "HF_TOKEN=hf_abcdefghijklmnop", "vllm", "serve", "m"])
+    assert "put yours back before you run it" in capsys.readouterr().out
+    main(["flags", "vllm", "serve", "m"])
+    assert "put yours back" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

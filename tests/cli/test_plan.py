@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from plimsoll.cli.main import main
+from plimsoll.report.wrapping import WIDTH
 from tests.sources.hub_server import running
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
@@ -76,6 +77,11 @@ def test_a_local_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
         (["plan", "--gpu", "H100", "--vllm", "0.6.0", "vllm", "serve", "deepseek-ai/DeepSeek-V2-Lite"], 2, "0.7.1"),
         (["plan", "--gpu", "H100", "vllm", "serve", LLAMA, "--gpu-memory-utilization", "1.5"], 2, "1.5"),
         (["plan", "--gpu", "H100", "vllm", "serve", "no-such-org/no-such-model"], 3, "no-such-org/no-such-model"),
+        (["plan", "--gpu", "H100", "--max-model-len", "8k", "vllm", "serve", LLAMA], 2, "go behind `vllm serve MODEL`"),
+        (["plan", "--gpu", "H100", "--jsn", "vllm", "serve", LLAMA], 2, "--jsn is no option of plimsoll plan"),
+        (["plan", "--gpu", "L4", "--used-gib", "4096", "vllm", "serve", LLAMA], 2, "L4 has 22.0 GiB in all"),
+        (["plan", "--gpu-memory-gib", "23034", "vllm", "serve", LLAMA], 2, "nvidia-smi's are MiB"),
+        (["plan", "--gpu", "H100", "vllm", "serve", LLAMA, "--max-num-seqs", "0"], 2, "--max-num-seqs must be at least 1"),
     ],
 )
 def test_wrong_input_is_one_line(
@@ -143,7 +149,18 @@ def test_a_workload_that_does_not_fit_is_bad_news(capsys: pytest.CaptureFixture[
     """The server fits, the workload does not: exit 1."""
     words = ["plan", "--gpu", "L4", "--workload", "prompt=8000,output=100,concurrency=500", "vllm", "serve", LLAMA]
     assert main([*words, "--max-model-len", "16k"]) == 1
-    assert "does-not-fit" in capsys.readouterr().out.replace("does not fit", "does-not-fit")
+    out = capsys.readouterr().out
+    assert out.startswith("fits, but not this workload: ")
+    assert "does-not-fit" in out.replace("does not fit", "does-not-fit")
+
+
+def test_a_trace_alone_is_not_judged_by_its_arrivals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`one at a time` is no answer about traffic, and the text says which command gives one."""
+    trace = tmp_path / "trace.csv"
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n1,374,44\n2,396,109\n", encoding="utf-8")
+    assert main(["plan", "--gpu", "H100", "--workload", str(trace), "vllm", "serve", LLAMA]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "When they came is not looked at here: `plimsoll simulate` replays that." in said
 
 
 def test_commands_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,6 +173,45 @@ def test_commands_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "not planned: no/such-model" in out
     assert main(["plan", "--gpu", "H100", "--compare", str(file), "--json"]) == 1
     assert len(json.loads(capsys.readouterr().out)["compare"]) == 2
+
+
+def test_a_plan_that_hangs_on_the_estimate_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    """Where the low end of the band would not start, the first line says it, and a context that starts there too is named."""
+    words = ["plan", "--gpu", "L4", "--vllm", "0.32.0", "vllm", "serve", LLAMA, "--max-model-len"]
+    assert main([*words, "26000", "--json"]) == 0
+    body = json.loads(capsys.readouterr().out)
+    assert body["kv"]["fits_at_low_end"] is False
+    assert main([*words, "26000"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"fits by the estimate, not at its low end: {LLAMA} on L4")
+    shorter = out.partition("--max-model-len ")[2].split()[0]
+    assert main([*words, shorter]) == 0
+    assert capsys.readouterr().out.startswith("fits: ")
+
+
+def test_the_first_line_tells_memory_from_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    """A flag that vLLM refuses is not a lack of memory; where both stop the start, both are in the first line."""
+    words = ["plan", "--gpu", "L4", "--vllm", "0.32.0", "vllm", "serve", LLAMA, "--swap-space", "8"]
+    assert main([*words, "--max-model-len", "8K"]) == 1
+    out = capsys.readouterr().out
+    assert out.startswith("does not start: ")
+    assert "`plimsoll flags` says what takes its place" in " ".join(out.split())
+    assert "note: planned without: --swap-space" in out
+    assert main(words) == 1
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= WIDTH
+    first = " ".join(out.partition("\n\n")[0].split())
+    assert first.startswith("does not fit: ")
+    assert first.endswith("one request of full length does not fit; vLLM refuses --swap-space")
+
+
+def test_a_file_with_several_starts_says_which_is_planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first is planned, and a note names it and the way to see all."""
+    file = tmp_path / "both.sh"
+    file.write_text(f"vllm serve {LLAMA} --max-model-len 8K\nvllm serve no/such-model\n", encoding="utf-8")
+    assert main(["plan", "--gpu", "H100", str(file)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"2 vLLM starts were found and this is the first, both.sh:1; --compare {file} plans them all" in said
 
 
 def test_a_page_that_cannot_be_written_is_the_worlds_fault(capsys: pytest.CaptureFixture[str]) -> None:

@@ -73,6 +73,7 @@ def test_a_number_that_is_none(name: str, value: str | None, capsys: pytest.Capt
         ([SMALL, "-x"], "-x"),
         ([SMALL, "--json=1"], "--json=1"),
         ([SMALL, "--limit", "3", "--limit", "4"], "twice"),
+        ([SMALL, "--limit", "ten"], "--limit: 'ten' is not a whole number, such as 2048"),
         ([SMALL, "--num-blocks", "1"], "null block"),
         ([SMALL, "--num-blocks", "0"], "at least 2"),
         ([SMALL, "--block-size", "0"], "--block-size"),

@@ -48,6 +48,22 @@ def test_a_fit_under_the_wrong_options_is_noted(capsys: pytest.CaptureFixture[st
     assert any("does not match its run" in note for note in answer["notes"])  # type: ignore[attr-defined]
 
 
+def test_a_page_of_other_traffic_teaches_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    """A fit that is off by several times what was measured is none: one line with the figure, not times that look measured."""
+    words = ["simulate", "synthetic:requests=200,rate=400,prompt=4000,output=600", *ENGINE]
+    assert main([*words, "--fit", str(CAPTURES / "tight.metrics.txt.gz")]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "nothing can be learnt from that" in said
+
+
+def test_a_file_without_stamps_is_no_measured_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What --fit wants is said, not what a trace looks like."""
+    (tmp_path / "start.sh").write_text("vllm serve m\n", encoding="utf-8")
+    assert main(["simulate", RUN, *ENGINE, "--fit", str(tmp_path / "start.sh")]) == 2
+    assert "not a measured run: requests with stamps are wanted" in capsys.readouterr().err
+
+
 NAMED = '{"schema": "plimsoll.step-time/1"'
 
 

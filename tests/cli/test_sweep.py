@@ -45,6 +45,24 @@ def test_the_table_ranks_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert "rough guide: not fitted" in text
 
 
+def test_without_a_promise_nothing_is_as_promised(capsys: pytest.CaptureFixture[str]) -> None:
+    """The column is called what it is; a cache that stands for a server nobody named is a note, unless it is what varies."""
+    traffic = "synthetic:requests=50,rate=5,prompt=100,output=20"
+    assert main(["sweep", traffic, "max_num_seqs=4,8"]) == 0
+    text = capsys.readouterr().out
+    assert "served/s" in text
+    assert "as promised/s" not in text
+    assert "no server was named" in text
+    assert main(["sweep", traffic, "num_blocks=400,800"]) == 0
+    assert "no server was named" not in capsys.readouterr().out
+
+
+def test_a_missing_trace_names_this_command(capsys: pytest.CaptureFixture[str]) -> None:
+    """One line, with the words of sweep and not of another command."""
+    assert main(["sweep", "max_num_seqs=4,8"]) == 2
+    assert "which trace? plimsoll sweep TRACE" in capsys.readouterr().err
+
+
 def test_a_killed_sweep_goes_on_where_it_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """kill -9 in the middle: the second call runs the missing settings alone and says what an undisturbed one says."""
     kept = tmp_path / "runs.jsonl"

@@ -134,6 +134,44 @@ def test_no_safe_setting_is_exit_1_with_plans_advice(capsys: pytest.CaptureFixtu
     assert (body["chosen"], body["command"], body["plan"]) == (None, None, None)
 
 
+def test_the_advice_says_where_it_goes_and_nothing_is_said_to_be_replayed(capsys: pytest.CaptureFixture[str]) -> None:
+    """tune has no --max-model-len of its own: the text shows the command that takes it."""
+    assert main(["tune", CHATS, "--gpu", "L4", "--vllm", "0.32.0", "--model", LLAMA]) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"behind `--`: -- vllm serve {LLAMA} ... --max-model-len" in said
+    assert "replayed as if it did" not in said
+
+
+@pytest.mark.parametrize(
+    ("promise", "why", "try_this"),
+    [
+        ("tpot=5ms", "for each further token", "More servers like it would not help"),
+        ("ttft=1ms,tpot=10s", "come a second, and no setting does more than", "--speedup"),
+    ],
+)
+def test_no_promise_kept_is_no_recommendation(
+    promise: str, why: str, try_this: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is called right, no habit is judged and no curve of zeros is drawn: the reason, and what else could be tried."""
+    words = [CHATS, *SPACE, "--gpu", "L4", "--vllm", "0.32.0", "--slo", promise]
+    assert main(["tune", *words, *SERVER]) == 1
+    text = capsys.readouterr().out
+    said = " ".join(text.split())
+    assert "No setting serves a single request as promised" in said
+    assert why in said
+    assert try_this in said
+    for absent in ("right as they are", "wrong here", "Runner-up:", "requests a second as promised\n"):
+        assert absent not in text
+
+
+def test_a_model_that_does_not_fit_at_all_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    """No block to replay in: the finding and the flag that would help are in the line itself."""
+    assert main(["tune", CHATS, "--gpu", "H100", "--vllm", "0.32.0", "--model", "Qwen/Qwen2.5-72B-Instruct"]) == 2
+    said = capsys.readouterr().err
+    assert "startup.weights-do-not-fit" in said
+    assert "--tensor-parallel-size 4" in said
+
+
 @pytest.mark.parametrize(
     "words",
     [

@@ -126,6 +126,17 @@ def test_a_value_the_parser_refuses(command: str, name: str, words: str) -> None
     assert name not in checked.rewritten
 
 
+@pytest.mark.parametrize("share", ["90", "0", "-0.5"])
+def test_a_share_that_no_release_takes(share: str) -> None:
+    """The parser takes any number and the configuration refuses it; it stays in the rewrite, for its default was not meant."""
+    checked = _check(f"m --gpu-memory-utilization={share}")
+    item = _item(checked, "--gpu-memory-utilization")
+    assert item.status is Status.NEVER_EXISTED
+    assert "at most 1" in (item.note or "")
+    assert any("for you to set" in note for note in checked.notes)
+    assert share in " ".join(checked.rewritten)
+
+
 def test_a_value_that_was_taken_once() -> None:
     """A choice that an earlier release took is removed, not misspelled, with the release that dropped it."""
     item = _item(_check("m --prefix-caching-hash-algo builtin"), "--prefix-caching-hash-algo")
@@ -183,6 +194,13 @@ def test_an_upgrade_shows_the_defaults_the_command_leaves_alone() -> None:
     pinned = _check("m --gpu-memory-utilization 0.9", "0.32.0", "0.19.0")
     assert _item(pinned, "--gpu-memory-utilization").status is Status.OK
     assert any("CUDA graphs" in change.what for change in pinned.changes)
+
+
+def test_one_kind_of_nothing_for_another_is_no_change() -> None:
+    """An empty text that became unset says nothing to anybody; what was empty and now is something is still named."""
+    changed = {i.name for i in _check("m", "0.32.0", "0.6.3").items if i.status is Status.DEFAULT_CHANGED}
+    assert not changed & {"--config", "--model-loader-extra-config", "--limit-mm-per-prompt"}
+    assert {"--ignore-patterns", "--allowed-origins", "--block-size"} <= changed
 
 
 def test_switches_in_a_config_file_are_booleans() -> None:

@@ -170,6 +170,15 @@ def test_another_start_teaches_nothing(change: dict[str, object], says: str) -> 
     assert "\n" not in str(refusal.value)
 
 
+def test_the_log_of_another_model_teaches_nothing() -> None:
+    """A token of this model takes more room in the cache than one of the log's: nothing is kept, and the line says why."""
+    measured = read_start(str(CAPTURES / "base.log"))
+    correction_from(_plan(), measured)
+    other = _plan(shape=_shape(num_hidden_layers=36, intermediate_size=12288, vocab_size=128000))
+    with pytest.raises(BadInput, match="log of another model"):
+        correction_from(other, measured)
+
+
 def test_a_card_whose_size_is_slightly_off() -> None:
     """Where the card is a little smaller than the table says, the next plan's cache is still the one that was measured."""
     table = H200._replace(total_bytes=int(139.84 * GIB))

@@ -34,6 +34,12 @@ def test_defaults_of_the_release_and_the_card() -> None:
     assert (now.estimates_graphs, now.v2_runner, now.prefix_caching, now.async_scheduling) == (True, True, True, True)
 
 
+def test_the_first_engine_is_gone() -> None:
+    """VLLM_USE_V1=0 changes nothing from 0.11.0 on, as `flags` says of it; before, it brings the first engine's batch."""
+    assert _settings(VLLM_USE_V1="0") == _settings()
+    assert _settings(release="0.10.2", VLLM_USE_V1="0") != _settings(release="0.10.2")
+
+
 def test_what_the_command_says_wins() -> None:
     """Every spelling of the parser reaches the value."""
     settings = _settings(

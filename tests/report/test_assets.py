@@ -20,6 +20,16 @@ def test_every_path_is_named_with_what_became_of_it() -> None:
     assert told[-1] == "  note: mind this"
 
 
+def test_what_was_written_says_how_it_is_used() -> None:
+    """For each kind of file that was written the place of the next commands; none for a check, or where nothing was written."""
+    changes = Changes(write=("compose/compose.yaml", "monitoring/rules.yml"), same=("systemd/vllm.service",))
+    told = as_text(Made("out", "0.32.0", "m", changes)).splitlines()
+    assert told[-3:-1] == ["How it is put to use:", "  compose     the top of compose/compose.yaml, docs/launch.md#compose"]
+    assert told[-1].split() == ["monitoring", "docs/monitoring.md"]
+    assert "put to use" not in as_text(Made("out", "0.32.0", "m", changes, is_check=True))
+    assert "put to use" not in as_text(Made("out", "0.32.0", "m", Changes(same=("compose/compose.yaml",))))
+
+
 def test_a_check_shows_the_difference_first() -> None:
     """Then how many files differ; or that none does."""
     told = as_text(Made("out", "0.32.0", None, CHANGES, is_check=True, differences=("-x", "+y")))

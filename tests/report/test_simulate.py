@@ -110,6 +110,28 @@ def test_reading_says_what_limits() -> None:
     assert reading(summarise(hand_made([], []))) == []
 
 
+def test_a_server_that_does_not_keep_up_is_said_first() -> None:
+    """Requests of 10 s, worked off in 58 s: how many such servers it takes, in words and in JSON, and how to try one."""
+    late = _busy()._replace(
+        requests=30, finished=30, rejected=0, sim_seconds=58.0, arrival_seconds=10.0, longest_service_seconds=4.0
+    )
+    said = reading(late)
+    assert said[0].startswith("It does not keep up: 3 requests came a second and 0.517 were done")
+    assert said[0].endswith("the last answer came 48.0 s after the last request.")
+    assert "At least 6 such servers are needed" in said[1]
+    assert "--speedup 0.17" in said[1]
+    assert "30 requests over 10.0 s, done after 58.0 s" in as_text(late)
+    assert json.loads(as_json(late))["servers_to_keep_up"] == 6
+
+
+def test_a_last_long_answer_is_not_a_backlog() -> None:
+    """What comes after the last request is one long answer: the server keeps up, and nothing is said."""
+    busy = _busy()._replace(requests=30, finished=30, sim_seconds=58.0, arrival_seconds=10.0, longest_service_seconds=40.0)
+    assert not any("keep up" in sentence for sentence in reading(busy))
+    assert json.loads(as_json(busy))["servers_to_keep_up"] == 1
+    assert json.loads(as_json(summarise(hand_made([], []))))["servers_to_keep_up"] is None
+
+
 def test_a_single_request_is_not_a_percentile() -> None:
     """One request says nothing about one in a hundred."""
     text = as_text(summarise(hand_made(REQUESTS[:1], QUIET)))

@@ -8,8 +8,9 @@ import re
 import pytest
 
 from plimsoll.cli.plan import planned_from
+from plimsoll.report.page import POLICY
 from plimsoll.report.tune import BAR, Shown, as_json, as_text, commands, sentences
-from plimsoll.report.tune_html import POLICY, page
+from plimsoll.report.tune_html import page
 from plimsoll.tune.answer import Tuning, tune
 from plimsoll.tune.goodput import Slo
 from tests.tune.servers import SMALL, ready, run, server, traffic

@@ -27,6 +27,19 @@ def read(text: str | bytes) -> list[Launch]:
     return read_launches("-", io.BytesIO(text.encode() if isinstance(text, str) else text))
 
 
+def test_options_in_front_of_a_start_are_kept_apart() -> None:
+    """No shell runs a command that begins with an option, so that it is somebody's mistake or somebody's word to us."""
+    for words, in_front in (
+        ("--gpu L4 vllm serve m", ("--gpu", "L4")),
+        ("--gpu L4 python -m vllm.entrypoints.openai.api_server --model m", ("--gpu", "L4", "python")),
+        ("nice -n 19 vllm serve m --port 80", ()),
+        ("-m vllm.entrypoints.openai.api_server --model m", ()),
+    ):
+        launch = find_launch(words.split(), (), "command line")
+        assert launch is not None
+        assert launch.in_front == in_front
+
+
 @pytest.mark.parametrize(
     "line",
     [

@@ -87,6 +87,14 @@ def test_what_is_no_trace_is_one_line(tmp_path: Path, content: bytes, said: str)
     assert refusal(tmp_path, content).startswith(said)
 
 
+def test_who_brings_a_csv_of_his_own_is_told_its_columns(tmp_path: Path) -> None:
+    """A file with other names, and one whose times stand under another name: the message has the names that work."""
+    wanted = "TIMESTAMP,ContextTokens,GeneratedTokens"
+    assert f"the simplest is a CSV with {wanted}" in refusal(tmp_path, b"a,b\n1,2\n")
+    said = refusal(tmp_path, b"time,prompt_tokens,completion_tokens\n1,2,3\n")
+    assert f"a column arrived_at (seconds), or in the columns {wanted} (dates)" in said
+
+
 def test_bad_rows_can_be_skipped_and_are_counted(tmp_path: Path) -> None:
     """The good rows are those of the file without the bad ones, wherever the bad ones stand."""
     bad = [b"x\n", b"2023-11-16 18:15:46.5,-1,2\n", b"\xff\n"]

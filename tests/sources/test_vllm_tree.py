@@ -63,6 +63,12 @@ def test_a_folder_of_that_name_alone_is_no_vllm(tmp_path: Path) -> None:
         vllm_of(sys.executable, {"PYTHONPATH": str(tmp_path)})
 
 
+def test_a_folder_is_no_python(tmp_path: Path) -> None:
+    """The virtual environment in place of its Python: the line says which file is meant."""
+    with pytest.raises(BadInput, match=r"is a folder; name the Python in it, such as .*/bin/python"):
+        vllm_of(str(tmp_path), {})
+
+
 def test_this_python_has_none() -> None:
     """One line that says what to do."""
     with pytest.raises(WorldFailed, match="--python or --vllm-dir"):

@@ -86,6 +86,10 @@ def test_of_equals_the_own_setting_stays() -> None:
     assert preferred(alike, far) is alike[0], "all differ alike: the smallest share of the card leaves the most"
     better = Tried(options[1], result._replace(goodput=1.1 * result.goodput))
     assert preferred([better, *alike], options[-1].candidate) is better
+    hardly = Tried(options[0], result._replace(goodput=1.0055 * result.goodput))
+    clearly = Tried(options[1], result._replace(goodput=1.0095 * result.goodput))
+    own = Tried(options[-1], result._replace(goodput=1.003 * result.goodput))
+    assert preferred([clearly, hardly, own], own.option.candidate) is clearly, "a change is worth its trouble or not advised"
     kept = Tried(options[-1], result._replace(met=result.requests - result.rejected))
     assert preferred([better, kept], options[-1].candidate, keeps_promises=True) is kept, "who keeps every promise stays"
 

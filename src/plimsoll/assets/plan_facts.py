@@ -15,6 +15,8 @@ def facts_of(plan: Mapping[str, Any], name: str) -> PlanFacts:
     """The figures of a plan; BadInput, with the file's name, for anything else."""
     if plan.get("schema") != SCHEMA:
         raise BadInput(f"{name}: not a plan; plimsoll plan --json ... writes one")
+    if "compare" in plan:
+        raise BadInput(f"{name}: several plans side by side; files are made from the plan of one command, without --compare")
     reader = _Reader(plan, name)
     connector = reader.there("settings", "kv_connector")
     return PlanFacts(

@@ -4,8 +4,8 @@ Writes what a team needs to launch a vLLM server and to watch it, from one plan,
 systemd units, a compose file, Kubernetes manifests, an HAProxy configuration, guard's configuration, alert rules with their
 tests, and dashboards.
 
-  --plan PLAN.json   what `plimsoll plan --json ... vllm serve MODEL ...` printed; - reads it from standard input.
-                     Without it only monitoring is made, with general thresholds
+  --plan PLAN.json   what `plimsoll plan --json ... vllm serve MODEL ...` or `plimsoll tune --json ...` printed; - reads it from
+                     standard input. Without it only monitoring is made, with general thresholds
   --vllm VERSION     without a plan: default the vLLM installed beside plimsoll, else the newest known. A plan has its own
   --for WHAT         systemd, compose, kubernetes, monitoring or all; default: all that can be made
   --slo ttft=2s,tpot=50ms
@@ -73,11 +73,27 @@ def _plan(options: Split) -> Mapping[str, Any] | None:
     from plimsoll.sources.model_folders import parse_json, read_json
 
     path = options.values["--plan"]
-    if path != "-":
-        return read_json(Path(path), PLAN_MAX_BYTES)
-    if sys.stdin is None:
+    if path == "-" and sys.stdin is None:
         raise BadInput("--plan -: there is no standard input")
-    return parse_json(sys.stdin.buffer.read(PLAN_MAX_BYTES + 1), PLAN_MAX_BYTES, "standard input")
+    if path != "-" and not Path(path).exists():
+        raise BadInput(f"--plan {path}: no such file")
+    try:
+        if path != "-":
+            return _of_tuning(read_json(Path(path), PLAN_MAX_BYTES), path)
+        read = sys.stdin.buffer.read(PLAN_MAX_BYTES + 1)
+        return _of_tuning(parse_json(read, PLAN_MAX_BYTES, "standard input"), "standard input")
+    except BadInput as error:
+        raise type(error)(f"{error}; --plan wants what `plimsoll plan --json` or `plimsoll tune --json` printed") from None
+
+
+def _of_tuning(loaded: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """The plan of the setting that a tuning chose; any other object is itself."""
+    if loaded.get("schema") != "plimsoll.tune/1":
+        return loaded
+    plan = loaded.get("plan")
+    if not isinstance(plan, dict):
+        raise BadInput(f"{name}: that tuning chose nothing")
+    return plan
 
 
 def _ways(options: Split, *, has_plan: bool) -> tuple[str, ...]:
@@ -117,7 +133,8 @@ def _settings(options: Split, plan: Mapping[str, Any] | None) -> tuple[Settings,
     if asked is not None and engine_named(asked).release != engine.release:
         raise BadInput(f"the plan is for vLLM {engine}; plan it again with --vllm {asked}")
     if not facts.fits:
-        raise Found(f"the plan says that this server does not start: {why_it_does_not_fit(plan)}; nothing was written")
+        why = f"the plan says that this server does not start: {why_it_does_not_fit(plan)}; nothing was written"
+        raise Found(f"{why}. `plimsoll plan` without --json says what would help")
     line = planned_line(plan, name)
     launch, _ = launches_named(Split({}, frozenset(), (line,), None), "assets")[0]
     made = ready(launch, engine, facts)
@@ -131,7 +148,15 @@ def _settings(options: Split, plan: Mapping[str, Any] | None) -> tuple[Settings,
         wheel=wheel_name(),
         made_by=_made_by(options, engine.release, plan, line),
     )
-    return settings, made.notes
+    return settings, (*_doubts(plan), *made.notes)
+
+
+def _doubts(plan: Mapping[str, Any]) -> tuple[str, ...]:
+    """A plan that fits by its central figures alone."""
+    cache = plan.get("kv")
+    if not isinstance(cache, dict) or cache.get("fits_at_low_end") is not False:
+        return ()
+    return ("by the plan's own band the KV cache may turn out too small for one request, and then vLLM does not start",)
 
 
 def _not_too_old(engine: Engine) -> Engine:

@@ -37,10 +37,23 @@ def launches_named(options: Split, command_name: str) -> list[tuple[Launch, str]
     if len(command) == 1:
         return [(launch, here) for launch in _pasted(command[0])]
     launch = find_launch(command, (), "command line")
-    if launch is None:
-        shown = " ".join(command[:3])
-        raise BadInput(f"no vLLM start in `{shown} ...`; it begins with `vllm serve`, `python -m vllm...` or `docker run`")
+    if launch is None or launch.in_front:
+        raise BadInput(_not_a_command(command, command_name, has_start=launch is not None))
     return [(launch, here)]
+
+
+def _not_a_command(words: tuple[str, ...], command_name: str, *, has_start: bool) -> str:
+    """What is wrong with words that are no start: an option that does not exist, more than one file, or none of it vLLM's."""
+    listed = f"plimsoll {command_name} --help lists them"
+    option = words[0] if has_start else next((word for word in words if word.startswith("-") and word != "-"), None)
+    if has_start:
+        return f"{option} is no option of plimsoll {command_name} ({listed}); vLLM's own flags go behind `vllm serve MODEL`"
+    if option is not None and (words[0] == option or isfile(words[0])):
+        return f"{option} is no option of plimsoll {command_name} ({listed})"
+    if isfile(words[0]):
+        return f"{words[0]} is a file, and {words[1]!r} stands beside it: one file at a time"
+    shown = " ".join(words[:3]) + (" ..." if len(words) > 3 else "")
+    return f"no vLLM start in `{shown}`; it begins with `vllm serve`, `python -m vllm...` or `docker run`"
 
 
 def _is_file(word: str) -> bool:

@@ -65,8 +65,7 @@ def _run(arguments: list[str]) -> int:
     try:
         module_name = next((module for name, _, module in COMMANDS if name == arguments[0]), None)
         if module_name is None:
-            known = ", ".join(name for name, _, _ in COMMANDS)
-            raise BadInput(f"there is no command {arguments[0]!r}; there is: {known}")
+            raise BadInput(f"there is no command {arguments[0]!r}; {_meant(arguments[0])}")
         import importlib
 
         code = importlib.import_module(module_name).run(arguments[1:])
@@ -88,6 +87,14 @@ def _run(arguments: list[str]) -> int:
             raise
         _say(f"a mistake of ours: {type(error).__name__}: {error}; PLIMSOLL_DEBUG=1 shows where. Please report it")
         return EXIT_INTERNAL
+
+
+def _meant(word: str) -> str:
+    import difflib  # only for a mistyped command
+
+    names = [name for name, _, _ in COMMANDS]
+    near = difflib.get_close_matches(word, names, n=1, cutoff=0.7)
+    return f"{near[0]}, if that was meant" if near else f"there is: {', '.join(names)}"
 
 
 def _forget_stdout() -> None:

@@ -16,7 +16,7 @@ and, for a local folder or a bundled model, no network.
   --matrix context=8k,32k,128k concurrency=8..256
                         what fits, for every combination
   --html FILE           the plan as one page for a browser, with the matrix as a heat map
-  --compare FILE        one command a line, planned side by side
+  --compare FILE        one command a line, planned side by side; a line may begin with a --gpu (or --vllm) of its own
   --learn LOG           read the log of a real start of this command, show planned against measured, and use it next time
   --forget              forget all that was learned
   --json                one JSON object, schema plimsoll.plan/1
@@ -38,9 +38,10 @@ from plimsoll.cli.options import Split, split_options
 from plimsoll.cli.output import show, write_file
 from plimsoll.domain.estimate import Estimate
 from plimsoll.domain.model import ModelShape
-from plimsoll.domain.units import parse_gib
+from plimsoll.domain.units import GIB, format_gib, parse_gib
 from plimsoll.engine.check import Checked, check, with_config
 from plimsoll.engine.command_line import read_command_line
+from plimsoll.engine.rewrite import LEFT_OUT
 from plimsoll.engine.versions import Engine, engine_named
 from plimsoll.errors import BadInput, PlimsollError
 from plimsoll.plan.ledger import Card, ModelFacts
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from plimsoll.report.plan import Planned
 
 
+MOST_MEMORY = 1024 * GIB  # beyond what any card has: a figure in MiB, most likely
 MLA_SINCE = "0.7.1"  # the first release that caches latents for DeepSeek's attention
 _WITH_VALUE = tuple(
     "--gpu --gpus --gpu-memory-gib --used-gib --vllm --from --pid --workload --matrix --html --compare --learn".split()
@@ -75,8 +77,12 @@ def run(words: list[str]) -> int:
     if "--learn" in options.values:
         return _learn(options)
     if "--compare" in options.values:
-        return _compare(options)
-    ready = _read_one(options, *launches_named(options, "plan")[0])
+        from plimsoll.cli.plan_compare import compare
+
+        return compare(options)
+    named = launches_named(options, "plan")
+    ready = _read_one(options, *named[0])
+    ready = ready._replace(notes=(*_others_in_file(options, named), *ready.notes))
     planned = planned_from(ready)
     answer, matrix = _workload(options, planned.ledger, ready.model), _matrix(options, ready)
     if "--html" in options.values:
@@ -88,6 +94,15 @@ def run(words: list[str]) -> int:
     is_json = "--json" in options.switches
     show(report.as_json(planned, matrix, answer) if is_json else report.as_text(planned, matrix, answer))
     return 0 if planned.fits and (answer is None or answer.verdict.is_fine) else 1
+
+
+def _others_in_file(options: Split, named: list[tuple[Launch, str]]) -> tuple[str, ...]:
+    """A file with several starts: which of them this is, and how to see all."""
+    if len(named) < 2:
+        return ()
+    file = "FILE" if options.rest[:1] in ((), ("-",)) else options.rest[0]
+    first = f"{len(named)} vLLM starts were found and this is the first, {named[0][0].source}"
+    return (f"{first}; --compare {file} plans them all, side by side",)
 
 
 def planned_of(options: Split) -> Planned:
@@ -129,22 +144,6 @@ def _checked(options: Split, launch: Launch, folder: str) -> tuple[Checked, Engi
     if gpus is not None and (not gpus.isascii() or not gpus.isdigit()):
         raise BadInput(f"--gpus {gpus!r} is not a number")
     return checked, engine, int(gpus) if gpus else None
-
-
-def _compare(options: Split) -> int:
-    """One command a line, side by side; a line that cannot be planned says why in its place."""
-    from plimsoll.report import plan_compare
-    from plimsoll.sources.launches import read_launches
-
-    path = options.values["--compare"]
-    found = []
-    for launch in read_launches(path):
-        try:
-            found.append(plan_compare.Compared(launch.source, planned_launch(options, launch, "")))
-        except PlimsollError as error:
-            found.append(plan_compare.Compared(launch.source, None, str(error)))
-    show(plan_compare.as_json(found) if "--json" in options.switches else plan_compare.as_text(found))
-    return 0 if all(one.planned is not None and one.planned.fits for one in found) else 1
 
 
 def _forget(options: Split) -> int:
@@ -256,7 +255,8 @@ def _ready(checked: Checked, engine: Engine, card: Card, *, learned: bool, gpus:
 
     if gpus is not None and gpus < settings.gpus:
         raise BadInput(f"the command needs {settings.gpus} GPUs (TP x PP x DP), --gpus says {gpus}")
-    return Ready(checked, model, settings, replan, (*notes, *checked.notes, *left_out))
+    said = (note.replace(LEFT_OUT, "planned without", 1) for note in checked.notes)  # no rewritten command is shown here
+    return Ready(checked, model, settings, replan, (*notes, *said, *left_out))
 
 
 def _before(checked: Checked, model: ModelFacts, card: Card) -> Ledger | None:
@@ -323,8 +323,21 @@ def card_of(options: Split) -> Card:
     """The card that --gpu or --gpu-memory-gib names, else this machine's."""
     used = parse_gib(options.values["--used-gib"]) if "--used-gib" in options.values else 0
     given = parse_gib(options.values["--gpu-memory-gib"]) if "--gpu-memory-gib" in options.values else None
-    if given == 0:
-        raise BadInput("--gpu-memory-gib 0: a card has memory")
+    if given is not None and not 0 < given <= MOST_MEMORY:
+        said = options.values["--gpu-memory-gib"]
+        raise BadInput(
+            f"--gpu-memory-gib {said}: no card has {format_gib(given)}; a number alone is GiB, nvidia-smi's are MiB: 23034MiB"
+        )
+    card = _card_named(options, used, given)
+    if used >= card.total_bytes:
+        raise BadInput(
+            f"--used-gib {options.values['--used-gib']}: {card.name} has {format_gib(card.total_bytes)} in all; a number alone "
+            "is GiB, nvidia-smi's are MiB: 4096MiB"
+        )
+    return card
+
+
+def _card_named(options: Split, used: int, given: int | None) -> Card:
     if "--gpu" in options.values:
         from plimsoll.domain.gpu import gpu_named
 

@@ -27,6 +27,12 @@ NOT_REPLAYED = frozenset(
 )
 """Flags that move the scheduler's decisions and that nothing here knows about; docs/simulate.md lists them."""
 WITHOUT_NUMBA = "without numba this is a hundred times slower: pip install 'plimsoll-line[simulate]'"
+REPLAYED_ALL_THE_SAME = "; it is replayed as if it did"
+NO_SERVER = (
+    f"no server was named: a cache of {Settings().num_blocks:,} blocks stands for it; for yours, "
+    "--gpu NAME -- vllm serve MODEL ..."
+)
+
 REPLICA_OF = "0.32.0"
 """The release whose scheduler is replayed."""
 _NUMBERS = {
@@ -66,6 +72,8 @@ def read_inputs(options: Split) -> Inputs:
     speedup = read_speedup(options)
     if not HAS_NUMBA:
         notes = (*notes, WITHOUT_NUMBA)
+    if plan is None and "--num-blocks" not in options.values:
+        notes = (*notes, NO_SERVER)
     return Inputs(trace, settings, times.step_time, speedup, times.fitted, (*notes, *times.notes))
 
 
@@ -230,8 +238,17 @@ def settings_of_plan(plan: Mapping[str, object]) -> tuple[Settings, tuple[str, .
     except KeyError as error:
         raise BadInput(f"the plan has no {error.args[0]}") from None
     if number_of_blocks < 2:
-        raise BadInput("the plan leaves no KV block: nothing can be replayed. Its findings say why")
+        raise BadInput(f"the plan leaves no KV block, so that nothing can be replayed{_why_no_block(plan)}")
     return settings, tuple(_notes_of_plan(plan, said))
+
+
+def _why_no_block(plan: Mapping[str, object]) -> str:
+    """The first finding of a plan, and the first thing that would help."""
+    found, offers = (plan.get(name) for name in ("findings", "advice"))
+    first = found[0] if isinstance(found, list) and found and isinstance(found[0], dict) else {}
+    offer = offers[0] if isinstance(offers, list) and offers and isinstance(offers[0], dict) else {}
+    why = f": {first.get('because')} ({first.get('code')})" if first else ""
+    return why + (f". What would help: {offer.get('flag')} {offer.get('value')}" if offer else "")
 
 
 def _notes_of_plan(plan: Mapping[str, object], said: Mapping[str, object]) -> Iterator[str]:
@@ -240,7 +257,7 @@ def _notes_of_plan(plan: Mapping[str, object], said: Mapping[str, object]) -> It
     if plan.get("fits") is False:
         codes = [one.get("code") for one in findings if isinstance(one, dict)] if isinstance(findings, list) else []
         why = f": {', '.join(str(code) for code in codes)}" if codes else ""
-        yield f"the plan says that this server does not start{why}; it is replayed as if it did"
+        yield f"the plan says that this server does not start{why}{REPLAYED_ALL_THE_SAME}"
     if plan.get("vllm") != REPLICA_OF:
         yield f"the plan is for vLLM {plan.get('vllm')}; replayed is the scheduler of {REPLICA_OF}"
     if isinstance(engines := said.get("data_parallel_size"), int) and engines > 1:

@@ -15,8 +15,8 @@ def whole(text: str, name: str, least: int = 0, most: int = MOST) -> int:
     """A count as vLLM writes them: 2048, 2k, 1.5k."""
     try:
         number = parse_vllm_integer(text)
-    except BadInput as error:
-        raise BadInput(f"{name}: {error}") from None
+    except BadInput:
+        raise BadInput(f"{name}: {text[:40]!r} is not a whole number, such as 2048, 2k (2,000) or 2K (2,048)") from None
     if not least <= number <= most:
         raise BadInput(f"{name} must lie between {least} and {most}, not {text}")
     return number

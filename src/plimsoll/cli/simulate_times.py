@@ -20,8 +20,11 @@ if TYPE_CHECKING:
 _SAID = {"--base-ns": "base_ns", "--token-ns": "token_ns", "--seq-ns": "seq_ns", "--ctx-ps": "ctx_ps"}
 ABOUT_TRIES = 300
 TIMES_SCHEMA = "plimsoll.step-time/1"
-POOR_SHARE = 0.2
-POOR_FIT = "the fit does not match its run: are --num-blocks, --max-num-seqs and the others those that the run had?"
+POOR_SHARE, HOPELESS = 0.2, 5.0
+POOR_FIT = (
+    "the fit does not match its run: are --num-blocks, --max-num-seqs and the others those that the run had, and is the "
+    "traffic its own?"
+)
 AS_GIVEN = "step times as given, the others those of no card; the data sheet is not used"
 _MOST_NS = 10**13
 
@@ -88,7 +91,9 @@ def _fitted(
         else:
             measured = read_measured(path, timeseries=series)
             found = fit(measured, settings, start=start, sizes=sizes, experts=experts, on_try=on_try)
-    error = max(value or 0.0 for value in (found.error.ttft, found.error.tpot, found.error.e2e))
+    error = max(abs(value or 0.0) for value in found.error[1:])  # of single requests, and of means where a page has no more
+    if error > HOPELESS:
+        raise BadInput(f"--fit {path}: {found.sentence}; nothing can be learnt from that; {POOR_FIT}")
     notes = (POOR_FIT,) if error > POOR_SHARE else ()
     if "--save-times" in values:
         _keep(values["--save-times"], found)

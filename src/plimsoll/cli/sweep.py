@@ -26,6 +26,7 @@ from __future__ import annotations
 from plimsoll.cli.options import Split, split_options
 from plimsoll.cli.output import show, write_file
 from plimsoll.cli.simulate import REPLAYING, SWITCHES, checked_words, say_compiling
+from plimsoll.errors import BadInput
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -87,14 +88,18 @@ def _sweep(given: Split) -> Swept:
 
 def _points(options: Split, axes: Axes) -> tuple[Traffic, list[Point], str | None, tuple[str, ...]]:
     """What is replayed, setting by setting; with a command each is planned."""
-    from plimsoll.cli.simulate_inputs import read_inputs
+    from plimsoll.cli.simulate_inputs import NO_SERVER, read_inputs
     from plimsoll.cli.tune_inputs import read_asked
     from plimsoll.tune.goodput import Slo, parse_slo
     from plimsoll.tune.grid import plain_points, planned_points
     from plimsoll.tune.work import Traffic
 
+    if not options.rest:
+        raise BadInput("which trace? plimsoll sweep TRACE name=values...; plimsoll simulate --help says what a trace can be")
     if options.verbatim is None:
         given = read_inputs(options)
+        if "num_blocks" in axes.values:
+            given = given._replace(notes=tuple(note for note in given.notes if note != NO_SERVER))
         slo = parse_slo(options.values["--slo"]) if "--slo" in options.values else Slo()
         traffic = Traffic(given.trace, given.speedup, slo)
         return traffic, plain_points(axes, given.settings, given.step_time, given.speedup), given.fitted, given.notes

@@ -80,7 +80,7 @@ def gpu_named(name: str) -> Gpu:
     if unclear is not None:
         raise BadInput(f'"{shown}" does not say which card: {unclear.because}; say {_either(unclear.candidates)}')
     nearest = ", ".join(nearest_names(name))
-    raise BadInput(f'no GPU called "{shown}" is known; nearest: {nearest}; or give its memory in GiB instead')
+    raise BadInput(f'no GPU called "{shown}" is known; nearest: {nearest}; or give its memory: --gpu-memory-gib')
 
 
 def nearest_names(name: str, n: int = 3) -> list[str]:

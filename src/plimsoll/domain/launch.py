@@ -27,3 +27,4 @@ class Launch(NamedTuple):
     image: str | None = None  # the container image, where there is one
     unresolved: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    in_front: tuple[str, ...] = ()  # options that stand before the start itself; no shell runs a command that begins so

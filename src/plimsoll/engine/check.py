@@ -140,7 +140,7 @@ def _changed_defaults(line: CommandLine, launch: Launch, old: Engine, new: Engin
         past = before.get(name)
         if name != row.name or past is None or name in given or UNKNOWN_DEFAULT in (row.default, past.default):
             continue
-        if row.default == past.default:
+        if row.default == past.default or (_is_empty(row.default) and _is_empty(past.default)):
             continue
         note = f"not in the command: {_shown(past.default)} in {old}, {_shown(row.default)} in {new}"
         if name in flag_notes.MEMORY:
@@ -155,6 +155,11 @@ def _changed_defaults(line: CommandLine, launch: Launch, old: Engine, new: Engin
             note = f"not set: {_shown(then)} in {old}, {_shown(now)} in {new}"
             items.append(Item(name, Status.DEFAULT_CHANGED, note=note))
     return items
+
+
+def _is_empty(default: object) -> bool:
+    """Unset, an empty text, list or object: a parser may write one for the other. False is a word of its own."""
+    return default is None or default in ("", [], {})
 
 
 def _shown(default: object) -> str:

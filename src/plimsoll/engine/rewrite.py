@@ -9,11 +9,13 @@ from typing import NamedTuple
 from plimsoll.engine import flag_notes
 from plimsoll.engine.command_line import Argument, CommandLine
 from plimsoll.engine.flags import FlagRow, flags_of, is_before
+from plimsoll.engine.values import out_of_range
 from plimsoll.engine.verdict import Item, Status
 from plimsoll.engine.versions import Engine
 
 # The first release with the command `vllm serve`.
 SERVE_SINCE = "0.5.2"
+LEFT_OUT = "left out of the rewritten command"
 
 Judged = tuple[Argument, Item]
 Variable = tuple[str, str, Item | None]
@@ -34,6 +36,7 @@ class _Words:
         self.known = known
         self.flags: list[list[str]] = []
         self.left_out: list[str] = []
+        self.to_be_set: list[str] = []  # numbers that vLLM refuses: without them it would take its default, which nobody meant
 
     def has(self, flag: str) -> bool:
         return any(words[0] == flag for words in self.flags)
@@ -105,7 +108,8 @@ def rewrite(line: CommandLine, judged: list[Judged], variables: list[Variable], 
         made.add_instead(flag_notes.GONE.get(argument.spelling), argument.values, argument.typed)
     kept = _environment(variables, made)
     words = [w for flag in made.flags for w in flag]
-    notes = (f"left out of the rewritten command: {', '.join(made.left_out)}",) if made.left_out else ()
+    said = ((LEFT_OUT, made.left_out), ("still in the rewritten command, and for you to set", made.to_be_set))
+    notes = tuple(f"{what}: {', '.join(flags)}" for what, flags in said if flags)
     return Rewritten((*_head(line.model, engine), *words), kept, notes)
 
 
@@ -121,6 +125,9 @@ def _mend(argument: Argument, item: Item, made: _Words) -> None:
         made.flags.append(["--config", *argument.values])  # as two words it has the effect that was meant
     elif item.instead is not None and argument.row is not None and argument.row.kind == "on-off":
         made.flags.append([item.instead])
+    elif argument.row is not None and any(out_of_range(argument.row.name, value) for value in argument.values):
+        made.flags.append(spelled(argument))
+        made.to_be_set.append(" ".join(spelled(argument)))
     else:
         # The value of a flag that nobody knows may be a secret behind a mistyped name.
         made.left_out.append(" ".join([argument.typed, *(argument.values if argument.row is not None else ())]))

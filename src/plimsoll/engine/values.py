@@ -11,6 +11,8 @@ from plimsoll.errors import BadInput
 
 # What vLLM's optional types read as "not set".
 _NOTHING = ("", "None")
+# Numbers that the parser takes and vLLM's configuration then refuses, in every release: above the first, at most the second.
+_RANGES = {"--gpu-memory-utilization": (0.0, 1.0)}
 # Numbers such as 80m may stand bare in JSON: vLLM expands them before it reads it.
 _HUMAN_NUMBER = r"\b\d+(?:\.\d+)?[kKmMgGtT]\b"
 
@@ -36,7 +38,18 @@ def row_problem(row: FlagRow, value: str) -> str | None:
         return f"{value!r} is none of {', '.join(row.choices)}"
     if value in _NOTHING and row.is_optional:
         return None
-    return _wrong_kind(row.kind, value)
+    return _wrong_kind(row.kind, value) or out_of_range(row.name, value)
+
+
+def out_of_range(name: str, value: str) -> str | None:
+    """Why vLLM's configuration refuses a number that its parser takes; None if it does not, or is no number."""
+    if name not in _RANGES:
+        return None
+    above, most = _RANGES[name]
+    try:
+        return None if above < float(value) <= most else f"{value!r} is not above {above:g} and at most {most:g}"
+    except ValueError:
+        return None
 
 
 def _is_same_choice(value: str, row: FlagRow) -> bool:

@@ -118,7 +118,9 @@ def _candidates(code: Code, ledger: Ledger, shape: ModelShape, replan: Replan) -
 def _shorter_context(ledger: Ledger) -> Iterator[Candidate]:
     fits = ledger.kv_plan.largest_context_that_fits
     if fits > 0:
-        why = "the longest context one request can have in this cache"
+        sure = ledger.context_at_low_end
+        also = f" ({format_count(sure)} even at the low end of its band)" if sure is not None and sure < fits else ""
+        why = f"the longest context one request can have in this cache{also}"
         yield ledger.settings._replace(max_model_len=fits), "--max-model-len", str(fits), why
 
 

@@ -50,11 +50,10 @@ def _flags(items: Sequence[Item]) -> list[Finding]:
     if not refused:
         return []
     names = ", ".join(item.name for item in refused)
+    what, its = ("flag or value", "its") if len(refused) == 1 else ("flags or values", "their")
     evidence = tuple(Evidence("command", f"{item.name}: {item.status} {item.since or ''}".rstrip()) for item in refused)
-    return [
-        Finding(Code.STARTUP_BAD_FLAG, Severity.CRITICAL, 0.95, f"vLLM refuses {names}", "the parser has no such flag or value",
-                evidence)
-    ]  # fmt: skip
+    because = f"the parser has no such {what}; `plimsoll flags` says what takes {its} place"
+    return [Finding(Code.STARTUP_BAD_FLAG, Severity.CRITICAL, 0.95, f"vLLM refuses {names}", because, evidence)]
 
 
 def _segments(ledger: Ledger, environment: Mapping[str, str]) -> list[Finding]:

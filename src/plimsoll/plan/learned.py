@@ -44,6 +44,7 @@ _PLAN_RESERVE = 150 * MIB  # vLLM leaves it when it writes a startup plan
 _PLAN_COUNTS_ESTIMATE_SINCE = "0.27.0"  # until then a startup plan did not take the graphs' estimate off
 _FARTHEST_FACTOR = 2.0
 _SHARED = "its share of what was measured for non-torch and activation together"
+_TOKEN_SIZE_TOLERANCE = 0.05
 _SAME = MIB  # predictions this close are of the same thing
 
 
@@ -99,6 +100,7 @@ def correction_from(ledger: Ledger, measured: Measured) -> Correction:
                 f"the log leaves {format_gib(rest.value)} for non-torch memory and activation, expected were "
                 f"{format_gib(expected.value)}: another process on the card, or not this command; nothing learned"
             )
+    _refuse_another_model(ledger, measured)
     terms = tuple(
         (name, Learned(predicted[name].value, figure.value, figure.tolerance))
         for name, figure in figures.items()
@@ -312,6 +314,20 @@ def _refuse_another_start(ledger: Ledger, measured: Measured) -> None:
     if total is not None and not card.low_bytes - printed <= total <= card.high_bytes + printed:
         size, known = f"{total / GIB:.2f}", f"{card.total_bytes / GIB:.2f}"
         raise BadInput(f"the log is of a card with {size} GiB, the plan's has {known}: give --gpu-memory-gib {size}")
+
+
+def _refuse_another_model(ledger: Ledger, measured: Measured) -> None:
+    """A cache whose tokens have another size belongs to another model, or to another --kv-cache-dtype."""
+    settings, plan = ledger.settings, ledger.kv_plan
+    is_set = settings.num_gpu_blocks_override is not None or settings.kv_cache_memory_bytes is not None
+    if is_set or settings.pipeline_parallel > 1 or not (measured.kv_bytes and measured.kv_tokens and plan.tokens):
+        return
+    logged, planned = measured.kv_bytes / measured.kv_tokens, max(0, ledger.kv.value) / plan.tokens
+    if planned and not 1 - _TOKEN_SIZE_TOLERANCE <= logged / planned <= 1 + _TOKEN_SIZE_TOLERANCE:
+        raise BadInput(
+            f"a token takes {logged:,.0f} bytes of the log's KV cache and {planned:,.0f} of this plan's: the log of another "
+            "model, or of another --kv-cache-dtype; nothing learned"
+        )
 
 
 def _hash(facts: object) -> str:

@@ -87,6 +87,24 @@ class Ledger(NamedTuple):
         """What vLLM's snapshot finds free, by the central figures: the card less its neighbours and the context."""
         return self.card.total_bytes - self.card.used_bytes - self.context.value
 
+    @property
+    def fits_at_low_end(self) -> bool:
+        """Whether that is so too where the KV cache comes out at the low end of its band."""
+        needed = 1 if self.settings.max_model_len == AUTO_FIT else max(1, self.kv_plan.bytes_for_one_request)
+        return self.fits and (self.kv.is_exact or self.kv.low >= needed)
+
+    @property
+    def context_at_low_end(self) -> int | None:
+        """The longest request that such a cache holds; None where layers of several kinds share it, or nothing is left."""
+        plan = self.kv_plan
+        is_plain = (
+            len(plan.groups) == 1 and plan.groups[0].kind in ("full", "mla") and self.settings.decode_context_parallel == 1
+        )
+        if not is_plain or plan.bytes_per_block <= 0:
+            return None
+        tokens = (self.kv.low // plan.bytes_per_block - 1) * plan.block_size  # vLLM keeps one block
+        return min(tokens, plan.largest_context_that_fits) if tokens > 0 else None
+
 
 class Terms(NamedTuple):
     """What one start takes beside its cache, as `overhead` and the weights predict it or as real starts have shown it."""

@@ -20,6 +20,7 @@ AUTO_FIT = -1  # --max-model-len auto
 ASYNC_SINCE = "0.14.0"
 GRAPH_ESTIMATE_SINCE = "0.20.0"
 V1_SINCE = "0.8.0"
+V0_GONE_SINCE = "0.11.0"
 V0_CHUNKS_ABOVE = 32768
 PREFIX_CACHING_HYBRID_SINCE = "0.26.0"
 
@@ -174,7 +175,8 @@ def read_settings(
     """The values in force, as vLLM of that release would arrive at them on that card."""
     flags = Flags(line, release)
     variables = dict(environment)
-    is_v1 = not is_before(release, V1_SINCE) and variables.get("VLLM_USE_V1") != "0"
+    asks_for_v0 = variables.get("VLLM_USE_V1") == "0" and is_before(release, V0_GONE_SINCE)
+    is_v1 = not is_before(release, V1_SINCE) and not asks_for_v0
     context = _context(flags, shape)
     chunked = flags.switch("--enable-chunked-prefill")
     sequences, tokens = _batch(flags, release, gpu_name, gpu_bytes, context, is_v1=is_v1, chunked=chunked)
@@ -283,8 +285,9 @@ def _batch(
             tokens = min(tokens, wanted_sequences * context)
     if sequences is None:
         wanted_sequences = min(wanted_sequences, tokens)
-    if wanted_sequences < 1 or tokens < 1:
-        raise BadInput(f"--max-num-seqs {wanted_sequences} and --max-num-batched-tokens {tokens}: both must be at least 1")
+    for name, value in (("--max-num-seqs", wanted_sequences), ("--max-num-batched-tokens", tokens)):
+        if value < 1:
+            raise BadInput(f"{name} must be at least 1, not {value}")
     if tokens < wanted_sequences:
         raise BadInput(f"--max-num-batched-tokens {tokens} must be at least --max-num-seqs {wanted_sequences}: vLLM refuses it")
     return wanted_sequences, tokens

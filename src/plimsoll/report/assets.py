@@ -10,6 +10,13 @@ from plimsoll.assets.changes import Changes
 from plimsoll.report.flags import clean
 from plimsoll.report.wrapping import wrapped
 
+_STEPS = {
+    "systemd": "docs/launch.md#systemd",
+    "compose": "the top of compose/compose.yaml, docs/launch.md#compose",
+    "kubernetes": "the top of kubernetes/kustomization.yaml, docs/launch.md#kubernetes",
+    "monitoring": "docs/monitoring.md",
+}
+
 
 class Made(NamedTuple):
     """One run: where, from what, and what came of it."""
@@ -67,7 +74,19 @@ def as_text(made: Made) -> str:
     )
     for note in made.notes:
         lines += wrapped(f"  note: {clean(note)}", " " * 8)
-    return "\n".join(lines)
+    return "\n".join([*lines, *_next(made)])
+
+
+def _next(made: Made) -> list[str]:
+    """Where the commands stand that put the written files to use."""
+    written = {path.partition("/")[0] for path in made.changes.write}
+    if made.is_check or not written & _STEPS.keys():
+        return []
+    lines = ["", "How it is put to use:"]
+    for way, where in _STEPS.items():
+        if way in written:
+            lines.append(f"  {way:<12}{where}")
+    return lines
 
 
 def _verdict(made: Made) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from plimsoll.domain.redaction import redact, redact_value, redact_words
+from plimsoll.domain.redaction import REDACTED, redact, redact_value, redact_words
 from plimsoll.engine.check import Checked
 from plimsoll.engine.command_line import Unseen
 from plimsoll.engine.verdict import Item, Status
@@ -92,7 +92,10 @@ def _section(result: Checked) -> str:
     for note in result.notes:
         lines += wrapped(f"  {'note':<{_NAMES}}{clean(note)}", _INDENT)
     lines += _changes(result)
-    lines += ["", f"Rewritten for {result.engine.release}:", "", *_command_lines(result)]
+    command = _command_lines(result)
+    lines += ["", f"Rewritten for {result.engine.release}:", "", *command]
+    if any(REDACTED in line for line in command):
+        lines += ["", f"Secrets are not shown: where it says {REDACTED}, put yours back before you run it."]
     return "\n".join(lines)
 
 

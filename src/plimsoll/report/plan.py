@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from plimsoll.domain.estimate import Estimate
-from plimsoll.domain.finding import Finding, Severity
+from plimsoll.domain.finding import Code, Finding, Severity
 from plimsoll.domain.model import ModelShape
 from plimsoll.domain.units import format_count, format_gib
 from plimsoll.engine.check import Checked
@@ -19,7 +19,10 @@ from plimsoll.report.flags import clean, flags_json
 from plimsoll.report.wrapping import wrapped
 
 BAR = 64
+_WHY = 56  # where the reason of a term begins
 _MARKS = "WnagK"  # weights, non-torch, activation, graphs, KV cache
+
+_NOT_OF_MEMORY = (Code.STARTUP_BAD_FLAG, Code.OTHER_BAD_CONFIG)
 
 
 class Planned(NamedTuple):
@@ -80,6 +83,7 @@ def _body(planned: Planned, matrix: Matrix | None, workload: WorkloadAnswer | No
             "tokens": kv.tokens,
             "max_concurrency": kv.max_concurrency,
             "max_model_len": kv.max_model_len,
+            "fits_at_low_end": ledger.fits_at_low_end,
             "groups": [
                 {
                     "layers": g.layers,
@@ -163,7 +167,7 @@ def _finding_json(finding: Finding) -> dict[str, object]:
 def as_text(planned: Planned, matrix: Matrix | None = None, workload: WorkloadAnswer | None = None) -> str:
     """The verdict, the bar, the terms, the cache, the trouble and what helps."""
     ledger = planned.ledger
-    lines = [_verdict(planned), "", *_bar(ledger), "", *_terms(ledger), "", *_cache(ledger)]
+    lines = [*wrapped(_verdict(planned, workload), "  "), "", *_bar(ledger), "", *_terms(ledger), "", *_cache(ledger)]
     for finding in planned.findings:
         lines += ["", *wrapped(f"  {finding.code}: {finding.title}", " " * 4)]
         lines += wrapped(f"    {clean(finding.because)}", " " * 4)
@@ -191,12 +195,21 @@ def _upgrade(old: Ledger, new: Ledger) -> list[str]:
     return [f"From {old.settings.release} to {new.settings.release}: {sizes}, {tokens}"]
 
 
-def _verdict(planned: Planned) -> str:
+def _verdict(planned: Planned, workload: WorkloadAnswer | None) -> str:
     what = f"{clean(planned.model)} on {gpus_of(planned.ledger)}, vLLM {planned.ledger.settings.release}"
+    stops = [finding for finding in planned.findings if finding.severity is Severity.CRITICAL]
+    memory_first = sorted(stops, key=lambda finding: finding.code in _NOT_OF_MEMORY)
+    told = "; ".join(finding.title for finding in memory_first) or "too little memory"
+    beside = ", but not this workload" if planned.fits and workload is not None and not workload.verdict.is_fine else ""
+    return f"{verdict(planned)}{beside}: {what}" + ("" if planned.fits else f": {told}")
+
+
+def verdict(planned: Planned) -> str:
+    """In a word or a few: whether it will start, by the central figures and by the low end of the band."""
     if planned.fits:
-        return f"fits: {what}"
-    worst = planned.findings[0].title if planned.findings else "too little memory"
-    return f"does not fit: {what}: {worst}"
+        return "fits" if planned.ledger.fits_at_low_end else "fits by the estimate, not at its low end"
+    stops = [finding.code for finding in planned.findings if finding.severity is Severity.CRITICAL]
+    return "does not start" if stops and all(code in _NOT_OF_MEMORY for code in stops) else "does not fit"
 
 
 def _bar(ledger: Ledger) -> list[str]:
@@ -229,7 +242,7 @@ def _terms(ledger: Ledger) -> list[str]:
     for name, term in rows:
         band = "" if term.is_exact else f"   {format_gib(term.low)} to {format_gib(term.high)}"
         why = term.why.split(";")[0]
-        lines.append(f"  {name:14}{format_gib(term.value):>12}{band:28}{why}".rstrip())
+        lines += wrapped(f"  {name:14}{format_gib(term.value):>12}{band:28}{why}".rstrip(), " " * _WHY)
     return lines
 
 
@@ -240,7 +253,22 @@ def _cache(ledger: Ledger) -> list[str]:
     concurrency = (
         f"{kv.max_concurrency:.2f} requests of {format_count(kv.max_model_len)} tokens at once" if kv.max_concurrency else ""
     )
-    return [
-        f"  {format_count(kv.num_blocks)} blocks of {kv.block_size} tokens and {format_gib(kv.bytes_per_block)}: "
-        f"{format_count(kv.tokens)} tokens, {concurrency}".rstrip(", ")
-    ]
+    blocks = f"{format_count(kv.num_blocks)} blocks of {kv.block_size} tokens and {format_gib(kv.bytes_per_block)}"
+    return [f"  {blocks}: {format_count(kv.tokens)} tokens, {concurrency}".rstrip(", "), *_at_low_end(ledger)]
+
+
+def _at_low_end(ledger: Ledger) -> list[str]:
+    """A plan that fits by its central figures alone: what would happen, and what would start even so."""
+    if not ledger.fits or ledger.fits_at_low_end:
+        return []
+    kv = ledger.kv_plan
+    needs = f"one request of {format_count(kv.max_model_len)} tokens takes {format_gib(kv.bytes_for_one_request)}"
+    there = f"has {format_gib(ledger.kv.low)} and vLLM does not start: {needs}" if ledger.kv.low > 0 else "has no block at all"
+    shorter = ledger.context_at_low_end
+    sure = (
+        f"--max-model-len {shorter} starts there too"
+        if shorter
+        else "A larger share of the card, or more cards, would make it sure"
+    )
+    said = f"At the low end of its band the KV cache {there}. {sure}; after a real start, --learn narrows the band."
+    return wrapped(f"  {said}", "  ")

@@ -118,13 +118,17 @@ def _bytes(value: Value, first: Value) -> str:
     return format_gib(value) + (f" ({apart / GIB:+.2f})" if apart else "")
 
 
+def _verdict(planned: Planned) -> str:
+    return ("fits" if planned.ledger.fits_at_low_end else "fits, may not start") if planned.fits else "does not fit"
+
+
 def _findings(planned: Planned) -> str:
     codes = [finding.code.value for finding in planned.findings]
     return f"{len(codes)}: {', '.join(codes)}" if codes else "none"
 
 
 _READERS: tuple[tuple[str, Callable[[Planned], Value], Callable[[Value, Value], str]], ...] = (
-    ("verdict", lambda p: "fits" if p.fits else "does not fit", _plain),
+    ("verdict", _verdict, _plain),
     ("model", lambda p: clean(p.model), _plain),
     ("GPU", lambda p: gpus_of(p.ledger), _plain),
     ("vLLM", lambda p: clean(p.ledger.settings.release), _plain),

@@ -13,7 +13,7 @@ from plimsoll.plan.matrix import Cell, Matrix, State
 from plimsoll.plan.workload import WorkloadAnswer
 from plimsoll.report.flags import rewritten_line
 from plimsoll.report.page import bullets, document, table, text
-from plimsoll.report.plan import Planned, gpus_of
+from plimsoll.report.plan import Planned, gpus_of, verdict
 from plimsoll.report.plan_matrix import WASTE_NOTE, cell_text, legend_of, waste_cells, workload_sentences
 
 _STYLE = """
@@ -55,9 +55,8 @@ class _Term(NamedTuple):
 def as_html(planned: Planned, *, matrix: Matrix | None = None, workload: WorkloadAnswer | None = None) -> str:
     """The whole page."""
     what = f"{planned.model} on {gpus_of(planned.ledger)}, vLLM {planned.ledger.settings.release}"
-    verdict = "fits" if planned.fits else "does not fit"
     parts = [
-        f'<h1><span class="{"good" if planned.fits else "bad"}">{verdict}</span>: {text(what)}</h1>',
+        f'<h1><span class="{"good" if planned.fits else "bad"}">{verdict(planned)}</span>: {text(what)}</h1>',
         *_command(planned),
         *_ledger(planned.ledger),
         *_cache(planned.ledger),

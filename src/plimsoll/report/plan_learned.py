@@ -7,18 +7,24 @@ from collections.abc import Sequence
 from plimsoll.domain.units import format_count, format_gib
 from plimsoll.plan.learned import TermDifference
 
+_NAMES = {
+    "non_torch": "non-torch",
+    "non_torch+activation": "non-torch and activation",
+    "graphs_actual": "graphs, as captured",
+    "kv": "KV cache",
+    "kv_tokens": "KV cache, tokens",
+}
+
 
 def as_text(differences: Sequence[TermDifference]) -> str:
     """One line a term; what lay outside its band is marked."""
     lines = ["Learned from this start; the next plan of this shape, card and release uses it.", ""]
-    lines.append(f"  {'term':22}{'planned':>14}{'measured':>14}{'error':>12}")
+    lines.append(f"  {'term':26}{'planned':>14}{'measured':>14}{'error':>12}")
     for difference in differences:
         shown = format_count if difference.term == "kv_tokens" else format_gib
         mark = "" if difference.is_in_band else "   outside the band"
-        lines.append(
-            f"  {difference.term:22}{shown(difference.predicted.value):>14}{shown(difference.measured):>14}"
-            f"{shown(difference.error):>12}{mark}"
-        )
+        name, planned = _NAMES.get(difference.term, difference.term), shown(difference.predicted.value)
+        lines.append(f"  {name:26}{planned:>14}{shown(difference.measured):>14}{shown(difference.error):>12}{mark}")
     return "\n".join(lines)
 
 

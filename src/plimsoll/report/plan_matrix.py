@@ -122,8 +122,9 @@ def workload_sentences(answer: WorkloadAnswer) -> list[str]:
     """What there is to say, the verdict first."""
     said = [_verdict(answer)]
     if answer.too_long:
-        many = f"{format_count(answer.too_long)} of {format_count(len(answer.workload.requests))} requests are longer"
-        said.append(f"{many} than max_model_len {format_count(answer.max_model_len)}: vLLM refuses them")
+        is_longer, them = ("is longer", "it") if answer.too_long == 1 else ("are longer", "them")
+        many = f"{format_count(answer.too_long)} of {format_count(len(answer.workload.requests))} requests {is_longer}"
+        said.append(f"{many} than max_model_len {format_count(answer.max_model_len)}: vLLM refuses {them}")
     if answer.verdict in (Verdict.NO_START, Verdict.TOO_LONG):
         return said
     if answer.at_once is None:
@@ -133,6 +134,9 @@ def workload_sentences(answer: WorkloadAnswer) -> list[str]:
     if answer.waits:
         said.append(f"{format_count(answer.waits)} requests are beyond --max-num-seqs and wait whatever the cache has.")
     said.append(_paging(answer))
+    if len(answer.workload.requests) > 1 and answer.workload.concurrency is None:
+        came = "When they came is not looked at here: `plimsoll simulate` replays that."
+        said.append(f"{came} FILE:concurrency=64 asks for 64 at once.")
     return said
 
 

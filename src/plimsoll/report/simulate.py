@@ -31,14 +31,15 @@ def as_json(summary: Summary, *, notes: Sequence[str] = ()) -> str:
 def _body(summary: Summary, notes: Sequence[str]) -> dict[str, object]:
     parts = {name: getattr(summary, name)._asdict() for name in "kv_usage waste prefix throughput ttft tpot e2e queue".split()}
     plain = (
-        "requests finished rejected bad_rows steps sim_seconds busy_seconds wall_seconds scheduled_tokens output_tokens "
-        "preemptions preempted_requests recomputed_tokens peak_blocks peak_running peak_waiting"
+        "requests finished rejected bad_rows steps sim_seconds arrival_seconds busy_seconds wall_seconds "
+        "scheduled_tokens output_tokens preemptions preempted_requests recomputed_tokens peak_blocks peak_running peak_waiting"
     )
     return {
         "schema": SCHEMA,
         "units": UNITS,
         "trace": clean(summary.trace),
         **{name: getattr(summary, name) for name in plain.split()},
+        "servers_to_keep_up": summary.servers_to_keep_up or (1 if summary.finished else None),
         **parts,
         "settings": _settings_json(summary.settings),
         "step_time": _step_time_json(summary.step_time, summary.step_time_label),
@@ -93,8 +94,11 @@ def _latencies(summary: Summary) -> list[str]:
 def what_was_replayed(summary: Summary) -> str:
     """The traffic, the span it took, and the cache it ran in."""
     usable = max(0, summary.settings.num_blocks - 1)
+    span = duration(summary.sim_seconds)
+    if summary.servers_to_keep_up is not None:
+        span = f"{duration(summary.arrival_seconds)}, done after {span}"
     return (
-        f"{clean(summary.trace)}: {counted(summary.requests, 'request')} over {duration(summary.sim_seconds)}, "
+        f"{clean(summary.trace)}: {counted(summary.requests, 'request')} over {span}, "
         f"{counted(usable, 'block')} of {summary.settings.block_size} tokens"
     )
 
@@ -124,7 +128,7 @@ def headline(summary: Summary) -> str:
 
 def reading(summary: Summary) -> list[str]:
     """What else an operator should know before the figures."""
-    said: list[str] = []
+    said: list[str] = _keeping_up(summary)
     if 0 < summary.rejected < summary.requests:
         were = "was" if summary.rejected == 1 else "were"
         many = f"{counted(summary.rejected, 'request')} of {format_count(summary.requests)}"
@@ -139,6 +143,21 @@ def reading(summary: Summary) -> list[str]:
         waited = f"Half of the requests got a place within {half}; one in a hundred waited {slow} or more."
         said.append("No request waited for a place." if summary.queue.p99 == 0 else waited)
     return said
+
+
+def _keeping_up(summary: Summary) -> list[str]:
+    """A server that works off for long what came before: how many would not, and how to try the share of one."""
+    servers = summary.servers_to_keep_up
+    if servers is None:
+        return []
+    came, done = summary.requests / summary.arrival_seconds, summary.finished / summary.sim_seconds
+    left = duration(summary.sim_seconds - summary.arrival_seconds)
+    behind = f"It does not keep up: {came:,.3g} requests came a second and {done:,.3g} were done"
+    needed = f"At least {format_count(servers)} such servers are needed, more where answers must be quick"
+    return [
+        f"{behind}, so that the last answer came {left} after the last request.",
+        f"{needed}; --speedup {1 / servers:.2g} replays the share of one of {format_count(servers)}.",
+    ]
 
 
 def facts(summary: Summary) -> list[tuple[str, str]]:

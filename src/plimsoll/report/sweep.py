@@ -104,7 +104,8 @@ def as_text(swept: Swept, top: int) -> str:
     names = list(swept.axes.values)
     widths = [max(len(name), 6) + 2 for name in names]
     columns = "".join(f"{name:>{width}}" for name, width in zip(names, widths, strict=True))
-    lines.append(f"{columns}{'blocks':>9}{'as promised/s':>15}{'of all':>8}{'TTFT p99':>10}{'TPOT p99':>10}{'preempted':>11}")
+    good = "served/s" if swept.traffic.slo.is_empty else "as promised/s"
+    lines.append(f"{columns}{'blocks':>9}{good:>15}{'of all':>8}{'TTFT p99':>10}{'TPOT p99':>10}{'preempted':>11}")
     for point, score in ranked[:top]:
         cells = "".join(f"{value_text(point.values[name]):>{width}}" for name, width in zip(names, widths, strict=True))
         blocks = point.job.settings.num_blocks if point.job is not None else 0

@@ -16,7 +16,18 @@ from plimsoll.tune.answer import Tuning, curve, runner_up
 from plimsoll.tune.goodput import Score
 from plimsoll.tune.search import Tried
 from plimsoll.tune.space import FLAGS, Candidate, value_text
-from plimsoll.tune.verdict import drift_sentences, folklore, headline, keeps_all, label, margin, measurement, ranges, reasons
+from plimsoll.tune.verdict import (
+    drift_sentences,
+    folklore,
+    headline,
+    keeps_all,
+    label,
+    margin,
+    measurement,
+    ranges,
+    reasons,
+    serves_none,
+)
 
 SCHEMA = "plimsoll.tune/1"
 UNITS = "requests a second, tokens, bytes and seconds; shares from 0 to 1"
@@ -126,6 +137,8 @@ def sentences(shown: Shown) -> list[str]:
     tuning = shown.tuning
     second = runner_up(tuning)
     said = [headline(tuning), *reasons(tuning)]
+    if serves_none(tuning):
+        return [clean(one) for one in (*said, *drift_sentences(tuning))]
     if second is not None and tuning.found is not None:
         said.append(f"Runner-up: {_setting(second.option.candidate)}, {_loses(second, tuning.found.best)}.")
     if tuning.found is not None:
@@ -156,16 +169,20 @@ def as_text(shown: Shown) -> str:
     said = sentences(shown)
     lines = [*wrapped(f"tuned: {_what(shown)}", "  "), *wrapped(f"  {label(tuning)}{_fit(tuning)}", "  "), ""]
     lines += wrapped(f"  {said[0]}", "  ")
-    if shown.chosen is not None:
+    if shown.chosen is not None and not serves_none(tuning):
         lines += ["", *wrapped(f"    {shlex.join(map(clean, shown.chosen.checked.rewritten))}", "      "), ""]
     for sentence in said[1:]:
         lines += wrapped(f"  - {sentence}", "    ")
     if shown.chosen is None:
         for advice in shown.own.advice:
             lines += wrapped(f"  - {advice.flag} {advice.value}: {advice.why}", "    ")
+        if shown.own.advice:
+            first = shown.own.advice[0]
+            command = f"vllm serve {clean(shown.own.model)} ... {first.flag} {first.value}"
+            lines += wrapped(f"  Give it with the command, behind `--`: -- {command}", "    ")
     if tuning.found is not None:
         lines += ["", *_compared(shown)]
-        for name in CURVES:
+        for name in () if serves_none(tuning) else CURVES:
             lines += _curve(tuning, name)
         lines += ["", *wrapped(f"  {_effort(tuning)}", "  ")]
     for note in shown.notes:
@@ -191,7 +208,8 @@ def _compared(shown: Shown) -> list[str]:
     tuning = shown.tuning
     assert tuning.found is not None, "asked only of an answer"
     second = runner_up(tuning)
-    columns = [("chosen", tuning.found.best)]
+    is_own = tuning.found.own is not None and tuning.found.own == tuning.found.best
+    columns = [("yours" if serves_none(tuning) and is_own else "chosen", tuning.found.best)]
     if tuning.found.own is not None and tuning.found.own != tuning.found.best:
         columns.append(("yours", tuning.found.own))
     if second is not None and second != tuning.found.own:

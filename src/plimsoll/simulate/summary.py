@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +14,8 @@ from plimsoll.simulate.settings import Settings, StepTime, groups_of
 ROUGH_GUIDE = "rough guide: not fitted"
 """What stands beside every time of a run whose step times nobody measured."""
 NEARLY_FULL_PERCENT = 95
+LATE_SHARE, LATE_SERVICES = 0.1, 2.0
+"""Behind is who works on, after the last request came, for more than this share of the time and so many longest requests."""
 _NS = 1e9
 
 
@@ -94,6 +97,19 @@ class Summary(NamedTuple):
     step_time: StepTime
     step_time_label: str
     """How far the times can be trusted: ROUGH_GUIDE, or what the fit says of its own error."""
+    arrival_seconds: float = 0.0
+    """When the last request came."""
+    longest_service_seconds: float = 0.0
+    """The longest time from a place to the last token."""
+
+    @property
+    def servers_to_keep_up(self) -> int | None:
+        """How many such servers would finish requests as fast as they come; None where this one does, or all came at once."""
+        behind = self.sim_seconds - self.arrival_seconds
+        is_behind = behind > max(LATE_SHARE * self.arrival_seconds, LATE_SERVICES * self.longest_service_seconds)
+        if not is_behind or self.arrival_seconds <= 0 or not self.finished:
+            return None
+        return math.ceil(self.sim_seconds / self.arrival_seconds)
 
     @property
     def is_fitted(self) -> bool:
@@ -149,7 +165,14 @@ def summarise(replay: Replay, *, fitted: str | None = None) -> Summary:
         settings=replay.settings,
         step_time=replay.step_time,
         step_time_label=ROUGH_GUIDE if fitted is None else fitted,
+        arrival_seconds=float(replay.arrival_ns.max(initial=0)) / _NS,
+        longest_service_seconds=_longest_service(replay),
     )
+
+
+def _longest_service(replay: Replay) -> float:
+    done = replay.finish_ns != NEVER
+    return float((replay.finish_ns - replay.first_sched_ns)[done].max(initial=0)) / _NS
 
 
 def latencies_of(replay: Replay) -> Latencies:

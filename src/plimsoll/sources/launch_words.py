@@ -39,7 +39,15 @@ def find_launch(
     unresolved: Iterable[str] = (),
 ) -> Launch | None:
     """The vLLM start in these words, or None; what stands in front of it is taken as a wrapper."""
-    return _settled(_find(tuple(words), tuple(environment), source, _NESTED_MAX), unresolved)
+    found = _settled(_find(tuple(words), tuple(environment), source, _NESTED_MAX), unresolved)
+    return found if found is None else found._replace(in_front=_options_in_front(tuple(words)))
+
+
+def _options_in_front(words: tuple[str, ...]) -> tuple[str, ...]:
+    """What stands before the start, where that begins with an option: no wrapper's, for none has been named yet."""
+    if not words or not words[0].startswith("-") or _start_at(words, 0):
+        return ()
+    return words[: next((at for at in range(len(words)) if _start_at(words, at)), 1)]
 
 
 def find_in_container(container: Container, source: str) -> Launch | None:

@@ -27,6 +27,8 @@ _DOCKERFILE = r"(?i)(?:FROM|ARG)[ \t]+\S"
 _FROM = r"(?im)^[ \t]*FROM[ \t]+\S"
 _YAML = r"---|%YAML|- |\{\{|[\w.\"'/-]+[ \t]*:(?:[ \t]|$)"
 _JSON = r"\s*[{\[]\s*[\"{\[]"
+_LOG = r"(?m)^(?:\([A-Za-z_]\w* pid=\d+\) )?(?:DEBUG|INFO|WARNING|ERROR) \d\d-\d\d \d\d:\d\d:\d\d "
+_A_LOG = "{0}: a log of vLLM, not a start command; `plimsoll doctor {0}` reads logs"
 _YAML_NAMES = (".yaml", ".yml", ".json")
 
 
@@ -38,10 +40,14 @@ def read_launches(path: str, stdin: BinaryIO | None = None) -> list[Launch]:
     try:
         launches = _launches_in(text, name)
     except BadInput as error:
+        if re.search(_LOG, text):
+            raise BadInput(_A_LOG.format(where)) from None
         sentence = str(error)
         located = sentence if sentence.startswith(name) else f"{where}: {sentence}"
         raise type(error)(located) from None
     if not launches:
+        if re.search(_LOG, text):
+            raise BadInput(_A_LOG.format(where))
         raise BadInput(
             f"{where}: no vLLM start command in it (looked for `vllm serve`,"
             " `python -m vllm.entrypoints.openai.api_server` and containers of a vLLM image)"

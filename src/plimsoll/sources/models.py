@@ -138,7 +138,8 @@ def _bundled(name: str, revision: str | None) -> ModelFiles | None:
     if model.name != name:
         notes.append(f"Read as {model.name}: the catalogue does not tell upper from lower case.")
     if not model.is_from_config:
-        notes.append(f"Its shape is known from {model.source}; a local folder would settle it.")
+        known = f"was {model.source}" if model.source.startswith("entered ") else f"is known from {model.source}"
+        notes.append(f"Its shape {known}; a local folder would settle it.")
     if revision not in (None, "main"):
         notes.append("The catalogue knows no revisions: this is the model as it stands on main.")
     return ModelFiles(name, model.config, None, None, f"bundled catalogue ({model.source})", tuple(notes))

@@ -18,6 +18,8 @@ from plimsoll.sources.trace_csv import csv_columns, csv_shape
 from plimsoll.sources.trace_json import RECORDING_BLOCK, SHAPES, json_columns, json_shape
 from plimsoll.sources.trace_lines import Lines, read_lines
 
+SIMPLEST = "TIMESTAMP,ContextTokens,GeneratedTokens"
+_UNKNOWN = f"a trace: neither its columns nor its fields are known; the simplest is a CSV with {SIMPLEST} (docs/traces.md)"
 KINDS = ("azure", "burstgpt", "lengths", *(shape.kind for shape in SHAPES))
 _SERIES = ("t", "prompt_throughput", "gen_throughput", "running", "waiting", "kv_cache_pct")
 
@@ -56,7 +58,11 @@ def read_trace(
 
 def read_measured(path: str, *, timeseries: str | None = None, limit: int | None = None, skip_bad: bool = False) -> MeasuredRun:
     """A run with its stamps: a recording that has them, or the per-request file of a measured run."""
-    rows = _read(path, RECORDING_BLOCK, None, skip_bad=skip_bad)
+    try:
+        rows = _read(path, RECORDING_BLOCK, None, skip_bad=skip_bad)
+    except BadInput as error:
+        wanted = "a measured run: requests with stamps are wanted (docs/step-time.md)"
+        raise type(error)(str(error).replace(_UNKNOWN, wanted)) from None
     if not (len(rows.columns.stamps) and (rows.columns.stamps[:, :3] != NO_STAMP).any()):
         raise BadInput(f"{path}: no request says when it was scheduled, answered or done: not a measured run")
     trace, order, zero = _trace(path, rows, limit, None)
@@ -150,7 +156,7 @@ def _format(path: str, chunk: Lines, prefix_block: int, kind: str | None) -> tup
                 return _Format(as_csv.kind, prefix_block, lambda lines, _: csv_columns(as_csv, lines)), rest
     except (BadRow, UnicodeError) as error:
         raise BadInput(f"{where}: {error if isinstance(error, BadRow) else 'not text'}") from None
-    wanted = f"a trace of kind {kind}" if kind else "a trace: neither its columns nor its fields are known (see docs/traces.md)"
+    wanted = f"a trace of kind {kind}" if kind else _UNKNOWN
     raise BadInput(f"{where}: not {wanted}")
 
 
@@ -198,9 +204,9 @@ def _trace(path: str, rows: _Rows, limit: int | None, arrivals: Arrivals | None)
         order = np.arange(count)[:limit]
         times = np.zeros(len(order), dtype=np.int64)
         if arrivals is None:
-            raise BadInput(
-                f"{path}: says how long requests are, not when they come: give --rate X (and --arrivals), or --arrivals at-once"
-            )
+            how = f"a CSV says it in a column arrived_at (seconds), or in the columns {SIMPLEST} (dates)"
+            missing = "says how long requests are, not when they come: give --rate X (and --arrivals), or --arrivals at-once"
+            raise BadInput(f"{path}: {missing}; {how}")
     zero = int(times[0])
     if arrivals is not None:
         check_arrivals(arrivals)

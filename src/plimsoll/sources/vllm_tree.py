@@ -78,15 +78,16 @@ def vllm_in(folder: str) -> InstalledVllm:
 
 def vllm_of_this_python() -> InstalledVllm:
     """The vLLM that this interpreter would import."""
-    return _from_answer(
-        _ask([sys.executable], {}, "this Python"), "this Python has no vLLM; name one with --python or --vllm-dir"
-    )
+    which = "name one with --python or --vllm-dir (of an image: its vLLM wheel, unpacked)"
+    return _from_answer(_ask([sys.executable], {}, "this Python"), f"this Python has no vLLM; {which}")
 
 
 def vllm_of(python: str, variables: Mapping[str, str]) -> InstalledVllm:
     """The vLLM that another interpreter would import, with the variables that its command sets."""
     if not python.strip():
         raise BadInput("--python is empty; give the path of a Python, such as /usr/bin/python3")
+    if Path(python).is_dir():
+        raise BadInput(f"--python {python} is a folder; name the Python in it, such as {python.rstrip('/')}/bin/python")
     answer = _ask([python], variables, f"--python {python}")
     return _from_answer(answer, f"{python} has no vLLM; name another with --python, or its folder with --vllm-dir")
 

@@ -238,6 +238,8 @@ def preferred(ranked: Sequence[Tried], own: Candidate, *, keeps_promises: bool =
     if keeps_promises and is_own is not None and is_own.score.met == is_own.score.requests - is_own.score.rejected:
         return is_own
     as_good = [one for one in ranked if one.score.goodput >= best * (1 - TIE)]
+    if is_own is not None and is_own not in as_good:  # a change must be worth it
+        as_good = [one for one in as_good if one.score.goodput >= is_own.score.goodput * (1 + TIE)]
 
     def rank(one: Tried) -> tuple[int, int, float]:
         return len(one.option.candidate.differences(own)), -one.option.ledger.slack.value, -one.score.goodput

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -42,6 +43,8 @@ def headline(tuning: Tuning) -> str:
     if found is None:
         return _nothing(tuning)
     best, own = found.best, found.own
+    if serves_none(tuning):
+        return f"No setting serves a single request as promised ({tuning.traffic.slo}): {_why_none(tuning)}."
     much = _goodput(best.score, tuning)
     if best.option.candidate == tuning.own and keeps_all(best.score) and not tuning.traffic.slo.is_empty:
         return f"Your flags are right as they are: {much}. No promise is broken."
@@ -51,6 +54,30 @@ def headline(tuning: Tuning) -> str:
     if own is None:
         return f"Set {words}: {much}. Your own flags are not safe: {tuning.own_option.why_not}."
     return f"Set {words}: {much}, {_more(best.score.goodput, own.score.goodput)} your own flags."
+
+
+def serves_none(tuning: Tuning) -> bool:
+    """Whether the best that was tried breaks every promise."""
+    return tuning.found is not None and not tuning.found.best.score.met
+
+
+def _why_none(tuning: Tuning) -> str:
+    """A promise that this server cannot keep however little it has to do, or more traffic than it can serve."""
+    assert tuning.found is not None, "asked only of an answer"
+    slow = _too_slow(tuning)
+    if slow is not None:
+        most, took = slow.score.peak_running, f"{(slow.score.tpot_p50 or 0.0) * 1e3:.3g} ms"
+        return f"even with at most {format_count(most)} at once half of them wait {took} or more for each further token"
+    done = max(one.score.requests_per_second for one in tuning.found.tried)
+    return f"{tuning.seen.rate:.3g} come a second, and no setting does more than {done:.3g}"
+
+
+def _too_slow(tuning: Tuning) -> Tried | None:
+    """The setting with the quickest tokens, where half of them are later than was promised even so."""
+    assert tuning.found is not None, "asked only of an answer"
+    promised, tried = tuning.traffic.slo.tpot, [one for one in tuning.found.tried if one.score.tpot_p50 is not None]
+    quickest = min(tried, key=lambda one: one.score.tpot_p50 or 0.0, default=None)
+    return quickest if promised is not None and quickest is not None and (quickest.score.tpot_p50 or 0.0) > promised else None
 
 
 def keeps_all(score: Score) -> bool:
@@ -85,6 +112,8 @@ def reasons(tuning: Tuning) -> list[str]:
     """Why this one: each changed flag, with what the run shows when that flag alone is as it was."""
     if tuning.found is None:
         return []
+    if serves_none(tuning):
+        return _what_to_try(tuning)
     best = tuning.found.best
     said = []
     for name in _changed(tuning):
@@ -96,6 +125,21 @@ def reasons(tuning: Tuning) -> list[str]:
             parts = _differences(best, before, tuning)
             said.append(f"{FLAGS[name]} {now}, not {then}: {', '.join(parts)}.")
     return [*said, *_limits(tuning)]
+
+
+def _what_to_try(tuning: Tuning) -> list[str]:
+    """Where nothing is in time: a faster server where it is too slow by itself, else the share of one of several."""
+    assert tuning.found is not None, "asked only of an answer"
+    faster = "a faster card, several cards for one server (--tensor-parallel-size), a smaller or quantised model"
+    other = f"{faster}, or a promise it can keep"
+    if _too_slow(tuning) is not None:
+        return [f"More servers like it would not help. What would: {other}."]
+    done = max(one.score.requests_per_second for one in tuning.found.tried)
+    servers = max(2, math.ceil(tuning.seen.rate / done)) if done > 0 else 2
+    share = (
+        f"--speedup {tuning.traffic.speedup / servers:.2g} tunes for the share of one of {format_count(servers)} such servers"
+    )
+    return [f"What to try: {share}; or {other}."]
 
 
 def _as_before(tuning: Tuning, name: str) -> Tried | None:
@@ -160,7 +204,9 @@ def _limits(tuning: Tuning) -> list[str]:
     said += _beyond(tuning)
     if score.rejected:
         longest = tuning.found.best.option.ledger.kv_plan.max_model_len
-        said.append(f"{format_count(score.rejected)} requests are longer than {format_count(longest)} tokens and are refused.")
+        is_longer = "request is longer" if score.rejected == 1 else "requests are longer"
+        refused = "is refused" if score.rejected == 1 else "are refused"
+        said.append(f"{format_count(score.rejected)} {is_longer} than {format_count(longest)} tokens and {refused}.")
     said += [
         f"{FLAGS[name]} {value_text(tuning.found.best.option.candidate, name)} is the {end} value that was looked at."
         for name, end in _edges(tuning)
@@ -209,7 +255,8 @@ def margin(tuning: Tuning) -> str:
     if tuning.at_low_end is not None:
         share = tuning.at_low_end.goodput / tuning.found.best.score.goodput if tuning.found.best.score.goodput else 0.0
         least = format_gib(ledger.kv.low)
-        said += f"; if the cache turns out as small as plan thinks possible ({least}), {share:.1%} of the goodput is left"
+        what = "requests a second" if tuning.traffic.slo.is_empty else "requests a second as promised"
+        said += f"; if the cache turns out as small as plan thinks possible ({least}), {share:.1%} of the {what} are left"
     return said + "."
 
 
@@ -219,7 +266,7 @@ def folklore(tuning: Tuning) -> list[Folklore]:
     for name, said in (("max_num_seqs", "more requests at once get more done"),
                        ("max_num_batched_tokens", "larger steps get more done")):  # fmt: skip
         line = curve(tuning, name)
-        if len(line) > 1 and tuning.found is not None:
+        if len(line) > 1 and tuning.found is not None and not serves_none(tuning):
             found.append(_judged(said, name, tuning.found.best, line))
     return found
 
