@@ -163,6 +163,10 @@ def _figures(facts: Mapping[str, object]) -> Iterator[str]:
                 usage = figures.get("kv_cache_usage")
                 shown += [f"KV cache {usage:.0%} full"] if isinstance(usage, float) else []
                 yield from wrapped(f"The page shows: {', '.join(shown)}", "  ")
+    for row in _rows(facts.get("range")):
+        if _is_number(row.get("seconds")):
+            minutes = f"{float(str(row['seconds'])) / 60:,.0f} min"
+            yield from wrapped(f"Looked at: {row.get('series')} series of at most {row.get('points')} points over {minutes}", "  ")
     for row in _rows(facts.get("snapshot")):
         for device in _rows(row.get("devices"))[:4]:
             sizes = [f"{name} {format_gib(size)}" for name in ("reserved", "allocated", "pinned", "releasable")
