@@ -171,4 +171,5 @@ def test_a_server_that_cannot_be_started_ends_guard_with_its_reason(tmp_path: Pa
     words = ["--act", "--engine", "http://127.0.0.1:9", "--", "/no/such/server"]
     with guarding(tmp_path, *words, STATE_DIRECTORY=str(tmp_path), PLIMSOLL_TOKEN="t" * 16) as guard:
         assert guard.process.wait(30) == 3
-        assert "the server was not started: it cannot be started (No such file or directory)" in guard.complains("not started")
+        said = guard.complains("not started")
+        assert "the server was not started: /no/such/server cannot be started (No such file or directory)" in said

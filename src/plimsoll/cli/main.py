@@ -13,8 +13,8 @@ COMMANDS = (
     ("tune", "which flags serve my traffic best on this card, and why?", "plimsoll.cli.tune"),
     ("sweep", "what does each of these settings do with my traffic?", "plimsoll.cli.sweep"),
     ("doctor", "what went wrong, what shows it, and what fixes it?", "plimsoll.cli.doctor"),
-    ("guard", "is each of my servers well, and when will it hurt? Watches and judges, touches nothing", "plimsoll.cli.guard"),
-    ("guardctl", "what does a running guard say?", "plimsoll.cli.guardctl"),
+    ("guard", "is each of my servers well, and when will it hurt? Watches and judges; acts only with --act", "plimsoll.cli.guard"),
+    ("guardctl", "what does a running guard say? And what to tell it: pause, drain, restart, ...", "plimsoll.cli.guardctl"),
     ("assets", "what do I need to launch it and to watch it? Units, manifests, alerts, dashboards", "plimsoll.cli.assets"),
     ("flags", "which flags of this command does that vLLM version take?", "plimsoll.cli.flags"),
     ("inside", "will my vLLM take plimsoll.inside, and how does it get there?", "plimsoll.cli.inside"),
@@ -65,8 +65,7 @@ def _run(arguments: list[str]) -> int:
     try:
         module_name = next((module for name, _, module in COMMANDS if name == arguments[0]), None)
         if module_name is None:
-            known = ", ".join(name for name, _, _ in COMMANDS)
-            raise BadInput(f"there is no command {arguments[0]!r}; there is: {known}")
+            raise BadInput(f"there is no command {arguments[0]!r}; {_meant(arguments[0])}")
         import importlib
 
         code = importlib.import_module(module_name).run(arguments[1:])
@@ -88,6 +87,15 @@ def _run(arguments: list[str]) -> int:
             raise
         _say(f"a mistake of ours: {type(error).__name__}: {error}; PLIMSOLL_DEBUG=1 shows where. Please report it")
         return EXIT_INTERNAL
+
+
+def _meant(typed: str) -> str:
+    """What was probably meant, or all that there is."""
+    import difflib
+
+    known = [name for name, _, _ in COMMANDS]
+    near = difflib.get_close_matches(typed, known, n=1)
+    return f"did you mean plimsoll {near[0]}?" if near else f"there is: {', '.join(known)}"
 
 
 def _forget_stdout() -> None:
