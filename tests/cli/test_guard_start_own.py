@@ -146,6 +146,8 @@ def test_started_once_found_again_and_restarted_where_it_has_ended(tmp_path: Pat
         with guarding(tmp_path, *words, **environ) as guard:
             guard.hears("answers, vLLM")
             assert not any("started as pid" in line for line in guard.said)
+            assert guard.stop() == 0
+            assert f"runs on as pid {pids[0]}: the next guard finds it, kill {pids[0]} stops it" in guard.complains("runs on")
         os.kill(pids[0], signal.SIGKILL)
         with guarding(tmp_path, *words, **environ) as guard:
             guard.hears(f"restart because {WHY}: it ended without having been asked to")

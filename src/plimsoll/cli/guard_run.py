@@ -149,7 +149,10 @@ class Daemon:
 
     async def _close(self) -> None:
         if self._acting is not None:
+            runs_on = await self._acting.runs_on()
             await self._acting.close()
+            if runs_on:
+                warn(runs_on)
         await self._fleet.close()
         if self._recaller is not None:
             self._recaller.close()
