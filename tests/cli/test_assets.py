@@ -240,5 +240,6 @@ def test_the_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None
     assert main(["assets", "--help"]) == 0
     out = capsys.readouterr().out
     assert all(
-        option in out for option in ("--plan", "--vllm", "--for", "--slo", "--job", "--check", "--force", "--json", "docs/assets.md")
+        option in out
+        for option in ("--plan", "--vllm", "--for", "--slo", "--job", "--check", "--force", "--json", "docs/assets.md")
     )

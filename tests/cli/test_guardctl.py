@@ -163,5 +163,5 @@ def test_a_guard_of_somebody_else_wants_its_token(capsys: Capsys, monkeypatch: p
 def test_what_cannot_be_foreseen_is_no_forecast() -> None:
     """Not "none", which reads as an all-clear."""
     forecasts = {"device": {"unknown": "too little is known", "likely_s": None, "soonest_s": None, "latest_s": None}}
-    one = {"findings": [], "conditions": [], "canary": None, "forecasts": forecasts}
+    one: dict[str, object] = {"findings": [], "conditions": [], "canary": None, "forecasts": forecasts}
     assert guardctl._detail(one)[-1] == "runs out of device memory: no forecast, too little is known"

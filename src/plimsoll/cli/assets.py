@@ -44,7 +44,9 @@ PLAN_MAX_BYTES = 16 << 20
 def run(words: list[str]) -> int:
     """Read the plan, make the texts, compare, write."""
     options = split_options(
-        words, with_value=("--plan", "--vllm", "--for", "--slo", "--job"), switches=("--check", "--force", "--json", "--help", "-h")
+        words,
+        with_value=("--plan", "--vllm", "--for", "--slo", "--job"),
+        switches=("--check", "--force", "--json", "--help", "-h"),
     )
     if options.switches & {"--help", "-h"}:
         show(__doc__.rstrip() if __doc__ else "")
@@ -54,7 +56,10 @@ def run(words: list[str]) -> int:
     ways = _ways(options, has_plan=plan is not None)
     settings, notes = _settings(options, plan)
     if "monitoring" in ways and not settings.own_job:
-        notes = (*notes, f'alerts ask for job="{settings.job}"; if your Prometheus calls the engines\' job otherwise: --job NAME')
+        notes = (
+            *notes,
+            f'alerts ask for job="{settings.job}"; if your Prometheus calls the engines\' job otherwise: --job NAME',
+        )
     return _carry_out(options, folder, settings, _wanted(settings, plan, ways), ways, notes)
 
 

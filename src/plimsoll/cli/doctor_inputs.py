@@ -235,7 +235,6 @@ class _Reader:
         health = fetch_health(url, timeout_s=min(self.timeout, 5.0))
         self.pages.append(Looked(shown, looks[0], looks[1] if len(looks) > 1 else None, health))
 
-
     def _range(self, url: str, shown: str, asked: frozenset[str]) -> tuple[Series, ...]:
         from plimsoll.sources.prometheus import fetch_range
 
@@ -244,7 +243,9 @@ class _Reader:
         except WorldFailed as error:
             if asked and "answers 404" in str(error):
                 left_out = " and ".join(sorted(asked))
-                raise WorldFailed(f"{shown}: no Prometheus is there; without {left_out} the server itself is looked at") from None
+                raise WorldFailed(
+                    f"{shown}: no Prometheus is there; without {left_out} the server itself is looked at"
+                ) from None
             raise
 
 

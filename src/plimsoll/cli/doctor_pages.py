@@ -14,7 +14,7 @@ _REPOSITORY = Path(plimsoll.__file__).parents[2] / "docs" / "findings"
 
 
 def page(code: str) -> str:
-    """The page, or the list of all where no code is given; BadInput with what was probably meant where there is no such code."""
+    """The page, or the list of all where no code is given; BadInput with what was probably meant where there is none such."""
     known = [str(one) for one in Code]
     code = code.strip().lower() or "README"
     if code not in (*known, "README"):

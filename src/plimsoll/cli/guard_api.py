@@ -26,7 +26,6 @@ from plimsoll.report.guard import (
 from plimsoll.report.guard_metrics import CONTENT_TYPE, page
 from plimsoll.report.guard_openapi import document
 
-
 NAMED, LONGEST = 20, 400  # engines and letters in an answer to a name that is none's
 
 

@@ -112,7 +112,8 @@ class Asker:
         if token is None:
             self._need_guard()
             raise BadInput(
-                f"{self._where.shown} asks for a token; give --token-file FILE or $PLIMSOLL_GUARD_TOKEN (no guard of this user left one)"
+                f"{self._where.shown} asks for a token; give --token-file FILE or $PLIMSOLL_GUARD_TOKEN "
+                "(no guard of this user left one)"
             )
         self._login = f"Bearer {token}"
 

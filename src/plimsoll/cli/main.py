@@ -13,7 +13,11 @@ COMMANDS = (
     ("tune", "which flags serve my traffic best on this card, and why?", "plimsoll.cli.tune"),
     ("sweep", "what does each of these settings do with my traffic?", "plimsoll.cli.sweep"),
     ("doctor", "what went wrong, what shows it, and what fixes it?", "plimsoll.cli.doctor"),
-    ("guard", "is each of my servers well, and when will it hurt? Watches and judges; acts only with --act", "plimsoll.cli.guard"),
+    (
+        "guard",
+        "is each of my servers well, and when will it hurt? Watches and judges; acts only with --act",
+        "plimsoll.cli.guard",
+    ),
     ("guardctl", "what does a running guard say? And what to tell it: pause, drain, restart, ...", "plimsoll.cli.guardctl"),
     ("assets", "what do I need to launch it and to watch it? Units, manifests, alerts, dashboards", "plimsoll.cli.assets"),
     ("flags", "which flags of this command does that vLLM version take?", "plimsoll.cli.flags"),

@@ -177,7 +177,8 @@ def graph_capture(case: Case) -> Explained:
     if case.facts.flags.get("enable_lora") == "True":
         remedy.append(setting("--max-loras", 1, "with LoRA every size is captured twice"))
     if not is_enough:
-        why = f"the KV cache can give the graphs its {gib(max(0, cache or 0))} and no more, and they were estimated at {gib(estimated)}"
+        has = gib(max(0, cache or 0))
+        why = f"the KV cache can give the graphs its {has} and no more, and they were estimated at {gib(estimated)}"
         remedy.append(Remedy("a lower --gpu-memory-utilization, beside one of these", why, "--gpu-memory-utilization"))
     nots = [
         "a HIGHER --gpu-memory-utilization: it gives the cache more and the graphs less",

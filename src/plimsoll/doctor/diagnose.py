@@ -170,7 +170,9 @@ def _facts(texts: Sequence[LogDiagnosis], judged: Sequence[Judged]) -> dict[str,
         told = [one for one in servers if one.findings] or servers
         facts.update(told[0].facts)
     remarks = [remark for one in texts for remark in one.remarks]
-    remarks += [f"{one.source}: {note}" for one in judged if one.facts.get("is") == "metrics" for note in _strings(one, "notes")]
+    remarks += [
+        f"{one.source}: {note}" for one in judged if one.facts.get("is") == "metrics" for note in _strings(one, "notes")
+    ]
     facts["model"] = facts["model"] or next(filter(None, map(_model, judged)), None)
     if remarks:
         facts["remarks"] = remarks

@@ -92,10 +92,8 @@ def _not_seen(engines: Sequence[EngineFacts], *, looked_twice: bool) -> list[str
         return ["one look shows a moment: whether its requests move is not known (http://HOST:PORT is looked at twice)"]
     still = all(engine.change.get("steps", 0.0) == 0 for engine in engines)
     if engines and looked_twice and not busy and still:
-        return [
-            "it has nothing to do, and doctor sends it no request: whether it would answer one is not known "
-            "(plimsoll guard --engine URL --canary sends one)"
-        ]
+        asks = "plimsoll guard --engine URL --canary sends one"
+        return [f"it has nothing to do, and doctor sends it no request: whether it would answer one is not known ({asks})"]
     return []
 
 

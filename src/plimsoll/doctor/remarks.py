@@ -1,4 +1,4 @@
-"""What a reader should know of a text beside its findings: that it is empty, of another program, breaks off, or is not the end."""
+"""What a reader should know of a text beside its findings: that it is empty, another program's, breaks off, or has no end."""
 
 from __future__ import annotations
 

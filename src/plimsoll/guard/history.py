@@ -356,7 +356,7 @@ class History:
 
 _WORDS = {
     "success": "requests that ended", "prefix_queries": "tokens looked up in the prefix cache", "waiting": "the queue",
-    "prefix_hits": "tokens found in the prefix cache", "kv_cache_usage": "the use of the KV cache", "running": "running requests",
+    "prefix_hits": "tokens found in the prefix cache", "kv_cache_usage": "the use of the KV cache",
 }  # fmt: skip
 
 

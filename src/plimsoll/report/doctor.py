@@ -173,7 +173,9 @@ def _figures(facts: Mapping[str, object]) -> Iterator[str]:
     for row in _rows(facts.get("range")):
         if _is_number(row.get("seconds")):
             minutes = f"{float(str(row['seconds'])) / 60:,.0f} min"
-            yield from wrapped(f"Looked at: {row.get('series')} series of at most {row.get('points')} points over {minutes}", "  ")
+            yield from wrapped(
+                f"Looked at: {row.get('series')} series of at most {row.get('points')} points over {minutes}", "  "
+            )
     for row in _rows(facts.get("snapshot")):
         for device in _rows(row.get("devices"))[:4]:
             sizes = [f"{name} {format_gib(size)}" for name in ("reserved", "allocated", "pinned", "releasable")
