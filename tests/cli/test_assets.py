@@ -229,6 +229,8 @@ def test_plans_side_by_side_are_no_plan(here: Path, capsys: pytest.CaptureFixtur
         (["out", "--vllm", "0.7.3"], "0.8.0 and newer"),
         (["out", "--slo", "ttft=soon"], "--slo"),
         (["out", "--slo", ""], "--slo"),
+        (["out", "--job", 'a"b'], "--job"),
+        (["out", "--job", ""], "--job"),
         (["out", "--plan", "plan.json", "--replicas", "3"], "no option --replicas"),
         (["plan.json"], "a folder is needed"),
         (["out", "--plan", __file__], "--plan wants what `plimsoll plan --json` or"),
@@ -247,10 +249,25 @@ def test_a_promise_to_users_is_read(here: Path) -> None:
     assert "--slo ttft=1.5s,tpot=40ms" in text
 
 
+def test_the_job_of_the_users_prometheus_is_what_the_rules_ask_for(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rules, their tests and the scrape agree on it; and without it the answer says under which name they listen."""
+    assert main(["assets", "out", "--job", "podMonitor/models/vllm"]) == 0
+    assert "--job NAME" not in capsys.readouterr().out
+    for name in ("rules.yml", "rules_test.yml", "prometheus.yml"):
+        text = (here / "out/monitoring" / name).read_text(encoding="utf-8")
+        assert "podMonitor/models/vllm" in text, name
+        assert 'job="vllm"' not in text, name
+    assert main(["assets", "usual"]) == 0
+    assert 'note: alerts ask for job="vllm"' in capsys.readouterr().out
+    top = (here / "usual/monitoring/rules.yml").read_text(encoding="utf-8").partition("groups:")[0]
+    assert '# The rules ask for job="vllm" (the engines) and job="plimsoll-guard" (guard)' in top
+
+
 def test_the_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
     """All that the command takes."""
     assert main(["assets", "--help"]) == 0
     out = capsys.readouterr().out
     assert all(
-        option in out for option in ("--plan", "--vllm", "--for", "--slo", "--check", "--force", "--json", "docs/assets.md")
+        option in out
+        for option in ("--plan", "--vllm", "--for", "--slo", "--job", "--check", "--force", "--json", "docs/assets.md")
     )

@@ -321,9 +321,9 @@ def test_every_code_has_its_page(code: Code, capsys: Capsys) -> None:
         ("startup.no-cache-block", "startup.no-cache-blocks"),
         ("logits", "runtime.logits"),
         ("kv.preemption", "kv.preemption-storm"),
-        ("oom", ""),
+        ("memory", "host.out-of-memory"),
+        ("oom", "plimsoll doctor --explain lists them all"),
         ("../../README", ""),
-        ("", ""),
         ("x" * 5000, ""),
     ],
 )
@@ -333,6 +333,27 @@ def test_a_near_miss_is_named(typed: str, meant: str, capsys: Capsys) -> None:
     assert answer.code == 2
     assert meant in one_line(answer)
     assert len(answer.err) < 2200
+
+
+def test_without_a_code_the_findings_are_listed(capsys: Capsys) -> None:
+    """Each with what it means, so that the right one can be found."""
+    answer = said(capsys, "--explain")
+    assert answer.code == 0
+    assert all(f"[{code}]" in answer.out for code in Code)
+
+
+@pytest.mark.parametrize("typed", ["localhost:8000", "10.0.0.1:8000", "vllm-0.models.svc:8000/metrics"])
+def test_an_address_without_its_scheme_is_told_from_a_file(typed: str, capsys: Capsys) -> None:
+    """The answer is the word that was meant."""
+    answer = said(capsys, typed)
+    assert answer.code == 2
+    assert one_line(answer).endswith(f"no such file; a server's address begins with http://: http://{typed}\n")
+    assert "http" not in said(capsys, "notes:today").err
+
+
+def test_a_range_of_time_that_nobody_is_asked_for_is_told(capsys: Capsys) -> None:
+    """--since beside a file changes nothing, and is not passed over in silence."""
+    assert "Note: --since: not used, since no Prometheus server was named" in said(capsys, HEALTHY, "--since", "6h").out
 
 
 def test_the_picture_of_a_snapshot_is_written(tmp_path: Path, capsys: Capsys) -> None:

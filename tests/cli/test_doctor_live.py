@@ -75,6 +75,16 @@ def test_a_server_that_dies_between_two_looks_is_still_judged(capsys: Capsys) ->
         answer = said(capsys, f"http://{server.host}/metrics", "--json", "--timeout", "2")
     assert answer.code in (0, 1)
     assert answer.body["facts"]["inputs"][0]["is"] == "metrics"
+    assert "answered the first look and not the second" in answer.body["facts"]["notes"][0]
+
+
+def test_an_idle_server_is_not_said_to_answer(capsys: Capsys) -> None:
+    """Its page looks the same when it hangs: what was not asked is said, with what would ask it."""
+    idle = WELL.replace(b"\r", b"")
+    with serving(Pages(idle, idle)) as server:
+        answer = said(capsys, f"http://{server.host}", "--timeout", "5")
+    assert answer.code == 0
+    assert "whether it would answer one is not known (plimsoll guard --engine" in " ".join(answer.out.split())
 
 
 def test_what_is_no_page_is_the_worlds_fault(capsys: Capsys) -> None:
@@ -195,7 +205,7 @@ def test_a_range_asked_of_a_server_that_keeps_none_is_the_worlds_fault(capsys: C
     with serving(Pages(WELL)) as server:
         answer = said(capsys, f"http://{server.host}", "--since", "1h", "--timeout", "3")
     assert answer.code == 3
-    one_line(answer)
+    assert "no Prometheus is there; without --since the server itself is looked at" in one_line(answer)
 
 
 # A shell may have made its children deaf to Ctrl-C: the default comes back first.

@@ -65,7 +65,9 @@ def config(folder: Path, text: str) -> str:
         ("-- vllm serve m --headless", "answers nobody"),
         ("-- vllm serve m --uds /run/v.sock", "on a Unix socket"),
         ("-- vllm serve m --port x", "--host and --port of the command are not known"),
-        ("--engine http://x:1 extra", "'extra' is no option"),
+        ("--engine localhost:8000", "on one line: http://localhost:8000?"),
+        ("--engine http://x:1 extra", "guard takes no 'extra'; give engines with --engine URL"),
+        ("--engine http://x:1 --cannary", "there is no option '--cannary'; plimsoll guard --help"),
         ("--engine http://x:1 --every soon", "'soon' is no time"),
         ("--engine http://x:1 --every 1ms", "between 1 and 300"),
         ("--engine http://x:1 --looks 0", "whole number above 0"),
@@ -301,8 +303,27 @@ def test_a_place_that_is_taken(tmp_path: Path) -> None:
         )  # fmt: skip
     assert done.returncode == 3
     assert "the API cannot be served" in done.stderr
+    assert "another guard perhaps (plimsoll guardctl status asks it)" in done.stderr
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "plimsoll").exists(), "the token of whoever has the place is left alone"
+
+
+def test_a_person_is_told_where_the_page_is(tmp_path: Path) -> None:
+    """On a terminal: its address and the file with the token. Who reads a pipe or a journal is told nothing of it."""
+    ours, theirs = os.openpty()
+    words = [sys.executable, "-m", "plimsoll", "guard", "--engine", "http://127.0.0.1:9", "--listen", "127.0.0.1:0"]
+    environ = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=theirs, env=environ) as guard:
+        heard = b""
+        while b"\n" not in heard:
+            heard += os.read(ours, 4096)
+        guard.terminate()
+    os.close(ours)
+    os.close(theirs)
+    assert re.match(rb"plimsoll: its page is at http://127\.0\.0\.1:\d+/ and wants the token in ", heard), heard
+    with guarding(tmp_path, "--engine", "http://127.0.0.1:9") as quiet:
+        quiet.hears("nobody listens there")
+        assert quiet.complained == []
 
 
 def test_a_reader_that_goes_away_ends_it(tmp_path: Path) -> None:

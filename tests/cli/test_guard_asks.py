@@ -286,7 +286,9 @@ def test_guardctl_tells_it_what_to_do(acts: Acts, capsys: Capsys) -> None:
         assert acts.asked == []
         assert said(capsys, api, "undrain", NAME)[0] == 0
         acts.decision = Refusal(NAME, Grade.SHED, "asked", "NoGate", "it has no gate that could do it")
-        assert said(capsys, api, "shed", NAME, "--yes")[:2] == (1, "refused (NoGate): it has no gate that could do it\n")
+        code, out, _ = said(capsys, api, "shed", NAME, "--yes")
+        assert (code, out.splitlines()[0]) == (1, "refused (NoGate): it has no gate that could do it")
+        assert "\n  what to do: start it with the gate" in out
         code, out, _ = said(capsys, api, "shed", NAME, "--yes", "--json")
         assert (code, json.loads(out)["reason"]) == (1, "NoGate")
         code, _, err = said(capsys, api, "restart", "lama", "--yes")

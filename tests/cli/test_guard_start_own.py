@@ -146,6 +146,8 @@ def test_started_once_found_again_and_restarted_where_it_has_ended(tmp_path: Pat
         with guarding(tmp_path, *words, **environ) as guard:
             guard.hears("answers, vLLM")
             assert not any("started as pid" in line for line in guard.said)
+            assert guard.stop() == 0
+            assert f"runs on as pid {pids[0]}: the next guard finds it, kill {pids[0]} stops it" in guard.complains("runs on")
         os.kill(pids[0], signal.SIGKILL)
         with guarding(tmp_path, *words, **environ) as guard:
             guard.hears(f"restart because {WHY}: it ended without having been asked to")
@@ -171,4 +173,5 @@ def test_a_server_that_cannot_be_started_ends_guard_with_its_reason(tmp_path: Pa
     words = ["--act", "--engine", "http://127.0.0.1:9", "--", "/no/such/server"]
     with guarding(tmp_path, *words, STATE_DIRECTORY=str(tmp_path), PLIMSOLL_TOKEN="t" * 16) as guard:
         assert guard.process.wait(30) == 3
-        assert "the server was not started: it cannot be started (No such file or directory)" in guard.complains("not started")
+        said = guard.complains("not started")
+        assert "the server was not started: /no/such/server cannot be started (No such file or directory)" in said

@@ -42,6 +42,7 @@ def test_it_asks_the_guard_of_this_user(tmp_path: Path, capsys: Capsys, monkeypa
             assert code == 1, "of an engine that does not answer nothing is known"
             assert out.startswith("2 engines, 1 not answering (1 never did); no other trouble is known\n")
             assert "nobody listens there, and never did since guard began" in out
+            assert out.count("its log says why: plimsoll doctor LOG") == 1
             assert said(capsys, "status", "one", *at)[0] == 0
             code, out, _ = said(capsys, "status", "gone", *at)
             assert code == 1
@@ -65,7 +66,7 @@ def test_it_asks_the_guard_of_this_user(tmp_path: Path, capsys: Capsys, monkeypa
             code, out, _ = said(capsys, "history", "gone", "--limit", "1", "--json", *at)
             assert [row["engine"] for row in json.loads(out)["changes"]] == ["gone"]
             code, _, err = said(capsys, "status", "none", *at)
-            assert (code, "no engine is called" in err) == (2, True)
+            assert (code, "no engine is called 'none'; there is: gone, one" in err) == (2, True)
             wrong = tmp_path / "wrong"
             wrong.write_text(TOKEN, encoding="utf-8")
             code, _, err = said(capsys, "status", "--token-file", str(wrong), *at)
@@ -112,8 +113,7 @@ def test_it_shows_the_last_test_request(tmp_path: Path, capsys: Capsys, monkeypa
         ("stats", "guardctl has no 'stats'"),
         ("status a b", "one engine at most"),
         ("status --at nowhere", "the address must be"),
-        ("status --at http://127.0.0.1:9", "no token"),
-        ("status --at http://guard.example:9790", "no token"),
+        ("status --at 127.0.0.1:9790", "on one line: http://127.0.0.1:9790?"),
         ("status --token-file nowhere", "No such file"),
     ],
 )
@@ -139,3 +139,29 @@ def test_something_else_there_is_exit_code_3(body: bytes, capsys: Capsys, monkey
         code, _, err = said(capsys, "status", "--at", f"http://{server.host}", "--timeout", "5")
     assert (code, err.count("\n"), TOKEN in err) == (3, 1, False)
     assert said(capsys, "status", "--at", "http://127.0.0.1:9")[0] == 3
+
+
+@pytest.mark.parametrize("token", ["", TOKEN])
+def test_where_no_guard_runs_that_is_said(token: str, capsys: Capsys, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Exit code 3 and how to start one, whether or not there is a token: that is not what is missing."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("PLIMSOLL_GUARD_TOKEN", token)
+    code, out, err = said(capsys, "status", "--at", "http://127.0.0.1:9")
+    assert (code, out, err.count("\n")) == (3, "", 1)
+    assert "no guard runs there; plimsoll guard --engine http://HOST:PORT starts one" in err
+
+
+def test_a_guard_of_somebody_else_wants_its_token(capsys: Capsys, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Somebody listens, and no token is at hand: exit code 2 and where one is read from."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.delenv("PLIMSOLL_GUARD_TOKEN", raising=False)
+    with serving(lambda ask: ask.answer(b'{"status": "ok"}')) as server:
+        code, _, err = said(capsys, "status", "--at", f"http://{server.host}")
+    assert (code, "asks for a token; give --token-file FILE or $PLIMSOLL_GUARD_TOKEN" in err) == (2, True)
+
+
+def test_what_cannot_be_foreseen_is_no_forecast() -> None:
+    """Not "none", which reads as an all-clear."""
+    forecasts = {"device": {"unknown": "too little is known", "likely_s": None, "soonest_s": None, "latest_s": None}}
+    one: dict[str, object] = {"findings": [], "conditions": [], "canary": None, "forecasts": forecasts}
+    assert guardctl._detail(one)[-1] == "runs out of device memory: no forecast, too little is known"

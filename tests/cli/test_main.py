@@ -53,7 +53,7 @@ def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[
 def test_an_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
     """A typing mistake is one line and exit code 2."""
     assert main(["flgas"]) == 2
-    assert "no command 'flgas'; flags, if that was meant" in _one_line(capsys)
+    assert "no command 'flgas'; did you mean plimsoll flags?" in _one_line(capsys)
 
 
 @pytest.mark.parametrize(

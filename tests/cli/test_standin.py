@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import plimsoll
 from plimsoll.cli.main import main
 from plimsoll.cli.standin_launch import CARD, MODEL, read_asked
 from plimsoll.errors import BadInput
@@ -262,3 +263,15 @@ def _answers(url: str, patience_s: float) -> bool:
         except OSError:
             time.sleep(0.1)
     return False
+
+
+@pytest.mark.parametrize(("command", "extra"), [("standin", "standin"), ("demo", "demo")])
+def test_without_its_packages_it_says_what_brings_them(command: str, extra: str) -> None:
+    """An installation without extras: exit code 3 and one line with the command that mends it, no mistake of ours."""
+    source = str(Path(plimsoll.__file__).parents[1])
+    words = [sys.executable, "-S", "-m", "plimsoll", command]  # -S: no installed package can be found
+    done = subprocess.run(words, env={"PYTHONPATH": source}, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr.startswith("plimsoll: a stand-in needs numpy, uvicorn, ")
+    assert f"pip install 'plimsoll-line[{extra}]', or in a clone pip install '.[{extra}]'" in done.stderr
+    assert done.stderr.count("\n") == 1

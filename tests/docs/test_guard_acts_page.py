@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from plimsoll.cli.guard import read_asked
+from plimsoll.cli.guardctl_acts import REFUSALS_PAGE, WHAT_TO_DO
 from plimsoll.guard.act_policy import DAY_S, ActPolicy
 from plimsoll.guard.budget import Restart, spent
 from plimsoll.guard.course import opened
@@ -83,6 +84,15 @@ def test_every_reason_has_its_row() -> None:
         word for line in second.splitlines() if line.startswith("| `") for word in re.findall(r"`(\w+)`", line.split(" | ")[0])
     }
     assert said == asked - set(decided)
+
+
+def test_what_guardctl_advises_against_a_refusal_is_for_reasons_there_are() -> None:
+    """Each word has a row, and the place that guardctl names is a heading of this page."""
+    rows = between("<!-- reasons:", "<!-- end of reasons -->")
+    assert len(WHAT_TO_DO) > 10
+    assert all(f"\n| `{reason}` | " in rows for reason in WHAT_TO_DO)
+    assert REFUSALS_PAGE == "docs/guard-acts.md#when-it-refuses"
+    assert "\n## When it refuses\n" in PAGE
 
 
 def test_the_example_of_the_budget_is_reckoned_right() -> None:

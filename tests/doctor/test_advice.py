@@ -280,6 +280,21 @@ def test_flags_a_release_does_not_have_are_not_offered(version: str | None, flag
     assert "70.10 GiB free before, 75.20 after" in old.because
 
 
+def test_graphs_larger_than_the_cache_are_made_smaller_first() -> None:
+    """870 MiB of cache cannot make room for graphs of 4.8 GiB: a lower share comes last, with the reason."""
+    measured = Measured(kv_bytes=870 * MIB, graphs_estimated_bytes=round(4.8 * GIB))
+    small = finding(case_of(Code.STARTUP_GRAPH_CAPTURE, version="0.19.1", measured=measured))
+    assert small.remedy[0].flag == "--max-cudagraph-capture-size"
+    assert small.remedy[-1].flag == "--gpu-memory-utilization"
+    assert "its 870 MiB and no more, and they were estimated at 4.8 GiB" in small.remedy[-1].why
+    large = finding(case_of(Code.STARTUP_GRAPH_CAPTURE, version="0.19.1", measured=measured._replace(kv_bytes=40 * GIB)))
+    assert [one.do for one in large.remedy][:2] == [
+        "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=1", "a lower --gpu-memory-utilization, by 0.02 to 0.05",
+    ]  # fmt: skip
+    later = finding(case_of(Code.STARTUP_GRAPH_CAPTURE, version="0.25.1", measured=measured._replace(kv_bytes=40 * GIB)))
+    assert later.remedy[0].flag == "--gpu-memory-utilization"
+
+
 def test_a_step_while_serving_lowers_the_share_by_what_was_missing() -> None:
     """1 GiB missing and a quarter as margin on 80 GiB: 0.92 becomes 0.90; requests at that moment are told."""
     case = case_of(Code.RUNTIME_FORWARD, oom=MODEST, version="0.25.1", scheduler={"num_running_reqs": 12.0})

@@ -29,7 +29,7 @@ TEXT = log("Dear diary", source="diary.txt")
 def judged(code: Code, severity: Severity = Severity.WARNING, confidence: float = 0.8) -> Judged:
     """What another input found."""
     finding = Finding(code, severity, confidence, "title", "because", (Evidence("page", "text"),))
-    return Judged("page", (finding,), {"is": "metrics"})
+    return Judged("page", (finding,), {"is": "metrics", "engines": [{"engine": "0"}]})
 
 
 @pytest.mark.parametrize(
@@ -83,6 +83,34 @@ def test_an_exit_code_proves_nothing_about_memory(code: int) -> None:
     """Alone, and beside a server that vanished without a word: it cannot be told."""
     assert diagnose([], exit_code=code).memory_failure is None
     assert diagnose([VANISHED], exit_code=code).memory_failure is None
+
+
+def test_a_kill_leaves_open_what_a_sound_log_does_not_show() -> None:
+    """A log without a fault and SIGKILL: nobody knows for what, and what would settle it is asked for."""
+    found = diagnose([WELL], exit_code=137)
+    assert (found.memory_failure, [one.code for one in found.findings]) == (None, [Code.OTHER_KILLED])
+    assert any("dmesg" in ask for ask in found.collect_next)
+    assert diagnose([WELL], exit_code=0).memory_failure is False
+    assert diagnose([STOPPED], exit_code=137).memory_failure is False
+    assert diagnose([WELL, BUS], exit_code=137).memory_failure is False
+    assert diagnose([WELL, KILLER], exit_code=137).memory_failure is True
+
+
+def test_the_page_of_another_program_settles_nothing() -> None:
+    """Nor does a range with hardly a point in it: nothing wrong was seen because nothing was."""
+    foreign = Judged("page", (), {"is": "metrics", "engines": [], "notes": ("no metric of vLLM",)})
+    found = diagnose([], [foreign])
+    assert found.memory_failure is None
+    assert found.facts["remarks"] == ["page: no metric of vLLM"]
+    assert diagnose([], [Judged("p", (), {"is": "range", "points": 3})]).memory_failure is None
+    assert diagnose([], [Judged("p", (), {"is": "range", "points": 30})]).memory_failure is False
+
+
+def test_a_page_names_the_model() -> None:
+    """Where no log does."""
+    page = Judged("page", (), {"is": "metrics", "engines": [{"model": "org/m"}]})
+    assert diagnose([], [page]).facts["model"] == "org/m"
+    assert diagnose([WELL], [page]).facts["model"] == "m"
 
 
 def test_an_exit_code_is_kept_with_what_it_does_not_prove() -> None:

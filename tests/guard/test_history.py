@@ -54,6 +54,14 @@ def test_a_hole_makes_a_rise_unknown() -> None:
     assert history.rise("steps", 60.0) == 60.0
 
 
+def test_what_is_not_known_is_named_in_a_readers_words() -> None:
+    """Not by the name that a figure has in here, and with how much of the time is there."""
+    history = seen(*(look(at, {"success": at, "waiting": 0.0}) for at in range(0, 20, 5)))
+    assert history.rise("success", 60.0) == Unknown("requests that ended: seen for 15 of 60 s")
+    assert history.over("waiting", 120.0) == Unknown("the queue: not seen for 120 s yet")
+    assert history.now("prefix_hits") == Unknown("tokens found in the prefix cache: not on the page")
+
+
 def test_idle_time_is_no_step_that_took_long() -> None:
     """The longest step is not made longer by the time in which there was nothing to do."""
     busy = {"running": 1.0, "waiting": 0.0}

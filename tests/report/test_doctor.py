@@ -103,6 +103,17 @@ def test_figures_plan_flags_and_noise_close_the_answer() -> None:
     assert "Harmless, whatever it says: CUDA warning" in text
 
 
+def test_a_flag_as_long_as_a_page_is_cut() -> None:
+    """A whole compilation configuration is for --json."""
+    long = "{'mode': None, " + "'custom_ops': ['+rms_norm'], " * 40
+    found = diagnosis(finding(), flags={"compilation_config": long, "port": "8000"})
+    text = " ".join(as_text(found).split())
+    assert f"compilation_config={long[:60]}" in text
+    assert len(text) < len(long)
+    assert "..., port=8000" in text
+    assert json.loads(as_json(found))["facts"]["flags"]["compilation_config"] == long.strip()
+
+
 def test_what_to_collect_is_listed() -> None:
     """One line each."""
     text = as_text(Diagnosis(None, (), {}, ("dmesg -T", "the exit code")))

@@ -93,6 +93,7 @@ STAMP = "2025-11-15T08:00:00.123456789Z"
         (json.dumps({"message": ERROR, "timestamp": STAMP, "level": "error"}), ""),
         (json.dumps({"msg": ERROR}), ""),
         (json.dumps({"text": ERROR}), ""),
+        (json.dumps({"labels": {"app": "vllm"}, "line": ERROR, "timestamp": STAMP}), ""),
         (json.dumps({"log": ERROR, "kubernetes": {"pod_name": "vllm-0"}}), "vllm-0"),
         (f"[2025-11-15 08:00:00] {ERROR}", ""),
         (f"\x1b[36mvllm-1  | \x1b[0m{ERROR}", "vllm-1"),
@@ -222,6 +223,25 @@ def test_a_message_of_many_lines_in_json_is_many_lines() -> None:
         (2, "ERROR", "failed"), (2, "ERROR", "Traceback (most recent call last):"),
         (2, "ERROR", '  File "a.py"'), (2, "ERROR", "E: x"),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        [{"insertId": "1", "textPayload": ERROR, "resource": {"type": "k8s_container"}}] * 6,
+        {"events": [{"timestamp": 1, "message": ERROR, "ingestionTime": 2}] * 6, "nextForwardToken": "f/1"},
+    ],
+)
+def test_indented_json_of_a_clouds_console_is_the_programs_words(records: object) -> None:
+    """The field with the words is the log; the others would tear a traceback apart."""
+    found = lines_of(json.dumps(records, indent=2))
+    assert [(line.process, line.text) for line in found] == [("EngineCore_DP0 pid=12", "CUDA out of memory.")] * 6
+
+
+def test_other_indented_json_stays_as_it_is() -> None:
+    """A pod's description has messages, too, and what stands around them matters."""
+    text = json.dumps({"items": [{"message": "Back-off", "restartCount": 4}] * 6}, indent=2)
+    assert [line.text for line in lines_of(text)] == text.split("\n")
 
 
 def test_an_endless_line_is_cut() -> None:

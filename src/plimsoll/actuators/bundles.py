@@ -82,7 +82,7 @@ def _checked(path: str, *, force: bool) -> Path:
     except OSError as error:
         raise BadInput(f"{path}: {error.strerror or error}") from None
     if not force:
-        raise BadInput(f"{path}: already there; choose another name")
+        raise BadInput(f"{path}: already there; choose another name, or --force replaces it")
     if not stat.S_ISREG(what.st_mode):
         raise BadInput(f"{path}: not a plain file; it is not replaced")
     return target
@@ -96,10 +96,10 @@ def _put(temporary: Path, target: Path, *, force: bool) -> None:
     try:
         os.link(temporary, target)
     except FileExistsError:
-        raise BadInput(f"{target}: already there; choose another name") from None
+        raise BadInput(f"{target}: already there; choose another name, or --force replaces it") from None
     except OSError:  # a file system without links
         if target.exists():
-            raise BadInput(f"{target}: already there; choose another name") from None
+            raise BadInput(f"{target}: already there; choose another name, or --force replaces it") from None
         temporary.replace(target)
 
 

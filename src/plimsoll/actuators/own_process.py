@@ -258,7 +258,7 @@ class OwnProcess:
         try:
             child = start(self._command, self._environment, self._folder, log, self._write_down)
         except OSError as problem:
-            return failed(f"it cannot be started ({problem.strerror or problem})")
+            return failed(f"{self._command[0][:200]} cannot be started ({problem.strerror or problem})")
         except ValueError as problem:
             return failed(f"it cannot be started ({problem})")  # a NUL in a word
         finally:

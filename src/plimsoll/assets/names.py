@@ -34,7 +34,7 @@ class Names:
     """Selectors for one job and one release."""
 
     def __init__(self, settings: Settings) -> None:
-        self.job = settings.name
+        self.job = settings.job
         self.engine = engine_named(settings.vllm)
 
     def has(self, figure: str) -> bool:

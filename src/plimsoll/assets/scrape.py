@@ -25,7 +25,7 @@ def prometheus_text(settings: Settings, alertmanager: str = "127.0.0.1:9093") ->
             "alerting": {"alertmanagers": [{"static_configs": [{"targets": [alertmanager]}]}]},
             "scrape_configs": [
                 {
-                    "job_name": settings.name,
+                    "job_name": settings.job,
                     "# Each engine at its own address, never through a balancer: one's counters would pass for another's.": 0,
                     "static_configs": [{"targets": list(settings.targets)}],
                 },

@@ -65,7 +65,9 @@ class Settings:
     slo: Slo = Slo()
     timers: Timers = field(default_factory=timers_of)
     name: str = "vllm"
-    """Of the unit, the service, the StatefulSet, the label `app` and Prometheus's job."""
+    """Of the unit, the service, the StatefulSet, the label `app` and, unless told otherwise, Prometheus's job."""
+    own_job: str = ""
+    """What the user's Prometheus calls the job that scrapes the engines, if it is not the name."""
     namespace: str = "models"
     targets: tuple[str, ...] = ("127.0.0.1:8000",)
     """Host and port of every engine, for Prometheus."""
@@ -76,3 +78,8 @@ class Settings:
     made_by: tuple[str, ...] = ()
     """Lines that say which plan, version and command made a file; no secret in them. The command puts them on top of every
     file that takes comments; a dashboard has them in its description."""
+
+    @property
+    def job(self) -> str:
+        """The job by which rules find the engines."""
+        return self.own_job or self.name

@@ -10,6 +10,7 @@ tests, and dashboards.
   --for WHAT         systemd, compose, kubernetes, monitoring or all; default: all that can be made
   --slo ttft=2s,tpot=50ms
                      what users were promised: the first token, and each one after it; alerts ask for the first
+  --job NAME         what your Prometheus calls the job that scrapes the engines; alerts ask for it; default: vllm
   --check            write nothing; show how OUT_DIR differs from what would be generated, and exit 1 if it does
   --force            overwrite files that somebody has edited
   --json             one JSON object, schema plimsoll.assets/1
@@ -43,7 +44,9 @@ PLAN_MAX_BYTES = 16 << 20
 def run(words: list[str]) -> int:
     """Read the plan, make the texts, compare, write."""
     options = split_options(
-        words, with_value=("--plan", "--vllm", "--for", "--slo"), switches=("--check", "--force", "--json", "--help", "-h")
+        words,
+        with_value=("--plan", "--vllm", "--for", "--slo", "--job"),
+        switches=("--check", "--force", "--json", "--help", "-h"),
     )
     if options.switches & {"--help", "-h"}:
         show(__doc__.rstrip() if __doc__ else "")
@@ -52,6 +55,11 @@ def run(words: list[str]) -> int:
     plan = _plan(options)
     ways = _ways(options, has_plan=plan is not None)
     settings, notes = _settings(options, plan)
+    if "monitoring" in ways and not settings.own_job:
+        notes = (
+            *notes,
+            f'alerts ask for job="{settings.job}"; if your Prometheus calls the engines\' job otherwise: --job NAME',
+        )
     return _carry_out(options, folder, settings, _wanted(settings, plan, ways), ways, notes)
 
 
@@ -114,13 +122,13 @@ def _settings(options: Split, plan: Mapping[str, Any] | None) -> tuple[Settings,
     from plimsoll.assets.settings import Settings
     from plimsoll.engine.versions import engine_named
 
-    slo = _slo(options.values.get("--slo"))
+    slo, job = _slo(options.values.get("--slo")), _job(options.values.get("--job"))
     asked = options.values.get("--vllm")
     if plan is None:
         from plimsoll.cli.plan import installed_vllm
 
         engine = _not_too_old(engine_named(asked or installed_vllm()))
-        settings = Settings(engine.release, slo=slo, made_by=_made_by(options, engine.release, None, None))
+        settings = Settings(engine.release, slo=slo, own_job=job, made_by=_made_by(options, engine.release, None, None))
         return settings, (engine.note,) if engine.note else ()
     from plimsoll.actuators.inside_wheel import wheel_name
     from plimsoll.assets.launch_command import ready
@@ -144,6 +152,7 @@ def _settings(options: Split, plan: Mapping[str, Any] | None) -> tuple[Settings,
         made.command,
         slo,
         made.timers,
+        own_job=job,
         targets=(f"127.0.0.1:{made.command.port}",),
         wheel=wheel_name(),
         made_by=_made_by(options, engine.release, plan, line),
@@ -184,6 +193,15 @@ def _slo(text: str | None) -> Slo:
     return Slo(**found)
 
 
+def _job(text: str | None) -> str:
+    """A job's name as Prometheus's own configuration or an operator of Kubernetes gives it."""
+    import re
+
+    if text is not None and not re.fullmatch(r"[A-Za-z0-9_][\w.:/\-]{0,199}", text):
+        raise BadInput(f"--job {text[:40]!r}: it is the name of a job in Prometheus: letters, digits and _ . : / -")
+    return text or ""
+
+
 def _made_by(options: Split, release: str, plan: Mapping[str, Any] | None, line: str | None) -> tuple[str, ...]:
     """Which plan, version and command: without the folder and the switches, which change no byte."""
     import hashlib
@@ -194,7 +212,7 @@ def _made_by(options: Split, release: str, plan: Mapping[str, Any] | None, line:
     from plimsoll.domain.redaction import redact_words
 
     words = ["plimsoll", "assets", "OUT_DIR"]
-    for name in ("--plan", "--vllm", "--slo"):
+    for name in ("--plan", "--vllm", "--slo", "--job"):
         if name in options.values:
             value = options.values[name]
             words += [name, value.rpartition("/")[2] if name == "--plan" else value]

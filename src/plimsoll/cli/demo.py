@@ -25,7 +25,8 @@ import time
 
 from plimsoll.cli.options import split_options
 from plimsoll.cli.output import show
-from plimsoll.errors import BadInput, WorldFailed
+from plimsoll.cli.standin import need_parts
+from plimsoll.errors import BadInput
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def run(words: list[str]) -> int:
         show(__doc__.rstrip() if __doc__ else "")
         return 0
     options, as_json = _read(words)
-    _need_parts()
+    need_parts("demo", or_else=" or make demo")
     from plimsoll.demo.play import show_summary
     from plimsoll.demo.screen import Screen, wants_colour
 
@@ -91,17 +92,6 @@ def _read(words: list[str]) -> tuple[Options, bool]:
     if kind not in (None, "own", "haproxy"):
         raise BadInput(f"--balancer {kind[:40]}: own or haproxy")
     return Options(speed, "--keep" in found.switches, None if kind is None else kind == "haproxy"), "--json" in found.switches
-
-
-def _need_parts() -> None:
-    """The stand-ins need an extra."""
-    from importlib.util import find_spec
-
-    missing = [name for name in ("numpy", "uvicorn", "uvloop", "httptools", "prometheus_client") if find_spec(name) is None]
-    if missing:
-        raise WorldFailed(
-            f"the stand-ins need {', '.join(missing)}: pip install 'plimsoll-line[demo]', or make demo in a clone"
-        )
 
 
 async def _until_stopped(options: Options, screen: Screen) -> tuple[Summary | None, int]:

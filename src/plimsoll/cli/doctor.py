@@ -16,10 +16,11 @@ INPUT, any mix, told apart by what is in it:
   --html FILE           a memory snapshot as a picture for a browser
   --bundle FILE         OUT.tar.zst, .tar.gz or .tar for a ticket: logs, pages, findings, this machine; secrets and users'
                         text are hidden, CONTENTS.txt says what is in it; --force replaces an old one
-  --explain CODE        the page on a finding: runtime.logits, startup.no-cache-blocks, ...
+  --explain CODE        the page on a finding: runtime.logits, startup.no-cache-blocks, ...; without CODE: which there are
   --json                one object, schema plimsoll.doctor/1 (--schema prints its JSON schema)
 
-Exit codes: 0 nothing wrong was found, 1 a failure was diagnosed, 2 your input is wrong, 3 a server did not answer.
+Exit codes: 0 nothing wrong was found, or it cannot be told (the first line says which), 1 a failure was diagnosed, 2 your input
+is wrong, 3 a server did not answer.
 Read on: docs/doctor.md
 """
 
@@ -42,6 +43,8 @@ _SWITCHES = "--json --watch --schema --force --help -h".split()
 
 def run(words: list[str]) -> int:
     """Read, think, render, exit code."""
+    if words[-1:] == ["--explain"]:
+        words = [*words, ""]  # without a code: the codes there are
     options = split_options(words, with_value=_WITH_VALUE, switches=_SWITCHES)
     if options.switches & {"--help", "-h"}:
         show(__doc__.rstrip() if __doc__ else "")

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from plimsoll.cli.options import Split
 from plimsoll.doctor.diagnose import Judged
 from plimsoll.domain.log import Log
-from plimsoll.errors import BadInput
+from plimsoll.errors import BadInput, WorldFailed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from plimsoll.sources.inputs import Spool
 
 USUAL_TIMEOUT_S = 60.0
-
+OF_A_RANGE = frozenset({"--since", "--start", "--end", "--step", "--match"})
 
 STANDARD_INPUT = "standard input"
 
@@ -70,7 +70,7 @@ class Given(NamedTuple):
         for source, series in self.ranges:
             from plimsoll.doctor.trends import judge_trends
 
-            yield Judged(source, judge_trends(series, source), {"is": "range", "series": len(series)})
+            yield Judged(source, judge_trends(series, source), {"is": "range", "series": len(series), **_seen(series)})
 
     def verdicts(self) -> Iterator[tuple[str, SnapshotVerdict]]:
         """Snapshots, each against the one before it, with what a log beside them says of the same server."""
@@ -101,6 +101,13 @@ class Given(NamedTuple):
 
         *_, (_, verdict) = self.verdicts()
         return snapshot_page(self.snapshots[-1][1], verdict)
+
+
+def _seen(series: tuple[Series, ...]) -> dict[str, object]:
+    """How much of the time a range covers."""
+    stamps = [at for one in series for at in (one.times[:1] + one.times[-1:])]
+    seconds = max(stamps, default=0.0) - min(stamps, default=0.0)
+    return {"points": max((len(one.times) for one in series), default=0), "seconds": seconds}
 
 
 def _mapping(value: object) -> Mapping[str, object]:
@@ -141,11 +148,13 @@ def exit_code(options: Split) -> int | None:
 
 def gather(options: Split) -> Given:
     """Every input, read by its kind."""
-    from plimsoll.sources.inputs import walked
+    from plimsoll.sources.inputs import is_url, walked
 
     found = walked(options.rest)
     reader = _Reader(options, number(options, "--timeout", USUAL_TIMEOUT_S))
     notes = [f"{found.left_out} more files in the folders were not looked at"] if found.left_out else []
+    if (unused := sorted(OF_A_RANGE & set(options.values))) and not any(map(is_url, options.rest)):
+        notes.append(f"{', '.join(unused)}: not used, since no Prometheus server was named")
     notes += [f"not read: {name} (no text, no metrics page, no snapshot)" for name in found.not_text]
     for name in found.files:
         try:
@@ -159,7 +168,7 @@ def gather(options: Split) -> Given:
         tuple(reader.pages),
         tuple(reader.ranges),
         tuple(reader.snapshots),
-        tuple(notes),
+        (*notes, *reader.notes),
         reader.paths,
         reader.spool,
         tuple(reader.gates),
@@ -178,6 +187,7 @@ class _Reader:
         self.snapshots: list[tuple[str, Snapshot]] = []
         self.paths: dict[str, str] = {}
         self.spool: Spool | None = None
+        self.notes: list[str] = []
 
     def read(self, name: str, path: str) -> None:
         """One input, by what it is."""
@@ -210,19 +220,33 @@ class _Reader:
     def _fetch(self, url: str) -> None:
         """A running server's page, twice; or a range of time from a Prometheus server."""
         from plimsoll.sources.http_get import address
-        from plimsoll.sources.prometheus import fetch_range, is_prometheus
+        from plimsoll.sources.prometheus import is_prometheus
 
         shown = address(url).shown
-        asked = {"--since", "--start", "--end", "--step", "--match"} & set(self.options.values)
+        asked = OF_A_RANGE & set(self.options.values)
         if asked or is_prometheus(url, timeout_s=min(self.timeout, 5.0)):
-            series = fetch_range(url, **range_of(self.options), timeout_s=self.timeout)  # type: ignore[arg-type]
-            self.ranges.append((shown, series))
+            self.ranges.append((shown, self._range(url, shown, asked)))
             return
         from plimsoll.sources.metrics_pages import fetch_health, fetch_pages
 
         looks = fetch_pages(url, timeout_s=self.timeout)
+        if len(looks) == 1:
+            self.notes.append(f"{shown} answered the first look and not the second: look again, and at the end of its log")
         health = fetch_health(url, timeout_s=min(self.timeout, 5.0))
         self.pages.append(Looked(shown, looks[0], looks[1] if len(looks) > 1 else None, health))
+
+    def _range(self, url: str, shown: str, asked: frozenset[str]) -> tuple[Series, ...]:
+        from plimsoll.sources.prometheus import fetch_range
+
+        try:
+            return fetch_range(url, **range_of(self.options), timeout_s=self.timeout)  # type: ignore[arg-type]
+        except WorldFailed as error:
+            if asked and "answers 404" in str(error):
+                left_out = " and ".join(sorted(asked))
+                raise WorldFailed(
+                    f"{shown}: no Prometheus is there; without {left_out} the server itself is looked at"
+                ) from None
+            raise
 
 
 def _is_packed_snapshot(path: str) -> bool:

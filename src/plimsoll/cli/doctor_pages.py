@@ -14,12 +14,14 @@ _REPOSITORY = Path(plimsoll.__file__).parents[2] / "docs" / "findings"
 
 
 def page(code: str) -> str:
-    """The page; BadInput with what was probably meant where there is no such code."""
+    """The page, or the list of all where no code is given; BadInput with what was probably meant where there is none such."""
     known = [str(one) for one in Code]
-    code = code.lower()
-    if code not in known:
+    code = code.strip().lower() or "README"
+    if code not in (*known, "README"):
         near = [one for one in known if one.startswith(f"{code.rstrip('.')}.")] or difflib.get_close_matches(code, known, n=3)
-        raise BadInput(f"there is no finding {code!r}" + (f"; did you mean {', '.join(near)}?" if near else ""))
+        near = near or [one for one in known if code.replace(" ", "-") in one]
+        meant = f"did you mean {', '.join(near)}?" if near else "plimsoll doctor --explain lists them all"
+        raise BadInput(f"there is no finding {code!r}; {meant}")
     for folder in (_INSTALLED, _REPOSITORY):
         file = folder / f"{code}.md"
         if file.is_file():

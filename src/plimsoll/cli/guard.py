@@ -19,7 +19,7 @@ compact, drain and restart), one engine at a time, within budgets. A server behi
 
 $PLIMSOLL_TOKEN is the token of the gates of --engine, where they have one (docs/inside.md).
 Exit codes: 0 it was stopped, or nothing holds after --looks; 1 something holds then; 2 an option or the configuration is
-wrong; 3 no engine ever answered, or the API's place is taken.
+wrong; 3 no engine ever answered, or the place of --listen is taken.
 Read on: docs/guard.md
 """
 
@@ -80,7 +80,10 @@ def read_asked(words: Sequence[str], environ: Mapping[str, str]) -> Asked:
         switches=("--json", "--no-api", "--canary", "--act"),
     )  # fmt: skip
     if options.rest:
-        raise BadInput(f"{options.rest[0][:200]!r} is no option of guard; give engines with --engine URL")
+        word = options.rest[0][:200]
+        if word.startswith("-"):
+            raise BadInput(f"there is no option {word!r}; plimsoll guard --help lists them")
+        raise BadInput(f"guard takes no {word!r}; give engines with --engine URL, a command behind --")
     from plimsoll.sources.guard_config import GuardConfig, read_guard_config
 
     path = options.values.get("--config")

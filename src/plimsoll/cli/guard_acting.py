@@ -190,6 +190,14 @@ class Acting:
             ended, stopped = ("", "") if name in busy else await end_of(parts)
             self.ended[name], self._stopped[name] = ended, stopped
 
+    async def runs_on(self) -> str:
+        """What is left running of a server that guard started, and how it is ended; empty where there is none."""
+        own = self._made.own
+        pids = () if own is None or not await own.is_running() else await own.pids()
+        if not pids:
+            return ""
+        return f"the server that guard started runs on as pid {pids[0]}: the next guard finds it, kill {pids[0]} stops it"
+
     async def close(self) -> None:
         """Stop at once. What is under way is left to the next guard, or to its leases; the engines go on."""
         if self._drains is not None:

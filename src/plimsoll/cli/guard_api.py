@@ -26,6 +26,8 @@ from plimsoll.report.guard import (
 from plimsoll.report.guard_metrics import CONTENT_TYPE, page
 from plimsoll.report.guard_openapi import document
 
+NAMED, LONGEST = 20, 400  # engines and letters in an answer to a name that is none's
+
 
 class Own(NamedTuple):
     """How guard itself is."""
@@ -86,7 +88,8 @@ class Api:
     def _engine(self, name: str) -> Answer:
         view = self._fleet.view(name)
         if view is None:
-            return error(404, f"no engine is called {clean(name)[:200]!r}")
+            known = ", ".join(clean(one.name) for one in self._fleet.views()[:NAMED])
+            return error(404, f"no engine is called {clean(name)[:200]!r}; there is: {known[:LONGEST]}")
         return _json({"engine": engine_detail_json(view, self._fleet.moment())})
 
     def _conditions(self, query: Mapping[str, str]) -> Answer:

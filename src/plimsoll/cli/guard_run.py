@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import resource
 import secrets
@@ -148,7 +149,10 @@ class Daemon:
 
     async def _close(self) -> None:
         if self._acting is not None:
+            runs_on = await self._acting.runs_on()
             await self._acting.close()
+            if runs_on:
+                warn(runs_on)
         await self._fleet.close()
         if self._recaller is not None:
             self._recaller.close()
@@ -184,12 +188,25 @@ class Daemon:
             if own:  # only now: a port that is taken has a token of its own there
                 guard_token.keep(server.port, own)
             self._server, self._own_token = server, own
+            self._say_where(api.host, server.port)
         except OSError as error:
             await server.close()
-            reason = f"the API cannot be served at {api.host}:{api.port}: {error.strerror or error}"
+            why = error.strerror or str(error)
+            if error.errno == errno.EADDRINUSE:
+                why = "somebody listens there already, another guard perhaps (plimsoll guardctl status asks it)"
+            reason = f"the API cannot be served at {api.host}:{api.port}: {why}"
             if api.is_asked:
                 raise WorldFailed(reason) from None
             warn(f"{reason}; it watches without one")
+
+    def _say_where(self, host: str, port: int) -> None:
+        """Where its page is and what opens it, to a person who has just started it."""
+        if self._asked.looks is not None or not sys.stderr.isatty():
+            return
+        token = guard_token.place(port) if self._own_token else None
+        opens = "the token that it was given" if token is None else f"the token in {token}"
+        name = f"[{host}]" if ":" in host else host
+        warn(f"its page is at http://{name}:{port}/ and wants {opens}; plimsoll guardctl status asks it from another terminal")
 
     def _own(self) -> Own:
         counts = Counts() if self._webhook is None else self._webhook.counts

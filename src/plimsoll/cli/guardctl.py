@@ -107,8 +107,24 @@ class Asker:
         from plimsoll.sources.http_get import address
 
         self._where = address(values.get("--at", USUAL))
-        self._login = f"Bearer {_token(values, environ, self._where.url)}"
         self._timeout_s = _number("--timeout", values.get("--timeout", "10"), 600)
+        token = _token(values, environ, self._where.url)
+        if token is None:
+            self._need_guard()
+            raise BadInput(
+                f"{self._where.shown} asks for a token; give --token-file FILE or $PLIMSOLL_GUARD_TOKEN "
+                "(no guard of this user left one)"
+            )
+        self._login = f"Bearer {token}"
+
+    def _need_guard(self) -> None:
+        """That somebody listens there; what is asked needs no token."""
+        from plimsoll.sources import http_get
+
+        try:
+            http_get.get(self._where.at("/healthz"), most_bytes=MOST_BYTES, timeout_s=self._timeout_s)
+        except WorldFailed as error:
+            raise WorldFailed(f"{error}: no guard runs there; plimsoll guard --engine http://HOST:PORT starts one") from None
 
     def get(self, path: str) -> dict[str, Any]:
         """One answer."""
@@ -121,7 +137,11 @@ class Asker:
         base = urlsplit(self._where.url).path.rstrip("/")
         bare, _, query = path.partition("?")
         where = self._where.at(base + bare, query)._replace(login=self._login)
-        reply = http_get.get(where, most_bytes=MOST_BYTES, timeout_s=self._timeout_s)
+        try:
+            reply = http_get.get(where, most_bytes=MOST_BYTES, timeout_s=self._timeout_s)
+        except WorldFailed:
+            self._need_guard()
+            raise
         return _read(where.shown, reply.status, reply.body, (200, 503))
 
     def post(self, path: str, body: Mapping[str, str]) -> tuple[int, dict[str, Any]]:
@@ -150,7 +170,8 @@ def _read(shown: str, status: int, data: bytes, known: Sequence[int]) -> tuple[i
     return status, body
 
 
-def _token(values: Mapping[str, str], environ: Mapping[str, str], url: str) -> str:
+def _token(values: Mapping[str, str], environ: Mapping[str, str], url: str) -> str | None:
+    """What was given, or what a guard of this user left; None where there is none."""
     from plimsoll.actuators import guard_token
     from plimsoll.sources.guard_values import read_token
 
@@ -161,7 +182,7 @@ def _token(values: Mapping[str, str], environ: Mapping[str, str], url: str) -> s
     parts = urlsplit(url)
     left = guard_token.place(parts.port or 80, environ)
     if parts.hostname not in ("127.0.0.1", "localhost", "::1") or left is None or not left.exists():
-        raise BadInput("there is no token; give --token-file FILE or $PLIMSOLL_GUARD_TOKEN (no guard of this user left one)")
+        return None
     return read_token(str(left))
 
 
@@ -200,6 +221,8 @@ def _engine(one: Mapping[str, Any]) -> list[str]:
     mark += ", and never did since guard began" if mark and not one["has_answered"] else ""
     state = ", ".join(one["holds"]) or mark or ("needs a person" if one["needs"] else "well" if one["reach"] else "")
     note = [f"  {'':30} {_plain(one[name])}" for name in ("needs", "note") if one[name]]
+    if mark and one["unreachable"] and not one["holds"]:
+        note.append(f"  {'':30} if nobody is starting it, its log says why: plimsoll doctor LOG")
     return [f"  {_plain(one['name']):30} {_plain(state):20} {_plain(version)}, {age}", *note]
 
 
@@ -214,7 +237,7 @@ def _detail(one: Mapping[str, Any]) -> list[str]:
     for name, found in one["forecasts"].items():
         why = found["unknown"]
         when = [duration(found[key] or 0.0) for key in ("likely_s", "soonest_s", "latest_s")]
-        said = f"none: {_plain(why)}" if why else f"in {when[0]} ({when[1]} to {when[2]})"
+        said = f"no forecast, {_plain(why)}" if why else f"in {when[0]} ({when[1]} to {when[2]})"
         what = _FORECASTS.get(name, f"runs out of {_plain(name)} memory")
         lines.append(f"{what}: {said}")
     return lines

@@ -19,6 +19,22 @@ SWITCHES = ("pause", "resume")
 RUNGS = ("shed", "compact", "restart")
 HARMLESS = ("undrain",)
 ALL = 1_000_000
+REFUSALS_PAGE = "docs/guard-acts.md#when-it-refuses"
+# What helps against a refusal that does not say so itself; the page says more.
+WHAT_TO_DO = {
+    "RungOff": "add it to [act] rungs, if you want it",
+    "OnlyObserved": "restart it yourself, or name it under [[engine]]",
+    "Unknown": "give each server its own address; look at the network between",
+    "NoGate": "start it with the gate (plimsoll inside check says how) and give guard its token_file",
+    "NoRestarter": "say how: restart = {...} in its [[engine]]",
+    "SickCard": "take the card out of service",
+    "CrashLoop": "read the evidence (plimsoll doctor FOLDER), mend it, then guardctl resume ENGINE",
+    "BudgetSpent": "find out why it needs restarts; the budgets are in [act]",
+    "Hours": "wait, or broken_any_time = true in [act] for engines that serve nobody",
+    "Rollout": "wait until it is over",
+    "TooManyAway": "bring those back first (guardctl actions)",
+    "OthersCannotCarry": "bring up another engine, wait for a calmer hour, or may_be_last = true in [act] for a single one",
+}
 
 
 class Asks(Protocol):
@@ -63,7 +79,9 @@ def _told(status: int, body: Mapping[str, Any], *, is_json: bool) -> int:
         show("\n".join([plain(body["says"]), *(f"  {plain(line)}" for line in body["plan"])]))
     else:
         reason = f" ({plain(body['reason'])})" if "reason" in body else ""
-        show(f"refused{reason}: {plain(body['says'])}")
+        helps = WHAT_TO_DO.get(str(body.get("reason")))
+        do = f"\n  what to do: {helps}\n  read on: {REFUSALS_PAGE}" if helps else ""
+        show(f"refused{reason}: {plain(body['says'])}{do}")
     return 0 if status == 200 else 1
 
 

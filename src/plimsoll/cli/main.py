@@ -13,8 +13,12 @@ COMMANDS = (
     ("tune", "which flags serve my traffic best on this card, and why?", "plimsoll.cli.tune"),
     ("sweep", "what does each of these settings do with my traffic?", "plimsoll.cli.sweep"),
     ("doctor", "what went wrong, what shows it, and what fixes it?", "plimsoll.cli.doctor"),
-    ("guard", "is each of my servers well, and when will it hurt? Watches and judges, touches nothing", "plimsoll.cli.guard"),
-    ("guardctl", "what does a running guard say?", "plimsoll.cli.guardctl"),
+    (
+        "guard",
+        "is each of my servers well, and when will it hurt? Watches and judges; acts only with --act",
+        "plimsoll.cli.guard",
+    ),
+    ("guardctl", "what does a running guard say? And what to tell it: pause, drain, restart, ...", "plimsoll.cli.guardctl"),
     ("assets", "what do I need to launch it and to watch it? Units, manifests, alerts, dashboards", "plimsoll.cli.assets"),
     ("flags", "which flags of this command does that vLLM version take?", "plimsoll.cli.flags"),
     ("inside", "will my vLLM take plimsoll.inside, and how does it get there?", "plimsoll.cli.inside"),
@@ -89,12 +93,13 @@ def _run(arguments: list[str]) -> int:
         return EXIT_INTERNAL
 
 
-def _meant(word: str) -> str:
-    import difflib  # only for a mistyped command
+def _meant(typed: str) -> str:
+    """What was probably meant, or all that there is."""
+    import difflib
 
-    names = [name for name, _, _ in COMMANDS]
-    near = difflib.get_close_matches(word, names, n=1, cutoff=0.7)
-    return f"{near[0]}, if that was meant" if near else f"there is: {', '.join(names)}"
+    known = [name for name, _, _ in COMMANDS]
+    near = difflib.get_close_matches(typed, known, n=1)
+    return f"did you mean plimsoll {near[0]}?" if near else f"there is: {', '.join(known)}"
 
 
 def _forget_stdout() -> None:

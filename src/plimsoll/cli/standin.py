@@ -22,7 +22,8 @@ MODEL and flags are vLLM's own; without a model it is meta-llama/Llama-3.1-8B-In
 on 127.0.0.1 unless --host says otherwise, and elsewhere only with PLIMSOLL_TOKEN or --api-key. A flag that the version does
 not know is refused as vLLM refuses it, and a server that does not fit fails to start as vLLM fails.
 
-Exit codes: as vLLM's: 0 stopped, or the engine died, 1 it did not start, 2 a flag or value is wrong.
+Exit codes: as vLLM's: 0 stopped, or the engine died, 1 it did not start, 2 a flag or value is wrong; and 3 a package that it
+needs is not installed, or a model that is not bundled could not be fetched.
 Read on: docs/standin.md
 """
 
@@ -34,6 +35,7 @@ import time
 from collections.abc import Iterable
 
 from plimsoll.cli.output import show
+from plimsoll.errors import WorldFailed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,6 +49,7 @@ def run(words: list[str]) -> int:
     if {"--help", "-h"} & set(before):
         show(__doc__.rstrip() if __doc__ else "")
         return 0
+    need_parts("standin")
     from plimsoll.cli.standin_launch import ParserRefused, read_asked
 
     try:
@@ -62,6 +65,16 @@ def run(words: list[str]) -> int:
     from plimsoll.standin.serve.server import serve
 
     return serve(asked.launches, speed=asked.speed, faults=asked.faults)
+
+
+def need_parts(extra: str, *, or_else: str = "") -> None:
+    """The packages of a stand-in, which are an extra; one that is missing is named with what brings it."""
+    from importlib.util import find_spec
+
+    missing = [name for name in ("numpy", "uvicorn", "uvloop", "httptools", "prometheus_client") if find_spec(name) is None]
+    if missing:
+        install = f"pip install 'plimsoll-line[{extra}]', or in a clone pip install '.[{extra}]'{or_else}"
+        raise WorldFailed(f"a stand-in needs {', '.join(missing)}: {install}")
 
 
 def _one_line(text: str) -> str:

@@ -34,7 +34,7 @@ def forward(case: Case) -> Explained:
     tokens = case.max_num_batched_tokens
     because = f"a step of the model ran out of GPU memory while serving: {asked(case)}{_fragments(case)}"
     if (running := case.facts.scheduler.get("num_running_reqs")) is not None:
-        because += f"; {running:.0f} requests were running"
+        because += f"; {running:.0f} requests were running" if running != 1 else "; one request was running"
     because += (
         ". KV blocks running out never does this (vLLM preempts instead): "
         "the peak of a step went past what the start had measured"

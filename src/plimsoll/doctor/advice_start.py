@@ -6,7 +6,7 @@ import math
 import re
 
 from plimsoll.doctor.arguments import without_values
-from plimsoll.doctor.case import EXPANDABLE, Case, asked, gib, more_room
+from plimsoll.doctor.case import BY_HAND, EXPANDABLE, Case, asked, gib, more_room
 from plimsoll.doctor.explained import Explained, setting, unique
 from plimsoll.domain.finding import Remedy
 from plimsoll.domain.redaction import redact
@@ -162,7 +162,13 @@ def graph_capture(case: Case) -> Explained:
     elif actual:
         because += f"; they took {gib(actual)}"
     remedy = [EXPANDABLE] if case.oom.is_fragmented else []
-    remedy.append(more_room(case, max(case.missing or 0, estimated or 0, GIB // 2)))
+    needed, cache = max(case.missing or 0, estimated or 0, GIB // 2), case.facts.measured.kv_bytes
+    is_enough = not estimated or cache is None or cache > needed or case.number(BY_HAND) is not None
+    if is_enough and estimated and case.since("0.18.0") and not case.since("0.20.0"):
+        why = "sets the estimate aside before the KV cache is sized; costs that much of it"
+        remedy.append(Remedy("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=1", why))
+    if is_enough:
+        remedy.append(more_room(case, needed))
     if case.since("0.11.1") is not False:
         remedy.append(setting("--max-cudagraph-capture-size", 64, "fewer and smaller graphs; larger batches then run without"))
     if case.max_num_seqs is None or case.max_num_seqs > 64:
@@ -170,6 +176,10 @@ def graph_capture(case: Case) -> Explained:
     remedy.append(Remedy("--enforce-eager", "no graphs at all; costs speed in generation", "--enforce-eager"))
     if case.facts.flags.get("enable_lora") == "True":
         remedy.append(setting("--max-loras", 1, "with LoRA every size is captured twice"))
+    if not is_enough:
+        has = gib(max(0, cache or 0))
+        why = f"the KV cache can give the graphs its {has} and no more, and they were estimated at {gib(estimated)}"
+        remedy.append(Remedy("a lower --gpu-memory-utilization, beside one of these", why, "--gpu-memory-utilization"))
     nots = [
         "a HIGHER --gpu-memory-utilization: it gives the cache more and the graphs less",
         "--max-model-len, --kv-cache-dtype: the cache takes its whole share whatever they say",

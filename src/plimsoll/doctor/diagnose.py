@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from plimsoll.doctor.diagnose_log import LogDiagnosis, PlanFor, diagnose_log
+from plimsoll.doctor.diagnose_log import ASKS_OF_AN_END, MOST_NOTES, LogDiagnosis, PlanFor, diagnose_log
 from plimsoll.doctor.diagnosis import Diagnosis
 from plimsoll.domain.finding import Code, Finding, Severity
 from plimsoll.domain.log import Log
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 MOST_EVIDENCE = 8
-MOST_NOTES = 3  # of each input
+FEWEST_POINTS = 10  # of the longest series in a range, below which nothing wrong in it means nothing
 _INTRODUCES = ("API server version", "LLM engine (v")
 
 
@@ -50,6 +50,8 @@ def diagnose(
     exited = _exited(exit_code, findings)
     if exited is not None and exited.finding is not None and not _has_cause(findings):
         findings.append(exited.finding)  # after memory was judged: a number proves nothing of it
+    if memory is False and _was_killed(findings):
+        memory = None  # a log that shows nothing wrong does not say who killed the server, nor for what
     ordered = tuple(_ordered(findings, memory=memory))
     facts = _facts(said, judged)
     if exited is not None:
@@ -94,6 +96,12 @@ def _tells(finding: Finding) -> bool:
     return _is_cause(finding)
 
 
+def _was_killed(findings: Sequence[Finding]) -> bool:
+    """Whether it was killed by nobody knows whom, and nothing else tells how it ended."""
+    told = any(_tells(finding) or finding.code is Code.OTHER_STOPPED_BY_OPERATOR for finding in findings)
+    return not told and any(finding.code is Code.OTHER_KILLED for finding in findings)
+
+
 def _memory(said: Sequence[LogDiagnosis], judged: Sequence[Judged]) -> bool | None:
     """True where a memory failure is shown, False where all is told and none is, None where the story has a hole."""
     servers = [one for one in said if one.is_server]
@@ -111,12 +119,15 @@ def _memory(said: Sequence[LogDiagnosis], judged: Sequence[Judged]) -> bool | No
         return True
     if servers or causes:
         return False
-    return False if any(one.facts.get("is") in ("metrics", "range") and _shows_engine(one) for one in judged) else None
+    return False if any(_shows_engine(one) for one in judged) else None
 
 
 def _shows_engine(one: Judged) -> bool:
-    """A page of metrics may be another program's, or hide them all."""
-    return bool(one.facts.get("engines", True))
+    """Whether figures of vLLM were there to be judged: another program's page says nothing of it."""
+    if one.facts.get("is") == "range":
+        points = one.facts.get("points", 0)
+        return isinstance(points, int) and points >= FEWEST_POINTS
+    return one.facts.get("is") == "metrics" and bool(one.facts.get("engines"))
 
 
 def _ordered(findings: Sequence[Finding], *, memory: bool | None) -> Iterator[Finding]:
@@ -158,6 +169,13 @@ def _facts(texts: Sequence[LogDiagnosis], judged: Sequence[Judged]) -> dict[str,
     if servers:
         told = [one for one in servers if one.findings] or servers
         facts.update(told[0].facts)
+    remarks = [remark for one in texts for remark in one.remarks]
+    remarks += [
+        f"{one.source}: {note}" for one in judged if one.facts.get("is") == "metrics" for note in _strings(one, "notes")
+    ]
+    facts["model"] = facts["model"] or next(filter(None, map(_model, judged)), None)
+    if remarks:
+        facts["remarks"] = remarks
     facts["inputs"] = [
         *({"source": one.source, "is": one.what, "says": one.says} for one in texts),
         *(
@@ -173,19 +191,27 @@ def _facts(texts: Sequence[LogDiagnosis], judged: Sequence[Judged]) -> dict[str,
         facts["other_logs"] = [{"source": one.source, **one.facts} for one in servers if one.facts is not told[0].facts]
     for one in judged:
         facts.setdefault(str(one.facts.get("is", "figures")), []).append({"source": one.source, **one.facts})  # type: ignore[attr-defined]
-    notes = [note for one in texts for note in one.notes[:MOST_NOTES]]
-    notes += [str(note) for one in judged for note in _list(one.facts.get("notes"))[:MOST_NOTES]]
+    notes = [note for one in judged if one.facts.get("is") != "metrics" for note in _strings(one, "notes")[:MOST_NOTES]]
     if notes:
         facts["notes"] = list(dict.fromkeys(notes))
     return facts
 
 
 def _quiet(one: Judged) -> str:
-    return "nothing wrong in it" if _shows_engine(one) else "nothing of vLLM in it"
+    is_empty = one.facts.get("is") == "metrics" and not one.facts.get("engines")
+    return "nothing of vLLM in it" if is_empty else "nothing wrong in it"
 
 
-def _list(value: object) -> Sequence[object]:
-    return value if isinstance(value, list | tuple) else ()
+def _strings(one: Judged, name: str) -> list[str]:
+    value = one.facts.get(name)
+    return [str(item) for item in value] if isinstance(value, (list, tuple)) else []
+
+
+def _model(one: Judged) -> str | None:
+    """The model that a page of metrics names."""
+    engines = one.facts.get("engines")
+    named = engines[0].get("model") if isinstance(engines, list) and engines else None
+    return named if isinstance(named, str) else None
 
 
 def _asks(
@@ -195,8 +221,12 @@ def _asks(
         return
     given = {kind for one in said for kind in one.kinds}
     asked = list(dict.fromkeys(ask for one in said for ask in one.collect_next))
-    if not asked and not findings and memory is None and not given and not judged:
+    if not asked and not findings and memory is None and not judged:
         asked = ["the log of the server, from its first line: nothing of vLLM was recognised in what was given"]
+    if not asked and memory is None and _was_killed(findings):
+        asked = list(ASKS_OF_AN_END)
+    if "supervisor" in given:
+        asked = [ask for ask in asked if ask != ASKS_OF_AN_END[1]]
     if "kernel" in given:
         asked = [ask for ask in asked if "dmesg" not in ask]
     yield from asked

@@ -14,6 +14,7 @@ from plimsoll.doctor.fitting import fitting
 from plimsoll.doctor.judge import Verdict, judge
 from plimsoll.doctor.marks import kinds_in
 from plimsoll.doctor.metrics_queues import is_full, matters
+from plimsoll.doctor.remarks import cards_shown, is_foreign, remarks_on
 from plimsoll.doctor.steps import Progress
 from plimsoll.doctor.story import Hit, Story, read_story
 from plimsoll.domain.finding import Code, Evidence, Finding, Remedy, Severity
@@ -24,11 +25,16 @@ from plimsoll.engine.failure_texts import TEXTS, Text
 
 PlanFor = Callable[[LogFacts], PlanSays | None]
 LONGEST_EVIDENCE = 320
+MOST_NOTES = 3  # of each that speaks beside vLLM
 # Where the cure is computed from the plan of the same command; planning costs more than reading the log.
 PLANNED = frozenset({
     Code.STARTUP_WEIGHTS_DO_NOT_FIT, Code.STARTUP_NO_CACHE_BLOCKS, Code.STARTUP_CONTEXT_TOO_LONG, Code.STARTUP_PROFILE_RUN,
     Code.STARTUP_SAMPLER_WARMUP, Code.RUNTIME_LOGITS,
 })  # fmt: skip
+ASKS_OF_AN_END = (
+    "the kernel's log of that time: dmesg -T (or journalctl -k), where the out-of-memory killer and the GPU driver speak",
+    "the exit code, and on Kubernetes: kubectl describe pod NAME and kubectl logs --previous NAME",
+)
 CRASH_LOOP = 3  # the same failure so often is a loop
 
 
@@ -43,7 +49,7 @@ class LogDiagnosis(NamedTuple):
     is_server: bool  # whether vLLM speaks in it at all
     kinds: frozenset[str] = frozenset()  # who else speaks in it: the kernel, a supervisor, nvidia-smi, torch's summary
     around: tuple[Finding, ...] = ()  # what these say
-    notes: tuple[str, ...] = ()  # what they show beside it
+    remarks: tuple[str, ...] = ()  # what a reader should know of it beside the findings
 
     @property
     def what(self) -> str:
@@ -72,7 +78,7 @@ def evidence(log: Log, index: int) -> Evidence:
 def diagnose_log(log: Log, plan_for: PlanFor, texts: Sequence[Text] = TEXTS) -> LogDiagnosis:
     """The findings of one text input, its own root cause first."""
     story = read_story(log, texts)
-    verdict = judge(story)
+    verdict = _without_strangers(story, judge(story))
     facts = facts_of(story, verdict.life)
     is_server = verdict.progress is not Progress.UNKNOWN or bool(verdict.deaths) or _is_servers(verdict.root)
     findings: list[Finding] = []
@@ -83,10 +89,11 @@ def diagnose_log(log: Log, plan_for: PlanFor, texts: Sequence[Text] = TEXTS) -> 
     if verdict.lives_failed >= CRASH_LOOP:
         findings.append(_crash_loop(story, verdict))
     kinds = kinds_in(log)
-    around, notes = _around(log, verdict, kinds)
+    around, remarks = _around(log, verdict, kinds)
     trends = _trends(log)
-    remarks = [one for one in trends if one.code is Code.ENGINE_SATURATED]  # more work than one server does is no failure
-    trends = [one for one in trends if one not in remarks]
+    # More work than one server does is no failure.
+    remarks += [f"{one.code}: {one.because}" for one in trends if one.code is Code.ENGINE_SATURATED and is_server]
+    trends = [one for one in trends if one.code is not Code.ENGINE_SATURATED]
     memory = verdict.memory_failure
     told = verdict.root is not None and not verdict.stopped
     if not told and (kv := [one for one in trends if one.code.startswith("kv.") and one.severity is not Severity.INFO]):
@@ -99,8 +106,8 @@ def diagnose_log(log: Log, plan_for: PlanFor, texts: Sequence[Text] = TEXTS) -> 
     findings += [one for one in (*around, *trends) if one.code not in {known.code for known in findings}]
     shown = _facts(story, verdict, facts) if is_server else {}
     findings = [fitting(finding, facts.flags) for finding in findings]
-    if remarks and is_server:
-        shown["remarks"] = [f"{one.code}: {one.because}" for one in remarks]
+    last = next((evidence(log, at) for at in range(len(log.lines) - 1, -1, -1) if log.lines[at].text.strip()), None)
+    remarks += remarks_on(story, verdict, last, memory=memory, has_findings=bool(findings))
     return LogDiagnosis(
         log.source,
         tuple(findings),
@@ -110,8 +117,16 @@ def diagnose_log(log: Log, plan_for: PlanFor, texts: Sequence[Text] = TEXTS) -> 
         is_server,
         kinds,
         tuple(around),
-        tuple(hide_user_text(redact(note)) for note in notes),
+        tuple(hide_user_text(redact(remark)) for remark in remarks),
     )
+
+
+def _without_strangers(story: Story, verdict: Verdict) -> Verdict:
+    """An exception that nobody has words for, in a text in which vLLM says nothing, is some other program's."""
+    root = verdict.root
+    if root is None or root.text is not None or not is_foreign(story, verdict):
+        return verdict
+    return verdict._replace(root=None, memory_failure=None)
 
 
 def _is_servers(root: Complaint | None) -> bool:
@@ -184,33 +199,33 @@ def _crash_loop(story: Story, verdict: Verdict) -> Finding:
 
 
 def _around(log: Log, verdict: Verdict, kinds: frozenset[str]) -> tuple[list[Finding], list[str]]:
-    """What other speakers in the same text say, and notes; each judge is loaded only where its own words occur."""
+    """What other speakers in the same text say, and show; each judge is loaded only where its own words occur."""
     found: list[Finding] = []
-    notes: list[str] = []
+    shown: list[str] = []
     if "kernel" in kinds:
         from plimsoll.doctor.kernel import judge_kernel
 
         kernel = judge_kernel(log)
         found += kernel.findings
-        notes += kernel.facts.notes
+        shown += kernel.facts.notes[:MOST_NOTES]
     if "supervisor" in kinds:
         from plimsoll.doctor.kubernetes import judge_pods
 
         pods = judge_pods(log)
         found += pods.findings
-        notes += pods.facts.notes
+        shown += pods.facts.notes[:MOST_NOTES]
     if "nvidia-smi" in kinds:
         from plimsoll.doctor.nvidia_smi import judge_nvidia_smi
 
-        cards = judge_nvidia_smi(log)
-        found += cards.findings
-        notes += cards.facts.notes
+        smi = judge_nvidia_smi(log)
+        found += smi.findings
+        shown += cards_shown(smi.facts)
     if "memory-summary" in kinds:
         from plimsoll.doctor.memory_summary import judge_memory_summary
 
         failed = verdict.root.oom.tried if verdict.root is not None and verdict.root.oom is not None else None
         found += judge_memory_summary(log, failed_bytes=failed).findings
-    return found, notes
+    return found, shown
 
 
 def _trends(log: Log) -> list[Finding]:
@@ -264,7 +279,6 @@ def _asks(verdict: Verdict, facts: LogFacts) -> Iterator[str]:
         return
     if facts.progress is Progress.UNKNOWN and not verdict.deaths:
         return
-    yield "the kernel's log of that time: dmesg -T (or journalctl -k), where the out-of-memory killer and the GPU driver speak"
-    yield "the exit code, and on Kubernetes: kubectl describe pod NAME and kubectl logs --previous NAME"
+    yield from ASKS_OF_AN_END
     if verdict.progress is not Progress.SERVING:
         yield "the whole log of the start, from its first line to its last, of every process (VLLM_LOGGING_LEVEL=DEBUG helps)"

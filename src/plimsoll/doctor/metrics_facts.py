@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from plimsoll.domain.histogram import Histogram
@@ -78,10 +78,23 @@ def facts_of(first: Page, second: Page | None = None) -> MetricsFacts:
     notes = []
     if not engines:
         notes.append("the page shows no metric of vLLM: --disable-log-stats hides them all, or it is another program's page")
+    notes += _not_seen(engines, looked_twice=second is not None)
     if now.skipped:
         notes.append(f"{now.skipped} lines of the page could not be read")
     low, high = _releases(looks[-1].names)
     return MetricsFacts(engines, gap_s, low, high, now.skipped, tuple(notes))
+
+
+def _not_seen(engines: Sequence[EngineFacts], *, looked_twice: bool) -> list[str]:
+    """What a page without anything wrong on it leaves open."""
+    busy = any(engine.figures.get("running") or engine.figures.get("waiting") for engine in engines)
+    if engines and not looked_twice and busy:
+        return ["one look shows a moment: whether its requests move is not known (http://HOST:PORT is looked at twice)"]
+    still = all(engine.change.get("steps", 0.0) == 0 for engine in engines)
+    if engines and looked_twice and not busy and still:
+        asks = "plimsoll guard --engine URL --canary sends one"
+        return [f"it has nothing to do, and doctor sends it no request: whether it would answer one is not known ({asks})"]
+    return []
 
 
 def _engines(look: _Look) -> list[dict[str, str]]:

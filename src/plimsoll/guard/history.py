@@ -108,7 +108,7 @@ class History:
         if last is None or last.reach is not Reach.ANSWERS:
             return Unknown("not looked at yet" if last is None else f"the engine {last.why or last.reach}")
         value = self._fine.newest(name)
-        return value if value == value else Unknown(f"{name} is not on the page")
+        return value if value == value else Unknown(f"{_said(name)}: not on the page")
 
     def since(self, name: str, seconds: float) -> Window:
         """What is known of a figure in the last so many seconds before the last look."""
@@ -124,9 +124,9 @@ class History:
         if isinstance(newest, Unknown):
             return newest
         if found is None:
-            return Unknown(f"{name} has not been seen for {seconds:.0f} s")
+            return Unknown(f"{_said(name)}: not seen for {seconds:.0f} s yet")
         if max((later - sooner for sooner, later in itertools.pairwise(found.times)), default=0.0) > GAP_LOOKS * self.every_s:
-            return Unknown(f"{name} was not always there")
+            return Unknown(f"{_said(name)}: not there at every look")
         return found
 
     def rise(self, name: str, seconds: float) -> Reading:
@@ -136,11 +136,11 @@ class History:
         known = self._fine.stretch(name)
         if known is None or known.end_s < end_s:
             newest = self.now(name)
-            return newest if isinstance(newest, Unknown) else Unknown(f"{name} is not known")
+            return newest if isinstance(newest, Unknown) else Unknown(f"{_said(name)}: not known")
         if known.start_s > start_s:
-            return Unknown(f"{name} has been seen for {known.end_s - known.start_s:.0f} s only")
+            return Unknown(f"{_said(name)}: seen for {known.end_s - known.start_s:.0f} of {seconds:.0f} s")
         rose = self._fine.rise(name, start_s)
-        return Unknown(f"what {name} was {seconds:.0f} s ago is not kept") if rose is None else rose
+        return Unknown(f"{_said(name)}: what it was {seconds:.0f} s ago is not kept") if rose is None else rose
 
     def rise_within(self, name: str, seconds: float) -> float:
         """By how much it surely rose in that time: from the first to the last that is known of it."""
@@ -352,3 +352,14 @@ class History:
             self._coarse.add(at_s, self._lowest)
             self._lowest, self._coarse_from_s = {}, at_s
             self.points += 1
+
+
+_WORDS = {
+    "success": "requests that ended", "prefix_queries": "tokens looked up in the prefix cache", "waiting": "the queue",
+    "prefix_hits": "tokens found in the prefix cache", "kv_cache_usage": "the use of the KV cache",
+}  # fmt: skip
+
+
+def _said(name: str) -> str:
+    """A figure as a reader would call it."""
+    return _WORDS.get(name, name.replace("_", " "))

@@ -13,6 +13,7 @@ from plimsoll.report.wrapping import wrapped
 
 SCHEMA = "plimsoll.doctor/1"
 MOST_TEXT_FINDINGS = 5
+LONGEST_VALUE = 100
 _HEAD = {True: "memory failure: yes", False: "memory failure: no", None: "memory failure: cannot be told"}
 _TERMS = (("weights", "weights_bytes"), ("non-torch", "non_torch_bytes"), ("activation", "activation_bytes"),
           ("graphs", "graphs_actual_bytes"), ("KV cache", "kv_bytes"))  # fmt: skip
@@ -138,11 +139,17 @@ def _facts(facts: Mapping[str, object]) -> Iterator[str]:
         yield from wrapped(f"plan computes for this command: {', '.join(terms)}", "  ")
     flags = facts.get("flags")
     if isinstance(flags, Mapping) and flags:
-        shown = ", ".join(f"{name}={value}" for name, value in list(flags.items())[:16] if name != "model_tag")
+        shown = ", ".join(f"{name}={_short(value)}" for name, value in list(flags.items())[:16] if name != "model_tag")
         yield from wrapped(f"Started with: {clean(shown)}", "  ")
     harmless = facts.get("harmless")
     if isinstance(harmless, Sequence) and harmless and not isinstance(harmless, str):
         yield from wrapped(f"Harmless, whatever it says: {clean(str(harmless[0]))[:160]}", "  ")
+
+
+def _short(value: object) -> str:
+    """A flag's value as far as a reader wants it: a whole compilation_config is for --json."""
+    text = str(value)
+    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."
 
 
 def _rows(value: object) -> list[Mapping[str, object]]:
@@ -163,6 +170,12 @@ def _figures(facts: Mapping[str, object]) -> Iterator[str]:
                 usage = figures.get("kv_cache_usage")
                 shown += [f"KV cache {usage:.0%} full"] if isinstance(usage, float) else []
                 yield from wrapped(f"The page shows: {', '.join(shown)}", "  ")
+    for row in _rows(facts.get("range")):
+        if _is_number(row.get("seconds")):
+            minutes = f"{float(str(row['seconds'])) / 60:,.0f} min"
+            yield from wrapped(
+                f"Looked at: {row.get('series')} series of at most {row.get('points')} points over {minutes}", "  "
+            )
     for row in _rows(facts.get("snapshot")):
         for device in _rows(row.get("devices"))[:4]:
             sizes = [f"{name} {format_gib(size)}" for name in ("reserved", "allocated", "pinned", "releasable")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 import threading
 import time
 import urllib.error
@@ -13,6 +14,7 @@ from typing import IO, NamedTuple, TypeVar
 from urllib.parse import SplitResult, unquote, urljoin, urlsplit, urlunsplit
 
 from plimsoll.errors import BadInput, TimedOut, TooLarge, WorldFailed
+from plimsoll.sources.inputs import HOST_AND_PORT
 from plimsoll.sources.unpacking import gunzipped
 
 REDIRECTS_MAX = 3
@@ -58,7 +60,8 @@ def address(url: str) -> Address:
     except ValueError:
         raise BadInput("the address cannot be read; write http://HOST:PORT") from None
     if parts.scheme not in ("http", "https") or not host or len(url) > URL_MAX or not _is_plain(url.strip()):
-        raise BadInput("the address must be http://HOST:PORT or https://HOST:PORT, on one line")
+        meant = f": http://{url.strip()}?" if re.fullmatch(HOST_AND_PORT, url.strip()) else ""
+        raise BadInput(f"the address must be http://HOST:PORT or https://HOST:PORT, on one line{meant}")
     netloc = (f"[{host}]" if ":" in host else host) + (f":{port}" if port is not None else "")
     login = None
     if parts.username is not None:

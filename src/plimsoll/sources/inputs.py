@@ -26,6 +26,7 @@ LARGEST_FILE_BYTES = 64 << 30  # of those found in a folder; a file named by the
 SPOOL_MAX_BYTES = 4 << 30
 _START_BYTES = 64 << 10
 
+HOST_AND_PORT = r"[A-Za-z0-9][A-Za-z0-9.\-]{0,252}:\d{1,5}(?:/metrics)?/?"
 _SAMPLE = r"[a-zA-Z_:][\w:]{0,200}(?:\{[^\n]{0,4000}\})? [-+]?(?:\d[\d.eE+\-]{0,40}|Inf|NaN)(?: \d{1,20})?\s{0,2}$"
 
 
@@ -116,7 +117,8 @@ def walked(paths: Iterable[str]) -> Walked:
         try:
             is_folder = stat.S_ISDIR(os.stat(path).st_mode)
         except FileNotFoundError:
-            raise BadInput(f"{path}: no such file") from None
+            meant = f"; a server's address begins with http://: http://{path}" if re.fullmatch(HOST_AND_PORT, path) else ""
+            raise BadInput(f"{path}: no such file{meant}") from None
         except (OSError, ValueError) as problem:
             raise BadInput(f"{path}: {getattr(problem, 'strerror', None) or problem}") from None
         if not is_folder:

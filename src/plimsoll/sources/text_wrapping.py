@@ -16,10 +16,11 @@ from plimsoll.sources.text_prefix import LEVELS, is_prefixed
 from plimsoll.sources.text_shown import without_colours
 
 DEPTH = 6  # wrappings around one line
+_FEWEST_RECORDS = 5  # by which indented JSON is known
 _MESSAGE_LINES = 2000  # of one JSON message
 _DOCKER_PIECE_BYTES = 16_000  # docker cuts longer lines into records
 _STAMPED = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?"
-_JSON_TEXT = ("log", "MESSAGE", "message", "msg", "text", "textPayload", "body", "event")
+_JSON_TEXT = ("log", "MESSAGE", "message", "msg", "text", "textPayload", "body", "event", "line")
 _JSON_SERVER = ("CONTAINER_NAME", "container_name", "_SYSTEMD_UNIT", "UNIT", "pod_name", "pod", "SYSLOG_IDENTIFIER")
 _JSON_STAMP = ("time", "timestamp", "@timestamp", "ts", "asctime")
 _JSON_LEVEL = ("level", "levelname", "severity")
@@ -46,6 +47,7 @@ class Habits(NamedTuple):
     quoted: bool = False  # "> " of a quotation
     one_level: bool = False  # every record is of the same level, whatever it says: the collector's, not the speaker's
     width: int = 0  # at which a terminal broke all longer lines; 0 where none did
+    field: str = ""  # '"textPayload": ' of JSON with a line for each field: the others are not the program's words
 
 
 @cache
@@ -105,6 +107,9 @@ def _logger() -> re.Pattern[str]:
 
 def unwrapped(text: str, habits: Habits, *, up_to_record: bool = False) -> list[Bare]:
     """The line, or the lines of the message it holds, without the wrapping; or only as far as a runtime's record."""
+    if habits.field:
+        said = _of_field(text, habits.field)
+        return unwrapped(said, habits._replace(field="")) if said is not None else []
     bare = Bare(text)
     for _ in range(DEPTH):
         inner = _one_off(bare.text, habits)
@@ -203,6 +208,30 @@ def _of_json(text: str) -> Bare | None:
                 _first(tree, _JSON_LEVEL), _seconds_of(tree), goes_on, is_docker)  # fmt: skip
 
 
+def _of_field(text: str, field: str) -> str | None:
+    """The words in this line of a record, or None where the line is another field's."""
+    bare = text.strip().removesuffix(",")
+    if not bare.startswith(field):
+        return None
+    import json
+
+    try:
+        said = json.loads(bare.removeprefix(field))
+    except ValueError:
+        return None
+    return said if isinstance(said, str) else None
+
+
+def _field_of(lines: list[str]) -> str:
+    """Which field holds the words, in what cloud consoles and their commands write with indentation."""
+    if lines[0].strip() not in ("[", "{"):
+        return ""
+    begins = [line.strip().partition(": ")[0] for line in lines]
+    if begins.count('"textPayload"') >= _FEWEST_RECORDS:  # Google's
+        return '"textPayload": '
+    return '"message": ' if begins.count('"ingestionTime"') >= _FEWEST_RECORDS <= begins.count('"message"') else ""  # Amazon's
+
+
 def _seconds_of(tree: dict[str, object]) -> float | None:
     """The time where it is written as a number: of seconds, or of microseconds by journald."""
     at = tree.get("__REALTIME_TIMESTAMP")
@@ -239,7 +268,7 @@ def habits_of(sample: Iterable[str]) -> Habits:
         word = ""
     levels = [match[1] for line in lines if line.startswith("{") and (match := _levelled().search(line))]
     one_level = len(levels) >= 8 and len(set(levels)) == 1
-    return Habits(frozenset(known), word, quoted, one_level, _width_of(lines))
+    return Habits(frozenset(known), word, quoted, one_level, _width_of(lines), _field_of(lines))
 
 
 def _width_of(lines: list[str]) -> int:
