@@ -74,6 +74,11 @@ class Command(NamedTuple):
     shown_line: int
     above: Above
 
+    @property
+    def bare(self) -> str:
+        """Without a remark at its end."""
+        return re.sub(r"\s+# .*$", "", self.text)
+
 
 class Told(NamedTuple):
     """What a reader has and we have otherwise: his home, his checkout of this repository, his ports."""
@@ -120,8 +125,10 @@ def told_of(text: str) -> Told:
         name, _, value = item.strip().partition(" ")
         if name == "ports":
             told = told._replace(ports=tuple(int(word) for word in value.split()))
-        elif name in ("home", "checkout"):
-            told = told._replace(**{name: value})
+        elif name == "home":
+            told = told._replace(home=value)
+        elif name == "checkout":
+            told = told._replace(checkout=value)
         else:
             raise PageError(f"{_line_of(text, said)}: {name!r} is nothing a page can say")
     return told

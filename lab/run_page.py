@@ -164,7 +164,7 @@ def run_page(path: Path, *, left_out: Collection[str] = (), write: bool = False,
         told, commands = told_of(text), commands_of(text)
     except PageError as error:
         raise NotTrue(f"{name}:{error}") from None
-    if missing := set(left_out) - {command.text for command in commands}:
+    if missing := set(left_out) - {command.bare for command in commands}:
         raise NotTrue(f"{name}:1: left out and not there: {sorted(missing)[0]}")
     news: dict[int, str] = {}
     with tempfile.TemporaryDirectory(prefix="page-") as scratch, nothing_left() as left:
@@ -173,7 +173,7 @@ def run_page(path: Path, *, left_out: Collection[str] = (), write: bool = False,
         to_us, to_reader = swapper(ours), swapper([(other, one) for one, other in ours if one])
         shell = Shell(ROOT, environment(home))
         for command in commands:
-            if command.text in left_out:
+            if command.bare in left_out:
                 continue
             printed = _ran(shell, command, to_us, to_reader, f"{name}:{command.line}")
             say(f"{name}:{command.line}: {printed.seconds:.1f} s: {command.text.splitlines()[0]}")

@@ -52,6 +52,7 @@ def test_commands_are_found_with_what_they_print_and_what_is_said_above_them() -
     assert (two.line, two.shown) == (14, ())
     assert (three.text, three.shown) == ("three", ("b", "c"))
     assert {(each.above.exit_code, each.above.limit_s, each.above.by_words) for each in (one, two, three)} == {(1, 90.0, True)}
+    assert (four.bare, one.bare) == ("four", one.text)
     assert (four.text, four.shown, four.above.exit_code, four.above.rules) == ("four     # with a remark", (), 0, ())
 
 

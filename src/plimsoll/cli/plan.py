@@ -38,7 +38,7 @@ from plimsoll.cli.options import Split, split_options
 from plimsoll.cli.output import show, write_file
 from plimsoll.domain.estimate import Estimate
 from plimsoll.domain.model import ModelShape
-from plimsoll.domain.units import parse_gib
+from plimsoll.domain.units import GIB, parse_gib
 from plimsoll.engine.check import Checked, check, with_config
 from plimsoll.engine.command_line import read_command_line
 from plimsoll.engine.versions import Engine, engine_named
@@ -350,7 +350,7 @@ def _card(options: Split) -> Card:
         return Card(gpu.name, total.value, total.low, total.high, gpu.compute_capability, used)
     if given is None:
         return _card_here(used)
-    return Card(f"a card of {options.values['--gpu-memory-gib']}", given, given, given, None, used)
+    return Card(f"a card of {given / GIB:.6g} GiB", given, given, given, None, used)
 
 
 def _card_here(used: int) -> Card:
