@@ -182,10 +182,10 @@ def run_page(path: Path, *, left_out: Collection[str] = (), write: bool = False,
                 raise NotTrue(f"{name}:{fault[0]}: {fault[1]}; the command was: {command.text.splitlines()[0]}")
             if fault:
                 news[command.line] = printed.text
+        if news:
+            path.write_text(rewritten(text, news), encoding="utf-8")
         shell.close()
         _all_ended(left, str(name))
-    if news:
-        path.write_text(rewritten(text, news), encoding="utf-8")
 
 
 def _ran(shell: Shell, command: Command, to_us: Callable[[str], str], to_reader: Callable[[str], str], place: str) -> Printed:

@@ -4,7 +4,8 @@ Writes what a team needs to launch a vLLM server and to watch it, from one plan,
 systemd units, a compose file, Kubernetes manifests, an HAProxy configuration, guard's configuration, alert rules with their
 tests, and dashboards.
 
-  --plan PLAN.json   what `plimsoll plan --json ... vllm serve MODEL ...` printed; - reads it from standard input.
+  --plan PLAN.json   what `plimsoll plan --json ... vllm serve MODEL ...` printed, or `plimsoll tune --json ...` for the
+                     command that it chose; - reads it from standard input.
                      Without it only monitoring is made, with general thresholds
   --vllm VERSION     without a plan: default the vLLM installed beside plimsoll, else the newest known. A plan has its own
   --for WHAT         systemd, compose, kubernetes, monitoring or all; default: all that can be made
@@ -74,10 +75,16 @@ def _plan(options: Split) -> Mapping[str, Any] | None:
 
     path = options.values["--plan"]
     if path != "-":
-        return read_json(Path(path), PLAN_MAX_BYTES)
+        return _of_tuning(read_json(Path(path), PLAN_MAX_BYTES))
     if sys.stdin is None:
         raise BadInput("--plan -: there is no standard input")
-    return parse_json(sys.stdin.buffer.read(PLAN_MAX_BYTES + 1), PLAN_MAX_BYTES, "standard input")
+    return _of_tuning(parse_json(sys.stdin.buffer.read(PLAN_MAX_BYTES + 1), PLAN_MAX_BYTES, "standard input"))
+
+
+def _of_tuning(loaded: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Of what `plimsoll tune --json` printed, the plan of the chosen command; anything else as it is."""
+    inner = loaded.get("plan") if loaded.get("schema") == "plimsoll.tune/1" else None
+    return inner if isinstance(inner, dict) else loaded
 
 
 def _ways(options: Split, *, has_plan: bool) -> tuple[str, ...]:
