@@ -31,7 +31,9 @@ def _said(files: dict[str, str], folder: Path, does: str) -> list[str]:
     fake.write_text(f"#!/bin/sh\n{does}\n", encoding="utf-8")
     script.write_text(files["systemd/vllm-start.sh"], encoding="utf-8")
     fake.chmod(0o755)
-    ran = subprocess.run(["/bin/sh", str(script)], env={"PATH": str(folder)}, capture_output=True, text=True, check=True)
+    ran = subprocess.run(
+        ["/bin/sh", str(script)], env={"PATH": f"{folder}:/usr/bin:/bin"}, capture_output=True, text=True, check=True
+    )
     return ran.stdout.split("\0")[:-1]
 
 

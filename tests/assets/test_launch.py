@@ -62,11 +62,12 @@ def test_the_environment_arrives_in_all_ways(tmp_path: Path) -> None:
     assert pod.replace("$$", "$") == value
 
 
-def test_a_path_of_ones_own_stands_behind_the_wheel() -> None:
-    """PYTHONPATH of the planned command is kept, and ours comes first."""
+def test_a_path_of_ones_own_stands_behind_the_wheel(tmp_path: Path) -> None:
+    """PYTHONPATH of the planned command is kept, and ours comes first: the wheel beside the script, wherever that lies."""
     files = _files(before=("env", "PYTHONPATH=/opt/mine"))
-    script = files["systemd/vllm-start.sh"]
-    assert script.index("export PYTHONPATH=/opt/mine") < script.index(f'export PYTHONPATH="/etc/plimsoll/{WHEEL}$')
+    folder = tmp_path / "a folder of mine"
+    folder.mkdir()
+    assert environment_of(files, folder)["PYTHONPATH"] == f"{folder}/{WHEEL}:/opt/mine"
     compose = yaml.safe_load(files["compose/compose.yaml"])["services"]["vllm"]["environment"]
     assert compose["PYTHONPATH"] == f"/plimsoll/{WHEEL}:/opt/mine"
 

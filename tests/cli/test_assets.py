@@ -60,6 +60,16 @@ def test_everything_is_made_from_one_plan(here: Path, capsys: pytest.CaptureFixt
     assert sorted(p.name for p in here.iterdir()) == ["out", "plan.json"]
 
 
+def test_what_tune_chose_is_a_plan(here: Path, plan: dict[str, Any]) -> None:
+    """`tune --json` holds the plan of the command that it chose: the files are those of that plan."""
+    (here / "tuned.json").write_text(json.dumps({"schema": "plimsoll.tune/1", "plan": plan}), encoding="utf-8")
+    assert main(["assets", "one", "--for", "systemd", "--plan", "plan.json"]) == 0
+    assert main(["assets", "two", "--for", "systemd", "--plan", "tuned.json"]) == 0
+    assert (here / "two/systemd/plan.json").read_bytes() == (here / "one/systemd/plan.json").read_bytes()
+    assert json.loads((here / "two/systemd/plan.json").read_text(encoding="utf-8")) == plan
+    assert "exec vllm serve" in (here / "two/systemd/vllm-start.sh").read_text(encoding="utf-8")
+
+
 def test_the_same_input_gives_the_same_bytes(here: Path) -> None:
     """In another folder, at another time, asked for in another order."""
     for way in ("monitoring", "kubernetes", "compose", "systemd"):

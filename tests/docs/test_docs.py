@@ -8,20 +8,11 @@ from pathlib import Path
 import pytest
 
 from lab.write_catalogue_docs import page as catalogue_page
-from plimsoll.cli.main import COMMANDS, main
+from plimsoll.cli.main import COMMANDS
 from plimsoll.engine.flags import flags_of
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "lab").glob("*.md")])
-
-
-def test_the_readme_shows_the_commands_true_output(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first screen is what the command prints, to the letter."""
-    monkeypatch.chdir(ROOT)
-    block = re.search(r"```console\n\$ plimsoll (.*?)\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
-    assert block is not None
-    main(block.group(1).split())
-    assert capsys.readouterr().out == block.group(2)
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda p: str(p.relative_to(ROOT)))

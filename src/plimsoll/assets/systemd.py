@@ -33,7 +33,8 @@ def start_script(settings: Settings) -> str:
     exports = "".join(f"export {name}={in_shell(value)}\n" for name, value in command.environment)
     inside = (
         "# plimsoll.inside, from the wheel beside this script; installed with pip it needs no such line.\n"
-        f'export PYTHONPATH="{ETC}/{settings.wheel}${{PYTHONPATH:+:$PYTHONPATH}}"\n'
+        'here=$(cd "$(dirname "$0")" && pwd)\n'
+        f'export PYTHONPATH="$here/{settings.wheel}${{PYTHONPATH:+:$PYTHONPATH}}"\n'
         if command.has_gate
         else ""
     )

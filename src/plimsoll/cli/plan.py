@@ -348,7 +348,7 @@ def _card_named(options: Split, used: int, given: int | None) -> Card:
         return Card(gpu.name, total.value, total.low, total.high, gpu.compute_capability, used)
     if given is None:
         return _card_here(used)
-    return Card(f"a card of {options.values['--gpu-memory-gib']}", given, given, given, None, used)
+    return Card(f"a card of {given / GIB:.6g} GiB", given, given, given, None, used)
 
 
 def _card_here(used: int) -> Card:

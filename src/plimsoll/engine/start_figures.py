@@ -91,6 +91,13 @@ _RULES: tuple[_Rule, ...] = (
         _Figure("activation_bytes", rf"activation peak memory takes {_NUMBER}GiB"),
         _Figure("kv_bytes", rf"reserved for KV Cache is {_NUMBER}GiB"),
     )),
+    # The CPU build: the memory node is the card, and what the worker holds besides the cache is told as one figure. The cache
+    # of a size that somebody set is announced by another line, and teaches nothing.
+    _Rule(b"GiB for KV cache on node", (
+        _Figure("kv_bytes", rf"Auto set \({_NUMBER}/[\d.]+\) GiB for KV cache on node"),
+        _Figure("total_bytes", rf"Auto set \([\d.]+/{_NUMBER}\) GiB for KV cache on node"),
+        _Figure("requested_bytes", rf"with {_NUMBER} GiB requested memory for the worker"),
+    )),
     _Rule(b"KV cache size", (_Figure("kv_tokens", r"\w KV cache size: ([\d,]{1,20}) tokens", "count"),), is_of_rank=False),
     _Rule(b"Maximum concurrency for", (
         _Figure("max_concurrency", rf"[Mm]aximum concurrency for [\d,]+ tokens per request: {_NUMBER}x", "ratio"),

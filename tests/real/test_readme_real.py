@@ -1,0 +1,82 @@
+"""The README's commands that need an engine or a package index, as they are typed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from lab.engine.install import NO_NETWORK, PIP_DETOURS
+from lab.page import commands_of
+from tests.real.conftest import StartEngine
+
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
+GUARD = "plimsoll guard --engine http://127.0.0.1:8000"
+PAGE = "http://127.0.0.1:9790/"
+INSTALLS = ("pip install .", "pip install '.[simulate]'")
+
+
+@pytest.mark.timeout(300)
+def test_the_two_flags_and_guard_work_as_they_are_typed(start_engine: StartEngine, tmp_path: Path) -> None:
+    """vLLM starts with both flags and says that it is ready; guard finds it and serves its page where the README says."""
+    (typed,) = (command.text for command in commands_of(TEXT) if command.text.startswith("vllm serve MODEL "))
+    assert f"`{GUARD}` serves this at `{PAGE}`" in TEXT
+    engine = start_engine(*typed.split()[3:], env={"PYTHONPATH": str(ROOT / "src")})
+    assert engine.get("/plimsoll/ready").status == 200
+    words = [sys.executable, "-m", *GUARD.replace("8000", str(engine.port)).split()]
+    guard = subprocess.Popen(
+        words, stdout=subprocess.PIPE, text=True, env={**os.environ, "HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path)}
+    )
+    try:
+        assert guard.stdout is not None
+        assert "answers, vLLM 0.32.0" in guard.stdout.readline()
+        assert b"<html" in _page()
+        guard.send_signal(signal.SIGTERM)
+        assert guard.wait(30) == 0
+    finally:
+        guard.kill()
+
+
+def _page() -> bytes:
+    """What is served there, as soon as it is."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    end_s = time.monotonic() + 20
+    while True:
+        try:
+            with opener.open(PAGE, timeout=5) as answer:
+                read: bytes = answer.read()
+                return read
+        except OSError:
+            if time.monotonic() > end_s:
+                raise
+            time.sleep(0.2)
+
+
+@pytest.mark.timeout(600)
+def test_pip_installs_the_command_and_what_simulate_needs(tmp_path: Path) -> None:
+    """`pip install .` brings the command and PyYAML; with [simulate] come numpy and numba, and nothing else than they need."""
+    home = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", str(home)], check=True)
+    path = f"{home / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    env = {name: value for name, value in os.environ.items() if name not in (*PIP_DETOURS, "PYTHONPATH")} | {"PATH": path}
+    brought = []
+    for command in INSTALLS:
+        assert f"`{command}`" in TEXT
+        ran = subprocess.run(command, shell=True, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+        if ran.returncode and NO_NETWORK.search(ran.stderr) and os.environ.get("CI", "").lower() in ("", "0", "false"):
+            pytest.skip("pip reaches no package index from here")
+        assert ran.returncode == 0, ran.stderr[-2000:]
+        listed = subprocess.run(["pip", "list", "--format=freeze"], env=env, capture_output=True, text=True, check=True)
+        brought.append({line.partition("==")[0].lower() for line in listed.stdout.splitlines()} - {"pip", "setuptools"})
+    assert brought[0] == {"plimsoll-line", "pyyaml"}
+    assert brought[1] == brought[0] | {"numpy", "numba", "llvmlite"}
+    said = subprocess.run(["plimsoll", "--help"], env=env, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert said.stdout.startswith("usage: plimsoll COMMAND")
+    assert (home / "bin" / "plimsoll").is_file()
