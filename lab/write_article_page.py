@@ -34,7 +34,7 @@ def _made(result: dict[str, Any]) -> str:
     return (
         f"Run of {result['made']}, {result['scale']:g} times as fast as on a real machine, {machine['cores']} cores, Python "
         f"{machine['python']}, seed {result['seed']}, {balancer} before {engines['count']} stand-ins of `vllm serve "
-        f"{' '.join(engines['serve'])}` on a pretended {engines['gpu']}; a start takes {engines['start_s']:.0f} s. All times below "
+        f"{' '.join(engines['serve'])}` on a pretended {engines['gpu']}; a start takes {engines['start_s']:.0f} s. Times below "
         "are in the seconds of a real machine."
     )
 
