@@ -1,7 +1,7 @@
 """The same incidents and the same traffic three times: with nobody, with the article's sidecar, with `plimsoll guard --act`.
 
-    python -m lab.article.compare                                   the whole of it, scale 5, half an hour; prints the table
-    python -m lab.article.compare --scale 1 --incidents full        one of them at the article's own pace
+    python -m lab.article.compare --at-once 9                       the whole of it, some 20 minutes; prints the table
+    python -m lab.article.compare --scale 5 --incidents full        one of them, five times as fast
     python -m lab.article.compare --into FILE                       keeps what is in FILE and adds the scenes that it lacks
     python -m lab.article.compare --from FILE                       prints the table of a run, and plays nothing
 
@@ -18,11 +18,12 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from lab.article.fleet import SERVE, START_S, WATCHERS
-from lab.article.incidents import INCIDENTS, LEAD_S, NAMES
+from lab.article.incidents import INCIDENTS, LEAD_S, NAMES, Incident
 from lab.article.scene import Settings, play
 from plimsoll.demo import haproxy
 from plimsoll.demo.fleet import GPU
@@ -90,18 +91,38 @@ def run(asked: argparse.Namespace) -> dict[str, Any]:
         if (result["scale"], result["seed"]) != (asked.scale, asked.seed):
             raise SystemExit(f"{asked.into} was made with scale {result['scale']:g} and seed {result['seed']}")
     done = {(scene["incident"], scene["watcher"]) for scene in result["scenes"]}
-    settings = Settings(asked.scale, asked.seed, use_haproxy)
-    for incident in INCIDENTS:
-        for watcher in WATCHERS:
-            if incident.name not in asked.incidents or watcher not in asked.watchers or (incident.name, watcher) in done:
-                continue
-            scene = asyncio.run(play(incident, watcher, settings))
-            result["scenes"].append(scene | {"load": round(os.getloadavg()[0], 2)})
-            print(text_table({"scenes": [scene]}).splitlines()[-1], file=sys.stderr, flush=True)
-            if asked.into is not None:
-                asked.into.parent.mkdir(parents=True, exist_ok=True)
-                asked.into.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    wanted = [
+        (incident, watcher) for incident in sorted(INCIDENTS, key=lambda one: -one.lasts_s) for watcher in WATCHERS
+        if incident.name in asked.incidents and watcher in asked.watchers and (incident.name, watcher) not in done
+    ]  # fmt: skip
+    asyncio.run(_all(wanted, Settings(asked.scale, asked.seed, use_haproxy), asked, result))
     return result
+
+
+async def _all(
+    wanted: Sequence[tuple[Incident, str]], settings: Settings, asked: argparse.Namespace, result: dict[str, Any]
+) -> None:
+    """Several at a time, the longest first; each is kept as soon as it is over."""
+    places = asyncio.Semaphore(asked.at_once)
+
+    async def one(incident: Incident, watcher: str) -> None:
+        async with places:
+            scene = await play(incident, watcher, settings)
+        result["scenes"].append(scene | {"load": round(os.getloadavg()[0], 2), "at_once": asked.at_once})
+        print(text_table({"scenes": [scene]}).splitlines()[-1], file=sys.stderr, flush=True)
+        if asked.into is not None:
+            asked.into.parent.mkdir(parents=True, exist_ok=True)
+            asked.into.write_text(kept_text(result), encoding="utf-8")
+
+    await asyncio.gather(*(one(incident, watcher) for incident, watcher in wanted))
+
+
+def kept_text(result: dict[str, Any]) -> str:
+    """As it is kept: one line a scene, in the order of the table."""
+    order = {(incident, watcher): place for place, (incident, watcher) in enumerate(product(NAMES, WATCHERS))}
+    scenes = sorted(result["scenes"], key=lambda scene: order[scene["incident"], scene["watcher"]])
+    lines = ",\n".join(f"  {json.dumps(scene)}" for scene in scenes)
+    return json.dumps({**result, "scenes": []}, indent=1).replace('"scenes": []', f'"scenes": [\n{lines}\n ]') + "\n"
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -117,7 +138,8 @@ def main(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m lab.article.compare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--scale", type=float, default=5.0, help="how many times as fast as on a real machine; 5")
+    parser.add_argument("--scale", type=float, default=1.0, help="how many times as fast as on a real machine; 1")
+    parser.add_argument("--at-once", type=int, default=1, help="how many scenes, each with a fleet of its own; 1")
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--incidents", nargs="+", choices=NAMES, default=NAMES)
     parser.add_argument("--watchers", nargs="+", choices=WATCHERS, default=WATCHERS)

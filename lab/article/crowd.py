@@ -12,7 +12,7 @@ from plimsoll.demo.fleet import MODEL
 from plimsoll.demo.traffic import Traffic
 
 PATIENCE_S = 300.0  # after which a client hangs up
-AGAIN_S = 1.0  # after a failure a reader takes a breath
+AGAIN_S = 6.0  # after a failure a reader waits as long as an answer usually takes
 
 
 class Crowd(Traffic):

@@ -33,6 +33,7 @@ class WatchedFleet(Fleet):
     """`scale` is how many times as fast as on a real machine everything goes."""
 
     checks = "/health"
+    answer_s = 600  # longer than any client waits
 
     def __init__(self, folder: Path, watcher: str, scale: float, *, use_haproxy: bool) -> None:
         assert watcher in WATCHERS, watcher

@@ -58,12 +58,12 @@ INCIDENTS = (
     Incident(
         "hang", "an engine that hangs",
         "one engine makes no more steps and answers nobody; its /health says 200 and its page stays as it was",
-        "restart that one", 420.0, 1.5, 18, fault="wedge",
+        "restart that one", 420.0, 1.5, 24, fault="wedge",
     ),
     Incident(
         "death", "an engine that dies",
         "one engine runs out of memory in a step and ends, with exit code 0 as vLLM does",
-        "start that one again", 240.0, 1.5, 18, fault="oom",
+        "start that one again", 240.0, 1.5, 24, fault="oom",
     ),
     Incident(
         "overload", "a slow overload",

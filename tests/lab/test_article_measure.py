@@ -144,3 +144,12 @@ def test_a_run_is_never_mixed_with_one_of_another_scale(tmp_path: Path) -> None:
     path.write_text("{}", encoding="utf-8")
     with pytest.raises(SystemExit, match="no run"):
         compare.main(["--from", str(path)])
+
+
+def test_a_kept_run_reads_back_as_it_was(tmp_path: Path) -> None:
+    """One line a scene, in the order of the table, whichever ended first."""
+    scenes = [{"incident": "idle", "watcher": "guard"}, {"incident": "burst", "watcher": "nobody"}]
+    path = tmp_path / "run.json"
+    path.write_text(compare.kept_text({"schema": compare.SCHEMA, "scale": 1.0, "scenes": scenes}), encoding="utf-8")
+    assert compare.read(path) == {"schema": compare.SCHEMA, "scale": 1.0, "scenes": scenes[::-1]}
+    assert sum(line.startswith("  {") for line in path.read_text(encoding="utf-8").splitlines()) == 2

@@ -20,8 +20,8 @@ global
 defaults
     mode http
     timeout connect 5s
-    timeout client 120s
-    timeout server 120s
+    timeout client {answer_s}s
+    timeout server {answer_s}s
     timeout queue 60s
     option redispatch 1
     retries 3
@@ -37,6 +37,7 @@ backend demo
 """
 
 
+ANSWER_S = 120  # for an answer, or a part of one
 # The kernel takes 107 bytes of a socket's path, and HAProxy binds to it with its process id and ".tmp" behind it first.
 LONGEST_SOCKET_PATH = 90
 
@@ -51,9 +52,9 @@ class HAProxy:
 
     is_haproxy = True
 
-    def __init__(self, folder: Path, engines: dict[str, int], checks: str = READY) -> None:
+    def __init__(self, folder: Path, engines: dict[str, int], checks: str = READY, answer_s: int = ANSWER_S) -> None:
         self.port = 0
-        self._engines, self._checks = engines, checks
+        self._engines, self._checks, self._answer_s = engines, checks, answer_s
         self._config, self._log = folder / "haproxy.cfg", folder / "haproxy.log"
         self._socket, self._short_folder = folder / "haproxy.sock", ""
         if len(os.fsencode(self._socket)) > LONGEST_SOCKET_PATH:
@@ -68,7 +69,9 @@ class HAProxy:
             raise WorldFailed("haproxy is not installed")
         self.port = free_port()
         lines = "\n".join(f"    server {name} {HOST}:{port}" for name, port in self._engines.items())
-        text = CONFIG.format(socket=self._socket, host=HOST, port=self.port, checks=self._checks, servers=lines)
+        text = CONFIG.format(
+            socket=self._socket, host=HOST, port=self.port, checks=self._checks, answer_s=self._answer_s, servers=lines
+        )
         self._config.write_text(text, encoding="utf-8")
         with self._log.open("wb") as log:
             self._process = await asyncio.create_subprocess_exec(
