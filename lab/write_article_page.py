@@ -29,13 +29,15 @@ def _incidents() -> str:
 
 
 def _made(result: dict[str, Any]) -> str:
-    machine, engines = result["machine"], result["engines"]
+    machine, engines, scale = result["machine"], result["engines"], result["scale"]
     balancer = {"haproxy": "HAProxy", "own": "the demo's own balancer"}[result["balancer"]]
+    pace = "at the pace of a real machine" if scale == 1 else f"{scale:g} times as fast as on a real machine"
+    loads = [scene["load"] for scene in result["scenes"]]
     return (
-        f"Run of {result['made']}, {result['scale']:g} times as fast as on a real machine, {machine['cores']} cores, Python "
-        f"{machine['python']}, seed {result['seed']}, {balancer} before {engines['count']} stand-ins of `vllm serve "
-        f"{' '.join(engines['serve'])}` on a pretended {engines['gpu']}; a start takes {engines['start_s']:.0f} s. Times below "
-        "are in the seconds of a real machine."
+        f"Run of {result['made']}, {pace}, {max(scene['at_once'] for scene in result['scenes'])} scenes at a time on "
+        f"{machine['cores']} cores that had other work as well (load {min(loads):.0f} to {max(loads):.0f}), Python "
+        f"{machine['python']}, seed {result['seed']}; {balancer} before {engines['count']} stand-ins of `vllm serve "
+        f"{' '.join(engines['serve'])}` on a pretended {engines['gpu']}, which take {engines['start_s']:.0f} s to start."
     )
 
 
