@@ -128,6 +128,38 @@ def test_guard_takes_an_engine_out_and_puts_it_back() -> None:
     assert later > 0
 
 
+def test_it_says_who_gets_work() -> None:
+    """Not one that guard took out."""
+
+    async def script(balancer: Balancer, one: Engine, two: Engine) -> None:
+        del one, two
+        assert await balancer.takes_work() == {"one": True, "two": True}
+        hook(balancer, "take-out")
+        assert await balancer.takes_work() == {"one": False, "two": True}
+
+    played(script)
+
+
+def test_another_question_than_readiness_can_be_asked() -> None:
+    """Before engines without a gate it is /health."""
+
+    async def main() -> dict[str, bool]:
+        engine = Engine("one")
+        engine.answer = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
+        await engine.open()
+        balancer = Balancer({"one": engine.port}, TOKEN, "/health")
+        await balancer.start()
+        try:
+            while not engine.asked:
+                await asyncio.sleep(0.02)
+            return await balancer.takes_work()
+        finally:
+            await balancer.stop()
+            engine.close()
+
+    assert asyncio.run(asyncio.wait_for(main(), 20)) == {"one": False}
+
+
 def test_the_last_engine_stays_in_and_an_older_guard_is_refused() -> None:
     """What guard must not do to users the balancer does not let it do."""
 

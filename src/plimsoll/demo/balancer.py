@@ -16,6 +16,7 @@ from typing import Any
 
 from plimsoll.demo.wire import HEAD_MAX, HOST, ask, read_head
 
+READY = "/plimsoll/ready"
 CHECK_S = 0.5
 PATIENCE_S = 30.0  # how long a request waits for an engine that takes it
 BODY_MAX = 8 << 20
@@ -46,11 +47,11 @@ class Balancer:
 
     is_haproxy = False
 
-    def __init__(self, engines: dict[str, int], token: str) -> None:
+    def __init__(self, engines: dict[str, int], token: str, checks: str = READY) -> None:
         self.engines = {name: Backend(name, port) for name, port in engines.items()}
         self.port = self.hook_port = 0
         self._sent_again = 0
-        self._token = token
+        self._token, self._checks_path = token, checks
         self._epoch = 0
         self._servers: list[asyncio.Server] = []
         self._checks: asyncio.Task[None] | None = None
@@ -90,6 +91,10 @@ class Balancer:
     async def count_sent_again(self) -> int | None:
         """Requests that were given to another engine."""
         return self._sent_again
+
+    async def takes_work(self) -> dict[str, bool]:
+        """To which of them new requests go now."""
+        return {name: one.is_ready and not one.is_out for name, one in self.engines.items()}
 
     # Clients
 
@@ -160,7 +165,7 @@ class Balancer:
             await asyncio.sleep(CHECK_S)
 
     async def _look(self, engine: Backend) -> None:
-        engine.is_ready = (await ask(engine.port, "/plimsoll/ready", limit_s=2.0)).status == 200
+        engine.is_ready = (await ask(engine.port, self._checks_path, limit_s=2.0)).status == 200
 
     # Guard
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from plimsoll.actuators.own_process import OwnProcess
-from plimsoll.demo.balancer import Balancer
-from plimsoll.demo.haproxy import HAProxy
+from plimsoll.demo.balancer import READY, Balancer
+from plimsoll.demo.haproxy import ANSWER_S, HAProxy
 from plimsoll.demo.unit import FILE, unit, write_unit
 from plimsoll.demo.wire import HOST, ask, free_port
 from plimsoll.errors import WorldFailed
@@ -123,6 +123,10 @@ class Guard:
 class Fleet:
     """Everything that runs, and the one place that ends it."""
 
+    checks = READY  # what the balancer asks each engine
+    answer_s = ANSWER_S  # how long HAProxy waits for an answer
+    start_s = START_S
+
     def __init__(self, folder: Path, *, use_haproxy: bool, speed: float = 1.0) -> None:
         self.folder, self._speed = folder, speed
         self.gate_token = secrets.token_hex(16)
@@ -130,7 +134,11 @@ class Fleet:
         self.guard = Guard(folder)
         self._units: dict[str, OwnProcess] = {}
         hook_token = secrets.token_hex(16)
-        self.balancer: Balancer | HAProxy = HAProxy(folder, self.ports) if use_haproxy else Balancer(self.ports, hook_token)
+        self.balancer: Balancer | HAProxy = (
+            HAProxy(folder, self.ports, self.checks, self.answer_s)
+            if use_haproxy
+            else Balancer(self.ports, hook_token, self.checks)
+        )
         for name, token in (("gate", self.gate_token), ("api", self.guard.token), ("hook", hook_token)):
             path = folder / f"{name}.token"
             path.touch(mode=0o600)
@@ -150,35 +158,43 @@ class Fleet:
         """Start all of it, and wait until it is ready."""
         for name in NAMES:
             await self._start(name)
-        await self._start_balancer_and_guard()
+        await self._start_balancer()
+        await self._watch()
         for name in NAMES:
             if not await self._is_ready(name):
                 raise WorldFailed(f"a stand-in was not ready in time: {_last_line(self.folder / name / 'engine.log')}")
 
-    async def _start(self, name: str) -> None:
-        place = self.folder / name
-        words = ["standin", "--gpu", GPU, "--port", str(self.ports[name]), *GATE, *SERVE]
-        environment = {
-            "PLIMSOLL_TOKEN": self.gate_token, "PLIMSOLL_DIR": str(place), "TMPDIR": str(place),
+    def words(self, name: str) -> list[str]:
+        """The command of one stand-in, after `plimsoll`."""
+        return ["standin", "--gpu", GPU, "--port", str(self.ports[name]), *GATE, *SERVE]
+
+    def environment(self, name: str) -> dict[str, str]:
+        """What its environment has beside ours."""
+        place = str(self.folder / name)
+        return {
+            "PLIMSOLL_TOKEN": self.gate_token, "PLIMSOLL_DIR": place, "TMPDIR": place,
             "PLIMSOLL_WEDGE_S": f"{max(1.0, 3.0 / self._speed):g}", "PLIMSOLL_CANARY_S": f"{max(1.0, 2.0 / self._speed):g}",
             "PLIMSOLL_SAMPLE_S": "0.5", "PLIMSOLL_COMPILE": "0",
         }  # fmt: skip
-        write_unit(place, plimsoll_command(*words), environment)
+
+    async def _start(self, name: str) -> None:
+        place = self.folder / name
+        write_unit(place, plimsoll_command(*self.words(name)), self.environment(name))
         self._units[name] = unit(place)
         outcome = await self._units[name].start()
         if not outcome.is_done:
             raise WorldFailed(f"a stand-in did not start: {outcome.says}")
 
     async def _is_ready(self, name: str) -> bool:
-        end_s = asyncio.get_running_loop().time() + START_S
+        end_s = asyncio.get_running_loop().time() + self.start_s
         while (await ask(self.ports[name], "/plimsoll/ready", limit_s=1.0)).status != 200:
             if asyncio.get_running_loop().time() > end_s or await self._units[name].is_running() is False:
                 return False
             await asyncio.sleep(0.1)
         return True
 
-    async def _start_balancer_and_guard(self) -> None:
-        """In this order: guard's configuration says where the balancer is."""
+    async def _start_balancer(self) -> None:
+        """Before guard: its configuration says where the balancer is."""
         await self.balancer.start()
         path = os.environ.get("PYTHONPATH")
         text = CTL.format(
@@ -187,6 +203,9 @@ class Fleet:
             folder=shlex.quote(str(self.folder)),
         )
         (self.folder / "ctl").write_text(text, encoding="utf-8")
+
+    async def _watch(self) -> None:
+        """Start who watches over it."""
         config = self.folder / "plimsoll.toml"
         config.write_text(self.config(), encoding="utf-8")
         await self.guard.start(config)

@@ -10,6 +10,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from plimsoll.demo.balancer import READY
 from plimsoll.demo.wire import HOST, free_port
 from plimsoll.errors import WorldFailed
 
@@ -19,8 +20,8 @@ global
 defaults
     mode http
     timeout connect 5s
-    timeout client 120s
-    timeout server 120s
+    timeout client {answer_s}s
+    timeout server {answer_s}s
     timeout queue 60s
     option redispatch 1
     retries 3
@@ -30,12 +31,13 @@ frontend clients
     default_backend demo
 backend demo
     balance leastconn
-    option httpchk GET /plimsoll/ready
+    option httpchk GET {checks}
     default-server check inter 500ms fall 2 rise 1
 {servers}
 """
 
 
+ANSWER_S = 120  # for an answer, or a part of one
 # The kernel takes 107 bytes of a socket's path, and HAProxy binds to it with its process id and ".tmp" behind it first.
 LONGEST_SOCKET_PATH = 90
 
@@ -50,9 +52,10 @@ class HAProxy:
 
     is_haproxy = True
 
-    def __init__(self, folder: Path, engines: dict[str, int]) -> None:
+    def __init__(self, folder: Path, engines: dict[str, int], checks: str = READY, answer_s: int = ANSWER_S) -> None:
         self.port = 0
-        self._engines, self._config, self._log = engines, folder / "haproxy.cfg", folder / "haproxy.log"
+        self._engines, self._checks, self._answer_s = engines, checks, answer_s
+        self._config, self._log = folder / "haproxy.cfg", folder / "haproxy.log"
         self._socket, self._short_folder = folder / "haproxy.sock", ""
         if len(os.fsencode(self._socket)) > LONGEST_SOCKET_PATH:
             self._short_folder = tempfile.mkdtemp(prefix="plimsoll-", dir="/tmp")
@@ -66,7 +69,9 @@ class HAProxy:
             raise WorldFailed("haproxy is not installed")
         self.port = free_port()
         lines = "\n".join(f"    server {name} {HOST}:{port}" for name, port in self._engines.items())
-        text = CONFIG.format(socket=self._socket, host=HOST, port=self.port, servers=lines)
+        text = CONFIG.format(
+            socket=self._socket, host=HOST, port=self.port, checks=self._checks, answer_s=self._answer_s, servers=lines
+        )
         self._config.write_text(text, encoding="utf-8")
         with self._log.open("wb") as log:
             self._process = await asyncio.create_subprocess_exec(
@@ -96,14 +101,28 @@ class HAProxy:
     async def count_sent_again(self) -> int | None:
         """Requests that were given to another engine, by its own count; None where it does not tell."""
         try:
-            async with asyncio.timeout(2.0):
-                reader, writer = await asyncio.open_unix_connection(str(self._socket))
-                writer.write(b"show stat\n")
-                rows = list(csv.DictReader((await reader.read()).decode("utf-8", "replace").lstrip("# ").splitlines()))
-                writer.close()
-            return sum(int(row["wredis"]) for row in rows if row["svname"] == "BACKEND")
+            return sum(int(row["wredis"]) for row in await self._statistics() if row["svname"] == "BACKEND")
         except (OSError, TimeoutError, KeyError, ValueError):
             return None
+
+    async def takes_work(self) -> dict[str, bool]:
+        """To which of them new requests go now, by its own word; nothing where it does not tell."""
+        try:
+            return {
+                row["svname"]: row["status"].startswith("UP")
+                for row in await self._statistics()
+                if row["svname"] in self._engines
+            }
+        except (OSError, TimeoutError, KeyError):
+            return {}
+
+    async def _statistics(self) -> list[dict[str, str]]:
+        async with asyncio.timeout(2.0):
+            reader, writer = await asyncio.open_unix_connection(str(self._socket))
+            writer.write(b"show stat\n")
+            said = (await reader.read()).decode("utf-8", "replace")
+            writer.close()
+        return list(csv.DictReader(said.lstrip("# ").splitlines()))
 
     def table(self, name: str) -> str:
         """What guard's configuration says of it."""

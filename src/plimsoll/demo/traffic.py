@@ -68,9 +68,9 @@ def why_lost(told: Told) -> str:
 class Traffic:
     """Requests through one port; many at once, each in a task of its own."""
 
-    def __init__(self, port: int, model: str, *, streams: bool, chance: random.Random) -> None:
+    def __init__(self, port: int, model: str, *, streams: bool, chance: random.Random, limit_s: float = LIMIT_S) -> None:
         self.count = Count()
-        self._port, self._model, self._streams, self._chance = port, model, streams, chance
+        self._port, self._model, self._streams, self._chance, self._limit_s = port, model, streams, chance, limit_s
         self._tasks: set[asyncio.Task[None]] = set()
         self._began_s = asyncio.get_running_loop().time()
 
@@ -116,7 +116,7 @@ class Traffic:
         tries = 0
         try:
             while True:
-                told = await ask(port, "/v1/completions", body, limit_s=LIMIT_S)
+                told = await ask(port, "/v1/completions", body, limit_s=self._limit_s)
                 found = verdict(told, stream=stream)
                 tries += 1
                 if found != WAIT or tries >= MOST_TRIES:

@@ -1,0 +1,73 @@
+"""Short scenes of the comparison with real processes: what must hold on any machine, however fast; and the article's alerts."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.article.fleet import GUARD, SIDECAR
+from lab.article.incidents import INCIDENTS, VICTIM
+from lab.article.scene import Settings, play
+from tests.real.small_farm import need
+
+ROOT = Path(__file__).resolve().parents[2]
+SCALE = 10.0
+LASTS_S = 240.0
+BY_NAME = {one.name: one for one in INCIDENTS}
+
+Record = Callable[[str, object], None]
+
+
+def both(name: str, record: Record) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The same incident under the sidecar and under guard, side by side."""
+    incident = BY_NAME[name]._replace(lasts_s=LASTS_S)
+    settings = Settings(SCALE, 7, use_haproxy=False)
+
+    async def main() -> tuple[dict[str, Any], dict[str, Any]]:
+        return await asyncio.gather(play(incident, SIDECAR, settings), play(incident, GUARD, settings))
+
+    sidecar, guard = asyncio.run(main())
+    for scene in (sidecar, guard):
+        kept = ("asked", "lost", "told_to_wait", "restarts", "out_of_service_s", "noticed_s", "acted_s", "whole_again_s")
+        record(scene["watcher"], {key: scene[key] for key in kept})
+        assert scene["asked"] == scene["served"] + scene["lost"] > 0
+    return sidecar, guard
+
+
+@pytest.mark.timeout(240)
+def test_a_full_cache_that_works_well_is_restarted_by_the_sidecar_and_left_alone_by_guard(record_property: Record) -> None:
+    """The sidecar cuts requests off that were being served; guard does nothing, and nobody is lost or told to wait."""
+    sidecar, guard = both("full", record_property)
+    assert sidecar["peaks"]["kv"] > 0.95
+    assert sum(sidecar["restarts"].values()) > 0
+    assert sidecar["lost"] > 0
+    assert sum(sidecar["out_of_service_s"].values()) > 0
+    assert sum(guard["restarts"].values()) == 0
+    assert (guard["lost"], guard["told_to_wait"], guard["acted_s"]) == (0, 0, None)
+    assert guard["peaks"]["looks_with_a_full_cache"] > 0.5
+
+
+@pytest.mark.timeout(240)
+def test_an_engine_that_died_is_brought_back_by_guard_and_not_by_the_sidecar(record_property: Record) -> None:
+    """To the sidecar it is an error at every look; guard starts it once, and nothing is lost after it is back."""
+    sidecar, guard = both("death", record_property)
+    assert sum(sidecar["restarts"].values()) == 0
+    assert sidecar["whole_again_s"] is None
+    assert guard["restarts"] == {"a": 0, "b": 0, VICTIM: 1}
+    assert guard["whole_again_s"] is not None
+    assert [at_s for at_s in guard["lost_at_s"] if at_s > guard["whole_again_s"]] == []
+    assert guard["out_of_service_s"][VICTIM] < sidecar["out_of_service_s"][VICTIM]
+
+
+def test_three_of_the_articles_alerts_ring_for_servers_that_are_well() -> None:
+    """An idle night, and a full cache that serves everybody: as promtool's tests beside them say."""
+    words = [need("promtool", "prometheus"), "test", "rules", "lab/article/alerts_test.yml"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    page = (ROOT / "docs" / "article.md").read_text(encoding="utf-8")
+    assert f"$ {' '.join(['promtool', *words[1:]])}\n{done.stdout.rstrip()}\n```" in page
