@@ -225,7 +225,7 @@ def test_whatever_the_layers_the_blocks_fit_and_memory_only_helps(seed: int, mor
 def test_a_thousand_plans_are_quick() -> None:
     """Planning is cheap enough to search with: a thousand plans of an 80-layer model in well under two seconds."""
     layers = named([LLAMA] * 80)
-    began = time.perf_counter()
+    began = time.process_time()
     for length in range(8192, 9192):
         plan_kv((layers,), KvSettings(max_model_len=length), 40 * GIB)
-    assert time.perf_counter() - began < 2  # 0.2 s on an idle core
+    assert time.process_time() - began < 2  # 0.2 s on an idle core
