@@ -8,15 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from plimsoll.cli import guard_light_steps
 from plimsoll.cli.guard_act import Conductor
 from plimsoll.cli.guard_asks import Desk
 from plimsoll.cli.guard_drain import HandDrain, OneOfTwo
 from plimsoll.cli.guard_put_back import PutBack
 from plimsoll.domain.journal_entry import CLOSED, INTENT
 from plimsoll.domain.look import Look, Reach
+from plimsoll.domain.outcome import Outcome
 from plimsoll.guard.course import open_courses
 from plimsoll.guard.decide import Plan, Refusal
-from tests.cli.drain_world import NEVER, POLICY, Book, Killed, Lock, Sight, World, parts_of, ports_of
+from tests.cli.drain_world import NEVER, POLICY, Balancer, Book, Killed, Lock, Sight, World, parts_of, ports_of
 
 
 class Looks(Sight):
@@ -73,6 +75,32 @@ def test_it_is_put_back_and_what_is_remembered_of_it_stays(kind: str) -> None:
     assert [one.step for one in world.entries if one.kind == INTENT] == ["lock", "evidence", "drain", "undrain", "unlock"]
     assert open_courses(world.entries) == []
     assert any("it was held, and is put back" in said for said in world.said)
+
+
+def test_the_lock_is_kept_while_it_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A balancer that takes its time, or a gate whose lease must end first: whoever waits goes on being the one who acts."""
+    world, renewed = held(), list[bool]()
+
+    class Slow(Balancer):
+        async def put_back(self) -> Outcome:
+            await asyncio.sleep(0.3)
+            return await super().put_back()
+
+    class Counted(Lock):
+        async def renew(self) -> Outcome:
+            renewed.append(True)
+            return await super().renew()
+
+    async def story() -> None:
+        ports = ports_of(world, OneOfTwo(Counted(world, "one")))._replace(sight=Looks(Reach.ANSWERS))
+        parts = {name: one._replace(balancer=Slow(world)) for name, one in parts_of(world).items()}
+        found = await PutBack(parts, POLICY, ports, Conductor(parts, POLICY, ports)).put_back("a")
+        assert isinstance(found, Plan)
+        assert (world.serves(), world.holder) == (True, "")
+
+    monkeypatch.setattr(guard_light_steps, "RENEW_S", 0.02)
+    asyncio.run(story())
+    assert renewed
 
 
 def test_one_that_does_not_answer_stays_out() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from plimsoll.domain.log import Log
-from plimsoll.sources.texts import log_of_bytes
+from tests.log_bytes import log_of_bytes
 
 OOM = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB of which "

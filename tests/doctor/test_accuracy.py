@@ -12,8 +12,9 @@ import pytest
 from benchmarks.doctor_accuracy import LOGS, PROMISED, Labelled, Scored, judged, of_others
 from plimsoll.doctor.diagnose import diagnose
 from plimsoll.engine.failure_texts import TEXTS
-from plimsoll.sources.texts import log_of_bytes, read_log
+from plimsoll.sources.texts import read_log
 from tests.doctor.test_mutations import MUTATIONS
+from tests.log_bytes import log_of_bytes
 
 PUBLISHED = list(of_others(LOGS)) if LOGS.is_dir() else []
 TIMES = 20  # for each log

@@ -6,7 +6,8 @@ import pytest
 
 from plimsoll.doctor.diagnose import diagnose
 from plimsoll.domain.finding import Code, Severity
-from plimsoll.sources.texts import log_of_bytes, read_log
+from plimsoll.sources.texts import read_log
+from tests.log_bytes import log_of_bytes
 
 from .labelled import Labelled, labelled
 

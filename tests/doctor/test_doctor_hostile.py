@@ -14,7 +14,7 @@ from plimsoll.domain.log import LONGEST
 from plimsoll.engine.failure_texts import TEXTS
 from plimsoll.errors import BadInput
 from plimsoll.report.doctor import as_json, as_text
-from plimsoll.sources.texts import log_of_bytes
+from tests.log_bytes import log_of_bytes
 
 from .labelled import labelled
 from .log_maker import ENGINE_DEAD, NOT_STARTED, OOM, REQUEST, STARTED, VERSION, traceback

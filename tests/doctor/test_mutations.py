@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from plimsoll.doctor.diagnose import diagnose
-from plimsoll.sources.texts import log_of_bytes
+from tests.log_bytes import log_of_bytes
 
 from .labelled import Labelled, labelled
 

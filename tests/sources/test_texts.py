@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from plimsoll.domain.log import LONGEST, Line
-from plimsoll.sources.texts import log_of_bytes, read_log
+from plimsoll.sources.texts import read_log
+from tests.log_bytes import log_of_bytes
 
 CAPTURES = Path(__file__).parents[1] / "captures"
 OTHERS = Path(__file__).parents[3] / "shared" / "data" / "logs"

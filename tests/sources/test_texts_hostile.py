@@ -18,7 +18,7 @@ from plimsoll.errors import BadInput
 from plimsoll.sources import text_wrapping
 from plimsoll.sources.text_clock import Clock, day_of
 from plimsoll.sources.text_prefix import LEVELS, apart
-from plimsoll.sources.texts import log_of_bytes
+from tests.log_bytes import log_of_bytes
 
 STAMP = "2025-11-15T08:00:00.123456789Z"
 PIECES = [

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import gzip
 import importlib.util
-import io
 import os
 import subprocess
 import sys
 import threading
+import time
 import zlib
 from collections.abc import Iterator
 from itertools import pairwise
@@ -19,7 +19,8 @@ import pytest
 from plimsoll.domain.log import LONGEST, Log
 from plimsoll.errors import BadInput, TimedOut
 from plimsoll.sources import text_bytes, text_keep, text_middle
-from plimsoll.sources.texts import log_of_bytes, log_of_stream, read_log
+from plimsoll.sources.texts import read_log
+from tests.log_bytes import log_of_bytes
 
 PERIODIC = "INFO 11-15 08:00:00 [loggers.py:1] Avg prompt throughput: 1.0 tokens/s"
 
@@ -97,7 +98,7 @@ def test_places_across_the_blocks_are_found(tmp_path: Path, monkeypatch: pytest.
         assert at + 1 in {line.number for line in log.lines}
 
 
-@pytest.mark.parametrize("how", ["gzip", "members", "stream", "utf-16", "short lines"])
+@pytest.mark.parametrize("how", ["gzip", "members", "pipe", "utf-16", "short lines"])
 def test_streams_are_sifted_alike(tmp_path: Path, how: str) -> None:
     """A packed or piped text of any length keeps its start, end and failures, with the same numbers."""
     lines = ["x"] * 400_000 if how == "short lines" else quiet(120_000)
@@ -105,8 +106,12 @@ def test_streams_are_sifted_alike(tmp_path: Path, how: str) -> None:
     lines[at] = "RuntimeError: died unexpectedly"
     data = ("\n".join(lines) + "\n").encode()
     path = tmp_path / "a"
-    if how == "stream":
-        log = log_of_stream("-", io.BytesIO(data))
+    if how == "pipe":
+        os.mkfifo(path)
+        thread = threading.Thread(target=lambda: path.write_bytes(data))
+        thread.start()
+        log = read_log(str(path))
+        thread.join()
     else:
         half = len(data) // 2
         packed = {
@@ -226,21 +231,16 @@ def test_little_that_unpacks_to_much_stops_at_the_deadline(tmp_path: Path, monke
 
 def test_a_pipe_that_never_ends_gives_what_came(tmp_path: Path) -> None:
     """At the deadline reading stops: with lines they are used, without any it timed out."""
-    reader, writer = os.pipe()
-    with os.fdopen(reader, "rb") as stream, os.fdopen(writer, "wb", buffering=0) as out:
-        import time
-
-        with pytest.raises(TimedOut, match="nothing came in time"):
-            log_of_stream("-", stream, deadline=time.monotonic() + 0.2)
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    with pytest.raises(TimedOut, match="nothing came in time"):
+        read_log(str(fifo), deadline=time.monotonic() + 0.2)
+    with os.fdopen(os.open(fifo, os.O_RDWR), "wb", buffering=0) as out:
         out.write(b"one\ntwo\n")
-        log = log_of_stream("-", stream, deadline=time.monotonic() + 0.3)
+        log = read_log(str(fifo), deadline=time.monotonic() + 0.3)
     assert [line.text for line in log.lines] == ["one", "two"]
     assert log.skipped == ((2, 0),)
     assert log.size_bytes is None
-    fifo = tmp_path / "fifo"
-    os.mkfifo(fifo)
-    with pytest.raises(TimedOut):
-        read_log(str(fifo), deadline=time.monotonic() + 0.2)
     thread = threading.Thread(target=lambda: fifo.write_bytes(b"three\n"))
     thread.start()
     assert [line.text for line in read_log(str(fifo), deadline=time.monotonic() + 20).lines] == ["three"]

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 from plimsoll.cli.standin_launch import read_asked
 from plimsoll.domain.log import Log
-from plimsoll.sources.texts import log_of_bytes
 from plimsoll.standin.config import Launchable
 from plimsoll.standin.log_format import Line, Pids, written
+from tests.log_bytes import log_of_bytes
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 STAMP = "11-15 12:00:00"

@@ -136,6 +136,7 @@ def test_out_of_memory_kills_it_and_tells_everybody() -> None:
     assert [request.finish, one.is_dead, one.next_ns()] == ["error", True, None]
     assert one.death is not None
     assert one.death.startswith("CUDA out of memory. Tried to allocate ")
+    assert one.died_of_logits, "a step of one token each needs more for its logits than for anything before"
     with pytest.raises(EngineDead):
         one.submit(ask(), one.now_ns)
 

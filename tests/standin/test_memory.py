@@ -246,6 +246,19 @@ def test_the_host_has_a_limit() -> None:
     assert host["resident"] == host["resident_peak"] < host["used_by_group"]
 
 
+def test_it_is_known_whether_the_layers_or_the_logits_had_no_room() -> None:
+    """A step that is replayed as a graph allocates its logits alone; a long one fails in its layers before."""
+    memory = Memory(SMALL)
+    assert memory.refusal(1, 128).is_logits
+    assert not memory.refusal(8192, 1).is_logits
+    memory.take_neighbour(memory.free)
+    short, long = memory.step(1, 128), memory.step(8192, 1)
+    assert short is not None
+    assert short.is_logits
+    assert long is not None
+    assert not long.is_logits
+
+
 def test_steps_are_quick_and_instances_small() -> None:
     """Well below what one step of a real engine takes, and hundreds in a process are nothing."""
     memory = Memory(SMALL._replace(graphs=0))

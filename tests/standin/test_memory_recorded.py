@@ -32,8 +32,8 @@ import pytest
 from plimsoll.doctor.diagnose_log import diagnose_log
 from plimsoll.doctor.oom_text import parse_oom
 from plimsoll.engine.log_lines import log_line
-from plimsoll.sources.texts import log_of_bytes
 from plimsoll.standin.memory import Memory, MemorySizes, OutOfMemory
+from tests.log_bytes import log_of_bytes
 
 CAPTURES = Path(__file__).parents[1] / "captures"
 MIB = 1 << 20

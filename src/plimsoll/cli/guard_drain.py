@@ -31,7 +31,6 @@ from plimsoll.guard.steps import End, Step
 
 LONGEST_S = 3_600.0
 ANSWER_S = 5.0  # how long whoever asked waits for how it went; it goes on all the same
-RENEW_LOCK_S = 5.0
 PATIENCE_S = 30.0  # for a lock, before it is put back without
 _NOT_ABOUT_DRAINING = ("card", "loop")  # conditions that speak against a restart alone
 
@@ -165,7 +164,7 @@ class HandDrain:
     async def _run(self, course: Course) -> Outcome:
         parts = self._parts[course.engine]
         hands = Hands(parts, self._ports.lock, self._ports.sight, self._policy, pause_s=self._pause_s)
-        keeper = asyncio.create_task(self._keep_lock(hands))
+        keeper = asyncio.create_task(hands.keep_lock())
         outcome = unsure("it was not begun")
         try:
             while course.step is not None:
@@ -206,10 +205,10 @@ class HandDrain:
 
     async def _hold(self, course: Course, hands: Hands) -> Outcome:
         """Renew until it is wanted back; ends as not done, which is the way back."""
-        engine, door, lock = course.engine, self._parts[course.engine].door, self._ports.lock
+        engine, door = course.engine, self._parts[course.engine].door
         if hands.is_lock_lost:
             return failed("the lock was lost meanwhile: somebody else may act")
-        await self._note(course, "the lock was given back", await lock.release())
+        await self._note(course, "the lock was given back", await hands.do(Step.UNLOCK, course))
         self._ports.tell(Said(engine, f"drained by hand, for {self._longest_s / 60:.0f} min at most (guardctl undrain)"))
         loop = asyncio.get_running_loop()
         end_s, renew_s, says = loop.time() + self._longest_s, loop.time() + self._policy.lease_s / 3, "somebody asked it back"
@@ -227,11 +226,10 @@ class HandDrain:
                 self._ports.tell(Said(engine, f"the drain by hand ends: {why}"))
                 self._back[engine].set()
             if self._back[engine].is_set():
-                taken = await lock.acquire(f"{course.action} on {engine}")
+                taken = await hands.do(Step.LOCK, course)
                 if taken.is_done:
                     await self._note(course, "the lock was taken again", taken)
-                    hands.is_lock_lost = False
-                    return failed(says, epoch=int(taken.facts.get("epoch", course.epoch)))
+                    return failed(says, epoch=int(taken.facts["epoch"]))
                 waits_since_s = waits_since_s or loop.time()
                 if door is not None and loop.time() >= waits_since_s + self._patience_s:
                     # With our old number: where somebody else drains it now, the gate refuses, and it is left to them.
@@ -266,12 +264,6 @@ class HandDrain:
         who = "" if suffering is None else suffering()
         # One that does not answer would carry nothing.
         return who if who and is_ready(await self._ports.sight.look(engine)) else ""
-
-    async def _keep_lock(self, hands: Hands) -> None:
-        while True:
-            await asyncio.sleep(RENEW_LOCK_S)
-            if (await self._ports.lock.renew()).is_done is False:
-                hands.is_lock_lost = True
 
     async def _until_out(self, engine: str) -> None:
         while engine in self.courses and self.courses[engine].step is not Step.IDLE:

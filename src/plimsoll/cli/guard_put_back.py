@@ -65,17 +65,20 @@ class PutBack:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _run(self, course: Course, parts: Parts) -> Outcome:
+        hands = Hands(parts, self._ports.lock, self._ports.sight, self._policy)
+        keeper = asyncio.create_task(hands.keep_lock())
         try:
             look = await self._ports.sight.look(course.engine)
             if look is None or look.reach is not Reach.ANSWERS:
                 return failed("it does not answer: start it first")
             self._ports.write(OPENED, course, {**to_fields(course), "why": WHY})
-            return await self._steps(course, Hands(parts, self._ports.lock, self._ports.sight, self._policy))
+            return await self._steps(course, hands)
         except PlimsollError as error:
             await self._ports.lock.release()
             self._ports.tell(Said(course.engine, f"whether it was put back is not known: {error}", is_urgent=True))
             return unsure(str(error))
         finally:
+            keeper.cancel()
             self._tasks.pop(course.engine, None)
             self._conductor.courses.pop(course.engine, None)
 

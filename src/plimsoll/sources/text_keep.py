@@ -9,14 +9,13 @@ import os
 import stat
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 from plimsoll.errors import BadInput
 from plimsoll.sources.text_bytes import (
     SAMPLE_BYTES,
     Budget,
     blocks_of_descriptor,
-    blocks_of_stream,
     checked,
     is_plain,
     is_text,
@@ -53,21 +52,6 @@ def kept_of_file(path: str, deadline: float | None, clock: Callable[[], float]) 
         raise BadInput(f"{path}: {problem.strerror or problem}") from None
     finally:
         os.close(descriptor)
-
-
-def kept_of_stream(source: str, stream: BinaryIO, deadline: float | None, clock: Callable[[], float]) -> Kept:
-    """What is kept of a stream; its size where it came to its end."""
-    budget = Budget(deadline, clock)
-    total = 0
-
-    def counted() -> Iterator[bytes]:
-        nonlocal total
-        for block in blocks_of_stream(stream, budget):
-            total += len(block)
-            yield block
-
-    chunks = _kept(checked(source, unpacked(source, counted()), budget))
-    return Kept(chunks, None if budget.was_short else total, budget.was_short)
 
 
 def _kept(blocks: Iterator[bytes]) -> list[Chunk]:

@@ -12,11 +12,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import BinaryIO
 
 from plimsoll.domain.log import LONGEST, Line, Log
 from plimsoll.sources.text_clock import Clock
-from plimsoll.sources.text_keep import Kept, kept_of_file, kept_of_stream
+from plimsoll.sources.text_keep import Kept, kept_of_file
 from plimsoll.sources.text_middle import Chunk
 from plimsoll.sources.text_prefix import LEVELS, Said, apart, said
 from plimsoll.sources.text_shown import shown, without_colours
@@ -30,20 +29,6 @@ _LONGEST_RAW = 64 * LONGEST  # a line of progress bars may be long and end in th
 def read_log(path: str, *, source: str = "", deadline: float | None = None, clock: Callable[[], float] = time.monotonic) -> Log:
     """The lines of this file; BadInput where it is not text, TimedOut where nothing came before the deadline."""
     return _log(source or path, kept_of_file(path, deadline, clock))
-
-
-def log_of_stream(
-    source: str, stream: BinaryIO, *, deadline: float | None = None, clock: Callable[[], float] = time.monotonic
-) -> Log:
-    """The same for an open stream, which may never end: what came before the deadline is used."""
-    return _log(source, kept_of_stream(source, stream, deadline, clock))
-
-
-def log_of_bytes(source: str, data: bytes) -> Log:
-    """The same for text that is in memory already."""
-    import io
-
-    return log_of_stream(source, io.BytesIO(data))
 
 
 def _log(source: str, kept: Kept) -> Log:

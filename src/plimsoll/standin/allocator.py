@@ -35,6 +35,7 @@ class Failure(NamedTuple):
     tried: int
     room: int
     live: int
+    tensor: int = -1  # of a step
 
 
 def rounded(size: int) -> int:
@@ -92,7 +93,7 @@ class Allocator:
             if block is None:
                 if not self._reserve(size, room - self.reserved, free):
                     self.step_peak = peak
-                    return Failure(segment_for(size), room - self.reserved, live)
+                    return Failure(segment_for(size), room - self.reserved, live, tensor)
                 self.largest_segment = max(self.largest_segment, segment_for(size))
                 block = self._take(free[is_large], size, is_large=is_large)
                 assert block is not None

@@ -73,6 +73,7 @@ class Engine:
         self.faults = Faults(faults)
         self.now_ns = 0
         self.death: str | None = None
+        self.died_of_logits = False
         self.is_paused = False
         self.sleep_level: int | None = None
         self.requests: dict[int, Request] = {}
@@ -224,6 +225,7 @@ class Engine:
     def die(self, trouble: OutOfMemory | str) -> None:
         """Nothing goes on, and everybody who waits is told."""
         self.death = trouble if isinstance(trouble, str) else trouble.message
+        self.died_of_logits = not isinstance(trouble, str) and trouble.is_logits
         for request in (*self.requests.values(), *self._held):
             request.finish = "error"
             self._woken[id(request)] = request

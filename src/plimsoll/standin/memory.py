@@ -34,6 +34,7 @@ from plimsoll.standin.torch_words import oom_text
 # (3), attention and its projection (2 each), both halves of the feed-forward (14), their product (7), the way back (2).
 # At the last one 2 + 2 + 14 + 7 + 2 are live. The next layer finds all it needs in what this one has left.
 _RESIDUAL, _NORM, _QKV, _ATTENTION, _PROJECTED, _GATE_UP, _PRODUCT, _DOWN, _LOGITS, _LOGITS_32 = range(10)
+_OF_LOGITS = (_LOGITS, _LOGITS_32)
 _LAYER: tuple[Event, ...] = (
     (_RESIDUAL, 2), (_NORM, 2), (_QKV, 3), (_ATTENTION, 2), (_PROJECTED, 2), (_NORM, 0), (_QKV, 0), (_ATTENTION, 0),
     (_GATE_UP, 14), (_PRODUCT, 7), (_DOWN, 2), (_GATE_UP, 0), (_PRODUCT, 0), (_PROJECTED, 0), (_RESIDUAL, 0),
@@ -79,6 +80,7 @@ class OutOfMemory(NamedTuple):
     message: str
     tried: int
     free: int
+    is_logits: bool = False  # it failed for the logits, when the layers were done
 
 
 class Memory:
@@ -198,13 +200,13 @@ class Memory:
         """This step's failure, as if this process had filled the device before: what an injected fault shows."""
         self._allocator.retries += 1
         self._allocator.ooms += 1
-        needs = [size for _, size in self._events(tokens, sequences)]
-        tried = segment_for(max(needs))
+        tensor, size = max(self._events(tokens, sequences), key=lambda event: event[1])
+        tried = segment_for(size)
         free = min(self.free, tried // 2)
         own = self.sizes.total - self._neighbours - free
         left = self._beside_weights
         live = max(0, own - self.sizes.context - self.sizes.non_torch - left)
-        return OutOfMemory(self._message(tried, free, own, live, left), tried, free)
+        return OutOfMemory(self._message(tried, free, own, live, left), tried, free, tensor in _OF_LOGITS)
 
     def grow(self, size: int) -> OutOfMemory | None:
         """Allocations that never end; they hold the segments that they lie in."""
@@ -347,7 +349,12 @@ class Memory:
     def _out_of_memory(self, failure: Failure) -> OutOfMemory:
         live = self.allocated + failure.live
         left = max(0, self.reserved - live)
-        return OutOfMemory(self._message(failure.tried, self.free, self.own, live, left), failure.tried, self.free)
+        return OutOfMemory(
+            self._message(failure.tried, self.free, self.own, live, left),
+            failure.tried,
+            self.free,
+            failure.tensor in _OF_LOGITS,
+        )
 
     def _message(self, tried: int, free: int, own: int, live: int, left: int) -> str:
         total, graphs = self.sizes.total, self.sizes.graphs

@@ -140,7 +140,8 @@ class Life:
 
     async def _die(self, engine: Engine, began: float) -> None:
         log, watchdog_s = self.launch.log, WATCHDOG_S / self._speed
-        self.log.say(life_log.death_lines(log, engine.death or "", self._stats(engine, 0.0, 0.0)))
+        stats = self._stats(engine, 0.0, 0.0)
+        self.log.say(life_log.death_lines(log, engine.death or "", stats, is_logits=engine.died_of_logits))
         if self.launch.stays_when_dead:
             while not self._is_stopped:
                 await asyncio.sleep(LOOK_S)
