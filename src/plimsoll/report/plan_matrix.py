@@ -122,11 +122,9 @@ def workload_sentences(answer: WorkloadAnswer) -> list[str]:
     """What there is to say, the verdict first."""
     said = [_verdict(answer)]
     if answer.too_long:
-        is_longer = "requests is longer" if answer.too_long == 1 else "requests are longer"
+        is_longer, them = ("requests is longer", "it") if answer.too_long == 1 else ("requests are longer", "them")
         many = f"{format_count(answer.too_long)} of {format_count(len(answer.workload.requests))} {is_longer}"
-        said.append(
-            f"{many} than max_model_len {format_count(answer.max_model_len)}: vLLM refuses {'it' if answer.too_long == 1 else 'them'}"
-        )
+        said.append(f"{many} than max_model_len {format_count(answer.max_model_len)}: vLLM refuses {them}")
     if answer.verdict in (Verdict.NO_START, Verdict.TOO_LONG):
         return said
     if answer.at_once is None:
