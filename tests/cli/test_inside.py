@@ -105,6 +105,13 @@ def test_a_command_is_judged_and_rewritten(tmp_path: Path, capsys: pytest.Captur
     assert {part["part"]: part["works"] for part in json.loads(capsys.readouterr().out)["parts"]}["gate"] == "no"
 
 
+def test_a_hidden_secret_is_to_be_put_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As in `plimsoll flags`: the shown command cannot be run with [redacted] in it."""
+    write_vllm(tmp_path, "0.32.0")
+    main(["inside", "check", "--vllm-dir", str(tmp_path), "--", "env", "HF_TOKEN=hf_abcdefghijklmnop", "vllm", "serve", "m"])
+    assert "put yours back before you run it" in capsys.readouterr().out
+
+
 def test_a_script_is_read_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What `plimsoll flags` reads, this reads."""
     write_vllm(tmp_path, "0.32.0")

@@ -209,6 +209,13 @@ def test_nonsense_is_refused_in_the_same_way(typed: str) -> None:
     assert len(str(refused.value)) < 250
 
 
+@pytest.mark.parametrize("typed", ["8xH100", "8 x H100", "H100x8", "H100 x 8"])
+def test_several_cards_are_said_in_the_command(typed: str) -> None:
+    """The card and its number are told apart, and the flag that says the number is named."""
+    with pytest.raises(BadInput, match=r"is 8 cards: say --gpu H100; .* \(-tp 8\)"):
+        gpu_named(typed)
+
+
 def test_nearest_names_are_known_and_as_many_as_asked() -> None:
     """Each suggestion can be typed back."""
     names = nearest_names("a1000", n=5)

@@ -132,6 +132,17 @@ def test_a_last_long_answer_is_not_a_backlog() -> None:
     assert json.loads(as_json(summarise(hand_made([], []))))["servers_to_keep_up"] is None
 
 
+def test_a_server_that_would_not_start_is_said_before_what_it_did() -> None:
+    """The plan's objection stands above the findings, once; other notes stay at the end."""
+    text = as_text(
+        _busy(), notes=["the plan says that this server does not start: x; it is replayed as if it did", "mind this"]
+    )
+    lines = text.splitlines()
+    assert lines[2] == "  The plan says that this server does not start: x; it is replayed as if it did."
+    assert text.count("does not start") == 1
+    assert lines[-1] == "  note: mind this"
+
+
 def test_a_single_request_is_not_a_percentile() -> None:
     """One request says nothing about one in a hundred."""
     text = as_text(summarise(hand_made(REQUESTS[:1], QUIET)))

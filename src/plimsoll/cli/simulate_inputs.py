@@ -12,7 +12,7 @@ from plimsoll.domain.arrivals import Arrivals
 from plimsoll.domain.trace import Trace
 from plimsoll.errors import BadInput
 from plimsoll.simulate.compiled import HAS_NUMBA
-from plimsoll.simulate.planned import group_of, with_groups
+from plimsoll.simulate.planned import REPLAYED_ALL_THE_SAME, group_of, with_groups
 from plimsoll.simulate.settings import Group, Kind, Settings, StepTime
 from plimsoll.simulate.start import check_start
 from plimsoll.simulate.synthetic import SCHEME
@@ -27,7 +27,6 @@ NOT_REPLAYED = frozenset(
 )
 """Flags that move the scheduler's decisions and that nothing here knows about; docs/simulate.md lists them."""
 WITHOUT_NUMBA = "without numba this is a hundred times slower: pip install 'plimsoll-line[simulate]'"
-REPLAYED_ALL_THE_SAME = "; it is replayed as if it did"
 NO_SERVER = (
     f"no server was named: a cache of {Settings().num_blocks:,} blocks stands for it; for yours, "
     "--gpu NAME -- vllm serve MODEL ..."

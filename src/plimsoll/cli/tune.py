@@ -77,9 +77,9 @@ def _tune(options: Split) -> Shown:
 
     from plimsoll.cli.many_runs import remembering, runner_on
     from plimsoll.cli.progress import bar
-    from plimsoll.cli.simulate_inputs import REPLAYED_ALL_THE_SAME
     from plimsoll.cli.tune_inputs import kept_in, read_asked, simulator_version
     from plimsoll.report.tune import Shown
+    from plimsoll.simulate.planned import REPLAYED_ALL_THE_SAME
     from plimsoll.tune.answer import runner_up, tune
 
     if options.verbatim is None and "--model" not in options.values:

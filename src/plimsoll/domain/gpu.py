@@ -79,8 +79,18 @@ def gpu_named(name: str) -> Gpu:
     unclear = _ambiguous_by_key().get(_key(name))
     if unclear is not None:
         raise BadInput(f'"{shown}" does not say which card: {unclear.because}; say {_either(unclear.candidates)}')
+    _refuse_several(shown)
     nearest = ", ".join(nearest_names(name))
     raise BadInput(f'no GPU called "{shown}" is known; nearest: {nearest}; or give its memory: --gpu-memory-gib')
+
+
+def _refuse_several(name: str) -> None:
+    """`8xH100`, `H100 x 8`: how many there are is the command's to say."""
+    found = re.fullmatch(r"(?P<n>\d{1,3}) ?[xX*] ?(?P<card>.+)|(?P<card2>.+?) ?[xX*] ?(?P<n2>\d{1,3})", name)
+    card = found and (found["card"] or found["card2"])
+    if card and (_key(card) in _by_key() or _key(card) in _ambiguous_by_key()):
+        number = found["n"] or found["n2"] if found else ""
+        raise BadInput(f'"{name}" is {number} cards: say --gpu {card}; how many is what the command asks for (-tp {number})')
 
 
 def nearest_names(name: str, n: int = 3) -> list[str]:

@@ -94,9 +94,15 @@ def _section(result: Checked) -> str:
     lines += _changes(result)
     command = _command_lines(result)
     lines += ["", f"Rewritten for {result.engine.release}:", "", *command]
-    if any(REDACTED in line for line in command):
-        lines += ["", f"Secrets are not shown: where it says {REDACTED}, put yours back before you run it."]
+    lines += put_back(" ".join(command))
     return "\n".join(lines)
+
+
+def put_back(command: str) -> list[str]:
+    """What is to be done about secrets that a shown command hides; nothing where it hides none."""
+    if REDACTED not in command:
+        return []
+    return ["", f"Secrets are not shown: where it says {REDACTED}, put yours back before you run it."]
 
 
 def _verdict(result: Checked) -> str:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from plimsoll.engine.extension_points import Answer, Need, Part, Verdict
 from plimsoll.engine.inside_command import FLAGS, PLUGIN_NAME, PROBE_PLUGIN_NAME, Fitted
 from plimsoll.engine.versions import Engine
-from plimsoll.report.flags import clean, rewritten_line
+from plimsoll.report.flags import clean, put_back, rewritten_line
 from plimsoll.report.wrapping import wrapped
 
 GIVES = {
@@ -160,4 +160,5 @@ def _command_text(fitted: Fitted) -> list[str]:
             lines += wrapped(f"  {'refused':<10}{clean(item.name)}: {clean(item.note or item.status.value)}", " " * 12)
     for remark in fitted.remarks:
         lines += wrapped(f"  {'note':<10}{clean(remark.name)}: {clean(remark.says)}", " " * 12)
-    return [*lines, "", "With plimsoll.inside:", "", f"  {rewritten_line(fitted.checked)}"]
+    command = rewritten_line(fitted.checked)
+    return [*lines, "", "With plimsoll.inside:", "", f"  {command}", *put_back(command)]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from plimsoll.domain.units import format_count
 from plimsoll.report.flags import clean
 from plimsoll.report.wrapping import wrapped
+from plimsoll.simulate.planned import REPLAYED_ALL_THE_SAME
 from plimsoll.simulate.settings import Settings, StepTime
 from plimsoll.simulate.summary import NEARLY_FULL_PERCENT, Latency, Summary
 
@@ -60,14 +61,15 @@ def _step_time_json(times: StepTime, label: str) -> dict[str, object]:
 def as_text(summary: Summary, *, notes: Sequence[str] = ()) -> str:
     """What was replayed, what it means, what happened and how long it took, on one screen."""
     lines = [*wrapped(f"replayed: {what_was_replayed(summary)}", "  "), ""]
-    for sentence in (headline(summary), *reading(summary)):
+    urgent = [note for note in notes if note.endswith(REPLAYED_ALL_THE_SAME)]
+    for sentence in (*(f"{note[0].upper()}{note[1:]}." for note in urgent), headline(summary), *reading(summary)):
         lines += wrapped(f"  {clean(sentence)}", "  ")
     if summary.requests:
         lines += ["", *_happened(summary)]
     if summary.finished:
         lines += ["", *_latencies(summary)]
     for note in notes:
-        lines += wrapped(f"  note: {clean(note)}", " " * 8)
+        lines += wrapped(f"  note: {clean(note)}", " " * 8) if note not in urgent else ()
     return "\n".join(lines)
 
 

@@ -11,6 +11,9 @@ from plimsoll.simulate.graphs import graph_sizes
 from plimsoll.simulate.roofline import Experts, Speed, Work, active_parameters, dense_rate, roofline
 from plimsoll.simulate.settings import Group, Kind, Settings, StepTime
 
+REPLAYED_ALL_THE_SAME = "; it is replayed as if it did"
+"""How the note ends that the plan of a replayed server says it does not start."""
+
 _KINDS: Mapping[str, Kind] = {
     "full": "full", "mla": "full", "indexer": "full", "sliding": "sliding", "sliding-mla": "sliding", "state": "mamba",
 }  # fmt: skip
