@@ -106,7 +106,7 @@ def diagnose_log(log: Log, plan_for: PlanFor, texts: Sequence[Text] = TEXTS) -> 
     shown = _facts(story, verdict, facts) if is_server else {}
     findings = [fitting(finding, facts.flags) for finding in findings]
     last = next((evidence(log, at) for at in range(len(log.lines) - 1, -1, -1) if log.lines[at].text.strip()), None)
-    remarks += remarks_on(story, verdict, last, memory=memory, has_findings=bool(findings))
+    remarks += remarks_on(story, verdict, last, memory=memory, has_findings=bool(findings), is_server=is_server)
     return LogDiagnosis(
         log.source,
         tuple(findings),
