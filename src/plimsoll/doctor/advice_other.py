@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from plimsoll.doctor.case import Case
 from plimsoll.doctor.explained import Explained
+from plimsoll.doctor.steps import Progress
 from plimsoll.doctor.tracebacks import Raised
 from plimsoll.domain.finding import Code, Remedy
 
@@ -21,9 +23,18 @@ def other(case: Case) -> Explained:
         because, remedy = _BY_TEXT[text.name]
     elif code is Code.OTHER_ENGINE_ERROR and raised is not None and raised.name:
         because = f"{raised.name} was raised{_where(raised)}, and nothing in the log points to memory"
+    elif code is Code.OTHER_STOPPED_BY_OPERATOR and Progress.UNKNOWN < case.facts.progress < Progress.SERVING:
+        because, remedy = _stopped_while_starting(because, remedy)
     elif code is Code.OTHER_INSTALLATION and (missing := re.search(_NO_MODULE, case.line)):
         because, remedy = _missing(missing[1])
     return Explained(title, because, remedy, () if code.is_memory else _NOT_MEMORY)
+
+
+def _stopped_while_starting(because: str, remedy: Sequence[Remedy]) -> tuple[str, tuple[Remedy, ...]]:
+    """A server that never came up: it may have been wanted, and a probe that gave up sends the same signal."""
+    why = "`failed liveness probe` there says that the start got too little time"
+    asks = Remedy("kubectl describe pod NAME, and give that to doctor, too", why)
+    return f"{because}; it was still starting then, and a probe that gives up sends the same signal", (asks, *remedy)
 
 
 def _missing(module: str) -> tuple[str, tuple[Remedy, ...]]:

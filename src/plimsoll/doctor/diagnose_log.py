@@ -263,9 +263,13 @@ def _facts(story: Story, verdict: Verdict, facts: LogFacts) -> dict[str, object]
         "scheduler_at_death": dict(facts.scheduler) or None,
         "worker_exit_code": facts.worker_exit_code,
         "processes": [one._asdict() for one in facts.processes if one.process],
-        "harmless": [evidence(story.log, hit.at).text for hit in verdict.noise[:3]],
+        "harmless": [_with_line(evidence(story.log, hit.at)) for hit in verdict.noise[:3]],
         "starts": len(story.lives),
     }
+
+
+def _with_line(one: Evidence) -> str:
+    return one.text if one.line is None else f"line {one.line}: {one.text}"
 
 
 def _asks(verdict: Verdict, facts: LogFacts) -> Iterator[str]:

@@ -78,9 +78,8 @@ def vllm_in(folder: str) -> InstalledVllm:
 
 def vllm_of_this_python() -> InstalledVllm:
     """The vLLM that this interpreter would import."""
-    return _from_answer(
-        _ask([sys.executable], {}, "this Python"), "this Python has no vLLM; name one with --python or --vllm-dir"
-    )
+    absent = "this Python has no vLLM; name one with --python or --vllm-dir (docs/support.md: which releases take what)"
+    return _from_answer(_ask([sys.executable], {}, "this Python"), absent)
 
 
 def vllm_of(python: str, variables: Mapping[str, str]) -> InstalledVllm:
