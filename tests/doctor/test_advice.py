@@ -280,6 +280,22 @@ def test_flags_a_release_does_not_have_are_not_offered(version: str | None, flag
     assert "70.10 GiB free before, 75.20 after" in old.because
 
 
+@pytest.mark.parametrize(
+    ("module", "do"),
+    [
+        ("plimsoll", "plimsoll inside wheel"),
+        ("plimsoll.inside", "plimsoll inside wheel"),
+        ("flashinfer", "what brings flashinfer"),
+    ],
+)
+def test_a_missing_module_is_named_with_what_brings_it(module: str, do: str) -> None:
+    """Not with drivers: our own probe and gate are the likeliest, in an image to which nobody brought them."""
+    line = f"ModuleNotFoundError: No module named '{module}'"
+    found = finding(case_of(Code.OTHER_INSTALLATION, line=line, frames=()))
+    assert found.because == f"the Python in which vLLM runs has no module {module}"
+    assert do in found.remedy[0].do
+
+
 def test_graphs_larger_than_the_cache_are_made_smaller_first() -> None:
     """870 MiB of cache cannot make room for graphs of 4.8 GiB: a lower share comes last, with the reason."""
     measured = Measured(kv_bytes=870 * MIB, graphs_estimated_bytes=round(4.8 * GIB))

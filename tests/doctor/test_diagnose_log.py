@@ -137,3 +137,21 @@ def test_a_healthy_log_has_no_findings_and_no_questions() -> None:
     """From its first line on, nothing wrong: memory is ruled out."""
     found = said(STARTED, [REQUEST] * 5)
     assert (found.findings, found.memory_failure, found.collect_next) == ((), False, ())
+
+
+def test_a_stop_in_the_middle_of_a_start_may_be_a_probes() -> None:
+    """A pod that restarts for ever is stopped so; of one that served it is not said."""
+    stop = "(APIServer pid=1) INFO 11-15 09:10:00 [launcher.py:1] [shutdown] API server: shutdown triggered"
+    starting = said(VERSION, ARGS, LOADING, stop).findings[0]
+    assert starting.code is Code.OTHER_STOPPED_BY_OPERATOR
+    assert "a probe that gives up sends the same signal" in starting.because
+    assert "kubectl describe pod" in starting.remedy[0].do
+    assert "probe that gives up" not in said(STARTED, stop).findings[0].because
+
+
+def test_what_is_harmless_is_told_with_its_line() -> None:
+    """Who sees the words in the log can find that they are the ones that are meant."""
+    stop = "(APIServer pid=1) INFO 11-15 09:10:00 [launcher.py:1] [shutdown] API server: shutdown triggered"
+    harmless = said(STARTED, stop, OOM).facts["harmless"]
+    assert isinstance(harmless, list)
+    assert harmless[0].startswith(f"line {len(STARTED) + 2}: {OOM[:100]}")

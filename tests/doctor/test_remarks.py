@@ -41,6 +41,9 @@ def test_a_finding_in_a_text_without_vllm_is_marked_as_such() -> None:
     assert [finding.code for finding in diagnose([TRAINING]).findings] == [Code.HOST_OUT_OF_MEMORY]
     assert "nothing in server.log is recognised as vLLM's own" in remarks(TRAINING)
     assert remarks(log(STARTED, traceback(STEP), ENGINE_DEAD)) == ""
+    kernel = log("[ 8123.4] NVRM: Xid (PCI:0000:3b:00): 79, pid=2, name=python, GPU has fallen off the bus.")
+    assert diagnose([kernel]).findings
+    assert remarks(kernel) == "", "the kernel's log is the kernel's"
 
 
 @pytest.mark.parametrize(

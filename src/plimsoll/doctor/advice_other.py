@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+
 from plimsoll.doctor.case import Case
 from plimsoll.doctor.explained import Explained
+from plimsoll.doctor.steps import Progress
 from plimsoll.doctor.tracebacks import Raised
 from plimsoll.domain.finding import Code, Remedy
 
+_NO_MODULE = r"No module named '([\w.]{1,80})'"
 _NOT_MEMORY = ("any memory setting: this is not a memory failure",)
 
 
@@ -18,7 +23,36 @@ def other(case: Case) -> Explained:
         because, remedy = _BY_TEXT[text.name]
     elif code is Code.OTHER_ENGINE_ERROR and raised is not None and raised.name:
         because = f"{raised.name} was raised{_where(raised)}, and nothing in the log points to memory"
+    elif code is Code.OTHER_STOPPED_BY_OPERATOR and Progress.UNKNOWN < case.facts.progress < Progress.SERVING:
+        because, remedy = _stopped_while_starting(because, remedy)
+    elif code is Code.OTHER_INSTALLATION and (missing := re.search(_NO_MODULE, case.line)):
+        because, remedy = _missing(missing[1])
     return Explained(title, because, remedy, () if code.is_memory else _NOT_MEMORY)
+
+
+def _stopped_while_starting(because: str, remedy: Sequence[Remedy]) -> tuple[str, tuple[Remedy, ...]]:
+    """A server that never came up: it may have been wanted, and a probe that gave up sends the same signal."""
+    why = "`failed liveness probe` there says that the start got too little time"
+    asks = Remedy("kubectl describe pod NAME, and give that to doctor, too", why)
+    return f"{because}; it was still starting then, and a probe that gives up sends the same signal", (asks, *remedy)
+
+
+def _missing(module: str) -> tuple[str, tuple[Remedy, ...]]:
+    """A package that was asked for and is not there; one of ours is asked for by a flag of the user's own."""
+    because = f"the Python in which vLLM runs has no module {module}"
+    if module.partition(".")[0] == "plimsoll":
+        ours = Remedy("bring it there, by pip or as one mounted file: plimsoll inside wheel", "it prints each way")
+        flags = "--middleware and --worker-extension-cls"
+        return because, (ours, Remedy(f"start without {flags} until then", "vLLM itself does not need it"))
+    package = module.partition(".")[0]
+    return because, (
+        Remedy(
+            f"install what brings {package} where vLLM runs, or leave out the flag that asks for it", "nothing starts without"
+        ),
+        Remedy(
+            "an image or environment made for this release of vLLM", "one that was upgraded in part lacks what the rest needs"
+        ),
+    )
 
 
 def _where(raised: Raised) -> str:

@@ -107,7 +107,7 @@ def diagnose_log(log: Log, plan_for: PlanFor, texts: Sequence[Text] = TEXTS) -> 
     shown = _facts(story, verdict, facts) if is_server else {}
     findings = [fitting(finding, facts.flags) for finding in findings]
     last = next((evidence(log, at) for at in range(len(log.lines) - 1, -1, -1) if log.lines[at].text.strip()), None)
-    remarks += remarks_on(story, verdict, last, memory=memory, has_findings=bool(findings))
+    remarks += remarks_on(story, verdict, last, memory=memory, has_findings=bool(findings), is_server=is_server)
     return LogDiagnosis(
         log.source,
         tuple(findings),
@@ -268,9 +268,13 @@ def _facts(story: Story, verdict: Verdict, facts: LogFacts) -> dict[str, object]
         "scheduler_at_death": dict(facts.scheduler) or None,
         "worker_exit_code": facts.worker_exit_code,
         "processes": [one._asdict() for one in facts.processes if one.process],
-        "harmless": [evidence(story.log, hit.at).text for hit in verdict.noise[:3]],
+        "harmless": [_with_line(evidence(story.log, hit.at)) for hit in verdict.noise[:3]],
         "starts": len(story.lives),
     }
+
+
+def _with_line(one: Evidence) -> str:
+    return one.text if one.line is None else f"line {one.line}: {one.text}"
 
 
 def _asks(verdict: Verdict, facts: LogFacts) -> Iterator[str]:

@@ -37,14 +37,14 @@ def is_foreign(story: Story, verdict: Verdict) -> bool:
 
 
 def remarks_on(
-    story: Story, verdict: Verdict, last: Evidence | None, *, memory: bool | None, has_findings: bool
+    story: Story, verdict: Verdict, last: Evidence | None, *, memory: bool | None, has_findings: bool, is_server: bool
 ) -> Iterator[str]:
-    """Sentences, most of the time none; `last` is the last line that says anything."""
+    """Sentences, most of the time none; `last` is the last line that says anything, `is_server` what a finding rests on."""
     source = story.log.source
     if last is None:
         yield f"{source} is empty: nothing was written to it"
         return
-    if has_findings and is_foreign(story, verdict):
+    if is_server and verdict.root is not None and is_foreign(story, verdict):
         yield f"nothing in {source} is recognised as vLLM's own: make sure that it is the server's log before you act on it"
     yield from list(_servers_at_once(story.log.lines)) or _came_up_later(story.log.lines, verdict)
     if verdict.root is not None or verdict.deaths or has_findings:
