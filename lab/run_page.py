@@ -171,6 +171,8 @@ def run_page(path: Path, *, left_out: Collection[str] = (), write: bool = False,
         home = Path(scratch)
         ours = [(told.home, scratch), (told.checkout, str(ROOT)), *((str(port), str(free_port())) for port in told.ports)]
         to_us, to_reader = swapper(ours), swapper([(other, one) for one, other in ours if one])
+        if told.home and told.checkout.startswith(told.home + "/"):
+            Path(told.checkout.replace(told.home, scratch, 1)).symlink_to(ROOT)
         shell = Shell(ROOT, environment(home))
         for command in commands:
             if command.bare in left_out:
