@@ -171,19 +171,24 @@ def run_page(path: Path, *, left_out: Collection[str] = (), write: bool = False,
         home = Path(scratch)
         ours = [(told.home, scratch), (told.checkout, str(ROOT)), *((str(port), str(free_port())) for port in told.ports)]
         to_us, to_reader = swapper(ours), swapper([(other, one) for one, other in ours if one])
+        if told.home and told.checkout.startswith(told.home + "/"):
+            Path(told.checkout.replace(told.home, scratch, 1)).symlink_to(ROOT)
         shell = Shell(ROOT, environment(home))
-        for command in commands:
-            if command.bare in left_out:
-                continue
-            printed = _ran(shell, command, to_us, to_reader, f"{name}:{command.line}")
-            say(f"{name}:{command.line}: {printed.seconds:.1f} s: {command.text.splitlines()[0]}")
-            fault = _fault(command, printed)
-            if fault and not write:
-                raise NotTrue(f"{name}:{fault[0]}: {fault[1]}; the command was: {command.text.splitlines()[0]}")
-            if fault:
-                news[command.line] = printed.text
-        if news:
-            path.write_text(rewritten(text, news), encoding="utf-8")
+        try:
+            for command in commands:
+                if command.bare in left_out:
+                    continue
+                printed = _ran(shell, command, to_us, to_reader, f"{name}:{command.line}")
+                say(f"{name}:{command.line}: {printed.seconds:.1f} s: {command.text.splitlines()[0]}")
+                fault = _fault(command, printed)
+                if fault and not write:
+                    raise NotTrue(f"{name}:{fault[0]}: {fault[1]}; the command was: {command.text.splitlines()[0]}")
+                if fault:
+                    say(f"{name}:{fault[0]}: {fault[1]}")
+                    news[command.line] = printed.text
+        finally:
+            if news:
+                path.write_text(rewritten(text, news), encoding="utf-8")
         shell.close()
         _all_ended(left, str(name))
 

@@ -36,9 +36,9 @@ def is_asleep() -> bool:
 
 
 TRUE = f"""\
-<!-- the page: home /home/you, ports 8000 -->
+<!-- the page: home /home/you, checkout /home/you/plimsoll, ports 8000 -->
 ```console
-$ cd && mkdir line && cd line && pwd
+$ [ ~/plimsoll -ef . ] && cd && mkdir line && cd line && pwd
 /home/you/line
 $ sleep {SLEEPS} &
 $ SLEEPER=$!

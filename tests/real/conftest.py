@@ -15,7 +15,7 @@ from lab.engine.server import EngineServer
 
 HERE = Path(__file__).resolve().parent
 ENGINES = frozenset({"engine", "small_engine", "start_engine"})  # fixtures
-STARTERS = frozenset({"EngineServer", "own_engine", "write_unit"})  # what a module imports that starts engines itself
+STARTERS = frozenset({"EngineServer", "own_engine", "run_page", "write_unit"})  # what a module imports that starts engines
 TIMEOUT_S = 600
 
 StartEngine = Callable[..., EngineServer]

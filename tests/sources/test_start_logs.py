@@ -69,6 +69,17 @@ memory utilization is (0.91, 86.42 GiB). Actual usage is 64.44 GiB for consumed 
 activation, and 0.25 GiB for CUDAGraph memory. Replace gpu_memory_utilization config with `--kv-cache-memory=18676332626` \
 (17.39 GiB) to fit into requested memory. Current kv cache memory in use is 17.79 GiB.
 """  # noqa: E501
+# The CPU build of 0.32.0, a start of our own: two layers, a share of 0.11 of a machine with 22.71 GiB.
+ON_A_CPU = """\
+(APIServer pid=70) INFO 11-16 08:28:33 [api_utils.py:286] non-default args: {'model_tag': 'm', 'dtype': 'float32', 'max_model_len': \
+2048, 'enforce_eager': True, 'block_size': 128, 'gpu_memory_utilization': 0.11, 'max_num_batched_tokens': 2048, 'max_num_seqs': 4}
+(EngineCore pid=71) INFO 11-16 08:28:56 [core.py:133] Initializing a V1 LLM engine (v0.32.0) with config: model='m', \
+max_seq_len=2048, tensor_parallel_size=1, pipeline_parallel_size=1, data_parallel_size=1, enforce_eager=True
+(Worker pid=72) INFO 11-16 08:29:08 [cpu_worker.py:260] Auto set (1.89/22.71) GiB for KV cache on node 0, with 2.5 GiB requested \
+memory for the worker. 0.61 GiB memory was consumed by non-kv usages.
+(EngineCore pid=71) INFO 11-16 08:29:08 [kv_cache_utils.py:2327] CPU KV cache size: 1,984,512 tokens, Maximum concurrency for \
+2,048 tokens per request: 969.00x
+"""  # noqa: E501
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "logs"
 
 
@@ -146,6 +157,17 @@ def test_the_first_engine(tmp_path: Path) -> None:
     assert (_gib(found.total_bytes), found.utilization, _gib(found.requested_bytes)) == (79.11, 0.9, 71.2)
     assert (_gib(found.weights_bytes), _gib(found.non_torch_bytes), _gib(found.activation_bytes)) == (14.99, 0.16, 1.21)
     assert _gib(found.kv_bytes) == 54.84
+
+
+def test_the_cpu_build(tmp_path: Path) -> None:
+    """The memory node is the card; what the worker holds is not split into terms. A cache that somebody set tells nothing."""
+    found = _read(tmp_path, ON_A_CPU)
+    assert (_gib(found.total_bytes), found.utilization, _gib(found.requested_bytes)) == (22.71, 0.11, 2.5)
+    assert (_gib(found.kv_bytes), found.kv_tokens, found.max_concurrency) == (1.89, 1_984_512, 969.0)
+    assert found.weights_bytes is found.consumed_bytes is found.non_torch_bytes is found.activation_bytes is None
+    line = "(Worker pid=72) INFO 11-15 09:14:14 [cpu_worker.py:260] Explicitly set (1.0/23.21) GiB for KV cache on node 0.\n"
+    with pytest.raises(BadInput, match="no memory figures"):
+        _read(tmp_path, line)
 
 
 def test_colours_carriage_returns_and_gzip_change_nothing(tmp_path: Path) -> None:
