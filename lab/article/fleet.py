@@ -36,7 +36,7 @@ class WatchedFleet(Fleet):
     def __init__(self, folder: Path, watcher: str, scale: float, *, use_haproxy: bool) -> None:
         assert watcher in WATCHERS, watcher
         # HAProxy's own defaults; an answer may take longer than any client waits for it, and a check as long as it must.
-        self.checks = Checks("/health", f"inter {max(500.0, 2_000 / scale):.0f}ms fall 3 rise 2", check_s=10, answer_s=600)
+        self.checks = Checks("/health", f"inter {max(500.0, 2_000 / scale):.0f}ms fall 3 rise 2", "10s", "600s")
         super().__init__(folder, use_haproxy=use_haproxy, speed=scale)
         self.watcher, self._scale = watcher, scale
         self.start_s = 60.0 + 2 * START_S / scale

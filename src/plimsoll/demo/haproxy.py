@@ -21,10 +21,10 @@ global
 defaults
     mode http
     timeout connect 5s
-    timeout client {answer_s}s
-    timeout server {answer_s}s
+    timeout client {answers}
+    timeout server {answers}
     timeout queue 60s
-    timeout check {check_s}s
+    timeout check {within}
     option redispatch 1
     retries 3
     retry-on conn-failure empty-response
@@ -44,8 +44,8 @@ class Checks(NamedTuple):
 
     path: str = READY
     how: str = "inter 500ms fall 2 rise 1"
-    check_s: int = 2
-    answer_s: int = 120
+    within: str = "500ms"
+    answers: str = "120s"
 
 
 # The kernel takes 107 bytes of a socket's path, and HAProxy binds to it with its process id and ".tmp" behind it first.
