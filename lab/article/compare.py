@@ -15,6 +15,7 @@ import asyncio
 import json
 import os
 import platform
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -148,6 +149,8 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--from", dest="source", type=Path, help="a file to show")
     parser.add_argument("--json", action="store_true", help="the whole of it as one object")
     asked = parser.parse_args(words)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that what was started is ended
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     result = run(asked) if asked.source is None else read(asked.source)
     print(json.dumps(result) if asked.json else text_table(result))
     return 0

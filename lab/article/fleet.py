@@ -14,6 +14,7 @@ from pathlib import Path
 
 from lab.article.sidecar import EVERY_S
 from plimsoll.demo.fleet import GPU, MODEL, NAMES, Fleet, end_process
+from plimsoll.demo.haproxy import Checks
 from plimsoll.demo.wire import HOST
 from plimsoll.guard.policy import KNOBS
 from plimsoll.sources.guard_keys import keys
@@ -32,11 +33,10 @@ LEAST_EVERY_S = 1.0  # guard looks no more often
 class WatchedFleet(Fleet):
     """`scale` is how many times as fast as on a real machine everything goes."""
 
-    checks = "/health"
-    answer_s = 600  # longer than any client waits
-
     def __init__(self, folder: Path, watcher: str, scale: float, *, use_haproxy: bool) -> None:
         assert watcher in WATCHERS, watcher
+        # HAProxy's own defaults; an answer may take longer than any client waits for it, and a check as long as it must.
+        self.checks = Checks("/health", f"inter {max(500.0, 2_000 / scale):.0f}ms fall 3 rise 2", "10s", "600s")
         super().__init__(folder, use_haproxy=use_haproxy, speed=scale)
         self.watcher, self._scale = watcher, scale
         self.start_s = 60.0 + 2 * START_S / scale

@@ -84,7 +84,7 @@ def test_the_engines_are_the_same_whoever_watches(tmp_path: Path) -> None:
         fleet = WatchedFleet(folder, watcher, 5.0, use_haproxy=False)
         words = fleet.words("a")
         commands.add(tuple(word for word in words if word != str(fleet.ports["a"])))
-        assert fleet.checks == "/health"
+        assert fleet.checks.path == "/health"
         assert "--shutdown-timeout" not in words
     assert len(commands) == 1
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from plimsoll.actuators.own_process import OwnProcess
-from plimsoll.demo.balancer import READY, Balancer
-from plimsoll.demo.haproxy import ANSWER_S, HAProxy
+from plimsoll.demo.balancer import Balancer
+from plimsoll.demo.haproxy import Checks, HAProxy
 from plimsoll.demo.unit import FILE, unit, write_unit
 from plimsoll.demo.wire import HOST, ask, free_port
 from plimsoll.errors import WorldFailed
@@ -123,8 +123,7 @@ class Guard:
 class Fleet:
     """Everything that runs, and the one place that ends it."""
 
-    checks = READY  # what the balancer asks each engine
-    answer_s = ANSWER_S  # how long HAProxy waits for an answer
+    checks = Checks()  # what the balancer asks each engine; of the demo's own only the path is heeded
     start_s = START_S
 
     def __init__(self, folder: Path, *, use_haproxy: bool, speed: float = 1.0) -> None:
@@ -135,9 +134,7 @@ class Fleet:
         self._units: dict[str, OwnProcess] = {}
         hook_token = secrets.token_hex(16)
         self.balancer: Balancer | HAProxy = (
-            HAProxy(folder, self.ports, self.checks, self.answer_s)
-            if use_haproxy
-            else Balancer(self.ports, hook_token, self.checks)
+            HAProxy(folder, self.ports, self.checks) if use_haproxy else Balancer(self.ports, hook_token, self.checks.path)
         )
         for name, token in (("gate", self.gate_token), ("api", self.guard.token), ("hook", hook_token)):
             path = folder / f"{name}.token"

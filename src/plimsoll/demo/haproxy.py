@@ -9,6 +9,7 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
+from typing import NamedTuple
 
 from plimsoll.demo.balancer import READY
 from plimsoll.demo.wire import HOST, free_port
@@ -20,9 +21,10 @@ global
 defaults
     mode http
     timeout connect 5s
-    timeout client {answer_s}s
-    timeout server {answer_s}s
+    timeout client {answers}
+    timeout server {answers}
     timeout queue 60s
+    timeout check {within}
     option redispatch 1
     retries 3
     retry-on conn-failure empty-response
@@ -31,13 +33,21 @@ frontend clients
     default_backend demo
 backend demo
     balance leastconn
-    option httpchk GET {checks}
-    default-server check inter 500ms fall 2 rise 1
+    option httpchk GET {path}
+    default-server check {how}
 {servers}
 """
 
 
-ANSWER_S = 120  # for an answer, or a part of one
+class Checks(NamedTuple):
+    """What it asks each engine, how often, and how long it waits for that and for an answer to a client."""
+
+    path: str = READY
+    how: str = "inter 500ms fall 2 rise 1"
+    within: str = "500ms"
+    answers: str = "120s"
+
+
 # The kernel takes 107 bytes of a socket's path, and HAProxy binds to it with its process id and ".tmp" behind it first.
 LONGEST_SOCKET_PATH = 90
 
@@ -52,9 +62,9 @@ class HAProxy:
 
     is_haproxy = True
 
-    def __init__(self, folder: Path, engines: dict[str, int], checks: str = READY, answer_s: int = ANSWER_S) -> None:
+    def __init__(self, folder: Path, engines: dict[str, int], checks: Checks | None = None) -> None:
         self.port = 0
-        self._engines, self._checks, self._answer_s = engines, checks, answer_s
+        self._engines, self._checks = engines, checks or Checks()
         self._config, self._log = folder / "haproxy.cfg", folder / "haproxy.log"
         self._socket, self._short_folder = folder / "haproxy.sock", ""
         if len(os.fsencode(self._socket)) > LONGEST_SOCKET_PATH:
@@ -69,9 +79,7 @@ class HAProxy:
             raise WorldFailed("haproxy is not installed")
         self.port = free_port()
         lines = "\n".join(f"    server {name} {HOST}:{port}" for name, port in self._engines.items())
-        text = CONFIG.format(
-            socket=self._socket, host=HOST, port=self.port, checks=self._checks, answer_s=self._answer_s, servers=lines
-        )
+        text = CONFIG.format(socket=self._socket, host=HOST, port=self.port, servers=lines, **self._checks._asdict())
         self._config.write_text(text, encoding="utf-8")
         with self._log.open("wb") as log:
             self._process = await asyncio.create_subprocess_exec(

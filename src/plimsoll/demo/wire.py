@@ -15,6 +15,7 @@ from plimsoll.errors import WorldFailed
 
 HOST = "127.0.0.1"
 HEAD_MAX = 64 << 10
+_GIVEN: set[int] = set()  # ports, by this process
 
 
 @dataclass
@@ -91,9 +92,14 @@ async def _read(reader: asyncio.StreamReader, told: Told) -> None:
 
 
 def free_port() -> int:
-    """One that nobody listens on now, below those that the kernel gives to outgoing connections: a client could take one."""
+    """One that nobody listens on now, below those that the kernel gives to outgoing connections: a client could take one.
+
+    No port is given twice: whoever got one may need a minute until it listens there.
+    """
     for port in random.sample(range(22_000, 32_000), 200):
         with socket.socket() as found, contextlib.suppress(OSError):
             found.bind((HOST, port))
-            return port
+            if port not in _GIVEN:
+                _GIVEN.add(port)
+                return port
     raise WorldFailed("no free port could be found")
