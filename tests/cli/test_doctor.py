@@ -216,7 +216,7 @@ def test_a_page_without_any_metric_of_vllm_proves_nothing(tmp_path: Path, capsys
     page.write_text("# HELP http_requests_total x\n# TYPE http_requests_total counter\nhttp_requests_total 4\n")
     answer = said(capsys, str(page))
     assert answer.out.startswith("memory failure: cannot be told")
-    assert "Note: the page shows no metric of vLLM" in answer.out
+    assert "the page shows no metric of" in answer.out
     answer = said(capsys, str(page), "--json")
     assert answer.body["memory_failure"] is None
     assert [one["says"] for one in answer.body["facts"]["inputs"]] == ["nothing of vLLM in it"]
@@ -230,8 +230,8 @@ def test_what_others_say_beside_the_cause_is_shown(tmp_path: Path, capsys: Capsy
     (tmp_path / "cut.log.gz").write_bytes(b"\x1f\x8b\x08 broken")
     answer = said(capsys, str(tmp_path))
     assert answer.code == 0
-    assert "Note: Xid 31 on 0000:3b:00 belongs to blender, not to vLLM" in answer.out
-    assert "Note: Xid 999 on 0000:3b:00" in answer.out
+    assert "Remark: Xid 31 on 0000:3b:00 belongs to blender, not to vLLM" in answer.out
+    assert "Remark: Xid 999 on 0000:3b:00" in answer.out
     assert "cut.log.gz" in answer.out
     assert "sk-0123" not in answer.out
 

@@ -97,7 +97,7 @@ def test_a_start_on_a_cpu_makes_the_next_plan_exact() -> None:
         release="0.32.0", total_bytes=_gib(22.71), utilization=0.11, requested_bytes=_gib(2.5), kv_bytes=_gib(1.89),
         kv_tokens=1_984_512, max_model_len=2048, max_num_seqs=4, max_num_batched_tokens=2048, enforce_eager=True,
     )  # fmt: skip
-    after = corrected(ledger, correction_from(ledger, measured), replanner(ledger, tiny))
+    after = corrected(ledger, correction_from(ledger, measured), ModelFacts("tiny", tiny))
     assert ledger.kv_plan.tokens == pytest.approx(1.14 * 1_984_512, rel=0.01)
     assert after.kv_plan.tokens == pytest.approx(1_984_512, rel=0.002)
     assert after.kv.low <= _gib(1.89) <= after.kv.high

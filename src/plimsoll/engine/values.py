@@ -38,7 +38,14 @@ def row_problem(row: FlagRow, value: str) -> str | None:
         return f"{value!r} is none of {', '.join(row.choices)}"
     if value in _NOTHING and row.is_optional:
         return None
-    return _wrong_kind(row.kind, value) or out_of_range(row.name, value)
+    return _wrong_kind(row.kind, value)
+
+
+def config_problem(argument: Argument, unseen: Unseen) -> str | None:
+    """Why vLLM does not start with values that its parser takes; None if it does, or we cannot tell."""
+    assert argument.row is not None
+    name = argument.row.name
+    return next(filter(None, (out_of_range(name, value) for value in argument.values if value not in unseen)), None)
 
 
 def out_of_range(name: str, value: str) -> str | None:

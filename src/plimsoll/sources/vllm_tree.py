@@ -78,7 +78,7 @@ def vllm_in(folder: str) -> InstalledVllm:
 
 def vllm_of_this_python() -> InstalledVllm:
     """The vLLM that this interpreter would import."""
-    which = "name one with --python or --vllm-dir (of an image: its vLLM wheel, unpacked); docs/support.md lists what releases take"
+    which = "name one with --python or --vllm-dir (of an image: its vLLM wheel, unpacked); docs/support.md has every release"
     return _from_answer(_ask([sys.executable], {}, "this Python"), f"this Python has no vLLM; {which}")
 
 
