@@ -33,6 +33,9 @@ WITHIN_A_SENTENCE = {
     "plimsoll guard --engine http://127.0.0.1:8000": "needs an engine: tests/real/test_readme_real.py",
     "pip install .": "needs a package index: tests/real/test_readme_real.py",
     "pip install '.[simulate]'": "needs a package index: tests/real/test_readme_real.py",
+    "pip install '.[all]'": "needs a package index; CI installs the same packages, from the same list",
+    "kubectl logs --previous POD | plimsoll doctor -": "needs a cluster; doctor reads such logs in tests/cli/test_doctor.py",
+    "kubectl describe pod POD": "needs a cluster",
 }
 PROGRAMS = r"(?:plimsoll|pip|make|vllm|python3?|docker|kubectl|systemctl|curl)"
 
