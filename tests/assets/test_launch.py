@@ -50,6 +50,17 @@ def test_our_own_reader_finds_the_command_in_each_file(tmp_path: Path) -> None:
             assert launch.arguments[:3] == (LLAMA, "--max-model-len", "8k"), path
 
 
+def test_a_generated_script_can_be_planned_and_made_again(tmp_path: Path) -> None:
+    """The wheel that it adds is no part of the command, a path of one's own is; nothing in it is unknown to our reader."""
+    for own in ((), (("PYTHONPATH", "/opt/mine"),)):
+        words = tuple(f"{name}={value}" for name, value in own)
+        script = tmp_path / "start.sh"
+        script.write_text(_files(before=("env", *words) if words else ())["systemd/vllm-start.sh"], encoding="utf-8")
+        (launch,) = read_launches(str(script))
+        assert launch.unresolved == ()
+        assert tuple(pair for pair in launch.environment if pair[0] == "PYTHONPATH") == own
+
+
 def test_the_environment_arrives_in_all_ways(tmp_path: Path) -> None:
     """A value with every awkward character is the same to the shell, to Docker and to the kubelet."""
     value = "50% of $5 'quoted' # $(date)"

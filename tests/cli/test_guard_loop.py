@@ -85,6 +85,24 @@ def test_a_slow_engine_delays_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fleet.is_looking(1.0)
 
 
+def test_looks_that_somebody_asks_for_put_off_no_other() -> None:
+    """A restart asks for hundreds while an engine starts; the next one is due an interval later, not hundreds of intervals."""
+    watcher = Scripted(well)
+
+    async def run() -> int:
+        fleet = Fleet(POLICY, Ports(lambda _: watcher, lambda _: None))
+        fleet.watch([Target("a", "http://0.example:1")])
+        for _ in range(200):
+            await fleet.look_now("a")
+        before = watcher.looks
+        await asyncio.sleep(20 * POLICY.every_s)
+        after = watcher.looks
+        await fleet.close()
+        return after - before
+
+    assert asyncio.run(run()) >= 8
+
+
 def test_a_mistake_of_ours_stops_nothing() -> None:
     """A watcher that raises is an engine that could not be asked; the others are watched, and the mistake is counted."""
     fleet, watchers, said = watched({"broken": broken, "well": well}, 0.5)

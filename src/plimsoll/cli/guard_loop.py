@@ -281,7 +281,8 @@ class Fleet:
             _answer(waiters, look)
             if self._most_looks is not None and one.looks >= self._most_looks:
                 return
-            due_s = max(due_s + every_s * (0.975 + 0.05 * dice()), clock())
+            # A look that somebody asked for came before its time: the next is due an interval after it, not after its time.
+            due_s = max(min(due_s, clock()) + every_s * (0.975 + 0.05 * dice()), clock())
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(one.is_wanted.wait(), max(0.0, due_s - clock()))
 

@@ -29,6 +29,7 @@ _CLI_FILE = "/vllm/entrypoints/cli/main.py"
 _ASSIGNMENT = r"(?s:([A-Za-z_][A-Za-z0-9_]*)=(.*))"
 _REFERENCE = r"\$[{(]?[#!]?([A-Za-z_][A-Za-z0-9_]*|[0-9]+|[@*#?$!-])"
 _COMPUTED_MAX = 100  # each is looked for in every argument
+_OUR_WHEEL = re.compile(r".*/plimsoll_inside-[\w.-]+\.whl")
 _NESTED_MAX = 4  # bash -c "bash -c '...'"
 
 
@@ -59,6 +60,9 @@ def _settled(launch: Launch | None, unresolved: Iterable[str]) -> Launch | None:
     """The launch with the missing variables that matter to it: a `-v $HOME/cache:/cache` in front of it does not."""
     if launch is None:
         return None
+    launch = launch._replace(
+        environment=tuple(pair for pair in map(_without_our_wheel, launch.environment) if pair != ("PYTHONPATH", ""))
+    )
     texts = [*launch.arguments, *(value for _, value in launch.environment)]
     seen = {name for text in texts if "$" in text for name in re.findall(_REFERENCE, text)}
     names = dict.fromkeys((*unresolved, *launch.unresolved))
@@ -68,6 +72,14 @@ def _settled(launch: Launch | None, unresolved: Iterable[str]) -> Launch | None:
     if any(word != word.lstrip() and word.lstrip()[:1] in ("", "-") and word for word in launch.arguments):
         notes += ("an argument starts with a blank: a backslash that is not the last character of its line does that",)
     return launch._replace(unresolved=tuple(name for name in names if name in seen), notes=notes)
+
+
+def _without_our_wheel(pair: tuple[str, str]) -> tuple[str, str]:
+    """The wheel that a generated script adds by itself is no part of the command: made again, it would stand there twice."""
+    name, value = pair
+    if name != "PYTHONPATH" or "plimsoll_inside-" not in value:
+        return pair
+    return name, ":".join(part for part in value.split(":") if not _OUR_WHEEL.fullmatch(part))
 
 
 def _find(words: tuple[str, ...], environment: Environment, source: str, nested: int) -> Launch | None:
