@@ -101,8 +101,9 @@ def diagnose_log(log: Log, plan_for: PlanFor, texts: Sequence[Text] = TEXTS) -> 
         trends = [one for one in trends if one not in kv]
     elif memory is False and not told and _ends_full(log):
         memory = None  # full, with a queue, when the log breaks off: too short to call it trouble or to rule it out
-    if verdict.root is not None and verdict.root.text is not None and verdict.root.text.name == "kernel-oom":
-        findings = [one for one in findings if one.code is not Code.HOST_OUT_OF_MEMORY or one not in findings[:1] or not around]
+    is_kernels = verdict.root is not None and verdict.root.text is not None and verdict.root.text.name == "kernel-oom"
+    if is_kernels and around and findings[0].code is Code.HOST_OUT_OF_MEMORY:
+        findings = findings[1:]  # the judge of the kernel's lines says more of it
     findings += [one for one in (*around, *trends) if one.code not in {known.code for known in findings}]
     shown = _facts(story, verdict, facts) if is_server else {}
     findings = [fitting(finding, facts.flags) for finding in findings]
