@@ -32,7 +32,7 @@ def _one_line(capsys: pytest.CaptureFixture[str]) -> str:
         (["check", "--python"], "--python needs a value"),
         (["check", "--python", ""], "--python is empty"),
         (["check", "--python", "/nowhere/python"], "cannot be run"),
-        (["check", "--python", "/etc"], "cannot be run"),
+        (["check", "--python", "/etc"], "is a folder"),
         (["check", "--python", "a\0b"], "cannot be run"),
         (["check", "--python", "/bin/true"], "not a Python"),
         (["check", "--vllm-dir", "/nowhere"], "no such folder"),

@@ -115,7 +115,7 @@ def test_growth_is_named_where_it_hurts() -> None:
         (Workload(((1200, 300),), 5000), True, "4,744 requests are beyond --max-num-seqs"),
         (Workload(((200_000, 1),), 1), True, "too long"),
         (Workload(((1200, 300),), 64), False, "does not start"),
-        (Workload(((1200, 300), (200_000, 1)), 2), True, "1 of 2 requests are longer"),
+        (Workload(((1200, 300), (200_000, 1)), 2), True, "1 of 2 requests is longer"),
         (Workload(((1200, 300), (100, 10)), None), True, "of the average mixture"),
         (Workload(((1200, 300),), 210), True, "At the low end of the KV band it does not fit"),
     ],

@@ -73,7 +73,7 @@ def as_html(planned: Planned, *, matrix: Matrix | None = None, workload: Workloa
             '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
             f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{verdict}: {_text(what)}</title>",
+            f"<title>{verdict(planned)}: {_text(what)}</title>",
             f"<style>{_STYLE}</style>\n</head>\n<body>\n<main>",
             *parts,
             '</main>\n<footer class="dim"><p>plimsoll plan. Sizes are per GPU, of the rank that rules.</p></footer>',
