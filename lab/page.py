@@ -182,10 +182,41 @@ def _goes_on(text: str) -> bool:
 
 def wrong(command: Command, printed: str) -> tuple[int, str] | None:
     """The first line of the page that is not what was printed, with a sentence; None if all of it is."""
-    pieces = _pieces(command)
+    found = _found(command, printed)
+    return None if isinstance(found, list) else found
+
+
+def renewed(command: Command, printed: str) -> str:
+    """What is shown with the numbers of this run, cut where it is cut; all that was printed, if something else was shown."""
+    found = _found(command, printed)
+    if not isinstance(found, list):
+        return printed
+    lines = list(command.shown)
+    words: dict[int, list[str]] = {}
+    for piece, real in found:
+        words.setdefault(piece.line - command.shown_line, []).append(real)
+    whole = {" ".join(line.split()): line for line in printed.splitlines()}
+    for number, real_words in words.items():
+        if command.above.by_words:
+            old = iter(real_words)
+            again = "".join(part if part.isspace() or part == CUT else next(old) for part in _parts(lines[number]))
+            lines[number] = whole.get(" ".join(real_words), again)
+        else:
+            lines[number] = real_words[0]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _parts(line: str) -> list[str]:
+    """Its words, its cuts and the blanks between them."""
+    return re.findall(rf"\s+|{re.escape(CUT)}|(?:(?!{re.escape(CUT)})\S)+", line)
+
+
+def _found(command: Command, printed: str) -> list[tuple[Piece, str]] | tuple[int, str]:
+    """Everything that is shown with what was printed for it; or the first line that is not so, with a sentence."""
     real = printed.split() if command.above.by_words else printed.splitlines()
     at = 0
-    for number, segment in enumerate(segments := _segments(pieces)):
+    pairs: list[tuple[Piece, str]] = []
+    for number, segment in enumerate(segments := _segments(_pieces(command))):
         starts = range(len(real) + 1)
         if number == 0:
             starts = range(1)
@@ -195,6 +226,7 @@ def wrong(command: Command, printed: str) -> tuple[int, str] | None:
         for start in (one for one in starts if one >= at):
             fits = _fits(segment, real[start:])
             if fits == len(segment):
+                pairs += zip(segment, real[start:], strict=False)
                 at = start + fits
                 break
             best = max(best, fits)
@@ -202,7 +234,7 @@ def wrong(command: Command, printed: str) -> tuple[int, str] | None:
             return _said(segment[best], real, at + best if number == 0 else None)
     if len(segments) == 1 and at < len(real):
         return command.shown_line + len(command.shown) - 1, f"more was printed than is shown: {_cut(real[at])}"
-    return None
+    return pairs
 
 
 def _pieces(command: Command) -> list[Piece]:

@@ -1,7 +1,7 @@
 """Run the commands of a page of the docs, in order, and hold what they print against what the page shows.
 
     python -m lab.run_page docs/tutorial.md             # exit 1 and one line that names page and line, if it is not true
-    python -m lab.run_page docs/tutorial.md --write     # puts what was printed in the place of what is not true
+    python -m lab.run_page docs/tutorial.md --write     # puts what was printed in the place of what is shown
 
 All commands go through one bash, which begins in this repository with an empty home folder: what one command sets, leaves or
 starts, the next one has. `lab/page.py` says how a page is read. Where the page ends, nothing of it may be running any more.
@@ -26,7 +26,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple, NoReturn
 
-from lab.page import Command, PageError, commands_of, rewritten, swapper, told_of, wrong
+from lab.page import Command, PageError, commands_of, renewed, rewritten, swapper, told_of, wrong
 from plimsoll.demo.wire import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -185,9 +185,9 @@ def run_page(path: Path, *, left_out: Collection[str] = (), write: bool = False,
                     raise NotTrue(f"{name}:{fault[0]}: {fault[1]}; the command was: {command.text.splitlines()[0]}")
                 if fault:
                     say(f"{name}:{fault[0]}: {fault[1]}")
-                    news[command.line] = printed.text
+                news[command.line] = renewed(command, printed.text)
         finally:
-            if news:
+            if write:
                 path.write_text(rewritten(text, news), encoding="utf-8")
         shell.close()
         _all_ended(left, str(name))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lab.page import ANY, CUT, Command, PageError, Told, commands_of, rewritten, same, swapper, told_of, wrong
+from lab.page import ANY, CUT, Command, PageError, Told, commands_of, renewed, rewritten, same, swapper, told_of, wrong
 
 PAGE = """\
 # A page
@@ -114,6 +114,19 @@ def test_nothing_is_the_same_as_something_else(one: str, other: str) -> None:
     """Without leave to differ, two texts are the same only if they are."""
     assert same(one, other, 0.0) is (one == other)
     assert same(one, one, ANY)
+
+
+def test_a_page_can_be_given_the_numbers_of_another_run() -> None:
+    """With its cuts, in words as in lines; what was not as shown is replaced by all that was printed."""
+    words = command(f"took 1 s, {CUT} of 10\n{CUT}\n  a     2.5 GiB\n", "<!-- run: numbers differ -->")
+    assert (
+        renewed(words, "took 20 s,\nthree or 4 of 100\nx\n  a    12.5 GiB\n")
+        == f"took 20 s, {CUT} of 100\n{CUT}\n  a    12.5 GiB\n"
+    )
+    lines = command(f"a\ntook 1 s\n{CUT}\n", '<!-- run: numbers differ in "took" -->')
+    assert renewed(lines, "a\ntook 21 s\nb\nc\n") == f"a\ntook 21 s\n{CUT}\n"
+    assert renewed(lines, "b\ntook 21 s\n") == "b\ntook 21 s\n"
+    assert renewed(command(""), "") == ""
 
 
 def test_what_was_printed_takes_the_place_of_what_is_shown() -> None:

@@ -113,10 +113,11 @@ def test_a_command_is_left_out_only_if_it_is_there(tmp_path: Path) -> None:
 
 
 def test_a_page_that_is_written_is_true(tmp_path: Path) -> None:
-    """What was not so is replaced, what was so stays with its cuts."""
-    path = page(tmp_path, "```console\n$ echo a\nb\n$ seq 9\n1\n[...]\n9\n```\n")
+    """What was not so is replaced, what was so stays with its cuts, and its numbers are those of this run."""
+    above = "<!-- run: numbers differ -->\n"
+    path = page(tmp_path, above + "```console\n$ echo a\nb\n$ seq 9\n4\n[...]\n9\n```\n")
     run_page(path, write=True)
-    assert path.read_text(encoding="utf-8") == "```console\n$ echo a\na\n$ seq 9\n1\n[...]\n9\n```\n"
+    assert path.read_text(encoding="utf-8") == above + "```console\n$ echo a\na\n$ seq 9\n1\n[...]\n9\n```\n"
     run_page(path)
 
 

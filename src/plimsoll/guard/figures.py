@@ -14,6 +14,8 @@ OWN = ("expected_wait", "engine_requests", "in_flight", *WORKERS)
 FINE = (*COUNTERS, *GAUGES, *OWN)
 _PAGE = (*COUNTERS, *GAUGES)
 _MOST = 1e18
+MEASURED = ("kv_cache_max_concurrency", "kv_cache_size_tokens", "num_gpu_blocks")  # of vllm:cache_config_info
+MEASURED_RATIO = 0.01  # two starts of one command: 0.03 % apart on a CPU and on an H200 (docs/learn.md)
 
 
 def values_of(look: Look, is_whole: bool) -> dict[str, float]:  # noqa: FBT001
@@ -82,11 +84,23 @@ def is_resting(look: Look) -> bool:
     return is_asleep or bool(look.is_paused) or look.figures.get("asleep", 0.0) > 0
 
 
+def _differs(name: str, before: Look, now: Look) -> bool:
+    """Whether a setting is another one; what vLLM measures at its start is never quite the same twice."""
+    one, other = before.config[name], now.config[name]
+    if one == other or name not in MEASURED:
+        return one != other
+    try:
+        sizes = float(one), float(other)
+    except ValueError:
+        return True
+    return not abs(sizes[0] - sizes[1]) <= MEASURED_RATIO * max(sizes)
+
+
 def changes(before: Look, now: Look) -> str:
     """What is another one after a restart, in words."""
     parts = []
     if before.vllm and now.vllm and before.vllm != now.vllm:
         parts.append(f"vLLM {before.vllm} became {now.vllm}")
-    names = sorted(name for name in before.config.keys() & now.config.keys() if before.config[name] != now.config[name])
+    names = sorted(name for name in before.config.keys() & now.config.keys() if _differs(name, before, now))
     parts += [f"{name} {before.config[name]} became {now.config[name]}" for name in names[:6]]
     return "; ".join(parts)
