@@ -60,6 +60,13 @@ class WatchedFleet(Fleet):
     def _table(self, name: str) -> str:
         return f'{super()._table(name)}canary = "{max(5.0, CANARY_EVERY_S / self._scale):g}s"\n'
 
+    async def start(self) -> None:
+        """Until the balancer, too, has found every engine."""
+        await super().start()
+        async with asyncio.timeout(60.0):
+            while not all((await self.balancer.takes_work()).get(name) for name in NAMES):
+                await asyncio.sleep(0.2)
+
     async def _watch(self) -> None:
         if self.watcher == GUARD:
             await super()._watch()
@@ -75,7 +82,8 @@ class WatchedFleet(Fleet):
         with self.said_by_sidecar(name).open("ab") as out:
             return await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "lab.article.sidecar", *words, "/bin/sh", "-c", f"{ctl} stop; {ctl} start",
-                stdin=asyncio.subprocess.DEVNULL, stdout=out, cwd=ROOT, env=environment, start_new_session=True,
+                stdin=asyncio.subprocess.DEVNULL, stdout=out, stderr=asyncio.subprocess.DEVNULL, cwd=ROOT, env=environment,
+                start_new_session=True,
             )  # fmt: skip
 
     def said_by_sidecar(self, name: str) -> Path:
