@@ -16,6 +16,7 @@ from lab.article.sidecar import EVERY_S
 from plimsoll.demo.fleet import GPU, MODEL, NAMES, Fleet, end_process
 from plimsoll.demo.haproxy import Checks
 from plimsoll.demo.wire import HOST
+from plimsoll.errors import WorldFailed
 from plimsoll.guard.policy import KNOBS
 from plimsoll.sources.guard_keys import keys
 
@@ -63,9 +64,11 @@ class WatchedFleet(Fleet):
     async def start(self) -> None:
         """Until the balancer, too, has found every engine."""
         await super().start()
-        async with asyncio.timeout(60.0):
-            while not all((await self.balancer.takes_work()).get(name) for name in NAMES):
-                await asyncio.sleep(0.2)
+        end_s = asyncio.get_running_loop().time() + self.start_s
+        while sum((await self.balancer.takes_work()).values()) < len(NAMES):
+            if asyncio.get_running_loop().time() > end_s:
+                raise WorldFailed("the balancer did not find every engine in time")
+            await asyncio.sleep(0.2)
 
     async def _watch(self) -> None:
         if self.watcher == GUARD:
