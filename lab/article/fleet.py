@@ -16,6 +16,7 @@ from lab.article.sidecar import EVERY_S
 from plimsoll.demo.fleet import GPU, MODEL, NAMES, Fleet, end_process
 from plimsoll.demo.haproxy import Checks
 from plimsoll.demo.wire import HOST
+from plimsoll.errors import WorldFailed
 from plimsoll.guard.policy import KNOBS
 from plimsoll.sources.guard_keys import keys
 
@@ -60,6 +61,15 @@ class WatchedFleet(Fleet):
     def _table(self, name: str) -> str:
         return f'{super()._table(name)}canary = "{max(5.0, CANARY_EVERY_S / self._scale):g}s"\n'
 
+    async def start(self) -> None:
+        """Until the balancer, too, has found every engine."""
+        await super().start()
+        end_s = asyncio.get_running_loop().time() + self.start_s
+        while sum((await self.balancer.takes_work()).values()) < len(NAMES):
+            if asyncio.get_running_loop().time() > end_s:
+                raise WorldFailed("the balancer did not find every engine in time")
+            await asyncio.sleep(0.2)
+
     async def _watch(self) -> None:
         if self.watcher == GUARD:
             await super()._watch()
@@ -75,7 +85,8 @@ class WatchedFleet(Fleet):
         with self.said_by_sidecar(name).open("ab") as out:
             return await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "lab.article.sidecar", *words, "/bin/sh", "-c", f"{ctl} stop; {ctl} start",
-                stdin=asyncio.subprocess.DEVNULL, stdout=out, cwd=ROOT, env=environment, start_new_session=True,
+                stdin=asyncio.subprocess.DEVNULL, stdout=out, stderr=asyncio.subprocess.DEVNULL, cwd=ROOT, env=environment,
+                start_new_session=True,
             )  # fmt: skip
 
     def said_by_sidecar(self, name: str) -> Path:
