@@ -66,7 +66,8 @@ def as_html(planned: Planned, *, matrix: Matrix | None = None, workload: Workloa
         *(_matrix(matrix) if matrix is not None else ()),
         *bullets((text(note) for note in planned.notes), "Notes"),
     ]
-    return document(f"{verdict(planned)}: {what}", _STYLE, parts, footer="plimsoll plan. Sizes are per GPU, of the rank that rules.")
+    footer = "plimsoll plan. Sizes are per GPU, of the rank that rules."
+    return document(f"{verdict(planned)}: {what}", _STYLE, parts, footer=footer)
 
 
 def _command(planned: Planned) -> list[str]:
