@@ -239,6 +239,11 @@ def test_indented_json_of_a_clouds_console_is_the_programs_words(records: object
     assert [(line.process, line.text) for line in found] == [("EngineCore_DP0 pid=12", "CUDA out of memory.")] * 6
 
 
+def test_a_name_with_nothing_behind_its_bar_is_no_servers() -> None:
+    """Three lines that end in a bar are three lines, not three silent ones."""
+    assert [line.text for line in lines_of("said |\nsaid |\nsaid |")] == ["said |"] * 3
+
+
 def test_other_indented_json_stays_as_it_is() -> None:
     """A pod's description has messages, too, and what stands around them matters."""
     text = json.dumps({"items": [{"message": "Back-off", "restartCount": 4}] * 6}, indent=2)

@@ -28,9 +28,10 @@ PIECES = [
     "(" * 50, "[" * 50, "[2025-11-15 08:00:00] ", "9" * 400, "\\" * 30, '"', "Traceback (most recent call last):",
 ]  # fmt: skip
 # A message: no control characters, and nothing that is itself a prefix or a wrapping.
-MESSAGES = st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs", "Zl", "Zp")), max_size=80).map(
-    lambda t: f"said {t}"
-)
+# Without a bar: "said |" in front of every line is how compose names a server.
+MESSAGES = st.text(
+    st.characters(codec="utf-8", exclude_categories=("Cc", "Cs", "Zl", "Zp"), exclude_characters="|"), max_size=80
+).map(lambda t: f"said {t}")
 
 
 def lines_of(text: str) -> list[Line]:

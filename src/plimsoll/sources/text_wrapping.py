@@ -259,6 +259,7 @@ def habits_of(sample: Iterable[str]) -> Habits:
     most = sum(map(len, services.values())) >= max(3, 0.6 * len(bare)) and len(services) <= 40
     # A table has words and bars as well; what speaks like vLLM behind them is a server.
     known = {name for name, said_by in services.items() if most or (len(said_by) >= 3 and any(map(is_prefixed, said_by)))}
+    known = {name for name in known if any(map(str.strip, services[name]))}  # a server says something behind its name
     words: dict[str, int] = {}
     for line in bare:
         if match := _word().match(line):
