@@ -101,7 +101,6 @@ def test_what_is_given_up_at_the_end_is_lost_too() -> None:
         traffic = Traffic(silent.sockets[0].getsockname()[1], "m", streams=False, chance=random.Random(1))
         traffic.send()
         await traffic.rest(0.2)
-        await asyncio.sleep(0.05)
         silent.close()
         return traffic.count
 

@@ -13,36 +13,35 @@ import pytest
 from lab.article.fleet import GUARD, SIDECAR
 from lab.article.incidents import INCIDENTS, VICTIM
 from lab.article.scene import Settings, play
-from tests.real.small_farm import need
+from tests.real.small_farm import busy, need
 
 ROOT = Path(__file__).resolve().parents[2]
 SCALE = 10.0
-LASTS_S = 240.0
 BY_NAME = {one.name: one for one in INCIDENTS}
 
 Record = Callable[[str, object], None]
 
 
-def both(name: str, record: Record) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The same incident under the sidecar and under guard, side by side."""
-    incident = BY_NAME[name]._replace(lasts_s=LASTS_S)
+def played(name: str, lasts_s: float, *watchers: str, record: Record) -> list[dict[str, Any]]:
+    """The same incident under each of these watchers, side by side."""
+    incident = BY_NAME[name]._replace(lasts_s=lasts_s)
     settings = Settings(SCALE, 7, use_haproxy=False)
 
-    async def main() -> tuple[dict[str, Any], dict[str, Any]]:
-        return await asyncio.gather(play(incident, SIDECAR, settings), play(incident, GUARD, settings))
+    async def main() -> list[dict[str, Any]]:
+        return list(await asyncio.gather(*(play(incident, watcher, settings) for watcher in watchers)))
 
-    sidecar, guard = asyncio.run(main())
-    for scene in (sidecar, guard):
+    scenes = asyncio.run(main())
+    for scene in scenes:
         kept = ("asked", "lost", "told_to_wait", "restarts", "out_of_service_s", "noticed_s", "acted_s", "whole_again_s")
-        record(scene["watcher"], {key: scene[key] for key in kept})
+        record(scene["watcher"], {key: scene[key] for key in kept} | {"times_as_busy": round(busy(), 1)})
         assert scene["asked"] == scene["served"] + scene["lost"] > 0
-    return sidecar, guard
+    return scenes
 
 
 @pytest.mark.timeout(240)
 def test_a_full_cache_that_works_well_is_restarted_by_the_sidecar_and_left_alone_by_guard(record_property: Record) -> None:
     """The sidecar cuts requests off that were being served; guard does nothing, and nobody is lost or told to wait."""
-    sidecar, guard = both("full", record_property)
+    sidecar, guard = played("full", 210.0, SIDECAR, GUARD, record=record_property)
     assert sidecar["peaks"]["kv"] > 0.95
     assert sum(sidecar["restarts"].values()) > 0
     assert sidecar["lost"] > 0
@@ -53,15 +52,14 @@ def test_a_full_cache_that_works_well_is_restarted_by_the_sidecar_and_left_alone
 
 
 @pytest.mark.timeout(240)
-def test_an_engine_that_died_is_brought_back_by_guard_and_not_by_the_sidecar(record_property: Record) -> None:
-    """To the sidecar it is an error at every look; guard starts it once, and nothing is lost after it is back."""
-    sidecar, guard = both("death", record_property)
-    assert sum(sidecar["restarts"].values()) == 0
-    assert sidecar["whole_again_s"] is None
+def test_an_engine_that_died_is_brought_back_by_guard(record_property: Record) -> None:
+    """Once, and nothing is lost after it is back. (That the sidecar never does is in tests/lab/test_article_sidecar.py.)"""
+    # Processes start no faster than they do: on a busy machine the scene is given more time.
+    (guard,) = played("death", 250.0 * min(4.0, busy()), GUARD, record=record_property)
     assert guard["restarts"] == {"a": 0, "b": 0, VICTIM: 1}
     assert guard["whole_again_s"] is not None
     assert [at_s for at_s in guard["lost_at_s"] if at_s > guard["whole_again_s"]] == []
-    assert guard["out_of_service_s"][VICTIM] < sidecar["out_of_service_s"][VICTIM]
+    assert guard["out_of_service_s"]["a"] == guard["out_of_service_s"]["b"] == 0.0
 
 
 def test_three_of_the_articles_alerts_ring_for_servers_that_are_well() -> None:

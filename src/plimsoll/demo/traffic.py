@@ -99,9 +99,11 @@ class Traffic:
 
     async def rest(self, within_s: float) -> None:
         """Wait until nothing is under way; what is then still there is lost."""
-        if self._tasks:
-            await asyncio.wait(set(self._tasks), timeout=within_s)
+        tasks = set(self._tasks)
+        if tasks:
+            await asyncio.wait(tasks, timeout=within_s)
         self.drop()
+        await asyncio.gather(*tasks, return_exceptions=True)  # each is counted before this returns
 
     def drop(self) -> None:
         """Hang up."""
