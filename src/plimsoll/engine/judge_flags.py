@@ -9,7 +9,7 @@ from plimsoll.domain.launch import EntryPoint
 from plimsoll.engine import flag_notes, tables
 from plimsoll.engine.command_line import Argument, Unseen
 from plimsoll.engine.flags import FlagRow, flags_of, history_of, is_before, release_after
-from plimsoll.engine.values import row_problem, value_problem
+from plimsoll.engine.values import out_of_range, row_problem, value_problem
 from plimsoll.engine.verdict import Item, Status
 from plimsoll.engine.versions import Engine
 
@@ -33,7 +33,9 @@ def judge(argument: Argument, engine: Engine, entry: EntryPoint, unseen: Unseen)
         return special
     if argument.source and argument.is_negated:
         return _false_in_a_file(argument, row)
-    problem = value_problem(argument, unseen)
+    problem = value_problem(argument, unseen) or next(
+        (p for value in argument.values if (p := out_of_range(row.name, value))), None
+    )
     if problem is not None:
         return _bad_value(argument, row, problem)
     idle = flag_notes.IDLE.get(row.name)

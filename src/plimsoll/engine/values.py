@@ -38,7 +38,7 @@ def row_problem(row: FlagRow, value: str) -> str | None:
         return f"{value!r} is none of {', '.join(row.choices)}"
     if value in _NOTHING and row.is_optional:
         return None
-    return _wrong_kind(row.kind, value) or out_of_range(row.name, value)
+    return _wrong_kind(row.kind, value)
 
 
 def out_of_range(name: str, value: str) -> str | None:
