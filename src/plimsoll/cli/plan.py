@@ -323,7 +323,9 @@ def card_of(options: Split) -> Card:
     """The card that --gpu or --gpu-memory-gib names, else this machine's."""
     used = parse_gib(options.values["--used-gib"]) if "--used-gib" in options.values else 0
     given = parse_gib(options.values["--gpu-memory-gib"]) if "--gpu-memory-gib" in options.values else None
-    if given is not None and not 0 < given <= MOST_MEMORY:
+    if given == 0:
+        raise BadInput("--gpu-memory-gib 0: a card has memory")
+    if given is not None and given > MOST_MEMORY:
         said = options.values["--gpu-memory-gib"]
         raise BadInput(
             f"--gpu-memory-gib {said}: no card has {format_gib(given)}; a number alone is GiB, nvidia-smi's are MiB: 23034MiB"

@@ -28,13 +28,15 @@ class Option(NamedTuple):
 
     @property
     def is_safe(self) -> bool:
-        """Whether plan finds nothing to object to: not even a warning, and one request of full length fits."""
-        return self.ledger.fits and not self.findings
+        """Whether plan finds nothing to object to: not even a warning, and one request fits also at the low end of its band."""
+        return self.ledger.fits_at_low_end and not self.findings
 
     @property
     def why_not(self) -> str:
         """Plan's first objection, in its own words."""
-        return f"{self.findings[0].code}: {self.findings[0].title}" if self.findings else "one request does not fit"
+        if self.findings:
+            return f"{self.findings[0].code}: {self.findings[0].title}"
+        return "one request fits by the estimate, not at its low end" if self.ledger.fits else "one request does not fit"
 
     @property
     def settings(self) -> Settings:
