@@ -200,7 +200,7 @@ def renewed(command: Command, printed: str) -> str:
         if command.above.by_words:
             old = iter(real_words)
             again = "".join(part if part.isspace() or part == CUT else next(old) for part in _parts(lines[number]))
-            lines[number] = whole.get(" ".join(real_words), again)
+            lines[number] = again if CUT in again else whole.get(" ".join(real_words), again)
         else:
             lines[number] = real_words[0]
     return "".join(f"{line}\n" for line in lines)

@@ -123,6 +123,8 @@ def test_a_page_can_be_given_the_numbers_of_another_run() -> None:
         renewed(words, "took 20 s,\nthree or 4 of 100\nx\n  a    12.5 GiB\n")
         == f"took 20 s, {CUT} of 100\n{CUT}\n  a    12.5 GiB\n"
     )
+    ends = command(f"a 1 {CUT}\nb\n", "<!-- run: numbers differ -->")
+    assert renewed(ends, "a 2\nb\n") == f"a 2 {CUT}\nb\n"
     lines = command(f"a\ntook 1 s\n{CUT}\n", '<!-- run: numbers differ in "took" -->')
     assert renewed(lines, "a\ntook 21 s\nb\nc\n") == f"a\ntook 21 s\n{CUT}\n"
     assert renewed(lines, "b\ntook 21 s\n") == "b\ntook 21 s\n"
