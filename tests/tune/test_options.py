@@ -25,6 +25,16 @@ def test_what_plan_warns_of_is_not_safe() -> None:
     assert option.why_not.startswith("startup.free-memory-check")
 
 
+def test_what_starts_only_if_the_estimate_holds_is_not_safe() -> None:
+    """Plan has no warning for it, and nobody wants it in production."""
+    given = server("--max-model-len", "18000")
+    (option,) = plan_all([candidate_of(given.ledger)], given.ledger, given.replan)
+    assert option.ledger.fits
+    assert option.findings == ()
+    assert not option.is_safe
+    assert option.why_not == "one request fits by the estimate, not at its low end"
+
+
 def test_the_roomiest_of_each_pair_goes_on() -> None:
     """The most of the card that is safe, in the smallest blocks; never one that is not safe."""
     given = server()
