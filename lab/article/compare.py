@@ -1,6 +1,6 @@
 """The same incidents and the same traffic three times: with nobody, with the article's sidecar, with `plimsoll guard --act`.
 
-    python -m lab.article.compare --at-once 9                       the whole of it, some 20 minutes; prints the table
+    python -m lab.article.compare --at-once 6                       the whole of it, some 25 minutes; prints the table
     python -m lab.article.compare --scale 5 --incidents full        one of them, five times as fast
     python -m lab.article.compare --into FILE                       keeps what is in FILE and adds the scenes that it lacks
     python -m lab.article.compare --from FILE                       prints the table of a run, and plays nothing
