@@ -36,7 +36,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         ("--gpu Voodoo2", "no GPU called"),
         ("--gpus x", "--gpus 'x' is not a number"),
         ("--gpus 1 -tp 2", "needs 2 GPUs"),
-        ("--gpu-memory-gib 0", "no card has 0 GiB"),
+        ("--gpu-memory-gib 0", "a card has memory"),
         ("--gpu-memory-gib lots", "is not a size"),
         ("--used-gib -1", "is not a size"),
         ("--vllm banana", "is not a version"),
