@@ -240,6 +240,15 @@ def test_a_switch_that_took_true_or_false_once() -> None:
         assert _item(_check(command, "0.6.0"), "--enable-chunked-prefill").status is Status.OK
 
 
+def test_a_value_that_the_new_flag_does_not_take_is_left_out_and_said() -> None:
+    """XFORMERS is no backend any more: a rewritten command with it would be refused."""
+    checked = _check("m", VLLM_ATTENTION_BACKEND="XFORMERS")
+    assert checked.rewritten == ("vllm", "serve", "m")
+    assert any("VLLM_ATTENTION_BACKEND (--attention-backend is not known to take 'XFORMERS')" in one for one in checked.notes)
+    assert _check("m", VLLM_ATTENTION_BACKEND="TRITON_ATTN").rewritten[-1] == "TRITON_ATTN"
+    assert _check("m", VLLM_ATTENTION_BACKEND="$BACKEND").rewritten[-1] == "$BACKEND"
+
+
 def test_a_replacement_does_not_overrule_what_the_command_says() -> None:
     """An idle variable or removed flag never beats the flag that took its place."""
     checked = _check("m --attention-backend FLASHINFER", VLLM_ATTENTION_BACKEND="FLASH_ATTN")

@@ -52,6 +52,8 @@ def zipped(name: str) -> bytes:
         (zipped("archive/data.pkl"), Kind.SNAPSHOT),
         (zipped("logs/a.log"), Kind.LOG),
         (b'{"segments": []}', Kind.LOG),
+        (b'{\n "schema": "plimsoll.doctor/1", "findings": []}', Kind.REPORT),
+        (b'{"schema": "plimsoll.plan/1"}', Kind.LOG),
         (b"+-----+\n| NVIDIA-SMI 550 |\n", Kind.LOG),
     ],
 )

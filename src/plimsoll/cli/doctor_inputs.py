@@ -202,6 +202,8 @@ class _Reader:
         kind = classify(path)
         if kind is Kind.URL:
             self._fetch(path)
+        elif kind is Kind.REPORT:
+            self.notes.append(f"not read: {name} (an earlier report of this command; it quotes what it read)")
         elif kind is Kind.METRICS:
             from plimsoll.sources.metrics_pages import read_page
 

@@ -20,6 +20,7 @@ class Gone(NamedTuple):
     instead: str | None = None
     rewrite: tuple[str, ...] = ()
     value_until: str = ""  # only the part of each value in front of this is kept
+    only: frozenset[str] = frozenset()  # where these are the values that the new flag takes, whatever the old one took
 
 
 _V0 = "belonged to the first engine (V0), which is gone"
@@ -148,8 +149,18 @@ GONE: Mapping[str, Gone] = {
     "--disable-logprobs-during-spec-decoding": Gone("logprobs follow the request"),
 }
 
+# Of AttentionBackendEnum in v1/attention/backends/registry.py, those that 0.25.1 and 0.32.0 both have. XFORMERS and the names
+# that end in _VLLM_V1 are in neither.
+_BACKENDS = frozenset(
+    "CPU_ATTN CUTLASS_MLA FLASHINFER FLASHINFER_MLA FLASHINFER_MLA_SPARSE FLASHMLA FLASHMLA_SPARSE FLASH_ATTN "
+    "FLASH_ATTN_DIFFKV FLASH_ATTN_MLA FLEX_ATTENTION ROCM_AITER_FA ROCM_AITER_MLA ROCM_AITER_MLA_SPARSE ROCM_AITER_TRITON_MLA "
+    "ROCM_AITER_UNIFIED_ATTN ROCM_ATTN TORCH_SDPA TRITON_ATTN TRITON_MLA".split()
+)
+
 GONE_VARIABLES: Mapping[str, Gone] = {
-    "VLLM_ATTENTION_BACKEND": Gone("the variable is no longer read", "--attention-backend", ("--attention-backend", VALUES)),
+    "VLLM_ATTENTION_BACKEND": Gone(
+        "the variable is no longer read", "--attention-backend", ("--attention-backend", VALUES), only=_BACKENDS
+    ),
     "VLLM_FLASH_ATTN_VERSION": Gone(
         "the variable is no longer read",
         "--attention-config.flash_attn_version",

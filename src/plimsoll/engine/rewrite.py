@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from plimsoll.domain.units import shortened
 from plimsoll.engine import flag_notes
 from plimsoll.engine.command_line import Argument, CommandLine
 from plimsoll.engine.flags import FlagRow, flags_of, is_before
@@ -47,6 +48,9 @@ class _Words:
             self.left_out.append(old)
             return
         values = tuple(value.split(gone.value_until)[0] for value in values) if gone.value_until else values
+        if gone.only and any(value not in gone.only and "$" not in value for value in values):
+            self.left_out.append(f"{old} ({gone.rewrite[0]} is not known to take {shortened(' '.join(values))})")
+            return
         words = [w for word in gone.rewrite for w in (values if word == flag_notes.VALUES else (word,))]
         flag = words[0].split(".")[0]
         if flag not in self.known and "--" + flag.removeprefix("--no-") not in self.known:

@@ -33,12 +33,16 @@ _SAMPLE = r"[a-zA-Z_:][\w:]{0,200}(?:\{[^\n]{0,4000}\})? [-+]?(?:\d[\d.eE+\-]{0,
 MOST_NAMED = 8  # of the files that were passed over
 
 
+_REPORT = re.compile(r'\s*\{\s*"schema":\s*"plimsoll\.doctor/')
+
+
 class Kind(StrEnum):
     """What an input is; every text that is no metrics page is a log, whoever wrote it."""
 
     LOG = "log"
     METRICS = "metrics"
     SNAPSHOT = "snapshot"
+    REPORT = "report"  # what `plimsoll doctor --json` wrote: it quotes logs, and is none
     URL = "url"
 
 
@@ -76,7 +80,10 @@ def kind_of(start: bytes) -> Kind:
         return Kind.SNAPSHOT
     if start.startswith(b"PK\x03\x04") and b"data.pkl" in start[:512]:
         return Kind.SNAPSHOT  # torch.save
-    return Kind.METRICS if _is_exposition(_bare(start).decode("utf-8", "replace").lstrip("\ufeff")) else Kind.LOG
+    text = _bare(start).decode("utf-8", "replace").lstrip("\ufeff")
+    if _REPORT.match(text):
+        return Kind.REPORT
+    return Kind.METRICS if _is_exposition(text) else Kind.LOG
 
 
 def _bare(start: bytes) -> bytes:
