@@ -29,7 +29,7 @@ _CLI_FILE = "/vllm/entrypoints/cli/main.py"
 _ASSIGNMENT = r"(?s:([A-Za-z_][A-Za-z0-9_]*)=(.*))"
 _REFERENCE = r"\$[{(]?[#!]?([A-Za-z_][A-Za-z0-9_]*|[0-9]+|[@*#?$!-])"
 _COMPUTED_MAX = 100  # each is looked for in every argument
-_OUR_WHEEL = re.compile(r".*/plimsoll_inside-[\w.-]+\.whl")
+_OUR_WHEEL = re.compile(r"\$.*/plimsoll_inside-[\w.-]+\.whl")  # where the script that adds it finds it
 _NESTED_MAX = 4  # bash -c "bash -c '...'"
 
 
@@ -75,7 +75,7 @@ def _settled(launch: Launch | None, unresolved: Iterable[str]) -> Launch | None:
 
 
 def _without_our_wheel(pair: tuple[str, str]) -> tuple[str, str]:
-    """The wheel that a generated script adds by itself is no part of the command: made again, it would stand there twice."""
+    """The wheel that a generated script finds beside itself is no part of the command: made again, it would stand there twice."""
     name, value = pair
     if name != "PYTHONPATH" or "plimsoll_inside-" not in value:
         return pair
