@@ -75,7 +75,7 @@ def _settled(launch: Launch | None, unresolved: Iterable[str]) -> Launch | None:
 
 
 def _without_our_wheel(pair: tuple[str, str]) -> tuple[str, str]:
-    """The wheel that a generated script finds beside itself is no part of the command: made again, it would stand there twice."""
+    """The wheel that a generated script finds beside itself is no part of the command: made again, it would be there twice."""
     name, value = pair
     if name != "PYTHONPATH" or "plimsoll_inside-" not in value:
         return pair
