@@ -8,7 +8,7 @@ from typing import NamedTuple
 from plimsoll.domain.model import ModelShape
 from plimsoll.plan.ledger import Ledger
 from plimsoll.simulate.settings import StepTime
-from plimsoll.tune.doubt import CONTENDERS, Doubt, doubt
+from plimsoll.tune.doubt import Doubt, contenders, doubt, how_many
 from plimsoll.tune.fingerprint import Change, Fingerprint, drift, fingerprint
 from plimsoll.tune.goodput import Score
 from plimsoll.tune.options import Option, Replan, candidate_of, plan_all, sheet_times
@@ -82,7 +82,8 @@ def tune(traffic: Traffic, server: Server, space: Space, run: RunAll, last: Last
     space = _of_this_model(space, server.ledger).with_values_of(own)
     wished = [last.chosen] if last is not None and is_taken(last.chosen) else []
     options = plan_all(dict.fromkeys([own, *wished, *space.candidates]), server.ledger, server.replan)
-    after = 1 + (2 * CONTENDERS if server.fitted is None else 0)
+    doubted = how_many(sum(one.is_safe for one in options)) if server.fitted is None else 0
+    after = 1 + 2 * doubted
     search = Search(traffic, options, space, server.job_of, run, reserved=after)
     found = search.find(own, wished)
     doubts, low = None, None
@@ -90,7 +91,7 @@ def tune(traffic: Traffic, server: Server, space: Space, run: RunAll, last: Last
     if found is not None:
         chosen = found.best.option
         if server.fitted is None:
-            doubts = doubt(traffic, found.tried, chosen.candidate, server.job_of, run)
+            doubts = doubt(traffic, contenders(found.tried, chosen.candidate, doubted), chosen.candidate, server.job_of, run)
             requests += traffic.trace.size * sum(len(clock.scores) for clock in doubts.clocks[1:])
         low = _at_low_end(traffic, server.job_of(chosen), chosen, run)
         requests += traffic.trace.size if low is not None else 0

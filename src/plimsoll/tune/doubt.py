@@ -21,6 +21,9 @@ from plimsoll.tune.work import Job, RunAll, Traffic
 
 SLOWER, FASTER = 1.5, 0.85
 CONTENDERS = 8
+FEWEST_CONTENDERS = 3
+SETTINGS_A_CONTENDER = 60
+"""Of a smaller space fewer are doubted, so that doubt takes no more than its part of the whole effort."""
 AS_GOOD = 0.01
 
 
@@ -51,7 +54,12 @@ class Doubt(NamedTuple):
     """Whether the chosen setting is as good as any, whichever it is."""
 
 
-def contenders(tried: Sequence[Tried], chosen: Candidate) -> list[Tried]:
+def how_many(safe: int) -> int:
+    """Contenders in a space with so many safe settings."""
+    return min(CONTENDERS, max(FEWEST_CONTENDERS, safe // SETTINGS_A_CONTENDER))
+
+
+def contenders(tried: Sequence[Tried], chosen: Candidate, most: int = CONTENDERS) -> list[Tried]:
     """The chosen one, and the best of each value of the two flags that matter most, best first."""
     found = {one.option.candidate: one for one in tried if one.option.candidate == chosen}
     for name in ("max_num_batched_tokens", "max_num_seqs"):
@@ -62,7 +70,7 @@ def contenders(tried: Sequence[Tried], chosen: Candidate) -> list[Tried]:
                 seen.add(value)
                 found[one.option.candidate] = one
     ranked = sorted(found.values(), key=lambda one: (one.option.candidate != chosen, -one.score.goodput))
-    return ranked[:CONTENDERS]
+    return ranked[:most]
 
 
 def stretched(times: StepTime, factor: float) -> StepTime:
@@ -72,9 +80,8 @@ def stretched(times: StepTime, factor: float) -> StepTime:
     return StepTime(base, token, seq, context, table)
 
 
-def doubt(traffic: Traffic, tried: Sequence[Tried], chosen: Candidate, job_of: Callable[[Option], Job], run: RunAll) -> Doubt:
+def doubt(traffic: Traffic, asked: Sequence[Tried], chosen: Candidate, job_of: Callable[[Option], Job], run: RunAll) -> Doubt:
     """Replay the contenders with slower and with faster steps."""
-    asked = contenders(tried, chosen)
     clocks = [Clock(1.0, tuple((one.option.candidate, one.score) for one in asked))]
     for factor in (FASTER, SLOWER):
         jobs = [job_of(one.option) for one in asked]

@@ -37,7 +37,7 @@ SCREEN_LEAST = 100
 FINALISTS = 6
 LEAST_REQUESTS = 40_000
 """To replay so many takes about a second: short traffic is worth that, whatever share it is."""
-LEAST_RUNS = 24
+LEAST_RUNS = 14
 """A small space is worth so many, even if that is more than the share."""
 TIE = 0.005
 """Settings whose goodput differs by less are equally good: then the command's own stays, or the one that changes least."""
