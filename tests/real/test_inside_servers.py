@@ -23,6 +23,7 @@ TOKEN = "an-honest-token-of-some-length"
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
 ENV = {"PYTHONPATH": str(ROOT / "src"), "PLIMSOLL_TOKEN": TOKEN}
 FLAGS = ("--worker-extension-cls", "plimsoll.inside.Probe", "--middleware", "plimsoll.inside.Gate")
+LONG = 1500  # tokens: no machine is through with them before the drain begins
 
 
 class UnixConnection(http.client.HTTPConnection):
@@ -57,8 +58,10 @@ def test_two_api_servers_count_and_drain_together_over_a_socket_of_their_own(sta
     assert oct(path.stat().st_mode & 0o777) == "0o600"
 
     async def scene() -> tuple[list[Told], int, list[Told], list[Told]]:
-        started = [asyncio.create_task(complete(server.port, 300, stream=i % 2 == 0)) for i in range(16)]
-        await asyncio.sleep(1.0)
+        started = [asyncio.create_task(complete(server.port, LONG, stream=i % 2 == 0)) for i in range(16)]
+        async with asyncio.timeout(30):
+            while (await asyncio.to_thread(over_unix, path, "GET", "/plimsoll/state", None))[1]["in_flight"] < 16:
+                await asyncio.sleep(0.05)
         wish = {"epoch": 1, "quiet_s": 60, "bound_s": 60, "refuse": True}
         _, drained = await asyncio.to_thread(over_unix, path, "POST", "/plimsoll/drain", wish)
         ready = await asyncio.gather(*(ask(server.port, "/plimsoll/ready") for _ in range(16)))
