@@ -57,16 +57,16 @@ if sys.stdin.readline() == "":
 _HTTP = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
-def let_others_run(pid: int) -> None:
+def let_others_run(pid: int, nice: int = NICE) -> None:
     """Have a process, and what it starts, make way for whoever watches it: vLLM's processes spin while they wait.
 
     On two cores a client of its own session got no turn for up to six seconds of a stream (Linux 6.18, sessions scheduled as
     groups); with this, none for 0.13 s at most. A session's weight counts where the kernel groups, the nice value elsewhere.
     """
     with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, pid, NICE)
+        os.setpriority(os.PRIO_PROCESS, pid, nice)
     with contextlib.suppress(OSError):
-        Path(f"/proc/{pid}/autogroup").write_text(f"{NICE}", encoding="ascii")
+        Path(f"/proc/{pid}/autogroup").write_text(f"{nice}", encoding="ascii")
 
 
 class EngineDiedError(Exception):

@@ -35,7 +35,8 @@ frontend clients
     default_backend farm
 backend farm
     option httpchk GET /plimsoll/ready
-    default-server check inter 500ms fall 1 rise 1
+    timeout check 5s
+    default-server check inter 500ms fall 3 rise 1
 {servers}
 """
 
