@@ -236,17 +236,6 @@ def test_what_others_say_beside_the_cause_is_shown(tmp_path: Path, capsys: Capsy
     assert "sk-0123" not in answer.out
 
 
-def test_an_earlier_report_in_the_folder_is_no_evidence(tmp_path: Path, capsys: Capsys) -> None:
-    """It quotes the log that it was made from: read again, it would be cited as a log of its own."""
-    (tmp_path / "vllm.log").write_bytes(Path(FORWARD).read_bytes())
-    report = said(capsys, str(tmp_path), "--json")
-    (tmp_path / "doctor.json").write_text(report.out)
-    again = said(capsys, str(tmp_path), "--json")
-    assert again.codes == report.codes == ["runtime.forward"]
-    assert [one["source"] for one in again.body["facts"]["inputs"]] == [str(tmp_path / "vllm.log")]
-    assert any("doctor.json (an earlier report" in note for note in again.body["facts"]["notes"])
-
-
 def test_a_folder_without_anything_to_read_is_refused(tmp_path: Path, capsys: Capsys) -> None:
     """An empty folder, and one with pictures alone."""
     assert "no log, metrics page or snapshot in this folder" in one_line(said(capsys, str(tmp_path)))
