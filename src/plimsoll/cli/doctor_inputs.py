@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 from plimsoll.cli.options import Split
 from plimsoll.doctor.diagnose import Judged
@@ -241,7 +241,7 @@ class _Reader:
         from plimsoll.sources.prometheus import fetch_range
 
         try:
-            return fetch_range(url, **range_of(self.options), timeout_s=self.timeout)  # type: ignore[arg-type]
+            return fetch_range(url, **range_of(self.options), timeout_s=self.timeout)
         except WorldFailed as error:
             if asked and "answers 404" in str(error):
                 left_out = " and ".join(sorted(asked))
@@ -267,14 +267,27 @@ def _is_packed_snapshot(path: str) -> bool:
         return False
 
 
-def range_of(options: Split) -> dict[str, object]:
+class Stretch(TypedDict, total=False):
+    """A stretch of time and the labels of its series, as far as they were asked for."""
+
+    since_s: float
+    start_s: float
+    end_s: float
+    step_s: float
+    match: dict[str, str]
+
+
+def range_of(options: Split) -> Stretch:
     """The stretch of time the user asked for."""
-    given: dict[str, object] = {}
+    given: Stretch = {}
     if "--since" in options.values:
         given["since_s"] = _duration(options.values["--since"])
-    for name, key in (("--start", "start_s"), ("--end", "end_s"), ("--step", "step_s")):
-        if name in options.values:
-            given[key] = number(options, name, 0.0) if name == "--step" else _moment(options.values[name], name)
+    if "--start" in options.values:
+        given["start_s"] = _moment(options.values["--start"], "--start")
+    if "--end" in options.values:
+        given["end_s"] = _moment(options.values["--end"], "--end")
+    if "--step" in options.values:
+        given["step_s"] = number(options, "--step", 0.0)
     if "--match" in options.values:
         pairs = [pair.partition("=") for pair in options.values["--match"].split(",")]
         if not all(name and found for name, found, _ in pairs):
