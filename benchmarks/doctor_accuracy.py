@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from lab.marked import placed
 from plimsoll.doctor.diagnose import diagnose
 from plimsoll.doctor.story import read_story
 from plimsoll.domain.log import Log
@@ -180,8 +181,7 @@ def main() -> None:
     if options.write:
         text = DOCS.read_text(encoding="utf-8")
         start, end = "<!-- accuracy: python -m benchmarks.doctor_accuracy --write -->\n", "<!-- end of accuracy -->"
-        head, _, rest = text.partition(start)
-        DOCS.write_text(head + start + made + "\n" + end + rest.partition(end)[2], encoding="utf-8")
+        DOCS.write_text(placed(text, start, end, f"{made}\n", DOCS), encoding="utf-8")
     others = [one for one in scored if not one.labelled.source.startswith("ours")]
     if others and (
         sum(one.code_is_right for one in others) / len(others) < PROMISED or not all(one.memory_is_right for one in others)

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+from lab.marked import placed
 from plimsoll.domain.gpu import gpu_named
 from plimsoll.domain.measured_run import MeasuredRun
 from plimsoll.simulate.fit import fit
@@ -119,10 +120,8 @@ def main() -> None:
     lines = tables()
     print("\n".join(lines))
     if "--write" in sys.argv[1:]:
-        before, _, rest = DOCS.read_text(encoding="utf-8").partition("<!-- unseen -->")
-        after = rest.partition("<!-- end of unseen -->")[2]
-        text = "\n".join(lines)
-        DOCS.write_text(f"{before}<!-- unseen -->\n\n{text}\n\n<!-- end of unseen -->{after}", encoding="utf-8")
+        text, made = DOCS.read_text(encoding="utf-8"), "\n".join(lines)
+        DOCS.write_text(placed(text, "<!-- unseen -->", "<!-- end of unseen -->", f"\n\n{made}\n\n", DOCS), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+from lab.marked import placed
 from plimsoll.cli.kept_runs import KeptRuns
 from plimsoll.cli.many_runs import on_cores, remembering
 from plimsoll.cli.options import split_options
@@ -136,9 +137,8 @@ def main() -> None:
                 print(lines[-1], flush=True)
                 print(f"  {outcome.safe} safe; grid {outcome.grid_s:.0f} s, search {outcome.search_s:.1f} s", file=sys.stderr)
     if "--write" in words:
-        before, _, rest = DOCS.read_text(encoding="utf-8").partition("<!-- grid -->")
-        after = rest.partition("<!-- end of grid -->")[2]
-        DOCS.write_text(f"{before}<!-- grid -->\n\n{chr(10).join(lines)}\n\n<!-- end of grid -->{after}", encoding="utf-8")
+        text, made = DOCS.read_text(encoding="utf-8"), "\n".join(lines)
+        DOCS.write_text(placed(text, "<!-- grid -->", "<!-- end of grid -->", f"\n\n{made}\n\n", DOCS), encoding="utf-8")
 
 
 class _Nothing:

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from lab import marked
 from lab.article.compare import COLUMNS, RESULTS, read, rows
 from lab.article.fleet import WATCHERS
 from lab.article.incidents import INCIDENTS
@@ -82,11 +83,7 @@ def _said(result: dict[str, Any]) -> str:
 
 def placed(page: str, made: str) -> str:
     """The page with this section between its marks."""
-    before, found, rest = page.partition(BEGIN)
-    _, ended, after = rest.partition(END)
-    if not found or not ended:
-        raise SystemExit(f"{PAGE.name} has no place for its comparison: {BEGIN}")
-    return f"{before}{BEGIN}\n\n{made}\n\n{END}{after}"
+    return marked.placed(page, BEGIN, END, f"\n\n{made}\n\n", PAGE)
 
 
 def main(words: list[str]) -> int:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from lab import marked
 from plimsoll.cli.options import Split
 from plimsoll.cli.simulate import BLOCK_SIZES
 from plimsoll.cli.simulate_inputs import read_inputs
@@ -197,10 +198,7 @@ def _bars(values: Sequence[float], kind: Measure, left: int, floor: int) -> list
 
 def placed(page: str, made: str) -> str:
     """The page with this section between its marks."""
-    before, _, rest = page.partition(BEGIN)
-    _, mark, after = rest.partition(END)
-    assert mark, f"{PAGE.name} has lost its marks"
-    return f"{before}{BEGIN}\n\n{made}\n\n{END}{after}"
+    return marked.placed(page, BEGIN, END, f"\n\n{made}\n\n", PAGE)
 
 
 def main(words: Sequence[str]) -> int:

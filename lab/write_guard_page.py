@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from lab.marked import placed
 from plimsoll.domain.units import GIB, MIB
 from plimsoll.guard.grades import Grade
 from plimsoll.guard.policy import GRADES, KNOBS, Knob
@@ -77,20 +78,12 @@ def _shown(knob: Knob, value: float) -> str:
 
 def page(text: str) -> str:
     """The page with its table made anew; the rest is as it was."""
-    return _filled(text, PAGE, BEGIN, END, numbers())
+    return placed(text, BEGIN, END, f"\n{numbers()}\n", PAGE)
 
 
 def config_page(text: str) -> str:
     """The same of the page on the configuration."""
-    return _filled(text, CONFIG_PAGE, KEYS_BEGIN, KEYS_END, keys())
-
-
-def _filled(text: str, path: Path, begin: str, end: str, table: str) -> str:
-    head, found, rest = text.partition(begin)
-    _, ended, tail = rest.partition(end)
-    if not found or not ended:
-        raise SystemExit(f"{path.name} has no place for its table: {begin}")
-    return f"{head}{begin}\n{table}\n{end}{tail}"
+    return placed(text, KEYS_BEGIN, KEYS_END, f"\n{keys()}\n", CONFIG_PAGE)
 
 
 def main(words: list[str]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from lab.marked import placed
 from plimsoll.inside.endpoints import ENDPOINTS
 from plimsoll.inside.meters import METERS
 from plimsoll.inside.settings import SETTINGS
@@ -43,11 +44,7 @@ def page(text: str) -> str:
     """The page with its tables made anew; the rest is as it was."""
     for name, table in TABLES.items():
         begin, end = f"<!-- {name}: made by `python -m lab.write_inside_page` -->", f"<!-- end of {name} -->"
-        head, found, rest = text.partition(begin)
-        _, ended, tail = rest.partition(end)
-        if not found or not ended:
-            raise SystemExit(f"{PAGE.name} has no place for the {name}: {begin}")
-        text = f"{head}{begin}\n{table()}\n{end}{tail}"
+        text = placed(text, begin, end, f"\n{table()}\n", PAGE)
     return text
 
 

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from textwrap import fill
 
+from lab.marked import placed
 from plimsoll.assets.alert import Alert, Severity
 from plimsoll.assets.names import CONDITIONAL, span
 from plimsoll.assets.rules import alerts_of, groups_of
@@ -53,9 +54,7 @@ def written(text: str) -> str:
     """The page with its lists as they are now."""
     for name in PARTS:
         begin, end = f"<!-- {name}: made by `python -m lab.write_monitoring_page` -->", f"<!-- end of {name} -->"
-        assert begin in text, f"{PAGE} has no place for {name}"
-        before, _, rest = text.partition(begin)
-        text = f"{before}{begin}\n{part(name)}\n{end}{rest.partition(end)[2]}"
+        text = placed(text, begin, end, f"\n{part(name)}\n", PAGE)
     return text
 
 
