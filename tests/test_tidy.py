@@ -17,7 +17,6 @@ LONG_FILES = {
     "src/plimsoll/domain/gpu_table.py",
     "lab/catalogue/source_tree.py",
     "lab/catalogue/read_flags.py",
-    "tests/domain/test_model.py",
 }
 
 
