@@ -114,7 +114,8 @@ def main(arguments: list[str]) -> int:
     names = list(plan["stages"]) if options.all else options.stages
     unknown = set(names) - set(plan["stages"])
     assert not unknown, f"no such stage: {', '.join(sorted(unknown))}"
-    make_models(plan["models"], work / "models")
+    if not options.cpu:  # the lab's engine has its own
+        make_models(plan["models"], work / "models")
     service = Service(plan, work, out, is_cpu=options.cpu)
     signal.signal(signal.SIGALRM, _time_is_over)
     signal.setitimer(signal.ITIMER_REAL, max(1.0, options.until - STOP_S))
