@@ -16,8 +16,6 @@ from typing import Any, NamedTuple
 from plimsoll.domain.measured_run import MeasuredRun
 from plimsoll.sources.traces import read_measured
 
-AFTER_S = 5.0  # a recording's line is written when its request has ended
-
 
 class Load(NamedTuple):
     """One load of one stage: what was sent, and what the client and the server's counters say."""
@@ -50,7 +48,7 @@ def loads_in(folder: Path) -> list[Load]:
 
 def recorded(load: Load) -> list[str]:
     """The lines that the engine's own recorder wrote of this load."""
-    begin, end = load.found["began"], load.found["began"] + load.found["seconds"] + AFTER_S
+    begin, end = load.found["began"], load.found["began"] + load.found["seconds"]
     with tarfile.open(load.folder / "recordings.tar.gz") as archive:
         names = [name for name in archive.getnames() if name.startswith(f"record-{load.server}/")]
         lines = [line for name in names for line in _lines(archive, name)]
