@@ -7,8 +7,11 @@ import json
 import tarfile
 from pathlib import Path
 
+import pytest
+
 from lab.gpu.models import config_of
 from lab.gpu.provoke_failures import HERE
+from lab.service import score
 from lab.service.predict import errors, fitted, planned
 from lab.service.runs import by_setting, loads_in, measured
 from plimsoll.simulate.replay import replay
@@ -72,3 +75,23 @@ def test_fitted_to_one_load_the_other_is_foretold(tmp_path: Path) -> None:
     found = errors(other, fitted(one, model).step_time, model)
     assert max(abs(found.duration), abs(found.ttft), abs(found.tpot)) < 0.05
     assert found.preemptions == found.preemptions_measured
+
+
+@pytest.mark.parametrize("name", ["kernel", "blocks", "shed", "seats", "segments", "starts"])
+def test_the_page_holds_what_the_runs_left(name: str) -> None:
+    """Each table of docs/evidence.md that is read off the kept runs is what the command beside it prints."""
+    table = "\n".join(dict(score.PARTS)[name]())
+    assert f"<!-- {name} -->\n\n{table}\n\n<!-- end of {name} -->" in score.PAGE.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("fit_on", ["overload-none-1", "unlimited-2"])
+def test_a_run_on_the_gpu_is_foretold_by_another_and_the_page_says_how_well(fit_on: str) -> None:
+    """Duration, first token and further tokens within 7 % or twice the spread of two equal runs; preemptions within 10 %."""
+    name = dict(score.PAIRS)[fit_on]
+    found = score.foretold(fit_on, name)
+    assert all(
+        abs(error) <= max(score.ALLOWED, 2 * noise) for error, noise in zip(found[:3], score.noise(fit_on, name), strict=True)
+    )
+    assert abs(found.preemptions - found.preemptions_measured) <= 0.1 * found.preemptions_measured
+    row = f"| {' | '.join(score.foretold_row(fit_on, name))} |"
+    assert row in score.PAGE.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Two pairs of runs on an H200: where one predicts the other, and where it cannot."""
+"""Three pairs of runs on an H200: where one predicts the other, and where it cannot."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from benchmarks.tune_h200 import (
     UNLIMITED,
     crossed,
     fitted_to_unlimited,
+    paired,
     seconds,
     seen,
     start,
     step_ms,
     traffic,
 )
+from lab.service import score
 from plimsoll.simulate.replay import replay
 
 
@@ -25,6 +27,15 @@ from plimsoll.simulate.replay import replay
 def test_fitted_to_one_run_the_other_is_predicted(fitted: str, predicted: str) -> None:
     """Within ten per cent in requests a second, in both directions: another load on the same server."""
     assert abs(crossed(fitted, predicted)) < 0.10
+
+
+@pytest.mark.parametrize("fitted", ["unlimited-2", "seats-24-2"])
+def test_with_and_without_a_limit_each_is_predicted_by_the_other(fitted: str) -> None:
+    """Two settings of one server in one hour: within ten per cent, and unlimited is the better one, as it was measured."""
+    off, gain = paired(fitted)
+    assert abs(off) < 0.10
+    assert gain > 0
+    assert score.seen("unlimited-2").duration_s < score.seen("seats-24-2").duration_s
 
 
 def test_the_traffic_is_the_one_that_was_sent() -> None:
