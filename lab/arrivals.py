@@ -39,6 +39,8 @@ class Traffic(NamedTuple):
     seed: int = 0
     patience_s: float = 0.0
     """For how long a client that is told to wait asks again; 0: it gives up at once."""
+    words: int = 0
+    """Another number is other prompts of the same lengths at the same times: no prefix cache knows them."""
 
     def arrivals(self) -> list[Arrival]:
         """All of them, in order."""
@@ -85,6 +87,12 @@ def body_of(model: str, arrival: Arrival, number: int, seed: int) -> bytes:
     return head + b"Content-Length: %d\r\n\r\n" % len(text) + text
 
 
+def bodies(model: str, traffic: Traffic) -> list[bytes]:
+    """All requests of a rule, in their order."""
+    seed = traffic.seed + 1_000_003 * traffic.words
+    return [body_of(model, arrival, number, seed) for number, arrival in enumerate(traffic.arrivals())]
+
+
 def must_wait_s(answer: Answer) -> float | None:
     """How long the server asks this client to wait; None for any other answer."""
     if answer.wrong is None or not answer.wrong.startswith("HTTP/1.1 503"):
@@ -115,7 +123,7 @@ async def _one(port: int, request: bytes, arrival: Arrival, patience_s: float) -
 async def send(port: int, model: str, traffic: Traffic) -> list[Outcome]:
     """Every request at its time; returns when the last one is over."""
     arrivals = traffic.arrivals()
-    requests = [body_of(model, arrival, number, traffic.seed) for number, arrival in enumerate(arrivals)]
+    requests = bodies(model, traffic)
     begin = time.monotonic() + 0.5
 
     async def later(number: int) -> Outcome:

@@ -123,9 +123,13 @@ class Service:
         asyncio.run(send(self._servers[name].port, self._model_name(), self._scaled(WARM_UP)))
 
     def load(self, kept: Kept, name: str, label: str, spec: dict[str, Any]) -> dict[str, Any]:
-        """One load on one server: every request in LABEL.requests.jsonl.gz, every second in the stage's file."""
+        """One load on one server: every request in LABEL.requests.jsonl.gz, every second in the stage's file.
+
+        The label's last word is the number of its round: each round has prompts of its own, so that none finds itself cached.
+        """
         promise = spec.get("promise", [TTFT_S, TPOT_S])
-        traffic = self._scaled(Traffic(**{key: value for key, value in spec.items() if key != "promise"}))
+        rule = Traffic(**{key: value for key, value in spec.items() if key != "promise"}, words=int(label.rsplit("-", 1)[1]))
+        traffic = self._scaled(rule)
         server = self._servers[name]
         watch = Watch(server.port)
         _, before = ask(server.port, "GET", "/metrics")

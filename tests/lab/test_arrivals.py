@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.arrivals import Arrival, Outcome, Traffic, as_recording, body_of, must_wait_s, send, summary
+from lab.arrivals import Arrival, Outcome, Traffic, as_recording, bodies, body_of, must_wait_s, send, summary
 from lab.streams import Answer
 from plimsoll.sources.traces import read_measured
 
@@ -35,6 +35,15 @@ def test_no_two_prompts_begin_alike() -> None:
     bodies = [json.loads(body_of("m", Arrival(0, 40, 2), number, 0).split(b"\r\n\r\n")[1]) for number in range(3_000)]
     assert {len(body["prompt"]) for body in bodies} == {40}
     assert len({tuple(body["prompt"][:2]) for body in bodies}) == 3_000
+
+
+def test_a_second_round_is_not_in_the_cache_of_the_first() -> None:
+    """The same lengths at the same times, and no prompt whose first block a server has seen."""
+    rule = Traffic(50, (40, 60), (3, 5), words=1)
+    first, second = ([json.loads(one.split(b"\r\n\r\n")[1]) for one in bodies("m", rule._replace(words=n))] for n in (1, 2))
+    assert [len(one["prompt"]) for one in first] == [len(one["prompt"]) for one in second]
+    assert not {tuple(one["prompt"][:16]) for one in first} & {tuple(one["prompt"][:16]) for one in second}
+    assert bodies("m", rule) == bodies("m", rule)
 
 
 @pytest.mark.parametrize(

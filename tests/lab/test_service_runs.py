@@ -26,6 +26,7 @@ def test_every_step_speaks_of_what_there_is() -> None:
             if step[0] == "load":
                 assert step[3] in PLAN["traffic"]
                 labels[step[2]] += 1
+                assert step[2].rsplit("-", 1)[1].isdigit(), "the number of its round, which makes its prompts its own"
     assert set(labels.values()) == {1}
     assert {spec["model"] for spec in PLAN["servers"].values()} <= set(PLAN["models"])
     for spec in PLAN["traffic"].values():
