@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.inside.finished import Finished, as_row, from_state, from_stats
+from plimsoll.inside.finished import ON_REQUEST, Finished, Seen, as_row, from_state, from_stats
 from plimsoll.sources.trace_json import SHAPES, json_columns
 from plimsoll.sources.traces import read_trace
 from tests.inside.vllm_shapes import RequestState, finished, request, request_stats
@@ -40,6 +40,14 @@ def test_a_finished_request_has_its_times_on_the_wall_clock() -> None:
         "first_token": AT - 1.0,
         "finished": AT,
     }
+
+
+def test_a_lag_of_the_api_server_does_not_come_before_the_first_token() -> None:
+    """First token and end are when the API server had them: the engine took 1.5 s, all of it was there after 2 s, and the
+    first token after 0.6 s."""
+    said = row(from_stats(finished(**{ON_REQUEST: Seen(None, None, "", (), first_token_s=0.6)}), AT, 0))
+    assert (said["first_token"], said["finished"]) == (AT - 1.4, AT)
+    assert said["scheduled"] == pytest.approx(AT - 1.9)
 
 
 def test_what_an_older_release_does_not_say_is_left_out() -> None:
@@ -88,13 +96,18 @@ def test_only_what_came_to_its_own_end_tells_how_long_outputs_are(reason: str, i
     assert from_stats(finished(finish_reason=reason), AT, 0).is_cut_off is is_cut_off
 
 
-@given(ANY, ANY, ANY, st.integers(-5, 2**40) | st.none(), st.integers(-5, 2**40))
+@given(ANY, ANY, ANY, st.integers(-5, 2**40) | st.none(), st.integers(-5, 2**40), ANY | st.none())
 def test_any_figures_make_a_line_that_the_reader_accepts_or_none(
-    e2e: float, inference: float, decode: float, prompt: int | None, output: int
+    e2e: float, inference: float, decode: float, prompt: int | None, output: int, first: float | None
 ) -> None:
     """Times that contradict each other are moved or left out, never written out of order."""
     stats = finished(
-        e2e_latency=e2e, inference_time=inference, decode_time=decode, num_prompt_tokens=prompt, num_generation_tokens=output
+        e2e_latency=e2e,
+        inference_time=inference,
+        decode_time=decode,
+        num_prompt_tokens=prompt,
+        num_generation_tokens=output,
+        **{ON_REQUEST: Seen(None, None, "", (), first)},
     )
     try:
         line = json.dumps(as_row(from_stats(stats, AT, 0)), allow_nan=False)

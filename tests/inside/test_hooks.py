@@ -38,7 +38,7 @@ def test_without_a_recording_nothing_is_wrapped() -> None:
 
 
 def test_a_finished_request_carries_what_was_seen_when_it_came(tmp_path: Path) -> None:
-    """Its priority and its tokens go along with vLLM's figures; results and state are as before."""
+    """Its priority, its tokens and when its first token was there go along with vLLM's figures; all else is as before."""
     kind = output_processor()
     assert watch_requests(recorder(tmp_path), Pulse(), kind)
     processor = kind()
@@ -47,7 +47,7 @@ def test_a_finished_request_carries_what_was_seen_when_it_came(tmp_path: Path) -
     processor._update_stats_from_finished(processor.request_states["a"], "stop", stats)
     (one,) = stats.finished_requests
     seen = getattr(one, ON_REQUEST)
-    assert (seen.priority, seen.token_ids) == (5, [1] * 20)
+    assert (seen.priority, seen.token_ids, seen.first_token_s) == (5, [1] * 20, 1.0)
     assert processor.request_states == {}
 
 

@@ -1,7 +1,8 @@
 """From what vLLM knows of a request that is over to what a recording says of it.
 
 vLLM's own objects differ from release to release: each figure is looked for, and one that was not measured is None.
-Arrival is on the API server's wall clock; the engine's stamps are on its own clock, so only differences of them are used.
+Arrival, first token and end are when the API server had them, which is what clients see; the engine's stamps are on its own
+clock, so only differences of them are used. Where the API server lags behind its engine, the two are not the same.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ class Seen(NamedTuple):
     """Referred to until the line is written; never written."""
     seed: str
     marks: tuple[Mark, ...]
+    first_token_s: float | None = None
+    """From its arrival to its first token at the API server; known when it is over."""
 
 
 class Finished(NamedTuple):
@@ -58,6 +61,13 @@ def from_stats(stats: Any, at: float, engine: int) -> Finished:
     output = _count(stats.num_generation_tokens) or 0
     scheduled = _after(at - float(stats.inference_time), arrival, at)
     first = _after(at - float(stats.decode_time), arrival, at) if output and scheduled is not None else None
+    seen = getattr(stats, ON_REQUEST, None)
+    if first is not None and seen is not None and seen.first_token_s:
+        # Counted back from the end, a lag of the API server at the end would stand before the first token.
+        shown = _after(arrival + seen.first_token_s, arrival, at)
+        if shown is not None:
+            scheduled = _after(shown - (float(stats.inference_time) - float(stats.decode_time)), arrival, shown)
+            first = shown
     return Finished(
         arrival,
         at,
@@ -70,7 +80,7 @@ def from_stats(stats: Any, at: float, engine: int) -> Finished:
         _count(getattr(stats, "num_preemptions", None)),
         _count(getattr(stats, "max_tokens_param", None)),
         engine,
-        getattr(stats, ON_REQUEST, None),
+        seen,
     )
 
 

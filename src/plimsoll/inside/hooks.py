@@ -75,7 +75,8 @@ def _handed_on(original: Callable[..., Any]) -> Callable[..., Any]:
         try:
             seen = getattr(req_state, ON_REQUEST, None)
             if seen is not None and iteration_stats is not None and iteration_stats.finished_requests:
-                setattr(iteration_stats.finished_requests[-1], ON_REQUEST, seen)
+                first_s = getattr(req_state.stats, "first_token_latency", None)
+                setattr(iteration_stats.finished_requests[-1], ON_REQUEST, seen._replace(first_token_s=first_s))
         except Exception as error:
             FAULTS.note("seeing a request end", error)
         return result
