@@ -1,4 +1,4 @@
-"""Model folders for the runs on a GPU: a configuration, a small tokenizer, what pictures or an adapter need. No weights.
+"""Model folders for the runs on a GPU: a configuration, a tokenizer of its size, what pictures or an adapter need. No weights.
 
 An entry of `models` is a config.json, with three keys of ours: `like` names the entry it is derived from, `pictures` adds what
 LLaVA's processor reads, and `adapter` ({"rank": 511, "layers": {NAME: [inputs, outputs]}}) writes a LoRA adapter of zeros.
@@ -13,6 +13,8 @@ from typing import Any
 from lab.engine import tiny_model
 
 Entry = dict[str, Any]
+# Without it, transformers takes a tokenizer of more than 100,000 tokens for an old one of Mistral's and warns of it.
+SAVED_BY = {"transformers_version": "5.0.0"}
 OURS = ("like", "pictures", "adapter")
 PICTURE = "<image>"
 PICTURE_TEMPLATE = (
@@ -42,11 +44,24 @@ def make_models(models: dict[str, Entry], folder: Path) -> None:
         home.mkdir(parents=True, exist_ok=True)
         whole, config = _whole(models, name), config_of(models, name)
         tiny_model.write(home, [PICTURE] if whole.get("pictures") else [])
+        fill_vocabulary(home, config.get("text_config", config)["vocab_size"])
         if whole.get("pictures"):
             write_picture_files(home, config["vision_config"])
         if "adapter" in whole:
             write_adapter(home / "adapter", whole["adapter"]["rank"], whole["adapter"]["layers"])
-        (home / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+        (home / "config.json").write_text(json.dumps(SAVED_BY | config, indent=1), encoding="utf-8")
+
+
+def fill_vocabulary(home: Path, size: int) -> None:
+    """Make every id below `size` a token with a text of its own: ids without one decode to nothing, as no real model's do.
+
+    A server that streams then decodes the whole prompt again for every token, and its users wait for that instead of the GPU.
+    """
+    path = home / "tokenizer.json"
+    tokenizer = json.loads(path.read_text(encoding="utf-8"))
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary |= {f"Ġt{number}": number for number in range(len(vocabulary), size)}
+    path.write_text(json.dumps(tokenizer, ensure_ascii=False), encoding="utf-8")
 
 
 def write_picture_files(home: Path, vision: Entry) -> None:

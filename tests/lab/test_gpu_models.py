@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.gpu.load import picture
-from lab.gpu.models import OURS, config_of, write_adapter, write_picture_files
+from lab.gpu.models import OURS, config_of, fill_vocabulary, write_adapter, write_picture_files
 
 MODELS: dict[str, dict[str, Any]] = {
     "base": {"hidden_size": 8, "layers": 2},
@@ -20,6 +20,20 @@ def test_our_own_keys_never_reach_the_engine() -> None:
     """A configuration has what it inherits and nothing of how it was made."""
     assert config_of(MODELS, "small") == {"hidden_size": 8, "layers": 1}
     assert not set(OURS) & set(config_of(MODELS, "small"))
+
+
+def test_every_id_of_the_model_is_a_token_with_a_text(tmp_path: Path) -> None:
+    """No id is missing and none is used twice; what the tokenizer knew before keeps its id, and special tokens stay special."""
+    path = tmp_path / "tokenizer.json"
+    special = [{"id": 0, "content": "<s>", "special": True}]
+    known = {"<s>": 0, "a": 1, "Ġb": 2}
+    path.write_text(json.dumps({"added_tokens": special, "model": {"type": "BPE", "vocab": known, "merges": []}}))
+    fill_vocabulary(tmp_path, 6)
+    tokenizer = json.loads(path.read_text(encoding="utf-8"))
+    assert tokenizer["added_tokens"] == special
+    assert tokenizer["model"] == {"type": "BPE", "vocab": known | {"Ġt3": 3, "Ġt4": 4, "Ġt5": 5}, "merges": []}
+    fill_vocabulary(tmp_path, 6)
+    assert json.loads(path.read_text(encoding="utf-8")) == tokenizer
 
 
 def test_an_adapter_has_the_form_of_a_real_one(tmp_path: Path) -> None:
