@@ -62,6 +62,19 @@ def test_a_model_inherits_what_it_does_not_say() -> None:
     assert "like" not in four
 
 
+def test_an_adapter_needs_far_more_than_is_free() -> None:
+    """It leaves a gap in every row of its slot, so it is copied to the GPU twice, and the first copy exceeds what is left."""
+    entry = next(run for run in PLAN["runs"] if run["name"] == "lora")
+    model, args = PLAN["models"][entry["model"]], entry["args"]
+    rank, (_, outputs) = model["adapter"]["rank"], model["adapter"]["layers"]["lm_head"]
+    config = config_of(PLAN["models"], entry["model"])
+    assert outputs == config["vocab_size"] <= 258048, "the most that vLLM takes with adapters"
+    assert rank < int(args[args.index("--max-lora-rank") + 1]), "no row is filled"
+    tokens = int(args[args.index("--max-num-batched-tokens") + 1])
+    profile_run = 2 * tokens * (3 * config["intermediate_size"] + 6 * config["hidden_size"])
+    assert 2 * rank * outputs > 2 * ((entry["keep_free_mib"] << 20) + profile_run)
+
+
 def test_only_what_was_asked_for_and_is_not_done() -> None:
     """A second call goes on where the first one ended, and a wrong name is not passed over."""
     runs = [{"name": "a"}, {"name": "b"}, {"name": "c"}]
