@@ -34,7 +34,8 @@ def ask(port: int, method: str, path: str, body: object = None, seconds: float =
 
 def picture(side: int) -> str:
     """A square picture of coloured stripes, as a chat message holds one."""
-    rows = b"".join(b"\0" + bytes((3 * x + y) % 256 for x in range(3 * side)) for y in range(side))
+    stripes = [b"\0" + bytes((3 * x + y) % 256 for x in range(3 * side)) for y in range(min(side, 256))]
+    rows = b"".join(stripes[y % 256] for y in range(side))
     head = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
     parts = ((b"IHDR", head), (b"IDAT", zlib.compress(rows, 1)), (b"IEND", b""))
     chunks = (struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in parts)
@@ -44,18 +45,19 @@ def picture(side: int) -> str:
 class Load:
     """A burst of requests, all sent at once: {"n": 20, "prompt": [100, 200], "out": [8, 16], "extra": {...}}.
 
-    With "pictures" (how many in each) they are chats, and the prompt is a word.
+    With "pictures" (how many in each, "side" pixels wide and high) they are chats, and the prompt is a word.
     """
 
     def __init__(self, port: int, spec: dict[str, Any]) -> None:
-        dice = random.Random(spec.get("seed", 0))
+        dice, side = random.Random(spec.get("seed", 0)), spec.get("side", 8)
         self.spec, self.began, self.ended = spec, time.monotonic(), 0.0
         self.answers: list[tuple[int, str]] = []
         self.threads = []
         for _ in range(spec["n"]):
             body: dict[str, Any] = {"model": "m"}
             if "pictures" in spec:
-                parts = [{"type": "image_url", "image_url": {"url": picture(8 + number)}} for number in range(spec["pictures"])]
+                urls = [picture(side + number) for number in range(spec["pictures"])]
+                parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
                 body["messages"] = [{"role": "user", "content": [*parts, {"type": "text", "text": "ship"}]}]
             else:
                 body["prompt"] = [dice.randrange(3, 2000) for _ in range(dice.randint(*spec["prompt"]))]

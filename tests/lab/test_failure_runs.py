@@ -62,6 +62,35 @@ def test_a_model_inherits_what_it_does_not_say() -> None:
     assert "like" not in four
 
 
+def test_an_adapter_needs_far_more_than_is_free() -> None:
+    """It leaves a gap in every row of its slot, so it is copied to the GPU twice, and the first copy exceeds what is left."""
+    entry = next(run for run in PLAN["runs"] if run["name"] == "lora")
+    model, args = PLAN["models"][entry["model"]], entry["args"]
+    rank, (_, outputs) = model["adapter"]["rank"], model["adapter"]["layers"]["lm_head"]
+    config = config_of(PLAN["models"], entry["model"])
+    assert outputs == config["vocab_size"] <= 258048, "the most that vLLM takes with adapters"
+    assert rank < int(args[args.index("--max-lora-rank") + 1]), "no row is filled"
+    tokens = int(args[args.index("--max-num-batched-tokens") + 1])
+    profile_run = 2 * tokens * (3 * config["intermediate_size"] + 6 * config["hidden_size"])
+    assert 2 * rank * outputs > 2 * ((entry["keep_free_mib"] << 20) + profile_run)
+
+
+def test_a_picture_needs_far_more_than_is_free() -> None:
+    """It is one the model takes whole, and a layer of the encoder needs more for it than is free and can be given back."""
+    entry = next(run for run in PLAN["runs"] if run["name"] == "multimodal")
+    config, args = config_of(PLAN["models"], entry["model"]), entry["args"]
+    vision = config["vision_config"]
+    side = next(what["side"] for verb, what in entry["then"] if verb == "load" and "pictures" in what)
+    assert side % (vision["patch_size"] * vision["spatial_merge_size"]) == 0
+    assert side**2 <= 12845056, "the most pixels that its processor leaves as they are"
+    patches = (side // vision["patch_size"]) ** 2
+    assert patches // vision["spatial_merge_size"] ** 2 < int(args[args.index("--max-model-len") + 1])
+    layer = 2 * patches * vision["embed_dim"] * (3 + 2 * vision["mlp_ratio"])
+    tokens = int(args[args.index("--max-num-batched-tokens") + 1])
+    profile_run = 2 * tokens * (3 * config["intermediate_size"] + 6 * config["hidden_size"])
+    assert layer > 4 * ((entry["keep_free_mib"] << 20) + profile_run)
+
+
 def test_only_what_was_asked_for_and_is_not_done() -> None:
     """A second call goes on where the first one ended, and a wrong name is not passed over."""
     runs = [{"name": "a"}, {"name": "b"}, {"name": "c"}]

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import base64
 import itertools
 import json
+import re
+import zlib
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from lab.gpu.load import picture
-from lab.gpu.models import OURS, config_of, write_adapter, write_picture_files
+from lab.gpu.models import OURS, VISION, config_of, fill_vocabulary, write_adapter, write_picture_files
 
 MODELS: dict[str, dict[str, Any]] = {
     "base": {"hidden_size": 8, "layers": 2},
@@ -20,6 +25,21 @@ def test_our_own_keys_never_reach_the_engine() -> None:
     """A configuration has what it inherits and nothing of how it was made."""
     assert config_of(MODELS, "small") == {"hidden_size": 8, "layers": 1}
     assert not set(OURS) & set(config_of(MODELS, "small"))
+
+
+def test_every_id_of_the_model_is_a_token(tmp_path: Path) -> None:
+    """No id is missing and none is used twice; what was known keeps its id, and special tokens have the ids they are given."""
+    path = tmp_path / "tokenizer.json"
+    first = {"id": 0, "content": "<s>", "special": True}
+    known = {"<s>": 0, "a": 1, "Ġb": 2}
+    path.write_text(json.dumps({"added_tokens": [first], "model": {"type": "BPE", "vocab": known, "merges": []}}))
+    fill_vocabulary(tmp_path, 6, {"<|image_pad|>": 4})
+    tokenizer = json.loads(path.read_text(encoding="utf-8"))
+    assert tokenizer["model"] == {"type": "BPE", "vocab": known | {"Ġt3": 3, "<|image_pad|>": 4, "Ġt5": 5}, "merges": []}
+    assert tokenizer["added_tokens"][0] == first
+    assert [(token["id"], token["content"], token["special"]) for token in tokenizer["added_tokens"][1:]] == [
+        (4, "<|image_pad|>", True)
+    ]
 
 
 def test_an_adapter_has_the_form_of_a_real_one(tmp_path: Path) -> None:
@@ -44,11 +64,23 @@ def test_an_adapter_has_the_form_of_a_real_one(tmp_path: Path) -> None:
     assert config["target_modules"] == ["down_proj", "lm_head"]
 
 
-def test_pictures_are_cut_to_the_size_the_encoder_takes(tmp_path: Path) -> None:
-    """And a chat with one becomes a prompt that has its place."""
+def test_pictures_are_cut_as_the_encoder_takes_them(tmp_path: Path) -> None:
+    """And a chat with one becomes a prompt that has its place, with tokens that the configuration knows."""
     (tmp_path / "tokenizer_config.json").write_text("{}", encoding="utf-8")
-    write_picture_files(tmp_path, {"image_size": 336, "patch_size": 14})
+    write_picture_files(tmp_path, {"patch_size": 14, "temporal_patch_size": 2, "spatial_merge_size": 2})
     scaling = json.loads((tmp_path / "preprocessor_config.json").read_text(encoding="utf-8"))
-    assert scaling["crop_size"] == {"height": 336, "width": 336}
-    assert "<image>" in json.loads((tmp_path / "tokenizer_config.json").read_text(encoding="utf-8"))["chat_template"]
-    assert picture(9).startswith("data:image/png;base64,iVBORw0KGgo")
+    assert (scaling["patch_size"], scaling["temporal_patch_size"], scaling["merge_size"]) == (14, 2, 2)
+    template = json.loads((tmp_path / "tokenizer_config.json").read_text(encoding="utf-8"))["chat_template"]
+    assert "<|image_pad|>" in template
+    assert set(re.findall(r"<\|\w+\|>", template)) <= set(VISION)
+
+
+@pytest.mark.parametrize("side", [9, 300])
+def test_a_picture_is_a_png_of_its_size(side: int) -> None:
+    """Every pixel of every row is there, also where the stripes repeat."""
+    kind, data = picture(side).split(",")
+    assert kind == "data:image/png;base64"
+    raw = base64.b64decode(data)
+    assert raw[16:24] == side.to_bytes(4, "big") * 2
+    pixels = zlib.decompress(raw[raw.index(b"IDAT") + 4 :])
+    assert pixels == b"".join(b"\0" + bytes((3 * x + y) % 256 for x in range(3 * side)) for y in range(side))
