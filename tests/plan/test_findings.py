@@ -124,3 +124,17 @@ def test_the_rest_of_a_large_segment_counts() -> None:
     shape = ModelShape.from_config(QWEN)
     more = weights_from_shape(shape, Placement(whole_segments=True)).value - weights_from_shape(shape).value
     assert more == 28 * (1.75 + 1.5) * MIB  # down projection, and gate with up, of every layer
+
+
+def test_a_cache_of_a_given_size_leaves_room_for_the_pieces_of_a_batch() -> None:
+    """133.78 GB started on the H200 and died in its first full batch: plan warns of that there, and is sure again when what it
+    might take in pieces is left too. A utilisation is not judged by it."""
+    flags = "--enforce-eager --max-model-len 4096 --max-num-batched-tokens 16384 --max-num-seqs 256"
+    ledger, found = _planned(LLAMA, f"{flags} --kv-cache-memory-bytes 133781520384")
+    assert found[Code.RUNTIME_FORWARD] is Severity.WARNING
+    assert ledger.slack.low < 0 < ledger.slack.value
+    less = ledger.kv.value + ledger.slack.low
+    after, found = _planned(LLAMA, f"{flags} --kv-cache-memory-bytes {less}")
+    assert Code.RUNTIME_FORWARD not in found
+    assert after.slack.low >= 0
+    assert Code.RUNTIME_FORWARD not in _planned(LLAMA, f"{flags} --gpu-memory-utilization 0.985")[1]

@@ -24,7 +24,7 @@ def findings_of(ledger: Ledger, shape: ModelShape, items: Sequence[Item], enviro
     too_heavy = _weights(ledger)
     found = [*_flags(items), *_segments(ledger, environment), *too_heavy, *_free_memory(ledger)]
     found += [] if too_heavy else _cache(ledger)  # what is left for the cache is not asked any more
-    found += _too_large_a_cache(ledger) + _too_long(ledger, shape, environment)
+    found += _too_large_a_cache(ledger) + _in_pieces(ledger) + _too_long(ledger, shape, environment)
     found += _warm_up(ledger) + _graphs(ledger, shape) + _thin(ledger, shape) + _one_block_short(ledger)
     order = {Severity.CRITICAL: 0, Severity.WARNING: 1, Severity.INFO: 2}
     return sorted(found, key=lambda finding: order[finding.severity])
@@ -143,6 +143,18 @@ def _too_large_a_cache(ledger: Ledger) -> list[Finding]:
     )
     severity, confidence = (Severity.CRITICAL, 0.95) if ledger.slack.high < 0 else (Severity.WARNING, 0.6)
     return [Finding(Code.STARTUP_KV_ALLOCATION, severity, confidence, "the cache that was asked for does not fit", because)]
+
+
+def _in_pieces(ledger: Ledger) -> list[Finding]:
+    """A cache of a given size that leaves what the batches take together, and not what they take in torch's pieces."""
+    if not ledger.settings.has_fixed_cache or ledger.slack.value < 0 or ledger.slack.low >= 0:
+        return []
+    because = (
+        f"beside the cache of {format_gib(ledger.kv.value)} and all else {format_gib(ledger.slack.value)} are left; freed "
+        f"memory comes back in pieces, so batches of {format_count(ledger.settings.max_num_batched_tokens)} tokens may need "
+        f"{format_gib(ledger.slack.value - ledger.slack.low)} more than they use at once"
+    )
+    return [Finding(Code.RUNTIME_FORWARD, Severity.WARNING, 0.5, "a full batch may run out of memory", because)]
 
 
 def _too_long(ledger: Ledger, shape: ModelShape, environment: Mapping[str, str]) -> list[Finding]:

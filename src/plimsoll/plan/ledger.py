@@ -39,6 +39,10 @@ NEIGHBOURS_APART = "0.9.1"
 WHOLE_SEGMENTS_SINCE = "0.21.0"
 MACHETE_FOR_AWQ_SINCE = "0.19.0"
 
+# What torch's pool takes beyond the peak that a full batch allocates, as a share of it: 0.19 to 0.43 in six loads on an H200
+# with room to spare, 0.68 in one that had a cache of a given size beside it and failed (docs/overhead.md).
+PIECES_AT_MOST = 0.7
+
 
 class Card(NamedTuple):
     """The GPU that is planned for."""
@@ -154,9 +158,15 @@ def added_up(model: ModelFacts, settings: Settings, card: Card, terms: Terms, re
         requested=requested,
         **terms._asdict(),
         kv=kv,
-        slack=left_of(free, (terms.context, taken, Estimate.exact(unseen))),
+        slack=left_of(free, (terms.context, taken, Estimate.exact(unseen), _pieces(settings, terms.activation))),
         kv_plan=planned,
     )
+
+
+def _pieces(settings: Settings, activation: Estimate) -> Estimate:
+    """What a cache of a given size must leave beside the activations: freed memory comes back in pieces, and a batch that finds
+    none large enough fails. A utilisation leaves room for that outside the request."""
+    return Estimate(0, 0, int(PIECES_AT_MOST * activation.value)) if settings.has_fixed_cache else Estimate.exact(0)
 
 
 def neighbours_in_budget(settings: Settings, card: Card) -> int:
