@@ -1,8 +1,13 @@
-"""What plan says of every entry before it is run, and the two sides of every line: python -m lab.proof.foresee RESULTS
+"""What plan says of every entry before it is run, and the two sides of every line.
+
+    python -m lab.proof.foresee RESULTS [--second]
 
 Reads entries.json. An entry of the kind `edge` becomes two runs: the nearest value of its knob at which plan is sure that the
 server starts, and the nearest at which it is sure that it does not; what lies between is plan's own error band. Writes
 RESULTS/foreseen.json (plan's answers) and RESULTS/runs.json (what `lab.gpu.provoke_failures --runs` plays on a GPU host).
+
+`--second` takes the entries that were drawn up after the first runs, to check what was corrected by them: their answers are
+added to those in foreseen.json, and runs.json has them alone.
 """
 
 from __future__ import annotations
@@ -152,16 +157,20 @@ def write_models(models: dict[str, Entry], folder: Path) -> None:
 
 def main(arguments: list[str]) -> int:
     """Write what is foreseen, before anything is run."""
-    results = Path(arguments[0])
+    is_second = "--second" in arguments
+    results = Path(next(word for word in arguments if word != "--second"))
     results.mkdir(parents=True, exist_ok=True)
     told = json.loads(ENTRIES.read_text(encoding="utf-8"))
     with tempfile.TemporaryDirectory() as folder:
         models = Path(folder)
         write_models(told["models"], models)
-        runs = runs_of(told["entries"], models)
+        runs = runs_of(told["second" if is_second else "entries"], models)
         foreseen = [{key: run[key] for key in TOLD if key in run} | {"plan": prediction(answer(run, models))} for run in runs]
     played = [{key: run[key] for key in PLAYED if key in run} | {"expect": run["expect"], "see": ["."]} for run in runs]
-    for name, value in (("foreseen", foreseen), ("runs", {"models": told["models"], "runs": played})):
+    new = {row["name"] for row in foreseen}
+    before = json.loads((results / "foreseen.json").read_text(encoding="utf-8")) if is_second else []
+    kept = [row for row in before if row["name"] not in new]
+    for name, value in (("foreseen", [*kept, *foreseen]), ("runs", {"models": told["models"], "runs": played})):
         (results / f"{name}.json").write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
     for row in foreseen:
         print(f"{row['name']:36} fits {row['plan']['fits']!s:5} {row['plan']['findings']} {' '.join(row['args'][-2:])}")

@@ -1,7 +1,7 @@
 """Take what a GPU host brought back into the repository: python -m lab.proof.keep ARCHIVE.tar.gz... RESULTS CAPTURES
 
 The archives are those of `lab.gpu.provoke_failures`. RESULTS gets results.json (what became of each run), CAPTURES the logs:
-trimmed, without the debug lines that hold no figure.
+trimmed, without the debug lines that hold no figure. What results.json has of other runs stays in it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,10 @@ def main(arguments: list[str]) -> int:
     *archives, results, captures = (Path(argument) for argument in arguments)
     captures.mkdir(parents=True, exist_ok=True)
     rows = [row for archive in archives for row in keep(archive, captures)]
-    (results / "results.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    path, new = results / "results.json", {row["name"] for row in rows}
+    before = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+    kept = [row for row in before if row["name"] not in new]
+    path.write_text(json.dumps([*kept, *rows], indent=1) + "\n", encoding="utf-8")
     print(f"{len(rows)} runs")
     return 0
 

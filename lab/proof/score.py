@@ -246,7 +246,8 @@ def _seen(run: Run, said: Entry) -> str:
 def summary() -> list[str]:
     """The figures that were promised."""
     out = ["| figure | before | today |", "|---|---|---|"]
-    for title, chosen in (("all starts", starts()), ("half a", _half("a")), ("half b", _half("b"))):
+    groups = (("all starts", starts()), ("half a", _half("a")), ("half b", _half("b")), ("drawn up afterwards", _half("c")))
+    for title, chosen in (group for group in groups if group[1]):
         both = [[score(run, getattr(run, when)) for run in chosen] for when in ("before", "today")]
         near = [f"{sum(one.is_near for one in many)} of {len(many)}" for many in both]
         inside = [f"{sum(one.in_band for one in many)} of {len(many)}" for many in both]
@@ -265,8 +266,16 @@ def summary() -> list[str]:
         *(_row(f"failures, foreseen: {how}", [f"{many.count(how)} of {len(many)}" for many in seen]) for how in words),
         _row("failures that doctor names first", ["", f"{sum(map(is_right, failures()))} of {len(failures())}"]),
         _row("the same of the earlier ones", ["", f"{sum(map(is_right, earlier()))} of {len(earlier())}"]),
-        _row("lines that held", [f"{sum(held(*pair) for pair in lines())} of {len(lines())}", ""]),
+        *(
+            _row(title, [f"{sum(held(*pair) for pair in pairs)} of {len(pairs)}", ""])
+            for title, pairs in (("lines that held", _lines("ab")), ("lines drawn up afterwards that held", _lines("c")))
+            if pairs
+        ),
     ]
+
+
+def _lines(halves: str) -> list[tuple[Run, Run]]:
+    return [pair for pair in lines() if pair[0].told["half"] in halves]
 
 
 def _half(half: str) -> tuple[Run, ...]:

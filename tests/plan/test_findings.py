@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from plimsoll.domain.finding import Code, Severity
+from plimsoll.domain.finding import Code, Finding, Severity
 from plimsoll.domain.model import ModelShape
 from plimsoll.domain.units import GIB
 from plimsoll.engine.command_line import read_command_line
+from plimsoll.plan.advise import advise
 from plimsoll.plan.findings import findings_of
 from plimsoll.plan.ledger import Card, Ledger, ModelFacts, plan_ledger
-from plimsoll.plan.settings import read_settings
+from plimsoll.plan.settings import Settings, read_settings
 from plimsoll.plan.weights import Placement, weights_from_shape, weights_from_tensors
 from plimsoll.plan.weights_parts import held
 
@@ -138,3 +139,38 @@ def test_a_cache_of_a_given_size_leaves_room_for_the_pieces_of_a_batch() -> None
     assert Code.RUNTIME_FORWARD not in found
     assert after.slack.low >= 0
     assert Code.RUNTIME_FORWARD not in _planned(LLAMA, f"{flags} --gpu-memory-utilization 0.985")[1]
+
+
+@pytest.mark.parametrize(
+    ("flags", "code"),
+    [
+        ("--enforce-eager --max-num-batched-tokens 16384 --kv-cache-memory-bytes 134704267264", Code.RUNTIME_FORWARD),
+        ("--kv-cache-memory-bytes 135539811584", Code.STARTUP_GRAPH_CAPTURE),
+        ("--enforce-eager --kv-cache-memory-bytes 141733920768", Code.STARTUP_KV_ALLOCATION),
+    ],
+)
+def test_a_cache_that_is_too_large_fails_where_its_memory_is_first_missed(flags: str, code: Code) -> None:
+    """vLLM tries nothing out beside a cache of a given size: it starts and dies in its first full batch, dies while graphs are
+    captured, or has no room for the cache itself. Each was seen on the H200."""
+    found = _planned(LLAMA, f"--max-model-len 4096 --max-num-seqs 256 {flags}")[1]
+    assert found[code] is Severity.CRITICAL
+    assert next(iter(found)) is code
+
+
+def test_what_is_advised_instead_of_a_cache_that_is_too_large_clears_it() -> None:
+    """Also where it is the first full batch, or the graphs, that finds nothing left."""
+    for flags in ("--enforce-eager --max-num-batched-tokens 16384 --kv-cache-memory-bytes 134704267264",
+                  "--kv-cache-memory-bytes 135539811584"):  # fmt: skip
+        command = f"--max-model-len 4096 --max-num-seqs 256 {flags}"
+        shape = ModelShape.from_config(json.loads(json.dumps(LLAMA)))
+
+        def replan(settings: Settings, shape: ModelShape = shape) -> tuple[Ledger, list[Finding]]:
+            ledger = plan_ledger(ModelFacts("m", shape), settings, H200)
+            return ledger, findings_of(ledger, shape, (), {})
+
+        ledger = _planned(LLAMA, command)[0]
+        advised = advise(ledger, shape, findings_of(ledger, shape, (), {}), replan)
+        assert [one.flag for one in advised][:1] == ["--kv-cache-memory-bytes"]
+        after, left = replan(ledger.settings._replace(kv_cache_memory_bytes=int(advised[0].value)))
+        assert not [finding for finding in left if finding.severity is Severity.CRITICAL]
+        assert after.slack.low > 0

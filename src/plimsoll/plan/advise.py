@@ -98,7 +98,7 @@ def _candidates(code: Code, ledger: Ledger, shape: ModelShape, replan: Replan) -
             yield from _more_gpus(ledger, shape)
         case Code.STARTUP_FREE_MEMORY_CHECK:
             yield from _what_is_free(ledger)
-        case Code.STARTUP_KV_ALLOCATION:
+        case Code.STARTUP_KV_ALLOCATION | Code.RUNTIME_FORWARD:
             yield from _a_cache_that_fits(ledger)
         case Code.OTHER_BAD_CONFIG:
             context = shape.max_context
@@ -109,6 +109,8 @@ def _candidates(code: Code, ledger: Ledger, shape: ModelShape, replan: Replan) -
                 "what the model was made for",
             )
         case Code.STARTUP_GRAPH_CAPTURE | Code.STARTUP_SAMPLER_WARMUP | Code.RUNTIME_LOGITS:
+            if ledger.settings.has_fixed_cache:  # no utilisation leaves more beside it
+                yield from _a_cache_that_fits(ledger)
             yield from _more_slack(ledger, shape)
             yield from _fewer_sequences(ledger)
         case _:
@@ -179,7 +181,8 @@ def _what_is_free(ledger: Ledger) -> Iterator[Candidate]:
 
 
 def _a_cache_that_fits(ledger: Ledger) -> Iterator[Candidate]:
-    size = ledger.kv.value + ledger.slack.low - ROOM_FOR_THE_REST
+    unreserved = max(0, ledger.graphs_actual.value - ledger.graphs.value)
+    size = ledger.kv.value + ledger.slack.low - unreserved - ROOM_FOR_THE_REST
     if size > 0 and ledger.settings.num_gpu_blocks_override is None:
         why = "what the card has beside everything else"
         yield ledger.settings._replace(kv_cache_memory_bytes=size), "--kv-cache-memory-bytes", str(size), why

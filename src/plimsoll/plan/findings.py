@@ -24,7 +24,7 @@ def findings_of(ledger: Ledger, shape: ModelShape, items: Sequence[Item], enviro
     too_heavy = _weights(ledger)
     found = [*_flags(items), *_segments(ledger, environment), *too_heavy, *_free_memory(ledger)]
     found += [] if too_heavy else _cache(ledger)  # what is left for the cache is not asked any more
-    found += _too_large_a_cache(ledger) + _in_pieces(ledger) + _too_long(ledger, shape, environment)
+    found += _too_large_a_cache(ledger, shape) + _in_pieces(ledger) + _too_long(ledger, shape, environment)
     found += _warm_up(ledger) + _graphs(ledger, shape) + _thin(ledger, shape) + _one_block_short(ledger)
     order = {Severity.CRITICAL: 0, Severity.WARNING: 1, Severity.INFO: 2}
     return sorted(found, key=lambda finding: order[finding.severity])
@@ -133,8 +133,8 @@ def _profile_run(ledger: Ledger) -> list[Finding]:
     return [Finding(Code.STARTUP_PROFILE_RUN, Severity.CRITICAL, 0.9 if surely else 0.6, "the trial run does not fit", because)]
 
 
-def _too_large_a_cache(ledger: Ledger) -> list[Finding]:
-    """A cache of a size somebody set: vLLM allocates it whether it fits or not."""
+def _too_large_a_cache(ledger: Ledger, shape: ModelShape) -> list[Finding]:
+    """A cache of a size somebody set: vLLM allocates it without a trial run; the first step that finds nothing left fails."""
     if not ledger.settings.has_fixed_cache or ledger.slack.value >= 0:
         return []
     because = (
@@ -142,7 +142,21 @@ def _too_large_a_cache(ledger: Ledger) -> list[Finding]:
         f"{format_gib(-ledger.slack.value)} more than there is"
     )
     severity, confidence = (Severity.CRITICAL, 0.95) if ledger.slack.high < 0 else (Severity.WARNING, 0.6)
-    return [Finding(Code.STARTUP_KV_ALLOCATION, severity, confidence, "the cache that was asked for does not fit", because)]
+    code, title = _where_it_is_missed(ledger, shape)
+    return [Finding(code, severity, confidence, title, because)]
+
+
+def _where_it_is_missed(ledger: Ledger, shape: ModelShape) -> tuple[Code, str]:
+    """The first step for which nothing is left: the cache, the graphs, the sampler's warm-up, or the first full batch."""
+    left = ledger.slack.value + ledger.activation.value + ledger.graphs.value
+    if left < 0:
+        return Code.STARTUP_KV_ALLOCATION, "the cache that was asked for does not fit"
+    left -= ledger.graphs_actual.value
+    if left < 0:
+        return Code.STARTUP_GRAPH_CAPTURE, "the cache that was asked for leaves no room for CUDA graphs"
+    if not ledger.settings.v2_runner and left < 4 * logits_bytes(ledger, shape):
+        return Code.STARTUP_SAMPLER_WARMUP, "the cache that was asked for leaves no room for the sampler's warm-up"
+    return Code.RUNTIME_FORWARD, "the cache that was asked for leaves no room for a full batch"
 
 
 def _in_pieces(ledger: Ledger) -> list[Finding]:
