@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -35,16 +34,14 @@ def cluster() -> Iterator[str]:
         if os.environ.get("CI", "").lower() not in ("", "0", "false"):
             pytest.fail("Ray is not installed: pip install 'plimsoll-line[dev]'", pytrace=False)
         pytest.skip("Ray is not installed: pip install 'plimsoll-line[ray]'")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_MODE", "token")
         patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
-        command = [sys.executable, "-m", "lab.ray_head", str(port)]
+        command = [sys.executable, "-m", "lab.ray_head"]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as head:
             assert head.stdout is not None
-            assert head.stdout.readline() == "ready\n"
+            said, _, port = head.stdout.readline().strip().partition(" ")
+            assert said == "ready"
             yield f"ray://127.0.0.1:{port}"
             import ray
 
