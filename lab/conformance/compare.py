@@ -138,7 +138,18 @@ def streams(events: Sequence[Any], free: Collection[str] = ()) -> dict[str, list
         lane = found.setdefault(of, [])
         if not lane or lane[-1] != own:
             lane.append(own)
-    return {"order": [of for of, _ in itertools.groupby(_order(events))], **found}
+    whole = {of: _in_two(lane) for of, lane in found.items()}
+    return {"order": [of for of, _ in itertools.groupby(_order(events))], **whole}
+
+
+def _in_two(lane: list[Any]) -> list[Any]:
+    """On a late machine one event has all the tokens of a short stream: it stands for one that goes on and one that ends."""
+    last = lane[-1]
+    choices = last.get("choices") if isinstance(last, dict) else None
+    if not choices or not choices[0].get("finish_reason"):
+        return lane
+    going_on = {**last, "choices": [{**choices[0], "finish_reason": None}, *choices[1:]]}
+    return lane if going_on in lane else [*lane[:-1], going_on, last]
 
 
 def _order(events: Sequence[Any]) -> list[str]:

@@ -153,6 +153,8 @@ def test_streams_are_compared_choice_by_choice() -> None:
     assert streams(one) != streams([event(0, "a", "stop") if item is one[3] else item for item in one])
     assert streams([event(0, "a", usage={"n": 1})]) == streams([event(0, "a", usage={"n": 2})])
     assert streams(one)["order"] == ["choice", "rest"]
+    going_on, last = event(0, "a"), event(0, "a", "length")
+    assert streams([last]) == streams([going_on, going_on, last]) != streams([going_on]), "a late machine sends all at once"
 
 
 def test_folding_keeps_one_of_a_run() -> None:
