@@ -10,7 +10,6 @@ import importlib
 import json
 import shutil
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +46,8 @@ def corpus() -> list[str]:
     return [plain * 20, " ".join(words), " ".join(reversed(words))]
 
 
-def write(folder: Path, more_special: Sequence[str] = ()) -> None:
-    """Write tokenizer and configuration into an empty folder; further special tokens have the ids from 3 on."""
+def write(folder: Path) -> None:
+    """Write tokenizer and configuration into an empty folder."""
     # Imported by name: only the engine's environment has the library, ours is type-checked without it.
     tokenizers = importlib.import_module("tokenizers")
     byte_level = importlib.import_module("tokenizers.pre_tokenizers").ByteLevel
@@ -56,7 +55,7 @@ def write(folder: Path, more_special: Sequence[str] = ()) -> None:
     tokenizer.pre_tokenizer = byte_level(add_prefix_space=False)
     tokenizer.decoder = importlib.import_module("tokenizers.decoders").ByteLevel()
     trainer = importlib.import_module("tokenizers.trainers").BpeTrainer(
-        vocab_size=VOCAB, special_tokens=[*SPECIAL, *more_special], initial_alphabet=byte_level.alphabet(), show_progress=False
+        vocab_size=VOCAB, special_tokens=SPECIAL, initial_alphabet=byte_level.alphabet(), show_progress=False
     )
     tokenizer.train_from_iterator(corpus(), trainer)
     assert tokenizer.get_vocab_size() == VOCAB, f"{tokenizer.get_vocab_size()} tokens: the corpus is too poor"

@@ -12,6 +12,7 @@ from plimsoll.domain.model import ModelShape, Tower
 from plimsoll.domain.units import GIB
 from plimsoll.plan.overhead import OverheadInput, era_of, overhead, v2_by_default
 from plimsoll.plan.overhead_table import ERAS
+from tests.domain.model_configs import LLAMA_8B
 
 RELEASES = (
     "0.6.0 0.6.1 0.6.2 0.6.3 0.6.4 0.6.5 0.6.6 0.7.0 0.7.1 0.7.2 0.7.3 0.8.0 0.8.1 0.8.2 0.8.3 0.8.4 0.8.5 0.9.0 0.9.0.1 0.9.1 "
@@ -22,20 +23,7 @@ RELEASES = (
 
 
 def llama(**changes: object) -> ModelShape:
-    config: dict[str, object] = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "vocab_size": 128256,
-        "max_position_embeddings": 131072,
-        "tie_word_embeddings": False,
-    }
-    return ModelShape.from_config(config | changes)
+    return ModelShape.from_config({**LLAMA_8B, **changes})
 
 
 def on_h100(release: str = "0.19.0", **changes: object) -> OverheadInput:
