@@ -22,10 +22,9 @@ FAST = Limits(look_s=2.0, page_s=1.5, small_s=0.5, page_bytes=1 << 20)
 
 
 def looks(
-    talk: Talk, count: int = 1, *, every_s: float = 5.0, pause_s: float = 0.0, token: str | None = None,
-    canary: CanaryPlan | None = None,
+    talk: Talk, count: int = 1, *, every_s: float = 5.0, token: str | None = None, canary: CanaryPlan | None = None,
 ) -> tuple[list[Look], RawServer]:  # fmt: skip
-    """So many looks at such a server."""
+    """So many looks at such a server; each waits until the test request of the one before has come to its end."""
 
     async def run() -> tuple[list[Look], RawServer]:
         async with raw_server(talk) as server:
@@ -33,7 +32,8 @@ def looks(
             found = []
             for number in range(count):
                 found.append(await watcher.look(100.0 + number * every_s, 1e9 + number * every_s))
-                await asyncio.sleep(pause_s)
+                while watcher._canary is not None and watcher._canary.is_asking:
+                    await asyncio.sleep(0.01)
             await watcher.close()
             return found, server
 

@@ -41,13 +41,13 @@ def test_a_canary_that_is_answered_and_how_often_it_flies() -> None:
     async def answer(visitor: Visitor) -> None:
         await visitor.answer(TEXT)
 
-    found, _ = looks(canary_server(answer, asks), 14, pause_s=0.01, canary=CanaryPlan(every_s=30))
+    found, _ = looks(canary_server(answer, asks), 14, canary=CanaryPlan(every_s=30))
     assert len(asks) == 3
     last = found[-1].canary
     assert last is not None
     assert (last.is_answered, last.is_garbage, last.at_s) == (True, False, 160.0)
     assert last.seconds is not None
-    assert last.seconds < 1
+    assert last.seconds < 10
 
 
 @pytest.mark.parametrize(
@@ -67,8 +67,8 @@ def test_only_silence_after_asking_fails_a_canary(raw: bytes | None, is_answered
             await visitor.say(raw)
             visitor.writer.close()
 
-    plan = CanaryPlan(every_s=30, deadline_s=0.2)
-    found, _ = looks(canary_server(answer, asks), 3, pause_s=0.3, canary=plan)
+    plan = CanaryPlan(every_s=30, deadline_s=1.0)  # long enough to be asked on a busy machine
+    found, _ = looks(canary_server(answer, asks), 3, canary=plan)
     assert len(asks) == 1
     assert found[-1].canary is not None
     assert found[-1].canary.is_answered is is_answered
@@ -95,7 +95,7 @@ def test_what_is_no_completion_says_nothing_about_the_model(body: bytes) -> None
     async def answer(visitor: Visitor) -> None:
         await visitor.answer(body)
 
-    last = looks(canary_server(answer, asks), 2, pause_s=0.1, canary=CanaryPlan(every_s=30))[0][-1].canary
+    last = looks(canary_server(answer, asks), 2, canary=CanaryPlan(every_s=30))[0][-1].canary
     assert last is not None
     assert (last.is_answered, last.is_garbage) == (None, False)
     assert last.why == "it answers /v1/completions with something that is no completion"
@@ -118,7 +118,7 @@ def test_why_no_test_request_was_made(status: str, body: bytes, why: str) -> Non
     async def answer(visitor: Visitor) -> None:
         await visitor.answer(body, status)
 
-    last = looks(canary_server(answer, asks), 2, pause_s=0.1, canary=CanaryPlan(every_s=30))[0][-1].canary
+    last = looks(canary_server(answer, asks), 2, canary=CanaryPlan(every_s=30))[0][-1].canary
     assert last is not None
     assert last.is_answered is None
     assert why in last.why
@@ -139,7 +139,7 @@ def test_the_key_is_shown_only_to_what_asks_for_one(kind: str, is_answered: bool
                 await visitor.answer(CAPTURED if "/metrics" in head else b"", "200 OK" if "/metrics" in head else "404 No")
 
     plan = CanaryPlan(every_s=5, api_key="s3cret")
-    last = looks(talk, 3, pause_s=0.1, canary=plan)[0][-1].canary
+    last = looks(talk, 3, canary=plan)[0][-1].canary
     assert last is not None
     assert last.is_answered is is_answered
     assert last.why == ("" if is_answered else "the engine does not take this API key")
@@ -151,7 +151,7 @@ def test_no_name_no_test_request() -> None:
     """A page that does not name its model: that is said, and nothing is sent."""
     paths: list[str] = []
     talk = remembering({"/metrics": b"vllm:num_requests_running 1\n"}, paths)
-    (_, look), _ = looks(talk, 2, pause_s=0.1, canary=CanaryPlan(every_s=5))
+    (_, look), _ = looks(talk, 2, canary=CanaryPlan(every_s=5))
     assert look.canary is not None
     assert (look.canary.is_answered, look.canary.why) == (None, "which model it serves is not known")
     assert "/v1/completions" not in paths
@@ -173,14 +173,14 @@ def test_a_server_that_takes_connections_and_says_nothing_gets_its_test_request(
     async def run() -> list[Look]:
         nonlocal is_mute
         async with raw_server(talk) as server:
-            quick = Limits(look_s=0.6, page_s=0.3, small_s=0.2)
-            watcher = Watcher(server.url, None, CanaryPlan(every_s=5, deadline_s=0.3), limits=quick)
+            quick = Limits(look_s=2.0, page_s=1.0, small_s=0.7)
+            watcher = Watcher(server.url, None, CanaryPlan(every_s=5, deadline_s=1.0), limits=quick)
             found = [await watcher.look(0.0, 1e9)]
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.5)
             is_mute = True
             for number in range(1, 3):
                 found.append(await watcher.look(5.0 * number, 1e9 + 5 * number))
-                await asyncio.sleep(0.4)
+                await asyncio.sleep(1.5)
             await watcher.close()
             return found
 
@@ -208,13 +208,13 @@ def test_what_was_last_said_of_a_pause_holds_while_no_answer_comes(is_paused: bo
 
     async def run() -> list[Look]:
         async with raw_server(talk) as server:
-            quick = Limits(look_s=0.6, page_s=0.3, small_s=0.2)
-            watcher = Watcher(server.url, None, CanaryPlan(every_s=5, deadline_s=0.3), limits=quick)
+            quick = Limits(look_s=2.0, page_s=1.0, small_s=0.7)
+            watcher = Watcher(server.url, None, CanaryPlan(every_s=5, deadline_s=1.0), limits=quick)
             found = []
             for number, silent in enumerate(([], ["/is_paused"], ["/is_paused", "/metrics"], ["/is_paused", "/metrics"])):
                 mute[:] = silent
                 found.append(await watcher.look(5.0 * number, 1e9))
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(0.5)
             await watcher.close()
             return found
 
@@ -232,10 +232,10 @@ def test_the_seconds_are_the_engine_s() -> None:
         await asyncio.sleep(0.2)
         await visitor.answer(TEXT)
 
-    last = looks(canary_server(answer, asks), 2, pause_s=0.4, canary=CanaryPlan(every_s=30))[0][-1].canary
+    last = looks(canary_server(answer, asks), 2, canary=CanaryPlan(every_s=30))[0][-1].canary
     assert last is not None
     assert last.seconds is not None
-    assert 0.19 < last.seconds < 0.39
+    assert 0.19 < last.seconds < 2
 
 
 def test_a_stand_in_s_canary_and_its_wedge() -> None:
