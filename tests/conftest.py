@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import settings
+
+SECOND_TRIES = 3  # where more fail, it is not the machine
 
 settings.register_profile("plimsoll", deadline=None)
 settings.load_profile("plimsoll")
@@ -17,3 +20,19 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         for name, value in getattr(report, "user_properties", ()):
             if name == "figures" and report.when == "call":
                 terminalreporter.write_line(f"{report.nodeid.rpartition('::')[2]}: {value}")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--again`, with `--lf`: a second try, alone, for what failed while others held the machine."""
+    parser.addoption("--again", action="store_true", help=f"a second try for at most {SECOND_TRIES} tests, none of them `once`")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """No second try where a failure says more than that the machine was busy."""
+    if not session.config.getoption("again"):
+        return
+    if len(session.items) > SECOND_TRIES:
+        raise pytest.UsageError(f"{len(session.items)} tests failed: no second try for more than {SECOND_TRIES}")
+    promises = [item.nodeid for item in session.items if item.get_closest_marker("once")]
+    if promises:
+        raise pytest.UsageError(f"no second try for a promise that nothing is lost: {', '.join(promises)}")

@@ -25,6 +25,7 @@ from plimsoll.guard.remembered import restarts_of
 from tests.real.conftest import need_vllm
 from tests.real.small_farm import need
 
+pytestmark = pytest.mark.once
 NAMES = ("a", "b")
 Record = Callable[[str, object], None]
 RESTART_S = 600.0

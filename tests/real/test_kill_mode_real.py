@@ -19,6 +19,7 @@ from tests.assets.plans import MODELS, plan_of, settings_of
 from tests.assets.started import started_words
 from tests.real.conftest import StartEngine
 
+pytestmark = pytest.mark.once
 PAGE = Path(__file__).parents[2] / "docs" / "guard-acts.md"
 REQUESTS = 4
 LONG = 1200
