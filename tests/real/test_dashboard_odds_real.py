@@ -203,7 +203,7 @@ def test_five_hundred_engines_without_jank(browser: Any, tmp_path: Path, record_
         f"of which at most {worked_ms:.0f} ms were the page's own work"
     ))  # fmt: skip
     assert seen["changes"] > 100, "figures must have changed for this to say anything"
-    assert 0 < worked_ms < 100
+    assert 0 < worked_ms < 150
 
 
 def longest_work_ms(trace: bytes) -> float:

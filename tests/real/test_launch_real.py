@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import random
 import re
@@ -79,6 +80,10 @@ def test_shellcheck_has_nothing_to_say_of_the_script(seed: int, tmp_path: Path) 
 
 class _Says(BaseHTTPRequestHandler):
     """A server that answers everything with 200, whatever is asked for."""
+
+    def handle(self) -> None:
+        with contextlib.suppress(ConnectionError):  # HAProxy's own check hangs up when it has what it wants
+            super().handle()
 
     def do_GET(self) -> None:
         self.send_response(200)
