@@ -9,6 +9,7 @@ from lab.guard.acting_lives import CASES, Case, MemoryBook, live, unsafe
 from plimsoll.guard.grades import Grade
 from plimsoll.guard.steps import Step
 
+pytestmark = pytest.mark.once
 DEEDS = {
     Grade.RESTART: (
         "acquire", "evidence", "take_out", "drain", "undrain", "put_back", "stop", "wait_back", "start", "warm", "release",

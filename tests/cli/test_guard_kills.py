@@ -14,6 +14,7 @@ from lab.guard.killed import PLAYS
 from plimsoll.domain import journal_entry
 from plimsoll.guard.steps import Step
 
+pytestmark = pytest.mark.once
 ROOT = Path(__file__).parents[2]
 
 

@@ -49,6 +49,7 @@ def ended(process: subprocess.Popen[str], *, is_kept: bool = False) -> tuple[dic
     return json.loads(printed), story
 
 
+@pytest.mark.once
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("balancer", "more"), [("own", ["--keep"]), ("haproxy", [])], ids=["own-kept", "haproxy"])
 def test_four_incidents_and_no_request_is_lost(

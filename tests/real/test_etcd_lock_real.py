@@ -38,6 +38,7 @@ def gate() -> Iterator[EpochGate]:
         yield one
 
 
+@pytest.mark.once
 def test_stopped_and_killed_holders(etcd: Etcd, gate: EpochGate) -> None:
     """Rounds of SIGSTOP past the lease and of SIGKILL: epochs only grow, the waker's renewal says no, the gate refuses him."""
     epochs, lost = disturbed(etcd, gate, rounds=0, disturbances=DISTURBANCES)
@@ -90,6 +91,7 @@ def disturbed(etcd: Etcd, gate: EpochGate, *, rounds: int, disturbances: int) ->
     return epochs, lost
 
 
+@pytest.mark.once
 def test_without_etcd_both_stand_back(etcd: Etcd, gate: EpochGate) -> None:
     """Nobody gets the lock while etcd is away, not even the one who had it last; afterwards epochs go on growing."""
     lock = f"etcd:{etcd.url}"

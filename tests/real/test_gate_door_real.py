@@ -16,6 +16,7 @@ from plimsoll.guard.idle import Idleness, Sample, idleness
 from plimsoll.sources.engine_look import Watcher
 from tests.real.conftest import need_vllm
 
+pytestmark = pytest.mark.once
 ROOT = Path(__file__).parents[2]
 TOKEN = "an-honest-token-of-some-length"
 FLAGS = ("--worker-extension-cls", "plimsoll.inside.Probe", "--middleware", "plimsoll.inside.Gate")

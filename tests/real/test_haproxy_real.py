@@ -15,6 +15,7 @@ from lab.engine.server import free_port
 from plimsoll.actuators.haproxy import HAProxy, Place
 from tests.real.small_farm import Backend, Load, backends, need, served_in, until
 
+pytestmark = pytest.mark.once
 CONFIG = """
 global
     stats socket {socket} mode 600 level {level} expose-fd listeners

@@ -18,6 +18,7 @@ from lab.engine.server import free_port
 from plimsoll.actuators.hooks import CommandBalancer
 from tests.real.small_farm import Backend, Load, backends, need, served_in, until
 
+pytestmark = pytest.mark.once
 DOCS = Path(__file__).parents[2] / "docs" / "balancers.md"
 NOBODY = 65534
 MAIN = """

@@ -21,6 +21,7 @@ from plimsoll.domain.outcome import Outcome
 from plimsoll.sources.process_tree import read_process
 from tests.real.conftest import need_vllm
 
+pytestmark = pytest.mark.once
 ROOT = Path(__file__).parents[2]
 LONG = 1900  # tokens: an answer that takes seconds on the fastest machine
 
