@@ -36,12 +36,12 @@ POLICY = Policy(
 
 
 class Guarded:
-    """A judge that looks at one server once a second, in a thread of its own."""
+    """A judge that looks at one server, by default once a second, in a thread of its own."""
 
-    def __init__(self, port: int, token: str | None = TOKEN) -> None:
+    def __init__(self, port: int, token: str | None = TOKEN, every_s: float = 1.0) -> None:
         self.judge = Judge("real", POLICY)
         self.acted: set[str] = set()
-        self._port, self._token = port, token
+        self._port, self._token, self._every_s = port, token, every_s
         self._is_over = False
         self._thread = threading.Thread(target=lambda: asyncio.run(self._watch()), daemon=True)
         self._thread.start()
@@ -52,7 +52,7 @@ class Guarded:
             began = time.monotonic()
             self.judge.see(await watcher.look(began, time.time()))
             self.acted |= {one.kind for one in acting(self.judge)}
-            await asyncio.sleep(max(0.0, began + 1.0 - time.monotonic()))
+            await asyncio.sleep(max(0.0, began + self._every_s - time.monotonic()))
         await watcher.close()
 
     def condition(self, kind: str) -> Condition:
@@ -125,11 +125,14 @@ async def _six_after_six(port: int, is_over: threading.Event) -> None:
 
 @pytest.mark.timeout(300)
 def test_a_crash_is_death_and_a_start_that_cannot_succeed_stays_so() -> None:
-    """A step without memory kills the server; the next start on its port never comes up, and nothing else is said of it."""
+    """A step without memory kills the server; the next start on its port never comes up, and nothing else is said of it.
+
+    The looks are close together: a question that the dying core leaves unanswered would keep the server from ending.
+    """
     need_vllm()
     with EngineServer((), {}, oom_on_demand=True) as server:
         server.wait_ready()
-        guarded = Guarded(server.port, None)
+        guarded = Guarded(server.port, None, every_s=0.1)
         try:
             while guarded.judge.history.first_answer_s is None:
                 time.sleep(0.2)

@@ -220,7 +220,7 @@ def test_what_was_last_said_of_a_pause_holds_while_no_answer_comes(is_paused: bo
 
     found = asyncio.run(run())
     assert [look.reach for look in found] == [Reach.ANSWERS, Reach.ANSWERS, Reach.SILENT, Reach.SILENT]
-    assert [look.is_rest_unknown for look in found] == [False, True, False, False]
+    assert [look.is_rest_unknown for look in found] == [False] * 4
     assert len(posts) == (0 if is_paused else 4)
 
 

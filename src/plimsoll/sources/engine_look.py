@@ -16,6 +16,7 @@ from plimsoll.engine.versions import Engine, engine_named
 from plimsoll.errors import BadInput, TooLarge
 from plimsoll.sources.engine_canary import CanaryAsker, CanaryPlan
 from plimsoll.sources.engine_http import Client, Reply, bearer
+from plimsoll.sources.engine_pause import Pause
 from plimsoll.sources.figures_page import LabelSets, PageFigures, PageReader
 from plimsoll.sources.http_answer import Missed, nonsense
 from plimsoll.sources.same_host import SameHost
@@ -131,7 +132,7 @@ class Watcher:
             self._started = page.started_unix_s
         await self._ask_version(now_s, end_s)
         gate, workers = await self._ask_gate(now_s, end_s)
-        is_paused, is_rest_unknown = await self._ask_paused(now_s, end_s)
+        is_paused, is_rest_unknown = await self._ask_paused(page, now_s, end_s)
         self._model = page.model
         # What was last said holds while no answer comes: a stuck engine core does not say, and is just the one to be tested.
         self._was_paused = self._was_paused if is_rest_unknown else bool(is_paused)
@@ -154,7 +155,7 @@ class Watcher:
 
     def _forget(self) -> None:
         """Another process may answer now: what the last one could do says nothing about it."""
-        self._gate, self._paused, self._asked_version = _Question(), _Question(), _Question()
+        self._gate, self._pause, self._asked_version = _Question(), Pause(), _Question()
         self._version, self._engine = None, None
         self._has_gate = False  # whether something there asked for a token as the gate does
         self._was_paused = self._is_resting = False  # as of the last page
@@ -230,23 +231,22 @@ class Watcher:
             "/plimsoll/state", deadline_s=self._left(end_s), most_bytes=SMALL_MAX, headers=self._auth
         )
 
-    async def _ask_paused(self, now_s: float, end_s: float) -> tuple[bool | None, bool]:
-        """Whether it is paused, and whether that was asked and is not known."""
-        if not self._paused.is_due(now_s):
-            return None, False
-        try:
-            reply = await self._client.get("/is_paused", deadline_s=self._left(end_s), most_bytes=SMALL_MAX)
-        except Missed:
-            return None, True  # a lost answer says nothing: it is asked again at the next look
-        found = _object(reply.body).get("is_paused") if reply.status == 200 else None
-        if isinstance(found, bool):
-            self._paused.note(now_s, is_answered=True)
-            return found, False
-        if reply.status >= 500:
-            return None, True
-        was_answered = self._paused.is_answered
-        self._paused.note(now_s, is_answered=False)
-        return None, was_answered
+    async def _ask_paused(self, page: PageFigures, now_s: float, end_s: float) -> tuple[bool | None, bool]:
+        """Whether it is paused, and whether that is not known of one that may be."""
+        if self._pause.is_due(page.figures, self._last_canary(), now_s):
+            try:
+                reply = await self._client.get("/is_paused", deadline_s=self._left(end_s), most_bytes=SMALL_MAX)
+            except Missed:
+                self._pause.lost(now_s)
+            else:
+                found = _object(reply.body).get("is_paused") if reply.status == 200 else None
+                if isinstance(found, bool):
+                    self._pause.answered(now_s, is_paused=found)
+                elif reply.status >= 500:
+                    self._pause.lost(now_s)
+                else:
+                    self._pause.absent(now_s)
+        return self._pause.told()
 
     async def _json(
         self, client: Client, path: str, end_s: float, most: int = SMALL_MAX, headers: Mapping[str, str] | None = None
