@@ -21,6 +21,7 @@ from plimsoll.sources.engine_canary import CanaryPlan
 from plimsoll.sources.engine_look import Watcher
 from tests.real.conftest import need_vllm
 
+pytestmark = pytest.mark.once
 ROOT = Path(__file__).parents[2]
 TOKEN = "an-honest-token-of-some-length"
 ENV = {"PYTHONPATH": str(ROOT / "src"), "PLIMSOLL_TOKEN": TOKEN, "PLIMSOLL_WEDGE_S": "600"}  # guard is to find it, not the gate
