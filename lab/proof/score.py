@@ -96,16 +96,20 @@ def earlier() -> tuple[Run, ...]:
     """The failures of `lab.gpu.provoke_failures`, of which plan was asked only afterwards."""
     told = json.loads((ROOT / "lab" / "gpu" / "failure_runs.json").read_text(encoding="utf-8"))
     became = {row["name"]: row for row in _read(EARLIER / "results.json")}
-    pairs = [(_as_told(entry), became[entry["name"]]) for entry in told["runs"] if entry["name"] in became and entry["expect"]]
+    failed = [entry for entry in told["runs"] if entry["name"] in became and entry["expect"]]
+    pairs = [(_as_told(entry, became[entry["name"]]), became[entry["name"]]) for entry in failed]
     found = _looked_at(pairs, told["models"], EARLIER)
     return tuple(run for run in found if run.told["expect"] in run.right)  # a storm of preemptions is not in its log
 
 
-def _as_told(entry: Entry) -> Entry:
-    if "kv_leave_mib" not in entry:
+def _as_told(entry: Entry, became: Entry) -> Entry:
+    if "kv_leave_mib" in entry:
+        size = str((TOTAL_MIB - CONTEXT_MIB - entry["kv_leave_mib"]) << 20)
+    elif "kv_like" in entry:  # what an earlier run left free decided it, so it is known only from the run
+        size = became["args"][became["args"].index("--kv-cache-memory-bytes") + 1]
+    else:
         return entry
-    size = (TOTAL_MIB - CONTEXT_MIB - entry["kv_leave_mib"]) << 20
-    return entry | {"args": [*entry["args"], "--kv-cache-memory-bytes", str(size)]}
+    return entry | {"args": [*entry["args"], "--kv-cache-memory-bytes", size]}
 
 
 def _looked_at(pairs: list[tuple[Entry, Entry]], models: Entry, captures: Path) -> tuple[Run, ...]:

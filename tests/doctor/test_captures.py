@@ -76,3 +76,27 @@ def test_the_kernels_word_settles_a_death_without_one() -> None:
     both = diagnose([read_log(str(one.path)), read_log(str(dmesg))])
     assert both.memory_failure is True
     assert both.findings[0].code is Code.HOST_OUT_OF_MEMORY
+
+
+def _adapter_log() -> list[bytes]:
+    return next(one for one in labelled() if one.name == "0.25.1-lora").data().split(b"\n")
+
+
+def test_another_servers_stop_excuses_nothing() -> None:
+    """Two servers write into one log: that the one is stopped says nothing of what the other then runs out of."""
+    lines = _adapter_log()
+    before = next(at for at, line in enumerate(lines) if b"Invocation of add_lora method failed" in line)
+    other = [
+        b"(APIServer pid=99) INFO 11-16 18:39:20 [api_utils.py:273] vLLM API server version 0.25.1",
+        b"(APIServer pid=99) INFO 11-16 18:39:58 [launcher.py:100] [shutdown] API server: shutdown triggered",
+    ]
+    mixed = [other[0], *lines[:before], other[1], *lines[before:]]
+    found = diagnose([log_of_bytes("x.log", b"\n".join(mixed))])
+    assert found.memory_failure is True
+    assert found.findings[0].code is Code.RUNTIME_LORA
+
+
+def test_an_engines_error_that_lost_its_last_line_is_not_ruled_out() -> None:
+    """The engine reported an error, what it was is missing, and then the server was stopped: memory cannot be told."""
+    lines = [line for line in _adapter_log() if b"out of memory" not in line and b"OutOfMemory" not in line]
+    assert diagnose([log_of_bytes("x.log", b"\n".join(lines))]).memory_failure is None

@@ -226,6 +226,19 @@ def test_lora_slots() -> None:
     assert lora_bytes(mistral, Placement(), 4, 16).value == 4 * 83_886_080
 
 
+def test_lora_slots_of_words() -> None:
+    """Llama's embedding table and head have slots too: with them its start took the 6.34 GiB that an H200 showed."""
+    llama = config("llama", 4096, 4, 32, 8, 14336, 256000) | {"architectures": ["LlamaForCausalLM"]}
+    shape = shape_of(llama)
+    slots = lora_bytes(shape, Placement(), 1, 512)
+    found = weights_from_shape(shape, Placement(whole_segments=True))
+    assert (found.value + slots.value) / GIB == pytest.approx(6.34, abs=0.02)
+    assert slots.low <= slots.value - 2 * 512 * 2 * 256000 <= slots.value <= slots.high
+    other = lora_bytes(shape_of(llama | {"architectures": ["MistralForCausalLM"]}), Placement(), 1, 512)
+    assert other.value < slots.value
+    assert other.high == slots.high
+
+
 def test_mtp_layers_are_not_loaded() -> None:
     """A next-token layer in the file changes nothing."""
     without = {key: value for key, value in DEEPSEEK_V3.items() if key != "num_nextn_predict_layers"}

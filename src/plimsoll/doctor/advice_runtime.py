@@ -74,10 +74,20 @@ def logits(case: Case) -> Explained:
     return Explained("logits or sampling ran out of GPU memory", because, remedy, nots)
 
 
+def _measured(case: Case) -> Remedy:
+    by_hand = " and --kv-cache-memory-bytes" if case.number("kv_cache_memory_bytes") else ""  # beside it nothing is kept
+    return Remedy(f"leave out --skip-mm-profiling{by_hand}", "the start then tries the largest input and keeps room for it",
+                  "--skip-mm-profiling")  # fmt: skip
+
+
 def multimodal(case: Case) -> Explained:
     """An image, a video or a sound."""
     because = f"the encoder of images, video or sound ran out of GPU memory: {asked(case)}{_fragments(case)}"
+    is_unmeasured = case.facts.flags.get("skip_mm_profiling") == "True"
+    if is_unmeasured:
+        because += "; with --skip-mm-profiling the start left no room for it"
     remedy = [
+        *([_measured(case)] if is_unmeasured else []),
         Remedy("--limit-mm-per-prompt '{\"image\": 1}'", "fewer inputs a request", "--limit-mm-per-prompt"),
         Remedy("--mm-processor-kwargs '{\"max_pixels\": 1003520}'", "smaller images, where the model's processor takes it",
                "--mm-processor-kwargs"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 
 from plimsoll.domain.finding import Finding, Remedy
@@ -14,6 +15,8 @@ _BY_HAND = (
 
 
 _LOWERED = frozenset({"--max-num-seqs", "--max-num-batched-tokens", "--max-cudagraph-capture-size", "--max-loras"})
+_UNLESS_TOLD = {"--max-loras": "1"}  # vLLM prints only what differs from its own defaults
+_COUNTS = re.compile(r"(?<![\w.])\d{1,9}(?![\w.])")
 
 
 def fitting(finding: Finding, flags: Mapping[str, str]) -> Finding:
@@ -41,7 +44,9 @@ def _suiting(finding: Finding, flags: Mapping[str, str]) -> Iterator[Remedy]:
 def _is_so_already(remedy: Remedy, flags: Mapping[str, str]) -> bool:
     if remedy.flag is None:
         return "a quantised checkpoint" in remedy.do and flags.get("quantization", "None") != "None"
-    now = flags.get(remedy.flag.removeprefix("--").replace("-", "_"))
+    now = flags.get(remedy.flag.removeprefix("--").replace("-", "_"), _UNLESS_TOLD.get(remedy.flag) if flags else None)
+    if remedy.flag == "--limit-mm-per-prompt" and now is not None:
+        return all(int(count) <= 1 for count in _COUNTS.findall(now)) and bool(_COUNTS.search(now))
     if remedy.flag == "--kv-cache-dtype" and now is not None and now.startswith("fp8"):
         return True
     if now is None or remedy.value is None:

@@ -54,7 +54,7 @@ def _judge_life(story: Story, life: Life) -> Verdict:
     deaths = tuple(hit for hit in hits if hit.text.role is Role.DEATH and not _is_farewell(story, hit))
     complaints, noise = complaints_in(story, hits, raised)
     stop = _stop(story, hits, raised, is_sound=not complaints and not deaths)
-    before_stop = [one for one in complaints if stop is None or one.at < stop]
+    before_stop = [one for one in complaints if stop is None or one.at < stop or _is_of_another(story, life, hits, one)]
     progress = story.progress_at(life.end)
     stopped = stop is not None and not before_stop and not _died_before(deaths, stop)
     root = _first(before_stop, deaths, story) if not stopped else None
@@ -68,6 +68,14 @@ def _judge_life(story: Story, life: Life) -> Verdict:
         noise = (*noise, *(hit for hit in hits if hit.text.role is Role.OUT_OF_MEMORY and hit.at > stop))
     memory = _memory(root, deaths, progress, story, life)
     return Verdict(root, tuple(noise), deaths, memory, progress, life, 0, stopped)
+
+
+def _is_of_another(story: Story, life: Life, hits: Sequence[Hit], one: Complaint) -> bool:
+    """Whether a second server writes into the same log that nobody had asked to stop: what fails then may be that one."""
+    lines = story.log.lines
+    servers = {line.process for line in lines[life.first : one.at] if line.process.startswith(_SERVER)}
+    told = {lines[hit.at].process for hit in hits if hit.text.role is Role.STOP and hit.at < one.at}
+    return bool(servers & told) and bool(servers - told)
 
 
 def _is_farewell(story: Story, hit: Hit) -> bool:
@@ -105,6 +113,7 @@ def _is_worker(process: str) -> bool:
     return process.startswith(("Worker", "VllmWorker", "RayWorker"))
 
 
+_SERVER = "APIServer pid="
 _NAMES_STEP = frozenset({"sampler-warmup", "weights-too-large"})
 
 
@@ -160,7 +169,7 @@ def _memory(root: Complaint | None, deaths: Sequence[Hit], progress: Progress, s
         complains = _complains(story, life, root.at)
         if root.text is not None and root.text.name == "uvicorn-stopped":  # also printed after the engine has died
             return None if complains or _is_cut(story) else False
-        return None if complains and _is_cut(story) else False
+        return None if complains else False
     if root is not None and root.code is Code.ENGINE_WEDGED:
         return None if deaths or _complains(story, life, life.end) else False
     if root is not None:

@@ -31,6 +31,16 @@ from plimsoll.plan.weights_towers import tower_parts
 
 _FOUR_BYTES = frozenset({"float32", "float"})
 _PROJECTIONS = frozenset({"self_attn.kv_b_proj"})
+# Whose embedding table and head can have a LoRA too: `embedding_modules` in the models of vLLM 0.32.0. It takes a row of the
+# rank for every word, on every rank of a tensor-parallel server.
+_ADAPTED_WORDS = frozenset(
+    f"{name}ForCausalLM"
+    for name in (
+        "Apertus", "Exaone", "Exaone4", "ExaoneMoe", "FalconH1", "Granite", "GraniteMoe", "GraniteMoeHybrid",
+        "GraniteMoeShared", "Jamba", "Lfm2", "Lfm2Moe", "Llama", "MiniCPM", "MiniCPM3", "Mixtral", "Nemotron", "NemotronH",
+        "DeciLM", "Phi3", "PhiMoE", "Qwen3", "Qwen3Moe", "Qwen3_5", "Qwen3_5Moe", "Solar", "TeleChat2", "Ernie4_5",
+    )
+)  # fmt: skip
 
 
 class Placement(NamedTuple):
@@ -183,15 +193,21 @@ def routed_parameters(shape: ModelShape) -> int:
 
 
 def lora_bytes(shape: ModelShape, placement: Placement, max_loras: int, max_rank: int, dtype: str | None = None) -> Estimate:
-    """The LoRA slots vLLM allocates at start: an A and a B of full rank for every matrix it can adapt, experts included."""
+    """The LoRA slots vLLM allocates at start: an A and a B of full rank for every matrix it can adapt, experts included.
+
+    Of models that are not listed the band reaches up to where the words have one, too: which have differs by release.
+    """
     family, ranks = family_of(shape), placement.ranks
     sizes = []
     for layer in shape.layers:
         parts = mixer_parts(layer, shape, family, ranks.tensor) + feed_forward_parts(layer, shape, family, ranks)
         touched = (part for part in parts if part.storage in (Storage.LINEAR, Storage.EXPERTS))
         sizes.append(sum(part.stack * (part.pieces * part.inputs + part.outputs) for part in touched))
-    value = max_loras * max_rank * _heaviest(sizes, placement) * item_bytes(dtype)
-    return Estimate(value, int(value * 0.9), int(value * 1.1), f"{max_loras} LoRA slots of rank {max_rank}")
+    each = max_loras * max_rank * item_bytes(dtype)
+    words = shape.vocab_size + shape.hidden_size
+    low, high = each * _heaviest(sizes, placement), each * _heaviest(sizes, placement, words, words)
+    value = high if _ADAPTED_WORDS.intersection(shape.architectures) else low
+    return Estimate(value, int(low * 0.9), int(high * 1.1), f"{max_loras} LoRA slots of rank {max_rank}")
 
 
 def check_divides(shape: ModelShape, placement: Placement) -> None:
