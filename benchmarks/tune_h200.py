@@ -7,8 +7,9 @@ server showed every half second is kept (tests/captures/vllm-0.25.1-h200/thrash.
 --max-num-seqs 24: 150 such requests took 57.4 s, without preemption; nothing else was kept. The traffic is made again from its
 seed; the prompt tokens are those the server counted.
 
-Then a pair that was made in one hour on one card, with stamps: stage `seats` of lab/gpu/measure_service.py. The last lines are
-another with stamps: `tight` and `storm` of lab/gpu/measure_traffic.py, one fitted and the other predicted.
+Then two pairs that were each made in one hour on one card, with stamps: stages `seats` and `seats-graphs` of
+lab/gpu/measure_service.py. The last lines are another with stamps: `tight` and `storm` of lab/gpu/measure_traffic.py, one
+fitted and the other predicted.
 """
 
 from __future__ import annotations
@@ -119,9 +120,10 @@ def crossed(fitted: str, predicted: str) -> float:
 
 
 def paired(fitted: str) -> tuple[float, float]:
-    """From one run of stage `seats`: requests a second of the run of the other setting beside it, over what was measured, and
-    of unlimited over 24 at once, by the same replay; both less one."""
-    one, other = (f"{name}-{fitted[-1]}" for name in ("unlimited", "seats-24"))
+    """From one run of stage `seats` or `seats-graphs`: requests a second of the run of the other setting beside it, over what
+    was measured, and of unlimited over 24 at once, by the same replay; both less one."""
+    kind = "graphs-" if fitted.startswith("graphs-") else ""
+    one, other = (f"{kind}{name}-{fitted[-1]}" for name in ("unlimited", "seats-24"))
     wanted = other if fitted == one else one
     took = {name: score.seen(name).duration_s * (1 + score.foretold(fitted, name).duration) for name in (one, other)}
     return score.seen(wanted).duration_s / took[wanted] - 1, took[other] / took[one] - 1
@@ -139,7 +141,8 @@ def main() -> None:
     parts = [f"{low} to {high}: {step_ms(low, high):.1f} ms" for low, high in ((1, 6), (6, 20), (20, 26), (26, 40))]
     print(f"steps of the unlimited run by requests running: {', '.join(parts)}")
     print(f"a step of the run with 24, all told: {1e3 * LIMITED_S / limited_steps:.1f} ms")
-    for name in ("unlimited-1", "unlimited-2", "seats-24-1", "seats-24-2"):
+    settings = ("unlimited", "seats-24", "graphs-unlimited", "graphs-seats-24")
+    for name in (f"{setting}-{number}" for setting in settings for number in (1, 2)):
         off, gain = paired(name)
         print(f"fitted to {name}, the other setting predicted: {off:+.1%} in requests a second; unlimited does {gain:+.1%}")
     for one, other in (("tight", "storm"), ("storm", "tight")):

@@ -16,18 +16,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks import simulate_h200
-from lab.gpu.models import config_of
-from lab.gpu.provoke_failures import HERE
 from lab.marked import placed
 from lab.service.predict import Errors, errors, fitted
 from lab.service.runs import Load, by_setting, loads_in, measured
+from lab.service.tuned import RESULTS, answer, model_in
 from plimsoll.simulate.fit import fit
 from plimsoll.simulate.settings import StepTime
 
 ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "lab" / "results" / "service-h200"
 PAGE = ROOT / "docs" / "evidence.md"
-MODEL = "llama-3.1-8b"
 SIZES = (16, 32, 64, 128)
 AT_ONCE = 56  # requests of the block sizes' load: all run together
 ALLOWED = 0.07  # or twice what two runs of the same differ by
@@ -41,15 +38,26 @@ PAIRS = (
     ("unlimited-2", "seats-24-2"),
     ("seats-24-1", "unlimited-1"),
     ("seats-24-2", "unlimited-2"),
+    ("graphs-unlimited-1", "graphs-seats-24-1"),
+    ("graphs-unlimited-2", "graphs-seats-24-2"),
+    ("graphs-seats-24-1", "graphs-unlimited-1"),
+    ("graphs-seats-24-2", "graphs-unlimited-2"),
+    ("article-1", "tuned-1"),
+    ("article-2", "tuned-2"),
+    ("tuned-1", "article-1"),
+    ("tuned-2", "article-2"),
 )
 """Fitted to the first, the second foretold: settings change, the card and the hour do not."""
 STARTS = (
-    ("burst", "article", "cold"),
-    ("burst", "tuned", "cold"),
-    ("burst-again", "article", "warm"),
-    ("burst-again", "tuned", "warm"),
+    ("starts", "article", "cold"),
+    ("article", "article", "cold"),
+    ("starts", "tuned", "cold"),
+    ("tuned-segments", "tuned", "cold"),
+    ("starts-again", "article", "warm"),
+    ("starts-again", "tuned", "warm"),
 )
 """A folder, a stage and what its first start found; a second start in the same stage found the cache warm."""
+LOADED = ("seats", "seats-graphs", "blocks-shed", "tuned-segments", "article")
 Row = Sequence[str]
 
 
@@ -72,7 +80,7 @@ class Spread(NamedTuple):
 @cache
 def all_loads() -> dict[str, Load]:
     """Every load that the tables speak of, by its name."""
-    return {load.name: load for part in ("seats", "blocks-shed", "segments") for load in loads_in(RESULTS / part)}
+    return {load.name: load for part in LOADED for load in loads_in(RESULTS / part)}
 
 
 @cache
@@ -94,20 +102,14 @@ def spread(setting: str) -> Spread:
 @cache
 def _step_times(name: str) -> StepTime:
     with tempfile.TemporaryDirectory() as place:
-        return fitted(all_loads()[name], _model_in(Path(place))).step_time
+        return fitted(all_loads()[name], model_in(Path(place))).step_time
 
 
 @cache
 def foretold(fit_on: str, name: str) -> Errors:
     """One load replayed with the step times of another."""
     with tempfile.TemporaryDirectory() as place:
-        return errors(all_loads()[name], _step_times(fit_on), _model_in(Path(place)))
-
-
-def _model_in(folder: Path) -> Path:
-    models = json.loads((HERE / "service_runs.json").read_text(encoding="utf-8"))["models"]
-    (folder / "config.json").write_text(json.dumps(config_of(models, MODEL)), encoding="utf-8")
-    return folder
+        return errors(all_loads()[name], _step_times(fit_on), model_in(Path(place)))
 
 
 def _table(head: str, rows: Iterable[Row]) -> list[str]:
@@ -163,8 +165,17 @@ def shed() -> list[str]:
 
 def seats() -> list[str]:
     """The same 150 requests at once, with and without a limit."""
+    return _seats("")
+
+
+def seats_graphs() -> list[str]:
+    """The same with CUDA graphs."""
+    return _seats("graphs-")
+
+
+def _seats(kind: str) -> list[str]:
     table = []
-    for name in ("unlimited-1", "unlimited-2", "seats-24-1", "seats-24-2"):
+    for name in (f"{kind}{setting}-{number}" for setting in ("unlimited", "seats-24") for number in (1, 2)):
         done, preempted, most = _of_run(name, "requests_per_s", "num_preemptions_total", "most_running")
         run = seen(name)
         table.append(
@@ -181,29 +192,56 @@ def seats() -> list[str]:
     return _table("run | seconds | requests a second | mean TTFT, s | mean TPOT, ms | preempted | most at once", table)
 
 
+def burst() -> list[str]:
+    """The article's flags and tune's under the same burst of long prompts, and what tune had foretold of both."""
+    said = answer("article-1")
+    table = []
+    for setting, foretold_as in (("article", said["own"]["score"]), ("tuned", said["score"])):
+        for name in (f"{setting}-1", f"{setting}-2"):
+            took, good, each_s, made, ttft, tpot, preempted, failed = _of_run(
+                name, "seconds", "good", "good_per_s", "output_tokens_per_s", "ttft_ms", "tpot_ms", "num_preemptions_total",
+                "failed",
+            )  # fmt: skip
+            latencies = [ttft["p50"] / 1e3, ttft["p99"] / 1e3, tpot["p50"], tpot["p99"]]
+            table.append(_burst_row(name, took, made, good, each_s, latencies, [f"{preempted:.0f}", str(failed)]))
+        latencies = [foretold_as[key] * scale for key, scale in _LATENCIES]
+        table.append(
+            _burst_row(f"`{setting}`, foretold", foretold_as["seconds"], foretold_as["output_tokens_per_second"],
+                       foretold_as["met"], foretold_as["goodput"], latencies, [str(foretold_as["preemptions"]), ""])
+        )  # fmt: skip
+    head = "run | seconds | tokens a second | as promised | a second | TTFT, half, s | 99 % | TPOT, half, ms | 99 % | preempted"
+    return _table(f"{head} | failed", table)
+
+
+_LATENCIES = (("ttft_p50", 1.0), ("ttft_p99", 1.0), ("tpot_p50", 1e3), ("tpot_p99", 1e3))
+
+
+def _burst_row(
+    name: str, took_s: float, made: float, good: int, each_s: float, latencies: Sequence[float], ends: Sequence[str]
+) -> Row:
+    first, late, further, slow = latencies
+    return [
+        name, f"{took_s:.1f}", f"{made:.0f}", f"{good} of 64", f"{each_s:.2f}", f"{first:.1f}", f"{late:.1f}", f"{further:.0f}",
+        f"{slow:.0f}", *ends,
+    ]  # fmt: skip
+
+
 def segments() -> list[str]:
     """Torch's memory with and without expandable_segments under one load."""
     table = []
     for setting in ("segments-off", "segments-on"):
-        stage = json.loads((RESULTS / "segments" / f"{setting}.json").read_text(encoding="utf-8"))
-        rows = stage["series"][0]["rows"]
-        high = max(row["reserved"] for row in rows) / GIB
-        idle = max(row["reserved"] - row["allocated"] for row in rows) / GIB
-        done = _of_run(f"{setting}-1", "requests_per_s")[0]
-        grown = (rows[-1]["reserved"] - rows[0]["reserved"]) / GIB
-        table.append(
-            [
-                setting,
-                f"{high:.2f}",
-                f"{grown:+.2f}",
-                f"{idle:.2f}",
-                f"{rows[-1]['alloc_retries']}",
-                f"{rows[-1]['ooms']}",
-                f"{done:.2f}",
-            ]
-        )
-    head = "run | reserved at most, GiB | grown | unused at most | retries | failed allocations | requests a second"
-    return _table(head, table)
+        stage = json.loads((RESULTS / "tuned-segments" / f"{setting}.json").read_text(encoding="utf-8"))
+        for kept in stage["series"]:
+            rows, (done, tpot) = kept["rows"], _of_run(kept["load"], "requests_per_s", "tpot_ms")
+            idle = [(row["reserved"] - row["allocated"]) / GIB for row in rows]
+            high = max(row["reserved"] for row in rows) / GIB
+            last = rows[-1]
+            table.append(
+                [kept["load"], f"{high:.2f}", f"{idle[0]:.2f}", f"{max(idle):.2f}", f"{last['alloc_retries']}",
+                 f"{last['ooms']}", f"{done:.2f}", f"{tpot['mean']:.0f}"]
+            )  # fmt: skip
+    head = "run | reserved at most, GiB | unused before | at most | retries | failed allocations | requests a second"
+    return _table(f"{head} | mean TPOT, ms", table)
 
 
 def starts() -> list[str]:
@@ -213,7 +251,7 @@ def starts() -> list[str]:
         steps = json.loads((RESULTS / part / f"{stage}.json").read_text(encoding="utf-8"))["steps"]
         waits = [row["said"]["ready_after_s"] for row in steps if row["step"][0] == "start"]
         table += [[stage, "warm" if number else first, f"{wait:.0f}"] for number, wait in enumerate(waits)]
-    kept = json.loads((RESULTS / "segments" / "segments-on.json").read_text(encoding="utf-8"))["steps"]
+    kept = json.loads((RESULTS / "tuned-segments" / "segments-on.json").read_text(encoding="utf-8"))["steps"]
     said = next(row["said"] for row in kept if row["step"][0] == "say")["workers"][0]
     rows = [[f"start of `{name}`", cache_is, f"{wait} s, with no answer to anybody"] for name, cache_is, wait in table]
     given = f"{said['returned'] / GIB:.2f} GiB given back"
@@ -242,7 +280,7 @@ def another_day() -> list[str]:
         run = simulate_h200.load(fit_on)
         times = fit(run, simulate_h200.settings_of(fit_on), start=simulate_h200.data_sheet()).step_time
         with tempfile.TemporaryDirectory() as place:
-            found = errors(all_loads()["overload-none-1"], times, _model_in(Path(place)))
+            found = errors(all_loads()["overload-none-1"], times, model_in(Path(place)))
         cells = [_judged(error, ALLOWED) for error in found[:3]]
         table.append([fit_on, *cells, f"{found.preemptions} for {found.preemptions_measured}"])
     return _table("fitted to | duration | mean TTFT | mean TPOT | preemptions", table)
@@ -263,7 +301,9 @@ PARTS: tuple[tuple[str, Callable[[], list[str]]], ...] = (
     ("kernel", kernel),
     ("blocks", blocks),
     ("shed", shed),
+    ("burst", burst),
     ("seats", seats),
+    ("seats with graphs", seats_graphs),
     ("segments", segments),
     ("starts", starts),
     ("predictions", predictions),

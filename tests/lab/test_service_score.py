@@ -11,7 +11,7 @@ import pytest
 
 from lab.gpu.models import config_of
 from lab.gpu.provoke_failures import HERE
-from lab.service import score
+from lab.service import score, tuned
 from lab.service.predict import errors, fitted, planned
 from lab.service.runs import by_setting, loads_in, measured
 from plimsoll.simulate.replay import replay
@@ -77,14 +77,14 @@ def test_fitted_to_one_load_the_other_is_foretold(tmp_path: Path) -> None:
     assert found.preemptions == found.preemptions_measured
 
 
-@pytest.mark.parametrize("name", ["kernel", "blocks", "shed", "seats", "segments", "starts"])
+@pytest.mark.parametrize("name", ["kernel", "blocks", "shed", "burst", "seats", "seats with graphs", "segments", "starts"])
 def test_the_page_holds_what_the_runs_left(name: str) -> None:
     """Each table of docs/evidence.md that is read off the kept runs is what the command beside it prints."""
     table = "\n".join(dict(score.PARTS)[name]())
     assert f"<!-- {name} -->\n\n{table}\n\n<!-- end of {name} -->" in score.PAGE.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("fit_on", ["overload-none-1", "unlimited-2"])
+@pytest.mark.parametrize("fit_on", ["overload-none-1", "unlimited-2", "article-1", "graphs-seats-24-2"])
 def test_a_run_on_the_gpu_is_foretold_by_another_and_the_page_says_how_well(fit_on: str) -> None:
     """Duration, first token and further tokens within 7 % or twice the spread of two equal runs; preemptions within 10 %."""
     name = dict(score.PAIRS)[fit_on]
@@ -95,3 +95,17 @@ def test_a_run_on_the_gpu_is_foretold_by_another_and_the_page_says_how_well(fit_
     assert abs(found.preemptions - found.preemptions_measured) <= 0.1 * found.preemptions_measured
     row = f"| {' | '.join(score.foretold_row(fit_on, name))} |"
     assert row in score.PAGE.read_text(encoding="utf-8")
+
+
+def test_what_tune_named_is_what_was_run_and_it_came_as_foretold() -> None:
+    """tune read the burst under the article's flags; the server `tuned` has the flags it named, and kept its promise."""
+    servers = json.loads((HERE / "service_runs.json").read_text(encoding="utf-8"))["servers"]
+    said = tuned.answer("article-1")
+    flags = servers["tuned"]["flags"]
+    for name, value in said["chosen"].items():
+        assert flags[flags.index(f"--{name.replace('_', '-')}") + 1] == str(value)
+    for setting, foretold in (("article", said["own"]["score"]), ("tuned", said["score"])):
+        for number in (1, 2):
+            found = score.all_loads()[f"{setting}-{number}"].found
+            assert found["good"] == pytest.approx(foretold["met"], abs=1)
+            assert found["seconds"] == pytest.approx(foretold["seconds"], rel=score.ALLOWED)

@@ -29,13 +29,14 @@ def test_fitted_to_one_run_the_other_is_predicted(fitted: str, predicted: str) -
     assert abs(crossed(fitted, predicted)) < 0.10
 
 
-@pytest.mark.parametrize("fitted", ["unlimited-2", "seats-24-2"])
+@pytest.mark.parametrize("fitted", ["unlimited-2", "seats-24-2", "graphs-unlimited-1", "graphs-seats-24-1"])
 def test_with_and_without_a_limit_each_is_predicted_by_the_other(fitted: str) -> None:
     """Two settings of one server in one hour: within ten per cent, and unlimited is the better one, as it was measured."""
     off, gain = paired(fitted)
     assert abs(off) < 0.10
     assert gain > 0
-    assert score.seen("unlimited-2").duration_s < score.seen("seats-24-2").duration_s
+    kind = "graphs-" if fitted.startswith("graphs-") else ""
+    assert score.seen(f"{kind}unlimited-2").duration_s < score.seen(f"{kind}seats-24-2").duration_s
 
 
 def test_the_traffic_is_the_one_that_was_sent() -> None:
