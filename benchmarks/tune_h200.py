@@ -140,11 +140,17 @@ def main() -> None:
               f"400 requests: 24 at once do {long / seconds(UNLIMITED, SEATS, times) - 1:+.1%} against unlimited")  # fmt: skip
     parts = [f"{low} to {high}: {step_ms(low, high):.1f} ms" for low, high in ((1, 6), (6, 20), (20, 26), (26, 40))]
     print(f"steps of the unlimited run by requests running: {', '.join(parts)}")
+    storm = replay(traffic(UNLIMITED), SERVER, fitted_to_unlimited()).totals
+    print(f"the unlimited run replayed: {storm.preemptions} preemptions, {storm.peak_running} at once")
     print(f"a step of the run with 24, all told: {1e3 * LIMITED_S / limited_steps:.1f} ms")
     settings = ("unlimited", "seats-24", "graphs-unlimited", "graphs-seats-24")
     for name in (f"{setting}-{number}" for setting in settings for number in (1, 2)):
         off, gain = paired(name)
         print(f"fitted to {name}, the other setting predicted: {off:+.1%} in requests a second; unlimited does {gain:+.1%}")
+    for kind in ("", "graphs-"):
+        took = [[score.seen(f"{kind}{setting}-{n}").duration_s for n in (1, 2)] for setting in ("seats-24", "unlimited")]
+        more = [few / many - 1 for few, many in zip(*took, strict=True)]
+        print(f"measured, {kind}unlimited does {more[0]:+.1%} and {more[1]:+.1%}")
     for one, other in (("tight", "storm"), ("storm", "tight")):
         print(f"fitted to {one}, {other} predicted: {crossed(one, other):+.1%} in requests a second")
 

@@ -125,10 +125,12 @@ class Service:
     def load(self, kept: Kept, name: str, label: str, spec: dict[str, Any]) -> dict[str, Any]:
         """One load on one server: every request in LABEL.requests.jsonl.gz, every second in the stage's file.
 
-        The label's last word is the number of its round: each round has prompts of its own, so that none finds itself cached.
+        The label's last word is the number of its round: each round has prompts of its own, so that none finds itself cached,
+        unless the load says which words it has.
         """
         promise = spec.get("promise", [TTFT_S, TPOT_S])
-        rule = Traffic(**{key: value for key, value in spec.items() if key != "promise"}, words=int(label.rsplit("-", 1)[1]))
+        said = {key: value for key, value in spec.items() if key != "promise"}
+        rule = Traffic(**{"words": int(label.rsplit("-", 1)[1]), **said})
         traffic = self._scaled(rule)
         server = self._servers[name]
         watch = Watch(server.port)

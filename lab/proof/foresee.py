@@ -1,18 +1,20 @@
 """What plan says of every entry before it is run, and the two sides of every line.
 
-    python -m lab.proof.foresee RESULTS [--second]
+    python -m lab.proof.foresee RESULTS [--second | --stored]
 
 Reads entries.json. An entry of the kind `edge` becomes two runs: the nearest value of its knob at which plan is sure that the
 server starts, and the nearest at which it is sure that it does not; what lies between is plan's own error band. Writes
 RESULTS/foreseen.json (plan's answers) and RESULTS/runs.json (what `lab.gpu.provoke_failures --runs` plays on a GPU host).
 
 `--second` takes the entries that were drawn up after the first runs, to check what was corrected by them: their answers are
-added to those in foreseen.json, and runs.json has them alone.
+added to those in foreseen.json, and runs.json has them alone. `--stored` asks nothing anew: runs.json then has the very runs of
+RESULTS/foreseen.json, at the points that plan named then; a plan that was corrected since may name others.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 import tempfile
 from collections.abc import Callable
@@ -155,26 +157,44 @@ def write_models(models: dict[str, Entry], folder: Path) -> None:
         (folder / name / "config.json").write_text(json.dumps(config_of(models, name)), encoding="utf-8")
 
 
+def as_stored(told: Entry, foreseen: list[Entry]) -> list[Entry]:
+    """The runs whose answers are kept, with what their entries say is done once the server is up."""
+    entries = {entry["name"]: entry for entry in (*told["entries"], *told["second"])}
+    return [entries[re.sub("-(inside|outside)$", "", row["name"])] | row for row in foreseen]
+
+
 def main(arguments: list[str]) -> int:
     """Write what is foreseen, before anything is run."""
     is_second = "--second" in arguments
-    results = Path(next(word for word in arguments if word != "--second"))
+    results = Path(next(word for word in arguments if not word.startswith("--")))
     results.mkdir(parents=True, exist_ok=True)
     told = json.loads(ENTRIES.read_text(encoding="utf-8"))
+    if "--stored" in arguments:
+        runs = as_stored(told, json.loads((results / "foreseen.json").read_text(encoding="utf-8")))
+        _write(results, "runs", {"models": told["models"], "runs": [_played(run) for run in runs]})
+        print(f"{len(runs)} runs as they were made")
+        return 0
     with tempfile.TemporaryDirectory() as folder:
         models = Path(folder)
         write_models(told["models"], models)
         runs = runs_of(told["second" if is_second else "entries"], models)
         foreseen = [{key: run[key] for key in TOLD if key in run} | {"plan": prediction(answer(run, models))} for run in runs]
-    played = [{key: run[key] for key in PLAYED if key in run} | {"expect": run["expect"], "see": ["."]} for run in runs]
     new = {row["name"] for row in foreseen}
     before = json.loads((results / "foreseen.json").read_text(encoding="utf-8")) if is_second else []
     kept = [row for row in before if row["name"] not in new]
-    for name, value in (("foreseen", [*kept, *foreseen]), ("runs", {"models": told["models"], "runs": played})):
-        (results / f"{name}.json").write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+    _write(results, "foreseen", [*kept, *foreseen])
+    _write(results, "runs", {"models": told["models"], "runs": [_played(run) for run in runs]})
     for row in foreseen:
         print(f"{row['name']:36} fits {row['plan']['fits']!s:5} {row['plan']['findings']} {' '.join(row['args'][-2:])}")
     return 0
+
+
+def _played(run: Entry) -> Entry:
+    return {key: run[key] for key in PLAYED if key in run} | {"expect": run["expect"], "see": ["."]}
+
+
+def _write(results: Path, name: str, value: object) -> None:
+    (results / f"{name}.json").write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

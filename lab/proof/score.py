@@ -269,7 +269,7 @@ def summary() -> list[str]:
         *out,
         *(_row(f"failures, foreseen: {how}", [f"{many.count(how)} of {len(many)}" for many in seen]) for how in words),
         _row("failures that doctor names first", ["", f"{sum(map(is_right, failures()))} of {len(failures())}"]),
-        _row("the same of the earlier ones", ["", f"{sum(map(is_right, earlier()))} of {len(earlier())}"]),
+        _row("the same, plan asked afterwards", ["", f"{sum(map(is_right, earlier()))} of {len(earlier())}"]),
         *(
             _row(title, [f"{sum(held(*pair) for pair in pairs)} of {len(pairs)}", ""])
             for title, pairs in (("lines that held", _lines("ab")), ("lines drawn up afterwards that held", _lines("c")))
@@ -297,7 +297,7 @@ def report() -> str:
         ("Starts", _start_rows(starts())),
         ("Lines", _line_rows()),
         ("Failures", _failure_rows(failures())),
-        ("Earlier failures, of which plan was asked afterwards", _failure_rows(earlier())),
+        ("Failures of which plan was asked afterwards", _failure_rows(earlier())),
     )
     return "\n\n".join(f"## {title}\n\n" + "\n".join(rows) for title, rows in parts)
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from lab.service.runs import Load, measured
 from plimsoll.cli.options import split_options
-from plimsoll.cli.plan import ready_of
+from plimsoll.cli.plan import Ready, ready_of
 from plimsoll.simulate.fit import Fit, fit
 from plimsoll.simulate.fit_error import duration_error, error_of
 from plimsoll.simulate.planned import captured_sizes, planned_settings
@@ -36,10 +36,20 @@ class Planned(NamedTuple):
     sizes: tuple[int, ...]
 
 
+def _ready(load: Load, model: Path) -> Ready:
+    words = ["--gpu", GPU, "--vllm", RELEASE, "--", "vllm", "serve", str(model), *load.flags]
+    return ready_of(split_options(words, with_value=("--gpu", "--vllm"), switches=()), learned=False)
+
+
+def activation_bytes(load: Load, model: Path) -> int:
+    """What plan sets aside for a step of this server."""
+    ready = _ready(load, model)
+    return ready.replan(ready.settings)[0].activation.value
+
+
 def planned(load: Load, model: Path) -> Planned:
     """Blocks, limits and graphs from the command alone."""
-    words = ["--gpu", GPU, "--vllm", RELEASE, "--", "vllm", "serve", str(model), *load.flags]
-    ready = ready_of(split_options(words, with_value=("--gpu", "--vllm"), switches=()), learned=False)
+    ready = _ready(load, model)
     ledger, _ = ready.replan(ready.settings)
     settings = planned_settings(ledger.settings, ledger.kv_plan)
     sizes = captured_sizes(settings, is_eager="--enforce-eager" in load.flags)

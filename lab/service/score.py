@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from benchmarks import simulate_h200
 from lab.marked import placed
-from lab.service.predict import Errors, errors, fitted
+from lab.service.predict import Errors, activation_bytes, errors, fitted
 from lab.service.runs import Load, by_setting, loads_in, measured
 from lab.service.tuned import RESULTS, answer, model_in
 from plimsoll.simulate.fit import fit
@@ -25,6 +25,7 @@ from plimsoll.simulate.settings import StepTime
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "evidence.md"
+OVERHEAD = ROOT / "docs" / "overhead.md"
 SIZES = (16, 32, 64, 128)
 AT_ONCE = 56  # requests of the block sizes' load: all run together
 ALLOWED = 0.07  # or twice what two runs of the same differ by
@@ -58,6 +59,15 @@ STARTS = (
 )
 """A folder, a stage and what its first start found; a second start in the same stage found the cache warm."""
 LOADED = ("seats", "seats-graphs", "blocks-shed", "tuned-segments", "article")
+SEATS = 24
+POOLS = (
+    ("unlimited", "8,192 tokens in a step, eager"),
+    ("segments-off", "16,384, eager"),
+    ("segments-on", "16,384, eager, expandable_segments"),
+    ("overload-none", "8,192, graphs"),
+    ("article", "24,576, graphs, expandable_segments"),
+    ("tuned", "the same, 24 requests at once"),
+)
 Row = Sequence[str]
 
 
@@ -123,6 +133,15 @@ def _of_run(name: str, *keys: str) -> list[Any]:
     return [found[key] for key in keys]
 
 
+def _stage(folder: str, name: str) -> Any:
+    return json.loads((RESULTS / folder / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def _rows(load: Load) -> list[dict[str, float]]:
+    """What the server showed every second of this load."""
+    return next(kept["rows"] for kept in _stage(load.folder.name, load.stage)["series"] if kept["load"] == load.name)
+
+
 # The parts
 
 
@@ -145,7 +164,9 @@ def blocks() -> list[str]:
         rounds = [seen(f"block-{size}-{number}") for number in (1, 2, 3)]
         each_s = 1e3 * AT_ONCE / statistics.mean(one.tpot_ms for one in rounds[1:])
         table.append([str(size), *(f"{one.tpot_ms:.2f}" for one in rounds), f"{each_s:,.0f}"])
-    return _table("block | ms a token, round 1 | round 2 | round 3 | tokens a second in rounds 2 and 3", table)
+    return _table(
+        f"block | ms a token, round 1 | round 2 | round 3 | {AT_ONCE} tokens over the mean of rounds 2 and 3, a second", table
+    )
 
 
 def shed() -> list[str]:
@@ -230,8 +251,7 @@ def segments() -> list[str]:
     """Torch's memory with and without expandable_segments under one load."""
     table = []
     for setting in ("segments-off", "segments-on"):
-        stage = json.loads((RESULTS / "tuned-segments" / f"{setting}.json").read_text(encoding="utf-8"))
-        for kept in stage["series"]:
+        for kept in _stage("tuned-segments", setting)["series"]:
             rows, (done, tpot) = kept["rows"], _of_run(kept["load"], "requests_per_s", "tpot_ms")
             idle = [(row["reserved"] - row["allocated"]) / GIB for row in rows]
             high = max(row["reserved"] for row in rows) / GIB
@@ -248,16 +268,55 @@ def starts() -> list[str]:
     """How long a server is away when it is started again, against a compaction."""
     table = []
     for part, stage, first in STARTS:
-        steps = json.loads((RESULTS / part / f"{stage}.json").read_text(encoding="utf-8"))["steps"]
+        steps = _stage(part, stage)["steps"]
         waits = [row["said"]["ready_after_s"] for row in steps if row["step"][0] == "start"]
         table += [[stage, "warm" if number else first, f"{wait:.0f}"] for number, wait in enumerate(waits)]
-    kept = json.loads((RESULTS / "tuned-segments" / "segments-on.json").read_text(encoding="utf-8"))["steps"]
-    said = next(row["said"] for row in kept if row["step"][0] == "say")["workers"][0]
-    rows = [[f"start of `{name}`", cache_is, f"{wait} s, with no answer to anybody"] for name, cache_is, wait in table]
-    given = f"{said['returned'] / GIB:.2f} GiB given back"
-    return _table(
-        "what | compile cache | takes", [*rows, ["compaction", given, f"{1e3 * said['duration_s']:.0f} ms of one step"]]
-    )
+    rows = [
+        [f"start of `{name}`", f"compile cache {cache_is}", f"{wait} s without any answer"] for name, cache_is, wait in table
+    ]
+    for setting in ("segments-off", "segments-on"):
+        steps = _stage("tuned-segments", setting)["steps"]
+        said = next(row["said"] for row in steps if row["step"][0] == "say")["workers"][0]
+        given = f"{said['returned'] / GIB:.2f} GiB given back"
+        rows.append([f"compaction after `{setting}-2`", given, f"{1e3 * said['duration_s']:.1f} ms between two steps"])
+    return _table("what | with | takes", rows)
+
+
+def pace() -> list[str]:
+    """What the host did to servers: steps of one load in its course, and further tokens as clients and engine saw them."""
+    rows = _rows(all_loads()["seats-24-1"])
+    spans = [
+        (first, last)
+        for first, last in zip(rows, rows[5:], strict=False)
+        if min(first["num_requests_running"], last["num_requests_running"]) == SEATS
+    ]
+    steps = [
+        1e3 * SEATS * (last["at"] - first["at"]) / (last["generation_tokens_total"] - first["generation_tokens_total"])
+        for first, last in spans
+    ]
+    table = [["`seats-24-1`, 24 running: ms a step over five seconds", f"{min(steps):.0f} to {max(steps):.0f}"]]
+    clients = [_of_run(f"block-{size}-{number}", "tpot_ms")[0]["mean"] for size in SIZES for number in (2, 3)]
+    engine = [seen(f"block-{size}-{number}").tpot_ms for size in SIZES for number in (2, 3)]
+    table += [
+        ["`block-*`, rounds 2 and 3: ms a token at the clients", f"{min(clients):.1f} to {max(clients):.1f}"],
+        ["the same in the engine", f"{min(engine):.1f} to {max(engine):.1f}"],
+    ]
+    for setting in ("article", "tuned"):
+        full = max(row["kv_cache_usage_perc"] for number in (1, 2) for row in _rows(all_loads()[f"{setting}-{number}"]))
+        table.append([f"`{setting}-*`: the cache was full to, at most", f"{full:.1%}"])
+    return _table("figure | seen", table)
+
+
+def pieces() -> list[str]:
+    """How much more torch's pool takes than a batch has at once: for docs/overhead.md."""
+    table = []
+    for setting, steps in POOLS:
+        loads = by_setting(list(all_loads().values()))[setting]
+        pool = max(row["reserved"] - row["allocated"] for load in loads for row in _rows(load))
+        with tempfile.TemporaryDirectory() as place:
+            aside = activation_bytes(loads[0], model_in(Path(place)))
+        table.append([f"`{setting}` ({steps})", f"{aside / GIB:.2f}", f"{pool / GIB:.2f}", f"{pool / aside - 1:.0%}"])
+    return _table("load | activation planned, GiB | pool, GiB | over it", table)
 
 
 def predictions() -> list[str]:
@@ -306,21 +365,28 @@ PARTS: tuple[tuple[str, Callable[[], list[str]]], ...] = (
     ("seats with graphs", seats_graphs),
     ("segments", segments),
     ("starts", starts),
+    ("pace", pace),
     ("predictions", predictions),
     ("another day", another_day),
+    ("pieces", pieces),
 )
+
+
+def page_of(name: str) -> Path:
+    """Where a part is shown."""
+    return OVERHEAD if name == "pieces" else PAGE
 
 
 def main(arguments: list[str]) -> int:
     """Print every table; with --write, put each between its marks."""
-    text = PAGE.read_text(encoding="utf-8")
     for name, part in PARTS:
-        made = "\n".join(part())
+        made, page = "\n".join(part()), page_of(name)
         print(f"{name}\n\n{made}\n")
         if "--write" in arguments:
-            text = placed(text, f"<!-- {name} -->", f"<!-- end of {name} -->", f"\n\n{made}\n\n", PAGE)
-    if "--write" in arguments:
-        PAGE.write_text(text, encoding="utf-8")
+            text = placed(
+                page.read_text(encoding="utf-8"), f"<!-- {name} -->", f"<!-- end of {name} -->", f"\n\n{made}\n\n", page
+            )
+            page.write_text(text, encoding="utf-8")
     return 0
 
 

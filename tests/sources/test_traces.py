@@ -93,10 +93,9 @@ def test_public_traces_are_read_as_the_oracle_reads_them(oracle: ModuleType, nam
     assert trace.name == name
 
 
+@needs_data
 def test_servingsim_rows_are_read_as_the_oracle_reads_them(oracle: ModuleType, tmp_path: Path) -> None:
     """Token ids are ids of one token; those beyond the prompt are dropped; rows are sorted by arrival."""
-    if not TRACES.is_dir():
-        pytest.skip("the shared data folder is not beside the repository")
     path = tmp_path / "t.jsonl"
     path.write_text(
         '{"arrival_time_ns": 900, "input_toks": 3, "output_toks": 0, "input_tok_ids": [5, 6, 7]}\n'
