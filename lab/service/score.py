@@ -48,7 +48,7 @@ PAIRS = (
     ("tuned-1", "article-1"),
     ("tuned-2", "article-2"),
 )
-"""Fitted to the first, the second foretold: settings change, the card and the hour do not."""
+"""Fitted to the first, the second foretold: settings change, the card and the hour do not (article, tuned: eleven minutes)."""
 STARTS = (
     ("starts", "article", "cold"),
     ("article", "article", "cold"),

@@ -83,7 +83,7 @@ def _adapter_log() -> list[bytes]:
 
 
 def test_another_servers_stop_excuses_nothing() -> None:
-    """Two servers write into one log: that the one is stopped says nothing of what the other then runs out of."""
+    """Two servers write into one log and one is stopped: what then runs out of memory is told first, and not ruled out."""
     lines = _adapter_log()
     before = next(at for at, line in enumerate(lines) if b"Invocation of add_lora method failed" in line)
     other = [
@@ -92,8 +92,35 @@ def test_another_servers_stop_excuses_nothing() -> None:
     ]
     mixed = [other[0], *lines[:before], other[1], *lines[before:]]
     found = diagnose([log_of_bytes("x.log", b"\n".join(mixed))])
-    assert found.memory_failure is True
+    assert found.memory_failure is None
     assert found.findings[0].code is Code.RUNTIME_LORA
+    assert found.findings[0].confidence < 0.5
+
+
+@pytest.mark.parametrize("pid", [99, 100])
+def test_a_line_of_an_older_server_is_no_second_one(pid: int) -> None:
+    """A server that spoke only before the stop, or was told itself, is not the one that ran out: the stop excuses it."""
+    lines = _adapter_log()
+    began = next(at for at, line in enumerate(lines) if b"Invocation of add_lora method failed" in line)
+    old = [b'(APIServer pid=%d) INFO:     10.0.0.1:4 - "GET /health HTTP/1.1" 200 OK' % pid]
+    old += [b"(APIServer pid=100) INFO 11-16 18:39:21 [launcher.py:100] [shutdown] API server: shutdown triggered"] * (
+        pid == 100
+    )
+    stop = b"(APIServer pid=1560) INFO 11-16 18:39:58 [launcher.py:100] [shutdown] API server: shutdown triggered"
+    goes_on = [b'(APIServer pid=100) INFO:     10.0.0.1:4 - "GET /health HTTP/1.1" 200 OK'] * (pid == 100)
+    found = diagnose([log_of_bytes("x.log", b"\n".join([*old, *lines[:began], stop, *goes_on, *lines[began:]]))])
+    assert found.memory_failure is False
+    assert found.findings[0].code is Code.OTHER_STOPPED_BY_OPERATOR
+
+
+def test_an_error_that_was_outlived_leaves_no_doubt() -> None:
+    """One error line of the engine, requests answered long after it, then a stop: a healthy server that was stopped."""
+    lines = next(one for one in labelled() if one.name == "0.25.1-healthy").data().split(b"\n")
+    stop = next(at for at, line in enumerate(lines) if b"shutdown triggered" in line)
+    error = b"(EngineCore pid=2970) ERROR 11-15 02:00:00 [fa_utils.py:212] Cannot use FA version 2 is not supported"
+    served = [b'(APIServer pid=2904) INFO:     127.0.0.1:1 - "POST /v1/completions HTTP/1.1" 200 OK'] * 30
+    found = diagnose([log_of_bytes("x.log", b"\n".join([*lines[:stop], error, *served, *lines[stop:]]))])
+    assert found.memory_failure is False
 
 
 def test_an_engines_error_that_lost_its_last_line_is_not_ruled_out() -> None:

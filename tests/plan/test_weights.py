@@ -239,6 +239,33 @@ def test_lora_slots_of_words() -> None:
     assert other.high == slots.high
 
 
+@pytest.mark.skipif(not CONFIGS, reason="the shared data folder is not beside the repository")
+@pytest.mark.parametrize(
+    ("name", "architecture", "allocated"),
+    [
+        ("Qwen__Qwen3-0.6B", None, 29_974_528),
+        ("Qwen__Qwen3.5-27B", "Qwen3_5ForCausalLM", 281_139_200),
+        ("nvidia__Nemotron-H-56B-Base-8K", None, 379_654_400),
+    ],
+)
+def test_lora_slots_are_those_that_vllm_builds(name: str, architecture: str | None, allocated: int) -> None:
+    """One slot of rank 16, as LoRAModelManager of vLLM 0.32.0 laid it out on torch's meta device: dense, Qwen3.5, Mamba 2."""
+    told = json.loads((CONFIGS[0].parent / f"{name}.json").read_text(encoding="utf-8"))
+    own = told["text_config"] | {"architectures": [architecture]} if architecture else told
+    slots = lora_bytes(shape_of(own), Placement(), 1, 16)
+    assert slots.value == pytest.approx(allocated, rel=1e-4)
+    assert slots.low <= allocated <= slots.high
+
+
+def test_the_last_stage_of_a_tied_model_has_slots_for_the_table_and_the_head() -> None:
+    """Over two pipeline stages the last one holds both; on one GPU there is one of each."""
+    llama = config("llama", 4096, 4, 32, 8, 14336, 256000) | {"architectures": ["LlamaForCausalLM"]}
+    apart, tied = (shape_of(llama | {"tie_word_embeddings": is_tied}) for is_tied in (False, True))
+    assert lora_bytes(tied, Placement(), 1, 16) == lora_bytes(apart, Placement(), 1, 16)
+    more = lora_bytes(tied, Placement(1, 2), 1, 16).value - lora_bytes(apart, Placement(1, 2), 1, 16).value
+    assert more == 16 * 2 * (256000 + 4096)
+
+
 def test_mtp_layers_are_not_loaded() -> None:
     """A next-token layer in the file changes nothing."""
     without = {key: value for key, value in DEEPSEEK_V3.items() if key != "num_nextn_predict_layers"}

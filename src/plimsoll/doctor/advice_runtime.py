@@ -75,7 +75,8 @@ def logits(case: Case) -> Explained:
 
 
 def _measured(case: Case) -> Remedy:
-    by_hand = " and --kv-cache-memory-bytes" if case.number("kv_cache_memory_bytes") else ""  # beside it nothing is kept
+    sizes = ("kv_cache_memory_bytes", "num_gpu_blocks_override")  # beside a cache of a given size no room is kept
+    by_hand = "".join(f" and --{name.replace('_', '-')}" for name in sizes if case.number(name))
     return Remedy(f"leave out --skip-mm-profiling{by_hand}", "the start then tries the largest input and keeps room for it",
                   "--skip-mm-profiling")  # fmt: skip
 

@@ -15,8 +15,7 @@ _BY_HAND = (
 
 
 _LOWERED = frozenset({"--max-num-seqs", "--max-num-batched-tokens", "--max-cudagraph-capture-size", "--max-loras"})
-_UNLESS_TOLD = {"--max-loras": "1"}  # vLLM prints only what differs from its own defaults
-_COUNTS = re.compile(r"(?<![\w.])\d{1,9}(?![\w.])")
+_COUNT = re.compile(r"['\"](\w{1,20})['\"]: ?(\d{1,9})(?![\w.])")
 
 
 def fitting(finding: Finding, flags: Mapping[str, str]) -> Finding:
@@ -44,9 +43,12 @@ def _suiting(finding: Finding, flags: Mapping[str, str]) -> Iterator[Remedy]:
 def _is_so_already(remedy: Remedy, flags: Mapping[str, str]) -> bool:
     if remedy.flag is None:
         return "a quantised checkpoint" in remedy.do and flags.get("quantization", "None") != "None"
-    now = flags.get(remedy.flag.removeprefix("--").replace("-", "_"), _UNLESS_TOLD.get(remedy.flag) if flags else None)
+    now = flags.get(remedy.flag.removeprefix("--").replace("-", "_"))
+    if now is None and remedy.flag == "--max-loras" and flags.get("enable_lora") == "True":
+        now = "1"  # what was typed is known, and vLLM prints only what differs from its own defaults
     if remedy.flag == "--limit-mm-per-prompt" and now is not None:
-        return all(int(count) <= 1 for count in _COUNTS.findall(now)) and bool(_COUNTS.search(now))
+        counts = dict(_COUNT.findall(now))
+        return "image" in counts and all(int(count) <= 1 for count in counts.values())
     if remedy.flag == "--kv-cache-dtype" and now is not None and now.startswith("fp8"):
         return True
     if now is None or remedy.value is None:

@@ -16,6 +16,7 @@ from plimsoll.doctor.steps import Progress
 from plimsoll.doctor.story import Hit, Life, Story
 from plimsoll.doctor.tracebacks import FOLLOWING, Raised
 from plimsoll.domain.finding import Code
+from plimsoll.domain.log import Line
 from plimsoll.engine.failure_texts import Role
 
 
@@ -54,7 +55,7 @@ def _judge_life(story: Story, life: Life) -> Verdict:
     deaths = tuple(hit for hit in hits if hit.text.role is Role.DEATH and not _is_farewell(story, hit))
     complaints, noise = complaints_in(story, hits, raised)
     stop = _stop(story, hits, raised, is_sound=not complaints and not deaths)
-    before_stop = [one for one in complaints if stop is None or one.at < stop or _is_of_another(story, life, hits, one)]
+    before_stop = [one for one in complaints if stop is None or one.at < stop]
     progress = story.progress_at(life.end)
     stopped = stop is not None and not before_stop and not _died_before(deaths, stop)
     root = _first(before_stop, deaths, story) if not stopped else None
@@ -67,15 +68,45 @@ def _judge_life(story: Story, life: Life) -> Verdict:
         root = Complaint(stop, Code.OTHER_STOPPED_BY_OPERATOR, 0.5 if is_weak else 0.9, text)
         noise = (*noise, *(hit for hit in hits if hit.text.role is Role.OUT_OF_MEMORY and hit.at > stop))
     memory = _memory(root, deaths, progress, story, life)
+    if stopped and (later := _of_another(story, life, [*complaints, *_as_complaints(deaths)])) is not None:
+        root, memory = (root if later.code is Code.ENGINE_DEAD else later), None
+        noise = tuple(hit for hit in noise if hit.at != later.at)
     return Verdict(root, tuple(noise), deaths, memory, progress, life, 0, stopped)
 
 
-def _is_of_another(story: Story, life: Life, hits: Sequence[Hit], one: Complaint) -> bool:
-    """Whether a second server writes into the same log that nobody had asked to stop: what fails then may be that one."""
+def _as_complaints(deaths: Sequence[Hit]) -> list[Complaint]:
+    return [Complaint(hit.at, Code.ENGINE_DEAD, UNSURE, hit.text) for hit in deaths if hit.text.name not in _WEAK_DEATHS]
+
+
+def _of_another(story: Story, life: Life, complaints: Sequence[Complaint]) -> Complaint | None:
+    """What failed after one server was stopped, where a second one in the same log went on: whose it was is not said.
+
+    The second must have spoken before the stop and after it, and not have been told to end before the complaint; a process
+    that was told itself is excused.
+    """
     lines = story.log.lines
-    servers = {line.process for line in lines[life.first : one.at] if line.process.startswith(_SERVER)}
-    told = {lines[hit.at].process for hit in hits if hit.text.role is Role.STOP and hit.at < one.at}
-    return bool(servers & told) and bool(servers - told)
+    told: dict[str, int] = {}
+    for hit in story.hits:  # of all lives: an older server may still be on its way out
+        if hit.text.role is Role.STOP:
+            told.setdefault(lines[hit.at].process, hit.at)
+    stop = min((at for at in told.values() if at >= life.first), default=None)
+    later = [one for one in complaints if stop is not None and one.at > stop]
+    if stop is None or not later:
+        return None
+    spans: dict[str, tuple[int, int]] = {}
+    for index in range(life.first, life.end):
+        process = lines[index].process
+        if process.startswith(_SERVER):
+            spans[process] = (spans.get(process, (index, 0))[0], index)
+    across = [process for process, (first, last) in spans.items() if first < stop < last]
+    for one in later:
+        if told.get(lines[one.at].process, one.at) < one.at:
+            continue
+        going_on = [process for process in across if told.get(process, one.at) >= one.at]
+        # Where only an engine's own line tells of the stop, one of the servers here is its own.
+        if len(going_on) > (0 if any(process in told and told[process] <= stop for process in spans) else 1):
+            return one._replace(confidence=UNSURE)
+    return None
 
 
 def _is_farewell(story: Story, hit: Hit) -> bool:
@@ -113,7 +144,8 @@ def _is_worker(process: str) -> bool:
     return process.startswith(("Worker", "VllmWorker", "RayWorker"))
 
 
-_SERVER = "APIServer pid="
+_SERVER = "APIServer pid="  # one a server: those of --api-server-count have a number in their name
+UNSURE = 0.35  # told, and neither blamed on memory nor ruled out
 _NAMES_STEP = frozenset({"sampler-warmup", "weights-too-large"})
 
 
@@ -169,7 +201,7 @@ def _memory(root: Complaint | None, deaths: Sequence[Hit], progress: Progress, s
         complains = _complains(story, life, root.at)
         if root.text is not None and root.text.name == "uvicorn-stopped":  # also printed after the engine has died
             return None if complains or _is_cut(story) else False
-        return None if complains else False
+        return None if complains and _leaves_doubt(story, life, root.at) else False
     if root is not None and root.code is Code.ENGINE_WEDGED:
         return None if deaths or _complains(story, life, life.end) else False
     if root is not None:
@@ -195,11 +227,21 @@ def _is_cut(story: Story) -> bool:
     return not any(step is Progress.BEGUN for _, step in story.marks)
 
 
+def _leaves_doubt(story: Story, life: Life, end: int) -> bool:
+    """Whether an error was reported that may have ended something: its traceback breaks off, or nothing was served after it."""
+    if _is_cut(story) or any(not one.kind and life.first <= one.first < end for one in story.raised):
+        return True
+    last = next((at for at in range(end - 1, life.first - 1, -1) if _is_error(story.log.lines[at])), None)
+    return last is not None and not story.serves_after(last)
+
+
 def _complains(story: Story, life: Life, end: int) -> bool:
     """Whether an engine or a worker reports an error, or a traceback breaks off, whatever it was about."""
     if any(not one.kind and life.first <= one.first < life.end for one in story.raised):
         return True
+    return any(_is_error(line) for line in story.log.lines[life.first : end])
+
+
+def _is_error(line: Line) -> bool:
     inside = ("EngineCore", "Worker", "VllmWorker", "RayWorker")
-    return any(
-        line.level in ("ERROR", "CRITICAL") and line.process.startswith(inside) for line in story.log.lines[life.first : end]
-    )
+    return line.level in ("ERROR", "CRITICAL") and line.process.startswith(inside)

@@ -37,10 +37,14 @@ _ADAPTED_WORDS = frozenset(
     f"{name}ForCausalLM"
     for name in (
         "Apertus", "Exaone", "Exaone4", "ExaoneMoe", "FalconH1", "Granite", "GraniteMoe", "GraniteMoeHybrid",
-        "GraniteMoeShared", "Jamba", "Lfm2", "Lfm2Moe", "Llama", "MiniCPM", "MiniCPM3", "Mixtral", "Nemotron", "NemotronH",
-        "DeciLM", "Phi3", "PhiMoE", "Qwen3", "Qwen3Moe", "Qwen3_5", "Qwen3_5Moe", "Solar", "TeleChat2", "Ernie4_5",
+        "GraniteMoeShared", "GraniteSWA", "HyperCLOVAX", "InternLM3", "IQuestCoder", "Jamba", "K2Horizon", "LLaMA", "Lfm2",
+        "Lfm2Moe", "Llama", "Llama4", "MiniCPM", "MiniCPM3", "Mixtral", "Nemotron", "NemotronH", "NemotronHPuzzle", "DeciLM",
+        "Param2MoE", "Phi3", "PhiMoE", "Qwen3", "Qwen3Moe", "Qwen3_5", "Qwen3_5Moe", "Solar", "TeleChat2", "TeleChat3",
+        "TeleFLM", "Ernie4_5",
     )
 )  # fmt: skip
+_ADAPTED_PLAIN = frozenset({"conv1d", "linear_attn.in_proj_ba", "self_attn.b_proj", "mamba.dt_proj"})
+"""Matrices that no quantisation touches and that vLLM holds as linear layers all the same: they have slots, too."""
 
 
 class Placement(NamedTuple):
@@ -201,11 +205,13 @@ def lora_bytes(shape: ModelShape, placement: Placement, max_loras: int, max_rank
     sizes = []
     for layer in shape.layers:
         parts = mixer_parts(layer, shape, family, ranks.tensor) + feed_forward_parts(layer, shape, family, ranks)
-        touched = (part for part in parts if part.storage in (Storage.LINEAR, Storage.EXPERTS))
+        touched = (part for part in parts if part.storage in (Storage.LINEAR, Storage.EXPERTS) or part.name in _ADAPTED_PLAIN)
         sizes.append(sum(part.stack * (part.pieces * part.inputs + part.outputs) for part in touched))
     each = max_loras * max_rank * item_bytes(dtype)
     words = shape.vocab_size + shape.hidden_size
-    low, high = each * _heaviest(sizes, placement), each * _heaviest(sizes, placement, words, words)
+    # A last stage of its own has the table as well where it is tied to the head.
+    ends = words * (2 if placement.pipeline_parallel > 1 and shape.tie_word_embeddings else 1)
+    low, high = each * _heaviest(sizes, placement), each * _heaviest(sizes, placement, words, ends)
     value = high if _ADAPTED_WORDS.intersection(shape.architectures) else low
     return Estimate(value, int(low * 0.9), int(high * 1.1), f"{max_loras} LoRA slots of rank {max_rank}")
 

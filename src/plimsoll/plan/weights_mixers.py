@@ -67,7 +67,7 @@ def _latent(layer: Layer, shape: ModelShape, ranks: int) -> list[Part]:
     down = mla.cached_dim
     parts: list[Part] = []
     if mla.q_lora_rank:  # the two down-projections are one matrix, and every rank has all of it
-        parts += linear("self_attn.kv_a_proj_with_mqa", mla.q_lora_rank + down, hidden)
+        parts += linear("self_attn.kv_a_proj_with_mqa", mla.q_lora_rank + down, hidden, pieces=2)
         parts += [*norm(mla.q_lora_rank), *linear("self_attn.q_b_proj", query, mla.q_lora_rank)]
     else:
         parts += linear("self_attn.kv_a_proj_with_mqa", down, hidden)
@@ -126,8 +126,8 @@ def _mamba2(shape: ModelShape, ranks: int) -> list[Part]:
     mixed = inner + 2 * share(groups, ranks) * mamba.state_size
     prefix = "mixer" if shape.text_model_type == "nemotron_h" else "mamba"
     return [
-        *linear(f"{prefix}.in_proj", inner + mixed + own_heads, shape.hidden_size),
-        Part("conv1d", mixed, mamba.conv_kernel + 1),  # the weights and a bias
+        *linear(f"{prefix}.in_proj", inner + mixed + own_heads, shape.hidden_size, pieces=5),
+        Part("conv1d", mixed, mamba.conv_kernel + 1, pieces=3),  # the weights and a bias
         Part("A", own_heads, 1, Storage.FLOAT32),
         Part("D", own_heads, 2),  # and dt_bias
         *norm(inner),
@@ -161,8 +161,8 @@ def _gated_delta(shape: ModelShape, ranks: int) -> list[Part]:
     own_values = share(delta.value_heads, ranks)
     values = own_values * delta.value_head_dim
     return [
-        *linear("linear_attn.in_proj_qkv", 2 * keys + 2 * values, shape.hidden_size),
-        Part("linear_attn.in_proj_ba", 2 * own_values, shape.hidden_size),
+        *linear("linear_attn.in_proj_qkv", 2 * keys + 2 * values, shape.hidden_size, pieces=4),
+        Part("linear_attn.in_proj_ba", 2 * own_values, shape.hidden_size, pieces=2),
         Part("conv1d", 2 * keys + values, delta.conv_kernel or 4),
         Part("A", own_values, 1, Storage.FLOAT32),
         Part("dt_bias", own_values),
@@ -177,10 +177,10 @@ def _kimi_delta(shape: ModelShape, ranks: int) -> list[Part]:
     hidden, own = shape.hidden_size, share(delta.value_heads, ranks)
     width, low = own * delta.value_head_dim, delta.value_head_dim
     return [
-        *linear("self_attn.q_proj", 3 * width, hidden),
+        *linear("self_attn.q_proj", 3 * width, hidden, pieces=3),
         Part("self_attn.b_proj", own, hidden),
-        *linear("self_attn.f_a_proj", 2 * low, hidden),  # and g_a_proj, both on every rank
-        *linear("self_attn.f_b_proj", 2 * width, low),
+        *linear("self_attn.f_a_proj", 2 * low, hidden, pieces=2),  # and g_a_proj, both on every rank
+        *linear("self_attn.f_b_proj", 2 * width, low, pieces=2),
         Part("conv1d", 3 * width, delta.conv_kernel or 4),
         Part("A", own + width, 1, Storage.FLOAT32),
         *norm(low),
@@ -193,7 +193,7 @@ def _lightning(shape: ModelShape, ranks: int) -> list[Part]:
     assert attention is not None
     hidden, width = shape.hidden_size, share(attention.value_heads, ranks) * attention.value_head_dim
     return [
-        *linear("self_attn.qkv_proj", 3 * width, hidden),
+        *linear("self_attn.qkv_proj", 3 * width, hidden, pieces=3),
         *linear("self_attn.output_gate", width, hidden),
         *norm(width),
         *linear("self_attn.out_proj", hidden, width),
@@ -205,7 +205,7 @@ def _short_conv(shape: ModelShape, ranks: int) -> list[Part]:
     assert conv is not None
     width = share(conv.width, ranks)
     return [
-        *linear("conv.in_proj", 3 * width, shape.hidden_size),
+        *linear("conv.in_proj", 3 * width, shape.hidden_size, pieces=3),
         Part("conv.conv", width, conv.kernel),
         *linear("conv.out_proj", shape.hidden_size, width),
     ]
