@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from plimsoll.doctor.complaints import Complaint, complaints_in
@@ -35,7 +35,8 @@ class Verdict(NamedTuple):
 
 def judge(story: Story) -> Verdict:
     """The verdict on one log."""
-    verdicts = [_judge_life(story, life) for life in story.lives]
+    told = _told(story)
+    verdicts = [_judge_life(story, life, told) for life in story.lives]
     failed = [verdict for verdict in verdicts if verdict.root is not None and not verdict.stopped]
     died = [verdict for verdict in verdicts if verdict.deaths and not verdict.stopped]
     stopped = [verdict for verdict in verdicts if verdict.stopped]
@@ -49,7 +50,7 @@ def _at(hit: Hit) -> int:
     return hit.at
 
 
-def _judge_life(story: Story, life: Life) -> Verdict:
+def _judge_life(story: Story, life: Life, told: Mapping[str, int]) -> Verdict:
     hits = story.hits[bisect_left(story.hits, life.first, key=_at) : bisect_left(story.hits, life.end, key=_at)]
     raised = [one for one in story.raised if life.first <= one.at < life.end]
     deaths = tuple(hit for hit in hits if hit.text.role is Role.DEATH and not _is_farewell(story, hit))
@@ -68,27 +69,32 @@ def _judge_life(story: Story, life: Life) -> Verdict:
         root = Complaint(stop, Code.OTHER_STOPPED_BY_OPERATOR, 0.5 if is_weak else 0.9, text)
         noise = (*noise, *(hit for hit in hits if hit.text.role is Role.OUT_OF_MEMORY and hit.at > stop))
     memory = _memory(root, deaths, progress, story, life)
-    if stopped and (later := _of_another(story, life, [*complaints, *_as_complaints(deaths)])) is not None:
+    if stopped and (later := _of_another(story, life, told, [*complaints, *_as_complaints(deaths)])) is not None:
         root, memory = (root if later.code is Code.ENGINE_DEAD else later), None
         noise = tuple(hit for hit in noise if hit.at != later.at)
     return Verdict(root, tuple(noise), deaths, memory, progress, life, 0, stopped)
+
+
+def _told(story: Story) -> dict[str, int]:
+    """When each process was first told to end, in all lives: an older server may still be on its way out."""
+    told: dict[str, int] = {}
+    for hit in story.hits:
+        if hit.text.role is Role.STOP:
+            told.setdefault(story.log.lines[hit.at].process, hit.at)
+    return told
 
 
 def _as_complaints(deaths: Sequence[Hit]) -> list[Complaint]:
     return [Complaint(hit.at, Code.ENGINE_DEAD, UNSURE, hit.text) for hit in deaths if hit.text.name not in _WEAK_DEATHS]
 
 
-def _of_another(story: Story, life: Life, complaints: Sequence[Complaint]) -> Complaint | None:
+def _of_another(story: Story, life: Life, told: Mapping[str, int], complaints: Sequence[Complaint]) -> Complaint | None:
     """What failed after one server was stopped, where a second one in the same log went on: whose it was is not said.
 
     The second must have spoken before the stop and after it, and not have been told to end before the complaint; a process
     that was told itself is excused.
     """
     lines = story.log.lines
-    told: dict[str, int] = {}
-    for hit in story.hits:  # of all lives: an older server may still be on its way out
-        if hit.text.role is Role.STOP:
-            told.setdefault(lines[hit.at].process, hit.at)
     stop = min((at for at in told.values() if at >= life.first), default=None)
     later = [one for one in complaints if stop is not None and one.at > stop]
     if stop is None or not later:
