@@ -59,6 +59,12 @@ def test_a_local_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     ("words", "code", "said"),
     [
         (["plan", "vllm", "serve", LLAMA], 2, "which card?"),
+        (["plan", "vllm", "serve", LLAMA], 2, "pip install nvidia-ml-py"),
+        (
+            ["plan", "--gpu", "H100", "Qwen/Qwen3-8B"],
+            2,
+            "no such file; a model goes behind `vllm serve`: vllm serve Qwen/Qwen3-8B",
+        ),
         (["plan", "--gpu", "H1000", "vllm", "serve", LLAMA], 2, "H1000"),
         (["plan", "--gpu", "a100", "vllm", "serve", LLAMA], 2, "a100"),
         (["plan", "--gpu", "H100", "--", "vllm", "serve"], 2, "model"),
@@ -293,6 +299,14 @@ def test_what_cannot_be_is_not_called_fitting(words: list[str], code: str, capsy
     assert code in {finding["code"] for finding in json.loads(capsys.readouterr().out)["findings"]}
 
 
+def test_plain_weights_are_not_called_quantised(capsys: pytest.CaptureFixture[str]) -> None:
+    """vLLM finds no file that says how they were packed; a file named in --hf-overrides may say it."""
+    words = ["plan", "--gpu", "H100", "--json", "--", "vllm", "serve", LLAMA, "--quantization", "awq"]
+    assert main(words) == 1
+    assert "other.bad-config" in {finding["code"] for finding in json.loads(capsys.readouterr().out)["findings"]}
+    assert main([*words, "--hf-overrides", '{"quantization_config_file": "quant.json"}']) == 0
+
+
 def test_overrides_of_the_model_count(capsys: pytest.CaptureFixture[str]) -> None:
     """--hf-overrides changes the shape that is planned."""
     sizes = []
@@ -302,16 +316,17 @@ def test_overrides_of_the_model_count(capsys: pytest.CaptureFixture[str]) -> Non
     assert sizes[0] == 32 * sizes[1]
 
 
-def test_first_offers_followed_together_make_a_start(capsys: pytest.CaptureFixture[str]) -> None:
-    """With neighbours on a small card two things stop the start; the first offer for each, taken together, clear both."""
+def test_every_offer_makes_a_start(capsys: pytest.CaptureFixture[str]) -> None:
+    """With neighbours on a small card no change alone is enough: an offer names all that belongs to it, and is as good as
+    its word."""
     words = ["plan", "--gpu", "L40S", "--used-gib", "15", "--json", "--", "vllm", "serve", LLAMA]
     assert main(words) == 1
     advice = json.loads(capsys.readouterr().out)["advice"]
-    firsts: dict[str, str] = {}
+    assert len(advice) > 1
     for offer in advice:
-        if offer["flag"] in ("--gpu-memory-utilization", "--max-model-len"):
-            firsts.setdefault(offer["flag"], offer["value"])
-    assert main([*words, *(word for pair in firsts.items() for word in pair)]) == 0
+        assert offer["flag"] == "--gpu-memory-utilization"
+        followed = [word for one in (offer, *offer["also"]) for word in (one["flag"], one["value"])]
+        assert main([*words, *followed]) == 0
 
 
 def test_a_page_is_written_to_what_is_there(tmp_path: Path) -> None:

@@ -57,3 +57,27 @@ def test_a_command_beside_the_file_is_refused(tmp_path: Path, capsys: pytest.Cap
     file = _file(tmp_path, f"vllm serve {LLAMA}")
     assert main(["plan", "--gpu", "H100", "--compare", file, "vllm", "serve", LLAMA]) == 2
     assert "'vllm' stands beside it" in capsys.readouterr().err
+
+
+def test_a_line_that_is_no_start_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is not dropped in silence; in a script, other commands are what belongs there."""
+    lines = (f"vllm serve {LLAMA} --max-model-len 8K", "garbage", f"vllm serve {LLAMA} --max-model-len 4K")
+    assert main(["plan", "--gpu", "H100", "--compare", _file(tmp_path, *lines)]) == 0
+    assert "note: commands.txt:2: `garbage` begins no vLLM start" in capsys.readouterr().out
+    assert main(["plan", "--gpu", "H100", "--compare", _file(tmp_path, *lines), "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["notes"]) == 1
+    assert main(["plan", "--gpu", "H100", "--compare", _file(tmp_path, "#!/bin/sh", *lines)]) == 0
+    assert "garbage" not in capsys.readouterr().out
+
+
+def test_a_refused_flag_is_shown_and_called_what_a_plan_alone_calls_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The flag that only one start has stands under its letter as it was written, and memory is not blamed for it."""
+    command = f"vllm serve {LLAMA} --max-model-len 8K"
+    file = _file(tmp_path, command, f"{command} --swap-space 4")
+    assert main(["plan", "--gpu", "H100", "--vllm", "0.32.0", "--compare", file]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    head = next(number for number, line in enumerate(lines) if line.split() == ["A", "B"])
+    assert lines[head + 1].strip() == "--swap-space 4"
+    assert lines[head + 2].split() == ["*", "verdict", "fits", "does", "not", "start"]

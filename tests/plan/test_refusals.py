@@ -9,7 +9,7 @@ import shlex
 
 import pytest
 
-from plimsoll.domain.finding import Code
+from plimsoll.domain.finding import Code, Severity
 from plimsoll.domain.gpu import gpu_named
 from plimsoll.domain.model import ModelShape
 from plimsoll.domain.units import GIB
@@ -52,3 +52,28 @@ def test_reported_refusals_are_foreseen_by_code(
     assert codes[0] is code
     if kv_gib is not None:
         assert ledger.kv.low <= kv_gib * GIB <= ledger.kv.high
+
+
+@pytest.mark.parametrize(
+    ("gpu", "command", "unquantised", "code"),
+    [
+        ("T4", "--dtype bfloat16", False, Code.OTHER_UNSUPPORTED_GPU),
+        ("T4", "--dtype half", False, None),
+        ("T4", "", False, None),  # vLLM takes float16 by itself
+        ("L4", "--dtype bfloat16", False, None),
+        ("L4", "--quantization awq", True, Code.OTHER_BAD_CONFIG),
+        ("L4", "--quantization gptq", True, Code.OTHER_BAD_CONFIG),
+        ("L4", "--quantization awq", False, None),  # the checkpoint may have a file that says how it was made
+        ("L4", "--quantization fp8", True, None),  # made while it loads
+        ("L4", "--enable-lora --max-loras 8 --max-cpu-loras 4", False, Code.OTHER_BAD_CONFIG),
+        ("L4", "--enable-lora --max-loras 8 --max-cpu-loras 8", False, None),
+        ("L4", "--enable-lora --max-loras 8 --max-cpu-loras 0", False, None),  # vLLM reads 0 as not given
+        ("L4", "--max-loras 8 --max-cpu-loras 4", False, None),  # LoRA is off
+    ],
+)
+def test_settings_that_vllm_refuses_whatever_the_memory(gpu: str, command: str, unquantised: bool, code: Code | None) -> None:
+    """Only what is certain: a type the card has not, a method that reads packed weights, too few LoRAs in the host."""
+    ledger, _ = _plan("Qwen/Qwen3-0.6B", gpu, "0.32.0", command)
+    shape = ModelShape.from_config(read_model("Qwen/Qwen3-0.6B", hub=None).config)
+    found = findings_of(ledger, shape, (), {}, unquantised=unquantised)
+    assert [finding.code for finding in found if finding.severity is Severity.CRITICAL] == ([] if code is None else [code])

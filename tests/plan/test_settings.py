@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 
 import pytest
 
-from plimsoll.domain.model import ModelShape
+from plimsoll.domain.model import ModelShape, Tower
 from plimsoll.domain.units import GIB
 from plimsoll.engine.command_line import read_command_line
 from plimsoll.errors import BadInput
@@ -88,3 +89,30 @@ def test_nonsense_is_one_line(command: str) -> None:
     """A value that makes no sense is the user's mistake."""
     with pytest.raises(BadInput):
         _settings(command)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "towers", "limits", "release", "text_alone"),
+    [
+        ("qwen3_vl", ("vision",), '--limit-mm-per-prompt \'{"image": 0, "video": 0}\'', "0.32.0", True),
+        ("qwen3_vl", ("vision",), "--limit-mm-per-prompt.image 0 --limit-mm-per-prompt.video 0", "0.32.0", True),
+        ("qwen3_vl", ("vision",), "--limit-mm-per-prompt.image.count 0 --limit-mm-per-prompt.video 0", "0.32.0", True),
+        ("qwen3_vl", ("vision",), '--limit-mm-per-prompt \'{"image": {"count": 0}, "video": 0}\'', "0.32.0", True),
+        ("qwen3_vl", ("vision",), "--limit-mm-per-prompt '{\"image\": 0}'", "0.32.0", False),
+        ("qwen3_vl", ("vision",), '--limit-mm-per-prompt \'{"image": 0, "video": 1}\'', "0.32.0", False),
+        ("qwen3_vl", ("vision",), '--limit-mm-per-prompt \'{"image": 0, "video": 0}\'', "0.16.0", False),
+        ("qwen3_vl", ("vision",), "", "0.32.0", False),
+        ("gemma3", ("vision",), "--limit-mm-per-prompt '{\"image\": 0}'", "0.32.0", True),
+        ("kimi_k25", ("vision",), '--limit-mm-per-prompt \'{"image": 0, "video": 0}\'', "0.32.0", False),
+        ("gemma4", ("vision", "audio"), '--limit-mm-per-prompt \'{"image": 0, "video": 0}\'', "0.32.0", False),
+        ("gemma4", ("vision", "audio"), '--limit-mm-per-prompt \'{"image": 0, "video": 0, "audio": 0}\'', "0.32.0", True),
+    ],
+)
+def test_encoders_that_nothing_may_reach_are_left_out(
+    model_type: str, towers: tuple[str, ...], limits: str, release: str, text_alone: bool
+) -> None:
+    """A limit of 0 for every kind of input that the encoders read is --language-model-only; for a part of them it is not."""
+    shape = replace(LLAMA, model_type=model_type, towers=tuple(Tower(what) for what in towers))
+    line = read_command_line(["m", *shlex.split(limits)], release)
+    found = read_settings(line, (), release, shape, "NVIDIA H100 80GB HBM3", 79 * GIB)
+    assert found.language_model_only is text_alone

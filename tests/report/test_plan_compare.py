@@ -90,7 +90,7 @@ def test_many_plans_fit_the_screen() -> None:
     eager = [line for line in text.splitlines() if line[2:].startswith("eager")]
     assert [line[0] for line in eager] == [" ", " ", "*"]
     heads = [line.split() for line in text.splitlines() if line.startswith(" " * 20)]
-    assert heads == [["A", "B", "C", "D"], ["A", "E", "F", "G"], ["A", "H", "I"]]
+    assert heads == [["A", "B", "C", "D"], ["A", "E", "F", "G"], ["A", "H", "I"], ["--enforce-eager"]]
 
 
 def test_the_json_has_whole_plans_and_raw_differences() -> None:

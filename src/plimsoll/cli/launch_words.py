@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
-from os.path import dirname, isfile, join
+from os.path import dirname, exists, isfile, join
 
 from plimsoll.cli.options import Split
 from plimsoll.domain.launch import Launch
 from plimsoll.engine.check import ConfigFile
 from plimsoll.errors import BadInput
+
+_FILES = (".sh", ".bash", ".yaml", ".yml", ".json", ".txt", ".service", ".env", ".log", ".gz")
 
 
 def launches_named(options: Split, command_name: str) -> list[tuple[Launch, str]]:
@@ -33,6 +35,7 @@ def launches_named(options: Split, command_name: str) -> list[tuple[Launch, str]
     if options.verbatim is None and len(command) == 1 and _is_file(command[0]):
         stdin = sys.stdin.buffer if command[0] == "-" and sys.stdin is not None else None
         folder = here if command[0] == "-" else dirname(command[0])
+        _check_no_model(command[0])
         return [(launch, folder) for launch in read_launches(command[0], stdin)]
     if len(command) == 1:
         return [(launch, here) for launch in _pasted(command[0])]
@@ -58,6 +61,20 @@ def _not_a_command(words: tuple[str, ...], command_name: str, *, has_start: bool
 
 def _is_file(word: str) -> bool:
     return word == "-" or not any(blank in word for blank in " \t\n")
+
+
+def _check_no_model(word: str) -> None:
+    """BadInput where a model stands alone: a folder with a config.json, or no file and a name as the hub's are."""
+    is_folder = isfile(join(word, "config.json"))
+    if not is_folder and (exists(word) or word.endswith(_FILES) or not _is_id(word)):
+        return
+    what = "the folder of a model" if is_folder else "no such file"
+    raise BadInput(f"{word}: {what}; a model goes behind `vllm serve`: vllm serve {word}")
+
+
+def _is_id(word: str) -> bool:
+    owner, _, name = word.partition("/")
+    return all(part[:1].isalnum() and part.isascii() and "/" not in part for part in (owner, name))
 
 
 def _pasted(text: str) -> list[Launch]:

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from plimsoll.plan.settings import Settings
     from plimsoll.plan.workload import WorkloadAnswer
     from plimsoll.report.plan import Planned
+    from plimsoll.sources.models import ModelFiles
 
 
 MOST_MEMORY = 1024 * GIB  # beyond what any card has: a figure in MiB, most likely
@@ -251,7 +252,7 @@ def _ready(checked: Checked, engine: Engine, card: Card, *, learned: bool, gpus:
 
             found = corrections.get(key_of(ledger, model.shape))
             ledger = corrected(ledger, found, model) if found is not None else ledger
-        return ledger, findings_of(ledger, model.shape, checked.items, environment)
+        return ledger, findings_of(ledger, model.shape, checked.items, environment, unquantised=model.unquantised)
 
     if gpus is not None and gpus < settings.gpus:
         raise BadInput(f"the command needs {settings.gpus} GPUs (TP x PP x DP), --gpus says {gpus}")
@@ -307,7 +308,20 @@ def _model(
     files = read_model(name, hub=Hub.from_environment(), revision=revision)
     shape = ModelShape.from_config(_overridden(files.config, overrides or {}))
     tensors = None if files.tensors is None else tuple((t.name, t.dtype, t.shape) for t in files.tensors)
-    return ModelFacts(name, shape, tensors, files.total_bytes), (*files.notes, *shape.notes)
+    plain = _is_plain(files, overrides or {})
+    return ModelFacts(name, shape, tensors, files.total_bytes, plain), (*files.notes, *shape.notes)
+
+
+def _is_plain(files: ModelFiles, overrides: Mapping[str, object]) -> bool:
+    """Whether the weights are known not to be packed: by their names, or because the catalogue holds such models' originals.
+
+    A folder or a repository may say so in a file of its own, and --hf-overrides may name one.
+    """
+    if overrides.keys() & {"quantization_config_file", "quantization_config_dict_json"}:
+        return False
+    if files.tensors is None:
+        return files.source.startswith("bundled catalogue")
+    return not any(tensor.name.endswith((".qweight", ".qzeros")) for tensor in files.tensors)
 
 
 def _overridden(config: Mapping[str, object], overrides: Mapping[str, object]) -> dict[str, object]:

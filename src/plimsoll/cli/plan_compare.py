@@ -20,13 +20,13 @@ _OF_A_CARD = _NAMES_A_CARD | {"--used-gib"}
 def compare(options: Split) -> int:
     """Plan every start in the file; one that cannot be planned says why in its place."""
     from plimsoll.report import plan_compare
-    from plimsoll.sources.launches import read_launches
+    from plimsoll.sources.launches import read_list
 
     path = options.values["--compare"]
     beside = (*options.rest, *(options.verbatim or ()))
     if beside:
         raise BadInput(f"--compare {path} names the file that holds the commands; {beside[0]!r} stands beside it")
-    launches = read_launches(path)
+    launches, notes = read_list(path)
     if not all(_NAMES_A_CARD & _names(launch) for launch in launches):
         card_of(options)  # a card that is missing or unknown is said once, not for each line
     found = []
@@ -36,7 +36,8 @@ def compare(options: Split) -> int:
             found.append(plan_compare.Compared(launch.source, planned))
         except PlimsollError as error:
             found.append(plan_compare.Compared(launch.source, None, str(error)))
-    show(plan_compare.as_json(found) if "--json" in options.switches else plan_compare.as_text(found))
+    as_shown = plan_compare.as_json if "--json" in options.switches else plan_compare.as_text
+    show(as_shown(found, notes))
     return 0 if all(one.planned is not None and one.planned.fits for one in found) else 1
 
 

@@ -247,7 +247,10 @@ def _why_no_block(plan: Mapping[str, object]) -> str:
     first = found[0] if isinstance(found, list) and found and isinstance(found[0], dict) else {}
     offer = offers[0] if isinstance(offers, list) and offers and isinstance(offers[0], dict) else {}
     why = f": {first.get('because')} ({first.get('code')})" if first else ""
-    return why + (f". What would help: {offer.get('flag')} {offer.get('value')}" if offer else "")
+    also = offer.get("also")
+    flags = [offer, *(one for one in also if isinstance(one, dict))] if isinstance(also, list) else [offer]
+    words = " ".join(f"{one.get('flag')} {one.get('value')}" for one in flags)
+    return why + (f". What would help: {words}" if offer else "")
 
 
 def _notes_of_plan(plan: Mapping[str, object], said: Mapping[str, object]) -> Iterator[str]:

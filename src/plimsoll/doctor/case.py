@@ -110,7 +110,7 @@ class Case(NamedTuple):
     def planned(self, flags: Sequence[str]) -> list[Remedy]:
         """What the plan offers of these flags, with the effect it computed."""
         offers = self.plan.advice if self.plan is not None else ()
-        return [Remedy(f"{one.flag} {one.value}".strip(), f"{one.why}: {one.effect}", one.flag, one.value or None)
+        return [Remedy(one.words, f"{one.why}: {one.effect}", one.flag, one.value or None)
                 for one in offers if one.flag in flags]  # fmt: skip
 
 

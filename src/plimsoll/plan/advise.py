@@ -12,81 +12,128 @@ from plimsoll.domain.units import format_count, format_gib
 from plimsoll.errors import BadInput
 from plimsoll.plan.findings import ROOM_FOR_THE_REST, logits_bytes, stops_the_start
 from plimsoll.plan.ledger import Ledger
+from plimsoll.plan.refusals import NOT_QUANTISED, TOO_FEW_LORAS_IN_HOST, TOO_LONG_FOR_THE_MODEL, may_be_float16
 from plimsoll.plan.settings import Settings
 
 HIGHEST_UTILIZATION = 0.97
+STEPS_BELOW_FREE = 8
+NOT_OF_MEMORY = frozenset({Code.STARTUP_BAD_FLAG, Code.OTHER_BAD_CONFIG, Code.OTHER_UNSUPPORTED_GPU})
+MOST_CHANGES = 3
+# What no value clears: what it says has to be followed by hand.
+_FOR_THE_USER = frozenset({(Code.STARTUP_BAD_FLAG, ""), (Code.OTHER_BAD_CONFIG, NOT_QUANTISED)})
 Replan = Callable[[Settings], tuple[Ledger, list[Finding]]]
 
 
 class Advice(NamedTuple):
-    """One change that clears a finding."""
+    """One change, or several that belong together, with which nothing stops the start any more."""
 
     flag: str
     value: str
     why: str
     effect: str
     clears: Code
+    also: tuple[tuple[str, str], ...] = ()
+    """Further flags with their values, where one change alone is not enough."""
+
+    @property
+    def words(self) -> str:
+        """All of it as it is typed."""
+        return " ".join(f"{flag} {value}".strip() for flag, value in ((self.flag, self.value), *self.also))
+
+
+class _Step(NamedTuple):
+    """A plan with some changes followed: which, why, and which finding was the first to be cleared."""
+
+    ledger: Ledger
+    findings: list[Finding]
+    changes: tuple[tuple[str, str], ...] = ()
+    why: tuple[str, ...] = ()
+    clears: Code | None = None
 
 
 def advise(ledger: Ledger, shape: ModelShape, findings: list[Finding], replan: Replan) -> list[Advice]:
     """Offers for what stops the start (or, if nothing does, for what is risky), cheapest for the user first.
 
-    Where several things stop it, the first offer for one is taken as followed before the next is looked at: the first offers,
-    taken together, make a start.
+    With each of them nothing stops it any more. Where no change alone does that, the first that clears something is taken as
+    followed, and each offer is that one and another together. One that leaves no warning goes before one that does.
     """
-    wanted = [f for f in findings if stops_the_start(f)] or findings
-    offers: dict[tuple[Code, str], Advice] = {}
-    for _ in range(len(Code)):
-        finding = next((f for f in wanted if f.code not in {code for code, _ in offers}), None)
-        if finding is None:
-            break
-        best = _offer(finding.code, ledger, shape, findings, replan, offers)
-        if best is None:
-            wanted = [f for f in wanted if f.code is not finding.code]
-            continue
-        ledger, findings = best
-        wanted = [f for f in findings if stops_the_start(f)]
-    return list(offers.values())
+    step = _Step(ledger, findings)
+    for _ in range(MOST_CHANGES):
+        whole, better = _offers(step, shape, replan)
+        if whole or better is None:
+            return [_as_advice(one, ledger) for one in sorted(whole, key=lambda one: bool(_left(one)))]
+        step = better
+    return []
 
 
-def _offer(
-    code: Code,
-    ledger: Ledger,
-    shape: ModelShape,
-    findings: list[Finding],
-    replan: Replan,
-    offers: dict[tuple[Code, str], Advice],
-) -> tuple[Ledger, list[Finding]] | None:
-    """Put every change that clears one finding among the offers; returns the plan after the first of them."""
-    first = None
-    for change, flag, value, why in _candidates(code, ledger, shape, replan):
-        if (code, flag) in offers:
-            continue  # the smallest step of a flag is enough
-        try:
-            after, left = replan(change)
-        except BadInput:
-            continue  # vLLM would refuse that change: heads that do not divide, for example
-        if code in {f.code for f in left} or not _is_progress(code, after, left, findings):
-            continue
-        offers[code, flag] = Advice(flag, value, why, _effect(after), code)
-        first = first or (after, left)
-    return first
+def _offers(step: _Step, shape: ModelShape, replan: Replan) -> tuple[list[_Step], _Step | None]:
+    """Every next change after which nothing stops the start, one for each flag; and the first that only clears something."""
+    whole: dict[str, _Step] = {}
+    better = None
+    for finding in _wanted(step.findings):
+        for change, flag, value, why in _candidates(finding, step.ledger, shape, replan):
+            if flag in whole and not _left(whole[flag]):
+                continue  # the smallest step of a flag is enough
+            try:
+                ledger, left = replan(change)
+            except BadInput:
+                continue  # vLLM would refuse that change: heads that do not divide, for example
+            if _name(finding) in map(_name, left) or not _is_progress(finding.code, ledger, left, step.findings):
+                continue
+            changes = {**dict(step.changes), flag: value}
+            after = _Step(ledger, left, tuple(changes.items()), (*step.why, why), step.clears or finding.code)
+            if better is None or (flag == better.changes[-1][0] and _is_risky(better) and not _is_risky(after)):
+                better = after
+            if not any(stops_the_start(one) for one in _left(after)) and (flag not in whole or not _left(after)):
+                whole[flag] = after
+    return list(whole.values()), better
+
+
+def _wanted(findings: list[Finding]) -> list[Finding]:
+    """What is to be cleared: what stops the start before what is risky, and limits of the model before those of memory."""
+    stops = [finding for finding in findings if stops_the_start(finding)]
+    return sorted(stops or findings, key=lambda finding: finding.code not in NOT_OF_MEMORY)
+
+
+def _left(step: _Step) -> list[Finding]:
+    """What is still found, without what no value of a flag clears: a flag that vLLM refuses has to go, whatever is offered."""
+    return [finding for finding in step.findings if not is_for_the_user(finding)]
+
+
+def is_for_the_user(finding: Finding) -> bool:
+    """Whether no value of a flag clears it."""
+    return _name(finding) in _FOR_THE_USER
+
+
+def _is_risky(step: _Step) -> bool:
+    return any(not stops_the_start(finding) for finding in step.findings)
+
+
+def _name(finding: Finding) -> tuple[Code, str]:
+    """Tells findings apart: only settings that contradict each other can be found several times at once."""
+    return finding.code, finding.title if finding.code is Code.OTHER_BAD_CONFIG else ""
+
+
+def _as_advice(step: _Step, before: Ledger) -> Advice:
+    (flag, value), *also = step.changes
+    clears = step.clears or Code.OTHER_BAD_CONFIG
+    return Advice(flag, value, "; ".join(dict.fromkeys(step.why)), _effect(step.ledger, before), clears, tuple(also))
 
 
 def _is_progress(code: Code, after: Ledger, left: list[Finding], before: list[Finding]) -> bool:
     """Nothing new stops the start, except that less memory for the request may leave too little for the cache."""
-    worse = {f.code for f in left if stops_the_start(f)} - {f.code for f in before if stops_the_start(f)}
-    allowed = {Code.STARTUP_CONTEXT_TOO_LONG} if code is Code.STARTUP_FREE_MEMORY_CHECK else set()
+    worse = {_name(f) for f in left if stops_the_start(f)} - {_name(f) for f in before if stops_the_start(f)}
+    allowed = {(Code.STARTUP_CONTEXT_TOO_LONG, "")} if code is Code.STARTUP_FREE_MEMORY_CHECK else set()
     return worse <= allowed and after.kv.value > 0
 
 
 Candidate = tuple[Settings, str, str, str]
 
 
-def _candidates(code: Code, ledger: Ledger, shape: ModelShape, replan: Replan) -> Iterator[Candidate]:
-    match code:
+def _candidates(finding: Finding, ledger: Ledger, shape: ModelShape, replan: Replan) -> Iterator[Candidate]:
+    match finding.code:
         case Code.STARTUP_CONTEXT_TOO_LONG:
-            yield from _shorter_context(ledger)
+            yield from _shorter_context(ledger, shape)
             yield from _more_for_the_cache(ledger, replan)
             yield from _smaller_cache(ledger)
             yield from _more_gpus(ledger, shape)
@@ -101,13 +148,10 @@ def _candidates(code: Code, ledger: Ledger, shape: ModelShape, replan: Replan) -
         case Code.STARTUP_KV_ALLOCATION | Code.RUNTIME_FORWARD:
             yield from _a_cache_that_fits(ledger)
         case Code.OTHER_BAD_CONFIG:
-            context = shape.max_context
-            yield (
-                ledger.settings._replace(max_model_len=context),
-                "--max-model-len",
-                str(context),
-                "what the model was made for",
-            )
+            yield from _within_the_limits(finding, ledger, shape)
+        case Code.OTHER_UNSUPPORTED_GPU if may_be_float16(shape):
+            why = "16 bits that every card has; some models overflow in it"
+            yield ledger.settings._replace(dtype="float16"), "--dtype", "float16", why
         case Code.STARTUP_GRAPH_CAPTURE | Code.STARTUP_SAMPLER_WARMUP | Code.RUNTIME_LOGITS:
             if ledger.settings.has_fixed_cache:  # no utilisation leaves more beside it
                 yield from _a_cache_that_fits(ledger)
@@ -117,13 +161,33 @@ def _candidates(code: Code, ledger: Ledger, shape: ModelShape, replan: Replan) -
             return
 
 
-def _shorter_context(ledger: Ledger) -> Iterator[Candidate]:
+def _within_the_limits(finding: Finding, ledger: Ledger, shape: ModelShape) -> Iterator[Candidate]:
+    """What clears settings that contradict the model, the card or each other."""
+    if finding.title == TOO_LONG_FOR_THE_MODEL:
+        yield from _context_of_the_model(ledger, shape)
+        yield from _shorter_context(ledger, shape)
+    elif finding.title == TOO_FEW_LORAS_IN_HOST:
+        slots = ledger.settings.max_loras
+        changed = ledger.settings._replace(max_cpu_loras=slots)
+        yield changed, "--max-cpu-loras", str(slots), "as many as the GPU holds"
+
+
+def _context_of_the_model(ledger: Ledger, shape: ModelShape) -> Iterator[Candidate]:
+    context = shape.max_context
+    if context < ledger.settings.max_model_len:
+        changed = ledger.settings._replace(max_model_len=context)
+        yield changed, "--max-model-len", str(context), "what the model was made for"
+
+
+def _shorter_context(ledger: Ledger, shape: ModelShape) -> Iterator[Candidate]:
     fits = ledger.kv_plan.largest_context_that_fits
     if fits > 0:
         sure = ledger.context_at_low_end
         also = f" ({format_count(sure)} even at the low end of its band)" if sure is not None and sure < fits else ""
         why = f"the longest context one request can have in this cache{also}"
         yield ledger.settings._replace(max_model_len=fits), "--max-model-len", str(fits), why
+    if fits > shape.max_context:
+        yield from _context_of_the_model(ledger, shape)
 
 
 def _more_for_the_cache(ledger: Ledger, replan: Replan) -> Iterator[Candidate]:
@@ -173,11 +237,15 @@ def _smaller_batches(ledger: Ledger, replan: Replan) -> Iterator[Candidate]:
 
 
 def _what_is_free(ledger: Ledger) -> Iterator[Candidate]:
+    """What is free, and shares a little below it: the first may leave too little beside the request."""
     free = ledger.card.total_bytes - ledger.card.used_bytes - ledger.context.high
-    share = math.floor(free / ledger.card.total_bytes * 100) / 100
-    if 0 < share < ledger.settings.utilization:
-        why = "what is free, less the CUDA context"
-        yield ledger.settings._replace(utilization=share), "--gpu-memory-utilization", f"{share:.2f}", why
+    highest = math.floor(free / ledger.card.total_bytes * 100)
+    why = "what is free, less the CUDA context"
+    for hundredths in range(highest, max(0, highest - STEPS_BELOW_FREE), -1):
+        share = hundredths / 100
+        if share < ledger.settings.utilization:
+            yield ledger.settings._replace(utilization=share), "--gpu-memory-utilization", f"{share:.2f}", why
+        why = "what is free, less the CUDA context and the room that a full batch needs beside the request"
 
 
 def _a_cache_that_fits(ledger: Ledger) -> Iterator[Candidate]:
@@ -207,6 +275,9 @@ def _fewer_sequences(ledger: Ledger) -> Iterator[Candidate]:
             return
 
 
-def _effect(after: Ledger) -> str:
-    tokens = format_count(after.kv_plan.tokens)
-    return f"KV {format_gib(after.kv.value)}, {tokens} tokens, {format_gib(after.slack.value)} outside the request"
+def _effect(after: Ledger, before: Ledger) -> str:
+    tokens, shown = after.kv_plan.tokens, before.kv_plan.tokens
+    if abs(tokens - shown) == 1:  # vLLM rounds down from a quotient of the context: of the same blocks one token can be lost
+        tokens = shown
+    sizes = f"{format_count(tokens)} tokens, {format_gib(after.slack.value)} outside the request"
+    return f"KV {format_gib(after.kv.value)}, {sizes}"

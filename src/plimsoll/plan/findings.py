@@ -11,6 +11,7 @@ from plimsoll.engine.flags import is_before
 from plimsoll.engine.verdict import Item
 from plimsoll.plan.kv import WhyRefused
 from plimsoll.plan.ledger import NEIGHBOURS_APART, Ledger
+from plimsoll.plan.refusals import refusals
 from plimsoll.plan.settings import V1_SINCE
 
 # The release that began to refuse expandable segments beside a KV connector.
@@ -19,12 +20,15 @@ SEGMENTS_REFUSED_SINCE = "0.21.0"
 ROOM_FOR_THE_REST = GIB // 2
 
 
-def findings_of(ledger: Ledger, shape: ModelShape, items: Sequence[Item], environment: Mapping[str, str]) -> list[Finding]:
-    """Everything that stops the start or makes it risky, worst first."""
+def findings_of(
+    ledger: Ledger, shape: ModelShape, items: Sequence[Item], environment: Mapping[str, str], *, unquantised: bool = False
+) -> list[Finding]:
+    """Everything that stops the start or makes it risky, worst first; `unquantised`: the weights are known to be plain."""
     too_heavy = _weights(ledger)
     found = [*_flags(items), *_segments(ledger, environment), *too_heavy, *_free_memory(ledger)]
     found += [] if too_heavy else _cache(ledger)  # what is left for the cache is not asked any more
-    found += _too_large_a_cache(ledger, shape) + _in_pieces(ledger) + _too_long(ledger, shape, environment)
+    found += _too_large_a_cache(ledger, shape) + _in_pieces(ledger)
+    found += refusals(ledger, shape, environment, unquantised=unquantised)
     found += _warm_up(ledger) + _graphs(ledger, shape) + _thin(ledger, shape) + _one_block_short(ledger)
     order = {Severity.CRITICAL: 0, Severity.WARNING: 1, Severity.INFO: 2}
     return sorted(found, key=lambda finding: order[finding.severity])
@@ -169,17 +173,6 @@ def _in_pieces(ledger: Ledger) -> list[Finding]:
         f"{format_gib(ledger.slack.value - ledger.slack.low)} more than they use at once"
     )
     return [Finding(Code.RUNTIME_FORWARD, Severity.WARNING, 0.5, "a full batch may run out of memory", because)]
-
-
-def _too_long(ledger: Ledger, shape: ModelShape, environment: Mapping[str, str]) -> list[Finding]:
-    """vLLM refuses a context beyond what the model was made for, whatever the memory."""
-    asked = ledger.settings.max_model_len
-    if asked <= shape.max_context or environment.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1":
-        return []
-    because = (
-        f"--max-model-len {asked} is beyond the model's own {shape.max_context}; VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 overrides"
-    )
-    return [Finding(Code.OTHER_BAD_CONFIG, Severity.CRITICAL, 0.9, "the model has no such context", because)]
 
 
 def _warm_up(ledger: Ledger) -> list[Finding]:

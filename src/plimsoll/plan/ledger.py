@@ -62,6 +62,7 @@ class ModelFacts(NamedTuple):
     shape: ModelShape
     tensors: tuple[tuple[str, str, tuple[int, ...]], ...] | None = None  # name, dtype, shape
     total_bytes: int | None = None
+    unquantised: bool = False  # known to hold plain weights; False too where nothing is known
     drafter: ModelFacts | None = None  # of speculative decoding: its weights and its cache come on top
 
 

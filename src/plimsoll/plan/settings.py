@@ -23,6 +23,16 @@ V1_SINCE = "0.8.0"
 V0_GONE_SINCE = "0.11.0"
 V0_CHUNKS_ABOVE = 32768
 PREFIX_CACHING_HYBRID_SINCE = "0.26.0"
+# The first release with --language-model-only, which is all limits at 0: both leave out the same encoders. Earlier ones did so
+# for some models only.
+TOWERS_LEFT_OUT_SINCE = "0.17.0"
+# What an encoder reads, by the names that vLLM 0.32.0 marks it with.
+_BY_TOWER = {"vision": ("image", "video"), "audio": ("audio",)}
+_INPUTS = {
+    **{(name, "vision"): ("image",) for name in ("gemma3", "gemma3n", "llama4", "llava", "llava_next", "mistral3", "pixtral")},
+    ("kimi_vl", "vision"): ("image",),
+    ("kimi_k25", "vision"): ("vision_chunk",),
+}
 
 
 class Settings(NamedTuple):
@@ -51,13 +61,14 @@ class Settings(NamedTuple):
     cpu_offload_gib: float = 0.0
     max_loras: int = 0  # 0: LoRA is off
     max_lora_rank: int = 16
+    max_cpu_loras: int = 0  # 0: as many as on the GPU
     speculative: Mapping[str, Any] | None = None
     kv_connector: str | None = None
     pipeline_partition: tuple[int, ...] | None = None
     estimates_graphs: bool = True
     v2_runner: bool = True
     skips_mm_profiling: bool = False
-    language_model_only: bool = False
+    language_model_only: bool = False  # also where every kind of input that an encoder reads has a limit of 0
     encoders_whole: bool = False  # --mm-encoder-tp-mode data: every rank has the whole encoder
     mamba_cache_dtype: str = "auto"
     mamba_ssm_cache_dtype: str = "auto"
@@ -210,13 +221,14 @@ def read_settings(
         cpu_offload_gib=_offload(flags.number("--cpu-offload-gb")),
         max_loras=(flags.integer("--max-loras") or 1) if lora else 0,
         max_lora_rank=flags.integer("--max-lora-rank") or 16,
+        max_cpu_loras=flags.integer("--max-cpu-loras") or 0,
         speculative=flags.mapping("--speculative-config"),
         kv_connector=str(transfer["kv_connector"]) if "kv_connector" in transfer else None,
         pipeline_partition=_partition(variables.get("VLLM_PP_LAYER_PARTITION")),
         estimates_graphs=(estimate == "1") if estimate is not None else not is_before(release, GRAPH_ESTIMATE_SINCE),
         v2_runner=v2_by_default(release, shape) if runner not in ("0", "1") else runner == "1",
         skips_mm_profiling=bool(flags.switch("--skip-mm-profiling")),
-        language_model_only=bool(flags.switch("--language-model-only")),
+        language_model_only=bool(flags.switch("--language-model-only")) or _reads_text_alone(flags, release, shape),
         encoders_whole=flags.text("--mm-encoder-tp-mode") == "data",
         mamba_cache_dtype=flags.word("--mamba-cache-dtype"),
         mamba_ssm_cache_dtype=flags.word("--mamba-ssm-cache-dtype"),
@@ -241,6 +253,25 @@ def _offload(gib: float | None) -> float:
     if gib is not None and not 0 <= gib < 1e6:
         raise BadInput(f"--cpu-offload-gb must be a size in GiB, not {gib}")
     return gib or 0.0
+
+
+def _reads_text_alone(flags: Flags, release: str, shape: ModelShape) -> bool:
+    """Whether --limit-mm-per-prompt is 0 for all that the encoders read: vLLM then does not load them."""
+    if not shape.towers or is_before(release, TOWERS_LEFT_OUT_SINCE):
+        return False
+    limits = flags.mapping("--limit-mm-per-prompt") or {}
+    read = {
+        kind
+        for tower in shape.towers
+        for kind in _INPUTS.get((shape.model_type, tower.what), _BY_TOWER.get(tower.what, (tower.what,)))
+    }
+    return all(_limit(limits, kind) == 0 for kind in read)
+
+
+def _limit(limits: Mapping[str, Any], kind: str) -> object:
+    """The limit of one kind of input: a number, or an object (or a dotted flag) that holds a count."""
+    given = limits.get(kind, limits.get(f"{kind}.count"))
+    return given.get("count") if isinstance(given, dict) else given
 
 
 def overrides_of(line: CommandLine, release: str) -> dict[str, Any]:

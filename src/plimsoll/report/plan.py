@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from plimsoll.domain.estimate import Estimate
-from plimsoll.domain.finding import Code, Finding, Severity
+from plimsoll.domain.finding import Finding, Severity
 from plimsoll.domain.model import ModelShape
 from plimsoll.domain.units import format_count, format_gib
 from plimsoll.engine.check import Checked
-from plimsoll.plan.advise import Advice
+from plimsoll.plan.advise import NOT_OF_MEMORY, Advice, is_for_the_user
 from plimsoll.plan.ledger import Ledger
 from plimsoll.plan.matrix import Matrix
 from plimsoll.plan.workload import WorkloadAnswer
@@ -21,8 +21,6 @@ from plimsoll.report.wrapping import wrapped
 BAR = 64
 _WHY = 56  # where the reason of a term begins
 _MARKS = "WnagK"  # weights, non-torch, activation, graphs, KV cache
-
-_NOT_OF_MEMORY = (Code.STARTUP_BAD_FLAG, Code.OTHER_BAD_CONFIG)
 
 
 class Planned(NamedTuple):
@@ -99,7 +97,7 @@ def _body(planned: Planned, matrix: Matrix | None, workload: WorkloadAnswer | No
         "parameters": _parameters_json(planned.shape),
         "flags": flags_json([planned.checked]),
         "findings": [_finding_json(finding) for finding in planned.findings],
-        "advice": [{"flag": a.flag, "value": a.value, "why": a.why, "effect": a.effect} for a in planned.advice],
+        "advice": [_advice_json(advice) for advice in planned.advice],
         "notes": [clean(note) for note in planned.notes],
     }
     if planned.before is not None:
@@ -153,6 +151,12 @@ def _settings_json(ledger: Ledger) -> dict[str, object]:
     }
 
 
+def _advice_json(advice: Advice) -> dict[str, object]:
+    """One offer; `also` is there only where further flags belong to it."""
+    also = {"also": [{"flag": flag, "value": value} for flag, value in advice.also]} if advice.also else {}
+    return {"flag": advice.flag, "value": advice.value, **also, "why": advice.why, "effect": advice.effect}
+
+
 def _finding_json(finding: Finding) -> dict[str, object]:
     return {
         "code": finding.code.value,
@@ -172,9 +176,10 @@ def as_text(planned: Planned, matrix: Matrix | None = None, workload: WorkloadAn
         lines += ["", *wrapped(f"  {finding.code}: {finding.title}", " " * 4)]
         lines += wrapped(f"    {clean(finding.because)}", " " * 4)
     if planned.advice:
-        lines += ["", "What would help, planned again to be sure:", ""]
+        besides = " beside what vLLM refuses" if any(map(is_for_the_user, planned.findings)) else ""
+        lines += ["", f"What would help{besides}, planned again to be sure:", ""]
         for advice in planned.advice:
-            lines += wrapped(f"  {advice.flag} {advice.value}", " " * 4)
+            lines += wrapped(f"  {advice.words}", " " * 4)
             lines += wrapped(f"    {advice.why}: {advice.effect}", " " * 4)
     if workload is not None:
         lines += ["", *plan_matrix.workload_lines(workload)]
@@ -198,7 +203,7 @@ def _upgrade(old: Ledger, new: Ledger) -> list[str]:
 def _verdict(planned: Planned, workload: WorkloadAnswer | None) -> str:
     what = f"{clean(planned.model)} on {gpus_of(planned.ledger)}, vLLM {planned.ledger.settings.release}"
     stops = [finding for finding in planned.findings if finding.severity is Severity.CRITICAL]
-    memory_first = sorted(stops, key=lambda finding: finding.code in _NOT_OF_MEMORY)
+    memory_first = sorted(stops, key=lambda finding: finding.code in NOT_OF_MEMORY)
     told = "; ".join(finding.title for finding in memory_first) or "too little memory"
     beside = ", but not this workload" if planned.fits and workload is not None and not workload.verdict.is_fine else ""
     return f"{verdict(planned)}{beside}: {what}" + ("" if planned.fits else f": {told}")
@@ -209,7 +214,7 @@ def verdict(planned: Planned) -> str:
     if planned.fits:
         return "fits" if planned.ledger.fits_at_low_end else "fits by the estimate, not at its low end"
     stops = [finding.code for finding in planned.findings if finding.severity is Severity.CRITICAL]
-    return "does not start" if stops and all(code in _NOT_OF_MEMORY for code in stops) else "does not fit"
+    return "does not start" if stops and all(code in NOT_OF_MEMORY for code in stops) else "does not fit"
 
 
 def _bar(ledger: Ledger) -> list[str]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from plimsoll.domain.redaction import redact_words
 from plimsoll.domain.units import GIB, format_count, format_gib
 from plimsoll.report.flags import clean, rewritten_line
-from plimsoll.report.plan import Planned, gpus_of
+from plimsoll.report.plan import Planned, gpus_of, verdict
 from plimsoll.report.plan import as_json as plan_json
 from plimsoll.report.wrapping import WIDTH, wrapped
 
@@ -36,16 +37,17 @@ class _Row(NamedTuple):
         return len({value for value in chosen if value is not None}) > 1
 
 
-def as_text(compared: Sequence[Compared]) -> str:
-    """The legend of the columns, the table with a mark at every row that differs, and the problems."""
+def as_text(compared: Sequence[Compared], notes: Sequence[str] = ()) -> str:
+    """The legend of the columns, the table with a mark at every row that differs, the problems, and what was left out."""
     lines = []
     for number, one in enumerate(compared):
         line = rewritten_line(one.planned.checked) if one.planned is not None else f"not planned: {clean(one.problem)}"
         lines += wrapped(f"{letter(number):>3}  {clean(one.source)}: {line}", " " * 5)
-    rows = _rows(compared)
+    rows, own = _rows(compared), _own_flags(compared)
     per_page = max(2, (WIDTH - _MARK - _NAMES) // _COLUMN)
     for columns in _pages(len(compared), per_page):
         lines += ["", " " * (_MARK + _NAMES) + "".join(f"{letter(column):<{_COLUMN}}" for column in columns).rstrip()]
+        lines += _headings([own[column] for column in columns])
         for row in rows:
             cells = "".join(f"{_cut(row.show(row.values[column], row.values[0])):<{_COLUMN}}" for column in columns)
             lines.append(f"{_DIFFERENT if row.differs(columns) else _SAME}{row.name:<{_NAMES}}{cells}".rstrip())
@@ -54,10 +56,12 @@ def as_text(compared: Sequence[Compared]) -> str:
     for number, one in enumerate(compared):
         for finding in one.planned.findings if one.planned is not None else ():
             lines += wrapped(f"{letter(number):>3}  {finding.code.value}: {clean(finding.title)}", " " * 5)
+    for note in notes:
+        lines += wrapped(f"  note: {clean(note)}", " " * 8)
     return "\n".join(lines)
 
 
-def as_json(compared: Sequence[Compared]) -> str:
+def as_json(compared: Sequence[Compared], notes: Sequence[str] = ()) -> str:
     """One object: `compare` has a whole plan a line, `differences` the rows that differ."""
     import json
 
@@ -74,6 +78,7 @@ def as_json(compared: Sequence[Compared]) -> str:
             for one in compared
         ],
         "differences": [{"what": row.name.strip(), "values": list(row.values)} for row in _rows(compared) if row.differs()],
+        "notes": [clean(note) for note in notes],
     }
     return json.dumps(body, indent=2, ensure_ascii=False)
 
@@ -82,6 +87,41 @@ def letter(number: int) -> str:
     """A, B, ... Z, then A2, B2, ..."""
     rounds, index = divmod(number, 26)
     return chr(ord("A") + index) + (str(rounds + 1) if rounds else "")
+
+
+def _own_flags(compared: Sequence[Compared]) -> list[list[str]]:
+    """For each plan the flags as they were written that not all of the commands have."""
+    written = [_flags(one.planned) for one in compared]
+    planned = [flags for one, flags in zip(compared, written, strict=True) if one.planned is not None]
+    return [[flag for flag in flags if not all(flag in others for others in planned)] for flags in written]
+
+
+def _flags(planned: Planned | None) -> list[str]:
+    """A start's flags, each with its values; secrets are hidden."""
+    found: list[str] = []
+    for word in redact_words(list(planned.checked.launch.arguments)) if planned is not None else ():
+        if word.startswith("-"):
+            found.append(clean(word))
+        elif found:  # what stands before the first flag is the model, which has a row of its own
+            found[-1] += f" {clean(word)}"
+    return found
+
+
+def _headings(own: Sequence[Sequence[str]]) -> list[str]:
+    """Lines under the letters with what each start has of its own; a value that would be cut has a line of its own."""
+    columns = []
+    for flags in own:
+        cells: list[str] = []
+        for flag in flags:
+            name, _, value = flag.partition(" ")
+            cells += [flag] if len(flag) < _COLUMN else [_cut(name), *([f"  {value}"] if value else [])]
+        columns.append(cells)
+    depth = max((len(cells) for cells in columns), default=0)
+    lines = []
+    for row in range(depth):
+        cells = [_cut(cells[row]) if row < len(cells) else "" for cells in columns]
+        lines.append((" " * (_MARK + _NAMES) + "".join(f"{cell:<{_COLUMN}}" for cell in cells)).rstrip())
+    return lines
 
 
 def _pages(count: int, per_page: int) -> list[list[int]]:
@@ -119,7 +159,8 @@ def _bytes(value: Value, first: Value) -> str:
 
 
 def _verdict(planned: Planned) -> str:
-    return ("fits" if planned.ledger.fits_at_low_end else "fits, may not start") if planned.fits else "does not fit"
+    """As a plan alone says it; only what would not go into a column is said shorter."""
+    return "fits, may not start" if planned.fits and not planned.ledger.fits_at_low_end else verdict(planned)
 
 
 def _findings(planned: Planned) -> str:

@@ -187,7 +187,7 @@ def _findings(planned: Planned) -> list[str]:
 
 def _advice(planned: Planned) -> list[str]:
     items = [
-        f"<code>{text(f'{a.flag} {a.value}')}</code><br>{text(a.why)}: {text(a.effect)}" for a in planned.advice
+        f"<code>{text(a.words)}</code><br>{text(a.why)}: {text(a.effect)}" for a in planned.advice
     ]  # fmt: skip
     return bullets(items, "What would help, planned again to be sure")
 

@@ -175,10 +175,10 @@ def as_text(shown: Shown) -> str:
         lines += wrapped(f"  - {sentence}", "    ")
     if shown.chosen is None:
         for advice in shown.own.advice:
-            lines += wrapped(f"  - {advice.flag} {advice.value}: {advice.why}", "    ")
+            lines += wrapped(f"  - {advice.words}: {advice.why}", "    ")
         if shown.own.advice:
             first = shown.own.advice[0]
-            command = f"vllm serve {clean(shown.own.model)} ... {first.flag} {first.value}"
+            command = f"vllm serve {clean(shown.own.model)} ... {first.words}"
             lines += wrapped(f"  Give it with the command, behind `--`: -- {command}", "    ")
     if tuning.found is not None:
         lines += ["", *_compared(shown)]

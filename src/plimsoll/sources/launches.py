@@ -15,7 +15,7 @@ TYPE_CHECKING = False  # `typing` itself would cost more at start-up than all of
 if TYPE_CHECKING:
     from typing import BinaryIO
 
-__all__ = ["find_launch", "read_launches"]
+__all__ = ["find_launch", "read_launches", "read_list"]
 
 BYTES_MAX = 1024 * 1024
 PIPE_PATIENCE_S = 10
@@ -36,7 +36,26 @@ def read_launches(path: str, stdin: BinaryIO | None = None) -> list[Launch]:
     """Every vLLM start in a file (or in `stdin`, for `-`), in order and never none: BadInput says why."""
     name = "standard input" if path == "-" else basename(path) or path
     where = "standard input" if path == "-" else path
-    text = _text(_bytes(path, stdin), where)
+    return _starts_in(_text(_bytes(path, stdin), where), name, where)
+
+
+def read_list(path: str) -> tuple[list[Launch], list[str]]:
+    """Every vLLM start in a file, and a note for each command in it that is none: one line of a list that was mistyped."""
+    name, text = basename(path) or path, _text(_bytes(path, None), path)
+    launches = _starts_in(text, name, path)
+    if text.startswith("#!") or _in_script(text, name) != launches:
+        return launches, []  # other commands belong into a script, and a manifest has no lines
+    from plimsoll.sources.shell_script import commands_in
+
+    starts = {launch.source for launch in launches}
+    others = [command for command in commands_in(text) if f"{name}:{command.line}" not in starts]
+    told = [
+        f"{name}:{command.line}: `{command.words[0][:60]}` begins no vLLM start; the line was left out" for command in others
+    ]
+    return launches, told
+
+
+def _starts_in(text: str, name: str, where: str) -> list[Launch]:
     try:
         launches = _launches_in(text, name)
     except BadInput as error:

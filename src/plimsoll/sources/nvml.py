@@ -32,7 +32,7 @@ def _pynvml() -> Any:
     try:
         import pynvml
     except ImportError:
-        raise BadInput("which card? --gpu H100, or pip install 'plimsoll-line[gpu]' to read this machine's") from None
+        raise BadInput("which card? --gpu H100, or `pip install nvidia-ml-py` to read this machine's") from None
     return pynvml
 
 
