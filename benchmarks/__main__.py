@@ -1,4 +1,8 @@
-"""Runs every benchmark, or those named: `python -m benchmarks [startup redaction]`."""
+"""Runs the benchmarks that need no more than this repository, or those named: `python -m benchmarks [startup redaction]`.
+
+Left out, each run by its own name (`python -m benchmarks.NAME`): alerts_quiet needs promtool, inside_overhead the real engine,
+simulate_accuracy and tune_grid recordings and traces that are not in the repository.
+"""
 
 from __future__ import annotations
 

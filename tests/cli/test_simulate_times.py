@@ -30,6 +30,7 @@ def test_what_was_learnt_is_kept_and_used_again(tmp_path: Path, capsys: pytest.C
         assert again[name] == fitted[name]
     assert isinstance(again["step_time"], dict)
     assert again["step_time"]["label"].startswith("fitted to 500 measured requests")
+    assert not any("does not match" in note for note in fitted["notes"]), "a first token by chance a step later is no poor fit"  # type: ignore[attr-defined]
     larger = ["--num-blocks", "9000", "--max-num-batched-tokens", "8192", "--async-scheduling", "--json"]
     more = _answer([*larger, "--times", kept], capsys)
     assert more["preemptions"] == 0
@@ -42,10 +43,25 @@ def test_a_page_of_metrics_is_fitted_too(capsys: pytest.CaptureFixture[str]) -> 
     assert "histograms of 524 requests" in answer["step_time"]["label"]
 
 
-def test_a_fit_under_the_wrong_options_is_noted(capsys: pytest.CaptureFixture[str]) -> None:
-    """A cache that the run did not have: the fit cannot match, and says so."""
-    answer = _answer(["--num-blocks", "700", "--async-scheduling", "--json", "--fit", RUN], capsys)
-    assert any("does not match its run" in note for note in answer["notes"])  # type: ignore[attr-defined]
+def test_a_fit_under_the_wrong_options_is_a_rough_guide(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A cache that the run did not have: the fit cannot match, says so first, and is not taken for a good one when kept."""
+    kept = str(tmp_path / "times.json")
+    engine = ["--num-blocks", "700", "--async-scheduling"]
+    for times in (["--fit", RUN, "--save-times", kept], ["--times", kept]):
+        answer = _answer([*engine, "--json", *times], capsys)
+        assert any("does not match its run" in note for note in answer["notes"])  # type: ignore[attr-defined]
+        assert answer["reading"][0].startswith("The fit does not match its run")  # type: ignore[index]
+        assert answer["step_time"]["label"].startswith("rough guide: poor fit; fitted to")  # type: ignore[index]
+    assert main(["simulate", RUN, *engine, "--times", kept]) == 0
+    text = capsys.readouterr().out
+    assert text.splitlines()[2].startswith("  The fit does not match its run")
+    assert text.count("does not match its run") == 1
+    assert "p99   rough guide: poor fit\n" in text
+    assert "  step times fitted to 500 measured requests" in text
+    assert main(["sweep", RUN, "max_num_seqs=8,16", *engine, "--times", kept]) == 0
+    text = capsys.readouterr().out
+    assert "  rough guide: poor fit; fitted to" in text
+    assert text.index("The fit does not match its run") < text.index("max_num_seqs")
 
 
 def test_a_page_of_other_traffic_teaches_nothing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -126,6 +126,32 @@ def test_with_a_command_unsafe_settings_are_marked(capsys: pytest.CaptureFixture
     assert "unsafe: startup.free-memory-check" in capsys.readouterr().out
 
 
+def test_a_command_without_a_cache_is_swept_all_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    """The settings decide: one that has a cache is replayed, one that has none says why, and the exit code is 1."""
+    words = ["sweep", "synthetic:requests=50,rate=1", "gpu_memory_utilization=0.5,0.9", "--gpu", "L4", "--vllm", "0.32.0"]
+    server = ["vllm", "serve", "meta-llama/Llama-3.1-8B-Instruct", "--max-model-len", "8192", "--gpu-memory-utilization", "0.5"]
+    assert main([*words, "--json", "--", *server]) == 1
+    points = json.loads(capsys.readouterr().out)["points"]
+    assert points[0]["problem"].startswith("no block of cache is left: ")
+    assert points[1]["score"] is not None
+
+
+@pytest.mark.parametrize("command", ["tune", "sweep", "simulate"])
+def test_help_names_every_option_that_is_read(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """An option that is taken and not told is found by nobody; what is as for another command is told there."""
+    from plimsoll.cli import simulate, sweep, tune
+
+    read = {
+        "tune": set(tune._WITH_VALUE),
+        "sweep": {*sweep._MORE},
+        "simulate": {*simulate.REPLAYING, *simulate._WRITTEN, *simulate.SWITCHES},
+    }[command] - {"--help", "-h"}
+    assert main([command, "--help"]) == 0
+    said = capsys.readouterr().out
+    elsewhere = "--fit-series --save-times --arrivals --burstiness --seed".split() if command == "tune" else []
+    assert {name for name in read if name not in said} == set(elsewhere)
+
+
 @pytest.mark.parametrize(
     "words",
     [

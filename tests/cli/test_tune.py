@@ -10,6 +10,7 @@ import pytest
 
 from plimsoll.cli.main import main
 
+RUN = str(Path(__file__).parents[1] / "captures" / "vllm-0.25.1-h200-traffic" / "tight.requests.jsonl.gz")
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 CHATS = "synthetic:requests=300,rate=0.8,prompt=1000,output=200,prompt_max=4096,seed=3"
 SPACE = ["max_num_seqs=16,32,64", "max_num_batched_tokens=512,2048", "block_size=16", "gpu_memory_utilization=0.92,0.94,0.99"]
@@ -79,6 +80,28 @@ def test_a_fit_makes_it_a_recommendation(tmp_path: Path, capsys: pytest.CaptureF
     assert body["label"] == "recommendation"
     assert body["fitted"] == "fitted to 500 measured requests"
     assert body["ranges"] is None
+
+
+def test_a_poor_fit_is_no_recommendation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Times that did not match their own run: the label says so, and the warning stands above the finding, also on the page."""
+    times, page = tmp_path / "times.json", tmp_path / "x.html"
+    learnt = {"schema": "plimsoll.step-time/1", "fitted": "fitted to 500 measured requests", "is_poor": True,
+              "base_ns": 64_000_000, "token_ns": 222_000, "seq_ns": 10_000, "ctx_ps": 500_000, "by_tokens": None}  # fmt: skip
+    times.write_text(json.dumps(learnt), encoding="utf-8")
+    body = tuned(capsys, "--times", str(times), "--html", str(page))
+    assert body["label"] == "rough guide: poor fit"
+    assert body["fitted"] == "fitted to 500 measured requests"
+    assert body["reading"][0].startswith("The fit does not match its run:")
+    html = page.read_text(encoding="utf-8")
+    assert "recommendation" not in html
+    assert "rough guide: poor fit" in html
+    assert html.index("The fit does not match its run") < html.index("<pre>")
+    assert main(["tune", *WORDS, "--times", str(times), *SERVER]) == 0
+    text = capsys.readouterr().out
+    assert "  rough guide: poor fit; step times fitted to 500 measured requests\n" in text
+    assert text.index("The fit does not match its run") < text.index("  Set --max-num")
+    assert text.count("does not match its run") == 1
+    assert "recommendation" not in text
 
 
 def test_the_recorders_folder_is_a_trace_and_drift_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -165,11 +188,27 @@ def test_no_promise_kept_is_no_recommendation(
 
 
 def test_a_model_that_does_not_fit_at_all_says_why(capsys: pytest.CaptureFixture[str]) -> None:
-    """No block to replay in: the finding and the flag that would help are in the line itself."""
-    assert main(["tune", CHATS, "--gpu", "H100", "--vllm", "0.32.0", "--model", "Qwen/Qwen2.5-72B-Instruct"]) == 2
-    said = capsys.readouterr().err
-    assert "startup.weights-do-not-fit" in said
+    """No block to replay in is no setting that is safe: the finding with its figures, and the flag that would help."""
+    assert main(["tune", CHATS, "--gpu", "H100", "--vllm", "0.32.0", "--model", "Qwen/Qwen2.5-72B-Instruct"]) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "No setting is safe: startup.weights-do-not-fit: the weights do not fit: the weights of one GPU take" in said
     assert "--tensor-parallel-size 4" in said
+
+
+def test_a_command_without_a_cache_is_told_the_flag_that_gives_it_one(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing of its own can be replayed, and yet another share of the card serves the traffic."""
+    assert main(["tune", *WORDS, *SERVER, "--gpu-memory-utilization", "0.5"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "--gpu-memory-utilization 0.94" in said
+    assert "Your own flags are not safe: startup.no-cache-blocks" in said
+    assert "replayed as if it did" not in said, "what plan objects to is never run"
+
+
+def test_a_fit_replays_the_command_and_so_it_must_have_a_cache(capsys: pytest.CaptureFixture[str]) -> None:
+    """A server that cannot start was not recorded: that is wrong input, in one line."""
+    words = ["tune", RUN, "--fit", RUN, "--gpu", "L4", "--model", "meta-llama/Llama-3.3-70B-Instruct"]
+    assert main(words) == 2
+    assert "the plan leaves no KV block" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

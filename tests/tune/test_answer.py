@@ -34,6 +34,28 @@ def test_better_flags_are_named_with_what_they_are_worth(tuning: Tuning) -> None
     assert "your own flags" in said
 
 
+def test_what_one_flag_does_is_said_against_the_rest_as_chosen(tuning: Tuning) -> None:
+    """In the words of the first sentence and against what; many times as many are no percentage."""
+    assert tuning.found is not None
+    best = tuning.found.best
+    (name, *_) = best.option.candidate.differences(tuning.own)
+    then = getattr(tuning.own, name)
+    before = best.option._replace(candidate=best.option.candidate._replace(**{name: then}))
+
+    def said(times: float) -> str:
+        was = best._replace(option=before, score=best.score._replace(goodput=best.score.goodput / times if times else 0.0))
+        found = tuning._replace(found=tuning.found._replace(tried=(best, was)))  # type: ignore[union-attr]
+        return reasons(found)[0]
+
+    against = f"{then} and the rest as chosen"
+    assert f": 25.0% more than with {against}" in said(1.25)
+    assert f": 2.5 times as many as with {against}" in said(2.5)
+    assert f": 43 times as many as with {against}" in said(43.12)
+    assert f": 1,296 times as many as with {against}" in said(1296.1)
+    assert f": with {against} no request is served as promised" in said(0)
+    assert ": makes no difference by itself" in said(1.0)
+
+
 def test_the_curves_go_through_the_chosen_one(tuning: Tuning) -> None:
     """In order of the value, each the best that was tried of it, and none better than the chosen one by more than a tie."""
     assert tuning.found is not None
@@ -64,6 +86,7 @@ def test_without_a_fit_it_is_a_rough_guide_and_says_what_to_measure(tuning: Tuni
     assert label(fitted) == "recommendation"
     assert ranges(fitted) == []
     assert measurement(fitted) == ""
+    assert label(fitted._replace(server=fitted.server._replace(is_poor=True))) == "rough guide: poor fit"
 
 
 def test_the_margin_says_what_is_left(tuning: Tuning) -> None:

@@ -8,8 +8,7 @@ tests, and dashboards.
                      standard input. Without it only monitoring is made, with general thresholds
   --vllm VERSION     without a plan: default the vLLM installed beside plimsoll, else the newest known. A plan has its own
   --for WHAT         systemd, compose, kubernetes, monitoring or all; default: all that can be made
-  --slo ttft=2s,tpot=50ms
-                     what users were promised: the first token, and each one after it; alerts ask for the first
+  --slo ttft=2s      what users were promised: the first token within; tpot=50ms is taken too, and no alert asks for it yet
   --job NAME         what your Prometheus calls the job that scrapes the engines; alerts ask for it; default: vllm
   --check            write nothing; show how OUT_DIR differs from what would be generated, and exit 1 if it does
   --force            overwrite files that somebody has edited

@@ -13,10 +13,12 @@ What is replayed:
   --rate X              requests a second, for lengths only; --arrivals poisson|constant|bursty|at-once, --burstiness, --seed
 The engine (defaults in brackets, names as vLLM's):
   --num-blocks N        blocks of KV cache, one of them the null block (8192)
-  --plan PLAN.json      blocks, groups and limits from `plimsoll plan --json`; or give --gpu NAME and the command after `--`
+  --plan PLAN.json      blocks, groups and limits from `plimsoll plan --json`; or give --gpu NAME and the command after `--`,
+                        with --gpus, --gpu-memory-gib, --used-gib and --vllm as for plan
   --block-size N (16)   --max-num-seqs N (256)   --max-num-batched-tokens N (2048)   --max-model-len N (16384)
-  --no-prefix-caching   --no-chunked-prefill     --long-prefill-token-threshold N (0)  --async-scheduling
+  --no-prefix-caching   --no-chunked-prefill     --long-prefill-token-threshold N (0)
   --watermark X (0)     --no-reserve-full-isl    --scheduling-policy fcfs|priority (fcfs)
+  --async-scheduling, --no-async-scheduling      two steps under way at once (off, or the plan's)
   --groups full:16,sliding:16:1024,mamba:16      layers of several kinds that share the blocks
 How long a step takes:
   --fit FILE            learn it from a real run: requests with stamps, or a page of metrics (docs/step-time.md);
@@ -28,7 +30,8 @@ What is written:
   --html FILE           a page to look at: use over time, preemptions, latency, block sizes, the busiest minute block by block
   --steps FILE          CSV, one row a step             --requests FILE           CSV, one row a request
 
-Exit codes: 0 whatever was preempted or rejected, 2 your input is wrong, 3 a file could not be written.
+Exit codes: 0 whatever was preempted or rejected, 2 your input is wrong or leaves no cache to replay in, 3 a file could not be
+written.
 Read on: docs/simulate.md
 """
 
@@ -123,7 +126,7 @@ def _simulate(options: Split, words: list[str]) -> int:
 
     given = read_inputs(options)
     found, series = _replay(options, given)
-    summary = summarise(found, fitted=given.fitted)
+    summary = summarise(found, fitted=given.fitted, is_poor=given.is_poor)
     if "--requests" in options.values:
         _write_requests(options.values["--requests"], found)
     if "--html" in options.values:
@@ -236,7 +239,7 @@ def _write_page(options: Split, words: list[str], given: Inputs, found: Replay, 
     begin, end = busiest_minute(series)
     blocks = map_blocks(given.trace, given.settings, given.step_time, begin, end, speedup=given.speedup) if end else None
     html = page(
-        summarise(found, fitted=given.fitted),
+        summarise(found, fitted=given.fitted, is_poor=given.is_poor),
         found,
         series,
         _by_block_size(given),

@@ -55,8 +55,10 @@ class Inputs(NamedTuple):
     step_time: StepTime
     speedup: float
     fitted: str | None
-    """What the fit says about its error; None where times are a rough guide."""
+    """What the fit says about its error; None where there is none."""
     notes: tuple[str, ...]
+    is_poor: bool = False
+    """Whether that error makes the times a rough guide all the same."""
 
 
 def read_inputs(options: Split) -> Inputs:
@@ -73,7 +75,7 @@ def read_inputs(options: Split) -> Inputs:
         notes = (*notes, WITHOUT_NUMBA)
     if plan is None and "--num-blocks" not in options.values:
         notes = (*notes, NO_SERVER)
-    return Inputs(trace, settings, times.step_time, speedup, times.fitted, (*notes, *times.notes))
+    return Inputs(trace, settings, times.step_time, speedup, times.fitted, (*notes, *times.notes), times.is_poor)
 
 
 def read_speedup(options: Split) -> float:
@@ -213,8 +215,8 @@ def _groups(text: str) -> tuple[Group, ...]:
     return tuple(found)
 
 
-def settings_of_plan(plan: Mapping[str, object]) -> tuple[Settings, tuple[str, ...]]:
-    """Blocks, groups and limits of a plan; what cannot be replayed is said."""
+def settings_of_plan(plan: Mapping[str, object], *, is_replayed: bool = True) -> tuple[Settings, tuple[str, ...]]:
+    """Blocks, groups and limits of a plan; what cannot be replayed is said, and a plan without blocks cannot."""
     try:
         kv, said = object_in(plan, "kv"), object_in(plan, "settings")
         groups = [object_in({"group": one}, "group") for one in list_in(kv, "groups")]
@@ -236,7 +238,7 @@ def settings_of_plan(plan: Mapping[str, object]) -> tuple[Settings, tuple[str, .
         settings = with_groups(settings, [_group_of_plan(group) for group in groups])
     except KeyError as error:
         raise BadInput(f"the plan has no {error.args[0]}") from None
-    if number_of_blocks < 2:
+    if is_replayed and number_of_blocks < 2:
         raise BadInput(f"the plan leaves no KV block, so that nothing can be replayed{_why_no_block(plan)}")
     return settings, tuple(_notes_of_plan(plan, said))
 

@@ -11,6 +11,7 @@ from plimsoll.cli.simulate_numbers import amount, list_in, number_in, object_in,
 from plimsoll.domain.trace import Trace
 from plimsoll.errors import BadInput
 from plimsoll.simulate.settings import Settings, StepTime
+from plimsoll.simulate.summary import POOR_FIT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,11 +21,7 @@ if TYPE_CHECKING:
 _SAID = {"--base-ns": "base_ns", "--token-ns": "token_ns", "--seq-ns": "seq_ns", "--ctx-ps": "ctx_ps"}
 ABOUT_TRIES = 300
 TIMES_SCHEMA = "plimsoll.step-time/1"
-POOR_SHARE, HOPELESS = 0.2, 5.0
-POOR_FIT = (
-    "the fit does not match its run: are --num-blocks, --max-num-seqs and the others those that the run had, and is the "
-    "traffic its own?"
-)
+HOPELESS = 5.0
 AS_GIVEN = "step times as given, the others those of no card; the data sheet is not used"
 _MOST_NS = 10**13
 
@@ -37,6 +34,8 @@ class Times(NamedTuple):
     notes: tuple[str, ...] = ()
     most_running: int | None = None
     """Requests at once in the run that the fit saw."""
+    is_poor: bool = False
+    """Whether the fit is so far off that the times are a rough guide all the same."""
 
 
 def said_times(values: Mapping[str, str]) -> dict[str, int]:
@@ -94,13 +93,13 @@ def _fitted(
     error = max(abs(value or 0.0) for value in found.error[1:])  # of single requests, and of means where a page has no more
     if error > HOPELESS:
         raise BadInput(f"--fit {path}: {found.sentence}; nothing can be learnt from that; {POOR_FIT}")
-    notes = (POOR_FIT,) if error > POOR_SHARE else ()
+    is_poor = found.error.is_poor
     if "--save-times" in values:
-        _keep(values["--save-times"], found)
-    return Times(found.step_time, found.sentence, notes, found.most_running)
+        _keep(values["--save-times"], found, is_poor=is_poor)
+    return Times(found.step_time, found.sentence, (POOR_FIT,) if is_poor else (), found.most_running, is_poor)
 
 
-def _keep(path: str, found: Fit) -> None:
+def _keep(path: str, found: Fit, *, is_poor: bool) -> None:
     import json
 
     times = found.step_time
@@ -108,6 +107,7 @@ def _keep(path: str, found: Fit) -> None:
     said = {
         "schema": TIMES_SCHEMA,
         "fitted": found.sentence,
+        "is_poor": is_poor,
         "most_running": found.most_running,
         **times._asdict(),
         "by_tokens": table,
@@ -135,8 +135,9 @@ def _kept(path: str, settings: Settings) -> Times:
     except KeyError as error:
         raise BadInput(f"{path}: {error.args[0]} is missing or not a time") from None
     times = StepTime(**numbers, by_tokens=table).reaching(settings.max_num_batched_tokens)
-    most = said.get("most_running")  # files of an earlier release have none
-    return Times(times, str(said.get("fitted") or "read from a file"), (), most if isinstance(most, int) else None)
+    most, is_poor = said.get("most_running"), said.get("is_poor") is True  # files of an earlier release have neither
+    notes = (POOR_FIT,) if is_poor else ()
+    return Times(times, str(said.get("fitted") or "read from a file"), notes, most if isinstance(most, int) else None, is_poor)
 
 
 def _graphs(plan: Mapping[str, object] | None, settings: Settings) -> tuple[int, ...]:

@@ -8,8 +8,8 @@ Replays the traffic with every combination of some settings, over all cores, and
         prefix_caching=on,off, chunked_prefill, async_scheduling, reserve_full_isl
 
 The traffic, the engine and its step times: as for `plimsoll simulate` (--limit, --speedup, --num-blocks, --gpu NAME -- vllm
-serve MODEL ..., --fit, --times, ...). With --gpu and a command every setting is planned, so that its cache is the one it would
-have; what plan warns of is marked. Without, the cache keeps its size in tokens.
+serve MODEL ..., --fit, --times, ...); --model MODEL is short for -- vllm serve MODEL. With --gpu and a command every setting is
+planned, so that its cache is the one it would have; what plan warns of is marked. Without, the cache keeps its size in tokens.
 
   --slo ttft=2s,tpot=50ms   what is promised: results are ranked by requests a second that get it
   --into FILE           keeps each run as it ends: a sweep that was killed goes on where it stopped
@@ -77,19 +77,20 @@ def _sweep(given: Split) -> Swept:
 
     options, words = split_axes(with_model(given))
     axes = parse_axes(words)
-    traffic, points, fitted, notes = _points(options, axes)
+    traffic, points, label, notes = _points(options, axes)
     with ExitStack() as stack:
         kept = kept_in(options, stack)
         progress = stack.enter_context(bar("sweeping", "settings"))
         run = remembering(runner_on(options.values.get("--on")), kept, simulator_version(), progress)
         results = _results(traffic, points, run)
-    return Swept(traffic, axes, points, results, fitted, notes)
+    return Swept(traffic, axes, points, results, label, notes)
 
 
-def _points(options: Split, axes: Axes) -> tuple[Traffic, list[Point], str | None, tuple[str, ...]]:
+def _points(options: Split, axes: Axes) -> tuple[Traffic, list[Point], str, tuple[str, ...]]:
     """What is replayed, setting by setting; with a command each is planned."""
     from plimsoll.cli.simulate_inputs import NO_SERVER, read_inputs
     from plimsoll.cli.tune_inputs import read_asked
+    from plimsoll.simulate.summary import trust
     from plimsoll.tune.goodput import Slo, parse_slo
     from plimsoll.tune.grid import plain_points, planned_points
     from plimsoll.tune.work import Traffic
@@ -102,10 +103,11 @@ def _points(options: Split, axes: Axes) -> tuple[Traffic, list[Point], str | Non
             given = given._replace(notes=tuple(note for note in given.notes if note != NO_SERVER))
         slo = parse_slo(options.values["--slo"]) if "--slo" in options.values else Slo()
         traffic = Traffic(given.trace, given.speedup, slo)
-        return traffic, plain_points(axes, given.settings, given.step_time, given.speedup), given.fitted, given.notes
+        points = plain_points(axes, given.settings, given.step_time, given.speedup)
+        return traffic, points, trust(given.fitted, is_poor=given.is_poor), given.notes
     asked = read_asked(options)
     points = planned_points(axes, asked.server, asked.traffic.speedup, asked.server.step_time)
-    return asked.traffic, points, asked.server.fitted, asked.notes
+    return asked.traffic, points, trust(asked.server.fitted, is_poor=asked.server.is_poor), asked.notes
 
 
 def _results(traffic: Traffic, points: list[Point], run: RunAll) -> list[Result | None]:

@@ -79,7 +79,6 @@ def _tune(options: Split) -> Shown:
     from plimsoll.cli.progress import bar
     from plimsoll.cli.tune_inputs import kept_in, read_asked, simulator_version
     from plimsoll.report.tune import Shown
-    from plimsoll.simulate.planned import REPLAYED_ALL_THE_SAME
     from plimsoll.tune.answer import runner_up, tune
 
     if options.verbatim is None and "--model" not in options.values:
@@ -96,5 +95,5 @@ def _tune(options: Split) -> Shown:
         asked.planned,
         asked.replanned(tuning.found.best.option.candidate) if tuning.found is not None else None,
         asked.replanned(second.option.candidate) if second is not None else None,
-        asked.notes if tuning.found is not None else tuple(one.replace(REPLAYED_ALL_THE_SAME, "") for one in asked.notes),
+        asked.notes,
     )

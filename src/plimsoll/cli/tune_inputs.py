@@ -98,7 +98,7 @@ def read_asked(given: Split) -> Asked:
     traffic = read_promise(options)
     times, notes = _times(options, planned, traffic)
     step_time = times.step_time if times.fitted is not None else None
-    server = Server(planned.ledger, ready.model.shape, ready.replan, step_time, times.fitted, times.most_running)
+    server = Server(planned.ledger, ready.model.shape, ready.replan, step_time, times.fitted, times.most_running, times.is_poor)
     if not HAS_NUMBA:
         notes = (*notes, WITHOUT_NUMBA)
     return Asked(traffic, server, space, planned, options._replace(rest=()), last, (*planned.notes, *notes))
@@ -111,11 +111,13 @@ def _times(options: Split, planned: Planned, traffic: Traffic) -> tuple[Times, t
     from plimsoll.cli.simulate_inputs import settings_of_plan
     from plimsoll.cli.simulate_times import read_times
     from plimsoll.report import plan as report
+    from plimsoll.simulate.planned import REPLAYED_ALL_THE_SAME
 
     plan = json.loads(report.as_json(planned))
-    settings, notes = settings_of_plan(plan)
+    # A command that leaves no cache may be one flag from a good one; only a fit replays it as it is.
+    settings, notes = settings_of_plan(plan, is_replayed="--fit" in options.values)
     times = read_times(options.values, plan, settings, traffic.trace)
-    return times, (*notes, *times.notes)
+    return times, (*(note.removesuffix(REPLAYED_ALL_THE_SAME) for note in notes), *times.notes)
 
 
 def read_last(path: str) -> Last:

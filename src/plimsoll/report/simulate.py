@@ -9,7 +9,7 @@ from plimsoll.report.flags import clean
 from plimsoll.report.wrapping import wrapped
 from plimsoll.simulate.planned import REPLAYED_ALL_THE_SAME
 from plimsoll.simulate.settings import Settings, StepTime
-from plimsoll.simulate.summary import NEARLY_FULL_PERCENT, Latency, Summary
+from plimsoll.simulate.summary import NEARLY_FULL_PERCENT, POOR_FIT, POOR_GUIDE, Latency, Summary
 
 SCHEMA = "plimsoll.simulate/1"
 UNITS = "times in seconds, shares from 0 to 1 unless the name says percent, cache use over num_blocks - 1"
@@ -44,7 +44,7 @@ def _body(summary: Summary, notes: Sequence[str]) -> dict[str, object]:
         **parts,
         "settings": _settings_json(summary.settings),
         "step_time": _step_time_json(summary.step_time, summary.step_time_label),
-        "reading": [headline(summary), *(clean(sentence) for sentence in reading(summary))],
+        "reading": [clean(sentence) for sentence in (*first_of_all(notes), headline(summary), *reading(summary))],
         "notes": [clean(note) for note in notes],
     }
 
@@ -61,16 +61,25 @@ def _step_time_json(times: StepTime, label: str) -> dict[str, object]:
 def as_text(summary: Summary, *, notes: Sequence[str] = ()) -> str:
     """What was replayed, what it means, what happened and how long it took, on one screen."""
     lines = [*wrapped(f"replayed: {what_was_replayed(summary)}", "  "), ""]
-    urgent = [note for note in notes if note.endswith(REPLAYED_ALL_THE_SAME)]
-    for sentence in (*(f"{note[0].upper()}{note[1:]}." for note in urgent), headline(summary), *reading(summary)):
+    for sentence in (*first_of_all(notes), headline(summary), *reading(summary)):
         lines += wrapped(f"  {clean(sentence)}", "  ")
     if summary.requests:
         lines += ["", *_happened(summary)]
     if summary.finished:
         lines += ["", *_latencies(summary)]
     for note in notes:
-        lines += wrapped(f"  note: {clean(note)}", " " * 8) if note not in urgent else ()
+        lines += wrapped(f"  note: {clean(note)}", " " * 8) if not is_urgent(note) else ()
     return "\n".join(lines)
+
+
+def first_of_all(notes: Sequence[str]) -> list[str]:
+    """Notes without which the finding misleads, as sentences: the server does not start, or the fit is none."""
+    return [f"{note[0].upper()}{note[1:]}{'' if note.endswith('?') else '.'}" for note in notes if is_urgent(note)]
+
+
+def is_urgent(note: str) -> bool:
+    """Whether a note stands above the finding instead of below the figures."""
+    return note == POOR_FIT or note.endswith(REPLAYED_ALL_THE_SAME)
 
 
 def _happened(summary: Summary) -> list[str]:
@@ -82,14 +91,15 @@ def _happened(summary: Summary) -> list[str]:
 
 def _latencies(summary: Summary) -> list[str]:
     head = "".join(f"{name:>11}" for name in Latency._fields)
-    label = "" if summary.is_fitted else f"   {summary.step_time_label}"
+    guide, poor, fitted = summary.step_time_label.partition(f"{POOR_GUIDE}; ")
+    label = "" if summary.is_fitted else f"   {POOR_GUIDE if poor else guide}"
     lines = [f"  {'times':<27}{head}{label}"]
     for field, name in LATENCY_NAMES:
         values = "".join(f"{seconds(value):>11}" for value in getattr(summary, field))
         lines.append(f"  {name:<27}{values}")
     lines.append(f"  throughput: {throughput(summary)}")
-    if summary.is_fitted:
-        lines += wrapped(f"  step times {clean(summary.step_time_label)}", "  ")
+    if summary.is_fitted or poor:
+        lines += wrapped(f"  step times {clean(fitted if poor else guide)}", "  ")
     return lines
 
 

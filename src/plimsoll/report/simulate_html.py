@@ -13,7 +13,18 @@ from plimsoll.report.charts import moment_text
 from plimsoll.report.charts_map import STATES, draw
 from plimsoll.report.charts_style import SCRIPT, STYLE, policy
 from plimsoll.report.page import bullets, document, row, table, text, tiles
-from plimsoll.report.simulate import LATENCY_NAMES, counted, duration, facts, headline, percent, reading, seconds, throughput
+from plimsoll.report.simulate import (
+    LATENCY_NAMES,
+    counted,
+    duration,
+    facts,
+    first_of_all,
+    headline,
+    percent,
+    reading,
+    seconds,
+    throughput,
+)
 from plimsoll.simulate.result import FREE, AtBlockSize, BlockMap, Replay, Series
 from plimsoll.simulate.summary import NEARLY_FULL_PERCENT, Latency, Summary, latencies_of
 
@@ -41,7 +52,7 @@ def page(
 ) -> str:
     """The whole page; what was not measured is left out."""
     title = headline(summary)
-    parts = [*_opening(summary, title)]
+    parts = [*_opening(summary, title, notes)]
     if summary.requests:
         parts += _tiles(summary)
     if len(series.running):
@@ -56,7 +67,7 @@ def page(
     return document(f"{title} - {summary.trace}", STYLE, parts, footer=_FOOTER, policy=policy(), script=SCRIPT)
 
 
-def _opening(summary: Summary, title: str) -> list[str]:
+def _opening(summary: Summary, title: str, notes: Sequence[str]) -> list[str]:
     usable = counted(max(0, summary.settings.num_blocks - 1), "block")
     what = (
         f"{counted(summary.requests, 'request')} over {duration(summary.sim_seconds)}, "
@@ -66,7 +77,7 @@ def _opening(summary: Summary, title: str) -> list[str]:
         f'<p class="eyebrow">plimsoll simulate &nbsp;/&nbsp; {text(summary.trace)}</p>',
         f"<h1>{text(title).replace(' %', '&nbsp;%')}</h1>",
         f'<p class="lead dim">{text(what)}.</p>',
-        *(f"<p>{text(sentence)}</p>" for sentence in reading(summary)),
+        *(f"<p>{text(sentence)}</p>" for sentence in (*first_of_all(notes), *reading(summary))),
     ]
 
 

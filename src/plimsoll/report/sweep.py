@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 from plimsoll.domain.units import format_count
 from plimsoll.report.flags import clean
-from plimsoll.report.simulate import percent, seconds
+from plimsoll.report.simulate import first_of_all, is_urgent, percent, seconds
 from plimsoll.report.wrapping import wrapped
-from plimsoll.simulate.summary import ROUGH_GUIDE
 from plimsoll.tune.goodput import Score
 from plimsoll.tune.grid import Axes, Point
 from plimsoll.tune.work import Failed, Result, Traffic
@@ -25,7 +24,8 @@ class Swept(NamedTuple):
     axes: Axes
     points: Sequence[Point]
     results: Sequence[Result | None]
-    fitted: str | None
+    label: str
+    """How far the times can be trusted."""
     notes: Sequence[str]
 
     @property
@@ -56,7 +56,7 @@ def as_json(swept: Swept) -> str:
         "trace": clean(swept.traffic.trace.name),
         "requests": swept.traffic.trace.size,
         "slo": swept.traffic.slo._asdict(),
-        "label": swept.fitted or ROUGH_GUIDE,
+        "label": swept.label,
         "axes": {name: list(values) for name, values in swept.axes.values.items()},
         "points": [_row(point, result) for point, result in zip(swept.points, swept.results, strict=True)],
         "notes": [clean(note) for note in swept.notes],
@@ -100,7 +100,9 @@ def as_text(swept: Swept, top: int) -> str:
         f"swept: {clean(swept.traffic.trace.name)}: {format_count(swept.traffic.trace.size)} requests, "
         f"{format_count(len(swept.points))} settings{promise}"
     )
-    lines = [*wrapped(head, "  "), f"  {swept.fitted or ROUGH_GUIDE}", ""]
+    lines = [*wrapped(head, "  "), *wrapped(f"  {clean(swept.label)}", "  "), ""]
+    for sentence in first_of_all(swept.notes):
+        lines += [*wrapped(f"  {clean(sentence)}", "  "), ""]
     names = list(swept.axes.values)
     widths = [max(len(name), 6) + 2 for name in names]
     columns = "".join(f"{name:>{width}}" for name, width in zip(names, widths, strict=True))
@@ -119,7 +121,7 @@ def as_text(swept: Swept, top: int) -> str:
     for why, count in _counted([why for _, why in failed]):
         lines += wrapped(f"  not replayed: {format_count(count)}: {clean(why)}", "    ")
     for note in swept.notes:
-        lines += wrapped(f"  note: {clean(note)}", " " * 8)
+        lines += wrapped(f"  note: {clean(note)}", " " * 8) if not is_urgent(note) else ()
     return "\n".join(lines)
 
 

@@ -10,7 +10,7 @@ from plimsoll.domain.units import format_count, format_gib
 from plimsoll.report.flags import clean, rewritten_line
 from plimsoll.report.plan import Planned, gpus_of
 from plimsoll.report.plan import as_json as plan_json
-from plimsoll.report.simulate import seconds
+from plimsoll.report.simulate import first_of_all, is_urgent, seconds
 from plimsoll.report.wrapping import wrapped
 from plimsoll.tune.answer import Tuning, curve, runner_up
 from plimsoll.tune.goodput import Score
@@ -97,7 +97,7 @@ def _body(shown: Shown) -> dict[str, object]:
         "folklore": [one._asdict() for one in folklore(tuning)],
         "drift": [{**one._asdict(), "is_large": one.is_large} for one in tuning.changes],
         "cost": _cost(tuning),
-        "reading": sentences(shown),
+        "reading": [*(clean(one) for one in first_of_all(shown.notes)), *sentences(shown)],
         "notes": [clean(note) for note in shown.notes],
     }
 
@@ -168,6 +168,8 @@ def as_text(shown: Shown) -> str:
     tuning = shown.tuning
     said = sentences(shown)
     lines = [*wrapped(f"tuned: {_what(shown)}", "  "), *wrapped(f"  {label(tuning)}{_fit(tuning)}", "  "), ""]
+    for sentence in first_of_all(shown.notes):
+        lines += [*wrapped(f"  {clean(sentence)}", "  "), ""]
     lines += wrapped(f"  {said[0]}", "  ")
     if shown.chosen is not None and not serves_none(tuning):
         lines += ["", *wrapped(f"    {shlex.join(map(clean, shown.chosen.checked.rewritten))}", "      "), ""]
@@ -186,7 +188,7 @@ def as_text(shown: Shown) -> str:
             lines += _curve(tuning, name)
         lines += ["", *wrapped(f"  {_effort(tuning)}", "  ")]
     for note in shown.notes:
-        lines += wrapped(f"  note: {clean(note)}", " " * 8)
+        lines += wrapped(f"  note: {clean(note)}", " " * 8) if not is_urgent(note) else ()
     return "\n".join(lines)
 
 

@@ -9,9 +9,9 @@ from plimsoll.report.charts import Frame, bottom_axis, left_axis, number, pictur
 from plimsoll.report.charts_style import STYLE
 from plimsoll.report.flags import clean
 from plimsoll.report.page import bullets, document, text
+from plimsoll.report.simulate import first_of_all
 from plimsoll.report.sweep import Swept, value_text
 from plimsoll.report.tune import CURVES, Shown, sentences
-from plimsoll.simulate.summary import ROUGH_GUIDE
 from plimsoll.tune.answer import curve
 from plimsoll.tune.goodput import Score
 from plimsoll.tune.search import Tried
@@ -30,6 +30,7 @@ def page(shown: Shown) -> str:
     parts = [
         f'<p class="eyebrow">plimsoll tune: {text(shown.own.model)}, {text(label(tuning))}</p>',
         f"<h1>{text(said[0])}</h1>",
+        *(f"<p>{text(sentence)}</p>" for sentence in first_of_all(shown.notes)),
     ]
     if shown.chosen is not None:
         parts.append(f"<pre>{text(shlex.join(map(clean, shown.chosen.checked.rewritten)))}</pre>")
@@ -58,8 +59,9 @@ def sweep_page(swept: Swept) -> str:
         for point, score in ranked[:_MOST_ROWS]
     ]
     parts = [
-        f'<p class="eyebrow">plimsoll sweep: {text(swept.fitted or ROUGH_GUIDE)}</p>',
+        f'<p class="eyebrow">plimsoll sweep: {text(swept.label)}</p>',
         f"<h1>{text(title)}</h1>",
+        *(f"<p>{text(sentence)}</p>" for sentence in first_of_all(swept.notes)),
         *_table([*names, *_SHOWN, "plan says"], rows),
         *(f'<p class="dim">not replayed: {text(why)}</p>' for why in dict.fromkeys(why for _, why in swept.failures)),
         *(f'<p class="dim">{text(note)}</p>' for note in swept.notes),

@@ -10,6 +10,9 @@ from plimsoll.domain.measured_run import ABSENT, MeasuredRun
 from plimsoll.domain.trace import Flags, Floats, Integers
 from plimsoll.simulate.result import NEVER, Replay
 
+POOR, POOR_FIRST = 0.2, 0.5
+"""A first token may be further off: with little to do it comes within a few steps, and whether it catches one is chance."""
+
 
 class FitError(NamedTuple):
     """Relative errors, 0.05 is 5 %; None where no request had both stamps."""
@@ -24,6 +27,12 @@ class FitError(NamedTuple):
     """Of the mean, with its sign: above 0 the replay is slower."""
     mean_tpot: float | None
     mean_e2e: float | None
+
+    @property
+    def is_poor(self) -> bool:
+        """Whether the replay is so far from the run that its server or its traffic was another one."""
+        first = max(abs(one or 0.0) for one in (self.ttft, self.mean_ttft))
+        return first > POOR_FIRST or any(abs(one or 0.0) > POOR for one in (self.tpot, self.e2e, self.mean_tpot, self.mean_e2e))
 
 
 def error_of(measured: MeasuredRun, replay: Replay, *, from_ns: int | None = None, until_ns: int | None = None) -> FitError:

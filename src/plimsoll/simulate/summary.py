@@ -13,6 +13,12 @@ from plimsoll.simulate.settings import Settings, StepTime, groups_of
 
 ROUGH_GUIDE = "rough guide: not fitted"
 """What stands beside every time of a run whose step times nobody measured."""
+POOR_GUIDE = "rough guide: poor fit"
+"""What stands there where they were fitted to a run that they do not come near."""
+POOR_FIT = (
+    "the fit does not match its run: are the model, the cache and the limits those that the run had, and is the traffic its "
+    "own?"
+)
 NEARLY_FULL_PERCENT = 95
 LATE_SHARE, LATE_SERVICES = 0.1, 2.0
 """Behind is who works on, after the last request came, for more than this share of the time and so many longest requests."""
@@ -96,7 +102,7 @@ class Summary(NamedTuple):
     settings: Settings
     step_time: StepTime
     step_time_label: str
-    """How far the times can be trusted: ROUGH_GUIDE, or what the fit says of its own error."""
+    """How far the times can be trusted, in the words of `trust`."""
     arrival_seconds: float = 0.0
     """When the last request came."""
     longest_service_seconds: float = 0.0
@@ -113,13 +119,20 @@ class Summary(NamedTuple):
 
     @property
     def is_fitted(self) -> bool:
-        """Whether the step times were measured rather than assumed."""
-        return self.step_time_label != ROUGH_GUIDE
+        """Whether the step times come near to a measured run rather than being assumed."""
+        return not self.step_time_label.startswith((ROUGH_GUIDE, POOR_GUIDE))
 
     @property
     def recomputed_share(self) -> float:
         """The share of all computed tokens that had been computed before; 0 where nothing was computed."""
         return self.recomputed_tokens / self.scheduled_tokens if self.scheduled_tokens else 0.0
+
+
+def trust(fitted: str | None, *, is_poor: bool) -> str:
+    """How far times can be trusted: ROUGH_GUIDE, or what the fit says of its error, after POOR_GUIDE where that is large."""
+    if fitted is None:
+        return ROUGH_GUIDE
+    return f"{POOR_GUIDE}; {fitted}" if is_poor else fitted
 
 
 class Latencies(NamedTuple):
@@ -131,8 +144,8 @@ class Latencies(NamedTuple):
     queue: Floats
 
 
-def summarise(replay: Replay, *, fitted: str | None = None) -> Summary:
-    """The numbers of one run; `fitted` is what a fit of the step times says of its error."""
+def summarise(replay: Replay, *, fitted: str | None = None, is_poor: bool = False) -> Summary:
+    """The numbers of one run; `fitted` is what a fit of the step times says of its error, `is_poor` that it is too large."""
     totals, times = replay.totals, latencies_of(replay)
     seconds = totals.end_ns / _NS
     output = int(replay.produced.sum())
@@ -164,7 +177,7 @@ def summarise(replay: Replay, *, fitted: str | None = None) -> Summary:
         queue=_latency(times.queue),
         settings=replay.settings,
         step_time=replay.step_time,
-        step_time_label=ROUGH_GUIDE if fitted is None else fitted,
+        step_time_label=trust(fitted, is_poor=is_poor),
         arrival_seconds=float(replay.arrival_ns.max(initial=0)) / _NS,
         longest_service_seconds=_longest_service(replay),
     )

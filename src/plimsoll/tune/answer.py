@@ -29,6 +29,8 @@ class Server(NamedTuple):
     """What the fit says of its own error."""
     most_running: int | None = None
     """Requests at once in the run that the fit saw."""
+    is_poor: bool = False
+    """Whether the fit is so far off that what it leads to is a rough guide all the same."""
 
     def job_of(self, option: Option) -> Job:
         """One candidate as a piece of work."""

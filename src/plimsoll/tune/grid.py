@@ -138,7 +138,7 @@ def _planned(values: Mapping[str, Value], server: Server, speedup: float, said: 
     except BadInput as error:
         return Point(values, speed, None, problem=str(error))
     if settings.num_blocks < 2:
-        return Point(values, speed, None, option, "no block of cache is left")
+        return Point(values, speed, None, option, f"no block of cache is left{option.because}")
     rest = {name: value for name, value in values.items() if name not in (*PLANNED, "speedup")}
     times = said or server.job_of(option).step_time
     return _checked(values, speed, settings._replace(**rest), times, option)  # type: ignore[arg-type]

@@ -39,6 +39,11 @@ class Option(NamedTuple):
         return "one request fits by the estimate, not at its low end" if self.ledger.fits else "one request does not fit"
 
     @property
+    def because(self) -> str:
+        """Its figures, behind a colon; empty where it gives none."""
+        return f": {self.findings[0].because}" if self.findings and self.findings[0].because else ""
+
+    @property
     def settings(self) -> Settings:
         """What is replayed."""
         return planned_settings(self.ledger.settings, self.ledger.kv_plan)

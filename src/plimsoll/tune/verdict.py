@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from plimsoll.domain.units import format_count, format_gib
-from plimsoll.simulate.summary import ROUGH_GUIDE
+from plimsoll.simulate.summary import POOR_GUIDE, ROUGH_GUIDE
 from plimsoll.tune.answer import Tuning, curve
 from plimsoll.tune.fingerprint import NAMES
 from plimsoll.tune.goodput import Score
@@ -19,6 +19,7 @@ WORTH_A_WORD = 0.01
 CLEARLY = 0.02
 FULL = 0.99
 NEARLY_ALL = 0.995
+MANY_TIMES = 9.95
 BEYOND = 1.25
 """Times as many requests at once as were measured: with more, step times are guessed from those of smaller steps."""
 
@@ -34,7 +35,9 @@ class Folklore(NamedTuple):
 
 def label(tuning: Tuning) -> str:
     """Whether it is a recommendation or a rough guide."""
-    return RECOMMENDATION if tuning.server.fitted is not None else ROUGH_GUIDE
+    if tuning.server.fitted is None:
+        return ROUGH_GUIDE
+    return POOR_GUIDE if tuning.server.is_poor else RECOMMENDATION
 
 
 def headline(tuning: Tuning) -> str:
@@ -87,7 +90,7 @@ def keeps_all(score: Score) -> bool:
 
 def _nothing(tuning: Tuning) -> str:
     if not tuning.failures:
-        return f"No setting is safe: {tuning.own_option.why_not}."
+        return f"No setting is safe: {tuning.own_option.why_not}{tuning.own_option.because}."
     return f"No setting can serve this traffic: none of the replays came to an end: {tuning.failures[0]}."
 
 
@@ -104,8 +107,13 @@ def _more(now: float, before: float) -> str:
     if abs(change) < TIE:
         return "as many as with"
     if change >= 1:
-        return f"{now / before:.1f} times as many as with"
+        return f"{_times(now / before)} times as many as with"
     return f"{abs(change):.1%} {'more' if change > 0 else 'fewer'} than with"
+
+
+def _times(ratio: float) -> str:
+    """A ratio with no more digits than it is good for."""
+    return f"{ratio:.1f}" if ratio < MANY_TIMES else f"{ratio:,.0f}"
 
 
 def reasons(tuning: Tuning) -> list[str]:
@@ -122,7 +130,7 @@ def reasons(tuning: Tuning) -> list[str]:
         if before is None:
             said.append(f"{FLAGS[name]} {now}, not {then}: {_why_not_run(tuning, name)}.")
         else:
-            parts = _differences(best, before, tuning)
+            parts = _differences(best, before, tuning, f"{then} and the rest as chosen")
             said.append(f"{FLAGS[name]} {now}, not {then}: {', '.join(parts)}.")
     return [*said, *_limits(tuning)]
 
@@ -158,15 +166,14 @@ def _why_not_run(tuning: Tuning, name: str) -> str:
     return f"with {then} beside the others plan warns of {refused.why_not}" if refused is not None else "not compared"
 
 
-def _differences(best: Tried, before: Tried, tuning: Tuning) -> list[str]:
-    """What the flag changes, in the order in which it matters."""
+def _differences(best: Tried, before: Tried, tuning: Tuning, against: str) -> list[str]:
+    """What the flag changes, in the order in which it matters, and against what."""
     now, then = best.score, before.score
     parts = []
-    share = now.goodput / then.goodput - 1 if then.goodput else None
-    if share is None:
-        parts.append("without it no request is served as promised")
-    elif abs(share) >= TIE:
-        parts.append(f"worth {share:+.1%}")
+    if not then.goodput:
+        parts.append(f"with {against} no request is served as promised")
+    elif abs(now.goodput / then.goodput - 1) >= TIE:
+        parts.append(f"{_more(now.goodput, then.goodput)} {against}")
     else:
         parts.append("makes no difference by itself")
     slo = tuning.traffic.slo
