@@ -153,6 +153,20 @@ def test_a_pasted_line(words: list[str], capsys: pytest.CaptureFixture[str]) -> 
     assert body["rewritten"].endswith("vllm serve m --port 8000")
 
 
+def test_what_another_branch_of_a_script_gives_is_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A flag that only the else branch adds stops the server as surely; what each branch may leave out is no fault."""
+    script = tmp_path / "start.sh"
+    script.write_text('if x; then E="--enforce-eager"; else E="--swap-space 4"; fi\nvllm serve m $E\n', encoding="utf-8")
+    assert main(["flags", "--vllm", "0.32.0", "--json", str(script)]) == 1
+    (item,) = [i for i in json.loads(capsys.readouterr().out)["items"] if i["status"] == "removed"]
+    assert (item["name"], item["value"]) == ("--swap-space", "4")
+    assert item["note"].endswith("; in another branch of the script")
+    script.write_text(
+        "if x; then E=--enforce-eager; else E=--enable-lora; fi\nvllm serve m --max-loras 2 $E\n", encoding="utf-8"
+    )
+    assert main(["flags", "--vllm", "0.32.0", str(script)]) == 0
+
+
 def test_behind_the_dashes_our_own_options_are_vllms(capsys: pytest.CaptureFixture[str]) -> None:
     """After -- every word is vLLM's, also one that we would know."""
     assert main(["flags", "--", "vllm", "serve", "m", "--json"]) == 1

@@ -89,6 +89,7 @@ def test_wrong_input_is_one_line(words: str, says: str, capsys: pytest.CaptureFi
         ("--gppu L4", "vllm: error: unrecognized arguments: --gppu"),
         ("--made-up=1 --port 8001", "vllm: error: unrecognized arguments: --made-up=1"),
         (f"{MODEL} second", "vllm: error: unrecognized arguments: second"),
+        (f"{MODEL} --enforce-eager true", "vllm: error: unrecognized arguments: true"),
         ("--kv-cache-dtype int3", "vllm serve: error: argument --kv-cache-dtype: invalid choice: 'int3' (choose from 'auto'"),
         ("--gpu-memory-utilization plenty", "invalid float value: 'plenty'"),
         ("--port", "vllm serve: error: argument --port: expected one argument"),

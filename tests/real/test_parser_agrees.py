@@ -10,20 +10,22 @@ from typing import Any
 
 import pytest
 
+from lab.engine.install import engine_home, site_packages
 from lab.engine.parser import ParserProcess
 from plimsoll.domain.launch import EntryPoint, Launch
 from plimsoll.domain.units import parse_vllm_integer, parse_vllm_integer_or_auto
 from plimsoll.engine import tables
 from plimsoll.engine.check import check
 from plimsoll.engine.command_line import Unseen, read_command_line
-from plimsoll.engine.flag_notes import GONE, GONE_VARIABLES
+from plimsoll.engine.flag_notes import GONE, GONE_VARIABLES, OPEN_LISTS
 from plimsoll.engine.flags import UNKNOWN_DEFAULT, FlagRow, flags_of, history_of
-from plimsoll.engine.values import value_problem
+from plimsoll.engine.values import RANGES, value_problem
 from plimsoll.engine.verdict import Status
 from plimsoll.engine.versions import engine_named
 from plimsoll.errors import BadInput
 from plimsoll.report.flags import rewritten_line
 from plimsoll.sources.launches import read_launches
+from tests.real.conftest import need_vllm
 
 RELEASE = "0.32.0"
 ARTICLE = Path(__file__).parents[2] / "examples" / "article-start.sh"
@@ -325,6 +327,27 @@ def test_human_readable_integers_are_read_alike(parser: ParserProcess, text: str
         assert answer["ok"] == (expected is not None), (flag, text, answer)
         if answer["ok"]:
             assert answer["namespace"].get(dest, expected) == expected
+
+
+def test_the_names_of_an_open_list_are_the_releases_own() -> None:
+    """What we call a name of 0.32.0's own stands in its source, and nothing is missing."""
+    need_vllm()
+    source = (site_packages(engine_home()) / "vllm/model_executor/layers/quantization/__init__.py").read_text("utf-8")
+    listed = source[source.index("QuantizationMethods = Literal[") : source.index("QUANTIZATION_METHODS: ")]
+    assert set(re.findall(r'^    "([\w-]+)",$', listed, re.MULTILINE)) == OPEN_LISTS["--quantization", RELEASE]
+
+
+@pytest.mark.parametrize("name", sorted(name for name, limits in RANGES.items() if limits.since is not None))
+def test_the_limits_of_a_number_are_the_releases_own(name: str) -> None:
+    """Every limit that we hold against a number is in 0.32.0's configuration classes."""
+    need_vllm()
+    field = re.compile(rf"^    {name.removeprefix('--').replace('-', '_')}: .* = Field\((.*)\)", re.MULTILINE)
+    folder = site_packages(engine_home()) / "vllm/config"
+    (said,) = {m for path in folder.glob("*.py") for m in field.findall(path.read_text("utf-8"))}
+    limits = RANGES[name]
+    ends = {"gt=0"} if "gt=0" in said and limits.least == 1 else {f"ge={limits.least:g}"}
+    ends |= {f"lt={limits.most:g}"} if limits.below else set()
+    assert {end.removesuffix(".0") for end in re.findall(r"\b[gl][et]=[0-9.]+", said)} == ends
 
 
 def test_a_config_file_behind_an_equals_sign_is_never_opened(parser: ParserProcess, tmp_path: Path) -> None:

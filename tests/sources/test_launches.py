@@ -325,3 +325,10 @@ def test_any_file_is_launches_or_bad_input(head: str, pieces: list[str]) -> None
     except BadInput as error:
         sentence = str(error)
     assert "\n" not in sentence
+
+
+def test_a_start_has_what_other_branches_make_of_it() -> None:
+    """The launch is the first branch's; the others' are kept beside it, with what is missing in them."""
+    (launch,) = read('if x; then A="--enforce-eager"; else A="--swap-space $GIB"; fi\nvllm serve m $A\n')
+    assert launch.arguments == ("m", "--enforce-eager")
+    assert [(other.arguments, other.unresolved) for other in launch.otherwise] == [(("m", "--swap-space", "$GIB"), ("GIB",))]

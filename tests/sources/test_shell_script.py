@@ -160,6 +160,31 @@ def test_branches_are_not_followed(script: str, words: tuple[str, ...], guessed:
     assert command.guessed == guessed
 
 
+@pytest.mark.parametrize(
+    ("script", "otherwise"),
+    [
+        ("if x; then A='--b'; else A='--c 4'; fi; vllm serve m $A", ["--c 4"]),
+        ("A=--b; if x; then A='--c 4'; elif y; then A=--d; fi; vllm serve m $A", ["--c 4", "--d"]),
+        ("if x; then A=(--b); else A=(--c 4); fi; vllm serve m ${A[@]}", ["--c 4"]),
+        ("if x; then A=--b; else A=--b; fi; vllm serve m $A", []),
+        ("if x; then A=--b; else A=--c; fi; A=--e; vllm serve m $A", []),
+        ("if x; then A=--b; else A=--c; fi; unset A; vllm serve m $A", []),
+        ("if x; then A=--b; else A=--c; fi; vllm serve m", []),
+        ("A=--c; x && A=--b; vllm serve m $A", ["--b"]),
+    ],
+)
+def test_a_start_with_the_values_of_other_branches(script: str, otherwise: list[str]) -> None:
+    """What a branch that was not taken would have run is kept beside the command, one value at a time."""
+    command = commands_in(script)[-1]
+    assert [" ".join(other.words[3:]) for other in command.otherwise] == otherwise
+
+
+def test_branches_without_number_stay_bounded() -> None:
+    """Only so many other values are kept."""
+    script = "A=--a\n" + "\n".join(f"if x; then A=--b{number}; fi" for number in range(500)) + "\nvllm serve m $A"
+    assert 1 < len(commands_in(script)[-1].otherwise) <= 16
+
+
 def test_lines_are_those_where_commands_start() -> None:
     """The line is the 1-based first line of the command, also behind continuations and here-documents."""
     script = "#!/bin/sh\n\na \\\n b\ncat <<E\nx\nE\nA='1\n2' c; d\n"

@@ -23,7 +23,7 @@ from __future__ import annotations
 from plimsoll.cli.launch_words import config_of, launches_named
 from plimsoll.cli.options import split_options
 from plimsoll.cli.output import show
-from plimsoll.engine.check import check
+from plimsoll.engine.check import check, with_branches
 from plimsoll.engine.versions import engine_named
 
 
@@ -36,7 +36,7 @@ def run(words: list[str]) -> int:
     engine = engine_named(options.values.get("--vllm"))
     came_from = engine_named(options.values["--from"], "--from") if "--from" in options.values else None
     named = launches_named(options, "flags")
-    results = [check(launch, engine, came_from, config_of(launch, folder)) for launch, folder in named]
+    results = [with_branches(check(launch, engine, came_from, config_of(launch, folder))) for launch, folder in named]
     from plimsoll.report import flags as report
 
     show(report.as_json(results) if "--json" in options.switches else report.as_text(results))

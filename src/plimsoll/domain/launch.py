@@ -28,3 +28,4 @@ class Launch(NamedTuple):
     unresolved: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     in_front: tuple[str, ...] = ()  # options that stand before the start itself; no shell runs a command that begins so
+    otherwise: tuple[Launch, ...] = ()  # the same start with the values that other branches of its script would give

@@ -2,6 +2,7 @@
 
 check(launch, engine)        one verdict a flag and variable, and the command rewritten so that the version takes it
 check(..., came_from=older)  also what the upgrade changes for this very command
+with_branches(checked)       also what the version refuses in other branches of the script
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ def check(launch: Launch, engine: Engine, came_from: Engine | None = None, confi
     takes_model = launch.entry is not EntryPoint.API_SERVER
     line = read_command_line(launch.arguments, engine.release, takes_model=takes_model, unseen=unseen)
     line = with_config(line, config, engine)
-    judged = [(a, judge_flags.judge(a, engine, launch.entry, unseen)) for a in line.arguments if not a.is_opaque]
+    is_whole = _is_whole(line, config, unseen) and not launch.otherwise
+    beside = judge_flags.Beside(line.given, _overruled(line), is_whole)
+    judged = [(a, judge_flags.judge(a, engine, launch.entry, unseen, beside)) for a in line.arguments if not a.is_opaque]
     variables = [(name, value, _judge_variable(name, value, engine)) for name, value in dict(launch.environment).items()]
     items = [item for _, item in judged]
     items += _twice(line)
@@ -71,6 +74,32 @@ def check(launch: Launch, engine: Engine, came_from: Engine | None = None, confi
     return Checked(
         launch, engine, line.model, tuple(items), made.words, made.environment, unseen, notes, came_from, changes, config
     )
+
+
+def with_branches(checked: Checked) -> Checked:
+    """The same with the flags that the version refuses in the branches of the script that were not taken."""
+    seen = {(item.name, item.values) for item in checked.items}
+    items = list(checked.items)
+    for other in checked.launch.otherwise:
+        for item in check(other, checked.engine, config=checked.config).items:
+            if item.status.is_refused and (item.name, item.values) not in seen:
+                seen.add((item.name, item.values))
+                where = "in another branch of the script"
+                items.append(item._replace(note=f"{item.note}; {where}" if item.note else where))
+    return checked._replace(items=tuple(items))
+
+
+def _overruled(line: CommandLine) -> frozenset[int]:
+    """The arguments that the parser reads and forgets, since the same flag comes once more."""
+    last = {a.row.name: id(a) for a in line.arguments if a.row is not None and not a.path}
+    return frozenset(id(a) for a in line.arguments if a.row is not None and last.get(a.row.name) != id(a))
+
+
+def _is_whole(line: CommandLine, config: ConfigFile | None, unseen: Unseen) -> bool:
+    """Whether no flag can come from a file or a variable that was not seen."""
+    is_file_missing = config is not None and config.entries is None
+    is_opaque = any(a.is_opaque for a in line.arguments) or unseen.is_whole(line.model or "")
+    return not is_file_missing and not is_opaque
 
 
 def with_config(line: CommandLine, config: ConfigFile | None, engine: Engine) -> CommandLine:

@@ -42,6 +42,18 @@ class CommandLine(NamedTuple):
     arguments: tuple[Argument, ...]
     leftovers: tuple[str, ...] = ()  # words that belong to nothing; vLLM refuses them
 
+    @property
+    def given(self) -> frozenset[str]:
+        """The flags that the command sets, by their full names; a switch counts only where it is on in the end."""
+        is_on = {a.row.name: not _says_off(a) for a in self.arguments if a.row is not None}
+        return frozenset(name for name, on in is_on.items() if on)
+
+
+def _says_off(argument: Argument) -> bool:
+    """Whether it is a switch that is turned off, also in words that vLLM refuses: `--enable-lora=false`."""
+    is_switch = argument.row is not None and not argument.row.takes_value
+    return argument.is_negated or (is_switch and argument.values[:1] != () and argument.values[0].lower() == "false")
+
 
 class Unseen:
     """Recognises the words whose text depends on something that could not be seen."""
@@ -227,13 +239,14 @@ class _Walk:
         if row is None:
             return 0
         if not row.takes_value:
-            return 1 if self._is_old_true_false(row) else 0
+            return 1 if self._is_true_or_false(row, is_known=argument.row is not None) else 0
         return 1 if row.nargs is None else row.nargs
 
-    def _is_old_true_false(self, row: FlagRow) -> bool:
-        """Whether a switch of today is followed by the word it took when it was `--flag true|false`."""
+    def _is_true_or_false(self, row: FlagRow, *, is_known: bool) -> bool:
+        """Whether the word behind a switch says on or off: as the switch once took it, or where it can be nothing else."""
         word = self.words[self.position].lower() if self.position < len(self.words) else ""
-        return word in _TRUE_FALSE and any(past.kind in ("true-false", "bool") for past in history_of(row.name))
+        took_it = any(past.kind in ("true-false", "bool") for past in history_of(row.name))
+        return word in _TRUE_FALSE and (took_it or (is_known and not (self.takes_model and self.model is None)))
 
     def _with_values(self, argument: Argument, arity: int | str) -> Argument:
         limit = {"?": 1, "+": len(self.words), "*": len(self.words)}.get(str(arity), arity)

@@ -220,6 +220,37 @@ IDLE: Mapping[str, Implied] = {
     "--disable-cascade-attn": Implied("0.32.0", "cascade attention is gone; vLLM ignores the flag"),
 }
 
+
+class Needs(NamedTuple):
+    """The flag without which another does nothing."""
+
+    flag: str
+    since: str | None = None  # the release whose source was read; None: it is so in every release that has both
+
+
+# LoRA's settings are handed on only where `enable_lora` is set (EngineArgs.create_engine_config).
+_OF_LORA = """--enable-lora-bias --enable-mixed-moe-lora-format --enable-moe-shared-loras --enable-tower-connector-lora
+ --fully-sharded-loras --lora-dtype --lora-extra-vocab-size --lora-target-modules --max-cpu-loras --max-lora-cls-labels
+ --max-lora-rank --max-loras --specialize-active-lora""".split()
+
+NEEDS: Mapping[str, Needs] = {
+    **dict.fromkeys(_OF_LORA, Needs("--enable-lora")),
+    "--kv-cache-metrics-sample": Needs("--kv-cache-metrics", "0.32.0"),
+    "--kv-offloading-backend": Needs("--kv-offloading-size", "0.32.0"),
+    "--max-log-len": Needs("--enable-log-requests", "0.32.0"),
+}
+
+# Names that a release has itself, where a plugin can register more and the parser takes any text. 0.32.0 refuses another
+# name of --quantization once it has read the model (ModelConfig._verify_quantization), unless the model's files overrule it.
+OPEN_LISTS: Mapping[tuple[str, str], frozenset[str]] = {
+    ("--quantization", "0.32.0"): frozenset(
+        "auto_awq auto_gptq awq awq_marlin compressed-tensors deepseek_v4_fp8 experts_int8 fbgemm_fp8 fp8 fp8_per_block"
+        " fp8_per_channel fp8_per_tensor fp_quant gpt_oss_mxfp4 gptq gptq_marlin humming inc int8_per_channel_weight_only"
+        " modelopt modelopt_fp4 modelopt_mixed modelopt_mxfp8 moe_wna16 mxfp4 mxfp8 nvfp4_per_token online quark"
+        " torchao".split()
+    ),
+}
+
 # What a flag does to memory: shown beside changed defaults and used by the planner's advice.
 MEMORY: Mapping[str, str] = {
     "--gpu-memory-utilization": "sets the budget: ceil(total x value), of which the KV cache gets what is left",

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from plimsoll.domain.launch import EntryPoint
 from plimsoll.engine import flag_notes, tables
 from plimsoll.engine.command_line import Argument, Unseen
 from plimsoll.engine.flags import FlagRow, flags_of, history_of, is_before, release_after
-from plimsoll.engine.values import config_problem, row_problem, value_problem
+from plimsoll.engine.values import config_problem, in_form_of, key_values, row_problem, value_problem
 from plimsoll.engine.verdict import Item, Status
 from plimsoll.engine.versions import Engine
 
@@ -18,9 +19,18 @@ MODEL_FLAG_TAKEN = "0.8.3"
 # The first release whose parser joined `--config.key value` into JSON.
 DOTTED_SINCE = "0.9.0"
 _KEYED_KINDS = ("json", "json-or-text", "other")
+_NUMBERS = ("int", "float", "human-int", "human-int-or-auto")
 
 
-def judge(argument: Argument, engine: Engine, entry: EntryPoint, unseen: Unseen) -> Item:
+class Beside(NamedTuple):
+    """What stands beside a flag in its command."""
+
+    given: frozenset[str]
+    overruled: frozenset[int] = frozenset()  # the arguments behind which the same flag is given again, by their id()
+    is_whole: bool = True  # False: more flags may come from a variable or a file that was not seen
+
+
+def judge(argument: Argument, engine: Engine, entry: EntryPoint, unseen: Unseen, beside: Beside) -> Item:
     """What the release does with the flag."""
     row = argument.row
     if row is None:
@@ -33,17 +43,51 @@ def judge(argument: Argument, engine: Engine, entry: EntryPoint, unseen: Unseen)
         return special
     if argument.source and argument.is_negated:
         return _false_in_a_file(argument, row)
-    problem = value_problem(argument, unseen) or config_problem(argument, unseen)
+    problem = value_problem(argument, unseen)
     if problem is not None:
         return _bad_value(argument, row, problem)
+    problem = config_problem(argument, unseen, engine.release, beside.given)
+    if problem is not None and id(argument) not in beside.overruled:
+        return item_for(argument, Status.NEVER_EXISTED, note=problem)
+    return _taken(argument, row, engine, beside, unseen)
+
+
+def _taken(argument: Argument, row: FlagRow, engine: Engine, beside: Beside, unseen: Unseen) -> Item:
+    """The release takes it: does it do anything?"""
     idle = flag_notes.IDLE.get(row.name)
     if idle is not None and not is_before(engine.release, idle.since):
         return item_for(argument, Status.NO_EFFECT, idle.since, note=idle.why)
     if row.is_deprecated:
         stretch = [r for r in history_of(row.name) if r.is_deprecated]
         return item_for(argument, Status.DEPRECATED, stretch[0].first, note="vLLM means to remove it")
-    implied = _implied(argument, row, engine)
-    return implied if implied is not None else item_for(argument, Status.OK, history_of(row.name)[0].first)
+    doubt = _implied(argument, row, engine) or _alone(argument, row, engine, beside) or _unlisted(argument, row, engine, unseen)
+    return doubt or item_for(argument, Status.OK, history_of(row.name)[0].first)
+
+
+def _alone(argument: Argument, row: FlagRow, engine: Engine, beside: Beside) -> Item | None:
+    """A flag that acts only beside another, which the command does not give."""
+    needs = flag_notes.NEEDS.get(row.name)
+    if needs is None or not beside.is_whole or needs.flag in beside.given:
+        return None
+    if needs.since is not None and is_before(engine.release, needs.since):
+        return None
+    since = history_of(row.name)[0].first if needs.since is None else None  # earlier releases were not read: it may be older
+    instead = f"{needs.flag} beside it, if it was meant to act"
+    return item_for(argument, Status.NO_EFFECT, since, instead, f"vLLM looks at it only where {needs.flag} is given")
+
+
+def _unlisted(argument: Argument, row: FlagRow, engine: Engine, unseen: Unseen) -> Item | None:
+    """A name that is not in vLLM's own list, where a plugin or the model can still make something of it."""
+    names = flag_notes.OPEN_LISTS.get((row.name, engine.release))
+    value = argument.values[0] if argument.values else ""
+    if names is None or not engine.is_exact or value in ("", "None", *names) or value in unseen:
+        return None
+    near = _nearest_of(value, tuple(sorted(names)))
+    instead = f"{row.name} {near}, if that was meant" if near else None
+    note = (
+        f"not a name of {engine}'s own: it refuses to start, unless a plugin brings the name or the model's files overrule it"
+    )
+    return item_for(argument, Status.UNKNOWN, None, instead, note)
 
 
 def item_for(
@@ -143,10 +187,13 @@ def _unheard_of(argument: Argument, engine: Engine) -> Item:
 
 @functools.lru_cache(maxsize=64)
 def _nearest(spelling: str, release: str) -> str | None:
-    import difflib  # only for a mistyped flag
+    return _nearest_of(spelling, [name for name in flags_of(release) if name.startswith("--")])
 
-    known: Iterable[str] = [name for name in flags_of(release) if name.startswith("--")]
-    found = difflib.get_close_matches(spelling, known, n=1, cutoff=0.8)
+
+def _nearest_of(word: str, known: Iterable[str]) -> str | None:
+    import difflib  # only for what is mistyped
+
+    found = difflib.get_close_matches(word, known, n=1, cutoff=0.8)
     return found[0] if found else None
 
 
@@ -155,29 +202,44 @@ def _bad_value(argument: Argument, row: FlagRow, problem: str) -> Item:
     others = [r for r in history_of(row.name) if r is not row and argument.values and _takes(r, argument)]
     earlier = [r for r in others if is_before(r.last, row.first)]
     later = [r for r in others if is_before(row.last, r.first)]
+    instead = _switch(argument, row)
+    if (earlier or later) and instead is None:
+        instead = _other_form(argument, row)
     if earlier:
         since = release_after(earlier[-1].last)
-        instead = _switch_of_today(argument, row)
         return item_for(argument, Status.REMOVED, since, instead, f"the value is no longer taken: {problem}")
     if later:
         note = f"the value came with {later[0].first}: {problem}"
-        return item_for(argument, Status.NEVER_EXISTED, later[0].first, note=note)
-    return item_for(argument, Status.NEVER_EXISTED, note=f"no release takes this value: {problem}")
+        return item_for(argument, Status.NEVER_EXISTED, later[0].first, instead, note)
+    return item_for(argument, Status.NEVER_EXISTED, instead=instead, note=f"no release takes this value: {problem}")
 
 
 def _takes(row: FlagRow, argument: Argument) -> bool:
+    """Whether it surely takes the values; a flag of any text says nothing about one of them."""
     if row.kind in ("true-false", "bool"):
         return argument.values[0].lower() in ("true", "false")
     if row.kind == "key-value":
-        return all("=" in value for value in argument.values)
-    return row.takes_value and row.choices is not None and not any(row_problem(row, value) for value in argument.values)
+        return all(key_values(value) is not None for value in argument.values)
+    is_judged = row.choices is not None or row.kind in _NUMBERS
+    return row.takes_value and is_judged and not any(row_problem(row, value) for value in argument.values)
 
 
-def _switch_of_today(argument: Argument, row: FlagRow) -> str | None:
-    """`--flag false` of earlier releases is `--no-flag` now."""
-    if row.kind != "on-off":
-        return None
-    return row.name if argument.values[0].lower() == "true" else "--no-" + row.name.removeprefix("--")
+def _switch(argument: Argument, row: FlagRow) -> str | None:
+    """The switch that says what `--flag true` and `--flag=false` mean; None where there is none."""
+    said = argument.values[0].lower() if argument.values and not row.takes_value else ""
+    if said == "false" and row.kind == "on-off":
+        return "--no-" + row.name.removeprefix("--")
+    return row.name if said == "true" else None
+
+
+def _other_form(argument: Argument, row: FlagRow) -> str | None:
+    """The flag with the same value in the form that this release takes."""
+    value = in_form_of(row, argument.values)
+    if value is not None:
+        return f"{row.name} '{value}'" if row.kind == "json" else f"{row.name} {value}"
+    if row.name == "--max-model-len" and argument.values[0].strip().lower() == "auto":
+        return "a number of tokens; without the flag it is the model's own length"
+    return None
 
 
 def _implied(argument: Argument, row: FlagRow, engine: Engine) -> Item | None:

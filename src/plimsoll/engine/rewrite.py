@@ -10,7 +10,7 @@ from plimsoll.domain.units import shortened
 from plimsoll.engine import flag_notes
 from plimsoll.engine.command_line import Argument, CommandLine
 from plimsoll.engine.flags import FlagRow, flags_of, is_before
-from plimsoll.engine.values import out_of_range
+from plimsoll.engine.values import in_form_of, out_of_range
 from plimsoll.engine.verdict import Item, Status
 from plimsoll.engine.versions import Engine
 
@@ -89,7 +89,9 @@ def rewrite(line: CommandLine, judged: list[Judged], variables: list[Variable], 
     """The command with refused flags replaced or left out, redundant ones gone, abbreviations spelled out."""
     verdicts = {id(argument): item for argument, item in judged}
     made = _Words(flags_of(engine.release))
-    last_switch = {a.row.name: id(a) for a in line.arguments if a.row is not None and a.row.kind == "on-off" and not a.source}
+    last_switch = _last_switches(line, verdicts)
+    given = line.given
+    in_file = {a.row.name for a in line.arguments if a.source and a.row is not None}
     replaced: list[Argument] = []
     for argument in line.arguments:
         if argument.source:
@@ -100,13 +102,13 @@ def rewrite(line: CommandLine, judged: list[Judged], variables: list[Variable], 
         row, item = argument.row, verdicts[id(argument)]
         if row is not None and row.name == "--model" and argument.values:
             continue  # it is the first word
-        if row is not None and row.kind == "on-off" and last_switch[row.name] != id(argument):
+        if row is not None and row.name in last_switch and last_switch[row.name] != id(argument) and _says(item):
             continue  # the last of several wins
         if row is None and item.status is Status.REMOVED:
             replaced.append(argument)
         elif item.status.is_refused or item.status is Status.NO_EFFECT:
-            _mend(argument, item, made)
-        elif item.status is not Status.REDUNDANT:
+            _mend(argument, item, made, engine.release, given)
+        elif item.status is not Status.REDUNDANT or (row is not None and row.name in in_file):
             made.flags.append(spelled(argument))
     for argument in replaced:  # after the rest, so that what the command says itself is seen first
         made.add_instead(flag_notes.GONE.get(argument.spelling), argument.values, argument.typed)
@@ -117,24 +119,40 @@ def rewrite(line: CommandLine, judged: list[Judged], variables: list[Variable], 
     return Rewritten((*_head(line.model, engine), *words), kept, notes)
 
 
+def _last_switches(line: CommandLine, verdicts: Mapping[int, Item]) -> dict[str, int]:
+    """For each switch of the command itself, the last argument that says on or off in a way we can keep."""
+    switches = [a for a in line.arguments if a.row is not None and a.row.kind == "on-off" and not a.source]
+    return {a.row.name: id(a) for a in switches if a.row is not None and _says(verdicts[id(a)])}
+
+
+def _says(item: Item) -> bool:
+    """Whether the release takes it, or we know the words that say the same."""
+    return not item.status.is_refused or item.instead is not None
+
+
 def _head(model: str | None, engine: Engine) -> list[str]:
     if is_before(engine.release, SERVE_SINCE):
         return ["python", "-m", "vllm.entrypoints.openai.api_server", *(["--model", model] if model else [])]
     return ["vllm", "serve", *([model] if model else [])]
 
 
-def _mend(argument: Argument, item: Item, made: _Words) -> None:
+def _mend(argument: Argument, item: Item, made: _Words, release: str, given: frozenset[str]) -> None:
     """A flag the release knows, given in a way it does not take."""
+    row = argument.row
     if argument.spelling == "--config" and argument.has_equals:
         made.flags.append(["--config", *argument.values])  # as two words it has the effect that was meant
-    elif item.instead is not None and argument.row is not None and argument.row.kind == "on-off":
+    elif row is None or not item.status.is_refused:
+        # The value of a flag that nobody knows may be a secret behind a mistyped name.
+        made.left_out.append(" ".join([argument.typed, *(argument.values if row is not None else ())]))
+    elif item.instead is not None and not row.takes_value:
         made.flags.append([item.instead])
-    elif argument.row is not None and any(out_of_range(argument.row.name, value) for value in argument.values):
+    elif item.instead is not None and (value := in_form_of(row, argument.values)) is not None:
+        made.flags.append([row.name, value])
+    elif any(out_of_range(row.name, value, release, given) for value in argument.values):
         made.flags.append(spelled(argument))
         made.to_be_set.append(" ".join(spelled(argument)))
     else:
-        # The value of a flag that nobody knows may be a secret behind a mistyped name.
-        made.left_out.append(" ".join([argument.typed, *(argument.values if argument.row is not None else ())]))
+        made.left_out.append(" ".join([argument.typed, *argument.values]))
 
 
 def _environment(variables: list[Variable], made: _Words) -> tuple[tuple[str, str], ...]:

@@ -166,6 +166,8 @@ def _in_script(text: str, name: str) -> list[Launch]:
         launch = find_launch(command.words, command.environment, f"{name}:{command.line}", command.unresolved)
         behind_launch = launch is not None
         if launch is not None:
+            others = [find_launch(c.words, c.environment, launch.source, c.unresolved) for c in command.otherwise]
+            launch = launch._replace(otherwise=tuple(other for other in others if other is not None))
             launches.append(_noted(launch, command.guessed, list(sourced)[:_SOURCED_MAX]))
     if "\r\n" in text:
         note = "the file has Windows line ends (CRLF); a shell on Linux would not run it as it is"

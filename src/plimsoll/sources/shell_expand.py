@@ -10,6 +10,7 @@ from typing import NamedTuple
 from plimsoll.errors import TooLarge
 from plimsoll.sources.shell_words import Parameter, Part, Substitution, Text
 
+OTHER_VALUES_MAX = 8  # of one variable, from the branches that were not taken
 WORK_MAX = 16 * 1024 * 1024  # characters produced in all; A="$A$A" doubles with every line
 _BLANKS = re.compile(r"[ \t\n]+")
 
@@ -92,6 +93,7 @@ class Variables:
     def __init__(self) -> None:
         self._values: dict[str, tuple[Value, ...]] = {}
         self._in_branch: set[str] = set()
+        self._others: dict[str, list[tuple[Value, ...]]] = {}
         self._work_left = WORK_MAX
 
     def spend(self, amount: int) -> None:
@@ -129,10 +131,27 @@ class Variables:
     def forget(self, name: str) -> None:
         """Makes it unset."""
         self._values.pop(name, None)
+        self._others.pop(name, None)
 
     def mark_branch(self, name: str) -> None:
         """Remembers that its value depends on a branch of the script."""
         self._in_branch.add(name)
+
+    def add_other_value(self, name: str, values: Sequence[Value]) -> None:
+        """Remembers what another branch would have set it to."""
+        others = self._others.setdefault(name, [])
+        self.spend(sum(len(piece.text) + 16 for value in values for piece in value))
+        if tuple(values) not in (*others, self._values.get(name)) and len(others) < OTHER_VALUES_MAX:
+            others.append(tuple(values))
+
+    def other_values(self, name: str) -> tuple[tuple[Value, ...], ...]:
+        """What the branches that were not taken would have set it to."""
+        return tuple(self._others.get(name, ()))
+
+    def exchange(self, name: str, values: tuple[Value, ...]) -> tuple[Value, ...]:
+        """Sets a variable that has a value to another, and gives back the one it had."""
+        before, self._values[name] = self._values[name], values
+        return before
 
     def expand(self, parts: Iterable[Part]) -> list[Value]:
         """The words that these parts become."""

@@ -7,7 +7,8 @@ bottom, under these rules:
 - every command counts, in whichever branch, loop, function or subshell it stands;
 - inside if, case, while, until and for, and behind `&&` and `||`, an assignment counts only while the variable has no
   value: the first one wins, and what was set before the branch stays. Adding to itself (`A+=...`, `A="$A ..."`) always
-  counts, so that flags which are added on a condition are seen. Such variables are listed in `guessed`;
+  counts, so that flags which are added on a condition are seen. Such variables are listed in `guessed`, and a start of
+  vLLM is also given with each value that was not taken, in `otherwise`;
 - a loop's variable, and what `read` reads, is unknown;
 - an unset variable stays in the text as `$NAME`, `$(...)` stays as it is written, and both are listed in `unresolved`.
 
@@ -28,6 +29,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _DECLARING = frozenset({"export", "declare", "typeset", "local", "readonly"})
 _OPENING = frozenset({"if", "while", "until"})
 _CLOSING = frozenset({"fi", "done"})
+_OTHERWISE_MAX = 16  # ways to run one command
 _TOKEN_COST = 64  # of shell_expand.WORK_MAX: a quarter of a million words and operators in all
 _SKIPPED = frozenset({"then", "elif", "else", "do", "{", "}", "!", "coproc"})
 
@@ -40,6 +42,7 @@ class ShellCommand(NamedTuple):
     line: int
     unresolved: tuple[str, ...] = ()
     guessed: tuple[str, ...] = ()  # variables whose value depends on a branch
+    otherwise: tuple[ShellCommand, ...] = ()  # the command with another branch's value of one of those
 
 
 def commands_in(text: str, environment: Iterable[tuple[str, str]] = ()) -> list[ShellCommand]:
@@ -176,9 +179,10 @@ class _Script:
                 self._unset(name)
             return
         self._effects(texts)
-        self._list(words[0].line, texts, fields, before)
+        self._list(words[0].line, fields, before, rest)
 
-    def _list(self, line: int, texts: tuple[str, ...], fields: list[Value], before: Sequence[Word]) -> None:
+    def _list(self, line: int, fields: list[Value], before: Sequence[Word], rest: Sequence[Word]) -> None:
+        texts = tuple(text_of(field) for field in fields)
         environment = self._environment()
         unresolved: dict[str, None] = {}
         guessed: dict[str, None] = {}
@@ -191,7 +195,23 @@ class _Script:
             (guessed if piece.origin is Origin.WRITTEN else unresolved)[piece.name] = None
         unresolved.update(dict.fromkeys(self._behind_environment))
         command = ShellCommand(texts, environment + tuple(own), line, tuple(unresolved), tuple(guessed))
+        if guessed and any("vllm" in text.lower() for text in texts):
+            command = command._replace(otherwise=self._otherwise(command, rest))
         self.commands.append(command)
+
+    def _otherwise(self, command: ShellCommand, rest: Sequence[Word]) -> tuple[ShellCommand, ...]:
+        """The command as the branches that were not taken would run it."""
+        found = []
+        for name in command.guessed:
+            for values in self._variables.other_values(name):
+                taken = self._variables.exchange(name, values)
+                fields = [field for word in rest for field in self._variables.expand(word.parts)]
+                self._variables.exchange(name, taken)
+                missing = [piece.name for field in fields for piece in field if piece.origin is not Origin.WRITTEN]
+                texts = tuple(text_of(field) for field in fields)
+                unresolved = tuple(dict.fromkeys((*command.unresolved, *missing)))
+                found.append(command._replace(words=texts, unresolved=unresolved))
+        return tuple(found[:_OTHERWISE_MAX])
 
     def _environment(self) -> tuple[tuple[str, str], ...]:
         if self._snapshot is None:
@@ -278,7 +298,10 @@ class _Script:
         if self._branches or self._behind_and_or:
             self._variables.mark_branch(name)
             if self._variables.has_value(name) and not plus and not adds:
+                self._variables.add_other_value(name, values)
                 return
+        elif not plus and not adds:
+            self._variables.forget(name)
         self._variables.assign(name, values, append=bool(plus), array=array)
         if self._export_all:
             self._exported[name] = None

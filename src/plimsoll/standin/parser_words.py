@@ -22,8 +22,14 @@ def complaint_of(line: CommandLine, unseen: Unseen, *, knows_all: bool = True) -
         if problem is not None:
             return f"vllm serve: error: {problem}"
     strange = [word for argument in line.arguments if argument.row is None for word in _words(argument)]
+    strange += [word for argument in line.arguments if _is_loose(argument) for word in argument.values]
     strange += line.leftovers
     return f"vllm: error: unrecognized arguments: {' '.join(strange)}" if strange and knows_all else None
+
+
+def _is_loose(argument: Argument) -> bool:
+    """Whether what stands behind a switch is a word of its own to the parser: `--enforce-eager true`."""
+    return argument.row is not None and not argument.row.takes_value and not argument.has_equals
 
 
 def _words(argument: Argument) -> list[str]:
@@ -40,7 +46,8 @@ def _problem(argument: Argument, unseen: Unseen) -> str | None:
     if argument.lacks_value:
         return f"argument {name}: expected {'at least one argument' if row.nargs == '+' else 'one argument'}"
     if not row.takes_value:
-        return f"argument {name}: ignored explicit argument {argument.values[0]!r}" if argument.values else None
+        said = argument.values[0] if argument.values and not _is_loose(argument) else None
+        return f"argument {name}: ignored explicit argument {said!r}" if said is not None else None
     for value in argument.values:
         if value not in unseen and row_problem(row, value) is not None:
             return f"argument {name}: {_refusal(row, value)}"
