@@ -146,6 +146,15 @@ def test_the_free_memory_check_offers_the_share_that_was_free() -> None:
     assert "18.86 GiB were held by others" in found.because
 
 
+@pytest.mark.parametrize("total", ["23.50", "60.00"])
+def test_figures_that_contradict_each_other_are_not_subtracted(total: str) -> None:
+    """A card smaller than what was free or wanted: no size is computed from it, and none is negative."""
+    found = finding(case_of(Code.STARTUP_FREE_MEMORY_CHECK, line=NOT_FREE.replace("79.19", total)))
+    assert "contradict each other" in found.because
+    assert "-" not in found.because
+    assert "--gpu-memory-utilization" not in offers(found)
+
+
 def test_a_neighbour_is_named_with_what_it_holds() -> None:
     """Process, size, and what was left to this one."""
     oom = OutOfMemory(GIB, 79 * GIB, 100 * MIB, 0, 30 * GIB, None, 0, 31 * GIB, ((1875, 41 * GIB),))

@@ -110,17 +110,20 @@ def test_a_cache_set_by_hand_is_lowered_by_hand() -> None:
     """`--kv-cache-memory-bytes` overrules the utilisation, so only it helps."""
     known = {"measured": Measured(total_bytes=80 * GIB), "version": "0.25.1"}
     by_hand = more_room(_case(flags={"kv_cache_memory_bytes": str(10 * GIB)}, **known), GIB)
-    assert (by_hand.flag, by_hand.value) == ("--kv-cache-memory-bytes", str(10 * GIB - GIB - GIB // 4))
+    fits = 10 * GIB - GIB - GIB // 4
+    assert (by_hand.flag, by_hand.value) == ("--kv-cache-memory-bytes", str(fits))
+    assert by_hand.do == f"--kv-cache-memory-bytes {fits}, not {10 * GIB}"
     by_share = more_room(_case(**known), GIB)
     assert (by_share.flag, by_share.value) == ("--gpu-memory-utilization", "0.90")
     unknown = more_room(_case(), GIB)
     assert (unknown.flag, unknown.value) == ("--gpu-memory-utilization", None)
 
 
-@pytest.mark.parametrize("fits", [-GIB, 0, 200 * MIB])
+@pytest.mark.parametrize("fits", [-GIB, 0, 200 * MIB, 10 * GIB, 11 * GIB])
 def test_a_cache_of_hardly_anything_is_not_offered(fits: int) -> None:
-    """Then the flag is named, without a number."""
-    assert smaller_cache(fits, "why").value is None
+    """Nor one that is no smaller: then the flag is named, with the size that was too large."""
+    offer = smaller_cache(10 * GIB, fits, "why")
+    assert (offer.value, offer.do) == (None, f"a smaller --kv-cache-memory-bytes than {10 * GIB}")
 
 
 def test_words_for_sizes() -> None:

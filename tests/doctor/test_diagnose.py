@@ -72,6 +72,32 @@ def test_a_page_alone_may_show_a_memory_failure() -> None:
     assert diagnose([], [judged(Code.KV_PREEMPTION_STORM, Severity.INFO)]).memory_failure is False
 
 
+def test_a_hint_at_a_full_cache_is_not_denied() -> None:
+    """One look at a storm: it cannot be told, beside a sound log too, and a second look is asked for."""
+    hint = judged(Code.KV_PREEMPTION_STORM, confidence=0.5)
+    for logs in ([], [WELL], [STOPPED]):
+        found = diagnose(logs, [hint])
+        assert found.memory_failure is None
+        assert any("second page" in ask for ask in found.collect_next)
+    assert diagnose([WELL, BUS], [hint]).memory_failure is False
+
+
+def test_trouble_is_read_before_a_stop() -> None:
+    """An operator's stop is no trouble: what the page shows stands first, and memory is not called useless beside it."""
+    for storm in (judged(Code.KV_PREEMPTION_STORM), judged(Code.KV_PREEMPTION_STORM, confidence=0.5)):
+        found = diagnose([STOPPED], [storm]).findings
+        assert [one.code for one in found] == [Code.KV_PREEMPTION_STORM, Code.OTHER_STOPPED_BY_OPERATOR]
+        assert found[1].not_a_remedy == ()
+    assert diagnose([STOPPED]).findings[0].not_a_remedy != ()
+
+
+def test_a_shortage_does_not_say_of_what_a_server_died() -> None:
+    """A log that ends in a death without a cause stays open; one that only begins in the middle does not."""
+    storm = judged(Code.KV_PREEMPTION_STORM)
+    assert diagnose([VANISHED], [storm]).memory_failure is None
+    assert diagnose([log([REQUEST] * 5, source="cut.log")], [storm]).memory_failure is True
+
+
 def test_an_unsure_finding_does_not_settle_it() -> None:
     """A memory cause below one half is told, not believed."""
     found = diagnose([], [judged(Code.RUNTIME_FORWARD, Severity.CRITICAL, 0.3)])
@@ -91,9 +117,25 @@ def test_a_kill_leaves_open_what_a_sound_log_does_not_show() -> None:
     assert (found.memory_failure, [one.code for one in found.findings]) == (None, [Code.OTHER_KILLED])
     assert any("dmesg" in ask for ask in found.collect_next)
     assert diagnose([WELL], exit_code=0).memory_failure is False
-    assert diagnose([STOPPED], exit_code=137).memory_failure is False
     assert diagnose([WELL, BUS], exit_code=137).memory_failure is False
     assert diagnose([WELL, KILLER], exit_code=137).memory_failure is True
+
+
+def test_a_kill_after_an_orderly_stop_cannot_be_told() -> None:
+    """The grace period may have run out, or memory: the log does not say; a supervisor that stopped it does."""
+    found = diagnose([STOPPED], exit_code=137)
+    assert (found.memory_failure, found.findings[0].code) == (None, Code.OTHER_KILLED)
+    assert "asked to stop before" in found.findings[0].because
+    assert any("dmesg" in ask for ask in found.collect_next)
+    unit = log(
+        "* vllm.service - vLLM",
+        "     Loaded: loaded (/etc/systemd/system/vllm.service; enabled)",
+        "Nov 15 09:10:00 h systemd[1]: Stopping vllm.service - vLLM...",
+        "Nov 15 09:11:30 h systemd[1]: vllm.service: Main process exited, code=killed, status=9/KILL",
+        source="systemctl",
+    )
+    told = diagnose([STOPPED, unit], exit_code=137)
+    assert (told.memory_failure, {one.code for one in told.findings}) == (False, {Code.OTHER_STOPPED_BY_OPERATOR})
 
 
 def test_the_page_of_another_program_settles_nothing() -> None:

@@ -179,3 +179,10 @@ def test_a_stream_that_never_ends_stops_at_the_deadline(monkeypatch: pytest.Monk
     with flood:
         assert flood.was_cut
         assert flood.size_bytes < 2 << 20
+
+
+def test_a_folder_gives_a_packed_snapshot(tmp_path: Path) -> None:
+    """What is read when it is named is found in its folder, too; another program's packed bytes are not."""
+    (tmp_path / "split.pickle.gz").write_bytes(gzip.compress(pickle.dumps({"segments": []})))
+    (tmp_path / "weights.gz").write_bytes(gzip.compress(os.urandom(5000)))
+    assert walked([str(tmp_path)]).files == [str(tmp_path / "split.pickle.gz")]

@@ -5,11 +5,11 @@ Reads what is left of a vLLM server and says what happened, why, and what fixes 
 INPUT, any mix, told apart by what is in it:
   a log file or a folder of them (plain, gzip, zstd; docker, kubectl and journald wrapping; several servers mixed), `-`
   dmesg or journal lines, kubectl describe pod, nvidia-smi, torch.cuda.memory_summary(): text, alone or within a log
-  a saved metrics page, or http://HOST:8000 of a running server (looked at twice, a few seconds apart)
+  a saved metrics page (several of one server are compared), or http://HOST:8000 of a running one (looked at twice)
   http://PROMETHEUS:9090, with --since 6h (or --start, --end in Unix seconds), --step SECONDS, --match label=value
   a torch memory snapshot (.pickle; nothing in it is executed); two of one process show what grew
 
-  --exit-code N         what the process ended with
+  --exit-code N         what the process ended with: 0 to 255, -9 for a signal, or a wait status
   --gpu NAME            the card, where the log does not say its size; or --gpu-memory-gib X
   --timeout S           at most so long for each input (60)
   --watch               look at the servers named again and again, and say what changes; --interval S (10), --looks N
@@ -19,8 +19,9 @@ INPUT, any mix, told apart by what is in it:
   --explain CODE        the page on a finding: runtime.logits, startup.no-cache-blocks, ...; without CODE: which there are
   --json                one object, schema plimsoll.doctor/1 (--schema prints its JSON schema)
 
-Exit codes: 0 nothing wrong was found, or it cannot be told (the first line says which), 1 a failure was diagnosed, 2 your input
-is wrong, 3 a server did not answer.
+Exit codes: 1 a failure was diagnosed (any finding is a warning or critical, also where the first line cannot tell whether it
+is of memory), 0 none was (all is well, it was stopped on purpose, or nothing was recognised), 2 your input is wrong, 3 a server
+did not answer.
 Read on: docs/doctor.md
 """
 

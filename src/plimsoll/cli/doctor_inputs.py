@@ -13,6 +13,7 @@ from plimsoll.errors import BadInput, WorldFailed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from plimsoll.doctor.metrics import MetricsVerdict
     from plimsoll.doctor.snapshot import SnapshotVerdict
     from plimsoll.doctor.snapshot_named import LogHints
     from plimsoll.domain.memory_snapshot import Snapshot
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 USUAL_TIMEOUT_S = 60.0
 OF_A_RANGE = frozenset({"--since", "--start", "--end", "--step", "--match"})
+
+LOWEST_EXIT = -64  # Python's way to name a signal
 
 STANDARD_INPUT = "standard input"
 
@@ -60,11 +63,16 @@ class Given(NamedTuple):
 
     def _of_pages(self) -> Iterator[Judged]:
         for one in self.pages:
-            from plimsoll.doctor.metrics import judge_pages
+            if one.second is not None or one.health is not None:
+                from plimsoll.doctor.metrics import judge_pages
 
-            verdict = judge_pages(one.first, one.second, one.source, health=one.health)
-            engines = [{**engine._asdict(), "lines": None} for engine in verdict.facts.engines]
-            yield Judged(one.source, verdict.findings, {"is": "metrics", **verdict.facts._asdict(), "engines": engines})
+                yield _judged_page(one.source, judge_pages(one.first, one.second, one.source, health=one.health))
+        saved = [one.first for one in self.pages if one.second is None and one.health is None]
+        if saved:
+            from plimsoll.doctor.metrics_pairs import judge_saved
+
+            for page, verdict in judge_saved(saved):
+                yield _judged_page(page.source, verdict)
 
     def _of_ranges(self) -> Iterator[Judged]:
         for source, series in self.ranges:
@@ -101,6 +109,11 @@ class Given(NamedTuple):
 
         *_, (_, verdict) = self.verdicts()
         return snapshot_page(self.snapshots[-1][1], verdict)
+
+
+def _judged_page(source: str, verdict: MetricsVerdict) -> Judged:
+    engines = [{**engine._asdict(), "lines": None} for engine in verdict.facts.engines]
+    return Judged(source, verdict.findings, {"is": "metrics", **verdict.facts._asdict(), "engines": engines})
 
 
 def _seen(series: tuple[Series, ...]) -> dict[str, object]:
@@ -143,7 +156,10 @@ def exit_code(options: Split) -> int | None:
         return None
     if not text.removeprefix("-").isdigit() or not text.isascii() or len(text) > 8:
         raise BadInput(f"--exit-code {text!r} is not a number")
-    return int(text)
+    code = int(text)
+    if not (LOWEST_EXIT <= code <= 255 or (code % 256 == 0 and 0 < code >> 8 <= 255)):
+        raise BadInput(f"--exit-code {text}: there is no such code; 0 to 255, a signal as -1 to -64, or a wait status (35072)")
+    return code
 
 
 def gather(options: Split) -> Given:
@@ -252,8 +268,10 @@ class _Reader:
 
 
 def _is_packed_snapshot(path: str) -> bool:
-    """Whether a gzip file holds a pickle: looked at only where the name says so, since unpacking costs time."""
-    if not path.endswith((".gz", ".gzip")):
+    """Whether a gzip file holds a pickle."""
+    from plimsoll.sources.inputs import named_packed
+
+    if not named_packed(path):
         return False
     import gzip
     import zlib

@@ -139,7 +139,7 @@ def kv_allocation(case: Case) -> Explained:
     if given is not None:
         because += "; --kv-cache-memory-bytes sets it by hand, so nothing was measured"
         remedy.append(
-            smaller_cache(_fitting(case, given), "what was free, less 3 % of the card for the trial runs that follow")
+            smaller_cache(given, _fitting(case, given), "what was free, less 3 % of the card for the trial runs that follow")
         )
     elif (share := lower_utilization(case, max(case.missing or 0, 512 * MIB))) is not None:
         remedy.append(setting("--gpu-memory-utilization", share, "a smaller cache"))

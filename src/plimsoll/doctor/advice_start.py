@@ -79,6 +79,10 @@ def _held(case: Case) -> tuple[str, list[Remedy]]:
 
 
 def _refused(free: float, total: float, share: float, wanted: float) -> tuple[str, list[Remedy]]:
+    """What the check compared, in numbers; no sum is made of figures that contradict each other."""
+    if not free < wanted <= total:
+        said = f"{free:.2f} of {total:.2f} GiB free, {wanted:.2f} GiB wanted"
+        return f"the GPU's free memory was less than what vLLM wanted; the log's figures contradict each other ({said})", []
     because = (
         f"vLLM wanted {wanted:.2f} GiB ({share:g} x {total:.2f} GiB) free before it began; {free:.2f} GiB were, "
         f"so {wanted - free:.2f} GiB are missing and {total - free:.2f} GiB were held by others "

@@ -137,7 +137,8 @@ def more_room(case: Case, needed: int) -> Remedy:
     """A smaller cache by what was missing: by its size where that was set by hand, else by the share of the card."""
     given = case.number(BY_HAND)
     if given is not None:
-        return smaller_cache(given - needed - MARGIN_BYTES, "set by hand, it was never measured against the peaks beside it")
+        why = "a size set by hand is not measured against the peaks beside it"
+        return smaller_cache(given, given - needed - MARGIN_BYTES, why)
     share = lower_utilization(case, needed)
     why = "leaves more of the card outside the KV cache; costs that much of it"
     if share is None:
@@ -145,11 +146,12 @@ def more_room(case: Case, needed: int) -> Remedy:
     return setting("--gpu-memory-utilization", share, why)
 
 
-def smaller_cache(fits: int, why: str) -> Remedy:
-    """The cache that fits, where it was set by hand; no number where that leaves hardly any."""
-    if fits < LEAST_CACHE_BYTES:
-        return Remedy("a smaller --kv-cache-memory-bytes", why, "--kv-cache-memory-bytes")
-    return setting("--kv-cache-memory-bytes", fits, why)
+def smaller_cache(given: int, fits: int, why: str) -> Remedy:
+    """The cache that fits, beside the one that was set by hand; no number where that leaves hardly any."""
+    flag = "--kv-cache-memory-bytes"
+    if not LEAST_CACHE_BYTES <= fits < given:
+        return Remedy(f"a smaller {flag} than {given}", why, flag)
+    return Remedy(f"{flag} {fits}, not {given}", why, flag, str(fits))
 
 
 def gib(size: int | None) -> str:

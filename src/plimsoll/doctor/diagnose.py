@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from plimsoll.doctor.diagnose_log import ASKS_OF_AN_END, MOST_NOTES, LogDiagnosis, PlanFor, diagnose_log
 from plimsoll.doctor.diagnosis import Diagnosis
+from plimsoll.doctor.trouble import SURE, is_trouble, without_denials
 from plimsoll.domain.finding import Code, Finding, Severity
 from plimsoll.domain.log import Log
 from plimsoll.engine.failure_texts import TEXTS, Text
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 MOST_EVIDENCE = 8
 FEWEST_POINTS = 10  # of the longest series in a range, below which nothing wrong in it means nothing
+ASKS_FOR_A_LOOK = "a second page of the same server, some minutes later; or its address: http://HOST:PORT is looked at twice"
 _INTRODUCES = ("API server version", "LLM engine (v")
 
 
@@ -48,11 +50,11 @@ def diagnose(
     findings += [finding for one in judged for finding in one.findings]
     memory = _memory(said, judged)
     exited = _exited(exit_code, findings)
-    if exited is not None and exited.finding is not None and not _has_cause(findings):
+    if exited is not None and exited.finding is not None and not _has_cause(findings) and not _is_told(exited.finding, said):
         findings.append(exited.finding)  # after memory was judged: a number proves nothing of it
     if memory is False and _was_killed(findings):
         memory = None  # a log that shows nothing wrong does not say who killed the server, nor for what
-    ordered = tuple(_ordered(findings, memory=memory))
+    ordered = tuple(without_denials(list(_ordered(findings)), memory=memory))
     facts = _facts(said, judged)
     if exited is not None:
         facts["exit_code"] = {"code": exit_code, "says": exited.sentence, "does_not_prove": exited.does_not_prove}
@@ -97,9 +99,15 @@ def _tells(finding: Finding) -> bool:
 
 
 def _was_killed(findings: Sequence[Finding]) -> bool:
-    """Whether it was killed by nobody knows whom, and nothing else tells how it ended."""
-    told = any(_tells(finding) or finding.code is Code.OTHER_STOPPED_BY_OPERATOR for finding in findings)
+    """Whether it was killed by nobody knows whom: that it was asked to stop before does not say who lost patience."""
+    told = any(_tells(finding) for finding in findings)
     return not told and any(finding.code is Code.OTHER_KILLED for finding in findings)
+
+
+def _is_told(exited: Finding, said: Sequence[LogDiagnosis]) -> bool:
+    """Whether a kill is explained already: by a supervisor that says that it stopped the server itself."""
+    by_supervisor = any(one.code is Code.OTHER_STOPPED_BY_OPERATOR for log in said for one in log.around)
+    return exited.code is Code.OTHER_KILLED and by_supervisor
 
 
 def _memory(said: Sequence[LogDiagnosis], judged: Sequence[Judged]) -> bool | None:
@@ -113,13 +121,17 @@ def _memory(said: Sequence[LogDiagnosis], judged: Sequence[Judged]) -> bool | No
         return True
     if any(finding.code.is_memory and finding.confidence >= 0.5 for finding in causes):
         return True
-    if any(one.memory_failure is None for one in servers):
-        return False if causes else None  # what somebody else saw fills the hole
-    if any(finding.code.is_memory and finding.severity is Severity.WARNING and finding.confidence >= 0.6 for finding in beside):
+    short = [finding for finding in beside if is_trouble(finding)]  # of memory, and the server lives on
+    holes = [one for one in servers if one.memory_failure is None]
+    if any(finding.severity is Severity.CRITICAL for one in holes for finding in one.findings):
+        return False if causes else None  # what it died of is not told by what it was short of; another's word may tell
+    if any(finding.confidence >= SURE for finding in short):
         return True
-    if servers or causes:
+    if causes:
         return False
-    return False if any(_shows_engine(one) for one in judged) else None
+    if holes or short:  # a hint at a shortage is not proved, and not denied
+        return None
+    return False if servers or any(_shows_engine(one) for one in judged) else None
 
 
 def _shows_engine(one: Judged) -> bool:
@@ -130,15 +142,15 @@ def _shows_engine(one: Judged) -> bool:
     return one.facts.get("is") == "metrics" and bool(one.facts.get("engines"))
 
 
-def _ordered(findings: Sequence[Finding], *, memory: bool | None) -> Iterator[Finding]:
-    """Causes first, the surest of them first where none explains another; then what only came of them."""
+def _ordered(findings: Sequence[Finding]) -> Iterator[Finding]:
+    """Causes first, the surest of them first where none explains another; then what came of them; what is no trouble last."""
     order = {Severity.CRITICAL: 0, Severity.WARNING: 1, Severity.INFO: 2}
 
     def rank(pair: tuple[int, Finding]) -> tuple[int, int, int]:
         place, finding = pair
         outside = finding.code is Code.HOST_OUT_OF_MEMORY and _is_cause(finding)
         return (
-            0 if _is_cause(finding) or (_explains(finding, findings) and not memory) else 1,
+            0 if _is_cause(finding) else 1,
             order[finding.severity],
             -1 if outside else place,
         )
@@ -155,11 +167,6 @@ def _ordered(findings: Sequence[Finding], *, memory: bool | None) -> Iterator[Fi
             evidence = tuple(dict.fromkeys((*known.evidence, *finding.evidence)))
             merged[finding.code] = known._replace(evidence=evidence[:MOST_EVIDENCE])
     yield from merged.values()
-
-
-def _explains(finding: Finding, findings: Sequence[Finding]) -> bool:
-    """A stop on purpose is the whole story where nothing failed."""
-    return finding.code is Code.OTHER_STOPPED_BY_OPERATOR and not _has_cause(findings)
 
 
 def _facts(texts: Sequence[LogDiagnosis], judged: Sequence[Judged]) -> dict[str, object]:
@@ -225,6 +232,10 @@ def _asks(
         asked = ["the log of the server, from its first line: nothing of vLLM was recognised in what was given"]
     if not asked and memory is None and _was_killed(findings):
         asked = list(ASKS_OF_AN_END)
+    if memory is None and any(
+        is_trouble(finding) for one in judged if one.facts.get("is") == "metrics" for finding in one.findings
+    ):
+        asked.append(ASKS_FOR_A_LOOK)
     if "supervisor" in given:
         asked = [ask for ask in asked if ask != ASKS_OF_AN_END[1]]
     if "kernel" in given:

@@ -14,6 +14,7 @@ from plimsoll.doctor.fitting import fitting
 from plimsoll.doctor.judge import Verdict, judge
 from plimsoll.doctor.marks import kinds_in
 from plimsoll.doctor.metrics_queues import is_full, matters
+from plimsoll.doctor.quoted import without_quotes
 from plimsoll.doctor.remarks import cards_shown, is_foreign, remarks_on
 from plimsoll.doctor.steps import Progress
 from plimsoll.doctor.story import Hit, Story, read_story
@@ -77,6 +78,7 @@ def evidence(log: Log, index: int) -> Evidence:
 
 def diagnose_log(log: Log, plan_for: PlanFor, texts: Sequence[Text] = TEXTS) -> LogDiagnosis:
     """The findings of one text input, its own root cause first."""
+    log, is_written = without_quotes(log)
     story = read_story(log, texts)
     verdict = _without_strangers(story, judge(story))
     facts = facts_of(story, verdict.life)
@@ -90,6 +92,9 @@ def diagnose_log(log: Log, plan_for: PlanFor, texts: Sequence[Text] = TEXTS) -> 
         findings.append(_crash_loop(story, verdict))
     kinds = kinds_in(log)
     around, remarks = _around(log, verdict, kinds)
+    remarks += (
+        [f"{log.source} is a page that somebody wrote: the errors that it quotes are taken for nobody's"] if is_written else []
+    )
     trends = _trends(log)
     # More work than one server does is no failure.
     remarks += [f"{one.code}: {one.because}" for one in trends if one.code is Code.ENGINE_SATURATED and is_server]

@@ -13,6 +13,11 @@ _SIGNALS = {
 }  # fmt: skip
 _ABOVE = "what went wrong: the cause stands in the log, above the last traceback"
 _KERNEL_LOG = Remedy("read the kernel log (dmesg -T) and the orchestrator's events at that minute", "they say who did it")
+_KILL = 9
+_STOP_BEFORE = ". It had been asked to stop before: the time that it was given for that may have run out"
+_PATIENCE = Remedy(
+    "a grace period above what its last requests need, with --shutdown-timeout below it", "else it is killed midway"
+)
 _UNIT = "with Restart=always (systemd) or restart: always (docker)"
 
 
@@ -146,7 +151,7 @@ _BY_SIGNAL: dict[int, _Meaning] = {
         not_a_remedy=("GPU memory settings",),
     ),
     8: _Meaning("native code divided by zero", "where", Code.ENGINE_DEAD, 0.5, "a crash (SIGFPE)", remedy=_NATIVE),
-    9: _Meaning(
+    _KILL: _Meaning(
         "somebody sent SIGKILL: the kernel's OOM killer, the kubelet after a failed probe or a slow stop, or a person",
         "that memory ran out: only the kernel's line, or the reason OOMKilled, shows that",
         Code.OTHER_KILLED,
@@ -183,16 +188,18 @@ def judge_exit(code: int, *, stop_seen: bool | None = None) -> ExitVerdict:
     if code == 0:
         return _zero(stop_seen=stop_seen)
     if -64 <= code < 0 or 128 < code <= 192:
-        return _signal(code, -code if code < 0 else code - 128)
+        return _signal(code, -code if code < 0 else code - 128, stop_seen=stop_seen is True)
     meaning = _PLAIN.get(code)
     if meaning is None:
         return ExitVerdict(None, f"Exit code {code}: not one that vLLM or a supervisor gives a meaning.", _ABOVE)
     return ExitVerdict(_finding(code, meaning, meaning.sentence), meaning.sentence, meaning.does_not_prove)
 
 
-def _signal(code: int, number: int) -> ExitVerdict:
+def _signal(code: int, number: int, *, stop_seen: bool) -> ExitVerdict:
     name = _SIGNALS.get(number, f"signal {number}")
     meaning = _BY_SIGNAL.get(number)
+    if number == _KILL and meaning is not None and stop_seen:
+        meaning = meaning._replace(sentence=meaning.sentence + _STOP_BEFORE, remedy=(*meaning.remedy, _PATIENCE))
     if meaning is None:
         return ExitVerdict(None, f"Exit code {code}: ended by {name}.", "why: this signal is seldom sent to a server")
     sentence = f"Exit code {code}: ended by {name}; {meaning.sentence}."

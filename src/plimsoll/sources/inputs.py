@@ -191,6 +191,11 @@ class _Search:
         return sorted(names)
 
 
+def named_packed(path: str) -> bool:
+    """Whether the name says gzip: only there a snapshot is looked for in it, since unpacking costs time."""
+    return path.endswith((".gz", ".gzip"))
+
+
 def _is_readable(path: str) -> bool:
     """Whether this could be a text, a packed text or a snapshot."""
     try:
@@ -201,7 +206,11 @@ def _is_readable(path: str) -> bool:
     if kind_of(start) is not Kind.LOG or encoding_of(start):
         return True
     if start.startswith((b"\x1f\x8b", b"\x28\xb5\x2f\xfd")):
-        return start.startswith(b"\x28") or is_text(_bare(start))
+        return (
+            start.startswith(b"\x28")
+            or is_text(bare := _bare(start))
+            or (named_packed(path) and kind_of(bare) is Kind.SNAPSHOT)
+        )
     return not start.strip(b"\0") or is_text(start)
 
 
