@@ -81,7 +81,10 @@ def _check_waiting(s: at.State) -> None:
     status = s.requests[:, at.STATUS].tolist()
     assert sorted(line) == [number for number, one in enumerate(status) if one in (at.WAITING, at.PREEMPTED)]
     if s.limits[at.BY_PRIORITY]:
-        order = [(int(s.requests[one, at.PRIORITY]), int(s.stamps[one, at.ARRIVAL]), str(one)) for one in line]
+        # A replay compares names as vLLM does; an open run, whose requests nobody named, the order they came in.
+        order = [
+            (int(s.requests[one, at.PRIORITY]), int(s.stamps[one, at.ARRIVAL]), int(s.requests[one, at.TIE])) for one in line
+        ]
         assert all(order[(place - 1) // 2] < order[place] for place in range(1, count))
     else:
         new = [number for number in line if status[number] == at.WAITING]

@@ -111,6 +111,9 @@ def _drive(case: Case) -> at.State:
     """Run in small pieces with a look after each; the state at the end, or after far too many steps."""
     state, hybrid, record = _start(case)
     known: dict[int, Content] = {}
+    if state.limits[at.BY_PRIORITY]:
+        names = sorted(range(case.trace.size), key=lambda number: int(state.requests[number, at.TIE]))
+        assert names == sorted(range(case.trace.size), key=str), "the n-th request is called n, and vLLM compares text"
     check_state(state, case.trace, known)
     while not (state.counts[at.DONE] or state.counts[at.STUCK]) and state.counts[at.STEPS] < MOST_STEPS:
         before = int(state.counts[at.STEPS])
