@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from plimsoll.errors import BadInput, TooLarge
 from plimsoll.sources.discovery import FileSd, HttpSd, Kubernetes, Pods, Target, groups_in, named
-from plimsoll.sources.kubernetes_api import Cluster, in_cluster
+from plimsoll.sources.kubernetes_api import Cluster
 from plimsoll.sources.kubernetes_pods import read_pod
 from tests.sources.page_server import Handler, serving
 
@@ -309,14 +309,6 @@ def test_any_pod_is_read(item: Any) -> None:
     found = read_pod(item)
     assert 0 < found.port < 65_536
     assert found.restarts is None or found.restarts >= 0
-
-
-def test_outside_a_cluster_it_is_said() -> None:
-    """Where Kubernetes has left no address there is no cluster; where it has, that is the address."""
-    with pytest.raises(BadInput, match="no pod of a cluster"):
-        in_cluster({})
-    assert in_cluster({"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "6443"}) == "https://10.0.0.1:6443"
-    assert in_cluster({"KUBERNETES_SERVICE_HOST": "fd00::1"}) == "https://[fd00::1]:443"
 
 
 @settings(max_examples=200, deadline=None)
