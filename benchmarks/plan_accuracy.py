@@ -102,7 +102,7 @@ def _per_architecture(some: list[Scored], figure: dict[str, float]) -> float:
 
 
 def summary(title: str, some: list[Scored]) -> list[str]:
-    """The figures the issue of accuracy is judged by, averaged per architecture."""
+    """The figures that accuracy is judged by, averaged per architecture."""
     weights = {s.name: abs(s.weights[0] / s.weights[1] - 1) for s in some}
     kv = {s.name: abs(s.kv_error) / s.kv[1] for s in some if s.kv[1] > 0}
     card = {s.name: abs(s.kv_error) / s.total for s in some}

@@ -22,7 +22,7 @@ AMD, GeForce, Tesla and Instinct do not matter. For a card that is not here or a
 on the box. A figure with `~` is estimated from a card of the same kind, because no public log that names the card and
 prints its total was found. **Band** is what drivers and ECC may make of it. **Rates** are dense, with 32-bit
 accumulation; `-` means that the card cannot do it or that no source says. Windows and WSL show nearly the whole box;
-these figures are not theirs. "id N" is a file of the public GitHub index.
+these figures are not theirs. "id N" stands for a public log or page; the number only tells one from another.
 """
 
 

@@ -154,7 +154,6 @@ def _bound_names(node: ast.stmt) -> Iterator[str]:
             yield alias.asname or alias.name.split(".")[0]
 
 
-_BUILTIN_TYPES = {"int", "float", "str", "bool", "list", "dict", "set", "tuple", "type", "object", "bytes"}
 _SAFE_CALLS: Mapping[str, Any] = {
     "sorted": sorted, "list": list, "tuple": tuple, "set": set, "dict": dict, "int": int, "float": float, "str": str,
     "len": len, "frozenset": frozenset,

@@ -28,7 +28,6 @@ import aiohttp
 OUT = Path(os.environ.get("OUT", "."))
 BASE = "http://127.0.0.1:8123"
 WAIT_S = 400
-STAMPS = ("arrival", "first_token", "finished")
 SERIES = (
     "prompt_tokens_total",
     "generation_tokens_total",

@@ -1,4 +1,4 @@
-"""A real vLLM, or a stand-in, with its gate as a unit that commands start and stop, for tests of guard's own restarts.
+"""A real vLLM with its gate as a unit that commands start and stop, for tests of guard's own restarts.
 
     python -m lab.guard.unit FOLDER start|stop|is-running|pids
 
@@ -24,14 +24,12 @@ NICE = 5  # behind a balancer that asks twice a second, an engine that makes way
 SOURCE = str(Path(__file__).resolve().parents[2] / "src")
 
 
-def write_unit(
-    folder: Path, port: int, token: str, flags: tuple[str, ...] = ("--shutdown-timeout", "30"), *, is_stand_in: bool = False
-) -> None:
+def write_unit(folder: Path, port: int, token: str, flags: tuple[str, ...] = ("--shutdown-timeout", "30")) -> None:
     """Make one."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     environment = {"PYTHONPATH": os.pathsep.join((SOURCE, str(PLUGIN_HOME))), "PLIMSOLL_TOKEN": token}
     environment |= {"VLLM_SERVER_DEV_MODE": "0", "VLLM_PLUGINS": PLUGIN, OOM_FLAG_FILE: str(oom_flag(folder))}
-    unit = {"port": port, "flags": [*GATE, *flags], "environment": environment, "stand_in": is_stand_in}
+    unit = {"port": port, "flags": [*GATE, *flags], "environment": environment}
     (folder / "unit.json").write_text(json.dumps(unit), encoding="utf-8")
 
 
@@ -43,19 +41,8 @@ def oom_flag(folder: Path) -> Path:
 def unit(folder: Path) -> OwnProcess:
     """One that was made."""
     found = json.loads((folder / "unit.json").read_text(encoding="utf-8"))
-    words = [
-        sys.executable,
-        "-m",
-        "plimsoll",
-        "standin",
-        "--port",
-        str(found["port"]),
-        "--served-model-name",
-        "tiny",
-        *found["flags"],
-    ]
     return OwnProcess(
-        words if found["stand_in"] else serve_command(found["port"], found["flags"]),
+        serve_command(found["port"], found["flags"]),
         environment={**clean_environment(), **found["environment"], "TMPDIR": str(folder)},
         state_path=folder / "engine.json", log_path=folder / "engine.log", processes=read_processes, boot=boot_mark(),
     )  # fmt: skip

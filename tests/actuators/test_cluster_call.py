@@ -3,32 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
-import subprocess
 from pathlib import Path
-
-import pytest
 
 from plimsoll.actuators.cluster_call import ClusterCall
 from plimsoll.actuators.http_call import Lost, Reply
 from tests.actuators.raw_answers import Answers, answer, on_a_port
-
-
-def certificate(folder: Path) -> ssl.SSLContext:
-    """A server's, with its CA where a service account has it."""
-    folder.mkdir()
-    key, crt = folder / "key.pem", folder / "ca.crt"
-    made = subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", crt, "-days", "1", "-subj",
-         "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"],
-        capture_output=True, check=False,
-    )  # fmt: skip
-    if made.returncode != 0:
-        pytest.skip("no openssl here to make a certificate with")
-    (folder / "token").write_text("a-token")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(crt, key)
-    return context
+from tests.certificates import certificate
 
 
 def test_only_a_server_that_the_ca_vouches_for_is_told_the_token(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -10,7 +11,6 @@ import pytest
 import yaml
 
 from plimsoll.assets.alert import Alert, Severity
-from plimsoll.assets.cases import shape_names
 from plimsoll.assets.monitoring import monitoring_files
 from plimsoll.assets.rules import alerts_of, groups_of, runbook
 from plimsoll.assets.settings import DOCS_URL, Settings
@@ -21,6 +21,7 @@ from tests.assets.watched import PLANNED, VERSIONS, metrics_known, metrics_of
 
 ROOT = Path(__file__).parents[2]
 EVERY = [*(Settings(version) for version in VERSIONS), PLANNED]
+SHAPES = set(json.loads((ROOT / "src/plimsoll/assets/data/shapes.json").read_text(encoding="utf-8")))
 ALERTS = alerts_of(groups_of(Settings("0.32.0")))
 
 
@@ -38,7 +39,7 @@ def test_an_alert_has_its_cases_its_words_and_its_page(alert: Alert) -> None:
     assert sum(bool(case.silent) and not case.fires for case in alert.cases) >= 2
     for case in alert.cases:
         assert bool(case.fires) is bool(case.labels), f"{alert.name}: {case.says}"
-        assert not case.shape or case.shape in set(shape_names())
+        assert not case.shape or case.shape in SHAPES
     assert len(alert.means) > 80
     page, _, anchor = runbook(alert).removeprefix(DOCS_URL + "/").partition("#")
     assert (ROOT / "docs" / page).is_file()
@@ -53,7 +54,7 @@ def test_an_alert_has_its_cases_its_words_and_its_page(alert: Alert) -> None:
 
 def test_every_recorded_shape_is_used() -> None:
     """A recording that no case looks at would prove nothing."""
-    assert {case.shape for alert in ALERTS for case in alert.cases} - {""} == set(shape_names())
+    assert {case.shape for alert in ALERTS for case in alert.cases} - {""} == SHAPES
 
 
 @pytest.mark.parametrize("settings", EVERY, ids=lambda settings: f"{settings.vllm} {settings.name}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import io
 import json
 import shutil
 import tarfile
@@ -13,12 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.cli.doctor_runs import CPU, FORWARD, SPLIT, STORM_PAGE, Said, one_line, said, said_by_process
-from tests.domain.test_redaction import CONTEXTS, SHAPES, URLS, survives
+from tests.planted import BODY, PROMPT, SECRET, every_secret, leaks, members
 
 Capsys = pytest.CaptureFixture[str]
-SECRET = "x7Kd0pWm3TzRv9LqB2nYc5Hj"
-BODY = "a1B2c3D4e5F6g7H8i9J0" * 3
-PROMPT = "qwertzuiopasdfghjklyxcvbnm"
 ERROR = "(EngineCore pid=7) ERROR 11-15 09:00:00 [core.py:1] "
 USER_TEXTS = (
     f"INFO 11-15 09:00:00 [logger.py:39] Received request a: prompt: '{PROMPT}', params: SamplingParams(n=1)",
@@ -53,25 +49,9 @@ WRAPPINGS: dict[str, Callable[[str], str]] = {
 }
 
 
-def every_secret() -> list[str]:
-    """Each kind of secret that redaction knows, in the place it is known by."""
-    shaped = []
-    for shape in SHAPES:
-        for length in (20, 30, 34, 35, 36, 40):
-            shape = shape.replace(f"{{{length}}}", BODY[:length])  # noqa: PLW2901
-        shaped.append(f"said {shape} twice")
-    key = f"-----BEGIN RSA PRIVATE KEY-----\n{SECRET}\n{SECRET}\n-----END RSA PRIVATE KEY-----"
-    return [*(context.replace("§", SECRET) for context in (*CONTEXTS, *URLS)), *shaped, key]
-
-
 def on_one_line(secrets: Iterable[str]) -> list[str]:
     """Those that a line of a log can hold."""
     return [secret for secret in secrets if not set(secret) & {"\n", "\0"}]
-
-
-def leaks(text: str) -> bool:
-    """Whether any part of what was planted can be read."""
-    return survives(SECRET, text) or BODY[:8] in text or PROMPT[:6] in text
 
 
 def failing(*planted: str) -> str:
@@ -87,12 +67,6 @@ def failing(*planted: str) -> str:
         "(APIServer pid=1) ERROR 11-15 09:00:01 [a.py:2] EngineDeadError: EngineCore encountered an issue.",
     ]
     return "\n".join(lines) + "\n"
-
-
-def members(path: Path) -> dict[str, str]:
-    """Every member's text by its name."""
-    with tarfile.open(path) as archive:
-        return {entry.name: (archive.extractfile(entry) or io.BytesIO()).read().decode() for entry in archive}
 
 
 def shown(answers: Mapping[str, Said]) -> dict[str, str]:

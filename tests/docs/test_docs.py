@@ -37,6 +37,14 @@ def test_the_catalogue_page_is_in_step_with_the_tables() -> None:
     assert (ROOT / "docs" / "catalogue.md").read_text(encoding="utf-8") == catalogue_page()
 
 
+def test_every_variable_that_a_user_may_meet_is_in_the_docs() -> None:
+    """What plimsoll reads from the environment, and what it gives to others' commands; a message names the last itself."""
+    sources = (path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py"))
+    names = {name for text in sources for name in re.findall(r'"(PLIMSOLL_[A-Z_]+)"', text)} - {"PLIMSOLL_DEBUG"}
+    docs = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").rglob("*.md"))
+    assert [name for name in sorted(names) if not re.search(rf"\b{name}\b", docs)] == []
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "docs" / "findings").glob("*.*.md")), ids=lambda p: p.stem)
 def test_flags_named_as_a_fix_exist_in_the_newest_release(path: Path) -> None:
     """No page sends a tired person to a flag that vLLM refuses."""

@@ -20,16 +20,9 @@ from plimsoll.engine.failure_texts import TEXTS
 from plimsoll.engine.flags import flags_of, history_of
 from plimsoll.engine.frames import STEP_FRAMES
 from plimsoll.engine.log_lines import LOG_LINES
+from tests.docs.test_findings import FOLDER, PAGES, sections
 
 ROOT = Path(__file__).parents[2]
-FOLDER = ROOT / "docs" / "findings"
-PAGES = sorted(FOLDER.glob("*.*.md"))
-SECTIONS = [
-    "What you see", "Evidence", "Why it happens", "What fixes it", "What does not help", "How to prevent it", "Versions",
-    "How sure can one be", "Sources",
-]  # fmt: skip
-COLUMNS_MAX = 110  # a terminal of that width prints a page without wrapping
-SECTION_LINES_MAX = 22
 NEWEST = "0.32.0"
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+")
 RELEASE = re.compile(r"\b0\.\d{1,2}(?:\.\d{1,2}){0,2}\b")
@@ -41,12 +34,6 @@ OTHERS_FLAGS = frozenset({"--previous", "--gpu-reset"})
 def body(page: Path) -> str:
     """A page's text."""
     return page.read_text(encoding="utf-8")
-
-
-def sections(page: Path) -> dict[str, str]:
-    """The text under each heading, in the order of the page."""
-    _, *parts = re.split(r"^## ", body(page), flags=re.MULTILINE)
-    return {heading: text.strip() for heading, _, text in (part.partition("\n") for part in parts)}
 
 
 def items(text: str) -> list[str]:
@@ -82,28 +69,6 @@ def takes(flag: str) -> bool:
     """Whether the newest release knows a flag, in its plain form or as `--no-...`."""
     known = flags_of(NEWEST)
     return flag in known or "--" + flag.removeprefix("--no-") in known
-
-
-def test_every_code_has_a_page() -> None:
-    """A code without a page leaves a person alone at night."""
-    assert {page.name.removesuffix(".md") for page in PAGES} == set(Code)
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_sections_are_these_in_this_order_and_none_is_empty(page: Path) -> None:
-    """`--explain` and people find their way by the headings, so every page has the same ones, filled and short."""
-    found = sections(page)
-    assert list(found) == SECTIONS
-    assert [heading for heading, text in found.items() if len(text) < 40] == []
-    assert {h: n for h, text in found.items() if (n := len(text.splitlines())) > SECTION_LINES_MAX} == {}
-
-
-@pytest.mark.parametrize("page", [*PAGES, FOLDER / "README.md"], ids=lambda page: page.stem)
-def test_no_line_is_wider_than_a_terminal(page: Path) -> None:
-    """Pages are printed as they are."""
-    assert [line for line in body(page).splitlines() if len(line) > COLUMNS_MAX] == []
-    assert "\t" not in body(page)
-    assert [line for line in body(page).splitlines() if line != line.rstrip()] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

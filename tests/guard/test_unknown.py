@@ -17,9 +17,10 @@ from lab.guard.looks import Sight, Watched
 from lab.guard.weeks import ENGINES, KINDS, launch, week
 from plimsoll.domain.condition import Status
 from plimsoll.domain.look import Look, Reach
-from plimsoll.guard.judge import Judge, acting
+from plimsoll.guard.judge import Judge
 from plimsoll.guard.policy import Policy
 from plimsoll.standin import StandIn
+from tests.guard.acting import acting
 
 LIKELY = st.sampled_from([0.01, 0.05, 0.2, 0.5, 0.9])
 # One to three things are lost at a time: with everything lost at once there is nothing left to be wrong about.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from html.parser import HTMLParser
 
 import pytest
 from hypothesis import given, settings
@@ -23,6 +22,7 @@ from plimsoll.plan.settings import read_settings
 from plimsoll.plan.workload import Workload, WorkloadAnswer, judge
 from plimsoll.report.plan import Planned
 from plimsoll.report.plan_html import as_html
+from tests.report.html_page import HtmlPage
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
@@ -32,40 +32,6 @@ CONFIG = {
 LLAMA = ModelFacts("llama", ModelShape.from_config(CONFIG))
 SECRET = "hf_" + "abcdefghijklmnopqrstuvwxyzABCDEFGH"
 HOSTILE = "\"><script>alert('x')</script><img src=//evil.example/x onerror=alert(1)>"
-VOID = {"meta", "br", "rect", "line", "path"}
-
-
-class _Page(HTMLParser):
-    """Reads a page and keeps its elements; a tag closed out of order is an error."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__(convert_charrefs=True)
-        self.open: list[str] = []
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.text = ""
-        self.feed(page)
-        self.close()
-        assert self.open == [], f"left open: {self.open}"
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        assert len({name for name, _ in attrs}) == len(attrs), f"an attribute of {tag} is given twice"
-        self.elements.append((tag, dict(attrs)))
-        if tag not in VOID - {"rect"}:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open, f"</{tag}> closes nothing"
-        assert self.open.pop() == tag, f"</{tag}> out of order"
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-    def tags(self, name: str) -> list[dict[str, str | None]]:
-        """The attributes of every element of that name."""
-        return [attributes for tag, attributes in self.elements if tag == name]
 
 
 def _planned(model: str = "meta-llama/Llama-3.1-8B", gib: int = 79, *flags: str, notes: tuple[str, ...] = ()) -> Planned:
@@ -85,16 +51,16 @@ def _more(planned: Planned) -> tuple[Matrix, WorkloadAnswer]:
     return matrix, judge(Workload(((1200, 300),), 64), ledger, LLAMA)
 
 
-def _whole(planned: Planned) -> _Page:
+def _whole(planned: Planned) -> HtmlPage:
     matrix, workload = _more(planned)
     page = as_html(planned, matrix=matrix, workload=workload)
     _check_alone(page)
-    return _Page(page)
+    return HtmlPage(page)
 
 
 def _check_alone(page: str) -> None:
     """Nothing that a browser would load or run."""
-    parsed = _Page(page)
+    parsed = HtmlPage(page)
     allowed = {
         "html", "head", "meta", "title", "style", "body", "main", "footer", "h1", "h2", "p", "pre", "span", "svg", "desc",
         "text", "rect", "line", "path", "div", "table", "caption", "thead", "tbody", "tr", "th", "td", "ul", "li", "code",
@@ -186,7 +152,7 @@ def test_a_hostile_reason_stays_in_its_attribute() -> None:
     rows = tuple(tuple(cell._replace(why=HOSTILE, starts=False) for cell in row) for row in matrix.rows)
     page = as_html(_planned(), matrix=matrix._replace(rows=rows))
     _check_alone(page)
-    assert [a["title"] for a in _Page(page).tags("td") if "title" in a] == [HOSTILE] * 48
+    assert [a["title"] for a in HtmlPage(page).tags("td") if "title" in a] == [HOSTILE] * 48
 
 
 def test_secrets_are_hidden() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from html.parser import HTMLParser
 
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ from plimsoll.simulate.result import AtBlockSize, BlockMap, Replay
 from plimsoll.simulate.series import SeriesBuilder
 from plimsoll.simulate.settings import Group, Settings, StepTime
 from plimsoll.simulate.summary import summarise
+from tests.report.html_page import HtmlPage
 from tests.simulate.golden_runs import GOLDEN, NO_GOLDEN, golden_replay, golden_steps, hand_made, step_rows
 
 MS = 1_000_000
@@ -26,43 +26,6 @@ SIZES = [AtBlockSize(8, 0.3, 0.5, 3, 20.0), AtBlockSize(16, 0.6, 0.4, 2, 10.0), 
 MAP = BlockMap(np.arange(6, dtype=np.int64) * 10**9, np.arange(66, dtype=np.uint8).reshape(6, 11) % 5)
 SECRET = "hf_" + "abcdefghijklmnopqrstuvwxyzABCDEFGH"
 HOSTILE = "\"><script>alert('x')</script><img src=//evil.example/x onerror=alert(1)>]]>--></style>\x1b[31m"
-VOID = {"meta", "br", "image"}
-
-
-class _Page(HTMLParser):
-    """Reads a page and keeps its elements; a tag closed out of order is an error."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__(convert_charrefs=True)
-        self.open: list[str] = []
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.text, self.script = "", ""
-        self.feed(page)
-        self.close()
-        assert self.open == [], f"left open: {self.open}"
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        assert len({name for name, _ in attrs}) == len(attrs), f"an attribute of {tag} is given twice"
-        self.elements.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open, f"</{tag}> closes nothing"
-        assert self.open.pop() == tag, f"</{tag}> out of order"
-
-    def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1] == "script":
-            self.script += data
-        elif not self.open or self.open[-1] != "style":
-            self.text += data
-
-    def tags(self, name: str) -> list[dict[str, str | None]]:
-        """The attributes of every element of that name."""
-        return [attributes for tag, attributes in self.elements if tag == name]
 
 
 def _drawn(run: Replay, steps: list[list[int]], command: str = "plimsoll simulate t.csv", note: str = "a note") -> str:
@@ -82,7 +45,7 @@ def _without_pictures(html: str) -> str:
 
 def test_page_has_every_chart_and_says_what_each_shows() -> None:
     """Eight pictures, each with a title and a description that its label points to."""
-    read = _Page(_whole())
+    read = HtmlPage(_whole())
     pictures = read.tags("svg")
     assert len(pictures) == 8
     ids = {attributes["id"] for _, attributes in read.elements if "id" in attributes}
@@ -97,7 +60,7 @@ def test_page_has_every_chart_and_says_what_each_shows() -> None:
 def test_page_loads_nothing() -> None:
     """No address of any kind: pictures are in the page, and the browser is told to fetch nothing."""
     html = _whole()
-    read = _Page(html)
+    read = HtmlPage(html)
     assert not re.search(r"https?:|url\(|@import|\bsrc=|//[a-z]", _without_pictures(html).replace(read.script, ""))
     assert not re.search(r"https?:|fetch\(|XMLHttp|import|eval|innerHTML", read.script)
     for _, attributes in read.elements:
@@ -110,7 +73,7 @@ def test_page_loads_nothing() -> None:
 
 def test_policy_allows_this_script_only() -> None:
     """The script's own digest is in the page's policy, and nothing wider."""
-    read = _Page(_whole())
+    read = HtmlPage(_whole())
     assert len(read.tags("script")) == 1
     digest = base64.b64encode(hashlib.sha256(read.script.encode()).digest()).decode()
     policy = next(a["content"] or "" for a in read.tags("meta") if a.get("http-equiv") == "Content-Security-Policy")
@@ -120,7 +83,7 @@ def test_policy_allows_this_script_only() -> None:
 
 def test_charts_are_there_without_the_script() -> None:
     """Lines, bars and the map are drawn in the page itself; the figures stand in tables too."""
-    read = _Page(_whole())
+    read = HtmlPage(_whole())
     assert sum("line" in (a.get("class") or "").split() for a in read.tags("path")) == 6
     assert sum("bars" in (a.get("class") or "").split() for a in [*read.tags("path"), *read.tags("rect")]) == 3
     assert len(read.tags("image")) == 1
@@ -130,7 +93,7 @@ def test_charts_are_there_without_the_script() -> None:
 @pytest.mark.parametrize("where", ["name", "command", "note"])
 def test_hostile_words_stay_words(where: str) -> None:
     """Whatever a trace is called, no element, no handler and no secret comes of it."""
-    plain, hostile = _Page(_whole()), _Page(_whole(**{where: f"{HOSTILE} token={SECRET}"}))
+    plain, hostile = HtmlPage(_whole()), HtmlPage(_whole(**{where: f"{HOSTILE} token={SECRET}"}))
     assert [tag for tag, _ in hostile.elements] == [tag for tag, _ in plain.elements]
     assert SECRET not in hostile.text
     assert "\x1b" not in hostile.text
@@ -141,13 +104,13 @@ def test_hostile_words_stay_words(where: str) -> None:
 @given(st.text(max_size=60))
 def test_any_name_gives_a_well_formed_page(name: str) -> None:
     """The page parses, tag by tag, for any name of a trace."""
-    assert len(_Page(_whole(name)).tags("script")) == 1
+    assert len(HtmlPage(_whole(name)).tags("script")) == 1
 
 
 def test_an_empty_run_is_a_page() -> None:
     """Nothing to draw is said, not drawn."""
     run = hand_made([], [])
-    read = _Page(page(summarise(run), run, SeriesBuilder().finish()))
+    read = HtmlPage(page(summarise(run), run, SeriesBuilder().finish()))
     assert "Nothing was replayed" in read.text
     assert read.tags("svg") == []
     assert "nan" not in read.text
@@ -156,7 +119,7 @@ def test_an_empty_run_is_a_page() -> None:
 def test_a_run_of_rejections_is_a_page() -> None:
     """Requests that were all turned away leave no chart, and the headline says why."""
     run = hand_made([], [], rejected=4)
-    read = _Page(page(summarise(run), run, SeriesBuilder().finish()))
+    read = HtmlPage(page(summarise(run), run, SeriesBuilder().finish()))
     assert "Every request was rejected" in read.text
     assert read.tags("svg") == []
 
@@ -167,7 +130,7 @@ def test_one_request_is_a_page(start: int) -> None:
     request = [0, start, start, start + 10 * MS, start + 10 * MS, 100, 1, 0, 0]
     steps = [[start, start + 10 * MS, 1, 0, 100, 0, 5, 8]]
     html = _drawn(hand_made([request], steps), steps)
-    read = _Page(html)
+    read = HtmlPage(html)
     assert not re.search(r"\bnan\b|\binf\b", _without_pictures(html))
     assert "Nothing was preempted" in read.text
     assert "TTFT" in read.text
@@ -177,7 +140,7 @@ def test_what_was_not_measured_is_left_out() -> None:
     """No block sizes and no map: no such section."""
     run, builder = hand_made(REQUESTS, STEPS), SeriesBuilder()
     builder.add(step_rows(STEPS))
-    read = _Page(page(summarise(run), run, builder.finish()))
+    read = HtmlPage(page(summarise(run), run, builder.finish()))
     assert "Waste by block size" not in read.text
     assert "busiest minute" not in read.text
     assert "Command" not in read.text
@@ -189,7 +152,7 @@ def test_settings_are_shown_whole() -> None:
     run = run._replace(step_time=StepTime(by_tokens=np.arange(10, dtype=np.int64)))
     builder = SeriesBuilder()
     builder.add(step_rows(STEPS))
-    read = _Page(page(summarise(run, fitted="fitted: 4 % off"), run, builder.finish()))
+    read = HtmlPage(page(summarise(run, fitted="fitted: 4 % off"), run, builder.finish()))
     for words in ("sliding 16 window 4096", "0.01", "a table, instead of base_ns and token_ns", "fitted: 4 % off"):
         assert words in read.text, words
     assert "rough guide" not in read.text
@@ -212,4 +175,4 @@ def test_a_recorded_run_is_a_small_page(name: str) -> None:
     state = np.repeat(state[::8], 8, axis=0)  # blocks keep their state for a while
     html = page(summarise(run), run, builder.finish(), SIZES, BlockMap(np.arange(240, dtype=np.int64) * 10**8, state))
     assert len(html) < 400_000
-    assert f"{run.totals.finished:,}" in _Page(html).text
+    assert f"{run.totals.finished:,}" in HtmlPage(html).text

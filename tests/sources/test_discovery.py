@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import ssl
-import subprocess
 import threading
 import time
 from http.server import ThreadingHTTPServer
@@ -22,8 +20,9 @@ from hypothesis import strategies as st
 
 from plimsoll.errors import BadInput, TooLarge
 from plimsoll.sources.discovery import FileSd, HttpSd, Kubernetes, Pods, Target, groups_in, named
-from plimsoll.sources.kubernetes_api import Cluster, in_cluster
+from plimsoll.sources.kubernetes_api import Cluster
 from plimsoll.sources.kubernetes_pods import read_pod
+from tests.certificates import certificate
 from tests.sources.page_server import Handler, serving
 
 GROUPS = [{"targets": ["10.0.0.1:8000", "10.0.0.2:8000"], "labels": {"job": "vllm"}}]
@@ -203,16 +202,7 @@ def test_pods_are_asked_page_by_page(tmp_path: Path) -> None:
 
 def test_the_clusters_certificate_is_checked(tmp_path: Path) -> None:
     """Over TLS only a server that the mounted CA vouches for is told the token."""
-    key, crt = tmp_path / "key.pem", tmp_path / "ca.crt"
-    made = subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", crt, "-days", "1", "-subj",
-         "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"],
-        capture_output=True, check=False,
-    )  # fmt: skip
-    if made.returncode != 0:
-        pytest.skip("no openssl here to make a certificate with")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(crt, key)
+    context = certificate(tmp_path)
     with serving(lambda ask: ask.answer(json.dumps({"items": [pod("a")]}).encode())) as server:
         secure = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         secure.seen, secure.act = server.seen, server.act  # type: ignore[attr-defined]
@@ -221,12 +211,7 @@ def test_the_clusters_certificate_is_checked(tmp_path: Path) -> None:
         where = f"https://127.0.0.1:{secure.server_address[1]}"
         assert len(Pods(Kubernetes("a=b"), Cluster(where, account(tmp_path))).find()) == 1
         stranger = tmp_path / "other"
-        stranger.mkdir()
-        subprocess.run(
-            ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", stranger / "k", "-out", stranger / "ca.crt",
-             "-days", "1", "-subj", "/CN=127.0.0.1"],
-            capture_output=True, check=True,
-        )  # fmt: skip
+        certificate(stranger)
         distrusting = Pods(Kubernetes("a=b"), Cluster(where, account(stranger)))
         assert distrusting.find() == ()
         assert "cannot be asked" in distrusting.trouble
@@ -309,14 +294,6 @@ def test_any_pod_is_read(item: Any) -> None:
     found = read_pod(item)
     assert 0 < found.port < 65_536
     assert found.restarts is None or found.restarts >= 0
-
-
-def test_outside_a_cluster_it_is_said() -> None:
-    """Where Kubernetes has left no address there is no cluster; where it has, that is the address."""
-    with pytest.raises(BadInput, match="no pod of a cluster"):
-        in_cluster({})
-    assert in_cluster({"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "6443"}) == "https://10.0.0.1:6443"
-    assert in_cluster({"KUBERNETES_SERVICE_HOST": "fd00::1"}) == "https://[fd00::1]:443"
 
 
 @settings(max_examples=200, deadline=None)

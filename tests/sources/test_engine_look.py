@@ -13,11 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plimsoll.domain.look import Look, Rank, Reach
-from plimsoll.guard.judge import Judge, acting
+from plimsoll.guard.judge import Judge
 from plimsoll.guard.policy import read_policy
 from plimsoll.inside.settings import Settings
 from plimsoll.sources.engine_canary import CanaryPlan
 from plimsoll.sources.engine_look import Watcher, read_gate, read_workers
+from tests.guard.acting import acting
 from tests.sources.looking import CAPTURED, FAST, GATED, INSIDE, at, fault, looks, plain, remembering
 from tests.sources.raw_server import RawServer, Talk, Visitor, by_path, free_port, raw_server
 from tests.standin.servers import TOKEN, standin

@@ -14,12 +14,7 @@ from plimsoll.sources.hub_cache import cache_file
 from plimsoll.sources.models import TensorInfo, read_model
 from tests.sources.hub_server import COMMIT, CONFIG, TOKEN, Server, hub_of, running, shard
 
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    """A hub on loopback."""
-    with running() as hub:
-        yield hub
+pytestmark = pytest.mark.usefixtures("no_proxy")
 
 
 @pytest.fixture
@@ -27,13 +22,6 @@ def storage() -> Iterator[Server]:
     """Another host, as the storage behind the hub is."""
     with running() as hub:
         yield hub
-
-
-@pytest.fixture(autouse=True)
-def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loopback is never asked for through a proxy of this machine."""
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
-    monkeypatch.setenv("no_proxy", "127.0.0.1,localhost")
 
 
 def test_config_quantisation_and_headers_are_fetched_in_small_parts(server: Server) -> None:

@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
 from plimsoll.errors import BadInput, TimedOut, TooLarge, WorldFailed
 from plimsoll.sources.hub_http import may_see_token
-from tests.sources.hub_server import Handler, Server, hub_of, running
+from tests.sources.hub_server import Handler, Server, hub_of
 
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    """A hub on loopback."""
-    with running() as hub:
-        yield hub
-
-
-@pytest.fixture(autouse=True)
-def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loopback is never asked for through a proxy of this machine."""
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
-    monkeypatch.setenv("no_proxy", "127.0.0.1,localhost")
+pytestmark = pytest.mark.usefixtures("no_proxy")
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from plimsoll.domain.model import ModelShape
 from plimsoll.errors import BadInput, TooLarge, WorldFailed
 from plimsoll.sources.hub_cache import keep
 from plimsoll.sources.models import ModelFiles, TensorInfo, read_model
+from tests.sources.hub_server import shard
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -25,16 +26,6 @@ CONFIG = {
     "max_position_embeddings": 512,
 }
 MODELOPT = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}
-
-
-def shard(**tensors: int) -> bytes:
-    """A safetensors file of byte tensors of these sizes."""
-    header, reached = {}, 0
-    for name, size in tensors.items():
-        header[name] = {"dtype": "U8", "shape": [size], "data_offsets": [reached, reached + size]}
-        reached += size
-    text = json.dumps(header).encode()
-    return len(text).to_bytes(8, "little") + text + bytes(reached)
 
 
 def index(*shards: str, total: object = None) -> dict[str, Any]:

@@ -20,7 +20,6 @@ from plimsoll.standin.life_log import (
     after_death_lines,
     answer_line,
     death_lines,
-    request_failed_line,
     stats_line,
     stop_lines,
     stopped_lines,
@@ -148,7 +147,6 @@ def test_a_death_is_found_as_the_real_one(step: str, capture: str, release: str,
     lines = (
         *start_lines(launch.log, PIDS.api),
         *death_lines(launch.log, message, SOME, is_logits=step == "logits"),
-        request_failed_line("cmpl-1"),
         answer_line("127.0.0.1:40000", "POST", "/v1/completions", "500 Internal Server Error"),
         *after_death_lines(launch.log, PIDS.api, PIDS.core),
     )

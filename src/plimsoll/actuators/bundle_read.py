@@ -5,6 +5,7 @@ Only plain files are opened, what is packed is unpacked, and what is no text is 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import zlib
@@ -14,9 +15,9 @@ from typing import NamedTuple
 
 from plimsoll.actuators.bundle_zstd import unpacked_zstd
 from plimsoll.domain.bundle import TextFile
+from plimsoll.domain.byte_blocks import BLOCK_BYTES, gunzipped, recoded
 from plimsoll.errors import BadInput
 
-BLOCK_BYTES = 1 << 20
 HEAD_BYTES = 8 << 20
 TAIL_BYTES = 24 << 20
 CONTEXT_BYTES = 256 << 10  # read before the tail, so that what began there is known; never written
@@ -136,7 +137,7 @@ def _as_text(blocks: Iterator[bytes], *, is_inside: bool = False) -> Iterator[by
     encoding = _encoding(first[:_SAMPLE_BYTES])
     if encoding is None and not _is_text(first[:_SAMPLE_BYTES]):
         raise BadInput("not text; what is binary is never copied")
-    yield from _chained(first, blocks) if encoding is None else _recoded(_chained(first, blocks), encoding)
+    yield from _chained(first, blocks) if encoding is None else recoded(_chained(first, blocks), encoding)
 
 
 def _chained(first: bytes, blocks: Iterator[bytes]) -> Iterator[bytes]:
@@ -165,14 +166,6 @@ def _encoding(start: bytes) -> str | None:
     return None
 
 
-def _recoded(blocks: Iterator[bytes], encoding: str) -> Iterator[bytes]:
-    import codecs
-
-    decoder = codecs.getincrementaldecoder(encoding)(errors="replace")
-    for block in blocks:
-        yield decoder.decode(block).encode("utf-8", "replace")
-
-
 def _is_text(sample: bytes) -> bool:
     if sample.startswith((*_PACKED, _GZIP, _ZSTD)) or sample[257:262] == b"ustar":
         return False
@@ -182,18 +175,5 @@ def _is_text(sample: bytes) -> bool:
 
 
 def _gunzipped(blocks: Iterator[bytes]) -> Iterator[bytes]:
-    """Every member's text; where the data is cut or spoilt, what came before."""
-    unpack = zlib.decompressobj(31)
-    for block in blocks:
-        data = block
-        while data:
-            try:
-                text = unpack.decompress(data, BLOCK_BYTES)
-            except zlib.error:
-                return
-            if text:
-                yield text
-            data = unpack.unconsumed_tail
-            if unpack.eof:
-                data = unpack.unused_data.lstrip(b"\0")
-                unpack = zlib.decompressobj(31)
+    with contextlib.suppress(zlib.error):  # of what cannot be unpacked nothing is kept
+        yield from gunzipped(blocks)

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from plimsoll.actuators.http_call import Lost, Reply, Server, bearer
+from plimsoll.actuators.http_call import Lost, Reply, Server
+from plimsoll.domain.asking import SERVICE_ACCOUNT, bearer, in_cluster
 from plimsoll.errors import BadInput
 
-SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 DEADLINE_S = 10.0
 MOST_BYTES = 16 << 20
 
@@ -23,7 +23,7 @@ class ClusterCall:
     def __init__(self, url: str = "", folder: str = SERVICE_ACCOUNT, environ: Mapping[str, str] = os.environ) -> None:
         """BadInput where this is no pod."""
         self._folder = Path(folder)
-        self._server = Server(url or _in_cluster(environ), self._trust)
+        self._server = Server(url or in_cluster(environ), self._trust)
         try:
             if self._server.is_secure:
                 self._trust()
@@ -53,10 +53,3 @@ class ClusterCall:
             return (self._folder / name).read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError):
             return ""
-
-
-def _in_cluster(environ: Mapping[str, str]) -> str:
-    host, port = environ.get("KUBERNETES_SERVICE_HOST", ""), environ.get("KUBERNETES_SERVICE_PORT", "443")
-    if not host or not port.isdecimal():
-        raise BadInput("kubernetes: this is no pod of a cluster (KUBERNETES_SERVICE_HOST is not set)")
-    return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"

@@ -12,8 +12,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from plimsoll.actuators.http_call import Lost, Reply, Server, bearer, number, table
+from plimsoll.actuators.http_call import Lost, Reply, Server, number, table
 from plimsoll.actuators.sentences import quoted_words
+from plimsoll.domain.asking import bearer
 from plimsoll.domain.outcome import Outcome, done, failed, unsure
 
 DEADLINE_S = 5.0

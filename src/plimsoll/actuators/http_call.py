@@ -187,10 +187,3 @@ def number(found: object, most: float = 2.0**63) -> float | None:
     if isinstance(found, bool) or not isinstance(found, int | float) or not 0 <= found < most:
         return None
     return found
-
-
-def bearer(token: str) -> dict[str, str]:
-    """The header that shows a token; BadInput if it is none that a header can hold."""
-    if not token or not token.isascii() or not token.isprintable() or " " in token:
-        raise BadInput("the token holds letters that a token cannot have")
-    return {"Authorization": f"Bearer {token}"}

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from plimsoll.actuators.cluster_call import SERVICE_ACCOUNT, ClusterCall
+from plimsoll.actuators.cluster_call import ClusterCall
 from plimsoll.actuators.lock_parts import (
     TIMEOUT_S,
     TTL_S,
@@ -29,6 +29,7 @@ from plimsoll.actuators.lock_parts import (
     ours,
     shown,
 )
+from plimsoll.domain.asking import SERVICE_ACCOUNT
 from plimsoll.domain.outcome import Outcome, failed
 from plimsoll.errors import BadInput
 

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from plimsoll.actuators.http_call import Lost, Reply
 from plimsoll.domain.outcome import Outcome, done, failed, unsure
+from plimsoll.domain.printable import printable
 from plimsoll.domain.redaction import redact
 
 EPOCH_MAX = 2**62  # what a gate takes
@@ -34,7 +35,7 @@ def now_s() -> float:
 
 def shown(text: object) -> str:
     """What may be shown of a name that came from outside: short, printable, nothing secret."""
-    words = "".join(letter if letter.isprintable() else " " for letter in str(text)[:4096])
+    words = printable(str(text)[:4096])
     return redact(" ".join(words.split()))[:OWNER_MAX] or "somebody without a name"
 
 

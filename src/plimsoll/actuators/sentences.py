@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from plimsoll.actuators.bundle_text import shown_line
+from plimsoll.domain.printable import printable
 
 LONGEST = 300
 
@@ -10,4 +11,4 @@ LONGEST = 300
 def quoted_words(text: str, most: int = LONGEST) -> str:
     """One line without secrets and without anything that a terminal would obey."""
     shown = shown_line(text[: 10 * most])
-    return "".join(letter if letter.isprintable() else " " for letter in shown).strip()[:most]
+    return printable(shown).strip()[:most]

@@ -71,9 +71,8 @@ def _saturated(names: Names, bounds: Thresholds) -> Alert:
         description=f"A request of {{{{ $labels.model_name }}}} that comes now waits "
         f"{{{{ $value | humanizeDuration }}}} for its first token; "
         f"{bounds.wait_s:g} s were promised. The queue has grown from stretch to stretch of two or of eight minutes.",
-        means="More comes than it can do, so every new request waits longer than the one before. Send less here "
-        "or add an engine; "
-        "guard sheds if it may (`guardctl status`). A restart loses what runs and changes nothing else.",
+        means="More comes than it can do, so every new request waits longer than the one before. Send less here or add an "
+        "engine; guard sheds if it may (`guardctl status`). A restart loses what runs and changes nothing else.",
         needs=(Needs.VLLM,),
         cases=(
             Case(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 
@@ -14,7 +14,6 @@ MODEL = "a-model"
 GUARD_AT = {"job": GUARD_JOB, "instance": GUARD_INSTANCE}
 _OWN = {"engine": "0", "model_name": MODEL, "worker": "0", "reason": "draining"}
 _WORKER = ("engine", "worker")
-_ENGINE = ("engine", "model_name")
 # Figures on the page that are not vLLM's own.
 _PLAIN: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "up": ("up", ()),
@@ -108,11 +107,6 @@ def _recorded() -> Mapping[str, Mapping[str, object]]:
 def about(shape: str) -> str:
     """What happened in a recording."""
     return str(_recorded()[shape]["about"])
-
-
-def shape_names() -> Iterable[str]:
-    """Every recording."""
-    return _recorded()
 
 
 def recorded(names: Names, shape: str, where: Mapping[str, str]) -> dict[str, str]:

@@ -12,11 +12,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 from plimsoll.actuators.evidence import EvidenceKeeper, Wanted
+from plimsoll.domain.asking import bearer
 from plimsoll.domain.outcome import Outcome, done
 from plimsoll.domain.process_table import Mark
 from plimsoll.guard.ports import Restarter
 from plimsoll.sources.device_memory import DeviceMemory, Holding
-from plimsoll.sources.engine_http import Client, bearer
+from plimsoll.sources.engine_http import Client
 from plimsoll.sources.http_answer import Missed
 from plimsoll.sources.process_tree import read_process
 

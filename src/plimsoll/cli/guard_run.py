@@ -28,6 +28,7 @@ from plimsoll.cli.guard_loop import Facts, Fleet, Ports
 from plimsoll.cli.guard_recall import Recaller
 from plimsoll.cli.guard_said import Said
 from plimsoll.cli.guard_trouble import Troubles
+from plimsoll.domain.asking import bearer
 from plimsoll.domain.finding import Severity
 from plimsoll.domain.look import Reach
 from plimsoll.errors import BadInput, WorldFailed
@@ -36,7 +37,7 @@ from plimsoll.report.doctor import clean
 from plimsoll.report.guard import Told, What, alert, line_json, sentence, status_line
 from plimsoll.sources.discovery import FileSd, Finder, Target
 from plimsoll.sources.engine_canary import CanaryPlan
-from plimsoll.sources.engine_http import Client, bearer
+from plimsoll.sources.engine_http import Client
 from plimsoll.sources.engine_look import Watcher
 from plimsoll.sources.figures_page import LabelSets
 from plimsoll.sources.guard_act_types import files_of

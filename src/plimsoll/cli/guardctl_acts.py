@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 from plimsoll.cli.output import show
 from plimsoll.doctor.trend_words import duration
+from plimsoll.domain.printable import printable
 from plimsoll.errors import BadInput
 
 ON_ENGINES = ("drain", "undrain", "compact", "restart", "shed")
@@ -155,4 +156,4 @@ def stamp(unix_s: float) -> str:
 
 def plain(text: object) -> str:
     """What may go to a terminal."""
-    return "".join(letter if letter.isprintable() else "?" for letter in str(text))
+    return printable(str(text), "?")

@@ -113,9 +113,10 @@ def _forget_stdout() -> None:
 
 
 def _say(message: str) -> None:
+    from plimsoll.domain.printable import printable
     from plimsoll.domain.redaction import redact
 
-    one_line = "".join(letter if letter.isprintable() else "?" for letter in " ".join(redact(message).split()))
+    one_line = printable(" ".join(redact(message).split()), "?")
     print(f"plimsoll: {one_line[:2000]}", file=sys.stderr)
 
 

@@ -35,6 +35,7 @@ import time
 from collections.abc import Iterable
 
 from plimsoll.cli.output import show
+from plimsoll.domain.printable import printable
 from plimsoll.errors import WorldFailed
 
 TYPE_CHECKING = False
@@ -79,7 +80,7 @@ def need_parts(extra: str, *, or_else: str = "") -> None:
 
 def _one_line(text: str) -> str:
     """What was typed may hold anything; a terminal gets none of it."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)[:2000]
+    return printable(text, "?")[:2000]
 
 
 def _fail(launch: Launchable, speed: float) -> int:

@@ -6,10 +6,12 @@ Memory is what a Linux process is told, not what the box says. Three things move
 - Windows and WSL report nearly the whole card (RTX 3060: 12.0 against 11.63), so readings from there are left out.
 A measured figure is the newest driver's found, with ECC as delivered; the band holds every Linux reading found, and a
 little more where there are few.
-"id N" is a file of the public GitHub index that the table of starts also cites.
+"id N" stands for a public log or page; the number only tells one from another.
 
 Rates are dense: makers' sheets often print twice as much, for 2:4 sparse weights, which vLLM does not use. GeForce
 cards accumulate in 32 bits at half the rate of 16 bits, and vLLM accumulates in 32: those are the figures here.
+
+The file is long because it is a table: one entry a card, and a reader looks one up rather than reads on.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from plimsoll.domain.printable import printable
 from plimsoll.domain.redaction import REDACTED, redact, redact_value, redact_words
 from plimsoll.domain.user_text import hide_user_text
 
@@ -150,7 +151,7 @@ def _is_count(value: object) -> bool:
 
 
 def _name(text: str) -> str:
-    return redact("".join(letter if letter.isprintable() else " " for letter in text[:SEARCHED]))[:NAME_MAX]
+    return redact(printable(text[:SEARCHED]))[:NAME_MAX]
 
 
 def _clean(name: str, value: object, depth: int) -> Any:

@@ -67,6 +67,11 @@ class Page(NamedTuple):
         return Histogram(family, tuple(bounds[:-1]), counts, total)
 
 
+def escaped_label(value: str) -> str:
+    """A label's value as a page writes it between its quotes."""
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
 def grouped(samples: Iterable[Sample]) -> dict[str, tuple[Sample, ...]]:
     """Samples by name, each name's in their order."""
     found: dict[str, list[Sample]] = {}

@@ -22,11 +22,6 @@ class Spent(NamedTuple):
     says: str
     until: float = 0.0
 
-    @property
-    def is_spent(self) -> bool:
-        """Whether there is none left."""
-        return bool(self.says)
-
 
 def spent(restarts: Sequence[Restart], engine: str, policy: ActPolicy, now: float) -> Spent:
     """The tightest of the budgets, and the pause after the last restart.

@@ -80,8 +80,3 @@ class Judge:
 
     def _told(self, changed: Iterable[Tracker]) -> tuple[Change, ...]:
         return tuple(Change(self.engine, one.condition, GRADES.get(one.kind, Grade.ADVICE)) for one in changed)
-
-
-def acting(judge: Judge) -> tuple[Condition, ...]:
-    """The conditions that hold and could lead to an action."""
-    return tuple(one for one in judge.conditions if one.is_true and GRADES.get(one.kind, Grade.ADVICE).is_action)

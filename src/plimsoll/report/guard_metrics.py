@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from plimsoll.domain.condition import Status
+from plimsoll.domain.metrics_page import escaped_label
 from plimsoll.guard.findings import code_of
 from plimsoll.guard.grades import Grade
 from plimsoll.guard.policy import GRADES
@@ -93,12 +94,8 @@ def _metric(name: str, kind: str, says: str, samples: Sequence[tuple[Mapping[str
     yield f"# HELP plimsoll_guard_{name} {says}"
     yield f"# TYPE plimsoll_guard_{name} {kind}"
     for labels, value in samples:
-        inner = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
+        inner = ",".join(f'{key}="{escaped_label(text)}"' for key, text in labels.items())
         yield f"plimsoll_guard_{name}{f'{{{inner}}}' if inner else ''} {_number(value)}"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 def _number(value: float) -> str:

@@ -11,8 +11,9 @@ import contextlib
 import json
 from typing import NamedTuple
 
+from plimsoll.domain.asking import bearer
 from plimsoll.domain.look import Canary
-from plimsoll.sources.engine_http import Client, Reply, bearer
+from plimsoll.sources.engine_http import Client, Reply
 from plimsoll.sources.http_answer import Late, Missed
 
 ANSWER_MAX = 1 << 20

@@ -39,13 +39,6 @@ class Reply(NamedTuple):
     seconds: float = 0.0  # from when it was asked to the last byte: without the time to find the server and to connect
 
 
-def bearer(token: str) -> dict[str, str]:
-    """The header that shows a token; BadInput if it is none that a header can hold."""
-    if not token or not token.isascii() or not token.isprintable() or " " in token:
-        raise BadInput("the token holds letters that a token cannot have")
-    return {"Authorization": f"Bearer {token}"}
-
-
 class Client:
     """Asks one server, one question at a time."""
 

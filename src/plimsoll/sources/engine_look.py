@@ -11,11 +11,12 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from plimsoll.domain.asking import bearer
 from plimsoll.domain.look import Canary, Gate, Look, Reach, Worker
 from plimsoll.engine.versions import Engine, engine_named
 from plimsoll.errors import BadInput, TooLarge
 from plimsoll.sources.engine_canary import CanaryAsker, CanaryPlan
-from plimsoll.sources.engine_http import Client, Reply, bearer
+from plimsoll.sources.engine_http import Client, Reply
 from plimsoll.sources.engine_pause import Pause
 from plimsoll.sources.figures_page import LabelSets, PageFigures, PageReader
 from plimsoll.sources.http_answer import Missed, nonsense

@@ -6,9 +6,10 @@ import asyncio
 import json
 from typing import NamedTuple
 
+from plimsoll.domain.asking import bearer
 from plimsoll.domain.outcome import Outcome, done, failed, unsure
 from plimsoll.sources.engine_canary import CanaryAsker, CanaryPlan
-from plimsoll.sources.engine_http import Client, bearer
+from plimsoll.sources.engine_http import Client
 from plimsoll.sources.http_answer import Missed
 
 MODELS = "/v1/models"

@@ -6,15 +6,14 @@ import http.client
 import json
 import os
 import ssl
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from plimsoll.errors import BadInput, TimedOut, TooLarge, WorldFailed
+from plimsoll.domain.asking import SERVICE_ACCOUNT, in_cluster
+from plimsoll.errors import TimedOut, TooLarge, WorldFailed
 from plimsoll.sources.http_get import within
 
-SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 MOST_BYTES = 64 << 20
 TIMEOUT_S = 10.0
 
@@ -65,14 +64,6 @@ class Cluster:
             return (self._folder / name).read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError):
             raise WorldFailed(f"{self._folder / name} cannot be read: is a service account mounted?") from None
-
-
-def in_cluster(environ: Mapping[str, str]) -> str:
-    """The address of the API server, as Kubernetes tells every pod."""
-    host, port = environ.get("KUBERNETES_SERVICE_HOST", ""), environ.get("KUBERNETES_SERVICE_PORT", "443")
-    if not host or not port.isdecimal():
-        raise BadInput("kubernetes: this is no pod of a cluster (KUBERNETES_SERVICE_HOST is not set)")
-    return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
 
 
 def _read_answer(status: int, body: bytes) -> dict[str, Any]:

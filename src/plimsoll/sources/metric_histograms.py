@@ -1,8 +1,4 @@
-"""Reads the histograms of a page of metrics in Prometheus' text format, as vLLM's /metrics gives it.
-
-    # TYPE vllm:time_to_first_token_seconds histogram
-    vllm:time_to_first_token_seconds_bucket{engine="0",le="0.1",model_name="m"} 2.0
-    vllm:time_to_first_token_seconds_sum{engine="0",model_name="m"} 0.21
+"""Reads the histograms of a saved page of metrics for a fit, which a wrong one would mislead: what makes no sense is refused.
 
 Engines and models of one page are added up. Everything that is not a histogram is passed over.
 """
@@ -10,29 +6,14 @@ Engines and models of one page are added up. Everything that is not a histogram 
 from __future__ import annotations
 
 import math
-import re
-from typing import NamedTuple
 
 from plimsoll.domain.histogram import Histogram
+from plimsoll.domain.metrics_page import Labels, Page
 from plimsoll.errors import BadInput, TooLarge
+from plimsoll.sources.metrics_pages import LINE_MAX, PAGE_MAX, is_sample, parse_page
 from plimsoll.sources.trace_lines import read_lines
 
-LINES_MAX = 200_000
-LINE_MAX = 64 << 10
-BUCKETS_MAX = 10_000
-"""Of one histogram, over all its label sets."""
 _SHOWN = 60
-_TYPE = re.compile(r"#\s*TYPE\s+(\S+)\s+histogram\s*\Z")
-_SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(\{.*\})?\s+(\S+)(?:\s+-?\d+)?\s*\Z", re.ASCII)
-_LABEL = re.compile(r'\s*([a-zA-Z_]\w*)\s*=\s*"((?:[^"\\\n]|\\.)*)"\s*(,|\Z)', re.ASCII)
-
-
-class _Series(NamedTuple):
-    """Of one set of labels."""
-
-    buckets: dict[float, float]
-    """Upper bound to how many values are no larger."""
-    sums: list[float]
 
 
 def looks_like_metrics(path: str) -> bool:
@@ -43,82 +24,36 @@ def looks_like_metrics(path: str) -> bool:
         first = next((chunk.lines[0] for chunk in read_lines(path) if chunk.lines), b"")
     except BadInput:
         return False
-    text = first[:LINE_MAX].decode("utf-8", "replace").strip()
-    return text.startswith(("# HELP ", "# TYPE ")) or bool(_SAMPLE.match(text))
+    text = first[:LINE_MAX].decode("utf-8", "replace").lstrip("\ufeff").strip()
+    return text.startswith(("# HELP ", "# TYPE ", "# UNIT ")) or is_sample(text)
 
 
 def read_histograms(path: str) -> tuple[Histogram, ...]:
-    """All histograms of the page, by name; one line of BadInput names the first line that is wrong."""
-    pages: list[tuple[int, str]] = []
+    """All histograms of the page, in its order; BadInput where a line or one of them makes no sense."""
+    data = bytearray()
     for chunk in read_lines(path):
-        for number, line in zip(chunk.numbers, chunk.lines, strict=True):
-            if len(pages) >= LINES_MAX or len(line) > LINE_MAX:
-                raise TooLarge(f"{path}, line {number}: too long for a page of metrics")
-            try:
-                pages.append((number, line.decode("utf-8").strip()))
-            except UnicodeDecodeError:
-                raise BadInput(f"{path}, line {number}: not UTF-8") from None
-    return _parse(path, pages)
+        data += b"\n".join(chunk.lines) + b"\n"
+        if len(data) > PAGE_MAX:
+            raise TooLarge(f"{path}: too long for a page of metrics")
+    page = parse_page(bytes(data), path, None)
+    if page.skipped:
+        lines = (line.strip() for line in data.decode("utf-8", "replace").lstrip("\ufeff").split("\n"))
+        bad = next((line for line in lines if line and not line.startswith("#") and not is_sample(line)), "")
+        raise BadInput(f"{path}: not a line of metrics: {bad[:_SHOWN]!r}")
+    declared = [name for name, kind in page.types.items() if kind == "histogram"]
+    return tuple(_sound(page, name) for name in declared if page.of(f"{name}_bucket") or page.of(f"{name}_sum"))
 
 
-def _parse(path: str, lines: list[tuple[int, str]]) -> tuple[Histogram, ...]:
-    found: dict[str, dict[tuple[tuple[str, str], ...], _Series]] = {}
-    for number, line in lines:
-        declared = _TYPE.match(line)
-        if declared:
-            found.setdefault(declared.group(1), {})
-        if line.startswith("#"):
-            continue
-        sample = _SAMPLE.match(line)
-        if sample is None:
-            raise BadInput(f"{path}, line {number}: not a line of metrics: {line[:_SHOWN]!r}")
-        name, _, suffix = sample.group(1).rpartition("_")
-        if name not in found or suffix not in ("bucket", "sum"):
-            continue
-        labels = _labels(sample.group(2) or "", f"{path}, line {number}")
-        value = _number(sample.group(3), f"{path}, line {number}")
-        bound = labels.pop("le", None)
-        series = found[name].setdefault(tuple(sorted(labels.items())), _Series({}, []))
-        if suffix == "sum":
-            series.sums.append(value)
-        elif bound is None:
-            raise BadInput(f"{path}, line {number}: a bucket of {name[:_SHOWN]} has no bound (le)")
-        else:
-            series.buckets[_number(bound, f"{path}, line {number}")] = value
-            if len(series.buckets) + len(found[name]) > BUCKETS_MAX:
-                raise TooLarge(f"{path}, line {number}: more than {BUCKETS_MAX} buckets in {name[:_SHOWN]}")
-    return tuple(_added(path, name, list(sets.values())) for name, sets in found.items() if sets)
+def _sound(page: Page, name: str) -> Histogram:
+    """A page adds up the sums that are numbers: here each label set must have one, or the mean would be another."""
+    found = page.histogram(name)
+    sums = [sample.value for sample in page.of(f"{name}_sum")]
+    sets = {_without_bound(sample.labels) for sample in page.of(f"{name}_bucket")}
+    if found is None or len(sums) != len(sets) or not all(map(math.isfinite, sums)):
+        wrong = "its buckets do not rise, do not end in +Inf or differ between its label sets, or a sum is not a number"
+        raise BadInput(f"{page.source}: the histogram {name[:_SHOWN]} makes no sense: {wrong}")
+    return found
 
 
-def _labels(text: str, where: str) -> dict[str, str]:
-    inside, labels, at = text[1:-1], {}, 0
-    while inside[at:].strip():
-        one = _LABEL.match(inside, at)
-        if one is None:
-            raise BadInput(f"{where}: labels cannot be read: {text[:_SHOWN]!r}")
-        labels[one.group(1)] = one.group(2)
-        at = one.end()
-    return labels
-
-
-def _number(text: str, where: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if math.isnan(value) or "_" in text:
-        raise BadInput(f"{where}: not a number: {text[:_SHOWN]!r}")
-    return value
-
-
-def _added(path: str, name: str, sets: list[_Series]) -> Histogram:
-    shown = name[:_SHOWN]
-    bounds = sorted(sets[0].buckets)
-    if not bounds or bounds[-1] != math.inf or any(sorted(one.buckets) != bounds for one in sets):
-        raise BadInput(f"{path}: the buckets of {shown} do not end in +Inf, or differ between its label sets")
-    cumulative = [math.fsum(one.buckets[bound] for one in sets) for bound in bounds]
-    counts = [high - low for low, high in zip([0.0, *cumulative], cumulative, strict=False)]
-    total = math.fsum(value for one in sets for value in one.sums)
-    if not all(0 <= count < math.inf for count in counts) or not math.isfinite(total):
-        raise BadInput(f"{path}: the buckets of {shown} do not rise, or its sum is not a number")
-    return Histogram(name, tuple(bounds[:-1]), tuple(counts), total)
+def _without_bound(labels: Labels) -> frozenset[tuple[str, str]]:
+    return frozenset(one for one in labels.items() if one[0] != "le")

@@ -90,6 +90,11 @@ def parse_page(data: bytes, source: str, at_s: float | None) -> Page:
     return Page(source, at_s, grouped(samples), types, skipped)
 
 
+def is_sample(line: str) -> bool:
+    """Whether a page of metrics may hold this line as one of its values."""
+    return _sample(line, 1, {}) is not None
+
+
 def page_address(url: str) -> Address:
     """Where the page of a server is: /metrics unless the user named a path."""
     from plimsoll.sources.http_get import address

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 from urllib.parse import urlencode, urlsplit
 
+from plimsoll.domain.printable import printable
 from plimsoll.domain.series import OUTSIDE, Series
 from plimsoll.engine.metrics import figure
 from plimsoll.errors import BadInput, TooLarge, WorldFailed
@@ -146,7 +147,7 @@ def _answered(
         raise WorldFailed(f"{target.shown}: answers {reply.status} and something that is not JSON") from None
     if not isinstance(answer, dict) or answer.get("status") != "success":
         said = str(answer.get("error", ""))[:200] if isinstance(answer, dict) else ""
-        words = "".join(c if c.isprintable() else " " for c in said).split()
+        words = printable(said).split()
         raise WorldFailed(f"{target.shown}: answers {reply.status}" + (f": {' '.join(words)}" if words else ""))
     data = answer.get("data")
     result = data.get("result") if isinstance(data, dict) else None

@@ -8,9 +8,9 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
+from plimsoll.domain.byte_blocks import BLOCK_BYTES, gunzipped, recoded
 from plimsoll.errors import BadInput, TimedOut
 
-BLOCK_BYTES = 1 << 20
 UNPACKED_MAX_BYTES = 8 << 30
 NULS_MAX_BYTES = 64 << 20  # nothing else in this much of a stream: not text
 SAMPLE_BYTES = 64 << 10
@@ -122,7 +122,7 @@ def unpacked(source: str, blocks: Iterator[bytes], depth: int = DEEPEST) -> Iter
     if encoding is None:
         yield from again
     else:
-        yield from _recoded(again, encoding)
+        yield from recoded(again, encoding)
 
 
 def _packing(start: bytes) -> str:
@@ -158,34 +158,11 @@ def _chained(start: bytes, blocks: Iterator[bytes]) -> Iterator[bytes]:
     yield from blocks
 
 
-def _recoded(blocks: Iterator[bytes], encoding: str) -> Iterator[bytes]:
-    import codecs
-
-    decoder = codecs.getincrementaldecoder(encoding)(errors="replace")
-    for block in blocks:
-        yield decoder.decode(block).encode("utf-8", "replace")
-
-
 def _gunzipped(source: str, blocks: Iterator[bytes]) -> Iterator[bytes]:
-    """Every member's text; where the data is cut or spoilt, what came before."""
-    unpack = zlib.decompressobj(31)
-    came = False
-    for block in blocks:
-        data = block
-        while data:
-            try:
-                text = unpack.decompress(data, BLOCK_BYTES)
-            except zlib.error:
-                if not came:
-                    raise BadInput(f"{source}: looks like gzip and is not") from None
-                return
-            if text:
-                came = True
-                yield text
-            data = unpack.unconsumed_tail
-            if unpack.eof:
-                data = unpack.unused_data.lstrip(b"\0")
-                unpack = zlib.decompressobj(31)
+    try:
+        yield from gunzipped(blocks)
+    except zlib.error:
+        raise BadInput(f"{source}: looks like gzip and is not") from None
 
 
 def _unzstd(source: str, blocks: Iterator[bytes]) -> Iterator[bytes]:

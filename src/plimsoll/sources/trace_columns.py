@@ -10,15 +10,11 @@ import numpy as np
 
 from plimsoll.domain.arrivals import LATEST_NS
 from plimsoll.domain.trace import Integers
+from plimsoll.sources.trace_shapes import TOKENS_MAX, BadRow
 
-TOKENS_MAX = 1_000_000_000
 NO_STAMP = -(1 << 63)
 """A stamp that a row does not have, before the stamps are counted from the trace's zero."""
 NOTHING = np.zeros(0, dtype=np.int64)
-
-
-class BadRow(Exception):
-    """Some row of those given cannot be read; the reason holds for it when it is given alone."""
 
 
 class Columns(NamedTuple):

@@ -14,13 +14,12 @@ from plimsoll.sources.trace_columns import (
     NO_STAMP,
     NO_STAMPS,
     NOTHING,
-    BadRow,
     Columns,
     arrivals_ns,
     ids_as_numbers,
     whole_numbers,
 )
-from plimsoll.sources.trace_csv import OUTPUT_NAMES, PROMPT_NAMES
+from plimsoll.sources.trace_shapes import OUTPUT_NAMES, PROMPT_NAMES, BadRow
 from plimsoll.sources.trace_stamps import seconds_ns
 
 RECORDING = "plimsoll.request/1"

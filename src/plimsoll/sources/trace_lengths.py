@@ -1,4 +1,4 @@
-"""Reads how long the requests of a trace are: Azure's CSV, Mooncake's JSON lines, or any file with such columns.
+"""Reads how long the requests of a trace are: any file that `simulate` takes, and its columns by the same names.
 
 Apart from `traces`, which reads all of a trace and needs numpy: `plan` works without it.
 """
@@ -7,59 +7,86 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from plimsoll.errors import BadInput, TooLarge
 from plimsoll.sources.trace_lines import read_lines
+from plimsoll.sources.trace_shapes import (
+    OUTPUT_NAMES,
+    PROMPT_NAMES,
+    TOKENS_MAX,
+    UNKNOWN,
+    BadRow,
+    CsvShape,
+    csv_cells,
+    csv_shape,
+    whole_cell,
+)
 
 ROWS_MAX = 5_000_000
-_PROMPT = ("ContextTokens", "input_length", "prompt_tokens", "num_prefill_tokens")
-_OUTPUT = ("GeneratedTokens", "output_length", "completion_tokens", "num_decode_tokens")
+
+
+class _Request(NamedTuple):
+    prompt: int
+    output: int
+    is_answered: bool = True
 
 
 def read_lengths(path: str) -> list[tuple[int, int]]:
     """(prompt, output) tokens of every request, in the file's order; one line says what is wrong with it."""
-    found = list(_rows(path))
-    if not found:
+    rows = list(_rows(path))
+    if not rows:
         raise BadInput(f"{path}: no request in it")
+    found = [(max(1, row.prompt), max(1, row.output)) for row in rows if row.is_answered]
+    if not found:
+        raise BadInput(f"{path}: no request in it that was answered")
     return found
 
 
-def _rows(path: str) -> Iterator[tuple[int, int]]:
-    header: list[str] | None = None
+def _rows(path: str) -> Iterator[_Request]:
+    shape: CsvShape | None = None
+    is_first = True
     for chunk in read_lines(path):
         for number, line in zip(chunk.numbers, chunk.lines, strict=True):
             where = f"{path}, line {number}"
             if number > ROWS_MAX:
                 raise TooLarge(f"{where}: longer than a trace can be")
             try:
-                text = line.decode("utf-8")
+                text = line.decode("utf-8-sig" if is_first else "utf-8").rstrip("\r")
             except UnicodeDecodeError:
                 raise BadInput(f"{where}: not text") from None
-            if text.lstrip().startswith("{"):
-                yield _pair(_json(text, where), where)
-            elif header is None:
-                header = [cell.strip() for cell in text.split(",")]
-            else:
-                yield _pair(dict(zip(header, text.split(","), strict=False)), where)
+            is_first = False
+            try:
+                if text.lstrip().startswith("{"):
+                    yield _of_json(text)
+                elif shape is not None:
+                    yield _of_csv(text, shape)
+                elif (shape := csv_shape(text, None)) is None:
+                    raise BadRow(f"not {UNKNOWN}")
+            except BadRow as reason:
+                raise BadInput(f"{where}: {reason}") from None
 
 
-def _json(text: str, where: str) -> dict[str, object]:
+def _of_csv(text: str, shape: CsvShape) -> _Request:
+    """BurstGPT keeps requests that failed, as rows without an answer."""
+    cells = csv_cells(shape.width, [text])
+    prompt, output = _tokens(cells[shape.prompt][0], shape.names[1]), _tokens(cells[shape.output][0], shape.names[2])
+    return _Request(prompt, output, is_answered=output > 0 or shape.kind != "burstgpt")
+
+
+def _of_json(text: str) -> _Request:
     try:
-        loaded = json.loads(text)
+        row = json.loads(text)
     except (ValueError, RecursionError):
-        raise BadInput(f"{where}: not JSON") from None
-    return loaded if isinstance(loaded, dict) else {}
+        raise BadRow("not JSON") from None
+    prompt, output = (next((key for key in row if key.lower() in names), None) for names in (PROMPT_NAMES, OUTPUT_NAMES))
+    if prompt is None or output is None:
+        raise BadRow(f"not {UNKNOWN}")
+    return _Request(_tokens(str(row[prompt]), prompt), _tokens(str(row[output]), output))
 
 
-def _pair(row: dict[str, object] | dict[str, str], where: str) -> tuple[int, int]:
-    values = []
-    for names in (_PROMPT, _OUTPUT):
-        said = next((row[name] for name in names if name in row), None)
-        try:
-            number = int(float(str(said)))
-        except (ValueError, OverflowError):
-            raise BadInput(f"{where}: no {names[0]} (or {', '.join(names[1:])}) in it") from None
-        if number < 0:
-            raise BadInput(f"{where}: {number} tokens")
-        values.append(number)
-    return max(1, values[0]), max(1, values[1])
+def _tokens(text: str, name: str) -> int:
+    number = whole_cell(text, name)
+    if not 0 <= number <= TOKENS_MAX:
+        raise BadRow(f"{name} is {'negative' if number < 0 else 'out of range'}")
+    return number

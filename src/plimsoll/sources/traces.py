@@ -13,13 +13,12 @@ from plimsoll.domain.measured_run import ABSENT, MeasuredRun, RunSeries
 from plimsoll.domain.trace import Integers, Trace
 from plimsoll.domain.trace_rows import IDS_MAX, pick, starts
 from plimsoll.errors import BadInput, TooLarge
-from plimsoll.sources.trace_columns import NO_STAMP, BadRow, Columns, joined
-from plimsoll.sources.trace_csv import csv_columns, csv_shape
+from plimsoll.sources.trace_columns import NO_STAMP, Columns, joined
+from plimsoll.sources.trace_csv import csv_columns
 from plimsoll.sources.trace_json import RECORDING_BLOCK, SHAPES, json_columns, json_shape
 from plimsoll.sources.trace_lines import Lines, read_lines
+from plimsoll.sources.trace_shapes import SIMPLEST, UNKNOWN, BadRow, csv_shape
 
-SIMPLEST = "TIMESTAMP,ContextTokens,GeneratedTokens"
-_UNKNOWN = f"a trace: neither its columns nor its fields are known; the simplest is a CSV with {SIMPLEST} (docs/traces.md)"
 KINDS = ("azure", "burstgpt", "lengths", *(shape.kind for shape in SHAPES))
 _SERIES = ("t", "prompt_throughput", "gen_throughput", "running", "waiting", "kv_cache_pct")
 
@@ -62,7 +61,7 @@ def read_measured(path: str, *, timeseries: str | None = None, limit: int | None
         rows = _read(path, RECORDING_BLOCK, None, skip_bad=skip_bad)
     except BadInput as error:
         wanted = "a measured run: requests with stamps are wanted (docs/step-time.md)"
-        raise type(error)(str(error).replace(_UNKNOWN, wanted)) from None
+        raise type(error)(str(error).replace(UNKNOWN, wanted)) from None
     if not (len(rows.columns.stamps) and (rows.columns.stamps[:, :3] != NO_STAMP).any()):
         raise BadInput(f"{path}: no request says when it was scheduled, answered or done: not a measured run")
     trace, order, zero = _trace(path, rows, limit, None)
@@ -156,7 +155,7 @@ def _format(path: str, chunk: Lines, prefix_block: int, kind: str | None) -> tup
                 return _Format(as_csv.kind, prefix_block, lambda lines, _: csv_columns(as_csv, lines)), rest
     except (BadRow, UnicodeError) as error:
         raise BadInput(f"{where}: {error if isinstance(error, BadRow) else 'not text'}") from None
-    wanted = f"a trace of kind {kind}" if kind else _UNKNOWN
+    wanted = f"a trace of kind {kind}" if kind else UNKNOWN
     raise BadInput(f"{where}: not {wanted}")
 
 

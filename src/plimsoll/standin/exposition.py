@@ -13,6 +13,7 @@ import math
 from collections.abc import Mapping
 from itertools import accumulate
 
+from plimsoll.domain.metrics_page import escaped_label
 from plimsoll.standin.figures import Histogram
 
 
@@ -33,11 +34,7 @@ def number(value: float) -> str:
 
 def labels_text(labels: Mapping[str, str]) -> str:
     """Labels by name, in braces; nothing at all where there are none."""
-    return "{" + ",".join(f'{name}="{_escaped(labels[name])}"' for name in sorted(labels)) + "}" if labels else ""
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+    return "{" + ",".join(f'{name}="{escaped_label(labels[name])}"' for name in sorted(labels)) + "}" if labels else ""
 
 
 def head(name: str, kind: str, meaning: str) -> str:

@@ -111,12 +111,6 @@ def _death(log: StartLog, failure: str, stats: Stats, frames: tuple[Frame, ...])
     yield error(API_SERVER, "async_llm.py:906", f"AsyncLLM output_handler failed.\n{traceback(_OUTPUT, _DEAD)}")
 
 
-def request_failed_line(request_id: str) -> Line:
-    """What an API server says for each request that the dead engine leaves behind."""
-    text = f"Engine Exception caught. Request id: {request_id}\n{traceback(_OUTPUT, _DEAD)}"
-    return error(API_SERVER, "server_utils.py:356", text)
-
-
 def after_death_lines(log: StartLog, pid: int, core_pid: int) -> tuple[Line, ...]:
     """The API server closes its port and is gone, with exit code 0."""
     return (

@@ -137,6 +137,5 @@ EARLIER: dict[str, tuple[tuple[str, str], ...]] = {
 SINCE = {"error": "0.13.0", "repetition": "0.17.0"}
 # Registered whatever the flags; the flag only makes them move.
 ALWAYS_THERE = frozenset(row.name for row in ROWS if row.name.startswith("vllm:estimated_"))
-# What these counted nobody here counts: whole blocks of each prompt, and the last token of a prompt that was cached whole.
+# What these counted nobody here counts: whole blocks of each prompt.
 LEFT_OUT_BEFORE = {"vllm:gpu_prefix_cache_queries_total": "0.9.0", "vllm:gpu_prefix_cache_hits_total": "0.9.0"}
-LEFT_OUT = frozenset({"vllm:prompt_tokens_recomputed_total"})
