@@ -10,7 +10,7 @@ from plimsoll.cli.doctor_inputs import Given
 from plimsoll.cli.options import Split
 from plimsoll.doctor.diagnosis import Diagnosis
 from plimsoll.domain.bundle import Part, TextFile
-from plimsoll.domain.metrics_page import Page
+from plimsoll.domain.metrics_page import Page, escaped_label
 from plimsoll.domain.units import format_count
 
 
@@ -66,12 +66,8 @@ def _page(page: Page) -> Iterator[str]:
     """The samples as Prometheus writes them."""
     for samples in page.by_name.values():
         for one in samples:
-            labels = ",".join(f'{name}="{_escaped(value)}"' for name, value in one.labels.items())
+            labels = ",".join(f'{name}="{escaped_label(value)}"' for name, value in one.labels.items())
             yield f"{one.name}{'{' + labels + '}' if labels else ''} {one.value:.17g}"
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 def _flat(source: str) -> str:

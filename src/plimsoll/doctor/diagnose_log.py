@@ -20,6 +20,7 @@ from plimsoll.doctor.steps import Progress
 from plimsoll.doctor.story import Hit, Story, read_story
 from plimsoll.domain.finding import Code, Evidence, Finding, Remedy, Severity
 from plimsoll.domain.log import Log
+from plimsoll.domain.printable import printable
 from plimsoll.domain.redaction import redact
 from plimsoll.domain.user_text import hide_user_text
 from plimsoll.engine.failure_texts import TEXTS, Text
@@ -68,7 +69,7 @@ class LogDiagnosis(NamedTuple):
 def evidence(log: Log, index: int) -> Evidence:
     """One line of the user's own input, with secrets hidden."""
     line = log.lines[index]
-    text = "".join(letter if letter.isprintable() else " " for letter in hide_user_text(redact(line.text))).strip()
+    text = printable(hide_user_text(redact(line.text))).strip()
     if "unrecognized arguments:" in text:
         text = without_values(text)
     who = f"({line.process}) " if line.process else ""

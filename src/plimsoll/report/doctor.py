@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from plimsoll.doctor.diagnosis import Diagnosis
 from plimsoll.domain.finding import Finding, Remedy, Severity
+from plimsoll.domain.printable import printable
 from plimsoll.domain.redaction import redact
 from plimsoll.domain.units import format_gib
 from plimsoll.domain.user_text import hide_user_text
@@ -71,7 +72,7 @@ def plain(value: object) -> object:
 
 def clean(text: str) -> str:
     """Without secrets, without users' text, and without what would move a terminal's cursor."""
-    return "".join(letter if letter.isprintable() else " " for letter in hide_user_text(redact(text))).strip()
+    return printable(hide_user_text(redact(text))).strip()
 
 
 def as_text(diagnosis: Diagnosis) -> str:

@@ -68,11 +68,6 @@ class Found(NamedTuple):
     requests: int
     """Replayed, over all runs."""
 
-    @property
-    def cost(self) -> float:
-        """In runs of the whole traffic."""
-        return self.requests / max(1, self.best.score.requests)
-
 
 def busiest(trace: Trace, count: int) -> Trace:
     """The `count` requests in a row that ask for the most tokens in the shortest time."""
