@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ RUN = str(CAPTURES / "tight.requests.jsonl.gz")
 ENGINE = ["--num-blocks", "2048", "--async-scheduling", "--json"]
 
 
-def _answer(words: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
+def _answer(words: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     capsys.readouterr()
     assert main(["simulate", RUN, *words]) == 0
     return dict(json.loads(capsys.readouterr().out))
@@ -30,7 +31,7 @@ def test_what_was_learnt_is_kept_and_used_again(tmp_path: Path, capsys: pytest.C
         assert again[name] == fitted[name]
     assert isinstance(again["step_time"], dict)
     assert again["step_time"]["label"].startswith("fitted to 500 measured requests")
-    assert not any("does not match" in note for note in fitted["notes"]), "a first token by chance a step later is no poor fit"  # type: ignore[attr-defined]
+    assert not any("does not match" in note for note in fitted["notes"]), "a first token by chance a step later is no poor fit"
     larger = ["--num-blocks", "9000", "--max-num-batched-tokens", "8192", "--async-scheduling", "--json"]
     more = _answer([*larger, "--times", kept], capsys)
     assert more["preemptions"] == 0
@@ -49,9 +50,9 @@ def test_a_fit_under_the_wrong_options_is_a_rough_guide(tmp_path: Path, capsys: 
     engine = ["--num-blocks", "700", "--async-scheduling"]
     for times in (["--fit", RUN, "--save-times", kept], ["--times", kept]):
         answer = _answer([*engine, "--json", *times], capsys)
-        assert any("does not match its run" in note for note in answer["notes"])  # type: ignore[attr-defined]
-        assert answer["reading"][0].startswith("The fit does not match its run")  # type: ignore[index]
-        assert answer["step_time"]["label"].startswith("rough guide: poor fit; fitted to")  # type: ignore[index]
+        assert any("does not match its run" in note for note in answer["notes"])
+        assert answer["reading"][0].startswith("The fit does not match its run")
+        assert answer["step_time"]["label"].startswith("rough guide: poor fit; fitted to")
     assert main(["simulate", RUN, *engine, "--times", kept]) == 0
     text = capsys.readouterr().out
     assert text.splitlines()[2].startswith("  The fit does not match its run")

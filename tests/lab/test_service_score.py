@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from lab.gpu.models import config_of
 from lab.gpu.provoke_failures import HERE
 from lab.service import score, tuned
 from lab.service.predict import errors, fitted, planned
@@ -25,10 +24,8 @@ BEGAN = {"a-1": 1_000.0, "a-2": 2_000.0}
 
 def model_in(folder: Path) -> Path:
     """The shape that the runs have."""
-    models = json.loads((HERE / "service_runs.json").read_text(encoding="utf-8"))["models"]
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(config_of(models, "llama-3.1-8b")), encoding="utf-8")
-    return folder
+    return tuned.model_in(folder)
 
 
 def kept_in(folder: Path, model: Path) -> None:

@@ -44,7 +44,8 @@ def test_what_one_flag_does_is_said_against_the_rest_as_chosen(tuning: Tuning) -
 
     def said(times: float) -> str:
         was = best._replace(option=before, score=best.score._replace(goodput=best.score.goodput / times if times else 0.0))
-        found = tuning._replace(found=tuning.found._replace(tried=(best, was)))  # type: ignore[union-attr]
+        assert tuning.found is not None
+        found = tuning._replace(found=tuning.found._replace(tried=(best, was)))
         return reasons(found)[0]
 
     against = f"{then} and the rest as chosen"

@@ -99,11 +99,7 @@ def _of_another(story: Story, life: Life, told: Mapping[str, int], complaints: S
     later = [one for one in complaints if stop is not None and one.at > stop]
     if stop is None or not later:
         return None
-    spans: dict[str, tuple[int, int]] = {}
-    for index in range(life.first, life.end):
-        process = lines[index].process
-        if process.startswith(_SERVER):
-            spans[process] = (spans.get(process, (index, 0))[0], index)
+    spans = spans_of_servers(lines, life.first, life.end)
     across = [process for process, (first, last) in spans.items() if first < stop < last]
     for one in later:
         if told.get(lines[one.at].process, one.at) < one.at:
@@ -113,6 +109,16 @@ def _of_another(story: Story, life: Life, told: Mapping[str, int], complaints: S
         if len(going_on) > (0 if any(process in told and told[process] <= stop for process in spans) else 1):
             return one._replace(confidence=UNSURE)
     return None
+
+
+def spans_of_servers(lines: Sequence[Line], first: int, end: int) -> dict[str, tuple[int, int]]:
+    """The first and the last line of each API server between these."""
+    spans: dict[str, tuple[int, int]] = {}
+    for index in range(first, end):
+        process = lines[index].process
+        if process.startswith(_SERVER):
+            spans[process] = (spans.get(process, (index, 0))[0], index)
+    return spans
 
 
 def _is_farewell(story: Story, hit: Hit) -> bool:

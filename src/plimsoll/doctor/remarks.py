@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from plimsoll.doctor.judge import Verdict
+from plimsoll.doctor.judge import Verdict, spans_of_servers
 from plimsoll.doctor.steps import Progress
 from plimsoll.doctor.story import Story
 from plimsoll.domain.finding import Evidence
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 _MIB = 1 << 20
 _MOST_HOLDERS = 4
-_API_SERVER = "APIServer pid="  # one a server: those of --api-server-count have a number in their name
 _CAME_UP = "Application startup complete"
 _WHEN = {
     Progress.BEGUN: "before it loads the model",
@@ -61,13 +60,11 @@ def remarks_on(
 
 def _servers_at_once(lines: Sequence[Line]) -> Iterator[str]:
     """Two servers that write into one file at the same time: most likely they share the cards, too."""
-    spans: dict[str, tuple[int, int]] = {}
+    spans = spans_of_servers(lines, 0, len(lines))
     up: dict[str, int | None] = {}
-    for index, line in enumerate(lines):
-        if line.process.startswith(_API_SERVER):
-            spans[line.process] = (spans.get(line.process, (index, 0))[0], index)
-            if _CAME_UP in line.text:
-                up.setdefault(line.process, line.number)
+    for line in lines:
+        if line.process in spans and _CAME_UP in line.text:
+            up.setdefault(line.process, line.number)
     for name, (first, end) in spans.items():
         for other, (other_first, other_end) in spans.items():
             if first < other_first <= end and first < other_end:
