@@ -9,6 +9,8 @@ from plimsoll.doctor.advice import finding_of
 from plimsoll.doctor.arguments import without_values
 from plimsoll.doctor.case import Case, PlanSays
 from plimsoll.doctor.complaints import Complaint
+from plimsoll.doctor.contained import finding_of_contained, proof_of, with_containment, without_contained
+from plimsoll.doctor.contained_lines import ContainedLines, read_contained
 from plimsoll.doctor.facts import LogFacts, facts_of, oom_facts
 from plimsoll.doctor.fitting import fitting
 from plimsoll.doctor.judge import Verdict, judge
@@ -81,9 +83,14 @@ def diagnose_log(log: Log, plan_for: PlanFor, texts: Sequence[Text] = TEXTS) -> 
     """The findings of one text input, its own root cause first."""
     log, is_written = without_quotes(log)
     story = read_story(log, texts)
+    contained = read_contained(story.log.lines)
+    story, survived = without_contained(story, contained)
     verdict = _without_strangers(story, judge(story))
+    is_alive = not verdict.deaths and not contained.given_up and (verdict.root is None or verdict.stopped)
+    if contained.failures and is_alive:
+        verdict = verdict._replace(memory_failure=True)  # it ran out, and lived
     facts = facts_of(story, verdict.life)
-    is_server = verdict.progress is not Progress.UNKNOWN or bool(verdict.deaths) or _is_servers(verdict.root)
+    is_server = verdict.progress is not Progress.UNKNOWN or any((verdict.deaths, contained, _is_servers(verdict.root)))
     findings: list[Finding] = []
     if verdict.root is not None:
         findings += _of_root(story, verdict, facts, plan_for)
@@ -91,6 +98,11 @@ def diagnose_log(log: Log, plan_for: PlanFor, texts: Sequence[Text] = TEXTS) -> 
         findings.append(_dead(story, verdict, facts))
     if verdict.lives_failed >= CRASH_LOOP:
         findings.append(_crash_loop(story, verdict))
+    if contained:
+        findings[:1] = [_with_containment(story, one, contained) for one in findings[:1]]
+    if contained.failures:
+        proof = [evidence(story.log, at) for at in proof_of(contained)]
+        findings.append(finding_of_contained(contained, survived, facts, proof, is_alive=is_alive))
     kinds = kinds_in(log)
     around, remarks = _around(log, verdict, kinds)
     remarks += (
@@ -153,6 +165,15 @@ def _of_root(story: Story, verdict: Verdict, facts: LogFacts, plan_for: PlanFor)
     if case.oom.is_fragmented and root.code is not Code.ALLOCATOR_FRAGMENTATION:
         pieces = root._replace(code=Code.ALLOCATOR_FRAGMENTATION, confidence=0.6)
         yield finding_of(case._replace(complaint=pieces), [evidence(story.log, root.at)], Severity.WARNING)
+
+
+def _with_containment(story: Story, found: Finding, contained: ContainedLines) -> Finding:
+    """The cause with what containment had to do with it, where it could have had."""
+    if not found.code.startswith("runtime.") or found.severity is not Severity.CRITICAL:
+        return found
+    proof = [evidence(story.log, one.at) for one in contained.given_up[-1:]]
+    reason = printable(hide_user_text(redact(contained.not_armed[-1].text))).strip() if contained.not_armed else ""
+    return with_containment(found, contained, proof, reason)
 
 
 def _whole(story: Story, root: Complaint) -> str:

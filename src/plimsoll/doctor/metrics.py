@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from plimsoll.doctor.contained_state import finding_of_page
 from plimsoll.doctor.metrics_facts import EngineFacts, MetricsFacts, facts_of
 from plimsoll.doctor.metrics_queues import FULL, ROOM, SEVERE_STORM, STORM, matters, share_done_twice
 from plimsoll.doctor.metrics_remedies import kv_not_remedies, kv_remedies, saturated_remedies, wedge_remedies
@@ -48,6 +49,8 @@ def judge_pages(first: Page, second: Page | None = None, source: str = "", *, he
         if pressed is not None and (low := _low_hits(engine, source)) is not None:
             judged.append(low)
     findings = [_worst(code, judged, len(facts.engines)) for code in dict.fromkeys(one.finding.code for one in judged)]
+    contained = finding_of_page(first if second is None else second, None if second is None else first, source)
+    findings += [] if contained is None else [contained]
     if health == 503:
         findings.insert(0, _dead(source))
     return MetricsVerdict(tuple(findings), facts)

@@ -134,6 +134,11 @@ def _known(size: int | None) -> int | None:
     return size if size is not None and 0 < size < BEYOND_ANY_CARD_BYTES else None
 
 
+def parse_size(text: str) -> int | None:
+    """The bytes of a size that stands alone, as torch writes it: "1.95 GiB"."""
+    return _size(f"^{_SIZE}$", text)
+
+
 def _size(pattern: str, text: str) -> int | None:
     match = _compiled(pattern).search(text)
     return _bytes(match[1], match[2]) if match else None

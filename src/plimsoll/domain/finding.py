@@ -29,6 +29,7 @@ class Code(StrEnum):
     RUNTIME_NEIGHBOUR = "runtime.neighbour"
     RUNTIME_WAKE_UP = "runtime.wake-up"
     RUNTIME_COLLECTIVES = "runtime.collectives"
+    RUNTIME_CONTAINED = "runtime.contained"
     # Memory that creeps.
     ALLOCATOR_FRAGMENTATION = "allocator.fragmentation"
     GPU_GROWTH = "gpu.growth"

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
+from plimsoll.domain.survive import Survival
+
 
 class Reach(StrEnum):
     """What became of the question. Only the first two are knowledge about the engine."""
@@ -53,6 +55,7 @@ class Gate(NamedTuple):
     asleep: str = ""
     drain: str = "serving"
     ours: int = 0  # of its requests, how many may be test requests of our own
+    survival: Survival | None = None  # None where the plimsoll inside does not know of it
 
 
 class Rank(NamedTuple):

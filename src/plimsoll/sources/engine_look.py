@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from plimsoll.domain.asking import bearer
 from plimsoll.domain.look import Canary, Gate, Look, Reach, Worker
+from plimsoll.domain.survive import read_survival
 from plimsoll.engine.versions import Engine, engine_named
 from plimsoll.errors import BadInput, TooLarge
 from plimsoll.sources.engine_canary import CanaryAsker, CanaryPlan
@@ -288,6 +289,7 @@ def read_gate(found: Mapping[str, Any]) -> Gate | None:
         is_wedged=engine.get("is_wedged") is True,
         asleep=asleep[:200] if isinstance(asleep, str) else "",
         drain=phase[:40] if isinstance(phase, str) else "serving",
+        survival=read_survival(found.get("survive")),
     )
 
 

@@ -37,6 +37,7 @@ TELLING: tuple[bytes, ...] = (
     b"Segmentation fault",
     b"NCCL WARN",
     b"NVRM: Xid",
+    b"plimsoll: survive: ",
 )
 
 
