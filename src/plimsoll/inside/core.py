@@ -14,12 +14,14 @@ from typing import Any, NamedTuple
 from plimsoll.inside import places, readiness, shedding
 from plimsoll.inside.answers import Answer, busy
 from plimsoll.inside.calls import Calls
+from plimsoll.inside.door import DOOR
 from plimsoll.inside.drain import LEAVING, REFUSING, RETRY_AFTER_S, SERVING, Drain
 from plimsoll.inside.engine_view import EngineView
 from plimsoll.inside.figures import read_figures
 from plimsoll.inside.pulse import PULSE, Pulse
 from plimsoll.inside.settings import Settings
 from plimsoll.inside.shared import ASLEEP, NS, PAUSED, Shared
+from plimsoll.inside.survive import report
 from plimsoll.inside.tokens import Tokens
 
 QUEUE_FRESH_NS = NS // 10  # what is queued is counted at most ten times a second
@@ -47,6 +49,8 @@ class Core:
         self.folder = places.run_folder(settings.folder) if alone is None else None
         self.key = places.server_key()
         self.shared = Shared(self.folder, self.key, fellows_expected=self.key != os.getpid())
+        if alone is None:
+            DOOR.join(self.shared)
         lock = f"call-{self.key}-{places.start_ticks(self.key)}.lock"
         self.calls = Calls(None if self.folder is None else os.path.join(self.folder, lock))  # noqa: PTH118
         self.engine = EngineView(state)
@@ -264,8 +268,15 @@ class Core:
             return self.alone.figures()
         return [] if self.folder is None else read_figures(self.folder, self.key, time.monotonic())
 
+    def survive(self) -> dict[str, Any]:
+        """What containment tells of this server's engine cores."""
+        if not self.settings.survive:
+            return report.unknown("PLIMSOLL_SURVIVE is not set")
+        return report.told(self.folder, self.key)
+
     def close(self) -> None:
         """Take this server's page away."""
+        DOOR.part(self.shared)
         self.shared.close()
 
 

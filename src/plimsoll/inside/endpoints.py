@@ -15,6 +15,7 @@ from plimsoll.inside.answers import Answer, error
 from plimsoll.inside.asked import LARGEST_BODY, BadAsk, fields_of, number, switch, whole
 from plimsoll.inside.calls import Busy
 from plimsoll.inside.core import Core
+from plimsoll.inside.door import DOOR
 from plimsoll.inside.faults import FAULTS, LOG
 from plimsoll.inside.recorder import RECORDER
 from plimsoll.inside.routes import OWN
@@ -122,6 +123,8 @@ def state_of(core: Core) -> dict[str, Any]:
         "idle": _is_idle(core),
         "drain": drain_words(core, now),
         "shed": shed_words(core),
+        "door": DOOR.words(),
+        "survive": core.survive(),
         "engine": _engine_words(core, now),
         "call": {"is_running": core.calls.is_running, "last": core.calls.last},
         "recorder": {"is_on": RECORDER.is_on, "written": RECORDER.written, "dropped": RECORDER.dropped},

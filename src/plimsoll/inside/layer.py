@@ -20,6 +20,7 @@ from plimsoll.inside.answers import (
     with_headers,
 )
 from plimsoll.inside.core import Core
+from plimsoll.inside.door import DOOR, PASSAGE, Passage
 from plimsoll.inside.faults import FAULTS
 from plimsoll.inside.routes import path_of, route_of
 from plimsoll.inside.shedding import PRIORITY_HEADER
@@ -75,6 +76,7 @@ class ShedLayer:
         if not is_work:
             return await self.app(scope, receive, send)
         passing = _Passing(core, receive, send)
+        PASSAGE.set(passing.passage)
         try:
             return await self.app(scope, passing.receive, passing.send)
         finally:
@@ -94,6 +96,9 @@ class _Passing:
         self.items = 0
         self.is_in = False  # its body is here; one that is still being sent takes nobody's place
         self.is_answering = False
+        self.passage = Passage()
+        self._start: Message | None = None  # of a stream, until its first part is there: the door may refuse it before
+        self._is_refused = False
 
     def _is_here(self) -> None:
         if not self.is_in:
@@ -132,7 +137,45 @@ class _Passing:
                     message = with_headers(message, retry_headers(self._core.retry_after_own_valve())[:1])
             except Exception as error:
                 FAULTS.note("adding Retry-After", error)
+        if DOOR.refuses and _is_stream_start(message):
+            self._start = message
+            return
+        if self._is_refused or (self._start is not None and await self._send_start()):
+            return
         await self._send(message)
+
+    async def _send_start(self) -> bool:
+        """The start of a stream that was held back; whether the door's refusal went out in its place.
+
+        vLLM begins to answer a stream before it adds the request, and tells a refusal as an event with status 200.
+        """
+        start, self._start = self._start, None
+        assert start is not None
+        refusal = self.passage.refusal
+        if refusal is None:
+            await self._send(start)
+            return False
+        self._is_refused = True
+        await send_answer(self._send, refusal.answer(self._retry_after()))
+        return True
+
+    def _retry_after(self) -> int:
+        try:
+            return self._core.retry_after_own_valve()
+        except Exception as error:
+            FAULTS.note("adding Retry-After", error)
+            return 1
+
+
+def _is_stream_start(message: Message) -> bool:
+    return (
+        message["type"] == "http.response.start"
+        and message["status"] == 200
+        and any(
+            bytes(name).lower() == b"content-type" and bytes(value).startswith(b"text/event-stream")
+            for name, value in message.get("headers", ())
+        )
+    )
 
 
 def items_in(body: bytes) -> int:

@@ -11,6 +11,7 @@ import time
 from typing import Any, NamedTuple
 
 from plimsoll.inside.core import Core
+from plimsoll.inside.door import DOOR, KINDS, WHYS
 from plimsoll.inside.drain import LEAVING, REFUSING
 from plimsoll.inside.faults import FAULTS
 from plimsoll.inside.readiness import REASONS
@@ -82,6 +83,18 @@ METERS = (
     Meter("gauge", "plimsoll_background", "Responses that run in the background.", adds_up=True),
     Meter("counter", "plimsoll_begun", "Requests that were let in.", adds_up=True),
     Meter("counter", "plimsoll_refused", "Requests refused.", ("why",), adds_up=True),
+    Meter("counter", "plimsoll_door_refused", "Requests that the certificate does not cover.", ("kind", "why"), adds_up=True),
+    Meter("counter", "plimsoll_door_would_refuse", "The same, only counted.", ("kind", "why"), adds_up=True),
+    Meter("gauge", "plimsoll_door_spare_bytes", "Spare memory of a step by the certificate; NaN without one."),
+    Meter("gauge", "plimsoll_survive_armed", "1 when steps that run out of device memory are contained."),
+    Meter("counter", "plimsoll_survive_contained", "Steps that ran out of device memory and were contained."),
+    Meter("counter", "plimsoll_survive_aborted", "Requests aborted because they ran out of device memory alone."),
+    Meter("counter", "plimsoll_survive_recomputed_tokens", "Tokens computed again after contained failures."),
+    Meter("counter", "plimsoll_survive_stalled_seconds", "Seconds until every stream went on after contained failures."),
+    Meter("gauge", "plimsoll_survive_tokens_per_step", "Tokens that a step may hold now."),
+    Meter("gauge", "plimsoll_survive_tokens_per_step_start", "Tokens that a step could hold at the start."),
+    Meter("gauge", "plimsoll_survive_limping", "1 when steps have been far smaller than usual for minutes."),
+    Meter("gauge", "plimsoll_survive_storm", "1 when there were so many contained failures that a restart is better."),
     Meter("counter", "plimsoll_calls", "Calls into the workers that ended.", adds_up=True),
     Meter("counter", "plimsoll_recorded", "Requests recorded.", adds_up=True),
     Meter("counter", "plimsoll_record_dropped", "Requests that could not be recorded.", adds_up=True),
@@ -108,6 +121,7 @@ class Meters:
         self._count("plimsoll_begun", own["begun"])
         self._count("plimsoll_refused", own["refused_drain"], "drain")
         self._count("plimsoll_refused", own["refused_shed"], "shed")
+        self._count_door()
         self._count("plimsoll_calls", core.calls.done)
         self._count("plimsoll_recorded", RECORDER.written)
         self._count("plimsoll_record_dropped", RECORDER.dropped)
@@ -121,6 +135,13 @@ class Meters:
                 except Exception as error:  # what one wrote must not hide the others
                     FAULTS.note("a worker's metrics", error)
 
+    def _count_door(self) -> None:
+        for does, name in (("refused", "plimsoll_door_refused"), ("would", "plimsoll_door_would_refuse")):
+            for kind in KINDS:
+                for why in WHYS:
+                    if count := DOOR.own_count(does, kind, why):
+                        self._count(name, count, kind, why)
+
     def _refresh_whole(self) -> None:
         core, now = self._core, time.monotonic()
         found = core.readiness()
@@ -132,8 +153,22 @@ class Meters:
         last_ns = core.shared.latest("last_step_ns")
         self._made["plimsoll_engine_last_step_age_seconds"].set(now - last_ns / NS if last_ns else float("nan"))
         self._made["plimsoll_engine_wedged"].set(int(core.is_wedged()))
+        table = DOOR.certificate
+        self._made["plimsoll_door_spare_bytes"].set(float("nan") if table is None else table.spare_bytes)
+        self._refresh_survive(core.survive())
         wait = expected_wait(core.queue())
         self._made["plimsoll_expected_wait_seconds"].set(float("nan") if wait.seconds is None else wait.seconds)
+
+    def _refresh_survive(self, told: dict[str, Any]) -> None:
+        self._made["plimsoll_survive_armed"].set(int(told["armed"] is True))
+        for key in ("contained", "aborted", "recomputed_tokens"):
+            self._count(f"plimsoll_survive_{key}", told[key])
+        self._count("plimsoll_survive_stalled_seconds", told["stalled_s"])
+        for end, name in (("now", "plimsoll_survive_tokens_per_step"), ("start", "plimsoll_survive_tokens_per_step_start")):
+            size = told["tokens_per_step"][end]
+            self._made[name].set(float("nan") if size is None else size)
+        self._made["plimsoll_survive_limping"].set(int(told["limping"]))
+        self._made["plimsoll_survive_storm"].set(int(told["storm"]))
 
     def _refresh_worker(self, worker: dict[str, Any]) -> None:
         labels = (str(worker.get("engine")), str(worker.get("rank")))

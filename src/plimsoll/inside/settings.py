@@ -37,8 +37,12 @@ SETTINGS = (
     Setting("PLIMSOLL_RECORD_SALT", "", "The salt of those hashes; unset, a random one for each start."),
     Setting("PLIMSOLL_SHED_WAIT_S", "", "Seconds of expected wait beyond which new requests are refused; unset, none is."),
     Setting("PLIMSOLL_SHED_ITEM_TOKENS", "1000", "Tokens that an image or a sound counts for until the engine counts it."),
+    Setting("PLIMSOLL_ADMIT", "", "`certified` refuses requests that the certificate does not cover, `shadow` counts them."),
+    Setting("PLIMSOLL_CERTIFICATE", "", "The certificate's table, as `plimsoll plan --certify --table FILE` writes it."),
     Setting("PLIMSOLL_WEDGE_S", "120", "Seconds without a step, with work waiting, before a stuck engine is put to the test."),
     Setting("PLIMSOLL_CANARY_S", "30", "Seconds that the test request of one token may take."),
+    Setting("PLIMSOLL_SURVIVE", "", "`1` contains steps that run out of device memory; `unproven`: also where never tried."),
+    Setting("PLIMSOLL_SURVIVE_STORM", "30", "Contained failures in ten minutes that call for a restart; twice as many end it."),
 )  # fmt: skip
 _DEFAULTS = {setting.name: setting.default for setting in SETTINGS}
 
@@ -62,12 +66,24 @@ class Settings:
         self.record_salt = self.text("PLIMSOLL_RECORD_SALT")
         self.shed_wait_s = self.number("PLIMSOLL_SHED_WAIT_S", low=0.01, high=86_400) or None
         self.item_tokens = int(self.number("PLIMSOLL_SHED_ITEM_TOKENS", low=0, high=10_000_000))
+        self.admit = self.choice("PLIMSOLL_ADMIT", ("certified", "shadow"))
+        self.certificate = self.text("PLIMSOLL_CERTIFICATE")
         self.wedge_s = self.number("PLIMSOLL_WEDGE_S", low=0.5, high=86_400)
         self.canary_s = self.number("PLIMSOLL_CANARY_S", low=0.5, high=86_400)
+        self.survive = self._choice("PLIMSOLL_SURVIVE", ("1", "unproven"))
+        self.survive_storm = int(self.number("PLIMSOLL_SURVIVE_STORM", low=0, high=1_000_000))
 
     def text(self, name: str) -> str:
         """The value with its blanks cut off, or the default."""
         return self._environ.get(name, "").strip() or _DEFAULTS[name]
+
+    def choice(self, name: str, words: tuple[str, ...]) -> str:
+        """The value if it is one of these words, else the default."""
+        word = self.text(name)
+        if word and word not in words:
+            FAULTS.say(f"setting {name}", f"{name} is none of {', '.join(words)}; {_DEFAULTS[name] or 'off'} is taken")
+            return _DEFAULTS[name]
+        return word
 
     def number(self, name: str, low: float, high: float) -> float:
         """The value as a number within its bounds; the default where it is none. An empty default is 0."""
@@ -83,6 +99,15 @@ class Settings:
         default = _DEFAULTS[name]
         FAULTS.say(f"setting {name}", f"{name} is not a number from {low:g} to {high:g}; {default or 'off'} is taken")
         return float(default or 0)
+
+    def _choice(self, name: str, choices: tuple[str, ...]) -> str:
+        """The value if it is one of these; empty where it is unset, `0` or none of them."""
+        raw = self.text(name)
+        if raw in choices:
+            return raw
+        if raw not in ("", "0"):
+            FAULTS.say(f"setting {name}", f"{name} is none of {', '.join(choices)}; it stays off")
+        return ""
 
     def _token(self) -> str:
         token = self.text("PLIMSOLL_TOKEN")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from plimsoll.inside.door import FIELDS as DOOR
 from plimsoll.inside.drain import Drain
 from plimsoll.inside.faults import FAULTS
 from plimsoll.inside.page import Page
@@ -28,6 +29,7 @@ OWN = (
     "figures_ns", "longest_step_ns",
     "queued_requests", "queued_tokens", "coming", "coming_item_tokens", "tokens_per_s_milli", "tokens_each_milli", "is_fed",
     "ended_seen",  # requests that had ended when `background` and `engine_requests` were last counted
+    *DOOR,
 )  # fmt: skip
 _DRAIN = COMMON[:7]
 PAUSED = 1

@@ -16,6 +16,7 @@ from plimsoll.inside.meters import Meters
 from plimsoll.inside.own_port import OwnPort
 from plimsoll.inside.shared import ASLEEP, NS, PAUSED
 from plimsoll.inside.stopping import notice_shutdown
+from plimsoll.inside.survive import frontend
 
 EVERY_S = 1.0
 PORT_TURNS = 10
@@ -59,6 +60,8 @@ class Tick:
             f"at {where}" if core.tokens.is_set else "but ready are off, since PLIMSOLL_TOKEN is not set",
             f"to {core.settings.record_folder}" if core.settings.record_folder else "off",
         )
+        if core.settings.survive and core.alone is None:
+            frontend.install()  # an API server that was started anew has loaded no plugin
         turns = 0
         while True:
             if turns % PORT_TURNS == 0:
@@ -122,7 +125,10 @@ class Tick:
         """Whether there is another reason for it not to step; a call of ours is one, but not for ever."""
         core = self._core
         is_called = 0 < core.calls.running_s(now) < core.settings.wedge_s
-        return bool(core.asleep_words()) or core.engine.is_dead() or is_called or core.is_stopping or not core.pulse.is_fed
+        if bool(core.asleep_words()) or core.engine.is_dead() or is_called or core.is_stopping or not core.pulse.is_fed:
+            return True
+        last = core.survive()["last"]  # an engine that computes again what a contained failure cost is at work
+        return last is not None and last["age_s"] < core.settings.wedge_s
 
     async def _prove(self, last_step_ns: int) -> None:
         core = self._core

@@ -1,0 +1,346 @@
+"""In the engine core: a step that ran out of device memory is dropped, and its requests are computed again in smaller steps.
+
+While all is well a step runs under one `try` and nothing else. After a failure:
+
+    1. what the step held is read from the error's frames, which are then emptied: they hold tensors
+    2. steps in flight are dropped; the worker forgets them and gives memory back
+    3. every running request is preempted in its place; the prefix cache is emptied, because vLLM registers a block
+       before the forward pass has written it, and a later hit would read unwritten memory
+    4. the next steps are smaller (sizes.py), until calm and memory let them grow again
+
+Requests keep their tokens: nothing that was sent is sent again, and nothing is left out. An error in here is a reason to
+give up: vLLM then dies as it would have, with a line that says why.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import time
+from collections.abc import Callable
+from typing import Any
+
+from plimsoll.inside.faults import FAULTS, LOG
+from plimsoll.inside.places import run_folder
+from plimsoll.inside.settings import Settings
+from plimsoll.inside.survive import failures, report, support, worker
+from plimsoll.inside.survive.failures import Failure
+from plimsoll.inside.survive.sizes import FailedStep, Limits, Sizes, Verdict
+
+STEPS = ("step", "step_with_batch_queue")
+LOOK_S = 1.0  # how often a shrunken engine is looked at
+ROOM_BYTES = 64 * 2**20  # less than this more is not "memory has come back"
+
+Step = Callable[[], tuple[Any, bool]]
+
+
+class CannotContain(Exception):
+    """This failure is not one that can be contained; the text is the reason."""
+
+
+class Containment:
+    """The containment of one engine core; `step` takes the place of its step function."""
+
+    def __init__(self, core: Any, adapter: support.Adapter, settings: Settings) -> None:
+        self.core = core
+        self.adapter = adapter
+        self._own: Step = own_step(core)
+        scheduler = core.scheduler
+        start = Limits(
+            scheduler.max_num_scheduled_tokens, getattr(scheduler, adapter.admission), scheduler.max_num_encoder_input_tokens
+        )
+        self.sizes = Sizes(start, 1 + scheduler.num_spec_tokens, support.state_block(core), settings.survive_storm)
+        self._folder = run_folder(settings.folder)
+        self._told = {**report.unknown(""), "armed": True, "aborted_requests": []}
+        self._free_at_failure: int | None = None
+        self._room_needed = ROOM_BYTES
+        self._failed_at = 0.0
+        self._still: set[str] = set()  # requests that have not sent a token since the failure
+        self._looked_at = 0.0
+        self._has_told_storm = False
+
+    def step(self) -> tuple[Any, bool]:
+        """One step of vLLM's own, contained. This is all that a healthy engine pays."""
+        try:
+            return self._own()
+        except Exception as error:
+            return self._contain(error)
+
+    def _watched_step(self) -> tuple[Any, bool]:
+        """One step of an engine that had a failure lately: streams are seen to go on, and steps to grow."""
+        try:
+            outputs, executed = self._own()
+        except Exception as error:
+            return self._contain(error)
+        try:
+            self._watch(outputs)
+        except Exception as error:
+            FAULTS.note("watching an engine after a contained failure", error)
+            self.core.step_fn = self.step
+        return outputs, executed
+
+    # A failure
+
+    def _contain(self, error: Exception) -> tuple[Any, bool]:
+        failure = failures.identify(error)
+        if failure is None:
+            raise error
+        try:
+            return self._recover(failure, error), False
+        except CannotContain as reason:
+            LOG.error("plimsoll: survive: %s; vLLM ends as it would without plimsoll", reason)
+        except Exception as own:
+            LOG.error(
+                "plimsoll: survive: cannot contain this failure: %s: %s; vLLM ends as it would without plimsoll",
+                type(own).__name__, str(own)[:200],
+            )  # fmt: skip
+        raise error
+
+    def _recover(self, failure: Failure, error: Exception) -> dict[int, Any]:
+        """Drop what failed and go on; the outputs of aborted requests, if any."""
+        now = time.monotonic()
+        core, scheduler = self.core, self.core.scheduler
+        plan = failures.local_of(error, STEPS, "scheduler_output")
+        if plan is None:
+            raise CannotContain("cannot contain this failure: the step that failed is not known")
+        failures.release_frames(error)
+        if core.batch_queue is not None:
+            core.batch_queue.clear()
+        fresh = tuple(one.request_id for one in scheduler.requests.values() if one.num_output_tokens == 0)
+        answers = core.model_executor.collective_rpc(worker.forget_step, args=(fresh,))  # never with a timeout
+        answer = answers[0]
+        if failure.site == "unknown":
+            failure = Failure(answer["site"], failure.asked_bytes, failure.free_bytes)
+        recomputed = sum(one.num_computed_tokens for one in scheduler.running)
+        preempted = len(scheduler.running)
+        self._preempt_all(set(answer["known"]))
+        step = self._step_of(plan, failure)
+        verdict = self.sizes.fail(step, now)
+        if verdict.is_over:
+            raise CannotContain(f"gave up after {self.sizes.failures_lately(now)} contained failures in 600 s")
+        self._apply(verdict.limits)
+        self._free_at_failure = answer["free"]
+        self._room_needed = max(ROOM_BYTES, failure.asked_bytes or 0)
+        if not self._still:
+            self._failed_at = now
+        self._still |= set(step.requests)
+        self._looked_at = now
+        core.step_fn = self._watched_step
+        self._tell_failure(step, failure, preempted, recomputed, verdict, self._kind_of(step))
+        outputs = {} if verdict.abort is None else self._abort(verdict.abort, step, failure)
+        self.write()
+        return outputs
+
+    def _preempt_all(self, known: set[str]) -> None:
+        """Preempt every running request in its place and empty the prefix cache; settle what no output will settle."""
+        core, scheduler, adapter = self.core, self.core.scheduler, self.adapter
+        for request in scheduler.requests.values():
+            for name in adapter.zero_before:
+                setattr(request, name, 0)
+        # The steps in flight are over: what waited for them to let go of its blocks is free.
+        scheduler.processed_step_seq = scheduler.sched_step_seq
+        scheduler._drain_deferred_frees()  # noqa: SLF001
+        scheduler.reset_prefix_cache(reset_running_requests=True)
+        for request in scheduler.requests.values():
+            for name in adapter.zero_after:
+                setattr(request, name, 0)
+            for name in adapter.false_after:
+                setattr(request, name, False)
+        if getattr(core.vllm_config.model_config, "is_multimodal_model", False):
+            # The scheduler believes that the failed step has encoded its pictures.
+            core.reset_encoder_cache()
+        self._agree_with_worker(known)
+
+    def _agree_with_worker(self, known: set[str]) -> None:
+        """A step that failed early may have told the worker nothing: of new requests, and of finished or preempted ones."""
+        scheduler = self.core.scheduler
+        scheduler.finished_req_ids |= known - scheduler.requests.keys()
+        if support.runner_of(self.core.vllm_config) == support.SECOND:
+            scheduler.reset_preempted_req_ids |= known & scheduler.requests.keys()
+            return
+        status = importlib.import_module("vllm.v1.request").RequestStatus
+        for request_id in scheduler.requests.keys() - known:
+            request = scheduler.requests[request_id]
+            if request.status == status.PREEMPTED:
+                if request.num_output_tokens:
+                    raise CannotContain("cannot contain this failure: the worker has lost a request that has sent tokens")
+                request.status = status.WAITING  # sent to the worker as a new one
+
+    def _step_of(self, plan: Any, failure: Failure) -> FailedStep:
+        scheduler = self.core.scheduler
+        inputs = getattr(plan, "scheduled_encoder_inputs", None) or {}
+        items = [(request_id, number) for request_id, numbers in inputs.items() for number in numbers]
+        sizes = [_item_tokens(scheduler.requests.get(request_id), number) for request_id, number in items]
+        return FailedStep(
+            tokens=int(plan.total_num_scheduled_tokens),
+            requests=tuple(plan.num_scheduled_tokens),
+            site=failure.site,
+            encoder_requests=tuple(request_id for request_id, _ in items),
+            largest_item=max(sizes, default=0),
+        )
+
+    def _apply(self, limits: Limits) -> None:
+        scheduler = self.core.scheduler
+        scheduler.max_num_scheduled_tokens = limits.tokens
+        setattr(scheduler, self.adapter.admission, limits.sequences)
+        scheduler.max_num_encoder_input_tokens = limits.encoder_tokens
+
+    def _abort(self, request_id: str, step: FailedStep, failure: Failure) -> dict[int, Any]:
+        """End one request with an error; the output that tells its API server."""
+        engine = importlib.import_module("vllm.v1.engine")
+        status = importlib.import_module("vllm.v1.request").RequestStatus
+        request = self.core.scheduler.requests.get(request_id)
+        if request is None:  # its client has left meanwhile
+            return {}
+        why = f"it ran out of device memory alone, in a step of {step.tokens} tokens at {failure.site}{_bracket(failure)}"
+        self.core.scheduler.finish_requests([request_id], status.FINISHED_ERROR)
+        self._still.discard(request_id)
+        self._told["aborted"] += 1
+        kept = [*self._told["aborted_requests"], {"id": request_id, "why": why}]
+        self._told["aborted_requests"] = kept[-report.ABORTED_KEPT :]
+        LOG.error("plimsoll: survive: aborted request %s: %s", request_id, why)
+        output = engine.EngineCoreOutput(request_id, [], finish_reason=engine.FinishReason.ERROR)
+        return {request.client_index: engine.EngineCoreOutputs(outputs=[output])}
+
+    def _kind_of(self, step: FailedStep) -> str:
+        """What of the step's requests is out of the ordinary, never their text."""
+        if step.encoder_requests:
+            return "pictures"
+        requests = [self.core.scheduler.requests.get(request_id) for request_id in step.requests]
+        params = [getattr(request, "sampling_params", None) for request in requests]
+        if any(getattr(one, "prompt_logprobs", None) is not None for one in params):
+            return "prompt_logprobs"
+        return "adapter" if any(getattr(one, "lora_request", None) is not None for one in requests) else ""
+
+    # Afterwards
+
+    def _watch(self, outputs: Any) -> None:
+        for one in outputs.values() if outputs else ():
+            sent = [output.request_id for output in one.outputs]
+            self._still.difference_update(sent)
+            self.sizes.progress(sent)
+        now = time.monotonic()
+        if self._still and now - self._looked_at >= LOOK_S:
+            self._still &= self.core.scheduler.requests.keys()  # clients that left
+        if not self._still and self._failed_at:
+            self._told["stalled_s"] = round(self._told["stalled_s"] + now - self._failed_at, 3)
+            self._failed_at = 0.0
+            self.write()
+        if now - self._looked_at < LOOK_S:
+            return
+        self._looked_at = now
+        if self.sizes.wants_to_grow(now) and self.sizes.grow(now, has_room=self._has_room()):
+            self._apply(self.sizes.now)
+            limits = self.sizes.now
+            LOG.info(
+                "plimsoll: survive: growing back: steps of at most %d tokens and %d sequences", limits.tokens, limits.sequences
+            )
+        self._keep_items_possible()
+        self.write()
+        if self.sizes.is_whole and self.sizes.is_calm(now) and not self._still and not self.sizes.failures_lately(now):
+            self.core.step_fn = self.step
+
+    def _has_room(self) -> bool | None:
+        """Whether so much more memory is free than at the failure that what failed would fit; None where unknown."""
+        if self._free_at_failure is None:
+            return None
+        free = self.core.model_executor.collective_rpc(worker.available)[0]["free"]
+        return None if free is None else bool(free >= self._free_at_failure + self._room_needed)
+
+    def _keep_items_possible(self) -> None:
+        """A picture that is larger than the encoder's bound would wait for ever: keep the bound above the largest."""
+        scheduler = self.core.scheduler
+        if scheduler.max_num_encoder_input_tokens == self.sizes.start.encoder_tokens:
+            return
+        largest = max(
+            (
+                _item_tokens(request, number)
+                for request in scheduler.requests.values()
+                for number in range(len(getattr(request, "mm_features", None) or ()))
+            ),
+            default=0,
+        )
+        bound = max(self.sizes.now.encoder_tokens, largest)
+        scheduler.max_num_encoder_input_tokens = min(self.sizes.start.encoder_tokens, bound)
+
+    # Telling
+
+    def _tell_failure(
+        self, step: FailedStep, failure: Failure, preempted: int, recomputed: int, verdict: Verdict, kind: str
+    ) -> None:
+        told = self._told
+        told["contained"] += 1
+        told["recomputed_tokens"] += recomputed
+        told["last"] = {
+            "at": round(time.time(), 3), "site": failure.site, "tokens": step.tokens, "requests": len(step.requests),
+            "asked_bytes": failure.asked_bytes, "free_bytes": failure.free_bytes, "kind": kind,
+        }  # fmt: skip
+        LOG.warning(
+            "plimsoll: survive: contained failure %d: a step of %d tokens in %d requests ran out of device memory at %s%s; "
+            "%d requests preempted, %d tokens to recompute; steps of at most %d tokens and %d sequences from here",
+            told["contained"], step.tokens, len(step.requests), failure.site, _bracket(failure), preempted, recomputed,
+            verdict.limits.tokens, verdict.limits.sequences,
+        )  # fmt: skip
+        if verdict.is_storm and not self._has_told_storm:
+            lately = self.sizes.failures_lately(time.monotonic())
+            LOG.error(
+                "plimsoll: survive: storm: %d contained failures in 600 s; this server should be drained and restarted", lately
+            )
+        self._has_told_storm = verdict.is_storm
+
+    def write(self) -> None:
+        """Bring the report up to date; a folder that cannot be written costs the report alone."""
+        limits, start, now = self.sizes.now, self.sizes.start, time.monotonic()
+        self._told |= {
+            "tokens_per_step": {"now": limits.tokens, "start": start.tokens},
+            "sequences": {"now": limits.sequences, "start": start.sequences},
+            "limping": self.sizes.is_limping(now),
+            "storm": self.sizes.is_storm(now),
+        }
+        if self._folder is None:
+            return
+        try:
+            report.write(self._folder, self._told)
+        except OSError as error:
+            FAULTS.note("telling of containment", error)
+
+
+def own_step(core: Any) -> Step:
+    """vLLM's own step function of this core, without what a plugin put around it."""
+    function = inspect.unwrap(core.step_fn.__func__)
+    step: Step = function.__get__(core)
+    return step
+
+
+def arm(core: Any, settings: Settings, version: str) -> str:
+    """Arm containment in an engine core that has just been made; empty, or the reason why it is not armed."""
+    core.step_fn = own_step(core)
+    why = support.refusal(core, version, unproven=settings.survive == "unproven")
+    if why is not None:
+        LOG.warning("plimsoll: survive: not armed: %s", why)
+        folder = run_folder(settings.folder)
+        if folder is not None:
+            report.write(folder, {**report.unknown(why), "armed": False, "aborted_requests": []})
+        return why
+    release = support.release_of(version)
+    assert release is not None
+    containment = Containment(core, support.ADAPTERS[release], settings)
+    containment.write()
+    LOG.info("plimsoll: survive: armed (%s)", support.words_for(core, version))
+    core.step_fn = containment.step
+    return ""
+
+
+def _item_tokens(request: Any, number: int) -> int:
+    """Encoder tokens of one picture, video or sound of a request; 0 where they cannot be read."""
+    features = getattr(request, "mm_features", None) or ()
+    if request is None or number >= len(features):
+        return 0
+    return int(request.get_num_encoder_embeds(number))
+
+
+def _bracket(failure: Failure) -> str:
+    asked = None if failure.asked_bytes is None else f"asked for {failure.asked_bytes / 2**30:.2f} GiB"
+    free = None if failure.free_bytes is None else f"{failure.free_bytes / 2**30:.2f} GiB free"
+    said = ", ".join(part for part in (asked, free) if part is not None)
+    return f" ({said})" if said else ""

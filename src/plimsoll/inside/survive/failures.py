@@ -1,0 +1,129 @@
+"""Which errors are surely "the device is out of memory", and what they tell: the place, the bytes asked for, the bytes free.
+
+The error reaches the engine core as torch raised it (one process), or as text that the executor wraps (several). Anything
+else, and any text that only mentions memory, is not one: vLLM then dies as it would have.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import traceback
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+# torch's allocator; the CUDA runtime and driver where torch or Triton report them. A host that is out of memory is none.
+_OUT_OF_MEMORY = re.compile(
+    r"CUDA out of memory\. |CUDA error: out of memory|CUDA driver error: out of memory|Triton Error \[CUDA\]: out of memory"
+)
+_WRAPPED = "Worker failed with error '"
+_ASKED = re.compile(r"Tried to allocate ([\d.]+) (B|KiB|MiB|GiB|TiB)\b")
+_FREE = re.compile(r" of which ([\d.]+) (B|KiB|MiB|GiB|TiB) is free\b")
+_UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_DEEPEST = 400  # frames that are looked at
+
+# The innermost of these functions on the stack names the place; first and second runner, 0.25 to 0.32.
+_SITES = {
+    "_model_forward": "forward", "run_fullgraph": "forward", "run_pw_graph": "forward", "_prepare_inputs": "forward",
+    "prepare_inputs": "forward", "prepare_attn": "forward", "execute_model": "forward",
+    "compute_logits": "logits", "_get_prompt_logprobs_dict": "logits", "compute_prompt_logprobs": "logits",
+    "_sample": "sampler", "sample": "sampler", "sample_tokens": "sampler", "_bookkeeping_sync": "sampler",
+    "_execute_mm_encoder": "encoder", "execute_mm_encoder": "encoder", "get_mm_embeddings": "encoder",
+    "set_active_loras": "adapter", "_set_active_loras": "adapter", "activate_adapter": "adapter", "_load_adapter": "adapter",
+    "propose_draft_token_ids": "drafter", "propose": "drafter",
+}  # fmt: skip
+SITES = tuple(sorted({*_SITES.values(), "unknown"}))
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A step that ran out of device memory."""
+
+    site: str = "unknown"
+    asked_bytes: int | None = None
+    free_bytes: int | None = None
+
+
+def identify(error: BaseException) -> Failure | None:
+    """The failure, if this error or one it was raised from is surely a device out of memory; None for any other."""
+    seen: BaseException | None = error
+    for _ in range(8):
+        if seen is None:
+            return None
+        if _is_out_of_memory(seen):
+            text = str(seen)
+            return Failure(site_of(seen.__traceback__), _size(_ASKED, text), _size(_FREE, text))
+        seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
+    return None
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    text = str(error)[:4096]
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    if "OutOfMemoryError" in kinds or "AcceleratorError" in kinds:
+        return _OUT_OF_MEMORY.match(text) is not None
+    # What a worker's process sends is text; its quotes are the executor's own. Triton raises a plain RuntimeError.
+    if type(error) is RuntimeError:
+        is_wrapped = text.startswith(_WRAPPED)
+        return _OUT_OF_MEMORY.match(text, len(_WRAPPED) if is_wrapped else 0) is not None
+    return False
+
+
+def _size(pattern: re.Pattern[str], text: str) -> int | None:
+    found = pattern.search(text[:4096])
+    if found is None or found[1].count(".") > 1 or found[1] == ".":
+        return None
+    return round(float(found[1]) * _UNITS[found[2]])
+
+
+def site_of(trace: TracebackType | None) -> str:
+    """The place in the step: that of the innermost function that is known."""
+    site = "unknown"
+    for _ in range(_DEEPEST):
+        if trace is None:
+            break
+        site = _SITES.get(trace.tb_frame.f_code.co_name, site)
+        trace = trace.tb_next
+    return site
+
+
+def local_of(error: BaseException, functions: tuple[str, ...], name: str) -> Any:
+    """A local variable of the innermost function of these names that the error went through; None if there is none."""
+    found = None
+    trace = error.__traceback__
+    for _ in range(_DEEPEST):
+        if trace is None:
+            break
+        if trace.tb_frame.f_code.co_name in functions:
+            found = trace.tb_frame.f_locals.get(name, found)
+        trace = trace.tb_next
+    return found
+
+
+def release_frames(error: BaseException) -> None:
+    """Let go of what the error's frames hold: tensors of the failed step, which would stay on the device."""
+    seen: BaseException | None = error
+    for _ in range(8):
+        if seen is None:
+            return
+        traceback.clear_frames(seen.__traceback__)
+        seen = seen.__cause__ or seen.__context__
+
+
+class SiteNote(logging.Filter):
+    """Reads the place of a failure from the line that a worker's process logs for it; costs nothing while all is well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = Failure()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Keep every line; note the failure of one that has an error with it."""
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None:
+            self.last = identify(error) or Failure()
+        return True
+
+
+NOTE = SiteNote()  # one a process

@@ -1,0 +1,93 @@
+"""Arms containment: a general plugin of vLLM, off unless PLIMSOLL_SURVIVE is set.
+
+vLLM calls `install` in each of its processes, unless one was forked from another that it was called in. Each needs something
+else: the engine core contains, a worker notes where it failed, the API server names the reason of an aborted request.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import logging
+import sys
+from typing import Any
+
+from plimsoll.inside.faults import FAULTS
+from plimsoll.inside.settings import Settings
+from plimsoll.inside.survive import contain, failures, frontend
+
+CORE = "vllm.v1.engine.core"
+API_SERVERS = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.launchers.api_server.entry")  # 0.25; 0.32
+WORKER_LOG = "vllm.v1.executor.multiproc_executor"
+INSPECTION = "vllm.model_executor.models.registry"  # a short-lived process that looks at a model's class
+
+
+def install() -> None:
+    """Prepare this process, if PLIMSOLL_SURVIVE says so. Never raises, and does nothing the second time."""
+    try:
+        settings = Settings()
+        if not settings.survive or _main_module() == INSPECTION:
+            return
+        worker_log = logging.getLogger(WORKER_LOG)
+        if failures.NOTE not in worker_log.filters:
+            worker_log.addFilter(failures.NOTE)
+        _follow_cores(importlib.import_module(CORE), settings)
+        if any(name in sys.modules for name in API_SERVERS):
+            frontend.install()
+    except Exception as error:
+        FAULTS.note("arming containment", error)
+
+
+def _main_module() -> str:
+    return str(getattr(getattr(sys.modules.get("__main__"), "__spec__", None), "name", ""))
+
+
+def _follow_cores(module: Any, settings: Settings) -> None:
+    """Arm every engine core of this process before its first step, and keep prompts of contained steps out of the log.
+
+    A core loads its plugins while it is made, too late to follow its making: it is armed when its loop begins or, where
+    there is no loop, at its first step, which then runs as the armed one.
+    """
+    if getattr(module.EngineCore.step, "is_plimsoll", False):
+        return
+    for name in contain.STEPS:
+        setattr(module.EngineCore, name, _arming_step(getattr(module.EngineCore, name), settings))
+    own_loop = module.EngineCoreProc.run_busy_loop
+
+    @functools.wraps(own_loop)
+    def run_busy_loop(self: Any) -> Any:
+        _arm(self, settings)
+        return own_loop(self)
+
+    module.EngineCoreProc.run_busy_loop = run_busy_loop
+    module.dump_engine_exception = _without_contained(module.dump_engine_exception)
+
+
+def _arming_step(own: Any, settings: Settings) -> Any:
+    @functools.wraps(own)
+    def step(self: Any) -> Any:
+        _arm(self, settings)
+        return self.step_fn()
+
+    step.is_plimsoll = True  # type: ignore[attr-defined]
+    return step
+
+
+def _arm(core: Any, settings: Settings) -> None:
+    try:
+        contain.arm(core, settings, importlib.import_module("vllm").__version__)
+    except Exception as error:
+        FAULTS.note("arming containment", error)
+        core.step_fn = contain.own_step(core)
+
+
+def _without_contained(dump: Any) -> Any:
+    """vLLM's dump of the failed step holds prompts; of a failure that is contained it is not wanted."""
+
+    @functools.wraps(dump)
+    def dump_engine_exception(*args: Any, **kwargs: Any) -> None:
+        error = sys.exc_info()[1]
+        if error is None or failures.identify(error) is None:
+            dump(*args, **kwargs)
+
+    return dump_engine_exception

@@ -1,0 +1,195 @@
+"""Where containment is armed, and in words why not elsewhere.
+
+Two questions. Is this engine built as the adapter knows it: names and parameters, checked when it is loaded. And was this
+combination shown: a release, a runner and what the engine is asked to do. What ran nowhere stays unarmed unless
+PLIMSOLL_SURVIVE=unproven says that the operator wants it all the same.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+FIRST, SECOND = "first", "second"
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """What differs between releases: counters of a request that a dropped step leaves behind, and who admits."""
+
+    zero_before: tuple[str, ...]  # set to 0 before the requests are preempted
+    zero_after: tuple[str, ...]  # set to 0 afterwards
+    false_after: tuple[str, ...]
+    admission: str  # the scheduler's bound on sequences that are admitted
+
+
+_PLACEHOLDERS = "num_output_placeholders"
+ADAPTERS: dict[tuple[int, int], Adapter] = {
+    (0, 25): Adapter((), ("async_tokens_to_discard", _PLACEHOLDERS), (), "max_num_running_reqs"),
+    (0, 26): Adapter(
+        ("num_in_flight_tokens",), ("async_tokens_to_discard", _PLACEHOLDERS), (), "max_num_running_reqs"
+    ),
+    **dict.fromkeys(
+        ((0, 27), (0, 28), (0, 29), (0, 30)),
+        Adapter(
+            ("num_in_flight_tokens",), ("num_stale_output_tokens", _PLACEHOLDERS), ("drop_stale_output",),
+            "max_num_running_reqs",
+        ),
+    ),
+    **dict.fromkeys(
+        ((0, 31), (0, 32)),
+        Adapter(
+            ("num_in_flight_tokens",), ("num_stale_output_tokens", _PLACEHOLDERS), ("drop_stale_output",),
+            "max_num_active_reqs",
+        ),
+    ),
+}  # fmt: skip
+
+# What was shown to survive, and where: docs/survive.md has the runs. A text model with greedy or sampled answers, chunked
+# prefill, prefix caching, log-probabilities and structured output is "text".
+PROVEN: dict[tuple[tuple[int, int], str], frozenset[str]] = {
+    ((0, 25), FIRST): frozenset({"text", "asynchronous scheduling", "CUDA graphs"}),
+    ((0, 25), SECOND): frozenset({"text", "asynchronous scheduling", "CUDA graphs"}),
+    ((0, 32), FIRST): frozenset({"text"}),
+}
+
+_SCHEDULER = (
+    "running", "waiting", "requests", "reset_prefix_cache", "finish_requests", "schedule", "encoder_cache_manager",
+    "max_num_scheduled_tokens", "max_num_running_reqs", "max_num_encoder_input_tokens", "prev_step_scheduled_req_ids",
+    "finished_req_ids", "reset_preempted_req_ids", "sched_step_seq", "processed_step_seq", "_drain_deferred_frees",
+    "num_spec_tokens", "connector", "ec_connector",
+)  # fmt: skip
+_CORE = ("step_fn", "scheduler", "model_executor", "vllm_config", "batch_queue", "reset_encoder_cache")
+_EXECUTORS = ("UniProcExecutor", "MultiprocExecutor")
+
+
+def release_of(version: str) -> tuple[int, int] | None:
+    """The first two numbers of a release, None for a development build or a fork."""
+    plain = version.partition("+")[0]
+    parts = plain.split(".")
+    if len(parts) not in (2, 3) or not all(part.isdecimal() for part in parts):
+        return None
+    return int(parts[0]), int(parts[1])
+
+
+def runner_of(config: Any) -> str:
+    """Which of vLLM's two model runners this engine uses."""
+    return SECOND if getattr(config, "use_v2_model_runner", False) else FIRST
+
+
+def refusal(core: Any, version: str, *, unproven: bool) -> str | None:
+    """Why containment cannot be armed in this engine core, None if it can."""
+    release = release_of(version)
+    if release is None or release not in ADAPTERS:
+        return f"vLLM {version} is not known to it: it knows {_releases(ADAPTERS)}"
+    if (missing := missing_names(core, ADAPTERS[release])) is not None:
+        return f"this vLLM {version} is not built as it was when it was tried: {missing}"
+    if (never := _never(core)) is not None:
+        return never
+    if unproven:
+        return None
+    runner = runner_of(core.vllm_config)
+    shown = PROVEN.get((release, runner))
+    if shown is None:
+        return f"vLLM {version} with the {runner} runner was never tried (PLIMSOLL_SURVIVE=unproven arms it all the same)"
+    untried = [feature for feature in features_of(core) if feature not in shown]
+    if untried:
+        return (
+            f"{', '.join(untried)} with vLLM {version} and the {runner} runner was never tried "
+            "(PLIMSOLL_SURVIVE=unproven arms it all the same)"
+        )
+    return None
+
+
+def missing_names(core: Any, adapter: Adapter) -> str | None:
+    """What the adapter needs and this engine lacks; None when all is there."""
+    scheduler = core.scheduler
+    for owner, names in ((core, _CORE), (scheduler, (*_SCHEDULER, adapter.admission))):
+        if lacking := [name for name in names if not hasattr(owner, name)]:
+            return f"{type(owner).__name__} has no {lacking[0]}"
+    if "reset_running_requests" not in inspect.signature(scheduler.reset_prefix_cache).parameters:
+        return "reset_prefix_cache cannot preempt running requests"
+    if list(inspect.signature(scheduler.finish_requests).parameters)[:2] != ["request_ids", "finished_status"]:
+        return "finish_requests takes other parameters"
+    request = inspect.getmodule(inspect.unwrap(type(core).add_request))
+    made = getattr(getattr(request, "Request", None), "__init__", None)
+    kept = set(getattr(getattr(made, "__code__", None), "co_names", ()))
+    for name in (*adapter.zero_before, *adapter.zero_after, *adapter.false_after):
+        if name not in kept:
+            return f"a request has no {name}"
+    code = getattr(core.step_fn, "__code__", None)
+    if code is None or "scheduler_output" not in code.co_varnames:
+        return "a step keeps its plan under another name"
+    return None
+
+
+def _never(core: Any) -> str | None:
+    """What no adapter can contain."""
+    config, scheduler = core.vllm_config, core.scheduler
+    parallel = config.parallel_config
+    if parallel.world_size > 1:
+        return (
+            f"this engine has {parallel.world_size} ranks: when one of them runs out of memory the others wait for it in a "
+            "collective; use the door (PLIMSOLL_ADMIT=certified)"
+        )
+    if parallel.data_parallel_size > 1:
+        return "data parallel engines step together; use the door (PLIMSOLL_ADMIT=certified)"
+    if scheduler.connector is not None or scheduler.ec_connector is not None:
+        return "a KV or encoder connector holds blocks that a preemption cannot take back"
+    if not config.scheduler_config.enable_chunked_prefill:
+        return "without chunked prefill a step cannot be made smaller than its longest prompt"
+    if not any(kind.__name__ in _EXECUTORS for kind in type(core.model_executor).__mro__):
+        return f"the executor {type(core.model_executor).__name__} is not known to it"
+    if getattr(core, "enable_fault_tolerance", False):
+        return "vLLM's own fault tolerance is on"
+    return None
+
+
+def features_of(core: Any) -> list[str]:
+    """What this engine is asked to do, in the words of PROVEN."""
+    config = core.vllm_config
+    model = config.model_config
+    asked = ["text"]
+    asked += ["asynchronous scheduling"] if core.batch_queue is not None else []
+    asked += ["CUDA graphs"] if _has_graphs(config) else []
+    asked += ["pictures"] if getattr(model, "is_multimodal_model", False) else []
+    asked += ["adapters"] if getattr(config, "lora_config", None) is not None else []
+    asked += ["speculative decoding"] if config.speculative_config is not None else []
+    asked += ["pooling"] if getattr(model, "runner_type", "generate") == "pooling" else []
+    asked += ["encoder-decoder models"] if getattr(model, "is_encoder_decoder", False) else []
+    asked += ["Mamba layers"] if _has_state(core) else []
+    asked += ["sleep mode"] if getattr(model, "enable_sleep_mode", False) else []
+    return asked
+
+
+def _has_graphs(config: Any) -> bool:
+    if getattr(config.model_config, "enforce_eager", False):
+        return False
+    mode = getattr(getattr(config, "compilation_config", None), "cudagraph_mode", None)
+    return str(getattr(mode, "name", mode)) not in ("NONE", "None")
+
+
+def _has_state(core: Any) -> bool:
+    """Whether any layer keeps a recurrent state instead of a cache of keys and values."""
+    groups = getattr(getattr(core.scheduler, "kv_cache_config", None), "kv_cache_groups", ())
+    return any(kind.__name__ == "MambaSpec" for group in groups for kind in type(getattr(group, "kv_cache_spec", None)).__mro__)
+
+
+def state_block(core: Any) -> int:
+    """Tokens of a Mamba block, below which a step makes no progress on such a model; 0 for others."""
+    if not _has_state(core):
+        return 0
+    cache = core.vllm_config.cache_config
+    return int(getattr(cache, "mamba_block_size", None) or getattr(cache, "block_size", None) or 0)
+
+
+def words_for(core: Any, version: str) -> str:
+    """The combination, as the log names it."""
+    scheduling = "asynchronous" if core.batch_queue is not None else "synchronous"
+    return f"vLLM {version}, {runner_of(core.vllm_config)} runner, {scheduling} scheduling"
+
+
+def _releases(adapters: dict[tuple[int, int], Adapter]) -> str:
+    first, last = min(adapters), max(adapters)
+    return f"{first[0]}.{first[1]} to {last[0]}.{last[1]}"

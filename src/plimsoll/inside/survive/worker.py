@@ -1,0 +1,90 @@
+"""What a worker does about a step that ran out of memory: it forgets the step, gives memory back and says what it knows.
+
+Called by the engine core through the executor, between two steps, in the worker's own thread. An error here is not
+caught: the engine core then gives up, and vLLM dies as it would have.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from typing import Any
+
+from plimsoll.inside.actions import asleep_or_allocating
+from plimsoll.inside.survive.failures import NOTE, Failure
+
+SECOND_RUNNER = "vllm.v1.worker.gpu.model_runner"
+
+
+def forget_step(worker: Any, fresh: tuple[str, ...]) -> dict[str, Any]:
+    """Take back what the failed step left behind; `fresh`: requests of which no token has been sent yet.
+
+    Returns the place of the failure (where this is a process of its own), the requests this worker knows, and memory.
+    """
+    worker = getattr(worker, "worker", worker)  # vLLM wraps it
+    runner = worker.model_runner
+    runner.execute_model_state = None
+    if is_second(runner):
+        known = list(runner.req_states.req_id_to_index)
+    else:
+        known = list(runner.requests)
+        _forget_first(runner, fresh)
+    _deactivate_adapters(runner)
+    noted, NOTE.last = NOTE.last, Failure()
+    return {"known": known, "site": noted.site, **give_back(worker)}
+
+
+def is_second(runner: Any) -> bool:
+    """Whether this is vLLM's second model runner, which takes every resumed request as a new one."""
+    return any(kind.__module__ == SECOND_RUNNER for kind in type(runner).__mro__)
+
+
+def _forget_first(runner: Any, fresh: tuple[str, ...]) -> None:
+    """The first runner keeps requests over a preemption, and with them what the dropped steps did to them."""
+    batch = runner.input_batch
+    # Tokens of a step that was dropped; they would be put into the next step's input.
+    batch.prev_sampled_token_ids = None
+    batch.prev_req_id_to_index = None
+    runner._draft_token_ids = None  # noqa: SLF001
+    for request_id in fresh:
+        request = runner.requests.get(request_id)
+        wanted = getattr(getattr(request, "sampling_params", None), "prompt_logprobs", None)
+        if request is None or wanted is None:
+            continue
+        # They may have been finished in a step whose output never arrived.
+        runner.num_prompt_logprobs[request_id] = batch.vocab_size if wanted == -1 else wanted
+        request.in_progress_prompt_logprobs_cpu = None
+
+
+def _deactivate_adapters(runner: Any) -> None:
+    """Take every adapter out of its slot: vLLM marks one as loaded before it has copied it, and never copies it again."""
+    manager = getattr(getattr(runner, "lora_manager", None), "_adapter_manager", None)
+    if manager is None:
+        return
+    for adapter in list(manager._active_adapters):  # noqa: SLF001
+        manager.deactivate_adapter(adapter)
+    manager._last_mapping = None  # noqa: SLF001
+
+
+def give_back(worker: Any) -> dict[str, Any]:
+    """Wait for the device, return torch's free segments to it, and say what is free afterwards."""
+    worker = getattr(worker, "worker", worker)
+    gc.collect()
+    torch = sys.modules["torch"]
+    if getattr(worker.device, "type", None) != "cuda":
+        return {"free": None}
+    torch.cuda.synchronize(worker.device)
+    if asleep_or_allocating() is None:
+        torch.cuda.empty_cache()
+    return available(worker)
+
+
+def available(worker: Any) -> dict[str, Any]:
+    """Bytes of the device that a step could have: free ones, and those that torch holds and nobody uses."""
+    worker = getattr(worker, "worker", worker)
+    torch = sys.modules["torch"]
+    if getattr(worker.device, "type", None) != "cuda":
+        return {"free": None}
+    free, _total = torch.cuda.mem_get_info(worker.device)
+    unused = torch.cuda.memory_reserved(worker.device) - torch.cuda.memory_allocated(worker.device)
+    return {"free": int(free) + max(0, int(unused))}

@@ -1,0 +1,141 @@
+"""Which errors are surely a device out of memory, and what is read from them."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import weakref
+
+import pytest
+
+from plimsoll.inside.survive.failures import Failure, SiteNote, identify, local_of, release_frames, site_of
+
+
+class OutOfMemoryError(RuntimeError):
+    """As torch's: known by its name, since torch is not here."""
+
+
+class AcceleratorError(RuntimeError):
+    """As torch's for a plain CUDA error."""
+
+
+TEXT = (
+    "CUDA out of memory. Tried to allocate 1.95 GiB. GPU 0 has a total capacity of 79.11 GiB of which 110.50 MiB is free. "
+    "Including non-PyTorch memory, this process has 78.00 GiB memory in use."
+)
+ASKED, FREE = round(1.95 * 2**30), round(110.5 * 2**20)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OutOfMemoryError(TEXT),
+        RuntimeError(f"Worker failed with error '{TEXT}', please check the stack trace above for the root cause"),
+        RuntimeError(TEXT),
+    ],
+)
+def test_torch_out_of_memory_is_one_also_as_a_workers_text(error: Exception) -> None:
+    """In one process it comes as torch raised it, from several as text."""
+    assert identify(error) == Failure("unknown", ASKED, FREE)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        AcceleratorError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"),
+        RuntimeError("Triton Error [CUDA]: out of memory"),
+        RuntimeError("Worker failed with error 'CUDA error: out of memory\n...', please check"),
+    ],
+)
+def test_the_drivers_own_out_of_memory_is_one(error: Exception) -> None:
+    """Loading a kernel or launching a graph can run out as well; the device is sound afterwards."""
+    assert identify(error) == Failure("unknown", None, None)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("CUDA error: an illegal memory access was encountered"),
+        AcceleratorError("CUDA error: device-side assert triggered"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory"),
+        MemoryError("CUDA out of memory. Tried to allocate 1.95 GiB."),
+        OutOfMemoryError("HIP out of memory. Tried to allocate 1.95 GiB."),
+        ValueError(TEXT),
+        RuntimeError(f"the prompt was: {TEXT}"),
+        RuntimeError(f"Worker failed with error 'a request said: {TEXT}'"),
+        RuntimeError("NCCL error: unhandled cuda error, out of memory"),
+        AssertionError(),
+        KeyError("CUDA out of memory. "),
+    ],
+)
+def test_anything_else_is_none_and_dies_as_before(error: Exception) -> None:
+    """A text that only mentions memory, the host's memory, another device, a broken device."""
+    assert identify(error) is None
+
+
+def test_the_error_an_error_was_raised_from_counts() -> None:
+    """vLLM wraps some; what was meant is the cause."""
+    wrapped = ValueError("a step failed")
+    wrapped.__cause__ = OutOfMemoryError(TEXT)
+    assert identify(wrapped) == Failure("unknown", ASKED, FREE)
+    looped = ValueError("round")
+    looped.__cause__ = looped
+    assert identify(looped) is None
+
+
+def test_the_innermost_known_function_names_the_place() -> None:
+    """execute_model calls everything; what it called when it failed is what counts."""
+
+    def compute_logits() -> None:
+        raise OutOfMemoryError(TEXT)
+
+    def execute_model() -> None:
+        scheduler_output = "the plan"
+        compute_logits()
+        assert scheduler_output
+
+    with pytest.raises(OutOfMemoryError) as caught:
+        execute_model()
+    found = identify(caught.value)
+    assert found is not None
+    assert found.site == "logits"
+    assert local_of(caught.value, ("execute_model",), "scheduler_output") == "the plan"
+    assert local_of(caught.value, ("step",), "scheduler_output") is None
+    assert site_of(None) == "unknown"
+
+
+def test_what_the_frames_hold_is_let_go() -> None:
+    """The failed step's tensors hang in them, and would stay on the device."""
+
+    class Tensor:
+        """Something that can be waited for."""
+
+    kept = []
+
+    def execute_model() -> None:
+        activation = Tensor()
+        kept.append(weakref.ref(activation))
+        raise OutOfMemoryError(TEXT)
+
+    with pytest.raises(OutOfMemoryError) as caught:
+        execute_model()
+    release_frames(caught.value)
+    gc.collect()
+    assert kept[0]() is None
+
+
+def test_a_workers_line_tells_the_place_and_keeps_no_error() -> None:
+    """The worker logs each error it sends; the note costs nothing while there is none."""
+    note = SiteNote()
+    log = logging.getLogger("plimsoll.tests.worker")
+    log.addFilter(note)
+
+    def propose_draft_token_ids() -> None:
+        raise OutOfMemoryError(TEXT)
+
+    try:
+        propose_draft_token_ids()
+    except OutOfMemoryError:
+        log.exception("WorkerProc hit an exception.")
+    assert note.last == Failure("drafter", ASKED, FREE)
+    assert vars(note).keys() == {"name", "nlen", "last"}
