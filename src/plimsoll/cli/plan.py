@@ -16,6 +16,7 @@ and, for a local folder or a bundled model, no network.
   --matrix context=8k,32k,128k concurrency=8..256
                         what fits, for every combination
   --html FILE           the plan as one page for a browser, with the matrix as a heat map
+  --certify             can any admitted request exceed the card (docs/certify.md); --table FILE writes what the door reads
   --compare FILE        one command a line, planned side by side; a line may begin with a --gpu (or --vllm) of its own
   --learn LOG           read the log of a real start of this command, show planned against measured, and use it next time
   --forget              forget all that was learned
@@ -25,8 +26,7 @@ MODEL is a folder with config.json, a model in Hugging Face's own cache or in th
 other id, whose config.json and safetensors headers are then read from the Hugging Face hub. HF_HUB_OFFLINE=1 forbids that.
 Instead of a command, a script, compose file or manifest works as well: plimsoll plan --gpu L4 start.sh
 
-Exit codes: 0 it fits, 1 it does not, 2 your input is wrong, 3 the hub did not answer.
-Read on: docs/plan.md
+Exit codes: 0 it fits (is certified), 1 it does not, 2 your input is wrong, 3 the hub did not answer. Read on: docs/plan.md
 """
 
 from __future__ import annotations
@@ -62,14 +62,15 @@ if TYPE_CHECKING:
 
 MOST_MEMORY = 1024 * GIB  # beyond what any card has: a figure in MiB, most likely
 MLA_SINCE = "0.7.1"  # the first release that caches latents for DeepSeek's attention
-_WITH_VALUE = tuple(
-    "--gpu --gpus --gpu-memory-gib --used-gib --vllm --from --pid --workload --matrix --html --compare --learn".split()
+OPTIONS_WITH_VALUE = tuple(
+    "--gpu --gpus --gpu-memory-gib --used-gib --vllm --from --pid --workload --matrix --html --compare --learn --table".split()
 )
+_SWITCHES = ("--json", "--forget", "--certify", "--help", "-h")
 
 
 def run(words: list[str]) -> int:
     """Read, think, render, exit code."""
-    options = _with_matrix(split_options(words, with_value=_WITH_VALUE, switches=("--json", "--forget", "--help", "-h")))
+    options = _with_matrix(split_options(words, with_value=OPTIONS_WITH_VALUE, switches=_SWITCHES))
     if options.switches & {"--help", "-h"}:
         show(__doc__.rstrip() if __doc__ else "")
         return 0
@@ -84,6 +85,10 @@ def run(words: list[str]) -> int:
     named = launches_named(options, "plan")
     ready = _read_one(options, *named[0])
     ready = ready._replace(notes=(*_others_in_file(options, named), *ready.notes))
+    if "--certify" in options.switches or "--table" in options.values:
+        from plimsoll.cli.plan_certify import run_certify
+
+        return run_certify(options, ready)
     planned = planned_from(ready)
     answer, matrix = _workload(options, planned.ledger, ready.model), _matrix(options, ready)
     if "--html" in options.values:
@@ -92,8 +97,7 @@ def run(words: list[str]) -> int:
         write_file(options.values["--html"], as_html(planned, matrix=matrix, workload=answer))
     from plimsoll.report import plan as report
 
-    is_json = "--json" in options.switches
-    show(report.as_json(planned, matrix, answer) if is_json else report.as_text(planned, matrix, answer))
+    show((report.as_json if "--json" in options.switches else report.as_text)(planned, matrix, answer))
     return 0 if planned.fits and (answer is None or answer.verdict.is_fine) else 1
 
 
