@@ -1,0 +1,144 @@
+"""The tables of lab/survive_score.py: what they count, and that unknown stays unknown."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lab import survive_score
+from lab.survive_score import Row
+
+if TYPE_CHECKING:
+    import pytest
+
+
+def part(served: int, requests: int = 48, **more: Any) -> Row:
+    """One load of a run: so many served, the others lost unless said otherwise."""
+    ends = {"refused": 0, "aborted": 0} | {name: more.pop(name) for name in ("refused", "aborted") if name in more}
+    lost = requests - served - sum(ends.values())
+    usual = {"tokens_per_s": 1000.0, "still_s": 0.5, "contained": 0, "sites": [], "distinct_tokens": 9}
+    return {"requests": requests, "served": served, "lost": lost, **ends, **usual, **more}
+
+
+def run(way: str, served: int, number: int = 1, **more: Any) -> Row:
+    """One run of the killer `neighbour` on the small shape."""
+    name = f"neighbour-small-eager-1-{way}-{number}"
+    keys = {"killer": "neighbour", "shape": "small", "mode": "eager", "runner": "1", "way": way, "number": number}
+    died = way == "plain"
+    round_keys = ("refused", "aborted", "still_s", "contained", "sites", "tokens_per_s", "tokens_as_undisturbed")
+    round_part = part(served, **{key: more.pop(key) for key in round_keys if key in more})
+    usual: Row = {
+        "ready": True,
+        "wrong": None,
+        "died": died,
+        "reach_s": 40.0,
+        "ready_s": 8.0,
+        "flags": [],
+        "before": part(12, 12),
+    }
+    return {"name": name, **keys, **usual, "round": round_part, "after": part(0 if died else 12, 12), **more}
+
+
+def cells(lines: list[str], *words: str) -> list[str]:
+    """The cells of the first line of a table that has all these words."""
+    line = next(line for line in lines if all(word in line for word in words))
+    return [cell.strip() for cell in line.strip("| ").split(" | ")]
+
+
+def test_rounds_of_a_way_add_up() -> None:
+    """Three rounds of 48 are 144 requests; a dead server is out of service for at least the fastest start."""
+    rows = [run("plain", 3, 1), run("plain", 0, 2, ready_s=6.0), run("contained", 48, contained=3), run("contained", 47, 2)]
+    lines = survive_score.service_table(rows)
+    plain = cells(lines, "| plain |")
+    assert plain[5:] == ["2", "3 of 96", "93", "0", "0", "2 of 2", "> 46 s", "0 of 24"]
+    assert cells(lines, "| contained |")[5:] == ["2", "95 of 96", "1", "0", "0", "0 of 2", "0.50 s", "24 of 24"]
+    assert cells(survive_score.totals(rows), "| plain |") == ["plain", "2", "96", "3", "93", "0", "0", "2"]
+
+
+def test_refused_and_aborted_requests_are_not_lost_ones() -> None:
+    """The door refuses, containment aborts: each has a column of its own."""
+    rows = [run("door", 46, refused=2), run("contained", 46, aborted=2)]
+    assert cells(survive_score.service_table(rows), "| door |")[6:10] == ["46 of 48", "0", "2", "0"]
+    assert cells(survive_score.service_table(rows), "| contained |")[6:10] == ["46 of 48", "0", "0", "2"]
+
+
+def test_tokens_are_told_beside_what_two_undisturbed_runs_have_in_common() -> None:
+    """A comparison means nothing without the noise of the machine beside it."""
+    contained = run(
+        "contained", 48, contained=2, sites=["forward"], steps={"round": 2048},
+        tokens_as_undisturbed={"compared": 48, "equal": 45, "first_differences": [3, 4, 5]},
+        undisturbed=part(48, tokens_per_s=2000.0, still_s=0.1),
+        undisturbed_twice={"compared": 48, "equal": 44, "first_differences": [1, 2, 3, 4]},
+    )  # fmt: skip
+    line = cells(survive_score.speed_table([contained]), "| neighbour |")
+    assert line[5:] == [
+        "1,000", "1,000", "2,000", "1,000", "0.50 (0.10)", "2", "forward", "2048", "45 of 48", "44 of 48",
+    ]  # fmt: skip
+
+
+def test_what_was_not_measured_is_a_dash() -> None:
+    """No undisturbed round, no comparison, no size of steps, no piece: unknown, not zero."""
+    unknown = run("contained", 48, still_s=None, tokens_per_s=None)
+    line = cells(survive_score.speed_table([unknown]), "| neighbour |")
+    assert line[6:] == ["-", "-", "1,000", "- (-)", "0", "-", "-", "-", "-"]
+    assert survive_score.out_of_service([run("contained", 0, still_s=None)], None) == "unknown"
+    assert survive_score.out_of_service([run("plain", 0)], None) == "until restarted"
+
+
+def test_a_run_that_failed_is_named_and_not_counted() -> None:
+    """A server that never came up says nothing about containment."""
+    bad = run("contained", 0, wrong="Traceback\nRuntimeError: no such flag")
+    late = {"name": "logits-small-eager-1-plain-1", "ready": False, "wrong": None, "killer": "logits", "way": "plain"}
+    assert cells(survive_score.totals([bad, late]), "| contained |")[1] == "0"
+    assert survive_score.wrong_lines([bad, late]) == [
+        "- `neighbour-small-eager-1-contained-1`: RuntimeError: no such flag",
+        "- `logits-small-eager-1-plain-1`: not ready",
+    ]
+
+
+def test_certificates_tell_both_sides() -> None:
+    """Inside must not fail; the share outside that does is reported."""
+    trial: Row = {
+        "name": "trial-a", "killer": "trial", "shape": "m", "mode": "alone", "ready": True, "wrong": None, "certified": True,
+        "inside": [{"parts": 1, "sent": 48, "failed": 0}, {"parts": 2, "sent": 52, "failed": 0}], "inside_failed": 0,
+        "outside": [], "died_outside": False,
+    }  # fmt: skip
+    other = trial | {"name": "trial-b", "certified": False, "outside": [{"prompt_tokens": 8000}], "died_outside": True}
+    lines = survive_score.trial_table([trial, other])
+    assert cells(lines, "| a |") == ["a", "yes", "100", "0", "0", "no"]
+    assert cells(lines, "| b |") == ["b", "no", "100", "0", "1", "yes"]
+    assert lines[-1] == "2 commands: 0 requests inside failed; 1 of 1 servers were ended by requests outside."
+    assert survive_score.trial_table([]) == []
+
+
+def test_the_overhead_has_its_bound() -> None:
+    """The loss with its spread, every ratio, and whether answers were the same."""
+    result = {"pairs": 2, "mean": 0.004, "spread": 0.001, "upper": 0.0085, "ratios": [0.995, 0.997]}
+    row = {"name": "overhead", "wrong": None, "result": result, "same_answers": {"compared": 12, "equal": 12, "tokens": 384}}
+    loss, answers = survive_score.overhead_lines([row])
+    assert loss.startswith("2 pairs: 0.40% fewer tokens a second with it (spread 0.10%, at most 0.85% with 95 % confidence); ")
+    assert loss.endswith("with / without: 0.9950, 0.9970.")
+    assert answers == "12 of 12 requests, sent one at a time, got equal tokens (384 tokens)."
+
+
+def test_a_later_good_run_replaces_a_failed_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Files of several calls are one set of results; the command prints them, or says in one line what is missing."""
+    assert survive_score.main([str(tmp_path)]) == 2
+    assert "no survive-*.json" in capsys.readouterr().err
+    bad, good = run("contained", 0, wrong="x"), run("contained", 48)
+    (tmp_path / "survive-a.json").write_text(json.dumps({"rows": [bad, run("plain", 0)]}), encoding="utf-8")
+    (tmp_path / "survive-b.json").write_text(json.dumps({"rows": [good]}), encoding="utf-8")
+    assert [row["wrong"] for row in survive_score.read(tmp_path)] == [None, None]
+    assert survive_score.main([str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "48 of 48" in said
+    assert "## Not played" not in said
+
+
+def test_runs_under_batch_invariance_stand_apart() -> None:
+    """They prove equality of tokens and are slower: they do not enter the other tables."""
+    odd = run("contained", 48, tokens_as_undisturbed={"compared": 48, "equal": 48, "first_differences": []})
+    odd["name"] = "invariant-" + odd["name"]
+    assert cells(survive_score.totals([odd]), "| contained |")[1] == "0"
+    assert cells(survive_score.invariant_table([odd]), "invariant-")[2:] == ["48 of 48", "-", "9"]
