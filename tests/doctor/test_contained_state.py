@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from plimsoll.cli.main import main
-from plimsoll.doctor.contained_state import last_words, remedies_of
+from plimsoll.doctor.contained_state import remedies_of
 from plimsoll.doctor.gate_state import judge_gate_state
 from plimsoll.doctor.metrics import judge_pages
 from plimsoll.domain.finding import Code, Finding, Severity
 from plimsoll.domain.metrics_page import Page
-from plimsoll.domain.survive import read_survival
+from plimsoll.domain.survive import last_words, read_survival
 from plimsoll.sources.metrics_pages import parse_page
 from tests.doctor.test_gate_state import log_of
 

@@ -17,6 +17,7 @@ CODES = {
     "growth": Code.GPU_GROWTH, "exhausted": Code.GPU_GROWTH, "neighbour": Code.RUNTIME_NEIGHBOUR, "slack": Code.GPU_THIN_SLACK,
     "host": Code.HOST_GROWTH, "card": Code.OTHER_HARDWARE, "prefix": Code.PREFIX_CACHE_LOW_HIT_RATE,
     "stalled": Code.ENGINE_STALLED, "slow": Code.ENGINE_SLOW, "garbage": Code.ENGINE_GARBAGE, "loop": Code.ENGINE_CRASH_LOOP,
+    "contained": Code.RUNTIME_CONTAINED, "limping": Code.RUNTIME_CONTAINED,
     "changed": Code.ENGINE_CHANGED, PLAN: Code.STARTUP_DIFFERS_FROM_PLAN,
 }  # fmt: skip
 LOOK = Look(

@@ -299,6 +299,13 @@ def test_recorded_words_of_the_gate() -> None:
     gate = read_gate(json.loads((INSIDE / "state.json").read_text(encoding="utf-8")))
     assert gate is not None
     assert (gate.ready, gate.engine_requests, gate.expected_wait_s, gate.last_step_age_s) == (True, 0, 0.0, 19.311)
+    assert gate.survival is None, "recorded before there was such a key"
+    told = read_gate(
+        {"ready": True, "reason": "", "in_flight": 0, "engine_requests": 0, "survive": {"armed": True, "contained": 3}}
+    )
+    assert told is not None
+    assert told.survival is not None
+    assert (told.survival.armed, told.survival.contained, told.survival.storm) == (True, 3, None)
     (worker,) = read_workers(json.loads((INSIDE / "memory.json").read_text(encoding="utf-8")))
     assert (worker.allocated, worker.by_others, worker.host_limit) == (67825706496, 9240576, 137438953472)
     assert (worker.requested, worker.weights, worker.kv_cache) == (75054940160, 16110919680, 51539607552)

@@ -8,6 +8,7 @@ from typing import Any
 from plimsoll.dashboard.facts import EngineFacts, Series
 from plimsoll.dashboard.ledger import ledgers
 from plimsoll.dashboard.rows import RUNGS, row, rung_of
+from plimsoll.dashboard.survival import survival_of
 from plimsoll.dashboard.texts import shown, tidy
 from plimsoll.domain.look import Look
 from plimsoll.domain.unknown import Reading, Unknown
@@ -38,6 +39,7 @@ def sections(facts: EngineFacts, clock: Clock) -> dict[str, Any]:
         },
         "figures": _figures(facts),
         "ledger": tidy(ledgers(look)),
+        "survival": survival_of(look),
         "blocks": blocks(look, facts.series),
         "forecasts": {name: tidy(forecast_json(one)) for name, one in view.forecasts.items()},
         "ladder": ladder(facts),

@@ -5,47 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from plimsoll.doctor.case import gib
 from plimsoll.doctor.contained_remedies import NOT_REMEDIES, TITLE, contained_remedies
 from plimsoll.domain.finding import Code, Evidence, Finding, Remedy, Severity
 from plimsoll.domain.metrics_page import Page
-from plimsoll.domain.survive import UNKNOWN_SITE, LastFailure, Survival
-from plimsoll.domain.units import format_count
+from plimsoll.domain.survive import UNKNOWN_SITE, Survival, cost_words, last_words
 
 PREFIX = "plimsoll_survive_"
 CONTAINED = f"{PREFIX}contained_total"
-_SPECIAL = {
-    "prompt_logprobs": "a request that wants prompt_logprobs", "pictures": "a request with pictures",
-    "adapter": "a request with an adapter",
-}  # fmt: skip
-
-
-def last_words(last: LastFailure | None) -> str:
-    """The shape of the newest failure, without anybody's text: "a step of 8,192 tokens in 48 requests, at forward"."""
-    if last is None:
-        return ""
-    size = f"a step of {format_count(int(last.tokens))} tokens" if last.tokens is not None else "a step"
-    size += f" in {last.requests:.0f} requests" if last.requests is not None and last.requests > 1 else ""
-    size += f", at {last.site}" if last.site != UNKNOWN_SITE else ""
-    size += f", {_SPECIAL[last.kind]}" if last.kind in _SPECIAL else ""
-    if last.asked_bytes is not None:
-        free = f", {gib(int(last.free_bytes))} free" if last.free_bytes is not None else ""
-        size += f" (asked for {gib(int(last.asked_bytes))}{free})"
-    return size
-
-
-def cost_words(found: Survival) -> list[str]:
-    """What it has cost since the server began: tokens, time, requests, and the size of its steps."""
-    parts = []
-    if found.recomputed_tokens:
-        parts.append(f"{format_count(int(found.recomputed_tokens))} tokens were computed again")
-    if found.stalled_s:
-        parts.append(f"streams stood still for {found.stalled_s:.1f} s")
-    if found.aborted:
-        parts.append(f"{found.aborted:.0f} request{' was' if found.aborted == 1 else 's were'} aborted, too large alone")
-    if found.is_shrunk and found.tokens_now is not None and found.tokens_start is not None:
-        parts.append(f"steps of at most {found.tokens_now:.0f} tokens now, {found.tokens_start:.0f} at the start")
-    return parts
 
 
 def remedies_of(found: Survival | None) -> tuple[Remedy, ...]:

@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from plimsoll.domain.units import GIB, MIB, format_count, format_gib
+
 SITES = ("forward", "logits", "sampler", "encoder", "adapter", "drafter", "unknown")
 UNKNOWN_SITE = "unknown"
 KINDS = ("prompt_logprobs", "pictures", "adapter")
+_SPECIAL = {
+    "prompt_logprobs": "a request that wants prompt_logprobs", "pictures": "a request with pictures",
+    "adapter": "a request with an adapter",
+}  # fmt: skip
 LONGEST_WHY = 200
 MOST = 2**63
 
@@ -98,3 +104,35 @@ def _number(found: object) -> float | None:
     if isinstance(found, bool) or not isinstance(found, int | float) or not 0 <= found < MOST:
         return None
     return float(found)
+
+
+def last_words(last: LastFailure | None) -> str:
+    """The shape of the newest failure, without anybody's text: "a step of 8,192 tokens in 48 requests, at forward"."""
+    if last is None:
+        return ""
+    size = f"a step of {format_count(int(last.tokens))} tokens" if last.tokens is not None else "a step"
+    size += f" in {last.requests:.0f} requests" if last.requests is not None and last.requests > 1 else ""
+    size += f", at {last.site}" if last.site != UNKNOWN_SITE else ""
+    size += f", {_SPECIAL[last.kind]}" if last.kind in _SPECIAL else ""
+    if last.asked_bytes is not None:
+        free = f", {_size(last.free_bytes)} free" if last.free_bytes is not None else ""
+        size += f" (asked for {_size(last.asked_bytes)}{free})"
+    return size
+
+
+def cost_words(found: Survival) -> list[str]:
+    """What it has cost since the server began: tokens, time, requests, and the size of its steps."""
+    parts = []
+    if found.recomputed_tokens:
+        parts.append(f"{format_count(int(found.recomputed_tokens))} tokens were computed again")
+    if found.stalled_s:
+        parts.append(f"streams stood still for {found.stalled_s:.1f} s")
+    if found.aborted:
+        parts.append(f"{found.aborted:.0f} request{' was' if found.aborted == 1 else 's were'} aborted, too large alone")
+    if found.is_shrunk and found.tokens_now is not None and found.tokens_start is not None:
+        parts.append(f"steps of at most {found.tokens_now:.0f} tokens now, {found.tokens_start:.0f} at the start")
+    return parts
+
+
+def _size(size: float) -> str:
+    return f"{size / MIB:.0f} MiB" if MIB <= size < GIB else format_gib(int(size))

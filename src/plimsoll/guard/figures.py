@@ -10,7 +10,8 @@ from plimsoll.guard.pulse import Pulse
 COUNTERS = ("steps", "preemptions", "prompt_tokens", "generation_tokens", "success", "prefix_queries", "prefix_hits")
 GAUGES = ("running", "waiting", "kv_cache_usage")
 WORKERS = ("held", "releasable", "device_free", "room", "retries", "ooms", "host_resident")
-OWN = ("expected_wait", "engine_requests", "in_flight", *WORKERS)
+OWN = ("expected_wait", "engine_requests", "in_flight", "contained", *WORKERS)
+TOTALS = (*COUNTERS, "contained")  # what only rises while one process lives
 FINE = (*COUNTERS, *GAUGES, *OWN)
 _PAGE = (*COUNTERS, *GAUGES)
 _MOST = 1e18
@@ -31,6 +32,8 @@ def values_of(look: Look, is_whole: bool) -> dict[str, float]:  # noqa: FBT001
         found["engine_requests"], found["in_flight"] = gate.engine_requests, gate.in_flight
         if gate.expected_wait_s is not None:
             found["expected_wait"] = gate.expected_wait_s
+        if gate.survival is not None and gate.survival.contained is not None:
+            found["contained"] = gate.survival.contained
     if is_whole:
         _add_workers(look.workers, found)
     elif look.cards and not look.workers:

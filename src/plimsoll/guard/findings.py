@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
+from plimsoll.doctor.contained_remedies import NOT_REMEDIES
+from plimsoll.doctor.contained_state import remedies_of
 from plimsoll.doctor.metrics_remedies import cache_tokens, kv_not_remedies, kv_remedies, saturated_remedies, wedge_remedies
 from plimsoll.domain.condition import Condition
 from plimsoll.domain.finding import Code, Evidence, Finding, Remedy, Severity
@@ -37,6 +39,10 @@ def _queue(look: Look | None) -> tuple[Remedy, ...]:
     return saturated_remedies(figures.get("running", 0.0), figures.get("kv_cache_usage", 0.0))
 
 
+def _survived(look: Look | None) -> tuple[Remedy, ...]:
+    return remedies_of(None if look is None or look.gate is None else look.gate.survival)
+
+
 def _lengths(look: Look | None) -> dict[str, float]:
     """The figures, with the mean lengths of requests since the engine's start."""
     if look is None:
@@ -52,6 +58,10 @@ def _lengths(look: Look | None) -> dict[str, float]:
 
 _RESTART_LATER = Remedy(
     "drain this replica and restart it, when the others can carry its load", "nothing else brings this memory back"
+)
+_RESTART_LIMPING = Remedy(
+    "drain this replica and restart it, when the others can carry its load; with another setting below, or it limps again",
+    "a fresh start has its full steps, and memory that is not in pieces",
 )
 _ROOM = Remedy(
     "lower --gpu-memory-utilization by what is missing, at the next restart",
@@ -152,6 +162,14 @@ _KINDS: Mapping[str, _Kind] = {
                    "milliseconds of one step, and only what is fully free goes back"),
         ),
         ("--max-num-seqs, --max-model-len: this server uses what it was given", _NOT_THE_CACHE),
+    ),
+    "contained": _Kind(
+        Code.RUNTIME_CONTAINED, Severity.WARNING, 0.9, "steps ran out of GPU memory, and the server survived them", _survived,
+        NOT_REMEDIES,
+    ),
+    "limping": _Kind(
+        Code.RUNTIME_CONTAINED, Severity.WARNING, 0.95, "steps run out of GPU memory, and the server hardly works any more",
+        lambda look: (_RESTART_LIMPING, *_survived(look)), NOT_REMEDIES,
     ),
     "host": _Kind(
         Code.HOST_GROWTH, Severity.WARNING, 0.7, "the host's memory grows",

@@ -14,7 +14,7 @@ from typing import Any
 
 from plimsoll.domain.look import Look, Reach
 from plimsoll.domain.unknown import Reading, Unknown
-from plimsoll.guard.figures import COUNTERS, FINE, WORKERS, changes, is_resting, values_of, work_of
+from plimsoll.guard.figures import FINE, TOTALS, WORKERS, changes, is_resting, values_of, work_of
 from plimsoll.guard.lives import Lives
 from plimsoll.guard.lowest import Lowest
 from plimsoll.guard.pulse import Pulse
@@ -34,7 +34,7 @@ GAP_LOOKS = 3.5  # a hole of more looks than this: what happened in it is not kn
 STALE_S = 30.0  # what a worker wrote so long ago is not what it holds now
 COARSE = ("held", "host_resident", "running")
 _NEAR = 1e-6
-_KEPT = frozenset(COUNTERS)
+_KEPT = frozenset(TOTALS)
 
 
 class History:

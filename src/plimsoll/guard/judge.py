@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from plimsoll.domain.condition import Condition
 from plimsoll.domain.look import Look
-from plimsoll.guard import card, life, load, memory
+from plimsoll.guard import card, life, load, memory, survival
 from plimsoll.guard.grades import Grade
 from plimsoll.guard.history import History
 from plimsoll.guard.policy import GRADES, Policy
@@ -19,7 +19,8 @@ QUESTIONS: tuple[tuple[str, Question], ...] = (
     ("stalled", life.stalled),
     ("saturated", load.saturated), ("storm", load.storm),
     ("backlog", load.backlog), ("retries", memory.retries), ("growth", memory.held_growth), ("exhausted", memory.exhausted),
-    ("slack", memory.slack), ("neighbour", memory.neighbour), ("host", memory.host_growth), ("card", card.sick),
+    ("slack", memory.slack), ("neighbour", memory.neighbour), ("contained", survival.contained),
+    ("limping", survival.limping), ("host", memory.host_growth), ("card", card.sick),
     ("prefix", load.low_hits), ("loop", life.crash_loop), ("changed", life.changed),
 )  # fmt: skip
 

@@ -12,6 +12,7 @@ from plimsoll.guard.figures import is_resting
 from plimsoll.guard.history import SURELY_S, History
 from plimsoll.guard.policy import Policy
 from plimsoll.guard.pulse import Pulse
+from plimsoll.guard.survival import recomputes
 from plimsoll.guard.tracker import WORST, Seen, no, unknown, yes
 
 LONGEST_STEPS = 3.0
@@ -62,6 +63,8 @@ def wedged(history: History, policy: Policy, now_s: float) -> Seen:
     last = history.last
     if last is None or last.reach is not Reach.ANSWERS:
         return unknown("Unreachable", "it could not be asked")
+    if (busy := recomputes(history, policy)) is not None:
+        return busy
     if last.gate is not None and last.gate.is_wedged:
         return yes("GateProved", "the gate's own test request got no answer while work waited", Evidence("gate", "is_wedged"))
     if rests(history):
@@ -129,6 +132,8 @@ def hung(history: History, policy: Policy, now_s: float) -> Seen:
         return unknown("CanaryNotMade", f"the test request could not be made{_why(canary)}")
     if canary.is_answered or rests(history):
         return no("CanaryAnswered", "its test request was answered" if canary.is_answered else "it is paused or asleep")
+    if (busy := recomputes(history, policy)) is not None:
+        return busy
     wanted, since_s = policy.number("hung", "canaries"), history.failing_since_s
     if history.failed_canaries < wanted or since_s is None:
         return no("Watching", f"{history.failed_canaries} of {wanted:.0f} test requests without an answer")
@@ -167,6 +172,8 @@ def stalled(history: History, policy: Policy, now_s: float) -> Seen:
         return unknown("Unreachable", "it could not be asked")
     if rests(history):
         return no("Paused", "it is paused or asleep: no step is due")
+    if (busy := recomputes(history, policy)) is not None:
+        return busy
     wanted, failed = policy.number("hung", "canaries"), history.failed_canaries
     canary = last.canary
     is_late = canary is not None and failed >= wanted and now_s - canary.at_s <= fresh_s(history)

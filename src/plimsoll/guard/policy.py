@@ -74,6 +74,9 @@ KNOBS: tuple[Knob, ...] = (
     Knob("neighbour", "came", "bytes", 256.0 * MIB, 0.0, 1e13, "that others took in the last 25 minutes"),
     Knob("neighbour", "free", "bytes", 512.0 * MIB, 0.0, 1e13, "free on the device, below which another process is in need"),
     Knob("neighbour", "releasable", "bytes", 1.0 * GIB, 0.0, 1e13, "that torch must hold without use: else it is not worth it"),
+    *_windows("contained", 0.0, 0.0),
+    Knob("contained", "over", "s", 900.0, 60.0, 1_500.0, "without a contained failure until it is over"),
+    *_windows("limping", 180.0, 120.0),
     *_windows("host", 0.0, 600.0),
     Knob("host", "least", "bytes", 512.0 * MIB, 1.0 * MIB, 1e13, "of growth over what was seen, below which nothing is said"),
     *_windows("card", 0.0, 86_400.0),
@@ -88,7 +91,7 @@ KNOBS: tuple[Knob, ...] = (
 KINDS = tuple(dict.fromkeys(knob.kind for knob in KNOBS))
 GRADES: Mapping[str, Grade] = {
     "dead": Grade.RESTART, "wedged": Grade.RESTART, "hung": Grade.RESTART, "exhausted": Grade.RESTART, "saturated": Grade.SHED,
-    "neighbour": Grade.COMPACT,
+    "neighbour": Grade.COMPACT, "limping": Grade.RESTART,
 }  # fmt: skip
 """The others advise. Growth with retries, which is a reason to restart, is `exhausted`."""
 _BY_PLACE = {(knob.kind, knob.name): knob for knob in KNOBS}

@@ -34,6 +34,7 @@ export class EngineView {
     this.ledger = make("div");
     this.bars = new Map(); // by the worker's or the card's name
     this.ledgerMore = make("p", { class: "hint" });
+    this.survival = make("div");
     this.rows = new Map(); // of the conditions, by kind
     this.conditionRows = make("tbody");
     this.ladder = make("ol", { class: "ladder" });
@@ -52,6 +53,7 @@ export class EngineView {
       make("div", { class: "engine-head" }, this.title, this.mark), this.line, this.notes, this.buttons, this.hand, this.figures,
       section("What holds, and what to do", "findings", this.findings),
       section("Memory", "memory", this.ledger),
+      section("Contained failures", "survival", this.survival),
       section("KV cache and queue over time", "time", this.kv.root, this.queue.root, this.forecasts),
       section("Blocks", "blocks", this.blocks.root),
       section("Ladder", "ladder", this.ladder, this.ladderSays),
@@ -124,6 +126,13 @@ export class EngineView {
     }
     for (const bar of ledger.bars) this.bars.get(bar.name).show(bar);
     say(this.ledgerMore, ledger.left_out ? `and ${ledger.left_out} more, with more room than these` : "");
+  }
+
+  on_survival(survival) {
+    refill(this.survival, make("p", {}, foreign(survival.says)),
+      survival.figures.length ? make("dl", { class: "tiles" }, ...survival.figures.map((one) => make("div", { class: "tile" },
+        make("dt", {}, one.says), make("dd", {}, figure(one))))) : null,
+      survival.last ? make("p", { class: "hint" }, "The last, ", make("time", {}, moment(survival.last.at)), ": ", foreign(survival.last.says)) : null);
   }
 
   on_blocks(blocks) {
