@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from plimsoll.cli.main import main
+from plimsoll.inside.certificate import read_certificate, why_foreign
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 CARD = ["plan", "--certify", "--gpu", "H200", "--vllm", "0.25.1"]
@@ -77,6 +79,24 @@ def test_the_door_s_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         assert set(kind) == keys
         cost = kind["fixed_bytes"] + kind["bytes_per_unit"] * kind["most_units"]
         assert (cost > body["spare_bytes"]) == (kind["smallest"] is not None)
+
+
+def test_the_door_reads_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its own reader takes the file, and holds it for the engine of this command and for no other."""
+    table = tmp_path / "certificate.json"
+    main([*CARD, "--table", str(table), *SECOND])
+    capsys.readouterr()
+    found = read_certificate(str(table))
+    engine = SimpleNamespace(
+        model_config=SimpleNamespace(model=LLAMA, max_model_len=8192, max_logprobs=20),
+        scheduler_config=SimpleNamespace(max_num_batched_tokens=8192, max_num_seqs=1024),
+        cache_config=SimpleNamespace(gpu_memory_utilization=0.92),
+        parallel_config=SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1),
+        lora_config=None,
+    )
+    assert why_foreign(found, "0.25.1", engine) == ""
+    engine.scheduler_config.max_num_seqs = 512
+    assert "max_num_seqs" in why_foreign(found, "0.25.1", engine)
 
 
 @pytest.mark.parametrize(

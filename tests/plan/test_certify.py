@@ -111,6 +111,8 @@ def test_every_flag_that_is_said_to_close_a_kind_closes_it(name: str) -> None:
         (("--enable-dbo",), "--enable-dbo"),
         (("--speculative-config", '{"method": "eagle3", "model": "/nowhere/drafter", "num_speculative_tokens": 2}'), "drafter"),
         (("--runner", "pooling"), "pooling"),
+        (("--distributed-executor-backend", "external_launcher"), "which model runner"),
+        (("--speculative-config", '{"method": "suffix", "num_speculative_tokens": 2}'), "which model runner"),
     ],
 )
 def test_what_cannot_be_known_is_never_certified(words: tuple[str, ...], said: str) -> None:
@@ -126,6 +128,14 @@ def test_releases_whose_source_was_not_read_are_never_certified(vllm: str, gpu: 
     found = certificate("vllm", "serve", LLAMA, "--gpu-memory-utilization", "0.5", gpu=gpu, vllm=vllm)
     assert not found.certified
     assert said in found.unknown[0].reason
+
+
+def test_a_chosen_runner_is_not_in_doubt() -> None:
+    """The same flags with the runner named in the environment, or harmless values of them, leave nothing unknown."""
+    words = ("vllm", "serve", LLAMA, "--gpu-memory-utilization", "0.5", "--max-model-len", "8192")
+    drafts = ("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 2}')
+    assert certificate("env", "VLLM_USE_V2_MODEL_RUNNER=1", *words, *drafts).certified
+    assert certificate(*words, "--distributed-executor-backend", "mp").certified
 
 
 def test_other_makers_cards_are_never_certified() -> None:

@@ -14,9 +14,9 @@ from plimsoll.engine.check import Checked, with_config
 from plimsoll.engine.command_line import read_command_line
 from plimsoll.errors import BadInput, WorldFailed
 from plimsoll.plan.certify import Certificate, Kind, Question, assumptions_of, certify, smallest_request
-from plimsoll.plan.certify_terms import RequestLimits, read_limits
+from plimsoll.plan.certify_limits import RequestLimits, read_limits
 from plimsoll.plan.findings import stops_the_start
-from plimsoll.plan.settings import Flags
+from plimsoll.plan.settings import AUTO_FIT, Flags
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def table_of(certificate: Certificate, model: str, made: str) -> dict[str, Any]:
         "gpu": certificate.ledger.card.name,
         "made": made,
         "certified": certificate.certified,
-        "spare_bytes": max(0, certificate.spare),
+        "spare_bytes": certificate.spare,
         "assumes": _assumes(certificate),
         "kinds": [
             _kind_row(kind) | ({} if kind.is_open else {"fixed_bytes": 0, "bytes_per_unit": 0}) for kind in certificate.kinds
@@ -94,9 +94,10 @@ def table_of(certificate: Certificate, model: str, made: str) -> dict[str, Any]:
     }
 
 
-def _assumes(certificate: Certificate) -> dict[str, int]:
+def _assumes(certificate: Certificate) -> dict[str, int | float]:
+    """What must be so; the door holds the names of vLLM's settings against the engine's own."""
     settings = certificate.ledger.settings
-    return {
+    assumes: dict[str, int | float] = {
         "free_bytes_at_start": certificate.free_at_start,
         "neighbours_bytes": certificate.ledger.card.used_bytes,
         "pieces_bytes": certificate.pieces,
@@ -104,9 +105,17 @@ def _assumes(certificate: Certificate) -> dict[str, int]:
         "max_num_batched_tokens": settings.max_num_batched_tokens,
         "max_num_seqs": settings.max_num_seqs,
         "max_logprobs": certificate.step.limits.max_logprobs,
-        "max_model_len": certificate.step.context,
-        "max_lora_rank": settings.max_lora_rank if settings.max_loras else 0,
+        "tensor_parallel_size": settings.tensor_parallel,
+        "pipeline_parallel_size": settings.pipeline_parallel,
+        "v2_model_runner": settings.v2_runner,
     }
+    if settings.max_model_len != AUTO_FIT:
+        assumes["max_model_len"] = settings.max_model_len
+    if not settings.has_fixed_cache:
+        assumes["gpu_memory_utilization"] = settings.utilization
+    if settings.max_loras:
+        assumes |= {"max_loras": settings.max_loras, "max_lora_rank": settings.max_lora_rank}
+    return assumes
 
 
 def _kind_row(kind: Kind) -> dict[str, Any]:

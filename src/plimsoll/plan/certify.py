@@ -17,11 +17,11 @@ from typing import NamedTuple
 from plimsoll.domain.units import GIB, format_count, format_gib
 from plimsoll.domain.unknown import Unknown
 from plimsoll.engine.flags import is_before
+from plimsoll.plan.certify_limits import RequestLimits
 from plimsoll.plan.certify_terms import (
     READ_FROM,
     READ_TO,
     Phase,
-    RequestLimits,
     Resident,
     Step,
     adapter_activation,
@@ -377,6 +377,7 @@ def assumptions_of(certificate: Certificate) -> list[str]:
         f"kernels that load after the start take at most {format_gib(_late(settings))}",
         f"a step holds at most {format_count(settings.max_num_batched_tokens)} tokens of {settings.max_num_seqs} sequences",
         "plan's terms lie in their bands, about 90 % of what was measured for each",
+        "no plugin in vLLM's environment adds logits processors",
     ]
     if any(kind.phase.kind == "pictures" for kind in certificate.kinds):
         found.append("the processor scales pictures as its makers' own configuration says")

@@ -6,7 +6,6 @@ phase frees the next one may take again, so the phases are not added: each stand
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import ceil
 from typing import NamedTuple
 
@@ -14,10 +13,11 @@ from plimsoll.domain.model import ModelShape, Tower
 from plimsoll.domain.units import MIB, ceil_div, round_up
 from plimsoll.engine.flags import is_before
 from plimsoll.plan import overhead_peaks as peaks
+from plimsoll.plan.certify_limits import RequestLimits, runner_in_doubt
 from plimsoll.plan.ledger import Card, Ledger, ModelFacts, model_dtype
 from plimsoll.plan.overhead import era_of
 from plimsoll.plan.overhead_table import V2_PENALTY_BYTES
-from plimsoll.plan.settings import AUTO_FIT, Flags, Settings
+from plimsoll.plan.settings import AUTO_FIT, Settings
 from plimsoll.plan.weights_towers import STYLES, Style
 
 READ_FROM, READ_TO = "0.25.1", "0.32.0"  # the releases whose source these figures were read in
@@ -43,17 +43,6 @@ _CAPS_LOGITS = ("gemma2", "gemma3n", "gemma4", "grok")
 TOKEN_IDS = 128  # the most of `logprob_token_ids`, sampling_params.py MAX_LOGPROB_TOKEN_IDS
 FLASHINFER_WORKSPACE = 2 * 394 * MIB  # its own and TensorRT-LLM's, made at the first batch: envs.py
 HELD = "log-probabilities of half-read prompts"
-
-
-class RequestLimits(NamedTuple):
-    """What the command says of the requests it takes, beside the ledger's settings."""
-
-    max_logprobs: int = 20  # -1: the whole vocabulary
-    max_pixels: int | None = None
-    takes_video: bool = True
-    expandable_segments: bool = False
-    flashinfer: bool = False  # asked for; newer cards than Hopper use it anyway
-    not_modelled: tuple[str, ...] = ()  # flags whose memory nobody counted
 
 
 class Phase(NamedTuple):
@@ -94,41 +83,6 @@ class Step(NamedTuple):
     choices: int  # log-probabilities that one row may ask for
     context: int
     flashinfer: bool
-
-
-def read_limits(flags: Flags, environment: Mapping[str, str]) -> RequestLimits:
-    """What --max-logprobs and its like allow; flags that change the step in ways nobody counted are named."""
-    kwargs = flags.mapping("--mm-processor-kwargs") or {}
-    size = kwargs.get("size")
-    pixels = kwargs.get("max_pixels", size.get("longest_edge") if isinstance(size, dict) else None)
-    limits = flags.mapping("--limit-mm-per-prompt") or {}
-    video = limits.get("video", limits.get("video.count"))
-    video = video.get("count") if isinstance(video, dict) else video
-    conf = environment.get("PYTORCH_ALLOC_CONF", environment.get("PYTORCH_CUDA_ALLOC_CONF", ""))
-    words = {
-        "--logits-processors": "processors of your own",
-        "--enable-dbo": "two half batches at once",
-        "--enable-prompt-embeds": "prompts that are tensors",
-        "--enable-mm-embeds": "pictures that are tensors",
-        "--kv-offloading-size": "an offloading connector's buffers",
-        "--mm-ipc-gpu-memory-gb": "pictures decoded on the GPU",
-        "--enable-return-routed-experts": "the routed experts of every token",
-        "--offload-group-size": "weights fetched ahead of their layers",
-    }
-    unknown = [f"{name}: {what}" for name, what in words.items() if flags.text(name) or flags.switch(name)]
-    if flags.word("--runner") in ("pooling", "draft") or flags.text("--task") not in (None, "auto", "generate"):
-        unknown.append("a pooling model's step")
-    if (flags.mapping("--compilation-config") or {}).get("cudagraph_mm_encoder"):
-        unknown.append("the encoder's CUDA graphs")
-    given = flags.integer("--max-logprobs")
-    return RequestLimits(
-        max_logprobs=20 if given is None else given,
-        max_pixels=pixels if isinstance(pixels, int) and pixels > 0 else None,
-        takes_video=video != 0,
-        expandable_segments="expandable_segments:True" in conf,
-        flashinfer="FLASHINFER" in flags.word("--attention-backend", "").upper(),
-        not_modelled=tuple(unknown),
-    )
 
 
 def step_of(ledger: Ledger, model: ModelFacts, limits: RequestLimits) -> Step:
@@ -232,7 +186,9 @@ def sampler_bytes(step: Step) -> int:
 def unknown_terms(step: Step, model: ModelFacts) -> list[str]:
     """Terms that cannot be counted, each with its reason; one is enough to certify nothing."""
     settings, shape = step.settings, step.shape
-    found = [f"{what} (nobody counted its memory)" for what in step.limits.not_modelled]
+    found = [f"{what} (nobody counted its memory)" for what in step.limits.not_modelled] + runner_in_doubt(
+        settings, shape, step.limits
+    )
     if settings.kv_connector is not None:
         found.append(f"the buffers of the KV connector {settings.kv_connector}")
     if settings.expert_parallel and settings.data_parallel > 1:
