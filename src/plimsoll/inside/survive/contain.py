@@ -50,6 +50,7 @@ class Containment:
             scheduler.max_num_scheduled_tokens, getattr(scheduler, adapter.admission), scheduler.max_num_encoder_input_tokens
         )
         self.sizes = Sizes(start, 1 + scheduler.num_spec_tokens, support.state_block(core), settings.survive_storm)
+        self._applied = start
         self._folder = run_folder(settings.folder)
         self._told = {**report.unknown(""), "armed": True, "aborted_requests": []}
         self._free_at_failure: int | None = None
@@ -119,6 +120,7 @@ class Containment:
         if verdict.is_over:
             raise CannotContain(f"gave up after {self.sizes.failures_lately(now)} contained failures in 600 s")
         self._apply(verdict.limits)
+        self._bring_first(verdict.first)
         self._free_at_failure = answer["free"]
         self._room_needed = max(ROOM_BYTES, failure.asked_bytes or 0)
         if not self._still:
@@ -129,6 +131,7 @@ class Containment:
         self._tell_failure(step, failure, preempted, recomputed, verdict, self._kind_of(step))
         outputs = {} if verdict.abort is None else self._abort(verdict.abort, step, failure)
         self.write()
+        time.sleep(verdict.pause_s)
         return outputs
 
     def _preempt_all(self, known: set[str]) -> None:
@@ -180,10 +183,23 @@ class Containment:
         )
 
     def _apply(self, limits: Limits) -> None:
-        scheduler = self.core.scheduler
+        self._applied, scheduler = limits, self.core.scheduler
         scheduler.max_num_scheduled_tokens = limits.tokens
         setattr(scheduler, self.adapter.admission, limits.sequences)
         scheduler.max_num_encoder_input_tokens = limits.encoder_tokens
+
+    def _bring_first(self, request_id: str | None) -> None:
+        """Put a waiting request before all others; a queue by priority keeps its own order, and then there is no trial."""
+        waiting = self.core.scheduler.waiting
+        request = None if request_id is None else self.core.scheduler.requests.get(request_id)
+        if request is not None and request in waiting:
+            waiting.remove_request(request)
+            waiting.prepend_request(request)
+            if waiting.peek_request() is request:
+                return
+        if request_id is not None and self.sizes.on_trial == request_id:
+            self.sizes.end_trial()
+            self._apply(self.sizes.now)
 
     def _abort(self, request_id: str, step: FailedStep, failure: Failure) -> dict[int, Any]:
         """End one request with an error; the output that tells its API server."""
@@ -219,6 +235,8 @@ class Containment:
             sent = [output.request_id for output in one.outputs]
             self._still.difference_update(sent)
             self.sizes.progress(sent)
+        if self.sizes.now is not self._applied:
+            self._apply(self.sizes.now)
         now = time.monotonic()
         if self._still and now - self._looked_at >= LOOK_S:
             self._still &= self.core.scheduler.requests.keys()  # clients that left
@@ -235,6 +253,8 @@ class Containment:
             LOG.info(
                 "plimsoll: survive: growing back: steps of at most %d tokens and %d sequences", limits.tokens, limits.sequences
             )
+        if self.sizes.on_trial is not None and self.sizes.on_trial not in self.core.scheduler.requests:
+            self.sizes.end_trial()  # its client has left
         self._keep_items_possible()
         self.write()
         if self.sizes.is_whole and self.sizes.is_calm(now) and not self._still and not self.sizes.failures_lately(now):

@@ -2,12 +2,12 @@
 
 Pure: the time and the free memory are arguments.
 
-    a step fails           the next steps hold half the tokens of the one that failed, and no more sequences than tokens
-    at SMALLEST_TOKENS     half the sequences as well
-    the same one alone     fails ALONE_TRIES times without a token in between: it is aborted, and the size from before
-                           the first failure is back
-    calm                   steps grow by half; a size that has failed is tried again only when memory has come back, or,
-                           where free memory cannot be read, after a pause that doubles with every failed try
+    a step fails        the next steps hold half the tokens of the one that failed, and no more sequences than tokens
+    a small step fails  half of its suspects: requests that have sent no token since the trouble began
+    one suspect         runs first and alone. It fails ALONE_TRIES times: it is aborted, and the size from before is back.
+                        It sends a token: there is no culprit, memory is short for so many sequences
+    calm                steps grow by half; a size that has failed is tried again only when memory has come back, or,
+                        where free memory cannot be read, after a pause that doubles with every failed try
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 
 SMALLEST_TOKENS = 64
 ALONE_TRIES = 3
+PAUSES_S = (0.0, 0.1, 0.5)  # before a try alone: a neighbour may need the memory for a moment only
 CALM_S = 5.0  # an episode is over after this long without a failure
 GROW_AFTER_S = 10.0
 GROW_SEQUENCES_AFTER_S = 1.0
@@ -54,6 +55,8 @@ class Verdict:
 
     limits: Limits
     abort: str | None = None  # the request to abort
+    first: str | None = None  # the request to run before all others
+    pause_s: float = 0.0
     is_storm: bool = False  # so many failures that this server should be restarted
     is_over: bool = False  # too many: containment ends and vLLM dies
 
@@ -76,7 +79,11 @@ class Sizes:
         self._too_large: Limits | None = None  # the smallest limits that are known to fail
         self._retry_after_s = RETRY_AFTER_S
         self._retry_at = 0.0
-        self._alone: dict[str, int] = {}
+        self._cleared: set[str] = set()  # requests that have sent a token in this episode
+        self._alone: dict[str, int] = {}  # how often each failed alone
+        self._on_trial: str | None = None
+        self._is_searching = False  # one request may be to blame: sequences may grow towards it
+        self._has_progress = False  # a token was sent since the last change
         self._small_since: float | None = None
 
     @property
@@ -102,86 +109,126 @@ class Sizes:
             self._failures.popleft()
         return len(self._failures)
 
+    # A failure
+
     def fail(self, step: FailedStep, now: float) -> Verdict:
         """Note a failed step and say what the next ones may hold."""
         if self.is_calm(now):
-            self._before = self.now
+            self._before, self._on_trial, self._is_searching = self.now, None, False
             self._alone.clear()
+            self._cleared.clear()
         self._last_failure = now
         self._failures.append(now)
-        lately = self.failures_lately(now)
-        if self._storm > 0 and lately >= 2 * self._storm:
+        is_storm = self.is_storm(now)
+        if self._storm > 0 and self.failures_lately(now) >= 2 * self._storm:
             return Verdict(self.now, is_storm=True, is_over=True)
-        culprit = self._culprit(step)
-        if culprit is None:
-            self._shrink(step, now)
-        elif self._alone[culprit] >= ALONE_TRIES:
+        alone = self._alone_in(step)
+        if alone is not None:
+            self._alone[alone] = tries = self._alone.get(alone, 0) + 1
+            if tries < ALONE_TRIES:
+                self._changed = now
+                return Verdict(self.now, first=alone, pause_s=PAUSES_S[tries], is_storm=is_storm)
             # It failed alone, so the others' sizes were not to blame.
-            del self._alone[culprit]
+            del self._alone[alone]
+            self._on_trial, self._is_searching, self._too_large, self._worked = None, False, None, None
             self._set(self._before, now)
-            return Verdict(self.now, abort=culprit, is_storm=self.is_storm(now))
-        self._changed = now
-        return Verdict(self.now, is_storm=self.is_storm(now))
+            return Verdict(self.now, abort=alone, is_storm=is_storm)
+        self._shrink(step, now)
+        return Verdict(self.now, first=self._on_trial, is_storm=is_storm)
 
-    def _culprit(self, step: FailedStep) -> str | None:
-        """The request that failed alone in a step that cannot be made smaller, counted; None where it can."""
+    def _alone_in(self, step: FailedStep) -> str | None:
+        """The request that failed alone in a step that cannot be made smaller; None where it can."""
         if step.site == "encoder" and step.encoder_requests:
             # An encoder takes whole pictures: the tokens of the step do not matter to it.
-            if len(step.encoder_requests) > 1:
-                return None
-            alone = step.encoder_requests[0]
-        elif len(step.requests) == 1 and step.tokens <= self._smallest:
-            alone = step.requests[0]
-        else:
-            return None
-        self._alone[alone] = self._alone.get(alone, 0) + 1
-        return alone
+            return step.encoder_requests[0] if len(step.encoder_requests) == 1 else None
+        return step.requests[0] if len(step.requests) == 1 and step.tokens <= self._smallest else None
 
     def _shrink(self, step: FailedStep, now: float) -> None:
+        tokens = min(step.tokens, self.now.tokens)
         if step.site == "encoder" and len(step.encoder_requests) > 1:
             self._set(replace(self.now, encoder_tokens=step.largest_item), now)
-            return
-        tokens = min(step.tokens, self.now.tokens)
-        sequences = min(len(step.requests), self.now.sequences)
-        worked = self._worked
-        failed = replace(self.now, tokens=tokens, sequences=self.now.sequences)
-        if tokens <= self._smallest:
-            failed = replace(failed, sequences=sequences)
-        if self._too_large is None or failed.tokens < self._too_large.tokens or failed.tokens <= self._smallest:
-            self._too_large = failed
-        if worked is not None and (tokens > worked.tokens or (tokens <= self._smallest and sequences > worked.sequences)):
-            # A size that was tried again still does not fit: back to the one that held, and wait longer.
-            self._worked = None
-            self._retry_after_s = min(RETRY_MOST_S, 2 * self._retry_after_s)
-            self._set(worked, now)
         elif tokens <= self._smallest:
-            halved = max(self._smallest, self.now.tokens // 2)
-            fewer = max(1, min(sequences // 2, self._sequences_for(halved)))
-            self._set(replace(self.now, tokens=halved, sequences=fewer), now)
+            self._shrink_sequences(step, now)
         else:
-            tokens = max(self._smallest, tokens // 2)
-            self._set(replace(self.now, tokens=tokens, sequences=self._sequences_for(tokens)), now)
+            self._note_too_large(replace(self.now, tokens=tokens))
+            worked = self._worked
+            if worked is not None and tokens > worked.tokens:
+                self._go_back_to(worked, now)
+            else:
+                halved = max(self._smallest, tokens // 2)
+                fewer = min(self.now.sequences, self._sequences_for(halved))
+                self._set(replace(self.now, tokens=halved, sequences=fewer), now)
         self._retry_at = now + self._retry_after_s
+
+    def _shrink_sequences(self, step: FailedStep, now: float) -> None:
+        """A small step failed: fewer sequences, so that the one to blame, if it is one, is soon alone."""
+        held = min(len(step.requests), self.now.sequences)
+        suspects = [request for request in step.requests if request not in self._cleared]
+        self._note_too_large(replace(self.now, sequences=held))
+        halved = max(self._smallest, self.now.tokens // 2)
+        if len(suspects) == 1 and self._is_searching:
+            self._on_trial = suspects[0]
+            self._worked = replace(self.now, tokens=halved, sequences=max(1, held - 1))
+            self._set(replace(self.now, tokens=halved, sequences=1), now)
+            return
+        self._is_searching = bool(suspects)
+        fewer = len(step.requests) - len(suspects) + len(suspects) // 2
+        fewer = max(1, min(held - 1 if held > 1 else 1, fewer, self._sequences_for(halved)))
+        if self._worked is not None and not suspects and fewer > self._worked.sequences:
+            self._go_back_to(self._worked, now)
+        else:
+            self._set(replace(self.now, tokens=halved, sequences=fewer), now)
+
+    def _go_back_to(self, worked: Limits, now: float) -> None:
+        """A size that was tried again still does not fit: back to the one that held, and wait longer."""
+        self._worked = None
+        self._retry_after_s = min(RETRY_MOST_S, 2 * self._retry_after_s)
+        self._set(worked, now)
+
+    def _note_too_large(self, failed: Limits) -> None:
+        worst = self._too_large
+        if worst is None or (failed.tokens, failed.sequences) < (worst.tokens, worst.sequences):
+            self._too_large = failed
+
+    # Afterwards
 
     def progress(self, requests: Iterable[str]) -> None:
         """These requests have sent a token: what they failed at before is behind them."""
-        if self._alone:
-            for request in requests:
-                self._alone.pop(request, None)
+        if self.is_whole and not self._alone:
+            return
+        for request in requests:
+            self._has_progress = True
+            self._cleared.add(request)
+            self._alone.pop(request, None)
+            if request == self._on_trial:
+                self.end_trial()
+
+    def end_trial(self) -> None:
+        """The request on trial can run, has left or cannot run first: memory is short for as many as failed together."""
+        self._on_trial, self._is_searching = None, False
+        if self._worked is not None:
+            self.now, self._worked = self._worked, None
+
+    @property
+    def on_trial(self) -> str | None:
+        """The request that runs alone to see whether it is to blame."""
+        return self._on_trial
 
     def wants_to_grow(self, now: float) -> bool:
         """Whether it has been calm for long enough to try a larger size; then free memory is worth a look."""
-        if self.is_whole:
+        if self.is_whole or self._on_trial is not None:
             return False
-        is_few = self.now.sequences < self._sequences_for(self.now.tokens)
-        return now - self._changed >= (GROW_SEQUENCES_AFTER_S if is_few else GROW_AFTER_S)
+        if self._has_progress and self.now.sequences < self._sequences_for(self.now.tokens):
+            return now - self._changed >= GROW_SEQUENCES_AFTER_S
+        return now - self._changed >= GROW_AFTER_S
 
     def grow(self, now: float, *, has_room: bool | None) -> bool:
         """Grow by one step if that is sound; `has_room`: more memory is free than at the failure, None if unknown."""
         if not self.wants_to_grow(now):
             return False
         larger = self._larger()
-        if self._has_failed(larger):
+        is_search = self._is_searching and larger.tokens == self.now.tokens
+        if self._has_failed(larger) and not is_search:
             if has_room is False:
                 # Looked at again in a while; what failed with this memory would fail again.
                 self._changed = now
@@ -191,7 +238,7 @@ class Sizes:
         self._worked = self.now
         self._set(larger, now)
         if self.is_whole:
-            self._too_large, self._retry_after_s = None, RETRY_AFTER_S
+            self._too_large, self._retry_after_s, self._is_searching = None, RETRY_AFTER_S, False
         return True
 
     def _larger(self) -> Limits:
@@ -213,7 +260,7 @@ class Sizes:
 
     def _set(self, limits: Limits, now: float) -> None:
         self.now = limits
-        self._changed = now
+        self._changed, self._has_progress = now, False
         if limits.tokens >= LIMP_SHARE * self.start.tokens:
             self._small_since = None
         elif self._small_since is None:

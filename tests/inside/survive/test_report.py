@@ -1,0 +1,83 @@
+"""What containment tells, from the engine core to the API servers."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plimsoll.inside.places import start_ticks
+from plimsoll.inside.survive import report
+
+
+def line(**changed: Any) -> dict[str, Any]:
+    """A core that contained three failures."""
+    told = {**report.unknown(""), "armed": True, "contained": 3, "stalled_s": 1.25, "aborted_requests": []}
+    sizes = {"tokens_per_step": {"now": 512, "start": 2048}, "sequences": {"now": 128, "start": 128}}
+    return {**told, **sizes, **changed}
+
+
+def test_what_a_core_writes_is_what_its_api_server_tells(tmp_path: Path) -> None:
+    """Found by the process that started both."""
+    last = {"at": 1.0, "site": "forward", "tokens": 2048, "requests": 9, "asked_bytes": 5, "free_bytes": None, "kind": ""}
+    report.write(str(tmp_path), line(last=last))
+    told = report.told(str(tmp_path), os.getppid())
+    assert told["armed"] is True
+    assert told["contained"] == 3
+    assert told["tokens_per_step"] == {"now": 512, "start": 2048}
+    assert told["last"]["site"] == "forward"
+    assert told["last"]["age_s"] > 1e9
+    assert "at" not in told["last"]
+    assert report.told(str(tmp_path), 999_999_999)["armed"] is None
+
+
+def test_several_cores_speak_as_one_and_the_worst_speaks_for_the_size(tmp_path: Path) -> None:
+    """Counts add up; one that is not armed is what must be known."""
+    report.write(str(tmp_path), line())
+    other = json.loads(next(tmp_path.glob("core-*.json")).read_text())
+    other |= {"pid": os.getppid(), "started": start_ticks(os.getppid()), "armed": False, "why": "it has 2 ranks"}
+    (tmp_path / f"core-{os.getppid()}.json").write_text(json.dumps(other))
+    told = report.told(str(tmp_path), os.getppid())
+    assert (told["armed"], told["why"], told["contained"]) == (False, "it has 2 ranks", 6)
+
+
+def test_what_a_dead_core_left_is_taken_away(tmp_path: Path) -> None:
+    """Another process of the same number is not it."""
+    report.write(str(tmp_path), line())
+    path = next(tmp_path.glob("core-*.json"))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "started": 1}))
+    assert report.told(str(tmp_path), os.getppid())["armed"] is None
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{", '{"schema":"plimsoll.survive/1"}', "null", "x" * (report.FILE_MAX_BYTES + 1)],
+)
+def test_a_torn_or_foreign_file_is_unknown(tmp_path: Path, text: str) -> None:
+    """Nothing is concluded from it."""
+    (tmp_path / f"core-{os.getpid()}.json").write_text(text)
+    assert report.told(str(tmp_path), os.getpid())["armed"] is None
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"contained": "3"}, {"contained": True}, {"last": []}, {"last": {"at": "now"}}, {"tokens_per_step": {"now": "x"}},
+     {"aborted_requests": ["a"]}, {"armed": None}],
+)  # fmt: skip
+def test_a_value_of_another_kind_is_unknown(tmp_path: Path, changed: dict[str, Any]) -> None:
+    """A reader that trusted it would fail far away from here."""
+    report.write(str(tmp_path), line(**changed))
+    assert report.told(str(tmp_path), os.getpid())["armed"] is None
+
+
+def test_a_request_is_found_by_the_id_its_api_server_knows(tmp_path: Path) -> None:
+    """The core's id holds it; another request's reason is never told."""
+    report.write(str(tmp_path), line(aborted_requests=[{"id": "cmpl-abc-0-1f", "why": "it ran out"}]))
+    assert report.why_aborted(str(tmp_path), os.getpid(), "cmpl-abc") == "it ran out"
+    assert report.why_aborted(str(tmp_path), os.getpid(), "cmpl-abd") is None
+    assert report.why_aborted(str(tmp_path), os.getpid(), "") is None
+    assert report.why_aborted(None, os.getpid(), "cmpl-abc") is None
