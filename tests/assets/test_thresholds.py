@@ -16,7 +16,7 @@ SAME = {
     "full": ("backlog", "full"), "retries_least": ("retries", "least"), "thin_bytes": ("slack", "least"),
     "came_bytes": ("neighbour", "came"), "free_bytes": ("neighbour", "free"), "releasable_bytes": ("neighbour", "releasable"),
     "growth_bytes": ("growth", "least"), "host_growth_bytes": ("host", "least"), "prefix_share": ("prefix", "share"),
-    "prefix_least": ("prefix", "least"), "loop_starts": ("loop", "starts"),
+    "prefix_least": ("prefix", "least"), "loop_starts": ("loop", "starts"), "contained_s": ("contained", "over"),
 }  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from plimsoll.assets.alert import Alert, Case, Group, Needs, Record, Severity
 from plimsoll.assets.cases import here, page_of
-from plimsoll.assets.names import Names
+from plimsoll.assets.names import Names, span
 from plimsoll.assets.thresholds import Thresholds
 from plimsoll.domain.units import GIB, MIB
 
@@ -23,6 +23,7 @@ def memory(names: Names, bounds: Thresholds) -> Group:
             _retries(names, bounds),
             _thin(names, bounds),
             _neighbour(names, bounds),
+            _contained(names, bounds),
             _growth(names, bounds),
             _host_growth(names, bounds),
         ),
@@ -156,6 +157,54 @@ def _neighbour(names: Names, bounds: Thresholds) -> Alert:
                 series=page_of(names, by_others=f"0x99 {came}x1 0x137", device_free=f"{need}x239", releasable=f"{unused}x239"),
                 silent=("25m15s", "26m"),
             ),
+            Case("an idle night", shape="night", silent=("1h", "3h")),
+        ),
+    )
+
+
+def _contained(names: Names, bounds: Thresholds) -> Alert:
+    over = span(bounds.contained_s)
+    count, limps = names.of("plimsoll_survive_contained_total"), names.of("plimsoll_survive_limping")
+    last, after = bounds.contained_s // 15 + 38, bounds.contained_s // 15 + 44  # samples, with the failure in the 40th
+    return Alert(
+        name="VllmFailureContained",
+        severity=Severity.TICKET,
+        code="runtime.contained",
+        expr=f"increase({count}[{over}]) > 0\nor {limps} == 1\nor {names.of('plimsoll_survive_storm')} == 1",
+        for_s=0,
+        summary="{{ $labels.instance }}: a step ran out of GPU memory, and the engine lives",
+        description=f"A step ran out of device memory within {over} and was contained, or the engine limps since, or it "
+        "happens again and again.",
+        means="Nobody was lost: the step's requests were computed again, in smaller steps. The next one may not be contained. "
+        "`plimsoll doctor LOG` names the site and the flag that makes it impossible; one that limps or storms is drained and "
+        "restarted (guard does it where it may act).",
+        needs=(Needs.GATE,),
+        cases=(
+            Case(
+                "one contained failure",
+                series=page_of(names, contained=f"0x39 1x{after + 40}"),
+                silent=("9m30s", f"{after * 15}s"),
+                fires=("10m30s", f"{last * 15}s"),
+                labels=(here(names),),
+            ),
+            Case(
+                "it limps, long after the last of them",
+                series=page_of(names, contained="3x119", limping="0x39 1x79", storm="0x119"),
+                silent=("9m30s",),
+                fires=("10m30s", "25m"),
+                labels=(here(names),),
+            ),
+            Case(
+                "it says that it should be restarted",
+                series=page_of(names, contained="30x119", limping="0x119", storm="0x39 1x79"),
+                silent=("9m30s",),
+                fires=("10m30s", "25m"),
+                labels=(here(names),),
+            ),
+            Case(
+                "three long ago", series=page_of(names, contained="3x119", limping="0x119", storm="0x119"), silent=("5m", "29m")
+            ),
+            Case("the counter begins anew", series=page_of(names, contained="5x39 _x9 0x79"), silent=("13m", "20m")),
             Case("an idle night", shape="night", silent=("1h", "3h")),
         ),
     )

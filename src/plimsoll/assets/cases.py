@@ -32,6 +32,9 @@ _PLAIN: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "device_total": ("plimsoll_device_total_bytes", _WORKER),
     "by_others": ("plimsoll_device_used_by_others_bytes", _WORKER),
     "worker_resident": ("plimsoll_worker_resident_bytes", _WORKER),
+    "contained": ("plimsoll_survive_contained_total", ()),
+    "limping": ("plimsoll_survive_limping", ()),
+    "storm": ("plimsoll_survive_storm", ()),
 }
 _BY_ENGINE = {"age": "plimsoll_guard_look_age_seconds", "held": "plimsoll_guard_needs_a_person"}
 _VLLM = {"steps": "step_tokens", "awake": "sleep_state", "weights_offloaded": "sleep_state"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from plimsoll.assets.alerts_load import HITS, LATE, TWICE, WAIT
 from plimsoll.assets.alerts_memory import HOST, ROOM
-from plimsoll.assets.names import GUARD_JOB, Names, select
+from plimsoll.assets.names import GUARD_JOB, Names, select, span
 from plimsoll.assets.panels import Ask, Dashboard, Note, Panel, Row
 from plimsoll.assets.settings import Settings
 from plimsoll.assets.thresholds import Thresholds
@@ -248,6 +248,17 @@ def _memory(settings: Settings, shown: Shown, bounds: Thresholds) -> tuple[Panel
             "Allocations that failed at first",
             "The leading sign: torch gave its cache back and tried again.",
             (Ask(f"increase({shown.of('plimsoll_torch_num_alloc_retries_total')}[10m])", whose),),
+        ),
+        Panel(
+            "Steps that ran out of memory and were contained",
+            "Containment kept the engine alive; their requests were computed again.",
+            (
+                Ask(f"increase({shown.of('plimsoll_survive_contained_total')}[{span(bounds.contained_s)}])", "{{instance}}"),
+                Ask(
+                    f"increase({shown.of('plimsoll_survive_aborted_total')}[{span(bounds.contained_s)}])",
+                    "aborted {{instance}}",
+                ),
+            ),
         ),
         Panel(
             "Host memory",

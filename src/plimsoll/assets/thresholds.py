@@ -35,6 +35,7 @@ class Thresholds:
     came_bytes: int = 256 * MIB
     free_bytes: int = 512 * MIB
     releasable_bytes: int = GIB
+    contained_s: int = 900  # in which a contained failure is news
     growth_bytes: int = 256 * MIB
     host_growth_bytes: int = 512 * MIB
     prefix_share: float = 0.02
