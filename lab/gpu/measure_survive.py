@@ -66,7 +66,8 @@ class Campaign:
             env["PLIMSOLL_SURVIVE"] = self.plan.killer(run).survive or self.survive
         if run.way == "door":
             env |= {"PLIMSOLL_ADMIT": "certified", "PLIMSOLL_CERTIFICATE": str(self.table(run, flags, model))}
-        return Server(self.host, run.name, model, flags, env, run.way)
+        is_ours = run.way != "plain" or (run.trial < 0 and self.plan.killer(run).compacts)
+        return Server(self.host, run.name, model, flags, env, is_ours=is_ours)
 
     def graphs_mib(self, run: Run) -> int:
         """What the graphs of such a server took in an earlier run of this call, with a little for what comes with them."""
@@ -76,8 +77,8 @@ class Campaign:
         return max((int(mib) for mib in alike if mib), default=GRAPHS_GUESS_MIB) + 150
 
     def table(self, run: Run, flags: list[str], model: Path) -> Path:
-        """The file of the door's table: as lab/certify has it for this run, or else by hand."""
-        made = ROOT / "lab" / "certify" / "tables" / f"{run.killer}-{run.shape}.json"
+        """The file of the door's table: what `plan --certify --table` wrote for this command, or else by hand."""
+        made = HERE / "survive_tables" / f"{run.killer}-{run.shape}.json"
         if made.is_file() and not self.host.is_cpu:
             return made
         path = self.host.work / f"table-{run.name}.json"
@@ -224,7 +225,7 @@ class Campaign:
             env = {} if self.host.is_cpu else {"VLLM_CACHE_ROOT": str(self.host.work / f"cache-overhead-{name}")}
             if name == "with":
                 env["PLIMSOLL_SURVIVE"] = self.survive
-            self.pair[name] = Server(self.host, f"overhead-{name}", folder, flags, env, "contained")
+            self.pair[name] = Server(self.host, f"overhead-{name}", folder, flags, env, is_ours=True)
 
     def overhead(self) -> None:
         """Pairs of the same load on both servers; what was measured is kept whatever happens."""
@@ -295,16 +296,19 @@ def names_done(work: Path, said: str) -> set[str]:
 
 def main(arguments: list[str]) -> int:
     """Play the stages asked for, in their order."""
-    content = json.loads((HERE / "survive_runs.json").read_text(encoding="utf-8"))
     parser = argparse.ArgumentParser(description="Measure containment on this host's GPU.")
-    parser.add_argument("stages", nargs="+", choices=[*content["stages"], "overhead", "trial"])
+    parser.add_argument("stages", nargs="+", help="stages of --runs, `overhead`, `trial`")
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--budget-s", type=float, default=560.0, help="be done after this many seconds")
     parser.add_argument("--done", default="", help="names of runs to leave out, with commas between them")
     parser.add_argument("--only", default="", help="names of runs, with commas between them; all of the stages if not given")
     parser.add_argument("--survive", default="1", choices=("1", "unproven"), help="what PLIMSOLL_SURVIVE is set to")
+    parser.add_argument("--runs", type=Path, default=HERE / "survive_runs.json")
     parser.add_argument("--cpu", action="store_true", help="a dry run on the lab's CPU engine")
     options = parser.parse_args(arguments)
+    content = json.loads(options.runs.read_text(encoding="utf-8"))
+    if unknown := [stage for stage in options.stages if stage not in (*content["stages"], "overhead", "trial")]:
+        parser.error(f"no stage {unknown[0]} in {options.runs}")
     until = time.monotonic() + options.budget_s - END_S
     work = options.work.absolute()
     out = Path(os.environ.get("OUT", str(work / "out"))).absolute()

@@ -112,7 +112,8 @@ class Host:
             env = clean_environment()
         else:
             quiet = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0"}
-            env = quiet | {"VLLM_SERVER_DEV_MODE": "1"} | dict(os.environ)
+            kept = {name: value for name, value in os.environ.items() if not name.startswith("PLIMSOLL_")}
+            env = quiet | {"VLLM_SERVER_DEV_MODE": "1"} | kept
         paths = [self.work / "gates" / "hook", LIVELY]
         plugins = ["lively_weights"]
         if is_ours:
@@ -176,8 +177,10 @@ class Host:
 class Server:
     """One server from its start to its log."""
 
-    def __init__(self, host: Host, name: str, model: Path, flags: Sequence[str], env: Mapping[str, str], way: str) -> None:
-        self.host, self.name, self.way = host, name, way
+    def __init__(
+        self, host: Host, name: str, model: Path, flags: Sequence[str], env: Mapping[str, str], *, is_ours: bool
+    ) -> None:
+        self.host, self.name, self.is_ours = host, name, is_ours
         self.port = host.next_port()
         self.log = host.work / "logs" / f"{name}.log"
         self.log.parent.mkdir(exist_ok=True)
@@ -185,7 +188,6 @@ class Server:
         self.faults = host.work / "gates" / f"{name}.faults"
         for old in (self.gate, self._reached, self.faults):
             old.unlink(missing_ok=True)
-        is_ours = way != "plain"
         made = host.environment(is_ours=is_ours) | {"PLIMSOLL_LAB_GATE": str(self.gate)}
         if is_ours:
             made |= {"PLIMSOLL_TOKEN": TOKEN, "PLIMSOLL_DIR": str(host.work / f"run-{name}")}

@@ -71,7 +71,7 @@ class Plan:
         return Killer(
             load=load, load_name=spec["load"], flags=tuple(spec.get("flags", ())), leave_mib=int(spec.get("leave_mib", 0)),
             fault=spec["fault"], kv_leave_mib=int(spec.get("kv_leave_mib", 0)), survive=str(spec.get("survive", "")),
-            adapters=tuple(spec.get("adapters", ())),
+            adapters=tuple(spec.get("adapters", ())), compacts=bool(spec.get("compacts")),
         )  # fmt: skip
 
     def model(self, run: Run) -> str:
@@ -96,7 +96,7 @@ class Plan:
 
     def table(self, run: Run, flags: Sequence[str], model: Path, fresh_mib: int) -> Entry:
         """The certificate's table for the door, written by hand: the figures are in survive_runs.json."""
-        by_hand = dict(self.content["tables"][run.killer])
+        by_hand = dict(self.content["tables"].get(run.killer, self.content["tables"]["logits"]))
         by_hand |= by_hand.get(run.runner, {})
         tokens, sequences = (int(last_value(flags, name)) for name in ("--max-num-batched-tokens", "--max-num-seqs"))
         most = {"prompt_logprobs": {"most_units": tokens}}

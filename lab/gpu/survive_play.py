@@ -40,6 +40,8 @@ class Killer:
     """What PLIMSOLL_SURVIVE must be for this killer; empty for what the call says."""
     adapters: tuple[str, ...] = ()
     """Names under which the server has its adapter."""
+    compacts: bool = False
+    """Even the plain server has our probe, without containment: torch still has the memory that the killer takes."""
 
 
 class Rounds:
@@ -101,11 +103,11 @@ def play_rounds(rounds: Rounds, way: str, number: int) -> None:
     if is_first and not is_alone:
         rounds.undisturbed()
     rounds.keep("before", TWELVE)
-    if way != "plain":
-        rounds.row["compacted"] = server.compact()
-    rounds.note_steps("before")
     if "prime" in killer.load:
         rounds.send({"seed": 4, "bystanders": killer.load["prime"]}, "prime")
+    if server.is_ours:
+        rounds.row["compacted"] = server.compact()
+    rounds.note_steps("before")
     rounds.squeeze()
     answers = rounds.keep("round", killer.load)
     rounds.compare("round", answers)
