@@ -169,7 +169,11 @@ def test_an_abort_and_a_storm_are_told() -> None:
     (finding,) = said(STARTED, core(contained(1)), core(ABORTED), core(STORM)).findings
     assert "1 request was aborted" in finding.because
     assert "drained and restarted" in finding.because
-    assert "1 at forward, 1 at encoder" in finding.because
+    assert "1 step ran out of device memory at forward" in finding.because
+    flags = [one.flag for one in finding.remedy if one.flag]
+    assert flags[0] == "--mm-processor-kwargs", "what cost a request comes first"
+    assert "--max-num-batched-tokens" in flags
+    assert len(set(flags)) == len(flags)
     assert [line.text.partition("survive: ")[2][:8] for line in finding.evidence] == ["containe", "aborted ", "storm: 3"]
 
 
@@ -201,3 +205,11 @@ def test_the_command_finds_a_problem(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "memory failure: yes" in shown
     assert "1. runtime.contained (warning, 95% sure)" in shown
     assert "\n2. " not in shown
+
+
+def test_failures_at_several_sites_are_counted_apart() -> None:
+    """Each with its number, and the flags of the two that fail most."""
+    lines = [core(contained(1)), core(contained(2, site="logits")), core(contained(3))]
+    (finding,) = said(STARTED, lines, [REQUEST] * 3).findings
+    assert "3 steps ran out of device memory (2 at forward, 1 at logits;" in finding.because
+    assert "--max-logprobs" in [one.flag for one in finding.remedy]

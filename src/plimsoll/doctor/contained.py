@@ -135,15 +135,19 @@ def finding_of_contained(
 ) -> Finding:
     """runtime.contained, with what it takes to make it impossible on this server."""
     failures = said.failures
-    sites = Counter(one.site for one in failures)
-    site = sites.most_common(1)[0][0]
+    sites = Counter(one.site for one in said.contained or said.aborted)  # an aborted request's step is counted once
     worst = max((_figures(one) for one in failures), key=_missing)
     told = max(ooms, key=_missing, default=worst)
     oom = (told if _missing(told) >= _missing(worst) else worst)._replace(total=told.total)
     case = Case(Complaint(failures[-1].at, Code.RUNTIME_CONTAINED, SURE, oom=oom), facts, "")
     room = more_room(case, case.missing if case.missing is not None else GIB)
-    remedy = contained_remedies(
-        site, tokens=_worked(said, case.max_num_seqs), room=room, has_neighbour=any(one.has_neighbour for one in ooms)
+    tokens, has_neighbour = _worked(said, case.max_num_seqs), any(one.has_neighbour for one in ooms)
+    closed = [one.site for one in said.aborted[-1:]]  # what cost a request first
+    closed += [site for site, _ in sites.most_common(2) if site not in closed]
+    remedy = tuple(
+        dict.fromkeys(
+            one for site in closed for one in contained_remedies(site, tokens=tokens, room=room, has_neighbour=has_neighbour)
+        )
     )
     lives = "The server lives" if is_alive else "The server survived that; what ended it later is told beside it"
     because = f"{'; '.join(_because(said, sites, worst))}. {lives}"
