@@ -39,8 +39,8 @@ def test_the_card_shows_the_count_the_cost_and_the_newest() -> None:
         (None, NO_GATE),
         (Look(1.0, 1.0, Reach.ANSWERS), NO_GATE),
         (look(None), TOO_OLD),
-        (look(Survival()), OFF),
-        (look(Survival(armed=False, why="a KV connector is set")), "not armed: a KV connector is set"),
+        (look(Survival(why="PLIMSOLL_SURVIVE is not set")), f"off, {OFF}: PLIMSOLL_SURVIVE is not set"),
+        (look(Survival(armed=False, why="a KV connector is set")), f"not armed, {OFF}: a KV connector is set"),
         (look(FOUND._replace(limping=True)), LIMPS),
         (look(FOUND._replace(limping=True, storm=True)), STORM),
     ],
@@ -52,7 +52,8 @@ def test_the_state_in_a_sentence(seen: Look | None, says: str) -> None:
 
 def test_without_a_failure_there_is_none_to_show() -> None:
     """A server on which containment is off has no figures, and an armed one that never failed no newest."""
-    assert survival_of(look(Survival())) == {"says": OFF, "figures": [], "last": None}
+    card = survival_of(look(Survival()))
+    assert (card["figures"], card["last"]) == ([], None)
     assert survival_of(look(FOUND._replace(contained=0.0)))["last"] is None
 
 

@@ -249,17 +249,7 @@ def _memory(settings: Settings, shown: Shown, bounds: Thresholds) -> tuple[Panel
             "The leading sign: torch gave its cache back and tried again.",
             (Ask(f"increase({shown.of('plimsoll_torch_num_alloc_retries_total')}[10m])", whose),),
         ),
-        Panel(
-            "Steps that ran out of memory and were contained",
-            "Containment kept the engine alive; their requests were computed again.",
-            (
-                Ask(f"increase({shown.of('plimsoll_survive_contained_total')}[{span(bounds.contained_s)}])", "{{instance}}"),
-                Ask(
-                    f"increase({shown.of('plimsoll_survive_aborted_total')}[{span(bounds.contained_s)}])",
-                    "aborted {{instance}}",
-                ),
-            ),
-        ),
+        _contained(shown, bounds),
         Panel(
             "Host memory",
             "Of all workers; of the API server where there is no probe.",
@@ -267,6 +257,16 @@ def _memory(settings: Settings, shown: Shown, bounds: Thresholds) -> tuple[Panel
             unit="bytes",
         ),
     )
+
+
+def _contained(shown: Shown, bounds: Thresholds) -> Panel:
+    over = span(bounds.contained_s)
+    asks = (
+        Ask(f"increase({shown.of(f'plimsoll_survive_{name}_total')}[{over}])", f"{name} {{{{instance}}}}")
+        for name in ("contained", "aborted")
+    )
+    says = "Containment kept the engine alive; their requests were computed again."
+    return Panel("Steps that ran out of memory and were contained", says, tuple(asks))
 
 
 def _prefix(names: Names, shown: Shown) -> tuple[Panel, ...]:

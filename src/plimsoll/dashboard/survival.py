@@ -10,7 +10,7 @@ from plimsoll.domain.survive import Survival, last_words
 
 NO_GATE = "unknown: the gate tells this (docs/inside.md)"
 TOO_OLD = "unknown: the plimsoll inside this engine does not know of containment"
-OFF = "off: a step that runs out of memory ends the engine. PLIMSOLL_SURVIVE=1 turns containment on"
+OFF = "a step that runs out of memory ends the engine"
 ARMED = "armed: requests of a step that runs out of memory are computed again in smaller steps"
 STORM = "a storm: steps run out of memory again and again, and this engine should be drained and restarted"
 LIMPS = "it limps: far slower than before its steps ran out of memory"
@@ -42,7 +42,7 @@ def _says(found: Survival) -> str:
         return LIMPS
     if found.armed:
         return ARMED
-    return OFF if found.armed is None else f"not armed: {found.why or 'it does not say why'}"
+    return f"{'off' if found.armed is None else 'not armed'}, {OFF}: {found.why or 'the gate does not say why'}"
 
 
 def _last(look: Look, found: Survival) -> dict[str, Any] | None:

@@ -13,7 +13,7 @@ from plimsoll.guard.policy import Policy
 from plimsoll.guard.tracker import Seen, no, unknown, yes
 
 SOURCE = "plimsoll_survive_contained_total"
-OFF = "containment is off: a step that runs out of memory ends the engine (PLIMSOLL_SURVIVE=1 turns it on)"
+OFF = "a step that runs out of memory ends the engine"
 
 
 def contained(history: History, policy: Policy, now_s: float) -> Seen:
@@ -32,8 +32,8 @@ def contained(history: History, policy: Policy, now_s: float) -> Seen:
     elif found.contained > 0 and age_s is not None and age_s <= over_s:  # before guard's first look at this process
         first = f"{_steps(found.contained)} ran out of memory since it began, the last {age_s:.0f} s ago, and the engine lives"
     elif not found.armed:
-        why = OFF if found.armed is None else f"containment is not armed: {found.why or 'the gate does not say why'}"
-        return unknown("NotArmed", why)
+        state = "off" if found.armed is None else "not armed"
+        return unknown("NotArmed", f"containment is {state}, {OFF}: {found.why or 'the gate does not say why'}")
     else:
         return no("NoneLately", f"no step ran out of memory in the last {over_s / 60:.0f} min")
     last = last_words(found.last)
