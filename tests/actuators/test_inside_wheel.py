@@ -98,7 +98,7 @@ def test_pip_installs_it(wheel: Wheel, tmp_path: Path) -> None:
 def test_it_holds_exactly_what_inside_needs(wheel: Wheel) -> None:
     """plimsoll.inside whole, what it imports, and nothing of the rest."""
     expected = {"plimsoll/__init__.py", "plimsoll/errors.py", "plimsoll/py.typed"}
-    expected |= {f"plimsoll/inside/{path.name}" for path in (PACKAGE / "inside").glob("*.py")}
+    expected |= {f"plimsoll/{path.relative_to(PACKAGE).as_posix()}" for path in (PACKAGE / "inside").rglob("*.py")}
     expected |= {f"plimsoll/{path}" for path in wanted_files(PACKAGE) if path.startswith("domain/")}
     info = f"plimsoll_inside-{plimsoll.__version__}.dist-info"
     expected |= {f"{info}/{name}" for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt")}

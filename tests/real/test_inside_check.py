@@ -75,7 +75,7 @@ def test_the_real_engine_takes_everything(wheel: Path) -> None:
     assert body["stands_for_it"] == "0.32.0"
     assert {part["works"] for part in body["parts"]} == {"yes"}
     assert {need["state"] for need in body["needs"]} == {"found"}
-    assert body["package"] == {"visible": True, "entry_points": ["plimsoll", "plimsoll_probe"]}
+    assert body["package"] == {"visible": True, "entry_points": ["plimsoll", "plimsoll_door", "plimsoll_probe", "plimsoll_survive"]}
 
 
 def test_without_the_wheel_the_real_engine_is_said_to_lack_it() -> None:
@@ -107,4 +107,4 @@ def test_the_verdict_is_confirmed_by_importing_vllm(wheel: Path) -> None:
     assert answer["reaches_ours"]
     assert answer["is_class"]
     assert answer["is_logger"]
-    assert answer["plugins"] == ["plimsoll", "plimsoll_probe"]
+    assert answer["plugins"] == ["plimsoll", "plimsoll_door", "plimsoll_probe", "plimsoll_survive"]

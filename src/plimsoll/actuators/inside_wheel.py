@@ -21,7 +21,11 @@ from plimsoll.errors import WorldFailed
 
 DISTRIBUTION = "plimsoll-inside"
 ENTRY_POINTS = {
-    "vllm.general_plugins": {"plimsoll_probe": "plimsoll.inside.plugin:install"},
+    "vllm.general_plugins": {
+        "plimsoll_probe": "plimsoll.inside.plugin:install",
+        "plimsoll_door": "plimsoll.inside.door:install",
+        "plimsoll_survive": "plimsoll.inside.survive.plugin:install",
+    },
     "vllm.stat_logger_plugins": {"plimsoll": "plimsoll.inside.stat_logger:StatLogger"},
 }
 _ALWAYS = ("__init__.py", "errors.py", "py.typed")
@@ -77,7 +81,7 @@ def wheel_name() -> str:
 
 def wanted_files(root: Path) -> list[str]:
     """Paths inside the package: plimsoll.inside whole, and what it imports, followed through to the end."""
-    wanted = {*_ALWAYS, *(path.relative_to(root).as_posix() for path in (root / "inside").glob("*.py"))}
+    wanted = {*_ALWAYS, *(path.relative_to(root).as_posix() for path in (root / "inside").rglob("*.py"))}
     todo = [path for path in wanted if path.endswith(".py")]
     while todo:
         for module in imported_modules((root / todo.pop()).read_text(encoding="utf-8")):

@@ -31,6 +31,7 @@ HOMES = {
     "max_loras": ("lora_config", "max_loras"),
     "max_lora_rank": ("lora_config", "max_lora_rank"),
     "enforce_eager": ("model_config", "enforce_eager"),
+    "v2_model_runner": ("", "use_v2_model_runner"),  # of the whole config
 }
 NEEDED = ("max_num_batched_tokens", "max_num_seqs")
 
@@ -159,7 +160,8 @@ def why_foreign(table: Certificate, vllm_version: str, config: Any) -> str:
     for name, (home, attribute) in HOMES.items():
         if name not in table.assumes:
             continue
-        assumed, real = table.assumes[name], getattr(getattr(config, home, None), attribute, None)
+        part = getattr(config, home, None) if home else config
+        assumed, real = table.assumes[name], getattr(part, attribute, None)
         if not _is_same(assumed, real):
             return f"the certificate assumes {name} {str(assumed)[:40]}, and here it is {str(real)[:40]}"
     return ""

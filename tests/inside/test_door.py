@@ -1,0 +1,263 @@
+"""The door's verdicts and accounts, on pages that several API servers share, and what the gate makes of a refusal."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plimsoll.inside.answers import Receive, Scope, Send
+from plimsoll.inside.certificate import Certificate, Kind
+from plimsoll.inside.door import DOOR, FIELDS, PASSAGE, Ask, Door, Refusal
+from plimsoll.inside.layer import ShedLayer
+from plimsoll.inside.shared import Shared
+from tests.fakes import ask
+from tests.inside.test_core import made
+
+PROMPT = Kind("prompt_logprobs", "prompt tokens", 0, 1, 100, "step", is_open=True)
+KINDS = {
+    "prompt_logprobs": PROMPT,
+    "pictures": Kind("pictures", "encoder tokens", 5, 1, 100, "step", is_open=True),
+    "logprobs": Kind("logprobs", "log-probabilities", 10, 5, 20, "step", is_open=True),
+    "penalties": Kind("penalties", "sequences", 0, 1, 64, "step", is_open=True),
+    "adapter": Kind("adapter", "adapters", 0, 60, 1, "process", is_open=True),
+}
+
+
+def door(spare: float = 50, mode: str = "certified") -> Door:
+    """A door with a table of these kinds."""
+    made = Door()
+    made.use(mode, Certificate("0.32.0", "m", spare, {}, tuple(KINDS.values())), KINDS)
+    return made
+
+
+def tokens(count: int, kind: str = "prompt_logprobs") -> dict[str, Ask]:
+    """A request with so many units that add up with those of others."""
+    return {kind: Ask(count, adds_up=True)}
+
+
+def why(refusal: Refusal | None) -> str:
+    return "" if refusal is None else refusal.why
+
+
+# Verdicts and accounts
+
+
+def test_what_exceeds_the_spare_memory_alone_is_never_let_in_and_beside_others_not_now() -> None:
+    """By the table's formula; what has left makes room again, once."""
+    one = door()
+    assert why(one.admit("a", "a", tokens(51))) == "never"
+    assert why(one.admit("b", "b", tokens(30))) == ""
+    assert why(one.admit("c", "c", tokens(21))) == "not_now"
+    assert why(one.admit("d", "d", tokens(20))) == ""
+    assert one.words()["admitted_bytes"] == 50
+    for _ in range(3):
+        one.leave("b")
+    assert one.words()["admitted_bytes"] == 20
+    assert why(one.admit("c", "c", tokens(30))) == ""
+    assert one.words()["refused"] == {"never": {"prompt_logprobs": 1}, "not_now": {"prompt_logprobs": 1}}
+
+
+def test_a_step_holds_no_more_than_its_most_units() -> None:
+    """Where the most that a step can hold fits, any number of requests fits: a certified server refuses nobody."""
+    one = door(spare=100)
+    assert all(one.admit(str(name), str(name), tokens(90)) is None for name in range(50))
+    assert one.words()["admitted_bytes"] == 100
+
+
+def test_kinds_are_phases_of_a_step_and_do_not_add_up_with_each_other() -> None:
+    """Prompt log-probabilities are made when the encoder's memory is free again; each kind has all that is spare."""
+    one = door()
+    assert one.admit("a", "a", tokens(50)) is None
+    assert one.admit("b", "b", tokens(45, "pictures")) is None  # with the fixed 5
+    assert why(one.admit("c", "c", tokens(1, "pictures"))) == "not_now"
+    assert why(one.admit("d", "d", {"logprobs": Ask(9, adds_up=False)})) == "never"
+    assert all(one.admit(name, name, {"logprobs": Ask(8, adds_up=False)}) is None for name in "efgh")
+    assert why(one.admit("i", "i", {"adapter": Ask(1, adds_up=False)})) == "never"
+
+
+def test_copies_are_held_at_once_and_given_back_when_the_last_has_ended() -> None:
+    """Also where one ends before another has come, or where the rest never comes."""
+    one = door()
+    assert one.admit("0_p", "p", tokens(45), copies=3) is None
+    one.join_copy("1_p", "p")
+    one.leave("0_p")
+    one.leave("1_p")
+    assert one.words()["admitted_bytes"] == 45, "the third is still to come"
+    one.join_copy("2_p", "p")
+    one.leave("2_p")
+    assert one.words()["admitted_bytes"] == 0
+    assert one.admit("0_q", "q", tokens(45), copies=3) is None
+    one.leave("0_q")
+    one.end_whole("q")
+    assert one.words()["admitted_bytes"] == 0
+
+
+def test_what_is_held_for_requests_that_vllm_no_longer_has_is_given_back_before_anyone_is_refused() -> None:
+    """A way out of vLLM that is not known here must not close the door for ever."""
+    one = door()
+    running = {"a", "b"}
+    one.is_running = lambda name: name in running
+    assert one.admit("a", "a", tokens(25)) is None
+    assert one.admit("b", "b", tokens(25)) is None
+    running.discard("a")
+    assert one.admit("c", "c", tokens(25)) is None
+    running.add("c")
+    assert why(one.admit("d", "d", tokens(25))) == "not_now"
+    one.leave("a")
+    assert one.words()["admitted_bytes"] == 50
+
+
+def test_a_shadow_counts_and_holds_only_what_it_would_have_let_in() -> None:
+    """So that its counts are those of a door that refuses."""
+    one = door(mode="shadow")
+    assert not one.refuses
+    one.admit("a", "a", tokens(51))
+    one.admit("b", "b", tokens(40))
+    one.admit("c", "c", tokens(40))
+    found = one.words()
+    assert (found["admitted_bytes"], found["refused"]) == (40, {"never": {}, "not_now": {}})
+    assert found["would_refuse"] == {"never": {"prompt_logprobs": 1}, "not_now": {"prompt_logprobs": 1}}
+
+
+def test_several_api_servers_share_one_account(tmp_path: Path) -> None:
+    """What one has let in counts for the other, and each tells the counts of both."""
+    doors, pages = [door(), door()], []
+    for number, one in enumerate(doors):  # one process stands for both: each has a folder of its own
+        (tmp_path / str(number)).mkdir()
+        pages.append(Shared(str(tmp_path / str(number)), 1, fellows_expected=True))
+        one.join(pages[-1])
+    for number, shared in enumerate(pages):
+        shared._fellows = {"other": pages[1 - number].own}
+    assert doors[0].admit("a", "a", tokens(30)) is None
+    assert why(doors[1].admit("b", "b", tokens(30))) == "not_now"
+    assert why(doors[1].admit("c", "c", tokens(51))) == "never"
+    assert doors[1].admit("d", "d", tokens(20)) is None
+    for one in doors:
+        assert one.words()["admitted_bytes"] == 50
+        assert one.words()["refused"] == {"never": {"prompt_logprobs": 1}, "not_now": {"prompt_logprobs": 1}}
+    doors[0].leave("a")
+    assert doors[1].admit("e", "e", tokens(30)) is None
+    for shared in pages:
+        shared._fellows = {}
+        shared.close()
+    assert doors[0].admit("f", "f", tokens(50)) is None, "its page is closed; it goes on alone"
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("admit copy leave end undo".split()), st.integers(0, 5), st.integers(1, 60)), max_size=60
+    )
+)
+def test_whatever_comes_and_goes_no_account_is_negative_and_all_come_back(events: list[tuple[str, int, int]]) -> None:
+    """In any order, twice, or never announced."""
+    one = door()
+    for does, number, units in events:
+        key = f"k{number}"
+        if does == "admit":
+            one.admit(f"0_{key}", key, tokens(units), copies=1 + units % 3)
+        elif does == "copy":
+            one.join_copy(f"1_{key}", key)
+        elif does == "leave":
+            one.leave(f"{units % 3}_{key}")
+        elif does == "end":
+            one.end_whole(key)
+        else:
+            one.undo(f"0_{key}", key)
+        assert 0 <= one.words()["admitted_bytes"] <= 50
+    for number in range(6):
+        for copy in range(3):
+            one.leave(f"{copy}_k{number}")
+        one.end_whole(f"k{number}")
+    assert one.words()["admitted_bytes"] == 0
+    assert not one._holds
+    assert not one._keys
+
+
+def test_the_accounts_lie_on_every_api_servers_page(tmp_path: Path) -> None:
+    """The fields are among those of the page."""
+    shared = Shared(str(tmp_path), 1, fellows_expected=False)
+    assert all(shared.own[name] == 0 for name in FIELDS)
+    shared.close()
+
+
+# Told to the client
+
+
+@pytest.fixture
+def closed() -> Iterator[None]:
+    """The process's own door refuses what it must."""
+    DOOR.use("certified", Certificate("0.32.0", "m", 50, {}, tuple(KINDS.values())), KINDS)
+    yield
+    DOOR.stay_open("off", "")
+
+
+def stream(refusal: Refusal | None, *, first: bytes = b"", kind: bytes = b"text/event-stream; charset=utf-8") -> Any:
+    """An app that answers as vLLM's streams do: 200 at once, then what the engine says, a refusal as an event."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        del scope
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"Content-Type", kind)]})
+        if first:
+            await send({"type": "http.response.body", "body": first, "more_body": True})
+        passage = PASSAGE.get()
+        assert passage is not None
+        passage.refusal = refusal
+        await send({"type": "http.response.body", "body": b"data: {}\n\n", "more_body": True})
+        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
+
+    return app
+
+
+@pytest.mark.usefixtures("closed")
+def test_a_stream_that_the_door_refuses_is_answered_with_a_status_not_with_an_event(tmp_path: Path) -> None:
+    """vLLM begins a stream with 200 before it adds the request; balancers and clients go by the status."""
+    core, _ = made(tmp_path)
+    for refusal, status in ((Refusal("never", "logprobs", "too many"), 400), (Refusal("not_now", "pictures", "full"), 503)):
+        told = asyncio.run(ask(ShedLayer(stream(refusal), core), "POST", "/v1/completions"))
+        assert told.status == status
+        assert told.json()["error"]["message"] == refusal.message
+        assert told.json()["error"]["code"] == status
+        assert ("retry-after" in told.headers) == (status == 503)
+    assert (core.in_layer, core.answering) == (0, 0)
+
+
+@pytest.mark.usefixtures("closed")
+def test_any_other_stream_passes_as_it_is(tmp_path: Path) -> None:
+    """One that is let in, one that had begun before a later part of it was refused, and what is no stream."""
+    core, _ = made(tmp_path)
+    refusal = Refusal("never", "logprobs", "too many")
+    for app, body in (
+        (stream(None), b"data: {}\n\ndata: [DONE]\n\n"),
+        (stream(refusal, first=b"data: 1\n\n"), b"data: 1\n\ndata: {}\n\ndata: [DONE]\n\n"),
+        (stream(refusal, kind=b"application/json"), b"data: {}\n\ndata: [DONE]\n\n"),
+    ):
+        told = asyncio.run(ask(ShedLayer(app, core), "POST", "/v1/completions"))
+        assert (told.status, told.body) == (200, body)
+
+
+def test_with_the_door_off_no_stream_is_held_back(tmp_path: Path) -> None:
+    """Its start goes out before its first part is there."""
+    core, _ = made(tmp_path)
+    sent: list[str] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        del scope, receive
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]})
+        sent.append("the app goes on")
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message["type"])
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b""}
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
+    asyncio.run(ShedLayer(app, core)(scope, receive, send))
+    assert sent == ["http.response.start", "the app goes on"]
