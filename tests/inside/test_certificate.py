@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.inside.certificate import LARGEST_FILE, BadTable, Certificate, Kind, read_certificate, why_foreign
+from plimsoll.inside.certificate import HOMES, LARGEST_FILE, BadTable, Certificate, Kind, read_certificate, why_foreign
+from plimsoll.inside.door_vllm import UNITS
 
 ROW: dict[str, Any] = {
     "kind": "prompt_logprobs", "unit": "prompt tokens", "fixed_bytes": 10, "bytes_per_unit": 2.5, "most_units": 100,
@@ -156,3 +159,29 @@ def test_a_table_for_another_engine_says_what_differs(tmp_path: Path) -> None:
     assert "max_num_seqs" in why_foreign(table, "0.32.0", config(max_num_seqs=128))
     assert "max_model_len" in why_foreign(table, "0.32.0", config(max_model_len=8192))
     assert why_foreign(table, "0.32.0", SimpleNamespace()) != ""
+
+
+def test_the_door_reads_what_plan_writes(tmp_path: Path) -> None:
+    """Every kind, unit and assumption of a real certificate is understood; its open kind is one that the door can judge."""
+    path = tmp_path / "table.json"
+    own = ["--certify", "--table", str(path), "--gpu", "H200", "--vllm", "0.25.1", "--"]
+    command = [
+        "env",
+        "VLLM_USE_V2_MODEL_RUNNER=0",
+        "vllm",
+        "serve",
+        "meta-llama/Llama-3.1-8B-Instruct",
+        "--max-model-len",
+        "8192",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "plimsoll", "plan", *own, *command], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1, done.stderr
+    table = read_certificate(str(path))
+    (open_kind,) = (kind for kind in table.kinds if kind.is_open)
+    assert (open_kind.kind, UNITS[open_kind.kind]) == ("prompt_logprobs", open_kind.unit)
+    smallest = next(row["smallest"] for row in json.loads(path.read_text())["kinds"] if row["kind"] == "prompt_logprobs")
+    assert open_kind.cost(smallest - 1) <= table.spare_bytes < open_kind.cost(smallest)
+    assert set(table.assumes) & set(HOMES) >= {"max_num_batched_tokens", "max_num_seqs", "max_model_len", "v2_model_runner"}
+    assert {kind.unit for kind in table.kinds if kind.kind in UNITS} <= set(UNITS.values())

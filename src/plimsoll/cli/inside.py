@@ -55,6 +55,7 @@ def _check(options: Split) -> int:
     from plimsoll.engine.extension_needs import BY_SIGNATURE, NEEDS, TESTED
     from plimsoll.engine.extension_points import judge, verdicts
     from plimsoll.engine.inside_command import fit, with_remarks
+    from plimsoll.inside.survive.support import proven_lines
     from plimsoll.report import inside as report
 
     unknown = next((word for word in options.rest if word.startswith("-") and word != "-"), None)
@@ -79,6 +80,7 @@ def _check(options: Split) -> int:
         with_remarks(verdicts(answers, NEEDS), remarks),
         tuple(fitted),
         NEEDS,
+        tuple(proven_lines(vllm.version or "of unknown version")),
     )
     show(report.check_json(checkup) if "--json" in options.switches else report.check_text(checkup))
     return 0 if checkup.takes_all else 1

@@ -35,6 +35,7 @@ class Checkup(NamedTuple):
     verdicts: tuple[Verdict, ...]
     fitted: tuple[Fitted, ...]  # one for each command that was given
     needs: tuple[Need, ...]
+    survive: tuple[str, ...] = ()  # where containment is armed with this release, in lines
 
     @property
     def takes_all(self) -> bool:
@@ -56,6 +57,7 @@ def check_json(checkup: Checkup) -> str:
         "package": {"visible": checkup.is_visible, "entry_points": [clean(name) for name in checkup.entry_points]},
         "parts": [_part_json(verdict) for verdict in checkup.verdicts],
         "needs": [_need_json(answer, needs[answer.name]) for answer in checkup.answers],
+        "survive": list(checkup.survive),
         "flags": list(FLAGS),
         "commands": [_command_json(fitted) for fitted in checkup.fitted],
         "notes": _notes(checkup),
@@ -105,6 +107,11 @@ def check_text(checkup: Checkup) -> str:
         lines += wrapped(f"  {verdict.part.value:<10}{verdict.works:<8}{GIVES[verdict.part]}", _INDENT)
         for why in (*verdict.because, *verdict.details):
             lines += wrapped(f"{_INDENT}- {clean(why)}", _INDENT + "  ")
+    lines += wrapped(
+        f"  {'survive':<10}{'asked':<8}contains steps that run out of device memory, with PLIMSOLL_SURVIVE=1", _INDENT
+    )
+    for line in checkup.survive:
+        lines += wrapped(f"{_INDENT}- {clean(line)}", _INDENT + "  ")
     lines += ["", *_need_lines(checkup.answers)]
     for note in _notes(checkup):
         lines += wrapped(f"  {'note':<10}{note}", " " * 12)

@@ -110,7 +110,7 @@ class Containment:
         fresh = tuple(one.request_id for one in scheduler.requests.values() if one.num_output_tokens == 0)
         answers = core.model_executor.collective_rpc(worker.forget_step, args=(fresh,))  # never with a timeout
         answer = answers[0]
-        if failure.site == "unknown":
+        if answer["site"] != "unknown":  # a worker of its own knows better than the call that brought its error
             failure = Failure(answer["site"], failure.asked_bytes, failure.free_bytes)
         recomputed = sum(one.num_computed_tokens for one in scheduler.running)
         preempted = len(scheduler.running)

@@ -46,12 +46,17 @@ ADAPTERS: dict[tuple[int, int], Adapter] = {
     ),
 }  # fmt: skip
 
+FEATURES = (
+    "text", "asynchronous scheduling", "CUDA graphs", "pictures", "adapters", "speculative decoding", "pooling",
+    "encoder-decoder models", "Mamba layers", "sleep mode",
+)  # fmt: skip
+
 # What was shown to survive, and where: docs/survive.md has the runs. A text model with greedy or sampled answers, chunked
 # prefill, prefix caching, log-probabilities and structured output is "text".
 PROVEN: dict[tuple[tuple[int, int], str], frozenset[str]] = {
     ((0, 25), FIRST): frozenset({"text", "asynchronous scheduling", "CUDA graphs"}),
     ((0, 25), SECOND): frozenset({"text", "asynchronous scheduling", "CUDA graphs"}),
-    ((0, 32), FIRST): frozenset({"text"}),
+    ((0, 32), FIRST): frozenset({"text", "asynchronous scheduling"}),
 }
 
 _SCHEDULER = (
@@ -71,6 +76,26 @@ def release_of(version: str) -> tuple[int, int] | None:
     if len(parts) not in (2, 3) or not all(part.isdecimal() for part in parts):
         return None
     return int(parts[0]), int(parts[1])
+
+
+def proven_lines(version: str) -> list[str]:
+    """Where containment is armed with this release, a line a runner; or the one reason why nowhere."""
+    release = release_of(version)
+    if release is None or release not in ADAPTERS:
+        return [f"not armed: vLLM {version} is not known to it: it knows {_releases(ADAPTERS)}"]
+    lines = []
+    for runner in (FIRST, SECOND):
+        shown = PROVEN.get((release, runner))
+        if shown is None:
+            lines.append(f"{runner} runner: not armed, never tried (PLIMSOLL_SURVIVE=unproven arms it all the same)")
+            continue
+        lines.append(f"{runner} runner: armed with {', '.join(feature for feature in FEATURES if feature in shown)}")
+        if untried := [feature for feature in FEATURES if feature not in shown]:
+            lines.append(f"{runner} runner: not armed with {', '.join(untried)}: never tried")
+    return [
+        *lines,
+        "never armed with several ranks, data parallel engines, a KV or encoder connector, or without chunked prefill",
+    ]
 
 
 def runner_of(config: Any) -> str:

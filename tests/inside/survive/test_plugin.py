@@ -1,0 +1,123 @@
+"""Containment is armed by vLLM's plugin mechanism, and only when it is asked for."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from plimsoll.inside.faults import FAULTS
+from plimsoll.inside.survive import contain, failures, frontend, plugin, report
+from tests.inside.survive.fake_core import OUT_OF_MEMORY, EngineCore, OutOfMemoryError, Request, install_vllm
+
+
+@pytest.fixture
+def core_module(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """vLLM's module of the engine core, not yet followed."""
+    install_vllm(monkeypatch)
+    module: Any = ModuleType(plugin.CORE)
+    # Classes of its own: what is patched must not reach another test.
+    module.EngineCore = type("EngineCore", (EngineCore,), dict.fromkeys(contain.STEPS, EngineCore.__dict__["step"]))
+    module.EngineCoreProc = type("EngineCoreProc", (module.EngineCore,), {"run_busy_loop": lambda self: self.step_fn()})
+    module.Request, module.dumped = Request, []
+    module.dump_engine_exception = lambda *words: module.dumped.append(words)
+    monkeypatch.setitem(sys.modules, plugin.CORE, module)
+    monkeypatch.setenv("PLIMSOLL_SURVIVE", "1")
+    monkeypatch.setenv("PLIMSOLL_DIR", str(tmp_path))
+    monkeypatch.setattr(FAULTS, "counts", {})
+    yield module
+    logging.getLogger(plugin.WORKER_LOG).removeFilter(failures.NOTE)
+
+
+def test_nothing_is_touched_unless_it_is_asked_for(core_module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Off by default."""
+    before = dict(vars(core_module.EngineCore))
+    monkeypatch.delenv("PLIMSOLL_SURVIVE")
+    plugin.install()
+    assert dict(vars(core_module.EngineCore)) == before
+    assert failures.NOTE not in logging.getLogger(plugin.WORKER_LOG).filters
+
+
+def test_a_core_is_armed_when_its_loop_begins(core_module: Any, tmp_path: Path) -> None:
+    """Before the first request, so that its state is known; the second call of the plugin changes nothing."""
+    plugin.install()
+    plugin.install()
+    core = core_module.EngineCoreProc()
+    core.run_busy_loop()
+    assert core.step_fn.__func__ is contain.Containment.step
+    assert report._read(str(next(tmp_path.glob("core-*.json"))))["armed"] is True
+
+
+def test_a_core_without_a_loop_is_armed_at_its_first_step(core_module: Any) -> None:
+    """As in an offline script: the first step is contained already."""
+    plugin.install()
+    core = core_module.EngineCore(lambda _plan: OutOfMemoryError(OUT_OF_MEMORY))
+    core.add_request(Request("a"))
+    assert core.step_fn() == ({}, False)
+
+
+def test_a_core_that_is_refused_steps_as_before_and_says_why(core_module: Any, tmp_path: Path) -> None:
+    """Its own step function, with nothing around it."""
+    plugin.install()
+    core = core_module.EngineCoreProc()
+    core.vllm_config.parallel_config.world_size = 2
+    core.run_busy_loop()
+    assert core.step_fn.__func__ is EngineCore.step
+    told = report._read(str(next(tmp_path.glob("core-*.json"))))
+    assert told["armed"] is False
+    assert "2 ranks" in told["why"]
+
+
+def test_a_fault_while_arming_leaves_vllm_as_it_is(core_module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted, and the server starts."""
+    plugin.install()
+    monkeypatch.setattr(contain, "arm", lambda *_words: 1 / 0)
+    core = core_module.EngineCoreProc()
+    core.run_busy_loop()
+    assert core.step_fn.__func__ is EngineCore.step
+    assert FAULTS.counts == {"arming containment": 1}
+
+
+def test_the_dump_of_a_contained_step_is_kept_out_of_the_log(core_module: Any) -> None:
+    """It holds prompts; of any other failure vLLM's own dump stays."""
+    plugin.install()
+    for error in (OutOfMemoryError(OUT_OF_MEMORY), ValueError("a bug")):
+        try:
+            raise error
+        except RuntimeError:
+            core_module.dump_engine_exception("contained")
+        except ValueError:
+            core_module.dump_engine_exception("other")
+    assert core_module.dumped == [("other",)]
+
+
+def test_an_api_server_names_the_reason_of_an_aborted_request(
+    core_module: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Instead of "Internal server error"; another failed request keeps vLLM's own words."""
+
+    class GenerateBaseServing:
+        """vLLM's check of a finished answer."""
+
+        def _raise_if_error(self, finish_reason: str | None, request_id: str) -> None:
+            if finish_reason == "error":
+                raise RuntimeError("Internal server error", request_id)
+
+    serving: Any = ModuleType(frontend.SERVING)
+    serving.GenerateBaseServing = GenerateBaseServing
+    monkeypatch.setitem(sys.modules, frontend.SERVING, serving)
+    monkeypatch.setitem(sys.modules, plugin.API_SERVERS[0], ModuleType(plugin.API_SERVERS[0]))
+    told = {**report.unknown(""), "armed": True, "aborted_requests": [{"id": "cmpl-a-0-9", "why": "it ran out alone"}]}
+    report.write(str(tmp_path), told)
+    plugin.install()
+    plugin.install()
+    GenerateBaseServing()._raise_if_error("stop", "cmpl-a")
+    with pytest.raises(RuntimeError, match="this request was aborted: it ran out alone"):
+        GenerateBaseServing()._raise_if_error("error", "cmpl-a")
+    with pytest.raises(RuntimeError, match="Internal server error"):
+        GenerateBaseServing()._raise_if_error("error", "cmpl-b")
+    assert core_module
