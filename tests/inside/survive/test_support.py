@@ -84,7 +84,7 @@ def test_a_request_or_a_step_of_another_form_is_refused() -> None:
     core.step_fn = lambda: ({}, False)
     assert "under another name" in str(refusal(core, unproven=True))
     old = EngineCore()
-    old.scheduler.reset_prefix_cache = dict  # type: ignore[method-assign, assignment]
+    old.scheduler.reset_prefix_cache = old.scheduler.schedule  # type: ignore[method-assign, assignment]
     assert "cannot preempt" in str(refusal(old, unproven=True))
 
 
