@@ -75,7 +75,8 @@ def test_the_real_engine_takes_everything(wheel: Path) -> None:
     assert body["stands_for_it"] == "0.32.0"
     assert {part["works"] for part in body["parts"]} == {"yes"}
     assert {need["state"] for need in body["needs"]} == {"found"}
-    assert body["package"] == {"visible": True, "entry_points": ["plimsoll", "plimsoll_door", "plimsoll_probe", "plimsoll_survive"]}
+    points = ["plimsoll", "plimsoll_door", "plimsoll_probe", "plimsoll_survive"]
+    assert body["package"] == {"visible": True, "entry_points": points}
 
 
 def test_without_the_wheel_the_real_engine_is_said_to_lack_it() -> None:
