@@ -116,6 +116,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     env = {
         "PYTHONPATH": f"{SOURCE}{os.pathsep}{folder}", "PLIMSOLL_TOKEN": TOKEN, "VLLM_PLUGINS": "plimsoll_door",
         "PLIMSOLL_ADMIT": "certified",
+        "TORCHDYNAMO_DISABLE": "1",  # the rank of a prompt's tokens is compiled when first asked for: half a minute
         "PLIMSOLL_CERTIFICATE": str(write_table(folder / "good.json", PROMPT_LOGPROBS, LOGPROBS)),
     }  # fmt: skip
     flags = (*FLAGS, "--middleware", "door_switch.Switch", "--chat-template", str(folder / "chat.jinja"))
