@@ -26,7 +26,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lab.gpu.models import make_models
-from lab.gpu.provoke_failures import FREE_MIB, HERE, free_mib
+from lab.gpu.provoke_failures import HERE
 from lab.gpu.survive_host import REACH_S, READY_S, ROOT, Host, Server
 from lab.gpu.survive_plan import ON_CPU_FLAGS, Plan, Run
 from lab.gpu.survive_play import Rounds, Row, play_overhead, play_rounds, play_trial
@@ -48,7 +48,7 @@ class Campaign:
         self.rows: list[Row] = []
         self.pair: dict[str, Server] = {}
         """The two servers of the overhead, once they are started."""
-        self.fresh_mib = FREE_MIB if host.is_cpu else free_mib()
+        self.fresh_mib = host.fresh_mib()
 
     # How a server is started
 
@@ -140,6 +140,8 @@ class Campaign:
                 return False
             if self.plan.is_alone(wave[0][0]):
                 self.host.leave_alone()
+            else:
+                self.host.ballast()  # takes seconds to start
             self.host.wait_empty()
             for _, server in wave:
                 server.open()

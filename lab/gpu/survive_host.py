@@ -161,6 +161,13 @@ class Host:
             self._ballast.tell("free")
         return self._ballast
 
+    def fresh_mib(self) -> int:
+        """What a process that has just opened an empty GPU finds free."""
+        try:
+            return FREE_MIB if self.is_cpu else int(self.ballast().tell("free")["free_mib"])
+        except (KeyError, ValueError, OSError):
+            return FREE_MIB
+
     def leave_alone(self) -> None:
         """End the neighbour: a server that wants the whole card gets its context's memory too."""
         if self._ballast is not None:
@@ -209,8 +216,12 @@ class Server:
 
     def _renice(self, nice: int) -> None:
         """Whoever waits for its turn must not slow down whoever is measured; only root gets its turn back."""
+        if os.geteuid() != 0:
+            return
         with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PGRP, self.process.pid, nice if nice == 0 or os.geteuid() == 0 else 0)
+            os.setpriority(os.PRIO_PGRP, self.process.pid, nice)
+        with contextlib.suppress(OSError):  # where the kernel groups by session, this counts instead
+            Path(f"/proc/{self.process.pid}/autogroup").write_text(f"{nice}", encoding="ascii")
 
     # From the gate to the end
 
