@@ -6,7 +6,7 @@ import json
 import os
 import random
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +38,11 @@ def without_faults(scenario: dict[str, Any]) -> dict[str, Any]:
     return {**scenario, "share": 0.0, "planned": {}}
 
 
-def play_scenarios(scenarios: Iterable[dict[str, Any]], folder: Path, limit_s: float = LIMIT_S) -> list[dict[str, Any]]:
+def play_scenarios(
+    scenarios: Iterable[dict[str, Any]], folder: Path, limit_s: float = LIMIT_S, env: Mapping[str, str] | None = None
+) -> list[dict[str, Any]]:
     """What became of each scenario, in their order; all in one process, armed as vLLM's plugins are."""
-    env = {
+    own = {
         **clean_environment(),
         "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT), str(plugin_site(folder / "site")))),
         "VLLM_PLUGINS": "plimsoll_survive",
@@ -48,10 +50,11 @@ def play_scenarios(scenarios: Iterable[dict[str, Any]], folder: Path, limit_s: f
         "PLIMSOLL_SURVIVE_STORM": "0",
         "PLIMSOLL_DIR": str(folder / "run"),
         "VLLM_LOGGING_LEVEL": "CRITICAL",
+        **(env or {}),
     }
     lines = "".join(json.dumps(scenario) + "\n" for scenario in scenarios)
     command = [str(engine_home() / "bin" / "python"), "-m", "lab.survive.async_core", str(model_home())]
-    done = subprocess.run(command, input=lines, env=env, capture_output=True, text=True, timeout=limit_s, check=False)
+    done = subprocess.run(command, input=lines, env=own, capture_output=True, text=True, timeout=limit_s, check=False)
     answers = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(answers) == lines.count("\n"), f"{len(answers)} answers\n{done.stderr[-3000:]}"
     return answers

@@ -7,6 +7,7 @@ import os
 import re
 import time
 import tomllib
+import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 from lab.engine.server import EngineServer
 
 ROOT = Path(__file__).resolve().parents[2]
+TOKEN = "a-token-of-the-lab-alone"
 FAULTS_HOME = Path(__file__).resolve().parent / "faults"
 CONTAINED = re.compile(
     r"plimsoll: survive: contained failure (\d+): a step of (\d+) tokens in (\d+) requests ran out of device memory at (\w+)"
@@ -42,10 +44,12 @@ class SurviveServer(EngineServer):
             "PLIMSOLL_LAB_FAULTS": str(self.faults_file),
             "PLIMSOLL_DIR": str(folder / "run"),
             "PLIMSOLL_SURVIVE_STORM": "0",
+            "PLIMSOLL_TOKEN": TOKEN,
         }
         if is_armed:
             own["PLIMSOLL_SURVIVE"] = "1"
-        super().__init__(["--load-format", "auto", *flags], {**own, **(env or {})}, log_path=folder / "vllm.log")
+        own_flags = ["--load-format", "auto", "--middleware", "plimsoll.inside.Gate"]
+        super().__init__([*own_flags, *flags], {**own, **(env or {})}, log_path=folder / "vllm.log")
         self.command[2] = str(model)
 
     # Faults
@@ -75,8 +79,16 @@ class SurviveServer(EngineServer):
         """The samples of /metrics, summed over their labels."""
         found: dict[str, float] = {}
         for name, value in SAMPLE.findall(self.metrics()):
-            found[name] = found.get(name, 0.0) + float(value)
+            if not name.endswith(("_created", "_bucket")):
+                found[name] = found.get(name, 0.0) + float(value)
         return found
+
+    def survive_state(self) -> dict[str, Any]:
+        """What GET /plimsoll/state says of containment."""
+        request = urllib.request.Request(f"{self.url}/plimsoll/state", headers={"Authorization": f"Bearer {TOKEN}"})
+        reply = self._ask(request, 30.0)
+        assert reply.status == 200, reply.text
+        return dict(reply.json()["survive"])
 
     def contained(self) -> list[tuple[int, int, int, str]]:
         """Of each contained failure that the log tells of: its number, tokens, requests and site."""

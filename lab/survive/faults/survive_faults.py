@@ -124,6 +124,7 @@ def register() -> None:
     wrap_sampling(runner, control)
     wrap_encoder_and_adapter(runner, control)
     wrap_cache(control)
+    mend_seeds(runner)
 
 
 def wrap(owner: Any, name: str, made: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
@@ -273,3 +274,36 @@ def wrap_cache(control: Control) -> None:
         return reset_prefix_cache
 
     wrap(importlib.import_module("vllm.v1.core.kv_cache_manager").KVCacheManager, "reset_prefix_cache", made)
+
+
+def mend_seeds(runner: Any) -> None:
+    """Let the CPU build chunk the prompt of a seeded request, as a GPU does.
+
+    What is sampled behind a part of a prompt is thrown away, and vLLM takes the generator one draw back, by an offset that
+    generators of a CPU do not have: any seeded prompt in two parts ends the engine. Here the whole state is put back.
+    """
+
+    def sample(real: Callable[..., Any]) -> Callable[..., Any]:
+        def _sample(self: Any, *args: Any, **kwargs: Any) -> Any:
+            batch = self.input_batch
+            dropped = self.discard_request_mask.np[: batch.num_reqs].nonzero()[0]
+            states = [(batch.generators[row], batch.generators[row].get_state()) for row in dropped if row in batch.generators]
+            result = real(self, *args, **kwargs)
+            for generator, state in states:
+                generator.set_state(state)
+            return result
+
+        return _sample
+
+    def keep_books(real: Callable[..., Any]) -> Callable[..., Any]:
+        def _bookkeeping_sync(self: Any, *args: Any, **kwargs: Any) -> Any:
+            kept, self.input_batch.generators = self.input_batch.generators, {}
+            try:
+                return real(self, *args, **kwargs)
+            finally:
+                self.input_batch.generators = kept
+
+        return _bookkeeping_sync
+
+    wrap(runner, "_sample", sample)
+    wrap(runner, "_bookkeeping_sync", keep_books)

@@ -1,0 +1,110 @@
+"""Rounds of faults under streaming clients: clients send one request after the other while faults come and go."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from lab.survive.clients import Answer, Ask, ask_all, ask_one, differences, mistakes
+from lab.survive.server import SurviveServer
+
+EVERY_STEP = ("early", "forward", "layer", "logits", "sampler", "sampled")
+TEXT_SITES = (*EVERY_STEP, "prompt_logprobs")
+CLIENTS = 32
+LONGEST_S = 180.0
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The answers of an undisturbed server, and how many of them two undisturbed runs answer differently."""
+
+    asks: list[Ask]
+    answers: list[Answer]
+    allowed: int
+
+    @classmethod
+    def of(cls, port: int, asks: Sequence[Ask]) -> Self:
+        """Ask twice; whatever is wrong without any fault is an error."""
+        first, second = (asyncio.run(ask_all(port, asks, at_once=CLIENTS)) for _ in range(2))
+        wrong = [each for answer in (*first, *second) for each in mistakes(answer)]
+        assert not wrong, f"wrong without any fault: {wrong[:3]}"
+        return cls(list(asks), first, sum(bool(differences(one, other)) for one, other in zip(second, first, strict=True)))
+
+    @property
+    def allowed_share(self) -> float:
+        """The share that differs between two runs without faults."""
+        return self.allowed / len(self.asks)
+
+
+class Clients:
+    """So many clients in a thread of their own, each of which sends its next request when the last one has ended."""
+
+    def __init__(self, port: int, reference: Reference, count: int = CLIENTS, seed: int = 0) -> None:
+        self.answers: list[tuple[int, Answer]] = []
+        """Each with the number of its request in the reference."""
+        self._port, self._reference, self._count = port, reference, count
+        self._dice = random.Random(seed)
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._all()), daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._is_over.set()
+        self._thread.join(LONGEST_S)
+        if kind is None:
+            assert not self._thread.is_alive(), "clients still wait for their answers"
+
+    async def _all(self) -> None:
+        await asyncio.gather(*(self._client() for _ in range(self._count)))
+
+    async def _client(self) -> None:
+        while not self._is_over.is_set():
+            number = self._dice.randrange(len(self._reference.asks))
+            answer = await ask_one(self._port, self._reference.asks[number])
+            self.answers.append((number, answer))
+            if answer.error:
+                await asyncio.sleep(0.2)  # a server that is gone must not be asked a million times
+
+    def wait_answers(self, count: int, limit_s: float = 60.0) -> None:
+        """Return when so many answers have come; fail when they do not."""
+        deadline = time.monotonic() + limit_s
+        while len(self.answers) < count:
+            assert time.monotonic() < deadline, f"nobody was answered for {limit_s:.0f} s"
+            time.sleep(0.02)
+
+    def tokens(self) -> int:
+        """Tokens that came so far in whole answers."""
+        return sum(len(tokens) for _, answer in list(self.answers) for tokens in answer.tokens)
+
+    def mistakes(self) -> list[str]:
+        """What is wrong with the answers by themselves."""
+        return [each for _, answer in self.answers for each in mistakes(answer)]
+
+    def differences(self) -> list[str]:
+        """Where greedy answers differ from the undisturbed ones."""
+        pairs = [(answer, self._reference.answers[number]) for number, answer in self.answers if not answer.ask.is_sampled]
+        return [each for answer, wanted in pairs if not answer.error for each in differences(answer, wanted)]
+
+
+def play_rounds(server: SurviveServer, clients: Clients, rounds: int, seed: int, sites: Sequence[str] = TEXT_SITES) -> None:
+    """Raise so many faults, one at a time, somewhere in the steps of whatever the clients have sent.
+
+    The next one comes when somebody has been answered: a request that fails three times without a token in between is aborted.
+    """
+    dice = random.Random(seed)
+    before = len(server.raised())
+    for number in range(rounds):
+        site = dice.choice(sites)
+        server.set_faults({"site": site, "every": dice.randint(1, 9) if site in EVERY_STEP else 1, "times": 1})
+        server.wait_raised(before + number + 1)
+        clients.wait_answers(len(clients.answers) + 1)
+    server.set_faults()
