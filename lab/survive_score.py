@@ -26,8 +26,21 @@ def read(folder: Path) -> list[Row]:
         for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:
             is_good = row["ready"] and row["wrong"] is None
             if is_good or row["name"] not in found:
-                found[row["name"]] = row
+                found[row["name"]] = with_aborted(row)
     return list(found.values())
+
+
+def with_aborted(row: Row) -> Row:
+    """The row with the killers that the engine says it aborted, where their clients were told no more than "an error"."""
+    left = ((row.get("state") or {}).get("aborted")) or 0
+    for part in ("round", "again"):
+        lost = row.get(part, {}).get("killers_lost", 0)
+        if lost and left:
+            moved = min(lost, left)
+            left -= moved
+            counts = {"lost": -moved, "aborted": moved, "killers_lost": -moved, "killers_aborted": moved}
+            row = {**row, part: {**row[part], **{name: row[part][name] + change for name, change in counts.items()}}}
+    return row
 
 
 def good(rows: Iterable[Row]) -> list[Row]:

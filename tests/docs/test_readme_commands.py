@@ -28,8 +28,10 @@ ELSEWHERE = {
     "vllm serve MODEL --worker-extension-cls plimsoll.inside.Probe --middleware plimsoll.inside.Gate": (
         "needs an engine: tests/real/test_readme_real.py"
     ),
+    "PLIMSOLL_SURVIVE=1 vllm serve MODEL ...": "needs an engine: tests/real/test_survive_real.py",
 }
 WITHIN_A_SENTENCE = {
+    "plimsoll plan --certify": "needs a command line behind it: tests/docs/test_certify_page.py",
     "plimsoll guard --engine http://127.0.0.1:8000": "needs an engine: tests/real/test_readme_real.py",
     "pip install .": "needs a package index: tests/real/test_readme_real.py",
     "pip install '.[simulate]'": "needs a package index: tests/real/test_readme_real.py",

@@ -142,3 +142,18 @@ def test_runs_under_batch_invariance_stand_apart() -> None:
     odd["name"] = "invariant-" + odd["name"]
     assert cells(survive_score.totals([odd]), "| contained |")[1] == "0"
     assert cells(survive_score.invariant_table([odd]), "invariant-")[2:] == ["48 of 48", "-", "9"]
+
+
+def test_the_page_holds_what_the_runs_left() -> None:
+    """Part three of docs/evidence.md is what the command prints from the kept results."""
+    printed = survive_score.report(survive_score.read(survive_score.RESULTS)).strip().replace("## ", "### ")
+    page = (survive_score.RESULTS.parents[2] / "docs" / "evidence.md").read_text(encoding="utf-8")
+    assert f"-->\n\n{printed}\n\n<!-- end of survive -->" in page
+
+
+def test_an_aborted_killer_is_not_called_lost() -> None:
+    """Its client saw an error, the engine says that it was aborted: no other request was."""
+    lost = part(46, killers_lost=2, killers_aborted=0)
+    row = survive_score.with_aborted(run("contained", 46) | {"round": lost, "again": lost, "state": {"aborted": 3}})
+    assert (row["round"]["lost"], row["round"]["aborted"]) == (0, 2)
+    assert (row["again"]["lost"], row["again"]["aborted"]) == (1, 1)

@@ -32,7 +32,7 @@ def install() -> None:
         if failures.NOTE not in worker_log.filters:
             worker_log.addFilter(failures.NOTE)
         _follow_cores(importlib.import_module(CORE), settings)
-        if any(name in sys.modules for name in API_SERVERS):
+        if _main_module() in API_SERVERS or any(name in sys.modules for name in API_SERVERS):
             frontend.install()
     except Exception as error:
         FAULTS.note("arming containment", error)

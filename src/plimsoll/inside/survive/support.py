@@ -54,8 +54,9 @@ FEATURES = (
 # What was shown to survive, and where: docs/survive.md has the runs. A text model with greedy or sampled answers, chunked
 # prefill, prefix caching, log-probabilities and structured output is "text".
 PROVEN: dict[tuple[tuple[int, int], str], frozenset[str]] = {
-    ((0, 25), FIRST): frozenset({"text", "asynchronous scheduling", "CUDA graphs"}),
+    ((0, 25), FIRST): frozenset({"text", "asynchronous scheduling", "CUDA graphs", "pictures", "adapters"}),
     ((0, 25), SECOND): frozenset({"text", "asynchronous scheduling", "CUDA graphs"}),
+    **dict.fromkeys((((0, minor), FIRST) for minor in range(27, 32)), frozenset({"text"})),
     ((0, 32), FIRST): frozenset({"text", "asynchronous scheduling"}),
 }
 
