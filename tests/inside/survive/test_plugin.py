@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -95,10 +95,11 @@ def test_the_dump_of_a_contained_step_is_kept_out_of_the_log(core_module: Any) -
     assert core_module.dumped == [("other",)]
 
 
+@pytest.mark.parametrize("is_main", [False, True])
 def test_an_api_server_names_the_reason_of_an_aborted_request(
-    core_module: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    core_module: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_main: bool
 ) -> None:
-    """Instead of "Internal server error"; another failed request keeps vLLM's own words."""
+    """Instead of "Internal server error", also of a server started as a module; another failed request keeps vLLM's words."""
 
     class GenerateBaseServing:
         """vLLM's check of a finished answer."""
@@ -110,7 +111,9 @@ def test_an_api_server_names_the_reason_of_an_aborted_request(
     serving: Any = ModuleType(frontend.SERVING)
     serving.GenerateBaseServing = GenerateBaseServing
     monkeypatch.setitem(sys.modules, frontend.SERVING, serving)
-    monkeypatch.setitem(sys.modules, plugin.API_SERVERS[0], ModuleType(plugin.API_SERVERS[0]))
+    server: Any = ModuleType("__main__" if is_main else plugin.API_SERVERS[0])
+    server.__spec__ = SimpleNamespace(name=plugin.API_SERVERS[0])
+    monkeypatch.setitem(sys.modules, server.__name__, server)
     told = {**report.unknown(""), "armed": True, "aborted_requests": [{"id": "cmpl-a-0-9", "why": "it ran out alone"}]}
     report.write(str(tmp_path), told)
     plugin.install()
