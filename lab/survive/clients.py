@@ -17,6 +17,7 @@ from itertools import zip_longest
 from typing import Any
 
 from lab.engine.clients import ask as send
+from lab.gpu.load import picture
 
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 WORDS = ("the ship may be loaded down to this line and not one inch further so said the old man who had seen many of them go "
@@ -151,6 +152,23 @@ def _seeded(dice: random.Random, longest: int) -> Ask:
     return Ask("seeded", COMPLETIONS, body)
 
 
+def with_adapters(asks: Sequence[Ask], names: Sequence[str]) -> list[Ask]:
+    """Each of these requests once with each adapter."""
+    return [Ask(f"{ask.kind} of {name}", ask.path, {**ask.body, "model": name}) for ask in asks for name in names]
+
+
+def picture_asks(count: int, model: str = "tiny") -> list[Ask]:
+    """Chats about so many pictures, no two of them equal."""
+    asks = []
+    for number in range(count):
+        image = {"type": "image_url", "image_url": {"url": picture(28 + number)}}
+        message = {"role": "user", "content": [image, {"type": "text", "text": f"ship {number}"}]}
+        body = {"model": model, "messages": [message], "max_tokens": 8 + number % 17, "ignore_eos": True, "temperature": 0}
+        body |= {"return_token_ids": True, "stream": True, "stream_options": {"include_usage": True}}
+        asks.append(Ask("picture", CHATS, body))
+    return asks
+
+
 # Answers
 
 
@@ -227,6 +245,7 @@ def mistakes(answer: Answer) -> list[str]:
 
 def _choice_mistakes(kind: str, body: Mapping[str, Any], choice: Choice) -> list[str]:
     found = []
+    kind = kind.partition(" of ")[0]  # whichever adapter
     count, most = len(choice.token_ids), body["max_tokens"]
     if choice.finish_reason == "length" and count != most:
         found.append(f"{count} of {most} tokens")

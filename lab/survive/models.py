@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lab.engine.failure_models import change_config, copy_of_tiny, tiny_tensors
+from lab.engine.failure_models import broken_model, change_config, copy_of_tiny, tiny_tensors
 from lab.engine.install import model_home
 
 SEED = 7
@@ -67,3 +67,8 @@ def write_safetensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
         file.write(len(text).to_bytes(HEADER_BYTES, "little") + text)
         for values in tensors.values():
             file.write(values.tobytes())
+
+
+def picture_model(folder: Path) -> Path:
+    """The tiny LLaVA, without weights: started with `--load-format dummy` and PLIMSOLL_LAB_LIVELY=1 it gets lively ones."""
+    return broken_model("vision", folder)

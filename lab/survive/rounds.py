@@ -22,7 +22,7 @@ LONGEST_S = 180.0
 
 @dataclass(frozen=True)
 class Reference:
-    """The answers of an undisturbed server, and how many of them two undisturbed runs answer differently."""
+    """The answers of an undisturbed server, and how many of the greedy ones two undisturbed runs answer differently."""
 
     asks: list[Ask]
     answers: list[Answer]
@@ -34,12 +34,13 @@ class Reference:
         first, second = (asyncio.run(ask_all(port, asks, at_once=CLIENTS)) for _ in range(2))
         wrong = [each for answer in (*first, *second) for each in mistakes(answer)]
         assert not wrong, f"wrong without any fault: {wrong[:3]}"
-        return cls(list(asks), first, sum(bool(differences(one, other)) for one, other in zip(second, first, strict=True)))
+        pairs = [(one, other) for one, other in zip(second, first, strict=True) if not one.ask.is_sampled]
+        return cls(list(asks), first, sum(bool(differences(one, other)) for one, other in pairs))
 
     @property
     def allowed_share(self) -> float:
-        """The share that differs between two runs without faults."""
-        return self.allowed / len(self.asks)
+        """The share of greedy answers that differs between two runs without faults."""
+        return self.allowed / sum(not ask.is_sampled for ask in self.asks)
 
 
 class Clients:
@@ -89,10 +90,17 @@ class Clients:
         """What is wrong with the answers by themselves."""
         return [each for _, answer in self.answers for each in mistakes(answer)]
 
+    def greedy(self) -> list[tuple[Answer, Answer]]:
+        """Whole greedy answers, each with the undisturbed one."""
+        return [
+            (answer, self._reference.answers[number])
+            for number, answer in self.answers
+            if not answer.ask.is_sampled and not answer.error
+        ]
+
     def differences(self) -> list[str]:
-        """Where greedy answers differ from the undisturbed ones."""
-        pairs = [(answer, self._reference.answers[number]) for number, answer in self.answers if not answer.ask.is_sampled]
-        return [each for answer, wanted in pairs if not answer.error for each in differences(answer, wanted)]
+        """Of each greedy answer that differs from the undisturbed one: where."""
+        return [found[0] for answer, wanted in self.greedy() if (found := differences(answer, wanted))]
 
 
 def play_rounds(server: SurviveServer, clients: Clients, rounds: int, seed: int, sites: Sequence[str] = TEXT_SITES) -> None:

@@ -54,10 +54,10 @@ class SurviveServer(EngineServer):
 
     # Faults
 
-    def set_faults(self, *rules: Mapping[str, Any], keep_cache: bool = False) -> None:
-        """From now on these faults, and no others."""
+    def set_faults(self, *rules: Mapping[str, Any], **kept: bool) -> None:
+        """From now on these faults, and no others; `kept`: what containment cannot take back, see faults/survive_faults.py."""
         fresh = self.faults_file.with_suffix(".new")
-        fresh.write_text(json.dumps({"faults": rules, "keep_cache": keep_cache}), encoding="utf-8")
+        fresh.write_text(json.dumps({"faults": rules, **kept}), encoding="utf-8")
         fresh.rename(self.faults_file)
 
     def raised(self) -> list[dict[str, Any]]:

@@ -1,6 +1,7 @@
 """A vLLM general plugin: steps run out of device memory at chosen sites, as often as a file says while the server runs.
 
-PLIMSOLL_LAB_FAULTS names that file. It holds {"faults": [RULE, ...], "keep_cache": false}; no file, no faults. A rule is
+PLIMSOLL_LAB_FAULTS names that file. It holds {"faults": [RULE, ...], "keep_cache": false, "keep_adapters": false}; without it
+there are no faults. A rule is
 
     {"site": "forward", "times": 1}                                 the next time
     {"site": "sampler", "every": 7}                                 every seventh call of the site
@@ -10,21 +11,27 @@ PLIMSOLL_LAB_FAULTS names that file. It holds {"faults": [RULE, ...], "keep_cach
                                                                     output tokens so far (without "outputs": every such step)
 
 and "until" (seconds since the epoch) and "times" end any of them. Sites: see SITES. Each fault raised is one line of JSON in
-the file's name with ".raised" behind it. "keep_cache" makes vLLM keep its prefix cache where it is told to empty it. As with
-`oom_anywhere`, this folder is a whole distribution: PYTHONPATH and VLLM_PLUGINS are enough.
+the file's name with ".raised" behind it. "keep_cache" makes vLLM keep its prefix cache where it is told to empty it, and
+"keep_adapters" an adapter in its slot where it is told to take it out: what containment would be without either.
+PLIMSOLL_LAB_LIVELY=1 gives a model without weights lively ones. As with `oom_anywhere`, this folder is a whole distribution:
+PYTHONPATH and VLLM_PLUGINS are enough.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import os
 import random
+import sys
 import time
+import types
 from collections.abc import Callable
 from typing import Any
 
 SETTING = "PLIMSOLL_LAB_FAULTS"
+LIVELY = "PLIMSOLL_LAB_LIVELY"
 TEXT = (
     "CUDA out of memory. Tried to allocate 1.95 GiB. GPU 0 has a total capacity of 79.11 GiB of which 1.10 GiB is free. "
     "Including non-PyTorch memory, this process has 78.00 GiB memory in use. Of the allocated memory 76.27 GiB is allocated by "
@@ -53,7 +60,7 @@ class Control:
     def __init__(self, path: str) -> None:
         self.path = path
         self.rules: list[dict[str, Any]] = []
-        self.keeps_cache = False
+        self.keeps_cache = self.keeps_adapters = False
         self.tokens = 0
         self.outputs: dict[str, int] = {}
         """Output tokens so far of each request in the step."""
@@ -64,12 +71,13 @@ class Control:
         try:
             found = os.stat(self.path)  # noqa: PTH116 - several times a step
         except OSError:
-            self.rules, self.keeps_cache, self._stamp = [], False, None
+            self.rules, self.keeps_cache, self.keeps_adapters, self._stamp = [], False, False, None
             return
         if (stamp := (found.st_mtime_ns, found.st_ino)) != self._stamp:
             with open(self.path, encoding="utf-8") as file:  # noqa: PTH123
                 content = json.load(file)
-            self.rules, self.keeps_cache, self._stamp = content["faults"], content.get("keep_cache", False), stamp
+            self.rules, self._stamp = content["faults"], stamp
+            self.keeps_cache, self.keeps_adapters = content.get("keep_cache", False), content.get("keep_adapters", False)
             for rule in self.rules:
                 rule["dice"] = random.Random(rule.get("seed", 0))
                 rule["calls"] = rule["raised"] = 0
@@ -115,6 +123,8 @@ class Control:
 def register() -> None:
     """Wrap the sites; called by vLLM once in each of its processes, maybe more often."""
     path = os.environ.get(SETTING, "")
+    if os.environ.get(LIVELY) == "1":
+        do_without_torchvision()
     runner = importlib.import_module("vllm.v1.worker.gpu_model_runner").GPUModelRunner
     if not path or hasattr(runner, "survive_faults"):
         return
@@ -125,6 +135,8 @@ def register() -> None:
     wrap_encoder_and_adapter(runner, control)
     wrap_cache(control)
     mend_seeds(runner)
+    if os.environ.get(LIVELY) == "1":
+        wrap(importlib.import_module("vllm.model_executor.model_loader.dummy_loader").DummyModelLoader, "load_weights", lively)
 
 
 def wrap(owner: Any, name: str, made: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
@@ -257,9 +269,16 @@ def wrap_encoder_and_adapter(runner: Any, control: Control) -> None:
 
         return _get_lora_layer_weights
 
+    def deactivate(real: Callable[..., Any]) -> Callable[..., Any]:
+        def deactivate_adapter(*args: Any, **kwargs: Any) -> Any:
+            return False if control.keeps_adapters else real(*args, **kwargs)
+
+        return deactivate_adapter
+
     wrap(runner, "_execute_mm_encoder", encoder)
     manager = importlib.import_module("vllm.lora.model_manager").LoRAModelManager
     wrap(manager, "activate_adapter", activate)
+    wrap(manager, "deactivate_adapter", deactivate)
     wrap(manager, "_get_lora_layer_weights", weights)
 
 
@@ -307,3 +326,26 @@ def mend_seeds(runner: Any) -> None:
 
     wrap(runner, "_sample", sample)
     wrap(runner, "_bookkeeping_sync", keep_books)
+
+
+def lively(real: Callable[..., Any]) -> Callable[..., Any]:
+    """Random weights that are not small, the same ones at every start: every token then depends on all before it."""
+
+    def load_weights(self: Any, model: Any, *args: Any, **kwargs: Any) -> None:
+        real(self, model, *args, **kwargs)
+        dice = importlib.import_module("torch").Generator().manual_seed(7)
+        for name, values in model.named_parameters():
+            if values.dim() > 1:
+                values.data.normal_(0.0, 1.0 if "embed" in name else 3.0 / values.shape[-1] ** 0.5, generator=dice)
+            else:
+                values.data.fill_(0.0 if name.endswith("bias") else 1.0)
+
+    return load_weights
+
+
+def do_without_torchvision() -> None:
+    """Let vLLM import its LLaVA, which takes one function of Pixtral's picture processor along, and with it torchvision."""
+    name = "transformers.models.pixtral.image_processing_pixtral"
+    if importlib.util.find_spec("torchvision") is None and name not in sys.modules:
+        sys.modules[name] = module = types.ModuleType(name)
+        module._num_image_tokens = None  # type: ignore[attr-defined]  # noqa: SLF001
