@@ -7,15 +7,14 @@ What is read may be torn, old, huge or somebody else's: such a file is skipped a
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
-import stat
 import time
 from typing import Any
 
 from plimsoll.inside.faults import FAULTS
 from plimsoll.inside.places import is_alive, start_ticks
+from plimsoll.inside.small_files import read_whole, write_whole
 
 SCHEMA = "plimsoll.figures/1"
 FILE_MAX_BYTES = 128 * 1024  # a real one has about 3 KiB
@@ -48,18 +47,7 @@ def empty_figures() -> dict[str, Any]:
 
 def write_figures(folder: str, figures: dict[str, Any]) -> None:
     """Put the figures where API servers find them: whole or not at all, for this user's eyes only."""
-    path = f"{folder}/worker-{int(figures['pid'])}.json"
-    text = json.dumps(figures, separators=(",", ":"), allow_nan=False)
-    temporary = f"{folder}/.worker-{int(figures['pid'])}.tmp"  # one thread of one process writes it
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(temporary, path)  # noqa: PTH105
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)  # noqa: PTH108
-        raise
+    write_whole(folder, f"worker-{int(figures['pid'])}", figures)
 
 
 def read_figures(folder: str, key: int, now: float) -> list[dict[str, Any]]:
@@ -124,15 +112,7 @@ def _order(value: object) -> int:
 
 def _read(folder: str, name: str) -> dict[str, Any]:
     """One file as figures; ValueError for anything else."""
-    handle = os.open(f"{folder}/{name}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(handle, "rb") as file:
-        about = os.fstat(file.fileno())
-        if not stat.S_ISREG(about.st_mode) or about.st_uid != os.getuid():
-            raise ValueError("not a file of this user")
-        text = file.read(FILE_MAX_BYTES + 1)
-    if len(text) > FILE_MAX_BYTES:
-        raise ValueError("too large")
-    figures = _checked(json.loads(text))
+    figures = _checked(read_whole(f"{folder}/{name}", FILE_MAX_BYTES))
     if figures["pid"] != _pid_in(name):
         raise ValueError("written for another process")
     return figures

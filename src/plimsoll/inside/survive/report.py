@@ -6,15 +6,13 @@ no call into the engine. What is read may be torn, old or somebody else's: then 
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-import stat
 import time
 from typing import Any
 
 from plimsoll.inside.faults import FAULTS
 from plimsoll.inside.places import ancestors, is_alive, start_ticks
+from plimsoll.inside.small_files import read_whole, write_whole
 
 SCHEMA = "plimsoll.survive/1"
 FILE_MAX_BYTES = 64 * 1024
@@ -35,16 +33,7 @@ def write(folder: str, told: dict[str, Any]) -> None:
     """Put the report where API servers find it: whole or not at all, for this user's eyes only."""
     pid = os.getpid()
     line = {"schema": SCHEMA, "pid": pid, "started": start_ticks(pid), "ancestors": ancestors(pid), **told}
-    temporary = f"{folder}/.core-{pid}.tmp"
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(line, file, separators=(",", ":"), allow_nan=False)
-        os.replace(temporary, f"{folder}/core-{pid}.json")  # noqa: PTH105
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)  # noqa: PTH108
-        raise
+    write_whole(folder, f"core-{pid}", line)
 
 
 def read(folder: str, key: int) -> list[dict[str, Any]]:
@@ -108,15 +97,7 @@ def _names(folder: str) -> list[str]:
 
 def _read(path: str) -> dict[str, Any]:
     """One report with every key of its kind; ValueError for anything else."""
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(handle, "rb") as file:
-        about = os.fstat(file.fileno())
-        if not stat.S_ISREG(about.st_mode) or about.st_uid != os.getuid():
-            raise ValueError("not a file of this user")
-        text = file.read(FILE_MAX_BYTES + 1)
-    if len(text) > FILE_MAX_BYTES:
-        raise ValueError("too large")
-    line = json.loads(text)
+    line = read_whole(path, FILE_MAX_BYTES)
     if not isinstance(line, dict) or line.get("schema") != SCHEMA:
         raise ValueError("not a report of this schema")
     for name, kinds in _KINDS.items():

@@ -1,0 +1,43 @@
+"""Small files between processes: whole or not at all, and distrusted."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from plimsoll.inside.small_files import read_whole, write_whole
+
+
+def test_what_is_written_is_read_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
+    """For this user's eyes only."""
+    write_whole(str(tmp_path), "core-7", {"a": [1, None]})
+    path = tmp_path / "core-7.json"
+    assert read_whole(str(path), 100) == {"a": [1, None]}
+    assert [one.name for one in tmp_path.iterdir()] == ["core-7.json"]
+    assert path.stat().st_mode & 0o077 == 0
+
+
+def test_what_cannot_be_written_leaves_the_old_file(tmp_path: Path) -> None:
+    """A value that is no JSON, a folder that is gone."""
+    write_whole(str(tmp_path), "core-7", {"a": 1})
+    with pytest.raises(ValueError, match="JSON"):
+        write_whole(str(tmp_path), "core-7", {"a": float("nan")})
+    with pytest.raises(FileNotFoundError):
+        write_whole(str(tmp_path / "gone"), "core-7", {})
+    assert read_whole(str(tmp_path / "core-7.json"), 100) == {"a": 1}
+
+
+def test_a_link_a_pipe_or_a_huge_file_is_refused(tmp_path: Path) -> None:
+    """A reader must not follow, wait or swallow."""
+    write_whole(str(tmp_path), "core-7", {"a": "x" * 200})
+    path = tmp_path / "core-7.json"
+    with pytest.raises(ValueError, match="too large"):
+        read_whole(str(path), 100)
+    (tmp_path / "link.json").symlink_to(path)
+    with pytest.raises(OSError, match="Too many levels"):
+        read_whole(str(tmp_path / "link.json"), 1000)
+    os.mkfifo(tmp_path / "pipe.json")
+    with pytest.raises(ValueError, match="not a file"):
+        read_whole(str(tmp_path / "pipe.json"), 1000)
