@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 CAPTURES = Path(__file__).parents[1] / "captures"
-FOLDERS = ("vllm-0.25.1-h200-failures", "vllm-0.25.1-h200-proof", "vllm-0.32.0-failures")
+FOLDERS = ("vllm-0.25.1-h200-failures", "vllm-0.25.1-h200-proof", "vllm-0.25.1-h200-survive", "vllm-0.32.0-failures")
 
 
 class Labelled(NamedTuple):

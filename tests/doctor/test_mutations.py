@@ -85,11 +85,21 @@ def _is_still_well(one: Labelled, damaged: Lines, said: bool | None) -> bool:
 
     Whether a cache is full below 95 % depends on --max-num-seqs: without the line of arguments it is not known.
     """
+    if one.codes == ("runtime.contained",) and _is_unsigned(damaged):
+        return said is False
     left = [line for line in damaged if b"WARNING" not in line]
     known = any(b"non-default args" in line for line in left)
     full = rb"[89]\d" if known else rb"9[5-9]"
     telling = re.compile(rb"ERROR|Traceback|out of memory|rror:|KV cache usage: (?:" + full + rb"|100)")
     return one.memory == (True,) and said is False and not any(telling.search(line) for line in left)
+
+
+def _is_unsigned(damaged: Lines) -> bool:
+    """Whether containment's lines have all lost the engine core's name that others keep: anybody may have written them."""
+    told = [line for line in damaged if b"survive: contained failure" in line or b"survive: aborted request" in line]
+    return not any(line.startswith(b"(EngineCore") for line in told) and any(
+        line.startswith(b"(EngineCore") for line in damaged
+    )
 
 
 @pytest.mark.parametrize("one", [one for one in ALL if one.codes], ids=lambda one: one.name)

@@ -128,7 +128,7 @@ def is_consequence(one: Raised) -> bool:
 
 def _is_fatal(one: Raised, story: Story) -> bool:
     """Whether an exception nobody has words for may have ended the server: raised in the engine, or the last thing said."""
-    if not one.kind or any(function in _REQUEST_FUNCTIONS for function in one.functions()):
+    if not one.kind or _is_of_one_request(one, story):
         return False
     inside = one.process.startswith(("EngineCore", "Worker", "VllmWorker", "RayWorker", "Process"))
     inside = inside or bool(one.functions() & _ENGINE_FUNCTIONS)
@@ -138,6 +138,24 @@ def _is_fatal(one: Raised, story: Story) -> bool:
     return inside or not story.serves_after(one.at)
 
 
+def _is_of_one_request(one: Raised, story: Story) -> bool:
+    """Whether an exception answered one request and left the server as it was.
+
+    A refused start passes through the functions that start an engine; a request's error never does.
+    """
+    functions = one.functions()
+    if functions & _REQUEST_FUNCTIONS or one.message.startswith(_DOOR_REFUSALS):
+        return True
+    if functions & _ENGINE_FUNCTIONS:
+        return False
+    is_invalid = one.name.endswith("ValidationError") and story.progress_at(one.at) is Progress.SERVING
+    return is_invalid or not functions.isdisjoint(_STREAM_FUNCTIONS)
+
+
+# The sentences of plimsoll's door (plimsoll.inside.door), which refuses requests one by one.
+_DOOR_REFUSALS = (
+    "this server cannot run this request within its GPU memory", "this server has no GPU memory for this request now",
+)  # fmt: skip
 _ENGINE_FUNCTIONS = frozenset({
     "run_engine_core", "worker_main", "worker_busy_loop", "execute_model", "init_device", "load_model", "run_busy_loop",
     "create_engine_config", "from_engine_args", "run_server", "make_async_mp_client", "_run_engine", "run_mp_engine",
@@ -146,6 +164,10 @@ _ENGINE_FUNCTIONS = frozenset({
 _REQUEST_FUNCTIONS = frozenset({
     "create_completion", "create_chat_completion", "create_embedding", "_preprocess_chat", "create_responses",
     "run_endpoint_function", "_validate_input", "create_tokenize", "show_available_models",
+})  # fmt: skip
+_STREAM_FUNCTIONS = frozenset({  # of a streamed answer; each catches what its request raises
+    "completion_stream_generator", "chat_completion_stream_generator", "_speech_to_text_stream_generator",
+    "serve_tokens_stream_generator",
 })  # fmt: skip
 
 

@@ -124,9 +124,10 @@ def _is_cleared(story: Story, hit: Hit, tracebacks: Sequence[Raised], ends: _End
 
 
 def proof_of(said: ContainedLines) -> list[int]:
-    """The lines that show it: the first and the last of the failures, and a storm."""
-    lines = [one.at for one in said.failures]
-    some = lines if len(lines) <= MOST_PROOF else [*lines[: MOST_PROOF // 2], *lines[-MOST_PROOF // 2 :]]
+    """The lines that show it: the first and the last of the failures, the first aborted requests, and a storm."""
+    lines, aborted = [one.at for one in said.failures], [one.at for one in said.aborted[:2]]
+    ends = (MOST_PROOF - len(aborted)) // 2
+    some = lines if len(lines) <= MOST_PROOF else [*lines[:ends], *aborted, *lines[-ends:]]
     return sorted({*some, *(one.at for one in said.storms[:1])})
 
 
