@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -58,11 +59,9 @@ def test_a_connector_or_another_executor_is_refused() -> None:
 def test_what_ran_nowhere_needs_the_operators_word() -> None:
     """It is named, and `unproven` arms it."""
     core = EngineCore()
-    core.vllm_config.speculative_config = SimpleNamespace()
+    core.vllm_config.model_config.runner_type = "pooling"
     core.vllm_config.model_config.is_encoder_decoder = True
-    assert "speculative decoding, encoder-decoder models with vLLM 0.32.0 and the first runner was never tried" in str(
-        refusal(core)
-    )
+    assert "pooling, encoder-decoder models with vLLM 0.32.0 and the first runner was never tried" in str(refusal(core))
     assert refusal(core, unproven=True) is None
     second = EngineCore()
     second.vllm_config.use_v2_model_runner = True
@@ -117,3 +116,16 @@ def test_what_is_proven_is_told_by_release() -> None:
     assert {runner for _, runner in support.PROVEN} == {support.FIRST, support.SECOND}
     assert all(shown <= set(support.FEATURES) for shown in support.PROVEN.values())
     assert {release for release, _ in support.PROVEN} <= support.ADAPTERS.keys()
+
+
+def test_the_page_lists_what_is_proven() -> None:
+    """docs/survive.md has a row for each release and runner that is armed, with just its features."""
+    page = (Path(__file__).parents[3] / "docs" / "survive.md").read_text(encoding="utf-8")
+    rows = page.partition("<!-- proven -->")[2].partition("<!-- end of proven -->")[0].strip().splitlines()[2:]
+    listed = {}
+    for row in rows:
+        releases, runner, features, _where = (cell.strip() for cell in row.strip("|").split("|"))
+        for release in releases.split(","):
+            major, minor = release.strip().split(".")
+            listed[((int(major), int(minor)), runner)] = frozenset(part.strip() for part in features.split(","))
+    assert listed == support.PROVEN

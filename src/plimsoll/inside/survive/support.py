@@ -57,7 +57,7 @@ PROVEN: dict[tuple[tuple[int, int], str], frozenset[str]] = {
     ((0, 25), FIRST): frozenset({"text", "asynchronous scheduling", "CUDA graphs", "pictures", "adapters"}),
     ((0, 25), SECOND): frozenset({"text", "asynchronous scheduling", "CUDA graphs"}),
     **dict.fromkeys((((0, minor), FIRST) for minor in range(27, 32)), frozenset({"text"})),
-    ((0, 32), FIRST): frozenset({"text", "asynchronous scheduling"}),
+    ((0, 32), FIRST): frozenset({"text", "asynchronous scheduling", "pictures", "adapters", "speculative decoding"}),
 }
 
 _SCHEDULER = (
