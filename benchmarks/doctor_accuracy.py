@@ -98,7 +98,7 @@ def of_others(folder: Path) -> Iterator[Labelled]:
 
 def of_ours() -> Iterator[Labelled]:
     """Failures that were provoked on an H200 and on the CPU build; their labels stand beside them."""
-    for folder in ("vllm-0.25.1-h200-failures", "vllm-0.25.1-h200-proof", "vllm-0.32.0-failures"):
+    for folder in (*(f"vllm-0.25.1-h200-{part}" for part in ("failures", "proof", "survive")), "vllm-0.32.0-failures"):
         labels = CAPTURES / folder / "labels.json"
         if labels.is_file():
             for row in json.loads(labels.read_text(encoding="utf-8")):

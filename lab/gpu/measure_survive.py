@@ -285,12 +285,12 @@ def headline(row: Row) -> Row:
     return found
 
 
-def names_done(work: Path, said: str) -> set[str]:
+def names_done(work: Path, said: str, kept: Path | None) -> set[str]:
     """Runs that have a result: on this host, among the kept results, or named."""
     done = {name for name in said.split(",") if name}
     if (work / "done.json").is_file():
         done |= set(json.loads((work / "done.json").read_text(encoding="utf-8")))
-    for path in sorted(RESULTS.glob("survive-*.json")):
+    for path in [] if kept is None else sorted(kept.glob("survive-*.json")):
         rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
         done |= {row["name"] for row in rows if row["ready"] and row["wrong"] is None}
     return done
@@ -303,6 +303,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--budget-s", type=float, default=560.0, help="be done after this many seconds")
     parser.add_argument("--done", default="", help="names of runs to leave out, with commas between them")
+    parser.add_argument("--anew", action="store_true", help="make also what has a result among the kept ones")
     parser.add_argument("--only", default="", help="names of runs, with commas between them; all of the stages if not given")
     parser.add_argument("--survive", default="1", choices=("1", "unproven"), help="what PLIMSOLL_SURVIVE is set to")
     parser.add_argument("--runs", type=Path, default=HERE / "survive_runs.json")
@@ -319,7 +320,8 @@ def main(arguments: list[str]) -> int:
     host = Host(work, is_cpu=options.cpu)
     trials = json.loads(TRIALS.read_text(encoding="utf-8")) if TRIALS.is_file() else []
     plan = Plan(content, trials, is_cpu=options.cpu)
-    only, done = {name for name in options.only.split(",") if name}, names_done(work, options.done)
+    only = {name for name in options.only.split(",") if name}
+    done = names_done(work, options.done, None if options.anew else RESULTS)
     stages = [stage for stage in options.stages if stage != "overhead"]
     wants_overhead = "overhead" in options.stages and "overhead" not in done
     runs = [run for stage in stages for run in plan.runs(stage) if run.name not in done and (not only or run.name in only)]

@@ -93,6 +93,7 @@ def test_the_door_reads_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[
         cache_config=SimpleNamespace(gpu_memory_utilization=0.92),
         parallel_config=SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1),
         lora_config=None,
+        use_v2_model_runner=True,
     )
     assert why_foreign(found, "0.25.1", engine) == ""
     engine.scheduler_config.max_num_seqs = 512

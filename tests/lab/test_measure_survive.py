@@ -114,7 +114,7 @@ def test_a_call_plays_waves_of_servers_and_leaves_results_and_logs(tmp_path: Pat
     models.mkdir(parents=True)
     (models / "config.json").write_text("{}", encoding="utf-8")  # there already: no tokenizer is made
     command = [sys.executable, "-m", "lab.gpu.measure_survive", "small", "trial"]
-    command += ["--only", ",".join(wanted), "--budget-s", "400", "--work", str(tmp_path / "work")]
+    command += ["--only", ",".join(wanted), "--budget-s", "400", "--work", str(tmp_path / "work"), "--anew"]
     done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=False, timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "out" / "survive-small-trial.json").read_text(encoding="utf-8"))

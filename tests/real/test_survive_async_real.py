@@ -27,7 +27,7 @@ QUEUE: dict[str, dict[str, str]] = {
     "the second batch's forward pass": {"7": "forward"},
     "the first one's sampling and the second one's forward pass": {"6": "sampler", "7": "forward"},
     "the first one's sampling and the second one before anything": {"6": "sampled", "7": "early"},
-    "four in a row": {"6": "logits", "7": "half", "8": "sampler", "9": "copy"},
+    "three in a row": {"6": "logits", "7": "half", "8": "sampler"},  # a fourth would be the third of one request alone
     "the very first step": {"1": "early"},
     "the first three steps": {"1": "forward", "2": "early", "3": "sampled"},
 }

@@ -127,6 +127,9 @@ class Scheduler:
         assert self.processed_step_seq == self.sched_step_seq
 
 
+Scheduler.__module__ = "vllm.v1.core.sched.scheduler"
+
+
 class UniProcExecutor:
     """A worker in the same process: it is asked by function, and knows requests."""
 
@@ -134,6 +137,9 @@ class UniProcExecutor:
         self.known: set[str] = set()
         self.free: int | None = None
         self.calls: list[str] = []
+
+    def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
+        """Nothing is sampled here."""
 
     def collective_rpc(self, method: Callable[..., Any], args: tuple[Any, ...] = ()) -> list[Any]:
         """What the worker's function would answer."""
@@ -191,7 +197,9 @@ def install_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     def output(request_id: str, new_token_ids: list[int], finish_reason: str) -> Any:
         return SimpleNamespace(request_id=request_id, new_token_ids=new_token_ids, finish_reason=finish_reason)
 
+    platform = SimpleNamespace(is_cuda=lambda: False, is_cpu=lambda: True)
     modules: dict[str, dict[str, Any]] = {
+        "vllm.platforms": {"current_platform": platform},
         "vllm": {"__version__": "0.32.0"},
         "vllm.v1": {},
         "vllm.v1.request": {"RequestStatus": status},

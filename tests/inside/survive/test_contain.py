@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +151,45 @@ def _forgetting(plan: Any, worker: Any) -> Any:
     plan.num_scheduled_tokens = Quiet(plan.num_scheduled_tokens)
     del worker
     return plan
+
+
+def test_a_request_that_does_not_run_and_holds_blocks_is_not_touched(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A streaming session between two inputs: vLLM's reset would fail half way, so nothing is begun."""
+    core = armed(EngineCore(lambda _plan: OutOfMemoryError(OUT_OF_MEMORY)), tmp_path)
+    core.add_request(Request("a"))
+    session = Request("session")
+    session.num_computed_tokens = 40
+    core.scheduler.requests["session"] = session
+    with caplog.at_level(logging.INFO, "vllm.plimsoll"), pytest.raises(OutOfMemoryError):
+        core.step_fn()
+    assert "a request that does not run holds blocks" in caplog.text
+    assert core.model_executor.calls == []
+
+
+def test_a_sampling_step_that_has_failed_says_so_before_the_next_step(tmp_path: Path) -> None:
+    """Under asynchronous scheduling it would stay in its future, and the next step would run on tokens that nobody sampled."""
+    core = EngineCore()
+    core.batch_queue = deque()
+    failed: Future[None] = Future()
+    failed.set_exception(OutOfMemoryError(OUT_OF_MEMORY))
+    pending: Future[None] = Future()
+    answers = [failed, pending]
+    core.model_executor.sample_tokens = lambda *_words, **_more: answers.pop(0)  # type: ignore[method-assign]
+    armed(core, tmp_path)
+    with pytest.raises(OutOfMemoryError):
+        core.model_executor.sample_tokens(None, non_block=True)
+    assert core.model_executor.sample_tokens(None, non_block=True) is pending
+
+
+def test_a_fault_while_watching_leaves_the_watch_in_place(tmp_path: Path) -> None:
+    """Else small steps would stay small for ever."""
+    core = armed(EngineCore(above(200)), tmp_path)
+    core.add_request(Request("a", 400))
+    _steps(core, 4)
+    step = core.step_fn
+    step.__self__._watch = lambda _outputs: 1 / 0
+    core.step_fn()
+    assert core.step_fn == step
 
 
 def test_another_error_is_vllms_own(tmp_path: Path) -> None:

@@ -82,9 +82,28 @@ def test_a_fault_while_arming_leaves_vllm_as_it_is(core_module: Any, monkeypatch
     assert FAULTS.counts == {"arming containment": 1}
 
 
-def test_the_dump_of_a_contained_step_is_kept_out_of_the_log(core_module: Any) -> None:
+def test_a_step_function_of_somebody_else_stays_in_place(core_module: Any) -> None:
+    """Another plugin's, or a plain function: it is called inside ours, and never a reason to fail."""
+    plugin.install()
+    core = core_module.EngineCoreProc()
+    own, calls = core.step_fn, []
+
+    def traced() -> Any:
+        calls.append(1)
+        scheduler_output = own()
+        return scheduler_output  # noqa: RET504 - the name is what is looked for
+
+    core.step_fn = traced
+    core.run_busy_loop()
+    core.step_fn()
+    assert len(calls) == 2
+    assert FAULTS.counts == {}
+
+
+def test_the_dump_of_a_contained_step_is_kept_out_of_the_log(core_module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """It holds prompts; of any other failure vLLM's own dump stays."""
     plugin.install()
+    monkeypatch.setattr(contain, "ARMED", ["a core"])
     for error in (OutOfMemoryError(OUT_OF_MEMORY), ValueError("a bug")):
         try:
             raise error

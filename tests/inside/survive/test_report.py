@@ -78,6 +78,6 @@ def test_a_request_is_found_by_the_id_its_api_server_knows(tmp_path: Path) -> No
     """The core's id holds it; another request's reason is never told."""
     report.write(str(tmp_path), line(aborted_requests=[{"id": "cmpl-abc-0-1f", "why": "it ran out"}]))
     assert report.why_aborted(str(tmp_path), os.getpid(), "cmpl-abc") == "it ran out"
-    assert report.why_aborted(str(tmp_path), os.getpid(), "cmpl-abd") is None
+    assert report.why_aborted(str(tmp_path), os.getpid(), "cmpl-ab") is None
     assert report.why_aborted(str(tmp_path), os.getpid(), "") is None
     assert report.why_aborted(None, os.getpid(), "cmpl-abc") is None

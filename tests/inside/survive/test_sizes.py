@@ -174,3 +174,41 @@ def test_whatever_the_size_a_request_that_always_fails_is_found(tokens: int, seq
         if sizes.fail(step(size, held), 0.01 * turns).abort is not None:
             break
     assert turns <= 16 + ALONE_TRIES + 6
+
+
+def test_what_is_known_of_requests_that_have_ended_is_forgotten() -> None:
+    """An engine that stays small for days must not grow in memory."""
+    sizes = Sizes(START)
+    sizes.fail(step(8192), 0.0)
+    sizes.fail(step(1, 1), 0.1)
+    for number in range(1000):
+        sizes.progress([f"request-{number}"])
+        sizes.keep_only({f"request-{number}"})
+    assert len(sizes._cleared) + len(sizes._alone) <= 1
+
+
+def test_a_trial_ends_when_another_request_has_the_place() -> None:
+    """It is not alone then, and everybody would wait for the other to end."""
+    sizes = Sizes(Limits(64, 8))
+    sizes.fail(step(8, 8), 0.0)
+    sizes.progress(["r0", "r1", "r2"])
+    assert sizes.fail(step(4, 4), 0.1).first == "r3"
+    assert sizes.now.sequences == 1
+    sizes.progress(["another"])
+    assert sizes.on_trial is None
+    assert sizes.now.sequences == 3
+
+
+def test_few_sequences_are_limping_as_well() -> None:
+    """Half the tokens, but one sequence of 256."""
+    sizes = Sizes(START)
+    sizes.fail(step(2, 2), 0.0)
+    assert sizes.now.sequences == 1
+    assert sizes.is_limping(LIMP_AFTER_S + 1)
+
+
+def test_tries_alone_count_over_a_calm() -> None:
+    """A picture that comes round every ten seconds is found all the same."""
+    sizes = Sizes(START)
+    one = step(8192, 40, site="encoder", encoder_requests=("r1",), largest_item=900)
+    assert [sizes.fail(one, 10.0 * turn).abort for turn in range(ALONE_TRIES)] == [None] * (ALONE_TRIES - 1) + ["r1"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +10,13 @@ from typing import Any
 import pytest
 
 from plimsoll.inside.survive import support
-from tests.inside.survive.fake_core import EngineCore
+from tests.inside.survive.fake_core import EngineCore, install_vllm
+
+
+@pytest.fixture(autouse=True)
+def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's names."""
+    install_vllm(monkeypatch)
 
 
 def refusal(core: EngineCore, version: str = "0.32.0", *, unproven: bool = False) -> str | None:
@@ -56,12 +63,35 @@ def test_a_connector_or_another_executor_is_refused() -> None:
     assert "executor" in str(refusal(other, unproven=True))
 
 
+def test_each_feature_alone_is_not_their_mixture() -> None:
+    """Pictures ran, asynchronous scheduling ran; both together did not."""
+    core = EngineCore()
+    core.vllm_config.model_config.is_multimodal_model = True
+    assert refusal(core) is None
+    core.batch_queue = []
+    assert "together" in str(refusal(core))
+
+
+def test_pictures_that_must_not_be_cut_another_scheduler_and_another_device_are_refused() -> None:
+    """Smaller steps would cut the picture; a scheduler of somebody else's is not known; AMD's error reads otherwise."""
+    core = EngineCore()
+    core.vllm_config.model_config.is_multimodal_model = True
+    core.vllm_config.scheduler_config.disable_chunked_mm_input = True
+    assert "must not be cut" in str(refusal(core, unproven=True))
+    other = EngineCore()
+    other.scheduler.__class__ = type("MyScheduler", (type(other.scheduler),), {"__module__": "my.scheduler"})
+    assert "MyScheduler is not vLLM's own" in str(refusal(other, unproven=True))
+    platform: Any = sys.modules["vllm.platforms"]
+    platform.current_platform.is_cpu = lambda: False
+    assert "NVIDIA" in str(refusal(EngineCore(), unproven=True))
+
+
 def test_what_ran_nowhere_needs_the_operators_word() -> None:
     """It is named, and `unproven` arms it."""
     core = EngineCore()
     core.vllm_config.model_config.runner_type = "pooling"
     core.vllm_config.model_config.is_encoder_decoder = True
-    assert "pooling, encoder-decoder models with vLLM 0.32.0 and the first runner was never tried" in str(refusal(core))
+    assert "text, pooling, encoder-decoder models together, with vLLM 0.32.0 and the first runner, was" in str(refusal(core))
     assert refusal(core, unproven=True) is None
     second = EngineCore()
     second.vllm_config.use_v2_model_runner = True
@@ -94,11 +124,15 @@ def test_every_feature_that_is_asked_for_has_a_word_in_the_list() -> None:
     model = core.vllm_config.model_config
     model.enforce_eager, model.is_multimodal_model, model.runner_type = False, True, "pooling"
     model.is_encoder_decoder = model.enable_sleep_mode = True
-    core.vllm_config.lora_config = core.vllm_config.speculative_config = SimpleNamespace()
+    core.vllm_config.lora_config = SimpleNamespace()
+    core.vllm_config.speculative_config = SimpleNamespace(method="ngram")
+    core.model_executor.__class__ = type("MultiprocExecutor", (type(core.model_executor),), {})
     core.vllm_config.compilation_config = SimpleNamespace(cudagraph_mode=SimpleNamespace(name="FULL_AND_PIECEWISE"))
     core.scheduler.kv_cache_config = SimpleNamespace(kv_cache_groups=(SimpleNamespace(kv_cache_spec=MambaSpec()),))
     core.vllm_config.cache_config = SimpleNamespace(mamba_block_size=528)
-    assert support.features_of(core) == list(support.FEATURES)
+    assert support.features_of(core) == [feature for feature in support.FEATURES if feature != "other drafts"]
+    core.vllm_config.speculative_config.method = "eagle"
+    assert "other drafts" in support.features_of(core)
     assert support.state_block(core) == 528
     assert support.state_block(EngineCore()) == 0
 
@@ -114,7 +148,7 @@ def test_what_is_proven_is_told_by_release() -> None:
     assert any(line.startswith("second runner: not armed") for line in lines)
     assert support.proven_lines("0.9.2") == ["not armed: vLLM 0.9.2 is not known to it: it knows 0.25 to 0.32"]
     assert {runner for _, runner in support.PROVEN} == {support.FIRST, support.SECOND}
-    assert all(shown <= set(support.FEATURES) for shown in support.PROVEN.values())
+    assert all(one <= set(support.FEATURES) for shown in support.PROVEN.values() for one in shown)
     assert {release for release, _ in support.PROVEN} <= support.ADAPTERS.keys()
 
 
@@ -122,10 +156,11 @@ def test_the_page_lists_what_is_proven() -> None:
     """docs/survive.md has a row for each release and runner that is armed, with just its features."""
     page = (Path(__file__).parents[3] / "docs" / "survive.md").read_text(encoding="utf-8")
     rows = page.partition("<!-- proven -->")[2].partition("<!-- end of proven -->")[0].strip().splitlines()[2:]
-    listed = {}
+    listed: dict[tuple[tuple[int, int], str], tuple[frozenset[str], ...]] = {}
     for row in rows:
         releases, runner, features, _where = (cell.strip() for cell in row.strip("|").split("|"))
         for release in releases.split(","):
             major, minor = release.strip().split(".")
-            listed[((int(major), int(minor)), runner)] = frozenset(part.strip() for part in features.split(","))
+            key = ((int(major), int(minor)), runner)
+            listed[key] = (*listed.get(key, ()), frozenset(part.strip() for part in features.split(",")))
     assert listed == support.PROVEN

@@ -37,7 +37,13 @@ def first_runner() -> Any:
         execute_model_state="left over",
         requests={"a": request(), "b": request(3), "c": request(-1), "d": request(2)},
         num_prompt_logprobs={"d": 2},
-        input_batch=SimpleNamespace(prev_sampled_token_ids="old", prev_req_id_to_index={"a": 0}, vocab_size=2048),
+        input_batch=SimpleNamespace(
+            prev_sampled_token_ids="old",
+            prev_req_id_to_index={"a": 0},
+            vocab_size=2048,
+            sampled_token_ids_cpu="old",
+            async_copy_ready_event="old",
+        ),
         _draft_token_ids="old",
         lora_manager=SimpleNamespace(_adapter_manager=Adapters()),
     )
@@ -69,6 +75,9 @@ def test_the_first_runner_forgets_what_dropped_steps_did_to_its_requests() -> No
     assert runner.execute_model_state is None
     assert runner.input_batch.prev_sampled_token_ids is None
     assert runner.input_batch.prev_req_id_to_index is None
+    assert runner.input_batch.sampled_token_ids_cpu is None  # with it vLLM asserts that the line above is not None
+    assert runner.input_batch.async_copy_ready_event is None
+    assert runner._draft_token_ids is None
     assert runner.num_prompt_logprobs == {"b": 3, "c": 2048, "d": 2}
     assert runner.requests["b"].in_progress_prompt_logprobs_cpu is None
     assert runner.requests["d"].in_progress_prompt_logprobs_cpu == "half done"

@@ -15,7 +15,6 @@ give up: vLLM then dies as it would have, with a line that says why.
 from __future__ import annotations
 
 import importlib
-import inspect
 import time
 from collections.abc import Callable
 from typing import Any
@@ -27,6 +26,7 @@ from plimsoll.inside.survive import failures, report, support, worker
 from plimsoll.inside.survive.failures import Failure
 from plimsoll.inside.survive.sizes import FailedStep, Limits, Sizes, Verdict
 
+ARMED: list[Any] = []  # the cores of this process that are armed
 STEPS = ("step", "step_with_batch_queue")
 LOOK_S = 1.0  # how often a shrunken engine is looked at
 ROOM_BYTES = 64 * 2**20  # less than this more is not "memory has come back"
@@ -77,7 +77,6 @@ class Containment:
             self._watch(outputs)
         except Exception as error:
             FAULTS.note("watching an engine after a contained failure", error)
-            self.core.step_fn = self.step
         return outputs, executed
 
     # A failure
@@ -98,12 +97,19 @@ class Containment:
         raise error
 
     def _recover(self, failure: Failure, error: Exception) -> dict[int, Any]:
-        """Drop what failed and go on; the outputs of aborted requests, if any."""
+        """Drop what failed and go on; the outputs that must still be sent: of an aborted request, of the step before."""
         now = time.monotonic()
         core, scheduler = self.core, self.core.scheduler
         plan = failures.local_of(error, STEPS, "scheduler_output")
+        # A step whose sampling waited for the tokens of the one before fails when that one's outputs are made already.
+        outputs = failures.local_of(error, STEPS, "engine_core_outputs") or {}
+        if outputs:
+            plan = failures.local_of(error, STEPS, "deferred_scheduler_output") or plan
         if plan is None:
             raise CannotContain("cannot contain this failure: the step that failed is not known")
+        running = {one.request_id for one in scheduler.running}
+        if any(one.num_computed_tokens and name not in running for name, one in scheduler.requests.items()):
+            raise CannotContain("cannot contain this failure: a request that does not run holds blocks (a streaming session?)")
         failures.release_frames(error)
         if core.batch_queue is not None:
             core.batch_queue.clear()
@@ -128,8 +134,12 @@ class Containment:
         self._still |= set(step.requests)
         self._looked_at = now
         core.step_fn = self._watched_step
-        self._tell_failure(step, failure, preempted, recomputed, verdict, self._kind_of(step))
-        outputs = {} if verdict.abort is None else self._abort(verdict.abort, step, failure)
+        try:
+            self._tell_failure(step, failure, preempted, recomputed, verdict, self._kind_of(step))
+        except Exception as own:
+            FAULTS.note("telling of containment", own)
+        if verdict.abort is not None:
+            self._abort(verdict.abort, step, failure, outputs)
         self.write()
         time.sleep(verdict.pause_s)
         return outputs
@@ -151,7 +161,8 @@ class Containment:
                 setattr(request, name, False)
         if getattr(core.vllm_config.model_config, "is_multimodal_model", False):
             # The scheduler believes that the failed step has encoded its pictures.
-            core.reset_encoder_cache()
+            scheduler.reset_encoder_cache()
+            core.model_executor.reset_encoder_cache()
         self._agree_with_worker(known)
 
     def _agree_with_worker(self, known: set[str]) -> None:
@@ -201,13 +212,13 @@ class Containment:
             self.sizes.end_trial()
             self._apply(self.sizes.now)
 
-    def _abort(self, request_id: str, step: FailedStep, failure: Failure) -> dict[int, Any]:
-        """End one request with an error; the output that tells its API server."""
+    def _abort(self, request_id: str, step: FailedStep, failure: Failure, outputs: dict[int, Any]) -> None:
+        """End one request with an error, and add the output that tells its API server."""
         engine = importlib.import_module("vllm.v1.engine")
         status = importlib.import_module("vllm.v1.request").RequestStatus
         request = self.core.scheduler.requests.get(request_id)
         if request is None:  # its client has left meanwhile
-            return {}
+            return
         why = f"it ran out of device memory alone, in a step of {step.tokens} tokens at {failure.site}{_bracket(failure)}"
         self.core.scheduler.finish_requests([request_id], status.FINISHED_ERROR)
         self._still.discard(request_id)
@@ -216,7 +227,10 @@ class Containment:
         self._told["aborted_requests"] = kept[-report.ABORTED_KEPT :]
         LOG.error("plimsoll: survive: aborted request %s: %s", request_id, why)
         output = engine.EngineCoreOutput(request_id, [], finish_reason=engine.FinishReason.ERROR)
-        return {request.client_index: engine.EngineCoreOutputs(outputs=[output])}
+        if request.client_index in outputs:
+            outputs[request.client_index].outputs.append(output)
+        else:
+            outputs[request.client_index] = engine.EngineCoreOutputs(outputs=[output])
 
     def _kind_of(self, step: FailedStep) -> str:
         """What of the step's requests is out of the ordinary, never their text."""
@@ -253,8 +267,7 @@ class Containment:
             LOG.info(
                 "plimsoll: survive: growing back: steps of at most %d tokens and %d sequences", limits.tokens, limits.sequences
             )
-        if self.sizes.on_trial is not None and self.sizes.on_trial not in self.core.scheduler.requests:
-            self.sizes.end_trial()  # its client has left
+        self.sizes.keep_only(self.core.scheduler.requests.keys())
         self._keep_items_possible()
         self.write()
         if self.sizes.is_whole and self.sizes.is_calm(now) and not self._still and not self.sizes.failures_lately(now):
@@ -321,15 +334,31 @@ class Containment:
             return
         try:
             report.write(self._folder, self._told)
-        except OSError as error:
+        except Exception as error:
             FAULTS.note("telling of containment", error)
 
 
 def own_step(core: Any) -> Step:
-    """vLLM's own step function of this core, without what a plugin put around it."""
-    function = inspect.unwrap(core.step_fn.__func__)
-    step: Step = function.__get__(core)
+    """The step function of this core without the part that arms it; what another plugin put around it stays."""
+    function: Any = getattr(core.step_fn, "__func__", None)
+    step: Step = function.__wrapped__.__get__(core) if getattr(function, "is_plimsoll", False) else core.step_fn
     return step
+
+
+def surface_early(executor: Any) -> None:
+    """Let a sampling step that has failed already say so at once, as vLLM does for the forward pass.
+
+    Else the failure stays in its future under asynchronous scheduling, and the next step runs on tokens that nobody sampled.
+    """
+    own = executor.sample_tokens
+
+    def sample_tokens(grammar_output: Any, non_block: bool = False) -> Any:  # noqa: FBT001, FBT002 - as vLLM calls it
+        answer = own(grammar_output, non_block=non_block)
+        if non_block and answer.done():
+            answer.result()
+        return answer
+
+    executor.sample_tokens = sample_tokens
 
 
 def arm(core: Any, settings: Settings, version: str) -> str:
@@ -346,8 +375,11 @@ def arm(core: Any, settings: Settings, version: str) -> str:
     assert release is not None
     containment = Containment(core, support.ADAPTERS[release], settings)
     containment.write()
+    if core.batch_queue is not None:
+        surface_early(core.model_executor)
     LOG.info("plimsoll: survive: armed (%s)", support.words_for(core, version))
     core.step_fn = containment.step
+    ARMED.append(core)
     return ""
 
 

@@ -19,6 +19,7 @@ from plimsoll.inside.survive import contain, failures, frontend
 CORE = "vllm.v1.engine.core"
 API_SERVERS = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.launchers.api_server.entry")  # 0.25; 0.32
 WORKER_LOG = "vllm.v1.executor.multiproc_executor"
+_ASKED: list[Any] = []  # the engine cores of this process that were armed or refused
 INSPECTION = "vllm.model_executor.models.registry"  # a short-lived process that looks at a model's class
 
 
@@ -66,6 +67,8 @@ def _follow_cores(module: Any, settings: Settings) -> None:
 def _arming_step(own: Any, settings: Settings) -> Any:
     @functools.wraps(own)
     def step(self: Any) -> Any:
+        if self in _ASKED:
+            return own(self)  # called by what stands around it
         _arm(self, settings)
         return self.step_fn()
 
@@ -74,11 +77,21 @@ def _arming_step(own: Any, settings: Settings) -> Any:
 
 
 def _arm(core: Any, settings: Settings) -> None:
+    if core in _ASKED:
+        return
+    _ASKED.append(core)
     try:
         contain.arm(core, settings, importlib.import_module("vllm").__version__)
     except Exception as error:
         FAULTS.note("arming containment", error)
+        _disarm(core)
+
+
+def _disarm(core: Any) -> None:
+    try:
         core.step_fn = contain.own_step(core)
+    except Exception as error:
+        FAULTS.note("leaving a step as it was", error)
 
 
 def _without_contained(dump: Any) -> Any:
@@ -87,7 +100,7 @@ def _without_contained(dump: Any) -> Any:
     @functools.wraps(dump)
     def dump_engine_exception(*args: Any, **kwargs: Any) -> None:
         error = sys.exc_info()[1]
-        if error is None or failures.identify(error) is None:
+        if not contain.ARMED or error is None or failures.identify(error) is None:
             dump(*args, **kwargs)
 
     return dump_engine_exception

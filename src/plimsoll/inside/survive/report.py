@@ -7,6 +7,7 @@ no call into the engine. What is read may be torn, old or somebody else's: then 
 from __future__ import annotations
 
 import os
+import re
 import time
 from typing import Any
 
@@ -79,11 +80,11 @@ def told(folder: str | None, key: int) -> dict[str, Any]:
 
 def why_aborted(folder: str | None, key: int, request_id: str) -> str | None:
     """Why a request was aborted, if containment did it; vLLM's core adds to the id that the API server knows."""
-    for line in [] if folder is None or not request_id else read(folder, key):
-        for one in reversed(line["aborted_requests"]):
-            if request_id in one["id"]:
-                return str(one["why"])
-    return None
+    if folder is None or not request_id:
+        return None
+    own = re.compile(rf"(?:^|_){re.escape(request_id)}(?:-|$)")
+    whys = (one["why"] for line in read(folder, key) for one in reversed(line["aborted_requests"]) if own.search(one["id"]))
+    return next(map(str, whys), None)
 
 
 def _names(folder: str) -> list[str]:

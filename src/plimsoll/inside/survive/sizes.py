@@ -13,7 +13,7 @@ Pure: the time and the free memory are arguments.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
 SMALLEST_TOKENS = 64
@@ -115,7 +115,6 @@ class Sizes:
         """Note a failed step and say what the next ones may hold."""
         if self.is_calm(now):
             self._before, self._on_trial, self._is_searching = self.now, None, False
-            self._alone.clear()
             self._cleared.clear()
         self._last_failure = now
         self._failures.append(now)
@@ -200,14 +199,21 @@ class Sizes:
             self._has_progress = True
             self._cleared.add(request)
             self._alone.pop(request, None)
-            if request == self._on_trial:
-                self.end_trial()
+            if self._on_trial is not None:
+                self.end_trial()  # it can run, or it was not alone
 
     def end_trial(self) -> None:
         """The request on trial can run, has left or cannot run first: memory is short for as many as failed together."""
         self._on_trial, self._is_searching = None, False
         if self._worked is not None:
             self.now, self._worked = self._worked, None
+
+    def keep_only(self, living: Collection[str]) -> None:
+        """Forget what is known of requests that have ended."""
+        self._cleared.intersection_update(living)
+        self._alone = {request: tries for request, tries in self._alone.items() if request in living}
+        if self._on_trial is not None and self._on_trial not in living:
+            self.end_trial()
 
     @property
     def on_trial(self) -> str | None:
@@ -261,7 +267,8 @@ class Sizes:
     def _set(self, limits: Limits, now: float) -> None:
         self.now = limits
         self._changed, self._has_progress = now, False
-        if limits.tokens >= LIMP_SHARE * self.start.tokens:
+        share = min(limits.tokens / self.start.tokens, limits.sequences / self.start.sequences)
+        if share >= LIMP_SHARE:
             self._small_since = None
         elif self._small_since is None:
             self._small_since = now

@@ -7,6 +7,7 @@ PLIMSOLL_SURVIVE=unproven says that the operator wants it all the same.
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from dataclasses import dataclass
 from typing import Any
@@ -47,17 +48,27 @@ ADAPTERS: dict[tuple[int, int], Adapter] = {
 }  # fmt: skip
 
 FEATURES = (
-    "text", "asynchronous scheduling", "CUDA graphs", "pictures", "adapters", "speculative decoding", "pooling",
-    "encoder-decoder models", "Mamba layers", "sleep mode",
+    "text", "asynchronous scheduling", "several processes", "CUDA graphs", "pictures", "adapters", "n-gram drafts",
+    "other drafts", "pooling", "encoder-decoder models", "Mamba layers", "sleep mode",
 )  # fmt: skip
 
 # What was shown to survive, and where: docs/survive.md has the runs. A text model with greedy or sampled answers, chunked
 # prefill, prefix caching, log-probabilities and structured output is "text".
-PROVEN: dict[tuple[tuple[int, int], str], frozenset[str]] = {
-    ((0, 25), FIRST): frozenset({"text", "asynchronous scheduling", "CUDA graphs", "pictures", "adapters"}),
-    ((0, 25), SECOND): frozenset({"text", "asynchronous scheduling", "CUDA graphs"}),
-    **dict.fromkeys((((0, minor), FIRST) for minor in range(27, 32)), frozenset({"text"})),
-    ((0, 32), FIRST): frozenset({"text", "asynchronous scheduling", "pictures", "adapters", "speculative decoding"}),
+# Each set is one combination that ran; less than that is armed, another mixture is not.
+_ON_A_GPU = frozenset({"text", "asynchronous scheduling", "CUDA graphs"})
+PROVEN: dict[tuple[tuple[int, int], str], tuple[frozenset[str], ...]] = {
+    ((0, 25), FIRST): (
+        _ON_A_GPU,
+        frozenset({"text", "asynchronous scheduling", "pictures"}),
+        frozenset({"text", "asynchronous scheduling", "adapters"}),
+    ),
+    ((0, 25), SECOND): (_ON_A_GPU,),
+    **dict.fromkeys((((0, minor), FIRST) for minor in range(27, 32)), (frozenset({"text"}),)),
+    ((0, 32), FIRST): (
+        frozenset({"text", "asynchronous scheduling"}),
+        frozenset({"text", "pictures"}),
+        frozenset({"text", "adapters", "n-gram drafts"}),
+    ),
 }
 
 _SCHEDULER = (
@@ -68,6 +79,7 @@ _SCHEDULER = (
 )  # fmt: skip
 _CORE = ("step_fn", "scheduler", "model_executor", "vllm_config", "batch_queue", "reset_encoder_cache")
 _EXECUTORS = ("UniProcExecutor", "MultiprocExecutor")
+_SCHEDULERS = ("vllm.v1.core.sched.scheduler", "vllm.v1.core.sched.async_scheduler")
 
 
 def release_of(version: str) -> tuple[int, int] | None:
@@ -90,13 +102,17 @@ def proven_lines(version: str) -> list[str]:
         if shown is None:
             lines.append(f"{runner} runner: not armed, never tried (PLIMSOLL_SURVIVE=unproven arms it all the same)")
             continue
-        lines.append(f"{runner} runner: armed with {', '.join(feature for feature in FEATURES if feature in shown)}")
-        if untried := [feature for feature in FEATURES if feature not in shown]:
-            lines.append(f"{runner} runner: not armed with {', '.join(untried)}: never tried")
+        lines += [f"{runner} runner: armed with {_listed(combination)}" for combination in shown]
+        untried = [feature for feature in FEATURES if not any(feature in combination for combination in shown)]
+        lines.append(f"{runner} runner: not armed with {', '.join(untried)}, nor with another mixture: never tried")
     return [
         *lines,
         "never armed with several ranks, data parallel engines, a KV or encoder connector, or without chunked prefill",
     ]
+
+
+def _listed(combination: frozenset[str]) -> str:
+    return ", ".join(feature for feature in FEATURES if feature in combination)
 
 
 def runner_of(config: Any) -> str:
@@ -119,13 +135,13 @@ def refusal(core: Any, version: str, *, unproven: bool) -> str | None:
     shown = PROVEN.get((release, runner))
     if shown is None:
         return f"vLLM {version} with the {runner} runner was never tried (PLIMSOLL_SURVIVE=unproven arms it all the same)"
-    untried = [feature for feature in features_of(core) if feature not in shown]
-    if untried:
-        return (
-            f"{', '.join(untried)} with vLLM {version} and the {runner} runner was never tried "
-            "(PLIMSOLL_SURVIVE=unproven arms it all the same)"
-        )
-    return None
+    asked = features_of(core)
+    if any(combination.issuperset(asked) for combination in shown):
+        return None
+    return (
+        f"{', '.join(asked)} together, with vLLM {version} and the {runner} runner, was never tried "
+        "(PLIMSOLL_SURVIVE=unproven arms it all the same)"
+    )
 
 
 def missing_names(core: Any, adapter: Adapter) -> str | None:
@@ -144,7 +160,7 @@ def missing_names(core: Any, adapter: Adapter) -> str | None:
     for name in (*adapter.zero_before, *adapter.zero_after, *adapter.false_after):
         if name not in kept:
             return f"a request has no {name}"
-    code = getattr(core.step_fn, "__code__", None)
+    code = getattr(inspect.unwrap(getattr(core.step_fn, "__func__", core.step_fn)), "__code__", None)
     if code is None or "scheduler_output" not in code.co_varnames:
         return "a step keeps its plan under another name"
     return None
@@ -161,6 +177,13 @@ def _never(core: Any) -> str | None:
         )
     if parallel.data_parallel_size > 1:
         return "data parallel engines step together; use the door (PLIMSOLL_ADMIT=certified)"
+    if not _is_own_platform():
+        return "only NVIDIA's devices are known to it, and CPUs"
+    if type(scheduler).__module__ not in _SCHEDULERS:
+        return f"the scheduler {type(scheduler).__name__} is not vLLM's own"
+    is_multimodal = getattr(config.model_config, "is_multimodal_model", False)
+    if is_multimodal and getattr(config.scheduler_config, "disable_chunked_mm_input", False):
+        return "this model's pictures must not be cut, and smaller steps would cut them"
     if scheduler.connector is not None or scheduler.ec_connector is not None:
         return "a KV or encoder connector holds blocks that a preemption cannot take back"
     if not config.scheduler_config.enable_chunked_prefill:
@@ -172,16 +195,25 @@ def _never(core: Any) -> str | None:
     return None
 
 
+def _is_own_platform() -> bool:
+    platform = importlib.import_module("vllm.platforms").current_platform
+    return bool(platform.is_cuda() or platform.is_cpu())
+
+
 def features_of(core: Any) -> list[str]:
     """What this engine is asked to do, in the words of PROVEN."""
     config = core.vllm_config
     model = config.model_config
     asked = ["text"]
-    asked += ["asynchronous scheduling"] if core.batch_queue is not None else []
+    is_queued = core.batch_queue is not None
+    asked += ["asynchronous scheduling"] if is_queued else []
+    # There the first runner hides a failed forward pass behind an empty answer.
+    asked += ["several processes"] if is_queued and type(core.model_executor).__name__ != "UniProcExecutor" else []
     asked += ["CUDA graphs"] if _has_graphs(config) else []
     asked += ["pictures"] if getattr(model, "is_multimodal_model", False) else []
     asked += ["adapters"] if getattr(config, "lora_config", None) is not None else []
-    asked += ["speculative decoding"] if config.speculative_config is not None else []
+    if config.speculative_config is not None:
+        asked.append("n-gram drafts" if getattr(config.speculative_config, "method", "") == "ngram" else "other drafts")
     asked += ["pooling"] if getattr(model, "runner_type", "generate") == "pooling" else []
     asked += ["encoder-decoder models"] if getattr(model, "is_encoder_decoder", False) else []
     asked += ["Mamba layers"] if _has_state(core) else []

@@ -13,6 +13,7 @@ from typing import Any
 from plimsoll.inside.actions import asleep_or_allocating
 from plimsoll.inside.survive.failures import NOTE, Failure
 
+_DRAFTS = ("_draft_token_ids", "_draft_token_req_ids", "_draft_probs", "_draft_prob_req_ids", "valid_sampled_token_count_gpu")
 SECOND_RUNNER = "vllm.v1.worker.gpu.model_runner"
 
 
@@ -42,10 +43,12 @@ def is_second(runner: Any) -> bool:
 def _forget_first(runner: Any, fresh: tuple[str, ...]) -> None:
     """The first runner keeps requests over a preemption, and with them what the dropped steps did to them."""
     batch = runner.input_batch
-    # Tokens of a step that was dropped; they would be put into the next step's input.
-    batch.prev_sampled_token_ids = None
-    batch.prev_req_id_to_index = None
-    runner._draft_token_ids = None  # noqa: SLF001
+    # Tokens of a step that was dropped: they would be put into the next step's input, or into its penalties.
+    batch.prev_sampled_token_ids = batch.prev_req_id_to_index = None
+    batch.sampled_token_ids_cpu = batch.async_copy_ready_event = None
+    for name in _DRAFTS:
+        if hasattr(runner, name):
+            setattr(runner, name, None)
     for request_id in fresh:
         request = runner.requests.get(request_id)
         wanted = getattr(getattr(request, "sampling_params", None), "prompt_logprobs", None)
