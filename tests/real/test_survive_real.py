@@ -90,7 +90,9 @@ def check_shortage(server: SurviveServer, reference: Reference, seconds: float) 
     contained = after["plimsoll_survive_contained_total"] - before["plimsoll_survive_contained_total"]
     recomputed = after["plimsoll_survive_recomputed_tokens_total"] - before["plimsoll_survive_recomputed_tokens_total"]
     assert 0 < contained == len(faults) <= MOST_CONTAINED
-    assert max(fault["at"] for fault in faults) < min(fault["at"] for fault in faults) + seconds / 2
+    # Once steps are small enough, only a size that failed is tried again, after a pause that doubles each time.
+    first = min(fault["at"] for fault in faults)
+    assert sum(fault["at"] > first + seconds / 2 for fault in faults) <= 2
     assert after["plimsoll_survive_tokens_per_step"] <= ABOVE
     assert served > 1000
     # Each failure costs at most what was running.
