@@ -6,10 +6,10 @@
 #   survive_on_host.sh run LAB ARGS...   python3 -m lab.gpu.measure_survive ARGS... --work LAB/work, results in $OUT
 #
 # From the root of the repository, in this order, each as soon as the last has ended:
-#   part carry/aa /root/lab; part carry/ab /root/lab; part carry/ac /root/lab; part carry/ad /root/lab && unpack /root/lab
-#   run /root/lab small --budget-s 540
-#   run /root/lab 8b --budget-s 480
-#   run /root/lab rest trial overhead --budget-s 560
+#   part carry/aa LAB; part carry/ab LAB; part carry/ac LAB; part carry/ad LAB && unpack LAB
+#   run LAB small --budget-s 540
+#   run LAB 8b --budget-s 480
+#   run LAB rest trial overhead --budget-s 560
 # The last part, unpacking and the first run may be one call. What a call had no time for is left for the next, with the same
 # stages again: runs that have a result in LAB/work, or in lab/results/survive-h200, are not made twice.
 set -euo pipefail
