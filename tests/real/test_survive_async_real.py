@@ -6,14 +6,19 @@ step functions are vLLM's own all the same. See lab/survive/async_core.py for wh
 
 from __future__ import annotations
 
+import os
+import subprocess
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lab.engine.install import engine_home
+from lab.engine.server import clean_environment
 from lab.survive.async_worker import SITES
 from lab.survive.scenarios import play_scenarios, random_scenarios, without_faults
+from lab.survive.server import ROOT
 from tests.real.conftest import need_vllm
 
 pytestmark = pytest.mark.once
@@ -149,3 +154,12 @@ def test_thousands_of_random_failures(tmp_path: Path, record_property: Any) -> N
     wrong = [(asked, answer) for asked, answer in zip(scenarios, answers, strict=True) if not answer["ok"]]
     assert not wrong, wrong[:2]
     record_property("figures", check_random(answers, 10_000))
+
+
+def test_a_penalty_survives_the_step_after_a_failure() -> None:
+    """vLLM's own batch fills sampled tokens into penalties; what is forgotten of them is forgotten whole."""
+    need_vllm()
+    env = {**clean_environment(), "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT)))}
+    command = [str(engine_home() / "bin" / "python"), "-m", "lab.survive.penalties"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200, check=False)
+    assert done.stdout.splitlines()[-1:] == ["fine"], done.stderr[-2000:]
