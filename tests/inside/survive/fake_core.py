@@ -74,6 +74,7 @@ class Scheduler:
         self.encoder_cache_manager = None
         self.kv_cache_config = SimpleNamespace(kv_cache_groups=())
         self.cache: set[str] = set()
+        self.encoder_resets = 0
 
     def add(self, request: Request) -> None:
         """Take a request in."""
@@ -116,6 +117,10 @@ class Scheduler:
         self.cache.clear()
         return True
 
+    def reset_encoder_cache(self) -> None:
+        """Forget every picture."""
+        self.encoder_resets += 1
+
     def finish_requests(self, request_ids: list[str], finished_status: str) -> None:
         """End some."""
         for request_id in request_ids:
@@ -137,6 +142,10 @@ class UniProcExecutor:
         self.known: set[str] = set()
         self.free: int | None = None
         self.calls: list[str] = []
+
+    def reset_encoder_cache(self) -> None:
+        """Forget every picture."""
+        self.calls.append("reset_encoder_cache")
 
     def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
         """Nothing is sampled here."""
@@ -169,9 +178,6 @@ class EngineCore:
     def add_request(self, request: Request) -> None:
         """Take a request in."""
         self.scheduler.add(request)
-
-    def reset_encoder_cache(self) -> None:
-        """Nothing is encoded here."""
 
     def step(self) -> tuple[Any, bool]:
         """One step."""

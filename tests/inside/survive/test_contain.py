@@ -72,6 +72,17 @@ def test_every_request_goes_on_in_its_place_with_the_tokens_it_had(tmp_path: Pat
     assert scheduler.processed_step_seq == scheduler.sched_step_seq
 
 
+def test_pictures_of_a_failed_step_are_encoded_again(tmp_path: Path) -> None:
+    """The scheduler believes that the failed step has encoded them; the worker may not have."""
+    core = EngineCore(lambda _plan: OutOfMemoryError(OUT_OF_MEMORY))
+    core.vllm_config.model_config.is_multimodal_model = True
+    armed(core, tmp_path)
+    core.add_request(Request("a"))
+    core.step_fn()
+    assert core.scheduler.encoder_resets == 1
+    assert core.model_executor.calls == ["forget_step", "reset_encoder_cache"]
+
+
 def test_a_shortage_ends_in_smaller_steps_and_everyone_is_served(tmp_path: Path) -> None:
     """Steps above 200 tokens fail: four failures from 1024, then all go on."""
     core = armed(EngineCore(above(200)), tmp_path)
