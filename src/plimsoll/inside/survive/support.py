@@ -72,7 +72,8 @@ PROVEN: dict[tuple[tuple[int, int], str], tuple[frozenset[str], ...]] = {
 }
 
 _SCHEDULER = (
-    "running", "waiting", "requests", "reset_prefix_cache", "reset_encoder_cache", "finish_requests", "schedule", "encoder_cache_manager",
+    "running", "waiting", "requests", "reset_prefix_cache", "reset_encoder_cache", "finish_requests", "schedule",
+    "encoder_cache_manager",
     "max_num_scheduled_tokens", "max_num_running_reqs", "max_num_encoder_input_tokens", "prev_step_scheduled_req_ids",
     "finished_req_ids", "reset_preempted_req_ids", "sched_step_seq", "processed_step_seq", "_drain_deferred_frees",
     "num_spec_tokens", "connector", "ec_connector",
