@@ -204,7 +204,7 @@ def test_copies_of_one_request_are_judged_before_the_first_and_end_together(tmp_
     """A refusal comes before any copy is with vLLM; the abort of the whole gives all back, also of copies that never came."""
     one, processor = started(tmp_path)
     parent = SimpleNamespace(request_id="p", sampling_params=params(n=3))
-    with pytest.raises(ValidationError, match="prompt_logprobs of 39 prompt tokens"):
+    with pytest.raises(ValidationError, match="prompt_logprobs, 39 prompt tokens"):
         processor.add_request(special("0_p", 13), None, parent, 0, object())
     assert not processor.request_states
     for index in range(2):

@@ -175,7 +175,8 @@ class Door:
         count = f"door_{kind}_{REFUSED if self.mode == CERTIFIED else WOULD}_{why}"
         self._write(count, self._own[count] + 1)
         spare = self.certificate.spare_bytes / GIB
-        what = f"{kind} of {units:.0f} {self.kinds[kind].unit} may take {cost / GIB:.2f} GiB"
+        unit = self.kinds[kind].unit
+        what = f"{kind}, {units:.0f} {unit.removesuffix('s') if units == 1 else unit}, may take {cost / GIB:.2f} GiB"
         if why == NEVER:
             message = (
                 f"this server cannot run this request within its GPU memory: {what} beside a full batch, and {spare:.2f} GiB "
