@@ -38,9 +38,12 @@ MODEL_NAME = "tiny"
 READY_LIMIT_S = 240.0  # 24 s on idle cores, 90 s on busy ones
 STOP_LIMIT_S = 60.0
 ORPHANS_LIMIT_S = 3.0
+KILLED_LIMIT_S = 30.0  # after SIGKILL; what dies gives its memory back first, and on busy cores that takes its time
 REQUEST_LIMIT_S = 180.0
 TAIL_LINES = 40
 NICE = 10
+PROC = Path("/proc")
+GONE = frozenset("ZX")  # states of a process that has ended
 
 # Reads the number of a session, then waits: when its input ends without a word, it kills that session and removes the
 # folder it was told of.
@@ -96,6 +99,20 @@ class Child:
 
     pid: int
     name: str
+
+
+def living(entry: Path, session: int) -> Child | None:
+    """The process of this folder of /proc, if it lives and is of this session.
+
+    One that has ended, or is about to (its memory is gone, and its command line with it), lives no more.
+    """
+    with contextlib.suppress(OSError):
+        # After the name in brackets: state, parent, group, session.
+        state, _, _, of = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[:4]
+        title = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        if int(of) == session and state not in GONE and title:
+            return Child(int(entry.name), title)
+    return None
 
 
 class EngineServer:
@@ -202,7 +219,7 @@ class EngineServer:
             if self._started().poll() is None or waited_s > ORPHANS_LIMIT_S:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(self.pid, signal.SIGKILL)
-            assert waited_s < ORPHANS_LIMIT_S + 10, f"killed and still there: {self.children()}"
+            assert waited_s < ORPHANS_LIMIT_S + KILLED_LIMIT_S, f"killed and still there: {self.children()}"
             time.sleep(0.05)
 
     def _started(self) -> subprocess.Popen[bytes]:
@@ -218,16 +235,8 @@ class EngineServer:
 
     def children(self) -> list[Child]:
         """Every other living process of the server, orphans included."""
-        found = []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit() and int(entry.name) != self.pid:
-                with contextlib.suppress(OSError):
-                    # After the name in brackets: state, parent, group, session.
-                    state, _, _, session = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
-                    if int(session) == self.pid and state != "Z":
-                        title = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                        found.append(Child(int(entry.name), title.strip()))
-        return found
+        entries = (entry for entry in PROC.iterdir() if entry.name.isdigit() and int(entry.name) != self.pid)
+        return [child for entry in entries if (child := living(entry, self.pid)) is not None]
 
     def log_text(self) -> str:
         """Everything the server has printed so far."""
