@@ -15,7 +15,7 @@ demo: $(SMALL)   ## see the whole loop work in about a minute, without a GPU
 	@$(BIN)/plimsoll demo
 
 test: $(READY)   ## the fast tests; no network, no real components
-	$(BIN)/python -m pytest -n auto -m "not real and not soak"
+	$(BIN)/python -m pytest -n auto -m "not real and not soak" --ignore=tests/real
 
 check: $(READY)  ## lint, format, types and import arrows
 	$(BIN)/ruff check .
@@ -32,7 +32,7 @@ bench: $(READY)  ## speed and memory, as ratios against a baseline in the same r
 
 real: $(READY)   ## against the real vLLM (CPU build); installs it into your cache folder once, about 3 GB
 	$(BIN)/python -m lab.engine.install
-	$(BIN)/python -m pytest -m "real and not soak" -n 2 --dist loadgroup --durations=25
+	$(BIN)/python -m pytest -m "real and not soak" -n 2 --dist loadgroup --durations=25 tests/real
 
 soak: $(READY)   ## the long versions of `make real`; output is kept under lab/results/
 	$(BIN)/python -m lab.engine.install

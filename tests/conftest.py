@@ -36,3 +36,13 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     promises = [item.nodeid for item in session.items if item.get_closest_marker("once")]
     if promises:
         raise pytest.UsageError(f"no second try for a promise that nothing is lost: {', '.join(promises)}")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """`--dist loadgroup`: the groups of tests/real/groups.py."""
+    if config.getoption("dist") != "loadgroup":
+        return None
+    from tests.real.groups import scheduler
+
+    return scheduler(config, log)

@@ -1,13 +1,16 @@
-"""What failed beside others is tried again, alone; a broken promise and a broken suite are not."""
+"""What failed beside others is tried again, alone, but no broken promise; what shares a server runs on one worker."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.real.groups import COSTS_S, TOGETHER, group_of, in_order
 
 # Fails the first time only, as on a machine that was too busy.
 FLAKY = """
@@ -46,3 +49,29 @@ def test_a_second_try_is_for_a_busy_machine_alone(tmp_path: Path, tests: str, co
     assert run().returncode == (1 if tests else 0)
     again = run("--lf", "--lfnf=none", "--again")
     assert (again.returncode, says in again.stdout + again.stderr) == (code, True), again.stdout + again.stderr
+
+
+def test_what_shares_a_server_runs_on_one_worker(tmp_path: Path) -> None:
+    """Every test of a file, and of files that belong together, has the same worker, whatever pytest and xdist make of marks."""
+    shutil.copy(Path(__file__).with_name("conftest.py"), tmp_path)
+    test = "import pathlib, pytest, time\n@pytest.mark.parametrize('n', range(4))\ndef test_it(n, worker_id):\n"
+    for name in ("test_one", "test_two", *TOGETHER["engine"][:2]):
+        kept = f"    time.sleep(0.05)\n    pathlib.Path({str(tmp_path)!r}, f'{{worker_id}}-{{n}}.{group_of(name)}-{name}').touch()\n"
+        (tmp_path / f"{name}.py").write_text(test + kept, encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", "-p", "no:kmock", "-n", "2", "--dist", "loadgroup"]
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    ran = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    workers: dict[str, set[str]] = {}
+    for path in tmp_path.glob("gw*"):
+        workers.setdefault(path.suffix.partition("-")[0], set()).add(path.name.partition("-")[0])
+    assert {group: len(names) for group, names in workers.items()} == {".test_one": 1, ".test_two": 1, ".engine": 1}
+
+
+def test_the_groups_are_of_files_that_are_there() -> None:
+    """A file that is renamed takes its place along; the longest group is first."""
+    files = {path.stem for path in (Path(__file__).parent / "real").glob("test_*.py")}
+    assert {file for together in TOGETHER.values() for file in together} <= files
+    assert {*COSTS_S} <= files | {*TOGETHER}
+    longest = max(COSTS_S, key=lambda group: COSTS_S[group])
+    assert min(files, key=lambda file: in_order(f"tests/real/{file}.py::test")) == longest

@@ -12,10 +12,9 @@ import pytest
 from lab.engine.install import installed
 from lab.engine.parser import ParserProcess
 from lab.engine.server import EngineServer
+from tests.real.groups import in_order
 
 HERE = Path(__file__).resolve().parent
-ENGINES = frozenset({"engine", "small_engine", "start_engine"})  # fixtures
-STARTERS = frozenset({"EngineServer", "own_engine", "run_page", "write_unit"})  # what a module imports that starts engines
 TIMEOUT_S = 600
 
 StartEngine = Callable[..., EngineServer]
@@ -23,17 +22,15 @@ StartEngine = Callable[..., EngineServer]
 
 @pytest.hookimpl(tryfirst=True)  # before pytest itself picks by `-m`
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Every test in this folder is `real`, and is timed without the start of the engines it shares."""
+    """Every test in this folder is `real`, is timed without the start of the engines it shares, and has its place."""
     for item in items:
         if not item.path.is_relative_to(HERE):
             continue
         item.add_marker("real")
-        # Those that need an engine run one after the other, all others beside them: a start takes one core, and there are two.
-        starts = ENGINES & set(getattr(item, "fixturenames", ())) or STARTERS & set(vars(getattr(item, "module", item)))
-        item.add_marker(pytest.mark.xdist_group("engine" if starts else item.path.stem))
         # A soak test keeps the time that `make soak` gives on its command line.
         if item.get_closest_marker("timeout") is None and item.get_closest_marker("soak") is None:
             item.add_marker(pytest.mark.timeout(TIMEOUT_S, func_only=True))
+    items.sort(key=lambda item: in_order(item.nodeid) if item.path.is_relative_to(HERE) else (float("-inf"), ""))
 
 
 def need_vllm() -> None:
