@@ -56,8 +56,8 @@ def test_what_shares_a_server_runs_on_one_worker(tmp_path: Path) -> None:
     shutil.copy(Path(__file__).with_name("conftest.py"), tmp_path)
     test = "import pathlib, pytest, time\n@pytest.mark.parametrize('n', range(4))\ndef test_it(n, worker_id):\n"
     for name in ("test_one", "test_two", *TOGETHER["engine"][:2]):
-        kept = f"    time.sleep(0.05)\n    pathlib.Path({str(tmp_path)!r}, f'{{worker_id}}-{{n}}.{group_of(name)}-{name}').touch()\n"
-        (tmp_path / f"{name}.py").write_text(test + kept, encoding="utf-8")
+        kept = f"pathlib.Path({str(tmp_path)!r}, f'{{worker_id}}-{{n}}.{group_of(name)}-{name}').touch()"
+        (tmp_path / f"{name}.py").write_text(f"{test}    time.sleep(0.05)\n    {kept}\n", encoding="utf-8")
     command = [sys.executable, "-m", "pytest", "-p", "no:kmock", "-n", "2", "--dist", "loadgroup"]
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     ran = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)

@@ -53,13 +53,9 @@ def in_order(nodeid: str) -> tuple[float, str]:
 
 def scheduler(config: Any, log: Any) -> Any:
     """One that gives whole groups to the workers, in the order in which they were collected."""
-    from xdist.scheduler import LoadScopeScheduling
-
-    class Groups(LoadScopeScheduling):
-        """Groups in place of modules and classes."""
-
-        def _split_scope(self, nodeid: str) -> str:
-            return group_of(nodeid)
+    from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
     config.option.loadscopereorder = False  # by the number of tests
-    return Groups(config, log)
+    made = LoadScopeScheduling(config, log)
+    made._split_scope = group_of  # in place of modules and classes
+    return made
