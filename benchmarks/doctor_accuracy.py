@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lab.marked import placed
-from plimsoll.doctor.diagnose import diagnose
-from plimsoll.doctor.story import read_story
-from plimsoll.domain.log import Log
-from plimsoll.engine.failure_texts import TEXTS, Text
-from plimsoll.sources.texts import read_log
+from plimsoll.doctor.read.text import read_log
+from plimsoll.doctor.rules.diagnose import diagnose
+from plimsoll.doctor.rules.log_text import Log
+from plimsoll.doctor.rules.story import read_story
+from plimsoll.vllm.failure_texts import TEXTS, Text
 
 ROOT = Path(__file__).parents[1]
 LOGS = ROOT.parent / "shared" / "data" / "logs"

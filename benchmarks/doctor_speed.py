@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from plimsoll.sources.text_middle import PERIODIC, TELLING
+from plimsoll.doctor.read.text import PERIODIC, TELLING
 
 ROOT = Path(__file__).parents[1]
 CAPTURES = ROOT / "tests" / "captures"
@@ -33,7 +33,7 @@ ROUNDS_SHORT, TIMES_NOTHING = 15, 8.0
 
 READ = """
 import json, sys, time
-from plimsoll.sources.texts import read_log
+from plimsoll.doctor.read.text import read_log
 begin = time.perf_counter()
 log = read_log(sys.argv[1])
 seconds = time.perf_counter() - begin

@@ -41,8 +41,8 @@ def peak_mb():
 OURS = f"""
 import json, sys, time
 {PEAK}
-from plimsoll.doctor.snapshot import judge_snapshot
-from plimsoll.sources.snapshots import read_snapshot
+from plimsoll.doctor.rules.snapshot import judge_snapshot
+from plimsoll.doctor.read.snapshots import read_snapshot
 begin = time.process_time()
 snapshot = read_snapshot(sys.argv[1])
 read = time.process_time() - begin

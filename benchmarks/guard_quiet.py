@@ -21,9 +21,9 @@ from typing import NamedTuple
 
 from lab.guard.looks import EVERY_S
 from lab.guard.weeks import KINDS, engine_for, week
-from plimsoll.domain.condition import Status
-from plimsoll.guard.judge import Judge
-from plimsoll.guard.policy import GRADES, PRESETS, Policy
+from plimsoll.guard.judge.judge import Judge
+from plimsoll.guard.judge.policy import GRADES, PRESETS, Policy
+from plimsoll.unknown import Status
 
 DAYS_EACH = 7
 EVERY = (1, 3, 6)  # times five seconds, in turn

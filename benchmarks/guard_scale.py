@@ -28,10 +28,10 @@ from typing import TYPE_CHECKING
 from benchmarks.standin import cpu_s, resident_mb, started, stopped
 
 if TYPE_CHECKING:  # what is measured must not be there before
-    from plimsoll.cli.guard_api import Api
-    from plimsoll.domain.look import Look
-    from plimsoll.guard.judge import Judge
-    from plimsoll.report.guard import Told
+    from plimsoll.guard.api.api import Api
+    from plimsoll.guard.judge.judge import Judge
+    from plimsoll.guard.judge.look import Look
+    from plimsoll.render.guard import Told
 
 CAPTURED = Path(__file__).parents[1] / "tests" / "captures" / "vllm-0.32.0-cpu" / "metrics.txt"
 COUNTS = (1, 10, 100, 500)
@@ -81,8 +81,8 @@ def busy(page: bytes) -> bytes:
 
 def full_judge(first: Look) -> Judge:
     """One that has seen a day of an engine like this."""
-    from plimsoll.guard.judge import Judge
-    from plimsoll.guard.policy import read_policy
+    from plimsoll.guard.judge.judge import Judge
+    from plimsoll.guard.judge.policy import read_policy
 
     judge = Judge("engine", read_policy({}))
     for number in range(FULL, 0, -1):
@@ -96,14 +96,14 @@ def full_judge(first: Look) -> Judge:
 
 async def watch(first_port: int, count: int) -> dict[str, float]:
     """Watch so many engines for a while; what it took in this process."""
-    from plimsoll.cli.guard_api import Api
-    from plimsoll.cli.guard_loop import Fleet, Ports
-    from plimsoll.domain.look import Reach
-    from plimsoll.guard.policy import read_policy
-    from plimsoll.sources.discovery import Target
-    from plimsoll.sources.engine_look import Watcher
-    from plimsoll.sources.figures_page import LabelSets
-    from plimsoll.sources.same_host import SameHost
+    from plimsoll.guard.adapters.discovery import Target
+    from plimsoll.guard.api.api import Api
+    from plimsoll.guard.daemon.engine_look import Watcher
+    from plimsoll.guard.daemon.figures_page import LabelSets
+    from plimsoll.guard.daemon.host import SameHost
+    from plimsoll.guard.daemon.loop import Fleet, Ports
+    from plimsoll.guard.judge.look import Reach
+    from plimsoll.guard.judge.policy import read_policy
 
     labels = LabelSets()
     said: list[Told] = []
@@ -218,7 +218,7 @@ def parse() -> None:
     """One page, read by both."""
     from prometheus_client.parser import text_string_to_metric_families
 
-    from plimsoll.sources.figures_page import LabelSets, PageReader
+    from plimsoll.guard.daemon.figures_page import LabelSets, PageReader
 
     labels = LabelSets()
 
@@ -250,10 +250,10 @@ def _best_ms(action: Callable[[bytes], None], page: bytes, times: int) -> float:
 
 def judge() -> None:
     """One judgement with a full history, of an engine at rest and of a busy one."""
-    from plimsoll.domain.look import Look, Reach
-    from plimsoll.guard.judge import Judge
-    from plimsoll.guard.policy import read_policy
-    from plimsoll.sources.figures_page import read_figures
+    from plimsoll.guard.daemon.figures_page import read_figures
+    from plimsoll.guard.judge.judge import Judge
+    from plimsoll.guard.judge.look import Look, Reach
+    from plimsoll.guard.judge.policy import read_policy
 
     for what, page in (("at rest", CAPTURED.read_bytes()), ("busy", busy(CAPTURED.read_bytes()))):
         found = read_figures(page)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import plimsoll
-from plimsoll.actuators.inside_wheel import make_wheel, write_wheel
+from plimsoll.assets.inside_wheel import make_wheel, write_wheel
 
 ROUNDS = 21
 BASELINE = "python -c pass"

@@ -16,14 +16,13 @@ from typing import Any, NamedTuple
 
 from benchmarks import weights_accuracy
 from lab import fit_overhead
-from plimsoll.domain.estimate import Estimate
-from plimsoll.domain.model import ModelShape
-from plimsoll.domain.units import GIB
+from plimsoll.models.shape import ModelShape
 from plimsoll.plan.kv import KvSettings, plan_kv, specs_of_all_stages
 from plimsoll.plan.kv_shapes import is_interleaved
 from plimsoll.plan.ledger import left_of
 from plimsoll.plan.settings import caches_prefixes_by_default
 from plimsoll.plan.weights import Placement, weights_from_shape
+from plimsoll.units import GIB, Estimate
 
 ROOT = Path(__file__).parents[1]
 DATA = ROOT.parent / "shared" / "data"

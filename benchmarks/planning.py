@@ -14,11 +14,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from plimsoll.domain.model import ModelShape
-from plimsoll.domain.units import GIB
-from plimsoll.engine.command_line import read_command_line
+from plimsoll.launch.command_line import read_command_line
+from plimsoll.models.shape import ModelShape
 from plimsoll.plan.ledger import Card, ModelFacts, plan_ledger
 from plimsoll.plan.settings import read_settings
+from plimsoll.units import GIB
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,

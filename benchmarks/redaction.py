@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 
-from plimsoll.domain.redaction import redact
+from plimsoll.redaction import redact
 
 SMALL, LARGE = 100_000, 10_000_000
 

@@ -16,19 +16,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from plimsoll.domain.gpu import gpu_named
-from plimsoll.domain.measured_run import ABSENT, MeasuredRun
-from plimsoll.domain.trace import Integers
 from plimsoll.errors import PlimsollError
-from plimsoll.simulate.fit import Fit, fit
-from plimsoll.simulate.fit_error import FitError, duration_error, error_of
-from plimsoll.simulate.fit_model import replayed
-from plimsoll.simulate.fit_seen import only_first, series_shift_s
-from plimsoll.simulate.graphs import graph_sizes
+from plimsoll.hardware.cards import gpu_named
+from plimsoll.simulate.fit import Fit, FitError, duration_error, error_of, fit, only_first, replayed, series_shift_s
 from plimsoll.simulate.result import STEP_COLUMNS
-from plimsoll.simulate.roofline import Experts, Speed, Work, roofline
+from plimsoll.simulate.roofline import Experts, Speed, Work, graph_sizes, roofline
 from plimsoll.simulate.settings import Settings, StepTime
-from plimsoll.sources.traces import read_measured, read_trace
+from plimsoll.simulate.trace import ABSENT, Integers, MeasuredRun
+from plimsoll.simulate.trace_files import read_measured, read_trace
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs" / "step-time.md"

@@ -29,9 +29,9 @@ from lab.engine.parser import FIRST_LIMIT_S, ParserDiedError
 from lab.engine.scheduler import SchedulerProcess
 from lab.peers import dynosim
 from lab.peers.timed import timed
-from plimsoll.domain.trace import Trace
-from plimsoll.domain.units import format_count
 from plimsoll.simulate.settings import Settings, StepTime
+from plimsoll.simulate.trace import Trace
+from plimsoll.units import format_count
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs" / "speed.md"
@@ -150,10 +150,10 @@ def works(trace: Trace, folder: Path) -> list[Work]:
 def load(folder: Path) -> tuple[Trace, str]:
     """Azure's conversations, or as many synthetic requests; and which of the two it is."""
     if (folder / AZURE).is_file():
-        from plimsoll.sources.traces import read_trace
+        from plimsoll.simulate.trace_files import read_trace
 
         return read_trace(str(folder / AZURE)), "Azure's conversations of 2023"
-    from plimsoll.simulate.synthetic import generate, parse_synthetic
+    from plimsoll.simulate.traffic import generate, parse_synthetic
 
     return generate(parse_synthetic(AZURE_LIKE)), f"synthetic ones, {AZURE} not being there"
 

@@ -17,16 +17,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lab.marked import placed
-from plimsoll.cli.kept_runs import KeptRuns
-from plimsoll.cli.many_runs import on_cores, remembering
-from plimsoll.cli.options import split_options
 from plimsoll.cli.plan import ready_of
-from plimsoll.cli.tune_inputs import simulator_version
-from plimsoll.sources.traces import read_trace
+from plimsoll.launch.options import split_options
+from plimsoll.simulate.trace_files import read_trace
 from plimsoll.tune.answer import Server, Tuning, tune
 from plimsoll.tune.goodput import Score, parse_slo
-from plimsoll.tune.options import plan_all
-from plimsoll.tune.space import Candidate, Space
+from plimsoll.tune.inputs import simulator_version
+from plimsoll.tune.runners import KeptRuns, on_cores, remembering
+from plimsoll.tune.space import Candidate, Space, plan_all
 from plimsoll.tune.work import RunAll, Traffic
 
 DOCS = Path(__file__).resolve().parents[1] / "docs" / "tune.md"

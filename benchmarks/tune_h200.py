@@ -22,15 +22,15 @@ import numpy as np
 
 from benchmarks.simulate_h200 import CAPTURES, LLAMA_8B, data_sheet, load, settings_of
 from lab.service import score
-from plimsoll.domain.gpu import gpu_named
-from plimsoll.domain.histogram import Histogram
-from plimsoll.domain.trace import Floats, Trace, make_trace
+from plimsoll.hardware.cards import gpu_named
 from plimsoll.simulate.fit import fit
 from plimsoll.simulate.fit_histograms import E2E, fit_histograms
 from plimsoll.simulate.replay import replay
 from plimsoll.simulate.roofline import Speed, roofline
 from plimsoll.simulate.settings import Settings, StepTime
-from plimsoll.tune.doubt import stretched
+from plimsoll.simulate.trace import Floats, Trace, make_trace
+from plimsoll.tune.answer import stretched
+from plimsoll.vllm.metrics_page import Histogram
 
 SERIES = CAPTURES.parent / "vllm-0.25.1-h200" / "thrash.series.json"
 UNLIMITED_S, LIMITED_S = 176.5, 57.4

@@ -7,15 +7,14 @@ Takes about three minutes. `plimsoll tune` itself spends more on traffic this sh
 
 from __future__ import annotations
 
-from plimsoll.cli.many_runs import on_cores
-from plimsoll.cli.options import split_options
 from plimsoll.cli.plan import ready_of
-from plimsoll.simulate.synthetic import generate, parse_synthetic
+from plimsoll.launch.options import split_options
+from plimsoll.simulate.traffic import generate, parse_synthetic
 from plimsoll.tune.answer import Server
 from plimsoll.tune.goodput import Score, parse_slo
-from plimsoll.tune.options import candidate_of, plan_all
+from plimsoll.tune.runners import on_cores
 from plimsoll.tune.search import Search
-from plimsoll.tune.space import Space
+from plimsoll.tune.space import Space, candidate_of, plan_all
 from plimsoll.tune.work import Traffic
 
 SPACE = Space((8, 16, 24, 32, 48, 64, 128, 256), (512, 1024, 2048, 4096), (16, 32), (0.85, 0.88, 0.9, 0.92, 0.94))

@@ -16,9 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from plimsoll.domain.model import ModelShape, Quantization
-from plimsoll.plan.weights import Placement, lora_bytes, weights_from_shape
-from plimsoll.plan.weights_bands import ALLOCATOR_SLACK
+from plimsoll.models.shape import ModelShape, Quantization
+from plimsoll.plan.weights import ALLOCATOR_SLACK, Placement, lora_bytes, weights_from_shape
 
 DATA = Path(__file__).resolve().parents[1].parent / "shared" / "data"
 CAMPAIGN = "llm-d-incubation/llm-d-planner#205"

@@ -16,13 +16,12 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any, NamedTuple
 
-from plimsoll.domain.estimate import Estimate
-from plimsoll.domain.model import ModelShape, Quantization, Tower
-from plimsoll.domain.units import GIB
-from plimsoll.engine.batch_defaults import batch_limits, batch_limits_v0
-from plimsoll.plan import overhead_peaks as peaks
-from plimsoll.plan import overhead_table as table
+from plimsoll.models.shape import ModelShape, Quantization, Tower
+from plimsoll.plan import overhead as peaks
+from plimsoll.plan import overhead as table
 from plimsoll.plan.overhead import Overhead, OverheadInput, era_of, overhead
+from plimsoll.units import GIB, Estimate
+from plimsoll.vllm.defaults import batch_limits, batch_limits_v0
 
 STARTUPS = Path(__file__).parents[2] / "shared" / "data" / "startups"
 DOCS = Path(__file__).parents[1] / "docs" / "overhead.md"

@@ -19,8 +19,8 @@ import numpy as np
 from lab.guard.faults import Load
 from lab.guard.looks import Sight, Watched
 from lab.guard.weeks import CHAT, DOCUMENTS, ENGINES, ESSAYS, FITTING, FORMS, LARGE, Engine, Mix, carries, launch, lengths
-from plimsoll.assets.notation import written
-from plimsoll.domain.look import Look, Reach
+from plimsoll.assets.texts import written
+from plimsoll.guard.judge.look import Look, Reach
 from plimsoll.standin import StandIn
 from plimsoll.standin.faults import FOREVER, Fault
 

@@ -27,7 +27,7 @@ from types import FrameType
 from typing import NamedTuple, NoReturn
 
 from lab.page import Command, PageError, commands_of, renewed, rewritten, swapper, told_of, wrong
-from plimsoll.demo.wire import free_port
+from plimsoll.demo.balancer import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 PR_SET_CHILD_SUBREAPER = 36

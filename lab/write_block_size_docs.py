@@ -15,16 +15,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lab import marked
-from plimsoll.cli.options import Split
 from plimsoll.cli.simulate import BLOCK_SIZES
-from plimsoll.cli.simulate_inputs import read_inputs
-from plimsoll.report.charts import Frame, number, picture
-from plimsoll.report.page import text
-from plimsoll.simulate.compare import at_block_sizes
+from plimsoll.launch.options import Split
+from plimsoll.render.charts import Frame, number, picture, text
+from plimsoll.simulate.inputs import read_inputs
 from plimsoll.simulate.replay import replay
 from plimsoll.simulate.result import AtBlockSize
-from plimsoll.simulate.summary import summarise
-from plimsoll.simulate.synthetic import SCHEME
+from plimsoll.simulate.summary import at_block_sizes, summarise
+from plimsoll.simulate.traffic import SCHEME
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = DOCS / "simulate.md"

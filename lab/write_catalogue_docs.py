@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from plimsoll.engine import tables
-from plimsoll.engine.behaviours import BEHAVIOURS
-from plimsoll.engine.endpoints import ENDPOINTS, GUARDED_PREFIXES
-from plimsoll.engine.flags import flags_of
-from plimsoll.engine.log_lines import LOG_LINES
-from plimsoll.engine.metrics import FIGURES, metrics_of, resolve
-from plimsoll.engine.versions import engine_named, newest
+from plimsoll.launch.check_flags import BEHAVIOURS
+from plimsoll.vllm import versions
+from plimsoll.vllm.endpoints import ENDPOINTS, GUARDED_PREFIXES
+from plimsoll.vllm.flags import flags_of
+from plimsoll.vllm.log_lines import LOG_LINES
+from plimsoll.vllm.metrics import FIGURES, metrics_of, resolve
+from plimsoll.vllm.versions import engine_named, newest
 
 PAGE = Path(__file__).parents[1] / "docs" / "catalogue.md"
 ERAS = ("0.6.0", "0.7.3", "0.9.2", "0.11.0", "0.12.0", "0.20.0", "0.24.0", "0.32.0")
@@ -26,19 +26,19 @@ def _figures() -> list[str]:
     for figure in FIGURES:
         names = []
         for name in figure.names:
-            keys = [k for k in tables.rows("metrics") if k.rsplit(" ", 1)[0] in (name, name.removesuffix("_total"))]
-            stretches = sorted((s for k in keys for s in tables.rows("metrics")[k]), key=_place)
+            keys = [k for k in versions.rows("metrics") if k.rsplit(" ", 1)[0] in (name, name.removesuffix("_total"))]
+            stretches = sorted((s for k in keys for s in versions.rows("metrics")[k]), key=_place)
             names.append(f"`{name}` ({stretches[0]['from']} to {max(stretches, key=_end)['to']})" if stretches else f"`{name}`")
         lines.append(f"| `{figure.name}` | {figure.unit} | {figure.meaning} | {', '.join(names)} | {'; '.join(figure.traps)} |")
     return lines
 
 
 def _place(stretch: dict[str, str]) -> int:
-    return list(tables.wheels()).index(stretch["from"])
+    return list(versions.wheels()).index(stretch["from"])
 
 
 def _end(stretch: dict[str, str]) -> int:
-    return list(tables.wheels()).index(stretch["to"])
+    return list(versions.wheels()).index(stretch["to"])
 
 
 def _eras() -> list[str]:
@@ -57,7 +57,7 @@ def _eras() -> list[str]:
 def _endpoints() -> list[str]:
     lines = ["| endpoint | does | needs | mind | in |", "|---|---|---|---|---|"]
     for endpoint in ENDPOINTS:
-        stretches = tables.rows("endpoints").get(f"{endpoint.method} {endpoint.path}", [])
+        stretches = versions.rows("endpoints").get(f"{endpoint.method} {endpoint.path}", [])
         seen = _range(stretches) if stretches else "not seen in a wheel"
         cells = (f"{endpoint.method} `{endpoint.path}`", endpoint.does, endpoint.needs or "", endpoint.trap or "", seen)
         lines.append(f"| {' | '.join(cells)} |")
@@ -75,7 +75,7 @@ def _log_lines() -> list[str]:
 
 def page() -> str:
     """The whole page."""
-    releases = list(tables.wheels())
+    releases = list(versions.wheels())
     flags = {row.name for row in flags_of(newest()).values()}
     return "\n".join(
         [
@@ -86,7 +86,7 @@ def page() -> str:
             f"{len(releases)} releases were read, from {releases[0]} to {releases[-1]}, each from the wheel named in",
             "`src/plimsoll/engine/data/releases.json`, as syntax trees: nothing of vLLM is imported to learn what it does.",
             f"{newest()} has {len(flags)} flags and {len(metrics_of(newest()))} metrics; over all releases there were",
-            f"{len(tables.rows('flags'))} flags and {len(tables.rows('environment'))} environment variables.",
+            f"{len(versions.rows('flags'))} flags and {len(versions.rows('environment'))} environment variables.",
             "",
             "## Figures and their names",
             "",

@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 
 from lab.marked import placed
-from plimsoll.domain.units import GIB, MIB
-from plimsoll.guard.grades import Grade
-from plimsoll.guard.policy import GRADES, KNOBS, Knob
-from plimsoll.sources.guard_keys import KEYS, Key
+from plimsoll.guard.config import KEYS, Key
+from plimsoll.guard.judge.policy import GRADES, KNOBS, Knob
+from plimsoll.guard.judge.tracker import Grade
+from plimsoll.units import GIB, MIB
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE, CONFIG_PAGE = DOCS / "guard.md", DOCS / "guard-config.md"

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from plimsoll.engine.extension_needs import NEEDS
-from plimsoll.engine.extension_points import Part, Verdict
-from plimsoll.engine.extension_table import stretches
+from plimsoll.vllm.extension_points import NEEDS, Part, Verdict, stretches
 
 PAGE = Path(__file__).parents[1] / "docs" / "support.md"
 BEGIN = "<!-- made by `python -m lab.write_inside_docs` from src/plimsoll/engine/data/inside.json; do not edit -->"
@@ -31,7 +29,7 @@ def block() -> str:
         *(f"{number}. {what}" for number, what in enumerate(lost, start=1)),
         "",
         f"{len(NEEDS)} things are looked for in each release, by file, class, arguments and attributes; they stand with their",
-        "purpose in `src/plimsoll/engine/extension_needs.py`.",
+        "purpose in `src/plimsoll/vllm/extension_points.py`.",
         END,
     ]
     return "\n".join(lines)

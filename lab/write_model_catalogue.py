@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.model_table import ALIASES, CLASSES, COLUMNS, MOE, QUANTIZATION, RENAMED, ROWS, SOURCES, SPECIAL, WORDS
-from plimsoll.domain.model import ModelShape
+from plimsoll.models.shape import ModelShape
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = ROOT.parent / "shared" / "data" / "model-configs"
@@ -144,7 +144,7 @@ def catalogue(folder: Path) -> str:
 
 def page(text: str) -> str:
     """docs/models.md with its list made anew from the catalogue."""
-    from plimsoll.sources.model_catalogue import bundled_model, bundled_names
+    from plimsoll.models.catalogue import bundled_model, bundled_names
 
     head = text.partition(MARK)[0]
     rows = ["", f"{len(bundled_names())} models.", "", "| Model | Known from |", "|---|---|"]

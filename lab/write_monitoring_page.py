@@ -15,7 +15,7 @@ from plimsoll.assets.alert import Alert, Severity
 from plimsoll.assets.names import CONDITIONAL, span
 from plimsoll.assets.rules import alerts_of, groups_of
 from plimsoll.assets.settings import Settings
-from plimsoll.engine.versions import newest
+from plimsoll.vllm.versions import newest
 
 PAGE = Path(__file__).parents[1] / "docs" / "monitoring.md"
 WIDTH = 138

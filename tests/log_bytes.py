@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import tempfile
 
-from plimsoll.domain.log import Log
-from plimsoll.sources.texts import read_log
+from plimsoll.doctor.read.text import read_log
+from plimsoll.doctor.rules.log_text import Log
 
 
 def log_of_bytes(source: str, data: bytes) -> Log:

@@ -6,7 +6,7 @@ import io
 import tarfile
 from pathlib import Path
 
-from tests.domain.test_redaction import CONTEXTS, SHAPES, URLS, survives
+from tests.test_redaction import CONTEXTS, SHAPES, URLS, survives
 
 SECRET = "x7Kd0pWm3TzRv9LqB2nYc5Hj"
 PROMPT = "qwertzuiopasdfghjklyxcvbnm"

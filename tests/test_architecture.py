@@ -82,12 +82,12 @@ def test_the_tree_keeps_its_arrows(copy_of_the_tree: Path) -> None:
 @pytest.mark.parametrize(
     ("module", "line"),
     [
-        ("domain/finding.py", "import plimsoll.engine.versions"),
-        ("engine/flags.py", "from plimsoll.sources import launches"),
-        ("report/flags.py", "import plimsoll.cli.main"),
-        ("sources/launches.py", "from plimsoll.report import flags"),
-        ("engine/versions.py", "import time"),
-        ("domain/version.py", "import socket"),
+        ("findings.py", "import plimsoll.vllm.versions"),
+        ("vllm/flags.py", "from plimsoll.sources import launches"),
+        ("render/flags.py", "import plimsoll.cli.main"),
+        ("launch/files.py", "from plimsoll.report import flags"),
+        ("vllm/versions.py", "import time"),
+        ("vllm/versions.py", "import socket"),
     ],
 )
 def test_a_deliberately_bad_import_is_caught(copy_of_the_tree: Path, module: str, line: str) -> None:

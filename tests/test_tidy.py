@@ -14,7 +14,7 @@ LINES_PER_FUNCTION = 70
 LINES_PER_FILE = 400
 # Tables of facts, and what grew before this rule; the list may only shrink.
 LONG_FILES = {
-    "src/plimsoll/domain/gpu_table.py",
+    "src/plimsoll/hardware/cards.py",
     "lab/catalogue/source_tree.py",
     "lab/catalogue/read_flags.py",
 }

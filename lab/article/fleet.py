@@ -13,12 +13,12 @@ import sys
 from pathlib import Path
 
 from lab.article.sidecar import EVERY_S
+from plimsoll.demo.balancer import HOST
 from plimsoll.demo.fleet import GPU, MODEL, NAMES, Fleet, end_process
 from plimsoll.demo.haproxy import Checks
-from plimsoll.demo.wire import HOST
 from plimsoll.errors import WorldFailed
-from plimsoll.guard.policy import KNOBS
-from plimsoll.sources.guard_keys import keys
+from plimsoll.guard.config import keys
+from plimsoll.guard.judge.policy import KNOBS
 
 ROOT = Path(__file__).resolve().parents[2]
 NOBODY, SIDECAR, GUARD = WATCHERS = ("nobody", "sidecar", "guard")

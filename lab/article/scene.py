@@ -17,11 +17,11 @@ from lab.article.crowd import Crowd
 from lab.article.fleet import GUARD, NOBODY, SIDECAR, WatchedFleet
 from lab.article.incidents import LEAD_S, VICTIM, Incident, documents, schedule
 from lab.article.measure import Seen, Word
-from plimsoll.actuators.journal_read import read_journal
+from plimsoll.demo.balancer import ask
 from plimsoll.demo.fleet import NAMES
-from plimsoll.demo.wire import ask
-from plimsoll.domain.journal_entry import OPENED
 from plimsoll.errors import WorldFailed
+from plimsoll.guard.act.journal_entry import OPENED
+from plimsoll.guard.daemon.journal import read_journal
 
 LOOK_S = 1.0  # between two looks at the fleet, in the article's seconds; no more than five a second of ours
 FIGURES_EVERY = 5  # looks

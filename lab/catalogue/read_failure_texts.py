@@ -6,7 +6,7 @@ from typing import Any
 
 from lab.catalogue.read_log_lines import joined
 from lab.catalogue.source_tree import SourceTree
-from plimsoll.engine.failure_texts import TEXTS
+from plimsoll.vllm.failure_texts import TEXTS
 
 
 def read_failure_texts(tree: SourceTree) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from lab.catalogue.source_tree import SourceTree
-from plimsoll.engine.frames import STEP_FRAMES
+from plimsoll.vllm.failure_texts import STEP_FRAMES
 
 _DEFINES = re.compile(r"^[ \t]*(?:async )?def (\w+)\(", re.MULTILINE)
 

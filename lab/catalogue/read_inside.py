@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lab.catalogue.source_tree import SourceTree
-from plimsoll.engine.extension_needs import NEEDS
-from plimsoll.engine.extension_points import judge
-from plimsoll.engine.source_shapes import Sources
+from plimsoll.vllm.extension_points import NEEDS, Sources, judge
 
 
 def sources_of(tree: SourceTree) -> Sources:

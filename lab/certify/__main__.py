@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from lab.gpu.models import config_of
-from plimsoll.cli.options import split_options
-from plimsoll.cli.plan import OPTIONS_WITH_VALUE, ready_of
-from plimsoll.cli.plan_certify import certificate_of
+from plimsoll.cli.plan import OPTIONS_WITH_VALUE, certificate_of, ready_of
 from plimsoll.errors import PlimsollError
+from plimsoll.launch.options import split_options
 from plimsoll.plan.certify import Certificate, Kind, smallest_request
 
 HERE = Path(__file__).resolve().parent

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Mapping
 from typing import Any
 
-from plimsoll.demo.wire import Told as Told
+from plimsoll.demo.balancer import Told as Told
 
 LIMIT_S = 120.0
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from plimsoll.plan.kv import plan_kv
-from plimsoll.plan.kv_settings import KvSettings
+from plimsoll.plan.kv_shapes import KvSettings
 from plimsoll.plan.kv_specs import (
     CannotGroupError,
     ChunkedSpec,

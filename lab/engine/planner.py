@@ -8,7 +8,7 @@ from typing import Any
 
 from lab.engine.install import model_home
 from lab.engine.parser import ParserProcess
-from plimsoll.plan.kv_settings import KvSettings
+from plimsoll.plan.kv_shapes import KvSettings
 from plimsoll.plan.kv_specs import (
     AttentionSpec,
     ChunkedSpec,

@@ -10,8 +10,8 @@ import math
 import random
 from typing import Any, Literal, NamedTuple
 
-from plimsoll.domain.trace import Trace, make_trace
 from plimsoll.simulate.settings import Group, Settings, StepTime
+from plimsoll.simulate.trace import Trace, make_trace
 
 BLOCK_SIZES = (8, 16, 16, 16, 32, 64, 128, 256)
 PREFIX_BLOCKS = (1, 8, 16, 16, 32, 64, 512)

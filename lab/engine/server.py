@@ -28,7 +28,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from lab.engine.install import engine_home, model_home
-from plimsoll.demo.wire import free_port as free_port  # the one that the whole lab takes
+from plimsoll.demo.balancer import free_port as free_port  # the one that the whole lab takes
 
 PLUGIN_HOME = Path(__file__).resolve().parent / "oom_on_demand"
 PLUGIN = "oom_on_demand"

@@ -14,11 +14,10 @@ import sys
 import time
 from pathlib import Path
 
-from plimsoll.actuators.evidence import EvidenceKeeper, Wanted
-from plimsoll.actuators.own_process import OwnProcess
-from plimsoll.domain.process_table import marks
-from plimsoll.sources.device_memory import DeviceMemory
-from plimsoll.sources.process_tree import boot_mark, read_processes
+from plimsoll.guard.adapters.device_memory import DeviceMemory
+from plimsoll.guard.adapters.own_process import OwnProcess
+from plimsoll.guard.daemon.evidence import EvidenceKeeper, Wanted
+from plimsoll.hardware.processes import boot_mark, marks, read_processes
 
 # Two processes, as an API server and its worker in a session of its own; the worker holds the memory and hears no SIGTERM.
 HOLDER = """

@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from plimsoll.domain.outcome import Outcome, failed, unsure
-from plimsoll.guard.steps import Step
+from plimsoll.guard.act.outcome import Outcome, failed, unsure
+from plimsoll.guard.act.steps import Step
 from plimsoll.inside import drain as gate
 
 REQUEST_S = 3.0

@@ -10,17 +10,16 @@ from typing import Any, NamedTuple, Protocol
 
 from lab.guard.acting import Died, World
 from lab.guard.acting_parts import ENGINE, WALL_S, FakeLock, FakeSight, parts_of
-from plimsoll.cli.guard_act import Conductor
-from plimsoll.cli.guard_light_steps import Parts
-from plimsoll.cli.guard_said import Ports, Said
-from plimsoll.domain.journal_carry import Carry
-from plimsoll.domain.journal_entry import INTENT, OUTCOME, Entry
-from plimsoll.guard.act_policy import ActPolicy
-from plimsoll.guard.course import open_courses
-from plimsoll.guard.decide import BROKEN_KINDS, Plan, View
-from plimsoll.guard.grades import Grade
-from plimsoll.guard.ports import Lock
-from plimsoll.guard.steps import End, steps_of
+from plimsoll.guard.act.course import open_courses
+from plimsoll.guard.act.decide import BROKEN_KINDS, Plan, View
+from plimsoll.guard.act.journal_entry import INTENT, OUTCOME, Carry, Entry
+from plimsoll.guard.act.policy import ActPolicy
+from plimsoll.guard.act.ports import Lock
+from plimsoll.guard.act.steps import End, steps_of
+from plimsoll.guard.daemon.announcements import Ports, Said
+from plimsoll.guard.daemon.conductor import Conductor
+from plimsoll.guard.daemon.steps import Parts
+from plimsoll.guard.judge.tracker import Grade
 
 POLICY = ActPolicy(
     drain_within_s=40.0, lease_s=30.0, stop_within_s=20.0, gone_within_s=10.0, start_still_s=20.0, start_within_s=30.0,

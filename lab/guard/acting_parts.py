@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 from lab.guard.acting import Died, World
-from plimsoll.cli.guard_light_steps import Parts
-from plimsoll.domain.condition import Condition, Status
-from plimsoll.domain.look import Look, Reach, Worker
-from plimsoll.domain.outcome import Outcome, done, failed, unsure
+from plimsoll.guard.act.outcome import Outcome, done, failed, unsure
+from plimsoll.guard.daemon.steps import Parts
+from plimsoll.guard.judge.look import Look, Reach, Worker
 from plimsoll.inside import drain as gate
+from plimsoll.unknown import Condition, Status
 
 ENDS_S = 2.0  # an engine takes so long to end
 STARTS_S = 4.0  # and so long to be ready

@@ -9,10 +9,10 @@ from typing import Any
 from lab.guard.acting import State, World
 from lab.guard.acting_lives import CASES, Case, MemoryBook, conductor_of, live, run_in, to_the_end
 from lab.guard.acting_parts import ENGINE
-from plimsoll.cli.guard_act import Conductor
-from plimsoll.domain.condition import Condition, Status
-from plimsoll.guard.capacity import Load
-from plimsoll.guard.decide import Engine, View
+from plimsoll.guard.act.capacity import Load
+from plimsoll.guard.act.decide import Engine, View
+from plimsoll.guard.daemon.conductor import Conductor
+from plimsoll.unknown import Condition, Status
 
 SERVING = CASES[0]
 Script = Callable[[Conductor], Awaitable[None]]

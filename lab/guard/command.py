@@ -15,8 +15,8 @@ from typing import Any
 
 from lab.engine.server import free_port
 from lab.guard.farm import TOKEN
-from plimsoll.actuators.journal_read import read_history
-from plimsoll.domain.journal_entry import CLOSED, INTENT, OUTCOME, Entry
+from plimsoll.guard.act.journal_entry import CLOSED, INTENT, OUTCOME, Entry
+from plimsoll.guard.daemon.journal import read_history
 
 API_TOKEN = "a-token-for-the-api-of-the-guard-itself"
 CONFIG = """

@@ -27,10 +27,10 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from lab.guard.epoch_gate import Deed
-from plimsoll.actuators.etcd_lock import EtcdLock
-from plimsoll.actuators.file_lock import FileLock
-from plimsoll.actuators.lease_lock import LeaseLock
-from plimsoll.domain.outcome import Outcome
+from plimsoll.guard.act.outcome import Outcome
+from plimsoll.guard.adapters.etcd_lock import EtcdLock
+from plimsoll.guard.adapters.file_lock import FileLock
+from plimsoll.guard.adapters.lease_lock import LeaseLock
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from plimsoll.domain.look import Look, Reach, Worker
+from plimsoll.guard.judge.look import Look, Reach, Worker
 
 
 class Drops(NamedTuple):

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from lab.engine.clients import Told, complete, is_finished
 from lab.engine.server import free_port
-from plimsoll.actuators.own_process import OwnProcess
-from plimsoll.sources.process_tree import boot_mark, read_processes
+from plimsoll.guard.adapters.own_process import OwnProcess
+from plimsoll.hardware.processes import boot_mark, read_processes
 
 TOKEN = "a-token-for-the-gates-of-the-farm"
 HAPROXY = """

@@ -14,9 +14,9 @@ import numpy as np
 
 from lab.guard.looks import CANARY_EVERY_S, CANARY_WITHIN_S, EVERY_S, Sight, Watched
 from lab.guard.weeks import CHAT, DOCUMENTS, ENGINES, ESSAYS, Mix, carries, launch, lengths
-from plimsoll.domain.look import Look, Reach
-from plimsoll.guard.judge import Judge
-from plimsoll.guard.policy import GRADES, Policy
+from plimsoll.guard.judge.judge import Judge
+from plimsoll.guard.judge.look import Look, Reach
+from plimsoll.guard.judge.policy import GRADES, Policy
 from plimsoll.standin import StandIn
 from plimsoll.standin.faults import FOREVER, Fault
 

@@ -14,7 +14,7 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
-from plimsoll.actuators.http_call import Lost, Reply, Server
+from plimsoll.net.http_call import Lost, Reply, Server
 
 SECONDS = 10.0
 DEEDS = ("/plimsoll/drain", "/plimsoll/undrain")

@@ -23,15 +23,14 @@ from lab.guard.acting import MAY, Fault, State, World
 from lab.guard.acting_lives import CASES, POLICY, Case, live, ports_of, run_in, unsafe
 from lab.guard.acting_parts import ENGINE, FakeLock, FakeSight, parts_of
 from lab.guard.acting_play import view_of
-from plimsoll.actuators.journal import Journal
-from plimsoll.cli.guard_act import Conductor
-from plimsoll.cli.guard_drain import HandDrain, OneOfTwo
-from plimsoll.cli.guard_foreign import ForeignRestarts
-from plimsoll.cli.guard_put_back import PutBack
-from plimsoll.cli.guard_sight import FleetSight, Life
-from plimsoll.guard.decide import Plan
-from plimsoll.guard.remembered import PAUSE, RUNGS
-from plimsoll.guard.steps import Step
+from plimsoll.guard.act.decide import Plan
+from plimsoll.guard.act.remembered import PAUSE, RUNGS
+from plimsoll.guard.act.steps import Step
+from plimsoll.guard.daemon.acting import ForeignRestarts
+from plimsoll.guard.daemon.conductor import Conductor
+from plimsoll.guard.daemon.drain import HandDrain, OneOfTwo, PutBack
+from plimsoll.guard.daemon.journal import Journal
+from plimsoll.guard.daemon.observer import FleetSight, Life
 
 JOURNAL, WORLD = "journal", "world.json"
 ACTS, TAKES_OVER, BY_HAND, PUTS_BACK, IS_TOLD = "acts", "takes over", "by hand", "puts back", "is told"

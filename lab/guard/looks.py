@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from plimsoll.domain.look import Canary, Card, Gate, Look, Reach, Worker
+from plimsoll.guard.judge.look import Canary, Card, Gate, Look, Reach, Worker
 from plimsoll.standin import StandIn
 from plimsoll.standin.request import Request
 

@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 from lab.engine.server import clean_environment, serve_command
-from plimsoll.actuators.own_process import OwnProcess
-from plimsoll.sources.process_tree import boot_mark, read_processes
+from plimsoll.guard.adapters.own_process import OwnProcess
+from plimsoll.hardware.processes import boot_mark, read_processes
 
 FLAGS = ("--shutdown-timeout", "30")
 

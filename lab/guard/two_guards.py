@@ -24,8 +24,8 @@ from lab.guard.command import API_TOKEN, Guard
 from lab.guard.contenders import pause
 from lab.guard.farm import TOKEN, running, stand_in
 from lab.guard.fronts import Trap, World, judge
-from plimsoll.actuators.journal import Journal
-from plimsoll.guard.course import open_courses
+from plimsoll.guard.act.course import open_courses
+from plimsoll.guard.daemon.journal import Journal
 
 NAMES = ("one", "two")
 ENGINES = ("a", "b")

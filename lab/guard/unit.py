@@ -15,9 +15,9 @@ import sys
 from pathlib import Path
 
 from lab.engine.server import OOM_FLAG_FILE, PLUGIN, PLUGIN_HOME, clean_environment, let_others_run, serve_command
-from plimsoll.actuators.own_process import OwnProcess
-from plimsoll.demo.unit import obey
-from plimsoll.sources.process_tree import boot_mark, read_processes
+from plimsoll.demo.fleet import obey
+from plimsoll.guard.adapters.own_process import OwnProcess
+from plimsoll.hardware.processes import boot_mark, read_processes
 
 GATE = ("--worker-extension-cls", "plimsoll.inside.Probe", "--middleware", "plimsoll.inside.Gate")
 NICE = 5  # behind a balancer that asks twice a second, an engine that makes way for everybody would be taken for dead

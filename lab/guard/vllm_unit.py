@@ -11,7 +11,7 @@ import signal
 from typing import NamedTuple
 
 from lab.engine.server import EngineServer
-from plimsoll.sources.systemd_units import launches_in_unit
+from plimsoll.launch.files import launches_in_unit
 
 TO_ALL, TO_MAIN = ("control-group",), ("mixed", "process")
 STOP_S = 90.0  # systemd's own default

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lab.guard.looks import EVERY_S, Sight, Watched
-from plimsoll.domain.look import Look, Reach
+from plimsoll.guard.judge.look import Look, Reach
 from plimsoll.standin import StandIn, stand_in
 
 DAY_S = 86_400.0

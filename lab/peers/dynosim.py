@@ -33,8 +33,8 @@ from lab.engine.install import (
     say,
 )
 from lab.peers.timed import timed
-from plimsoll.domain.trace import Trace
 from plimsoll.simulate.settings import Settings
+from plimsoll.simulate.trace import Trace
 
 REQUIREMENTS = Path(__file__).resolve().parent / "requirements-dynosim.txt"
 RECIPE = 1  # raise it when this file installs something else from the same pins

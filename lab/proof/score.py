@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lab.proof.foresee import CONTEXT_MIB, ENTRIES, TOTAL_MIB, answer, command, prediction, side, write_models
-from plimsoll.doctor.diagnose import diagnose
-from plimsoll.domain.measured import Measured
-from plimsoll.domain.units import GIB
-from plimsoll.engine.start_figures import measured_of
-from plimsoll.sources.texts import read_log
+from plimsoll.doctor.read.text import read_log
+from plimsoll.doctor.rules.diagnose import diagnose
+from plimsoll.units import GIB
+from plimsoll.vllm.log_lines import Measured, measured_of
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "lab" / "results" / "proof-h200"

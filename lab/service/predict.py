@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lab.service.runs import Load, measured
-from plimsoll.cli.options import split_options
 from plimsoll.cli.plan import Ready, ready_of
-from plimsoll.simulate.fit import Fit, fit
-from plimsoll.simulate.fit_error import duration_error, error_of
+from plimsoll.launch.options import split_options
+from plimsoll.simulate.fit import Fit, duration_error, error_of, fit
 from plimsoll.simulate.planned import captured_sizes, planned_settings
 from plimsoll.simulate.replay import replay
 from plimsoll.simulate.settings import Settings, StepTime
-from plimsoll.tune.options import sheet_times
+from plimsoll.tune.space import sheet_times
 
 GPU, RELEASE = "H200", "0.25.1"
 

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from plimsoll.domain.measured_run import MeasuredRun
-from plimsoll.sources.traces import read_measured
+from plimsoll.simulate.trace import MeasuredRun
+from plimsoll.simulate.trace_files import read_measured
 
 
 class Load(NamedTuple):

@@ -7,14 +7,14 @@ import random
 from typing import Any
 
 from plimsoll.assets.launch_command import REFUSED, Ready, ready
-from plimsoll.assets.plan_facts import facts_of, planned_line, release_of
+from plimsoll.assets.launched import facts_of, planned_line, release_of
 from plimsoll.assets.settings import Settings
-from plimsoll.cli.launch_words import launches_named
-from plimsoll.cli.options import Split
 from plimsoll.cli.plan import plan_as_json
-from plimsoll.engine.flags import FlagRow, flags_of
-from plimsoll.engine.versions import engine_named
 from plimsoll.errors import PlimsollError
+from plimsoll.launch.arguments import launches_named
+from plimsoll.launch.options import Split
+from plimsoll.vllm.flags import FlagRow, flags_of
+from plimsoll.vllm.versions import engine_named
 
 WHEEL = "plimsoll_inside-0.1.0-py3-none-any.whl"
 MODELS = ("meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen3-8B")

@@ -10,7 +10,8 @@ import pytest
 import yaml
 from kubernetes_validate.utils import all_versions
 
-from plimsoll.assets import kubernetes, kubernetes_guard
+from plimsoll.assets import kubernetes
+from plimsoll.assets import kubernetes as kubernetes_guard
 from tests.assets.plans import MODELS, SECRET, plan_of, random_plan, settings_of
 
 MINORS = sorted({tuple(map(int, version.split(".")[:2])) for version in all_versions()})[-4:]

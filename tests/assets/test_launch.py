@@ -14,7 +14,7 @@ from plimsoll.assets import systemd
 from plimsoll.assets.launch import WAYS, launch_files
 from plimsoll.assets.settings import Settings
 from plimsoll.cli.guard import read_asked
-from plimsoll.sources.launches import read_launches
+from plimsoll.launch.files import read_launches
 from tests.assets.plans import MODELS, SECRET, WHEEL, plan_of, random_plan, settings_of
 from tests.assets.started import environment_of, object_in, started_words
 

@@ -14,9 +14,9 @@ from plimsoll.assets.alert import Alert, Severity
 from plimsoll.assets.monitoring import monitoring_files
 from plimsoll.assets.rules import alerts_of, groups_of, runbook
 from plimsoll.assets.settings import DOCS_URL, Settings
-from plimsoll.engine import tables
-from plimsoll.engine.flags import is_before
 from plimsoll.errors import BadInput
+from plimsoll.vllm import versions
+from plimsoll.vllm.flags import is_before
 from tests.assets.watched import PLANNED, VERSIONS, metrics_known, metrics_of
 
 ROOT = Path(__file__).parents[2]
@@ -79,7 +79,7 @@ def test_names_follow_the_release() -> None:
 
 def test_every_release_since_0_8_has_its_rules_and_older_ones_are_refused() -> None:
     """Whatever release is asked for, there are files or one clear line."""
-    for release in tables.wheels():
+    for release in versions.wheels():
         if is_before(release, "0.8.0"):
             with pytest.raises(BadInput, match=r"0\.8\.0 and newer"):
                 monitoring_files(Settings(release))

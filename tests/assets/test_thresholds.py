@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from plimsoll.assets.alert import Thresholds, thresholds_of
 from plimsoll.assets.settings import Settings
-from plimsoll.assets.thresholds import Thresholds, thresholds_of
-from plimsoll.doctor.metrics_queues import matters, share_done_twice
-from plimsoll.guard.load import RISES
-from plimsoll.guard.policy import Policy
+from plimsoll.doctor.rules.trend_growth import matters, share_done_twice
+from plimsoll.guard.judge.load import RISES
+from plimsoll.guard.judge.policy import Policy
 from tests.assets.watched import PLAN, PLANNED
 
 SAME = {

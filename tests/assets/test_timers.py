@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from plimsoll.assets.launch import WAYS, launch_files
 from plimsoll.assets.launched import leaving_s
-from plimsoll.assets.timers import TEARDOWN_S, timers_of
+from plimsoll.assets.settings import TEARDOWN_S, timers_of
 from tests.assets.plans import random_plan, settings_of
 
 GUARDS_LONGEST_STOP_S = 1800

@@ -6,10 +6,9 @@ import re
 from collections.abc import Mapping
 
 from plimsoll.assets.rules import groups_of
-from plimsoll.assets.settings import PlanFacts, Settings, Slo
-from plimsoll.assets.timers import timers_of
-from plimsoll.engine.metrics import metrics_of as metrics_of_release
+from plimsoll.assets.settings import PlanFacts, Settings, Slo, timers_of
 from plimsoll.inside.meters import METERS
+from plimsoll.vllm.metrics import metrics_of as metrics_of_release
 
 VERSIONS = ("0.10.2", "0.12.0", "0.20.0", "0.25.1", "0.32.0")
 PLAN = PlanFacts(

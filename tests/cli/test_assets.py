@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from plimsoll.actuators.inside_wheel import make_wheel
+from plimsoll.assets.inside_wheel import make_wheel
 from plimsoll.cli.main import main
 from tests.assets.plans import MODELS, SECRET, plan_of
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from lab.engine.server import free_port
-from plimsoll.actuators.inside_wheel import make_wheel
 from plimsoll.assets import systemd
+from plimsoll.assets.inside_wheel import make_wheel
 from tests.assets.plans import MODELS, plan_of, settings_of
 
 TOKEN = "a-token-that-is-long-enough"

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from plimsoll.cli.doctor import _SWITCHES, _WITH_VALUE
-from plimsoll.domain.finding import Code
+from plimsoll.findings import Code
 from tests.cli.doctor_runs import (
     CGROUP,
     CGROUP_DMESG,

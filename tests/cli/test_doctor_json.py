@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 from plimsoll.cli.doctor import schema
-from plimsoll.domain.finding import Code
+from plimsoll.findings import Code
 from tests.cli.doctor_runs import CAPTURES, CGROUP, CGROUP_DMESG, CPU, FORWARD, H200, HEALTHY, SPLIT, STORM_PAGE, said
 
 Capsys = pytest.CaptureFixture[str]

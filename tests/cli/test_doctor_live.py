@@ -10,10 +10,10 @@ from urllib.parse import unquote_plus
 
 import pytest
 
-from plimsoll.cli.doctor_watch import watch
-from plimsoll.cli.options import Split
+from plimsoll.cli.doctor import watch
+from plimsoll.launch.options import Split
 from tests.cli.doctor_runs import H200, one_line, said
-from tests.sources.page_server import SECRET, Handler, serving
+from tests.net.page_server import SECRET, Handler, serving
 
 Capsys = pytest.CaptureFixture[str]
 BEFORE, DURING, AFTER = ((H200 / f"preemption-storm.metrics-{when}.txt").read_bytes() for when in ("before", "during", "after"))

@@ -19,13 +19,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from plimsoll.cli import guard as guard_command
 from plimsoll.cli.guard import read_asked
 from plimsoll.cli.main import main
-from plimsoll.guard.judge import QUESTIONS
-from plimsoll.guard.policy import GRADES
-from plimsoll.report.guard_metrics import page as metrics_page
-from plimsoll.report.guard_openapi import document
-from tests.actuators.test_webhook import receiving
-from tests.cli.guards import TOKEN, guarding
-from tests.sources.page_server import PAGE, Handler, serving
+from plimsoll.guard.api.metrics import page as metrics_page
+from plimsoll.guard.api.openapi import document
+from plimsoll.guard.judge.judge import QUESTIONS
+from plimsoll.guard.judge.policy import GRADES
+from tests.guard.adapters.test_webhook import receiving
+from tests.guard.daemon.guards import TOKEN, guarding
+from tests.net.page_server import PAGE, Handler, serving
 from tests.standin.servers import TOKEN as STANDIN_TOKEN
 from tests.standin.servers import Server, standin
 

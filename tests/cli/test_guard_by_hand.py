@@ -11,20 +11,20 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll.actuators.file_lock import FileLock
-from plimsoll.actuators.gate_door import GateDoor
-from plimsoll.actuators.guard_server import GuardServer
-from plimsoll.actuators.hooks import ReadinessOnly
-from plimsoll.actuators.journal import Journal
-from plimsoll.cli.guard_act import Conductor
-from plimsoll.cli.guard_asks import Asks, Desk
-from plimsoll.cli.guard_drain import HandDrain, OneOfTwo
-from plimsoll.cli.guard_light_steps import Parts
-from plimsoll.cli.guard_said import Ports
 from plimsoll.cli.main import main
-from plimsoll.guard.course import open_courses
-from plimsoll.standin.serve.options import Options
-from tests.cli.drain_world import POLICY, Sight, World
+from plimsoll.guard.act.course import open_courses
+from plimsoll.guard.adapters.file_lock import FileLock
+from plimsoll.guard.adapters.gate import GateDoor
+from plimsoll.guard.adapters.hooks import ReadinessOnly
+from plimsoll.guard.api.requests import Asks, Desk
+from plimsoll.guard.daemon.announcements import Ports
+from plimsoll.guard.daemon.conductor import Conductor
+from plimsoll.guard.daemon.drain import HandDrain, OneOfTwo
+from plimsoll.guard.daemon.journal import Journal
+from plimsoll.guard.daemon.steps import Parts
+from plimsoll.net.server import GuardServer
+from plimsoll.standin.serve.fields import Options
+from tests.guard.daemon.drain_world import POLICY, Sight, World
 from tests.standin.servers import TOKEN, Server, standin
 
 Capsys = pytest.CaptureFixture[str]

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll.actuators.journal import Journal
 from plimsoll.cli.guard import read_asked
 from plimsoll.cli.main import main
-from plimsoll.domain.journal_entry import CLOSED
 from plimsoll.errors import BadInput
-from tests.actuators.test_webhook import receiving
-from tests.cli.guards import TOKEN, guarding
+from plimsoll.guard.act.journal_entry import CLOSED
+from plimsoll.guard.daemon.journal import Journal
 from tests.cli.test_guard import config, holds, url
+from tests.guard.adapters.test_webhook import receiving
+from tests.guard.daemon.guards import TOKEN, guarding
 from tests.standin.servers import standin
 
 READS = "a-token-that-can-only-read"

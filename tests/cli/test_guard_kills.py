@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from lab.guard.killed import PLAYS
-from plimsoll.domain import journal_entry
-from plimsoll.guard.steps import Step
+from plimsoll.guard.act import journal_entry
+from plimsoll.guard.act.steps import Step
 
 pytestmark = pytest.mark.once
 ROOT = Path(__file__).parents[2]

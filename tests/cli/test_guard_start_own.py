@@ -17,11 +17,11 @@ from lab.guard.acting import Fault, State, World
 from lab.guard.acting_lives import POLICY, MemoryBook, conductor_of, run_in, to_the_end, unsafe
 from lab.guard.acting_parts import ENGINE, FakeSight
 from lab.guard.acting_play import ends, killed_at
-from plimsoll.domain.condition import Condition, Status
-from plimsoll.domain.journal_entry import RESTART
-from plimsoll.guard.remembered import PAUSE
-from plimsoll.guard.steps import BROKEN
-from tests.cli.guards import Guard, guarding
+from plimsoll.guard.act.journal_entry import RESTART
+from plimsoll.guard.act.remembered import PAUSE
+from plimsoll.guard.act.steps import BROKEN
+from plimsoll.unknown import Condition, Status
+from tests.guard.daemon.guards import Guard, guarding
 
 WHY = "the server that guard was given does not run"
 

@@ -11,9 +11,9 @@ import pytest
 
 from plimsoll.cli import guardctl
 from plimsoll.cli.main import main
-from tests.cli.guards import TOKEN, guarding
 from tests.cli.test_guard import QUICK, config, holds, kill_engine, url
-from tests.sources.page_server import serving
+from tests.guard.daemon.guards import TOKEN, guarding
+from tests.net.page_server import serving
 from tests.standin.servers import standin
 
 Capsys = pytest.CaptureFixture[str]

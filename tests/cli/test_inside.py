@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from plimsoll.cli.main import main
-from plimsoll.engine.extension_needs import NEEDS
-from tests.engine.vllm_like import files_that_meet_all, write_vllm
+from plimsoll.vllm.extension_points import NEEDS
+from tests.vllm.vllm_like import files_that_meet_all, write_vllm
 
 SOURCES = str(Path(__file__).parents[2] / "src")
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from plimsoll.cli.main import main
-from plimsoll.inside.certificate import read_certificate, why_foreign
+from plimsoll.inside.door import read_certificate, why_foreign
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 CARD = ["plan", "--certify", "--gpu", "H200", "--vllm", "0.25.1"]

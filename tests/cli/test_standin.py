@@ -15,8 +15,8 @@ import pytest
 
 import plimsoll
 from plimsoll.cli.main import main
-from plimsoll.cli.standin_launch import CARD, MODEL, read_asked
 from plimsoll.errors import BadInput
+from plimsoll.standin.launch import CARD, MODEL, read_asked
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:

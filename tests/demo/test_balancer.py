@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from plimsoll.demo.balancer import Balancer
-from plimsoll.demo.wire import Told, ask
+from plimsoll.demo.balancer import Balancer, Told, ask
 from tests.real.small_farm import Backend
 
 TOKEN = "0123456789abcdef"

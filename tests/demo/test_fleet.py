@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll.demo.fleet import NAMES, Fleet, run_plimsoll
-from plimsoll.demo.unit import unit, write_unit
+from plimsoll.demo.fleet import NAMES, Fleet, run_plimsoll, unit, write_unit
 from plimsoll.errors import WorldFailed
-from plimsoll.sources.guard_config import read_guard_config
+from plimsoll.guard.config import read_guard_config
 
 
 @pytest.mark.parametrize("use_haproxy", [False, True])
@@ -43,7 +42,7 @@ def test_a_unit_starts_says_that_it_runs_and_stops(tmp_path: Path) -> None:
     environment = {**os.environ, "PLIMSOLL_DEADLINE_S": "2"}
 
     def ctl(verb: str) -> int:
-        words = [sys.executable, "-m", "plimsoll.demo.unit", str(tmp_path), verb]
+        words = [sys.executable, "-m", "plimsoll.demo.fleet", str(tmp_path), verb]
         return subprocess.run(words, env=environment, capture_output=True, timeout=30, check=False).returncode
 
     assert ctl("is-running") == 3

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from plimsoll.demo.narration import DECIDED, DID, ENDED, SAW, STEPS, Line, of_change, of_entry
-from plimsoll.domain.journal_entry import CLOSED, INTENT, OPENED, OUTCOME, SEEN, Entry
+from plimsoll.demo.screen import DECIDED, DID, ENDED, SAW, STEPS, Line, of_change, of_entry
+from plimsoll.guard.act.journal_entry import CLOSED, INTENT, OPENED, OUTCOME, SEEN, Entry
 
 BEGINS = {
     "at": 12.5, "engine": "b", "what": "begins", "kind": "saturated", "code": "engine.saturated",
@@ -66,8 +66,8 @@ def test_what_is_only_meant_or_only_seen_is_not_told() -> None:
 
 def test_every_step_of_guard_has_its_words() -> None:
     """A step that guard learns later shows under its own name; all of today's have plain words or are quiet."""
-    from plimsoll.demo.narration import QUIET
-    from plimsoll.guard.steps import Step
+    from plimsoll.demo.screen import QUIET
+    from plimsoll.guard.act.steps import Step
 
     assert {str(step) for step in Step} <= {*STEPS, *QUIET}
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plimsoll.demo.narration import DID, ENDED, SAW, Line
-from plimsoll.demo.screen import WIDTH, Screen, wants_colour
+from plimsoll.demo.screen import DID, ENDED, SAW, WIDTH, Line, Screen, wants_colour
 
 
 @pytest.mark.parametrize(

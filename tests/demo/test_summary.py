@@ -8,7 +8,7 @@ import pytest
 
 from plimsoll.demo.summary import OUT, SERVING, SHEDDING, Played, Summary, actions, times
 from plimsoll.demo.traffic import Count, Lost
-from plimsoll.domain.journal_entry import CLOSED, INTENT, OUTCOME, Entry
+from plimsoll.guard.act.journal_entry import CLOSED, INTENT, OUTCOME, Entry
 
 
 def at(second: float, kind: str, step: str, engine: str = "a", **fields: object) -> Entry:

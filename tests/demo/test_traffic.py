@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
+from plimsoll.demo.balancer import Told
 from plimsoll.demo.traffic import LOST, SERVED, WAIT, Count, Lost, Traffic, verdict, why_lost
-from plimsoll.demo.wire import Told
 
 DONE = b'{"choices": [{"text": "x", "finish_reason": "length"}]}'
 STREAM = b'data: {"choices":[{"finish_reason":"length"}]}\n\ndata: [DONE]\n\n'

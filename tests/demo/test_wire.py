@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from plimsoll.demo.wire import HOST, free_port
+from plimsoll.demo.balancer import HOST, free_port
 
 
 def test_no_port_is_given_twice() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from lab.write_catalogue_docs import page as catalogue_page
 from plimsoll.cli.main import COMMANDS
-from plimsoll.engine.flags import flags_of
+from plimsoll.vllm.flags import flags_of
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "lab").glob("*.md")])

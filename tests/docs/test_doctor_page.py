@@ -11,9 +11,9 @@ import pytest
 
 from benchmarks.doctor_accuracy import LOGS, of_others, of_ours, table
 from plimsoll.cli.main import main
-from plimsoll.domain.finding import Code
-from plimsoll.engine.failure_texts import TEXTS
-from plimsoll.sources.texts import read_log
+from plimsoll.doctor.read.text import read_log
+from plimsoll.findings import Code
+from plimsoll.vllm.failure_texts import TEXTS
 from tests.doctor.labelled import labelled
 
 ROOT = Path(__file__).parents[2]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll.domain.finding import Code
+from plimsoll.findings import Code
 
 FOLDER = Path(__file__).parents[2] / "docs" / "findings"
 INDEX = FOLDER / "README.md"

@@ -9,17 +9,15 @@ from pathlib import Path
 import pytest
 
 from plimsoll.cli.main import main
-from plimsoll.doctor.metrics_queues import FULL, ROOM, SEVERE_STORM, STORM
-from plimsoll.doctor.oom_text import NEIGHBOUR_MATTERS_BYTES, NEIGHBOUR_MATTERS_SHARE
-from plimsoll.doctor.trend_engine import STUCK_RANGE_S
-from plimsoll.doctor.trend_memory import GPU_LEAST, HOST_LEAST
-from plimsoll.domain.finding import Code
-from plimsoll.domain.units import GIB, MIB
-from plimsoll.engine import tables
-from plimsoll.engine.failure_texts import TEXTS
-from plimsoll.engine.flags import flags_of, history_of
-from plimsoll.engine.frames import STEP_FRAMES
-from plimsoll.engine.log_lines import LOG_LINES
+from plimsoll.doctor.rules.complaints import NEIGHBOUR_MATTERS_BYTES, NEIGHBOUR_MATTERS_SHARE
+from plimsoll.doctor.rules.trend_growth import FULL, ROOM, SEVERE_STORM, STORM
+from plimsoll.doctor.rules.trends import GPU_LEAST, HOST_LEAST, STUCK_RANGE_S
+from plimsoll.findings import Code
+from plimsoll.units import GIB, MIB
+from plimsoll.vllm import versions
+from plimsoll.vllm.failure_texts import STEP_FRAMES, TEXTS
+from plimsoll.vllm.flags import flags_of, history_of
+from plimsoll.vllm.log_lines import LOG_LINES
 from tests.docs.test_findings import FOLDER, PAGES, sections
 
 ROOT = Path(__file__).parents[2]
@@ -107,7 +105,7 @@ def test_releases_named_with_a_flag_fit_its_history(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_metrics_exist_in_some_release(page: Path) -> None:
     """An alert on a name that no release exports is silent for ever."""
-    known = {key.rsplit(" ", 1)[0] for key in tables.rows("metrics")}
+    known = {key.rsplit(" ", 1)[0] for key in versions.rows("metrics")}
     named = set(re.findall(r"vllm:[a-z][a-z0-9_]+", body(page)))
     histogram = ("_count", "_sum", "_bucket")
     unknown = {
@@ -122,7 +120,7 @@ def test_releases_of_a_metric_fit_the_catalogue(page: Path) -> None:
     """`vllm:name`: 0.20.0 and later" is what the catalogue of metrics says for V1 or for the old engine."""
     text = " ".join(sections(page)["Versions"].split())
     for name, release in re.findall(r"`(vllm:[a-z0-9_]+)`: (0\.\d+\.\d+) and later", text):
-        spans = [span for key, rows in tables.rows("metrics").items() if key.rsplit(" ", 1)[0] == name for span in rows]
+        spans = [span for key, rows in versions.rows("metrics").items() if key.rsplit(" ", 1)[0] == name for span in rows]
         assert release in {span["from"] for span in spans}, f"{name} did not begin in {release}"
         assert NEWEST in {span["to"] for span in spans}
 

@@ -11,13 +11,13 @@ import pytest
 import yaml
 
 from plimsoll.cli.guard import read_asked
-from plimsoll.cli.guardctl_acts import REFUSALS_PAGE, WHAT_TO_DO
-from plimsoll.guard.act_policy import DAY_S, ActPolicy
-from plimsoll.guard.budget import Restart, spent
-from plimsoll.guard.course import opened
-from plimsoll.guard.grades import Grade
-from plimsoll.guard.policy import GRADES
-from plimsoll.guard.steps import ABOUT, BROKEN, COURSES, SERVING, TRIES, End, Step
+from plimsoll.cli.guardctl import REFUSALS_PAGE, WHAT_TO_DO
+from plimsoll.guard.act.course import opened
+from plimsoll.guard.act.decide import Restart, spent
+from plimsoll.guard.act.policy import DAY_S, ActPolicy
+from plimsoll.guard.act.steps import ABOUT, BROKEN, COURSES, SERVING, TRIES, End, Step
+from plimsoll.guard.judge.policy import GRADES
+from plimsoll.guard.judge.tracker import Grade
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "guard-acts.md").read_text(encoding="utf-8")

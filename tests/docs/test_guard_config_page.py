@@ -9,8 +9,7 @@ import pytest
 from lab import write_guard_page
 from plimsoll.cli.guard import read_asked
 from plimsoll.cli.guardctl import VERBS
-from plimsoll.sources.guard_act_types import CommandsAt, EtcdLockAt, HaproxyAt
-from plimsoll.sources.guard_keys import KEYS
+from plimsoll.guard.config import KEYS, CommandsAt, EtcdLockAt, HaproxyAt
 
 Capsys = pytest.CaptureFixture[str]
 DOCS = Path(__file__).parents[2] / "docs"

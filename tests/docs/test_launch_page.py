@@ -6,10 +6,10 @@ import dataclasses
 import re
 from pathlib import Path
 
-from plimsoll.actuators.inside_wheel import wheel_name
 from plimsoll.assets import systemd
+from plimsoll.assets.inside_wheel import wheel_name
 from plimsoll.assets.launch import WAYS, launch_files
-from plimsoll.assets.timers import timers_of
+from plimsoll.assets.settings import timers_of
 from tests.assets.plans import plan_of, settings_of
 
 PAGE = (Path(__file__).parents[2] / "docs" / "launch.md").read_text(encoding="utf-8")

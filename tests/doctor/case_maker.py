@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from plimsoll.doctor.case import Case, PlanSays
-from plimsoll.doctor.complaints import Complaint
-from plimsoll.doctor.facts import LogFacts
-from plimsoll.doctor.oom_text import OutOfMemory
-from plimsoll.doctor.steps import Progress, Step
-from plimsoll.doctor.tracebacks import Frame, Raised
-from plimsoll.domain.finding import Code
-from plimsoll.domain.measured import Measured
-from plimsoll.engine.failure_texts import TEXTS
+from plimsoll.doctor.rules.complaints import Complaint, OutOfMemory
+from plimsoll.doctor.rules.facts import Case, LogFacts, PlanSays
+from plimsoll.doctor.rules.story import Frame, Progress, Raised, Step
+from plimsoll.findings import Code
+from plimsoll.vllm.failure_texts import TEXTS
+from plimsoll.vllm.log_lines import Measured
 
 _BY_NAME = {text.name: text for text in TEXTS}
 

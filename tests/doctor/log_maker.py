@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from plimsoll.domain.log import Log
+from plimsoll.doctor.rules.log_text import Log
 from tests.log_bytes import log_of_bytes
 
 OOM = (

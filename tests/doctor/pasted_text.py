@@ -6,7 +6,7 @@ from textwrap import dedent
 
 from hypothesis import strategies as st
 
-from plimsoll.domain.log import Line, Log
+from plimsoll.doctor.rules.log_text import Line, Log
 
 
 def pasted(text: str, source: str = "pasted.txt") -> Log:

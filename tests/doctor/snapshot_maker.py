@@ -5,8 +5,8 @@ from __future__ import annotations
 import pickle
 from pathlib import Path
 
-from plimsoll.domain.memory_snapshot import Snapshot
-from plimsoll.sources.snapshots import read_snapshot
+from plimsoll.doctor.read.snapshots import read_snapshot
+from plimsoll.doctor.rules.snapshot_facts import Snapshot
 
 MIB, GIB = 1 << 20, 1 << 30
 VLLM = "/usr/lib/python3/dist-packages/vllm/"

@@ -10,9 +10,9 @@ from functools import cache
 import pytest
 
 from benchmarks.doctor_accuracy import LOGS, PROMISED, Labelled, Scored, judged, of_others
-from plimsoll.doctor.diagnose import diagnose
-from plimsoll.engine.failure_texts import TEXTS
-from plimsoll.sources.texts import read_log
+from plimsoll.doctor.read.text import read_log
+from plimsoll.doctor.rules.diagnose import diagnose
+from plimsoll.vllm.failure_texts import TEXTS
 from tests.doctor.test_mutations import MUTATIONS
 from tests.log_bytes import log_of_bytes
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from plimsoll.doctor.diagnose import diagnose
-from plimsoll.domain.finding import Code, Severity
-from plimsoll.sources.texts import read_log
+from plimsoll.doctor.read.text import read_log
+from plimsoll.doctor.rules.diagnose import diagnose
+from plimsoll.findings import Code, Severity
+from tests.doctor.labelled import Labelled, labelled
 from tests.log_bytes import log_of_bytes
-
-from .labelled import Labelled, labelled
 
 
 @pytest.mark.parametrize("one", labelled(), ids=lambda one: one.name)

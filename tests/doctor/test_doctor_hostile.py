@@ -9,16 +9,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from plimsoll.doctor.diagnose import diagnose
-from plimsoll.doctor.diagnosis import Diagnosis
-from plimsoll.domain.log import LONGEST
-from plimsoll.engine.failure_texts import TEXTS
+from plimsoll.doctor.rules.diagnose import Diagnosis, diagnose
+from plimsoll.doctor.rules.log_text import LONGEST
 from plimsoll.errors import BadInput
-from plimsoll.report.doctor import as_json, as_text
+from plimsoll.render.doctor import as_json, as_text
+from plimsoll.vllm.failure_texts import TEXTS
+from tests.doctor.labelled import labelled
+from tests.doctor.log_maker import ENGINE_DEAD, NOT_STARTED, OOM, REQUEST, STARTED, VERSION, traceback
 from tests.log_bytes import log_of_bytes
-
-from .labelled import labelled
-from .log_maker import ENGINE_DEAD, NOT_STARTED, OOM, REQUEST, STARTED, VERSION, traceback
 
 LONGEST_QUOTE = 400
 PREFIXES = (

@@ -9,10 +9,9 @@ from collections.abc import Callable
 
 import pytest
 
-from plimsoll.doctor.diagnose import diagnose
+from plimsoll.doctor.rules.diagnose import diagnose
+from tests.doctor.labelled import Labelled, labelled
 from tests.log_bytes import log_of_bytes
-
-from .labelled import Labelled, labelled
 
 TIMES = 100  # for each log
 PREFIX = re.compile(rb"^\([^)]{1,80}pid=[^)]{1,40}\) ?(?:(?:DEBUG|INFO|WARNING|ERROR) [0-9:\- ]{10,20} \[[^\]]{1,200}\] ?)?")

@@ -6,16 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll.doctor.oom_text import parse_oom
-from plimsoll.doctor.snapshot import SnapshotVerdict, judge_snapshot
-from plimsoll.doctor.snapshot_facts import LARGE_PAGE
-from plimsoll.doctor.snapshot_named import LogHints
-from plimsoll.doctor.snapshot_parts import Category
-from plimsoll.domain.finding import Code
-from plimsoll.domain.memory_snapshot import Snapshot
-from plimsoll.engine.start_figures import measured_of
-from plimsoll.report.snapshot_html import snapshot_page
-from plimsoll.sources.snapshots import read_snapshot
+from plimsoll.doctor.read.snapshots import read_snapshot
+from plimsoll.doctor.rules.complaints import parse_oom
+from plimsoll.doctor.rules.snapshot import SnapshotVerdict, judge_snapshot
+from plimsoll.doctor.rules.snapshot_facts import LARGE_PAGE, Category, LogHints, Snapshot
+from plimsoll.findings import Code
+from plimsoll.render.snapshot_html import snapshot_page
+from plimsoll.vllm.log_lines import measured_of
 
 CAPTURES = Path(__file__).parents[1] / "captures" / "vllm-0.25.1-h200-failures"
 SHAPES = CAPTURES / "snapshots"

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from plimsoll.domain.finding import Code
-from plimsoll.inside.certificate import Certificate, Kind
-from plimsoll.inside.door import Ask, Door
-
-from .log_maker import ARGS, ENGINE_DEAD, STARTED, VERSION, traceback
-from .test_complaints import complaints
+from plimsoll.findings import Code
+from plimsoll.inside.door import Ask, Certificate, Door, Kind
+from tests.doctor.log_maker import ARGS, ENGINE_DEAD, STARTED, VERSION, traceback
+from tests.doctor.rules.test_complaints import complaints
 
 API = "(APIServer pid=1) "
 INVALID = "vllm.exceptions.VLLMValidationError: max_tokens must be at least 1 (parameter=max_tokens)"
@@ -41,7 +39,7 @@ def refusals() -> list[str]:
     return [refusal.message for refusal in found if refusal is not None]
 
 
-@pytest.mark.parametrize("kind", ["vllm.exceptions.VLLMValidationError", "plimsoll.inside.door_vllm.NotNow"])
+@pytest.mark.parametrize("kind", ["vllm.exceptions.VLLMValidationError", "plimsoll.inside.door.NotNow"])
 @pytest.mark.parametrize("message", refusals(), ids=["never", "not now"])
 @pytest.mark.parametrize("before", [STARTED, []], ids=["whole log", "its end alone"])
 def test_a_refusal_by_the_door_is_no_complaint(before: list[str], message: str, kind: str) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from plimsoll.cli.main import main
-from plimsoll.doctor.diagnose import diagnose
-from plimsoll.domain.finding import Code, Severity
-from plimsoll.sources.texts import read_log
+from plimsoll.doctor.read.text import read_log
+from plimsoll.doctor.rules.diagnose import diagnose
+from plimsoll.findings import Code, Severity
 
 FOLDER = Path(__file__).parents[1] / "captures" / "vllm-0.25.1-h200-survive"
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from plimsoll.domain.condition import Condition
-from plimsoll.guard.grades import Grade
-from plimsoll.guard.judge import Judge
-from plimsoll.guard.policy import GRADES
+from plimsoll.guard.judge.judge import Judge
+from plimsoll.guard.judge.policy import GRADES
+from plimsoll.guard.judge.tracker import Grade
+from plimsoll.unknown import Condition
 
 
 def acting(judge: Judge) -> tuple[Condition, ...]:

@@ -8,9 +8,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plimsoll.domain.look import Canary, Gate, Look, Rank, Reach, Worker
-from plimsoll.guard.judge import Judge
-from plimsoll.guard.policy import Policy
+from plimsoll.guard.judge.judge import Judge
+from plimsoll.guard.judge.look import Canary, Gate, Look, Rank, Reach, Worker
+from plimsoll.guard.judge.policy import Policy
 
 MIB = float(1 << 20)
 GATE = Gate(ready=True, reason="", in_flight=4, engine_requests=4, expected_wait_s=0.0)

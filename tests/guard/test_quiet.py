@@ -7,8 +7,8 @@ import itertools
 import pytest
 
 from lab.guard.weeks import ENGINES, KINDS, Kind, engine_for, week
-from plimsoll.guard.judge import Judge
-from plimsoll.guard.policy import GRADES, PRESETS, Policy
+from plimsoll.guard.judge.judge import Judge
+from plimsoll.guard.judge.policy import GRADES, PRESETS, Policy
 
 HALF_A_DAY, THREE_HOURS = 8_640, 2_160
 

@@ -15,11 +15,11 @@ from lab.guard.drops import LOST, Drops, thinned
 from lab.guard.faults import CASES, Scene
 from lab.guard.looks import Sight, Watched
 from lab.guard.weeks import ENGINES, KINDS, launch, week
-from plimsoll.domain.condition import Status
-from plimsoll.domain.look import Look, Reach
-from plimsoll.guard.judge import Judge
-from plimsoll.guard.policy import Policy
+from plimsoll.guard.judge.judge import Judge
+from plimsoll.guard.judge.look import Look, Reach
+from plimsoll.guard.judge.policy import Policy
 from plimsoll.standin import StandIn
+from plimsoll.unknown import Status
 from tests.guard.acting import acting
 
 LIKELY = st.sampled_from([0.01, 0.05, 0.2, 0.5, 0.9])

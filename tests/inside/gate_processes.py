@@ -11,11 +11,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from plimsoll.inside.calls import Busy, Calls
+from plimsoll.inside.core import Busy, Calls
 from plimsoll.inside.drain import Drain, Wish, begin
-from plimsoll.inside.page import Page
 from plimsoll.inside.places import server_key
-from plimsoll.inside.shared import Shared
+from plimsoll.inside.shared import Page, Shared
 from tests.fakes import EngineClient
 
 PAIR = ("first", "second", "third")

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from plimsoll.doctor.read.snapshots import read_snapshot
 from plimsoll.inside.actions import (
     HISTORY_MAX_ENTRIES,
     SNAPSHOTS_KEPT,
@@ -20,7 +21,6 @@ from plimsoll.inside.actions import (
     refused,
     snapshot,
 )
-from plimsoll.sources.snapshots import read_snapshot
 from tests.inside.test_segments import MIB
 
 ON_GPU = SimpleNamespace(device=SimpleNamespace(type="cuda", index=1), rank=2)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import settings as how
 from hypothesis import strategies as st
 
-from plimsoll.inside.asked import BadAsk, fields_of, number, switch, whole
+from plimsoll.inside.answers import BadAsk, fields_of, number, switch, whole
 
 
 @pytest.mark.parametrize("body", [b"{", b"\xff\xfe", b"[" * 100_000, b"1" * 5000, b"nul", b'{"a":1}x', b"\x00"])

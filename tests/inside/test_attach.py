@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from plimsoll.inside.attach import WHERE, attach
 from plimsoll.inside.faults import FAULTS
 from plimsoll.inside.listener import Listener
 from plimsoll.inside.pulse import Pulse
 from plimsoll.inside.recorder import Recorder
 from plimsoll.inside.settings import Settings
+from plimsoll.inside.tick import WHERE, attach
 from tests.inside.vllm_shapes import iteration, scheduler
 
 OFF = Recorder(Settings({}))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from plimsoll.inside.budget import budget, kv_cache_bytes
 from plimsoll.inside.figures import GROUPS
+from plimsoll.inside.sampler import budget, kv_cache_bytes
 
 GIB = 1 << 30
 

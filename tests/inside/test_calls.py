@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from plimsoll.inside.calls import Busy, Calls
+from plimsoll.inside.core import Busy, Calls
 from tests.fakes import EngineClient
 from tests.inside.gate_processes import caller
 

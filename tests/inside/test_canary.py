@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from plimsoll.inside.canary import canary_fails
+from plimsoll.inside.engine_view import canary_fails
 from plimsoll.inside.faults import FAULTS
 from tests.fakes import EngineClient
 

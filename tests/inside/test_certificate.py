@@ -14,8 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.inside.certificate import HOMES, LARGEST_FILE, BadTable, Certificate, Kind, read_certificate, why_foreign
-from plimsoll.inside.door_vllm import UNITS
+from plimsoll.inside.door import HOMES, LARGEST_FILE, UNITS, BadTable, Certificate, Kind, read_certificate, why_foreign
 
 ROW: dict[str, Any] = {
     "kind": "prompt_logprobs", "unit": "prompt tokens", "fixed_bytes": 10, "bytes_per_unit": 2.5, "most_units": 100,

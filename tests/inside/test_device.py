@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from plimsoll.inside.device import Nvml, by_cuda
+from plimsoll.inside.sampler import Nvml, by_cuda
 
 GIB = 1 << 30
 PID = 77

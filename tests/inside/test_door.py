@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.inside.answers import Receive, Scope, Send
-from plimsoll.inside.certificate import Certificate, Kind
-from plimsoll.inside.door import DOOR, FIELDS, PASSAGE, Ask, Door, Refusal
-from plimsoll.inside.layer import ShedLayer
+from plimsoll.inside.door import DOOR, FIELDS, PASSAGE, Ask, Certificate, Door, Kind, Refusal
+from plimsoll.inside.gate import ShedLayer
 from plimsoll.inside.shared import Shared
 from tests.fakes import ask
 from tests.inside.test_core import made

@@ -14,9 +14,8 @@ from typing import Any
 
 import pytest
 
-from plimsoll.inside import door_vllm
-from plimsoll.inside.door import PASSAGE, Door, Passage, Refusal, install
-from plimsoll.inside.door_vllm import asks_of, install_into_vllm
+from plimsoll.inside import door
+from plimsoll.inside.door import PASSAGE, Door, Passage, Refusal, asks_of, install, install_into_vllm
 from plimsoll.inside.faults import FAULTS
 from plimsoll.inside.settings import Settings
 from tests.inside.test_certificate import ROW, TABLE, config
@@ -350,7 +349,7 @@ def test_without_the_setting_nothing_is_imported_and_nothing_wrapped(monkeypatch
     def fail(*arguments: Any) -> bool:  # noqa: ARG001
         raise AssertionError("installed")
 
-    monkeypatch.setattr(door_vllm, "install_into_vllm", fail)
+    monkeypatch.setattr(door, "install_into_vllm", fail)
     monkeypatch.delenv("PLIMSOLL_ADMIT", raising=False)
     install()
     monkeypatch.setenv("PLIMSOLL_ADMIT", "everything")

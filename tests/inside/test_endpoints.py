@@ -15,15 +15,13 @@ from hypothesis import settings as how
 from hypothesis import strategies as st
 
 from plimsoll.inside import endpoints
-from plimsoll.inside.answers import Answer
-from plimsoll.inside.asked import LARGEST_BODY
+from plimsoll.inside.answers import LARGEST_BODY, Answer
 from plimsoll.inside.core import Core
 from plimsoll.inside.endpoints import ENDPOINTS, Ask
 from plimsoll.inside.figures import empty_figures, write_figures
-from plimsoll.inside.page import Page
 from plimsoll.inside.places import ancestors, start_ticks
 from plimsoll.inside.pulse import Pulse
-from plimsoll.inside.shared import OWN
+from plimsoll.inside.shared import OWN, Page
 from tests.fakes import BEARER, TOKEN, EngineClient, State, settings
 from tests.inside.test_core import feed, made
 

@@ -15,15 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plimsoll.inside.figures import (
-    FILE_MAX_BYTES,
-    GROUPS,
-    SCHEMA,
-    empty_figures,
-    read_figures,
-    remove_dead,
-    write_figures,
-)
+from plimsoll.inside.figures import FILE_MAX_BYTES, GROUPS, SCHEMA, empty_figures, read_figures, remove_dead, write_figures
 from plimsoll.inside.places import start_ticks
 
 KEY = 4242

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.inside.finished import ON_REQUEST, Finished, Seen, as_row, from_state, from_stats
-from plimsoll.sources.trace_json import SHAPES, json_columns
-from plimsoll.sources.traces import read_trace
+from plimsoll.inside.recorder import ON_REQUEST, Finished, Seen, as_row, from_state, from_stats
+from plimsoll.simulate.trace_files import SHAPES, json_columns, read_trace
 from tests.inside.vllm_shapes import RequestState, finished, request, request_stats
 
 AT = 1_700_000_000.0

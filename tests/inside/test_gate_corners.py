@@ -11,9 +11,8 @@ import pytest
 
 from plimsoll.inside.drain import SERVING, Wish
 from plimsoll.inside.gate import Gate
-from plimsoll.inside.own_port import OwnPort
 from plimsoll.inside.shared import ASLEEP, PAUSED
-from plimsoll.inside.tick import Tick
+from plimsoll.inside.tick import OwnPort, Tick
 from tests.fakes import State, ask, hello, settings
 from tests.inside.test_core import drain, made
 

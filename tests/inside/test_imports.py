@@ -12,7 +12,7 @@ import pytest
 
 INSIDE = Path(__file__).parents[2] / "src" / "plimsoll" / "inside"
 FILES = sorted(INSIDE.glob("*.py"))
-OURS = ("plimsoll.domain", "plimsoll.errors", "plimsoll.inside")
+OURS = ("plimsoll.errors", "plimsoll.inside")
 VERSION = ("plimsoll", "plimsoll.__version__")
 NEEDS_VLLM = {"stat_logger.py"}  # a subclass of vLLM's; nobody but vLLM or the gate imports it
 

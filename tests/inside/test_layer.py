@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from plimsoll.inside.answers import App, Message, Receive, Scope, Send, error, send_answer
 from plimsoll.inside.core import Core
 from plimsoll.inside.faults import FAULTS
-from plimsoll.inside.layer import ShedLayer, insert_beneath, items_in
+from plimsoll.inside.gate import ShedLayer, insert_beneath, items_in
 from tests.fakes import ask, hello, http_scope
 from tests.inside.test_core import feed, made
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from prometheus_client import REGISTRY, generate_latest
 
-from plimsoll.domain.series import OUTSIDE
+from plimsoll.doctor.rules.trend_growth import OUTSIDE
 from plimsoll.inside.faults import FAULTS
 from plimsoll.inside.meters import METERS, Meters
 from tests.inside.test_core import feed, made

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from plimsoll.inside import own_port
-from plimsoll.inside.own_port import MOST_CLIENTS, OwnPort, Where, _answers, where_of
+from plimsoll.inside import tick
+from plimsoll.inside.tick import MOST_CLIENTS, OwnPort, Where, _answers, where_of
 from tests.fakes import TOKEN, raw_request
 from tests.inside.test_core import made
 
@@ -214,8 +214,8 @@ def test_tcp_serves_this_machine_and_others_only_with_a_token(tmp_path: Path) ->
 
 def test_names_of_this_machine_are_known() -> None:
     """And no others."""
-    assert all(own_port._is_loopback(host) for host in ("127.0.0.1", "127.1.2.3", "::1", "localhost"))
-    assert not any(own_port._is_loopback(host) for host in ("0.0.0.0", "::", "10.0.0.1", "example.com", ""))
+    assert all(tick._is_loopback(host) for host in ("127.0.0.1", "127.1.2.3", "::1", "localhost"))
+    assert not any(tick._is_loopback(host) for host in ("0.0.0.0", "::", "10.0.0.1", "example.com", ""))
 
 
 def test_a_server_with_a_full_queue_is_alive_and_keeps_its_socket(tmp_path: Path) -> None:

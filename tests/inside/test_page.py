@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll.inside.page import LONGEST_WAIT_S, Page
+from plimsoll.inside.shared import LONGEST_WAIT_S, Page
 from tests.inside.gate_processes import PAIR, half_way, writer
 
 SPAWN = multiprocessing.get_context("spawn")

@@ -11,7 +11,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.inside.prefixes import iter_hashes, shared_salt
+from plimsoll.inside.recorder import iter_hashes, shared_salt
 
 IDS = st.lists(st.integers(-1, 300_000), max_size=200)
 

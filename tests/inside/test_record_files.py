@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll.inside.record_files import RecordFiles
+from plimsoll.inside.recorder import RecordFiles
 
 LINE = b"x" * 99 + b"\n"
 STARTED = 1_700_000_000.0
@@ -96,7 +96,7 @@ def test_what_a_full_disk_cuts_off_is_taken_back(tmp_path: Path) -> None:
     """A limit on the size of files stands for a full disk: no half a line stays, and lines can follow later."""
     code = (
         "import resource, signal, sys\n"
-        "from plimsoll.inside.record_files import RecordFiles\n"
+        "from plimsoll.inside.recorder import RecordFiles\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "files = RecordFiles(sys.argv[1], 10_000, 8, 1.7e9)\n"
         "files.append(b'a' * 99 + b'\\n')\n"

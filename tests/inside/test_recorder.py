@@ -14,9 +14,7 @@ import pytest
 
 from plimsoll.inside import recorder as recorder_module
 from plimsoll.inside.faults import FAULTS
-from plimsoll.inside.finished import Finished, Seen
-from plimsoll.inside.prefixes import iter_hashes
-from plimsoll.inside.recorder import QUEUE_REQUESTS, QUEUE_TOKENS, Recorder
+from plimsoll.inside.recorder import QUEUE_REQUESTS, QUEUE_TOKENS, Finished, Recorder, Seen, iter_hashes
 from plimsoll.inside.settings import Settings
 
 ONE = Finished(1_700_000_000.0, 1_700_000_001.0, 40, 5, "stop", engine=0)
@@ -172,7 +170,7 @@ def test_a_forked_child_writes_a_file_of_its_own(tmp_path: Path) -> None:
         "import os, sys\n"
         "from plimsoll.inside.recorder import Recorder\n"
         "from plimsoll.inside.settings import Settings\n"
-        "from plimsoll.inside.finished import Finished\n"
+        "from plimsoll.inside.recorder import Finished\n"
         "one = Recorder(Settings({'PLIMSOLL_RECORD': sys.argv[1]}))\n"
         "def note(n): one.note_finished(Finished(1.7e9, 1.7e9, n, 1, 'stop'))\n"
         "note(1)\n"
@@ -191,7 +189,7 @@ def test_a_process_that_ends_writes_what_is_left(how: str, tmp_path: Path) -> No
     program = tmp_path / "program.py"
     program.write_text(
         "import multiprocessing, time\n"
-        "from plimsoll.inside.finished import Finished\n"
+        "from plimsoll.inside.recorder import Finished\n"
         "def work(n):\n"
         "    from plimsoll.inside.recorder import RECORDER\n"
         "    RECORDER.note_finished(Finished(1.7e9, 1.7e9, n, 1, 'stop'))\n"

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import settings as how
 from hypothesis import strategies as st
 
-from plimsoll.engine import tables
-from plimsoll.engine.flags import is_before
-from plimsoll.inside.routes import ASIDE, FOLLOW_UP, WORK, path_of, route_of
+from plimsoll.inside.answers import ASIDE, FOLLOW_UP, WORK, path_of, route_of
+from plimsoll.vllm import versions
+from plimsoll.vllm.flags import is_before
 
 RELEASE = "0.32.0"
 WORKING = """
@@ -31,7 +31,7 @@ FOLLOWING = ["/v1/responses/{response_id}/cancel"]
 
 
 def _rows(method: str) -> set[str]:
-    stretches = tables.rows("endpoints")
+    stretches = versions.rows("endpoints")
     return {
         name.partition(" ")[2]
         for name, found in stretches.items()

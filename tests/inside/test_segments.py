@@ -11,12 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.doctor.snapshot_facts import device_facts
-from plimsoll.doctor.snapshot_named import Named
-from plimsoll.doctor.snapshot_parts import Category
-from plimsoll.domain.memory_snapshot import FREE
-from plimsoll.inside.segments import LARGE_PAGE_BYTES, SMALL_PAGE_BYTES, WalkClock, walk
-from plimsoll.sources.snapshots import read_snapshot
+from plimsoll.doctor.read.snapshots import read_snapshot
+from plimsoll.doctor.rules.snapshot_facts import FREE, Category, Named, device_facts
+from plimsoll.inside.allocator import LARGE_PAGE_BYTES, SMALL_PAGE_BYTES, WalkClock, walk
 
 CAPTURES = Path(__file__).parents[1] / "captures" / "vllm-0.25.1-h200-failures" / "snapshots"
 SNAPSHOTS = sorted(CAPTURES.glob("*.pickle.gz"))

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import settings as how
 from hypothesis import strategies as st
 
-from plimsoll.inside.shedding import LONGEST_RETRY_S, PRIORITIES, Queue, bound_for, expected_wait, retry_after
+from plimsoll.inside.drain import LONGEST_RETRY_S, PRIORITIES, Queue, bound_for, expected_wait, retry_after
 
 some = st.floats(0, 1e9)
 queues = st.builds(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll.inside.small_files import read_whole, write_whole
+from plimsoll.inside.figures import read_whole, write_whole
 
 
 def test_what_is_written_is_read_and_nothing_is_left_beside_it(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from plimsoll.inside.gate import Gate
-from plimsoll.inside.stopping import notice_shutdown
+from plimsoll.inside.tick import notice_shutdown
 from tests.fakes import State, ask, hello, settings
 from tests.inside.test_core import made
 

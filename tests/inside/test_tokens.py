@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import settings as how
 from hypothesis import strategies as st
 
-from plimsoll.inside.tokens import ALLOWED, DENIED, OFF, Tokens
+from plimsoll.inside.answers import ALLOWED, DENIED, OFF, Tokens
 
 TOKEN = "correct-horse-battery"
 RIGHT = (b"authorization", b"Bearer correct-horse-battery")

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import settings as how
 from hypothesis import strategies as st
 
-from plimsoll.inside.wedging import LONGEST_STEPS, Progress, is_suspect
+from plimsoll.inside.tick import LONGEST_STEPS, Progress, is_suspect
 
 SILENT = Progress(has_work=True, work_since=100.0, last_step=90.0, longest_step_s=2.0, is_excused=False)
 

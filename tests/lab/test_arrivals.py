@@ -10,7 +10,7 @@ import pytest
 
 from lab.arrivals import Arrival, Outcome, Traffic, as_recording, bodies, body_of, must_wait_s, send, summary
 from lab.streams import Answer
-from plimsoll.sources.traces import read_measured
+from plimsoll.simulate.trace_files import read_measured
 
 HELD = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 0\r\nConnection: close\r\n\r\n"
 SERVED = (

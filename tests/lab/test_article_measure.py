@@ -21,9 +21,9 @@ from lab.article.measure import (
     restarts,
     whole_again_s,
 )
-from plimsoll.guard.policy import KNOBS, read_policy
-from plimsoll.sources.guard_config import read_guard_config
-from plimsoll.standin.text import encode
+from plimsoll.guard.config import read_guard_config
+from plimsoll.guard.judge.policy import KNOBS, read_policy
+from plimsoll.standin.request import encode
 
 BY_NAME = {one.name: one for one in INCIDENTS}
 ALL, WITHOUT_C = {"a": True, "b": True, "c": True}, {"a": True, "b": True, "c": False}

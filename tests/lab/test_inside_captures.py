@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.paired import loss_of
-from plimsoll.domain.series import OUTSIDE
+from plimsoll.doctor.rules.trend_growth import OUTSIDE
 from plimsoll.inside.meters import METERS
 
 HOME = Path(__file__).parents[1] / "captures" / "vllm-0.25.1-h200-inside"

@@ -12,9 +12,9 @@ from benchmarks import simulate_speed as speed
 from lab.engine.install import COMPLETE, InstallError, pins
 from lab.peers import dynosim
 from lab.peers.timed import timed
-from plimsoll.domain.trace import Trace, make_trace
 from plimsoll.simulate.settings import Settings
-from plimsoll.sources.traces import read_trace
+from plimsoll.simulate.trace import Trace, make_trace
+from plimsoll.simulate.trace_files import read_trace
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from lab.catalogue.read_inside import read_inside
 from lab.catalogue.source_tree import SourceTree
-from plimsoll.engine.extension_needs import NEEDS
-from tests.engine.vllm_like import files_that_meet_all, write_vllm
+from plimsoll.vllm.extension_points import NEEDS
+from tests.vllm.vllm_like import files_that_meet_all, write_vllm
 
 
 def test_one_row_a_need_with_its_words(tmp_path: Path) -> None:

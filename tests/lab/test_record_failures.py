@@ -20,7 +20,7 @@ from lab.engine.record_failures import (
     without_our_frames,
     write_kept,
 )
-from plimsoll.domain.finding import Code
+from plimsoll.findings import Code
 
 CAPTURES = Path(__file__).parents[1] / "captures" / "vllm-0.32.0-failures"
 HEAD = "(Worker pid=7) ERROR 11-15 08:57:56 [multiproc_executor.py:1063] "

@@ -10,7 +10,7 @@ from lab.arrivals import Traffic
 from lab.gpu.measure_service import all_servers
 from lab.gpu.provoke_failures import HERE
 from lab.gpu.service_bench import total
-from plimsoll.engine.flags import flags_of
+from plimsoll.vllm.flags import flags_of
 
 PLAN: dict[str, Any] = json.loads((HERE / "service_runs.json").read_text(encoding="utf-8"))
 VERBS = {"load": 4, "start": 2, "stop": 2, "warm-up": 2, "say": 3}

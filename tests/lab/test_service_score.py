@@ -15,7 +15,7 @@ from lab.service.predict import errors, fitted, planned
 from lab.service.runs import by_setting, loads_in, measured
 from plimsoll.simulate.replay import replay
 from plimsoll.simulate.settings import StepTime
-from plimsoll.simulate.synthetic import generate, parse_synthetic
+from plimsoll.simulate.traffic import generate, parse_synthetic
 
 FLAGS = ["--enforce-eager", "--max-model-len", "8192", "--kv-cache-memory-bytes", "4294967296", "--max-num-seqs", "64"]
 TIMES = StepTime(9_000_000, 30_000, 15_000, 40)

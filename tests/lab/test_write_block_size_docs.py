@@ -10,11 +10,11 @@ import pytest
 
 from lab import write_block_size_docs as writer
 from plimsoll.cli.simulate import BLOCK_SIZES
-from plimsoll.domain.trace import Integers
 from plimsoll.simulate.replay import replay
 from plimsoll.simulate.result import STEP_COLUMNS
 from plimsoll.simulate.settings import Settings
-from plimsoll.sources.traces import read_trace
+from plimsoll.simulate.trace import Integers
+from plimsoll.simulate.trace_files import read_trace
 
 TRACES = Path(__file__).parents[2].parent / "shared" / "data" / "traces"
 PAGE = writer.PAGE.read_text(encoding="utf-8")

@@ -6,14 +6,14 @@ import shlex
 
 import pytest
 
-from plimsoll.domain.finding import Code, Finding, Severity
-from plimsoll.domain.model import ModelShape
-from plimsoll.domain.units import GIB
-from plimsoll.engine.command_line import read_command_line
+from plimsoll.findings import Code, Finding, Severity
+from plimsoll.launch.command_line import read_command_line
+from plimsoll.models.shape import ModelShape
 from plimsoll.plan.advise import Advice, advise
 from plimsoll.plan.findings import findings_of
 from plimsoll.plan.ledger import Card, Ledger, ModelFacts, plan_ledger
 from plimsoll.plan.settings import Settings, read_settings
+from plimsoll.units import GIB
 
 QWEN = ModelShape.from_config(
     {

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from lab.gpu.models import config_of
-from plimsoll.cli.options import split_options
-from plimsoll.cli.plan import OPTIONS_WITH_VALUE, ready_of
-from plimsoll.cli.plan_certify import certificate_of
+from plimsoll.cli.plan import OPTIONS_WITH_VALUE, certificate_of, ready_of
+from plimsoll.launch.options import split_options
 from plimsoll.plan.certify import Certificate, Kind
 
 ROOT = Path(__file__).resolve().parents[2]

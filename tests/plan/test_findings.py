@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from plimsoll.domain.finding import Code, Finding, Severity
-from plimsoll.domain.model import ModelShape
-from plimsoll.domain.units import GIB
-from plimsoll.engine.command_line import read_command_line
+from plimsoll.findings import Code, Finding, Severity
+from plimsoll.launch.command_line import read_command_line
+from plimsoll.models.shape import ModelShape
 from plimsoll.plan.advise import advise
 from plimsoll.plan.findings import findings_of
 from plimsoll.plan.ledger import Card, Ledger, ModelFacts, plan_ledger
 from plimsoll.plan.settings import Settings, read_settings
 from plimsoll.plan.weights import Placement, weights_from_shape, weights_from_tensors
 from plimsoll.plan.weights_parts import held
+from plimsoll.units import GIB
 
 H200 = Card("H200 SXM 141GB", int(139.80 * GIB), int(139.7 * GIB), int(139.81 * GIB), (9, 0))
 MIB = 1 << 20

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from lab.engine.kv_cases import GIB, Case, named, published, random_case
 from plimsoll.errors import BadInput
 from plimsoll.plan.kv import KvPlan, KvSettings, WhyRefused, plan_kv
-from plimsoll.plan.kv_settings import layers_by_stage
+from plimsoll.plan.kv_shapes import layers_by_stage
 from plimsoll.plan.kv_specs import CannotGroupError, ChunkedSpec, FullSpec, KvSpec, MlaSpec, SlidingSpec, StateSpec
 
 CASES = {case.name: case for case in published()}

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from plimsoll.domain.model import Indexer, Layer, LayerKind, LinearAttention, Mamba, Mla, ModelShape, Quantization, ShortConv
 from plimsoll.errors import BadInput
+from plimsoll.models.shape import Indexer, Layer, LayerKind, LinearAttention, Mamba, Mla, ModelShape, Quantization, ShortConv
 from plimsoll.plan.kv import KvPlan, KvSettings, plan_kv, specs_of_all_stages
 from plimsoll.plan.kv_shapes import block_size_of, cache_dtype_of, is_interleaved
 from plimsoll.plan.kv_specs import AttentionSpec, RankSpecs, SlidingMlaSpec, StateSpec

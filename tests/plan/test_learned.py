@@ -9,16 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.domain.correction import Correction, Learned, Start
-from plimsoll.domain.measured import Measured
-from plimsoll.domain.model import ModelShape
-from plimsoll.domain.units import GIB, MIB
-from plimsoll.engine.command_line import read_command_line
 from plimsoll.errors import BadInput
-from plimsoll.plan.learned import TermDifference, compare, corrected, correction_from, key_of
+from plimsoll.launch.command_line import read_command_line
+from plimsoll.models.shape import ModelShape
+from plimsoll.plan.learned import Correction, Learned, Start, TermDifference, compare, corrected, correction_from, key_of
 from plimsoll.plan.ledger import Card, Ledger, ModelFacts, plan_ledger
 from plimsoll.plan.settings import read_settings
-from plimsoll.sources.start_logs import read_start
+from plimsoll.plan.store import read_start
+from plimsoll.units import GIB, MIB
+from plimsoll.vllm.log_lines import Measured
 
 CAPTURES = Path(__file__).parents[1] / "captures" / "vllm-0.25.1-h200"
 H200 = Card("H200 SXM 141GB", int(139.80 * GIB), int(139.7 * GIB), int(139.85 * GIB), (9, 0))

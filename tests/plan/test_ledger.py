@@ -10,15 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plimsoll.domain.estimate import Estimate
-from plimsoll.domain.finding import Code, Finding, Severity
-from plimsoll.domain.model import ModelShape, Tower
-from plimsoll.domain.units import GIB
-from plimsoll.engine.command_line import read_command_line
+from plimsoll.findings import Code, Finding, Severity
+from plimsoll.launch.command_line import read_command_line
+from plimsoll.models.shape import ModelShape, Tower
 from plimsoll.plan.advise import Advice, advise
 from plimsoll.plan.findings import findings_of
 from plimsoll.plan.ledger import Card, Ledger, ModelFacts, kv_settings, plan_ledger
 from plimsoll.plan.settings import Settings, read_settings
+from plimsoll.units import GIB, Estimate
 
 H100 = Card("H100 SXM 80GB", int(79.19 * GIB), int(79.15 * GIB), int(79.25 * GIB), (9, 0))
 H200 = Card("H200 SXM 141GB", int(139.80 * GIB), int(139.7 * GIB), int(139.85 * GIB), (9, 0))

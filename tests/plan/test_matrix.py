@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plimsoll.domain.model import ModelShape
-from plimsoll.domain.units import GIB
-from plimsoll.engine.command_line import read_command_line
 from plimsoll.errors import BadInput
+from plimsoll.launch.command_line import read_command_line
+from plimsoll.models.shape import ModelShape
 from plimsoll.plan.ledger import Card, Ledger, ModelFacts, plan_ledger
 from plimsoll.plan.matrix import Matrix, MatrixSpec, State, plan_matrix
 from plimsoll.plan.settings import Settings, read_settings
+from plimsoll.units import GIB
 
 CARD = Card("H100", 79 * GIB, 79 * GIB, 79 * GIB, (9, 0))
 CONFIG = {

@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plimsoll.domain.model import ModelShape, Tower
-from plimsoll.domain.units import GIB
-from plimsoll.plan.overhead import OverheadInput, era_of, overhead, v2_by_default
-from plimsoll.plan.overhead_table import ERAS
-from tests.domain.model_configs import LLAMA_8B
+from plimsoll.models.shape import ModelShape, Tower
+from plimsoll.plan.overhead import ERAS, OverheadInput, era_of, overhead, v2_by_default
+from plimsoll.units import GIB
+from tests.models.model_configs import LLAMA_8B
 
 RELEASES = (
     "0.6.0 0.6.1 0.6.2 0.6.3 0.6.4 0.6.5 0.6.6 0.7.0 0.7.1 0.7.2 0.7.3 0.8.0 0.8.1 0.8.2 0.8.3 0.8.4 0.8.5 0.9.0 0.9.0.1 0.9.1 "

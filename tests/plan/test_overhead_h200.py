@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll.domain.model import ModelShape
-from plimsoll.domain.units import GIB
+from plimsoll.models.shape import ModelShape
 from plimsoll.plan.overhead import OverheadInput, overhead
+from plimsoll.units import GIB
 
 LLAMA: dict[str, object] = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,

@@ -9,15 +9,15 @@ import shlex
 
 import pytest
 
-from plimsoll.domain.finding import Code, Severity
-from plimsoll.domain.gpu import gpu_named
-from plimsoll.domain.model import ModelShape
-from plimsoll.domain.units import GIB
-from plimsoll.engine.command_line import read_command_line
+from plimsoll.findings import Code, Severity
+from plimsoll.hardware.cards import gpu_named
+from plimsoll.launch.command_line import read_command_line
+from plimsoll.models.folders import read_model
+from plimsoll.models.shape import ModelShape
 from plimsoll.plan.findings import findings_of
 from plimsoll.plan.ledger import Card, Ledger, ModelFacts, plan_ledger
 from plimsoll.plan.settings import read_settings
-from plimsoll.sources.models import read_model
+from plimsoll.units import GIB
 
 
 def _plan(model: str, gpu: str, release: str, command: str) -> tuple[Ledger, list[Code]]:

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from plimsoll.domain.model import ModelShape, Tower
-from plimsoll.domain.units import GIB
-from plimsoll.engine.command_line import read_command_line
 from plimsoll.errors import BadInput
+from plimsoll.launch.command_line import read_command_line
+from plimsoll.models.shape import ModelShape, Tower
 from plimsoll.plan.settings import AUTO_FIT, Settings, read_settings
+from plimsoll.units import GIB
 
 LLAMA = ModelShape.from_config(
     {

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plimsoll.domain.model import ModelShape, Quantization
 from plimsoll.errors import BadInput
+from plimsoll.models.shape import ModelShape, Quantization
 from plimsoll.plan.weights import Placement, lora_bytes, parameters, weights_from_shape, weights_from_total
 
 GIB = 2**30

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from plimsoll.domain.model import ModelShape
 from plimsoll.errors import BadInput
+from plimsoll.models.shape import ModelShape
 from plimsoll.plan.weights import Placement, parameters, weights_from_shape, weights_from_tensors
 
 LLAMA: dict[str, Any] = {

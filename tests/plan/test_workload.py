@@ -9,15 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lab.engine.kv_cases import named, published
-from plimsoll.domain.model import ModelShape
-from plimsoll.domain.units import GIB
-from plimsoll.engine.command_line import read_command_line
 from plimsoll.errors import BadInput
+from plimsoll.launch.command_line import read_command_line
+from plimsoll.models.shape import ModelShape
 from plimsoll.plan.kv import KvSettings, plan_kv
 from plimsoll.plan.kv_specs import FullSpec, KvSpec, SlidingSpec, StateSpec
 from plimsoll.plan.ledger import Card, ModelFacts, plan_ledger
 from plimsoll.plan.settings import read_settings
 from plimsoll.plan.workload import Pool, Verdict, Workload, judge, judge_pool, waste_of
+from plimsoll.units import GIB
 
 CASES = {case.name: case for case in published()}
 FULL = FullSpec(block_size=16, heads=8, head_size=128, head_size_v=128, dtype="bfloat16")

@@ -6,10 +6,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from lab.engine.server import EngineServer
-from plimsoll.doctor.metrics import judge_pages
-from plimsoll.domain.finding import Code, Finding, Severity
-from plimsoll.sources.metrics_pages import fetch_health, fetch_pages
-from plimsoll.sources.prometheus import is_prometheus
+from plimsoll.doctor.read.prometheus import is_prometheus
+from plimsoll.doctor.rules.metrics import judge_pages
+from plimsoll.findings import Code, Finding, Severity
+from plimsoll.vllm.metrics_page import fetch_health, fetch_pages
 
 
 def test_a_live_storm_is_found_while_it_lasts(small_engine: EngineServer) -> None:

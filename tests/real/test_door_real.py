@@ -41,7 +41,7 @@ ASSUMES = {
 SWITCH = """
 import json
 from plimsoll.inside.door import DOOR
-from plimsoll.inside.door_vllm import set_up
+from plimsoll.inside.door import set_up
 from plimsoll.inside.settings import Settings
 
 class Switch:

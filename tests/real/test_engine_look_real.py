@@ -8,10 +8,10 @@ import signal
 import time
 
 from lab.engine.server import EngineServer
-from plimsoll.domain.look import Look, Reach
-from plimsoll.sources.engine_canary import CanaryPlan
-from plimsoll.sources.engine_look import Watcher
-from plimsoll.sources.same_host import SameHost
+from plimsoll.guard.daemon.engine_canary import CanaryPlan
+from plimsoll.guard.daemon.engine_look import Watcher
+from plimsoll.guard.daemon.host import SameHost
+from plimsoll.guard.judge.look import Look, Reach
 
 PLAN = CanaryPlan(every_s=5, deadline_s=3)
 

@@ -15,8 +15,8 @@ import pytest
 from lab.guard.contenders import Contender, judge, pause
 from lab.guard.epoch_gate import EpochGate, open_gate
 from lab.guard.etcd import Etcd
-from plimsoll.actuators.etcd_lock import EtcdLock, Login
-from plimsoll.actuators.http_call import Reply, Server
+from plimsoll.guard.adapters.etcd_lock import EtcdLock, Login
+from plimsoll.net.http_call import Reply, Server
 from tests.real.small_farm import need
 
 DISTURBANCES = 12

@@ -11,9 +11,9 @@ import pytest
 
 from lab.engine.clients import complete, is_finished
 from lab.engine.server import EngineServer
-from plimsoll.actuators.gate_door import GateDoor
-from plimsoll.guard.idle import Idleness, Sample, idleness
-from plimsoll.sources.engine_look import Watcher
+from plimsoll.guard.act.idle import Idleness, Sample, idleness
+from plimsoll.guard.adapters.gate import GateDoor
+from plimsoll.guard.daemon.engine_look import Watcher
 from tests.real.conftest import need_vllm
 
 pytestmark = pytest.mark.once

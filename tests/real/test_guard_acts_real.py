@@ -20,8 +20,8 @@ from lab.engine.server import READY_LIMIT_S, free_port
 from lab.guard.command import Guard, away_s, begun, closed, engine_table, told
 from lab.guard.farm import TOKEN, Balancer, Clients
 from lab.guard.unit import oom_flag, unit, write_unit
-from plimsoll.domain.journal_entry import CLOSED, OPENED, OUTCOME, Entry
-from plimsoll.guard.remembered import restarts_of
+from plimsoll.guard.act.journal_entry import CLOSED, OPENED, OUTCOME, Entry
+from plimsoll.guard.act.remembered import restarts_of
 from tests.real.conftest import need_vllm
 from tests.real.small_farm import need
 

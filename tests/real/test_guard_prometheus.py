@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll.sources.prometheus import is_prometheus
-from tests.cli.guards import guarding
+from plimsoll.doctor.read.prometheus import is_prometheus
+from tests.guard.daemon.guards import guarding
 from tests.real.test_prometheus_range import _need
 
 GIB = 1 << 30

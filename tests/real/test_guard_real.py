@@ -14,11 +14,11 @@ import pytest
 
 from lab.engine.clients import complete
 from lab.engine.server import EngineDiedError, EngineServer
-from plimsoll.domain.condition import Condition
-from plimsoll.guard.judge import Judge
-from plimsoll.guard.policy import Policy
-from plimsoll.sources.engine_canary import CanaryPlan
-from plimsoll.sources.engine_look import Watcher
+from plimsoll.guard.daemon.engine_canary import CanaryPlan
+from plimsoll.guard.daemon.engine_look import Watcher
+from plimsoll.guard.judge.judge import Judge
+from plimsoll.guard.judge.policy import Policy
+from plimsoll.unknown import Condition
 from tests.guard.acting import acting
 from tests.real.conftest import need_vllm
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lab.engine.server import free_port
-from plimsoll.actuators.haproxy import HAProxy, Place
+from plimsoll.guard.adapters.haproxy import HAProxy, Place
 from tests.real.small_farm import Backend, Load, backends, need, served_in, until
 
 pytestmark = pytest.mark.once

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lab.engine.install import engine_home
-from plimsoll.actuators.inside_wheel import make_wheel, write_wheel
+from plimsoll.assets.inside_wheel import make_wheel, write_wheel
 from tests.real.conftest import need_vllm
 
 # What vLLM itself does with an extension before a worker is made, asked of the classes that it would extend; and what it

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from lab.engine.server import MODEL_NAME, EngineServer
-from plimsoll.sources.traces import read_trace
+from plimsoll.simulate.trace_files import read_trace
 from tests.real.conftest import need_vllm
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -35,7 +35,7 @@ class Witness:
     async def __call__(self, scope, receive, send):
         if scope["type"] != "http" or scope["path"] != "/witness":
             return await self.app(scope, receive, send)
-        from plimsoll.inside.attach import attach
+        from plimsoll.inside.tick import attach
         from plimsoll.inside.faults import FAULTS
         from plimsoll.inside.listener import Listener
         from plimsoll.inside.pulse import PULSE

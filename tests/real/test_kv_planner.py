@@ -15,8 +15,8 @@ import pytest
 
 from lab.engine.kv_cases import FAMILIES, GIB, Case, published, random_case
 from lab.engine.planner import PlannerProcess
-from plimsoll.domain.model import ModelShape
 from plimsoll.errors import BadInput
+from plimsoll.models.shape import ModelShape
 from plimsoll.plan.kv import KvPlan, KvSettings, WhyRefused, plan_kv, specs_of_all_stages
 from plimsoll.plan.kv_shapes import is_interleaved
 from plimsoll.plan.kv_specs import CannotGroupError

@@ -7,9 +7,9 @@ import re
 import pytest
 
 from lab.engine.server import EngineServer
-from plimsoll.domain.redaction import redact
-from plimsoll.engine.metrics import FIGURES, metrics_of, on_page, resolve
-from plimsoll.engine.versions import engine_named
+from plimsoll.redaction import redact
+from plimsoll.vllm.metrics import FIGURES, metrics_of, on_page, resolve
+from plimsoll.vllm.versions import engine_named
 
 RELEASE = "0.32.0"
 

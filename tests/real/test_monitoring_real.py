@@ -16,14 +16,14 @@ import pytest
 from lab.draw_dashboard import drawing
 from lab.engine.clients import complete
 from lab.engine.server import EngineServer
+from plimsoll.assets.alert import thresholds_of
 from plimsoll.assets.monitoring import monitoring_files
 from plimsoll.assets.names import CONDITIONAL
 from plimsoll.assets.rules import groups_of
 from plimsoll.assets.settings import Settings
-from plimsoll.assets.thresholds import thresholds_of
 from tests.assets.test_dashboards import expressions
 from tests.assets.watched import metrics_of
-from tests.cli.guards import guarding
+from tests.guard.daemon.guards import guarding
 from tests.real.conftest import need_vllm
 from tests.real.watching import Watching, watching
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from lab.engine.server import free_port
-from plimsoll.actuators.hooks import CommandBalancer
+from plimsoll.guard.adapters.hooks import CommandBalancer
 from tests.real.small_farm import Backend, Load, backends, need, served_in, until
 
 pytestmark = pytest.mark.once

@@ -15,10 +15,10 @@ import pytest
 from lab.engine.clients import Told, ask, complete, is_finished
 from lab.engine.server import KEEPER, READY_LIMIT_S, free_port
 from lab.guard.own_engine import own_engine
-from plimsoll.actuators.evidence import EvidenceKeeper, Wanted
-from plimsoll.actuators.own_process import OwnProcess
-from plimsoll.domain.outcome import Outcome
-from plimsoll.sources.process_tree import read_process
+from plimsoll.guard.act.outcome import Outcome
+from plimsoll.guard.adapters.own_process import OwnProcess
+from plimsoll.guard.daemon.evidence import EvidenceKeeper, Wanted
+from plimsoll.hardware.processes import read_process
 from tests.real.conftest import need_vllm
 
 pytestmark = pytest.mark.once

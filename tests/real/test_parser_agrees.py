@@ -12,19 +12,18 @@ import pytest
 
 from lab.engine.install import engine_home, site_packages
 from lab.engine.parser import ParserProcess
-from plimsoll.domain.launch import EntryPoint, Launch
-from plimsoll.domain.units import parse_vllm_integer, parse_vllm_integer_or_auto
-from plimsoll.engine import tables
-from plimsoll.engine.check import check
-from plimsoll.engine.command_line import Unseen, read_command_line
-from plimsoll.engine.flag_notes import GONE, GONE_VARIABLES, OPEN_LISTS
-from plimsoll.engine.flags import UNKNOWN_DEFAULT, FlagRow, flags_of, history_of
-from plimsoll.engine.values import RANGES, value_problem
-from plimsoll.engine.verdict import Status
-from plimsoll.engine.versions import engine_named
 from plimsoll.errors import BadInput
-from plimsoll.report.flags import rewritten_line
-from plimsoll.sources.launches import read_launches
+from plimsoll.launch.check_flags import check
+from plimsoll.launch.command_line import RANGES, Unseen, read_command_line, value_problem
+from plimsoll.launch.files import read_launches
+from plimsoll.launch.launches import EntryPoint, Launch
+from plimsoll.launch.rewrite import Status
+from plimsoll.render.flags import rewritten_line
+from plimsoll.units import parse_vllm_integer, parse_vllm_integer_or_auto
+from plimsoll.vllm import versions
+from plimsoll.vllm.flag_notes import GONE, GONE_VARIABLES, OPEN_LISTS
+from plimsoll.vllm.flags import UNKNOWN_DEFAULT, FlagRow, flags_of, history_of
+from plimsoll.vllm.versions import engine_named
 from tests.real.conftest import need_vllm
 
 RELEASE = "0.32.0"
@@ -139,8 +138,8 @@ def test_kinds_agree(actions: dict[str, dict[str, Any]]) -> None:
 def test_every_flag_we_call_removed_is_refused(parser: ParserProcess) -> None:
     """Each flag that an earlier release had and 0.32.0 lacks is an unrecognised argument to the real parser."""
     taken = []
-    aliases = {a for stretches in tables.rows("flags").values() for s in stretches for a in s.get("aliases", ())}
-    removed = [name for name in {*tables.rows("flags"), *aliases} if name not in flags_of(RELEASE)]
+    aliases = {a for stretches in versions.rows("flags").values() for s in stretches for a in s.get("aliases", ())}
+    removed = [name for name in {*versions.rows("flags"), *aliases} if name not in flags_of(RELEASE)]
     assert len(removed) > 50
     for name in removed:
         row = history_of(name)[-1]

@@ -8,15 +8,15 @@ from collections.abc import Iterator
 import pytest
 
 from lab.engine.planner import PlannerProcess
-from plimsoll.domain.finding import Code
-from plimsoll.domain.gpu import gpu_named
-from plimsoll.domain.model import ModelShape
-from plimsoll.engine.command_line import read_command_line
+from plimsoll.findings import Code
+from plimsoll.hardware.cards import gpu_named
+from plimsoll.launch.command_line import read_command_line
+from plimsoll.models.folders import read_model
+from plimsoll.models.shape import ModelShape
 from plimsoll.plan.findings import findings_of, stops_the_start
 from plimsoll.plan.kv import specs_of_all_stages
 from plimsoll.plan.ledger import Card, Ledger, ModelFacts, kv_settings, plan_ledger
 from plimsoll.plan.settings import Settings, read_settings
-from plimsoll.sources.models import read_model
 from tests.real.conftest import need_vllm
 
 RELEASE = "0.32.0"

@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 import pytest
 
-from plimsoll.doctor.trends import judge_trends
-from plimsoll.domain.finding import Code
+from plimsoll.doctor.read.prometheus import fetch_range, is_prometheus
+from plimsoll.doctor.rules.trends import judge_trends
 from plimsoll.errors import BadInput, WorldFailed
-from plimsoll.sources.prometheus import fetch_range, is_prometheus
+from plimsoll.findings import Code
 
 PAGE = (Path(__file__).parents[1] / "captures" / "vllm-0.32.0-cpu" / "metrics.txt").read_bytes()
 HOUR_S = 3600

@@ -15,11 +15,10 @@ from pathlib import Path
 import pytest
 
 from plimsoll.cli.main import main
-from plimsoll.cli.many_runs import on_cores
-from plimsoll.cli.on_ray import ray_runner
 from plimsoll.simulate.settings import Settings, StepTime
-from plimsoll.simulate.synthetic import generate, parse_synthetic
+from plimsoll.simulate.traffic import generate, parse_synthetic
 from plimsoll.tune.goodput import parse_slo
+from plimsoll.tune.runners import on_cores, ray_runner
 from plimsoll.tune.work import Job, Traffic
 
 ROOT = Path(__file__).resolve().parents[2]

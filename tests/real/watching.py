@@ -17,11 +17,11 @@ from typing import Any
 from lab.draw_dashboard import asked
 from lab.engine.server import free_port
 from lab.page_world import answers
+from plimsoll.assets.alert import Thresholds
+from plimsoll.assets.monitoring import alertmanager_text, prometheus_text
 from plimsoll.assets.rules import groups_of, rules_text
-from plimsoll.assets.scrape import alertmanager_text, prometheus_text
 from plimsoll.assets.settings import Settings
-from plimsoll.assets.thresholds import Thresholds
-from plimsoll.sources.prometheus import is_prometheus
+from plimsoll.doctor.read.prometheus import is_prometheus
 from tests.real.small_farm import need
 
 _HTTP = urllib.request.build_opener(urllib.request.ProxyHandler({}))

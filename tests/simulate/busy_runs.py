@@ -6,10 +6,10 @@ import json
 
 import numpy as np
 
-from plimsoll.domain.trace import Integers, Trace, make_trace
 from plimsoll.simulate.replay import replay
 from plimsoll.simulate.result import Replay
 from plimsoll.simulate.settings import Group, Settings, StepTime
+from plimsoll.simulate.trace import Integers, Trace, make_trace
 
 MS = 1_000_000
 _PLAIN = Settings(num_blocks=30, max_num_seqs=16, max_num_batched_tokens=64, max_model_len=200)

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from plimsoll.domain.trace import Integers, make_trace
 from plimsoll.simulate.result import NEVER, STEP_COLUMNS, Replay, Totals
 from plimsoll.simulate.settings import Settings, StepTime
+from plimsoll.simulate.trace import Integers, make_trace
 
 GOLDEN = Path(__file__).resolve().parents[3] / "shared" / "oracle" / "golden"
 NO_GOLDEN = "the recorded runs are not beside the repository"

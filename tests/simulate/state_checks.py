@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from plimsoll.domain.trace import Trace
 from plimsoll.simulate import layout as at
+from plimsoll.simulate.trace import Trace
 
 NULL = 0
 Content = tuple[object, ...]

@@ -23,7 +23,7 @@ SIMULATE = Path(compiled.__file__).parent
 SAYS_WHEN = """
 from plimsoll.simulate.compiled import HAS_NUMBA, telling
 from plimsoll.simulate.replay import replay
-from plimsoll.domain.trace import make_trace
+from plimsoll.simulate.trace import make_trace
 said = []
 with telling(lambda: said.append(1)):
     steps = replay(make_trace("t", [0], [20], [3])).totals.steps

@@ -5,20 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from plimsoll.domain.histogram import Histogram
-from plimsoll.domain.measured_run import ABSENT, MeasuredRun, RunSeries
-from plimsoll.domain.trace import make_trace
 from plimsoll.errors import BadInput
-from plimsoll.simulate.fit import fit
-from plimsoll.simulate.fit_error import duration_error, error_of
+from plimsoll.simulate.fit import Bounds, before, duration_error, error_of, fit, only_first, search
 from plimsoll.simulate.fit_histograms import BETWEEN, E2E, TPOT, TTFT, fit_histograms
-from plimsoll.simulate.fit_search import Bounds, search
-from plimsoll.simulate.fit_seen import before, only_first
-from plimsoll.simulate.graphs import graph_sizes, step_table
 from plimsoll.simulate.replay import replay
 from plimsoll.simulate.result import Replay
+from plimsoll.simulate.roofline import graph_sizes, step_table
 from plimsoll.simulate.settings import Settings, StepTime
-from plimsoll.simulate.synthetic import Synthetic, generate
+from plimsoll.simulate.trace import ABSENT, MeasuredRun, RunSeries, make_trace
+from plimsoll.simulate.traffic import Synthetic, generate
+from plimsoll.vllm.metrics_page import Histogram
 
 SETTINGS = Settings(num_blocks=3000, max_num_seqs=32, max_num_batched_tokens=1024)
 TRUE = StepTime(9_000_000, 50_000, 15_000, 90_000, step_table(9e6, 50e3, 1024, graph_sizes(32), 3e6))

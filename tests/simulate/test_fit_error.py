@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plimsoll.simulate.fit_error import FitError
+from plimsoll.simulate.fit import FitError
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from plimsoll.domain.trace import Integers, Trace
 from plimsoll.simulate.replay import replay
 from plimsoll.simulate.result import REQUEST_COLUMNS, STEP_COLUMNS, Replay
 from plimsoll.simulate.settings import Settings, StepTime
 from plimsoll.simulate.summary import Latency, summarise
-from plimsoll.sources.traces import read_trace
+from plimsoll.simulate.trace import Integers, Trace
+from plimsoll.simulate.trace_files import read_trace
 from tests.simulate.golden_runs import GOLDEN, NO_GOLDEN, golden_steps, golden_summary
 
 pytestmark = pytest.mark.skipif(not GOLDEN.is_dir(), reason=NO_GOLDEN)

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from plimsoll.domain.trace import Trace, make_trace
 from plimsoll.simulate import layout as at
 from plimsoll.simulate.clock import Record, advance
 from plimsoll.simulate.replay import FOREVER, new_record, replay
 from plimsoll.simulate.settings import Group, Settings, StepTime
 from plimsoll.simulate.start import start
+from plimsoll.simulate.trace import Trace, make_trace
 from tests.simulate.state_checks import Content, check_end, check_rows, check_state
 
 MOST_STEPS = 1500

@@ -6,14 +6,14 @@ import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from plimsoll.domain.trace import Trace, make_trace
 from plimsoll.simulate import layout as at
-from plimsoll.simulate import open_loop as loop
+from plimsoll.simulate import open_run as loop
 from plimsoll.simulate.clock import advance
 from plimsoll.simulate.open_run import OpenRun
 from plimsoll.simulate.replay import FOREVER, replay
 from plimsoll.simulate.settings import Settings, StepTime
 from plimsoll.simulate.start import too_long
+from plimsoll.simulate.trace import Trace, make_trace
 from tests.simulate.state_checks import Content, check_state
 from tests.simulate.test_invariants import CROWDED, MOST_STEPS, Case, _cases, _start
 

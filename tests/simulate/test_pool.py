@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plimsoll.domain.trace import make_trace
 from plimsoll.simulate import layout as at
 from plimsoll.simulate import pool
 from plimsoll.simulate.settings import Settings, StepTime
 from plimsoll.simulate.start import start
+from plimsoll.simulate.trace import make_trace
 from tests.simulate.plain_parts import as_written
 
 BLOCKS = 9

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from plimsoll.domain.trace import Integers, make_trace
 from plimsoll.simulate.replay import replay
 from plimsoll.simulate.result import NEVER
 from plimsoll.simulate.settings import Group, Settings, StepTime
+from plimsoll.simulate.trace import Integers, make_trace
 
 RECORDED = Path(__file__).parents[1] / "captures" / "vllm-0.32.0-scheduler" / "cases.jsonl.gz"
 """Made by `python -m lab.engine.record_scheduler`."""

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from plimsoll.domain.trace import Integers, Trace, make_trace
 from plimsoll.errors import BadInput
 from plimsoll.simulate import layout as at
 from plimsoll.simulate.clock import advance
@@ -15,6 +14,7 @@ from plimsoll.simulate.replay import FOREVER, LOG_ROWS, new_record, replay, spee
 from plimsoll.simulate.result import NEVER, STEP_COLUMNS, Replay
 from plimsoll.simulate.settings import Group, Settings, StepTime
 from plimsoll.simulate.start import start
+from plimsoll.simulate.trace import Integers, Trace, make_trace
 from tests.simulate.busy_runs import BUSY_SETTINGS, REQUEST_ARRAYS, busy_run, busy_trace
 
 AT = {name: place for place, name in enumerate(STEP_COLUMNS)}

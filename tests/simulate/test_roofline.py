@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from plimsoll.errors import BadInput
-from plimsoll.simulate.graphs import graph_sizes
 from plimsoll.simulate.roofline import (
     BANDWIDTH_SHARE,
     COMPUTE_SHARE,
@@ -16,6 +15,7 @@ from plimsoll.simulate.roofline import (
     Work,
     active_parameters,
     dense_rate,
+    graph_sizes,
     roofline,
 )
 

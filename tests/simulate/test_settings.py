@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from plimsoll.domain.trace import make_trace
 from plimsoll.errors import BadInput
 from plimsoll.simulate import layout as at
 from plimsoll.simulate import start as start_module
 from plimsoll.simulate.settings import Group, Settings, StepTime, groups_of
 from plimsoll.simulate.start import MOST_BLOCK_SIZE, MOST_BLOCKS, MOST_BUDGET, MOST_TOKENS, check, start, too_long
+from plimsoll.simulate.trace import make_trace
 
 REFUSED: list[tuple[Settings, tuple[str, ...]]] = [
     (Settings(block_size=0), ("--block-size", "at least 1", "0")),

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plimsoll.domain.trace import Trace
 from plimsoll.errors import BadInput
-from plimsoll.simulate.synthetic import Synthetic, generate, parse_synthetic
+from plimsoll.simulate.trace import Trace
+from plimsoll.simulate.traffic import Synthetic, generate, parse_synthetic
 
 CHAT = Synthetic(requests=4000, families=3, family_tokens=100, turns=4, prefix_block=16, priorities=3, prompt_max=4096)
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plimsoll.domain.trace import Trace, make_trace
 from plimsoll.errors import BadInput
+from plimsoll.simulate.trace import Trace, make_trace
 from plimsoll.simulate.traffic import cut, merge, take
 
 SECOND = 10**9

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from plimsoll.cli.standin_launch import read_asked
-from plimsoll.domain.log import Log
+from plimsoll.doctor.rules.log_text import Log
 from plimsoll.standin.config import Launchable
-from plimsoll.standin.log_format import Line, Pids, written
+from plimsoll.standin.launch import read_asked
+from plimsoll.standin.launch_log import Line, Pids, written
 from tests.log_bytes import log_of_bytes
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 from plimsoll.inside.settings import Settings
 from plimsoll.simulate.settings import StepTime
 from plimsoll.standin.engine import Engine
-from plimsoll.standin.serve.assembly import Assembled, assemble
 from plimsoll.standin.serve.driver import Driver
-from plimsoll.standin.serve.options import Options
+from plimsoll.standin.serve.fields import Options
 from plimsoll.standin.serve.port import Port
+from plimsoll.standin.serve.server import Assembled, assemble
 from tests.standin.engines import engine
 
 TOKEN = "a-token-that-is-long-enough"

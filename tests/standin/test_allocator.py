@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from plimsoll.standin.allocator import MIB, Allocator, Failure, rounded, segment_for
+from plimsoll.standin.memory import MIB, Allocator, Failure, rounded, segment_for
 
 PLENTY = 1 << 40
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from plimsoll.standin.serve.fields import Options
 from plimsoll.standin.serve.metrics import cut, lie
-from plimsoll.standin.serve.options import Options
 from tests.fakes import eventually
 from tests.standin.engines import GIB, engine
 from tests.standin.servers import SLOW, TOKEN, Got, Server, standin

@@ -11,7 +11,7 @@ import pytest
 
 from plimsoll.inside.gate import Gate
 from plimsoll.inside.settings import Settings
-from plimsoll.standin.serve.options import Options
+from plimsoll.standin.serve.fields import Options
 from tests.fakes import eventually
 from tests.standin.engines import engine
 from tests.standin.servers import FAST, SLOW, TOKEN, Got, Server, standin

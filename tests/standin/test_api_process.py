@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll.standin.serve.process import process_figures
+from plimsoll.standin.serve.metrics import process_figures
 from tests.standin.engines import GIB, engine
 from tests.standin.servers import standin
 from tests.standin.test_api_admin import DEV

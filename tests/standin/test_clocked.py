@@ -9,7 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from plimsoll.standin import EngineDown, StandIn
-from plimsoll.standin.edges import edges_of
+from plimsoll.standin.config import edges_of
 from tests.standin.engines import SETTINGS, config
 
 CONFIG = config()._replace(edges=edges_of("0.32.0", SETTINGS.max_model_len))

@@ -7,17 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll.cli.options import Split, split_options
 from plimsoll.cli.plan import planned_of
-from plimsoll.cli.simulate_inputs import _plan, settings_of_plan
-from plimsoll.cli.simulate_times import _data_sheet
 from plimsoll.errors import BadInput
+from plimsoll.launch.options import Split, split_options
+from plimsoll.simulate.inputs import _data_sheet, _plan, settings_of_plan
 from plimsoll.simulate.settings import StepTime
 from plimsoll.standin.engine import Engine
 from plimsoll.standin.memory import Memory
 from plimsoll.standin.request import Ask
-
-from .launches import LLAMA, launchable
+from tests.standin.launches import LLAMA, launchable
 
 CAPTURES = Path(__file__).parents[1] / "captures"
 GPT_OSS = "openai/gpt-oss-20b"

@@ -7,29 +7,26 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll.doctor.diagnose import diagnose
-from plimsoll.domain.finding import Severity
-from plimsoll.domain.units import GIB
-from plimsoll.engine.log_lines import LOG_LINES
-from plimsoll.engine.start_figures import measured_of
-from plimsoll.sources.texts import read_log
+from plimsoll.doctor.read.text import read_log
+from plimsoll.doctor.rules.diagnose import diagnose
+from plimsoll.findings import Severity
 from plimsoll.standin.config import Launchable
-from plimsoll.standin.launch_log import start_lines
-from plimsoll.standin.life_log import (
+from plimsoll.standin.launch_log import (
+    Line,
     Stats,
     after_death_lines,
     answer_line,
     death_lines,
+    start_lines,
     stats_line,
     stop_lines,
     stopped_lines,
 )
-from plimsoll.standin.log_format import Line
-from plimsoll.standin.memory import Memory
+from plimsoll.standin.memory import Memory, oom_text
 from plimsoll.standin.start_failures import failed_lines, want_of_memory
-from plimsoll.standin.torch_words import oom_text
-
-from .launches import PIDS, STAMP, launchable, log_of, text_of
+from plimsoll.units import GIB
+from plimsoll.vllm.log_lines import LOG_LINES, measured_of
+from tests.standin.launches import PIDS, STAMP, launchable, log_of, text_of
 
 CAPTURES = Path(__file__).parents[1] / "captures"
 SOME = Stats(813.5, 1869.2, 3, 1, 0, 0.25, 0.4)

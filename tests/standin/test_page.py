@@ -14,18 +14,25 @@ from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.utils import floatToGoString
 
-from plimsoll.domain.metrics_page import Page as Read
-from plimsoll.engine.flags import is_before
-from plimsoll.engine.metrics import V1_DEFAULT_SINCE, metrics_of
-from plimsoll.engine.tables import wheels
 from plimsoll.errors import BadInput
-from plimsoll.sources.metrics_pages import parse_page
-from plimsoll.standin import page_table
-from plimsoll.standin.edges import edges_of
-from plimsoll.standin.exposition import labels_text, number
-from plimsoll.standin.figures import ENDS, VALVES, Figures, Histogram
-from plimsoll.standin.page import HttpFigures, Page, ProcessFigures, metrics_shown
-from plimsoll.standin.page_server import COARSE_EDGES, FINE_EDGES
+from plimsoll.standin import metrics_page
+from plimsoll.standin.config import edges_of
+from plimsoll.standin.metrics_page import (
+    COARSE_EDGES,
+    FINE_EDGES,
+    HttpFigures,
+    Page,
+    ProcessFigures,
+    labels_text,
+    metrics_shown,
+    number,
+)
+from plimsoll.standin.request import ENDS, VALVES, Figures, Histogram
+from plimsoll.vllm.flags import is_before
+from plimsoll.vllm.metrics import V1_DEFAULT_SINCE, metrics_of
+from plimsoll.vllm.metrics_page import Page as Read
+from plimsoll.vllm.metrics_page import parse_page
+from plimsoll.vllm.versions import wheels
 
 CAPTURES = Path(__file__).parents[1] / "captures"
 CPU = "vllm-0.32.0-cpu/metrics.txt"
@@ -46,7 +53,7 @@ PLAIN = {
     "generation_tokens": "vllm:generation_tokens_total", "prefix_queries": "vllm:prefix_cache_queries_total",
     "prefix_hits": "vllm:prefix_cache_hits_total", "prompt_cached": "vllm:prompt_tokens_cached_total",
 }  # fmt: skip
-HISTOGRAMS = {row.histogram: row.name for row in page_table.ROWS if row.histogram}
+HISTOGRAMS = {row.histogram: row.name for row in metrics_page.ROWS if row.histogram}
 
 
 def _captured(name: str) -> str:
@@ -158,7 +165,7 @@ def test_a_counter_that_a_flag_moves_is_there_without_the_flag() -> None:
     """The estimates for MFU stand on a page of a server without the flag, at nothing, as they stand on ours."""
     read = _read(_captured("vllm-0.25.1-h200-traffic/steady.metrics.txt.gz"))
     ours = _read(Page("0.25.1", "m", cache_labels={}, created=0).text(_empty("0.25.1"), HttpFigures(0), ProcessFigures()))
-    for name in page_table.ALWAYS_THERE:
+    for name in metrics_page.ALWAYS_THERE:
         assert read.total(name) == ours.total(name) == 0
 
 
@@ -172,13 +179,14 @@ def test_a_page_has_all_that_its_release_always_shows_and_nothing_else(release: 
     always = {
         name.removesuffix("_total") if entry["type"] == "counter" else name: entry
         for name, entry in metrics_of(release).items()
-        if (entry["shown"] == "always" and entry["engine"] != "V0" and name not in LEFT_OUT) or name in page_table.ALWAYS_THERE
+        if (entry["shown"] == "always" and entry["engine"] != "V0" and name not in LEFT_OUT)
+        or name in metrics_page.ALWAYS_THERE
     }
     text = Page(release, "m", cache_labels={"block_size": "16"}, created=1.0).text(
         _empty(release), HttpFigures(0), ProcessFigures()
     )
     families = {f.name: f for f in text_string_to_metric_families(text) if f.name.startswith("vllm:")}
-    missing = {n.removesuffix("_total") for n, end in page_table.LEFT_OUT_BEFORE.items() if is_before(release, end)}
+    missing = {n.removesuffix("_total") for n, end in metrics_page.LEFT_OUT_BEFORE.items() if is_before(release, end)}
     assert {name for name in families if not name.endswith("_created")} == set(always) - missing
     for name, entry in always.items():
         if name in families and "labels" in entry:
@@ -189,7 +197,7 @@ def test_a_page_has_all_that_its_release_always_shows_and_nothing_else(release: 
 
 def test_a_page_has_something_to_say_about_every_row_of_the_table() -> None:
     """No row is dead: some release shows it."""
-    assert {row for release in RELEASES for row in (m.row for m in metrics_shown(release))} == set(page_table.ROWS)
+    assert {row for release in RELEASES for row in (m.row for m in metrics_shown(release))} == set(metrics_page.ROWS)
 
 
 def test_edges_and_reasons_grew_with_the_releases() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.standin.text import RESERVED, VOCABULARY, content_ids, decode, draw, encode
+from plimsoll.standin.request import RESERVED, VOCABULARY, content_ids, decode, draw, encode
 
 PROSE = (
     "The load line is painted on both sides of the hull. It shows how deep a ship may lie in the water of each season, and a "

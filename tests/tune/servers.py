@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import cache
 
-from plimsoll.cli.options import split_options
 from plimsoll.cli.plan import Ready, ready_of
-from plimsoll.simulate.synthetic import generate, parse_synthetic
+from plimsoll.launch.options import split_options
+from plimsoll.simulate.traffic import generate, parse_synthetic
 from plimsoll.tune.answer import Server
 from plimsoll.tune.goodput import parse_slo
 from plimsoll.tune.space import Space

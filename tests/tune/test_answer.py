@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from plimsoll.simulate.settings import StepTime
-from plimsoll.simulate.synthetic import generate, parse_synthetic
-from plimsoll.tune.answer import Last, Tuning, curve, runner_up, tune
-from plimsoll.tune.fingerprint import fingerprint
+from plimsoll.simulate.traffic import generate, parse_synthetic
+from plimsoll.tune.answer import Last, Tuning, curve, fingerprint, runner_up, tune
 from plimsoll.tune.space import Candidate
 from plimsoll.tune.verdict import drift_sentences, folklore, headline, label, margin, measurement, ranges, reasons
 from plimsoll.tune.work import Failed, Traffic

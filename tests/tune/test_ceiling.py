@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from plimsoll.domain.trace import make_trace
 from plimsoll.simulate.settings import Settings, StepTime
-from plimsoll.simulate.synthetic import generate, parse_synthetic
-from plimsoll.tune.ceiling import ceiling, demand
+from plimsoll.simulate.trace import make_trace
+from plimsoll.simulate.traffic import generate, parse_synthetic
 from plimsoll.tune.goodput import Score
+from plimsoll.tune.search import ceiling, demand
 from plimsoll.tune.work import Job, Traffic, do
 
 TIMES = StepTime(base_ns=20_000_000, token_ns=100_000, seq_ns=20_000, ctx_ps=100_000)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from plimsoll.tune.commands import flags_of, with_flags
+from plimsoll.tune.answer import flags_of, with_flags
 from plimsoll.tune.space import Candidate
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from plimsoll.simulate.settings import StepTime
-from plimsoll.tune.answer import tune
-from plimsoll.tune.doubt import FASTER, SLOWER, stretched
+from plimsoll.tune.answer import FASTER, SLOWER, stretched, tune
 from tests.tune.servers import SMALL, run, server, traffic
 
 

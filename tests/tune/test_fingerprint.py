@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from plimsoll.domain.trace import make_trace
-from plimsoll.tune.fingerprint import drift, fingerprint
+from plimsoll.simulate.trace import make_trace
+from plimsoll.tune.answer import drift, fingerprint
 from plimsoll.tune.work import Traffic
 from tests.tune.servers import traffic
 

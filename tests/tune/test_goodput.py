@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from plimsoll.domain.trace import make_trace
 from plimsoll.errors import BadInput
 from plimsoll.simulate.replay import replay
 from plimsoll.simulate.settings import Settings, StepTime
+from plimsoll.simulate.trace import make_trace
 from plimsoll.tune.goodput import Slo, parse_slo, score
 
 SECOND = StepTime(base_ns=10**9, token_ns=0, seq_ns=0, ctx_ps=0)

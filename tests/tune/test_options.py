@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from plimsoll.tune.options import candidate_of, launch_of, plan_all, roomiest
-from plimsoll.tune.space import Candidate
+from plimsoll.tune.space import Candidate, candidate_of, launch_of, plan_all, roomiest
 from tests.tune.servers import SMALL, server
 
 

@@ -6,11 +6,10 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from plimsoll.domain.trace import make_trace
+from plimsoll.simulate.trace import make_trace
 from plimsoll.tune.goodput import Score
-from plimsoll.tune.options import candidate_of, plan_all
 from plimsoll.tune.search import Search, Tried, busiest, preferred
-from plimsoll.tune.space import Space
+from plimsoll.tune.space import Space, candidate_of, plan_all
 from plimsoll.tune.work import Failed, Job, Result, Traffic
 from tests.tune.servers import SMALL, run, server, traffic
 

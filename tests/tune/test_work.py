@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from plimsoll.domain.trace import make_trace
 from plimsoll.simulate.settings import Settings, StepTime
+from plimsoll.simulate.trace import make_trace
 from plimsoll.tune.goodput import Score, Slo
 from plimsoll.tune.work import Failed, Job, Traffic, do, job_digest, traffic_digest
 

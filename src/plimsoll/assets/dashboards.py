@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from plimsoll.assets.alerts_load import HITS, LATE, TWICE, WAIT
-from plimsoll.assets.alerts_memory import HOST, ROOM
+from plimsoll.assets.alert import Thresholds
+from plimsoll.assets.alerts_load import HITS, HOST, LATE, ROOM, TWICE, WAIT
 from plimsoll.assets.names import GUARD_JOB, Names, select, span
 from plimsoll.assets.panels import Ask, Dashboard, Note, Panel, Row
 from plimsoll.assets.settings import Settings
-from plimsoll.assets.thresholds import Thresholds
 
 ENGINE_UID, FLEET_UID = "plimsoll-engine", "plimsoll-fleet"
 WHERE = "{{instance}} {{engine}}"

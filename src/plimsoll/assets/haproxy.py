@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from plimsoll.assets.client_paths import RESPONSES, client_paths
-from plimsoll.assets.launched import launched, ready_path
+from plimsoll.assets.launched import RESPONSES, client_paths, launched, ready_path
 from plimsoll.assets.settings import Settings
 
 PORT = 8080

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from plimsoll.assets import guard_config, kubernetes_guard
-from plimsoll.assets.client_paths import RESPONSES, client_paths
-from plimsoll.assets.kubernetes_guard import PROMETHEUS, SECRET, labels, meta
+from plimsoll.assets import guard_config
+from plimsoll.assets.guard_config import secret_files
 from plimsoll.assets.launched import (
+    GUARD_IMAGE,
+    RESPONSES,
+    client_paths,
     container_environment,
     container_words,
     is_amd,
@@ -20,7 +22,142 @@ from plimsoll.assets.launched import (
 )
 from plimsoll.assets.settings import Settings
 from plimsoll.assets.texts import for_pod, yaml_of
-from plimsoll.domain.units import GIB
+from plimsoll.units import GIB
+
+# guard as a Deployment of its own, with no more rights than its deeds need.
+
+GUARD = "plimsoll-guard"
+SECRET = "plimsoll"  # noqa: S105  the name of the object
+SECRETS = "/etc/plimsoll-secrets"
+PROMETHEUS = {"kubernetes.io/metadata.name": "monitoring"}
+USER = 10001
+
+
+def labels(name: str) -> dict[str, str]:
+    """By which the pods of one part are known."""
+    return {"app": name}
+
+
+def meta(name: str, settings: Settings) -> dict[str, Any]:
+    """An object's name and place."""
+    return {"metadata": {"name": name, "namespace": settings.namespace}}
+
+
+def objects(settings: Settings) -> list[dict[str, Any]]:
+    """Guard's account and rights, its disk, its pod, and who may ask it."""
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": GUARD}
+    account = {"kind": "ServiceAccount", "name": GUARD, "namespace": settings.namespace}
+    claim = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "2Gi"}}}
+    ports = [{"name": "http", "port": settings.guard_port, "targetPort": "http"}]
+    return [
+        {"apiVersion": "v1", "kind": "ServiceAccount", **meta(GUARD, settings), "automountServiceAccountToken": False},
+        {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", **meta(GUARD, settings), "rules": _rules(settings)},
+        {
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "RoleBinding",
+            **meta(GUARD, settings),
+            "roleRef": role,
+            "subjects": [account],
+        },
+        {"apiVersion": "v1", "kind": "PersistentVolumeClaim", **meta(GUARD, settings), "spec": claim},
+        {"apiVersion": "v1", "kind": "Service", **meta(GUARD, settings), "spec": {"selector": labels(GUARD), "ports": ports}},
+        _deployment(settings),
+        _guard_network(settings),
+    ]
+
+
+def _rules(settings: Settings) -> list[dict[str, Any]]:
+    return [
+        {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list"]},
+        {
+            "# One name for each pod that guard may evict.": None,
+            "apiGroups": [""],
+            "resources": ["pods/eviction"],
+            "resourceNames": [f"{settings.name}-0"],
+            "verbs": ["create"],
+        },
+        {
+            "# To make an object its name cannot be asked for; needed once.": None,
+            "apiGroups": ["coordination.k8s.io"],
+            "resources": ["leases"],
+            "verbs": ["create"],
+        },
+        {
+            "apiGroups": ["coordination.k8s.io"],
+            "resources": ["leases"],
+            "resourceNames": [GUARD],
+            "verbs": ["get", "update"],
+        },
+    ]
+
+
+def _deployment(settings: Settings) -> dict[str, Any]:
+    pod = {
+        "serviceAccountName": GUARD,
+        "automountServiceAccountToken": True,
+        "enableServiceLinks": False,
+        "# To put back what is drained.": None,
+        "terminationGracePeriodSeconds": 60,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": USER,
+            "fsGroup": USER,
+            "# Evidence is kept only in a folder that no group may write to.": None,
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [_guard_container(settings)],
+        "volumes": [
+            {"name": "state", "persistentVolumeClaim": {"claimName": GUARD}},
+            {"name": "config", "configMap": {"name": GUARD}},
+            {"name": "secrets", "secret": {"secretName": SECRET, "defaultMode": 0o440, "items": _items(settings)}},
+        ],
+    }
+    spec = {
+        "replicas": 1,
+        "# The journal has one writer.": None,
+        "strategy": {"type": "Recreate"},
+        "selector": {"matchLabels": labels(GUARD)},
+        "template": {"metadata": {"labels": labels(GUARD)}, "spec": pod},
+    }
+    return {"apiVersion": "apps/v1", "kind": "Deployment", **meta(GUARD, settings), "spec": spec}
+
+
+def _items(settings: Settings) -> list[dict[str, str]]:
+    keys = {"api.key": "VLLM_API_KEY"}
+    return [{"key": keys.get(name, name), "path": name} for name in secret_files(launched(settings))]
+
+
+def _guard_container(settings: Settings) -> dict[str, Any]:
+    return {
+        "name": "guard",
+        "image": GUARD_IMAGE,
+        "# It observes and says what it would do. With --act at the end it does it (docs/guard-acts.md).": None,
+        "command": ["plimsoll", "guard", "--config", "/etc/plimsoll/plimsoll.toml"],
+        "env": [{"name": "STATE_DIRECTORY", "value": "/var/lib/plimsoll/guard"}],
+        "ports": [{"name": "http", "containerPort": settings.guard_port}],
+        "livenessProbe": {"httpGet": {"path": "/healthz", "port": "http"}, "periodSeconds": 30},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "volumeMounts": [
+            {"name": "state", "mountPath": "/var/lib/plimsoll"},
+            {"name": "config", "mountPath": "/etc/plimsoll"},
+            {"name": "secrets", "mountPath": SECRETS},
+        ],
+    }
+
+
+def _guard_network(settings: Settings) -> dict[str, Any]:
+    spec = {
+        "podSelector": {"matchLabels": labels(GUARD)},
+        "policyTypes": ["Ingress"],
+        "ingress": [{"from": [{"namespaceSelector": {"matchLabels": PROMETHEUS}}], "ports": [{"port": "http"}]}],
+    }
+    return {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", **meta(GUARD, settings), "spec": spec}
+
 
 TOKENS = "/run/plimsoll"
 PROXIES = {"kubernetes.io/metadata.name": "ingress-nginx"}
@@ -32,8 +169,8 @@ def files(settings: Settings) -> dict[str, str]:
     """Names and texts."""
     made = {
         f"{settings.name}.yaml": documents(server_objects(settings)),
-        "guard.yaml": documents(kubernetes_guard.objects(settings)),
-        "plimsoll.toml": guard_config.for_kubernetes(settings, kubernetes_guard.SECRETS),
+        "guard.yaml": documents(objects(settings)),
+        "plimsoll.toml": guard_config.for_kubernetes(settings, SECRETS),
         "kustomization.yaml": yaml_of(_kustomization(settings)),
     }
     return {f"kubernetes/{path}": text for path, text in made.items()}

@@ -9,21 +9,18 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from plimsoll.assets.launched import vendor_of
-from plimsoll.assets.settings import Command, PlanFacts
-from plimsoll.assets.timers import Timers, timers_of
-from plimsoll.domain.gpu import Vendor
-from plimsoll.domain.launch import EntryPoint, Launch
-from plimsoll.domain.redaction import REDACTED
-from plimsoll.engine.check import check
-from plimsoll.engine.command_line import Argument, read_command_line
-from plimsoll.engine.extension_needs import NEEDS
-from plimsoll.engine.extension_points import Part, verdicts
-from plimsoll.engine.extension_table import answers_in
-from plimsoll.engine.flags import flags_of
-from plimsoll.engine.inside_command import Plugins, fit, with_remarks
-from plimsoll.engine.rewrite import spelled
-from plimsoll.engine.versions import Engine
+from plimsoll.assets.settings import Command, PlanFacts, Timers, timers_of
 from plimsoll.errors import BadInput
+from plimsoll.hardware.cards import Vendor
+from plimsoll.launch.check_flags import check
+from plimsoll.launch.command_line import Argument, read_command_line
+from plimsoll.launch.inside_command import Plugins, fit, with_remarks
+from plimsoll.launch.launches import EntryPoint, Launch
+from plimsoll.launch.rewrite import spelled
+from plimsoll.redaction import REDACTED
+from plimsoll.vllm.extension_points import NEEDS, Part, answers_in, verdicts
+from plimsoll.vllm.flags import flags_of
+from plimsoll.vllm.versions import Engine
 
 ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
 SEGMENTS = "expandable_segments:True"

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 
 from plimsoll.assets.settings import Settings
-from plimsoll.engine.metrics import resolve
-from plimsoll.engine.versions import engine_named
+from plimsoll.vllm.metrics import resolve
+from plimsoll.vllm.versions import engine_named
 
 GUARD_JOB = "plimsoll-guard"
 ENGINE_LABELS = ("job", "instance", "engine", "model_name")
@@ -43,7 +43,7 @@ class Names:
         return found is not None and found.is_exact and found.shown == "always"
 
     def vllm(self, figure: str, suffix: str = "", **matchers: str) -> str:
-        """One of vLLM's figures by our name (engine/metrics.py)."""
+        """One of vLLM's figures by our name (vllm/metrics.py)."""
         found = resolve(figure, self.engine)
         assert found is not None, f"vLLM {self.engine} has no {figure}"
         assert found.is_exact, f"vLLM {self.engine} has only a relative of {figure}"

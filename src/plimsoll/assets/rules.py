@@ -6,16 +6,13 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from plimsoll.assets.alert import Alert, Case, Group, Record
-from plimsoll.assets.alerts_guard import guard
-from plimsoll.assets.alerts_life import life
-from plimsoll.assets.alerts_load import load
-from plimsoll.assets.alerts_memory import memory
+from plimsoll.assets.alert import Alert, Case, Group, Record, Thresholds, thresholds_of
+from plimsoll.assets.alerts_life import guard, life
+from plimsoll.assets.alerts_load import load, memory
 from plimsoll.assets.cases import about, here, recorded
 from plimsoll.assets.names import Names, span
 from plimsoll.assets.settings import DOCS_URL, Settings
 from plimsoll.assets.texts import quoted
-from plimsoll.assets.thresholds import Thresholds, thresholds_of
 
 EVALUATED_EVERY_S = 30
 SLOW_EVERY_S = 300

@@ -28,13 +28,13 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from plimsoll.cli.options import Split, split_options
-from plimsoll.cli.output import show
 from plimsoll.errors import BadInput, Found
+from plimsoll.launch.options import Split, split_options
+from plimsoll.render.terminal import show
 
 if TYPE_CHECKING:
     from plimsoll.assets.settings import Settings, Slo
-    from plimsoll.engine.versions import Engine
+    from plimsoll.vllm.versions import Engine
 
 WHAT = ("systemd", "compose", "kubernetes", "monitoring")
 PLAN_MAX_BYTES = 16 << 20
@@ -77,7 +77,7 @@ def _plan(options: Split) -> Mapping[str, Any] | None:
         return None
     from pathlib import Path
 
-    from plimsoll.sources.model_folders import parse_json, read_json
+    from plimsoll.models.folders import parse_json, read_json
 
     path = options.values["--plan"]
     if path == "-" and sys.stdin is None:
@@ -119,7 +119,7 @@ def _ways(options: Split, *, has_plan: bool) -> tuple[str, ...]:
 def _settings(options: Split, plan: Mapping[str, Any] | None) -> tuple[Settings, tuple[str, ...]]:
     """What every file is made from, and what should be known of it."""
     from plimsoll.assets.settings import Settings
-    from plimsoll.engine.versions import engine_named
+    from plimsoll.vllm.versions import engine_named
 
     slo, job = _slo(options.values.get("--slo")), _job(options.values.get("--job"))
     asked = options.values.get("--vllm")
@@ -129,10 +129,10 @@ def _settings(options: Split, plan: Mapping[str, Any] | None) -> tuple[Settings,
         engine = _not_too_old(engine_named(asked or installed_vllm()))
         settings = Settings(engine.release, slo=slo, own_job=job, made_by=_made_by(options, engine.release, None, None))
         return settings, (engine.note,) if engine.note else ()
-    from plimsoll.actuators.inside_wheel import wheel_name
+    from plimsoll.assets.inside_wheel import wheel_name
     from plimsoll.assets.launch_command import ready
-    from plimsoll.assets.plan_facts import facts_of, planned_line, release_of, why_it_does_not_fit
-    from plimsoll.cli.launch_words import launches_named
+    from plimsoll.assets.launched import facts_of, planned_line, release_of, why_it_does_not_fit
+    from plimsoll.launch.arguments import launches_named
 
     name = options.values["--plan"]
     facts = facts_of(plan, name)
@@ -169,8 +169,8 @@ def _doubts(plan: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _not_too_old(engine: Engine) -> Engine:
     """The same engine; BadInput for one from before vLLM's present engine and metrics."""
-    from plimsoll.engine.extension_table import OLDEST
-    from plimsoll.engine.flags import is_before
+    from plimsoll.vllm.extension_points import OLDEST
+    from plimsoll.vllm.flags import is_before
 
     if is_before(engine.release, OLDEST):
         raise BadInput(f"files are made for vLLM {OLDEST} and newer, not for {engine}")
@@ -208,7 +208,7 @@ def _made_by(options: Split, release: str, plan: Mapping[str, Any] | None, line:
     import shlex
 
     import plimsoll
-    from plimsoll.domain.redaction import redact_words
+    from plimsoll.redaction import redact_words
 
     words = ["plimsoll", "assets", "OUT_DIR"]
     for name in ("--plan", "--vllm", "--slo", "--job"):
@@ -247,7 +247,7 @@ def _beside(settings: Settings, plan: Mapping[str, Any], launched: list[str]) ->
     """The plan that guard compares a start with, and the wheel of plimsoll.inside."""
     import json
 
-    from plimsoll.actuators.inside_wheel import make_wheel
+    from plimsoll.assets.inside_wheel import make_wheel
 
     text = json.dumps(plan, indent=2, ensure_ascii=False).encode() + b"\n"
     made = {f"{way}/plan.json": text for way in launched}
@@ -260,9 +260,9 @@ def _beside(settings: Settings, plan: Mapping[str, Any], launched: list[str]) ->
 def _carry_out(
     options: Split, folder: str, settings: Settings, wanted: dict[str, bytes], ways: tuple[str, ...], notes: tuple[str, ...]
 ) -> int:
-    from plimsoll.actuators.asset_files import read_there, remove_files, write_files
     from plimsoll.assets.changes import MANIFEST, decide, differences, manifest, recorded_in
-    from plimsoll.report import assets as report
+    from plimsoll.assets.files import read_there, remove_files, write_files
+    from plimsoll.render import assets as report
 
     known = recorded_in(read_there(folder, [MANIFEST]).get(MANIFEST))
     recorded = {path: sha for path, sha in known.items() if path.partition("/")[0] in ways}

@@ -23,10 +23,10 @@ import signal
 import sys
 import time
 
-from plimsoll.cli.options import split_options
-from plimsoll.cli.output import show
 from plimsoll.cli.standin import need_parts
 from plimsoll.errors import BadInput
+from plimsoll.launch.options import split_options
+from plimsoll.render.terminal import show
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -27,13 +27,30 @@ Read on: docs/doctor.md
 
 from __future__ import annotations
 
-from plimsoll.cli.options import Split, split_options
-from plimsoll.cli.output import show, write_file
-from plimsoll.errors import BadInput
+import difflib
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-TYPE_CHECKING = False
+import plimsoll
+from plimsoll.doctor.read.bundle import Part, TextFile
+from plimsoll.doctor.read.inputs import Given, number
+from plimsoll.doctor.rules.diagnose import Diagnosis
+from plimsoll.doctor.rules.facts import LogFacts, PlanSays, command_words
+from plimsoll.doctor.rules.metrics import MetricsVerdict, judge_pages
+from plimsoll.errors import BadInput, PlimsollError, WorldFailed
+from plimsoll.findings import Code, Severity
+from plimsoll.launch.options import Split, split_options
+from plimsoll.render.doctor import clean, finding_json
+from plimsoll.render.terminal import show, write_file
+from plimsoll.units import format_count
+from plimsoll.vllm.metrics_page import Page, escaped_label
+
 if TYPE_CHECKING:
-    from plimsoll.doctor.diagnosis import Diagnosis
+    from plimsoll.doctor.rules.diagnose import Diagnosis
+
 
 _WITH_VALUE = (
     "--exit-code --timeout --bundle --html --explain --since --start --end --step --match --interval --looks --gpu "
@@ -54,14 +71,10 @@ def run(words: list[str]) -> int:
         show(schema())
         return 0
     if "--explain" in options.values:
-        from plimsoll.cli.doctor_pages import page
-
         show(page(options.values["--explain"]))
         return 0
     _check(options)
     if "--watch" in options.switches:
-        from plimsoll.cli.doctor_watch import watch
-
         return watch(options)
     return _diagnose(options)
 
@@ -72,7 +85,7 @@ def _check(options: Split) -> None:
         raise BadInput(f"there is no option {unknown!r}; plimsoll doctor --help lists them")
     if options.verbatim:
         raise BadInput("doctor takes files and addresses, not a command after `--`")
-    from plimsoll.cli.doctor_inputs import range_of
+    from plimsoll.doctor.read.inputs import range_of
 
     range_of(options)  # what is wrong in an option is wrong also where it is not used
     if {"--gpu", "--gpu-memory-gib"} & set(options.values):
@@ -84,10 +97,9 @@ def _check(options: Split) -> None:
 
 
 def _diagnose(options: Split) -> int:
-    from plimsoll.cli.doctor_inputs import exit_code, gather
-    from plimsoll.cli.doctor_plan import Planner
-    from plimsoll.doctor.diagnose import diagnose
-    from plimsoll.report import doctor as report
+    from plimsoll.doctor.read.inputs import exit_code, gather
+    from plimsoll.doctor.rules.diagnose import diagnose
+    from plimsoll.render import doctor as report
 
     given = gather(options)
     planner = Planner(options)
@@ -104,8 +116,6 @@ def _diagnose(options: Split) -> int:
     if "--html" in options.values:
         as_text += f"\n\nWrote {options.values['--html']}."
     if "--bundle" in options.values:
-        from plimsoll.cli.doctor_bundle import bundle
-
         as_text += "\n\n" + bundle(options, given, diagnosis, as_text)
     show(report.as_json(diagnosis) if "--json" in options.switches else as_text)
     return failed(diagnosis)
@@ -120,6 +130,250 @@ def schema() -> str:
     """The JSON schema of the answer."""
     from pathlib import Path
 
-    import plimsoll.report
+    import plimsoll.render
 
-    return (Path(plimsoll.report.__file__).parent / "doctor.schema.json").read_text(encoding="utf-8").rstrip()
+    return (Path(plimsoll.render.__file__).parent / "doctor.schema.json").read_text(encoding="utf-8").rstrip()
+
+
+# `plimsoll doctor --bundle FILE`: one archive for a ticket, with secrets and users' text hidden.
+
+
+def bundle(options: Split, given: Given, diagnosis: Diagnosis, as_text: str) -> str:
+    """Write it; returns the sentence that says so."""
+    from plimsoll.doctor.read.bundle import write_bundle
+
+    left_out = [
+        f"{source.rpartition('/')[2]}: a memory snapshot is never copied; what it shows is in doctor.json"
+        for source, _ in given.snapshots
+    ]
+    written = write_bundle(
+        options.values["--bundle"],
+        _parts(given, diagnosis, as_text),
+        made_with=f"plimsoll {plimsoll.__version__}",
+        at=int(time.time()),
+        force="--force" in options.switches,
+        left_out=left_out,
+    )
+    return (
+        f"Wrote {written.path}: {len(written.members)} files, {format_count(written.size_bytes)} bytes, "
+        "secrets and users' text hidden. Look at its CONTENTS.txt before you send it."
+    )
+
+
+def _parts(given: Given, diagnosis: Diagnosis, as_text: str) -> Iterator[Part]:
+    from plimsoll.doctor.read.machine import collect_here
+    from plimsoll.render.doctor import as_json
+
+    yield Part("doctor.json", "json", "The findings and facts, schema plimsoll.doctor/1.", as_json(diagnosis).encode())
+    yield Part("report.txt", "text", "The same as a person reads it.", as_text.encode())
+    for log in given.logs:
+        name = f"logs/{log.source.rpartition('/')[2] or 'log'}"
+        yield Part(name, "text", "A log or other text that was given.", TextFile(given.paths[log.source]))
+    for one in given.pages:
+        yield Part(
+            f"metrics/{_flat(one.source.rpartition('/')[2])}-1.txt",
+            "text",
+            "A page of metrics.",
+            "\n".join(_page(one.first)).encode(),
+        )
+        if one.second is not None:
+            yield Part(
+                f"metrics/{_flat(one.source.rpartition('/')[2])}-2.txt",
+                "text",
+                "The same a few seconds later.",
+                "\n".join(_page(one.second)).encode(),
+            )
+    yield from collect_here()
+
+
+def _page(page: Page) -> Iterator[str]:
+    """The samples as Prometheus writes them."""
+    for samples in page.by_name.values():
+        for one in samples:
+            labels = ",".join(f'{name}="{escaped_label(value)}"' for name, value in one.labels.items())
+            yield f"{one.name}{'{' + labels + '}' if labels else ''} {one.value:.17g}"
+
+
+def _flat(source: str) -> str:
+    return "".join(letter if letter.isalnum() or letter in ".-" else "_" for letter in source)[-80:] or "page"
+
+
+# `plimsoll doctor --explain CODE`: the page on a finding, from the installed package or from the repository.
+
+_INSTALLED = Path(plimsoll.__file__).parent / "findings"
+_REPOSITORY = Path(plimsoll.__file__).parents[2] / "docs" / "findings"
+
+
+def page(code: str) -> str:
+    """The page, or the list of all where no code is given; BadInput with what was probably meant where there is none such."""
+    known = [str(one) for one in Code]
+    code = code.strip().lower() or "README"
+    if code not in (*known, "README"):
+        near = [one for one in known if one.startswith(f"{code.rstrip('.')}.")] or difflib.get_close_matches(code, known, n=3)
+        near = near or [one for one in known if code.replace(" ", "-") in one]
+        meant = f"did you mean {', '.join(near)}?" if near else "plimsoll doctor --explain lists them all"
+        raise BadInput(f"there is no finding {code!r}; {meant}")
+    for folder in (_INSTALLED, _REPOSITORY):
+        file = folder / f"{code}.md"
+        if file.is_file():
+            return file.read_text(encoding="utf-8").rstrip()
+    raise BadInput(f"the page of {code} is not in this installation; it is docs/findings/{code}.md of the repository")
+
+
+# Plans the very server a log is of, so that cures come with values computed for it.
+
+
+class Planner:
+    """Called with a log's facts; None wherever the log says too little, or the model is not at hand. Never asks the network."""
+
+    def __init__(self, options: Split) -> None:
+        self._options = options
+        self.said: dict[str, object] | None = None
+
+    def __call__(self, facts: LogFacts) -> PlanSays | None:
+        """The plan of this server's own command."""
+        words = command_words(facts.flags)
+        total = facts.measured.total_bytes
+        given = {name: self._options.values[name] for name in ("--gpu", "--gpu-memory-gib") if name in self._options.values}
+        if total is None and not given:
+            return None
+        card = given or {"--gpu-memory-gib": f"{(total or 0) / (1 << 30):.3f}"}
+        try:
+            if words is not None and not _is_elsewhere(words[2]):
+                return self._plan(words, facts, card)
+        except PlimsollError:
+            pass  # a model nobody described, a flag that makes no sense: the log's own figures must do
+        if not given:
+            return None
+        from plimsoll.cli.plan import card_of
+
+        return PlanSays(total_bytes=card_of(Split(card, frozenset(), (), None)).total_bytes)
+
+    def _plan(self, words: list[str], facts: LogFacts, card: dict[str, str]) -> PlanSays:
+        import os
+
+        from plimsoll.cli.plan import planned_of
+
+        os.environ["HF_HUB_OFFLINE"] = "1"  # a diagnosis must not wait for a hub, nor tell it anything
+        values = {**card, **({"--vllm": facts.version} if facts.version else {})}
+        planned = planned_of(Split(values, frozenset(), (), tuple(words)))
+        ledger = planned.ledger
+        says = PlanSays(
+            ledger.weights.value, ledger.kv.value, ledger.slack.value, ledger.card.total_bytes, ledger.requested.value,
+            planned.shape.vocab_size, tuple(planned.advice),
+        )  # fmt: skip
+        self.said = {name: value for name, value in says._asdict().items() if name != "advice"}
+        return says
+
+
+def _is_elsewhere(model: str) -> bool:
+    """A folder of the machine the log is from, which this one does not have: known before anything of `plan` is loaded."""
+    import os
+
+    return model.startswith(("/", "./", "../", "~")) and not os.access(model, os.R_OK)
+
+
+# `plimsoll doctor --watch URL`: looks at running servers again and again, and says what changes. It touches nothing.
+
+USUAL_INTERVAL_S = 10.0
+
+
+def watch(options: Split, *, sleep: Callable[[float], None] = time.sleep, clock: Callable[[], float] = time.time) -> int:
+    """Look until stopped (or --looks times); 1 if anything was wrong at the last look."""
+    from plimsoll.net.inputs import is_url
+
+    if not options.rest or not all(is_url(word) for word in options.rest):
+        raise BadInput("--watch looks at running servers: give their addresses, http://HOST:PORT")
+    interval = number(options, "--interval", USUAL_INTERVAL_S)
+    looks = _looks(options.values.get("--looks"))
+    before: dict[str, Page] = {}
+    said: dict[str, tuple[str, ...]] = {}
+    wrong, done, answered = False, 0, False
+    try:
+        while looks is None or done < looks:
+            if done:
+                sleep(interval)
+            looked = [_look(url, options, before, said, clock) for url in options.rest]  # every one, also after a bad one
+            wrong, answered = any(looked), answered or bool(before)
+            done += 1
+    except KeyboardInterrupt:
+        pass
+    if not answered and done:
+        raise WorldFailed("no server answered")
+    return int(wrong)
+
+
+def _looks(text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not text.isascii() or not text.isdigit() or not int(text[:9]) > 0 or len(text) > 9:
+        raise BadInput(f"--looks {text!r} is not a whole number above 0")
+    return int(text)
+
+
+def _look(
+    url: str, options: Split, before: dict[str, Page], said: dict[str, tuple[str, ...]], clock: Callable[[], float]
+) -> bool:
+    from plimsoll.net.http_get import address
+    from plimsoll.vllm.metrics_page import fetch_health, fetch_pages
+
+    shown, timeout = address(url).shown, min(number(options, "--timeout", 10.0), 60.0)
+    is_json = "--json" in options.switches
+    stamp = time.strftime("%H:%M:%S", time.localtime(clock()))
+    try:
+        page = fetch_pages(url, samples=1, timeout_s=timeout)[0]
+    except WorldFailed as error:
+        before.pop(url, None)
+        if said.get(url) != ("unreachable",):
+            said[url] = ("unreachable",)
+            show(
+                json.dumps({"at": clock(), "server": shown, "error": clean(str(error))})
+                if is_json
+                else f"{stamp} {clean(str(error))}"
+            )
+        return True
+    last = before.get(url)
+    verdict = (
+        judge_pages(last, page, shown, health=fetch_health(url, timeout_s=timeout))
+        if last is not None
+        else judge_pages(page, None, shown)
+    )
+    before[url] = page
+    if is_json:
+        findings = [finding_json(finding) for finding in verdict.findings]
+        show(
+            json.dumps({"at": clock(), "server": shown, "engines": _figures(verdict), "findings": findings}, ensure_ascii=False)
+        )
+    else:
+        _say(stamp, shown, verdict, said, url)
+    return any(finding.severity is not Severity.INFO for finding in verdict.findings)
+
+
+def _figures(verdict: MetricsVerdict) -> list[dict[str, object]]:
+    names = ("running", "waiting", "kv_cache_usage", "preemptions")
+    return [{"engine": one.engine, **{name: one.figures.get(name) for name in names}} for one in verdict.facts.engines]
+
+
+def _say(stamp: str, shown: str, verdict: MetricsVerdict, said: dict[str, tuple[str, ...]], url: str) -> None:
+    """One line a look; a finding is told in full when it first appears, and when it is gone."""
+    codes = tuple(str(finding.code) for finding in verdict.findings)
+    figures = "; ".join(_line(one) for one in _figures(verdict)) or "no engine on the page"
+    show(f"{stamp} {shown}  {figures}  {', '.join(codes) or 'nothing wrong'}")
+    for finding in verdict.findings:
+        if str(finding.code) not in said.get(url, ()):
+            show(f"         {finding.code}: {clean(finding.because)}")
+    gone: Sequence[str] = [code for code in said.get(url, ()) if code not in codes and code != "unreachable"]
+    if gone:
+        show(f"         over: {', '.join(gone)}")
+    said[url] = codes
+
+
+def _line(figures: dict[str, object]) -> str:
+    kv = figures["kv_cache_usage"]
+    share = f"{kv:.0%}" if isinstance(kv, float) else "?"
+    name = f"engine {figures['engine']} " if figures["engine"] else ""
+    return f"{name}running {_whole(figures['running'])}, waiting {_whole(figures['waiting'])}, KV {share}"
+
+
+def _whole(value: object) -> str:
+    return f"{value:.0f}" if isinstance(value, float) else "?"

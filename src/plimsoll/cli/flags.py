@@ -20,11 +20,11 @@ Read on: docs/flags.md
 
 from __future__ import annotations
 
-from plimsoll.cli.launch_words import config_of, launches_named
-from plimsoll.cli.options import split_options
-from plimsoll.cli.output import show
-from plimsoll.engine.check import check, with_branches
-from plimsoll.engine.versions import engine_named
+from plimsoll.launch.arguments import config_of, launches_named
+from plimsoll.launch.check_flags import check, with_branches
+from plimsoll.launch.options import split_options
+from plimsoll.render.terminal import show
+from plimsoll.vllm.versions import engine_named
 
 
 def run(words: list[str]) -> int:
@@ -37,7 +37,7 @@ def run(words: list[str]) -> int:
     came_from = engine_named(options.values["--from"], "--from") if "--from" in options.values else None
     named = launches_named(options, "flags")
     results = [with_branches(check(launch, engine, came_from, config_of(launch, folder))) for launch, folder in named]
-    from plimsoll.report import flags as report
+    from plimsoll.render import flags as report
 
     show(report.as_json(results) if "--json" in options.switches else report.as_text(results))
     return 1 if any(item.status.is_problem for result in results for item in result.items) else 0

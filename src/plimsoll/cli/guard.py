@@ -30,14 +30,14 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from plimsoll.cli.output import show
 from plimsoll.errors import BadInput
+from plimsoll.render.terminal import show
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from plimsoll.cli.guard_own import OwnEngine
-    from plimsoll.guard.policy import Policy
-    from plimsoll.sources.guard_config import GuardConfig
+    from plimsoll.guard.config import GuardConfig
+    from plimsoll.guard.daemon.own_engine import OwnEngine
+    from plimsoll.guard.judge.policy import Policy
 
 
 class Asked(NamedTuple):
@@ -64,14 +64,14 @@ def run(words: list[str]) -> int:
         show(__doc__.rstrip() if __doc__ else "")
         return 0
     asked = read_asked(words, os.environ)
-    from plimsoll.cli.guard_run import watch
+    from plimsoll.guard.daemon.run import watch
 
     return watch(asked)
 
 
 def read_asked(words: Sequence[str], environ: Mapping[str, str]) -> Asked:
     """Everything that was asked for; BadInput for whatever cannot be."""
-    from plimsoll.cli.options import split_options
+    from plimsoll.launch.options import split_options
 
     place = words.index("--") if "--" in words else len(words)
     urls, rest = _engines(words[:place])
@@ -84,7 +84,7 @@ def read_asked(words: Sequence[str], environ: Mapping[str, str]) -> Asked:
         if word.startswith("-"):
             raise BadInput(f"there is no option {word!r}; plimsoll guard --help lists them")
         raise BadInput(f"guard takes no {word!r}; give engines with --engine URL, a command behind --")
-    from plimsoll.sources.guard_config import GuardConfig, read_guard_config
+    from plimsoll.guard.config import GuardConfig, read_guard_config
 
     path = options.values.get("--config")
     config = GuardConfig() if path is None else read_guard_config(path)
@@ -109,20 +109,20 @@ def read_asked(words: Sequence[str], environ: Mapping[str, str]) -> Asked:
 
 
 def _own_engine(command: Sequence[str], urls: Sequence[str]) -> OwnEngine:
-    from plimsoll.cli.guard_own import own_engine
+    from plimsoll.guard.daemon.own_engine import own_engine
 
     return own_engine(command, urls[0] if len(urls) == 1 else None)
 
 
 def _named(config: GuardConfig, url: str) -> str:
     """The engine of the list that answers there: one of the configuration may have a name of its own."""
-    from plimsoll.sources.discovery import named
+    from plimsoll.guard.adapters.discovery import named
 
     return next(one.name for one in config.engines if named(one.url) == named(url))
 
 
 def _with_own(config: GuardConfig, name: str, own: OwnEngine) -> GuardConfig:
-    from plimsoll.sources.guard_act_types import EngineAct
+    from plimsoll.guard.config import EngineAct
 
     said = config.acting.get(name, EngineAct())
     if said.restart is not None:
@@ -161,8 +161,8 @@ def _engines(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _with_engines(config: GuardConfig, urls: Sequence[str], environ: Mapping[str, str], *, has_canary: bool) -> GuardConfig:
-    from plimsoll.sources.discovery import Target, named
-    from plimsoll.sources.http_get import address
+    from plimsoll.guard.adapters.discovery import Target, named
+    from plimsoll.net.http_get import address
 
     engines = {target.name: target for target in config.engines}
     places = {named(target.url) for target in config.engines}
@@ -179,8 +179,8 @@ def _with_engines(config: GuardConfig, urls: Sequence[str], environ: Mapping[str
 
 
 def _with_api(config: GuardConfig, values: Mapping[str, str], environ: Mapping[str, str]) -> GuardConfig:
-    from plimsoll.sources.guard_config import is_loopback, listen_of
-    from plimsoll.sources.guard_values import SHORTEST_TOKEN, is_open_to_all, open_to_all, read_token
+    from plimsoll.guard.config import is_loopback, listen_of
+    from plimsoll.guard.config_values import SHORTEST_TOKEN, is_open_to_all, open_to_all, read_token
 
     api = config.api
     if "--token-file" in values:
@@ -205,8 +205,8 @@ def _with_api(config: GuardConfig, values: Mapping[str, str], environ: Mapping[s
 
 
 def _policy(config: GuardConfig, every: str | None) -> Policy:
-    from plimsoll.guard.policy import Misread, read_policy
-    from plimsoll.sources.guard_values import seconds_in
+    from plimsoll.guard.config_values import seconds_in
+    from plimsoll.guard.judge.policy import Misread, read_policy
 
     try:
         policy = read_policy(config.policy)

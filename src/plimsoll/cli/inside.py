@@ -25,16 +25,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from plimsoll.cli.options import Split, split_options
-from plimsoll.cli.output import show
 from plimsoll.errors import BadInput
+from plimsoll.launch.options import Split, split_options
+from plimsoll.render.terminal import show
 
 if TYPE_CHECKING:
-    from plimsoll.domain.launch import Launch
-    from plimsoll.engine.extension_points import Answer
-    from plimsoll.engine.inside_command import Plugins
-    from plimsoll.engine.versions import Engine
-    from plimsoll.sources.vllm_tree import InstalledVllm
+    from plimsoll.launch.inside_command import Plugins
+    from plimsoll.launch.launches import Launch
+    from plimsoll.launch.vllm_tree import InstalledVllm
+    from plimsoll.vllm.extension_points import Answer
+    from plimsoll.vllm.versions import Engine
 
 
 def run(words: list[str]) -> int:
@@ -51,12 +51,11 @@ def run(words: list[str]) -> int:
 
 
 def _check(options: Split) -> int:
-    from plimsoll.cli.launch_words import config_of, launches_named
-    from plimsoll.engine.extension_needs import BY_SIGNATURE, NEEDS, TESTED
-    from plimsoll.engine.extension_points import judge, verdicts
-    from plimsoll.engine.inside_command import fit, with_remarks
     from plimsoll.inside.survive.support import proven_lines
-    from plimsoll.report import inside as report
+    from plimsoll.launch.arguments import config_of, launches_named
+    from plimsoll.launch.inside_command import fit, with_remarks
+    from plimsoll.render import inside as report
+    from plimsoll.vllm.extension_points import BY_SIGNATURE, NEEDS, TESTED, judge, verdicts
 
     unknown = next((word for word in options.rest if word.startswith("-") and word != "-"), None)
     if unknown is not None and options.rest[0] == unknown:
@@ -88,7 +87,7 @@ def _check(options: Split) -> int:
 
 def _plugins(vllm: InstalledVllm, answers: Sequence[Answer]) -> Plugins:
     """Which of our entry points count; where no Python was asked they are taken to be there."""
-    from plimsoll.engine.inside_command import PLUGIN_NAME, PROBE_PLUGIN_NAME, Plugins
+    from plimsoll.launch.inside_command import PLUGIN_NAME, PROBE_PLUGIN_NAME, Plugins
 
     names = vllm.seen.entry_points if vllm.seen is not None and vllm.seen.is_visible else (PLUGIN_NAME, PROBE_PLUGIN_NAME)
     by_entry_point = any(answer.name == "stat loggers" and "entry point" in answer.note for answer in answers)
@@ -96,7 +95,7 @@ def _plugins(vllm: InstalledVllm, answers: Sequence[Answer]) -> Plugins:
 
 
 def _vllm(options: Split, launches: list[Launch]) -> InstalledVllm:
-    from plimsoll.sources import vllm_tree
+    from plimsoll.launch import vllm_tree
 
     python, folder = options.values.get("--python"), options.values.get("--vllm-dir")
     if python is not None and folder is not None:
@@ -111,7 +110,7 @@ def _vllm(options: Split, launches: list[Launch]) -> InstalledVllm:
 
 def _engine(vllm: InstalledVllm) -> Engine:
     """The release whose flags apply; a version that says nothing is met by the newest."""
-    from plimsoll.engine.versions import Engine, engine_named, newest
+    from plimsoll.vllm.versions import Engine, engine_named, newest
 
     if vllm.version is not None:
         try:
@@ -125,8 +124,8 @@ def _engine(vllm: InstalledVllm) -> Engine:
 def _wheel(options: Split) -> int:
     import hashlib
 
-    from plimsoll.actuators.inside_wheel import ENTRY_POINTS, make_wheel, write_wheel
-    from plimsoll.report import inside_wheel as report
+    from plimsoll.assets.inside_wheel import ENTRY_POINTS, make_wheel, write_wheel
+    from plimsoll.render import inside as report
 
     words = [*options.rest, *(options.verbatim or ())]
     if len(words) > 1 or any(word.startswith("-") for word in options.rest):

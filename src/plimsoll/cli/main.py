@@ -113,8 +113,8 @@ def _forget_stdout() -> None:
 
 
 def _say(message: str) -> None:
-    from plimsoll.domain.printable import printable
-    from plimsoll.domain.redaction import redact
+    from plimsoll.errors import printable
+    from plimsoll.redaction import redact
 
     one_line = printable(" ".join(redact(message).split()), "?")
     print(f"plimsoll: {one_line[:2000]}", file=sys.stderr)

@@ -40,15 +40,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Self, TextIO
 
-from plimsoll.cli.options import Split, split_options
-from plimsoll.cli.output import show, write_file
 from plimsoll.errors import BadInput, WorldFailed
+from plimsoll.launch.options import Split, split_options
+from plimsoll.render.terminal import show, write_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from plimsoll.cli.simulate_inputs import Inputs
-    from plimsoll.domain.trace import Integers
+    from plimsoll.simulate.inputs import Inputs
     from plimsoll.simulate.result import AtBlockSize, Replay, Series
+    from plimsoll.simulate.trace import Integers
 
 REPLAYING = (  # what says how a server replays traffic, for `sweep` too
     "--num-blocks --block-size --max-num-seqs --max-num-batched-tokens --max-model-len --long-prefill-token-threshold "
@@ -120,8 +120,8 @@ def say_compiling() -> None:
 
 
 def _simulate(options: Split, words: list[str]) -> int:
-    from plimsoll.cli.simulate_inputs import read_inputs
-    from plimsoll.report import simulate as report
+    from plimsoll.render import simulate as report
+    from plimsoll.simulate.inputs import read_inputs
     from plimsoll.simulate.summary import summarise
 
     given = read_inputs(options)
@@ -141,10 +141,10 @@ def _replay(options: Split, given: Inputs) -> tuple[Replay, Series | None]:
     import time
     from contextlib import ExitStack
 
-    from plimsoll.cli.progress import bar
+    from plimsoll.render.terminal import bar
     from plimsoll.simulate.replay import replay
     from plimsoll.simulate.result import STEP_COLUMNS
-    from plimsoll.simulate.series import SeriesBuilder
+    from plimsoll.simulate.summary import SeriesBuilder
 
     builder = SeriesBuilder() if "--html" in options.values else None
     with ExitStack() as stack:
@@ -231,8 +231,8 @@ def _write_requests(path: str, found: Replay) -> None:
 def _write_page(options: Split, words: list[str], given: Inputs, found: Replay, series: Series | None) -> None:
     import shlex
 
-    from plimsoll.report.simulate_html import page
-    from plimsoll.simulate.block_map import busiest_minute, map_blocks
+    from plimsoll.render.simulate_html import page
+    from plimsoll.simulate.replay import busiest_minute, map_blocks
     from plimsoll.simulate.summary import summarise
 
     assert series is not None, "a page needs the series"
@@ -252,8 +252,8 @@ def _write_page(options: Split, words: list[str], given: Inputs, found: Replay, 
 
 def _by_block_size(given: Inputs) -> list[AtBlockSize]:
     """The same memory cut into blocks of other sizes; groups have the sizes that vLLM gave them, so nothing is varied there."""
-    from plimsoll.cli.progress import bar
-    from plimsoll.simulate.compare import at_block_sizes
+    from plimsoll.render.terminal import bar
+    from plimsoll.simulate.summary import at_block_sizes
 
     if given.settings.groups:
         return []

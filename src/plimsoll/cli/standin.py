@@ -34,14 +34,13 @@ import sys
 import time
 from collections.abc import Iterable
 
-from plimsoll.cli.output import show
-from plimsoll.domain.printable import printable
-from plimsoll.errors import WorldFailed
+from plimsoll.errors import WorldFailed, printable
+from plimsoll.render.terminal import show
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from plimsoll.standin.config import Launchable
-    from plimsoll.standin.log_format import Line
+    from plimsoll.standin.launch_log import Line
 
 
 def run(words: list[str]) -> int:
@@ -51,7 +50,7 @@ def run(words: list[str]) -> int:
         show(__doc__.rstrip() if __doc__ else "")
         return 0
     need_parts("standin")
-    from plimsoll.cli.standin_launch import ParserRefused, read_asked
+    from plimsoll.standin.launch import ParserRefused, read_asked
 
     try:
         asked = read_asked(words, os.environ)
@@ -94,7 +93,7 @@ def _fail(launch: Launchable, speed: float) -> int:
 
 def _print(lines: Iterable[Line], launch: Launchable, speed: float) -> None:
     """Each line when its share of the start's time has passed."""
-    from plimsoll.standin.log_format import Pids, written
+    from plimsoll.standin.launch_log import Pids, written
 
     pids = Pids(os.getpid(), os.getpid())
     passed = 0.0

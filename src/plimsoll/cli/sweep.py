@@ -23,14 +23,14 @@ Read on: docs/sweep.md
 
 from __future__ import annotations
 
-from plimsoll.cli.options import Split, split_options
-from plimsoll.cli.output import show, write_file
 from plimsoll.cli.simulate import REPLAYING, SWITCHES, checked_words, say_compiling
 from plimsoll.errors import BadInput
+from plimsoll.launch.options import Split, split_options
+from plimsoll.render.terminal import show, write_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from plimsoll.report.sweep import Swept
+    from plimsoll.render.tune import Swept
     from plimsoll.tune.grid import Axes, Point
     from plimsoll.tune.work import Result, RunAll, Traffic
 
@@ -48,20 +48,20 @@ def run(words: list[str]) -> int:
 
     with telling(say_compiling):
         swept = _sweep(options)
-    from plimsoll.report import sweep as report
+    from plimsoll.render import tune as report
 
     if "--csv" in options.values:
         write_file(options.values["--csv"], report.as_csv(swept))
     if "--html" in options.values:
-        from plimsoll.report.tune_html import sweep_page
+        from plimsoll.render.tune_html import sweep_page
 
         write_file(options.values["--html"], sweep_page(swept))
-    show(report.as_json(swept) if "--json" in options.switches else report.as_text(swept, _top(options)))
+    show(report.sweep_as_json(swept) if "--json" in options.switches else report.sweep_as_text(swept, _top(options)))
     return 0 if not swept.failures else 1
 
 
 def _top(options: Split) -> int:
-    from plimsoll.cli.simulate_numbers import whole
+    from plimsoll.simulate.inputs import whole
 
     return whole(options.values["--top"], "--top", 1) if "--top" in options.values else 20
 
@@ -69,11 +69,11 @@ def _top(options: Split) -> int:
 def _sweep(given: Split) -> Swept:
     from contextlib import ExitStack
 
-    from plimsoll.cli.many_runs import remembering, runner_on
-    from plimsoll.cli.progress import bar
-    from plimsoll.cli.tune_inputs import kept_in, simulator_version, split_axes, with_model
-    from plimsoll.report.sweep import Swept
+    from plimsoll.render.terminal import bar
+    from plimsoll.render.tune import Swept
     from plimsoll.tune.grid import parse_axes
+    from plimsoll.tune.inputs import kept_in, simulator_version, split_axes, with_model
+    from plimsoll.tune.runners import remembering, runner_on
 
     options, words = split_axes(with_model(given))
     axes = parse_axes(words)
@@ -88,11 +88,11 @@ def _sweep(given: Split) -> Swept:
 
 def _points(options: Split, axes: Axes) -> tuple[Traffic, list[Point], str, tuple[str, ...]]:
     """What is replayed, setting by setting; with a command each is planned."""
-    from plimsoll.cli.simulate_inputs import NO_SERVER, read_inputs
-    from plimsoll.cli.tune_inputs import read_asked
+    from plimsoll.simulate.inputs import NO_SERVER, read_inputs
     from plimsoll.simulate.summary import trust
     from plimsoll.tune.goodput import Slo, parse_slo
     from plimsoll.tune.grid import plain_points, planned_points
+    from plimsoll.tune.inputs import read_asked
     from plimsoll.tune.work import Traffic
 
     if not options.rest:

@@ -32,14 +32,14 @@ Read on: docs/tune.md
 
 from __future__ import annotations
 
-from plimsoll.cli.options import Split, split_options
-from plimsoll.cli.output import show, write_file
 from plimsoll.cli.simulate import checked_words, say_compiling
 from plimsoll.errors import BadInput
+from plimsoll.launch.options import Split, split_options
+from plimsoll.render.terminal import show, write_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from plimsoll.report.tune import Shown
+    from plimsoll.render.tune import Shown
 
 _WITH_VALUE = (
     "--model --gpu --gpus --gpu-memory-gib --used-gib --vllm --slo --fit --fit-series --times --save-times --limit --from-s "
@@ -59,12 +59,12 @@ def run(words: list[str]) -> int:
 
     with telling(say_compiling):
         shown = _tune(options)
-    from plimsoll.report import tune as report
+    from plimsoll.render import tune as report
 
     if "--commands" in options.values:
         write_file(options.values["--commands"], "".join(f"{line}\n" for line in report.commands(shown)))
     if "--html" in options.values:
-        from plimsoll.report.tune_html import page
+        from plimsoll.render.tune_html import page
 
         write_file(options.values["--html"], page(shown))
     show(report.as_json(shown) if "--json" in options.switches else report.as_text(shown))
@@ -75,11 +75,11 @@ def run(words: list[str]) -> int:
 def _tune(options: Split) -> Shown:
     from contextlib import ExitStack
 
-    from plimsoll.cli.many_runs import remembering, runner_on
-    from plimsoll.cli.progress import bar
-    from plimsoll.cli.tune_inputs import kept_in, read_asked, simulator_version
-    from plimsoll.report.tune import Shown
+    from plimsoll.render.terminal import bar
+    from plimsoll.render.tune import Shown
     from plimsoll.tune.answer import runner_up, tune
+    from plimsoll.tune.inputs import kept_in, read_asked, simulator_version
+    from plimsoll.tune.runners import remembering, runner_on
 
     if options.verbatim is None and "--model" not in options.values:
         raise BadInput("which model? plimsoll tune TRACE --model MODEL --gpu NAME, or a whole command after `--`")

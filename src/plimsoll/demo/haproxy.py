@@ -11,8 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from plimsoll.demo.balancer import READY
-from plimsoll.demo.wire import HOST, free_port
+from plimsoll.demo.balancer import HOST, READY, free_port
 from plimsoll.errors import WorldFailed
 
 CONFIG = """\

@@ -10,7 +10,7 @@ from plimsoll.demo.fleet import NAMES, Fleet
 from plimsoll.demo.screen import Screen
 from plimsoll.demo.traffic import Traffic
 from plimsoll.demo.watch import Watch
-from plimsoll.domain.journal_entry import OPENED
+from plimsoll.guard.act.journal_entry import OPENED
 
 CALM, BUSY = 3.0, 16.0  # requests a second
 BUSY_TOKENS = 72

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from plimsoll.demo.traffic import Count
-from plimsoll.domain.journal_entry import CLOSED, INTENT, OUTCOME, Entry
+from plimsoll.guard.act.journal_entry import CLOSED, INTENT, OUTCOME, Entry
 
 SCHEMA = "plimsoll.demo/1"
 SERVING, SHEDDING, OUT = "serving", "shedding", "out of service"

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from plimsoll.demo.wire import Told, ask
+from plimsoll.demo.balancer import Told, ask
 
 LIMIT_S = 90.0
 MOST_TRIES = 40

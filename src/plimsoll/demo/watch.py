@@ -7,10 +7,10 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from plimsoll.actuators.journal_read import read_journal
 from plimsoll.demo.fleet import Guard
-from plimsoll.demo.narration import Line, of_change, of_entry
-from plimsoll.domain.journal_entry import CLOSED, OUTCOME, Entry
+from plimsoll.demo.screen import Line, of_change, of_entry
+from plimsoll.guard.act.journal_entry import CLOSED, OUTCOME, Entry
+from plimsoll.guard.daemon.journal import read_journal
 
 LOOK_S = 0.2
 

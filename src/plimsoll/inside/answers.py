@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -68,3 +70,143 @@ def with_headers(message: Message, extra: Iterable[tuple[bytes, bytes]]) -> Mess
     names = {name for name, _ in added}
     kept = [(name, value) for name, value in message.get("headers", ()) if bytes(name).lower() not in names]
     return {**message, "headers": [*kept, *added]}
+
+
+# What a caller of an endpoint sent: one small JSON object, each field checked. What is wrong is said in one line.
+
+LARGEST_BODY = 64 * 1024
+
+
+class BadAsk(Exception):
+    """The caller's body is wrong; the message says where."""
+
+
+def fields_of(body: bytes, known: tuple[str, ...]) -> dict[str, Any]:
+    """The object in the body; an empty body is an empty object. An unknown field is a mistake: it may be a misspelt bound."""
+    if not body.strip():
+        return {}
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        raise BadAsk("the body is not JSON") from None
+    if not isinstance(found, dict):
+        raise BadAsk("the body is not a JSON object")
+    for name in found:
+        if name not in known:
+            takes = f"there is: {', '.join(known)}" if known else "it takes none"
+            raise BadAsk(f"there is no field {str(name)[:40]!r}; {takes}")
+    return found
+
+
+def number(fields: dict[str, Any], name: str, low: float, high: float, default: float | None = None) -> float | None:
+    """A number within its bounds, or the default where it is not given."""
+    value = fields.get(name)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        raise BadAsk(f"{name} is not a number from {low:g} to {high:g}")
+    return float(value)
+
+
+def whole(fields: dict[str, Any], name: str, low: int, high: int) -> int | None:
+    """A whole number within its bounds, or None where it is not given."""
+    value = fields.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise BadAsk(f"{name} is not a whole number from {low} to {high}")
+    return value
+
+
+def switch(fields: dict[str, Any], name: str) -> bool:
+    """True or false; false where it is not given."""
+    value = fields.get(name, False)
+    if not isinstance(value, bool):
+        raise BadAsk(f"{name} is neither true nor false")
+    return value
+
+
+# Which requests are work, which only look, and which steer the server: a drain refuses work alone.
+
+OWN = "/plimsoll/"
+
+# POST, but no work for the engine: they steer it, and an operator needs them most while it drains.
+STEERING = frozenset("""
+    /ping /pause /resume /sleep /wake_up /abort_requests /collective_rpc /release_kv_cache_memory
+    /reset_prefix_cache /reset_mm_cache /reset_encoder_cache
+    /start_profile /stop_profile /server_info
+    /scale_elastic_ep /is_scaling_elastic_ep /fault_tolerance/apply
+    /v1/load_lora_adapter /v1/unload_lora_adapter
+    /init_weight_transfer_engine /shutdown_weight_transfer_engine /weight_checker
+    /start_weight_update /start_draft_weight_update /update_weights /finish_weight_update /update_weight_version
+    /inference/v1/abort_requests
+""".split())  # fmt: skip
+LOOKING = frozenset(("GET", "HEAD", "OPTIONS"))
+RESPONSES = "/v1/responses/"
+
+
+class Route(NamedTuple):
+    """What a request is to the gate."""
+
+    is_counted: bool  # it is in flight until it ends
+    is_refusable: bool  # a drain in phase two, or shedding, may refuse it
+
+
+WORK = Route(is_counted=True, is_refusable=True)
+FOLLOW_UP = Route(is_counted=True, is_refusable=False)  # reads or cancels what was begun before
+ASIDE = Route(is_counted=False, is_refusable=False)
+
+
+def route_of(kind: str, method: str, path: str) -> Route:
+    """The route of one request; what is not known is work, so that a drain never lets it pass unseen."""
+    if kind == "websocket":
+        return WORK
+    if path.startswith(RESPONSES) and (method in (*LOOKING, "DELETE") or path.endswith("/cancel")):
+        return FOLLOW_UP
+    if method in LOOKING or path.rstrip("/") in STEERING:
+        return ASIDE
+    return WORK
+
+
+def path_of(scope_path: str, root_path: str) -> str:
+    """The path without the prefix that `--root-path` puts before it."""
+    prefix = root_path.rstrip("/")
+    if prefix and (scope_path == prefix or scope_path.startswith(f"{prefix}/")):
+        return scope_path[len(prefix) :] or "/"
+    return scope_path
+
+
+# Who may use the endpoints: whoever shows the token, compared in constant time. Addresses prove nothing.
+#
+# Behind a proxy on the same machine every client is 127.0.0.1, and uvicorn believes X-Forwarded-For from there; so neither
+# an address nor a header other than the token itself is ever asked.
+
+OFF = "off"
+DENIED = "denied"
+ALLOWED = "allowed"
+SHORTEST = 16
+
+
+class Tokens:
+    """Holds the digest of the token, never the token."""
+
+    def __init__(self, token: str) -> None:
+        self._digest = hashlib.sha256(token.encode(errors="surrogateescape")).digest() if token else None
+        self.is_short = 0 < len(token) < SHORTEST
+
+    @property
+    def is_set(self) -> bool:
+        """Whether there is a token at all."""
+        return self._digest is not None
+
+    def judge(self, headers: Iterable[tuple[bytes, bytes]]) -> str:
+        """Whether a request with these headers is allowed, denied, or the endpoints are off."""
+        if self._digest is None:
+            return OFF
+        shown = [value for name, value in headers if bytes(name).lower() == b"authorization"]
+        allowed = False
+        for value in shown:
+            scheme, _, token = bytes(value).partition(b" ")
+            same = hmac.compare_digest(hashlib.sha256(token.strip()).digest(), self._digest)
+            allowed = allowed or (same and scheme.lower() == b"bearer")
+        return ALLOWED if allowed and len(shown) == 1 else DENIED

@@ -5,24 +5,104 @@ No sockets here: gate.py brings the requests, endpoints.py the questions, tick.p
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import fcntl
 import os
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from plimsoll.inside import places, readiness, shedding
-from plimsoll.inside.answers import Answer, busy
-from plimsoll.inside.calls import Calls
+from plimsoll.inside import drain, places
+from plimsoll.inside.answers import Answer, Tokens, busy
 from plimsoll.inside.door import DOOR
 from plimsoll.inside.drain import LEAVING, REFUSING, RETRY_AFTER_S, SERVING, Drain
 from plimsoll.inside.engine_view import EngineView
+from plimsoll.inside.faults import FAULTS
 from plimsoll.inside.figures import read_figures
 from plimsoll.inside.pulse import PULSE, Pulse
 from plimsoll.inside.settings import Settings
 from plimsoll.inside.shared import ASLEEP, NS, PAUSED, Shared
 from plimsoll.inside.survive import report
-from plimsoll.inside.tokens import Tokens
+
+# Calls into the workers: one at a time over all API servers, without a timeout, and never cancelled.
+#
+# vLLM reads a reply that comes after a timeout as the result of the next step, and dies of it. So a call is begun only
+# while
+# the engine steps or rests, then runs to its end whatever becomes of the client that asked; the client is told after a
+# while
+# that it still runs, and `/plimsoll/state` has its end.
+
+PATIENCE_S = 20.0  # how long the one who asked is kept waiting
+
+
+class Busy(Exception):
+    """Another call runs."""
+
+
+class Calls:
+    """The door to the workers of one server; `lock_path` is the same for all its API servers."""
+
+    def __init__(self, lock_path: str | None, patience_s: float = PATIENCE_S) -> None:
+        self._lock_path = lock_path
+        self._patience_s = patience_s
+        self._task: asyncio.Task[dict[str, Any]] | None = None
+        self.last: dict[str, Any] | None = None
+        self.done = 0
+        self._began = 0.0
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a call of this API server runs."""
+        return self._task is not None and not self._task.done()
+
+    def running_s(self, now: float) -> float:
+        """How long the call that runs has been running; 0 when none does."""
+        return now - self._began if self.is_running else 0.0
+
+    async def call(self, client: Any, method: str, arguments: tuple[Any, ...] = ()) -> dict[str, Any]:
+        """Run it in every worker; the outcome, or a word that it still runs. Busy when another one does."""
+        if self.is_running:
+            raise Busy
+        lock = self._take_lock()
+        self._began = time.monotonic()
+        # By a name of its own: once it is done another caller may come in before this one goes on.
+        task = self._task = asyncio.get_running_loop().create_task(self._run(client, method, arguments, lock))
+        done, _ = await asyncio.wait({task}, timeout=self._patience_s)  # leaves the task alone, whatever happens
+        if done:
+            return task.result()
+        return {"call": method, "is_running": True, "workers": None}
+
+    def _take_lock(self) -> int:
+        if self._lock_path is None:
+            return -1
+        lock = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(lock)
+            raise Busy from None
+        return lock
+
+    async def _run(self, client: Any, method: str, arguments: tuple[Any, ...], lock: int) -> dict[str, Any]:
+        began = time.monotonic()
+        outcome: dict[str, Any] = {"call": method, "is_running": False, "workers": None, "error": None}
+        try:
+            results = await client.collective_rpc(method, args=arguments)
+            outcome["workers"] = list(results)
+        except Exception as error:
+            FAULTS.note(f"calling {method}", error)
+            outcome["error"] = type(error).__name__
+        finally:
+            if lock >= 0:
+                fcntl.flock(lock, fcntl.LOCK_UN)  # closing alone would not: a process forked meanwhile has it open too
+                os.close(lock)
+        outcome["seconds"] = round(time.monotonic() - began, 6)
+        outcome["at"] = round(time.time(), 3)
+        self.last = outcome
+        self.done += 1
+        return outcome
+
 
 QUEUE_FRESH_NS = NS // 10  # what is queued is counted at most ten times a second
 AWAKE_STEPS = 3  # steps that show an engine awake which was said to sleep
@@ -150,10 +230,10 @@ class Core:
 
     # Readiness
 
-    def readiness(self) -> readiness.Readiness:
+    def readiness(self) -> drain.Readiness:
         """Ready or not, and why not."""
-        return readiness.judge(
-            readiness.Standing(
+        return drain.judge(
+            drain.Standing(
                 has_engine=self.engine.client is not None,
                 is_dead=self.engine.is_dead(),
                 is_proven_wedged=self.is_wedged(),
@@ -215,7 +295,7 @@ class Core:
         """Requests on their way to the engine, which has `count`: not with it, and not answered yet either."""
         return max(0, self.in_layer - max(self.answering, count))
 
-    def queue(self) -> shedding.Queue:
+    def queue(self) -> drain.Queue:
         """What waits, over all API servers. The engine tells one of them at a time how many wait: the newest word holds."""
         self.publish_queue()
         shared = self.shared
@@ -231,7 +311,7 @@ class Core:
         waiting = None if newest is None else _known(newest["waiting"], most)
         # Each server counts as if all that wait were its own: together they may count more than there are.
         counted = shared.total("queued_requests")
-        return shedding.Queue(
+        return drain.Queue(
             waiting=waiting,
             running=None if newest is None else _known(newest["running"], most),
             places=self.engine.places(),
@@ -247,18 +327,18 @@ class Core:
         bound_s = self.shed_bound_s()
         if bound_s is None or self.engine.own_valve() == "set":
             return None
-        wait = shedding.expected_wait(self.queue())
-        bound_s = shedding.bound_for(bound_s, priority)
+        wait = drain.expected_wait(self.queue())
+        bound_s = drain.bound_for(bound_s, priority)
         if wait.seconds is None or wait.seconds <= bound_s:
             return None
         self.shared.own.add("refused_shed", 1)
-        retry_s = shedding.retry_after(wait.seconds, bound_s)
+        retry_s = drain.retry_after(wait.seconds, bound_s)
         return busy(f"this server is full: {wait.because}; come again in {retry_s} s", retry_s)
 
     def retry_after_own_valve(self) -> int:
         """Seconds to name in a 503 of vLLM's own, which says none."""
-        wait = shedding.expected_wait(self.queue())
-        return 1 if wait.seconds is None else shedding.retry_after(wait.seconds, 0.0)
+        wait = drain.expected_wait(self.queue())
+        return 1 if wait.seconds is None else drain.retry_after(wait.seconds, 0.0)
 
     # Figures
 

@@ -8,19 +8,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
 import plimsoll
+from plimsoll.inside import drain
 from plimsoll.inside import drain as draining
-from plimsoll.inside import shedding
 from plimsoll.inside.actions import HISTORY_MAX_ENTRIES
-from plimsoll.inside.answers import Answer, error
-from plimsoll.inside.asked import LARGEST_BODY, BadAsk, fields_of, number, switch, whole
-from plimsoll.inside.calls import Busy
-from plimsoll.inside.core import Core
+from plimsoll.inside.answers import ALLOWED, LARGEST_BODY, OFF, OWN, Answer, BadAsk, error, fields_of, number, switch, whole
+from plimsoll.inside.core import Busy, Core
 from plimsoll.inside.door import DOOR
 from plimsoll.inside.faults import FAULTS, LOG
 from plimsoll.inside.recorder import RECORDER
-from plimsoll.inside.routes import OWN
 from plimsoll.inside.shared import NS
-from plimsoll.inside.tokens import ALLOWED, OFF
 
 EPOCHS = 2**62
 SHED_LEASE_S = 300.0
@@ -165,7 +161,7 @@ def drain_words(core: Core, now: float) -> dict[str, Any]:
 def shed_words(core: Core) -> dict[str, Any]:
     """Shedding as answers show it."""
     queue = core.queue()
-    wait = shedding.expected_wait(queue)
+    wait = drain.expected_wait(queue)
     valve = core.engine.own_valve()
     note = ""
     if valve == "set":

@@ -7,18 +7,206 @@ It stands outermost. Whatever goes wrong in it is counted and logged once, and t
 
 from __future__ import annotations
 
-from plimsoll.inside.answers import App, Message, Receive, Scope, Send, refuse_websocket, send_answer, with_headers
-from plimsoll.inside.asked import LARGEST_BODY
-from plimsoll.inside.canary import canary_fails
+from typing import Any
+
+from plimsoll.inside.answers import (
+    LARGEST_BODY,
+    OWN,
+    App,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    path_of,
+    refuse_websocket,
+    retry_headers,
+    route_of,
+    send_answer,
+    with_headers,
+)
 from plimsoll.inside.core import Alone, Core
+from plimsoll.inside.door import DOOR, PASSAGE, Passage
+from plimsoll.inside.drain import PRIORITY_HEADER
 from plimsoll.inside.endpoints import Ask, answer
-from plimsoll.inside.engine_view import EngineView
+from plimsoll.inside.engine_view import EngineView, canary_fails
 from plimsoll.inside.faults import FAULTS
-from plimsoll.inside.layer import insert_beneath
-from plimsoll.inside.routes import OWN, path_of, route_of
 from plimsoll.inside.settings import Settings
 from plimsoll.inside.shared import ASLEEP, PAUSED
 from plimsoll.inside.tick import Test, Tick
+
+# The layer that sheds: innermost of all, so that whoever is not let in by vLLM's own key is refused for that, not for load.
+#
+# vLLM puts its middlewares around each other and ours around them all. Shedding belongs beneath them; `beneath` finds the
+# place. A body is never held back: what passes is looked at for images and sounds, chunk by chunk, and handed on.
+
+# As OpenAI's API and vLLM's name the parts of a message that are not text.
+ITEM_MARKS = (b'"image_url"', b'"input_image"', b'"input_audio"', b'"audio_url"', b'"video_url"')
+TYPE_KEY = b'"type"'
+LONGEST_MARK = max(len(mark) for mark in ITEM_MARKS) + 16
+DEEPEST = 50
+
+
+def insert_beneath(outer: Any, core: Core) -> bool:
+    """Put a layer around the innermost app that the chain of middlewares ends in; False where there is no chain to go down."""
+    node = outer
+    for _ in range(DEEPEST):
+        inner = getattr(node, "app", None)
+        if inner is None or not callable(inner):
+            return False
+        # The router itself, or what turns an app's exceptions into answers just around it, is what everything ends in.
+        if type(inner).__name__ in ("ExceptionMiddleware", "AsyncExitStackMiddleware", "Router", "APIRouter") or not hasattr(
+            inner, "app"
+        ):
+            node.app = ShedLayer(inner, core)
+            return True
+        node = inner
+    return False
+
+
+class ShedLayer:
+    """Refuses work that would wait too long; counts what is let in until it ends."""
+
+    def __init__(self, app: App, core: Core) -> None:
+        self.app = app
+        self._core = core
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuse it or hand it on."""
+        if scope["type"] not in ("http", "websocket"):
+            return await self.app(scope, receive, send)
+        core = self._core
+        refusal, is_work = None, False
+        try:
+            path = path_of(scope["path"], scope.get("root_path", ""))
+            is_work = route_of(scope["type"], scope.get("method", "GET"), path).is_refusable
+            if is_work:
+                refusal = core.shed(_priority(scope))
+        except Exception as error:
+            FAULTS.note("shedding", error)
+        if refusal is not None:
+            if scope["type"] == "websocket":
+                return await refuse_websocket(scope, receive, send, refusal)
+            return await send_answer(send, refusal)
+        if not is_work:
+            return await self.app(scope, receive, send)
+        passing = _Passing(core, receive, send)
+        PASSAGE.set(passing.passage)
+        try:
+            return await self.app(scope, passing.receive, passing.send)
+        finally:
+            core.in_layer -= passing.is_in
+            core.answering -= passing.is_answering
+            core.items -= passing.items
+
+
+class _Passing:
+    """One request on its way: its items while it comes in, and a Retry-After for a 503 of vLLM's own."""
+
+    def __init__(self, core: Core, receive: Receive, send: Send) -> None:
+        self._core = core
+        self._receive = receive
+        self._send = send
+        self._tail = b""
+        self.items = 0
+        self.is_in = False  # its body is here; one that is still being sent takes nobody's place
+        self.is_answering = False
+        self.passage = Passage()
+        self._start: Message | None = None  # of a stream, until its first part is there: the door may refuse it before
+        self._is_refused = False
+
+    def _is_here(self) -> None:
+        if not self.is_in:
+            self.is_in = True
+            self._core.in_layer += 1
+
+    async def receive(self) -> Message:
+        """The next part of the body, looked at and handed on."""
+        message = await self._receive()
+        if message["type"] == "http.request":
+            try:
+                self._look(message.get("body", b""))
+                if not message.get("more_body"):
+                    self._is_here()
+            except Exception as error:
+                FAULTS.note("looking for images", error)
+        return message
+
+    def _look(self, body: bytes) -> None:
+        # A mark may lie across two chunks: the end of the last one is looked at again, less what could hold a whole mark.
+        seen = self._tail + body
+        found = items_in(seen) - items_in(self._tail)
+        self._tail = seen[-LONGEST_MARK:]
+        self.items += found
+        self._core.items += found
+
+    async def send(self, message: Message) -> None:
+        """The answer, with Retry-After where vLLM refuses without saying when to come again."""
+        if not self.is_answering and message["type"] in ("http.response.start", "websocket.accept"):
+            self._is_here()
+            self.is_answering = True
+            self._core.answering += 1
+        if message["type"] == "http.response.start" and message["status"] == 503:
+            try:
+                if not any(bytes(name).lower() == b"retry-after" for name, _ in message.get("headers", ())):
+                    message = with_headers(message, retry_headers(self._core.retry_after_own_valve())[:1])
+            except Exception as error:
+                FAULTS.note("adding Retry-After", error)
+        if DOOR.refuses and _is_stream_start(message):
+            self._start = message
+            return
+        if self._is_refused or (self._start is not None and await self._send_start()):
+            return
+        await self._send(message)
+
+    async def _send_start(self) -> bool:
+        """The start of a stream that was held back; whether the door's refusal went out in its place.
+
+        vLLM begins to answer a stream before it adds the request, and tells a refusal as an event with status 200.
+        """
+        start, self._start = self._start, None
+        assert start is not None
+        refusal = self.passage.refusal
+        if refusal is None:
+            await self._send(start)
+            return False
+        self._is_refused = True
+        await send_answer(self._send, refusal.answer(self._retry_after()))
+        return True
+
+    def _retry_after(self) -> int:
+        try:
+            return self._core.retry_after_own_valve()
+        except Exception as error:
+            FAULTS.note("adding Retry-After", error)
+            return 1
+
+
+def _is_stream_start(message: Message) -> bool:
+    return (
+        message["type"] == "http.response.start"
+        and message["status"] == 200
+        and any(
+            bytes(name).lower() == b"content-type" and bytes(value).startswith(b"text/event-stream")
+            for name, value in message.get("headers", ())
+        )
+    )
+
+
+def items_in(body: bytes) -> int:
+    """Images, videos and sounds named in this part of a body: each names its kind as the value of `type`."""
+    count = 0
+    for mark in ITEM_MARKS:
+        place = body.find(mark)
+        while place >= 0:
+            before = body[max(0, place - 16) : place].rstrip()
+            count += before.endswith(b":") and before[:-1].rstrip().endswith(TYPE_KEY)
+            place = body.find(mark, place + 1)
+    return count
+
+
+def _priority(scope: Scope) -> bytes:
+    return next((bytes(value) for name, value in scope["headers"] if bytes(name).lower() == PRIORITY_HEADER), b"")
+
 
 # What a request to one of these does to readiness once vLLM has answered it with success.
 SLEEP_CHANGES = {"/pause": PAUSED, "/sleep": ASLEEP, "/resume": 0, "/wake_up": 0}

@@ -10,9 +10,8 @@ import time
 from typing import Any
 
 from plimsoll.inside.faults import FAULTS
-from plimsoll.inside.finished import from_stats
 from plimsoll.inside.pulse import PULSE, Pulse
-from plimsoll.inside.recorder import RECORDER, Recorder
+from plimsoll.inside.recorder import RECORDER, Recorder, from_stats
 
 
 class Listener:

@@ -12,12 +12,10 @@ from typing import Any, NamedTuple
 
 from plimsoll.inside.core import Core
 from plimsoll.inside.door import DOOR, KINDS, WHYS
-from plimsoll.inside.drain import LEAVING, REFUSING
+from plimsoll.inside.drain import LEAVING, REASONS, REFUSING, expected_wait
 from plimsoll.inside.faults import FAULTS
-from plimsoll.inside.readiness import REASONS
 from plimsoll.inside.recorder import RECORDER
 from plimsoll.inside.shared import NS
-from plimsoll.inside.shedding import expected_wait
 
 PHASES = {LEAVING: 1, REFUSING: 2}
 _TOTALS: dict[tuple[str, ...], float] = {}  # what the counters were brought to: one a process, as their registry is

@@ -7,22 +7,337 @@ if that is asked for, and writes. A full queue drops the request and counts it: 
 from __future__ import annotations
 
 import atexit
+import contextlib
+import hashlib
 import json
+import math
 import multiprocessing
 import os
+import re
 import threading
 import time
+from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from plimsoll.inside import places
 from plimsoll.inside.faults import FAULTS
-from plimsoll.inside.finished import Finished, Seen, as_row
-from plimsoll.inside.prefixes import BLOCK_TOKENS, iter_hashes, shared_salt
-from plimsoll.inside.record_files import RecordFiles
 from plimsoll.inside.settings import Settings
+
+# Salted hashes of a prompt's blocks: equal beginnings can be seen, and nothing else of the prompt.
+#
+# Each hash covers its block and all before it, under a key that is not written down. Were a hash made from the one before
+# it and the block alone, who reads the file could try likely texts block by block without the key.
+
+BLOCK_TOKENS = 16
+HASH_BYTES = 8
+SALT_BYTES = 32
+
+Mark = tuple[int, str]
+"""A token's place and what stands there: placeholders of two pictures are the same tokens."""
+
+
+def iter_hashes(
+    token_ids: Sequence[int], salt: bytes, block: int = BLOCK_TOKENS, seed: str = "", marks: Sequence[Mark] = ()
+) -> Iterator[str]:
+    """The hash of each full block in turn, 16 hex digits; prompts of different `seed` share none."""
+    running = hashlib.blake2b(seed.encode("utf-8", "replace"), digest_size=HASH_BYTES, key=hashlib.blake2b(salt).digest())
+    running.update(b"\0")
+    step = block * 8
+    packed = memoryview(array("q", token_ids[: len(token_ids) // block * block])).cast("B")
+    left = sorted(marks)
+    for begin in range(0, len(packed), step):
+        while left and left[0][0] * 8 < begin + step:
+            running.update(b"\1" + left.pop(0)[1].encode("utf-8", "replace") + b"\0")
+        running.update(packed[begin : begin + step])
+        yield running.copy().hexdigest()
+
+
+def shared_salt(wanted: str, folder: str | None, key: int) -> bytes:
+    """The salt that all API servers of one vLLM server use: the one that was set, or a random one that they share by a file.
+
+    Without a folder to share it in, a random one for this process: then hashes agree within one recording only.
+    """
+    if wanted:
+        return wanted.encode("utf-8", "replace")
+    fresh = os.urandom(SALT_BYTES)
+    if folder is None:
+        return fresh
+    path = os.path.join(folder, f"salt-{key}-{places.start_ticks(key)}")  # noqa: PTH118
+    try:
+        places.sweep(folder)
+        return _first_come(path, fresh)
+    except OSError as error:
+        FAULTS.note("sharing the salt", error)
+        return fresh
+
+
+def _first_come(path: str, fresh: bytes) -> bytes:
+    """Whoever comes first writes the file whole or not at all; all others take what is in it."""
+    own = f"{path}.{os.getpid()}"
+    handle = os.open(own, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    try:
+        os.write(handle, fresh)
+    finally:
+        os.close(handle)
+    try:
+        os.link(own, path)
+    except FileExistsError:
+        with open(path, "rb") as file:  # noqa: PTH123
+            said = file.read(SALT_BYTES)
+        return said if len(said) == SALT_BYTES else fresh
+    finally:
+        os.unlink(own)  # noqa: PTH108
+    return fresh
+
+
+# The files of a recording: appended to whole lines at a time, begun anew at a size, the oldest removed beyond a number.
+#
+# Only files with a name like ours are ever removed. A line is in a file whole or not at all: what a full disk cuts off is
+# taken back.
+
+_OURS = re.compile(r"requests-\d{8}T\d{6}Z-(\d+)(?:-\d{4,})?\.jsonl", re.ASCII)
+OTHERS_LEFT_S = 60.0  # another process may still be writing to a file of its own that changed so lately
+
+
+class RecordFiles:
+    """Where one process writes its lines."""
+
+    def __init__(self, folder: str, bytes_max: int, files_max: int, started: float) -> None:
+        self._folder = folder
+        self._bytes_max = bytes_max
+        self._files_max = files_max
+        self._stem = f"requests-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(started))}-{os.getpid()}"
+        self._number = 0
+        self._handle: int | None = None
+        self._size = 0
+        self.path = ""
+
+    def append(self, lines: bytes) -> None:
+        """Write whole lines, in a file that still has room; OSError if they are not written, and then none of them is."""
+        if self._handle is not None and (self._size + len(lines) > self._bytes_max or not self._is_still_there()):
+            self.close()
+        if self._handle is None:
+            self._open_next()
+        assert self._handle is not None
+        done = 0
+        try:
+            while done < len(lines):
+                done += os.write(self._handle, lines[done:])
+        except OSError:
+            os.ftruncate(self._handle, self._size)
+            raise
+        self._size += done
+
+    def close(self) -> None:
+        """Let go of the file; the next lines go to the next one."""
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+
+    def _is_still_there(self) -> bool:
+        """Whether the file still has its name: who cleans up by hand must not lose what comes after."""
+        try:
+            return os.stat(self.path).st_ino == os.fstat(self._handle or 0).st_ino  # noqa: PTH116
+        except OSError:
+            return False
+
+    def _open_next(self) -> None:
+        os.makedirs(self._folder, mode=0o700, exist_ok=True)  # noqa: PTH103
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        while True:
+            number = self._number + 1
+            name = f"{self._stem}.jsonl" if number == 1 else f"{self._stem}-{number:04}.jsonl"
+            path = os.path.join(self._folder, name)  # noqa: PTH118
+            try:
+                self._handle = os.open(path, flags, 0o600)
+            except FileExistsError:
+                self._number = number  # a container starts with the same process number each time
+                continue
+            self._number, self._size, self.path = number, 0, path
+            break
+        self._remove_oldest(time.time())
+
+    def _remove_oldest(self, now: float) -> None:
+        found = []
+        with os.scandir(self._folder) as entries:
+            for entry in entries:
+                ours = _OURS.fullmatch(entry.name)
+                if ours is None or not entry.is_file(follow_symlinks=False):
+                    continue
+                try:
+                    changed = entry.stat(follow_symlinks=False).st_mtime
+                except FileNotFoundError:
+                    continue
+                found.append((changed, entry.name, entry.path, int(ours[1]) == os.getpid()))
+        found.sort()
+        surplus = len(found) - self._files_max
+        for changed, _, path, is_own in found:
+            if surplus <= 0:
+                break
+            if path == self.path or (not is_own and now - changed < OTHERS_LEFT_S):
+                continue
+            with contextlib.suppress(OSError):  # another server was quicker, or it is not ours to remove: write on
+                os.unlink(path)  # noqa: PTH108
+            surplus -= 1
+
+
+# From what vLLM knows of a request that is over to what a recording says of it.
+#
+# vLLM's own objects differ from release to release: each figure is looked for, and one that was not measured is None.
+# Arrival, first token and end are when the API server had them, which is what clients see; the engine's stamps are on its
+# own
+# clock, so only differences of them are used. Where the API server lags behind its engine, the two are not the same.
+
+SCHEMA = "plimsoll.request/1"
+SLACK_S = 0.5  # clocks and rounding may put a stamp so far before the arrival; what lies further off was never measured
+MOST_TOKENS = 10**9
+LATEST_S = 3.9e9  # seconds since 1970: the year 2093
+ON_REQUEST = "plimsoll_seen"
+"""The attribute of vLLM's own objects under which we leave a `Seen`."""
+
+
+class Seen(NamedTuple):
+    """What is known of a request when it comes in, and only then."""
+
+    priority: int | None
+    token_ids: Sequence[int] | None
+    """Referred to until the line is written; never written."""
+    seed: str
+    marks: tuple[Mark, ...]
+    first_token_s: float | None = None
+    """From its arrival to its first token at the API server; known when it is over."""
+
+
+class Finished(NamedTuple):
+    """One request that is over; times are seconds since 1970."""
+
+    arrival: float
+    finished: float
+    prompt_tokens: int
+    output_tokens: int
+    reason: str
+    scheduled: float | None = None
+    first_token: float | None = None
+    cached_tokens: int | None = None
+    preemptions: int | None = None
+    max_tokens: int | None = None
+    engine: int | None = None
+    seen: Seen | None = None
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether it would have gone on."""
+        return self.reason not in ("stop", "length", "repetition")
+
+
+def from_stats(stats: Any, at: float, engine: int) -> Finished:
+    """A request that vLLM counts as finished; `at` is when its last output reached the API server."""
+    arrival = at - max(float(stats.e2e_latency), 0.0)
+    output = _count(stats.num_generation_tokens) or 0
+    scheduled = _after(at - float(stats.inference_time), arrival, at)
+    first = _after(at - float(stats.decode_time), arrival, at) if output and scheduled is not None else None
+    seen = getattr(stats, ON_REQUEST, None)
+    if first is not None and seen is not None and seen.first_token_s:
+        # Counted back from the end, a lag of the API server at the end would stand before the first token.
+        shown = _after(arrival + seen.first_token_s, arrival, at)
+        if shown is not None:
+            scheduled = _after(shown - (float(stats.inference_time) - float(stats.decode_time)), arrival, shown)
+            first = shown
+    return Finished(
+        arrival,
+        at,
+        _count(stats.num_prompt_tokens) or 0,
+        output,
+        str(stats.finish_reason),
+        scheduled,
+        _not_before(first, scheduled),
+        _count(getattr(stats, "num_cached_tokens", None)) if first is not None else None,
+        _count(getattr(stats, "num_preemptions", None)),
+        _count(getattr(stats, "max_tokens_param", None)),
+        engine,
+        seen,
+    )
+
+
+def from_state(state: Any, at: float) -> Finished | None:
+    """A request that its client gave up, which vLLM counts nowhere; None where vLLM keeps no figures of requests."""
+    stats = state.stats
+    if stats is None or not stats.arrival_time:
+        return None
+    arrival = min(float(stats.arrival_time), at)
+    output = _count(stats.num_generation_tokens) or 0
+    scheduled = first = None
+    latency_s = getattr(stats, "first_token_latency", 0.0)
+    if output and latency_s > 0:
+        first = _after(arrival + latency_s, arrival, at)
+        if first is not None and stats.scheduled_ts > 0:
+            scheduled = _after(first - (stats.first_token_ts - stats.scheduled_ts), arrival, first)
+    return Finished(
+        arrival,
+        at,
+        _count(state.prompt_len) or 0,
+        output,
+        "abort",
+        scheduled,
+        _not_before(first, scheduled),
+        _count(getattr(state, "num_cached_tokens", None)) if output else None,
+        _count(getattr(stats, "num_preemptions", None)) if output else None,
+        _count(getattr(state, "max_tokens_param", None)),
+        None,
+        getattr(state, ON_REQUEST, None),
+    )
+
+
+def as_row(request: Finished) -> dict[str, Any]:
+    """The line of a recording as docs/traces.md describes it, without hashes; what is not known is not in it.
+
+    ValueError for a clock that no reader would believe: one such line would spoil the whole file.
+    """
+    if not 0 <= request.arrival <= request.finished <= LATEST_S:
+        raise ValueError("a time out of range")
+    row: dict[str, Any] = {
+        "schema": SCHEMA,
+        "arrival": round(request.arrival, 6),
+        "prompt_tokens": request.prompt_tokens,
+        "output_tokens": request.output_tokens,
+        "finish_reason": request.reason[:32],
+    }
+    more: dict[str, float | None] = {
+        "cached_tokens": request.cached_tokens,
+        "preemptions": request.preemptions,
+        "max_tokens": request.max_tokens,
+        "engine": request.engine,
+        "priority": request.seen.priority if request.seen else None,
+        "scheduled": _rounded(request.scheduled),
+        "first_token": _rounded(request.first_token),
+        "finished": _rounded(request.finished),
+    }
+    row.update((name, value) for name, value in more.items() if value is not None)
+    return row
+
+
+def _rounded(stamp: float | None) -> float | None:
+    return None if stamp is None else round(stamp, 6)
+
+
+def _after(stamp: float, earliest: float, latest: float) -> float | None:
+    """The stamp, moved into its bounds; None if it lies so far off that it stands for nothing."""
+    if not math.isfinite(stamp) or stamp < earliest - SLACK_S or stamp > latest + SLACK_S:
+        return None
+    return min(max(stamp, earliest), latest)
+
+
+def _not_before(stamp: float | None, earlier: float | None) -> float | None:
+    return max(stamp, earlier) if stamp is not None and earlier is not None else stamp
+
+
+def _count(number: Any) -> int | None:
+    """A whole number that a recording may hold, or None."""
+    return number if type(number) is int and 0 <= number <= MOST_TOKENS else None
+
 
 QUEUE_REQUESTS = 20_000
 QUEUE_TOKENS = 8_000_000  # prompts that wait for their hashes are held as lists of numbers: 64 MB

@@ -6,14 +6,21 @@ import math
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from plimsoll.domain.finding import Code, Finding
-from plimsoll.domain.model import ModelShape
-from plimsoll.domain.units import format_count, format_gib
 from plimsoll.errors import BadInput
-from plimsoll.plan.findings import ROOM_FOR_THE_REST, logits_bytes, stops_the_start
+from plimsoll.findings import Code, Finding
+from plimsoll.models.shape import ModelShape
+from plimsoll.plan.findings import (
+    NOT_QUANTISED,
+    ROOM_FOR_THE_REST,
+    TOO_FEW_LORAS_IN_HOST,
+    TOO_LONG_FOR_THE_MODEL,
+    logits_bytes,
+    may_be_float16,
+    stops_the_start,
+)
 from plimsoll.plan.ledger import Ledger
-from plimsoll.plan.refusals import NOT_QUANTISED, TOO_FEW_LORAS_IN_HOST, TOO_LONG_FOR_THE_MODEL, may_be_float16
 from plimsoll.plan.settings import Settings
+from plimsoll.units import format_count, format_gib
 
 HIGHEST_UTILIZATION = 0.97
 STEPS_BELOW_FREE = 8

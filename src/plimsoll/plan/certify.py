@@ -14,14 +14,11 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from plimsoll.domain.units import GIB, format_count, format_gib
-from plimsoll.domain.unknown import Unknown
-from plimsoll.engine.flags import is_before
-from plimsoll.plan.certify_limits import RequestLimits
 from plimsoll.plan.certify_terms import (
     READ_FROM,
     READ_TO,
     Phase,
+    RequestLimits,
     Resident,
     Step,
     adapter_activation,
@@ -37,6 +34,9 @@ from plimsoll.plan.certify_terms import (
 )
 from plimsoll.plan.ledger import PIECES_AT_MOST, Ledger, ModelFacts
 from plimsoll.plan.settings import Settings
+from plimsoll.units import GIB, format_count, format_gib
+from plimsoll.unknown import Unknown
+from plimsoll.vllm.flags import is_before
 
 LATE = GIB // 2  # kernels that load late, cuBLAS's other workspaces: 0.44 GiB came after the start on an H200
 LATE_TOGETHER = GIB  # and channels of NCCL that open at the first large collective; not measured

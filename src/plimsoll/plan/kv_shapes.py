@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import accumulate
 
-from plimsoll.domain.model import Layer, LayerKind, ModelShape
-from plimsoll.domain.units import ceil_div
 from plimsoll.errors import BadInput
-from plimsoll.plan.kv_settings import KvSettings, layers_by_stage
+from plimsoll.models.shape import Layer, LayerKind, LinearAttention, Mamba, ModelShape
 from plimsoll.plan.kv_specs import (
     DS_MLA_BYTES,
     DTYPE_BYTES,
@@ -25,7 +25,242 @@ from plimsoll.plan.kv_specs import (
     packing,
     token_packing,
 )
-from plimsoll.plan.kv_states import state_of
+from plimsoll.units import ceil_div
+from plimsoll.vllm.versions import Version
+
+# What of a launch decides the KV cache, and where vLLM's releases differ in it.
+
+NEWEST = "0.32.0"
+
+
+@dataclass(frozen=True)
+class KvRules:
+    """How one release counts; read in its source."""
+
+    reserves_null_block: bool
+    """The start-up check leaves out the block vLLM keeps for itself (0.29.0)."""
+    counts_all_batches: bool
+    """Windows hold the tokens of every concurrent step, not of one (0.26.0)."""
+    tokens_by_concurrency: bool
+    """"KV cache size" is max_concurrency x max_model_len (0.21.0), before it was blocks // groups x block size."""
+    group_tolerance: float
+    """Types are padded to one length when the longest is shorter than this times the shortest."""
+    keeps_checkpoints: bool
+    """Mamba 2 under prefix caching keeps one more state (0.32.0)."""
+    reads_state_dtype: bool
+    """The config's word on the element type of a state is heard (0.13.0)."""
+    v2_runner: bool
+    """The second model runner is the default for every architecture it supports (0.29.0)."""
+    hybrid_manager: bool
+    """Layers of different types have groups of their own (0.9.1); before, a window was allocated like full attention."""
+    chooses_block_by_backend: bool
+    """The block size is the smallest that every attention backend takes (0.18.0); before, MLA had 64 or 128."""
+
+
+@lru_cache(maxsize=64)
+def rules_of(version: str) -> KvRules:
+    """The rules of a release, given as text; newer ones than we know are taken to be like the newest."""
+    try:
+        release = Version(version).release
+    except ValueError as error:
+        raise BadInput(str(error)) from None
+    tolerance = 1.5 if release >= (0, 18, 0) else 1.25 if release >= (0, 12, 0) else 1.0
+    return KvRules(
+        reserves_null_block=release >= (0, 29, 0),
+        counts_all_batches=release >= (0, 26, 0),
+        tokens_by_concurrency=release >= (0, 21, 0),
+        group_tolerance=tolerance,
+        keeps_checkpoints=release >= (0, 32, 0),
+        reads_state_dtype=release >= (0, 13, 0),
+        v2_runner=release >= (0, 29, 0),
+        hybrid_manager=release >= (0, 9, 1),
+        chooses_block_by_backend=release >= (0, 18, 0),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class KvSettings:
+    """The launch, as far as the KV cache depends on it. Sizes are those vLLM has resolved, not -1 or auto."""
+
+    max_model_len: int
+    auto_fit: bool = False
+    """--max-model-len -1: `max_model_len` is the model's own, and vLLM lowers it to what fits."""
+    context_limit: int | None = None
+    """Upper end of the search for the largest context; None: `max_model_len`, as in vLLM."""
+    max_num_batched_tokens: int = 8192
+    async_scheduling: bool = True
+    prefix_caching: bool = True
+    tp: int = 1
+    pp: int = 1
+    dcp: int = 1
+    pp_partition: tuple[int, ...] | None = None
+    """VLLM_PP_LAYER_PARTITION."""
+    block_size: int | None = None
+    kv_cache_dtype: str = "auto"
+    model_dtype: str = "bfloat16"
+    mamba_cache_dtype: str = "auto"
+    mamba_ssm_cache_dtype: str = "auto"
+    state_mode: str | None = None
+    """--mamba-cache-mode; None: "align" under prefix caching, else "none"."""
+    num_spec: int = 0
+    """Speculative tokens a step."""
+    prefill_lookahead: int = 0
+    """Tokens a drafter of several modules reads ahead (`num_spec` for multi-layer MTP, else 0 or 1)."""
+    mtp_layers: int = 0
+    """Layers of the model's own MTP head that draft; each keeps a cache like the last attention layer."""
+    hybrid_manager: bool | None = None
+    """None: as vLLM decides it: on, but off for chunked local attention and before 0.9.1."""
+    num_blocks_override: int | None = None
+    v2_runner: bool | None = None
+    """None: as the release's default on CUDA."""
+    capability: int = 9
+    """The GPU's major compute capability, which decides the attention backend and so the default block size."""
+    interleaved: bool = False
+    """The cache layout has the block outermost (BLHNC, BLNHC): DeepSeek V4, or VLLM_KV_CACHE_LAYOUT."""
+    version: str = NEWEST
+
+    @property
+    def rules(self) -> KvRules:
+        """How the release counts."""
+        return rules_of(self.version)
+
+    @property
+    def in_flight_tokens(self) -> int:
+        """Most tokens that are scheduled and not yet settled."""
+        if not self.rules.counts_all_batches:
+            return self.max_num_batched_tokens
+        batches = self.pp
+        if self.async_scheduling:
+            v2_runner = self.rules.v2_runner if self.v2_runner is None else self.v2_runner
+            if v2_runner:
+                batches = self.pp + 1
+            elif self.pp <= 1:
+                batches = 2
+        return batches * self.max_num_batched_tokens
+
+    @property
+    def resolved_state_mode(self) -> str:
+        """What --mamba-cache-mode comes to."""
+        if not self.prefix_caching:
+            return "none"
+        return self.state_mode if self.state_mode not in (None, "none") else "align"
+
+
+def layers_by_stage(layers: int, stages: int, partition: tuple[int, ...] | None = None) -> list[range]:
+    """The layers of each pipeline stage: the remainder goes to the stages before the last (vLLM's get_pp_indices)."""
+    if partition is None:
+        sizes = [layers // stages] * stages
+        for back in range(2, layers % stages + 2):
+            sizes[-back] += 1
+    elif len(partition) == stages and sum(partition) == layers:
+        sizes = list(partition)
+    else:
+        said = ",".join(map(str, partition))
+        raise BadInput(f"VLLM_PP_LAYER_PARTITION={said} does not spread {layers} layers over {stages} stages")
+    return [range(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)]
+
+
+# The states of Mamba, delta-net, linear-attention and convolution layers (vLLM's `mamba_utils.py`).
+
+_KIMI_CONV_KERNEL = 4
+
+
+def state_of(shape: ModelShape, settings: KvSettings) -> StateSpec:
+    """One layer's state on one rank, not yet padded; BadInput where the shape lacks a size or TP does not divide one."""
+    kinds = {kind for kind in shape.kinds if kind.keeps_state}
+    if len(kinds) != 1:
+        names = ", ".join(sorted(kinds))
+        raise BadInput(f"a model with states of several kinds ({names}) is not one we can plan")
+    kind = kinds.pop()
+    conv = settings.model_dtype if settings.mamba_cache_dtype == "auto" else settings.mamba_cache_dtype
+    if kind is LayerKind.SHORT_CONV:
+        return _short_conv(shape, settings, conv)
+    if kind in (LayerKind.MAMBA1, LayerKind.MAMBA2, LayerKind.FULL_AND_MAMBA2):
+        if shape.mamba is None:
+            raise BadInput("the model has Mamba layers but its config does not give their sizes")
+        mamba = shape.mamba
+        if mamba.ssm_dtype is None and shape.text_model_type == "nemotron_h":
+            mamba = replace(mamba, ssm_dtype="float32")  # vLLM's default for this family alone
+        return (_mamba1 if kind is LayerKind.MAMBA1 else _mamba2)(mamba, settings, conv)
+    if shape.linear is None:
+        raise BadInput(f"the model has {kind} layers but its config does not give their sizes")
+    if kind is LayerKind.LINEAR:
+        return _lightning(shape.linear, settings, conv)
+    return _delta(shape.linear, settings, conv, kimi=kind is LayerKind.KIMI_DELTA)
+
+
+def _mamba1(mamba: Mamba, settings: KvSettings, conv: str) -> StateSpec:
+    inner = _shared(mamba.inner_size, settings.tp, "the Mamba inner size")
+    shapes = ((mamba.conv_kernel - 1, inner), (inner, mamba.state_size))
+    return _spec(settings, shapes, (conv, _temporal(mamba.ssm_dtype, settings, conv)), "mamba1")
+
+
+def _mamba2(mamba: Mamba, settings: KvSettings, conv: str) -> StateSpec:
+    if mamba.heads is None or mamba.head_dim is None or mamba.groups is None:
+        raise BadInput("the config does not give the heads and groups of its Mamba 2 layers")
+    tp = settings.tp
+    groups = mamba.groups if mamba.groups % tp == 0 else tp  # a group is copied to every rank that has heads of it
+    width = _shared(mamba.inner_size + 2 * groups * mamba.state_size, tp, "the Mamba convolution")
+    shapes = (
+        (mamba.conv_kernel - 1 + settings.num_spec, width),
+        (_shared(mamba.heads, tp, "the Mamba heads"), mamba.head_dim, mamba.state_size),
+    )
+    checkpoints = 1 if settings.rules.keeps_checkpoints else 0
+    return _spec(settings, shapes, (conv, _temporal(mamba.ssm_dtype, settings, conv)), "mamba2", checkpoints)
+
+
+def _delta(linear: LinearAttention, settings: KvSettings, conv: str, *, kimi: bool) -> StateSpec:
+    """Gated delta net (Qwen3-Next, Qwen3.5) and Kimi's delta attention, whose state is float32 unless told otherwise."""
+    kernel = linear.conv_kernel or (_KIMI_CONV_KERNEL if kimi else None)
+    if kernel is None:
+        raise BadInput("the config does not give the convolution kernel of its linear attention")
+    width = 2 * linear.key_heads * linear.key_head_dim + linear.value_heads * linear.value_head_dim
+    shapes = (
+        (kernel - 1 + settings.num_spec, _shared(width, settings.tp, "the linear attention's convolution")),
+        (_shared(linear.value_heads, settings.tp, "the value heads"), linear.value_head_dim, linear.key_head_dim),
+    )
+    temporal = _temporal(linear.ssm_dtype, settings, "float32" if kimi else conv)
+    return _spec(settings, shapes, (conv, temporal), "kda" if kimi else "gdn")
+
+
+def _lightning(linear: LinearAttention, settings: KvSettings, conv: str) -> StateSpec:
+    shape = (linear.value_heads // settings.tp, linear.value_head_dim, linear.value_head_dim)
+    return _spec(settings, (shape,), (conv,), "linear")
+
+
+def _short_conv(shape: ModelShape, settings: KvSettings, conv: str) -> StateSpec:
+    if shape.short_conv is None:
+        raise BadInput("the model has convolution layers but its config does not give their sizes")
+    width = _shared(shape.short_conv.width, settings.tp, "the convolution")
+    return _spec(settings, ((shape.short_conv.kernel - 1 + settings.num_spec, width),), (conv,), "short-conv")
+
+
+def _spec(
+    settings: KvSettings, shapes: tuple[tuple[int, ...], ...], dtypes: tuple[str, ...], mixer: str, checkpoints: int = 0
+) -> StateSpec:
+    return StateSpec(
+        block_size=1,  # the caller knows it once the attention's block is chosen
+        shapes=shapes,
+        dtypes=dtypes,
+        mixer=mixer,
+        mode=settings.resolved_state_mode,
+        spec_blocks=settings.num_spec,
+        checkpoint_blocks=checkpoints,
+        checkpoint_alignment=1 if checkpoints else None,
+    )
+
+
+def _temporal(ssm_dtype: str | None, settings: KvSettings, otherwise: str) -> str:
+    if settings.mamba_ssm_cache_dtype != "auto":
+        return settings.mamba_ssm_cache_dtype
+    return (ssm_dtype if settings.rules.reads_state_dtype else None) or otherwise
+
+
+def _shared(size: int, tp: int, what: str) -> int:
+    if size % tp:
+        raise BadInput(f"--tensor-parallel-size {tp} does not divide {what} ({size})")
+    return size // tp
+
 
 _DEFAULT_BLOCK = 16
 _MLA_KINDS = (LayerKind.MLA, LayerKind.MLA_SLIDING, LayerKind.MLA_COMPRESSED)

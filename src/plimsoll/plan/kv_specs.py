@@ -20,8 +20,8 @@ from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from plimsoll.domain.units import ceil_div, round_up
 from plimsoll.errors import BadInput
+from plimsoll.units import ceil_div, round_up
 
 DTYPE_BYTES = {
     "float64": 8, "float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2, "int8": 1, "uint8": 1,

@@ -14,16 +14,15 @@ import math
 from dataclasses import replace
 from typing import NamedTuple
 
-from plimsoll.domain.estimate import Estimate
-from plimsoll.domain.model import ModelShape
-from plimsoll.domain.units import GIB
-from plimsoll.engine.flags import is_before
+from plimsoll.models.shape import ModelShape
 from plimsoll.plan.kv import KvPlan, KvSettings, plan_kv, specs_of_all_stages
 from plimsoll.plan.kv_shapes import is_interleaved
 from plimsoll.plan.kv_specs import RankSpecs
 from plimsoll.plan.overhead import OverheadInput, overhead, unseen_buffers
 from plimsoll.plan.settings import AUTO_FIT, Settings
 from plimsoll.plan.weights import Placement, lora_bytes, weights_from_shape, weights_from_tensors, weights_from_total
+from plimsoll.units import GIB, Estimate
+from plimsoll.vllm.flags import is_before
 
 # What a worker holds before vLLM's snapshot, in GiB: 19 starts of 0.19.0 on H100 print it (0.51 on one GPU in eleven of
 # eleven, 1.53 to 2.07 with tensor parallelism). Other cards and releases: the band is widened, not measured; a public start

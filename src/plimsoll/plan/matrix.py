@@ -6,10 +6,10 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import NamedTuple
 
-from plimsoll.domain.units import format_count, parse_vllm_integer, shortened
 from plimsoll.errors import BadInput
 from plimsoll.plan.ledger import Ledger
 from plimsoll.plan.settings import Settings
+from plimsoll.units import format_count, parse_vllm_integer, shortened
 
 MOST_VALUES = 64  # of one axis
 _LIMITS = {"context": 10**9, "concurrency": 10**7}

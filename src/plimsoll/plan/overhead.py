@@ -10,13 +10,258 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import NamedTuple
 
-from plimsoll.domain.estimate import Estimate
-from plimsoll.domain.model import ModelShape
-from plimsoll.domain.units import GIB, format_gib
-from plimsoll.domain.version import Version
-from plimsoll.plan import overhead_peaks as peaks
-from plimsoll.plan import overhead_table as table
-from plimsoll.plan.overhead_table import ERAS, Era
+from plimsoll.models.shape import LayerKind, ModelShape, Tower
+from plimsoll.units import GIB, MIB, Estimate, format_gib
+from plimsoll.vllm.versions import Version
+
+# The figures of `overhead`, by vLLM release range; where they come from and how far they are off: docs/overhead.md.
+
+
+class NonTorch(NamedTuple):
+    """Growth of memory outside torch since vLLM's snapshot, in GiB: value, low, high."""
+
+    alone: tuple[float, float, float]
+    together: tuple[float, float, float]  # tensor parallel, on cards with a fast link (compute capability 9 and up)
+    together_slow_link: tuple[float, float, float]
+    staged: tuple[float, float, float]  # pipeline parallel without tensor parallel
+
+
+class Era(NamedTuple):
+    """A range of releases whose profile run allocates alike."""
+
+    name: str
+    since: tuple[int, int, int]  # the first release of the range; it ends where the next one begins
+    evidence: str
+    sampler_bytes: float  # per row and vocabulary entry at the peak of the sampler's dummy run, first model runner
+    forward_hidden: float  # hidden-sized tensors alive beside the widest feed-forward of a compiled pass
+    non_torch: NonTorch
+    activation_band: tuple[float, float]  # share below and above the value that about 90 % of held-out starts stay in
+    band_gib: float  # and a constant part of that band
+    graph_estimate: str = "none"  # or "opt-in": when asked for; "v1": default, but the second runner returns 0; "both"
+    top_k_buffer: bool = False  # the Triton top-k kernel keeps a row of 4-byte logits per multiprocessor
+    copies_embedding: bool = False  # a compiled pass holds a second copy of the embedding table
+    keeps_moe_workspace: bool = False  # the experts' workspace outlives the pass and adds to the sampler's peak
+    consumed_counts_all: bool = False  # whatever the device lost counts, sampler state and input buffers too
+    v2_profiles_encoder: bool = False  # the second runner's profile run left the encoder out until 0.27
+    has_rows: bool = True  # whether a start of this range was measured
+
+
+_SNAPSHOT_AFTER_NCCL = NonTorch((0.14, 0.02, 0.25), (0.55, 0.3, 2.2), (0.3, 0.05, 0.9), (0.12, 0.03, 0.3))
+_SINCE_18 = NonTorch((0.27, 0.17, 0.39), (2.21, 2.0, 2.33), (0.6, 0.08, 2.2), (0.12, 0.05, 0.3))
+_SINCE_20 = NonTorch((0.27, 0.17, 0.4), (2.21, 0.5, 2.6), (0.6, 0.08, 2.2), (0.14, 0.04, 0.4))
+
+ERAS: tuple[Era, ...] = (
+    Era("V0", (0, 0, 0), "18 starts of the first engine", 38.0, 4.0,
+        NonTorch((0.25, 0.03, 0.75), (0.9, 0.1, 8.0), (0.5, 0.1, 1.2), (0.5, 0.05, 2.0)), (0.25, 0.6), 0.15),
+    Era("0.8.0 to 0.9.0", (0, 8, 0), "no start prints a term: the sampler of 0.9 to 0.16, and all memory outside torch counts",
+        38.0, 4.0, NonTorch((0.6, 0.2, 1.2), (2.4, 0.8, 4.5), (1.5, 0.5, 3.0), (1.2, 0.4, 2.5)), (0.15, 0.25), 0.3,
+        has_rows=False),
+    Era("0.9.1 to 0.10", (0, 9, 1), "2 starts on one GPU; NCCL counts, and no start with several GPUs is known", 38.0, 4.0,
+        NonTorch((0.1, 0.02, 0.3), (1.6, 0.5, 3.0), (0.8, 0.1, 2.0), (0.8, 0.1, 2.0)), (0.06, 0.12), 0.12),
+    Era("0.11 to 0.12", (0, 11, 0), "7 starts", 38.0, 4.0, _SNAPSHOT_AFTER_NCCL, (0.05, 0.08), 0.08, copies_embedding=True),
+    Era("0.13 to 0.16", (0, 13, 0), "3 starts, and the sampler of 0.11", 38.0, 4.0, _SNAPSHOT_AFTER_NCCL, (0.05, 0.08), 0.08,
+        copies_embedding=True, keeps_moe_workspace=True),
+    Era("0.17", (0, 17, 0), "1 start, and the sampler of 0.18 to 0.19", 14.0, 4.0, _SNAPSHOT_AFTER_NCCL, (0.08, 0.1), 0.1,
+        top_k_buffer=True, copies_embedding=True, keeps_moe_workspace=True),
+    Era("0.18 to 0.19", (0, 18, 0), "20 starts", 14.0, 4.0, _SINCE_18, (0.06, 0.1), 0.08, "opt-in",
+        top_k_buffer=True, copies_embedding=True, keeps_moe_workspace=True),
+    Era("0.20 to 0.26", (0, 20, 0), "18 starts of our own (0.25.1, H200, one GPU); none with several GPUs", 14.0, 3.5,
+        _SINCE_20, (0.1, 0.12), 0.1, "v1", top_k_buffer=True, copies_embedding=True, keeps_moe_workspace=True),
+    Era("0.27 to 0.28", (0, 27, 0), "no start prints a term: the tensors of 0.25.1 under the new accounting", 14.0, 3.5,
+        _SINCE_20, (0.2, 0.25), 0.35, "v1", top_k_buffer=True, copies_embedding=True, keeps_moe_workspace=True,
+        consumed_counts_all=True, v2_profiles_encoder=True, has_rows=False),
+    Era("0.29 to 0.32", (0, 29, 0), "no start prints a term: the tensors of 0.25.1 under the new accounting", 14.0, 3.5,
+        _SINCE_20, (0.25, 0.3), 0.4, "both", top_k_buffer=True, copies_embedding=True, keeps_moe_workspace=True,
+        consumed_counts_all=True, v2_profiles_encoder=True, has_rows=False),
+)  # fmt: skip
+
+# Granite's vocabulary is not a multiple of 8 and other matrix kernels are loaded: 0.46 for 0.25 GiB on H100, 0.33 for 0.22
+# on H200.
+ODD_VOCABULARY_GIB = 0.21
+
+# Two GPUs show 2.07 to 2.11 where four show 2.17 to 2.21 (0.19.0, H100).
+TWO_GPUS_LESS_GIB = 0.09
+
+# The first engine profiled one picture or recording per sequence: GiB each, as likely and at most.
+V0_ITEM_GIB = (0.035, 0.3)
+V0_ITEM_TOKENS = 256
+
+# The second model runner (V2): what its sampler holds per row and vocabulary entry: 16-bit logits and their 32-bit copy.
+V2_SAMPLER_BYTES = 6.0
+# Its penalty counters, allocated when the model is loaded: 4 B an entry and one bit.
+V2_PENALTY_BYTES = 4.125
+# Where it is the default: unquantised models of these architectures, then every dense one, then all.
+V2_EARLY_DENSE = {(0, 22): frozenset({"Qwen3ForCausalLM"}),
+                  (0, 23): frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen3ForCausalLM"})}  # fmt: skip
+V2_SINCE_DENSE = (0, 24, 0)
+V2_SINCE_ALL = (0, 29, 0)
+V2_EARLY_EXPERTS = frozenset({"DeepseekV2ForCausalLM", "Qwen2MoeForCausalLM", "GraniteMoeForCausalLM"})
+
+# CUDA graphs: GiB = fixed + per layer x layers + experts (if any) + quantised (if so), at 51 capture sizes (up to 512).
+# Least absolute deviations over the 0.19.0 campaign, by lab.fit_overhead.
+GRAPH_ACTUAL = (0.35, 0.0158, 0.304, 0.18)
+GRAPH_ESTIMATE = (0.0, 0.02, 0.28, 0.22)
+GRAPH_V2 = (0.70, 0.0088, 0.0, 0.0)  # 0.25.1, H200: 4 and 32 layers
+GRAPH_BAND_GIB = 0.35
+GRAPH_LARGEST_SIZE = 512
+GRAPH_LEAST_GIB = 0.4  # four layers took 0.41 on an H200 and were estimated at 0.40
+
+# Multiprocessors by compute capability: rows of the top-k buffer. The largest card of each.
+MULTIPROCESSORS = {(7, 0): 80, (7, 5): 72, (8, 0): 108, (8, 6): 84, (8, 9): 142, (9, 0): 132, (10, 0): 148, (12, 0): 188}
+CUBLAS_WORKSPACE = {True: 32 * MIB, False: 8 * MIB + 128 * 1024}  # torch's own, by whether the card is Hopper or newer
+
+
+# The peaks of vLLM's profile run, as its tensors add up: the sampler's, the forward pass's, the embedding's, the encoder's.
+#
+# Each was checked to a few MiB against starts whose allocator we read (docs/overhead.md); the largest one is what vLLM
+# subtracts.
+
+_MIXERS = (LayerKind.MAMBA1, LayerKind.MAMBA2, LayerKind.FULL_AND_MAMBA2)
+_DELTAS = (LayerKind.GATED_DELTA_NET, LayerKind.KIMI_DELTA, LayerKind.LINEAR)
+_MLA_WORKSPACE_TOKENS = 65536  # the most context MLA up-projects at once, mla_attention.py
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What the dummy batch looks like to one rank."""
+
+    tokens: int
+    rows: int  # of logits: sequences that sample
+    context: int
+    tensor_parallel: int
+    dtype_bytes: int
+    is_hopper: bool
+    multiprocessors: int
+
+
+def multiprocessors_of(capability: tuple[int, int]) -> int:
+    """How many multiprocessors a card of this compute capability has at most."""
+    known = [count for have, count in MULTIPROCESSORS.items() if have <= capability]
+    return known[-1] if known else 80
+
+
+def sampler_peak(shape: ModelShape, batch: Batch, era: Era, *, v2: bool) -> int:
+    """Logits and what the sampler makes of them, on top of all that outlives the forward pass."""
+    logits = batch.rows * shape.vocab_size
+    per_logit = V2_SAMPLER_BYTES if v2 else era.sampler_bytes
+    if batch.dtype_bytes > 2:
+        per_logit += batch.dtype_bytes - 2
+    buffer = 0
+    if era.top_k_buffer and not v2:
+        buffer = min(batch.rows, batch.multiprocessors) * shape.vocab_size * 4
+    hidden = (batch.tokens + 2 * batch.rows) * shape.hidden_size * batch.dtype_bytes
+    return ceil(logits * per_logit) + buffer + hidden + persistent(shape, batch, era) + encoder_outputs(shape, batch)
+
+
+def forward_peak(shape: ModelShape, batch: Batch, era: Era, *, compiled: bool) -> int:
+    """The widest moment of one layer over the whole batch of tokens."""
+    hidden_tensors = era.forward_hidden if compiled else (4.0 if era.name == "V0" else 3.0)
+    widest = 3 * _dense_width(shape) / batch.tensor_parallel + hidden_tensors * shape.hidden_size
+    per_token = max(widest, _attention_width(shape, batch), _mixer_width(shape, batch))
+    transient = ceil(batch.tokens * per_token * batch.dtype_bytes)
+    experts = moe_workspace(shape, batch)
+    if experts and not _has_dense_layer(shape):
+        # No dense layer is as wide: what is alive beside the experts is the attention's or a few hidden tensors.
+        narrow = max(6.0 * shape.hidden_size, _attention_width(shape, batch), _mixer_width(shape, batch))
+        transient = ceil(batch.tokens * narrow * batch.dtype_bytes)
+    return transient + experts + _cublas(batch) + mla_context(shape, batch) + encoder_outputs(shape, batch)
+
+
+def embedding_peak(shape: ModelShape, batch: Batch) -> int:
+    """A compiled pass begins with a second copy of the embedding table (0.19.0 and 0.25.1, warm or cold cache)."""
+    table = shape.vocab_size * shape.embedding_size // batch.tensor_parallel
+    return (table + 2 * batch.tokens * shape.hidden_size) * batch.dtype_bytes
+
+
+def encoder_peak(shape: ModelShape, batch: Batch) -> int:
+    """A vision or audio encoder over as many items as the batch holds: the widest moment of one of its layers."""
+    peaks = [_tower_peak(tower, shape, batch) for tower in shape.towers]
+    return max(peaks, default=0) + (_cublas(batch) if peaks else 0)
+
+
+def encoder_outputs(shape: ModelShape, batch: Batch) -> int:
+    """Pixels and embeddings of the dummy items, alive until the profile run ends."""
+    if not shape.towers:
+        return 0
+    merged, patch = _merge(shape), max((tower.patch_size or 14) for tower in shape.towers)
+    pixels = (merged * patch) ** 2 * 3 * 2
+    return batch.tokens * (shape.hidden_size * batch.dtype_bytes + pixels)
+
+
+def persistent(shape: ModelShape, batch: Batch, era: Era) -> int:
+    """What the forward pass leaves allocated: cuBLAS's workspace and, in some releases, the experts'."""
+    return _cublas(batch) + (moe_workspace(shape, batch) if era.keeps_moe_workspace else 0)
+
+
+def moe_workspace(shape: ModelShape, batch: Batch) -> int:
+    """The two buffers of the fused experts (fused_moe.py, workspace_shapes): M x top-k x max(I, K) and x max(2I, K)."""
+    moe = shape.moe
+    if moe is None:
+        return 0
+    inner = (moe.intermediate_size or shape.intermediate_size or shape.hidden_size) / batch.tensor_parallel
+    outer = moe.latent_size or shape.hidden_size
+    width = max(inner, outer) + max(2 * inner, outer)
+    return ceil(batch.tokens * (moe.experts_per_token or 1) * width * batch.dtype_bytes)
+
+
+def mla_context(shape: ModelShape, batch: Batch) -> int:
+    """The up-projected context that an MLA layer's profile run stands in for."""
+    mla = shape.mla
+    if mla is None:
+        return 0
+    tokens = min(max(8 * batch.context, 4 * batch.rows * 64), _MLA_WORKSPACE_TOKENS)
+    heads = max(1, shape.attention_heads // batch.tensor_parallel)
+    width = heads * ((mla.qk_nope_head_dim or 128) + (mla.v_head_dim or 128)) + mla.cached_dim
+    return tokens * width * batch.dtype_bytes
+
+
+def _tower_peak(tower: Tower, shape: ModelShape, batch: Batch) -> int:
+    if tower.hidden_size is None:
+        return encoder_outputs(shape, batch)
+    patches = batch.tokens * _merge(shape) ** 2
+    width = (tower.intermediate_size or 4 * tower.hidden_size) + 4 * tower.hidden_size
+    return patches * width * batch.dtype_bytes
+
+
+def _merge(shape: ModelShape) -> int:
+    """How many patches a side make one token: 4 in Gemma 3 (256 tokens of 64 x 64 patches), 2 in most others."""
+    return 4 if any(name.startswith("Gemma3") for name in shape.architectures) else 2
+
+
+def _cublas(batch: Batch) -> int:
+    return CUBLAS_WORKSPACE[batch.is_hopper]
+
+
+def _has_dense_layer(shape: ModelShape) -> bool:
+    return any("dense" in layer.feed_forward for layer in shape.layers)
+
+
+def _dense_width(shape: ModelShape) -> int:
+    widths = [layer.intermediate_size or 0 for layer in shape.layers]
+    shared = (shape.moe.shared_intermediate_size or 0) if shape.moe is not None else 0
+    return max([shape.intermediate_size or 4 * shape.hidden_size, shared, *widths])
+
+
+def _attention_width(shape: ModelShape, batch: Batch) -> float:
+    """Residual, input, the projected heads, a normalised copy of the queries and the output."""
+    queries, keys = shape.attention_heads * shape.head_dim, 2 * shape.kv_heads * shape.head_dim
+    if shape.mla is not None:
+        mla = shape.mla
+        queries = shape.attention_heads * ((mla.qk_nope_head_dim or 128) + mla.qk_rope_head_dim)
+        keys = shape.attention_heads * ((mla.qk_nope_head_dim or 128) + (mla.v_head_dim or 128))
+    return 2 * shape.hidden_size + (3 * queries + keys) / batch.tensor_parallel
+
+
+def _mixer_width(shape: ModelShape, batch: Batch) -> float:
+    """Projections, convolution and output of a Mamba or delta-net layer; not measured, so on the wide side."""
+    width = 0.0
+    if shape.mamba is not None and shape.count(*_MIXERS):
+        width = 6.0 * shape.mamba.inner_size
+    if shape.linear is not None and shape.count(*_DELTAS):
+        linear = shape.linear
+        width = max(width, 6.0 * (linear.value_heads * linear.value_head_dim + linear.key_heads * linear.key_head_dim))
+    return 4 * shape.hidden_size + width / batch.tensor_parallel if width else 0.0
+
 
 _DTYPE_BYTES = {"float32": 4, "float": 4, "float64": 8}
 
@@ -81,16 +326,16 @@ def era_of(release: str) -> Era:
 def v2_by_default(release: str, shape: ModelShape) -> bool:
     """Whether this release runs this model on the second model runner when nobody asks (config/vllm.py)."""
     number = _number(release)
-    if number >= table.V2_SINCE_ALL:
+    if number >= V2_SINCE_ALL:
         return True
     hybrid = any(layer.kind.keeps_state for layer in shape.layers)
     architectures = set(shape.architectures)
-    early = table.V2_EARLY_DENSE.get(number[:2])
+    early = V2_EARLY_DENSE.get(number[:2])
     if early is not None:
         return bool(architectures & early) and shape.moe is None and shape.quantization is None
-    if number < table.V2_SINCE_DENSE or hybrid:
+    if number < V2_SINCE_DENSE or hybrid:
         return False
-    return shape.moe is None or bool(architectures & table.V2_EARLY_EXPERTS)
+    return shape.moe is None or bool(architectures & V2_EARLY_EXPERTS)
 
 
 def _number(release: str) -> tuple[int, int, int]:
@@ -106,16 +351,16 @@ def _capability(given: OverheadInput) -> tuple[int, int]:
     return given.compute_capability or ((9, 0) if given.gpu_bytes >= 70 * GIB else (8, 6))
 
 
-def _batch(given: OverheadInput) -> peaks.Batch:
+def _batch(given: OverheadInput) -> Batch:
     tokens = max(1, given.max_num_batched_tokens)
-    return peaks.Batch(
+    return Batch(
         tokens=tokens,
         rows=max(1, min(given.max_num_seqs, tokens)),
         context=max(1, given.max_model_len),
         tensor_parallel=max(1, given.tensor_parallel),
         dtype_bytes=_DTYPE_BYTES.get(given.dtype, 2),
         is_hopper=_capability(given) >= (9, 0),
-        multiprocessors=peaks.multiprocessors_of(_capability(given)),
+        multiprocessors=multiprocessors_of(_capability(given)),
     )
 
 
@@ -124,12 +369,12 @@ def _activation(given: OverheadInput, era: Era, *, v2: bool) -> Estimate:
     if v2 and not era.v2_profiles_encoder:
         shape = replace(shape, towers=())
     contest = {
-        "sampler": peaks.sampler_peak(shape, batch, era, v2=v2),
-        "forward pass": peaks.forward_peak(shape, batch, era, compiled=compiled),
+        "sampler": sampler_peak(shape, batch, era, v2=v2),
+        "forward pass": forward_peak(shape, batch, era, compiled=compiled),
     }
     if shape.towers:
-        contest["encoder"] = peaks.encoder_peak(shape, batch)
-    embedding = peaks.embedding_peak(shape, batch) if compiled else 0
+        contest["encoder"] = encoder_peak(shape, batch)
+    embedding = embedding_peak(shape, batch) if compiled else 0
     if era.copies_embedding:
         contest["embedding"] = embedding
     winner = max(contest, key=lambda peak: contest[peak])
@@ -142,13 +387,13 @@ def _activation(given: OverheadInput, era: Era, *, v2: bool) -> Estimate:
     if era.since >= (0, 8, 0):
         high = max(high, embedding)
     if shape.towers:
-        high += peaks.encoder_outputs(shape, batch)
+        high += encoder_outputs(shape, batch)
     if shape.moe is not None and shape.quantization is not None:  # other kernels, whose workspaces were not measured
-        low, high = low - peaks.moe_workspace(shape, batch) / 2, high + peaks.moe_workspace(shape, batch) / 2
+        low, high = low - moe_workspace(shape, batch) / 2, high + moe_workspace(shape, batch) / 2
     crosses = shape.is_encoder_decoder or any(name.startswith("Mllama") for name in shape.architectures)
     if era.name == "V0" and (shape.towers or crosses):
-        items = batch.rows if crosses else min(batch.rows, batch.tokens // table.V0_ITEM_TOKENS)
-        likely, most = (items * gib * GIB for gib in table.V0_ITEM_GIB)
+        items = batch.rows if crosses else min(batch.rows, batch.tokens // V0_ITEM_TOKENS)
+        likely, most = (items * gib * GIB for gib in V0_ITEM_GIB)
         value, high, winner = ceil(value + likely), high + most, f"{winner} and {items} encoder items"
     return _estimate(value, low, high, f"{winner} of the profile run, vLLM {era.name}{_thin(era)}")
 
@@ -165,13 +410,13 @@ def _non_torch(given: OverheadInput, era: Era, *, v2: bool) -> Estimate:
         band = terms.alone
     value, low, high = (gib * GIB for gib in band)
     if given.tensor_parallel == 2 and fast and era.since >= (0, 18, 0):
-        value -= table.TWO_GPUS_LESS_GIB * GIB
+        value -= TWO_GPUS_LESS_GIB * GIB
     if given.tensor_parallel == 1 and not fast:
         low = min(low, 0.02 * GIB)  # 24 and 48 GB cards showed 0.02 to 0.12 where an H100 showed 0.13
     if given.tensor_parallel == 1 and given.data_parallel > 1:
         high += GIB  # communicators of the data-parallel group: one start showed 0.61
     if given.shape.vocab_size % 8 and era.since >= (0, 18, 0):
-        value, high = value + table.ODD_VOCABULARY_GIB * GIB, high + 2 * table.ODD_VOCABULARY_GIB * GIB
+        value, high = value + ODD_VOCABULARY_GIB * GIB, high + 2 * ODD_VOCABULARY_GIB * GIB
     if era.consumed_counts_all:
         buffers = _buffers(given, v2=v2)
         value, low, high = value + buffers + 0.05 * GIB, low + 0.8 * buffers, high + buffers + 0.5 * GIB
@@ -182,16 +427,16 @@ def _non_torch(given: OverheadInput, era: Era, *, v2: bool) -> Estimate:
 def _buffers(given: OverheadInput, *, v2: bool) -> float:
     """What the runner allocates beside the weights and 0.27 began to count: penalty counters, or input embeddings."""
     if v2:
-        return table.V2_PENALTY_BYTES * max(1, given.max_num_seqs) * given.shape.vocab_size
+        return V2_PENALTY_BYTES * max(1, given.max_num_seqs) * given.shape.vocab_size
     return float(_DTYPE_BYTES.get(given.dtype, 2) * max(1, given.max_num_batched_tokens) * given.shape.hidden_size)
 
 
 def _graphs_actual(given: OverheadInput, era: Era, *, v2: bool) -> Estimate:
     if given.enforce_eager:
         return Estimate.exact(0, "eager: no graphs")
-    shares = table.GRAPH_V2 if v2 else table.GRAPH_ACTUAL
+    shares = GRAPH_V2 if v2 else GRAPH_ACTUAL
     value = _graph_gib(given, shares, largest=given.max_num_seqs * (1 if v2 else 2)) * GIB
-    band = table.GRAPH_BAND_GIB * GIB
+    band = GRAPH_BAND_GIB * GIB
     if era.name in ("V0", "0.8.0 to 0.9.0", "0.9.1 to 0.10"):  # up to 3.2 GiB was seen on one GPU
         return _estimate(value, 0.1 * value, 3.0 * value + band, f"graphs of 0.19 by layers, vLLM {era.name} differs widely")
     return _estimate(value, 0.5 * value - band / 2, value + 2 * band, "layers, experts and capture sizes")
@@ -207,7 +452,7 @@ def _graphs(given: OverheadInput, era: Era, actual: Estimate, *, v2: bool) -> Es
         return Estimate.exact(0, f"the second model runner of {era.name} estimates 0")
     if v2:
         return _estimate(actual.value, 0.4 * actual.low, actual.high, f"as captured, vLLM {era.name}{_thin(era)}")
-    value, band = _graph_gib(given, table.GRAPH_ESTIMATE, largest=2 * given.max_num_seqs) * GIB, table.GRAPH_BAND_GIB * GIB
+    value, band = _graph_gib(given, GRAPH_ESTIMATE, largest=2 * given.max_num_seqs) * GIB, GRAPH_BAND_GIB * GIB
     return _estimate(value, 0.9 * value - band, value + band, f"layers, experts and capture sizes, vLLM {era.name}")
 
 
@@ -218,8 +463,8 @@ def _graph_gib(given: OverheadInput, shares: tuple[float, float, float, float], 
     gib = fixed + per_layer * layers
     gib += experts if given.shape.moe is not None else 0.0
     gib += quantised if given.shape.quantization is not None else 0.0
-    reach = min(1.0, max(1, largest) / table.GRAPH_LARGEST_SIZE)
-    return max(table.GRAPH_LEAST_GIB, gib) * (0.1 + 0.9 * reach)
+    reach = min(1.0, max(1, largest) / GRAPH_LARGEST_SIZE)
+    return max(GRAPH_LEAST_GIB, gib) * (0.1 + 0.9 * reach)
 
 
 def _thin(era: Era) -> str:

@@ -6,14 +6,14 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from plimsoll.domain.model import LayerKind, ModelShape
-from plimsoll.domain.units import parse_vllm_integer, parse_vllm_integer_or_auto
-from plimsoll.domain.version import Version
-from plimsoll.engine.batch_defaults import batch_limits, batch_limits_v0
-from plimsoll.engine.command_line import Argument, CommandLine
-from plimsoll.engine.flags import UNKNOWN_DEFAULT, flags_of, is_before
 from plimsoll.errors import BadInput
+from plimsoll.launch.command_line import Argument, CommandLine
+from plimsoll.models.shape import LayerKind, ModelShape
 from plimsoll.plan.overhead import v2_by_default
+from plimsoll.units import parse_vllm_integer, parse_vllm_integer_or_auto
+from plimsoll.vllm.defaults import batch_limits, batch_limits_v0
+from plimsoll.vllm.flags import UNKNOWN_DEFAULT, flags_of, is_before
+from plimsoll.vllm.versions import Version
 
 AUTO_FIT = -1  # --max-model-len auto
 # The first release that lets the scheduler run ahead by default.

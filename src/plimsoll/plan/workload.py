@@ -19,11 +19,11 @@ from enum import StrEnum
 from itertools import accumulate
 from typing import NamedTuple
 
-from plimsoll.domain.units import parse_vllm_integer, round_up, shortened
 from plimsoll.errors import BadInput
 from plimsoll.plan.kv import GroupPlan, KvPlan, KvSettings, plan_kv
 from plimsoll.plan.kv_specs import RankSpecs
 from plimsoll.plan.ledger import Ledger, ModelFacts, cache_specs, kv_settings
+from plimsoll.units import parse_vllm_integer, round_up, shortened
 
 BLOCK_SIZES = (8, 16, 32, 64, 128)
 MOST_TOKENS, MOST_REQUESTS = 10**9, 10**7

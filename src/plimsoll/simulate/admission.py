@@ -67,8 +67,7 @@ from plimsoll.simulate.layout import (
     WATERMARK_BLOCKS,
     State,
 )
-from plimsoll.simulate.pool import NULL, find, touch
-from plimsoll.simulate.prefixes import block_key
+from plimsoll.simulate.pool import NULL, block_key, find, touch
 from plimsoll.simulate.queues import drop_first, first, put_back
 
 

@@ -37,8 +37,7 @@ from plimsoll.simulate.layout import (
     TABLE_BLOCKS,
     State,
 )
-from plimsoll.simulate.pool import release_table, set_key, take
-from plimsoll.simulate.prefixes import block_key
+from plimsoll.simulate.pool import block_key, release_table, set_key, take
 from plimsoll.simulate.queues import put_back
 
 Hybrid = int | None

@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from plimsoll.domain.trace import Floats
 from plimsoll.simulate.blocks import Hybrid
 from plimsoll.simulate.compiled import compiled, hot
 from plimsoll.simulate.layout import (
@@ -59,6 +58,7 @@ from plimsoll.simulate.layout import (
 )
 from plimsoll.simulate.queues import enqueue
 from plimsoll.simulate.scheduler import finish, schedule
+from plimsoll.simulate.trace import Floats
 
 WASTE, TABLES = range(2)
 

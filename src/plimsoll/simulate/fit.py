@@ -13,16 +13,422 @@ from typing import NamedTuple
 
 import numpy as np
 
-from plimsoll.domain.measured_run import MeasuredRun
-from plimsoll.domain.trace import Floats, Trace
 from plimsoll.errors import BadInput
-from plimsoll.simulate.fit_error import FitError, error_of
-from plimsoll.simulate.fit_model import BOUNDS, CONTEXT, FRONT, make_model, replayed
-from plimsoll.simulate.fit_search import search
-from plimsoll.simulate.fit_seen import before, deviations, look_at, needed, picked
 from plimsoll.simulate.replay import replay
-from plimsoll.simulate.roofline import Experts
+from plimsoll.simulate.result import NEVER, STEP_COLUMNS, Replay
+from plimsoll.simulate.roofline import Experts, graph_sizes, padded, step_table
 from plimsoll.simulate.settings import Settings, StepTime
+from plimsoll.simulate.trace import ABSENT, Flags, Floats, Integers, MeasuredRun, RunSeries, Trace, pick
+
+# Least squares without derivatives, inside bounds: damped Gauss-Newton steps from a few starts, the best one wins.
+
+NUDGE = 0.06
+"""For slopes, as a share of what a number was at the start: large enough to see through the steps of a scheduler."""
+MOST_STEPS = 25
+MOST_TRIES = 6
+"""For one step, each shorter than the one before."""
+FURTHEST = 1.0
+ENOUGH = 1e-3
+"""A step that gains less, as a share of what is left, is the last."""
+TYPICAL = 0.03
+"""A kind of deviation that cannot be made smaller than this counts as it is."""
+MOST_WEIGHT = 3.0
+
+Off = Callable[[Floats], list[Floats]]
+
+
+class Bounds(NamedTuple):
+    """What the numbers may be."""
+
+    low: Floats
+    high: Floats
+
+    def inside(self, values: Floats) -> Floats:
+        """The nearest allowed ones."""
+        return np.clip(values, self.low, self.high)
+
+
+class Found(NamedTuple):
+    """The numbers that fit best, what is left of the deviation (squared and summed), and how often it was asked for."""
+
+    values: Floats
+    left: float
+    rounds: int
+
+
+def search(off: Off, starts: Sequence[Floats], bounds: Bounds, trust: Floats, descents: int = 2) -> Found:
+    """Make the deviations small, from the most promising starts; `trust` pulls each number towards the first start's.
+
+    `off` gives them in kinds. At first all kinds weigh the same; then each by how well it can be matched at all.
+    """
+    rounds = 0
+
+    def weighted(weights: Sequence[float]) -> Callable[[Floats], Floats]:
+        def parts_at(values: Floats) -> Floats:
+            nonlocal rounds
+            rounds += 1
+            kinds = [weight * kind / np.sqrt(len(kind)) for weight, kind in zip(weights, off(values), strict=True)]
+            return np.concatenate((*kinds, trust * (values - starts[0])))
+
+        return parts_at
+
+    alike = weighted([1.0] * len(off(starts[0])))
+    left = [_squared(alike(values)) for values in starts]
+    ended = [_descend(alike, starts[place], bounds) for place in np.argsort(left, kind="stable")[:descents]]
+    values, _ = min(ended, key=lambda one: one[1])
+    remaining = [float(np.sqrt(np.mean(kind**2))) for kind in off(values)]
+    weights = [float(np.clip(TYPICAL / one, 1 / MOST_WEIGHT, MOST_WEIGHT)) if one else MOST_WEIGHT for one in remaining]
+    best = _descend(weighted(weights), values, bounds)
+    return Found(*best, rounds + 2)
+
+
+def _descend(parts_at: Callable[[Floats], Floats], values: Floats, bounds: Bounds) -> tuple[Floats, float]:
+    parts = parts_at(values)
+    left, damping = _squared(parts), 1e-2
+    for _ in range(MOST_STEPS):
+        slopes = _slopes(parts_at, values, bounds)
+        normal, pull = slopes.T @ slopes, slopes.T @ parts
+        for _ in range(MOST_TRIES):
+            move = np.linalg.solve(normal + damping * np.diag(np.diag(normal) + 1e-6), -pull)
+            tried = bounds.inside(values + np.clip(move, -FURTHEST, FURTHEST))
+            tried_parts = parts_at(tried)
+            if _squared(tried_parts) < left:
+                break
+            damping *= 4
+        else:
+            break
+        gain = 1 - _squared(tried_parts) / left
+        values, parts, left, damping = tried, tried_parts, _squared(tried_parts), max(damping / 8, 1e-5)
+        if gain < ENOUGH:
+            break
+    return values, left
+
+
+def _slopes(parts_at: Callable[[Floats], Floats], values: Floats, bounds: Bounds) -> Floats:
+    columns = []
+    for nudge in NUDGE * np.eye(len(values)):
+        above, below = bounds.inside(values + nudge), bounds.inside(values - nudge)
+        columns.append((parts_at(above) - parts_at(below)) / (above - below).sum())
+    return np.column_stack(columns)
+
+
+def _squared(parts: Floats) -> float:
+    return float(parts @ parts)
+
+
+# How far a replay is from a measured run, over the requests whose outcome was stamped in a stretch of time.
+
+POOR, POOR_FIRST = 0.2, 0.5
+"""A first token may be further off: with little to do it comes within a few steps, and whether it catches one is chance."""
+
+
+class FitError(NamedTuple):
+    """Relative errors, 0.05 is 5 %; None where no request had both stamps."""
+
+    requests: int
+    """With a stamp that counted."""
+    ttft: float | None
+    """Of a single request: the mean of absolute errors over the measured mean."""
+    tpot: float | None
+    e2e: float | None
+    mean_ttft: float | None
+    """Of the mean, with its sign: above 0 the replay is slower."""
+    mean_tpot: float | None
+    mean_e2e: float | None
+
+    @property
+    def is_poor(self) -> bool:
+        """Whether the replay is so far from the run that its server or its traffic was another one."""
+        first = max(abs(one or 0.0) for one in (self.ttft, self.mean_ttft))
+        return first > POOR_FIRST or any(abs(one or 0.0) > POOR for one in (self.tpot, self.e2e, self.mean_tpot, self.mean_e2e))
+
+
+def error_of(measured: MeasuredRun, replay: Replay, *, from_ns: int | None = None, until_ns: int | None = None) -> FitError:
+    """The error over what was stamped from `from_ns` on and until `until_ns`."""
+    arrival = measured.trace.arrival_ns
+    first = _inside(measured.first_token_ns, from_ns, until_ns) & (replay.first_token_ns != NEVER)
+    finish = _inside(measured.finish_ns, from_ns, until_ns) & (replay.finish_ns != NEVER)
+    several = finish & (measured.first_token_ns != ABSENT) & (replay.first_token_ns != NEVER) & (measured.trace.output > 1)
+    further = np.maximum(1, measured.trace.output - 1)
+    ttft = _compare(first, measured.first_token_ns - arrival, replay.first_token_ns - replay.arrival_ns)
+    tpot = _compare(
+        several,
+        (measured.finish_ns - measured.first_token_ns) / further,
+        (replay.finish_ns - replay.first_token_ns) / further,
+    )
+    e2e = _compare(finish, measured.finish_ns - arrival, replay.finish_ns - replay.arrival_ns)
+    return FitError(int((first | finish).sum()), ttft[0], tpot[0], e2e[0], ttft[1], tpot[1], e2e[1])
+
+
+def duration_error(measured: MeasuredRun, replay: Replay) -> float:
+    """Of the time of the last token, with its sign."""
+    return float(replay.finish_ns.max() / measured.finish_ns.max() - 1)
+
+
+def _inside(stamps: Integers, from_ns: int | None, until_ns: int | None) -> Flags:
+    inside = stamps != ABSENT
+    if from_ns is not None:
+        inside &= stamps > from_ns
+    if until_ns is not None:
+        inside &= stamps <= until_ns
+    return inside
+
+
+def _compare(which: Flags, measured: Floats | Integers, replayed: Floats | Integers) -> tuple[float | None, float | None]:
+    if not which.any():
+        return None, None
+    mean = float(measured[which].mean())
+    if mean <= 0:
+        return None, None
+    single = float(np.abs(replayed[which] - measured[which]).mean()) / mean
+    return single, float(replayed[which].mean()) / mean - 1
+
+
+# What of a measured run a fit looks at, and how far a replay is from it.
+#
+# Single requests are no good yardstick: whether one just catches a step or just misses it is chance. Means over a few
+# neighbours
+# are, and so is how many tokens came out in a few seconds.
+
+NEIGHBOURS = 16
+"""Requests in a group."""
+ROWS = 2
+"""Rows of the series in a group: seconds."""
+MOST_GROUPS = 200
+ROUGHLY = 0.1
+"""Deviations beyond this count by their size, not by its square: one odd stretch must not rule."""
+SHIFTS_S = np.arange(-1.0, 1.005, 0.01)
+_END, _REQUESTS, _TOKENS = (STEP_COLUMNS.index(name) for name in ("t_end_ns", "sched_reqs", "sched_tokens"))
+
+
+class Groups(NamedTuple):
+    """Requests in groups of neighbours: `of[i]` is the group of `members[i]`."""
+
+    members: Integers
+    of: Integers
+    mean_ns: Floats
+    """As measured, of each group."""
+
+
+class Seen(NamedTuple):
+    """What is compared; empty groups where the run does not say."""
+
+    first: Groups
+    """Time to the first token."""
+    between: Groups
+    """Time for each further token."""
+    whole: Groups
+    """Time to the last token, of requests that have no stamp of the first."""
+    at_ns: Integers
+    """Ends of the series' groups of rows."""
+    generated: Floats
+    """Tokens that came out in each."""
+
+
+def before(measured: MeasuredRun, until_ns: int) -> MeasuredRun:
+    """The run as it was known at `until_ns`: later stamps are absent, later rows of the series are gone."""
+    series = measured.series
+    if series is not None:
+        keep = series.at_s * 1e9 <= until_ns
+        series = RunSeries(
+            at_s=series.at_s[keep],
+            prompt_tokens_per_s=series.prompt_tokens_per_s[keep],
+            output_tokens_per_s=series.output_tokens_per_s[keep],
+            running=series.running[keep],
+            waiting=series.waiting[keep],
+            kv_used_ratio=series.kv_used_ratio[keep],
+        )
+    scheduled, first, finish = (
+        np.where(stamps <= until_ns, stamps, ABSENT)
+        for stamps in (measured.scheduled_ns, measured.first_token_ns, measured.finish_ns)
+    )
+    cached = np.where(scheduled != ABSENT, measured.cached_tokens, ABSENT)
+    return measured._replace(
+        scheduled_ns=scheduled, first_token_ns=first, finish_ns=finish, cached_tokens=cached, series=series
+    )
+
+
+def only_first(measured: MeasuredRun, requests: int) -> MeasuredRun:
+    """The run with the stamps of its first requests alone; what the engine said of itself, it said of all, so it goes too."""
+    late = np.arange(measured.trace.size) >= requests
+    scheduled, first, finish, cached = (
+        np.where(late, ABSENT, column)
+        for column in (measured.scheduled_ns, measured.first_token_ns, measured.finish_ns, measured.cached_tokens)
+    )
+    return measured._replace(scheduled_ns=scheduled, first_token_ns=first, finish_ns=finish, cached_tokens=cached, series=None)
+
+
+def needed(measured: MeasuredRun, most: int) -> tuple[Trace, Integers]:
+    """The part of the traffic that came before the last stamp, at most so many requests; and which they are."""
+    last = max(int(measured.first_token_ns.max(initial=ABSENT)), int(measured.finish_ns.max(initial=ABSENT)))
+    if measured.series is not None and len(measured.series.at_s):
+        last = max(last, int(measured.series.at_s[-1] * 1e9))
+    rows = np.flatnonzero(measured.trace.arrival_ns <= last)[:most]
+    return pick(measured.trace, rows), rows
+
+
+def picked(measured: MeasuredRun, trace: Trace, rows: Integers) -> MeasuredRun:
+    """The run of `trace`, which is its requests `rows`."""
+    return MeasuredRun(
+        trace,
+        scheduled_ns=measured.scheduled_ns[rows],
+        first_token_ns=measured.first_token_ns[rows],
+        finish_ns=measured.finish_ns[rows],
+        cached_tokens=measured.cached_tokens[rows],
+        series=measured.series,
+    )
+
+
+def look_at(measured: MeasuredRun, usable: Flags) -> Seen:
+    """What there is to compare, of the requests that are `usable`."""
+    arrival, output = measured.trace.arrival_ns, measured.trace.output
+    has_first = usable & (measured.first_token_ns != ABSENT)
+    has_finish = usable & (measured.finish_ns != ABSENT)
+    several = has_first & has_finish & (output > 1)
+    at_ns, generated = _rates(measured)
+    return Seen(
+        _groups(has_first, measured.first_token_ns, (measured.first_token_ns - arrival).astype(np.float64)),
+        _groups(several, measured.finish_ns, (measured.finish_ns - measured.first_token_ns) / np.maximum(1, output - 1)),
+        _groups(has_finish & ~has_first, measured.finish_ns, (measured.finish_ns - arrival).astype(np.float64)),
+        at_ns,
+        generated,
+    )
+
+
+def deviations(seen: Seen, replay: Replay, steps: Integers, *, front_ns: float = 0.0) -> list[Floats]:
+    """How far the replay is off, as logarithms of ratios; a list for each kind of look that the run allows.
+
+    `front_ns` is what lies between the stamp of an arrival and the arrival in the replay.
+    """
+    further = np.maximum(1, replay.trace.output - 1)
+    parts = [
+        _ratio(seen.first, (replay.first_token_ns - replay.arrival_ns).astype(np.float64) + front_ns),
+        _ratio(seen.between, (replay.finish_ns - replay.first_token_ns) / further),
+        _ratio(seen.whole, (replay.finish_ns - replay.arrival_ns).astype(np.float64) + front_ns),
+        _rate_ratio(seen, replay, steps),
+    ]
+    return [_tame(part) for part in parts if len(part)]
+
+
+def _groups(which: Flags, order_by: Integers, took_ns: Floats) -> Groups:
+    members = np.flatnonzero(which)
+    members = members[np.argsort(order_by[members], kind="stable")]
+    size = max(NEIGHBOURS, -(-len(members) // MOST_GROUPS))
+    of = np.minimum(np.arange(len(members)) // size, max(0, len(members) // size - 1))
+    return Groups(members, of, _means(of, took_ns[members]))
+
+
+def _means(of: Integers, values: Floats) -> Floats:
+    return np.bincount(of, values) / np.bincount(of) if len(of) else np.zeros(0)
+
+
+def _ratio(groups: Groups, took_ns: Floats) -> Floats:
+    return np.log(np.maximum(_means(groups.of, took_ns[groups.members]), 1) / np.maximum(groups.mean_ns, 1))
+
+
+def _tame(values: Floats) -> Floats:
+    squared = 2 * ROUGHLY**2 * (np.sqrt(1 + (values / ROUGHLY) ** 2) - 1)
+    return np.sign(values) * np.sqrt(squared)
+
+
+def _rates(measured: MeasuredRun) -> tuple[Integers, Floats]:
+    series = measured.series
+    if series is None or len(series.at_s) < 2 * ROWS:
+        return np.zeros(0, dtype=np.int64), np.zeros(0)
+    groups = min(len(series.at_s) // ROWS, MOST_GROUPS)
+    ends = np.linspace(0, len(series.at_s), groups + 1).astype(np.int64)[1:] - 1
+    seconds = np.diff(series.at_s, prepend=0.0)
+    so_far = np.cumsum(series.output_tokens_per_s * seconds)[ends]
+    at_s = series.at_s[ends] + series_shift_s(measured)
+    return np.rint(at_s * 1e9).astype(np.int64), np.diff(so_far, prepend=0.0)
+
+
+def series_shift_s(measured: MeasuredRun) -> float:
+    """By how much the series' clock is off: its count of prompt tokens must agree with the stamps of first tokens."""
+    series, stamped = measured.series, np.flatnonzero(measured.first_token_ns != ABSENT)
+    if series is None or not len(stamped) or not series.prompt_tokens_per_s.any():
+        return 0.0
+    stamped = stamped[np.argsort(measured.first_token_ns[stamped], kind="stable")]
+    at_s = measured.first_token_ns[stamped] / 1e9
+    prompts = np.concatenate(([0], np.cumsum(measured.trace.prompt[stamped])))
+    counted = np.cumsum(series.prompt_tokens_per_s * np.diff(series.at_s, prepend=0.0))
+    inside = series.at_s <= at_s[-1]
+    off = [
+        np.abs(prompts[np.searchsorted(at_s, series.at_s[inside] + shift, side="right")] - counted[inside]).sum()
+        for shift in SHIFTS_S
+    ]
+    return float(np.mean(SHIFTS_S[np.asarray(off) == np.min(off)]))
+
+
+def _rate_ratio(seen: Seen, replay: Replay, steps: Integers) -> Floats:
+    if not len(seen.at_ns):
+        return np.zeros(0)
+    # A full step may end in the middle of a prompt, which then gives no token yet.
+    tokens = steps[:, _REQUESTS] - (steps[:, _TOKENS] >= replay.settings.max_num_batched_tokens)
+    so_far = np.concatenate(([0], np.cumsum(tokens)))[np.searchsorted(steps[:, _END], seen.at_ns, side="right")]
+    least = 0.02 * seen.generated.max() + 1
+    return np.log((np.diff(so_far, prepend=0) + least) / (seen.generated + least))
+
+
+# The numbers a fit looks for, and how they become a step time.
+#
+# values   0 base  1 token  2 request  3 context  4 step up | 5 experts' share        | 6 front
+# each over what it was at the start                  of the base, 0 to 0.95    in steps, -1 to 1
+#
+# The front is not part of a step: engines stamp an arrival when they look for one, between two steps, or after work of
+# their own.
+# In a replay a request comes at any moment.
+
+GUESS = StepTime(12_000_000, 40_000, 10_000, 60_000)
+"""Where a search begins if nobody knows better."""
+STEP_UP = 0.3
+"""What a step beyond the largest graph costs more, as a share of the base, before anything is known."""
+EXPERTS_SHARE = 0.5
+"""Of the base, what reading all experts takes, before anything is known."""
+CONTEXT, UP, SHARE, FRONT = 3, 4, 5, 6
+BOUNDS = Bounds(np.array([0.02, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0]), np.array([50.0, 50.0, 50.0, 50.0, 50.0, 0.95, 1.0]))
+
+
+class Model(NamedTuple):
+    """What is given beforehand."""
+
+    start: StepTime
+    settings: Settings
+    sizes: tuple[int, ...]
+    experts: Experts | None
+
+    @property
+    def constants(self) -> tuple[int, int, int, int]:
+        """Those of the start."""
+        return self.start.base_ns, self.start.token_ns, self.start.seq_ns, self.start.ctx_ps
+
+    def values(self, scale: float = 1.0, token_scale: float | None = None) -> Floats:
+        """The start, slower or faster as a whole, or apart from its cost of a token."""
+        share = EXPERTS_SHARE if self.experts else 0.0
+        return np.array([scale, scale if token_scale is None else token_scale, scale, scale, scale * STEP_UP, share, 0.0])
+
+    def step_time(self, values: Floats) -> StepTime:
+        """What a step takes with these numbers."""
+        base, token, seq, ctx = (float(one) for one in values[:UP] * np.array(self.constants))
+        most = self.settings.max_num_batched_tokens
+        table = step_table(base, token, most, self.sizes, values[UP] * self.start.base_ns)
+        if self.experts is not None:
+            unread = 1 - self.experts.hit(padded(self.sizes, most).astype(np.float64))
+            table = table - np.rint(base * values[SHARE] * unread).astype(np.int64)
+        return StepTime(round(base), round(token), round(seq), round(ctx), table)
+
+
+def make_model(start: StepTime | None, settings: Settings, sizes: Sequence[int] | None, experts: Experts | None) -> Model:
+    """With vLLM's own choice of graphs where none is named."""
+    return Model(start or GUESS, settings, graph_sizes(settings.max_num_seqs) if sizes is None else tuple(sizes), experts)
+
+
+def replayed(trace: Trace, settings: Settings, step_time: StepTime) -> tuple[Replay, Integers]:
+    """A run and its step rows."""
+    steps: list[Integers] = []
+    done = replay(trace, settings, step_time, on_steps=lambda rows: steps.append(rows.copy()))
+    return done, np.concatenate(steps) if steps else np.zeros((0, len(STEP_COLUMNS)), dtype=np.int64)
+
 
 SCALES = (1.0, 0.5, 2.0, 0.25, 4.0, 8.0)
 SCALES_OF_A_START = (1.0, 0.5, 2.0)

@@ -48,8 +48,7 @@ from plimsoll.simulate.layout import (
     TOKENS,
     State,
 )
-from plimsoll.simulate.pool import NULL, find, release, set_key, take, touch
-from plimsoll.simulate.prefixes import block_key
+from plimsoll.simulate.pool import NULL, block_key, find, release, set_key, take, touch
 
 RUNNING_NOW, FIRST_CHUNK, WHOLE_AT_ADMISSION = WIDE[0], WIDE[1], WIDE[2]
 """When the pool is asked for blocks. Of a fixed type, or numba would compile the functions that take them once for each."""

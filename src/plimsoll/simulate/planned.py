@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from plimsoll.domain.gpu import Gpu
 from plimsoll.errors import BadInput
-from plimsoll.simulate.graphs import graph_sizes
-from plimsoll.simulate.roofline import Experts, Speed, Work, active_parameters, dense_rate, roofline
+from plimsoll.hardware.cards import Gpu
+from plimsoll.simulate.roofline import Experts, Speed, Work, active_parameters, dense_rate, graph_sizes, roofline
 from plimsoll.simulate.settings import Group, Kind, Settings, StepTime
 
 REPLAYED_ALL_THE_SAME = "; it is replayed as if it did"

@@ -11,22 +11,30 @@ from __future__ import annotations
 
 import numpy as np
 
-from plimsoll.simulate.compiled import part, wide, wrapping
+from plimsoll.simulate.compiled import compiled, part, wide, wrapping
 from plimsoll.simulate.layout import (
     BUCKET_FIRST,
     BUCKET_LAST,
     BUCKET_NEXT,
     BUCKET_PREV,
     FREE_BLOCKS,
+    G_BLOCK,
+    G_FIELDS,
     HASHED,
+    IDS_BEGIN,
+    IDS_END,
+    IDS_TOKENS,
     LENGTH,
     NEXT,
     NO_KEY,
+    NUMBER,
+    PREFIX_BLOCK,
     PREV,
     REFS,
     TABLE,
     Int32,
     Int64,
+    State,
     UInt64,
 )
 
@@ -155,3 +163,32 @@ def release_table(table: Int32, counts: Int64, links: Int32, keys: UInt64) -> in
     table[LENGTH] = 0
     table[HASHED] = 0
     return count
+
+
+# What a block holds, as a number: equal beginnings of prompts give equal numbers, everything else differs.
+
+_OWN = np.uint64(0x5851F42D4C957F2D)
+_GROUP_BITS = np.uint64(8)
+
+
+@compiled
+def chain(ids: Int64, start: Int64, chains: UInt64) -> None:
+    """For each prefix id, a digest of it and of all before it in its request."""
+    for request in range(len(start) - 1):
+        before = np.uint64(0)
+        for at in range(start[request], start[request + 1]):
+            before = mix(before, np.uint64(ids[at]))
+            chains[at] = before
+
+
+@part
+def block_key(s: State, request: int, index: int, group: int) -> np.uint64:
+    """The content of a request's block, and of all before it. What no id stands for is the request's own."""
+    end = (index + 1) * s.limits[G_BLOCK + G_FIELDS * group]
+    place = (np.uint64(end) << _GROUP_BITS) | np.uint64(group)
+    if len(s.chains) > 0 and end <= s.stamps[request, IDS_TOKENS]:
+        start = s.stamps[request, IDS_BEGIN]
+        covering = (end + s.limits[PREFIX_BLOCK] - 1) // s.limits[PREFIX_BLOCK]
+        if covering <= s.stamps[request, IDS_END] - start:
+            return mix(s.chains[start + covering - 1], place)
+    return mix(np.uint64(s.stamps[request, NUMBER]) ^ _OWN, place)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from plimsoll.domain.trace import Flags, Floats, Integers, States, Trace
 from plimsoll.simulate.settings import Settings, StepTime
+from plimsoll.simulate.trace import Flags, Floats, Integers, States, Trace
 
 STEP_COLUMNS = (
     "step t_start_ns t_end_ns running waiting sched_reqs sched_tokens new resumed preempted ctx_tokens used_blocks "

@@ -6,8 +6,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from plimsoll.domain.trace import Integers
 from plimsoll.errors import BadInput
+from plimsoll.simulate.trace import Integers
 
 LONGEST_STEP_NS = 86_400 * 10**9
 

@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 
-from plimsoll.domain.trace import Flags, Integers, Trace
 from plimsoll.errors import BadInput
 from plimsoll.simulate.layout import (
     ALIGNMENT,
@@ -63,8 +62,9 @@ from plimsoll.simulate.layout import (
     Int32,
     State,
 )
-from plimsoll.simulate.prefixes import chain
+from plimsoll.simulate.pool import chain
 from plimsoll.simulate.settings import LONGEST_STEP_NS, Group, Settings, StepTime, groups_of
+from plimsoll.simulate.trace import Flags, Integers, Trace
 
 _KINDS = {"full": FULL, "sliding": SLIDING, "mamba": MAMBA}
 MOST_TOKENS = 2**31 - 2

@@ -3,14 +3,210 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from plimsoll.domain.arrivals import LATEST_NS
-from plimsoll.domain.trace import Integers, Trace
-from plimsoll.domain.trace_rows import IDS_MAX, blocks_of, pick, places, starts
 from plimsoll.errors import BadInput, TooLarge
+from plimsoll.simulate.trace import (
+    IDS_MAX,
+    LATEST_NS,
+    PROCESSES,
+    Arrivals,
+    Integers,
+    Trace,
+    arrival_times,
+    blocks_of,
+    pick,
+    places,
+    starts,
+)
+
+# Traffic that never was: seeded lengths, arrivals, shared beginnings and conversations.
+#
+# synthetic:requests=10000,rate=20,prompt=1000,output=250,families=8,family_tokens=512,turns=4
+#
+# Each quantity has dice of its own, so that another output length leaves the arrivals as they were.
+
+SCHEME = "synthetic:"
+REQUESTS_MAX = 50_000_000
+TOKENS_MAX = 1_000_000_000
+_PROMPT, _OUTPUT, _FAMILY, _THINK, _PRIORITY = range(1, 6)
+
+
+class Synthetic(NamedTuple):
+    """What is generated. Lengths are lognormal: a mean, and the sigma of the logarithm (0: all alike)."""
+
+    requests: int = 1000
+    rate_per_s: float = 10.0
+    """Requests of all turns together, on average."""
+    arrivals: str = "poisson"
+    burstiness: float = 0.25
+    prompt_mean: float = 1000.0
+    """Of what a request says itself: without the shared beginning, without the earlier turns."""
+    prompt_sigma: float = 1.0
+    output_mean: float = 250.0
+    output_sigma: float = 0.8
+    prompt_max: int = 8192
+    output_max: int = 2048
+    families: int = 0
+    """Shared beginnings; each conversation has one of them."""
+    family_tokens: int = 512
+    """Length of a shared beginning; what does not fill a block of it is not shared."""
+    turns: int = 1
+    """Requests of a conversation: each repeats all before it. One that outgrows `prompt_max` starts anew."""
+    think_s: float = 10.0
+    """Mean time between two turns."""
+    prefix_block: int = 16
+    priorities: int = 1
+    """Requests are spread over priorities 0 to this, less one."""
+    seed: int = 0
+
+
+_KEYS: dict[str, tuple[str, Callable[[str], int | float | str]]] = {
+    "requests": ("requests", int),
+    "rate": ("rate_per_s", float),
+    "arrivals": ("arrivals", str),
+    "burstiness": ("burstiness", float),
+    "prompt": ("prompt_mean", float),
+    "prompt_sigma": ("prompt_sigma", float),
+    "prompt_max": ("prompt_max", int),
+    "output": ("output_mean", float),
+    "output_sigma": ("output_sigma", float),
+    "output_max": ("output_max", int),
+    "families": ("families", int),
+    "family_tokens": ("family_tokens", int),
+    "turns": ("turns", int),
+    "think": ("think_s", float),
+    "block": ("prefix_block", int),
+    "priorities": ("priorities", int),
+    "seed": ("seed", int),
+}
+
+
+def parse_synthetic(text: str) -> Synthetic:
+    """The specification out of `synthetic:key=value,...`; what is not said keeps its default."""
+    values: dict[str, int | float | str] = {}
+    for part in text.removeprefix(SCHEME).split(","):
+        if not part.strip():
+            continue
+        key, equals, said = (piece.strip() for piece in part.partition("="))
+        if key not in _KEYS or not equals:
+            raise BadInput(f"{SCHEME} {key[:40]!r} is not one of {', '.join(_KEYS)} (as key=value)")
+        name, read = _KEYS[key]
+        if name in values:
+            raise BadInput(f"{SCHEME} {key} is given twice")
+        try:
+            values[name] = read(said)
+        except ValueError:
+            raise BadInput(f"{SCHEME} {key}={said[:40]!r} is not a {'whole number' if read is int else 'number'}") from None
+    spec = Synthetic(**values)  # type: ignore[arg-type]
+    _check(spec)
+    return spec
+
+
+def _check(spec: Synthetic) -> None:
+    bounds: dict[str, tuple[float, float]] = {
+        "requests": (1, REQUESTS_MAX),
+        "rate": (1e-9, 1e9),
+        "burstiness": (0.001, 1000),
+        "prompt": (1, TOKENS_MAX),
+        "prompt_sigma": (0, 10),
+        "prompt_max": (1, TOKENS_MAX),
+        "output": (1, TOKENS_MAX),
+        "output_sigma": (0, 10),
+        "output_max": (1, TOKENS_MAX),
+        "families": (0, 1_000_000),
+        "family_tokens": (0, TOKENS_MAX),
+        "turns": (1, 10_000),
+        "think": (0, 1e7),
+        "block": (1, 1 << 20),
+        "priorities": (1, 1000),
+        "seed": (0, (1 << 63) - 1),
+    }
+    for key, (least, most) in bounds.items():
+        value = getattr(spec, _KEYS[key][0])
+        if not least <= value <= most:
+            raise BadInput(f"{SCHEME} {key} must lie between {least:g} and {most:g}")
+    if spec.arrivals not in PROCESSES:
+        raise BadInput(f"{SCHEME} arrivals is one of {', '.join(PROCESSES)}, not {spec.arrivals[:40]!r}")
+    if spec.families and spec.family_tokens >= spec.prompt_max:
+        raise BadInput(f"{SCHEME} family_tokens must be below prompt_max ({spec.prompt_max})")
+
+
+def generate(spec: Synthetic) -> Trace:
+    """The trace; the same specification gives the same trace."""
+    _check(spec)
+    conversation, turn = np.divmod(np.arange(spec.requests, dtype=np.int64), spec.turns)
+    arrival = _arrivals(spec, conversation, turn)
+    said = _lengths(_dice(spec, _PROMPT), spec.requests, spec.prompt_mean, spec.prompt_sigma, spec.prompt_max)
+    output = _lengths(_dice(spec, _OUTPUT), spec.requests, spec.output_mean, spec.output_sigma, spec.output_max)
+    prompt, thread = _conversations(spec, said, output)
+    priority = _dice(spec, _PRIORITY).integers(0, spec.priorities, spec.requests, dtype=np.int64)
+    order = np.argsort(arrival, kind="stable")
+    arrival = arrival[order]
+    trace = Trace(
+        "synthetic", arrival - arrival[0], prompt[order], output[order], priority[order],
+        np.zeros(0, dtype=np.int64), np.zeros(spec.requests + 1, dtype=np.int64), spec.prefix_block,
+    )  # fmt: skip
+    if not spec.families and spec.turns == 1:
+        return trace
+    return _with_ids(spec, trace, conversation[order], thread[order])
+
+
+def _dice(spec: Synthetic, which: int) -> np.random.Generator:
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([spec.seed, which])))
+
+
+def _lengths(dice: np.random.Generator, count: int, mean: float, sigma: float, most: int) -> Integers:
+    drawn = np.exp(math.log(mean) - sigma * sigma / 2 + sigma * dice.standard_normal(count))
+    return np.clip(np.rint(drawn), 1, most).astype(np.int64)
+
+
+def _arrivals(spec: Synthetic, conversation: Integers, turn: Integers) -> Integers:
+    """Conversations begin by the process; each later turn comes after a think time."""
+    count = int(conversation[-1]) + 1
+    process = Arrivals(spec.arrivals, spec.rate_per_s / spec.turns, spec.seed, spec.burstiness)
+    begin = arrival_times(process, count)[conversation]
+    if spec.turns == 1:
+        return begin
+    think = np.rint(_dice(spec, _THINK).standard_exponential(spec.requests) * (spec.think_s * 1e9)).astype(np.int64)
+    think[turn == 0] = 0
+    passed = np.cumsum(think)
+    arrival: Integers = begin + passed - passed[turn == 0][conversation]
+    if arrival.max() > LATEST_NS:
+        raise BadInput(f"{SCHEME} the last request would arrive after a hundred years")
+    return arrival
+
+
+def _conversations(spec: Synthetic, said: Integers, output: Integers) -> tuple[Integers, Integers]:
+    """Prompts with all they repeat, and the number of the thread whose text each of them continues."""
+    beginning = spec.family_tokens if spec.families else 0
+    prompt = np.minimum(beginning + said, spec.prompt_max)
+    thread = np.arange(spec.requests, dtype=np.int64)
+    for turn in range(1, spec.turns):
+        now = np.arange(turn, spec.requests, spec.turns)
+        longer = prompt[now - 1] + output[now - 1] + said[now]
+        goes_on = now[longer <= spec.prompt_max]
+        prompt[goes_on] = longer[longer <= spec.prompt_max]
+        thread[goes_on] = thread[goes_on - 1]
+    return prompt, thread
+
+
+def _with_ids(spec: Synthetic, trace: Trace, conversation: Integers, thread: Integers) -> Trace:
+    """Blocks of the shared beginning carry the family's number, the others that of the thread."""
+    blocks = blocks_of(trace.prompt, spec.prefix_block)
+    if blocks.sum() > IDS_MAX:
+        raise TooLarge(f"{SCHEME} more than {IDS_MAX} prefix ids; take a larger block than {spec.prefix_block}")
+    shared = np.zeros_like(blocks)
+    family = np.zeros_like(blocks)
+    if spec.families:
+        shared = np.minimum(blocks, spec.family_tokens // spec.prefix_block)
+        family = _dice(spec, _FAMILY).integers(0, spec.families, int(conversation.max()) + 1, dtype=np.int64)[conversation]
+    numbers = np.stack([family, thread + spec.families], axis=1).ravel()
+    ids = np.repeat(numbers, np.stack([shared, blocks - shared], axis=1).ravel())
+    return trace._replace(prefix_ids=ids, prefix_start=starts(blocks))
 
 
 def cut(trace: Trace, start_s: float, end_s: float) -> Trace:

@@ -24,9 +24,9 @@ def stand_in(command: str = "", *, gpu: str = "L4", vllm: str = "", faults: Sequ
     import os
     import shlex
 
-    from plimsoll.cli.standin_launch import read_asked
     from plimsoll.errors import BadInput
     from plimsoll.standin.clocked import StandIn
+    from plimsoll.standin.launch import read_asked
 
     words = ["--gpu", gpu, *(["--vllm", vllm] if vllm else []), *shlex.split(command)]
     launch = read_asked(words, os.environ).launches[0]

@@ -9,9 +9,8 @@ import numpy as np
 
 from plimsoll.standin.engine import Engine, EngineConfig
 from plimsoll.standin.faults import NS, Fault, parse_fault
-from plimsoll.standin.figures import Figures
-from plimsoll.standin.page import HttpFigures, Page, ProcessFigures
-from plimsoll.standin.request import Ask, Request
+from plimsoll.standin.metrics_page import HttpFigures, Page, ProcessFigures
+from plimsoll.standin.request import Ask, Figures, Request
 
 SOME_TOKENS = 1_000  # ids above this are no words of an answer
 

@@ -10,25 +10,176 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from plimsoll.domain.gpu import gpu_named
-from plimsoll.domain.model import ModelShape
-from plimsoll.domain.units import parse_vllm_integer
-from plimsoll.engine.command_line import Argument, CommandLine
-from plimsoll.engine.flags import is_before
 from plimsoll.errors import BadInput
+from plimsoll.hardware.cards import gpu_named
+from plimsoll.launch.command_line import Argument, CommandLine
+from plimsoll.models.shape import ModelShape
 from plimsoll.plan.ledger import Ledger
 from plimsoll.plan.settings import Flags
 from plimsoll.plan.weights import parameters, routed_parameters
 from plimsoll.simulate.planned import Sheet, experts_of, planned_settings, sheet_time
 from plimsoll.simulate.settings import Settings, StepTime
 from plimsoll.simulate.start import check_start
-from plimsoll.standin.cache_labels import OLDEST, cache_labels
-from plimsoll.standin.edges import edges_of
 from plimsoll.standin.engine import EngineConfig
 from plimsoll.standin.launch_log import StartLog, non_default_arguments
 from plimsoll.standin.memory import MemorySizes
-from plimsoll.standin.serve.options import Options
+from plimsoll.standin.request import HISTOGRAMS
+from plimsoll.standin.serve.fields import Options
 from plimsoll.standin.start_failures import Failure, failure_of
+from plimsoll.units import parse_vllm_integer
+from plimsoll.vllm.flags import is_before
+
+# The labels of vllm:cache_config_info: the fields of vLLM's CacheConfig, which every few releases gains or loses some.
+
+
+class _Label(NamedTuple):
+    name: str
+    first: str
+    last: str = ""  # "": it is still there
+    value: str = "None"  # as vLLM prints the default
+
+
+OLDEST = "0.11.0"
+"""The first release that the table knows."""
+
+# Read from the class definitions of the releases 0.11.0 to 0.32.0. A stretch ends with the last release that has it.
+_LABELS = (
+    _Label("_block_size_resolved", "0.18.0", value="True"),
+    _Label("block_size", OLDEST),
+    _Label("cache_dtype", OLDEST, value="auto"),
+    _Label("cache_hit_alignment_tokens", "0.32.0"),
+    _Label("calculate_kv_scales", OLDEST, "0.27.1", "False"),
+    _Label("cpu_kvcache_space_bytes", OLDEST, "0.19.1"),
+    _Label("cpu_offload_gb", OLDEST, "0.17.1", "0"),
+    _Label("cpu_offload_params", "0.17.0", "0.17.1", "set()"),
+    _Label("effective_attention_block_size", "0.31.0"),
+    _Label("enable_mamba_fine_grained_prefix_cache", "0.30.0", "0.30.0", "False"),
+    _Label("enable_mamba_shared_prefix_checkpoint", "0.31.0", value="False"),
+    _Label("enable_prefix_caching", OLDEST),
+    _Label("gpu_memory_utilization", OLDEST),
+    _Label("hash_block_size", "0.20.0", "0.25.1"),
+    _Label("hash_block_size", "0.32.0"),
+    _Label("is_attention_free", OLDEST, value="False"),
+    _Label("kv_cache_dtype_skip_layers", "0.19.0", value="[]"),
+    _Label("kv_cache_layout", "0.29.0"),
+    _Label("kv_cache_max_concurrency", "0.24.0"),
+    _Label("kv_cache_memory_bytes", OLDEST),
+    _Label("kv_cache_size_tokens", "0.24.0"),
+    _Label("kv_offloading_backend", "0.11.1", "0.13.0"),
+    _Label("kv_offloading_backend", "0.14.0", value="native"),
+    _Label("kv_offloading_size", "0.11.1"),
+    _Label("kv_sharing_fast_prefill", OLDEST, value="False"),
+    _Label("mamba_block_size", "0.11.1"),
+    _Label("mamba_cache_dtype", OLDEST, value="auto"),
+    _Label("mamba_cache_mode", "0.15.0", value="none"),
+    _Label("mamba_page_size_padded", OLDEST),
+    _Label("mamba_ssm_cache_dtype", OLDEST, value="auto"),
+    _Label("num_cpu_blocks", OLDEST),
+    _Label("num_gpu_blocks", OLDEST),
+    _Label("num_gpu_blocks_override", OLDEST),
+    _Label("prefix_cache_retention_interval", "0.29.0", value="0"),
+    _Label("prefix_caching_hash_algo", OLDEST, value="sha256"),
+    _Label("prefix_match_unit", "0.26.0"),
+    _Label("replayssm_buffer_len", "0.27.0", value="16"),
+    _Label("skip_page_size_padded", "0.25.0"),
+    _Label("sliding_window", OLDEST),
+    _Label("swa_bounded_replay", "0.31.0", value="True"),
+    _Label("swap_space", OLDEST, "0.17.1", "4"),
+    _Label("use_kda_recoverssm", "0.29.0", value="False"),
+    _Label("use_replayssm", "0.27.0", value="False"),
+    _Label("user_specified_block_size", "0.18.0", value="False"),
+    _Label("user_specified_mamba_block_size", "0.20.0", "0.31.0", "False"),
+)
+
+
+def cache_labels(ledger: Ledger) -> dict[str, str]:
+    """The labels of the planned server's release, in the order in which the page sorts them; `engine` is the page's to add."""
+    release = ledger.settings.release
+    values = _values(ledger)
+    return {
+        label.name: values.get(label.name, label.value)
+        for label in _LABELS
+        if not is_before(release, label.first) and not (label.last and is_before(label.last, release))
+    }
+
+
+def _values(ledger: Ledger) -> Mapping[str, str]:
+    """What the plan decides; the rest stays at vLLM's defaults."""
+    settings, kv = ledger.settings, ledger.kv_plan
+    return {
+        "block_size": str(kv.block_size),
+        "cache_dtype": settings.kv_cache_dtype,
+        "cpu_offload_gb": f"{settings.cpu_offload_gib:g}",
+        "effective_attention_block_size": str(kv.block_size),
+        "enable_prefix_caching": str(settings.prefix_caching),
+        "gpu_memory_utilization": str(settings.utilization),
+        "kv_cache_max_concurrency": str(kv.max_concurrency),
+        "kv_cache_memory_bytes": str(settings.kv_cache_memory_bytes),
+        "kv_cache_size_tokens": str(kv.tokens),
+        "num_gpu_blocks": str(kv.num_blocks),
+        "num_gpu_blocks_override": str(settings.num_gpu_blocks_override),
+        "user_specified_block_size": str(settings.block_size is not None),
+    }
+
+
+# The bucket edges of vLLM's histograms, release by release.
+
+_LATENCY = (
+    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0,
+    7680.0,
+)  # fmt: skip
+_FIRST_TOKEN = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0,
+    2560.0,
+)  # fmt: skip
+_BETWEEN_TOKENS = (
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+)  # fmt: skip
+_STEP = (1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0)
+# The sizes of which graphs were captured unless told otherwise: what steps were sorted by at first.
+_CAPTURE_SIZES = (1.0, 2.0, 4.0, *(float(size) for size in range(8, 513, 8)))
+
+_NEWEST: dict[str, tuple[float, ...]] = {
+    "ttft": _FIRST_TOKEN,
+    **dict.fromkeys(("inter_token", "tpot"), _BETWEEN_TOKENS),
+    **dict.fromkeys(("e2e", "queue", "inference", "prefill", "decode"), _LATENCY),
+    "params_n": (1.0, 2.0, 5.0, 10.0, 20.0),
+    "request_preemptions": (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0),
+    "step_tokens": _STEP,
+}
+# What it was before a release, the oldest first.
+_BEFORE: tuple[tuple[str, dict[str, tuple[float, ...]]], ...] = (
+    (
+        "0.8.4",
+        {
+            "ttft": _FIRST_TOKEN[:16],
+            **dict.fromkeys(("inter_token", "tpot"), _BETWEEN_TOKENS[:13]),
+            **dict.fromkeys(("e2e", "queue", "inference", "prefill", "decode"), _LATENCY[:15]),
+        },
+    ),
+    ("0.8.5", {"step_tokens": _CAPTURE_SIZES}),
+)
+
+
+def edges_of(release: str, max_model_len: int) -> dict[str, tuple[float, ...]]:
+    """The upper bounds, without the infinite one, of each histogram as a release sets them; lengths go up to the context."""
+    edges = dict(_NEWEST)
+    for end, older in _BEFORE:
+        if is_before(release, end):
+            edges |= older
+    lengths = _one_two_five(max_model_len)
+    return {name: edges.get(name, lengths) for name in HISTOGRAMS}
+
+
+def _one_two_five(most: int) -> tuple[float, ...]:
+    """1, 2, 5, 10, 20, 50 and so on, as far as `most` goes."""
+    found: list[float] = []
+    power = 1
+    while power <= most:
+        found += [float(digit * power) for digit in (1, 2, 5) if digit * power <= most]
+        power *= 10
+    return tuple(found)
+
 
 __all__ = ["EngineConfig", "Launchable", "Planned", "launch_of", "step_time_of"]
 

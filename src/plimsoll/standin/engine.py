@@ -11,20 +11,171 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from plimsoll.domain.trace import Integers
-from plimsoll.engine.flags import is_before
 from plimsoll.inside.figures import empty_figures
 from plimsoll.simulate import layout as at
-from plimsoll.simulate import open_loop as loop
+from plimsoll.simulate import open_run as loop
 from plimsoll.simulate.open_run import FOREVER, NO_IDS, OpenRun
 from plimsoll.simulate.settings import Settings, StepTime
-from plimsoll.standin.counting import count_end, count_first, show_step
+from plimsoll.simulate.trace import Integers
 from plimsoll.standin.faults import NS, Fault, Faults
-from plimsoll.standin.figures import Figures
 from plimsoll.standin.memory import Memory, MemorySizes, OutOfMemory
-from plimsoll.standin.request import Ask, Request
-from plimsoll.standin.text import content_ids
-from plimsoll.standin.troubles import Troubles
+from plimsoll.standin.request import Ask, Figures, Request, content_ids
+from plimsoll.vllm.flags import is_before
+
+# From what the scheduler did to the figures of the metrics page, at the moments at which vLLM counts them.
+
+
+def count_first(figures: Figures, run: OpenRun, request: Request, row: int, now_ns: int) -> None:
+    """A first token: the prompt is done, and counts as a whole."""
+    request.first_ns = now_ns
+    request.cached_tokens = int(run.state.requests[row, at.CACHED])
+    figures.prompt_cached += request.cached_tokens
+    figures.prompt_computed += len(request.ask.prompt) - request.cached_tokens
+    figures.histograms["ttft"].observe((now_ns - request.arrival_ns) / NS)
+
+
+def count_end(figures: Figures, run: OpenRun, request: Request, row: int | None, now_ns: int) -> None:
+    """A request is over; `row` is where the run keeps it, if it ever got there."""
+    assert request.finish is not None, "it has ended"
+    shown = figures.histograms
+    request.finished_ns = now_ns
+    figures.success[request.finish] += 1
+    shown["e2e"].observe((now_ns - request.arrival_ns) / NS)
+    shown["prompt"].observe(len(request.ask.prompt))
+    shown["output"].observe(request.produced)
+    _count_family(figures, request)
+    if request.ask.max_tokens is not None:
+        shown["params_max_tokens"].observe(request.ask.max_tokens)
+    shown["prefill_kv_computed"].observe(len(request.ask.prompt) - request.cached_tokens)
+    if row is not None:
+        request.scheduled_ns = int(run.state.stamps[row, at.FIRST_SCHED])
+        request.preemptions = int(run.state.requests[row, at.PREEMPTIONS])
+    # Who was never let in has spent all of its time in the queue, and none elsewhere.
+    scheduled_ns = request.scheduled_ns if request.scheduled_ns >= 0 else now_ns
+    first_ns = request.first_ns if request.first_ns >= 0 else now_ns
+    shown["queue"].observe(max(0, scheduled_ns - request.arrival_ns) / NS)
+    shown["prefill"].observe(max(0, first_ns - scheduled_ns) / NS)
+    shown["inference"].observe(max(0, now_ns - scheduled_ns) / NS)
+    shown["decode"].observe((now_ns - first_ns) / NS)
+    shown["tpot"].observe((now_ns - first_ns) / NS / (request.produced - 1) if request.produced > 1 else 0.0)
+    shown["request_preemptions"].observe(request.preemptions)
+
+
+def _count_family(figures: Figures, request: Request) -> None:
+    """What is counted once for all answers to a prompt: with the last of them."""
+    family, longest = request.ask.family, request.produced
+    if family is not None:
+        family.left -= 1
+        family.longest = longest = max(family.longest, longest)
+        if family.left > 0:
+            return
+    figures.histograms["max_output"].observe(longest)
+    figures.histograms["params_n"].observe(request.ask.n)
+
+
+def show_step(figures: Figures, run: OpenRun) -> None:
+    """After a step: gauges are as it left them, counters and the two histograms of the inner loop as far as it got."""
+    sums = run.tally.sums
+    figures.running, figures.waiting, figures.kv_usage = run.running, run.waiting, run.kv_usage
+    figures.steps = int(sums[loop.OUTPUT_STEPS])
+    figures.preemptions = int(sums[loop.PREEMPTIONS_TOLD])
+    figures.prompt_tokens, figures.generation_tokens = int(sums[loop.PROMPT_TOKENS]), int(sums[loop.GENERATED])
+    figures.prefix_queries, figures.prefix_hits = run.count(at.QUERIES), run.count(at.HITS)
+    steps, gaps = figures.histograms["step_tokens"], figures.histograms["inter_token"]
+    steps.counts, steps.total = run.tally.step_counts.tolist(), float(sums[loop.STEP_TOKENS])
+    gaps.counts, gaps.total = run.tally.gap_counts.tolist(), float(sums[loop.GAP_NS]) / NS
+
+
+# What the faults do to an engine: it stands still, grows, has a neighbour or too much to do. Each ends as it began.
+
+KILLED = "Worker proc VllmWorker-0 died unexpectedly (exit code: -9), shutting down executor."  # what a full host does
+KEPT_UP = ("growth", "host-growth", "preemption-storm", "neighbour")
+
+
+class Troubles:
+    """Of one engine."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.is_hung = False
+        self._neighbour = 0  # bytes that it has
+        self._storm: list[Request] = []
+        self._grown_until_ns = 0
+
+    def is_changing(self, now_ns: int) -> bool:
+        """Whether something grows or is kept up, so that it must be looked at again and again."""
+        return any(self._engine.faults.active(kind, now_ns) for kind in KEPT_UP)
+
+    def suffer(self, now_ns: int) -> None:
+        """Bring everything to what the faults want at this moment."""
+        engine = self._engine
+        if not engine.faults.all and not engine.stands_still and not self._neighbour and not engine.run.is_frozen:
+            self._grown_until_ns = now_ns
+            return
+        self._keep_still(now_ns)
+        self._let_neighbour(engine.faults.active("neighbour", now_ns))
+        self._grow(now_ns)
+        storm = engine.faults.active("preemption-storm", now_ns)
+        if storm is None:
+            self._end_storm(now_ns)
+        elif not engine.is_paused and not engine.is_dead:
+            self._keep_up_storm(storm, now_ns)
+
+    def _keep_still(self, now_ns: int) -> None:
+        engine, run = self._engine, self._engine.run
+        # Who was announced for later is not there yet.
+        is_idle = run.next_end_ns is None and run.running == 0 and run.waiting == 0
+        self.is_hung = engine.faults.active("idle-hang", now_ns) is not None and (self.is_hung or is_idle)
+        wanted = engine.stands_still or self.is_hung or engine.faults.active("wedge", now_ns) is not None
+        if wanted and not run.is_frozen:
+            run.freeze(now_ns)
+        elif not wanted and run.is_frozen:
+            run.thaw(now_ns)
+
+    def _let_neighbour(self, fault: Fault | None) -> None:
+        """Another process takes what it wants as far as that is free, and the rest as it becomes free."""
+        wanted, memory = 0 if fault is None else int(fault.value), self._engine.memory
+        if wanted < self._neighbour:
+            memory.give_back_neighbour(self._neighbour - wanted)
+            self._neighbour = wanted
+        more = min(wanted - self._neighbour, memory.free)
+        if more > 0 and memory.take_neighbour(more):
+            self._neighbour += more
+
+    def _grow(self, now_ns: int) -> None:
+        """What grows has grown since the last look, or since its onset if that came later."""
+        engine = self._engine
+        since_ns, self._grown_until_ns = self._grown_until_ns, now_ns
+        size = _grown_bytes(engine.faults.active("growth", now_ns), since_ns, now_ns)
+        if size > 0 and (trouble := engine.memory.grow(size)) is not None:
+            engine.die(trouble)
+        size = _grown_bytes(engine.faults.active("host-growth", now_ns), since_ns, now_ns)
+        if size > 0 and not engine.memory.grow_host(size):
+            engine.die(KILLED)
+
+    def _keep_up_storm(self, fault: Fault, now_ns: int) -> None:
+        """Requests of its own: as many as may run at once, short when they are let in and far too long for all to stay."""
+        config, settings = self._engine.config, self._engine.config.settings
+        block, pool = settings.block_size, (settings.num_blocks - 1) * settings.block_size
+        wanted = int(fault.value) or max(4, min(settings.max_num_seqs, pool // (2 * block)))
+        prompt = max(1, min(pool // (2 * wanted), config.max_model_len // 8))
+        output = max(2, min(6 * prompt + block, config.max_model_len - prompt, pool - prompt - block))
+        for one in range(max(0, wanted - len(self._engine.requests))):
+            seed = now_ns + 31 * one
+            ask = Ask(np.full(prompt, 1000 + seed % 30_000, dtype=np.int64), output, seed=seed)
+            self._storm.append(self._engine.submit(ask, now_ns))
+        self._storm = [request for request in self._storm if request.finish is None]
+
+    def _end_storm(self, now_ns: int) -> None:
+        """Whoever caused it has gone."""
+        for request in self._storm:
+            self._engine.abort(request, now_ns)
+        self._storm = []
+
+
+def _grown_bytes(fault: Fault | None, since_ns: int, now_ns: int) -> int:
+    return 0 if fault is None else int(fault.value * (now_ns - max(since_ns, fault.at_s * NS)) / NS)
+
 
 COMPUTED_ONLY_SINCE = "0.23.0"  # the release from which vLLM's tokens of a step are those that it computed
 COMPACTION_NS = 2_200_000  # what one took on the H200, median of 20

@@ -12,8 +12,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from plimsoll.domain.units import parse_gib
 from plimsoll.errors import BadInput
+from plimsoll.units import parse_gib
 
 NS = 1_000_000_000
 FOREVER = math.inf

@@ -2,10 +2,136 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+import zlib
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from plimsoll.standin.text import Ids, draw
+import numpy as np
+import numpy.typing as npt
+
+# All that the metrics page of one engine shows, as numbers. Its scheduler and its memory put them there, and nobody else.
+
+# What each histogram is of. `max_output` is the longest of the n answers to one request.
+HISTOGRAMS = tuple(
+    "ttft inter_token tpot e2e queue inference prefill decode prompt output max_output params_max_tokens params_n step_tokens "
+    "request_preemptions prefill_kv_computed".split()
+)
+ENDS = ("stop", "length", "abort", "error", "repetition")
+VALVES = ("max_num_queued_reqs", "max_num_queued_tokens")
+
+
+class Histogram:
+    """How many of what was observed fell under each edge."""
+
+    __slots__ = ("counts", "edges", "total")
+
+    def __init__(self, edges: Sequence[float]) -> None:
+        self.edges = tuple(edges)
+        self.counts = [0] * (len(self.edges) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        """One more; a value on an edge belongs to the bucket that ends there."""
+        self.counts[bisect_left(self.edges, value)] += 1
+        self.total += value
+
+    @property
+    def count(self) -> int:
+        """How many there were."""
+        return sum(self.counts)
+
+
+class Figures:
+    """One engine's. Gauges are as of the last step, as vLLM's are."""
+
+    def __init__(self, edges: Mapping[str, Sequence[float]]) -> None:
+        self.running = self.waiting = self.waiting_deferred = 0
+        self.kv_usage = 0.0
+        self.steps = self.preemptions = self.prompt_tokens = self.generation_tokens = 0
+        self.prefix_queries = self.prefix_hits = self.prompt_computed = self.prompt_cached = 0
+        self.success = dict.fromkeys(ENDS, 0)
+        self.rejected = dict.fromkeys(VALVES, 0)
+        self.sleep_state = "awake"
+        self.histograms = {name: Histogram(edges.get(name, ())) for name in HISTOGRAMS}
+
+    def __repr__(self) -> str:
+        shown = {name: value for name, value in vars(self).items() if name != "histograms"}
+        counts = {name: histogram.count for name, histogram in self.histograms.items()}
+        return f"Figures({', '.join(f'{name}={value!r}' for name, value in shown.items())}, histograms={counts})"
+
+
+# Words and token ids: a small tokeniser of our own, so that equal text is equal content and answers can be read back.
+#
+# No model's tokeniser: a word of up to eight letters is one token, a longer one several, and so is every mark. It counts
+# about
+# as many tokens as Llama's does for English prose, and nothing here claims more.
+
+Ids = npt.NDArray[np.int64]
+
+VOCABULARY = 32_000
+RESERVED = 1_000  # the ids below are the words that answers are made of
+_PIECES = re.compile(r" ?[^\W_]{1,8}| ?[^\w\s]| ?_|\s")
+_SYLLABLES = ("ba", "ce", "di", "fo", "gu", "ha", "je", "ki", "lo", "mu")
+_SPLIT = np.uint64(0x9E3779B97F4A7C15)
+_MIX1, _MIX2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+
+
+def _word(token: int) -> str:
+    """The word of one of the reserved ids: three syllables, one for each digit."""
+    digits = f"{token:03d}"
+    return " " + "".join(_SYLLABLES[int(digit)] for digit in digits)
+
+
+_WORDS = tuple(_word(token) for token in range(RESERVED))
+_IDS = {word: token for token, word in enumerate(_WORDS)}
+
+
+def encode(text: str) -> list[int]:
+    """The text as token ids; equal pieces have equal ids in every process."""
+    return [_id_of(piece) for piece in _PIECES.findall(text)]
+
+
+def _id_of(piece: str) -> int:
+    known = _IDS.get(piece)
+    if known is not None:
+        return known
+    return RESERVED + zlib.crc32(piece.encode("utf-8", "surrogatepass")) % (VOCABULARY - RESERVED)
+
+
+def piece(token: int) -> str:
+    """What a token reads as. Ids that are not words of ours read as their number: what they stood for is not kept."""
+    return _WORDS[token] if 0 <= token < RESERVED else f" t{token}"
+
+
+def decode(tokens: list[int]) -> str:
+    """The text of several tokens."""
+    return "".join(piece(token) for token in tokens)
+
+
+def draw(seed: int, count: int) -> Ids:
+    """As many ids of words, the same for the same seed."""
+    with np.errstate(over="ignore"):
+        number = (np.arange(1, count + 1, dtype=np.uint64) + np.uint64(seed & 0xFFFFFFFF)) * _SPLIT
+        return (mixed(number) % np.uint64(RESERVED)).astype(np.int64)
+
+
+def mixed(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Each number's digest: one bit changed changes half of the others."""
+    with np.errstate(over="ignore"):
+        numbers = (numbers ^ (numbers >> np.uint64(30))) * _MIX1
+        numbers = (numbers ^ (numbers >> np.uint64(27))) * _MIX2
+        return numbers ^ (numbers >> np.uint64(31))
+
+
+def content_ids(tokens: Ids, block: int) -> Ids:
+    """One number for each whole block of tokens, by what is in it."""
+    blocks = tokens[: len(tokens) // block * block].reshape(-1, block).astype(np.uint64)
+    with np.errstate(over="ignore"):
+        # Each place weighs differently, so that the order counts.
+        weights = mixed(np.arange(1, block + 1, dtype=np.uint64) * _SPLIT) | np.uint64(1)
+        return mixed((blocks * weights).sum(axis=1, dtype=np.uint64)).view(np.int64)
 
 
 class Family:

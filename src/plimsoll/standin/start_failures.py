@@ -5,15 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from plimsoll.domain.finding import Code
-from plimsoll.domain.units import GIB
-from plimsoll.engine.flags import is_before
+from plimsoll.findings import Code
 from plimsoll.plan.kv import WhyRefused
 from plimsoll.plan.ledger import NEIGHBOURS_APART, Ledger
-from plimsoll.standin.launch_log import StartLog, loading_lines, measured_lines, opening_lines
-from plimsoll.standin.log_format import API_SERVER, ENGINE_CORE, Frame, Line, error, gib, traceback, worker_failed
-from plimsoll.standin.memory import MemorySizes
-from plimsoll.standin.torch_words import oom_text
+from plimsoll.standin.launch_log import (
+    API_SERVER,
+    ENGINE_CORE,
+    Frame,
+    Line,
+    StartLog,
+    error,
+    gib,
+    loading_lines,
+    measured_lines,
+    opening_lines,
+    traceback,
+    worker_failed,
+)
+from plimsoll.standin.memory import MemorySizes, oom_text
+from plimsoll.units import GIB
+from plimsoll.vllm.flags import is_before
 
 _CORE = "vllm/v1/engine/core.py"
 _WORKER = "vllm/v1/worker/gpu_worker.py"

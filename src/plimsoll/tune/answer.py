@@ -2,19 +2,230 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from plimsoll.domain.model import ModelShape
+import numpy as np
+
+from plimsoll.models.shape import ModelShape
 from plimsoll.plan.ledger import Ledger
 from plimsoll.simulate.settings import StepTime
-from plimsoll.tune.doubt import Doubt, contenders, doubt, how_many
-from plimsoll.tune.fingerprint import Change, Fingerprint, drift, fingerprint
+from plimsoll.simulate.trace import Integers
 from plimsoll.tune.goodput import Score
-from plimsoll.tune.options import Option, Replan, candidate_of, plan_all, sheet_times
 from plimsoll.tune.search import Found, Search, Tried
-from plimsoll.tune.space import Candidate, Space, is_taken
+from plimsoll.tune.space import (
+    FLAGS,
+    Candidate,
+    Option,
+    Replan,
+    Space,
+    candidate_of,
+    is_taken,
+    plan_all,
+    sheet_times,
+    value_text,
+)
 from plimsoll.tune.work import Job, RunAll, Traffic
+
+# How much an answer hangs on step times that nobody measured.
+#
+# By the data sheet alone replays of four measured runs ended between 34 % too early and 18 % too late (docs/step-time.md).
+# So the
+# settings that might be chosen are replayed with steps that much slower and that much faster, and what is best in any of
+# the three is a range, not a recommendation.
+
+SLOWER, FASTER = 1.5, 0.85
+CONTENDERS = 8
+FEWEST_CONTENDERS = 3
+SETTINGS_A_CONTENDER = 60
+"""Of a smaller space fewer are doubted, so that doubt takes no more than its part of the whole effort."""
+AS_GOOD = 0.01
+
+
+class Clock(NamedTuple):
+    """The contenders, with steps so many times as long."""
+
+    factor: float
+    scores: tuple[tuple[Candidate, Score], ...]
+
+    @property
+    def best(self) -> float:
+        """The most that any of them reached."""
+        return max((score.goodput for _, score in self.scores), default=0.0)
+
+    @property
+    def good(self) -> tuple[Candidate, ...]:
+        """Those within one per cent of it."""
+        return tuple(candidate for candidate, score in self.scores if score.goodput >= self.best * (1 - AS_GOOD))
+
+
+class Doubt(NamedTuple):
+    """What is best if steps take longer, or shorter, than the data sheet says."""
+
+    clocks: tuple[Clock, ...]
+    ranges: dict[str, tuple[float, float]]
+    """For each flag the lowest and the highest value that is best in any of them."""
+    steady: bool
+    """Whether the chosen setting is as good as any, whichever it is."""
+
+
+def how_many(safe: int) -> int:
+    """Contenders in a space with so many safe settings."""
+    return min(CONTENDERS, max(FEWEST_CONTENDERS, safe // SETTINGS_A_CONTENDER))
+
+
+def contenders(tried: Sequence[Tried], chosen: Candidate, most: int = CONTENDERS) -> list[Tried]:
+    """The chosen one, and the best of each value of the two flags that matter most, best first."""
+    found = {one.option.candidate: one for one in tried if one.option.candidate == chosen}
+    for name in ("max_num_batched_tokens", "max_num_seqs"):
+        seen: set[int] = set()
+        for one in tried:
+            value = getattr(one.option.candidate, name)
+            if value not in seen:
+                seen.add(value)
+                found[one.option.candidate] = one
+    ranked = sorted(found.values(), key=lambda one: (one.option.candidate != chosen, -one.score.goodput))
+    return ranked[:most]
+
+
+def stretched(times: StepTime, factor: float) -> StepTime:
+    """Every part of a step so many times as long."""
+    table = None if times.by_tokens is None else np.rint(times.by_tokens * factor).astype(np.int64)
+    base, token, seq, context = (round(factor * part) for part in (times.base_ns, times.token_ns, times.seq_ns, times.ctx_ps))
+    return StepTime(base, token, seq, context, table)
+
+
+def doubt(traffic: Traffic, asked: Sequence[Tried], chosen: Candidate, job_of: Callable[[Option], Job], run: RunAll) -> Doubt:
+    """Replay the contenders with slower and with faster steps."""
+    clocks = [Clock(1.0, tuple((one.option.candidate, one.score) for one in asked))]
+    for factor in (FASTER, SLOWER):
+        jobs = [job_of(one.option) for one in asked]
+        jobs = [job._replace(step_time=stretched(job.step_time, factor)) for job in jobs]
+        results = dict(run(traffic, jobs))
+        scores = [(one.option.candidate, results[place]) for place, one in enumerate(asked)]
+        clocks.append(Clock(factor, tuple((candidate, result) for candidate, result in scores if isinstance(result, Score))))
+    good = {candidate for clock in clocks for candidate in clock.good if clock.best > 0} or {chosen}
+    return Doubt(
+        tuple(clocks),
+        {name: (min(values), max(values)) for name, values in _by_flag(good).items()},
+        all(chosen in clock.good for clock in clocks),
+    )
+
+
+def _by_flag(candidates: set[Candidate]) -> dict[str, list[float]]:
+    return {name: [getattr(one, name) for one in candidates] for name in Candidate._fields}
+
+
+# Traffic in a few numbers, so that the next tuning can say what has changed since the last one.
+
+MINUTE_NS = 60 * 10**9
+CHANGED = 0.2
+"""A figure that grew or shrank by more has changed."""
+CHANGED_SHARE = 0.1
+"""The same for shares, in points."""
+
+
+class Fingerprint(NamedTuple):
+    """Counts, tokens, seconds; no text and no single request."""
+
+    requests: int
+    span_s: float
+    rate: float
+    """Requests a second."""
+    busiest_minute_rate: float
+    prompt_mean: float
+    prompt_p50: float
+    prompt_p99: float
+    output_mean: float
+    output_p50: float
+    output_p99: float
+    shared: float
+    """Share of the prompts' beginnings that an earlier request had too."""
+
+
+NAMES: Mapping[str, str] = {
+    "rate": "requests a second",
+    "busiest_minute_rate": "requests a second in the busiest minute",
+    "prompt_mean": "tokens in a prompt, mean",
+    "prompt_p99": "tokens in the longest prompts (p99)",
+    "output_mean": "tokens in an answer, mean",
+    "output_p99": "tokens in the longest answers (p99)",
+    "shared": "share of prompt beginnings seen before",
+}
+"""What is compared, and how it is called."""
+
+
+class Change(NamedTuple):
+    """One figure, then and now."""
+
+    name: str
+    before: float
+    now: float
+
+    @property
+    def is_large(self) -> bool:
+        """Whether it is worth a word."""
+        if self.name == "shared":
+            return abs(self.now - self.before) > CHANGED_SHARE
+        low, high = sorted((self.before, self.now))
+        return high > low * (1 + CHANGED)
+
+
+def fingerprint(traffic: Traffic) -> Fingerprint:
+    """The numbers of this traffic, as fast as it comes."""
+    trace, span = traffic.trace, traffic.span_s
+    arrivals = trace.arrival_ns / traffic.speedup
+    return Fingerprint(
+        requests=trace.size,
+        span_s=span,
+        rate=trace.size / span if span > 0 else 0.0,
+        busiest_minute_rate=_busiest_minute(arrivals.astype(np.int64)),
+        prompt_mean=float(trace.prompt.mean()),
+        prompt_p50=_at(trace.prompt, 50),
+        prompt_p99=_at(trace.prompt, 99),
+        output_mean=float(trace.output.mean()),
+        output_p50=_at(trace.output, 50),
+        output_p99=_at(trace.output, 99),
+        shared=1 - len(np.unique(trace.prefix_ids)) / len(trace.prefix_ids) if trace.shares_content else 0.0,
+    )
+
+
+def _busiest_minute(arrivals: Integers) -> float:
+    after = np.searchsorted(arrivals, arrivals + MINUTE_NS, side="left")
+    most = int((after - np.arange(len(arrivals))).max())
+    seconds = min(60.0, max(1e-9, float(arrivals[-1] - arrivals[0]) / 1e9))
+    return most / seconds if len(arrivals) > 1 and arrivals[-1] > arrivals[0] else 0.0
+
+
+def _at(values: Integers, percent: int) -> float:
+    return float(np.sort(values)[min(len(values) - 1, int(percent / 100 * len(values)))])
+
+
+def drift(before: Fingerprint, now: Fingerprint) -> tuple[Change, ...]:
+    """Every figure that is compared, then and now."""
+    return tuple(Change(name, getattr(before, name), getattr(now, name)) for name in NAMES)
+
+
+# The command with a chosen setting in it.
+
+
+def flags_of(candidate: Candidate, own: Candidate) -> dict[str, str]:
+    """The flags in which a setting differs from the command's own, with their values."""
+    return {FLAGS[name]: value_text(candidate, name) for name in candidate.differences(own)}
+
+
+def with_flags(words: Sequence[str], flags: Mapping[str, str]) -> list[str]:
+    """The words of a command with these flags in place of what it said of them; what it did not say comes last."""
+    found: list[str] = []
+    position = 0
+    while position < len(words):
+        name, equals, _ = words[position].partition("=")
+        if name.replace("_", "-") in flags:
+            position += 1 if equals else 2
+            continue
+        found.append(words[position])
+        position += 1
+    return [*found, *(word for flag, value in flags.items() for word in (flag, value))]
 
 
 class Server(NamedTuple):

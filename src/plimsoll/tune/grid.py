@@ -9,12 +9,11 @@ from typing import NamedTuple
 
 from plimsoll.errors import BadInput
 from plimsoll.plan.ledger import Ledger
-from plimsoll.simulate.compare import same_memory
 from plimsoll.simulate.settings import Settings, StepTime
 from plimsoll.simulate.start import check_start
+from plimsoll.simulate.summary import same_memory
 from plimsoll.tune.answer import Server
-from plimsoll.tune.options import Option, candidate_of, launch_of
-from plimsoll.tune.space import Candidate, parse_counts, parse_shares
+from plimsoll.tune.space import Candidate, Option, candidate_of, launch_of, parse_counts, parse_shares
 from plimsoll.tune.work import Job
 
 COUNTS = (

@@ -6,13 +6,12 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from plimsoll.domain.units import format_count, format_gib
 from plimsoll.simulate.summary import POOR_GUIDE, ROUGH_GUIDE
-from plimsoll.tune.answer import Tuning, curve
-from plimsoll.tune.fingerprint import NAMES
+from plimsoll.tune.answer import NAMES, Tuning, curve
 from plimsoll.tune.goodput import Score
 from plimsoll.tune.search import TIE, Tried
 from plimsoll.tune.space import FLAGS, is_taken, value_text
+from plimsoll.units import format_count, format_gib
 
 RECOMMENDATION = "recommendation"
 WORTH_A_WORD = 0.01

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from plimsoll.domain.trace import Trace
 from plimsoll.errors import BadInput
 from plimsoll.simulate.replay import replay
 from plimsoll.simulate.settings import Settings, StepTime
+from plimsoll.simulate.trace import Trace
 from plimsoll.tune.goodput import Score, Slo, score
 
 

@@ -15,8 +15,8 @@ from plimsoll.inside.survive.sizes import (
     STORM_WINDOW_S,
     FailedStep,
     Limits,
-    Sizes,
-)  # fmt: skip
+    Sizes,  # fmt: skip
+)
 
 START = Limits(8192, 256, 4096)
 

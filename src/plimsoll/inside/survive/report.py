@@ -12,8 +12,8 @@ import time
 from typing import Any
 
 from plimsoll.inside.faults import FAULTS
+from plimsoll.inside.figures import read_whole, write_whole
 from plimsoll.inside.places import ancestors, is_alive, start_ticks
-from plimsoll.inside.small_files import read_whole, write_whole
 
 SCHEMA = "plimsoll.survive/1"
 FILE_MAX_BYTES = 64 * 1024

@@ -11,9 +11,7 @@ from urllib.parse import parse_qs
 
 from plimsoll.standin.engine import SLEEP_STATES
 from plimsoll.standin.serve import fields
-from plimsoll.standin.serve.errors import dead, plain
-from plimsoll.standin.serve.fields import Field
-from plimsoll.standin.serve.sending import JsonAnswer
+from plimsoll.standin.serve.fields import Field, JsonAnswer, dead, plain
 from plimsoll.standin.serve.service import Service
 
 MODES = ("abort", "wait", "keep")

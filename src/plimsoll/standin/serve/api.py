@@ -5,19 +5,200 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import hmac
+import json
 import logging
 import time
+import uuid
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
-from plimsoll.inside.answers import App, Headers, Message, Receive, Scope, Send
-from plimsoll.inside.routes import path_of
-from plimsoll.standin.serve import admin, chat, completions, errors, fields, tokens
-from plimsoll.standin.serve.faulting import OWN, Faulting
-from plimsoll.standin.serve.leaving import byte_by_byte, listening
-from plimsoll.standin.serve.metrics import Metrics
-from plimsoll.standin.serve.sending import NO_VARY, JsonAnswer, send_bytes, send_json
+from plimsoll.errors import BadInput
+from plimsoll.inside.answers import ALLOWED, OFF, App, Headers, Message, Receive, Scope, Send, Tokens, path_of
+from plimsoll.standin.faults import NS, make_fault
+from plimsoll.standin.serve import admin, chat, completions, fields
+from plimsoll.standin.serve import fields as errors
+from plimsoll.standin.serve.chat import chat_text
+from plimsoll.standin.serve.completions import encoded, words_of
+from plimsoll.standin.serve.fields import NO_VARY, Detail, Field, JsonAnswer, Refused, send_bytes, send_json
+from plimsoll.standin.serve.metrics import Metrics, byte_by_byte, listening
 from plimsoll.standin.serve.service import Service
+
+# POST, DELETE and GET under /standin/: faults while a stand-in runs, and what it is like; only for who has the token.
+
+OWN = "/standin/"
+ONLY_AT_START = ("slow-start", "start-failure")
+KNOWN = ("kind", "at_s", "for_s", "value")
+
+
+class Faulting:
+    """The endpoints of one server."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._tokens = Tokens(service.options.token)
+
+    def answer(self, scope: Scope, path: str, body: bytes) -> JsonAnswer:
+        """The answer to one request."""
+        methods = {f"{OWN}faults": ("POST", "DELETE", "GET"), f"{OWN}state": ("GET",)}.get(path)
+        if methods is None:
+            raise Detail(404)
+        verdict = self._tokens.judge(scope["headers"])
+        if verdict == OFF:
+            raise Refused(403, "this endpoint is off: it was started without PLIMSOLL_TOKEN", "PermissionDeniedError")
+        if verdict != ALLOWED:
+            raise Refused(401, "the token is missing or wrong: Authorization: Bearer TOKEN", "AuthenticationError")
+        if scope["method"] not in methods:
+            raise Detail(405, ((b"allow", ", ".join(methods).encode()),))
+        if scope["method"] == "GET":
+            return JsonAnswer(200, self._faults() if path.endswith("faults") else self._state())
+        fields = _fields(body)
+        try:
+            return self._clear(fields) if scope["method"] == "DELETE" else self._add(fields)
+        except BadInput as error:
+            raise Refused(400, str(error), "BadRequestError") from None
+
+    def _add(self, fields: dict[str, Any]) -> JsonAnswer:
+        kind = fields.get("kind")
+        if kind in ONLY_AT_START:
+            raise BadInput(f"fault {kind}: it has started; name it with --fault at the next start")
+        service = self._service
+        found = make_fault(str(kind), fields.get("at_s") or 0, fields.get("for_s"), fields.get("value"))
+        service.engine.faults.add(found._replace(at_s=found.at_s + service.driver.now_ns() / NS))
+        service.driver.turn()
+        return JsonAnswer(200, self._faults())
+
+    def _clear(self, fields: dict[str, Any]) -> JsonAnswer:
+        kind = fields.get("kind")
+        self._service.engine.faults.clear(None if kind is None else str(kind))
+        self._service.driver.turn()
+        return JsonAnswer(200, self._faults())
+
+    def _faults(self) -> dict[str, Any]:
+        now_ns = self._service.driver.now_ns()
+        return {
+            "faults": [
+                {
+                    "kind": fault.kind,
+                    "at_s": round(fault.at_s, 3),
+                    "for_s": None if fault.for_s == float("inf") else fault.for_s,
+                    "value": fault.value,
+                    "is_on": fault.is_on(now_ns),
+                }
+                for fault in self._service.engine.faults.all
+            ]
+        }
+
+    def _state(self) -> dict[str, Any]:
+        engine, driver = self._service.engine, self._service.driver
+        now_ns, figures = driver.now_ns(), engine.figures
+        return {
+            "schema": "plimsoll.standin/1",
+            "now_s": round(now_ns / NS, 3),
+            "speed": driver.speed,
+            "release": engine.config.release,
+            "model": engine.config.model,
+            "is_dead": engine.is_dead,
+            "death": engine.death,
+            "is_paused": engine.is_paused,
+            "sleep_level": engine.sleep_level,
+            "is_stopping": self._service.is_stopping,
+            "in_flight": len(self._service.states),
+            "running": figures.running,
+            "waiting": figures.waiting,
+            "kv_usage": figures.kv_usage,
+            "steps": figures.steps,
+            "preemptions": figures.preemptions,
+            "workers": engine.worker_figures(now_ns),
+            **self._faults(),
+        }
+
+
+def _fields(body: bytes) -> dict[str, Any]:
+    if not body.strip():
+        return {}
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        raise Refused(400, "the body is not JSON", "BadRequestError") from None
+    if not isinstance(found, dict) or not all(name in KNOWN for name in found):
+        raise Refused(400, f"the body is not an object of {', '.join(KNOWN)}", "BadRequestError")
+    return found
+
+
+# POST /tokenize and /detokenize, and GET /v1/models.
+
+TEXT = {"model": Field("str"), "prompt": Field("str", may_be_null=False), "return_token_strs": Field("bool")}
+MESSAGES = {
+    "model": Field("str"),
+    "messages": Field("list", may_be_null=False),
+    "add_generation_prompt": Field("bool", may_be_null=False),
+    "return_token_strs": Field("bool"),
+}
+TOKENS = {"model": Field("str"), "tokens": Field("ids", may_be_null=False)}
+
+
+async def tokenize(service: Service, body: dict[str, Any]) -> JsonAnswer:
+    """The tokens of a text or of messages."""
+    if "messages" in body:
+        good = fields.check(MESSAGES, body)
+        service.check_model(good.get("model"))
+        text = chat_text(good["messages"], adds_prompt=good.get("add_generation_prompt", True))
+    elif "prompt" in body:
+        good = fields.check(TEXT, body)
+        service.check_model(good.get("model"))
+        text = good["prompt"]
+    else:
+        missing = (("body", name) for name in ("prompt", "messages"))
+        raise fields.refusal([fields.problem("missing", loc, "Field required", body) for loc in missing])
+    ids = await encoded(text)
+    words = await words_of(ids) if good.get("return_token_strs") else None
+    limit = service.engine.config.max_model_len
+    return JsonAnswer(200, {"count": len(ids), "max_model_len": limit, "tokens": ids, "token_strs": words})
+
+
+async def detokenize(service: Service, body: dict[str, Any]) -> JsonAnswer:
+    """The text of tokens."""
+    good = fields.check(TOKENS, body, needed=("tokens",))
+    service.check_model(good.get("model"))
+    return JsonAnswer(200, {"prompt": "".join(await words_of(good["tokens"]))})
+
+
+def models(service: Service) -> JsonAnswer:
+    """The names it serves one model under."""
+    config, created = service.engine.config, service.created()
+    cards = [
+        {
+            "id": name,
+            "object": "model",
+            "created": created,
+            "owned_by": "vllm",
+            "root": config.model,
+            "parent": None,
+            "max_model_len": config.max_model_len,
+            "permission": [_permission(created)],
+        }
+        for name in service.names
+    ]
+    return JsonAnswer(200, {"object": "list", "data": cards})
+
+
+def _permission(created: int) -> dict[str, Any]:
+    return {
+        "id": f"modelperm-{uuid.uuid4().hex[:16]}",
+        "object": "model_permission",
+        "created": created,
+        "allow_create_engine": False,
+        "allow_sampling": True,
+        "allow_logprobs": True,
+        "allow_search_indices": False,
+        "allow_view": True,
+        "allow_fine_tuning": False,
+        "organization": "*",
+        "group": None,
+        "is_blocking": False,
+    }
+
 
 LOG = logging.getLogger("vllm.standin")
 GUARDED = ("/v1", "/v2", "/inference", "/cohere")  # what --api-key is asked for
@@ -25,11 +206,11 @@ UNAUTHORIZED = JsonAnswer(401, {"error": "Unauthorized"}, (NO_VARY,))
 # What SageMaker calls goes by what is in it.
 GENERATING = {"/v1/completions": completions.create, "/v1/chat/completions": chat.create, "/invocations": None}
 LOOKING: dict[str, Callable[[Service], JsonAnswer]] = {
-    "/v1/models": tokens.models,
+    "/v1/models": models,
     "/version": lambda service: JsonAnswer(200, {"version": service.engine.config.release}),
     "/load": lambda service: JsonAnswer(200, {"server_load": service.load}),
 }
-TOKENISING = {"/tokenize": tokens.tokenize, "/detokenize": tokens.detokenize}
+TOKENISING = {"/tokenize": tokenize, "/detokenize": detokenize}
 HEALTH = ("/health", "/ping")
 # vLLM lets in no browser from elsewhere unless it is told to.
 PREFLIGHT = (

@@ -5,12 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 from plimsoll.inside.answers import Receive, Scope, Send
-from plimsoll.standin.serve import fields, generation, logprobs, sampling
+from plimsoll.standin.serve import completions, fields, generation, sampling
 from plimsoll.standin.serve.completions import ids_of, prompt_logprobs, prompt_of, truncated
-from plimsoll.standin.serve.errors import Refused, invalid, stopped
-from plimsoll.standin.serve.fields import Field
+from plimsoll.standin.serve.fields import (
+    DONE,
+    Field,
+    JsonAnswer,
+    Refused,
+    begin_stream,
+    dumped,
+    end_stream,
+    event_of,
+    invalid,
+    part,
+    stopped,
+)
 from plimsoll.standin.serve.generation import Generation
-from plimsoll.standin.serve.sending import DONE, JsonAnswer, begin_stream, dumped, end_stream, event_of, part
 from plimsoll.standin.serve.service import Choice, Service
 
 FIELDS = {
@@ -170,7 +180,7 @@ def _choice(found: Generation, choice: Choice) -> dict[str, Any]:
             "role": ROLE, "content": text.decode(), "refusal": None, "annotations": None, "audio": None, "function_call": None,
             "reasoning": None,
         },
-        "logprobs": None if wish.logprobs is None else logprobs.of_chat(ids, wish.logprobs),
+        "logprobs": None if wish.logprobs is None else completions.of_chat(ids, wish.logprobs),
         "finish_reason": generation.finish_of(choice) or "stop",
         "stop_reason": generation.stop_of(choice),
         "token_ids": ids if wish.returns_ids else None,
@@ -216,7 +226,7 @@ class _Events:
         delta: dict[str, Any] = {
             "index": choice.index,
             "delta": {"content": text.decode()},
-            "logprobs": None if wish.logprobs is None else logprobs.of_chat(ids, wish.logprobs),
+            "logprobs": None if wish.logprobs is None else completions.of_chat(ids, wish.logprobs),
             "finish_reason": generation.finish_of(choice),
         }
         if choice.is_over:

@@ -13,12 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from plimsoll.inside.canary import canary_fails
 from plimsoll.inside.core import Alone
-from plimsoll.inside.finished import ON_REQUEST, Seen, from_stats
+from plimsoll.inside.engine_view import canary_fails
 from plimsoll.inside.listener import Listener
 from plimsoll.inside.pulse import Pulse
-from plimsoll.inside.recorder import RECORDER
+from plimsoll.inside.recorder import ON_REQUEST, RECORDER, Seen, from_stats
 from plimsoll.standin.engine import Steps
 from plimsoll.standin.faults import NS
 from plimsoll.standin.request import Ask, Request

@@ -3,19 +3,114 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from plimsoll.inside.answers import Receive, Scope, Send
-from plimsoll.standin.serve import fields, generation, logprobs, sampling
-from plimsoll.standin.serve.encoding import encoded
-from plimsoll.standin.serve.errors import Refused, invalid, stopped, too_long, too_many_letters
-from plimsoll.standin.serve.fields import Field
+from plimsoll.standin.request import RESERVED, decode, encode, piece
+from plimsoll.standin.serve import fields, generation, sampling
+from plimsoll.standin.serve.fields import (
+    DONE,
+    Field,
+    JsonAnswer,
+    Refused,
+    begin_stream,
+    dumped,
+    end_stream,
+    event_of,
+    invalid,
+    part,
+    stopped,
+    too_long,
+    too_many_letters,
+)
 from plimsoll.standin.serve.generation import Generation, Prompt
-from plimsoll.standin.serve.sending import DONE, JsonAnswer, begin_stream, dumped, end_stream, event_of, part
 from plimsoll.standin.serve.service import Choice, Service
-from plimsoll.standin.text import decode
+
+# Log probabilities in vLLM's shapes. No model is behind them: they are drawn from the token, the same each time.
+
+STRIDE = 389  # between the tokens that are named beside the drawn one
+
+
+def _ranked(token: int, count: int) -> list[tuple[int, float]]:
+    """The drawn token first, then as many others, each less likely."""
+    first = -0.05 - (token * 7919 % 1000) / 1000
+    return [((token + place * STRIDE) % RESERVED if place else token, first - 0.75 * place) for place in range(max(1, count))]
+
+
+def of_completion(ids: Sequence[int], count: int, offset: int, *, is_beginning: bool = False) -> dict[str, Any]:
+    """As /v1/completions shows them; `offset` is where in the text the first token begins.
+
+    The very beginning of a prompt follows from nothing: it has none.
+    """
+    found: dict[str, list[Any]] = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
+    for place, token in enumerate(ids):
+        text, ranked = piece(token), _ranked(token, count)
+        is_first = is_beginning and place == 0
+        found["text_offset"].append(offset)
+        found["token_logprobs"].append(None if is_first else ranked[0][1])
+        found["tokens"].append(text)
+        found["top_logprobs"].append(None if is_first else {piece(other): value for other, value in ranked})
+        offset += len(text)
+    return found
+
+
+def of_prompt(ids: Sequence[int], count: int) -> list[dict[str, Any] | None]:
+    """Of a prompt's tokens: nothing for the first."""
+    shown: list[dict[str, Any] | None] = [None]
+    for token in ids[1:]:
+        ranked = _ranked(token, count)
+        shown.append(
+            {
+                str(other): {"logprob": value, "rank": place + 1, "decoded_token": piece(other)}
+                for place, (other, value) in enumerate(ranked)
+            }
+        )
+    return shown
+
+
+def of_chat(ids: Sequence[int], count: int) -> dict[str, Any]:
+    """As /v1/chat/completions shows them."""
+    return {"content": [{**_one(token, ranked[0][1]), "top_logprobs": [_one(*other) for other in ranked[:count]]}
+                        for token in ids for ranked in (_ranked(token, count),)]}  # fmt: skip
+
+
+def _one(token: int, value: float) -> dict[str, Any]:
+    text = piece(token)
+    return {"token": text, "logprob": value, "bytes": list(text.encode())}
+
+
+# Texts to token ids without making others wait: what is long is taken apart in a thread, piece by piece.
+
+LONG = 256 * 1024  # letters; so many take some 50 ms
+PIECE = 16 * 1024  # a thread holds the interpreter for as long as one of these takes
+_BLANK = re.compile(r"\s")
+
+
+async def encoded(text: str) -> list[int]:
+    """The text's tokens."""
+    return encode(text) if len(text) <= LONG else await asyncio.to_thread(encoded_in_pieces, text)
+
+
+async def words_of(ids: list[int]) -> list[str]:
+    """What each token reads as."""
+    return [piece(one) for one in ids] if len(ids) <= LONG else await asyncio.to_thread(lambda: [piece(one) for one in ids])
+
+
+def encoded_in_pieces(text: str, size: int = PIECE) -> list[int]:
+    """The same tokens: every white letter begins one, so a text may be cut before it."""
+    ids: list[int] = []
+    begin = 0
+    while begin < len(text):
+        blank = _BLANK.search(text, begin + size)
+        end = len(text) if blank is None else blank.start()
+        ids += encode(text[begin:end])
+        begin = end
+    return ids
+
 
 FIELDS = {
     **sampling.FIELDS,
@@ -195,13 +290,13 @@ def _logprobs(found: Generation, choice: Choice, ids: list[int], echo: str, offs
     if count is None:
         return None
     prompt = found.prompt_of(choice).ids.tolist() if echo else []
-    return logprobs.of_completion([*prompt, *([] if echo == "only" else ids)], count, offset, is_beginning=bool(echo))
+    return of_completion([*prompt, *([] if echo == "only" else ids)], count, offset, is_beginning=bool(echo))
 
 
 def prompt_logprobs(found: Generation, prompt: Prompt) -> list[dict[str, Any] | None] | None:
     """Those of the prompt, where they are wanted."""
     count = found.wish.prompt_logprobs
-    return None if count is None else logprobs.of_prompt(prompt.ids.tolist(), count)
+    return None if count is None else of_prompt(prompt.ids.tolist(), count)
 
 
 class _Events:

@@ -8,9 +8,182 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterable, Mapping
+from http import HTTPStatus
 from typing import Any, NamedTuple
 
-from plimsoll.standin.serve.errors import Detail, Refused
+from plimsoll.inside.answers import Headers, Message, Send
+
+# vLLM's ways of saying no: the shape of its errors, and the texts that clients know.
+
+DEAD = "EngineCore encountered an issue. See stack trace (above) for the root cause."
+STOPPED = "cannot schedule new futures after shutdown"
+QUEUE_FULL = "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance."
+TOKENS_FULL = "The engine has reached its prefill token backlog limit. Please try again later or on a different instance."
+
+
+class Refused(Exception):
+    """A request that is answered with an error."""
+
+    def __init__(self, status: int, message: str, kind: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.kind = kind
+        self.param = param
+
+    def body(self) -> dict[str, Any]:
+        """As vLLM answers it."""
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.status}}
+
+    def event(self) -> bytes:
+        """As it stands in a stream that has begun: written by another hand in vLLM, with blanks."""
+        return b"data: " + json.dumps(self.body()).encode() + b"\n\n"
+
+
+class Detail(Exception):
+    """What the framework beneath vLLM answers itself: no such path, not that method."""
+
+    def __init__(self, status: int, headers: tuple[tuple[bytes, bytes], ...] = (), says: str = "") -> None:
+        super().__init__(says or HTTPStatus(status).phrase)
+        self.status = status
+        self.headers = headers
+
+
+def invalid(message: str, param: str | None = None, value: object = None) -> Refused:
+    """400: a value that vLLM itself refuses; it names the parameter and the value behind its message."""
+    extras = [f"parameter={param}"] if param is not None else []
+    extras += [f"value={value}"] if value is not None else []
+    return Refused(400, f"{message} ({', '.join(extras)})" if extras else message, "BadRequestError", param)
+
+
+def plain(status: int, message: str) -> Refused:
+    """An error that is known by its status alone."""
+    return Refused(status, message, HTTPStatus(status).phrase)
+
+
+def no_model(name: object, served: tuple[str, ...]) -> Refused:
+    """404: it serves other models."""
+    message = f"The model `{name}` does not exist. Valid aliases: {', '.join(served)}."
+    return Refused(404, message, "NotFoundError", "model")
+
+
+def dead() -> Refused:
+    """500: the engine has died."""
+    return Refused(500, DEAD, "InternalServerError")
+
+
+def stopped() -> Refused:
+    """500: it is told to end, and finishes what it has."""
+    return Refused(500, STOPPED, "InternalServerError")
+
+
+def too_many_letters(letters: int, limit: int, each: int) -> Refused:
+    """400: so long a text that it need not be taken apart to know that it is too long."""
+    return invalid(
+        f"This model's maximum context length is {limit} tokens. However, your prompt contains {letters} characters (more than "
+        f"{limit * each} characters, which is the upper bound for {limit} input tokens). "
+        "Please reduce the length of the input prompt.",
+        "input_text",
+        letters,
+    )
+
+
+def too_long(tokens: int, limit: int, *, is_text: bool) -> Refused:
+    """400: the prompt alone is longer than the model allows. Of a text vLLM counts no further than the limit and one more."""
+    tokens = limit + 1 if is_text else tokens
+    said = f"at least {tokens}" if tokens == limit + 1 else str(tokens)
+    return invalid(
+        f"This model's maximum context length is {limit} tokens. However, your prompt contains {said} input tokens, "
+        "which exceeds this limit even without any output tokens. Please reduce the length of the input prompt.",
+        "input_tokens",
+        tokens,
+    )
+
+
+# What an API server was told by its flags and its environment, beside what its engine is.
+
+
+class Options(NamedTuple):
+    """Of one server; the names are those of the flags."""
+
+    host: str = ""
+    port: int = 8000
+    api_keys: tuple[str, ...] = ()
+    max_num_queued_reqs: int | None = None
+    max_num_queued_tokens: int | None = None
+    shutdown_timeout_s: float = 0.0
+    middleware: tuple[str, ...] = ()
+    root_path: str = ""
+    is_dev_mode: bool = False
+    """VLLM_SERVER_DEV_MODE."""
+    has_load_tracking: bool = False
+    has_prompt_tokens_details: bool = False
+    forces_usage: bool = False
+    has_tools: bool = False
+    """--enable-auto-tool-choice with a parser: calls are allowed, and this model never makes one."""
+    has_sleep_mode: bool = True
+    """--enable-sleep-mode: without it an engine that sleeps keeps its memory."""
+    token: str = ""
+    """PLIMSOLL_TOKEN: opens /standin/."""
+
+
+# How answers leave: JSON as vLLM's framework writes it, and streams of events.
+
+DONE = b"data: [DONE]\n\n"
+EVENTS = (b"content-type", b"text/event-stream; charset=utf-8")
+NO_VARY = (b"vary", b"")
+VARY = (b"vary", b"Origin")  # every answer has it: vLLM lets a browser in by its origin
+
+
+class JsonAnswer(NamedTuple):
+    """One answer, whole."""
+
+    status: int
+    body: Any
+    headers: Headers = ()
+
+
+def dumped(value: Any) -> bytes:
+    """Without blanks, and with letters as they are; half a letter (a lone surrogate) cannot be written and becomes a `?`."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+
+
+def event_of(value: Any) -> bytes:
+    """One event of a stream."""
+    return b"data: " + dumped(value) + b"\n\n"
+
+
+async def send_json(send: Send, answer: JsonAnswer) -> None:
+    """Send it."""
+    await send_bytes(send, answer.status, dumped(answer.body), b"application/json", answer.headers)
+
+
+async def send_bytes(send: Send, status: int, body: bytes, kind: bytes = b"", headers: Headers = ()) -> None:
+    """Send a whole body; `kind` is its content type, none for an empty one."""
+    found: list[tuple[bytes, bytes]] = [(b"content-length", str(len(body)).encode())]
+    if kind:
+        found.append((b"content-type", kind))
+    own = () if any(name == VARY[0] for name, _ in headers) else (VARY,)
+    headers = tuple(one for one in headers if one != NO_VARY)
+    await send({"type": "http.response.start", "status": status, "headers": [*found, *headers, *own]})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def begin_stream(send: Send) -> None:
+    """200, before the first token is there."""
+    await send({"type": "http.response.start", "status": 200, "headers": [EVENTS, VARY]})
+
+
+def part(body: bytes) -> Message:
+    """One part of a stream."""
+    return {"type": "http.response.body", "body": body, "more_body": True}
+
+
+async def end_stream(send: Send, body: bytes) -> None:
+    """The last part; the empty one behind it is what ends a stream in vLLM's framework, too."""
+    await send(part(body))
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
 
 MOST_SHOWN = 10
 MOST_INPUT = 200

@@ -10,11 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from plimsoll.inside.answers import Receive
-from plimsoll.standin.request import Ask, Family
-from plimsoll.standin.serve import errors, sampling
-from plimsoll.standin.serve.sending import event_of
+from plimsoll.standin.request import RESERVED, Ask, Family, Ids, decode, draw, piece
+from plimsoll.standin.serve import fields, sampling
+from plimsoll.standin.serve.fields import event_of
 from plimsoll.standin.serve.service import Choice, Service, Waiter
-from plimsoll.standin.text import RESERVED, Ids, decode, draw, piece
 
 HANDED_IN_AT_ONCE = 64  # then others have a turn
 PIECES = tuple(piece(token).encode() for token in range(RESERVED))  # letters and a blank: nothing that JSON would escape
@@ -168,7 +167,7 @@ def stop_of(choice: Choice) -> str | int | None:
 def raise_if_failed(service: Service, choice: Choice) -> None:
     """Refused where it was the engine that ended it."""
     if _finish(choice) == "error":
-        raise errors.dead() if service.engine.is_dead else errors.Refused(500, "Internal server error", "InternalServerError")
+        raise fields.dead() if service.engine.is_dead else fields.Refused(500, "Internal server error", "InternalServerError")
 
 
 def request_name(prefix: str, headers: Iterable[tuple[bytes, bytes]], given: object) -> str:

@@ -3,16 +3,142 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
+import os
+import platform
+import resource
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 
-from plimsoll.inside.answers import Receive, Send
-from plimsoll.standin.page import HttpFigures, Page, ProcessFigures
-from plimsoll.standin.page_server import http_text, process_text
-from plimsoll.standin.serve.leaving import listening
-from plimsoll.standin.serve.process import process_figures
-from plimsoll.standin.serve.sending import VARY, part, send_bytes
+from plimsoll.inside.answers import Message, Receive, Send
+from plimsoll.standin.metrics_page import HttpFigures, Page, ProcessFigures, http_text, process_text
+from plimsoll.standin.serve.fields import VARY, part, send_bytes
 from plimsoll.standin.serve.service import Service
+
+# Clients that leave while their answer is being sent: an answer that takes long is not sent to nobody.
+
+LOOK_S = 0.1  # how soon a slow answer sees that it need not be slow any more
+
+
+class Leaving:
+    """An ear on one client; begun when its body has been read, or is of no interest any more."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it has left, as far as was heard."""
+        return self._task is not None and self._task.done()
+
+    def begin(self) -> None:
+        """Listen from now on; once more is as good as once."""
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._listen())
+
+    async def wait(self, seconds: float) -> None:
+        """So long, or until it leaves."""
+        self.begin()
+        assert self._task is not None, "it was begun"
+        await asyncio.wait({self._task}, timeout=seconds)
+
+    def end(self) -> None:
+        """Listen no more."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _listen(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+
+@contextlib.asynccontextmanager
+async def listening(receive: Receive) -> AsyncIterator[Leaving]:
+    """An ear on a client for as long as the block runs."""
+    found = Leaving(receive)
+    try:
+        yield found
+    finally:
+        found.end()
+
+
+def byte_by_byte(send: Send, client: Leaving, pause_s: Callable[[], float | None]) -> Send:
+    """A `send` with a pause behind every byte; `pause_s` is asked for each, and None ends the slowness."""
+
+    async def pause() -> bool:
+        """Whether the next byte is to be alone, too."""
+        passed = 0.0
+        while (wanted := pause_s()) is not None and not client.is_gone:
+            if passed >= wanted:
+                return True
+            piece = min(LOOK_S, wanted - passed)
+            await client.wait(piece)
+            passed += piece
+        return False
+
+    async def slowly(message: Message) -> None:
+        body: bytes = message.get("body", b"")
+        sent = 0
+        if message["type"] == "http.response.body":
+            while sent < len(body) - 1 and not client.is_gone:
+                await send({"type": "http.response.body", "body": body[sent : sent + 1], "more_body": True})
+                sent += 1
+                if not await pause():
+                    break
+        await send({**message, "body": body[sent:]} if body else message)
+
+    return slowly
+
+
+# What the process of this server is like, as the kernel tells it; where the kernel does not (no /proc), nothing is made up.
+
+PROC = Path("/proc")
+PYTHON = {
+    "implementation": platform.python_implementation(),
+    **dict(zip(("major", "minor", "patchlevel"), platform.python_version_tuple(), strict=True)),
+    "version": platform.python_version(),
+}
+# Places in /proc/self/stat behind the name of the process.
+USER, SYSTEM, STARTED, VIRTUAL, RESIDENT = 11, 12, 19, 20, 21
+
+
+def process_figures(added: int = 0, *, is_alone: bool = True, proc: Path = PROC) -> ProcessFigures:
+    """This process now. `added` is host memory that a fault pretends to hold.
+
+    One of a fleet shares its process with the others: what all of them use together is left out. What is resident stays, as a
+    fault shows in it.
+    """
+    found = ProcessFigures(python=PYTHON, collections=gc.get_stats())
+    try:
+        fields = (proc / "self" / "stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+        ticks = os.sysconf("SC_CLK_TCK")
+        found = found._replace(
+            resident=int(fields[RESIDENT]) * os.sysconf("SC_PAGE_SIZE") + added,
+            start_time=_booted(proc) + int(fields[STARTED]) / ticks,
+        )
+        if is_alone:
+            found = found._replace(
+                virtual=int(fields[VIRTUAL]),
+                cpu_seconds=(int(fields[USER]) + int(fields[SYSTEM])) / ticks,
+                open_fds=sum(1 for _ in (proc / "self" / "fd").iterdir()),
+                max_fds=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+            )
+    except (OSError, ValueError, IndexError):
+        pass
+    return found
+
+
+def _booted(proc: Path) -> float:
+    """When the machine started, in unix seconds."""
+    with (proc / "stat").open(encoding="ascii", errors="replace") as lines:
+        for line in lines:
+            if line.startswith("btime "):
+                return float(line.split()[1])
+    raise ValueError("no btime")
+
 
 KIND = b"text/plain; version=1.0.0; charset=utf-8"
 OLD_KIND = b"text/plain; version=0.0.4; charset=utf-8"

@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from plimsoll.standin.serve.errors import invalid
-from plimsoll.standin.serve.fields import INT64, Field, Problem, problem, refusal, value_of
-from plimsoll.standin.text import Ids
+from plimsoll.standin.request import Ids
+from plimsoll.standin.serve.fields import INT64, Field, Problem, invalid, problem, refusal, value_of
 
 MOST_SEQUENCES = 16_384  # VLLM_MAX_N_SEQUENCES
 MOST_LOGPROBS = 20

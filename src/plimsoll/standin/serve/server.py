@@ -4,24 +4,305 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import importlib
+import inspect
 import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from plimsoll.errors import BadInput
 from plimsoll.inside import places
+from plimsoll.inside.answers import App
+from plimsoll.inside.gate import Gate
 from plimsoll.inside.settings import Settings
 from plimsoll.simulate.compiled import telling
+from plimsoll.standin import launch_log
 from plimsoll.standin.config import Launchable
 from plimsoll.standin.engine import Engine
 from plimsoll.standin.faults import NS, Fault
+from plimsoll.standin.launch_log import Line, Pids, start_lines, written
 from plimsoll.standin.request import Ask
-from plimsoll.standin.serve.life import HAS_FAILED, AccessLines, Life
-from plimsoll.standin.serve.port import allow_many_sockets, keep_dates
+from plimsoll.standin.serve.api import Api, Authentication, Front
+from plimsoll.standin.serve.client_view import ClientView, one_token
+from plimsoll.standin.serve.driver import NS as LIFE_NS
+from plimsoll.standin.serve.driver import Driver
+from plimsoll.standin.serve.fields import Options
+from plimsoll.standin.serve.metrics import Metrics
+from plimsoll.standin.serve.port import Port, StartFailed, allow_many_sockets, keep_dates
+from plimsoll.standin.serve.service import Service
+from plimsoll.standin.start_failures import failed_lines, want_of_memory
+
+# Puts one server together: its routes, vLLM's own layers around them, and the middlewares that it was told to have.
+
+
+class Assembled(NamedTuple):
+    """One server, to be put behind a port."""
+
+    app: App
+    service: Service
+    client: ClientView
+
+
+def assemble(
+    engine: Engine,
+    driver: Driver,
+    options: Options,
+    *,
+    has_probe: bool = True,
+    has_stats: bool = True,
+    is_alone: bool = True,
+    settings: Settings | None = None,
+) -> Assembled:
+    """`has_probe`: the workers tell their memory, as with the gate's extension; `settings` are the gate's.
+
+    `is_alone`: no other server is in this process.
+    """
+    service = Service(engine, driver, options)
+    client = ClientView(service, has_probe=has_probe)
+    classes = [_named(path) for path in options.middleware]
+    registry, more = _registry() if Gate in classes else (None, None)
+    app: App = Authentication(Api(service, Metrics(service, more, has_stats=has_stats, is_alone=is_alone)), options.api_keys)
+    # The last one named stands outermost, as in vLLM.
+    for path, one in zip(options.middleware, classes, strict=True):
+        app = Gate(app, settings, client.alone(registry), one_token) if one is Gate else _around(path, one, app)
+    args = SimpleNamespace(max_num_queued_reqs=options.max_num_queued_reqs, max_num_queued_tokens=options.max_num_queued_tokens)
+    return Assembled(Front(app, service, SimpleNamespace(engine_client=client, args=args)), service, client)
+
+
+def _around(path: str, middleware: Any, app: App) -> App:
+    try:
+        made: App = middleware(app)
+    except Exception as error:  # somebody else's code
+        says = " ".join(f"{type(error).__name__}: {error}".split())
+        raise StartFailed(f"--middleware {path}: {says}") from error
+    return made
+
+
+def _registry() -> tuple[Any, Callable[[], bytes]]:
+    try:
+        prometheus = importlib.import_module("prometheus_client")
+    except ImportError:
+        raise BadInput(
+            "--middleware plimsoll.inside.Gate: prometheus-client is not installed, and vLLM would bring it"
+        ) from None
+    registry = prometheus.CollectorRegistry()
+    return registry, lambda: bytes(prometheus.generate_latest(registry))
+
+
+def _named(path: str) -> Any:
+    module, _, name = path.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise BadInput(f"--middleware {path}: {error}") from None
+    if not inspect.isclass(found):
+        raise BadInput(f"--middleware {path}: a class that takes an ASGI app is expected")
+    return found
+
+
+# The life of one server: it starts, or fails to; serves; dies with its engine or is stopped; and what its log says of it.
+
+WATCHDOG_S = 5.0  # how often vLLM looks whether its engine has died
+TEARDOWN_S = 0.5
+LOOK_S = 0.02
+SHORTEST_S = 0.1  # between two lines of throughput, however fast time passes: a log is for somebody to read
+HAS_ENDED, HAS_FAILED = 0, 1
+
+
+class Log:
+    """Where a server's lines go; quiet for the many of a fleet."""
+
+    def __init__(self, launch: Launchable, *, is_quiet: bool) -> None:
+        self._launch = launch
+        self.is_quiet = is_quiet
+        self.pids = Pids(os.getpid(), os.getpid())
+
+    def say(self, lines: Iterable[Line]) -> None:
+        """Print them, now."""
+        if self.is_quiet:
+            return
+        stamp = time.strftime("%m-%d %H:%M:%S")
+        for line in lines:
+            text = written(line, stamp, self.pids, self._launch.log.release)
+            print(text, file=sys.stderr if line.is_error else sys.stdout, flush=True)
+
+    async def say_in_time(self, lines: Sequence[Line], seconds: float) -> None:
+        """Each line when its share of the time has passed; back when all of it has."""
+        began = time.monotonic()
+        for line in (*lines, None):
+            due = seconds if line is None else min(1.0, line.share) * seconds
+            await asyncio.sleep(max(0.0, began + due - time.monotonic()))
+            self.say(() if line is None else (line,))
+
+
+class Life:
+    """One server from its start to its end."""
+
+    def __init__(self, launch: Launchable, faults: Sequence[Fault], *, speed: float, is_quiet: bool) -> None:
+        slow_s = sum(fault.value for fault in faults if fault.kind == "slow-start")
+        self.launch = launch = launch._replace(log=launch.log._replace(seconds=launch.log.seconds + slow_s))
+        self.port = Port(launch.options.host, launch.options.port)
+        self.log = Log(launch, is_quiet=is_quiet)
+        self._faults = [fault for fault in faults if fault.kind not in ("slow-start", "start-failure")]
+        self._fails = any(fault.kind == "start-failure" for fault in faults)
+        self._speed = speed
+        self._change = asyncio.Event()  # dead, met dead, or told to stop
+        self._is_stopped = self._is_met_dead = False
+        self.made: Assembled | None = None
+
+    def stop(self) -> None:
+        """Somebody has sent SIGTERM."""
+        self._is_stopped = True
+        self._change.set()
+
+    async def run(self) -> int:
+        """All of it; the exit code of the process that vLLM's would be."""
+        seconds = self.launch.log.seconds / self._speed
+        if self._fails:
+            is_over = await self._pass(failed_lines(self.launch.log, want_of_memory(self.launch.log)), seconds)
+            await self.port.close()
+            return HAS_FAILED if is_over else HAS_ENDED
+        made, driver = self._make()
+        if not await self._pass(start_lines(self.launch.log, os.getpid()), seconds):
+            await self.port.close()
+            return HAS_ENDED
+        return await self._serve(made, driver)
+
+    async def _pass(self, lines: Sequence[Line], seconds: float) -> bool:
+        """Let the time of a start pass; False where somebody has stopped it on the way."""
+        starting = asyncio.get_running_loop().create_task(self.log.say_in_time([] if self.log.is_quiet else lines, seconds))
+        stopping = asyncio.get_running_loop().create_task(self._change.wait())
+        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        is_over = starting.done()
+        starting.cancel()
+        stopping.cancel()
+        return is_over
+
+    def _make(self) -> tuple[Assembled, Driver]:
+        launch = self.launch
+        driver = Driver(Engine(launch.config, self._faults), time.monotonic_ns, self._speed)
+        self.made = assemble(
+            driver.engine,
+            driver,
+            launch.options,
+            has_probe=launch.has_probe,
+            has_stats=launch.has_stats,
+            is_alone=not self.log.is_quiet,
+        )
+        driver.on_turn = self._look
+        self.made.service.on_death = self._meet
+        return self.made, driver
+
+    async def _serve(self, made: Assembled, driver: Driver) -> int:
+        launch = self.launch
+        shows = launch.log.shows_requests and not self.log.is_quiet
+        await self.port.open(made.app, root_path=launch.options.root_path, has_access_log=shows)
+        driver.start()
+        began = time.monotonic()
+        telling = asyncio.get_running_loop().create_task(self._tell_rates(driver))
+        try:
+            await self._change.wait()
+            if self._is_stopped and not driver.engine.is_dead:
+                await self._stop(made)
+            else:
+                await self._die(driver.engine, began)
+            return HAS_ENDED
+        finally:
+            telling.cancel()
+            driver.stop()
+
+    def _look(self) -> None:
+        """After every turn of the engine."""
+        if self.made is not None and self.made.service.engine.is_dead and not self._change.is_set():
+            self._change.set()
+
+    def _meet(self) -> None:
+        """A client was told that the engine is dead: vLLM leaves then, without waiting for its watchdog."""
+        self._is_met_dead = True
+
+    async def _die(self, engine: Engine, began: float) -> None:
+        log, watchdog_s = self.launch.log, WATCHDOG_S / self._speed
+        stats = self._stats(engine, 0.0, 0.0)
+        self.log.say(launch_log.death_lines(log, engine.death or "", stats, is_logits=engine.died_of_logits))
+        if self.launch.stays_when_dead:
+            while not self._is_stopped:
+                await asyncio.sleep(LOOK_S)
+        end = began + watchdog_s * (1 + int((time.monotonic() - began) / watchdog_s))
+        while time.monotonic() < end and not self._is_met_dead and not self._is_stopped:
+            await asyncio.sleep(min(LOOK_S, watchdog_s))
+        await self.port.close()
+        self.log.say(launch_log.after_death_lines(log, self.log.pids.api, self.log.pids.core))
+
+    async def _stop(self, made: Assembled) -> None:
+        service, log = made.service, self.launch.log
+        timeout_s = self.launch.options.shutdown_timeout_s
+        self.log.say(launch_log.stop_lines(log, int(timeout_s), len(service.states), self.log.pids.core))
+        made.client.shutdown(timeout=timeout_s)
+        end = time.monotonic() + timeout_s / self._speed
+        while service.states and not service.engine.is_dead and time.monotonic() < end:
+            await asyncio.sleep(LOOK_S)
+        if service.states:
+            # vLLM ends its engine then, and whoever still waits finds it dead.
+            service.engine.die("the time for a shutdown has passed")
+            service.driver.turn()
+        # vLLM takes down its engine first, which takes seconds: answers that are ready meanwhile go out as any other.
+        await asyncio.sleep(TEARDOWN_S / self._speed)
+        await self.port.close()
+        self.log.say(launch_log.stopped_lines(log))
+
+    async def _tell_rates(self, driver: Driver) -> None:
+        """The line of throughput, while there is something to tell."""
+        every_s = self.launch.log.stats_interval_s
+        if self.log.is_quiet or not every_s:
+            return
+        figures, was_idle = driver.engine.figures, 0
+        before, before_ns = (figures.prompt_tokens, figures.generation_tokens), driver.now_ns()
+        while True:
+            await asyncio.sleep(max(SHORTEST_S, every_s / self._speed))
+            now, now_ns = (figures.prompt_tokens, figures.generation_tokens), driver.now_ns()
+            passed_s = max(1e-9, (now_ns - before_ns) / LIFE_NS)
+            is_idle = now == before and not figures.running and not figures.waiting
+            was_idle = was_idle + 1 if is_idle else 0
+            if was_idle < 2:
+                rates = [(after - earlier) / passed_s for after, earlier in zip(now, before, strict=True)]
+                self.log.say([launch_log.stats_line(self._stats(driver.engine, *rates))])
+            before, before_ns = now, now_ns
+
+    def _stats(self, engine: Engine, prompt_per_s: float, generation_per_s: float) -> launch_log.Stats:
+        figures = engine.figures
+        rate = figures.prefix_hits / figures.prefix_queries if figures.prefix_queries else None
+        return launch_log.Stats(
+            prompt_per_s, generation_per_s, figures.running, figures.waiting, figures.waiting_deferred, figures.kv_usage, rate
+        )
+
+
+class AccessLines(logging.Handler):
+    """uvicorn's line for each answer, on stdout."""
+
+    def __init__(self, log: Log) -> None:
+        super().__init__()
+        self._log = log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """One answer, as uvicorn words its parts."""
+        if not isinstance(record.args, tuple) or len(record.args) != 5:
+            return
+        client, method, path, _, status = record.args
+        try:
+            from http import HTTPStatus
+
+            said = f"{status} {HTTPStatus(int(str(status))).phrase}"
+        except ValueError:
+            said = str(status)
+        self._log.say([launch_log.answer_line(str(client), str(method), str(path), said)])
 
 
 def serve(launches: Sequence[Launchable], *, speed: float = 1.0, faults: Sequence[Fault] = ()) -> int:

@@ -9,9 +9,9 @@ from typing import Any
 
 from plimsoll.standin.engine import Engine, EngineDead
 from plimsoll.standin.request import Ask, Request
-from plimsoll.standin.serve import errors
+from plimsoll.standin.serve import fields
 from plimsoll.standin.serve.driver import Driver
-from plimsoll.standin.serve.options import Options
+from plimsoll.standin.serve.fields import Options
 
 
 class Choice:
@@ -107,19 +107,19 @@ class Service:
     def check_model(self, name: object) -> None:
         """404 for a model that it does not serve; no name is any."""
         if name and name not in self.names:
-            raise errors.no_model(name, self.names)
+            raise fields.no_model(name, self.names)
 
     def admit(self, count: int) -> None:
         """Refuse what must be refused before an answer begins: the engine is dead, or the queue is full."""
         if self.engine.is_dead:
-            raise errors.dead()
+            raise fields.dead()
         limits, rejected = self.options, self.engine.figures.rejected
         if limits.max_num_queued_reqs is not None and len(self.states) + count > limits.max_num_queued_reqs:
             rejected["max_num_queued_reqs"] += 1
-            raise errors.plain(503, errors.QUEUE_FULL)
+            raise fields.plain(503, fields.QUEUE_FULL)
         if limits.max_num_queued_tokens is not None and self.queued_tokens() >= limits.max_num_queued_tokens:
             rejected["max_num_queued_tokens"] += 1
-            raise errors.plain(503, errors.TOKENS_FULL)
+            raise fields.plain(503, fields.TOKENS_FULL)
 
     def queued_tokens(self) -> int:
         """Prompt tokens of those that have answered nothing yet."""
@@ -134,7 +134,7 @@ class Service:
         try:
             choice.request = self.driver.submit(ask, choice.wake)
         except EngineDead:
-            raise errors.dead() from None
+            raise fields.dead() from None
         self._handed_in += 1
         choice.key = f"{choice.name}-{self._handed_in:x}"
         self.states[choice.key] = choice

@@ -1,0 +1,142 @@
+"""Writes plimsoll.inside as a wheel of its own: no dependency, no build tool, the same bytes on every machine.
+
+It holds plimsoll.inside and the few modules that it imports. pip installs it; unpacked, its folder can be on PYTHONPATH; and
+so can the file itself, because nothing in it is compressed or needs to be a file of its own. That is how it gets into a stock
+vLLM image without building another.
+"""
+
+from __future__ import annotations
+
+import ast
+import base64
+import hashlib
+import io
+import zipfile
+from pathlib import Path
+from typing import NamedTuple
+
+import plimsoll
+from plimsoll.assets.files import write_files
+from plimsoll.errors import WorldFailed
+
+DISTRIBUTION = "plimsoll-inside"
+ENTRY_POINTS = {
+    "vllm.general_plugins": {
+        "plimsoll_probe": "plimsoll.inside.plugin:install",
+        "plimsoll_door": "plimsoll.inside.door:install",
+        "plimsoll_survive": "plimsoll.inside.survive.plugin:install",
+    },
+    "vllm.stat_logger_plugins": {"plimsoll": "plimsoll.inside.stat_logger:StatLogger"},
+}
+_ALWAYS = ("__init__.py", "errors.py", "py.typed")
+_MAY_IMPORT = ("plimsoll.errors", "plimsoll.inside")
+_NO_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest that a zip can say
+# With the file on PYTHONPATH in a shell, the command `plimsoll` would find this package first, and no command in it.
+_LETS_PASS = b"""
+from pkgutil import extend_path as _extended
+
+__path__ = [*(p for p in _extended(__path__, __name__) if p not in __path__), *__path__]
+"""
+_METADATA = """Metadata-Version: 2.1
+Name: {name}
+Version: {version}
+Summary: Memory figures, an honest readiness, drain and recording inside a vLLM server.
+License: Apache-2.0
+Requires-Python: >=3.11
+
+What runs in vLLM's own processes. Do not install it beside plimsoll-line, which holds the same modules.
+
+    vllm serve MODEL --worker-extension-cls plimsoll.inside.Probe --middleware plimsoll.inside.Gate
+"""
+
+
+class Wheel(NamedTuple):
+    """The file as bytes, under the name that pip wants."""
+
+    name: str
+    content: bytes
+    members: tuple[str, ...]
+
+
+def make_wheel(package: Path | None = None) -> Wheel:
+    """The wheel of the plimsoll package in a folder; by default the one that runs."""
+    root = package or Path(plimsoll.__file__).parent
+    info = f"{DISTRIBUTION.replace('-', '_')}-{plimsoll.__version__}.dist-info"
+    try:
+        files = {f"plimsoll/{path}": (root / path).read_bytes() for path in wanted_files(root)}
+    except OSError as error:
+        raise WorldFailed(f"{error.filename}: cannot be read: {error.strerror or error}") from None
+    files["plimsoll/__init__.py"] += _LETS_PASS
+    files[f"{info}/METADATA"] = _METADATA.format(name=DISTRIBUTION, version=plimsoll.__version__).encode()
+    files[f"{info}/WHEEL"] = b"Wheel-Version: 1.0\nGenerator: plimsoll\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    files[f"{info}/entry_points.txt"] = _entry_points().encode()
+    files[f"{info}/RECORD"] = _record(files, f"{info}/RECORD").encode()
+    return Wheel(wheel_name(), _zipped(files), tuple(files))
+
+
+def wheel_name() -> str:
+    """The name that pip wants."""
+    return f"{DISTRIBUTION.replace('-', '_')}-{plimsoll.__version__}-py3-none-any.whl"
+
+
+def wanted_files(root: Path) -> list[str]:
+    """Paths inside the package: plimsoll.inside whole, and what it imports, followed through to the end."""
+    wanted = {*_ALWAYS, *(path.relative_to(root).as_posix() for path in (root / "inside").rglob("*.py"))}
+    todo = [path for path in wanted if path.endswith(".py")]
+    while todo:
+        for module in imported_modules((root / todo.pop()).read_text(encoding="utf-8")):
+            found = _files_of(module, root)
+            assert not found or module.startswith(_MAY_IMPORT), f"plimsoll.inside imports {module}, which is not in its wheel"
+            todo += sorted(found - wanted)
+            wanted |= found
+    return sorted(wanted)
+
+
+def imported_modules(text: str) -> set[str]:
+    """Names of our own that a module imports, also inside its functions; `from a import b` may name the module a.b."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return {name for name in names if name.startswith("plimsoll.")}
+
+
+def _files_of(module: str, root: Path) -> set[str]:
+    """The file of a module and the `__init__` of each package on the way; nothing for a name that is no module."""
+    parts = module.split(".")[1:]
+    found = {path for n in range(1, len(parts) + 1) if (root / (path := "/".join([*parts[:n], "__init__.py"]))).is_file()}
+    file = "/".join(parts) + ".py"
+    return found | ({file} if (root / file).is_file() else set())
+
+
+def _entry_points() -> str:
+    groups = [f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in points.items()) for group, points in ENTRY_POINTS.items()]
+    return "\n".join(groups)
+
+
+def _record(files: dict[str, bytes], own: str) -> str:
+    lines = []
+    for name, content in files.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+        lines.append(f"{name},sha256={digest},{len(content)}\n")
+    return "".join([*lines, f"{own},,\n"])
+
+
+def _zipped(files: dict[str, bytes]) -> bytes:
+    """A zip without times and without compression: compressors differ from machine to machine."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+        for name, content in files.items():
+            entry = zipfile.ZipInfo(name, _NO_TIME)
+            entry.create_system = 3  # Unix, wherever it is made
+            entry.external_attr = 0o100644 << 16
+            archive.writestr(entry, content)
+    return buffer.getvalue()
+
+
+def write_wheel(wheel: Wheel, folder: str) -> Path:
+    """Put the wheel into a folder, which is made if need be; the file appears whole or not at all."""
+    write_files(folder, {wheel.name: wheel.content})
+    return Path(folder) / wheel.name

@@ -1,0 +1,504 @@
+"""Writes one archive for a ticket: every secret and every user's text in it hidden, with a list of what is inside.
+
+    write_bundle("case.tar.zst", parts, made_with="plimsoll 1.0")
+
+The archive appears whole or not at all, and the same parts give the same bytes. Nothing is written but the file that was named
+and, beside it, nameless or temporary files on the way there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import re
+import stat
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import IO, NamedTuple, Protocol, cast
+
+from plimsoll.doctor.read.redact_text import Lines, shown_json, shown_line, shown_text
+from plimsoll.errors import BadInput, PlimsollError, WorldFailed
+from plimsoll.net.inputs import BLOCK_BYTES, gunzipped, recoded
+
+# What goes into an archive for a ticket: its parts, as they are before anything in them is hidden.
+
+
+class TextFile(NamedTuple):
+    """A text that lies in a file, plain or packed; it is read when the archive is written."""
+
+    path: str
+
+
+class Part(NamedTuple):
+    """One member to be."""
+
+    name: str  # as it will be called, "logs/server.log"; made harmless before it is used
+    kind: str  # "text" or "json"
+    what: str  # one sentence
+    content: bytes | TextFile | Callable[[], Iterable[bytes]]
+
+
+class Member(NamedTuple):
+    """One member as it was written."""
+
+    name: str  # inside the archive's folder
+    size_bytes: int
+    what: str
+    note: str = ""  # what was left out of it
+
+
+class Written(NamedTuple):
+    """An archive that is there."""
+
+    path: str
+    size_bytes: int
+    members: tuple[Member, ...]
+    left_out: tuple[str, ...]
+
+
+# zstd by whichever library is there: the zstandard package, or Python's own from 3.14.
+
+_BLOCK_BYTES = 1 << 20
+_LEVEL = 10
+_PIECE_BYTES = 256  # four bytes may unpack to 128 KiB: so much of it at a time stays small
+
+
+class _Unpacker(Protocol):
+    """What both libraries' unpackers have in common."""
+
+    eof: bool
+    unused_data: bytes
+
+    def decompress(self, data: bytes) -> bytes: ...
+
+
+def library() -> tuple[ModuleType, bool] | None:
+    """The library, and whether it is the package."""
+    for name in ("zstandard", "compression.zstd"):
+        try:
+            return importlib.import_module(name), name == "zstandard"
+        except ImportError:
+            continue
+    return None
+
+
+def packing(target: IO[bytes]) -> IO[bytes]:
+    """A stream that packs what is written to it; closing it leaves the target open."""
+    found = library()
+    if found is None:
+        raise BadInput("a .tar.zst needs the zstandard package: name it .tar.gz, or install plimsoll-line[doctor]")
+    module, is_package = found
+    if is_package:
+        return cast("IO[bytes]", module.ZstdCompressor(level=_LEVEL).stream_writer(target, closefd=False))
+    return cast("IO[bytes]", module.ZstdFile(target, "w", level=_LEVEL))
+
+
+def unpacked_zstd(blocks: Iterator[bytes]) -> Iterator[bytes]:
+    """The text of every frame; where the data is cut or spoilt, what came before."""
+    found = library()
+    if found is None:
+        raise BadInput("packed with zstd, and the zstandard package is not installed")
+    module, is_package = found
+    unpack: _Unpacker | None = None
+    for block in blocks:
+        for at in range(0, len(block), _PIECE_BYTES):
+            data = block[at : at + _PIECE_BYTES]
+            while data:
+                if unpack is None:
+                    made = module.ZstdDecompressor()
+                    unpack = cast("_Unpacker", made.decompressobj() if is_package else made)
+                try:
+                    text = unpack.decompress(data)
+                except (module.ZstdError, EOFError):
+                    return
+                for start in range(0, len(text), _BLOCK_BYTES):
+                    yield text[start : start + _BLOCK_BYTES]
+                data = unpack.unused_data if unpack.eof else b""
+                unpack = None if unpack.eof else unpack
+
+
+# What is kept of a part that goes into an archive: all of a small text; of a large one its start and its end.
+#
+# Only plain files are opened, what is packed is unpacked, and what is no text is refused: a snapshot of memory is never
+# copied.
+
+HEAD_BYTES = 8 << 20
+TAIL_BYTES = 24 << 20
+CONTEXT_BYTES = 256 << 10  # read before the tail, so that what began there is known; never written
+UNPACKED_MAX_BYTES = 4 << 30
+_SAMPLE_BYTES = 64 << 10
+_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+_PACKED = (
+    b"BZh",
+    b"\xfd7zXZ\0",
+    b"PK\x03\x04",
+    b"7z\xbc\xaf",
+    b"\x04\x22\x4d\x18",
+    b"\x80\x02",
+    b"\x80\x03",
+    b"\x80\x04",
+    b"\x80\x05",
+)
+_TEXT_BYTES = bytes([0, 7, 8, 9, 10, 11, 12, 13, 27, *range(32, 127), *range(128, 256)])
+
+
+class Limits(NamedTuple):
+    """How much of a text is kept."""
+
+    head_bytes: int = HEAD_BYTES
+    tail_bytes: int = TAIL_BYTES
+
+
+class Kept(NamedTuple):
+    """The blocks that are kept of a text, as UTF-8."""
+
+    head: list[bytes]
+    tail: list[bytes]  # begins with `context_bytes` that are not to be written; empty where the head is all
+    context_bytes: int
+    left_out_bytes: int
+
+
+def kept(content: bytes | TextFile | Callable[[], Iterable[bytes]], limits: Limits = Limits()) -> Kept:  # noqa: B008
+    """What is kept of this; BadInput where it is no text."""
+    if isinstance(content, TextFile):
+        return _kept_of_file(content.path, limits)
+    blocks = _sliced(content) if isinstance(content, bytes) else (piece for some in content() for piece in _sliced(some))
+    return _kept(_as_text(blocks), limits)
+
+
+def _sliced(data: bytes) -> Iterator[bytes]:
+    for at in range(0, len(data), BLOCK_BYTES):
+        yield data[at : at + BLOCK_BYTES]
+
+
+def _kept_of_file(path: str, limits: Limits) -> Kept:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, ValueError) as problem:
+        raise BadInput(f"could not be opened: {getattr(problem, 'strerror', None) or 'not a file name'}") from None
+    try:
+        what = os.fstat(descriptor)
+        if not stat.S_ISREG(what.st_mode):
+            raise BadInput("not a plain file")
+        start = os.pread(descriptor, _SAMPLE_BYTES, 0)
+        if (
+            what.st_size > limits.head_bytes + limits.tail_bytes + CONTEXT_BYTES
+            and _encoding(start) is None
+            and not start.startswith((_GZIP, _ZSTD))
+        ):
+            return _ends_of(descriptor, what.st_size, limits)
+        return _kept(_as_text(_read(descriptor)), limits)
+    except OSError as problem:
+        raise BadInput(f"could not be read: {problem.strerror or problem}") from None
+    finally:
+        os.close(descriptor)
+
+
+def _read(descriptor: int, at: int = 0, end: int = 1 << 62) -> Iterator[bytes]:
+    while at < end and (block := os.pread(descriptor, min(BLOCK_BYTES, end - at), at)):
+        at += len(block)
+        yield block
+
+
+def _ends_of(descriptor: int, size: int, limits: Limits) -> Kept:
+    """Start and end of a large plain file; the middle is not even read."""
+    head = list(_as_text(_read(descriptor, 0, limits.head_bytes)))
+    from_byte = size - limits.tail_bytes - CONTEXT_BYTES
+    tail = list(_read(descriptor, from_byte, size))
+    return Kept(head, tail, CONTEXT_BYTES, size - limits.tail_bytes - limits.head_bytes)
+
+
+def _kept(blocks: Iterator[bytes], limits: Limits) -> Kept:
+    head: list[bytes] = []
+    tail: deque[bytes] = deque()
+    in_head = in_tail = dropped = 0
+    for block in blocks:
+        if in_head < limits.head_bytes:
+            head.append(block)
+            in_head += len(block)
+            continue
+        tail.append(block)
+        in_tail += len(block)
+        while in_tail - len(tail[0]) >= limits.tail_bytes + CONTEXT_BYTES:
+            dropped += len(tail[0])
+            in_tail -= len(tail.popleft())
+    if not dropped:
+        return Kept([*head, *tail], [], 0, 0)
+    context = max(0, in_tail - limits.tail_bytes)
+    return Kept(head, list(tail), context, dropped + context)
+
+
+def _as_text(blocks: Iterator[bytes], *, is_inside: bool = False) -> Iterator[bytes]:
+    """The same as UTF-8 text, unpacked once; BadInput where it is none."""
+    first = next(blocks, b"")
+    while len(first) < 512 and (more := next(blocks, b"")):
+        first += more
+    if first.startswith((_GZIP, _ZSTD)) and not is_inside:
+        again = _chained(first, blocks)
+        inside = _gunzipped(again) if first.startswith(_GZIP) else unpacked_zstd(again)
+        yield from _as_text(_capped(inside), is_inside=True)
+        return
+    encoding = _encoding(first[:_SAMPLE_BYTES])
+    if encoding is None and not _is_text(first[:_SAMPLE_BYTES]):
+        raise BadInput("not text; what is binary is never copied")
+    yield from _chained(first, blocks) if encoding is None else recoded(_chained(first, blocks), encoding)
+
+
+def _chained(first: bytes, blocks: Iterator[bytes]) -> Iterator[bytes]:
+    yield first
+    yield from blocks
+
+
+def _capped(blocks: Iterator[bytes]) -> Iterator[bytes]:
+    total = 0
+    for block in blocks:
+        total += len(block)
+        yield block
+        if total > UNPACKED_MAX_BYTES:
+            return
+
+
+def _encoding(start: bytes) -> str | None:
+    """Which UTF-16 this is; None for anything else. Read as UTF-8 it would hide its secrets from us, not from a reader."""
+    if start.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return "utf-16"
+    even, odd = start[0:512:2], start[1:512:2]
+    if len(odd) >= 8 and odd.count(0) > 0.6 * len(odd) and even.count(0) < 0.1 * len(even):
+        return "utf-16-le"
+    if len(odd) >= 8 and even.count(0) > 0.6 * len(even) and odd.count(0) < 0.1 * len(odd):
+        return "utf-16-be"
+    return None
+
+
+def _is_text(sample: bytes) -> bool:
+    if sample.startswith((*_PACKED, _GZIP, _ZSTD)) or sample[257:262] == b"ustar":
+        return False
+    if sample.count(0) > 0.2 * len(sample) or len(sample.translate(None, _TEXT_BYTES)) > 0.05 * len(sample):
+        return False
+    return sample.decode("utf-8", "replace").count("\ufffd") <= 0.2 * len(sample)
+
+
+def _gunzipped(blocks: Iterator[bytes]) -> Iterator[bytes]:
+    with contextlib.suppress(zlib.error):  # of what cannot be unpacked nothing is kept
+        yield from gunzipped(blocks)
+
+
+CONTENTS = "CONTENTS.txt"
+MOST_PARTS = 500
+MOST_BYTES = 512 << 20  # in all members together
+_LARGEST_JSON = 16 << 20
+_ENDINGS = (".tar.zst", ".tar.gz", ".tgz", ".tar")
+
+
+class _Kept(NamedTuple):
+    """A member on its way: where its text lies in the spool."""
+
+    member: Member
+    start: int
+
+
+def write_bundle(
+    path: str, parts: Iterable[Part], *, made_with: str, at: int = 0, force: bool = False, left_out: Iterable[str] = ()
+) -> Written:
+    """Write the archive; `at` is the time (seconds since 1970) its members bear, `left_out` what the caller did not give.
+
+    BadInput where the file is there already (unless `force`) or cannot be written by that name.
+    """
+    import tempfile
+
+    target = _checked(path, force=force)
+    missing = [shown_line(reason) for reason in left_out]
+    try:
+        with tempfile.TemporaryFile(dir=target.parent) as spool:
+            found = _spooled(parts, spool, missing)
+            contents = _contents(target.name, found, missing, made_with).encode()
+            descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=".plimsoll-", suffix=".part")
+            try:
+                with os.fdopen(descriptor, "w+b") as file:
+                    _pack(file, target.name, contents, found, spool, at)
+                    file.flush()
+                    size = os.fstat(file.fileno()).st_size
+                _put(Path(temporary), target, force=force)
+            finally:
+                Path(temporary).unlink(missing_ok=True)
+    except OSError as error:
+        raise WorldFailed(f"{path}: cannot be written: {error.strerror or error}") from None
+    return Written(path, size, tuple(one.member for one in found), tuple(missing))
+
+
+def _checked(path: str, *, force: bool) -> Path:
+    """The file to write; refused before any work is done."""
+    if "\0" in path or not path.endswith(_ENDINGS) or Path(path).name in _ENDINGS:
+        raise BadInput(f"{path!r}: name the archive .tar.zst, .tar.gz or .tar")
+    if path.endswith(".zst") and library() is None:
+        raise BadInput(f"{path}: a .tar.zst needs the zstandard package: name it .tar.gz, or install plimsoll-line[doctor]")
+    target = Path(path)
+    try:
+        what = target.lstat()
+    except FileNotFoundError:
+        if not target.parent.is_dir():
+            raise BadInput(f"{path}: no such folder") from None
+        return target
+    except OSError as error:
+        raise BadInput(f"{path}: {error.strerror or error}") from None
+    if not force:
+        raise BadInput(f"{path}: already there; choose another name, or --force replaces it")
+    if not stat.S_ISREG(what.st_mode):
+        raise BadInput(f"{path}: not a plain file; it is not replaced")
+    return target
+
+
+def _put(temporary: Path, target: Path, *, force: bool) -> None:
+    """Give the finished file its name; one that came meanwhile is not replaced."""
+    if force:
+        temporary.replace(target)
+        return
+    try:
+        os.link(temporary, target)
+    except FileExistsError:
+        raise BadInput(f"{target}: already there; choose another name, or --force replaces it") from None
+    except OSError:  # a file system without links
+        if target.exists():
+            raise BadInput(f"{target}: already there; choose another name, or --force replaces it") from None
+        temporary.replace(target)
+
+
+def _spooled(parts: Iterable[Part], spool: IO[bytes], missing: list[str]) -> list[_Kept]:
+    """Every part as it will be shown, one after the other; what cannot be is added to what is missing."""
+    found: list[_Kept] = []
+    taken = {CONTENTS.casefold()}
+    for part in parts:
+        shown = shown_line(_base(part.name))
+        start = spool.tell()
+        if len(found) >= MOST_PARTS or start >= MOST_BYTES:
+            missing.append(f"{shown}: the archive is full")
+            continue
+        try:
+            note = _write_shown(part, spool)
+        except PlimsollError as problem:
+            spool.seek(start)
+            spool.truncate()
+            missing.append(f"{shown}: {shown_line(str(problem))}")
+            continue
+        came_from = f"from {shown_line(_base(part.content.path))}" if isinstance(part.content, TextFile) else ""
+        note = "; ".join(piece for piece in (came_from, note) if piece)
+        name = _member_name(part, taken)
+        found.append(_Kept(Member(name, spool.tell() - start, shown_line(part.what), note), start))
+    return found
+
+
+def _base(path: str) -> str:
+    return path.replace("\\", "/").rstrip("/").rpartition("/")[2] or "unnamed"
+
+
+def _write_shown(part: Part, spool: IO[bytes]) -> str:
+    """Write what may be shown of this part; what was left out of it."""
+    if part.kind == "json" and isinstance(part.content, bytes) and len(part.content) <= _LARGEST_JSON:
+        facts = shown_json(part.content)
+        if facts is not None:
+            spool.write(facts.encode("utf-8", "replace"))
+            return ""
+    return write_text(part.content, spool)
+
+
+def write_text(
+    content: bytes | TextFile | Callable[[], Iterable[bytes]],
+    spool: IO[bytes],
+    limits: Limits = Limits(),  # noqa: B008
+) -> str:
+    """Write what may be shown of a text, in bounded memory; what was left out of it."""
+    text = kept(content, limits)
+    lines = Lines()
+    notes = []
+    for shown in shown_text(lines.of(text.head), is_cut=bool(text.left_out_bytes)):
+        spool.write(shown.encode("utf-8", "replace"))
+    if text.left_out_bytes:
+        spool.write(f"\n[plimsoll left out about {text.left_out_bytes:,} bytes here]\n".encode())
+        for shown in shown_text(lines.of(text.tail), context=_lines_in(text.tail, text.context_bytes)):
+            spool.write(shown.encode("utf-8", "replace"))
+        kept_of = f"the first {limits.head_bytes >> 20} MiB and the last {limits.tail_bytes >> 20} MiB"
+        notes.append(f"only {kept_of} are here, about {text.left_out_bytes:,} bytes between them were left out")
+    if lines.cut:
+        notes.append(f"{lines.cut} very long lines were cut")
+    return "; ".join(notes)
+
+
+def _lines_in(blocks: list[bytes], size: int) -> int:
+    """How many lines begin in so many first bytes."""
+    count = 1
+    for block in blocks:
+        count += block.count(b"\n", 0, max(0, size))
+        size -= len(block)
+    return count
+
+
+def _member_name(part: Part, taken: set[str]) -> str:
+    """A name that is harmless on every system, and this member's alone."""
+    name = shown_line(part.name).replace("\\", "/")
+    pieces = [_harmless(piece) for piece in name.split("/") if piece not in ("", ".", "..", "~")][-3:] or ["unnamed"]
+    pieces[-1] = re.sub(r"(?<=.)\.(?:gz|zst|zstd)$", "", pieces[-1]) if isinstance(part.content, TextFile) else pieces[-1]
+    stem, dot, ending = pieces[-1].rpartition(".") if "." in pieces[-1][1:] else (pieces[-1], "", "")
+    name = "/".join(pieces)
+    count = 1
+    while name.casefold() in taken:
+        count += 1
+        name = "/".join([*pieces[:-1], f"{stem}-{count}{dot}{ending}"])
+    taken.add(name.casefold())
+    return name
+
+
+def _harmless(piece: str) -> str:
+    piece = re.sub(r"[^A-Za-z0-9._-]{1,200}", "_", piece)
+    return re.sub(r"^[.-]{1,9}", "_", piece)[-80:] or "_"
+
+
+def _contents(archive: str, found: list[_Kept], missing: list[str], made_with: str) -> str:
+    lines = [
+        f"{shown_line(archive)}, made with {shown_line(made_with)}",
+        "",
+        "Secrets (tokens, keys, passwords) in here were replaced by [redacted], and what users wrote and models answered",
+        "by [hidden]; home folders are shown as ~. No rule finds everything: look through it before you send it.",
+        "",
+        "What is in it:",
+    ]
+    for member in (one.member for one in found):
+        lines.append(f"  {member.name}  {member.size_bytes:,} bytes")
+        lines.append(f"      {member.what}{f' ({member.note})' if member.note else ''}")
+    if missing:
+        lines += ["", "What is not in it:", *(f"  {reason}" for reason in missing)]
+    return "\n".join(lines) + "\n"
+
+
+def _pack(file: IO[bytes], name: str, contents: bytes, found: list[_Kept], spool: IO[bytes], at: int) -> None:
+    import tarfile
+
+    folder = _harmless(next(name.removesuffix(ending) for ending in _ENDINGS if name.endswith(ending)))
+    stream = _packing(file, name, at)
+    with tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT) as archive:
+        for member, start in [(Member(CONTENTS, len(contents), ""), -1), *found]:
+            entry = tarfile.TarInfo(f"{folder}/{member.name}")
+            entry.size, entry.mtime, entry.mode = member.size_bytes, at, 0o644
+            if start < 0:
+                import io
+
+                archive.addfile(entry, io.BytesIO(contents))
+            else:
+                spool.seek(start)
+                archive.addfile(entry, spool)
+    if stream is not file:
+        stream.close()
+
+
+def _packing(file: IO[bytes], name: str, at: int) -> IO[bytes]:
+    if name.endswith(".zst"):
+        return packing(file)
+    if name.endswith("gz"):
+        import gzip
+        from typing import cast
+
+        return cast("IO[bytes]", gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=at))
+    return file

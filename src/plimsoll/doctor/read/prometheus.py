@@ -1,0 +1,228 @@
+"""Asks a Prometheus server what it remembers of vLLM and of the memory around it, over a stretch of time."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+from urllib.parse import urlencode, urlsplit
+
+from plimsoll.doctor.rules.trend_growth import OUTSIDE, Series
+from plimsoll.errors import BadInput, TooLarge, WorldFailed, printable
+from plimsoll.net import http_get
+from plimsoll.vllm.metrics import figure
+
+POINTS_MAX = 11_000
+"""Of one series: what Prometheus itself allows."""
+POINTS_USUAL = 720
+SERIES_MAX = 2_000
+VALUES_MAX = 2_000_000
+ANSWER_MAX = 64 << 20
+SINCE_S = 3600.0
+_STEP_LEAST_S = 1.0
+_PAGES = ("/graph", "/query", "/targets", "/alerts", "/status", "/metrics", "/api/v1")  # of its own web pages
+
+# What a judge of trends needs, by our names; vLLM's spelling of every era is asked for.
+_FIGURES = (
+    "kv_cache_usage", "running", "waiting", "preemptions", "success", "prompt_tokens", "generation_tokens",
+    "prefix_queries", "prefix_hits", "swapped",
+)  # fmt: skip
+_BY_LABEL = {"waiting_by_reason": "reason", "sleep_state": "sleep_state"}
+# Of a histogram only how many: the steps since the start.
+_COUNTS = {"vllm:iteration_tokens_total_count": "steps"}
+
+
+class Span(NamedTuple):
+    """A stretch of time and how finely it is looked at, in seconds."""
+
+    start_s: float
+    end_s: float
+    step_s: float
+
+
+def is_prometheus(url: str, *, timeout_s: float = 5.0) -> bool:
+    """Whether a Prometheus server answers there; a vLLM server, or nobody, is not one."""
+    where = _base(url)
+    try:
+        reply = http_get.get(where.at(_path(where, "/api/v1/status/buildinfo")), most_bytes=1 << 20, timeout_s=timeout_s)
+    except (WorldFailed, BadInput):
+        return False
+    if reply.status != 200:
+        return False
+    try:
+        answer = json.loads(reply.body)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(answer, dict) and answer.get("status") == "success" and isinstance(answer.get("data"), dict)
+
+
+def span(
+    *,
+    start_s: float | None = None,
+    end_s: float | None = None,
+    since_s: float = SINCE_S,
+    step_s: float | None = None,
+    now_s: float,
+) -> Span:
+    """The stretch asked for: up to now and an hour long unless told otherwise; never more points than Prometheus gives."""
+    end = now_s if end_s is None else end_s
+    start = end - since_s if start_s is None else start_s
+    if not (math.isfinite(start) and math.isfinite(end)) or start >= end or start < 0:
+        raise BadInput("the time range ends before it begins")
+    length = end - start
+    step = max(15.0, math.ceil(length / POINTS_USUAL)) if step_s is None else step_s
+    if not math.isfinite(step) or step < _STEP_LEAST_S:
+        raise BadInput("the step must be one second or more")
+    if length / step >= POINTS_MAX:
+        raise BadInput(
+            f"{length / step:,.0f} points are too many: a step of {math.ceil(length / POINTS_MAX) + 1} s or more will do"
+        )
+    return Span(start, end, step)
+
+
+def fetch_range(
+    url: str,
+    *,
+    start_s: float | None = None,
+    end_s: float | None = None,
+    since_s: float = SINCE_S,
+    step_s: float | None = None,
+    match: Mapping[str, str] | None = None,
+    timeout_s: float = 30.0,
+    clock: Callable[[], float] = time.time,
+) -> tuple[Series, ...]:
+    """All series a judge of trends can use, within the time and the labels (`match`) asked for."""
+    where = _base(url)
+    asked = span(start_s=start_s, end_s=end_s, since_s=since_s, step_s=step_s, now_s=clock())
+    deadline = time.monotonic() + timeout_s
+    found: list[Series] = []
+    for names in _questions():
+        left_s = max(0.1, deadline - time.monotonic())
+        found.extend(_answered(where, names, asked, match or {}, left_s))
+        if len(found) > SERIES_MAX or sum(len(s.times) for s in found) > VALUES_MAX:
+            raise TooLarge(f"{where.shown}: more than {SERIES_MAX:,} series; say whose by a label")
+    if not found:
+        raise BadInput(f"{where.shown}: no metric of vLLM or of memory in that time; check the range and the scrape")
+    return _belonging(found)
+
+
+def ask_range(
+    url: str, names: tuple[str, ...], asked: Span, match: Mapping[str, str], *, timeout_s: float
+) -> tuple[Series, ...]:
+    """The series of these names and labels, and no others; none is an answer, too."""
+    return tuple(_answered(_base(url), names, asked, match, timeout_s))
+
+
+def figure_of(name: str) -> tuple[str, float]:
+    """Our name for a metric, and what its unit is in ours; no name for what is not known."""
+    return _figures().get(name, ("", 1.0))
+
+
+def _figures() -> dict[str, tuple[str, float]]:
+    ours = {name: (of, 1.0) for of in (*_FIGURES, *_BY_LABEL) for name in figure(of).names}
+    return ours | {name: (of, 1.0) for name, of in _COUNTS.items()} | {n: (o.figure, o.factor) for n, o in OUTSIDE.items()}
+
+
+def _questions() -> tuple[tuple[str, ...], ...]:
+    """The names in a few groups, so that no single answer grows too long."""
+    vllm = tuple(name for of in (*_FIGURES, *_BY_LABEL) for name in figure(of).names) + tuple(_COUNTS)
+    gpu = tuple(name for name, of in OUTSIDE.items() if of.figure.startswith(("gpu_", "torch_")))
+    return vllm, gpu, tuple(name for name in OUTSIDE if name not in gpu)
+
+
+def _answered(
+    where: http_get.Address, names: tuple[str, ...], asked: Span, match: Mapping[str, str], timeout_s: float
+) -> list[Series]:
+    also = "".join(f",{_label_name(key)}={json.dumps(value, ensure_ascii=False)}" for key, value in match.items())
+    query = f'{{__name__=~"{"|".join(names)}"{also}}}'
+    asks = {"query": query, "start": f"{asked.start_s:.3f}", "end": f"{asked.end_s:.3f}", "step": f"{asked.step_s:g}"}
+    target = where.at(_path(where, "/api/v1/query_range"), urlencode(asks))
+    reply = http_get.get(target, most_bytes=ANSWER_MAX, timeout_s=timeout_s)
+    try:
+        answer = json.loads(reply.body)
+    except (ValueError, RecursionError):
+        raise WorldFailed(f"{target.shown}: answers {reply.status} and something that is not JSON") from None
+    if not isinstance(answer, dict) or answer.get("status") != "success":
+        said = str(answer.get("error", ""))[:200] if isinstance(answer, dict) else ""
+        words = printable(said).split()
+        raise WorldFailed(f"{target.shown}: answers {reply.status}" + (f": {' '.join(words)}" if words else ""))
+    data = answer.get("data")
+    result = data.get("result") if isinstance(data, dict) else None
+    if not isinstance(result, list):
+        raise WorldFailed(f"{target.shown}: the answer holds no series")
+    if len(result) > SERIES_MAX:
+        raise TooLarge(f"{where.shown}: more than {SERIES_MAX:,} series; say whose by a label")
+    return [one for row in result if (one := _series(row)) is not None]
+
+
+def _series(row: object) -> Series | None:
+    if not isinstance(row, dict) or not isinstance(row.get("metric"), dict) or not isinstance(row.get("values"), list):
+        return None
+    labels = {str(key): str(value) for key, value in row["metric"].items()}
+    name = labels.pop("__name__", "")
+    ours, factor = figure_of(name)
+    times: list[float] = []
+    values: list[float] = []
+    for pair in row["values"][: POINTS_MAX + 1]:
+        try:
+            at, value = float(pair[0]), float(pair[1]) * factor
+        except (TypeError, ValueError, IndexError, KeyError):
+            continue
+        if math.isfinite(at) and (not times or at > times[-1]):
+            times.append(at)
+            values.append(value)
+    return Series(name, labels, tuple(times), tuple(values), ours) if times and name else None
+
+
+def _belonging(found: list[Series]) -> tuple[Series, ...]:
+    """Without the memory of processes, containers and GPUs that are known to be somebody else's."""
+    vllm = [one.labels for one in found if one.name.startswith("vllm:")]
+    if not vllm:
+        return tuple(found)
+    targets = {(labels.get("job"), labels.get("instance")) for labels in vllm}
+    pods = {labels["pod"] for labels in vllm if "pod" in labels}
+    hosts = {labels.get("instance", "").rpartition(":")[0] for labels in vllm}
+    gpus = [one.labels for one in found if one.figure.startswith("gpu_")]
+    by_pod = any(_pod(labels) in pods for labels in gpus)
+    by_host = any(labels.get("instance", "").rpartition(":")[0] in hosts for labels in gpus)
+
+    def belongs(one: Series) -> bool:
+        if one.name.startswith("process_"):
+            return (one.labels.get("job"), one.labels.get("instance")) in targets
+        if one.name.startswith("container_"):
+            named = one.labels.get("container", one.labels.get("name", "")) not in ("", "POD")
+            whose = _pod(one.labels) in pods if pods else any("vllm" in value for value in one.labels.values())
+            return named and whose
+        if one.figure.startswith("gpu_") and by_pod:
+            return _pod(one.labels) in pods
+        if one.figure.startswith("gpu_") and by_host:
+            return one.labels.get("instance", "").rpartition(":")[0] in hosts
+        return True
+
+    return tuple(one for one in found if belongs(one))
+
+
+def _pod(labels: Mapping[str, str]) -> str | None:
+    return labels.get("exported_pod") or labels.get("pod")
+
+
+def _base(url: str) -> http_get.Address:
+    """The server itself, also where the user pasted the address of one of its pages."""
+    where = http_get.address(url)
+    path = urlsplit(where.url).path
+    for page in _PAGES:
+        if page in path:
+            path = path[: path.index(page)]
+    return where.at(path.rstrip("/"))
+
+
+def _path(where: http_get.Address, path: str) -> str:
+    return urlsplit(where.url).path + path
+
+
+def _label_name(name: str) -> str:
+    if not name.isascii() or not name.isidentifier():
+        raise BadInput(f"{name[:40]!r} is not the name of a label")
+    return name

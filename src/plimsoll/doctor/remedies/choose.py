@@ -1,0 +1,416 @@
+"""From a cause to a finding: its words and its cures, with the lines that prove it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+
+from plimsoll.doctor.remedies import runtime, start
+from plimsoll.doctor.rules.facts import BY_HAND, Case, Explained, asked, gib, lower_utilization, setting, smaller_cache, unique
+from plimsoll.doctor.rules.story import Progress, Raised
+from plimsoll.findings import Code, Evidence, Finding, Remedy, Severity
+from plimsoll.units import GIB, MIB, format_count
+
+# Failures that are not about memory: what they are, so that nobody tunes memory for them.
+
+_NO_MODULE = r"No module named '([\w.]{1,80})'"
+_NOT_MEMORY = ("any memory setting: this is not a memory failure",)
+
+
+def other(case: Case) -> Explained:
+    """Words for the codes that no computed explanation covers; the text that gave them away is the evidence."""
+    code, text, raised = case.complaint.code, case.complaint.text, case.complaint.raised
+    title, because, remedy = _BY_CODE.get(code) or ELSEWHERE.get(code) or _BY_CODE[Code.OTHER_ENGINE_ERROR]
+    if text is not None and text.name in _BY_TEXT:
+        because, remedy = _BY_TEXT[text.name]
+    elif code is Code.OTHER_ENGINE_ERROR and raised is not None and raised.name:
+        because = f"{raised.name} was raised{_where(raised)}, and nothing in the log points to memory"
+    elif code is Code.OTHER_STOPPED_BY_OPERATOR and Progress.UNKNOWN < case.facts.progress < Progress.SERVING:
+        because, remedy = _stopped_while_starting(because, remedy)
+    elif code is Code.OTHER_INSTALLATION and (missing := re.search(_NO_MODULE, case.line)):
+        because, remedy = _missing(missing[1])
+    return Explained(title, because, remedy, () if code.is_memory else _NOT_MEMORY)
+
+
+def _stopped_while_starting(because: str, remedy: Sequence[Remedy]) -> tuple[str, tuple[Remedy, ...]]:
+    """A server that never came up: it may have been wanted, and a probe that gave up sends the same signal."""
+    why = "`failed liveness probe` there says that the start got too little time"
+    asks = Remedy("kubectl describe pod NAME, and give that to doctor, too", why)
+    return f"{because}; it was still starting then, and a probe that gives up sends the same signal", (asks, *remedy)
+
+
+def _missing(module: str) -> tuple[str, tuple[Remedy, ...]]:
+    """A package that was asked for and is not there; one of ours is asked for by a flag of the user's own."""
+    because = f"the Python in which vLLM runs has no module {module}"
+    if module.partition(".")[0] == "plimsoll":
+        ours = Remedy("bring it there, by pip or as one mounted file: plimsoll inside wheel", "it prints each way")
+        flags = "--middleware and --worker-extension-cls"
+        return because, (ours, Remedy(f"start without {flags} until then", "vLLM itself does not need it"))
+    package = module.partition(".")[0]
+    return because, (
+        Remedy(
+            f"install what brings {package} where vLLM runs, or leave out the flag that asks for it", "nothing starts without"
+        ),
+        Remedy(
+            "an image or environment made for this release of vLLM", "one that was upgraded in part lacks what the rest needs"
+        ),
+    )
+
+
+def _where(raised: Raised) -> str:
+    if not raised.frames:
+        return ""
+    frame = raised.frames[-1]
+    place = f" in {frame.function or '?'} ({frame.file.rpartition('/')[2]})"
+    return "".join(letter for letter in place if letter.isprintable())
+
+
+Words = tuple[str, str, tuple[Remedy, ...]]  # title, because, remedies
+_BY_CODE: dict[Code, Words] = {
+    Code.OTHER_BAD_MODEL: (
+        "the model cannot be loaded", "the model's files, name or architecture are not what this vLLM can load",
+        (Remedy("check the model's id or folder, and that its files are whole",
+                "the line quoted says which is missing or wrong"),
+         Remedy("a newer vLLM and transformers", "new architectures need new releases")),
+    ),
+    Code.OTHER_GATED_MODEL: (
+        "the Hugging Face hub refuses access to the model", "the account or token may not read this model",
+        (Remedy("accept the model's terms on its page, and set HF_TOKEN", "gated models ask for both"),
+         Remedy("pass the token into the container", "a token on the host does not reach it by itself")),
+    ),
+    Code.OTHER_DOWNLOAD: (
+        "the model could not be downloaded", "the hub could not be reached, or the files are not in the cache while offline",
+        (Remedy("check name resolution, proxy and HF_HUB_OFFLINE", "the start needs the files before the GPU"),
+         Remedy("download first: hf download MODEL, then mount the cache", "a start should not depend on the network")),
+    ),
+    Code.OTHER_PORT_IN_USE: (
+        "the port is taken", "another process, often a server that has not gone yet, listens on it",
+        (Remedy("--port N, or stop the other one", "ss -ltnp names it", "--port"),),
+    ),
+    Code.OTHER_STOPPED_BY_OPERATOR: (
+        "it was stopped on purpose", "the log shows a signal or a stop request before anything else went wrong",
+        (Remedy("nothing to fix in vLLM; find who stopped it", "an operator, a deploy, a probe or a script"),),
+    ),
+    Code.OTHER_ILLEGAL_ACCESS: (
+        "a GPU kernel did something illegal", "a kernel read or wrote where it must not; the GPU context is lost with it",
+        (Remedy("look for an Xid line in dmesg", "it tells a faulty card from a faulty kernel"),
+         Remedy("CUDA_LAUNCH_BLOCKING=1 once, to see the true place", "errors of kernels are reported late"),
+         Remedy("another --attention-backend, or a newer vLLM", "most are bugs of one kernel for one shape")),
+    ),
+    Code.OTHER_COLLECTIVES: (
+        "communication between the GPUs failed", "NCCL or Gloo failed or timed out; another rank may have died first",
+        (Remedy("look at the other ranks' logs for an earlier error", "a rank that died shows up elsewhere as a time-out"),
+         Remedy("NCCL_DEBUG=INFO once", "names the interface or the GPU that failed")),
+    ),
+    Code.OTHER_COMPILER: (
+        "a compiler failed", "torch.compile, Triton or a kernel build did not succeed",
+        (Remedy("--enforce-eager once, to see whether only compilation fails", "runs without torch.compile", "--enforce-eager"),
+         Remedy("install the compiler and headers the line names, or clear the compile caches",
+                "images without gcc or nvcc cannot build kernels")),
+    ),
+    Code.OTHER_HARDWARE: (
+        "the GPU or its link failed", "the driver reports a fault of the hardware",
+        (Remedy("take the card out of service and run its diagnostics (dcgmi diag)", "it will fail again"),),
+    ),
+    Code.OTHER_INSTALLATION: (
+        "the installation does not fit together", "a driver, a library or a Python package is missing or of the wrong version",
+        (Remedy("make driver, CUDA, torch and vLLM match", "the line quoted names the one that does not"),),
+    ),
+    Code.OTHER_UNSUPPORTED_GPU: (
+        "this GPU cannot run what was asked", "a kernel, a number format or a quantisation has no implementation for this card",
+        (Remedy("another quantisation, dtype or --attention-backend", "one with kernels for this card", "--attention-backend"),
+         Remedy("a vLLM build for this architecture", "new cards need new builds")),
+    ),
+    Code.OTHER_BAD_CONFIG: (
+        "the settings contradict each other or the model", "vLLM refused a setting that this model or machine cannot have",
+        (Remedy("change the setting the line names", "it was refused before any memory was taken"),),
+    ),
+    Code.OTHER_DISK: (
+        "the disk is full or not writable", "a file could not be written",
+        (Remedy("free the disk or mount the caches elsewhere (HF_HOME, VLLM_CACHE_ROOT, TMPDIR)",
+                "weights and compile caches are large"),),
+    ),
+    Code.OTHER_TIMEOUT: (
+        "one part waited too long for another", "a time-out ended it; what it waited for is not in the log",
+        (Remedy("look at the last lines of the process that did not answer", "it hung, died, or is merely slow to load"),),
+    ),
+    Code.OTHER_ENGINE_ERROR: (
+        "the engine failed with an error of its own", "an exception ended the engine, and it is not about memory",
+        (Remedy("search vLLM's issues for the exception quoted", "with the version above"),),
+    ),
+    Code.OTHER_KILLED: (
+        "it was killed", "the process got SIGKILL; the log does not say from whom",
+        (Remedy("dmesg -T | grep -i -e oom -e killed", "tells the kernel's out-of-memory killer from a person"),),
+    ),
+    Code.OTHER_PROBE: (
+        "a probe ended it", "the health check gave up on a server that had not failed",
+        (Remedy("give the start more time, with a startup probe of its own", "loading and compiling take minutes"),),
+    ),
+    Code.ENGINE_DEAD: (
+        "the engine died", "the log ends in the engine's death and names no cause",
+        (Remedy("dmesg -T | grep -i -e oom -e killed -e xid, and kubectl describe pod", "they say who ended it"),),
+    ),
+    Code.ENGINE_WEDGED: (
+        "the engine stopped working without dying", "its processes waited for one another, and nothing was done afterwards",
+        (Remedy("py-spy dump of every VLLM:: process before it is restarted", "shows which one the others wait for"),
+         Remedy("look at the other ranks' logs for an earlier error", "one that died or hangs stops all"),
+         Remedy("restart the server", "it does not recover by itself")),
+    ),
+    Code.ENGINE_CRASH_LOOP: (
+        "the server fails again and again", "starting again changes nothing while the cause stays",
+        (Remedy("stop the restarts, fix the cause, then start once", "each start takes the card from the others"),),
+    ),
+}  # fmt: skip
+
+# What metrics, trends and snapshots show: a log alone never leads here, and then says only that much.
+ELSEWHERE: dict[Code, Words] = {
+    Code.GPU_GROWTH: ("GPU memory grows", "more is held on the card than the start had measured", ()),
+    Code.HOST_GROWTH: ("host memory grows", "the server's processes hold more and more of the host's memory", ()),
+    Code.KV_SATURATED: ("the KV cache is full", "requests wait because no KV blocks are free", ()),
+    Code.KV_INTERNAL_FRAGMENTATION: ("blocks of the KV cache are partly empty", "blocks are larger than what fills them", ()),
+    Code.PREFIX_CACHE_LOW_HIT_RATE: ("the prefix cache is of little use", "few prompts begin like an earlier one", ()),
+    Code.ENGINE_SATURATED: ("the engine has more work than it can do", "requests wait although the KV cache has room", ()),
+}
+
+_TOO_MANY_RANKS = (
+    "more ranks were asked for than GPUs are visible",
+    (Remedy("fewer --data-parallel-size or --tensor-parallel-size, or more cards in CUDA_VISIBLE_DEVICES", "one GPU a rank"),),
+)
+_INDIVISIBLE = (
+    "a size of the model does not divide by the number of GPUs",
+    (Remedy("--tensor-parallel-size 1, 2, 4 or 8", "heads and vocabulary must divide", "--tensor-parallel-size"),),
+)
+# Where the text itself allows a truer sentence than its code.
+_BY_TEXT: dict[str, tuple[str, tuple[Remedy, ...]]] = {
+    "longer-than-derived": (
+        "--max-model-len is larger than the model's own maximum",
+        (Remedy("--max-model-len at most what the line names", "the model was not made for more", "--max-model-len"),),
+    ),
+    "rank-out-of-bounds": _TOO_MANY_RANKS,
+    "too-few-gpus": _TOO_MANY_RANKS,
+    "ray-too-few-gpus": _TOO_MANY_RANKS,
+    "invalid-ordinal": _TOO_MANY_RANKS,
+    "not-divisible": _INDIVISIBLE,
+    "must-be-divisible": _INDIVISIBLE,
+    "too-many-files": (
+        "the server may not open as many files and connections as it needs",
+        (Remedy("ulimit -n 65535 before the start (docker: --ulimit nofile=65535)", "each connection is an open file"),),
+    ),
+    "batch-below-length": (
+        "--max-num-batched-tokens is below --max-model-len, and chunked prefill is off: a full prompt could never run",
+        (Remedy("--enable-chunked-prefill, or --max-num-batched-tokens of at least --max-model-len", "a prompt must fit a step",
+                "--enable-chunked-prefill"),),
+    ),
+    "shared-memory-limit": (
+        "a kernel needs more of the GPU's on-chip shared memory than this card has; that is not the card's memory",
+        (Remedy("another --attention-backend, a smaller block or head size, or a newer vLLM", "the limit is the card's",
+                "--attention-backend"),),
+    ),
+    "remote-code": (
+        "the model brings its own code, and nobody allowed it to run",
+        (Remedy("--trust-remote-code, if you trust its authors", "it runs their Python in your server",
+                "--trust-remote-code"),),
+    ),
+}  # fmt: skip
+
+
+# Failures of the start over the KV cache: it got nothing, too little, or could not be taken.
+
+_NUMBER = r"(-?\d{1,9}(?:\.\d{1,9})?)"
+_NEEDED = rf"{_NUMBER} GiB KV cache is needed.{{0,60}}available KV cache memory \({_NUMBER} GiB\)"
+_ESTIMATE = r"estimated maximum model length is (\d{1,9})"
+_CONTEXT = r"max seq len \((\d{1,9})\)"
+_TOKENS = r"stored in KV cache \((\d{1,9})\)"
+_MAMBA = r"max_num_seqs \((\d{1,9})\) exceeds available Mamba cache blocks \((\d{1,9})\)"
+# What torch and the graphs need beside the cache at the least; a server told to take more of the card than this does not start.
+HIGHEST_UTILIZATION = 0.97
+SOMEBODY_ELSES_SHARE = 0.4  # of the card: no trial run takes that much beside small weights
+FILLED_SHARE = 0.9  # weights beyond this leave no room that a setting could win
+
+
+def no_cache_blocks(case: Case) -> Explained:
+    """Nothing was left for the cache; whether more utilisation helps depends on what took it."""
+    if (mamba := re.search(_MAMBA, case.line)) is not None:
+        return _too_few_states(case, int(mamba[1]), int(mamba[2]))
+    kv, total = case.facts.measured.kv_bytes, case.total
+    weights = case.facts.measured.weights_bytes or (case.plan.weights_bytes if case.plan else None)
+    because = "weights and working memory leave nothing of vLLM's share of the card for the KV cache"
+    if kv is not None:
+        because += f": {gib(kv)} is what was left"
+    if weights is not None and total is not None:
+        because += f"; the weights alone take {gib(weights)} of the card's {gib(total)}"
+    remedy, nots = _more_of_the_card(case, weights)
+    if (others := _unexplained(case, weights)) is not None:
+        because += f"; that leaves {gib(others)} of the share that this server cannot have filled: another process held it"
+        remedy = [
+            Remedy("look with nvidia-smi who else is on the card, and start servers one after the other",
+                   "each measures the card while the other is filling it"),
+            *remedy,
+        ]  # fmt: skip
+    remedy += [
+        setting("--max-num-batched-tokens", 2048, "less working memory; costs time to first token"),
+        setting("--max-num-seqs", 64, "less working memory; costs parallelism"),
+        *case.planned(["--tensor-parallel-size"]),
+        Remedy("a quantised checkpoint", "halves or quarters the weights; test its answers"),
+        setting("--tensor-parallel-size", 2 * case.parallel, "halves the weights a GPU; needs that many cards"),
+    ]  # fmt: skip
+    nots += ["--max-model-len: not one block is left, whatever the length", "--kv-cache-dtype fp8: half of nothing is nothing"]
+    return Explained("nothing is left for the KV cache", because, unique(remedy), nots)
+
+
+def _more_of_the_card(case: Case, weights: int | None) -> tuple[list[Remedy], list[str]]:
+    """Whether a larger share helps: offered where the figures allow it, refused where they do not."""
+    kv, total, share = case.facts.measured.kv_bytes, case.total, case.utilization
+    if weights is not None and total is not None and weights > FILLED_SHARE * total:
+        return [], ["raising --gpu-memory-utilization, as vLLM advises: the weights fill the card"]
+    if kv is None or not total or share is None:
+        planned = case.planned(["--gpu-memory-utilization"])
+        guess = setting("--gpu-memory-utilization", "0.95",
+                        "helps only if the weights leave room on the card: compare them with its size first")  # fmt: skip
+        return planned or ([guess] if share is None or share < 0.95 else []), []
+    needed = math.ceil((share + (max(0, -kv) + GIB) / total) * 100) / 100
+    if needed > HIGHEST_UTILIZATION:
+        return [], [f"raising --gpu-memory-utilization alone, as vLLM advises: it would take {needed:.2f} of the card"]
+    why = f"{gib(max(0, -kv))} are missing and a GiB of cache is little; costs the room that run-time peaks need"
+    return [*case.planned(["--gpu-memory-utilization"]), setting("--gpu-memory-utilization", f"{needed:.2f}", why)], []
+
+
+def _unexplained(case: Case, weights: int | None) -> int | None:
+    """What of the share neither weights nor any usual working memory can have taken; None where that is nothing much."""
+    kv, total, share = case.facts.measured.kv_bytes, case.total, case.utilization
+    if kv is None or weights is None or not total or share is None:
+        return None
+    left = round(share * total) - kv - weights
+    return left if left > max(SOMEBODY_ELSES_SHARE * total, weights) else None
+
+
+def _too_few_states(case: Case, requests: int, blocks: int) -> Explained:
+    """A model with Mamba layers keeps a whole block for each request."""
+    because = "each request keeps a block of the cache for its Mamba state: "
+    because += f"{format_count(requests)} requests at once need as many, and the cache has {format_count(blocks)}"
+    remedy = [setting("--max-num-seqs", blocks, "as many as the cache has blocks")] if blocks else []
+    remedy += [
+        *case.planned(["--gpu-memory-utilization"]),
+        Remedy("a higher --gpu-memory-utilization, where the card has room", "more blocks", "--gpu-memory-utilization"),
+    ]
+    nots = ["--max-model-len: a state is as large for a short request as for a long one"]
+    return Explained("the KV cache has fewer blocks than requests at once", because, unique(remedy), nots)
+
+
+def context_too_long(case: Case) -> Explained:
+    """One request of full length does not fit the cache."""
+    needed, context, tokens = (re.search(one, case.line) for one in (_NEEDED, _CONTEXT, _TOKENS))
+    because = "one request of --max-model-len tokens needs more KV cache than there is"
+    because += f": {needed[1]} GiB against {needed[2]} GiB" if needed is not None else ""
+    because += f" (--max-model-len {context[1]})" if context is not None else ""
+    because += f"; the cache holds {format_count(int(tokens[1]))} tokens" if tokens is not None else ""
+    fits = _longest(case.line)
+    if fits:
+        why = "the longest that fits this cache; most services need less than a model's maximum"
+        remedy = [setting("--max-model-len", fits, why)]
+    else:
+        remedy = [Remedy("--max-model-len N", "the length your requests really have", "--max-model-len")]
+    remedy += [
+        *case.planned(["--gpu-memory-utilization", "--kv-cache-dtype", "--tensor-parallel-size"]),
+        setting("--kv-cache-dtype", "fp8", "twice the tokens in the same memory; costs some accuracy"),
+        Remedy("a higher --gpu-memory-utilization, where the card has room", "every 0.01 is 1 % of the card for the cache",
+               "--gpu-memory-utilization"),
+    ]  # fmt: skip
+    nots = [
+        "--max-num-seqs, --max-num-batched-tokens (beyond a little): the length of one request is the trouble",
+        "--enforce-eager, except for the memory of the graphs from 0.20 on",
+        "switching prefix caching off: it takes nothing from the cache",
+    ]
+    offers = unique(remedy)
+    if case.since("0.14.0"):
+        offers.insert(1, setting("--max-model-len", "auto", "vLLM takes the longest that fits (0.14 and later)"))
+    return Explained("one request of full length does not fit the KV cache", because, offers, nots)
+
+
+def _longest(line: str) -> int | None:
+    """The longest request that fits: as vLLM says it, else in proportion, whole blocks of 16."""
+    for pattern in (_ESTIMATE, _TOKENS):
+        if (said := re.search(pattern, line)) is not None:
+            return int(said[1])
+    needed, context = re.search(_NEEDED, line), re.search(_CONTEXT, line)
+    if needed is None or context is None or float(needed[1]) <= 0 or float(needed[2]) <= 0:
+        return None
+    return int(int(context[1]) * float(needed[2]) / float(needed[1])) // 16 * 16
+
+
+def kv_allocation(case: Case) -> Explained:
+    """The cache itself could not be taken."""
+    because = f"vLLM had worked out the size of the KV cache, and the card did not have it any more: {asked(case)}"
+    given, remedy = case.number(BY_HAND), []
+    if given is not None:
+        because += "; --kv-cache-memory-bytes sets it by hand, so nothing was measured"
+        remedy.append(
+            smaller_cache(given, _fitting(case, given), "what was free, less 3 % of the card for the trial runs that follow")
+        )
+    elif (share := lower_utilization(case, max(case.missing or 0, 512 * MIB))) is not None:
+        remedy.append(setting("--gpu-memory-utilization", share, "a smaller cache"))
+    else:
+        remedy.append(
+            Remedy("a lower --gpu-memory-utilization, by 0.02 to 0.05", "a smaller cache", "--gpu-memory-utilization")
+        )
+    remedy.append(Remedy("see with nvidia-smi whether another process took memory in between",
+                         "between measuring and allocating a neighbour may grow"))  # fmt: skip
+    nots = [
+        "--max-model-len: the cache takes its whole share whatever the length",
+        "a higher --gpu-memory-utilization: the cache grows with it",
+    ]
+    if given is not None:
+        nots[1] = "--gpu-memory-utilization, in either direction: it has no say where --kv-cache-memory-bytes is set"
+    return Explained("the KV cache could not be allocated", because, remedy, nots)
+
+
+def _peaks(case: Case) -> int:
+    """Room for what comes after the cache: sampling at full width and graphs took up to 2.6 GiB of an H200."""
+    return max(2 * GIB, round(0.03 * (case.total or 0)))
+
+
+def _fitting(case: Case, given: int) -> int:
+    """What the cache could have had: what was free, and what of it was already taken; 0 where that cannot be known."""
+    oom, weights = case.oom, case.facts.measured.weights_bytes
+    if oom.free is None or oom.tried is None:
+        return 0
+    if oom.tried > given // 2:  # the cache in one piece
+        return max(0, oom.free - _peaks(case))
+    if oom.allocated is not None and weights is not None:  # layer by layer: what the first layers took counts too
+        return min(given, max(0, oom.allocated - weights + oom.free - _peaks(case)))
+    return 0
+
+
+EXPLAIN: dict[Code, Callable[[Case], Explained]] = {
+    Code.STARTUP_WEIGHTS_DO_NOT_FIT: start.weights,
+    Code.STARTUP_FREE_MEMORY_CHECK: start.free_memory,
+    Code.STARTUP_PROFILE_RUN: start.profile_run,
+    Code.STARTUP_PROFILE_NEIGHBOUR: start.profile_neighbour,
+    Code.STARTUP_NO_CACHE_BLOCKS: no_cache_blocks,
+    Code.STARTUP_CONTEXT_TOO_LONG: context_too_long,
+    Code.STARTUP_KV_ALLOCATION: kv_allocation,
+    Code.STARTUP_GRAPH_CAPTURE: start.graph_capture,
+    Code.STARTUP_SAMPLER_WARMUP: start.sampler_warmup,
+    Code.STARTUP_BAD_FLAG: start.bad_flag,
+    Code.RUNTIME_FORWARD: runtime.forward,
+    Code.RUNTIME_LOGITS: runtime.logits,
+    Code.RUNTIME_MULTIMODAL: runtime.multimodal,
+    Code.RUNTIME_LORA: runtime.lora,
+    Code.RUNTIME_NEIGHBOUR: runtime.neighbour,
+    Code.RUNTIME_WAKE_UP: runtime.wake_up,
+    Code.RUNTIME_COLLECTIVES: runtime.collectives,
+    Code.ALLOCATOR_FRAGMENTATION: runtime.fragmentation,
+    Code.HOST_OUT_OF_MEMORY: runtime.host,
+    Code.KV_PREEMPTION_STORM: runtime.preemption,
+}
+
+
+def finding_of(case: Case, evidence: Sequence[Evidence], severity: Severity = Severity.CRITICAL) -> Finding:
+    """The finding for this cause."""
+    code = case.complaint.code
+    words = EXPLAIN.get(code, other)(case)
+    return Finding(
+        code, severity, round(case.complaint.confidence, 2), words.title, words.because, tuple(evidence), tuple(words.remedy),
+        tuple(words.nots),
+    )  # fmt: skip

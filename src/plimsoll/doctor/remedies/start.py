@@ -1,0 +1,236 @@
+"""Failures of the start: why, what fixes it with this server's own figures, and what does not."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from plimsoll.doctor.rules.facts import (
+    BY_HAND,
+    EXPANDABLE,
+    Case,
+    Explained,
+    asked,
+    gib,
+    more_room,
+    setting,
+    unique,
+    without_values,
+)
+from plimsoll.findings import Remedy
+from plimsoll.redaction import redact
+from plimsoll.units import GIB, format_count
+
+_NUMBER = r"(\d{1,9}(?:\.\d{1,9})?)"
+FREE_OF_TOTAL = rf"\({_NUMBER}/{_NUMBER} GiB\) on "
+_CHECK = rf"{FREE_OF_TOTAL}startup.{{0,80}}\({_NUMBER}, {_NUMBER} GiB\)"
+_PROFILED = rf"Initial free memory:? {_NUMBER}( GiB)?.{{0,60}}?current free memory:? {_NUMBER}"
+
+
+def weights(case: Case) -> Explained:
+    """The weights did not fit on the card."""
+    oom = case.oom
+    because = "torch ran out of GPU memory while the model's weights were put on the card"
+    if oom.total is not None and oom.own is not None:
+        because += f": {gib(oom.own)} of {gib(oom.total)} were already taken by this process"
+    if case.plan is not None and case.plan.weights_bytes is not None:
+        because += f"; plan computes {gib(case.plan.weights_bytes)} of weights a GPU for this command"
+    remedy = [
+        *([EXPANDABLE] if oom.is_fragmented else []),
+        *case.planned(["--tensor-parallel-size", "--pipeline-parallel-size"]),
+        Remedy("--tensor-parallel-size N", "each GPU then holds 1/N of the weights: N is at least their whole size divided by "
+               "the card's; needs that many cards", "--tensor-parallel-size"),
+        Remedy("use a quantised checkpoint (FP8, AWQ, GPTQ)", "8-bit weights take half, 4-bit a quarter; test its answers"),
+        Remedy("--cpu-offload-gb N", "keeps N GiB of the weights in host memory; much slower", "--cpu-offload-gb"),
+    ]  # fmt: skip
+    if case.facts.flags.get("enable_lora") == "True":
+        remedy.append(setting("--max-loras", 1, "the buffers of adapters are taken with the weights"))
+    nots = [
+        "--gpu-memory-utilization, in either direction, whatever vLLM's own hint says: it shares out what the weights leave",
+        "--max-model-len, --max-num-seqs, --kv-cache-dtype: the KV cache is not allocated yet",
+        "--enforce-eager: no graph has been captured yet",
+    ]
+    return Explained("the weights do not fit on the GPU", because, unique(remedy), nots)
+
+
+def free_memory(case: Case) -> Explained:
+    """Somebody else held the memory."""
+    because, share = _held(case)
+    remedy = [
+        Remedy("find the holder on the host with nvidia-smi and stop it, if it is yours to stop",
+               "after a crash look for VLLM::EngineCore and VLLM::Worker: they can outlive their API server"),
+        Remedy("in a restart script, wait until the card's used memory has fallen before starting again",
+               "a new server looks at the card within seconds, the old one needs longer to go"),
+        *share,
+        Remedy("CUDA_VISIBLE_DEVICES=N", "another card"),
+    ]  # fmt: skip
+    nots = [
+        "--max-model-len, --max-num-seqs, quantisation: the check knows only the card and the utilisation",
+        "raising --gpu-memory-utilization: it asks for more",
+        "--kv-cache-memory-bytes alone: the check still runs",
+    ]
+    return Explained("another process holds the GPU's memory", because, remedy, nots)
+
+
+def _held(case: Case) -> tuple[str, list[Remedy]]:
+    """Who held how much, as far as the log tells, and the share of the card that would have fitted."""
+    check = re.search(_CHECK, case.line)
+    if check is not None:
+        return _refused(*(float(check[group]) for group in range(1, 5)))
+    if case.oom.others:
+        because = f"other processes hold {gib(case.oom.others)} of this GPU's {gib(case.oom.total)}"
+        listed = ", ".join(f"process {pid} with {gib(size)}" for pid, size in case.oom.neighbours)
+        because += f" ({listed})" if listed else "; they are not listed, so they run in another container or as another user"
+        return f"{because}; this one had only {gib(case.oom.own)} when it failed{_at(case)}", []
+    if case.complaint.step is not None and case.complaint.step.name == "device":
+        return "the GPU had no memory left even for this process's first steps on it: others hold it", []
+    return "another process held memory on the GPU when this server needed it", []
+
+
+def _refused(free: float, total: float, share: float, wanted: float) -> tuple[str, list[Remedy]]:
+    """What the check compared, in numbers; no sum is made of figures that contradict each other."""
+    if not free < wanted <= total:
+        said = f"{free:.2f} of {total:.2f} GiB free, {wanted:.2f} GiB wanted"
+        return f"the GPU's free memory was less than what vLLM wanted; the log's figures contradict each other ({said})", []
+    because = (
+        f"vLLM wanted {wanted:.2f} GiB ({share:g} x {total:.2f} GiB) free before it began; {free:.2f} GiB were, "
+        f"so {wanted - free:.2f} GiB are missing and {total - free:.2f} GiB were held by others "
+        "(or by a server that has not gone yet)"
+    )
+    fits = math.floor(free / total * 100) / 100 if total else 0
+    if not 0.1 < fits <= 1:
+        return because, []
+    why = f"shares the card on purpose: {free:.2f} of {total:.2f} GiB were free; costs KV cache"
+    return because, [setting("--gpu-memory-utilization", f"{fits:.2f}", why)]
+
+
+def _at(case: Case) -> str:
+    step = case.complaint.step
+    words = {"weights": " while loading weights", "profile": " in the trial run", "kv-allocation": " while taking the KV cache",
+             "graph-capture": " while capturing CUDA graphs", "sampler-warmup": " in the sampler's warm-up"}  # fmt: skip
+    return words.get(step.name, "") if step is not None else ""
+
+
+def profile_run(case: Case) -> Explained:
+    """The trial run before the cache is sized."""
+    tokens, multimodal = case.max_num_batched_tokens, _is_multimodal(case)
+    because = f"the trial run that measures memory failed: {asked(case)}. It runs one full batch"
+    because += f" of {format_count(tokens)} tokens" if tokens else " (--max-num-batched-tokens)"
+    because += " with the largest images or videos the model takes" if multimodal else ""
+    because += ", before any KV cache exists"
+    remedy = [EXPANDABLE] if case.oom.is_fragmented else []
+    if multimodal:
+        remedy.append(Remedy("--limit-mm-per-prompt '{\"image\": 1, \"video\": 0}'",
+                             "the trial run prepares the largest allowed input", "--limit-mm-per-prompt"))  # fmt: skip
+    if tokens is None or tokens > 512:
+        smaller = max(512, tokens // 4) if tokens else 2048
+        why = "working memory falls in proportion; costs time to first token"
+        remedy.append(setting("--max-num-batched-tokens", smaller, why))
+    if case.max_num_seqs is None or case.max_num_seqs > 64:
+        remedy.append(setting("--max-num-seqs", 64, "fewer rows in the sampler's part of the trial"))
+    remedy += [
+        *case.planned(["--tensor-parallel-size"]),
+        Remedy("a quantised checkpoint, or more GPUs", "leaves more beside the weights"),
+    ]
+    nots = [
+        "--gpu-memory-utilization: the trial run may use the whole card already; the cache gets its share afterwards",
+        "--kv-cache-dtype, --block-size, prefix caching: there is no cache yet",
+    ]
+    return Explained("the trial run that measures memory did not fit", because, unique(remedy), nots)
+
+
+def _is_multimodal(case: Case) -> bool:
+    frames = case.complaint.raised.frames if case.complaint.raised is not None else ()
+    words = ("vision", "image", "multimodal", "mm_encoder", "video", "audio", "visual", "_vl")
+    return any(word in (frame.function + frame.file).lower() for frame in frames for word in words)
+
+
+def profile_neighbour(case: Case) -> Explained:
+    """Memory was released by somebody else while vLLM measured."""
+    profiled = re.search(_PROFILED, case.line)
+    because = (
+        "more memory was free after the trial run than before it: another process let go of memory while vLLM measured, "
+        "so its figures mean nothing"
+    )
+    if profiled is not None and profiled[2]:  # early releases print bytes
+        because += f" ({profiled[1]} GiB free before, {profiled[3]} after)"
+    remedy = [
+        Remedy("start again once the other process is gone or settled", "nothing is wrong with this server's own flags"),
+        Remedy("start servers that share a card one after the other", "each measures the card while the other changes it"),
+    ]
+    if case.since("0.10.2") is not False:
+        why = "gives the cache a fixed size and skips the measurement (0.10.2 and later)"
+        remedy.append(Remedy("--kv-cache-memory-bytes N", why, "--kv-cache-memory-bytes"))
+    nots = ["--gpu-memory-utilization, --max-model-len, --max-num-seqs: the assertion is about the neighbour"]
+    return Explained("another process released GPU memory while vLLM measured it", because, remedy, nots)
+
+
+def graph_capture(case: Case) -> Explained:
+    """CUDA graphs did not fit into what was left outside the cache."""
+    because = f"CUDA graphs are captured after the KV cache took its share, into what is left outside it: {asked(case)}"
+    estimated, actual = case.facts.measured.graphs_estimated_bytes, case.facts.measured.graphs_actual_bytes
+    if estimated:
+        because += f"; vLLM estimated {gib(estimated)} for the graphs"
+        because += " and did not set it aside (it does by default from 0.20)" if case.since("0.20.0") is False else ""
+    elif actual:
+        because += f"; they took {gib(actual)}"
+    remedy = [EXPANDABLE] if case.oom.is_fragmented else []
+    needed, cache = max(case.missing or 0, estimated or 0, GIB // 2), case.facts.measured.kv_bytes
+    is_enough = not estimated or cache is None or cache > needed or case.number(BY_HAND) is not None
+    if is_enough and estimated and case.since("0.18.0") and not case.since("0.20.0"):
+        why = "sets the estimate aside before the KV cache is sized; costs that much of it"
+        remedy.append(Remedy("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=1", why))
+    if is_enough:
+        remedy.append(more_room(case, needed))
+    if case.since("0.11.1") is not False:
+        remedy.append(setting("--max-cudagraph-capture-size", 64, "fewer and smaller graphs; larger batches then run without"))
+    if case.max_num_seqs is None or case.max_num_seqs > 64:
+        remedy.append(setting("--max-num-seqs", 64, "graphs are captured up to the number of requests at once"))
+    remedy.append(Remedy("--enforce-eager", "no graphs at all; costs speed in generation", "--enforce-eager"))
+    if case.facts.flags.get("enable_lora") == "True":
+        remedy.append(setting("--max-loras", 1, "with LoRA every size is captured twice"))
+    if not is_enough:
+        has = gib(max(0, cache or 0))
+        why = f"the KV cache can give the graphs its {has} and no more, and they were estimated at {gib(estimated)}"
+        remedy.append(Remedy("a lower --gpu-memory-utilization, beside one of these", why, "--gpu-memory-utilization"))
+    nots = [
+        "a HIGHER --gpu-memory-utilization: it gives the cache more and the graphs less",
+        "--max-model-len, --kv-cache-dtype: the cache takes its whole share whatever they say",
+    ]
+    return Explained("CUDA graph capture ran out of memory", because, unique(remedy), nots)
+
+
+def sampler_warmup(case: Case) -> Explained:
+    """The sampler's first full batch did not fit."""
+    requests = re.search(r"with (\d{1,7}) dummy requests", case.line)
+    rows = int(requests[1]) if requests else case.max_num_seqs
+    because = (
+        f"the last trial, choosing a token for {format_count(rows) if rows else '--max-num-seqs'} requests at once, "
+        f"did not fit beside the KV cache: {asked(case)}"
+    )
+    if case.plan is not None and case.plan.vocab_size and rows:
+        words = case.plan.vocab_size
+        because += f"; {format_count(rows)} x {format_count(words)} words x 4 bytes = {gib(rows * words * 4)}"
+    fewer = 256 if rows is None or rows > 256 else max(8, rows // 4)
+    remedy = [setting("--max-num-seqs", fewer, "memory falls in proportion; costs nothing unless you run more at once")]
+    if case.oom.is_fragmented:
+        remedy.append(EXPANDABLE)
+    remedy.append(more_room(case, case.missing or GIB // 2))
+    nots = [
+        "more GPUs: the whole vocabulary is gathered on each",
+        "a HIGHER --gpu-memory-utilization: it takes room from exactly what failed",
+        "--max-model-len, --max-num-batched-tokens, --kv-cache-dtype: none of them changes the number of requests at once",
+    ]
+    return Explained("the sampler's warm-up ran out of memory", because, remedy, nots)
+
+
+def bad_flag(case: Case) -> Explained:
+    """The parser refused the command line."""
+    because = "vLLM's own parser refused the command"
+    refused = re.search(r"error: (.{1,300})", redact(case.line))  # what was refused may be the word after --api-key
+    if refused is not None:
+        because += f": {without_values(''.join(letter for letter in refused[1] if letter.isprintable()).strip())}"
+    does = "says which flag this version does not take, since when, and what replaces it"
+    remedy = [Remedy("plimsoll flags -- vllm serve ...", does)]
+    nots = ["any memory setting: the server never got as far as the GPU"]
+    return Explained("vLLM refuses the command line", because, remedy, nots)

@@ -1,0 +1,341 @@
+"""All that was collected, judged together: one root cause first, and what it made of the rest."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from plimsoll.doctor.remedies.metrics import wedge_remedies
+from plimsoll.doctor.rules.contained import finding_of_state, read_survival
+from plimsoll.doctor.rules.diagnose_log import ASKS_OF_AN_END, MOST_NOTES, LogDiagnosis, PlanFor, diagnose_log
+from plimsoll.doctor.rules.log_text import Log
+from plimsoll.findings import Code, Evidence, Finding, Severity
+from plimsoll.vllm.failure_texts import TEXTS, Text
+
+if TYPE_CHECKING:
+    from plimsoll.doctor.rules.exit_codes import ExitVerdict
+
+
+# What counts as a shortage of memory beside a cause, and which "no use" cannot stand beside it.
+
+SURE = 0.6  # from here on a shortage is shown; below it is a hint
+_DENIES = re.compile(r"(?:any |changing |GPU )?memory settings?\b")
+_IS_NONE = "this is not a memory failure"
+
+
+def is_trouble(finding: Finding) -> bool:
+    """Whether it says that a server is short of memory, also where nothing has failed of it yet."""
+    return finding.code.is_memory and finding.severity is not Severity.INFO
+
+
+def without_denials(findings: Sequence[Finding], *, memory: bool | None) -> Iterator[Finding]:
+    """The findings, none of which calls memory settings useless beside one that wants them changed.
+
+    That it is no memory failure at all is said only where that is the answer.
+    """
+    wanted = any(is_trouble(one) and one.remedy for one in findings)
+    for finding in findings:
+        kept = tuple(
+            one
+            for one in finding.not_a_remedy
+            if not (_DENIES.match(one) and wanted and not finding.code.is_memory)
+            and not (memory is not False and _IS_NONE in one)
+        )
+        yield finding if kept == finding.not_a_remedy else finding._replace(not_a_remedy=kept)
+
+
+# The answer of `plimsoll doctor`.
+
+
+class Diagnosis(NamedTuple):
+    """What happened, what shows it, and what to collect where it cannot be told."""
+
+    memory_failure: bool | None  # None: it cannot be told
+    findings: tuple[Finding, ...]  # the root cause first
+    facts: Mapping[str, object]  # plain values, ready for JSON
+    collect_next: tuple[str, ...]
+
+
+MOST_EVIDENCE = 8
+FEWEST_POINTS = 10  # of the longest series in a range, below which nothing wrong in it means nothing
+ASKS_FOR_A_LOOK = "a second page of the same server, some minutes later; or its address: http://HOST:PORT is looked at twice"
+_INTRODUCES = ("API server version", "LLM engine (v")
+
+
+class Judged(NamedTuple):
+    """What an input that is no text said: a metrics page, a range of one, a memory snapshot."""
+
+    source: str
+    findings: Sequence[Finding]
+    facts: Mapping[str, object]
+
+
+def no_plan(_: object) -> None:
+    """Nothing is planned."""
+    return
+
+
+def diagnose(
+    logs: Sequence[Log],
+    judged: Sequence[Judged] = (),
+    *,
+    exit_code: int | None = None,
+    plan_for: PlanFor = no_plan,
+    texts: Sequence[Text] = TEXTS,
+) -> Diagnosis:
+    """The diagnosis over everything given."""
+    said = [diagnose_log(one, plan_for, texts) for log in logs for one in _by_server(log)]
+    findings = [finding for one in said for finding in one.findings]
+    findings += [finding for one in judged for finding in one.findings]
+    memory = _memory(said, judged)
+    exited = _exited(exit_code, findings)
+    if exited is not None and exited.finding is not None and not _has_cause(findings) and not _is_told(exited.finding, said):
+        findings.append(exited.finding)  # after memory was judged: a number proves nothing of it
+    if memory is False and _was_killed(findings):
+        memory = None  # a log that shows nothing wrong does not say who killed the server, nor for what
+    ordered = tuple(without_denials(list(_ordered(findings)), memory=memory))
+    facts = _facts(said, judged)
+    if exited is not None:
+        facts["exit_code"] = {"code": exit_code, "says": exited.sentence, "does_not_prove": exited.does_not_prove}
+    return Diagnosis(memory, ordered, facts, tuple(_asks(said, judged, ordered, memory=memory)))
+
+
+def _by_server(log: Log) -> list[Log]:
+    """One log for each server that introduces itself in it, where the wrapping names several: their stories are apart."""
+    names = {line.server for line in log.lines if line.server and any(mark in line.text for mark in _INTRODUCES)}
+    if len(names) < 2:
+        return [log]
+    parts = [log._replace(lines=[line for line in log.lines if line.server == name]) for name in sorted(names)]
+    rest = [line for line in log.lines if line.server not in names]
+    return [*parts, log._replace(lines=rest)] if rest else parts
+
+
+def _exited(code: int | None, findings: Sequence[Finding]) -> ExitVerdict | None:
+    if code is None:
+        return None
+    from plimsoll.doctor.rules.exit_codes import judge_exit
+
+    return judge_exit(code, stop_seen=any(finding.code is Code.OTHER_STOPPED_BY_OPERATOR for finding in findings))
+
+
+def _is_cause(finding: Finding) -> bool:
+    return finding.severity is Severity.CRITICAL and finding.code not in (
+        Code.ENGINE_DEAD,
+        Code.ENGINE_CRASH_LOOP,
+        Code.ENGINE_WEDGED,
+    )
+
+
+def _has_cause(findings: Sequence[Finding]) -> bool:
+    return any(_is_cause(finding) for finding in findings)
+
+
+def _tells(finding: Finding) -> bool:
+    """Whether a cause says enough to settle what a log leaves open: a kill by nobody knows whom does not."""
+    if finding.code is Code.OTHER_KILLED or (finding.code.is_memory and finding.confidence < 0.5):
+        return False
+    return _is_cause(finding)
+
+
+def _was_killed(findings: Sequence[Finding]) -> bool:
+    """Whether it was killed by nobody knows whom: that it was asked to stop before does not say who lost patience."""
+    told = any(_tells(finding) for finding in findings)
+    return not told and any(finding.code is Code.OTHER_KILLED for finding in findings)
+
+
+def _is_told(exited: Finding, said: Sequence[LogDiagnosis]) -> bool:
+    """Whether a kill is explained already: by a supervisor that says that it stopped the server itself."""
+    by_supervisor = any(one.code is Code.OTHER_STOPPED_BY_OPERATOR for log in said for one in log.around)
+    return exited.code is Code.OTHER_KILLED and by_supervisor
+
+
+def _memory(said: Sequence[LogDiagnosis], judged: Sequence[Judged]) -> bool | None:
+    """True where a memory failure is shown, False where all is told and none is, None where the story has a hole."""
+    servers = [one for one in said if one.is_server]
+    beside = [finding for one in said if not one.is_server for finding in one.findings]
+    beside += [finding for one in judged for finding in one.findings]
+    causes = [finding for finding in beside if _tells(finding)]
+    causes += [finding for one in servers for finding in one.around if _tells(finding)]
+    if any(one.memory_failure for one in servers):
+        return True
+    if any(finding.code.is_memory and finding.confidence >= 0.5 for finding in causes):
+        return True
+    short = [finding for finding in beside if is_trouble(finding)]  # of memory, and the server lives on
+    holes = [one for one in servers if one.memory_failure is None]
+    if any(finding.severity is Severity.CRITICAL for one in holes for finding in one.findings):
+        return False if causes else None  # what it died of is not told by what it was short of; another's word may tell
+    if any(finding.confidence >= SURE for finding in short):
+        return True
+    if causes:
+        return False
+    if holes or short:  # a hint at a shortage is not proved, and not denied
+        return None
+    return False if servers or any(_shows_engine(one) for one in judged) else None
+
+
+def _shows_engine(one: Judged) -> bool:
+    """Whether figures of vLLM were there to be judged: another program's page says nothing of it."""
+    if one.facts.get("is") == "range":
+        points = one.facts.get("points", 0)
+        return isinstance(points, int) and points >= FEWEST_POINTS
+    return one.facts.get("is") == "metrics" and bool(one.facts.get("engines"))
+
+
+def _ordered(findings: Sequence[Finding]) -> Iterator[Finding]:
+    """Causes first, the surest of them first where none explains another; then what came of them; what is no trouble last."""
+    order = {Severity.CRITICAL: 0, Severity.WARNING: 1, Severity.INFO: 2}
+
+    def rank(pair: tuple[int, Finding]) -> tuple[int, int, int]:
+        place, finding = pair
+        outside = finding.code is Code.HOST_OUT_OF_MEMORY and _is_cause(finding)
+        return (
+            0 if _is_cause(finding) else 1,
+            order[finding.severity],
+            -1 if outside else place,
+        )
+
+    explained = _has_cause(findings)
+    merged: dict[Code, Finding] = {}
+    for _, finding in sorted(enumerate(findings), key=rank):
+        if explained and finding.code is Code.ENGINE_DEAD:
+            continue  # of what stands above it
+        known = merged.get(finding.code)
+        if known is None:
+            merged[finding.code] = finding
+        elif known.evidence != finding.evidence:  # the same thing seen from another side
+            evidence = tuple(dict.fromkeys((*known.evidence, *finding.evidence)))
+            merged[finding.code] = known._replace(evidence=evidence[:MOST_EVIDENCE])
+    yield from merged.values()
+
+
+def _facts(texts: Sequence[LogDiagnosis], judged: Sequence[Judged]) -> dict[str, object]:
+    """The first server's facts in front, those of the others and of other inputs beside them."""
+    facts: dict[str, object] = {"vllm": None, "gpu": None, "model": None, "flags": {}}
+    servers = [one for one in texts if one.facts]
+    if servers:
+        told = [one for one in servers if one.findings] or servers
+        facts.update(told[0].facts)
+    remarks = [remark for one in texts for remark in one.remarks]
+    remarks += [
+        f"{one.source}: {note}" for one in judged if one.facts.get("is") == "metrics" for note in _strings(one, "notes")
+    ]
+    facts["model"] = facts["model"] or next(filter(None, map(_model, judged)), None)
+    if remarks:
+        facts["remarks"] = remarks
+    facts["inputs"] = [
+        *({"source": one.source, "is": one.what, "says": one.says} for one in texts),
+        *(
+            {
+                "source": one.source,
+                "is": str(one.facts.get("is", "figures")),
+                "says": str(one.findings[0].code) if one.findings else _quiet(one),
+            }
+            for one in judged
+        ),
+    ]
+    if len(servers) > 1:
+        facts["other_logs"] = [{"source": one.source, **one.facts} for one in servers if one.facts is not told[0].facts]
+    for one in judged:
+        facts.setdefault(str(one.facts.get("is", "figures")), []).append({"source": one.source, **one.facts})  # type: ignore[attr-defined]
+    notes = [note for one in judged if one.facts.get("is") != "metrics" for note in _strings(one, "notes")[:MOST_NOTES]]
+    if notes:
+        facts["notes"] = list(dict.fromkeys(notes))
+    return facts
+
+
+def _quiet(one: Judged) -> str:
+    is_empty = one.facts.get("is") == "metrics" and not one.facts.get("engines")
+    return "nothing of vLLM in it" if is_empty else "nothing wrong in it"
+
+
+def _strings(one: Judged, name: str) -> list[str]:
+    value = one.facts.get(name)
+    return [str(item) for item in value] if isinstance(value, (list, tuple)) else []
+
+
+def _model(one: Judged) -> str | None:
+    """The model that a page of metrics names."""
+    engines = one.facts.get("engines")
+    named = engines[0].get("model") if isinstance(engines, list) and engines else None
+    return named if isinstance(named, str) else None
+
+
+def _asks(
+    said: Sequence[LogDiagnosis], judged: Sequence[Judged], findings: Sequence[Finding], *, memory: bool | None
+) -> Iterator[str]:
+    if memory is not None and findings:
+        return
+    given = {kind for one in said for kind in one.kinds}
+    asked = list(dict.fromkeys(ask for one in said for ask in one.collect_next))
+    if not asked and not findings and memory is None and not judged:
+        asked = ["the log of the server, from its first line: nothing of vLLM was recognised in what was given"]
+    if not asked and memory is None and _was_killed(findings):
+        asked = list(ASKS_OF_AN_END)
+    if memory is None and any(
+        is_trouble(finding) for one in judged if one.facts.get("is") == "metrics" for finding in one.findings
+    ):
+        asked.append(ASKS_FOR_A_LOOK)
+    if "supervisor" in given:
+        asked = [ask for ask in asked if ask != ASKS_OF_AN_END[1]]
+    if "kernel" in given:
+        asked = [ask for ask in asked if "dmesg" not in ask]
+    yield from asked
+
+
+# What a gate said of its engine (`/plimsoll/state`, or `state.json` in guard's evidence): it alone has proof of a wedge.
+#
+# It also counts the steps that ran out of memory and were contained.
+
+SCHEMA = "plimsoll.state/1"
+LONGEST = 320  # letters of a line that are shown
+_FIRST_LINES = 3
+
+
+def is_gate_state(log: Log) -> bool:
+    """Whether this text is such an answer."""
+    first = "".join(line.text for line in log.lines[:_FIRST_LINES]).replace(" ", "")
+    return first.startswith("{") and f'"schema":"{SCHEMA}"' in first
+
+
+def judge_gate_state(log: Log) -> Judged:
+    """The finding in it, if there is one; a text that is cut off says nothing."""
+    try:
+        found = json.loads("\n".join(line.text for line in log.lines))
+    except (ValueError, RecursionError):
+        found = {}
+    found = found if isinstance(found, dict) else {}
+    engine = found.get("engine")
+    findings = _findings(log, engine) if isinstance(engine, dict) else ()
+    return Judged(log.source, (*findings, *_contained(log, found)), {"is": "gate state", "ready": found.get("ready")})
+
+
+def _contained(log: Log, found: Mapping[str, object]) -> Iterator[Finding]:
+    survival = read_survival(found.get("survive"))
+    if survival is not None:
+        finding = finding_of_state(survival, (_line(log, '"contained"'),))
+        yield from () if finding is None else (finding,)
+
+
+def _line(log: Log, name: str) -> Evidence:
+    place = next((n for n, line in enumerate(log.lines) if name in line.text), 0)
+    text = log.lines[place].text.strip()
+    at = max(0, text.find(name) - 40) if len(text) > LONGEST else 0  # a state on one line is long
+    return Evidence(log.source, text[at : at + LONGEST], log.lines[place].number)
+
+
+def _findings(log: Log, engine: Mapping[str, object]) -> tuple[Finding, ...]:
+    if engine.get("is_wedged") is not True:
+        return ()
+    age, longest = engine.get("last_step_age_s"), engine.get("longest_step_s")
+    since = f"no step for {age:.0f} s" if isinstance(age, int | float) else "no step"
+    before = f"; the longest before took {longest:.2f} s" if isinstance(longest, int | float) else ""
+    evidence = _line(log, '"is_wedged"')
+    return (
+        Finding(
+            Code.ENGINE_WEDGED, Severity.CRITICAL, 0.95, "the engine has work and makes no step",
+            f"{since} with requests there{before}; and the gate's own request of one token got no answer",
+            (evidence,), wedge_remedies(), ("a larger KV cache or other memory flags: nothing here speaks of memory",),
+        ),
+    )  # fmt: skip

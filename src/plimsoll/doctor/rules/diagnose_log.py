@@ -1,0 +1,465 @@
+"""One text input, read for everything it may hold: a server's log, kernel lines, a pod's description, nvidia-smi."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from plimsoll.doctor.remedies.choose import finding_of
+from plimsoll.doctor.rules.complaints import Complaint
+from plimsoll.doctor.rules.contained import (
+    ContainedLines,
+    finding_of_contained,
+    proof_of,
+    read_contained,
+    with_containment,
+    without_contained,
+)
+from plimsoll.doctor.rules.facts import Case, LogFacts, PlanSays, facts_of, oom_facts, without_values
+from plimsoll.doctor.rules.judge import Verdict, judge, spans_of_servers
+from plimsoll.doctor.rules.log_text import Line, Log, kinds_in, without_quotes
+from plimsoll.doctor.rules.story import Hit, Progress, Story, read_story
+from plimsoll.doctor.rules.trend_growth import is_full, matters
+from plimsoll.errors import printable
+from plimsoll.findings import Code, Evidence, Finding, Remedy, Severity
+from plimsoll.redaction import hide_user_text, redact
+from plimsoll.units import format_gib
+from plimsoll.vllm.failure_texts import TEXTS, Text
+
+if TYPE_CHECKING:
+    from plimsoll.doctor.rules.nvidia_smi import SmiFacts
+
+
+# Cures that suit this very server: none that it has already, and none that a setting of its own overrules.
+
+# A cache whose size was set by hand does not follow the card's share.
+_BY_HAND = (
+    ("num_gpu_blocks_override", "--num-gpu-blocks-override", "it fixes the number of blocks, whatever the card has"),
+    ("kv_cache_memory_bytes", "--kv-cache-memory-bytes", "it fixes the size of the cache, whatever the card has"),
+)
+
+
+_LOWERED = frozenset({"--max-num-seqs", "--max-num-batched-tokens", "--max-cudagraph-capture-size", "--max-loras"})
+_COUNT = re.compile(r"['\"](\w{1,20})['\"]: ?(\d{1,9})(?![\w.])")
+
+
+def fitting(finding: Finding, flags: Mapping[str, str]) -> Finding:
+    """The finding with its cures sorted out for a server that was started with these flags."""
+    remedy = tuple(_suiting(finding, flags))
+    return finding if remedy == finding.remedy else finding._replace(remedy=remedy)
+
+
+def _suiting(finding: Finding, flags: Mapping[str, str]) -> Iterator[Remedy]:
+    by_hand = next((row for row in _BY_HAND if flags.get(row[0], "None") != "None"), None)
+    told = any(by_hand is not None and one.flag == by_hand[1] for one in finding.remedy)
+    for one in finding.remedy:
+        if (
+            by_hand is not None
+            and one.flag == "--gpu-memory-utilization"
+            and finding.code.startswith(("kv.", "startup.no", "startup.con"))
+        ):
+            if not told:
+                told = True
+                yield Remedy(f"{by_hand[1]} is set to {flags[by_hand[0]]}: raise it, or leave it out", by_hand[2], by_hand[1])
+        elif not _is_so_already(one, flags):
+            yield one
+
+
+def _is_so_already(remedy: Remedy, flags: Mapping[str, str]) -> bool:
+    if remedy.flag is None:
+        return "a quantised checkpoint" in remedy.do and flags.get("quantization", "None") != "None"
+    now = flags.get(remedy.flag.removeprefix("--").replace("-", "_"))
+    if now is None and remedy.flag == "--max-loras" and flags.get("enable_lora") == "True":
+        now = "1"  # what was typed is known, and vLLM prints only what differs from its own defaults
+    if remedy.flag == "--limit-mm-per-prompt" and now is not None:
+        counts = dict(_COUNT.findall(now))
+        return "image" in counts and all(int(count) <= 1 for count in counts.values())
+    if remedy.flag == "--kv-cache-dtype" and now is not None and now.startswith("fp8"):
+        return True
+    if now is None or remedy.value is None:
+        return False
+    if remedy.flag in _LOWERED and now.isascii() and now.isdigit() and remedy.value.isdigit():
+        return int(remedy.value) >= int(now)  # offered to be lower, and it is not
+    return now == remedy.value
+
+
+# What a reader should know of a text beside its findings: that it is empty, another program's, breaks off, or has no end.
+
+
+_MIB = 1 << 20
+_MOST_HOLDERS = 4
+_CAME_UP = "Application startup complete"
+_WHEN = {
+    Progress.BEGUN: "before it loads the model",
+    Progress.LOADING: "while it loads the model",
+    Progress.LOADED: "after the model was loaded and before its memory was measured",
+    Progress.MEASURED: "after its memory was measured",
+    Progress.CAPTURING: "while it captures CUDA graphs",
+    Progress.CAPTURED: "right before it would serve",
+}
+
+
+def is_foreign(story: Story, verdict: Verdict) -> bool:
+    """Whether vLLM says nothing in this text: no process of its own, no step of its start, not even its name."""
+    if verdict.progress is not Progress.UNKNOWN or story.marks:
+        return False
+    return not any(line.process or "vllm" in line.text.lower() for line in story.log.lines)
+
+
+def remarks_on(
+    story: Story, verdict: Verdict, last: Evidence | None, *, memory: bool | None, has_findings: bool, is_server: bool
+) -> Iterator[str]:
+    """Sentences, most of the time none; `last` is the last line that says anything, `is_server` what a finding rests on."""
+    source = story.log.source
+    if last is None:
+        yield f"{source} is empty: nothing was written to it"
+        return
+    if is_server and verdict.root is not None and is_foreign(story, verdict):
+        yield f"nothing in {source} is recognised as vLLM's own: make sure that it is the server's log before you act on it"
+    yield from list(_servers_at_once(story.log.lines)) or _came_up_later(story.log.lines, verdict)
+    if verdict.root is not None or verdict.deaths or has_findings:
+        return
+    if memory is None and verdict.progress in _WHEN:
+        at = "" if last.line is None else f" at line {last.line}"
+        yield f"{source} breaks off{at}, {_WHEN[verdict.progress]}, and does not say why; its last words: {last.text[:160]}"
+    elif memory is False and verdict.progress is Progress.SERVING:
+        yield (
+            "the log shows a server that came up, and no end of it. If it was restarted, this is the log of the new one: "
+            "kubectl logs --previous NAME, or the log from before the restart, has what ended the old one"
+        )
+
+
+def _servers_at_once(lines: Sequence[Line]) -> Iterator[str]:
+    """Two servers that write into one file at the same time: most likely they share the cards, too."""
+    spans = spans_of_servers(lines, 0, len(lines))
+    up: dict[str, int | None] = {}
+    for line in lines:
+        if line.process in spans and _CAME_UP in line.text:
+            up.setdefault(line.process, line.number)
+    for name, (first, end) in spans.items():
+        for other, (other_first, other_end) in spans.items():
+            if first < other_first <= end and first < other_end:
+                came = [f"{one} came up (line {up[one]})" for one in (name, other) if up.get(one) is not None]
+                yield (
+                    f"two servers wrote into this log at the same time, {name} and {other}"
+                    + (f"; {' and '.join(came)}" if came else "")
+                    + ". Where they share cards, what one takes is missing to the other while it measures: start one, wait "
+                    "until it serves, then start the other with what is left"
+                )
+                return
+
+
+def _came_up_later(lines: Sequence[Line], verdict: Verdict) -> Iterator[str]:
+    """A failure with a start after it that succeeded."""
+    if verdict.root is None or verdict.stopped:
+        return
+    up = next((line for line in lines[verdict.root.at :] if _CAME_UP in line.text), None)
+    if up is not None:
+        who = f"({up.process}) " if up.process else ""
+        where = "further down in this log" if up.number is None else f"at line {up.number} of this log"
+        yield f"a server {who}came up {where}, after what failed above: it may be over, or it is another server's log, too"
+
+
+def cards_shown(facts: SmiFacts) -> Iterator[str]:
+    """Who holds how much of each card, as nvidia-smi shows it."""
+    reading = facts.last
+    for gpu in reading.gpus if reading else ():
+        if gpu.used_mib is None or gpu.total_mib is None:
+            continue
+        mine = sorted(
+            (one for one in facts.processes or () if one.gpu == gpu.number and one.mib), key=lambda one: -(one.mib or 0)
+        )
+        held = [f"{one.name} (pid {one.pid}) {format_gib((one.mib or 0) * _MIB)}" for one in mine[:_MOST_HOLDERS]]
+        by = f": {', '.join(held)}" if held else ""
+        yield f"GPU {gpu.number}: {format_gib(gpu.used_mib * _MIB)} of {format_gib(gpu.total_mib * _MIB)} are in use{by}"
+    yield from facts.notes
+
+
+PlanFor = Callable[[LogFacts], PlanSays | None]
+LONGEST_EVIDENCE = 320
+MOST_NOTES = 3  # of each that speaks beside vLLM
+# Where the cure is computed from the plan of the same command; planning costs more than reading the log.
+PLANNED = frozenset({
+    Code.STARTUP_WEIGHTS_DO_NOT_FIT, Code.STARTUP_NO_CACHE_BLOCKS, Code.STARTUP_CONTEXT_TOO_LONG, Code.STARTUP_PROFILE_RUN,
+    Code.STARTUP_SAMPLER_WARMUP, Code.RUNTIME_LOGITS,
+})  # fmt: skip
+ASKS_OF_AN_END = (
+    "the kernel's log of that time: dmesg -T (or journalctl -k), where the out-of-memory killer and the GPU driver speak",
+    "the exit code, and on Kubernetes: kubectl describe pod NAME and kubectl logs --previous NAME",
+)
+CRASH_LOOP = 3  # the same failure so often is a loop
+
+
+class LogDiagnosis(NamedTuple):
+    """What one text input says."""
+
+    source: str
+    findings: tuple[Finding, ...]
+    memory_failure: bool | None
+    facts: dict[str, object]
+    collect_next: tuple[str, ...]
+    is_server: bool  # whether vLLM speaks in it at all
+    kinds: frozenset[str] = frozenset()  # who else speaks in it: the kernel, a supervisor, nvidia-smi, torch's summary
+    around: tuple[Finding, ...] = ()  # what these say
+    remarks: tuple[str, ...] = ()  # what a reader should know of it beside the findings
+
+    @property
+    def what(self) -> str:
+        """What kind of text it is."""
+        return " and ".join([*(["vLLM log"] if self.is_server else []), *sorted(self.kinds)]) or "text"
+
+    @property
+    def says(self) -> str:
+        """The shortest summary of it."""
+        if self.findings:
+            return str(self.findings[0].code)
+        return "nothing wrong in it" if self.memory_failure is False or self.kinds else "nothing recognised in it"
+
+
+def evidence(log: Log, index: int) -> Evidence:
+    """One line of the user's own input, with secrets hidden."""
+    line = log.lines[index]
+    text = printable(hide_user_text(redact(line.text))).strip()
+    if "unrecognized arguments:" in text:
+        text = without_values(text)
+    who = f"({line.process}) " if line.process else ""
+    text = who + text
+    return Evidence(log.source, text if len(text) <= LONGEST_EVIDENCE else text[:LONGEST_EVIDENCE] + "...", line.number)
+
+
+def diagnose_log(log: Log, plan_for: PlanFor, texts: Sequence[Text] = TEXTS) -> LogDiagnosis:
+    """The findings of one text input, its own root cause first."""
+    log, is_written = without_quotes(log)
+    story = read_story(log, texts)
+    contained = read_contained(story.log.lines)
+    story, survived = without_contained(story, contained)
+    verdict = _without_strangers(story, judge(story))
+    is_alive = not verdict.deaths and not contained.given_up and (verdict.root is None or verdict.stopped)
+    if contained.failures and is_alive:
+        verdict = verdict._replace(memory_failure=True)  # it ran out, and lived
+    facts = facts_of(story, verdict.life)
+    is_server = verdict.progress is not Progress.UNKNOWN or any((verdict.deaths, contained, _is_servers(verdict.root)))
+    findings: list[Finding] = []
+    if verdict.root is not None:
+        findings += _of_root(story, verdict, facts, plan_for)
+    elif verdict.deaths:
+        findings.append(_dead(story, verdict, facts))
+    if verdict.lives_failed >= CRASH_LOOP:
+        findings.append(_crash_loop(story, verdict))
+    if contained:
+        findings[:1] = [_with_containment(story, one, contained) for one in findings[:1]]
+    if contained.failures:
+        proof = [evidence(story.log, at) for at in proof_of(contained)]
+        findings.append(finding_of_contained(contained, survived, facts, proof, is_alive=is_alive))
+    kinds = kinds_in(log)
+    around, remarks = _around(log, verdict, kinds)
+    remarks += (
+        [f"{log.source} is a page that somebody wrote: the errors that it quotes are taken for nobody's"] if is_written else []
+    )
+    trends = _trends(log)
+    # More work than one server does is no failure.
+    remarks += [f"{one.code}: {one.because}" for one in trends if one.code is Code.ENGINE_SATURATED and is_server]
+    trends = [one for one in trends if one.code is not Code.ENGINE_SATURATED]
+    memory = verdict.memory_failure
+    told = verdict.root is not None and not verdict.stopped
+    if not told and (kv := [one for one in trends if one.code.startswith("kv.") and one.severity is not Severity.INFO]):
+        memory, findings = True, [*kv, *findings]
+        trends = [one for one in trends if one not in kv]
+    elif memory is False and not told and _ends_full(log):
+        memory = None  # full, with a queue, when the log breaks off: too short to call it trouble or to rule it out
+    is_kernels = verdict.root is not None and verdict.root.text is not None and verdict.root.text.name == "kernel-oom"
+    if is_kernels and around and findings[0].code is Code.HOST_OUT_OF_MEMORY:
+        findings = findings[1:]  # the judge of the kernel's lines says more of it
+    findings += [one for one in (*around, *trends) if one.code not in {known.code for known in findings}]
+    shown = _facts(story, verdict, facts) if is_server else {}
+    findings = [fitting(finding, facts.flags) for finding in findings]
+    last = next((evidence(log, at) for at in range(len(log.lines) - 1, -1, -1) if log.lines[at].text.strip()), None)
+    remarks += remarks_on(story, verdict, last, memory=memory, has_findings=bool(findings), is_server=is_server)
+    return LogDiagnosis(
+        log.source,
+        tuple(findings),
+        memory if is_server else None,
+        shown,
+        tuple(_asks(verdict, facts)),
+        is_server,
+        kinds,
+        tuple(around),
+        tuple(hide_user_text(redact(remark)) for remark in remarks),
+    )
+
+
+def _without_strangers(story: Story, verdict: Verdict) -> Verdict:
+    """An exception that nobody has words for, in a text in which vLLM says nothing, is some other program's."""
+    root = verdict.root
+    if root is None or root.text is not None or not is_foreign(story, verdict):
+        return verdict
+    return verdict._replace(root=None, memory_failure=None)
+
+
+def _is_servers(root: Complaint | None) -> bool:
+    """Whether a complaint can only stand in a server's log: the kernel and the driver speak in logs of their own."""
+    return root is not None and (root.text is None or root.text.speaker not in ("kernel", "nvml"))
+
+
+def _of_root(story: Story, verdict: Verdict, facts: LogFacts, plan_for: PlanFor) -> Iterator[Finding]:
+    root = verdict.root
+    assert root is not None
+    if root.oom is not None and root.oom.total is not None and facts.measured.total_bytes is None:
+        facts = facts._replace(measured=facts.measured._replace(total_bytes=root.oom.total))
+    plan = plan_for(facts) if root.code in PLANNED and not verdict.stopped else None
+    case = Case(root, facts, _whole(story, root), plan)
+    severity = Severity.INFO if verdict.stopped else Severity.CRITICAL
+    yield finding_of(case, list(_proof(story, root, verdict.deaths)), severity)
+    if case.oom.is_fragmented and root.code is not Code.ALLOCATOR_FRAGMENTATION:
+        pieces = root._replace(code=Code.ALLOCATOR_FRAGMENTATION, confidence=0.6)
+        yield finding_of(case._replace(complaint=pieces), [evidence(story.log, root.at)], Severity.WARNING)
+
+
+def _with_containment(story: Story, found: Finding, contained: ContainedLines) -> Finding:
+    """The cause with what containment had to do with it, where it could have had."""
+    if not found.code.startswith("runtime.") or found.severity is not Severity.CRITICAL:
+        return found
+    proof = [evidence(story.log, one.at) for one in contained.given_up[-1:]]
+    reason = printable(hide_user_text(redact(contained.not_armed[-1].text))).strip() if contained.not_armed else ""
+    return with_containment(found, contained, proof, reason)
+
+
+def _whole(story: Story, root: Complaint) -> str:
+    """The line that names the cause and what belongs to it: a message may go on, and figures may stand a line away."""
+    lines = story.log.lines[root.at : root.at + 6]
+    text = lines[0].text + "\n" + " ".join(line.text for line in lines)
+    return f"{text}\n{root.raised.message}" if root.raised is not None else text
+
+
+def _proof(story: Story, root: Complaint, deaths: Sequence[Hit]) -> Iterator[Evidence]:
+    """The line itself, the innermost call of vLLM's above it, and the end it led to."""
+    yield evidence(story.log, root.at)
+    if root.raised is not None:
+        for index in range(root.raised.at, max(root.raised.first, root.raised.at - 200) - 1, -1):
+            line = story.log.lines[index]
+            if 'File "' in line.text and "/vllm/" in line.text and line.process == root.raised.process:
+                yield evidence(story.log, index)
+                break
+    end = next((hit for hit in deaths if hit.at > root.at), None)
+    if end is not None:
+        yield evidence(story.log, end.at)
+
+
+def _dead(story: Story, verdict: Verdict, facts: LogFacts) -> Finding:
+    """It died and does not say of what."""
+    first = verdict.deaths[0]
+    code, because = facts.worker_exit_code, "the log ends in the engine's death and names no cause"
+    if code == -9 or any(hit.text.name in ("shell-killed", "sigkill") for hit in verdict.deaths):
+        because = (
+            "a process of the server was killed (SIGKILL): by the host's out-of-memory killer, by the container's limit, or "
+            "by a person; only the kernel's log or the orchestrator knows"
+        )
+    elif code in (-6, -11, -7):
+        because = f"a process of the server crashed in native code (signal {-code}); the log names no cause"
+    remedy = (Remedy("dmesg -T | grep -i -e oom -e killed -e xid, and kubectl describe pod", "they say who ended it"),)
+    return Finding(
+        Code.ENGINE_DEAD, Severity.CRITICAL, 0.6, "the engine died, and the log does not say why", because,
+        (evidence(story.log, first.at),), remedy, ("changing memory settings before the cause is known",),
+    )  # fmt: skip
+
+
+def _crash_loop(story: Story, verdict: Verdict) -> Finding:
+    because = (
+        f"{verdict.lives_failed} starts in this log ended in a failure; starting again changes nothing while its cause stays"
+    )
+    starts = tuple(evidence(story.log, life.first) for life in story.lives[-3:])
+    remedy = Remedy("stop the restarts, fix the cause above, then start once", "each start takes card and disk from the others")
+    return Finding(
+        Code.ENGINE_CRASH_LOOP, Severity.WARNING, 0.8, "the server fails again and again", because, starts, (remedy,)
+    )
+
+
+def _around(log: Log, verdict: Verdict, kinds: frozenset[str]) -> tuple[list[Finding], list[str]]:
+    """What other speakers in the same text say, and show; each judge is loaded only where its own words occur."""
+    found: list[Finding] = []
+    shown: list[str] = []
+    if "kernel" in kinds:
+        from plimsoll.doctor.rules.kernel import judge_kernel
+
+        kernel = judge_kernel(log)
+        found += kernel.findings
+        shown += kernel.facts.notes[:MOST_NOTES]
+    if "supervisor" in kinds:
+        from plimsoll.doctor.rules.pods import judge_pods
+
+        pods = judge_pods(log)
+        found += pods.findings
+        shown += pods.facts.notes[:MOST_NOTES]
+    if "nvidia-smi" in kinds:
+        from plimsoll.doctor.rules.nvidia_smi import judge_nvidia_smi
+
+        smi = judge_nvidia_smi(log)
+        found += smi.findings
+        shown += cards_shown(smi.facts)
+    if "memory-summary" in kinds:
+        from plimsoll.doctor.rules.memory_summary import judge_memory_summary
+
+        failed = verdict.root.oom.tried if verdict.root is not None and verdict.root.oom is not None else None
+        found += judge_memory_summary(log, failed_bytes=failed).findings
+    return found, shown
+
+
+def _trends(log: Log) -> list[Finding]:
+    if not any("throughput" in line.text or "is preempted by" in line.text for line in log.lines):
+        return []
+    from plimsoll.doctor.rules.trends import judge_log_trends
+
+    # One request that was thrown out is worth no finding.
+    return [one for one in judge_log_trends(log) if one.severity is not Severity.INFO]
+
+
+def _ends_full(log: Log) -> bool:
+    """Whether one of the last periodic lines shows a full cache and a queue."""
+    from plimsoll.doctor.rules.trend_log import moments_of_log
+
+    return any(
+        is_full(one.kv, one.running, one.most_running) and matters(one.waiting, one.running)
+        for moments in moments_of_log(log).values()
+        for one in moments[-3:]
+    )
+
+
+def _facts(story: Story, verdict: Verdict, facts: LogFacts) -> dict[str, object]:
+    measured = {name: value for name, value in facts.measured._asdict().items() if value is not None}
+    root = verdict.root
+    return {
+        "vllm": facts.version,
+        "model": redact(facts.model) if facts.model else None,
+        "gpu": {
+            "name": facts.gpu_name,
+            "total_bytes": (root.oom.total if root and root.oom else None) or facts.measured.total_bytes,
+        },
+        "flags": dict(facts.flags),
+        "memory": measured,
+        "reached": facts.progress.name.lower(),
+        "step": root.step.name if root is not None and root.step is not None else None,
+        "out_of_memory": oom_facts(root.oom)
+        if root is not None and root.oom is not None and root.oom.tried is not None
+        else None,
+        "scheduler_at_death": dict(facts.scheduler) or None,
+        "worker_exit_code": facts.worker_exit_code,
+        "processes": [one._asdict() for one in facts.processes if one.process],
+        "harmless": [_with_line(evidence(story.log, hit.at)) for hit in verdict.noise[:3]],
+        "starts": len(story.lives),
+    }
+
+
+def _with_line(one: Evidence) -> str:
+    return one.text if one.line is None else f"line {one.line}: {one.text}"
+
+
+def _asks(verdict: Verdict, facts: LogFacts) -> Iterator[str]:
+    """What would settle it, where this log does not."""
+    if verdict.memory_failure is not None:
+        return
+    if facts.progress is Progress.UNKNOWN and not verdict.deaths:
+        return
+    yield from ASKS_OF_AN_END
+    if verdict.progress is not Progress.SERVING:
+        yield "the whole log of the start, from its first line to its last, of every process (VLLM_LOGGING_LEVEL=DEBUG helps)"

@@ -1,0 +1,438 @@
+"""What a log states about its server, before anybody judges: all of it optional, what is absent is unknown."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import islice
+from typing import TYPE_CHECKING, NamedTuple
+
+from plimsoll.doctor.rules.complaints import Complaint, OutOfMemory
+from plimsoll.doctor.rules.log_text import Line
+from plimsoll.doctor.rules.story import Life, Progress, Story
+from plimsoll.findings import Remedy
+from plimsoll.redaction import REDACTED, redact_value
+from plimsoll.units import GIB, MIB, format_gib
+from plimsoll.vllm.log_lines import NEEDLES, Measured, measured_of
+from plimsoll.vllm.versions import Version
+
+if TYPE_CHECKING:
+    from plimsoll.plan.advise import Advice
+
+
+# The flags a server was started with, from the line in which vLLM prints them; secrets are hidden before anything else.
+
+LONGEST_NAME = 64
+LONGEST_VALUE = 400
+MOST_FLAGS = 200
+# Of the first engine's `Namespace(...)`, which prints every argument, these tell something; the rest are defaults.
+_TELLING = frozenset({
+    "model", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "gpu_memory_utilization", "max_model_len",
+    "max_num_seqs", "max_num_batched_tokens", "quantization", "dtype", "kv_cache_dtype", "enforce_eager", "block_size",
+    "swap_space", "cpu_offload_gb", "enable_prefix_caching", "enable_chunked_prefill", "enable_lora", "max_loras",
+    "max_lora_rank", "speculative_model", "num_speculative_tokens", "limit_mm_per_prompt", "num_scheduler_steps",
+    "max_logprobs", "trust_remote_code", "load_format", "preemption_mode", "distributed_executor_backend",
+})  # fmt: skip
+# What the engine calls them, and the flag that sets them.
+_IN_FORCE = {
+    "model": "model", "tensor_parallel_size": "tensor_parallel_size", "pipeline_parallel_size": "pipeline_parallel_size",
+    "data_parallel_size": "data_parallel_size", "max_seq_len": "max_model_len", "quantization": "quantization",
+    "kv_cache_dtype": "kv_cache_dtype", "enforce_eager": "enforce_eager",
+}  # fmt: skip
+# Where it listens and who may ask: nothing a plan needs.
+_NOT_PLANNED = frozenset({
+    "model", "model_tag", "host", "port", "served_model_name", "api_server_count", "api_key", "middleware",
+})  # fmt: skip
+_MARKS = ("non-default args: {", "args: Namespace(", "with config: ")
+
+
+@lru_cache(maxsize=8)  # every worker prints the same line
+def flags_of(text: str) -> Mapping[str, str]:
+    """Name to value as printed, from one line; empty where the line is another one."""
+    for mark in _MARKS:
+        at = text.find(mark)
+        if at < 0:
+            continue
+        inner = text[at + len(mark) :]
+        pairs: Iterable[tuple[str, str]]
+        if mark.startswith("non-default"):
+            pairs = ((name.strip("'\""), value) for name, value in _split(inner, ":"))
+        elif mark.startswith("args"):
+            pairs = ((name, value) for name, value in _split(inner, "=") if name in _TELLING and value != "None")
+        else:
+            pairs = _of_config(inner)
+        return {name: _shown(name, value) for name, value in islice(pairs, MOST_FLAGS) if _is_name(name)}
+    return {}
+
+
+def _is_name(name: str) -> bool:
+    return len(name) <= LONGEST_NAME and name.isidentifier()
+
+
+def _of_config(inner: str) -> Iterator[tuple[str, str]]:
+    """`Initializing an LLM engine with config: model='...', max_seq_len=8192, ...`: what was in force, not what was asked."""
+    for name, value in _split(inner, "="):
+        if name in _IN_FORCE and value not in ("None", "auto", "False"):
+            yield _IN_FORCE[name], value
+
+
+def _split(text: str, separator: str) -> Iterator[tuple[str, str]]:
+    """The pairs at the outermost level; quotes and brackets inside a value are kept together."""
+    depth, quote, start = 0, "", 0
+    for at, letter in enumerate(text):
+        if quote:
+            quote = "" if letter == quote and text[at - 1] != "\\" else quote
+        elif letter in "'\"":
+            quote = letter
+        elif letter in "([{<":
+            depth += 1
+        elif letter in ")]}>" and depth:
+            depth -= 1
+        elif (letter == "," and depth == 0) or letter in ")]}":
+            name, found, value = text[start:at].partition(separator)
+            if found and name.strip():
+                yield name.strip(), value.strip()
+            start = at + 1
+            if letter != ",":
+                return
+    name, found, value = text[start:].partition(separator)
+    if found and name.strip() and not quote and depth == 0:
+        yield name.strip(), value.strip()
+
+
+def _shown(name: str, value: str) -> str:
+    if len(value) >= 2 and value[0] == value[-1] and value[0] in "'\"":
+        value = value[1:-1]
+    value = redact_value(name, value)
+    return value if len(value) <= LONGEST_VALUE else value[:LONGEST_VALUE] + "..."
+
+
+def without_values(text: str) -> str:
+    """What a parser refused, flags only: what was meant as a secret's value stands behind a flag that was mistyped."""
+    head, mark, words = text.partition("unrecognized arguments:")
+    flags = [word.partition("=")[0] + (" ..." if "=" in word else "") for word in words.split() if word.startswith("-")]
+    return f"{head}{mark} {' '.join(flags) or '...'}" if mark else text
+
+
+def command_words(flags: Mapping[str, str]) -> list[str] | None:
+    """The flags as a command `plan` understands; None where no model is named. Values that are no plain word are left out."""
+    model = flags.get("model") or flags.get("model_tag")
+    if not model or model.startswith("-") or not model.isprintable() or REDACTED in model:
+        return None
+    words = ["vllm", "serve", model]
+    for name, value in flags.items():
+        if name in _NOT_PLANNED:
+            continue
+        flag = "--" + name.replace("_", "-")
+        if value == "True":
+            words.append(flag)
+        elif value == "False":
+            words.append("--no-" + name.replace("_", "-"))
+        elif value not in ("None", "") and not any(letter in value for letter in "{[<(\n\0") and REDACTED not in value:
+            words += [flag, value]
+    return words
+
+
+# The words of a finding, before evidence and code are added.
+
+
+class Explained(NamedTuple):
+    """What happened, why, what fixes it, and what does not."""
+
+    title: str
+    because: str
+    remedy: Sequence[Remedy] = ()
+    nots: Sequence[str] = ()
+
+
+def setting(flag: str, value: object, why: str) -> Remedy:
+    """A remedy that is one flag with its value."""
+    return Remedy(f"{flag} {value}", why, flag, str(value))
+
+
+def unique(remedies: Iterable[Remedy]) -> list[Remedy]:
+    """The first offer for each flag; offers without a value by what they say."""
+    kept: dict[str, Remedy] = {}
+    for one in remedies:
+        kept.setdefault(one.flag if one.flag and one.value else one.do, one)
+    return list(kept.values())
+
+
+_VERSION = r"(?:LLM engine \(v|API server version |vLLM version:? |[█▀▄] {1,4}version )([0-9][^)\s,]{1,60})"
+_SCHEDULER = r"(?:Dumping scheduler stats: )?SchedulerStats\((.{0,600})"
+_FIGURE = r"\b(num_running_reqs|num_waiting_reqs|kv_cache_usage|gpu_cache_usage|step_counter)=([\d.]{1,24})"
+_EXIT = r"(?:died unexpectedly|died)[^(\n]{0,40}\(?,? ?exit ?code:? ?(-?\d{1,5})"
+_GPU_NAME = r"\b(?:device_name=|GPU name: |Using device: )'?((?:NVIDIA|AMD|Tesla|GeForce|Instinct)[\w .\-]{2,60})"
+MOST_PROCESSES = 64
+
+
+class Timeline(NamedTuple):
+    """One process as its log shows it."""
+
+    process: str
+    first_line: int | None
+    last_line: int | None
+    lines: int
+    errors: int
+    last_at: float | None
+
+
+class LogFacts(NamedTuple):
+    """What is known of the server from its own log."""
+
+    version: str | None
+    model: str | None
+    gpu_name: str | None
+    flags: Mapping[str, str]
+    measured: Measured
+    processes: tuple[Timeline, ...]
+    scheduler: Mapping[str, float]  # at its death
+    worker_exit_code: int | None
+    progress: Progress
+
+
+def facts_of(story: Story, life: Life) -> LogFacts:
+    """The facts of one life of the server."""
+    lines = story.log.lines[life.first : life.end]
+    flags: dict[str, str] = {}
+    scheduler: dict[str, float] = {}
+    version = gpu = exit_code = None
+    for line in lines:
+        text = line.text
+        if "args: " in text or "with config: " in text:
+            found = flags_of(text)
+            flags = {**found, **flags} if "with config: " in text else {**flags, **found}
+        if version is None and ("version " in text or "engine (v" in text):
+            version = _version(text)
+        if gpu is None and ("device_name=" in text or "GPU name" in text or "Using device" in text):
+            match = re.search(_GPU_NAME, text)
+            gpu = match[1].removesuffix(".json").replace("_", " ").strip() if match else None
+        if "SchedulerStats(" in text:
+            scheduler = _scheduler(text) or scheduler
+        if "exit code" in text and "died" in text:
+            match = re.search(_EXIT, text)
+            exit_code = int(match[1]) if match else exit_code
+    measured = measured_of(_raw(lines))
+    model = flags.get("model") or flags.get("model_tag")
+    return LogFacts(
+        version or measured.release, model, gpu, flags, measured, tuple(_timelines(lines)), scheduler, exit_code,
+        story.progress_at(life.end),
+    )  # fmt: skip
+
+
+def _version(text: str) -> str | None:
+    match = re.search(_VERSION, text)
+    if match is None:
+        return None
+    try:
+        return str(Version(match[1]))
+    except ValueError:
+        return None
+
+
+def _scheduler(text: str) -> dict[str, float]:
+    match = re.search(_SCHEDULER, text)
+    found = re.findall(_FIGURE, match[1]) if match else []
+    return {name: float(value) for name, value in found if value.count(".") <= 1 and value.strip(".")}
+
+
+def _raw(lines: Sequence[Line]) -> Iterator[bytes]:
+    """The telling lines as the reader of starts wants them: with their speaker in front."""
+    needles = [needle.decode() for needle in NEEDLES]
+    for line in lines:
+        if any(needle in line.text for needle in needles):
+            yield (f"({line.process}) " if line.process else "").encode() + line.text.encode("utf-8", "replace")
+
+
+def _timelines(lines: Sequence[Line]) -> Iterator[Timeline]:
+    found: dict[str, Timeline] = {}
+    for line in lines:
+        known = found.get(line.process)
+        if known is None:
+            if len(found) >= MOST_PROCESSES:
+                continue
+            known = Timeline(line.process, line.number, line.number, 0, 0, None)
+        found[line.process] = known._replace(
+            last_line=line.number,
+            lines=known.lines + 1,
+            errors=known.errors + (line.level in ("ERROR", "CRITICAL")),
+            last_at=known.last_at if line.at is None else line.at,
+        )
+    yield from found.values()
+
+
+def oom_facts(oom: OutOfMemory) -> dict[str, object]:
+    """The parsed figures of an allocation that failed, for JSON."""
+    return {
+        "tried_bytes": oom.tried,
+        "total_bytes": oom.total,
+        "free_bytes": oom.free,
+        "gpu": oom.gpu,
+        "allocated_bytes": oom.allocated,
+        "private_pools_bytes": oom.private,
+        "reserved_unallocated_bytes": oom.reserved_unallocated,
+        "this_process_bytes": oom.this_process,
+        "processes": [{"pid": pid, "bytes": size} for pid, size in oom.processes],
+        "others_bytes": oom.others if oom.own is not None else None,
+    }
+
+
+# One failure with everything that is known around it: what the explanations and the cures are computed from.
+
+DEFAULT_UTILIZATION = ((Version("0.20.0"), 0.92), (Version("0.0"), 0.9))
+MARGIN_BYTES = GIB // 4
+LEAST_CACHE_BYTES = GIB // 4  # less is no cache to serve from
+BY_HAND = "kv_cache_memory_bytes"
+
+
+EXPANDABLE = Remedy(
+    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+    "lets torch use the gaps it holds; from 0.21 refused together with a KV connector",
+)
+
+
+class PlanSays(NamedTuple):
+    """What `plan` computes for the very command that failed."""
+
+    weights_bytes: int | None = None
+    kv_bytes: int | None = None
+    slack_bytes: int | None = None
+    total_bytes: int | None = None
+    requested_bytes: int | None = None
+    vocab_size: int | None = None
+    advice: tuple[Advice, ...] = ()
+
+
+class Case(NamedTuple):
+    """The failure, its figures and the plan, any of which may be missing."""
+
+    complaint: Complaint
+    facts: LogFacts
+    line: str  # the text of the line that names it, with the lines that belong to it
+    plan: PlanSays | None = None
+
+    @property
+    def oom(self) -> OutOfMemory:
+        """The figures of the allocation that failed; empty where there are none."""
+        return self.complaint.oom or OutOfMemory()
+
+    @property
+    def total(self) -> int | None:
+        """The card's memory as vLLM sees it."""
+        return self.oom.total or self.facts.measured.total_bytes or (self.plan.total_bytes if self.plan else None)
+
+    @property
+    def utilization(self) -> float | None:
+        """The share of the card that was asked for; the release's default where none was given."""
+        given = self.facts.flags.get("gpu_memory_utilization")
+        if given is not None:
+            try:
+                value = float(given)
+            except ValueError:
+                return None
+            return value if 0 < value <= 1 else None
+        if self.facts.measured.utilization is not None:
+            return self.facts.measured.utilization
+        return default_utilization(self.facts.version)
+
+    def number(self, flag: str) -> int | None:
+        """A flag's value where it is a plain number."""
+        value = self.facts.flags.get(flag, "")
+        return int(value) if value.isdecimal() and len(value) < 16 else None
+
+    @property
+    def max_num_seqs(self) -> int | None:
+        """As given, or as the log says."""
+        return self.number("max_num_seqs") or self.facts.measured.max_num_seqs
+
+    @property
+    def max_num_batched_tokens(self) -> int | None:
+        """As given, or as the log says."""
+        return self.number("max_num_batched_tokens") or self.facts.measured.max_num_batched_tokens
+
+    @property
+    def parallel(self) -> int:
+        """Over how many GPUs each layer was spread."""
+        return max(self.number("tensor_parallel_size") or 1, self.facts.measured.tensor_parallel or 1)
+
+    @property
+    def missing(self) -> int | None:
+        """How much more was needed than was free, where the message states both."""
+        if self.oom.tried is None or self.oom.free is None:
+            return None
+        return max(0, self.oom.tried - self.oom.free)
+
+    def since(self, release: str) -> bool | None:
+        """Whether the version that ran is this release or later; None where it is not known."""
+        try:
+            return None if self.facts.version is None else Version(self.facts.version) >= Version(release)
+        except ValueError:
+            return None
+
+    def planned(self, flags: Sequence[str]) -> list[Remedy]:
+        """What the plan offers of these flags, with the effect it computed."""
+        offers = self.plan.advice if self.plan is not None else ()
+        return [Remedy(one.words, f"{one.why}: {one.effect}", one.flag, one.value or None)
+                for one in offers if one.flag in flags]  # fmt: skip
+
+
+def default_utilization(version: str | None) -> float | None:
+    """What vLLM takes when nothing is said."""
+    if version is None:
+        return None
+    try:
+        running = Version(version)
+    except ValueError:
+        return None
+    return next((share for since, share in DEFAULT_UTILIZATION if running >= since), None)
+
+
+def lower_utilization(case: Case, by_bytes: int) -> str | None:
+    """The utilisation that leaves so much more outside vLLM's share, rounded down; None where it cannot be computed."""
+    if case.utilization is None or not case.total:
+        return None
+    value = math.floor((case.utilization - (by_bytes + MARGIN_BYTES) / case.total) * 100) / 100
+    return f"{value:.2f}" if value >= 0.1 else None
+
+
+def more_room(case: Case, needed: int) -> Remedy:
+    """A smaller cache by what was missing: by its size where that was set by hand, else by the share of the card."""
+    given = case.number(BY_HAND)
+    if given is not None:
+        why = "a size set by hand is not measured against the peaks beside it"
+        return smaller_cache(given, given - needed - MARGIN_BYTES, why)
+    share = lower_utilization(case, needed)
+    why = "leaves more of the card outside the KV cache; costs that much of it"
+    if share is None:
+        return Remedy("a lower --gpu-memory-utilization, by 0.02 to 0.05", why, "--gpu-memory-utilization")
+    return setting("--gpu-memory-utilization", share, why)
+
+
+def smaller_cache(given: int, fits: int, why: str) -> Remedy:
+    """The cache that fits, beside the one that was set by hand; no number where that leaves hardly any."""
+    flag = "--kv-cache-memory-bytes"
+    if not LEAST_CACHE_BYTES <= fits < given:
+        return Remedy(f"a smaller {flag} than {given}", why, flag)
+    return Remedy(f"{flag} {fits}, not {given}", why, flag, str(fits))
+
+
+def gib(size: int | None) -> str:
+    """A size for people, or that it is not known; torch says MiB below one GiB, and so do we."""
+    if size is None:
+        return "an unknown amount"
+    return f"{size / MIB:.0f} MiB" if MIB <= abs(size) < GIB else format_gib(size)
+
+
+def asked(case: Case) -> str:
+    """What was asked for and what there was, in one clause."""
+    oom = case.oom
+    if oom.tried is None:
+        return "the driver refused an allocation and does not say how large"
+    text = f"torch asked for {gib(oom.tried)}"
+    if oom.free is not None and oom.total is not None:
+        text += f", {gib(oom.free)} of {gib(oom.total)} were free"
+    if oom.reserved_unallocated and oom.reserved_unallocated >= MIB:
+        text += f", {gib(oom.reserved_unallocated)} more were held by torch itself in gaps"
+    return text

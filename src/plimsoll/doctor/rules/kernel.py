@@ -1,0 +1,483 @@
+"""Judges kernel lines (dmesg, journalctl -k): the OOM killer, NVIDIA's Xid errors, and what else ends a server from below."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import NamedTuple
+
+from plimsoll.doctor.rules.host_memory import Kill, judge_kills, read_kills
+from plimsoll.doctor.rules.log_text import KERNEL, Line, Log, holds, kernel_text, quote, whose
+from plimsoll.findings import Code, Finding, Remedy, Severity
+
+# Judges kernel lines that carry no Xid: lost GPUs, AMD's driver, the bus, broken RAM, disks, crashes in native code.
+
+NOT_MEMORY = "memory settings (utilisation, --max-model-len, --max-num-seqs): nothing ran out"
+Texts = Sequence[tuple[str, Line]]  # the message without its stamps, and the line it came from
+
+
+class Rule(NamedTuple):
+    """Lines that all mean one thing."""
+
+    pattern: str
+    code: Code
+    confidence: float
+    title: str
+    do: str
+    why: str
+    unless: str = r"(?!)"  # a line that also matches this does not count
+    severity: Severity = Severity.CRITICAL
+
+
+_RULES = (
+    Rule(
+        r"NVRM:.{0,120}fallen off the bus",
+        Code.OTHER_HARDWARE,
+        0.95,
+        "a GPU has fallen off the bus",
+        "reboot the machine; if it returns, check power, heat, seating and slot, or replace the card",
+        "the host can no longer reach it",
+    ),
+    Rule(
+        r"NVRM:.{0,120}RmInitAdapter failed",
+        Code.OTHER_HARDWARE,
+        0.85,
+        "the driver could not start a GPU",
+        "power the machine off and on; if it stays, try another driver version, then another card",
+        "the card did not answer its driver",
+    ),
+    Rule(
+        r"NVRM: API mismatch",
+        Code.OTHER_INSTALLATION,
+        0.9,
+        "the driver's kernel module and its libraries are of different versions",
+        "reboot, or reload the module, so that both come from one driver release",
+        "the libraries were upgraded under a loaded module",
+    ),
+    Rule(
+        r"SXid \(",
+        Code.OTHER_HARDWARE,
+        0.6,
+        "an NVLink switch reported an error",
+        "look the SXid up in the Fabric Manager guide; for a fatal one reset all GPUs and switches of the node",
+        "the GPUs of the node share it",
+        unless=r"(?i:non-?fatal)",
+    ),
+    Rule(
+        r"No space left on device.{0,80}/dev/shm|/dev/shm.{0,80}No space left on device",
+        Code.HOST_OUT_OF_MEMORY,
+        0.8,
+        "the shared memory folder (/dev/shm) is too small",
+        "give the container more: --ipc=host, --shm-size 16g, or a memory-backed volume there",
+        "vLLM's processes pass data through it",
+    ),
+    Rule(
+        r"No space left on device",
+        Code.OTHER_DISK,
+        0.7,
+        "a disk is full",
+        "free space, or move HF_HOME, VLLM_CACHE_ROOT and the temporary folder to a larger disk",
+        "weights and compiled kernels are written there",
+        unless=r"\b/?dev/shm",
+    ),
+    Rule(
+        r"(?:Buffer|metadata|medium|nvme\d{1,4}\w{0,10}).{0,60}I/O error|I/O error,? (?:on )?dev|nvme.{0,40}controller is down",
+        Code.OTHER_DISK,
+        0.6,
+        "a disk reports read or write errors",
+        "check the disk (smartctl) and copy the model to another one",
+        "a file that cannot be read ends the start",
+        unless=r"dev (?:fd|sr|loop)\d",
+    ),
+    Rule(
+        r"AER:.{0,60}\(?Fatal|severity=Uncorrect\w{2,4} \(Fatal\)",
+        Code.OTHER_HARDWARE,
+        0.7,
+        "the PCIe bus reported a fatal error",
+        "drain the node, reboot, and check the slot and riser that the line names",
+        "a device on a failing link is lost sooner or later",
+        unless=r"Non-Fatal",
+    ),
+    Rule(
+        r"Memory failure: 0x|EDAC MC\d{1,3}: \d{1,6} UE ",
+        Code.OTHER_HARDWARE,
+        0.8,
+        "the host's own memory (RAM) has an uncorrectable error",
+        "drain the node and replace the memory module that the line names",
+        "the process that used the page was killed; this is not a shortage",
+    ),
+)
+_AMD_BROKEN = Rule(
+    r"(?i:uncorrectable|poison|GPU is lost|hardware error)",
+    Code.OTHER_HARDWARE,
+    0.85,
+    "an AMD GPU reported an uncorrectable error",
+    "drain the node and reset the GPU (rocm-smi --gpureset), or reboot",
+    "the error stays until a reset",
+)
+_AMD_FAULT = Rule(
+    r"page fault",
+    Code.OTHER_ILLEGAL_ACCESS,
+    0.75,
+    "a GPU program touched memory it must not touch",
+    "start the server again; upgrade vLLM or change the attention backend",
+    "a bug in a kernel, not a shortage; a reset after it is its consequence",
+)
+_AMD_RESET = Rule(
+    r"GPU reset begin|ring \S{1,30} timeout|GPU reset\(",
+    Code.OTHER_HARDWARE,
+    0.6,
+    "an AMD GPU hung and was reset",
+    "start the server again; if it returns on the same card, have the card checked",
+    "the reset ended every program on it",
+)
+_CRASH = r"(?P<name>\S{1,40})\[\d{1,10}\]:? (?P<how>segfault|general protection|trap invalid opcode)"
+_STUCK = r"task (?P<name>.{1,40}?):\d{1,10} blocked for more than (?P<s>\d{1,6}) seconds"
+
+
+def judge_lines(log: Log, texts: Texts) -> tuple[list[Finding], list[str]]:
+    """One finding for each kind of trouble in these lines, and what is only worth a note."""
+    if not texts:
+        return [], []
+    plain = [(text, line) for text, line in texts if "amdgpu" not in text]
+    findings = [found for rule in _RULES if (found := _apply(log, rule, plain))]
+    amd = [(text, line) for text, line in texts if "amdgpu" in text]
+    findings += [found for rule in (_AMD_BROKEN, _AMD_FAULT, _AMD_RESET) if (found := _apply(log, rule, amd))][:1]
+    crashes, notes = _processes(log, texts)
+    refused = [t for t, _ in texts if "NVRM" in t and ("NV_ERR_NO_MEMORY" in t or "out of memory" in t.lower())]
+    if refused:
+        said = f"the NVIDIA driver was refused memory {len(refused)} time(s); whether the card's or the host's it does not say"
+        notes.append(f"{said}: {refused[0][:160]}")
+    return findings + crashes, notes
+
+
+def _apply(log: Log, rule: Rule, texts: Texts) -> Finding | None:
+    lines = [line for text, line in texts if re.search(rule.pattern, text) and not re.search(rule.unless, text)]
+    return _finding(log, rule, lines, f"The log says so {len(lines)} time(s), first: {_short(lines[0])}") if lines else None
+
+
+def _short(line: Line) -> str:
+    text = " ".join(line.text.split())
+    return text if len(text) <= 160 else f"{text[:160]}..."
+
+
+def _finding(log: Log, rule: Rule, lines: Sequence[Line], because: str) -> Finding:
+    return Finding(
+        rule.code,
+        rule.severity,
+        rule.confidence,
+        rule.title,
+        because,
+        quote(log, lines),
+        (Remedy(rule.do, rule.why),),
+        (NOT_MEMORY,),
+    )
+
+
+def _processes(log: Log, texts: Texts) -> tuple[list[Finding], list[str]]:
+    """Crashes in native code and processes stuck in the kernel: the server's are findings, a stranger's are notes."""
+    found: dict[str, Finding] = {}
+    notes: list[str] = []
+    for text, line in texts:
+        if "blocked for more than" in text:
+            match = re.search(_STUCK, text)
+        elif "segfault" in text or "general protection" in text or "trap invalid" in text:
+            match = re.search(_CRASH, text)
+        else:
+            continue
+        if match is None:
+            continue
+        if whose(match["name"]) not in ("vllm", "python"):
+            notes.append(f"not a process of vLLM's: {match[0][:100]}")
+        elif "s" in match.groupdict():
+            found.setdefault("stuck", _stuck(log, match, line))
+        else:
+            found.setdefault("crash", _crash(log, match, text, line))
+    return list(found.values()), notes[:20]
+
+
+def _stuck(log: Log, match: re.Match[str], line: Line) -> Finding:
+    rule = Rule(
+        "",
+        Code.ENGINE_WEDGED,
+        0.5,
+        "a process of the server was stuck inside the kernel",
+        "look at the disk or network file system, and at the GPU (nvidia-smi), at that minute",
+        "a process waits there for hardware or for a remote disk",
+        severity=Severity.WARNING,
+    )
+    because = f"{match['name']} did not move for more than {match['s']} s: it waited for a device or a file system."
+    return _finding(log, rule, [line], because)
+
+
+def _crash(log: Log, match: re.Match[str], text: str, line: Line) -> Finding:
+    inside = re.search(r" in ([^\[\s]{1,80})\[", text)
+    where = f" in {inside[1]}" if inside else ""
+    if match["how"] == "trap invalid opcode":
+        rule = Rule(
+            "",
+            Code.OTHER_INSTALLATION,
+            0.6,
+            "a library uses an instruction that this CPU does not have",
+            "install builds made for this CPU",
+            "a binary for a newer CPU cannot run here",
+        )
+        return _finding(log, rule, [line], f"{match['name']} was ended by the CPU{where}: unknown instruction.")
+    rule = Rule(
+        "",
+        Code.ENGINE_DEAD,
+        0.7,
+        f"a process of the server crashed in native code{where}",
+        "bring vLLM, torch and the driver to releases that belong together; keep the core dump for the bug report",
+        "mixed libraries are the most common cause",
+    )
+    because = f"The kernel reports a {match['how']} of {match['name']}{where}: a bug or a broken library, not a shortage."
+    return _finding(log, rule, [line], because)
+
+
+# What NVIDIA's Xid numbers mean, who caused them and what to do, after its Xid catalog (docs.nvidia.com/deploy/xid-errors).
+
+
+class Blame(StrEnum):
+    """Where an Xid points."""
+
+    PROGRAM = "program"  # a GPU program did wrong: a bug, rarely a card
+    ECHO = "echo"  # says only that something else happened before
+    FAULT = "fault"  # the card, its link, its firmware or its driver
+    REPAIRED = "repaired"  # a fault that was put right: watch it
+    UNKNOWN = "unknown"
+
+
+class Xid(NamedTuple):
+    """One number of the catalog."""
+
+    number: int
+    meaning: str
+    blame: Blame
+    cure: str
+
+
+_RESTART = "start vLLM again; if it returns, look for the bug in a kernel, not in the card"
+_RESET = "drain the node and reset the GPU (nvidia-smi --gpu-reset, or a reboot); if it returns, have the card checked"
+_REPLACE = "take the GPU out of service and ask the vendor for a replacement"
+_WATCH = "nothing at once; reset the GPU at the next quiet moment and watch whether it returns"
+_LINK = "drain the node, reset all its GPUs together, then look at `nvidia-smi nvlink -s` and the fabric manager's log"
+
+_TABLE: tuple[Xid, ...] = (
+    Xid(8, "the GPU stopped working on a program", Blame.PROGRAM, _RESTART),
+    Xid(11, "a broken command stream", Blame.PROGRAM, _RESTART),
+    Xid(13, "an exception in a GPU program (out of range, illegal instruction or misaligned)", Blame.PROGRAM, _RESTART),
+    Xid(31, "a GPU program touched memory that is not mapped (page fault)", Blame.PROGRAM, _RESTART),
+    Xid(32, "a broken command stream between driver and GPU, mostly a poor PCIe link", Blame.FAULT, _RESET),
+    Xid(38, "the GPU's scheduling firmware timed out", Blame.FAULT, _RESET),
+    Xid(43, "a program was stopped after its own fault; the GPU is healthy", Blame.PROGRAM, _RESTART),
+    Xid(45, "the driver cleaned up after a program that was ended (killed or failed)", Blame.ECHO, "find what ended it"),
+    Xid(46, "the GPU stopped working", Blame.FAULT, _RESET),
+    Xid(48, "an uncorrectable (double bit) memory error", Blame.FAULT, _RESET),
+    Xid(54, "the board's extra power plug is not connected", Blame.FAULT, "check the power cable, then reboot"),
+    Xid(61, "an internal controller of the GPU hit a breakpoint", Blame.FAULT, _RESET),
+    Xid(62, "an internal controller of the GPU halted", Blame.FAULT, _RESET),
+    Xid(63, "a bad memory row was marked for replacement", Blame.REPAIRED, _WATCH),
+    Xid(64, "a bad memory row could NOT be replaced", Blame.FAULT, f"{_RESET}; after another one {_REPLACE}"),
+    Xid(69, "a GPU program used the engine wrongly (class error)", Blame.PROGRAM, _RESTART),
+    Xid(74, "an NVLink error; the other end of the link may be the broken one", Blame.FAULT, _LINK),
+    Xid(79, "the GPU has fallen off the bus: the host can no longer reach it", Blame.FAULT,
+        "reboot the machine (a reset is not enough); if it returns, check power, heat, seating and slot, or replace the card"),
+    Xid(92, "many corrected (single bit) memory errors", Blame.REPAIRED, _WATCH),
+    Xid(94, "an uncorrectable memory error that hit one program only", Blame.FAULT,
+        "start vLLM again; reset the GPU at the next quiet moment, so that the bad row is replaced"),
+    Xid(95, "an uncorrectable memory error that may have hit every program on the GPU", Blame.FAULT, _RESET),
+    Xid(109, "switching between programs on the GPU timed out", Blame.FAULT, _RESET),
+    Xid(110, "a security fault in the GPU", Blame.FAULT, _RESET),
+    Xid(119, "the GPU's own processor (GSP) did not answer the driver", Blame.FAULT,
+        f"{_RESET}; if it returns, change the driver's version or turn the GSP firmware off (NVreg_EnableGpuFirmware=0)"),
+    Xid(120, "the GPU's own processor (GSP) reported an error", Blame.FAULT,
+        f"{_RESET}; if it returns, change the driver's version"),
+    Xid(121, "corrected errors on the link between CPU and GPU", Blame.REPAIRED, _WATCH),
+    Xid(136, "an NVLink could not be brought up", Blame.FAULT, _LINK),
+    Xid(137, "a GPU program reached into another GPU's memory where it must not (NVLink)", Blame.PROGRAM, _RESTART),
+    Xid(140, "uncorrectable memory errors that the driver could not deal with", Blame.FAULT, _RESET),
+    Xid(143, "the GPU could not be initialised", Blame.FAULT, _RESET),
+    *(Xid(n, "an NVLink error (fifth generation)", Blame.FAULT, _LINK) for n in range(144, 151)),
+    Xid(151, "an error while changing encryption keys", Blame.FAULT, "restart the virtual machine"),
+    Xid(154, "the driver says how to recover from another Xid", Blame.ECHO, "do what the line says"),
+    Xid(155, "an NVLink was taken down by software", Blame.REPAIRED, _LINK),
+    Xid(156, "a failing part of the GPU was retired", Blame.REPAIRED, _WATCH),
+    Xid(157, "a failing part of the GPU could NOT be retired: no spare is left", Blame.FAULT, _REPLACE),
+    Xid(158, "the GPU did not answer in time, for good", Blame.FAULT, _RESET),
+    Xid(167, "the PCIe link timed out for good", Blame.FAULT, "reboot the machine; if it returns, check seating and slot"),
+    Xid(171, "an uncorrectable error in the GPU's main memory", Blame.FAULT, _RESET),
+    Xid(172, "an uncorrectable error in memory inside the GPU chip", Blame.FAULT, f"{_RESET}; past the threshold {_REPLACE}"),
+)  # fmt: skip
+_BY_NUMBER = {xid.number: xid for xid in _TABLE}
+
+
+def explain(number: int) -> Xid:
+    """What the number means; one that is not in the table is said to be unknown, never guessed."""
+    unknown = "a GPU error this table does not hold"
+    return _BY_NUMBER.get(number) or Xid(number, unknown, Blame.UNKNOWN, "look the number up in NVIDIA's Xid catalog")
+
+
+MOST_EVENTS = 2000
+_XID = (
+    r"NVRM: Xid \((?:PCI:)?(?P<device>[0-9A-Fa-f:.]{4,20})[^)]{0,60}\): (?P<number>\d{1,4})"
+    r"(?:, pid='?(?P<pid>[^,']{1,20})'?)?(?:, name=(?P<name>[^,]{1,64}))?,?\s?(?P<rest>.{0,300})"
+)
+
+
+class XidEvent(NamedTuple):
+    """One Xid line."""
+
+    number: int
+    device: str
+    pid: int | None
+    name: str | None
+    text: str
+    line: Line
+
+
+class KernelFacts(NamedTuple):
+    """What the kernel said, whether or not it is the server's trouble."""
+
+    kills: tuple[Kill, ...] = ()
+    xids: tuple[XidEvent, ...] = ()
+    notes: tuple[str, ...] = ()  # seen, and not the cause by itself
+
+
+class KernelVerdict(NamedTuple):
+    """The findings, the gravest first, and the facts."""
+
+    findings: list[Finding]
+    facts: KernelFacts
+
+
+def judge_kernel(log: Log) -> KernelVerdict:
+    """Say what the kernel lines in this text show; text without any gives nothing."""
+    kills = read_kills(log)
+    xids: list[XidEvent] = []
+    rest: list[tuple[str, Line]] = []
+    for line in log.lines if holds(log.lines, KERNEL) else ():
+        if line.process or not any(word in line.text for word in KERNEL):
+            continue
+        text = kernel_text(line.text)
+        xid = _xid(text, line) if "Xid (" in text else None
+        if xid is not None and len(xids) < MOST_EVENTS:
+            xids.append(xid)
+        elif xid is None and len(rest) < MOST_EVENTS:
+            rest.append((text, line))
+    if any(event.number == 79 for event in xids):
+        rest = [(text, line) for text, line in rest if "fallen off the bus" not in text]  # the Xid says it already
+    findings: list[Finding] = []
+    notes: list[str] = []
+    for found, said in (judge_kills(log, kills), _judge_xids(log, xids), judge_lines(log, rest)):
+        findings += found
+        notes += said
+    findings.sort(key=lambda one: (one.severity is not Severity.CRITICAL, -one.confidence))
+    return KernelVerdict(findings, KernelFacts(tuple(kills), tuple(xids), tuple(dict.fromkeys(notes))))
+
+
+def _xid(text: str, line: Line) -> XidEvent | None:
+    found = re.search(_XID, text)
+    if found is None:
+        return None
+    pid = found["pid"] or ""
+    name = (found["name"] or "").strip("<>' ")
+    return XidEvent(
+        number=int(found["number"]),
+        device=found["device"],
+        pid=int(pid) if pid.isascii() and pid.isdecimal() else None,
+        name=None if name in ("", "unknown") else name,
+        text=found["rest"].strip(),
+        line=line,
+    )
+
+
+def _judge_xids(log: Log, xids: Sequence[XidEvent]) -> tuple[list[Finding], list[str]]:
+    """Per card: a fault rules; a program's error counts only where no fault stands beside it; echoes are notes."""
+    findings: list[Finding] = []
+    notes: list[str] = []
+    for device in dict.fromkeys(event.device for event in xids):
+        here = [event for event in xids if event.device == device]
+        by = {blame: [e for e in here if explain(e.number).blame is blame] for blame in Blame}
+        programs = [e for e in by[Blame.PROGRAM] if e.name is None or whose(e.name) in ("vllm", "python")]
+        if by[Blame.FAULT]:
+            findings.append(_fault(log, device, by[Blame.FAULT], here))
+        elif programs:
+            findings.append(_program(log, device, programs))
+        elif by[Blame.REPAIRED]:
+            findings.append(_repaired(log, device, by[Blame.REPAIRED]))
+        strangers = [e for e in by[Blame.PROGRAM] if e not in programs]
+        notes += [f"Xid {e.number} on {device} belongs to {e.name}, not to vLLM" for e in strangers]
+        for event in (*by[Blame.ECHO], *by[Blame.UNKNOWN]):
+            notes.append(f"Xid {event.number} on {device}: {explain(event.number).meaning}; {event.text[:120]}".rstrip("; "))
+    return findings, notes
+
+
+def _numbers(events: Sequence[XidEvent]) -> list[int]:
+    return list(dict.fromkeys(event.number for event in events))
+
+
+def _fault(log: Log, device: str, faults: Sequence[XidEvent], here: Sequence[XidEvent]) -> Finding:
+    """The card, its link or its firmware failed; the driver's own advice (Xid 154) comes first."""
+    first = explain(faults[0].number)
+    echoes = len(here) - len(faults)
+    after = f" {echoes} other Xid line(s) on this card are most likely its consequence." if echoes else ""
+    asked = [m[1] for e in here if e.number == 154 and (m := re.search(r" to 0x\w{1,8} \(([^)]{1,40})\)", e.text))]
+    remedy = [Remedy(explain(n).cure, f"Xid {n}: {explain(n).meaning}") for n in _numbers(faults)[:4]]
+    if asked and asked[-1] != "None":
+        remedy.insert(0, Remedy(f"do what the driver asks for on {device}: {asked[-1]}", "Xid 154 names what this GPU needs"))
+    return Finding(
+        code=Code.OTHER_HARDWARE,
+        severity=Severity.CRITICAL,
+        confidence=0.6 if first.number in (32, 38) else 0.95,
+        title=f"GPU {device}: {first.meaning}",
+        because=(
+            f"The driver reported Xid {', '.join(map(str, _numbers(faults)))} on GPU {device} ({len(faults)} line(s)): "
+            f"{first.meaning}.{after}"
+        ),
+        evidence=quote(log, [event.line for event in (*faults, *here)]),
+        remedy=(*remedy, Remedy("serve from another card or node meanwhile", "a fault returns until it is cured")),
+        not_a_remedy=(NOT_MEMORY, "starting vLLM on the same card again without a reset: a scheduler does that all night"),
+    )
+
+
+def _repaired(log: Log, device: str, events: Sequence[XidEvent]) -> Finding:
+    first = explain(events[0].number)
+    return Finding(
+        code=Code.OTHER_HARDWARE,
+        severity=Severity.INFO,
+        confidence=0.4,
+        title=f"GPU {device} corrected a fault: {first.meaning}",
+        because=f"Xid {first.number} on GPU {device} ({len(events)} line(s)): {first.meaning}. Alone it ends no server.",
+        evidence=quote(log, [event.line for event in events]),
+        remedy=(Remedy(first.cure, "such events grow in number before a card fails"),),
+        not_a_remedy=(NOT_MEMORY,),
+    )
+
+
+def _program(log: Log, device: str, events: Sequence[XidEvent]) -> Finding:
+    """A kernel of the server's did wrong; certain of the access, not of whose bug it is."""
+    first = explain(events[0].number)
+    who = next((f" by {event.name} (pid {event.pid})" for event in events if event.name), "")
+    named = any(event.name and whose(event.name) == "vllm" for event in events)
+    confidence = 0.5 if _numbers(events) == [43] else 0.9 if named else 0.75
+    return Finding(
+        code=Code.OTHER_ILLEGAL_ACCESS,
+        severity=Severity.CRITICAL,
+        confidence=confidence,
+        title=f"a GPU program failed on {device}: {first.meaning}",
+        because=(
+            f"The driver reported Xid {', '.join(map(str, _numbers(events)))} on GPU {device}{who}: {first.meaning}. "
+            "No fault of the card (Xid 48, 79, 94, 95 and others) stands beside it."
+        ),
+        evidence=quote(log, [event.line for event in events]),
+        remedy=(
+            Remedy("start the server again", "the process's GPU state is lost; the card is healthy"),
+            Remedy("upgrade vLLM; these are bugs of one kernel", "most are repaired in a later release"),
+            Remedy("change the suspected part, one at a time, on a replica", "to find the kernel", "--attention-backend"),
+            Remedy("set CUDA_LAUNCH_BLOCKING=1 on a test replica", "it makes the traceback name the kernel; much slower"),
+            Remedy("if only this card does it, have the card checked", "a failing card can look the same"),
+        ),
+        not_a_remedy=(NOT_MEMORY, "PYTORCH_CUDA_ALLOC_CONF"),
+    )

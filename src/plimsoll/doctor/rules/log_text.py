@@ -1,0 +1,200 @@
+"""What is left of a server as text: lines with who said them and when, whatever they were wrapped in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from plimsoll.findings import Evidence
+
+
+class Line(NamedTuple):
+    """One line as the program said it: colours, container wrapping and vLLM's own prefix are taken off `text`."""
+
+    number: int | None  # counted from 1 in the file as it lies there; None where it cannot be known
+    process: str  # "EngineCore_DP0 pid=123", "Worker_TP1 pid=7", "VllmWorker rank=0 pid=1"; "" where nobody is named
+    level: str  # DEBUG, INFO, WARNING, ERROR, CRITICAL; "" where the line does not say
+    at: float | None  # seconds; comparable within one file only (vLLM prints no year)
+    text: str  # at most `LONGEST` characters; indentation after the prefix is kept
+    server: str = ""  # the container, pod or unit the line came from, where the wrapping names one
+
+
+class Log(NamedTuple):
+    """One text input: a server's log, kernel lines, the output of a tool, or several of them in one file."""
+
+    source: str  # as the user named it
+    lines: Sequence[Line]
+    skipped: tuple[tuple[int, int], ...] = ()  # (index into lines, lines left out before it): a huge file's uneventful middle
+    size_bytes: int | None = None
+
+
+LONGEST = 16 << 10  # characters of one line that are kept: a dumped configuration is long, a progress bar endless
+
+
+# The words that betray text which is not vLLM's own, so that a log without any of it costs no more than a search.
+
+_BATCH = 2048  # lines searched at once: fast, and a huge log is never copied whole
+
+OOM_KILLER = ("oom-kill", "Killed process", "Kill process", "due to memory ", "sending SIG")
+KERNEL = (
+    "NVRM", "SXid", "segfault", "general protection", "trap invalid opcode", "blocked for more than", "amdgpu", "AER:",
+    "severity=Uncorrect", "I/O error", "No space left", "Memory failure:", "EDAC", "controller is down",
+)  # fmt: skip
+POD = ("Restart Count:", "restartCount", "containerStatuses", "Last State:", "lastState")
+POD_EVENT = ("Normal  ", "Warning  ")
+POD_ROW = (
+    "CrashLoopBackOff", " OOMKilled", " Evicted", "ImagePullBackOff", "ErrImagePull", " Error  ", " Completed  ",
+    "ContainerConfigError",
+)  # fmt: skip
+DOCKER = ('"OOMKilled":', "Exited (", "Restarting (")
+SYSTEMD = (".service", ".scope")
+SMI_ERROR = ("device handle for", "GPU is lost", "fallen off", "NVML", "NVIDIA-SMI has failed", "No devices were found")
+SMI = (
+    "NVIDIA-SMI", "MiB |", "Memory-Usage", "NVSMI LOG", "FB Memory Usage", "ECC Errors", "Remapped Rows", "VRAM", "memory.used",
+    "memory.total", "memory.free", "utilization.gpu", "used_memory", "used_gpu_memory", "process_name", "Processes:",
+)  # fmt: skip
+MEMORY_SUMMARY = (
+    "memory summary, device ID",
+    "CUDA OOMs:",
+    "GPU reserved ",
+    "Non-releasable ",
+    "Allocated memory  ",
+    "Active memory  ",
+)
+
+_KINDS = {
+    "kernel": (*OOM_KILLER, *KERNEL),
+    "supervisor": (*POD, *POD_EVENT, *POD_ROW, *DOCKER, *SYSTEMD),
+    "nvidia-smi": (*SMI, *SMI_ERROR),
+    "memory-summary": MEMORY_SUMMARY,
+}
+
+
+def kinds_in(log: Log) -> frozenset[str]:
+    """Which judges are worth asking: of "kernel", "supervisor", "nvidia-smi" and "memory-summary"; most logs need none."""
+    wanted = dict(_KINDS)
+    for text in _batches(log.lines, vllm=True):
+        for kind in [kind for kind, words in wanted.items() if any(word in text for word in words)]:
+            del wanted[kind]
+    return frozenset(_KINDS) - frozenset(wanted)
+
+
+def holds(lines: Iterable[Line], words: Sequence[str], *, vllm: bool = False) -> bool:
+    """Whether any line holds any of the words; lines that a vLLM process printed are asked only where `vllm` says so."""
+    return any(word in text for text in _batches(lines, vllm=vllm) for word in words)
+
+
+def _batches(lines: Iterable[Line], *, vllm: bool) -> Iterable[str]:
+    batch: list[str] = []
+    for line in lines:
+        if vllm or not line.process:
+            batch.append(line.text)
+        if len(batch) == _BATCH:
+            yield "\n".join(batch)
+            batch = []
+    yield "\n".join(batch)
+
+
+# Text that only quotes a log: what `plimsoll doctor` printed before, and a page that somebody wrote about failures.
+#
+# Both name errors that nobody had. A written page is told by its Markdown, and only where no record of a log stands in it:
+# somebody may have pasted one.
+
+_HEAD = re.compile(r"memory failure: (?:yes|no|cannot be told)(?:   \(|\s*$)")
+# The lines of a report that are not indented; what it quotes has lost the level that a log's record has.
+_GOES_ON = re.compile(
+    r"\s|$|\d{1,3}\. [a-z-]{1,20}\.[a-z-]{1,40} \((?:critical|warning|info), |and \d{1,4} more: --json|"
+    r"The start's own figures: |plan computes for this command: |Started with: |Harmless, whatever it says: |The page shows: |"
+    r"Looked at: |The snapshot's device |Read |Remark: |Note: |To settle it, collect:|"
+    r"Nothing wrong was found\.|No failure was recognised\."
+)
+_HEADING = re.compile(r"#{1,6} [A-Za-z]")
+_MARKED = re.compile(r"`[^`]{1,200}`|\]\([^)\s]{1,200}\)")  # code within a sentence, a link
+_QUOTES = re.compile(r"`|\"[^\"]{4,}\"")
+FEWEST_HEADINGS = 2
+
+
+def without_quotes(log: Log) -> tuple[Log, bool]:
+    """The log with every line blanked that only quotes one, and whether it is a page that somebody wrote."""
+    lines = _without_reports(log.lines)
+    prose = _prose(lines)
+    if prose:
+        lines = [line._replace(text="", process="") if at in prose else line for at, line in enumerate(lines)]
+    return (log if lines is log.lines else log._replace(lines=lines)), bool(prose)
+
+
+def _without_reports(lines: Sequence[Line]) -> Sequence[Line]:
+    """The lines without earlier reports of this command."""
+    if not any("memory failure: " in line.text for line in lines):
+        return lines
+    kept: list[Line] = []
+    inside = False
+    for line in lines:
+        goes_on = inside and not line.level and (bool(line.process) or _GOES_ON.match(line.text) is not None)
+        inside = goes_on or _HEAD.match(line.text) is not None
+        kept.append(line._replace(text="", process="") if inside else line)
+    return kept
+
+
+def _prose(lines: Sequence[Line]) -> frozenset[int]:
+    """The lines of a page in Markdown that quote something; none where a program speaks in it, or it is no such page."""
+    first = next((line.text for line in lines if line.text.strip()), "")
+    if not first.startswith(("# ", "<")) or any(map(_is_record, lines)):
+        return frozenset()
+    headings = sum(_HEADING.match(line.text) is not None for line in lines)
+    if headings < FEWEST_HEADINGS or not any(_MARKED.search(line.text) for line in lines):
+        return frozenset()
+    return frozenset(at for at, line in enumerate(lines) if _QUOTES.search(line.text))
+
+
+def _is_record(line: Line) -> bool:
+    return bool(line.level or line.process) or "Traceback (most recent call last)" in line.text
+
+
+# Helpers for text that is not vLLM's own: quoting a line, taking kernel stamps off, asking whose process it is.
+
+MOST_QUOTED = 6  # lines of evidence for one finding: enough to check, short enough to read
+LONGEST_QUOTE = 400
+
+# Stamps that a kernel line may still carry, in any order and number: <6>, [12345.678901], [Sat Nov 15 08:00:00 2026], kernel:
+_STAMPS = (
+    r"(?:\s{0,8}(?:<\d{1,3}>|\[[ \d]{1,12}\.\d{3,9}\]|\[[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]{2} [\d:]{8} \d{4}\]|kernel:)){1,4}\s?"
+)
+
+_VLLM = ("vllm", "ray::", "pt_main_thread")
+_PYTHON = ("python", "uvicorn", "api_server", "enginecore", "multiproc")
+_COMPILERS = frozenset(
+    "cicc nvcc ptxas ninja cc1plus cc1 c++ g++ gcc clang clang++ lto1 ld ld.lld ld.gold cudafe++ fatbinary nvlink rustc".split()
+)
+
+
+def kernel_text(text: str) -> str:
+    """The message of a kernel line, without the stamps in front of it."""
+    if text[:1] in ("[", "<", "k", " "):
+        stamps = re.match(_STAMPS, text)
+        if stamps:
+            return text[stamps.end() :]
+    return text
+
+
+def quote(log: Log, lines: Iterable[Line]) -> tuple[Evidence, ...]:
+    """Lines as evidence: in the order of the file, each once, not too many and not too long."""
+    seen: dict[tuple[int | None, str], Evidence] = {}
+    for line in lines:
+        text = " ".join(line.text.split())
+        text = text if len(text) <= LONGEST_QUOTE else f"{text[:LONGEST_QUOTE]}..."
+        seen.setdefault((line.number, text), Evidence(log.source, text, line.number))
+        if len(seen) >= MOST_QUOTED:
+            break
+    return tuple(seen.values())
+
+
+def whose(name: str) -> str:
+    """Whose process bears this name: "vllm" for sure, "python" (most likely the server), "compiler", or "other"."""
+    name = name.strip().lower()
+    if name.startswith(_VLLM):
+        return "vllm"
+    if name in _COMPILERS:
+        return "compiler"
+    return "python" if name.startswith(_PYTHON) else "other"

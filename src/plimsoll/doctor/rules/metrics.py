@@ -1,0 +1,483 @@
+"""Judges a page of vLLM's metrics, or two looks at it a few seconds apart. A healthy busy server gives no finding.
+
+One look knows totals since the start and gauges of this moment; two looks know what happens now. Each engine of a
+data-parallel server is judged by itself; of several with the same trouble the worst is named.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from plimsoll.doctor.remedies.metrics import kv_not_remedies, kv_remedies, saturated_remedies, wedge_remedies
+from plimsoll.doctor.rules.contained import finding_of_page
+from plimsoll.doctor.rules.trend_growth import FULL, ROOM, SEVERE_STORM, STORM, matters, share_done_twice
+from plimsoll.findings import Code, Evidence, Finding, Severity
+from plimsoll.vllm import versions
+from plimsoll.vllm.metrics import figure, on_page
+from plimsoll.vllm.metrics_page import Histogram, Page, Sample
+from plimsoll.vllm.versions import Version
+
+# What one or two looks at a page of vLLM's metrics say of each engine, before anything is judged.
+
+ENGINES_MAX = 256
+_SAMPLES_MAX, _BUCKETS_MAX = 4096, 32768
+"""Of one name, over all engines: a page with more is made to keep us busy."""
+_OF_ITS_OWN = frozenset({"reason", "sleep_state", "finished_reason", "source", "le"})
+_GAUGES = ("kv_cache_usage", "running", "waiting", "swapped")
+TOTALS = (
+    "preemptions", "success", "prompt_tokens", "generation_tokens", "prompt_tokens_cached", "prefix_queries", "prefix_hits",
+    "admission_rejections",
+)  # fmt: skip
+_CACHE_LABELS = (
+    "num_gpu_blocks", "block_size", "kv_cache_size_tokens", "kv_cache_max_concurrency", "gpu_memory_utilization",
+    "kv_cache_memory_bytes", "cache_dtype", "enable_prefix_caching", "num_gpu_blocks_override", "sliding_window",
+    "kv_offloading_size", "swap_space_bytes", "num_cpu_blocks",
+)  # fmt: skip
+
+
+class EngineFacts(NamedTuple):
+    """One engine. `figures` by our names: gauges now, totals since its start; what the page does not show is not in it."""
+
+    engine: str  # the rank among data-parallel engines; "" where the page has no such label
+    model: str | None
+    figures: Mapping[str, float]
+    change: Mapping[str, float]  # of totals and of `steps` between the two looks; empty with one look, or after a restart
+    first: Mapping[str, float]  # the gauges at the first of two looks
+    cache: Mapping[str, str]  # the cache's configuration as the page shows it
+    lines: Mapping[str, tuple[int, str]]  # figure to line and text, for evidence
+    preempted_often: float | None = None  # share of finished requests that were thrown out more than once
+    asleep: bool | None = None
+    restarted: bool = False
+
+    @property
+    def label(self) -> str:
+        """How a sentence names it."""
+        return f"engine {self.engine}" if self.engine else "the engine"
+
+
+class MetricsFacts(NamedTuple):
+    """All of a page. `release_from` and `release_to` are guessed by the names it shows, and None where they tell nothing."""
+
+    engines: tuple[EngineFacts, ...]
+    gap_s: float | None = None
+    release_from: str | None = None
+    release_to: str | None = None
+    skipped_lines: int = 0
+    notes: tuple[str, ...] = ()
+
+
+class _Look(NamedTuple):
+    page: Page
+    names: frozenset[str]
+
+    def shown(self, name: str) -> str | None:
+        return on_page(name, self.names)
+
+
+def facts_of(first: Page, second: Page | None = None) -> MetricsFacts:
+    """The facts of the newest look, and how the totals moved since the one before."""
+    now = second or first
+    gap_s = None
+    if second is not None and first.at_s is not None and second.at_s is not None and second.at_s > first.at_s:
+        gap_s = second.at_s - first.at_s
+    looks = [_Look(page, page.names) for page in ((first, second) if second is not None else (first,))]
+    engines = tuple(_engine(looks[-1], looks[0] if second is not None else None, key) for key in _engines(looks[-1]))
+    notes = []
+    if not engines:
+        notes.append("the page shows no metric of vLLM: --disable-log-stats hides them all, or it is another program's page")
+    notes += _not_seen(engines, looked_twice=second is not None)
+    if now.skipped:
+        notes.append(f"{now.skipped} lines of the page could not be read")
+    low, high = _releases(looks[-1].names)
+    return MetricsFacts(engines, gap_s, low, high, now.skipped, tuple(notes))
+
+
+def _not_seen(engines: Sequence[EngineFacts], *, looked_twice: bool) -> list[str]:
+    """What a page without anything wrong on it leaves open."""
+    busy = any(engine.figures.get("running") or engine.figures.get("waiting") for engine in engines)
+    if engines and not looked_twice and busy:
+        return ["one look shows a moment: whether its requests move is not known (http://HOST:PORT is looked at twice)"]
+    still = all(engine.change.get("steps", 0.0) == 0 for engine in engines)
+    if engines and looked_twice and not busy and still:
+        asks = "plimsoll guard --engine URL --canary sends one"
+        return [f"it has nothing to do, and doctor sends it no request: whether it would answer one is not known ({asks})"]
+    return []
+
+
+def _engines(look: _Look) -> list[dict[str, str]]:
+    """The label sets that tell engines apart: of the requests that run, or of whatever else is shown of each."""
+    for name in ("running", "kv_cache_usage", "waiting", "generation_tokens"):
+        shown = look.shown(name)
+        if shown is None:
+            continue
+        keys: dict[tuple[tuple[str, str], ...], dict[str, str]] = {}
+        for sample in look.page.of(shown):
+            key = {k: v for k, v in sample.labels.items() if k not in _OF_ITS_OWN}
+            keys.setdefault(tuple(sorted(key.items())), key)
+        if keys:
+            return list(keys.values())[:ENGINES_MAX]
+    return []
+
+
+def _engine(now: _Look, before: _Look | None, key: Mapping[str, str]) -> EngineFacts:
+    lines: dict[str, tuple[int, str]] = {}
+    figures = _figures(now, key, lines)
+    change: dict[str, float] = {}
+    first: dict[str, float] = {}
+    restarted = False
+    if before is not None:
+        old = _figures(before, key, {})
+        first = {name: old[name] for name in _GAUGES if name in old}
+        change = {n: figures[n] - old[n] for n in (*TOTALS, "steps") if n in figures and n in old}
+        if any(moved < 0 for moved in change.values()):
+            change, restarted = {}, True
+    per_request = _histogram(now, "request_preemptions", key)
+    often = None
+    if per_request is not None and per_request.size:
+        often = 1 - sum(c for b, c in zip(per_request.bounds, per_request.counts, strict=False) if b <= 1) / per_request.size
+    config = next(iter(_samples(now, "vllm:cache_config_info", key)), None)
+    cache = {k: v for k in _CACHE_LABELS if config is not None and (v := config.labels.get(k, "None")) != "None"}
+    return EngineFacts(
+        key.get("engine", ""), key.get("model_name"), figures, change, first, cache, lines, often, _asleep(now, key), restarted
+    )
+
+
+def _figures(look: _Look, key: Mapping[str, str], lines: dict[str, tuple[int, str]]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for name in (*_GAUGES, *TOTALS):
+        shown = look.shown(name)
+        if shown is not None:
+            _put(found, lines, name, _samples(look, shown, key))
+    shown = look.shown("waiting_by_reason")
+    if shown is not None:
+        room = (s for s in _samples(look, shown, key) if s.labels.get("reason") == "capacity")
+        _put(found, lines, "waiting_for_room", room)
+    _put(found, lines, "steps", _samples(look, "vllm:iteration_tokens_total_count", key))
+    for name in ("prompt_length", "output_length"):
+        lengths = _histogram(look, name, key)
+        if lengths is not None and lengths.mean is not None:
+            found[f"{name}_mean"] = lengths.mean
+    return found
+
+
+def _put(found: dict[str, float], lines: dict[str, tuple[int, str]], name: str, samples: Iterable[Sample]) -> None:
+    finite = [s for s in samples if math.isfinite(s.value)]
+    if finite:
+        found[name] = math.fsum(s.value for s in finite)
+        largest = max(finite, key=lambda s: s.value)
+        lines[name] = (largest.line, f"{largest.name} {largest.value:.10g}")
+
+
+def _samples(look: _Look, name: str, key: Mapping[str, str]) -> list[Sample]:
+    """Those that do not belong to another engine: a label that a sample lacks says nothing against it."""
+    return [s for s in look.page.of(name)[:_SAMPLES_MAX] if all(s.labels.get(k, v) == v for k, v in key.items())]
+
+
+def _histogram(look: _Look, name: str, key: Mapping[str, str]) -> Histogram | None:
+    shown = look.shown(name)
+    if shown is None or len(look.page.of(f"{shown}_bucket")) > _BUCKETS_MAX:
+        return None
+    return look.page.histogram(shown, key)
+
+
+def _asleep(look: _Look, key: Mapping[str, str]) -> bool | None:
+    awake = [s for s in _samples(look, figure("sleep_state").names[0], key) if s.labels.get("sleep_state") == "awake"]
+    return awake[0].value == 0 if awake else None
+
+
+def _releases(names: Iterable[str]) -> tuple[str | None, str | None]:
+    """The oldest and the newest release that export all of these names; None where nothing bounds it."""
+    shown = {name for name in names if name.startswith("vllm:")}
+    low: Version | None = None
+    high: Version | None = None
+    newest = list(versions.wheels())[-1]
+    spans: dict[str, list[tuple[Version, Version]]] = {}
+    for key, stretches in versions.rows("metrics").items():
+        name = key.rsplit(" ", 1)[0]
+        if name in shown:
+            spans.setdefault(name, []).extend((Version(row["from"]), Version(row["to"])) for row in stretches)
+    for stretch in spans.values():
+        first, last = min(one for one, _ in stretch), max(two for _, two in stretch)
+        low = first if low is None or first > low else low
+        high = last if high is None or last < high else high
+    if low is None or high is None or high < low:
+        return None, None
+    return low.text, None if high.text == newest else high.text
+
+
+_FEWEST = 10.0  # preemptions since the start below which nothing is said
+_FEWEST_NOW = 3.0  # the same within a few seconds
+_HINT_S, _WEDGED_S = 60.0, 120.0
+_LOW_HITS = 0.10
+_LOOKED_UP = 100_000.0
+
+
+class MetricsVerdict(NamedTuple):
+    """What is wrong, and what the page says."""
+
+    findings: tuple[Finding, ...]
+    facts: MetricsFacts
+
+
+class _Judged(NamedTuple):
+    weight: float  # how bad, to pick the worst engine
+    engine: EngineFacts
+    finding: Finding
+
+
+def judge_pages(first: Page, second: Page | None = None, source: str = "", *, health: int | None = None) -> MetricsVerdict:
+    """Findings and facts of one page, or of two looks at it in their order; `health` is the status of the server's /health."""
+    source = source or first.source
+    facts = facts_of(first, second)
+    judged: list[_Judged] = []
+    for engine in facts.engines:
+        storm = _storm(engine, source)
+        full = _kv_full(engine, source) if storm is None else None
+        pressed = storm or full
+        judged += [one for one in (storm, full, _wedged(engine, facts, source), _saturated(engine, source)) if one is not None]
+        if pressed is not None and (low := _low_hits(engine, source)) is not None:
+            judged.append(low)
+    findings = [_worst(code, judged, len(facts.engines)) for code in dict.fromkeys(one.finding.code for one in judged)]
+    contained = finding_of_page(first if second is None else second, None if second is None else first, source)
+    findings += [] if contained is None else [contained]
+    if health == 503:
+        findings.insert(0, _dead(source))
+    return MetricsVerdict(tuple(findings), facts)
+
+
+def _worst(code: Code, judged: list[_Judged], engines: int) -> Finding:
+    same = sorted((one for one in judged if one.finding.code == code), key=lambda one: -one.weight)
+    worst = same[0].finding
+    if engines < 2:
+        return worst
+    among = f" {len(same)} of {engines} engines show it; the worst is {same[0].engine.label}."
+    return worst._replace(because=worst.because + among)
+
+
+def _evidence(engine: EngineFacts, source: str, *figures: str) -> tuple[Evidence, ...]:
+    return tuple(Evidence(source, engine.lines[f][1], engine.lines[f][0]) for f in figures if f in engine.lines)
+
+
+def _queue(engine: EngineFacts) -> float | None:
+    """Those that wait for room; where the page does not say why they wait, all of them."""
+    return engine.figures.get("waiting_for_room", engine.figures.get("waiting"))
+
+
+def _kv_full(engine: EngineFacts, source: str) -> _Judged | None:
+    usage, running, waiting = engine.figures.get("kv_cache_usage"), engine.figures.get("running"), _queue(engine)
+    if usage is None or running is None or waiting is None or usage < FULL or not matters(waiting, running):
+        return None
+    twice_seen = engine.first.get("kv_cache_usage", 0.0) >= FULL and matters(engine.first.get("waiting", 0.0), running)
+    because = (
+        f"The KV cache of {engine.label} is {usage:.0%} full with {running:.0f} requests running, and {waiting:.0f} wait"
+        + (
+            ", at both looks."
+            if twice_seen
+            else " at this moment; a second look or a range of time would show whether it lasts."
+        )
+    )
+    finding = Finding(
+        Code.KV_SATURATED, Severity.WARNING, 0.75 if twice_seen else 0.55, "The KV cache is full and requests queue for it",
+        because, _evidence(engine, source, "kv_cache_usage", "running", "waiting_for_room", "waiting"),
+        kv_remedies(engine.cache, engine.figures), kv_not_remedies(),
+    )  # fmt: skip
+    return _Judged(waiting / max(1.0, running), engine, finding)
+
+
+def _storm(engine: EngineFacts, source: str) -> _Judged | None:
+    since_start = _twice(engine, engine.figures)
+    now = _twice(engine, engine.change) if engine.change else None
+    preempted, lately = engine.figures.get("preemptions", 0.0), engine.change.get("preemptions", 0.0)
+    goes_on = now is not None and now >= STORM and lately >= _FEWEST_NOW
+    if not goes_on and (since_start is None or since_start < STORM or preempted < _FEWEST):
+        return None
+    share = now if goes_on and now is not None else since_start
+    assert share is not None
+    if goes_on:
+        said, confidence = f"{lately:.0f} preemptions between the two looks", 0.85
+    elif engine.change and lately == 0:
+        said, confidence = f"{preempted:.0f} preemptions since the start, none of them between the two looks", 0.4
+    else:
+        full = engine.figures.get("kv_cache_usage", 0.0) >= FULL
+        said = f"{preempted:.0f} preemptions since the start; one look cannot tell when they were"
+        confidence = 0.65 if full else 0.5
+    per_request = preempted / engine.figures["success"] if engine.figures.get("success") else None
+    often = engine.preempted_often
+    because = (
+        f"{engine.label.capitalize()}: {said}. Up to {share:.0%} of all computed tokens were computed a second time"
+        + (f" ({per_request:.2f} preemptions for each finished request)" if per_request is not None else "")
+        + (f"; {often:.0%} of requests were thrown out more than once." if often else ".")
+    )
+    severity = Severity.CRITICAL if goes_on and share >= SEVERE_STORM else Severity.WARNING
+    severity = severity if goes_on or not engine.change else Severity.INFO
+    finding = Finding(
+        Code.KV_PREEMPTION_STORM, severity, confidence, "Requests are thrown out of the KV cache and computed again",
+        because, _evidence(engine, source, "preemptions", "success", "kv_cache_usage"),
+        kv_remedies(engine.cache, {**engine.figures, "running": 0.0}), kv_not_remedies(),
+    )  # fmt: skip
+    return _Judged(share, engine, finding)
+
+
+def _twice(engine: EngineFacts, counts: Mapping[str, float]) -> float | None:
+    done = counts.get("prompt_tokens", 0.0) + counts.get("generation_tokens", 0.0) - counts.get("prompt_tokens_cached", 0.0)
+    return share_done_twice(counts.get("preemptions"), done, _length_at_preemption(engine))
+
+
+def _length_at_preemption(engine: EngineFacts) -> float | None:
+    """The tokens a victim had in the cache, roughly: its prompt and half of its answer."""
+    prompt, output = engine.figures.get("prompt_length_mean"), engine.figures.get("output_length_mean")
+    finished = engine.figures.get("success")
+    if (prompt is None or output is None) and finished:
+        prompt = engine.figures.get("prompt_tokens", 0.0) / finished
+        output = engine.figures.get("generation_tokens", 0.0) / finished
+    return None if prompt is None or output is None else prompt + output / 2
+
+
+def _wedged(engine: EngineFacts, facts: MetricsFacts, source: str) -> _Judged | None:
+    work = engine.figures.get("running", 0.0) + engine.figures.get("waiting", 0.0)
+    before = engine.first.get("running", 0.0) + engine.first.get("waiting", 0.0)
+    moved = [engine.change[name] for name in ("steps", "generation_tokens", "prompt_tokens") if name in engine.change]
+    if engine.asleep or not moved or any(moved) or min(work, before) <= 0 or facts.gap_s is None:
+        return None
+    long = facts.gap_s >= _WEDGED_S
+    because = (
+        f"{engine.label.capitalize()} has {work:.0f} requests and made no step in {facts.gap_s:.0f} s, between two looks. "
+        "A paused engine and one long prompt being read look the same"
+        + ("." if long else f": look again after {_WEDGED_S:.0f} s.")
+    )
+    confidence = 0.7 if long else 0.5 if facts.gap_s >= _HINT_S else 0.3
+    finding = Finding(
+        Code.ENGINE_WEDGED, Severity.CRITICAL if long else Severity.WARNING, confidence,
+        "The engine has work and makes no step" if long else "The engine may be stuck: it has work and made no step",
+        because, _evidence(engine, source, "steps", "generation_tokens", "running", "waiting"), wedge_remedies(), (),
+    )  # fmt: skip
+    return _Judged(work, engine, finding)
+
+
+def _saturated(engine: EngineFacts, source: str) -> _Judged | None:
+    usage, running, waiting = engine.figures.get("kv_cache_usage"), engine.figures.get("running"), engine.figures.get("waiting")
+    before = engine.first.get("waiting")
+    stepped = engine.change.get("steps", engine.change.get("generation_tokens", 0.0))
+    if usage is None or running is None or waiting is None or before is None or usage >= ROOM or stepped <= 0:
+        return None
+    grows = waiting - before > max(2.0, 0.05 * before)
+    if not (matters(waiting, running) and matters(before, running) and grows):
+        return None
+    refused = engine.change.get("admission_rejections", 0.0)
+    because = (
+        f"The queue of {engine.label} grew from {before:.0f} to {waiting:.0f} between two looks while {running:.0f} requests "
+        f"run and the KV cache is only {usage:.0%} full: the limit is --max-num-seqs or the GPU's speed, not memory"
+        + (f"; {refused:.0f} requests were refused meanwhile." if refused else ".")
+    )
+    finding = Finding(
+        Code.ENGINE_SATURATED, Severity.WARNING, 0.5, "More requests arrive than the engine serves, with room in the KV cache",
+        because, _evidence(engine, source, "waiting", "running", "kv_cache_usage"), saturated_remedies(running, usage),
+        ("more KV cache: it is not full",),
+    )  # fmt: skip
+    return _Judged(waiting, engine, finding)
+
+
+def _low_hits(engine: EngineFacts, source: str) -> _Judged | None:
+    """Told only beside a pressed cache: traffic without common beginnings has no hits and is healthy."""
+    if engine.cache.get("enable_prefix_caching", "True") != "True":
+        return None
+    # Where the page shows served tokens these are better: a request that waits is looked up again and again.
+    looked, hits = engine.figures.get("prompt_tokens"), engine.figures.get("prompt_tokens_cached")
+    if hits is None:
+        looked, hits = engine.figures.get("prefix_queries"), engine.figures.get("prefix_hits")
+    if looked is None or hits is None or looked < _LOOKED_UP or hits / looked >= _LOW_HITS:
+        return None
+    because = (
+        f"Of {looked:,.0f} prompt tokens of {engine.label} {hits / looked:.1%} came out of the prefix cache. "
+        "Either the requests have no common beginning, or a full cache drops it before it is used again."
+    )
+    finding = Finding(
+        Code.PREFIX_CACHE_LOW_HIT_RATE, Severity.INFO, 0.3, "The prefix cache seldom helps", because,
+        _evidence(engine, source, "prompt_tokens_cached", "prefix_hits"), (),
+        ("resetting or turning off the prefix cache: cached blocks that nobody uses count as free",),
+    )  # fmt: skip
+    return _Judged(1 - hits / looked, engine, finding)
+
+
+def _dead(source: str) -> Finding:
+    return Finding(
+        Code.ENGINE_DEAD, Severity.CRITICAL, 0.9, "The engine is dead; only the web server still answers",
+        "/health answers 503: the engine's process has failed. The page's gauges are those of its last step.",
+        (Evidence(source, "/health answers 503"),), wedge_remedies(), (),
+    )  # fmt: skip
+
+
+# Which saved pages of metrics are looks at one and the same server, and in which order they were taken.
+#
+# A page names its server by the moment at which that began: the process's start, or the birth of each counter. Counters
+# only
+# rise, so they tell the order, whatever the files are called. Where a page names no such moment nothing is concluded: two
+# replicas of one model look like one server that worked.
+
+_STARTED = "process_start_time_seconds"
+_USED = "process_cpu_seconds_total"
+
+Identity = frozenset[tuple[str, float]]
+
+
+def judge_saved(pages: Sequence[Page]) -> Iterator[tuple[Page, MetricsVerdict]]:
+    """Each page with its verdict: as a second look wherever an earlier page of the same server is among them."""
+    for chain in chains(pages):
+        looks = [pages[place] for place in chain]
+        if len(looks) == 1:
+            yield looks[0], judge_pages(looks[0])
+            continue
+        later = [judge_pages(first, second, second.source) for first, second in pairwise(looks)]
+        yield looks[0], _first(looks, later)
+        yield from zip(looks[1:], later, strict=True)
+
+
+def _first(looks: Sequence[Page], later: Sequence[MetricsVerdict]) -> MetricsVerdict:
+    """What only the first look shows: a cache that was full at that moment; of counters the later ones know more."""
+    verdict = judge_pages(looks[0])
+    pressed = any(one.code.startswith("kv.") and one.severity is not Severity.INFO for two in later for one in two.findings)
+    found = () if pressed else tuple(one for one in verdict.findings if one.code is Code.KV_SATURATED)
+    note = f"the first of {len(looks)} looks at one server, by the start that they name; the next is {looks[1].source}"
+    return MetricsVerdict(found, verdict.facts._replace(notes=(note,)))
+
+
+def chains(pages: Sequence[Page]) -> list[list[int]]:
+    """The places of the pages, those of one server together and the oldest first; a page alone is a chain of one."""
+    found: list[list[int]] = []
+    of: dict[Identity, list[int]] = {}
+    for place, page in enumerate(pages):
+        known = of.get(began := _began(page))
+        if began and known is not None:
+            known.append(place)
+            continue
+        found.append([place])
+        of[began] = found[-1]
+    return [part for chain in found for part in _in_order(pages, chain)]
+
+
+def _began(page: Page) -> Identity:
+    """The moments at which what the page shows began; empty where it does not say."""
+    shown = {(_STARTED, sample.value) for sample in page.of(_STARTED) if math.isfinite(sample.value)}
+    if not shown:
+        births = (name for name in page.by_name if name.startswith("vllm:") and name.endswith("_created"))
+        shown = {(name, page.by_name[name][0].value) for name in births}
+    return frozenset(shown)
+
+
+def _in_order(pages: Sequence[Page], chain: list[int]) -> list[list[int]]:
+    """The chain by its counters; each page by itself where some rose and others fell."""
+    totals = {place: _totals(pages[place]) for place in chain}
+    ordered = sorted(chain, key=lambda place: (math.fsum(totals[place].values()), pages[place].total(_USED) or 0.0))
+    for before, after in pairwise(ordered):
+        if any(totals[after].get(name, value) < value for name, value in totals[before].items()):
+            return [[place] for place in chain]
+    return [ordered]
+
+
+def _totals(page: Page) -> dict[str, float]:
+    """vLLM's own counters, by name."""
+    names = (name for name in page.by_name if name.startswith("vllm:") and name.endswith(("_total", "_count")))
+    return {name: value for name in names if (value := page.total(name)) is not None}

@@ -1,0 +1,582 @@
+"""A log as a story: the server's lives, how far each came, what was raised, and which telling words were said where."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from enum import IntEnum
+from functools import cache
+from typing import NamedTuple
+
+from plimsoll.doctor.rules.log_text import Line, Log
+from plimsoll.findings import Code
+from plimsoll.redaction import hide_user_text_lines
+from plimsoll.vllm.failure_texts import (
+    COLLECTIVE_FILES,
+    GRAPH_FILES,
+    LOGITS_FILES,
+    MODEL_FILES,
+    MULTIMODAL_FILES,
+    STEP_FRAMES,
+    TEXTS,
+    Role,
+    Text,
+)
+
+# Finds what was raised, where, and by whom: Python tracebacks put together again from the lines of several processes.
+#
+# Every process is read as a stream of its own, since their lines come mixed. A traceback may have lost its head or its
+# tail,
+# carry a prefix on every line, or have been flattened onto one.
+
+MOST_FRAMES = 400
+MOST_RAISED = 5_000
+FOLLOWING = 8  # lines after the exception's own that may belong to its message
+_traceback_pattern = cache(re.compile)
+
+_FRAME = r'^\s{0,40}File "?([^"\n]{1,400}?)"?, line (\d{1,9})(?:, in (\S.{0,200}))?'
+_NOTEBOOK_FRAME = r"^(?:File )?(~?/[^\s:]{1,400})(?::\d{1,9}, in |\s{1,4}in )([A-Za-z_][\w.]{0,200})\("
+_INLINE_FRAME = r'File "([^"\n]{1,400})", line (\d{1,9}), in ([\w<>.]{1,200})'
+_RANK = r"^(?:\[rank\d{1,5}\]: ?|\|\s{1,8}|: )"
+_RAISED = (
+    r"^(?:\[?ERROR\]?:?\s{1,4})?"
+    r"((?:[A-Za-z_]\w{0,80}\.){0,8}[A-Za-z_]\w{0,80}?"
+    r"(?:Error|Exception|Exit|Interrupt|Unavailable|NotFound|OutOfResources|OutOfMemory|Timeout|Killed|Died|Dead\w{0,20}|Failed"
+    r"|TimeoutExpired)(?:\([\w.]{1,80}\))?)(?::\s?(.*))?$"
+)
+_ANY_EXCEPTION = r"^(?!INFO|WARNING|ERROR|DEBUG|CRITICAL|NOTE|Process )((?:[A-Za-z_]\w{0,80}\.){0,8}[A-Z]\w{0,80})(?::\s(.*))?$"
+_INLINE_EXCEPTION = r"\b((?:[A-Za-z_]\w{0,80}\.){0,8}[A-Za-z_]\w{0,80}(?:Error|Exception)): (.*)$"
+_CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
+_WRITING = frozenset(
+    {"emit", "format", "getMessage", "prepare_object_to_dump", "dump_engine_exception", "_dump_engine_exception"}
+)
+_NOT_RAISED = ("KeyError: 'pynvml'",)
+
+
+class Frame(NamedTuple):
+    """One call of a traceback."""
+
+    file: str
+    function: str
+
+
+class Raised(NamedTuple):
+    """One exception as the log shows it."""
+
+    kind: str  # "torch.OutOfMemoryError"; "" where the log breaks off before it says
+    message: str  # with the lines that follow it, joined by newlines
+    frames: tuple[Frame, ...]  # outermost first
+    process: str
+    first: int  # index of its first line
+    at: int  # index of the line that names it
+    cause: int | None  # position in the list of the exception it was raised from or while handling
+    in_logging: bool  # raised while a log record was being written: never the failure itself
+    warned: bool = False  # printed by a warning, or for debugging
+
+    @property
+    def name(self) -> str:
+        """The class alone."""
+        return self.kind.rpartition(".")[2]
+
+    def functions(self) -> frozenset[str]:
+        """The functions it passed through."""
+        return frozenset(frame.function for frame in self.frames)
+
+
+class _Stream:
+    """What one process has said of a traceback so far."""
+
+    def __init__(self) -> None:
+        self.frames: list[Frame] = []
+        self.first: int | None = None
+        self.chained = False
+        self.in_logging = False
+        self.in_stack = False  # below "Call stack:", whose frames belong to no exception
+        self.last: int | None = None  # position of the last exception of this stream
+        self.awaits = 0  # lines that may still belong to its message
+        self.quiet = 0
+        self.said: tuple[str, float | None] = ("", None)  # level and time of the last exception's record
+
+    def reset(self) -> None:
+        self.frames, self.first = [], None
+
+
+def raised_in(lines: Sequence[Line]) -> list[Raised]:
+    """Every exception in the order the log shows them."""
+    found: list[Raised] = []
+    streams: dict[tuple[str, str], _Stream] = {}
+    last: _Stream | None = None
+    for index, line in enumerate(lines):
+        stream = streams.setdefault((line.server, line.process), _Stream())
+        if (
+            not line.process
+            and not stream.frames
+            and last is not None
+            and last.frames
+            and last.quiet == 0
+            and _ends_it(line.text)
+        ):
+            stream = last  # its prefix was lost on the line that matters
+        last = stream
+        for text in _pieces(line.text):
+            _take(text, index, line, stream, found)
+        if len(found) >= MOST_RAISED:
+            break
+    for (_, process), stream in streams.items():
+        if stream.frames and stream.first is not None:  # its last line is missing
+            found.append(
+                Raised("", "", tuple(stream.frames), process, stream.first, len(lines) - 1, None, in_logging=stream.in_logging)
+            )
+    return found
+
+
+def _ends_it(text: str) -> bool:
+    return _traceback_pattern(_RAISED).match(text) is not None
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """A traceback written as one string, with its line ends escaped, taken apart."""
+    if "\\n" in text and 'File \\"' in text:
+        text = text.replace('\\"', '"')
+    if "\\n" in text and ('\\n  File "' in text or "Traceback (most recent call last):\\n" in text):
+        yield from text.split("\\n")
+    else:
+        yield text
+
+
+def _take(text: str, index: int, line: Line, stream: _Stream, found: list[Raised]) -> None:
+    text = _traceback_pattern(_RANK).sub("", text, count=1) if text[:1] in "[|:" else text
+    stripped = text.strip()
+    if line.level and stream.in_logging and "--- Logging error ---" not in text:
+        stream.in_logging = stream.in_stack = False  # the next record: what was written while logging is over
+    if "Traceback (most recent call last)" in text or "Traceback (innermost last)" in text:
+        stream.reset()
+        stream.first, stream.awaits, stream.in_stack, stream.quiet = index, 0, False, 0
+        if text.count('File "') >= 2:
+            _flattened(text, index, line, stream, found)
+        return
+    if text.count('File "') >= 2:
+        _flattened(text, index, line, stream, found)
+        return
+    frame = _frame(text)
+    if frame is not None:
+        stream.first = index if stream.first is None else stream.first
+        stream.quiet = 0
+        if len(stream.frames) < MOST_FRAMES and not stream.in_stack:
+            stream.frames.append(frame)
+        return
+    if stripped.startswith("--- Logging error ---"):
+        stream.in_logging = True
+        return
+    if stripped == "Call stack:" and stream.last is not None and index - found[stream.last].at <= 3:
+        # Python prints this below an exception that a log record caused while it was written.
+        found[stream.last] = found[stream.last]._replace(in_logging=True)
+        stream.in_logging = True
+    if stream.in_logging and stripped.startswith(("Call stack:", "Unable to print the message", "Message:", "Arguments:")):
+        stream.in_stack = stripped.startswith("Call stack:")
+        stream.in_logging = stream.in_stack
+        stream.reset()
+        return
+    if stripped.startswith(_CHAINED):
+        stream.chained, stream.awaits = True, 0
+        return
+    if not _names_exception(text, index, line, stream, found) and stripped:
+        is_code = bool(stream.frames) and (text[0].isspace() or stripped[0] in "^~")
+        if line.level and (line.level, line.at) != stream.said:
+            stream.awaits = 0  # a record of its own, no part of the message before it
+        _follow(stripped, stream, found, is_code=is_code)
+
+
+def _frame(text: str) -> Frame | None:
+    """A call, as Python prints it or as a notebook does."""
+    if "line " in text and "File " in text[:60]:
+        match = _traceback_pattern(_FRAME).match(text)
+        return Frame(match[1], (match[3] or "").split(" ")[0]) if match else None
+    if (
+        " in " in text
+        and text.removeprefix("File ")[:1] in "/~"
+        and (match := _traceback_pattern(_NOTEBOOK_FRAME).match(text)) is not None
+    ):
+        return Frame(match[1], match[2].rpartition(".")[2])
+    return None
+
+
+def _names_exception(text: str, index: int, line: Line, stream: _Stream, found: list[Raised]) -> bool:
+    """Whether this line is the last one of a traceback, or an exception printed without one."""
+    if not text or text[0] in " \t":
+        return False
+    match = _traceback_pattern(_RAISED).match(text)
+    if match is None and stream.frames and stream.quiet == 0:
+        match = _traceback_pattern(_ANY_EXCEPTION).match(text)
+    if match is None or text.startswith(_NOT_RAISED):
+        return False
+    if not stream.frames and not match[2]:
+        return False  # a bare word that merely looks like one
+    _add(match[1], match[2] or "", index, line, stream, found)
+    return True
+
+
+def _add(kind: str, message: str, index: int, line: Line, stream: _Stream, found: list[Raised]) -> None:
+    in_logging = stream.in_logging or any(
+        frame.function in _WRITING and frame.file.endswith(("logging/__init__.py", "dump_input.py")) for frame in stream.frames
+    )
+    found.append(
+        Raised(
+            kind, message, tuple(stream.frames), line.process, index if stream.first is None else stream.first, index,
+            stream.last if stream.chained else None, in_logging, line.level in ("DEBUG", "WARNING"),
+        )
+    )  # fmt: skip
+    stream.reset()
+    stream.chained, stream.last, stream.awaits, stream.said = False, len(found) - 1, FOLLOWING, (line.level, line.at)
+
+
+def _flattened(text: str, index: int, line: Line, stream: _Stream, found: list[Raised]) -> None:
+    """A whole traceback on one line."""
+    stream.frames += [Frame(m[1], m[3]) for m in _traceback_pattern(_INLINE_FRAME).finditer(text)][
+        : MOST_FRAMES - len(stream.frames)
+    ]
+    stream.first, stream.quiet = index if stream.first is None else stream.first, 0
+    last = text.rfind('File "')
+    match = _traceback_pattern(_INLINE_EXCEPTION).search(text, last)
+    if match is not None:
+        _add(match[1], match[2], index, line, stream, found)
+
+
+def _follow(stripped: str, stream: _Stream, found: list[Raised], *, is_code: bool) -> None:
+    """A further line of the last message, code that a frame quotes, or a line in between that ends the wait for one."""
+    stream.quiet += 0 if is_code else 1
+    if stream.quiet > 40:
+        stream.reset()  # the traceback this belonged to was cut off
+    if stream.awaits and stream.last is not None and not stream.frames:
+        last = found[stream.last]
+        stream.awaits -= 1
+        if len(last.message) < 8_000:
+            found[stream.last] = last._replace(message=f"{last.message}\n{stripped}" if last.message else stripped)
+
+
+# Which step of a server's life failed: from the traceback's functions where there are any, else from how far it had come.
+
+
+class Progress(IntEnum):
+    """How far a server had come."""
+
+    UNKNOWN = 0
+    BEGUN = 1  # its version or its arguments were printed
+    LOADING = 2
+    LOADED = 3
+    MEASURED = 4  # memory was profiled: the cache's size is known
+    CAPTURING = 5
+    CAPTURED = 6
+    SERVING = 7
+
+
+class Step(NamedTuple):
+    """A step, and how sure its naming is."""
+
+    name: str
+    code: Code
+    confidence: float
+
+
+CODES = {
+    "weights": Code.STARTUP_WEIGHTS_DO_NOT_FIT,
+    "profile": Code.STARTUP_PROFILE_RUN,
+    "kv-allocation": Code.STARTUP_KV_ALLOCATION,
+    "graph-capture": Code.STARTUP_GRAPH_CAPTURE,
+    "sampler-warmup": Code.STARTUP_SAMPLER_WARMUP,
+    "warm-up": Code.STARTUP_GRAPH_CAPTURE,
+    "device": Code.STARTUP_FREE_MEMORY_CHECK,
+    "wake-up": Code.RUNTIME_WAKE_UP,
+    "lora": Code.RUNTIME_LORA,
+    "multimodal": Code.RUNTIME_MULTIMODAL,
+    "logits": Code.RUNTIME_LOGITS,
+    "collectives": Code.RUNTIME_COLLECTIVES,
+    "forward": Code.RUNTIME_FORWARD,
+}
+_SERVING = frozenset({"execute_model", "_execute_model", "engine_step", "sample_tokens"})
+RUNTIME = frozenset({"wake-up", "lora", "multimodal", "logits", "collectives", "forward"})
+
+
+def step_of_frames(frames: Sequence[Frame]) -> Step | None:
+    """The step the traceback passed through; None where it names none."""
+    functions = {frame.function for frame in frames if not _is_torchs(frame)}
+    for name, members in STEP_FRAMES:
+        if name == "forward":
+            break
+        if name in ("multimodal", "logits"):
+            continue  # several may apply: the innermost decides, below
+        if functions & set(members):
+            if name == "weights" and _serves(functions):
+                continue  # a `load_weights` below `execute_model` is no start
+            return _refined(name, frames)
+    if any(piece in frame.file for frame in frames for piece in GRAPH_FILES):
+        return Step("graph-capture", CODES["graph-capture"], 0.85)
+    if _is_built(frames) and not _serves(functions):
+        return Step("weights", CODES["weights"], 0.8)
+    return _while_serving(frames, functions)
+
+
+def _is_torchs(frame: Frame) -> bool:
+    """A function of torch's own that merely bears the name of one of vLLM's."""
+    return frame.file.startswith("torch/") or "site-packages/torch" in frame.file
+
+
+def _is_built(frames: Sequence[Frame]) -> bool:
+    return any(frame.function == "__init__" and piece in frame.file for frame in frames for piece in MODEL_FILES)
+
+
+def _serves(functions: set[str]) -> bool:
+    return "load_model" not in functions and not functions.isdisjoint(_SERVING)
+
+
+def _refined(name: str, frames: Sequence[Frame]) -> Step:
+    if name == "warm-up" and any(piece in frame.file for frame in frames for piece in GRAPH_FILES):
+        name = "graph-capture"
+    if name == "lora" and any(frame.function == "load_model" for frame in frames):
+        name = "weights"  # the slots of adapters are made with the model
+    if name == "device" and _is_collective(frames):
+        return Step("collectives", Code.RUNTIME_COLLECTIVES, 0.8)
+    return Step(name, CODES[name], 0.6 if name == "warm-up" else 0.95)
+
+
+def _is_collective(frames: Sequence[Frame]) -> bool:
+    return any(piece in frame.file for frame in frames[-6:] for piece in COLLECTIVE_FILES)
+
+
+def _while_serving(frames: Sequence[Frame], functions: set[str]) -> Step | None:
+    members = dict(STEP_FRAMES)
+    logits, multimodal, forward = (set(members[name]) for name in ("logits", "multimodal", "forward"))
+    if not functions & (logits | multimodal | forward) and not any("vllm" in frame.file for frame in frames):
+        return None
+    for frame in reversed(frames):  # the innermost call that says what ran
+        if any(piece in frame.file for piece in COLLECTIVE_FILES):
+            return Step("collectives", CODES["collectives"], 0.8)
+        if any(piece in frame.file for piece in LOGITS_FILES) or (frame.function in logits and "vllm" in frame.file):
+            return Step("logits", CODES["logits"], 0.9)
+        if frame.function in multimodal or any(piece in frame.file for piece in MULTIMODAL_FILES):
+            return Step("multimodal", CODES["multimodal"], 0.9)
+    if functions & forward:
+        return Step("forward", CODES["forward"], 0.9)
+    return None
+
+
+def hinted_by_torch(frames: Sequence[Frame]) -> Step | None:
+    """Parameters are made under a device context, and little else is: a traceback cut down to torch's own frames."""
+    if any(frame.function == "__torch_function__" and frame.file.endswith("_device.py") for frame in frames):
+        return Step("weights", CODES["weights"], 0.6)
+    return None
+
+
+def step_of_progress(progress: Progress, *, frames_seen: bool) -> Step | None:
+    """The step that follows what was last reached; a guess, and marked as one."""
+    name = {
+        Progress.LOADING: "weights",
+        Progress.LOADED: "profile",
+        Progress.MEASURED: "kv-allocation",
+        Progress.CAPTURING: "graph-capture",
+        Progress.CAPTURED: "sampler-warmup",
+        Progress.SERVING: "forward",
+    }.get(progress)
+    if name is None:
+        return None
+    return Step(name, CODES[name], 0.5 if frames_seen else 0.6)
+
+
+_compiled = cache(re.compile)
+
+# What each of these lines proves. The newest wording first; all are vLLM's own but uvicorn's two.
+MILESTONES: tuple[tuple[str, Progress], ...] = (
+    ("API server version", Progress.BEGUN),
+    ("LLM engine (v", Progress.BEGUN),
+    ("non-default args: ", Progress.BEGUN),
+    ("Starting to load model", Progress.LOADING),
+    ("Loading safetensors checkpoint shards", Progress.LOADING),
+    ("Loading pt checkpoint shards", Progress.LOADING),
+    ("Using model weights format", Progress.LOADING),
+    ("Loading weights took", Progress.LOADED),
+    ("Model loading took", Progress.LOADED),
+    ("Loading model weights took", Progress.LOADED),
+    ("Available KV cache memory", Progress.MEASURED),
+    ("KV cache size: ", Progress.MEASURED),
+    ("CPU blocks: ", Progress.MEASURED),
+    ("num_gpu_blocks is: ", Progress.MEASURED),
+    ("Maximum concurrency for", Progress.MEASURED),
+    ("the rest of the memory reserved for KV Cache", Progress.MEASURED),
+    ("Capturing the model for CUDA graphs", Progress.CAPTURING),
+    ("Capturing CUDA graph", Progress.CAPTURING),
+    ("Capturing cudagraphs for decoding", Progress.CAPTURING),
+    ("Graph capturing finished", Progress.CAPTURED),
+    ("init engine (profile", Progress.CAPTURED),
+    ("Application startup complete", Progress.SERVING),
+    ("Uvicorn running on", Progress.SERVING),
+    ("Avg prompt throughput", Progress.SERVING),
+    ("Processed prompts:", Progress.SERVING),
+    ('"POST /v1/', Progress.SERVING),
+    ("Available routes are", Progress.CAPTURED),
+    ("Received request ", Progress.SERVING),
+    ("Added request ", Progress.SERVING),
+)
+_EXCEPTION = r"(?:[A-Za-z_]\w{0,80}\.){0,8}[A-Za-z_]\w{0,80}(?:Error|Exception): "
+_BEGINS = (
+    "API server version",
+    "Initializing a V1 LLM engine",
+    "Initializing a V0 LLM engine",
+    "Initializing an LLM engine",
+    "█▄█▀",
+)
+MOST_HITS = 20_000
+MOST_LIVES = 50  # the last ones; those before them are one
+
+
+class Hit(NamedTuple):
+    """A telling text, and the line it stands in."""
+
+    text: Text
+    at: int
+
+
+class Life(NamedTuple):
+    """One server from its first words to its last."""
+
+    first: int
+    end: int  # one past its last line
+
+
+class Story(NamedTuple):
+    """What one log tells, before anything is judged."""
+
+    log: Log
+    raised: list[Raised]
+    hits: list[Hit]
+    marks: list[tuple[int, Progress]]
+    lives: list[Life]
+    serving: list[int]  # the lines that show work being done
+
+    def progress_at(self, index: int, process: str = "") -> Progress:
+        """How far the server had come before this line: by its own process where that has spoken of it, else by any."""
+        life = self.life_at(max(0, index - 1))
+        if bisect_left(self.serving, index) > bisect_left(self.serving, life.first):
+            return Progress.SERVING
+        reached = self._marked(life.first, index)
+        own = [step for at, step in reached if process and self.log.lines[at].process == process]
+        return max(own or [step for _, step in reached], default=Progress.UNKNOWN)
+
+    def life_at(self, index: int) -> Life:
+        """The life this line belongs to."""
+        return self.lives[max(0, bisect_right(self.lives, index, key=lambda life: life.first) - 1)]
+
+    def serves_after(self, index: int) -> bool:
+        """Whether work was still being done well after this line, in the same life."""
+        life = self.life_at(index)
+        later = bisect_left(self.serving, life.end) - bisect_right(self.serving, index)
+        return later >= 2 or any(
+            '" 200' in self.log.lines[at].text and "POST" in self.log.lines[at].text
+            for at in range(index + 20, min(life.end, index + 2_000))
+        )
+
+    def _marked(self, first: int, end: int) -> list[tuple[int, Progress]]:
+        return self.marks[bisect_left(self.marks, (first,)) : bisect_left(self.marks, (end,))]
+
+
+def read_story(log: Log, texts: Sequence[Text] = TEXTS) -> Story:
+    """Everything the judge needs, in one pass over the lines."""
+    log = log._replace(lines=_without_users_words(log.lines))
+    raised = raised_in(log.lines)
+    hits = list(_hits(log.lines, texts))
+    marks = list(_marks(log.lines))
+    hits += _wrapped_hits(raised, {hit.at for hit in hits}, texts)
+    hits.sort(key=lambda hit: hit.at)
+    serving = [at for at, step in marks if step is Progress.SERVING]
+    return Story(log, raised, hits, marks, _lives(log.lines, hits), serving)
+
+
+_USERS = ("Received request ", "prompt: '", 'prompt: "', "Generated response")
+_RECORD = "INFO 01-01 00:00:00 [a.py:1] "  # what a record of vLLM's begins with: it ends a text that was never closed
+
+
+def _without_users_words(lines: Sequence[Line]) -> Sequence[Line]:
+    """The lines without what users wrote: a prompt may quote a traceback, and it is nobody's failure."""
+    if not any(word in line.text for line in lines for word in _USERS):
+        return lines
+    marked = (f"{_RECORD}{line.text}" if line.level else line.text for line in lines)
+    return [
+        line._replace(text=text.removeprefix(_RECORD)) for line, text in zip(lines, hide_user_text_lines(marked), strict=True)
+    ]
+
+
+def _wrapped_hits(raised: Sequence[Raised], told: set[int], texts: Sequence[Text]) -> Iterator[Hit]:
+    """Texts that a terminal broke over several lines: found in the message put together again."""
+    for one in raised:
+        if "\n" in one.message and one.at not in told and not any(at in told for at in range(one.at, one.at + 4)):
+            whole = Line(None, one.process, "", None, f"{one.kind}: " + " ".join(one.message.split()))
+            yield from (Hit(text, one.at) for text in texts if text.needle in whole.text and _counts(text, whole))
+
+
+def _present(lines: Sequence[Line], needles: Sequence[str]) -> set[str]:
+    """Those needles that occur at all: most of them do not, and then no line need be asked."""
+    found: set[str] = set()
+    step = 4_000
+    for start in range(0, len(lines), step):
+        block = "\n".join(line.text for line in lines[start : start + step])
+        found.update(needle for needle in needles if needle not in found and needle in block)
+    return found
+
+
+def _hits(lines: Sequence[Line], texts: Sequence[Text]) -> Iterator[Hit]:
+    present = _present(lines, [text.needle for text in texts])
+    texts = [text for text in texts if text.needle in present]
+    if not texts:
+        return
+    found = 0
+    for index, line in enumerate(lines):
+        for text in texts:
+            if text.needle in line.text and _counts(text, line):
+                yield Hit(text, index)
+                found += 1
+        if found >= MOST_HITS:
+            return
+
+
+def _counts(text: Text, line: Line) -> bool:
+    is_quiet = line.level in ("DEBUG", "INFO", "WARNING")
+    if is_quiet and line.level != "DEBUG":
+        # Who logs another program's output line by line calls all of it INFO, its exceptions too.
+        is_quiet = _compiled(_EXCEPTION).match(line.text) is None
+    if is_quiet and not text.any_level and text.role is not Role.NOISE:
+        return False
+    return text.pattern is None or _compiled(text.pattern).search(line.text) is not None
+
+
+def _marks(lines: Sequence[Line]) -> Iterator[tuple[int, Progress]]:
+    present = _present(lines, [needle for needle, _ in MILESTONES])
+    known = [(needle, step) for needle, step in MILESTONES if needle in present]
+    for index, line in enumerate(lines):
+        for needle, step in known:
+            if needle in line.text and not line.text.startswith("  "):
+                yield index, step
+                break
+
+
+def _lives(lines: Sequence[Line], hits: Sequence[Hit]) -> list[Life]:
+    """Split where a server introduces itself after another has come to its end.
+
+    The API server speaks first and its engine after it: the engine's introduction begins a life of its own only where no
+    API server has spoken since the last one began.
+    """
+    ends = [hit.at for hit in hits if hit.text.role in (Role.DEATH, Role.STOP, Role.CAUSE, Role.OUT_OF_MEMORY)]
+    over = [hit.at for hit in hits if hit.text.role is Role.STOP]
+    starts, introduced, by_api = [0], False, False
+    for index, line in enumerate(lines):
+        if not any(needle in line.text for needle in _BEGINS):
+            continue
+        is_api = "LLM engine" not in line.text
+        place = bisect_left(ends, starts[-1])
+        failed = place < len(ends) and ends[place] < index
+        was_stopped = bisect_left(over, index) > bisect_left(over, starts[-1])
+        if failed and (is_api or (introduced and (not by_api or was_stopped))):
+            starts.append(index)
+            by_api = False
+        introduced, by_api = True, by_api or is_api
+    starts = starts[-MOST_LIVES:] if len(starts) <= MOST_LIVES else [0, *starts[-MOST_LIVES:]]
+    return [Life(first, end) for first, end in zip(starts, [*starts[1:], len(lines)], strict=True)]

@@ -1,0 +1,581 @@
+"""Judges what changed over time: a Prometheus range, or the periodic lines of a log.
+
+Every finding says its slope or duration, how sure it is, and the time to the limit or why there is no forecast.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+
+from plimsoll.doctor.remedies.metrics import kv_not_remedies, kv_remedies, saturated_remedies, wedge_remedies
+from plimsoll.doctor.rules.log_text import Log
+from plimsoll.doctor.rules.trend_growth import (
+    SEVERE_STORM,
+    STORM,
+    Growth,
+    Moment,
+    Series,
+    Stretch,
+    ahead,
+    duration,
+    forecast,
+    growth,
+    is_full,
+    median,
+    overrun,
+    rate,
+    saturated,
+    share_done_twice,
+)
+from plimsoll.doctor.rules.trend_log import Preempted, kv_tokens_of_log, moments_of_log, preemptions_of_log
+from plimsoll.findings import Code, Evidence, Finding, Remedy, Severity
+from plimsoll.units import GIB, MIB, format_gib
+
+# What an engine did over time: a full cache with a queue, work done twice, a queue that grows, no step at all.
+
+PREEMPTIONS_LEAST = 10.0
+STUCK_LOG_S = 60.0
+STUCK_RANGE_S = 120.0
+_LONG_S = 180.0
+_SWAPPED_LEAST = 6
+
+
+def judge_queue(moments: Sequence[Moment], source: str, who: str) -> Finding | None:
+    """kv.saturated or engine.saturated, if a queue lasted; None for a busy server with a short queue."""
+    full = saturated(moments)
+    if full is not None:
+        return _full_finding(full, moments, source, who)
+    grown = overrun(moments)
+    if grown is None:
+        return None
+    first, last = grown.moments[0], grown.moments[-1]
+    running, usage = median(m.running for m in grown.moments), median(m.kv or 0.0 for m in grown.moments)
+    because = (
+        f"The queue of {who} grew from {first.waiting:.0f} to {last.waiting:.0f} in {duration(grown.seconds)} with "
+        f"{running:.0f} running and the KV cache {usage:.0%} full: --max-num-seqs or the GPU's speed is the limit, not memory. "
+        "No forecast: a queue has no limit."
+    )
+    return Finding(
+        Code.ENGINE_SATURATED, Severity.WARNING, 0.6, "More requests arrive than the engine serves, with room in the KV cache",
+        because, _engine_ends(grown, source), saturated_remedies(running, usage), ("more KV cache: it is not full",),
+    )  # fmt: skip
+
+
+def _full_finding(full: Stretch, moments: Sequence[Moment], source: str, who: str) -> Finding:
+    share = sum(is_full(m.kv, m.running, m.most_running) for m in moments) / len(moments)
+    most = max(full.moments, key=lambda m: m.waiting)
+    running = median(m.running for m in full.moments)
+    # The hit rate often falls with it, and then more is computed again: worth a word, no finding of its own.
+    before = [m.hit_rate for m in moments if m.hit_rate is not None and m.at_s < full.moments[0].at_s]
+    during = [m.hit_rate for m in full.moments if m.hit_rate is not None]
+    fell = before and during and max(before) >= 0.2 and median(during) < max(before) / 4
+    because = (
+        f"For {duration(full.seconds)} the KV cache of {who} was full ({full.full:.0%} of that time) while requests waited: "
+        f"up to {most.waiting:.0f}, with {running:.0f} running. Over all that was seen it was full {share:.0%} of the time."
+        + (f" The prefix cache's hit rate fell from {max(before):.0%} to {median(during):.0%} with it." if fell else "")
+        + " No forecast: it is at its limit already."
+    )
+    return Finding(
+        Code.KV_SATURATED, Severity.WARNING, 0.85 if full.seconds >= _LONG_S else 0.7,
+        "The KV cache is full and requests queue for it", because,
+        (*_engine_ends(full, source), *_line(most, source)), kv_remedies({}, {"running": running}), kv_not_remedies(),
+    )  # fmt: skip
+
+
+def judge_twice(
+    preemptions: float, tokens_done: float, length: float | None, seconds: float, source: str, who: str,
+    evidence: tuple[Evidence, ...], figures: Mapping[str, float],
+) -> Finding | None:  # fmt: skip
+    """kv.preemption-storm by the share of work done twice."""
+    share = share_done_twice(preemptions, tokens_done, length)
+    if share is None or share < STORM or preemptions < PREEMPTIONS_LEAST:
+        return None
+    because = (
+        f"{preemptions:.0f} preemptions on {who} in {duration(seconds)}: up to {share:.0%} of all computed tokens were "
+        "computed a second time. No forecast: it is at its limit already."
+    )
+    return Finding(
+        Code.KV_PREEMPTION_STORM, Severity.CRITICAL if share >= SEVERE_STORM else Severity.WARNING, 0.85,
+        "Requests are thrown out of the KV cache and computed again", because,
+        evidence or (Evidence(source, f"{preemptions:.0f} preemptions"),), kv_remedies({}, figures), kv_not_remedies(),
+    )  # fmt: skip
+
+
+def judge_log_preemption(moments: Sequence[Moment], kv_tokens: float | None, source: str, who: str) -> Finding | None:
+    """The same from periodic lines: some count preemptions in them, the first engine shows what it swapped out."""
+    hit = [m for m in moments if (m.preempted or 0.0) > 0]
+    if hit:
+        busy = [m for m in moments if m.at_s >= hit[0].at_s and m.at_s <= hit[-1].at_s]
+        seconds = max(10.0, hit[-1].at_s - hit[0].at_s)
+        preempted = sum(m.preempted or 0.0 for m in hit)
+        every = seconds / max(1, len(busy) - 1) if len(busy) > 1 else 10.0
+        done = sum((m.prompt_per_s or 0.0) + (m.generation_per_s or 0.0) for m in busy) * every
+        lengths = [kv_tokens * m.kv / m.running for m in busy if kv_tokens and m.kv and m.running]
+        running = median(m.running for m in hit)
+        if lengths:
+            evidence = tuple(one for m in (hit[0], hit[-1]) for one in _line(m, source))
+            return judge_twice(preempted, done, median(lengths), seconds, source, who, evidence, {"running": running})
+        return _counted(hit, preempted, running, source, who) if preempted >= PREEMPTIONS_LEAST else None
+    swapped = [m for m in moments if (m.swapped or 0.0) > 0]
+    if len(swapped) < _SWAPPED_LEAST:
+        return None
+    return _counted(swapped, max(m.swapped or 0.0 for m in swapped), median(m.running for m in swapped), source, who)
+
+
+def _counted(hit: Sequence[Moment], count: float, running: float, source: str, who: str) -> Finding | None:
+    if len(hit) < _SWAPPED_LEAST and count < running:
+        return None
+    because = (
+        f"{len(hit)} periodic lines of {who} show requests thrown out of the KV cache ({count:.0f} with {running:.0f} running)."
+        " How much was computed twice cannot be known from this log. No forecast: it is at its limit already."
+    )
+    return Finding(
+        Code.KV_PREEMPTION_STORM, Severity.WARNING, 0.55, "Requests are thrown out of the KV cache and computed again", because,
+        tuple(one for m in (hit[0], hit[-1]) for one in _line(m, source)),
+        kv_remedies({}, {"running": running}), kv_not_remedies(),
+    )  # fmt: skip
+
+
+def stuck_finding(seconds: float, work: float, who: str, evidence: tuple[Evidence, ...], confidence: float) -> Finding:
+    """engine.wedged: work, and no step to the end of what was seen."""
+    because = (
+        f"{who.capitalize()} has {work:.0f} requests and made no token in the last {duration(seconds)} that were seen. "
+        "A paused engine and one very long prompt look the same. No forecast: a stuck step does not return."
+    )
+    return Finding(
+        Code.ENGINE_WEDGED, Severity.CRITICAL, confidence, "The engine has work and makes no step", because, evidence,
+        wedge_remedies(), ("more memory: nothing here says that memory is the cause",),
+    )  # fmt: skip
+
+
+def judge_stuck_log(moments: Sequence[Moment], last_at_s: float | None, source: str, who: str) -> Finding | None:
+    """A wedge in a log: running requests and no token, for a minute and to the end of the log.
+
+    Newer releases print one such line and fall silent. Then the end of the log counts, two minutes later or more.
+    """
+    still: list[Moment] = []
+    for moment in reversed(moments):
+        if moment.running <= 0 or moment.prompt_per_s != 0 or moment.generation_per_s != 0:
+            break
+        still.append(moment)
+    if not still:
+        return None
+    said_s = still[0].at_s - still[-1].at_s
+    silent_s = last_at_s - still[0].at_s if last_at_s is not None and still[0].number is not None else 0.0
+    seconds = said_s + max(0.0, silent_s)
+    lasted = said_s >= STUCK_LOG_S or len(still) >= 7
+    if not lasted and seconds < 2 * STUCK_LOG_S:
+        return None
+    evidence = tuple(one for m in (still[-1], still[0]) for one in _line(m, source))
+    return stuck_finding(seconds, still[0].running + still[0].waiting, who, evidence, 0.7 if lasted else 0.5)
+
+
+def _engine_ends(stretch: Stretch, source: str) -> tuple[Evidence, ...]:
+    return tuple(one for m in (stretch.moments[0], stretch.moments[-1]) for one in _line(m, source))
+
+
+def _line(moment: Moment, source: str) -> tuple[Evidence, ...]:
+    text = moment.text or (
+        f"running {moment.running:.0f}, waiting {moment.waiting:.0f}, KV cache {moment.kv or 0:.1%} @{moment.at_s:.0f}"
+    )
+    return (Evidence(source, text, moment.number),)
+
+
+# Memory that creeps, out of a range of time: on the GPU, in the allocator, on the host.
+
+GPU_LEAST = 64.0 * MIB
+HOST_LEAST = 128.0 * MIB
+DAY_S = 86400.0
+_NO_LIMIT = float(1 << 60)  # how cgroups say that there is none
+_HELD_LEAST = 512.0 * MIB
+# Labels that tell one GPU, process or container from another; the rest may differ between exporters.
+_WHERE = ("instance", "pod", "exported_pod", "container", "job", "gpu", "UUID", "device", "worker", "rank", "engine")
+
+
+def judge_gpu(series: Sequence[Series], source: str) -> list[Finding]:
+    """Growth of what torch cannot give back; where only the driver's figure is known, of that, with less confidence."""
+    rising = _retries(series)
+    own = list(_held(series))
+    watched = own or [one for one in series if one.figure == "gpu_used"]
+    found: list[Finding] = []
+    for one in watched:
+        grown = growth(one.times, one.values, least=GPU_LEAST, restarts=_restarts(series, one), load=_load(series, one))
+        if grown is not None:
+            found.append(_gpu_finding(one, grown, series, source, rising, is_own=bool(own)))
+    if rising is not None:
+        found.append(_retry_finding(rising, series, source, is_growing=bool(found)))
+    return found
+
+
+def judge_host(series: Sequence[Series], source: str) -> list[Finding]:
+    """Growth of host memory: of processes and containers; of the working set only where nothing better is known."""
+    watched = [one for one in series if one.figure in ("host_resident", "container_resident")]
+    has_better = bool(watched)
+    watched = watched or [one for one in series if one.figure == "container_working_set"]
+    found = []
+    for one in watched:
+        grown = growth(one.times, one.values, least=HOST_LEAST, restarts=_restarts(series, one), load=_load(series, one))
+        if grown is not None:
+            found.append(_host_finding(one, grown, series, source, is_sure=has_better))
+    return found
+
+
+def _held(series: Sequence[Series]) -> Iterable[Series]:
+    """What torch holds and cannot give back, GPU by GPU: live tensors and the unused parts of blocks that hold live ones."""
+    for one in series:
+        if one.figure != "torch_allocated":
+            continue
+        other = _partner(series, one, "torch_inactive_split")
+        more = dict(zip(other.times, other.values, strict=True)) if other is not None else {}
+        values = tuple(v + more.get(t, 0.0 if other is None else math.nan) for t, v in zip(one.times, one.values, strict=True))
+        yield one._replace(values=values)
+
+
+def _gpu_finding(
+    one: Series, grown: Growth, series: Sequence[Series], source: str, rising: Series | None, *, is_own: bool
+) -> Finding:
+    total = _last(_partner(series, one, "gpu_total")) or _sum_of_last(series, one)
+    used = _last(_partner(series, one, "gpu_used")) if is_own else grown.level
+    coming = forecast(grown, total, used)
+    what = "What torch cannot give back" if is_own else "The memory in use"
+    because = (
+        f"{what} on {_who(one)} grew by {format_gib(round(grown.rise))} in {duration(grown.span_s)}, {rate(grown)}, "
+        f"and goes on (chance {max(grown.chance, 1e-9):.0e}). {ahead(coming, total)}"
+        + ("" if is_own else " What torch could give back is in this figure: plimsoll's allocator metrics would tell.")
+        + _caution(grown, series, one)
+        + (
+            " Allocations already fail at first and are tried again: that is the sign that comes before the end."
+            if rising
+            else ""
+        )
+    )
+    soon = coming is not None and coming.likely_s < DAY_S
+    return Finding(
+        Code.GPU_GROWTH, Severity.CRITICAL if soon or rising else Severity.WARNING,
+        _confidence(grown, series, one, 0.85 if is_own else 0.6), "GPU memory grows and is not given back",
+        because, _shown(one, source),
+        (
+            Remedy("take two memory snapshots of a worker some hours apart", "their difference names the code that keeps it"),
+            Remedy("restart the replica in a quiet hour until it is mended", "nothing else gives this memory back"),
+        ),
+        ("torch.cuda.empty_cache and compaction: this memory is not free inside torch",) if is_own else (),
+    )  # fmt: skip
+
+
+def _host_finding(one: Series, grown: Growth, series: Sequence[Series], source: str, *, is_sure: bool) -> Finding:
+    limit = _last(_partner(series, one, "container_limit"))
+    limit = limit if limit is not None and 0 < limit < _NO_LIMIT else None
+    coming = forecast(grown, limit)
+    because = (
+        f"The host memory of {_who(one)} grew by {format_gib(round(grown.rise))} in {duration(grown.span_s)}, {rate(grown)}, "
+        f"and goes on (chance {max(grown.chance, 1e-9):.0e}). {ahead(coming, limit)}"
+        + ("" if is_sure else " The working set holds cached files too, which the kernel drops when it must.")
+        + _caution(grown, series, one)
+    )
+    soon = coming is not None and coming.likely_s < DAY_S and is_sure
+    return Finding(
+        Code.HOST_GROWTH, Severity.CRITICAL if soon else Severity.WARNING,
+        _confidence(grown, series, one, 0.8 if is_sure else 0.4), "Host memory grows and is not given back",
+        because, _shown(one, source),
+        (
+            Remedy("make the cache of images and audio smaller", "it is kept in host memory", "--mm-processor-cache-gb"),
+            Remedy("restart the replica before the limit", "the kernel would kill it in the middle of its work"),
+        ),
+        ("--gpu-memory-utilization: it rules the GPU's memory, not the host's",),
+    )  # fmt: skip
+
+
+def _retry_finding(rising: Series, series: Sequence[Series], source: str, *, is_growing: bool) -> Finding:
+    allocated, reserved = (_last(_partner(series, rising, f"torch_{name}")) for name in ("allocated", "reserved"))
+    unused = reserved - allocated if reserved is not None and allocated is not None else None
+    failed = sum(_memory_increase(one) for one in series if one.figure == "torch_ooms")
+    split = unused is not None and unused >= _HELD_LEAST
+    if unused is None:
+        said = "How much torch holds unused is not known."
+    elif split:
+        said = f"torch holds {format_gib(round(unused))} unused, cut into pieces too small for what was asked."
+    else:
+        said = f"torch holds only {format_gib(round(unused))} unused: the card is really full rather than cut into pieces."
+    because = (
+        f"On {_who(rising)} torch had to free its cache and try again {_memory_increase(rising):.0f} times in "
+        f"{duration(rising.times[-1] - rising.times[0])}, also in the last half of it. {said}"
+        + (f" {failed:.0f} allocations failed for good." if failed else "")
+        + " No forecast: the size of the next request decides."
+    )
+    return Finding(
+        Code.ALLOCATOR_FRAGMENTATION, Severity.CRITICAL if failed or is_growing else Severity.WARNING,
+        0.75 if split else 0.35, "The allocator finds no room at the first try, again and again", because,
+        _shown(rising, source),
+        (
+            Remedy("let segments grow", "pieces then join", "PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),
+            Remedy("leave more of the card to activations", "less is then cut", "--gpu-memory-utilization"),
+        ),
+        ("raising --gpu-memory-utilization: it takes away the very room that is missing",),
+    )  # fmt: skip
+
+
+def _retries(series: Sequence[Series]) -> Series | None:
+    """The retry counter that rose most, if one rose in at least two places, one of them in its last half."""
+    found = []
+    for one in series:
+        if one.figure == "torch_alloc_retries" and len(one.times) >= 4:
+            rises = [t for (_, a), (t, b) in pairwise(zip(one.times, one.values, strict=True)) if b > a]
+            if len(rises) >= 2 and rises[-1] >= (one.times[0] + one.times[-1]) / 2:
+                found.append(one)
+    return max(found, key=_memory_increase, default=None)
+
+
+def _memory_increase(one: Series) -> float:
+    return sum(b - a for a, b in pairwise(v for v in one.values if math.isfinite(v)) if b > a)
+
+
+def _caution(grown: Growth, series: Sequence[Series], one: Series) -> str:
+    if grown.span_s < DAY_S and _load(series, one) is None:
+        return " Less than a day was seen, and no load beside it: a daily rhythm would look the same."
+    return ""
+
+
+def _confidence(grown: Growth, series: Sequence[Series], one: Series, most: float) -> float:
+    return min(most, 0.5) if _caution(grown, series, one) else most
+
+
+def _restarts(series: Sequence[Series], one: Series) -> tuple[float, ...]:
+    other = _partner(series, one, "started_at", needs=("instance",))
+    return tuple(v for v in other.values if math.isfinite(v)) if other is not None else ()
+
+
+def _load(series: Sequence[Series], one: Series) -> tuple[Sequence[float], Sequence[float]] | None:
+    """The number of running requests beside it, if there is one such series for it or only one at all."""
+    running = [s for s in series if s.figure == "running"]
+    found = _partner(series, one, "running", needs=("instance",)) or (running[0] if len(running) == 1 else None)
+    return (found.times, found.values) if found is not None else None
+
+
+def _partner(series: Sequence[Series], one: Series, figure: str, needs: Iterable[str] = ()) -> Series | None:
+    """The series of another figure about the same thing: no label of those that tell things apart differs."""
+    found = [s for s in series if s.figure == figure and _same(s.labels, one.labels)]
+    found = [s for s in found if all(n in s.labels and n in one.labels for n in needs)]
+    return max(found, key=lambda s: sum(s.labels.get(k) == v for k, v in one.labels.items()), default=None)
+
+
+def _same(one: Mapping[str, str], two: Mapping[str, str]) -> bool:
+    return all(one[k] == two[k] for k in _WHERE if k in one and k in two)
+
+
+def _last(one: Series | None) -> float | None:
+    values = [v for v in one.values if math.isfinite(v)] if one is not None else []
+    return values[-1] if values else None
+
+
+def _sum_of_last(series: Sequence[Series], one: Series) -> float | None:
+    """Used and free together are the whole card."""
+    used, free = _last(_partner(series, one, "gpu_used")), _last(_partner(series, one, "gpu_free"))
+    return used + free if used is not None and free is not None and used + free > GIB else None
+
+
+def _who(one: Series) -> str:
+    named = [f"{k} {one.labels[k]}" for k in _WHERE if k in one.labels and k != "job"]
+    return ", ".join(named[:3]) or one.name
+
+
+def _shown(one: Series, source: str) -> tuple[Evidence, ...]:
+    finite = [(t, v) for t, v in zip(one.times, one.values, strict=True) if math.isfinite(v)]
+    labels = ",".join(f'{k}="{v}"' for k, v in sorted(one.labels.items()) if k in _WHERE)
+    ends = [finite[0], finite[-1]] if finite else []
+    return tuple(Evidence(source, f"{one.name}{{{labels}}} {value:.10g} @{at:.0f}") for at, value in ends)
+
+
+__all__ = ["judge_log_trends", "judge_preemption_lines", "judge_trends"]
+
+_OF_ITS_OWN = frozenset({"reason", "sleep_state", "finished_reason", "le", "__name__"})
+_TOTALS = ("preemptions", "success", "prompt_tokens", "generation_tokens", "steps")
+_OFTEN = 51  # the first engine warns at its 1st, 51st, 101st ... preemption
+_A_MINUTE = 1.0
+
+_Engine = Mapping[str, Sequence[Series]]
+
+
+def judge_trends(series: Sequence[Series], source: str) -> tuple[Finding, ...]:
+    """What a range of time shows: of several series with the same trouble the worst stands for all."""
+    found = judge_gpu(series, source) + judge_host(series, source)
+    end_s = max((s.times[-1] for s in series if s.times), default=0.0)
+    for key, engine in _engines(series).items():
+        found += _judge_engine(engine, _named(dict(key)), end_s, source)
+    return _worst_of_each(found)
+
+
+def judge_log_trends(log: Log) -> tuple[Finding, ...]:
+    """What a log's periodic lines and preemption warnings show."""
+    found = list(judge_preemption_lines(log))
+    warned = bool([f for f in found if f.severity is not Severity.INFO])
+    tokens = kv_tokens_of_log(log)
+    ends = _ends(log)
+    for whose, moments in moments_of_log(log).items():
+        who = f"engine {whose.engine}" if whose.engine else "the engine"
+        storm = judge_log_preemption(moments, tokens, log.source, who)
+        queue = judge_queue(moments, log.source, who)
+        if queue is not None and queue.code is Code.KV_SATURATED and (storm is not None or warned):
+            queue = None  # the same trouble, and the storm says more
+        stuck = judge_stuck_log(moments, ends.get((whose.server, whose.process)), log.source, who)
+        found += [one for one in (storm, queue, stuck) if one is not None]
+    return _worst_of_each(found)
+
+
+def judge_preemption_lines(log: Log) -> tuple[Finding, ...]:
+    """The first engine's own warnings: a storm if it threw out many in a short time, otherwise no more than a word."""
+    found = [_warned(lines, log.source) for lines in preemptions_of_log(log).values()]
+    return _worst_of_each(found)
+
+
+def _warned(lines: Sequence[Preempted], source: str) -> Finding:
+    shown = sum(_part(part) for part in _parts(lines))
+    # The count goes back to the server's start, also where the log does not.
+    total = max(shown, *(line.total for line in lines))
+    first, last = lines[0].line, lines[-1].line
+    seconds = last.at - first.at if last.at is not None and first.at is not None and last.at > first.at else None
+    often = total >= _OFTEN
+    per_minute = (shown - 1) / (seconds / 60) if seconds else None
+    slow = per_minute is not None and per_minute < _A_MINUTE
+    if not often:
+        severity, confidence = Severity.INFO, 0.35
+    elif slow:
+        severity, confidence = Severity.INFO, 0.4
+    else:
+        severity, confidence = Severity.WARNING, 0.85 if total > 2 * _OFTEN else 0.75
+    because = (
+        f"The scheduler counted {total} preemptions or more"
+        + (f" since its start, {shown} of them" if total > shown else "")
+        + (f" in {duration(seconds)} ({per_minute:.1f} a minute)" if seconds and per_minute is not None else "")
+        + ": requests lost their KV blocks and were computed or swapped in again. It warns only at every fiftieth. "
+        + ("" if often and not slow else "That few cost little. ")
+        + "No forecast: it is at its limit already."
+    )
+    ends = [first] if first is last else [first, last]
+    return Finding(
+        Code.KV_PREEMPTION_STORM, severity, confidence,
+        "Requests are thrown out of the KV cache and computed again" if often else "A request was thrown out of the KV cache",
+        because, tuple(Evidence(source, line.text[:1000], line.number) for line in ends),
+        kv_remedies({}, {}), kv_not_remedies(),
+    )  # fmt: skip
+
+
+def _parts(lines: Sequence[Preempted]) -> list[list[Preempted]]:
+    """Apart at each restart, where the count begins anew."""
+    parts: list[list[Preempted]] = []
+    for one in lines:
+        if parts and one.total > parts[-1][-1].total:
+            parts[-1].append(one)
+        else:
+            parts.append([one])
+    return parts
+
+
+def _part(part: Sequence[Preempted]) -> int:
+    # A log that was cut at its head begins in the middle of the count: only what it shows is counted.
+    return part[-1].total if part[0].total == 1 else part[-1].total - part[0].total + 1
+
+
+def _ends(log: Log) -> dict[tuple[str, str], float]:
+    """When each process was last heard of, and its server: a wedged engine's web server may still speak."""
+    found: dict[tuple[str, str], float] = {}
+    newest: dict[str, float] = {}
+    for line in log.lines:
+        if line.at is not None:
+            newest[line.server] = line.at
+            found[(line.server, line.process)] = line.at
+    return {key: newest[key[0]] for key in found}
+
+
+def _engines(series: Iterable[Series]) -> dict[tuple[tuple[str, str], ...], dict[str, list[Series]]]:
+    """The series of vLLM and of logs by engine, then by figure."""
+    found: dict[tuple[tuple[str, str], ...], dict[str, list[Series]]] = {}
+    kept = {"running", "waiting", "waiting_by_reason", "kv_cache_usage", "sleep_state", *_TOTALS}
+    for one in series:
+        if one.figure in kept and one.times:
+            key = tuple(sorted((k, v) for k, v in one.labels.items() if k not in _OF_ITS_OWN))
+            found.setdefault(key, {}).setdefault(one.figure, []).append(one)
+    return {key: figures for key, figures in found.items() if "running" in figures}
+
+
+def _judge_engine(engine: _Engine, who: str, end_s: float, source: str) -> list[Finding]:
+    moments = _moments(engine)
+    if not moments:
+        return []
+    totals = {name: sum(_increase(s) for s in engine.get(name, ())) for name in _TOTALS if name in engine}
+    finished = totals.get("success", 0.0)
+    tokens = totals.get("prompt_tokens", 0.0) + totals.get("generation_tokens", 0.0)
+    length = None
+    if finished > 0:
+        length = (totals.get("prompt_tokens", 0.0) + totals.get("generation_tokens", 0.0) / 2) / finished
+    shown = tuple(
+        Evidence(source, f"{s.name} {s.values[0]:.10g} @{s.times[0]:.0f} to {s.values[-1]:.10g} @{s.times[-1]:.0f}")
+        for s in engine.get("preemptions", ())
+    )
+    seconds = moments[-1].at_s - moments[0].at_s
+    storm = judge_twice(totals.get("preemptions", 0.0), tokens, length, seconds, source, who, shown, {})
+    queue = judge_queue(moments, source, who)
+    if storm is not None and queue is not None and queue.code is Code.KV_SATURATED:
+        queue = None
+    return [one for one in (storm, queue, _stuck(engine, moments, end_s, source, who)) if one is not None]
+
+
+def _moments(engine: _Engine) -> list[Moment]:
+    room = [s for s in engine.get("waiting_by_reason", ()) if s.labels.get("reason") == "capacity"]
+    waiting, kv = _at(room or engine.get("waiting", ())), _at(engine.get("kv_cache_usage", ()))
+    return [
+        Moment(t, running, waiting.get(t, 0.0), kv.get(t))
+        for t, running in sorted(_at(engine["running"]).items())
+        if t in waiting or not waiting
+    ]
+
+
+def _at(series: Sequence[Series]) -> dict[float, float]:
+    """Values by time; a figure under its old and its new name is one figure."""
+    return {t: v for one in series for t, v in zip(one.times, one.values, strict=True) if math.isfinite(v)}
+
+
+def _stuck(engine: _Engine, moments: Sequence[Moment], end_s: float, source: str, who: str) -> Finding | None:
+    counters = [s for name in ("steps", "generation_tokens", "prompt_tokens") for s in engine.get(name, ())]
+    asleep = any(s.values[-1] == 0 for s in engine.get("sleep_state", ()) if s.labels.get("sleep_state") == "awake")
+    last = moments[-1].at_s
+    # A target that is no longer scraped is down or gone, which is another matter.
+    if asleep or not counters or last < end_s - 60:
+        return None
+    moved = max(
+        (t for s in counters for (_, a), (t, b) in pairwise(zip(s.times, s.values, strict=True)) if a != b), default=None
+    )
+    since = moved if moved is not None else max(s.times[0] for s in counters)
+    idle = [m.at_s for m in moments if m.at_s >= since and m.running + m.waiting <= 0]
+    since = max([since, *idle])
+    if last - since < STUCK_RANGE_S or sum(m.at_s > since for m in moments) < 3:
+        return None
+    shown = tuple(Evidence(source, f"{s.name} {s.values[-1]:.10g} since @{since:.0f}") for s in counters[:2])
+    return stuck_finding(last - since, moments[-1].running + moments[-1].waiting, who, shown, 0.75)
+
+
+def _increase(one: Series) -> float:
+    """What a counter counted, also over restarts, where it begins at nothing again."""
+    values = [v for v in one.values if math.isfinite(v)]
+    return sum(b - a if b >= a else b for a, b in pairwise(values))
+
+
+def _named(labels: Mapping[str, str]) -> str:
+    words = [f"{name} {labels[name]}" for name in ("engine", "pod", "instance") if labels.get(name)]
+    return " of ".join(words) or "the engine"
+
+
+def _worst_of_each(found: Iterable[Finding]) -> tuple[Finding, ...]:
+    rank = {Severity.INFO: 0, Severity.WARNING: 1, Severity.CRITICAL: 2}
+    worst: dict[Code, Finding] = {}
+    count: dict[Code, int] = {}
+    for one in found:
+        count[one.code] = count.get(one.code, 0) + 1
+        best = worst.get(one.code)
+        if best is None or (rank[one.severity], one.confidence) > (rank[best.severity], best.confidence):
+            worst[one.code] = one
+    ordered = sorted(worst.values(), key=lambda f: (-rank[f.severity], -f.confidence))
+    return tuple(
+        f._replace(because=f"{f.because} {count[f.code] - 1} more show the same.") if count[f.code] > 1 else f for f in ordered
+    )

@@ -1,0 +1,57 @@
+"""Whether the others can carry the load of one that leaves. Where that is not known, they cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from plimsoll.guard.judge.look import Look, Reach
+from plimsoll.unknown import Unknown
+
+
+class Load(NamedTuple):
+    """What one engine carries now."""
+
+    engine: str
+    kv_usage: float | None
+    running: float | None
+    waiting: float | None
+    is_well: bool = True  # it answers, and no condition that could lead to an action holds or is in doubt
+    model: str | None = None  # what it serves, as it last said
+
+
+def load_of(engine: str, look: Look | None, *, is_well: bool, model: str | None = None) -> Load:
+    """From its last look; `model` is known longer than that."""
+    figures: Mapping[str, float] = look.figures if look is not None and look.reach is Reach.ANSWERS else {}
+    return Load(
+        engine, figures.get("kv_cache_usage"), figures.get("running"), figures.get("waiting"),
+        is_well=is_well and bool(figures), model=model,
+    )  # fmt: skip
+
+
+def without(leaving: Load, others: Sequence[Load], most_full: float) -> str | Unknown:
+    """Why the others could not carry it; "" if they can; Unknown where figures are missing.
+
+    Only who is known to serve the same model can. And all must be well: what one of them does not take goes to the rest.
+    """
+    if not others:
+        return "no other engine of its group is there to carry its load"
+    if leaving.model is None:
+        return Unknown("which model it serves is not known")
+    unwell = [one.engine for one in others if not one.is_well]
+    if unwell:
+        return f"{unwell[0]} is not well"
+    same = [one for one in others if one.model == leaving.model]
+    if not same:
+        return "no other engine of its group is known to serve the same model"
+    figures = [(one.kv_usage, one.running, one.waiting) for one in (leaving, *same)]
+    if any(value is None or not 0.0 <= value < float("inf") for row in figures for value in row):
+        return Unknown("how much they carry is not known of all of them")
+    usage = sum(row[0] or 0.0 for row in figures)
+    queued = [one.engine for one in same if (one.waiting or 0.0) > max(1.0, 0.1 * (one.running or 0.0))]
+    if queued:
+        return f"{queued[0]} has a queue of its own"
+    full = usage / len(same)
+    if full > most_full:
+        return f"the KV cache of the others would be {full:.0%} full, {most_full:.0%} is allowed"
+    return ""

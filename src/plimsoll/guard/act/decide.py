@@ -1,0 +1,389 @@
+"""From what is judged to what is done: one action, or the reason why none. Pure; the same view gives the same answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from plimsoll.doctor.remedies.metrics import cache_tokens
+from plimsoll.guard.act.capacity import Load, without
+from plimsoll.guard.act.outcome import Outcome, done, failed
+from plimsoll.guard.act.policy import DAY_S, HOUR_S, ActPolicy
+from plimsoll.guard.act.steps import ABOUT, Step, steps_of
+from plimsoll.guard.judge.look import Look, Reach
+from plimsoll.guard.judge.policy import GRADES
+from plimsoll.guard.judge.tracker import Grade
+from plimsoll.unknown import Condition, Status, Unknown
+
+# Whether one more restart is allowed, everybody's counted in: a guard that restarts for ever is the worse fault.
+
+
+class Restart(NamedTuple):
+    """One that was: when, by wall clock, of which engine, and whether guard made it."""
+
+    at: float
+    engine: str
+    is_own: bool = True
+
+
+class Spent(NamedTuple):
+    """Why there is none left, and when there will be; "" where there is."""
+
+    says: str
+    until: float = 0.0
+
+
+def spent(restarts: Sequence[Restart], engine: str, policy: ActPolicy, now: float) -> Spent:
+    """The tightest of the budgets, and the pause after the last restart.
+
+    What is dated later than now was written by a clock that was wrong: it counts, as of now.
+    """
+    times = sorted(min(one.at, now) for one in restarts if one.at > now - DAY_S)
+    own = sorted(min(one.at, now) for one in restarts if one.at > now - DAY_S and one.engine == engine)
+    limits = (
+        (own, policy.engine_hour, HOUR_S, "of this engine in an hour"),
+        (own, policy.engine_day, DAY_S, "of this engine in a day"),
+        (times, policy.fleet_hour, HOUR_S, "of the fleet in an hour"),
+        (times, policy.fleet_day, DAY_S, "of the fleet in a day"),
+    )
+    for when, most, span_s, words in limits:
+        recent = [at for at in when if at > now - span_s]
+        if len(recent) >= most:
+            until = recent[-most] + span_s if most > 0 else now + span_s
+            return Spent(f"{len(recent)} restarts {words}, {most} are allowed", until)
+    if own:
+        pause_s = min(policy.longest_backoff_s, policy.backoff_s * 2.0 ** (len(own) - 1))
+        if now - own[-1] < pause_s:
+            says = f"its last restart was {now - own[-1]:.0f} s ago; after {len(own)} in a day guard waits {pause_s:.0f} s"
+            return Spent(says, own[-1] + pause_s)
+    return Spent("")
+
+
+BROKEN_KINDS = frozenset({"dead", "wedged", "hung"})
+"""An engine of which one of these holds serves nobody: to stop it loses nothing."""
+ASKED = "asked"  # in place of a condition: a person wants it
+START = "start"  # in place of a condition: the server that guard was given does not run when guard begins
+ORDER = (Grade.RESTART, Grade.COMPACT, Grade.SHED)
+_STALE_LOOKS = 3.5
+
+
+class LastEnd(NamedTuple):
+    """How restarts of an engine ended that did not end well, until one does or somebody resumes it."""
+
+    kind: str  # the condition that the last of them was about
+    end: str  # "failed", or "held"
+    unmended: frozenset[str] = frozenset()  # the reasons for which a restart did not help
+    is_out: bool = False  # it was held, and nobody has put it back since
+
+
+class Engine(NamedTuple):
+    """What is known of one engine, as far as acting is concerned."""
+
+    name: str
+    conditions: Mapping[str, Condition]
+    load: Load
+    age_s: float  # of the last look
+    every_s: float = 5.0
+    group: str = ""
+    is_away: bool = False  # it does not answer, starts, is drained, or was held and not put back
+    changed_s: float | None = None  # how long ago its version or its flags changed
+    only_observed: str = ""  # why nothing may be done to it: a KV connector, several nodes, no adapter
+    has_gate: bool = True
+    has_restarter: bool = True
+    last_end: LastEnd | None = None
+
+
+class Switches(NamedTuple):
+    """What people have switched off; it survives guard's own restart."""
+
+    is_paused: bool = False
+    paused: frozenset[str] = frozenset()  # engines
+    rungs_off: frozenset[Grade] = frozenset()
+
+
+class View(NamedTuple):
+    """The fleet at one moment."""
+
+    engines: Sequence[Engine]
+    restarts: Sequence[Restart] = ()
+    switches: Switches = Switches()
+    busy: str = ""  # the engine that guard does something about already
+    now: float = 0.0  # wall clock
+    minute: int = 0  # of the day, where the hours hold
+
+
+class Plan(NamedTuple):
+    """What is to be done, and why."""
+
+    engine: str
+    grade: Grade
+    kind: str
+    why: str
+    steps: tuple[Step, ...]
+
+    def __str__(self) -> str:
+        return f"{self.engine}: {self.grade} because {self.why}"
+
+    def lines(self) -> list[str]:
+        """Every step with what is checked before and after, and how it is undone."""
+        return [
+            f"{number}. {step}: {about.does}; before: {about.before}; after: {about.after}; undo: {about.undo}"
+            for number, step in enumerate(self.steps, 1)
+            for about in (ABOUT[step],)
+        ]
+
+
+class Refusal(NamedTuple):
+    """Why nothing is done about something that could lead to an action."""
+
+    engine: str
+    grade: Grade
+    kind: str
+    reason: str  # one word a program can test
+    says: str
+
+    def __str__(self) -> str:
+        return f"{self.engine}: no {self.grade}: {self.says}"
+
+
+Decision = Plan | Refusal
+
+
+def decide(view: View, policy: ActPolicy) -> list[Decision]:
+    """One decision for every engine of which something holds that could lead to an action; the most harmed first.
+
+    At most one of them is a plan that takes an engine away: the next comes when that one is over.
+    """
+    found: list[Decision] = []
+    for engine in view.engines:
+        wanted = wanted_of(engine)
+        if wanted is None:
+            continue
+        kind, grade = wanted
+        found.append(consider(view, policy, engine, grade, kind, engine.conditions[kind].message))
+    found.sort(key=lambda one: (ORDER.index(one.grade), one.kind not in BROKEN_KINDS, one.engine))
+    return _one_at_a_time(found)
+
+
+def _one_at_a_time(found: list[Decision]) -> list[Decision]:
+    is_taken = False
+    kept: list[Decision] = []
+    for one in found:
+        if isinstance(one, Plan):
+            if is_taken:
+                kept.append(Refusal(one.engine, one.grade, one.kind, "Busy", "one engine at a time: another comes first"))
+                continue
+            is_taken = True
+        kept.append(one)
+    return kept
+
+
+def wanted_of(engine: Engine) -> tuple[str, Grade] | None:
+    """The most harmful remedy that a condition of it calls for; None where none holds."""
+    held = [(kind, GRADES[kind]) for kind, condition in engine.conditions.items() if kind in GRADES and is_there(condition)]
+    return min(held, key=lambda one: (ORDER.index(one[1]), one[0] not in BROKEN_KINDS), default=None)
+
+
+def consider(view: View, policy: ActPolicy, engine: Engine, grade: Grade, kind: str, why: str) -> Decision:
+    """A plan for this remedy, or the first reason against it."""
+    is_broken = serves_nobody(engine, kind)
+    for reason, says in _against(view, policy, engine, grade, kind):
+        if says:
+            return Refusal(engine.name, grade, kind, reason, says)
+    steps = steps_of(grade, is_broken=is_broken)
+    return Plan(engine.name, grade, kind, why, steps)
+
+
+def is_there(condition: Condition) -> bool:
+    """Whether the last look shows it, too: nothing is done about what is about to be over."""
+    return condition.is_true and not condition.is_ending
+
+
+def serves_nobody(engine: Engine, kind: str) -> bool:
+    """Whether it is about an engine that serves nobody; what a person asks for is not: then its conditions say it."""
+    if kind in BROKEN_KINDS:
+        return True
+    return kind == ASKED and any(is_there(engine.conditions[one]) for one in BROKEN_KINDS & engine.conditions.keys())
+
+
+def _against(view: View, policy: ActPolicy, engine: Engine, grade: Grade, kind: str) -> list[tuple[str, str]]:
+    """Every rule in turn: a word, and what speaks against it, "" for nothing."""
+    rules = [
+        ("Paused", _paused(view.switches, engine, grade)),
+        ("Busy", f"guard is at work on {view.busy}" if view.busy else ""),
+        ("RungOff", "" if grade in policy.rungs else f"{grade} is not among the rungs of its configuration"),
+        ("OnlyObserved", engine.only_observed),
+        ("Unknown", _unknown(engine)),
+        ("NoGate", _no_gate(policy, engine, grade, kind)),
+    ]
+    if grade is Grade.RESTART:
+        rules += _against_restart(view, policy, engine, kind)
+    return rules
+
+
+def _no_gate(policy: ActPolicy, engine: Engine, grade: Grade, kind: str) -> str:
+    if engine.has_gate:
+        return ""
+    if grade is not Grade.RESTART:
+        return "it has no gate that could do it"
+    if serves_nobody(engine, kind) or policy.stragglers == "stop":
+        return ""
+    return "it has no gate, and without one nobody can say when it is idle"
+
+
+def _paused(switches: Switches, engine: Engine, grade: Grade) -> str:
+    if switches.is_paused:
+        return "guard is paused (guardctl resume)"
+    if engine.name in switches.paused:
+        return "it is paused (guardctl resume ENGINE)"
+    return f"{grade} is switched off (guardctl resume --rung {grade})" if grade in switches.rungs_off else ""
+
+
+def _unknown(engine: Engine) -> str:
+    if engine.age_s > _STALE_LOOKS * engine.every_s + 10.0:
+        return f"the last look is {engine.age_s:.0f} s old"
+    doubted = [kind for kind in GRADES if kind in engine.conditions and engine.conditions[kind].reason == "SeveralServers"]
+    return "several servers answer at its address" if doubted else ""
+
+
+def others_of(engine: Engine, engines: Sequence[Engine]) -> list[Engine]:
+    """The others of its group. One that is known to serve another model is none of them, whatever the configuration says."""
+    mine = engine.load.model
+    return [
+        one for one in engines
+        if one.name != engine.name and one.group == engine.group
+        and (mine is None or one.load.model is None or one.load.model == mine)
+    ]  # fmt: skip
+
+
+def reason_of(kind: str) -> str:
+    """What a restart is to mend: that an engine does not work is one reason, however it shows."""
+    return "broken" if kind in BROKEN_KINDS or kind == START else kind
+
+
+def _against_restart(view: View, policy: ActPolicy, engine: Engine, kind: str) -> list[tuple[str, str]]:
+    others = others_of(engine, view.engines)
+    away = [one.name for one in others if one.is_away]
+    is_broken = serves_nobody(engine, kind)
+    budget = spent(view.restarts, engine.name, policy, view.now)
+    return [
+        ("NoRestarter", "" if engine.has_restarter else "guard was not told how to restart it"),
+        ("SickCard", _sick(engine)),
+        ("CrashLoop", _loops(engine, kind)),
+        ("BudgetSpent", budget.says),
+        ("Hours", _hours(view, policy, is_broken=is_broken)),
+        ("Rollout", _rollout(others, policy)),
+        ("TooManyAway", _too_many(away, policy, is_broken=is_broken)),
+        ("OthersCannotCarry", _capacity(engine, others, policy, is_broken=is_broken)),
+    ]
+
+
+def _sick(engine: Engine) -> str:
+    card = engine.conditions.get("card")
+    if card is None:
+        return ""
+    # Not readable is the usual case (another host); held and not readable now is not the same.
+    return f"its card is sick: {card.message}" if card.status is Status.TRUE else ""
+
+
+def _loops(engine: Engine, kind: str) -> str:
+    loop = engine.conditions.get("loop")
+    # Who asks for a start has been told of those before it, and knows what he has mended since.
+    if loop is not None and loop.is_true and kind != ASKED:
+        return f"it does not stay up: {loop.message}; one more start would not either"
+    if engine.last_end is None:
+        return ""
+    if engine.last_end.end == "held":
+        return "its last restart could not be finished: a person is needed (guardctl resume ENGINE when it is mended)"
+    if reason_of(kind) in engine.last_end.unmended:
+        return "a restart for the same reason did not help: a person is needed (guardctl resume ENGINE when it is mended)"
+    return ""
+
+
+def _hours(view: View, policy: ActPolicy, *, is_broken: bool) -> str:
+    if not policy.hours or (policy.broken_any_time and is_broken):
+        return ""
+    return "" if any(hours.holds(view.minute) for hours in policy.hours) else "it is outside the hours in which it may"
+
+
+def _rollout(others: Sequence[Engine], policy: ActPolicy) -> str:
+    fresh = [one.name for one in others if one.changed_s is not None and one.changed_s < policy.rollout_s]
+    return f"a rollout is under way: {fresh[0]} has just been changed" if fresh else ""
+
+
+def _too_many(away: Sequence[str], policy: ActPolicy, *, is_broken: bool) -> str:
+    # One that serves nobody is away itself: its restart takes no more. Of two that died at once, neither would ever return.
+    return f"{away[0]} is away already, {policy.most_away} may be" if len(away) >= policy.most_away and not is_broken else ""
+
+
+def _capacity(engine: Engine, others: Sequence[Engine], policy: ActPolicy, *, is_broken: bool) -> str:
+    if is_broken:
+        return ""  # it carries nothing: the others have its load already
+    if policy.may_be_last and not others:
+        return ""
+    answer = without(engine.load, [one.load for one in others if not one.is_away], policy.carries)
+    return f"whether the others can carry its load is not known: {answer.reason}" if isinstance(answer, Unknown) else answer
+
+
+# What is asked of an engine after it was started: whether it is ready, whether its cache suffices, whether it is well.
+
+HEALTHY = 200
+CLOCK_S = 5.0  # by so much the beginning of one and the same process may seem to move, when the wall clock is set
+LOWER = 0.95  # of what the last start had, below which it is worth a word
+
+
+def is_ready(look: Look | None) -> bool:
+    """It answers its page and its health, and its gate, where it has one, would let a balancer send."""
+    if look is None or look.reach is not Reach.ANSWERS or look.health != HEALTHY:
+        return False
+    # The gate of a guard's own drain says "draining": that is ours to end, and no want of readiness.
+    return look.gate is None or look.gate.ready or look.gate.reason == "draining"
+
+
+def kv_tokens(look: Look | None) -> float | None:
+    """How many tokens its KV cache holds, as it says itself."""
+    return None if look is None else cache_tokens(look.config)
+
+
+def was_restarted(look: Look | None, before: object) -> bool:
+    """Whether it began later than it says it had before; False where either is not known."""
+    began = None if look is None else look.started_unix_s
+    return began is not None and isinstance(before, int | float) and began > before + CLOCK_S
+
+
+def enough_cache(look: Look | None, context: float | None, before: object) -> Outcome:
+    """Held back only where the longest request that it lets in does not fit; less than at the last start is told."""
+    tokens = kv_tokens(look)
+    if tokens is None:
+        return done("how large its KV cache is, it does not say: not compared")
+    if context is not None and tokens < context:
+        return failed(f"its KV cache holds {tokens:,.0f} tokens, and it lets in requests of {context:,.0f}", kv_tokens=tokens)
+    if isinstance(before, int | float) and tokens < LOWER * before:
+        return done(f"its KV cache holds {tokens:,.0f} tokens, {before:,.0f} at its last start", kv_tokens=tokens, is_less=True)
+    return done(f"its KV cache holds {tokens:,.0f} tokens", kv_tokens=tokens)
+
+
+def troubles(kind: str, conditions: Mapping[str, Condition]) -> frozenset[str]:
+    """Which of the conditions hold that speak against a restart: its own, and those that lead to one."""
+    return frozenset(name for name in _speaking(kind) if same_trouble(kind, conditions, only=name))
+
+
+def _speaking(kind: str) -> tuple[str, ...]:
+    # That it was started often is no news to whoever asked for one more start.
+    return (kind, "dead", "wedged", "hung", *(() if kind == ASKED else ("loop",)))
+
+
+def same_trouble(
+    kind: str, conditions: Mapping[str, Condition], *, only: str = "", spared: frozenset[str] = frozenset()
+) -> str:
+    """Why a restart did not help: the same condition holds again, or one that leads to a restart; "" while neither does.
+
+    `spared` are those that held when it came back: what was said of the old process is over a while later.
+    """
+    for name in (only,) if only else _speaking(kind):
+        if name in spared:
+            continue
+        condition = conditions.get(name)
+        if condition is not None and condition.is_true and (name in GRADES or name == "loop"):
+            return condition.message
+    return ""

@@ -1,0 +1,140 @@
+"""Whether an engine is idle, so that stopping it harms nobody: two samples, a while apart, in which nobody can find any work.
+
+Idle is the gate's word and the engine's: nothing in flight at the gate, nothing in the background, nothing that the gate
+has with the engine; and nothing running or waiting on the engine's page, of any rank. All of it twice, with the engine
+answering. Between the two no request was let in and no step was made. One missing figure is "not known".
+
+It holds for the moment of the later sample. Only a gate that refuses new work keeps it so: who stops an engine has that first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from plimsoll.guard.judge.look import Look, Reach
+
+APART_S = 2.0  # the gate looks for work in the background once a second, and vLLM's page follows its steps
+STALE_S = 15.0  # a sample so much older than the other is of another time
+HEALTHY = 200
+
+Fact = str | int | float | bool
+
+
+class Sample(NamedTuple):
+    """One look at the engine, and the facts of the door's `state()` of that time, None if it said nothing.
+
+    The look's own words of the gate are not asked: they know nothing of the background, and leave out guard's test requests.
+    """
+
+    look: Look
+    gate: Mapping[str, Fact] | None
+
+
+class Idleness(NamedTuple):
+    """Of one engine at one moment; None is not known, and is never a reason to stop it."""
+
+    is_idle: bool | None
+    says: str
+
+    def __str__(self) -> str:
+        return self.says
+
+
+def idleness(samples: Sequence[Sample], apart_s: float = APART_S, stale_s: float = STALE_S) -> Idleness:
+    """By the last sample and by an earlier one that is old enough to be a second witness; work seen in the last one is work."""
+    if not samples:
+        return Idleness(None, "it was not looked at yet")
+    last = samples[-1]
+    now = _in_sample(last)
+    if now.is_idle is not True:
+        return now
+    for earlier in reversed(samples[:-1]):
+        apart = last.look.at_s - earlier.look.at_s
+        if apart < 0:
+            return Idleness(None, "the samples are not in order")
+        if apart > stale_s:
+            break
+        before = _in_sample(earlier)
+        # Whatever lies between the two witnesses counts too: work or silence there begins the count anew.
+        if before.is_idle is not True:
+            return Idleness(before.is_idle, f"{apart:.1f} s ago: {before.says}")
+        between = _between(earlier, last)
+        if between.is_idle is not True:
+            return between
+        if apart >= apart_s:
+            return Idleness(is_idle=True, says=f"no work in two samples, {apart:.1f} s apart, and none between them")
+    return Idleness(None, f"no work, but only seen once in the last {stale_s:g} s")
+
+
+def _in_sample(sample: Sample) -> Idleness:
+    """What one sample shows; work that is seen anywhere outweighs what is missing elsewhere."""
+    look, gate = sample.look, sample.gate or {}
+    counts: list[tuple[str, object]] = [
+        ("in flight at the gate", gate.get("in_flight")),
+        ("in the background", gate.get("background")),
+        ("that the gate has with the engine", gate.get("engine_requests")),
+        ("running", look.figures.get("running")),
+        ("waiting", look.figures.get("waiting")),
+    ]
+    for rank in look.ranks:
+        counts += [(f"running in rank {rank.name}", rank.running), (f"waiting in rank {rank.name}", rank.waiting)]
+    read = [(name, _count(value)) for name, value in counts]
+    busy = [f"{value:g} {name}" for name, value in read if value]
+    if busy:
+        return Idleness(is_idle=False, says=f"there is work: {', '.join(busy[:3])}")
+    if look.reach is not Reach.ANSWERS or look.health != HEALTHY:
+        why = look.why or f"/health says {look.health or 'nothing'}"
+        return Idleness(None, f"the engine does not answer: {why}")
+    if not sample.gate:
+        return Idleness(None, "the gate does not answer")
+    missing = [name for name, value in read if value is None]
+    if missing:
+        return Idleness(None, f"not known: how many are {missing[0]}")
+    return _by_the_gate(gate)
+
+
+def _by_the_gate(gate: Mapping[str, Fact]) -> Idleness:
+    """The gate's own verdict, which also waits until it has looked for what a request that ended left in the background."""
+    idle, is_dead, is_wedged = (gate.get(name) for name in ("idle", "is_dead", "is_wedged"))
+    if is_dead is not False or is_wedged is not False:
+        how = "dead" if is_dead is True else "stuck" if is_wedged is True else "perhaps dead or stuck"
+        return Idleness(None, f"the gate says that the engine is {how}: what it has is not known")
+    if not isinstance(idle, bool):
+        return Idleness(None, "the gate does not say whether it is idle")
+    return Idleness(idle, "no work" if idle else "the gate is not sure yet that nothing was left in the background")
+
+
+def _between(earlier: Sample, later: Sample) -> Idleness:
+    """Whether nothing came, nothing stepped and nobody else took its place between the two."""
+    before, after = earlier.gate or {}, later.gate or {}
+    same: dict[str, tuple[Fact | None, Fact | None]] = {
+        name: (before.get(fact), after.get(fact))
+        for name, fact in (
+            ("requests that the gate let in", "begun"), ("the engine's steps", "steps"), ("the drain's epoch", "epoch"),
+            ("API servers", "api_servers"),
+        )
+    }  # fmt: skip
+    same["steps on the page"] = earlier.look.figures.get("steps"), later.look.figures.get("steps")
+    same |= {f"steps of rank {name}": pair for name, pair in _ranks(earlier.look, later.look)}
+    if missing := _first(name for name, pair in same.items() if _count(pair[0]) is None or _count(pair[1]) is None):
+        return Idleness(None, f"not known in both samples: {missing}")
+    if changed := _first(name for name, (one, two) in same.items() if one != two):
+        return Idleness(is_idle=False, says=f"something happened between the samples: {changed}")
+    return Idleness(is_idle=True, says="nothing happened")
+
+
+def _ranks(earlier: Look, later: Look) -> list[tuple[str, tuple[Fact | None, Fact | None]]]:
+    before, after = ({rank.name: rank.steps for rank in look.ranks} for look in (earlier, later))
+    return [(name, (before.get(name), after.get(name))) for name in sorted(before.keys() | after.keys())]
+
+
+def _first(names: Iterable[str]) -> str | None:
+    return next(iter(names), None)
+
+
+def _count(value: object) -> float | None:
+    """A number that a count can be; None for what is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+        return None
+    return float(value)

@@ -1,0 +1,113 @@
+"""What guard needs of the world to act: who does it is elsewhere. None of these raises for what the world does.
+
+Every deed ends within its own deadline with an outcome: done, not done, or not known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from plimsoll.guard.act.journal_entry import Entry
+from plimsoll.guard.act.outcome import Outcome
+from plimsoll.guard.judge.look import Look
+from plimsoll.unknown import Condition
+
+
+class Door(Protocol):
+    """The gate of one engine."""
+
+    async def drain(self, epoch: int, lease_s: float, *, refuse: bool = False) -> Outcome:
+        """Begin a drain or renew its lease."""
+
+    async def undrain(self, epoch: int) -> Outcome:
+        """End it."""
+
+    async def shed(self, max_wait_s: float, lease_s: float) -> Outcome:
+        """Refuse new work that would wait longer."""
+
+    async def unshed(self) -> Outcome:
+        """Take everything again."""
+
+    async def compact(self) -> Outcome:
+        """Give back what torch does not use."""
+
+    async def state(self) -> Outcome:
+        """What the gate says of itself, as facts."""
+
+
+class Balancer(Protocol):
+    """What sends requests to one engine."""
+
+    said: str
+
+    async def take_out(self) -> Outcome:
+        """Send it nothing new."""
+
+    async def put_back(self) -> Outcome:
+        """Send it work again."""
+
+    async def is_out(self) -> bool | None:
+        """Read back; None where that is not known."""
+
+    async def connections(self) -> int | None:
+        """How many are still with it."""
+
+
+class Restarter(Protocol):
+    """What stops and starts one engine."""
+
+    said: str
+    replaces: bool
+
+    async def stop(self, deadline_s: float) -> Outcome:
+        """SIGTERM to the server alone, and after the deadline SIGKILL to all of it."""
+
+    async def start(self) -> Outcome:
+        """Start it; refused while the old one lives."""
+
+    async def is_running(self) -> bool | None:
+        """Whether it lives."""
+
+    async def pids(self) -> tuple[int, ...]:
+        """Its processes, the server first."""
+
+
+class Lock(Protocol):
+    """Of the fleet: whoever holds it may act, with a number that only grows."""
+
+    said: str
+
+    async def acquire(self, owner: str) -> Outcome:
+        """Take it; `facts["epoch"]` is its number."""
+
+    async def renew(self) -> Outcome:
+        """Keep it."""
+
+    async def release(self) -> Outcome:
+        """Give it back."""
+
+
+class Book(Protocol):
+    """The journal."""
+
+    def append(
+        self, kind: str, *, engine: str = "", action: str = "", step: str = "", fields: Mapping[str, Any] | None = None
+    ) -> Entry:
+        """Write one entry; WorldFailed where it is not surely on the disk, and then nothing may be done."""
+
+    def kept(self) -> list[Entry]:
+        """What is still needed of what was written."""
+
+
+class Sight(Protocol):
+    """What the judge knows."""
+
+    async def look(self, engine: str) -> Look | None:
+        """A fresh look; None where the engine is not watched any more."""
+
+    def conditions(self, engine: str) -> Mapping[str, Condition]:
+        """As of the last look."""
+
+    def engines(self) -> Sequence[str]:
+        """All that are watched."""

@@ -1,0 +1,144 @@
+"""What guard knows of earlier days: switches, restarts and how actions ended, read from the entries that the journal keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from plimsoll.guard.act.decide import LastEnd, Restart, Switches, reason_of
+from plimsoll.guard.act.journal_entry import CLOSED, RESTART, SEEN, SWITCH, Entry
+from plimsoll.guard.act.steps import End
+from plimsoll.guard.judge.history import SAME_S
+from plimsoll.guard.judge.tracker import Grade
+
+# Restarts that somebody else made: by the start time on an engine's page, and by the count of whoever runs it.
+#
+# Neither tells all. The page knows nothing of a process that ended before it answered, nor how many came and went while
+# nobody
+# looked; the count of systemd or a cluster knows only what that started again by itself.
+
+
+class Seen(NamedTuple):
+    """Which process of an engine answers; None where that is not known."""
+
+    started: float | None = None  # as its page says
+    restarts: int | None = None  # how often whoever runs it has started it again
+
+
+class Known(NamedTuple):
+    """The same as the journal has it, and what came after."""
+
+    seen: Seen | None = None  # None: it was never seen
+    own: int = 0  # restarts of our own since
+    is_awaited: bool = False  # one was counted whose process has not answered yet
+
+
+class Found(NamedTuple):
+    """What is new."""
+
+    times: int  # restarts of somebody else
+    seen: Seen
+    is_awaited: bool
+    is_new: bool  # whether there is anything to write down
+
+
+def foreign(known: Known, now: Seen, lives: int) -> Found:
+    """How many restarts of somebody else there were. `lives`: how often another process was seen to answer since then."""
+    before = known.seen or Seen()
+    is_another = before.started is not None and now.started is not None and abs(now.started - before.started) > SAME_S
+    answered = max(lives, int(is_another))
+    # One of them may be the process that we started, or that was counted before it answered.
+    theirs = max(0, answered - max(known.own, int(known.is_awaited)))
+    # A count that fell was begun anew: it says nothing of what was before.
+    counted = 0 if before.restarts is None or now.restarts is None else max(0, now.restarts - before.restarts)
+    started = before.started if now.started is None else now.started
+    seen = Seen(started, before.restarts if now.restarts is None else now.restarts)
+    is_awaited = not answered and (known.is_awaited or counted > 0)
+    is_first = seen.started is not None and before.started is None
+    is_new = bool(theirs or counted or is_another or is_first or lives or seen.restarts != before.restarts)
+    return Found(max(theirs, counted), seen, is_awaited, is_new)
+
+
+PAUSE, RUNGS = "pause", "rung-"
+DRAIN, UNDRAIN = "drain", "undrain"
+"""In place of a condition: an engine that a person takes out, and one that was held and is put back."""
+MOST_TIMES = 1_000  # restarts that one entry may stand for
+
+
+def switches_of(entries: Iterable[Entry]) -> Switches:
+    """What people have switched off, and not on again."""
+    last = {(one.engine, one.step): bool(one.fields.get("on")) for one in entries if one.kind == SWITCH}
+    off = [key for key, is_on in last.items() if is_on]
+    rungs = frozenset(grade for grade in Grade for _, name in off if name == f"{RUNGS}{grade}")
+    return Switches(("", PAUSE) in off, frozenset(engine for engine, name in off if engine and name == PAUSE), rungs)
+
+
+def restarts_of(entries: Iterable[Entry]) -> list[Restart]:
+    """Everybody's. An action of ours counts once, whoever went on with it, and not at all where nothing was stopped."""
+    found: dict[str, list[Restart]] = {}
+    for number, entry in enumerate(entries):
+        key = entry.action or f"#{number}"
+        if entry.kind == RESTART:
+            found[key] = [Restart(entry.at, entry.engine, bool(entry.fields.get("own", True)))] * _times(entry)
+        elif entry.kind == CLOSED and entry.fields.get("end") == End.UNDONE:
+            found.pop(key, None)
+    return [one for restarts in found.values() for one in restarts]
+
+
+def _times(entry: Entry) -> int:
+    """How many restarts an entry stands for: of somebody else's several may be found at once."""
+    times = entry.fields.get("times", 1)
+    return min(MOST_TIMES, max(1, times)) if isinstance(times, int) else 1
+
+
+def last_ends_of(entries: Iterable[Entry]) -> dict[str, LastEnd]:
+    """The engines that restarts did not mend.
+
+    Only a restart that is done changes it, or somebody who resumes that engine: neither what was taken back, nor a drain by
+    hand, nor the end of a pause of everything says that it is mended.
+    """
+    found: dict[str, LastEnd] = {}
+    for entry in entries:
+        if entry.kind == SWITCH and entry.step == PAUSE and not entry.fields.get("on"):
+            found.pop(entry.engine, None)
+        if entry.kind != CLOSED or entry.fields.get("grade") != Grade.RESTART:
+            continue
+        kind, end, before = str(entry.fields.get("kind", "")), entry.fields.get("end"), found.get(entry.engine)
+        if kind == UNDRAIN:
+            if end == End.DONE and before is not None:
+                found[entry.engine] = before._replace(is_out=False)
+        elif end == End.DONE and kind != DRAIN:
+            found.pop(entry.engine, None)
+        elif end in (End.FAILED, End.HELD):
+            unmended = frozenset() if before is None else before.unmended
+            is_held = end == End.HELD or (before is not None and before.end == End.HELD)
+            found[entry.engine] = LastEnd(
+                kind, str(End.HELD if is_held else End.FAILED), unmended | {reason_of(kind)},
+                is_out=end == End.HELD or (before is not None and before.is_out),
+            )  # fmt: skip
+    return found
+
+
+def known_of(entries: Iterable[Entry]) -> dict[str, Known]:
+    """What was last known of each engine's processes, and how many restarts of our own came after that."""
+    found: dict[str, Known] = {}
+    own: dict[str, set[str]] = {}
+    for entry in entries:
+        fields = entry.fields
+        if entry.kind == SEEN or (entry.kind == RESTART and "started" in fields):
+            seen = Seen(_number(fields.get("started")), _count(fields.get("count")))
+            found[entry.engine] = Known(seen, is_awaited=bool(fields.get("awaited")))
+            own[entry.engine] = set()
+        elif entry.kind == RESTART and entry.action:
+            own.setdefault(entry.engine, set()).add(entry.action)
+        elif entry.kind == CLOSED and fields.get("end") == End.UNDONE:
+            own.get(entry.engine, set()).discard(entry.action)
+    return {name: found.get(name, Known())._replace(own=len(own.get(name, ()))) for name in {*found, *own}}
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None

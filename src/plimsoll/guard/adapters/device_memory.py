@@ -1,0 +1,124 @@
+"""Whether what an old engine held is free again: its processes are gone, and so is their memory on the cards.
+
+A process that was killed is gone before the driver has taken its memory back. An engine that starts in that moment finds less
+than there will be, and keeps to it. Without NVML (no card, or a container that does not see it) the processes are all there is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import threading
+import time
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple
+
+from plimsoll.guard.act.outcome import Outcome, done, unsure
+from plimsoll.hardware.processes import Mark, Table, read_processes
+
+LOOK_EVERY_S = 0.5
+SLACK_BYTES = 512 << 20  # what the driver itself may need more of, or a neighbour took meanwhile
+SETTLED_BYTES = 16 << 20
+
+
+class Holding(NamedTuple):
+    """One card: what is free on it, and what the processes asked about hold; None where NVML does not tell by process."""
+
+    free_bytes: int
+    held_bytes: int | None
+
+
+class DeviceMemory:
+    """The cards of this machine. `nvml` is the library, for tests."""
+
+    def __init__(self, nvml: Any = None, processes: Callable[[], Table] = read_processes) -> None:
+        self._nvml, self._processes = nvml, processes
+
+    def look(self, pids: Collection[int]) -> list[Holding] | None:
+        """Every card as it is now; None without NVML. To be called before the stop, with the engine's processes."""
+        nvml = self._nvml
+        if nvml is None:
+            try:
+                nvml = importlib.import_module("pynvml")
+            except ImportError:
+                return None
+        try:
+            nvml.nvmlInit()
+        except nvml.NVMLError:
+            return None
+        try:
+            return [_holding(nvml, index, pids) for index in range(nvml.nvmlDeviceGetCount())]
+        except nvml.NVMLError:
+            return None
+        finally:
+            with contextlib.suppress(nvml.NVMLError):
+                nvml.nvmlShutdown()
+
+    async def wait_back(self, old: Collection[Mark], before: list[Holding] | None, deadline_s: float) -> Outcome:
+        """Until nothing of the old processes is left, nor their memory taken; unsure where the time is over.
+
+        `before` is what `look` said while they still ran. Where it knows what they held, that much more must be free now;
+        where it does not, what is free must have stopped growing.
+        """
+        end = time.monotonic() + deadline_s
+        last: list[Holding] | None = None
+        while True:
+            left = await asyncio.to_thread(self._left, old)
+            now = await self._look_in_time([pid for pid, _ in old], max(1.0, end - time.monotonic()))
+            why = f"{left} process(es) of the old engine still live" if left else _why_not(before, last, now)
+            facts: dict[str, str | float | bool] = {"left": left, "by_card": now is not None}
+            facts |= {} if now is None else {"free_bytes": sum(card.free_bytes for card in now)}
+            if why is None:
+                return done("what the old engine held is free again" if now else "the old engine's processes are gone", **facts)
+            if time.monotonic() >= end:
+                return unsure(f"{why}, after {deadline_s:g} s", **facts)
+            last = now
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    async def _look_in_time(self, pids: Collection[int], limit_s: float) -> list[Holding] | None:
+        """The same in a thread that nobody waits for: a sick card's driver may never answer."""
+        found: list[list[Holding] | None] = []
+        thread = threading.Thread(target=lambda: found.append(self.look(pids)), daemon=True)
+        thread.start()
+        end = time.monotonic() + limit_s
+        while not found and thread.is_alive() and time.monotonic() < end:
+            await asyncio.sleep(0.01)
+        return found[0] if found else None
+
+    def _left(self, old: Collection[Mark]) -> int:
+        table = self._processes()
+        return sum(pid in table and table[pid].start_ticks == start and table[pid].is_alive for pid, start in old)
+
+
+def _why_not(before: list[Holding] | None, last: list[Holding] | None, now: list[Holding] | None) -> str | None:
+    """Why the memory is not back; None where it is, or where there is no card to ask."""
+    if now is None:
+        return None if before is None else "the cards no longer tell what is free on them"
+    for index, card in enumerate(now):
+        if card.held_bytes:
+            return f"card {index} still counts {card.held_bytes >> 20} MiB for the old engine"
+        held = before[index] if before and index < len(before) else None
+        if held and held.held_bytes == 0:
+            continue  # it held nothing there: who does, is no concern of its
+        if held and held.held_bytes is not None:
+            if card.free_bytes + SLACK_BYTES < held.free_bytes + held.held_bytes:
+                missing = held.free_bytes + held.held_bytes - card.free_bytes
+                return f"card {index} lacks {missing >> 20} MiB of what the old engine held"
+        elif last is None or index >= len(last) or abs(last[index].free_bytes - card.free_bytes) > SETTLED_BYTES:
+            return f"what is free on card {index} still changes"
+    return None
+
+
+def _holding(nvml: Any, index: int, pids: Collection[int]) -> Holding:
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    free = int(nvml.nvmlDeviceGetMemoryInfo(handle).free)
+    try:
+        running = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    except nvml.NVMLError:
+        return Holding(free, None)
+    mine = [one.usedGpuMemory for one in running if one.pid in pids]
+    # A container sees the sum, but neither the numbers nor the shares of others' processes.
+    if any(used is None for used in mine) or (not mine and pids and not running):
+        return Holding(free, None)
+    return Holding(free, sum(int(used) for used in mine))

@@ -1,0 +1,368 @@
+"""Where the engines are: Prometheus's own lists (file_sd, http_sd) or the pods of a Kubernetes cluster.
+
+Each finder answers with all it knows now. What goes wrong is in its `trouble`, and then what it said before holds, as far as it
+is not known to be gone. Labels other than those named here are not looked at, and relabelling is Prometheus's own.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+from urllib.parse import urlencode, urlsplit
+
+from plimsoll.errors import BadInput, PlimsollError, TimedOut, TooLarge, WorldFailed
+from plimsoll.guard.daemon.engine_http import Client
+from plimsoll.net import http_get
+from plimsoll.net.cluster import Cluster
+
+# Reads one pod as the cluster's API shows it: where it is, how often it was started again, and whether it is over.
+
+USUAL_PORT = 8000
+RUNNING, OVER = "Running", ("Failed", "Succeeded")
+WORDS_MAX = 100
+
+
+class Pod(NamedTuple):
+    """What matters of it."""
+
+    name: str  # namespace/name
+    address: str
+    port: int
+    phase: str
+    is_going: bool  # it is being deleted
+    restarts: int | None  # of the container that serves the port, or else of the one that was started most often
+    ended: str  # why it has ended for good, in words; empty if it has not, or if somebody may start it again
+
+
+def read_pod(item: Any, port: int | None = None) -> Pod:
+    """A pod of a list; `port` where the user has named it."""
+    about, spec, status = (_dict(_dict(item).get(key)) for key in ("metadata", "spec", "status"))
+    address, phase = status.get("podIP"), str(status.get("phase", ""))
+    port = port or port_of(spec)
+    states = _statuses(spec, status, port)
+    counts = [count for state in states if isinstance(count := state.get("restartCount"), int) and not isinstance(count, bool)]
+    return Pod(
+        f"{about.get('namespace', '')}/{about.get('name', '')}",
+        address if isinstance(address, str) else "",
+        port,
+        phase,
+        bool(about.get("deletionTimestamp")),
+        max((count for count in counts if count >= 0), default=None),
+        _ended(about, spec, status, states) if phase in OVER else "",
+    )
+
+
+def port_of(spec: Mapping[str, Any]) -> int:
+    """The port called http, else the only one there is, else vLLM's own."""
+    ports = [
+        (str(port.get("name", "")), number)
+        for container in _dicts(spec.get("containers"))
+        for port in _dicts(container.get("ports"))
+        if isinstance(number := port.get("containerPort"), int) and 0 < number < 65_536
+    ]
+    by_name = [number for name, number in ports if name == "http"]
+    return by_name[0] if by_name else ports[0][1] if len(ports) == 1 else USUAL_PORT
+
+
+def _statuses(spec: Mapping[str, Any], status: Mapping[str, Any], port: int) -> list[dict[str, Any]]:
+    """Those of the container that has the port; of all where none says so."""
+    states = _dicts(status.get("containerStatuses"))
+    serving = {
+        container.get("name") for container in _dicts(spec.get("containers"))
+        if any(one.get("containerPort") == port for one in _dicts(container.get("ports")))
+    }  # fmt: skip
+    return [state for state in states if state.get("name") in serving] or states
+
+
+def _ended(about: Mapping[str, Any], spec: Mapping[str, Any], status: Mapping[str, Any], states: list[dict[str, Any]]) -> str:
+    """Only where nobody starts it again: the node may not, and there is no controller that would put another in its place."""
+    if spec.get("restartPolicy") != "Never" or any(one.get("controller") for one in _dicts(about.get("ownerReferences"))):
+        return ""
+    for state in states:
+        over = _dict(_dict(state.get("state")).get("terminated"))
+        if isinstance(code := over.get("exitCode"), int):
+            reason = str(over.get("reason") or "")[:WORDS_MAX]
+            words = f" ({reason})" if reason and reason.isprintable() and reason not in ("Error", "Completed") else ""
+            return f"its container ended with exit code {code}{words} and is not started again: restartPolicy is Never"
+    said = str(status.get("reason") or status.get("phase"))[:WORDS_MAX]
+    return f"its pod is over ({said if said.isprintable() else 'no reason given'}), and restartPolicy is Never"
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _dicts(value: Any) -> list[dict[str, Any]]:
+    found: Iterable[Any] = value if isinstance(value, list) else ()
+    return [one for one in found if isinstance(one, dict)]
+
+
+MOST_TARGETS = 5_000
+MOST_BYTES = 16 << 20
+MOST_PAGES = 100
+PAGE_PODS = 500
+TIMEOUT_S = 10.0
+LIST_S = 30.0  # for all pages of a list
+LONGEST_NAME = 200
+TROUBLES_SAID = 3
+
+
+class Target(NamedTuple):
+    """One engine to look at."""
+
+    name: str
+    url: str
+    token: str | None = None  # of its gate
+    canary_s: float | None = None  # how often a test request is made; None: never
+    plan: tuple[float, float, float] | None = None  # tokens of KV cache that were planned, and their band
+    gate_url: str | None = None  # where the gate has a port of its own
+    api_key: str | None = None  # vLLM's own, for test requests
+
+
+class Kubernetes(NamedTuple):
+    """Which pods are engines. Without a namespace it is the one that guard runs in."""
+
+    selector: str
+    namespace: str = ""
+    port: int | None = None
+
+
+class Finder(Protocol):
+    """One way to find engines. `find` may wait for disk or network, so it is called from a thread."""
+
+    said: str  # what it is called in a sentence
+    trouble: str  # what was wrong at the last time, in words; empty if nothing was
+    restarts: Mapping[str, int]  # how often what runs an engine was started again, by the target's name, where that is known
+    ended: Mapping[str, str]  # why a target will not come back, by its name, where that is known
+
+    def find(self) -> tuple[Target, ...]:
+        """All that there are now; what is wrong is in `trouble`, and is never raised."""
+
+
+class Listed(NamedTuple):
+    """What a list names, and what of it is no engine's address."""
+
+    targets: tuple[Target, ...] = ()
+    troubles: tuple[str, ...] = ()
+
+
+def named(url: str) -> str:
+    """What an engine is called that has no name: its host and port."""
+    parts = urlsplit(http_get.address(url).shown)
+    return f"{parts.netloc}{parts.path.rstrip('/')}"[:LONGEST_NAME]
+
+
+class FileSd:
+    """Files in Prometheus's file_sd form; each is read again when it changes, and kept as it was while it is broken."""
+
+    def __init__(self, pattern: str) -> None:
+        self.said = f"file_sd {pattern}"
+        self.trouble = ""
+        self.restarts: Mapping[str, int] = {}
+        self.ended: Mapping[str, str] = {}
+        self._pattern = Path(pattern)
+        self._known: dict[Path, tuple[tuple[int, int, int], Listed]] = {}
+
+    def find(self) -> tuple[Target, ...]:
+        """The targets of every file there is; a file that goes takes its own with it."""
+        try:
+            paths = sorted(self._pattern.parent.glob(self._pattern.name))
+        except OSError as error:
+            self.trouble = f"{self._pattern.parent}: {error.strerror or 'cannot be read'}; what is known stays"
+            return self._targets()
+        self._known = {path: known for path, known in self._known.items() if path in paths}
+        troubles = [] if paths else [f"{self._pattern}: no such file"]
+        for path in paths:
+            try:
+                self._read(path)
+            except PlimsollError as error:
+                troubles.append(f"{error}; what it said before stays" if path in self._known else str(error))
+        troubles += [trouble for _, listed in self._known.values() for trouble in listed.troubles]
+        self.trouble = _words(troubles)
+        return self._targets()
+
+    def _targets(self) -> tuple[Target, ...]:
+        return tuple(target for path in sorted(self._known) for target in self._known[path][1].targets)
+
+    def _read(self, path: Path) -> None:
+        try:
+            now = path.stat()
+            mark = (now.st_mtime_ns, now.st_size, now.st_ino)
+            if path in self._known and self._known[path][0] == mark:
+                return
+            if now.st_size > MOST_BYTES:
+                raise TooLarge(f"{path}: more than {MOST_BYTES >> 20} MiB")
+            text = path.read_bytes().decode("utf-8")
+        except OSError as error:
+            raise WorldFailed(f"{path}: {error.strerror or 'cannot be read'}") from None
+        except UnicodeDecodeError:
+            raise BadInput(f"{path}: not UTF-8") from None
+        self._known[path] = (mark, groups_in(_tree(text, str(path)), str(path)))
+
+
+class HttpSd:
+    """An address that answers with a list in Prometheus's http_sd form."""
+
+    def __init__(self, url: str, timeout_s: float = TIMEOUT_S) -> None:
+        self._where = http_get.address(url)
+        self._timeout_s = timeout_s
+        self._known: tuple[Target, ...] = ()
+        self.said = f"http_sd {self._where.shown}"
+        self.trouble = ""
+        self.restarts: Mapping[str, int] = {}
+        self.ended: Mapping[str, str] = {}
+
+    def find(self) -> tuple[Target, ...]:
+        """The targets it names; those that it named last while it names none."""
+        try:
+            found = self._ask()
+        except PlimsollError as error:
+            self.trouble = f"{error}; what is known stays"
+        else:
+            self._known, self.trouble = found.targets, _words(found.troubles)
+        return self._known
+
+    def _ask(self) -> Listed:
+        reply = http_get.get(self._where, most_bytes=MOST_BYTES, timeout_s=self._timeout_s)
+        if reply.status != 200:
+            raise WorldFailed(f"{self._where.shown}: answers {reply.status}")
+        try:
+            tree = json.loads(reply.body)
+        except (ValueError, RecursionError):
+            raise WorldFailed(f"{self._where.shown}: answers something that is not JSON") from None
+        return groups_in(tree, self._where.shown)
+
+
+class Pods:
+    """The pods of a label selector that have an address, asked of the cluster's own API."""
+
+    def __init__(self, asked: Kubernetes, cluster: Cluster) -> None:
+        self._asked, self._cluster = asked, cluster
+        self._known: dict[str, Target] = {}
+        self.said = f"kubernetes {asked.selector}"
+        self.trouble = ""
+        self.restarts: Mapping[str, int] = {}
+        self.ended: Mapping[str, str] = {}
+
+    def find(self) -> tuple[Target, ...]:
+        """Running pods, named namespace/pod; without those that are being deleted.
+
+        A pod that was seen to run and has ended for good stays, with its end, until it is deleted.
+        """
+        try:
+            pods = self._pods()
+        except PlimsollError as error:
+            self.trouble = f"{error}; what is known stays"
+            return tuple(self._known.values())
+        known, found = self._known, dict[str, Target]()
+        troubles = []
+        for pod in pods:
+            name = pod.name[:LONGEST_NAME]
+            if pod.is_going:
+                continue
+            if pod.ended and name in known:
+                found[name] = known[name]
+            elif pod.phase == RUNNING and pod.address:
+                try:
+                    found[name] = _of_pod(pod)
+                except BadInput as error:
+                    troubles.append(f"{name}: {error}")
+        self._known, self.trouble = found, _words(troubles)
+        self.restarts = {pod.name: pod.restarts for pod in pods if pod.restarts is not None and pod.name in found}
+        self.ended = {pod.name: pod.ended for pod in pods if pod.ended and pod.name in found}
+        return tuple(found.values())
+
+    def _pods(self) -> list[Pod]:
+        namespace = self._asked.namespace or self._cluster.namespace()
+        query = {"labelSelector": self._asked.selector, "limit": str(PAGE_PODS)}
+        found: list[Pod] = []
+        end_s = time.monotonic() + LIST_S
+        for _ in range(MOST_PAGES):
+            if time.monotonic() > end_s:
+                raise TimedOut(f"{self.said}: the list of pods was not there within {LIST_S:g} s")
+            page = self._cluster.get(f"/api/v1/namespaces/{namespace}/pods?{urlencode(query)}")
+            items, more = page.get("items"), page.get("metadata")
+            if not isinstance(items, list):
+                raise WorldFailed(f"{self.said}: the cluster answers no list of pods")
+            found += [read_pod(item, self._asked.port) for item in items]
+            if len(found) > MOST_TARGETS:
+                raise TooLarge(f"{self.said}: more than {MOST_TARGETS:,} pods")
+            onward = more.get("continue") if isinstance(more, dict) else None
+            if not onward:
+                return found
+            query["continue"] = str(onward)
+        raise TooLarge(f"{self.said}: the list of pods does not end")
+
+
+def _of_pod(pod: Pod) -> Target:
+    url = f"http://{f'[{pod.address}]' if ':' in pod.address else pod.address}:{pod.port}"
+    Client(url)
+    return Target(pod.name[:LONGEST_NAME], url)
+
+
+def _words(troubles: list[str] | tuple[str, ...]) -> str:
+    more = len(troubles) - TROUBLES_SAID
+    return "; ".join([*troubles[:TROUBLES_SAID], *([f"and {more} more"] if more > 0 else [])])
+
+
+def groups_in(tree: Any, name: str) -> Listed:
+    """The targets of a list in Prometheus's form: [{"targets": ["host:port"], "labels": {...}}]. BadInput if it is none.
+
+    One target that is no address does not hide the others.
+    """
+    if not isinstance(tree, list):
+        raise BadInput(f'{name}: not a list of {{"targets": [...], "labels": {{...}}}}')
+    found: list[Target] = []
+    troubles: list[str] = []
+    for number, group in enumerate(tree):
+        targets, labels = as_dict(group).get("targets"), as_dict(as_dict(group).get("labels"))
+        if not isinstance(group, dict) or not isinstance(targets, list):
+            raise BadInput(f"{name}: group {number + 1} has no list of targets")
+        for one in targets:
+            try:
+                found.append(_target(one, labels, is_alone=len(targets) == 1))
+            except BadInput as error:
+                troubles.append(f"{name}: group {number + 1}: {error}")
+        if len(found) + len(troubles) > MOST_TARGETS:
+            raise TooLarge(f"{name}: more than {MOST_TARGETS:,} targets")
+    return Listed(tuple(found), tuple(troubles))
+
+
+def _target(text: Any, labels: Mapping[str, Any], *, is_alone: bool) -> Target:
+    """`__scheme__`, `__metrics_path__` and, where it can be meant for one engine only, `instance` or `name` are heeded."""
+    if not isinstance(text, str) or not text:
+        raise BadInput("a target is a text, host:port")
+    scheme, path = labels.get("__scheme__", "http"), str(labels.get("__metrics_path__", "/metrics"))
+    url = text if "://" in text else f"{scheme}://{text}{path.removesuffix('/metrics')}"
+    try:
+        where = http_get.address(url)
+        if where.login is not None:
+            raise BadInput("a list may hold no user and password; name this engine in an [[engine]] of its own")
+        Client(where.url)
+    except BadInput as error:
+        raise BadInput(f"{text.rpartition('@')[2][:80]!r}: {error}") from None
+    called = next((labels[key] for key in ("name", "instance") if is_alone and isinstance(labels.get(key), str)), "")
+    return Target(called[:LONGEST_NAME] if called.isprintable() and called else named(where.url), where.url)
+
+
+def _tree(text: str, name: str) -> Any:
+    if name.endswith(".json"):
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            line = error.lineno if isinstance(error, json.JSONDecodeError) else 1
+            raise BadInput(f"{name}, line {line}: not JSON") from None
+        except RecursionError:
+            raise BadInput(f"{name}: nested too deeply") from None
+    from plimsoll.launch.yaml_tree import documents_in
+
+    documents = documents_in(text, name)
+    return documents[0] if len(documents) == 1 else documents or None
+
+
+def as_dict(value: Any) -> dict[str, Any]:
+    """A table of what was read; an empty one for anything else."""
+    return value if isinstance(value, dict) else {}

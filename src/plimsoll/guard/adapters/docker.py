@@ -1,0 +1,184 @@
+"""An engine in a Docker container: asked after, stopped and started through the Engine's API on its Unix socket.
+
+Docker signals the container's first process alone, as an API server wants it. But where that first process is a shell that did
+not `exec` the server, the signal ends there: the shell ignores it, and when the time is over everything is killed. That is said
+with the outcome. No path bears a version: the daemon then speaks its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
+from plimsoll.doctor.read.redact_text import shown_line
+from plimsoll.errors import BadInput
+from plimsoll.guard.act.outcome import Outcome, done, failed, unsure
+from plimsoll.net.http_call import Lost, Reply, Server, table
+
+SOCKET = "/var/run/docker.sock"
+ASK_LIMIT_S = 10.0
+START_LIMIT_S = 60.0
+GRACE_S = 15.0  # for the daemon itself, past the container's time
+INSPECT_BYTES = 4 << 20
+MOST_PIDS = 4096
+STOPPED = (0, 143)  # exit codes of a server that was told to stop
+KILLED = 137
+KEPT_UP = ("always", "unless-stopped")  # restart policies by which Docker starts all that nobody stopped
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,250}")
+_SHELLS = frozenset("sh bash dash ash zsh ksh busybox su sudo".split())
+
+
+class DockerContainer:
+    """One container by its name or id. Experimental: no Docker engine runs where the tests run, only the bytes are known."""
+
+    replaces = False
+
+    def __init__(self, container: str, socket: str = SOCKET, *, grace_s: float = GRACE_S) -> None:
+        """BadInput if the name cannot be one."""
+        if not _NAME.fullmatch(container):
+            raise BadInput(f"{shown_line(container)!r} is no name of a container")
+        self._container, self._grace_s = container, grace_s
+        self._server = Server(f"unix:{socket}")
+        self.said = f"the container {container}"
+
+    async def is_running(self) -> bool | None:
+        """Whether it has processes; a paused one has, one that Docker is about to start again is not known."""
+        found = await self._inspect()
+        if isinstance(found, Outcome):
+            return None
+        state = table(found.get("State"))
+        if state.get("Restarting") is True:
+            return None
+        return state["Running"] if isinstance(state.get("Running"), bool) else None
+
+    async def last_exit(self) -> Outcome:
+        """How it ended: not yet (failed), done with `by_hand` where somebody stopped it, else not known.
+
+        A server that was told to stop ends with 0, or with 143 by the signal itself. One that did not end in time was killed:
+        that it was by somebody's stop shows where Docker itself would have started it again after any other end.
+        """
+        found = await self._inspect()
+        if isinstance(found, Outcome):
+            return found if found.is_done is None else unsure(found.says)
+        state, facts = table(found.get("State")), _facts(found)
+        if state.get("Running") is not False or state.get("Restarting") is True:
+            return failed("it has not ended")
+        policy = table(table(found.get("HostConfig")).get("RestartPolicy")).get("Name")
+        codes = (*STOPPED, KILLED) if policy in KEPT_UP else STOPPED
+        if facts.get("oom_killed") is False and facts.get("exit_code") in codes:
+            return done("somebody stopped its container", by_hand=True, **facts)
+        return unsure("it has ended, and whether somebody stopped it is not known", **facts)
+
+    async def pids(self) -> tuple[int, ...]:
+        """As the host numbers them: the first process, then the others that Docker's `top` shows."""
+        found = await self._inspect()
+        if isinstance(found, Outcome):
+            return ()
+        first = _pid(table(found.get("State")).get("Pid"))
+        told = await self._ask("GET", "top", ASK_LIMIT_S)
+        top = told.table() if isinstance(told, Reply) and told.status == 200 else {}
+        titles, rows = top.get("Titles"), top.get("Processes")
+        others: list[int] = []
+        if isinstance(titles, list) and "PID" in titles and isinstance(rows, list):
+            at = titles.index("PID")
+            others = [_pid(row[at]) for row in rows[:MOST_PIDS] if isinstance(row, list) and len(row) > at]
+        return tuple(dict.fromkeys(pid for pid in (first, *others) if pid > 1))
+
+    async def stop(self, deadline_s: float) -> Outcome:
+        """Docker's own stop with that many seconds; a container that is still there then is killed."""
+        found = await self._inspect()
+        if isinstance(found, Outcome):
+            return found
+        if table(found.get("State")).get("Running") is False:
+            return done("the container was not running", was_running=False, **_facts(found))
+        wait_s = max(1, round(deadline_s))
+        told = await self._ask("POST", f"stop?t={wait_s}", wait_s + self._grace_s)
+        if isinstance(told, Lost) or told.status not in (204, 304):
+            if isinstance(told, Reply) and told.status in (400, 404, 409):
+                return failed(f"Docker did not stop it: {_reason(told)}", status=told.status)
+            if isinstance(told, Lost) and not told.was_sent:
+                return failed(f"Docker cannot be asked: {told.why}", unreachable=True)
+            await self._ask("POST", "kill?signal=SIGKILL", ASK_LIMIT_S)
+        return await self._seen_to_be_over(wait_s)
+
+    async def start(self) -> Outcome:
+        """Start the same container again; refused while it runs."""
+        found = await self._inspect()
+        if isinstance(found, Outcome):
+            return found
+        state = table(found.get("State"))
+        if state.get("Running") is not False or state.get("Restarting") is True:
+            return failed("the container runs already", running=True, **_facts(found))
+        told = await self._ask("POST", "start", START_LIMIT_S)
+        if isinstance(told, Lost):
+            return unsure(f"whether it was started is not known: {told.why}")
+        if told.status not in (204, 304):
+            return failed(f"Docker did not start it: {_reason(told)}", status=told.status)
+        return done("the container was started")
+
+    async def _seen_to_be_over(self, wait_s: int) -> Outcome:
+        found = await self._inspect()
+        if isinstance(found, Outcome):
+            return unsure(f"it was told to stop, but whether it has is not known: {found.says}")
+        facts = _facts(found)
+        if table(found.get("State")).get("Running") is not False:
+            return unsure("it was told to stop, but runs still", **facts)
+        was_killed = facts.get("exit_code") == KILLED
+        facts |= {"how": "kill" if was_killed else "term", "was_running": True}
+        if not was_killed:
+            return done("the container has ended", **facts)
+        why = ": its first process is a shell, which does not pass signals on" if facts.get("may_not_pass_on") else ""
+        return done(f"the container did not end within {wait_s} s and was killed{why}", **facts)
+
+    async def _inspect(self) -> Mapping[str, Any] | Outcome:
+        told = await self._ask("GET", "json", ASK_LIMIT_S)
+        if isinstance(told, Lost):
+            return unsure(f"Docker cannot be asked: {told.why}")
+        if told.status == 404:
+            return failed("Docker has no such container", status=404)
+        found = told.table()
+        if told.status != 200 or not isinstance(found.get("State"), dict):
+            return unsure(f"Docker does not say how the container is: {_reason(told)}", status=told.status)
+        return found
+
+    async def _ask(self, method: str, what: str, limit_s: float) -> Reply | Lost:
+        path = f"/containers/{quote(self._container, safe='')}/{what}"
+        return await self._server.call(method, path, b"", {}, limit_s, INSPECT_BYTES)
+
+
+def _facts(found: Mapping[str, Any]) -> dict[str, str | float | bool]:
+    state, config, host = (table(found.get(name)) for name in ("State", "Config", "HostConfig"))
+    facts: dict[str, str | float | bool] = {}
+    for name, fact, place in (("ExitCode", "exit_code", state), ("RestartCount", "restarts", found)):
+        value = place.get(name)
+        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31:
+            facts[fact] = value
+    if isinstance(state.get("OOMKilled"), bool):
+        facts["oom_killed"] = state["OOMKilled"]
+    if isinstance(config.get("StopSignal"), str) and config["StopSignal"]:
+        facts["stop_signal"] = shown_line(config["StopSignal"])[:20]
+    program = found.get("Path")
+    if isinstance(program, str) and host.get("Init") is not True:
+        words = [program, *(word for word in found.get("Args") or () if isinstance(word, str))]
+        facts["may_not_pass_on"] = _is_wrapped(words)
+    return facts
+
+
+def _is_wrapped(words: list[str]) -> bool:
+    """Whether the first process is a shell that may not have handed its place over."""
+    if words[0].rpartition("/")[2] not in _SHELLS:
+        return False
+    return not any(re.search(r"(?:^|[\s;&])exec\s", word) for word in words[1:])
+
+
+def _pid(found: object) -> int:
+    text = str(found) if isinstance(found, int | str) and not isinstance(found, bool) else ""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 11 else 0
+
+
+def _reason(told: Reply) -> str:
+    message = told.table().get("message")
+    words = shown_line(message)[:200] if isinstance(message, str) else ""
+    return f"it answers {told.status}" + (f": {words}" if words else "")

@@ -1,0 +1,213 @@
+"""The fleet's lock in a file: `flock` says who holds it, and a counter in the file is the epoch.
+
+For guards on one host; or on several with a shared disk whose locks work between hosts, as those of NFS version 4 do. Many FUSE
+file systems, object stores and CIFS mounts lock on each host alone: two guards would both believe that they hold it. `renew`
+reads the counter again and so notices that another one has counted on, but only after the fact: there, use etcd or Kubernetes.
+
+The kernel keeps a lock as long as its holder lives. A holder that was killed gives it up at once. One that is stopped (SIGSTOP)
+keeps it, however long: then nobody acts, and no epoch grows. The counter lies twice in the file, each with its checksum, and
+the older one is written over: a crash in the middle leaves the other. If the file is deleted it counts from one again: gates
+that saw greater epochs refuse every deed until their engines start again, which is safe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import stat
+import threading
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from plimsoll.guard.act.outcome import Outcome, done, failed, unsure
+from plimsoll.guard.adapters.locks import TIMEOUT_S, is_epoch, shown
+from plimsoll.guard.daemon.journal import sync_folder
+from plimsoll.guard.daemon.own_thread import in_thread
+
+SLOT = 2048
+_FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+
+
+class _Count(NamedTuple):
+    epoch: int
+    owner: str
+    slot: int
+
+
+class FileLock:
+    """One guard's hand on the lock. Its methods end within `timeout_s`, also where the disk does not answer."""
+
+    def __init__(self, path: Path, *, timeout_s: float = TIMEOUT_S) -> None:
+        self._path = path.absolute()
+        self._timeout_s = timeout_s
+        self._file = -1
+        self._epoch = 0
+        self._is_busy = False  # a worker waits for the disk
+        self._one_at_a_time = asyncio.Lock()
+        self.said = f"file {shown(path)}"
+
+    async def acquire(self, owner: str) -> Outcome:
+        """Take the lock: done with its epoch, failed if somebody else has it, unsure if the file cannot be used."""
+        async with self._one_at_a_time:
+            return await self._in_time(lambda given_up: self._acquire(owner, given_up))
+
+    async def renew(self) -> Outcome:
+        """Look whether it is still ours; there is nothing to prolong."""
+        async with self._one_at_a_time:
+            return await self._in_time(lambda _: self._renew())
+
+    async def release(self) -> Outcome:
+        """Give it up."""
+        async with self._one_at_a_time:
+            return await self._in_time(lambda _: self._release())
+
+    async def _in_time(self, work: Callable[[threading.Event], Outcome]) -> Outcome:
+        """In a thread of its own, which nobody has to wait for: a disk that hangs cannot be told to stop."""
+        if self._is_busy:
+            return unsure(f"the lock's file does not answer: {self._path}")
+        given_up = threading.Event()
+
+        def run() -> Outcome:
+            try:
+                return work(given_up)
+            except OSError as problem:
+                return unsure(f"the lock's file cannot be used: {self._path}: {problem.strerror or problem}")
+            finally:
+                self._is_busy = False
+
+        self._is_busy = True
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await in_thread(run)
+        except TimeoutError:
+            return unsure(f"the lock's file did not answer within {self._timeout_s:g} s: {self._path}")
+        finally:
+            given_up.set()
+
+    def _acquire(self, owner: str, given_up: threading.Event) -> Outcome:
+        if self._file >= 0:
+            again = self._renew()
+            if again.is_done:
+                return again
+        file = _open(self._path)
+        try:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                found = _read(file)
+                holder = shown(found.owner) if found else "another guard"
+                return failed(f"the lock is held by {holder}", holder=holder)
+            if not os.path.samestat(os.fstat(file), self._path.stat(follow_symlinks=False)):
+                return failed("the lock's file was just replaced: try again")
+            found = _read(file)
+            if found is None:
+                return unsure(f"{self._path} is no lock's file, or was damaged: which epoch comes next, nobody can tell")
+            epoch = found.epoch + 1
+            _write(file, epoch, owner, 1 - found.slot)
+            if given_up.is_set():
+                return unsure("it took too long")  # whoever asked has been told so
+            self._file, file, self._epoch = file, -1, epoch
+            return self._ours()
+        finally:
+            if file >= 0:
+                os.close(file)
+
+    def _renew(self) -> Outcome:
+        if self._file < 0:
+            return failed("the lock is not ours")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a lock that NFS has lost says so here
+            is_there = os.path.samestat(os.fstat(self._file), self._path.stat(follow_symlinks=False))
+        except (BlockingIOError, FileNotFoundError):
+            is_there = False
+        except OSError as problem:
+            if problem.errno not in (errno.EIO, errno.ESTALE, errno.ENOLCK):
+                raise
+            is_there = False
+        found = _read(self._file) if is_there else None
+        if found is None or found.epoch != self._epoch:
+            self._close()
+            return failed("the lock is not ours any more: its file was replaced, or another guard has counted on", lost=True)
+        return self._ours()
+
+    def _release(self) -> Outcome:
+        if self._file < 0:
+            return done("the lock was not ours")
+        self._close()
+        return done("the lock is given up", epoch=self._epoch)
+
+    def _close(self) -> None:
+        file, self._file = self._file, -1
+        os.close(file)  # no child has it: it is closed in whatever guard starts
+
+    def _ours(self) -> Outcome:
+        return done(f"the lock is ours (epoch {self._epoch})", epoch=self._epoch)
+
+
+def _open(path: Path) -> int:
+    """The lock's file, made whole if there is none."""
+    for _ in range(3):
+        try:
+            file = os.open(path, _FLAGS)
+        except FileNotFoundError:
+            _make(path)
+            continue
+        if stat.S_ISREG(os.fstat(file).st_mode):
+            return file
+        os.close(file)
+        raise OSError(errno.EINVAL, "it is not a regular file")
+    raise OSError(errno.EAGAIN, "it comes and goes")
+
+
+def _make(path: Path) -> None:
+    """A new file that counts from nought; it appears whole, or not at all, and never in place of another."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    draft = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.new")
+    file = os.open(draft, _FLAGS | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        _write(file, 0, "", 0)
+        with contextlib.suppress(FileExistsError):
+            os.link(draft, path)
+    finally:
+        os.close(file)
+        draft.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+def _write(file: int, epoch: int, owner: str, slot: int) -> None:
+    value = {"epoch": epoch, "owner": shown(owner) if owner else "", "pid": os.getpid(), "since": round(time.time(), 3)}
+    text = json.dumps(value)
+    line = f"{zlib.crc32(text.encode()):08x} {text}".encode().ljust(SLOT - 1) + b"\n"
+    if os.pwrite(file, line, slot * SLOT) != SLOT:
+        raise OSError(errno.ENOSPC, "there is no room")
+    os.fsync(file)
+
+
+def _read(file: int) -> _Count | None:
+    """The newer of the two that can be believed; an empty file counts from nought; None if neither can."""
+    data = os.pread(file, 2 * SLOT, 0)
+    if not data:
+        return _Count(0, "", 1)
+    found = [one for one in (_slot(data[:SLOT], 0), _slot(data[SLOT : 2 * SLOT], 1)) if one is not None]
+    return max(found) if found else None
+
+
+def _slot(data: bytes, slot: int) -> _Count | None:
+    checksum, _, text = data.rstrip().partition(b" ")
+    if checksum != f"{zlib.crc32(text):08x}".encode():
+        return None
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    epoch, owner = (found.get("epoch"), found.get("owner")) if isinstance(found, dict) else (None, None)
+    if not isinstance(epoch, int) or not isinstance(owner, str) or not (epoch == 0 or is_epoch(epoch)):
+        return None
+    return _Count(epoch, owner, slot)

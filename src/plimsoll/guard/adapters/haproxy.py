@@ -1,0 +1,236 @@
+"""HAProxy's runtime API over its Unix socket: one server taken out of its backends and put back, each time read back.
+
+`drain` is the state we set: no new work by balancing, what runs goes on, health checks go on. It is also all that we undo.
+A server in `maint` is an operator's: it is out, taking it out is refused, and putting back does not end it. A drain that an
+operator set looks exactly like ours; whoever wants a server left alone uses `maint`.
+
+HAProxy forgets runtime states when it is reloaded (unless it saves them to a state file). `is_out` reads what holds now, so the
+one who drains asks again and again, and takes out again. Afterwards `connections` counts those of the new process alone: the
+gate's own count is what says that nothing is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from plimsoll.errors import BadInput
+from plimsoll.guard.act.outcome import Outcome, done, failed, unsure
+from plimsoll.guard.adapters.gate import quoted_words
+
+DEADLINE_S = 10.0
+MOST_BYTES = 4 << 20  # of one answer; a server has a line of 100 bytes
+_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,200}")
+
+# srv_admin_state, by HAProxy's own numbers
+FORCED_MAINT = 0x01
+INHERITED_MAINT = 0x02
+FORCED_DRAIN = 0x08
+INHERITED_DRAIN = 0x10
+NO_ADDRESS = 0x20  # its name does not resolve; it comes back by itself
+MAINT = FORCED_MAINT | INHERITED_MAINT
+OUT = MAINT | FORCED_DRAIN | INHERITED_DRAIN
+UP = ("1", "2")  # srv_op_state: starting, running
+
+
+class Place(NamedTuple):
+    """One server line of HAProxy's configuration."""
+
+    backend: str
+    server: str
+
+    def __str__(self) -> str:
+        return f"{self.backend}/{self.server}"
+
+
+class _Row(NamedTuple):
+    """What HAProxy says of one server."""
+
+    admin: int
+    is_up: bool  # it would get work now
+
+
+class _Cannot(Exception):
+    """HAProxy could not be asked, or answers something else; the message is one sentence's worth."""
+
+
+class HAProxy:
+    """One engine behind HAProxy: its places, all of which are taken out and put back together."""
+
+    def __init__(
+        self, socket_path: str, places: tuple[Place, ...], *, may_be_last: bool = False, deadline_s: float = DEADLINE_S
+    ) -> None:
+        """`may_be_last`: take it out also where no other server of a backend is up. BadInput for names HAProxy cannot have."""
+        if not places or not all(_NAME.fullmatch(name) for place in places for name in place):
+            raise BadInput("HAProxy: a backend and a server are named by letters, digits and _ . : -")
+        if not socket_path.startswith("/") or not socket_path.isprintable():
+            raise BadInput("HAProxy: the path of its admin socket starts with /")
+        self._socket = socket_path
+        self._places = tuple(dict.fromkeys(places))
+        self._may_be_last = may_be_last
+        self._deadline_s = deadline_s
+        self.said = f"HAProxy at {socket_path}, {', '.join(map(str, self._places))}"
+
+    async def take_out(self) -> Outcome:
+        """No new work, in any of its places; whoever would be the last one up in any of them stays in all of them.
+
+        Refused, with `maint`, where an operator has it in maintenance in any of them: nothing is done then. One that is down
+        takes nothing away, so ask before the gate says that it is not ready: a health check may see that.
+        """
+        begun: list[Place] = []
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                farm = await self._farm()
+                found = {place: farm[place.backend][place.server] for place in self._places}
+                if maint := [str(place) for place in self._places if found[place].admin & MAINT]:
+                    return failed(f"an operator has it in maintenance in {_names(maint)}: it is left alone", maint=True)
+                last = [str(place) for place in self._places if self._is_last(place, farm[place.backend])]
+                if last and not self._may_be_last:
+                    return failed(f"nobody else is up in {_names(last)}: it stays in", last=True)
+                todo = [place for place in self._places if not found[place].admin & FORCED_DRAIN]
+                for place in todo:
+                    await self._set(place, "drain", begun)
+                found = await self._places_now()
+        except (_Cannot, TimeoutError) as problem:
+            return self._no(problem, begun)
+        still_in = [str(place) for place in self._places if not found[place].admin & OUT]
+        if still_in:
+            return unsure(f"HAProxy took it, and still has it in: {_names(still_in)}")
+        return done(f"out of {_names(list(map(str, self._places)))}", already=not todo)
+
+    async def put_back(self) -> Outcome:
+        """End our drain, and nothing else that keeps it out."""
+        begun: list[Place] = []
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                found = await self._places_now()
+                maint = [str(place) for place in self._places if found[place].admin & FORCED_MAINT]
+                for place in self._places:
+                    # `ready` ends a maintenance too, so it is never said to a server that is in one.
+                    if found[place].admin & FORCED_DRAIN and not found[place].admin & FORCED_MAINT:
+                        await self._set(place, "ready", begun)
+                found = await self._places_now()
+        except (_Cannot, TimeoutError) as problem:
+            return self._no(problem, begun)
+        still_out = [str(place) for place in self._places if found[place].admin & FORCED_DRAIN]
+        if still_out:
+            return unsure(f"HAProxy took it, and still drains {_names(still_out)}")
+        if maint:
+            return done(f"no drain of ours is left; an operator has it in maintenance in {_names(maint)}", maint=True)
+        return done(f"back in {_names(list(map(str, self._places)))}", maint=False)
+
+    async def is_out(self) -> bool | None:
+        """Whether it is out everywhere, as HAProxy says now; None where it cannot be asked or does not know such a server."""
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                found = await self._places_now()
+        except (_Cannot, TimeoutError):
+            return None
+        return all(row.admin & OUT for row in found.values())
+
+    async def connections(self) -> int | None:
+        """What HAProxy has with this server now and what it keeps queued for it; None where that cannot be read."""
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                return sum([await self._sessions(place) for place in self._places])
+        except (_Cannot, TimeoutError):
+            return None
+
+    def _no(self, problem: Exception, begun: list[Place]) -> Outcome:
+        why = str(problem) if isinstance(problem, _Cannot) else f"no answer within {self._deadline_s:g} s"
+        return unsure(f"HAProxy: {why}") if begun else failed(f"HAProxy: {why}")
+
+    async def _places_now(self) -> dict[Place, _Row]:
+        farm = await self._farm()
+        return {place: farm[place.backend][place.server] for place in self._places}
+
+    async def _farm(self) -> dict[str, dict[str, _Row]]:
+        """Every server of its backends, its own places among them."""
+        farm = {backend: await self._servers(backend) for backend in dict.fromkeys(place.backend for place in self._places)}
+        for place in self._places:
+            if place.server not in farm[place.backend]:
+                raise _Cannot(f"there is no server {place}")
+        return farm
+
+    def _is_last(self, place: Place, rows: Mapping[str, _Row]) -> bool:
+        """Whether it is up and nobody else in its backend is."""
+        return rows[place.server].is_up and not any(row.is_up for name, row in rows.items() if name not in self._own(place))
+
+    def _own(self, place: Place) -> set[str]:
+        return {one.server for one in self._places if one.backend == place.backend}
+
+    async def _servers(self, backend: str) -> dict[str, _Row]:
+        """Every server of a backend, by what stands in the heading's columns."""
+        lines = (await self._say(f"show servers state {backend}")).splitlines()
+        heading = next((line[1:].split() for line in lines if line.startswith("# ")), [])
+        if not {"be_name", "srv_name", "srv_op_state", "srv_admin_state", "srv_uweight"} <= set(heading):
+            raise _Cannot(_complaint(lines) or "its list of servers cannot be read")
+        rows = {}
+        for line in lines:
+            words = line.split()
+            if line.startswith("#") or len(words) != len(heading):
+                continue
+            row = dict(zip(heading, words, strict=True))
+            if row["be_name"] != backend:
+                continue
+            if not row["srv_admin_state"].isdecimal() or len(row["srv_admin_state"]) > 6:
+                raise _Cannot("its list of servers cannot be read")
+            admin = int(row["srv_admin_state"])
+            is_up = row["srv_op_state"] in UP and not admin & (OUT | NO_ADDRESS) and row["srv_uweight"] != "0"
+            rows[row["srv_name"]] = _Row(admin, is_up)
+        return rows
+
+    async def _sessions(self, place: Place) -> int:
+        lines = (await self._say(f"show stat {place.backend} 4 -1")).splitlines()
+        if not lines or not lines[0].startswith("# pxname,svname,"):
+            raise _Cannot(_complaint(lines) or "its statistics cannot be read")
+        try:
+            table = list(csv.DictReader([lines[0][2:], *(line for line in lines[1:] if line)]))
+        except csv.Error:
+            raise _Cannot("its statistics cannot be read") from None
+        for row in table:
+            if row.get("pxname") == place.backend and row.get("svname") == place.server:
+                counts = [row.get("scur") or "", row.get("qcur") or "0"]
+                if all(count.isdecimal() and len(count) < 12 for count in counts):
+                    return sum(map(int, counts))
+        raise _Cannot(f"there are no statistics of {place}")
+
+    async def _set(self, place: Place, state: str, begun: list[Place]) -> None:
+        """`begun` holds it afterwards, unless HAProxy itself says that it did nothing."""
+        begun.append(place)
+        told = await self._say(f"set server {place} state {state}")
+        if complaint := _complaint(told.splitlines()):
+            begun.remove(place)
+            raise _Cannot(complaint)
+
+    async def _say(self, command: str) -> str:
+        """One command and its whole answer; HAProxy ends the connection after it."""
+        try:
+            reader, writer = await asyncio.open_unix_connection(self._socket)
+        except OSError as problem:
+            raise _Cannot(f"its socket cannot be opened ({problem.strerror or type(problem).__name__})") from None
+        try:
+            writer.write(f"{command}\n".encode())
+            told = b""
+            while part := await reader.read(65_536):
+                told += part
+                if len(told) > MOST_BYTES:
+                    raise _Cannot("its answer does not end")
+        except OSError as problem:
+            raise _Cannot(f"its answer was cut off ({problem.strerror or type(problem).__name__})") from None
+        finally:
+            writer.transport.abort()
+        return told.decode("utf-8", "replace")
+
+
+def _complaint(lines: list[str]) -> str:
+    """What HAProxy says instead of an answer, in its own words."""
+    words = next((line for line in lines if line.strip()), "")
+    return f"it says {quoted_words(words, 120)!r}" if words else ""
+
+
+def _names(places: list[str]) -> str:
+    return ", ".join(places[:5]) + (f" and {len(places) - 5} more" if len(places) > 5 else "")

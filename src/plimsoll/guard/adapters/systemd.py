@@ -1,0 +1,198 @@
+"""An engine that is a systemd unit: asked after, stopped and started by `systemctl`.
+
+Only a unit with KillMode=mixed is touched. It sends SIGTERM to the main process alone, and SIGKILL to the whole control group
+when the time is over. The default, control-group, sends SIGTERM to every process at once, and each request in flight fails;
+process and none leave workers behind, with the card's memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from plimsoll.doctor.read.redact_text import shown_line
+from plimsoll.errors import BadInput
+from plimsoll.guard.act.outcome import Outcome, done, failed, unsure
+from plimsoll.guard.adapters.run_command import Ran, run_command, small_environment
+
+ASK_LIMIT_S = 10.0
+START_LIMIT_S = 30.0
+KILL_LIMIT_S = 15.0
+LOOK_EVERY_S = 0.25
+MOST_PIDS = 4096
+SAFE_KILL_MODE = "mixed"
+PROPERTIES = ("LoadState", "ActiveState", "SubState", "MainPID", "KillMode", "NRestarts", "TimeoutStopUSec", "ControlGroup",
+              "Result", "ExecMainStatus")  # fmt: skip
+_UNIT = re.compile(r"[A-Za-z0-9:_.\\][A-Za-z0-9:_.\\@-]{0,240}\.service")
+_SPAN = re.compile(r"(\d+(?:\.\d+)?)(y|month|w|d|h|min|s|ms|us)")
+_SECONDS = {"y": 31557600.0, "month": 2629800.0, "w": 604800.0, "d": 86400.0, "h": 3600.0, "min": 60.0, "s": 1.0, "ms": 1e-3,
+            "us": 1e-6}  # fmt: skip
+_WORDS = {"ActiveState": "active_state", "SubState": "sub_state", "KillMode": "kill_mode", "Result": "result"}
+_NUMBERS = {"MainPID": "pid", "NRestarts": "restarts", "ExecMainStatus": "exit_code"}
+_OVER = ("inactive", "failed")
+
+
+class SystemdUnit:
+    """One unit of the system's manager, or with `is_user` of this user's own.
+
+    Experimental: no systemd runs as PID 1 where the tests run, only what is asked of systemctl is known.
+    """
+
+    replaces = False
+
+    def __init__(
+        self,
+        unit: str,
+        *,
+        is_user: bool = False,
+        systemctl: str = "systemctl",
+        cgroups: Path = Path("/sys/fs/cgroup"),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """BadInput unless the name is that of one service, in full."""
+        if not _UNIT.fullmatch(unit):
+            raise BadInput(f"{shown_line(unit)!r} is no name of a unit: it ends in .service, and patterns are not taken")
+        self._unit, self._cgroups, self._environment = unit, cgroups, small_environment(environment)
+        self._base = [systemctl, *(["--user"] if is_user else []), "--no-pager", "--no-ask-password"]
+        self.said = f"the systemd unit {unit}"
+        self.restarts_seen: int | None = None  # how often systemd had started it again, when it was last asked
+
+    async def show(self) -> Mapping[str, str] | None:
+        """The unit's properties as systemd prints them; None where they cannot be had."""
+        ran = await self._ask(["show", f"--property={','.join(PROPERTIES)}"], ASK_LIMIT_S, only_stdout=True)
+        if ran.code != 0:
+            return None
+        pairs = (line.partition("=") for line in ran.output.decode("utf-8", "replace").splitlines())
+        found = {name: value.strip() for name, given, value in pairs if given and name in PROPERTIES}
+        count = found.get("NRestarts", "")
+        self.restarts_seen = int(count) if re.fullmatch(r"[0-9]{1,12}", count) else self.restarts_seen
+        return found if found.get("ActiveState") else None
+
+    async def is_running(self) -> bool | None:
+        """Whether it has processes; None where that is not known, or systemd is about to start it again by itself."""
+        found = await self.show()
+        if found is None or found.get("SubState") == "auto-restart":
+            return None
+        return found["ActiveState"] not in _OVER
+
+    async def last_exit(self) -> Outcome:
+        """How it ended: not yet (failed), or done, with `by_hand` where systemd has nothing to complain of."""
+        found = await self.show()
+        if found is None:
+            return unsure(f"systemd says nothing of {self._unit}")
+        if found["ActiveState"] == "failed":
+            return done("its unit has failed", **_facts(found))
+        if found["ActiveState"] == "inactive":
+            return done("somebody stopped its unit", by_hand=True, **_facts(found))
+        return failed("it has not ended", **_facts(found))
+
+    async def pids(self) -> tuple[int, ...]:
+        """The main process first, then the others of its control group."""
+        found = await self.show()
+        if found is None:
+            return ()
+        main = int(found["MainPID"]) if found.get("MainPID", "").isdecimal() else 0
+        others = await asyncio.to_thread(self._in_group, found.get("ControlGroup", ""))
+        return tuple(dict.fromkeys(pid for pid in (main, *others) if pid > 1))
+
+    async def stop(self, deadline_s: float) -> Outcome:
+        """`systemctl stop`; past the deadline SIGKILL to the whole control group, for which there are 15 s more."""
+        found = await self.show()
+        if found is None:
+            return failed(f"systemd says nothing of {self._unit}")
+        if (why := _why_not(found)) is not None:
+            return failed(why, **_facts(found))
+        if found["ActiveState"] in _OVER:
+            return done(f"{self._unit} was not running", was_running=False, **_facts(found))
+        ran = await self._ask(["stop"], deadline_s)
+        how = "term"
+        if ran.code is None:
+            how = "kill"
+            await self._ask(["kill", "--signal=SIGKILL"], ASK_LIMIT_S)
+        elif ran.code != 0:
+            return failed(f"systemctl stop ended with {ran.code}: {_said(ran)}", **_facts(found))
+        return await self._seen_to_be_over(how)
+
+    async def start(self) -> Outcome:
+        """`systemctl start`; a unit that is still on its way when that takes long counts as started."""
+        found = await self.show()
+        if found is None:
+            return failed(f"systemd says nothing of {self._unit}")
+        if (why := _why_not(found)) is not None:
+            return failed(why, **_facts(found))
+        if found["ActiveState"] not in _OVER and found.get("SubState") != "auto-restart":
+            return failed(f"{self._unit} is {found['ActiveState']} already", running=True, **_facts(found))
+        ran = await self._ask(["start"], START_LIMIT_S)
+        if ran.code not in (0, None):
+            return failed(f"systemctl start ended with {ran.code}: {_said(ran)}")
+        now = await self.show()
+        if now is None or (ran.code is None and now["ActiveState"] not in ("active", "activating")):
+            return unsure(f"whether {self._unit} was started is not known ({ran.trouble or 'systemd does not answer'})")
+        if now["ActiveState"] in _OVER:
+            return failed(f"{self._unit} is {now['ActiveState']} again at once", **_facts(now))
+        return done(f"{self._unit} is {now['ActiveState']}", **_facts(now))
+
+    async def _seen_to_be_over(self, how: str) -> Outcome:
+        end = time.monotonic() + KILL_LIMIT_S
+        while True:
+            found = await self.show()
+            if found is not None and found["ActiveState"] in _OVER:
+                says = f"{self._unit} has ended" if how == "term" else f"{self._unit} did not end in time and was killed"
+                return done(says, how=how, was_running=True, **_facts(found))
+            if time.monotonic() >= end:
+                state = found["ActiveState"] if found else "not known"
+                return unsure(f"{self._unit} was stopped, but its state is {state}", how=how)
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    async def _ask(self, words: Sequence[str], limit_s: float, *, only_stdout: bool = False) -> Ran:
+        # "--" so that no name is ever an option; a unit's name cannot begin with a dash anyway.
+        return await run_command([*self._base, *words, "--", self._unit], limit_s, self._environment, only_stdout=only_stdout)
+
+    def _in_group(self, group: str) -> list[int]:
+        if not group.startswith("/") or ".." in group.split("/"):
+            return []
+        found: list[int] = []
+        for base in (self._cgroups, self._cgroups / "unified", self._cgroups / "systemd"):
+            with contextlib.suppress(OSError):
+                for file in (base / group.lstrip("/")).rglob("cgroup.procs"):
+                    found += [int(line) for line in file.read_text(encoding="ascii").split() if line.isdecimal()]
+        return sorted(set(found))[:MOST_PIDS]
+
+
+def seconds(span: str) -> float | None:
+    """How long a span is that systemd prints, as "1min 30s"; None for infinity and for anything else."""
+    parts = span.split()
+    found = [_SPAN.fullmatch(part) for part in parts]
+    if not parts or not all(found):
+        return 0.0 if span == "0" else None
+    return sum(float(match[1]) * _SECONDS[match[2]] for match in found if match)
+
+
+def _why_not(found: Mapping[str, str]) -> str | None:
+    """Why this unit is not touched."""
+    if found.get("LoadState") not in ("loaded", None):
+        return f"systemd has no such unit ({shown_line(found['LoadState'])[:40]})"
+    mode = shown_line(found.get("KillMode", "")) or "unknown"
+    if mode != SAFE_KILL_MODE:
+        return f"its KillMode is {mode[:40]}: only mixed lets requests in flight end and leaves nothing behind"
+    return None
+
+
+def _facts(found: Mapping[str, str]) -> dict[str, str | float | bool]:
+    facts: dict[str, str | float | bool] = {}
+    for name, fact in _WORDS.items():
+        if found.get(name):
+            facts[fact] = shown_line(found[name])[:40]
+    for name, fact in _NUMBERS.items():
+        if found.get(name, "").isdecimal() and len(found[name]) < 12:
+            facts[fact] = int(found[name])
+    limit_s = seconds(found.get("TimeoutStopUSec", ""))
+    return facts if limit_s is None else {**facts, "stop_limit_s": limit_s}
+
+
+def _said(ran: Ran) -> str:
+    return shown_line(ran.last_line)[:200] or "it does not say why"

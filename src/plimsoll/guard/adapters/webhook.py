@@ -1,0 +1,102 @@
+"""Sends notifications to a webhook: in order, again with growing pauses until they are taken, and only so many may wait.
+
+The body is what Alertmanager's API v2 takes: a list of alerts. Any receiver of JSON will do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import ssl
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from plimsoll.net.http_call import Lost, Server
+
+MOST_WAITING = 1_000
+FIRST_PAUSE_S = 1.0
+LONGEST_PAUSE_S = 300.0
+MOST_TRIES = 20
+TIMEOUT_S = 10.0
+
+
+class Counts(NamedTuple):
+    """What became of the notifications so far."""
+
+    sent: int = 0
+    failed: int = 0  # tries that were not taken
+    dropped: int = 0  # that nobody will get: too many waited, it was refused for good, or it was tried too often
+    waiting: int = 0
+
+
+class Webhook:
+    """One receiver. `login` goes into the Authorization header; neither it nor the address's query is ever shown."""
+
+    def __init__(self, url: str, login: str | None = None, *, first_pause_s: float = FIRST_PAUSE_S) -> None:
+        self._server = Server(url, ssl.create_default_context)  # anew each time: it may be months until guard ends
+        self._headers = {"Authorization": login} if login else {}
+        self._first_pause_s = first_pause_s
+        self._waiting: deque[bytes] = deque()
+        self._woken = asyncio.Event()
+        self._sent = self._failed = self._dropped = 0
+        self.trouble = ""  # why the last try was not taken; empty when it was
+
+    @property
+    def counts(self) -> Counts:
+        """So far."""
+        return Counts(self._sent, self._failed, self._dropped, len(self._waiting))
+
+    def put(self, alerts: list[Mapping[str, Any]]) -> None:
+        """One notification; when too many wait the oldest goes: the newest says how things are."""
+        if len(self._waiting) >= MOST_WAITING:
+            self._waiting.popleft()
+            self._dropped += 1
+        self._waiting.append(json.dumps(alerts, ensure_ascii=False).encode())
+        self._woken.set()
+
+    async def run(self) -> None:
+        """For ever: send what waits."""
+        while True:
+            while not self._waiting:
+                self._woken.clear()
+                await self._woken.wait()
+            await self._deliver(self._waiting[0])
+
+    async def flush(self, seconds: float) -> None:
+        """At the end: what still waits gets one chance, for so long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self._waiting and await self._try(self._waiting[0]) == "":
+                    self._waiting.popleft()
+                    self._sent += 1
+
+    async def _deliver(self, body: bytes) -> None:
+        pause_s = self._first_pause_s
+        for tries in range(1, MOST_TRIES + 1):
+            self.trouble = await self._try(body)
+            if not self.trouble:
+                self._sent += 1
+                break
+            self._failed += 1
+            if tries == MOST_TRIES or self.trouble.startswith("refused for good"):
+                self._dropped += 1
+                break
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            if not self._waiting or self._waiting[0] is not body:
+                return  # it made room for newer ones
+        if self._waiting and self._waiting[0] is body:
+            self._waiting.popleft()
+
+    async def _try(self, body: bytes) -> str:
+        """Empty when it was taken, else why not."""
+        told = await self._server.call("POST", "", body, self._headers, TIMEOUT_S, most_bytes=0)  # its status says it all
+        if isinstance(told, Lost):
+            return told.why
+        status = told.status
+        if 200 <= status < 300:
+            return ""
+        # What the receiver does not take now it will not take later; too many requests and its own trouble pass.
+        return f"refused for good ({status})" if 400 <= status < 500 and status not in (408, 425, 429) else f"answers {status}"

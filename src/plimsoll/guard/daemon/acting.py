@@ -1,0 +1,588 @@
+"""The half of guard that acts: what it is made of, and its rounds. Without `--act` the same decisions are only told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import functools
+import json
+import os
+import sys
+import time
+import zoneinfo
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from plimsoll.errors import PlimsollError, WorldFailed
+from plimsoll.guard.act.course import open_courses
+from plimsoll.guard.act.decide import LastEnd, Refusal, View
+from plimsoll.guard.act.journal_entry import SEEN, SWITCH, Carry, Entry
+from plimsoll.guard.act.outcome import Outcome, done, failed
+from plimsoll.guard.act.policy import ActPolicy, Hours
+from plimsoll.guard.act.ports import Balancer, Book, Lock, Restarter
+from plimsoll.guard.act.remembered import PAUSE, Known, Seen, foreign, known_of
+from plimsoll.guard.act.steps import Step
+from plimsoll.guard.adapters.command import CommandRestart
+from plimsoll.guard.adapters.device_memory import DeviceMemory, Holding
+from plimsoll.guard.adapters.discovery import Target
+from plimsoll.guard.adapters.docker import DockerContainer
+from plimsoll.guard.adapters.etcd_lock import EtcdLock, Login
+from plimsoll.guard.adapters.file_lock import FileLock
+from plimsoll.guard.adapters.gate import GateDoor
+from plimsoll.guard.adapters.haproxy import HAProxy, Place
+from plimsoll.guard.adapters.hooks import CommandBalancer, ReadinessOnly, WebhookBalancer
+from plimsoll.guard.adapters.kubernetes import PodEviction
+from plimsoll.guard.adapters.lease_lock import LeaseLock
+from plimsoll.guard.adapters.own_process import OwnProcess
+from plimsoll.guard.adapters.systemd import SystemdUnit
+from plimsoll.guard.api.requests import Desk
+from plimsoll.guard.config import (
+    Act,
+    BalancerAt,
+    CommandAt,
+    CommandsAt,
+    DockerAt,
+    EngineAct,
+    EtcdLockAt,
+    FileLockAt,
+    Files,
+    GuardConfig,
+    HaproxyAt,
+    LeaseLockAt,
+    LockAt,
+    Own,
+    ReadinessAt,
+    RestartAt,
+    SystemdAt,
+    WebhookAt,  # fmt: skip
+)
+from plimsoll.guard.daemon.announcements import Ports, Said
+from plimsoll.guard.daemon.conductor import Conductor
+from plimsoll.guard.daemon.drain import HandDrain, OneOfTwo, PutBack
+from plimsoll.guard.daemon.engine_canary import served, warm
+from plimsoll.guard.daemon.engine_http import Client, Missed
+from plimsoll.guard.daemon.evidence import EvidenceKeeper, Wanted
+from plimsoll.guard.daemon.journal import ABSENT, DAMAGED, TORN, Journal, Reading, read_journal
+from plimsoll.guard.daemon.loop import Fleet
+from plimsoll.guard.daemon.observer import FleetSight, Told
+from plimsoll.guard.daemon.steps import Parts, TellsEnd
+from plimsoll.guard.judge.tracker import Grade
+from plimsoll.hardware.processes import Mark, boot_mark, read_process, read_processes
+from plimsoll.net.cluster import bearer
+
+# What a guard that only says what it would do has in place of journal and lock: it reads the one, and takes neither.
+
+READ_EVERY_S = 10.0
+
+
+class DryBook:
+    """The journal that a guard with --act would write: read now and then, and what is new stays in memory."""
+
+    def __init__(self, path: Path, wall: Callable[[], float]) -> None:
+        self._path, self._wall = path, wall
+        self._carry, self._number = Carry(), 0
+        self._signature: tuple[int, ...] | None = None
+        self._next_s = 0.0
+        self.trouble = ""  # why what was before is not known
+
+    async def refresh(self, now_s: float) -> None:
+        """Read it again, where it has changed; a guard that acts may be writing it."""
+        if now_s < self._next_s:
+            return
+        self._next_s = now_s + READ_EVERY_S
+        signature = _signature(self._path)
+        if signature != self._signature:
+            self._signature = signature
+            self._take(await asyncio.to_thread(read_journal, self._path))
+
+    def _take(self, reading: Reading) -> None:
+        """What was noted here before is in it by now, or will be."""
+        self._carry, self._number = Carry(), 0
+        for entry in reading.entries:
+            self._carry.note(entry)
+            self._number = entry.number
+        kinds = {one.kind for one in reading.wrong}
+        self.trouble = next((one.says for one in reading.wrong if one.kind not in (ABSENT, TORN)), "")
+        if DAMAGED in kinds:  # as a guard that acts would do
+            self.append(SWITCH, step=PAUSE, fields={"on": True})
+
+    def append(
+        self, kind: str, *, engine: str = "", action: str = "", step: str = "", fields: Mapping[str, Any] | None = None
+    ) -> Entry:
+        """Only here."""
+        self._number += 1
+        entry = Entry(self._number, self._wall(), kind, engine, action, step, fields or {})
+        self._carry.note(entry)
+        return entry
+
+    def kept(self) -> list[Entry]:
+        """What is still needed of it."""
+        return self._carry.entries(self._wall())
+
+
+class NoLock:
+    """Nobody takes it."""
+
+    said = "no lock"
+
+    async def acquire(self, owner: str) -> Outcome:
+        """Never."""
+        return failed(f"nothing is done without --act, so nobody takes the lock for {owner}")
+
+    async def renew(self) -> Outcome:
+        """There is none."""
+        return failed("there is no lock")
+
+    async def release(self) -> Outcome:
+        """There is none."""
+        return done("there is no lock")
+
+
+def _signature(path: Path) -> tuple[int, ...] | None:
+    try:
+        found = os.stat(path)  # noqa: PTH116  (the figures alone)
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+# Writes down which process of each engine answers, and counts those that somebody else started, also while guard was away.
+
+MOST_A_ROUND = 20  # entries: each is brought to the disk before the next
+
+
+class ForeignRestarts:
+    """Of one fleet. `counts`: how often whoever runs an engine has started it again by itself; None where nobody says."""
+
+    def __init__(self, conductor: Conductor, book: Book, sight: FleetSight, counts: Callable[[str], int | None]) -> None:
+        self._conductor, self._book, self._sight, self._counts = conductor, book, sight, counts
+        self._totals: dict[str, int] = {}
+
+    def note(self) -> None:
+        """One round. What becomes of those that guard itself stops and starts just now is looked at when that is over."""
+        courses = self._conductor.courses.items()
+        at_work = {name for name, course in courses if course.is_down and course.step is not Step.PROBATION}
+        known, left = known_of(self._conductor.kept()), MOST_A_ROUND
+        for name in self._sight.engines():
+            if name in at_work or left <= 0:
+                continue
+            life, before = self._sight.life(name), known.get(name, Known())
+            if life.is_shared:  # which of them answers says nothing
+                self._totals[name] = life.total
+                continue
+            count = self._counts(name)
+            seen = Seen(life.started, life.restarts if count is None else count)
+            found = foreign(before, seen, max(0, life.total - self._totals.get(name, 0)))
+            if found.is_new:
+                left -= 1
+                fields = {"started": found.seen.started, "count": found.seen.restarts, "awaited": found.is_awaited}
+                if found.times:
+                    self._conductor.foreign_restart(name, times=found.times, **fields)
+                else:
+                    self._book.append(SEEN, engine=name, fields=fields)
+            self._totals[name] = life.total
+
+
+# What the steps of an action need beside the adapters: evidence with doctor's word on it, the device's memory, progress.
+
+PAGE_MAX = 16 << 20
+PAGE_S = 5.0
+DOCTOR_S = 30.0
+DOCTOR_MAX = 4 << 20
+
+
+class EngineEvidence:
+    """Of one engine: its log's end, its page, the gate's words, the stacks; and what doctor makes of it."""
+
+    def __init__(
+        self, keeper: EvidenceKeeper, url: str, *, log: str | None = None, restarter: Restarter | None = None,
+        gate_url: str | None = None, token: str | None = None,
+    ) -> None:  # fmt: skip
+        self._keeper, self._url, self._log, self._restarter = keeper, url, log, restarter
+        self._gate_url, self._token = gate_url or url, token
+
+    async def take(self, engine: str, action: str) -> Outcome:
+        """A folder with what could be had, and the codes of what doctor found in it."""
+        pids = () if self._restarter is None else await self._restarter.pids()
+        pages: dict[str, bytes | Callable[[], Awaitable[bytes]]] = {"metrics.txt": lambda: self._fetch(self._url, "/metrics")}
+        if self._token is not None:
+            for name in ("state", "memory"):
+                pages[f"{name}.json"] = functools.partial(self._fetch, self._gate_url, f"/plimsoll/{name}", self._token)
+        outcome = await self._keeper.take(engine, action, Wanted(self._log, pids, pages))
+        folder = outcome.facts.get("folder")
+        codes = await doctor_on(Path(folder)) if outcome.is_done and isinstance(folder, str) else ""
+        if not codes:
+            return outcome
+        return outcome._replace(says=f"{outcome.says}; doctor: {codes}", facts={**outcome.facts, "doctor": codes})
+
+    async def _fetch(self, url: str, path: str, token: str | None = None) -> bytes:
+        client = Client(url.rstrip("/").removesuffix("/metrics"))
+        try:
+            headers = None if token is None else bearer(token)
+            reply = await client.get(path, deadline_s=PAGE_S, most_bytes=PAGE_MAX, headers=headers)
+        except Missed as error:
+            raise OSError(0, error.why) from None
+        finally:
+            client.close()
+        return reply.body
+
+
+async def doctor_on(folder: Path, *, limit_s: float = DOCTOR_S) -> str:
+    """The codes that doctor finds in a folder, in a process of its own: whatever the logs hold, guard goes on."""
+    process = None
+    try:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "plimsoll", "doctor", str(folder), "--json",
+            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+            start_new_session=True,
+        )  # fmt: skip
+        async with asyncio.timeout(limit_s):
+            printed, _ = await process.communicate()
+        found = json.loads(printed[:DOCTOR_MAX])
+        with contextlib.suppress(OSError):
+            (folder / "doctor.json").touch(mode=0o600)
+            (folder / "doctor.json").write_bytes(printed)
+        codes = [str(one["code"]) for one in found["findings"]][:5]
+    except (OSError, ValueError, KeyError, TypeError, TimeoutError, RecursionError):
+        return ""
+    finally:
+        if process is not None and process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+    return ", ".join(codes)
+
+
+class EngineMemory:
+    """What one engine held on the device when it was stopped, and whether that is free again."""
+
+    def __init__(self, restarter: Restarter, device: DeviceMemory) -> None:
+        self._restarter, self._device = restarter, device
+        self._old: frozenset[Mark] = frozenset()
+        self._before: list[Holding] | None = None
+
+    async def note(self) -> None:
+        """Before the stop."""
+        pids = await self._restarter.pids()
+        found = [process for pid in pids if (process := read_process(pid)) is not None]
+        self._old = frozenset((process.pid, process.start_ticks) for process in found)
+        look = asyncio.to_thread(self._device.look, [process.pid for process in found])
+        with contextlib.suppress(TimeoutError):  # the driver of a sick card may never answer
+            self._before = await asyncio.wait_for(look, PAGE_S)
+
+    async def wait_back(self, deadline_s: float) -> Outcome:
+        """After it. A guard that took over knows nothing of before: then what is free must have stopped growing."""
+        if not self._old and not await self._restarter.pids():
+            return done("its processes cannot be seen from here, nor what they held")
+        return await self._device.wait_back(self._old, self._before, deadline_s)
+
+
+def log_progress(path: str) -> Callable[[], Awaitable[object]]:
+    """What changes while a start goes on: the size of its log."""
+
+    async def size() -> object:
+        try:
+            return (await asyncio.to_thread(os.stat, path)).st_size
+        except OSError:
+            return None
+
+    return size
+
+
+def environment_of(guards: Mapping[str, str]) -> dict[str, str]:
+    """What an engine that guard starts gets of guard's own environment: all but what belongs to guard's own unit."""
+    own = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES", "INVOCATION_ID",
+           "PLIMSOLL_GUARD_TOKEN")  # fmt: skip
+    return {name: value for name, value in guards.items() if name not in own}
+
+
+# From the configuration to what can be done: the adapters of each engine, the lock, and the numbers of acting.
+
+_NAMES = {
+    "restarts_per_hour": "engine_hour", "restarts_per_day": "engine_day", "fleet_restarts_per_hour": "fleet_hour",
+    "fleet_restarts_per_day": "fleet_day",
+}  # fmt: skip
+_OTHERS = ("rungs", "hours", "timezone", "journal", "evidence")
+
+
+def policy_of(act: Act | None) -> ActPolicy:
+    """The numbers of acting."""
+    if act is None:
+        return ActPolicy()
+    plain = {_NAMES.get(name, name): value for name, value in act._asdict().items() if name not in _OTHERS}
+    return ActPolicy(
+        rungs=frozenset(Grade(rung) for rung in act.rungs), hours=tuple(Hours(*hours) for hours in act.hours), **plain
+    )
+
+
+def minute_in(timezone: str) -> Callable[[], int]:
+    """The minute of the day there, now."""
+    zone = datetime.UTC if timezone == "UTC" else zoneinfo.ZoneInfo(timezone)
+
+    def minute() -> int:
+        now = datetime.datetime.now(zone)
+        return now.hour * 60 + now.minute
+
+    return minute
+
+
+def lock_of(where: LockAt | None, files: Files) -> Lock:
+    """The fleet's lock; without one that is named, a file beside the journal."""
+    if isinstance(where, EtcdLockAt):
+        login = Login(where.user, where.password, where.ca_file, where.cert_file, where.key_file)
+        return EtcdLock(where.endpoints, where.key, ttl_s=where.ttl_s, login=login)
+    if isinstance(where, LeaseLockAt):
+        return LeaseLock(where.name, where.namespace, ttl_s=where.ttl_s)
+    return FileLock(Path(where.path) if isinstance(where, FileLockAt) else files.lock)
+
+
+def balancer_of(where: BalancerAt | None, engine: str) -> Balancer | None:
+    """What sends requests to one engine."""
+    match where:
+        case HaproxyAt():
+            return HAProxy(where.socket, tuple(Place(*place) for place in where.places), may_be_last=where.may_be_last)
+        case CommandAt():
+            return CommandBalancer(where.command, engine)
+        case WebhookAt():
+            return WebhookBalancer(where.url, engine, None if where.token is None else f"Bearer {where.token}")
+        case ReadinessAt():
+            return ReadinessOnly()
+        case None:
+            return None
+
+
+def restarter_of(where: RestartAt | None) -> Restarter | None:
+    """What stops and starts one engine."""
+    match where:
+        case SystemdAt():
+            return SystemdUnit(where.unit, is_user=where.is_user)
+        case CommandsAt():
+            return CommandRestart(where.stop, where.start, where.is_running, where.pids)
+        case DockerAt():
+            return DockerContainer(where.container, where.socket)
+        case None:
+            return None
+        case _:
+            return PodEviction(where.pod, where.namespace, selector=where.selector)
+
+
+def own_process(command: tuple[str, ...], own: Own, files: Files, environ: Mapping[str, str] = os.environ) -> OwnProcess:
+    """The server that guard starts itself."""
+    return OwnProcess(
+        command, environment=environment_of(environ), state_path=files.own_state, log_path=files.own_log,
+        processes=read_processes, boot=boot_mark(), cgroup_parent=Path(own.cgroup) if own.cgroup else None,
+    )  # fmt: skip
+
+
+def parts_of(target: Target, acting: EngineAct, files: Files, own: OwnProcess | None = None) -> Parts:
+    """All that can be done to one engine."""
+    restarter = own or restarter_of(acting.restart)
+    log = str(files.own_log) if own is not None else acting.log
+    door = None if target.token is None else GateDoor(target.gate_url or target.url, target.token)
+    evidence = EngineEvidence(
+        EvidenceKeeper(files.evidence), target.url, log=log, restarter=restarter, gate_url=target.gate_url, token=target.token
+    )
+
+    async def context() -> float | None:
+        model = await served(target.url, target.api_key)
+        return None if model is None else model.context
+
+    return Parts(
+        target.name, door, balancer_of(acting.balancer, target.name), restarter, evidence,
+        None if restarter is None else EngineMemory(restarter, DeviceMemory()),
+        lambda: warm(target.url, target.api_key), context, None if log is None else log_progress(log),
+    )  # fmt: skip
+
+
+def told_of(acting: EngineAct, parts: Parts) -> Told:
+    """What may be done to it, for whoever decides."""
+    return Told(acting.group, acting.only_observed, has_gate=parts.door is not None, has_restarter=parts.restarter is not None)
+
+
+ROUND_S = 1.0
+ENDED_EVERY_S = 5.0
+LOG_EVERY_S = 60.0
+
+
+class Made(NamedTuple):
+    """What acting is made of, from the configuration and the engines that were named in it."""
+
+    parts: Mapping[str, Parts]
+    told: Mapping[str, Told]
+    policy: ActPolicy
+    own: OwnProcess | None
+
+
+def make(config: GuardConfig, targets: tuple[Target, ...], files: Files, command: tuple[str, ...] = ()) -> Made:
+    """The adapters of every engine. `command`: the server that guard starts itself, which is the first of them."""
+    own = own_process(command, config.own, files) if command else None
+    parts, told = {}, {}
+    for place, target in enumerate(targets):
+        acting = config.acting.get(target.name, EngineAct())
+        parts[target.name] = parts_of(target, acting, files, own if place == 0 else None)
+        told[target.name] = told_of(acting, parts[target.name])
+    return Made(parts, told, policy_of(config.act), own)
+
+
+class Acting:
+    """One guard's hands, or with `is_dry` only its words."""
+
+    def __init__(
+        self, made: Made, config: GuardConfig, files: Files, fleet: Fleet, tell: Callable[[Said], None], *, is_dry: bool
+    ) -> None:
+        self._made, self._tell, self._is_dry, self._files = made, tell, is_dry, files
+        self._stopped: dict[str, str] = {}  # by somebody, on purpose
+        self.ended: dict[str, str] = {}
+        """Of engines whose process is known to have ended on its own: why."""
+        minute = minute_in("UTC" if config.act is None else config.act.timezone)
+        self.sight = FleetSight(fleet, made.told, fleet.every_s, time.monotonic, minute, self._last_ends)
+        self.journal: Journal | None = None
+        self.desk: Desk | None = None
+        self._drains: HandDrain | None = None
+        self._back: PutBack | None = None
+        self._said: dict[str, str] = {}
+        self._is_own_due, self._own_waits_for = True, ""
+        self._dry = DryBook(files.journal, time.time)
+        if not is_dry:
+            self.journal = Journal(files.journal)
+        book: Book = self.journal or self._dry
+        lock = OneOfTwo(NoLock() if is_dry else lock_of(config.lock, files))
+        ports = Ports(book, lock, self.sight, self._view, tell, time.time)
+        parts = {
+            name: one._replace(suffering=functools.partial(self.sight.suffering, name, made.policy))
+            for name, one in made.parts.items()
+        }
+        self.conductor = Conductor(parts, made.policy, ports, pause_s=ROUND_S)
+        self._foreign = ForeignRestarts(self.conductor, book, self.sight, self._starts_again)
+        if self.journal is not None:
+            by_hand = ports._replace(lock=lock.other())
+            self._drains = HandDrain(parts, made.policy, by_hand, self.conductor.courses)
+            self._back = PutBack(made.parts, made.policy, ports._replace(lock=lock.other()), self.conductor)
+            self.desk = Desk(self.conductor, self._drains, self.journal, self.journal.path, self._back)
+
+    def _last_ends(self) -> Mapping[str, LastEnd]:
+        return self.conductor.last_ends()
+
+    def _starts_again(self, name: str) -> int | None:
+        """How often whoever runs it has started it again by itself, where that was asked."""
+        parts = self._made.parts.get(name)
+        return None if parts is None else getattr(parts.restarter, "restarts_seen", None)
+
+    def _view(self, at_work: frozenset[str]) -> View:
+        if self._is_dry:  # what an earlier guard left would come first
+            at_work |= {course.engine for course in open_courses(self.conductor.kept())}
+        view = self.sight.view(at_work)
+        if not self._stopped:
+            return view
+        engines = [one._replace(only_observed=self._stopped.get(one.name, "") or one.only_observed) for one in view.engines]
+        return view._replace(engines=engines)
+
+    async def _start_own(self, own: OwnProcess) -> None:
+        """The server that guard was given, where it does not run when guard begins; when it ends later, that is judged.
+
+        The first one is just started. One that follows another is a restart. WorldFailed where the first cannot be started.
+        """
+        name = next(name for name, parts in self._made.parts.items() if parts.restarter is own)
+        is_running = await own.is_running()
+        why = "" if is_running or self._is_dry else self.conductor.why_not_start(name)
+        if why and why != self._own_waits_for:
+            self._tell(Said(name, f"the server that guard was given is not started: {why}"))
+        self._own_waits_for = why
+        self._is_own_due = not is_running
+        if is_running or why:
+            return
+        if is_running is False and not self._is_dry and (last := await own.last_exit()).is_done:
+            await self.conductor.start(name, f"the server that guard was given does not run: {last.says}")
+            return
+        outcome = await own.start()
+        if not outcome.is_done:
+            raise WorldFailed(f"the server was not started: {outcome.says}")
+        self._tell(Said(name, outcome.says))
+
+    async def run(self) -> None:
+        """For ever: first what an earlier guard left, then round after round."""
+        if not self._is_dry:
+            try:
+                await self.conductor.take_over()  # what has to wait for the lock is tried again in later rounds
+            except PlimsollError as error:
+                self.conductor.stop_acting(error)
+        ended_s = log_s = 0.0
+        while True:
+            now_s = time.monotonic()
+            if now_s >= ended_s:
+                if self._made.own is not None and self._is_own_due:
+                    await self._start_own(self._made.own)
+                await self._look_for_ended()
+                ended_s = now_s + ENDED_EVERY_S
+            if self._made.own is not None and now_s >= log_s:
+                await self._made.own.rotate_log()
+                log_s = now_s + LOG_EVERY_S
+            await self._round()
+            await asyncio.sleep(ROUND_S)
+
+    async def _round(self) -> None:
+        if self._is_dry:
+            await self._dry.refresh(time.monotonic())
+        if not self.conductor.stopped_acting:
+            try:
+                self._foreign.note()
+            except PlimsollError as error:
+                self.conductor.stop_acting(error)
+        if self._is_dry:
+            self._tell_what_would_be()
+        else:
+            await self.conductor.turn()
+
+    def _tell_what_would_be(self) -> None:
+        """Every decision once, a plan with all its steps."""
+        said: dict[str, str] = {}
+        if self._dry.trouble:
+            said[""] = f"what was done before is not known, and does not count: {self._dry.trouble}"
+        lines: dict[str, list[str]] = {}
+        for one in self.conductor.decisions():
+            said[one.engine] = f"{one.kind}: {one.reason if isinstance(one, Refusal) else ''}"
+            lines[one.engine] = (
+                [f"no {one.grade}: {one.says}"]
+                if isinstance(one, Refusal)
+                else [f"with --act guard would {one.grade} it: {one.why}", *one.lines()]
+            )
+        for engine, what in said.items():
+            if self._said.get(engine) != what:
+                for line in lines.get(engine, [what]):
+                    self._tell(Said(engine, line))
+        self._said = said
+
+    async def _look_for_ended(self) -> None:
+        """Who runs an engine knows that it ended, and whether somebody wanted it: a refused connection says neither."""
+        busy = frozenset(self.conductor.courses)
+        for name, parts in self._made.parts.items():
+            ended, stopped = ("", "") if name in busy else await end_of(parts)
+            self.ended[name], self._stopped[name] = ended, stopped
+
+    async def runs_on(self) -> str:
+        """What is left running of a server that guard started, and how it is ended; empty where there is none."""
+        own = self._made.own
+        pids = () if own is None or not await own.is_running() else await own.pids()
+        if not pids:
+            return ""
+        return f"the server that guard started runs on as pid {pids[0]}: the next guard finds it, kill {pids[0]} stops it"
+
+    async def close(self) -> None:
+        """Stop at once. What is under way is left to the next guard, or to its leases; the engines go on."""
+        if self._drains is not None:
+            await self._drains.close()
+        if self._back is not None:
+            await self._back.close()
+        await self.conductor.close()
+        if self.journal is not None:
+            self.journal.close()
+
+
+async def end_of(parts: Parts) -> tuple[str, str]:
+    """Why its process ended by itself, and why it was stopped by somebody; empty for neither."""
+    restarter: object = parts.restarter
+    outcome = await restarter.last_exit() if isinstance(restarter, TellsEnd) else None
+    if outcome is None or not outcome.is_done or outcome.facts.get("asked"):
+        return "", ""
+    return ("", outcome.says) if outcome.facts.get("by_hand") else (outcome.says, "")

@@ -1,0 +1,410 @@
+"""Looks at one engine over HTTP: its page, its health, the gate's words where there is one, and a test request now and then.
+
+A look always ends in time and never raises. What could not be had is absent, and `reach` says what became of the page.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from plimsoll.doctor.rules.contained import read_survival
+from plimsoll.errors import BadInput, TooLarge
+from plimsoll.guard.daemon.engine_canary import CanaryAsker, CanaryPlan
+from plimsoll.guard.daemon.engine_http import Client, Missed, Reply, nonsense
+from plimsoll.guard.daemon.figures_page import LabelSets, PageFigures, PageReader
+from plimsoll.guard.daemon.host import SameHost
+from plimsoll.guard.judge.look import Canary, Gate, Look, Reach, Worker
+from plimsoll.net.cluster import bearer
+from plimsoll.vllm.versions import Engine, engine_named
+
+# When to ask an engine whether it is paused, and what is known of that in between.
+#
+# vLLM (0.32.0, in its dev mode) hands the question to its engine core and waits without limit. A core that dies meanwhile
+# never
+# answers, and the server, which must answer before it ends, then never ends: one such question keeps a crashed vLLM from
+# being
+# started again (measured; docs/guard.md). A crash is over within seconds. So it is asked once of every server, and then
+# only of
+# one that has had work, or a test request of ours, and made no step for longer than that.
+
+STILL_S = 20.0
+AGAIN_S = 60.0  # while it stands still
+ABSENT_AGAIN_S = 300.0  # of a server that does not know the question
+MOVES = ("steps", "generation_tokens", "prompt_tokens", "success")
+
+
+class Pause:
+    """What one server process has said, and shown by its steps."""
+
+    def __init__(self) -> None:
+        self._is_served = False  # whether it has ever answered the question
+        self._is_absent = False  # whether it does not know it
+        self._is_paused = False  # as last said, or shown
+        self._answered_s = -math.inf
+        self._next_s = -math.inf
+        self._marks: tuple[float | None, ...] | None = None
+        self._moved_s = -math.inf
+        self._waits_since_s: float | None = None
+
+    def is_due(self, figures: Mapping[str, float], canary: Canary | None, now_s: float) -> bool:
+        """Take this page into account, and say whether to ask now."""
+        marks = tuple(figures.get(name) for name in MOVES)
+        has_moved = self._marks is not None and marks != self._marks
+        if marks != self._marks:
+            self._marks, self._moved_s = marks, now_s
+        if has_moved:  # it makes steps: tokens come, whatever it was told
+            self._is_paused, self._waits_since_s = False, None
+        elif figures.get("running", 0.0) + figures.get("waiting", 0.0) > 0:
+            self._waits_since_s = now_s if self._waits_since_s is None else self._waits_since_s
+        elif canary is not None and canary.is_answered is False and canary.at_s >= self._moved_s:
+            self._waits_since_s = canary.at_s
+        else:
+            self._waits_since_s = None
+        if now_s < self._next_s:
+            return False
+        return not self._is_served or (self._waits_since_s is not None and now_s - self._waits_since_s >= STILL_S)
+
+    def answered(self, now_s: float, *, is_paused: bool) -> None:
+        """It has said so."""
+        self._is_served, self._is_absent, self._is_paused = True, False, is_paused
+        self._answered_s, self._next_s = now_s, now_s + AGAIN_S
+
+    def lost(self, now_s: float) -> None:
+        """No answer came, or an error on the way."""
+        self._is_absent, self._answered_s, self._next_s = False, -math.inf, now_s + AGAIN_S
+
+    def absent(self, now_s: float) -> None:
+        """It does not know the question. One that has answered it before may do so again."""
+        self._is_absent, self._answered_s, self._next_s = not self._is_served, -math.inf, now_s + ABSENT_AGAIN_S
+
+    def told(self) -> tuple[bool | None, bool]:
+        """Whether it is paused, and whether that is not known of an engine that may be."""
+        if self._is_absent:
+            return None, False
+        is_known = self._is_served and (self._waits_since_s is None or self._answered_s >= self._waits_since_s)
+        return (self._is_paused, False) if is_known else (None, True)
+
+
+ASK_AGAIN_S = 300.0
+LOST_AGAIN_S = 30.0  # where no answer came at all
+SMALL_MAX = 64 << 10
+MEMORY_MAX = 4 << 20  # 3 KiB a worker
+WORKERS_MAX = 1024
+DEAD = 503
+
+
+class Limits(NamedTuple):
+    """What a look may take."""
+
+    look_s: float = 4.0  # all of it
+    page_s: float = 3.0
+    small_s: float = 1.5  # every other question
+    page_bytes: int = 8 << 20  # a page of 64 ranks has 3 MiB
+
+
+class _Question:
+    """Something not every server answers: asked at every look once it was answered, else every five minutes."""
+
+    def __init__(self) -> None:
+        self.is_answered = False
+        self._next_s = -math.inf
+
+    def is_due(self, now_s: float) -> bool:
+        return self.is_answered or now_s >= self._next_s
+
+    def note(self, now_s: float, *, is_answered: bool, again_s: float = ASK_AGAIN_S) -> None:
+        self.is_answered = is_answered
+        self._next_s = now_s + again_s
+
+
+class Watcher:
+    """Of one engine. Several may share what they know about labels; each has connections of its own."""
+
+    def __init__(
+        self,
+        url: str,
+        token: str | None = None,
+        canary: CanaryPlan | None = None,
+        *,
+        gate_url: str | None = None,
+        labels: LabelSets | None = None,
+        limits: Limits | None = None,
+        same_host: SameHost | None = None,
+    ) -> None:
+        """`token` is the gate's; `gate_url` is where it has a port of its own: http://HOST:PORT or unix:/PATH.
+
+        BadInput if an address or the token is none.
+        """
+        base = url.strip().rstrip("/").removesuffix("/metrics")
+        self.limits = limits or Limits()
+        self.gate_note = ""  # why there are no words of the gate, where that is known
+        self._client = Client(base)
+        self._gate_client = Client(gate_url) if gate_url else self._client
+        self._canary = CanaryAsker(base, canary) if canary is not None else None
+        self._auth = {} if token is None else bearer(token)
+        self._labels = labels or LabelSets()
+        self._same_host = same_host
+        self._started: float | None = None
+        self._model: str | None = None
+        self._was_paused = self._is_resting = False
+        self._version: str | None = None
+        self._engine: Engine | None = None
+        self._forget()
+
+    @property
+    def shown(self) -> str:
+        """Its address, without what is secret in it."""
+        return self._client.shown
+
+    @property
+    def host_note(self) -> str:
+        """What of this machine does not answer, where the engine runs on it."""
+        return "" if self._same_host is None else self._same_host.note
+
+    async def look(self, now_s: float, unix_s: float) -> Look:
+        """One look; what it takes is limited, whatever the server does."""
+        look = await self._look(now_s, unix_s)
+        return look if self._same_host is None else await self._same_host.add_to(look)
+
+    async def _look(self, now_s: float, unix_s: float) -> Look:
+        end_s = asyncio.get_running_loop().time() + self.limits.look_s
+        page: PageFigures | None = None
+        reach, why, was_asked = Reach.ANSWERS, "", True
+        try:
+            page = await self._page()
+        except Missed as error:
+            reach, why, was_asked = error.reach, error.why, error.was_sent
+        except TooLarge as error:
+            reach, why = Reach.NONSENSE, f"shows {error}"
+        except BadInput:
+            reach, why = Reach.NONSENSE, "answers /metrics with something that is no page of metrics"
+        if reach is Reach.REFUSED:
+            self._forget()
+            return Look(now_s, unix_s, reach, why, canary=self._last_canary())
+        health = await self._health(end_s, is_page=page is not None)
+        if page is None:
+            # Whoever takes a connection and says nothing may still make tokens; only a test request shows it.
+            if reach is Reach.SILENT and was_asked and not self._is_resting and self._canary is not None:
+                self._canary.begin(now_s, self._model)
+            return Look(now_s, unix_s, reach, why, health, canary=self._last_canary())
+        return await self._told(page, health, now_s, unix_s, end_s)
+
+    async def _told(self, page: PageFigures, health: int | None, now_s: float, unix_s: float, end_s: float) -> Look:
+        """The look at an engine that shows its page."""
+        if page.started_unix_s != self._started:
+            self._forget()
+            self._started = page.started_unix_s
+        await self._ask_version(now_s, end_s)
+        gate, workers = await self._ask_gate(now_s, end_s)
+        is_paused, is_rest_unknown = await self._ask_paused(page, now_s, end_s)
+        self._model = page.model
+        # What was last said holds while no answer comes: a stuck engine core does not say, and is just the one to be tested.
+        self._was_paused = self._was_paused if is_rest_unknown else bool(is_paused)
+        self._is_resting = _rests(page, gate, is_paused=self._was_paused)
+        if self._canary is not None and not self._is_resting:
+            self._canary.begin(now_s, page.model)
+        return Look(
+            now_s, unix_s, Reach.ANSWERS, "", health, page.figures, page.started_unix_s, self._version, page.config, gate,
+            workers or page.workers, (), self._last_canary(), is_paused, is_rest_unknown, page.ranks, model=page.model,
+        )  # fmt: skip
+
+    async def close(self) -> None:
+        """Hang up."""
+        if self._canary is not None:
+            await self._canary.close()
+        self._client.close()
+        self._gate_client.close()
+        if self._same_host is not None:
+            self._same_host.close()
+
+    def _forget(self) -> None:
+        """Another process may answer now: what the last one could do says nothing about it."""
+        self._gate, self._pause, self._asked_version = _Question(), Pause(), _Question()
+        self._version, self._engine = None, None
+        self._has_gate = False  # whether something there asked for a token as the gate does
+        self._was_paused = self._is_resting = False  # as of the last page
+        self._model = None
+
+    def _last_canary(self) -> Canary | None:
+        return None if self._canary is None else self._canary.last
+
+    async def _page(self) -> PageFigures:
+        reader = PageReader(self._labels)
+        reply = await self._client.get(
+            "/metrics", deadline_s=self.limits.page_s, most_bytes=self.limits.page_bytes, sink=reader.feed, follows=True
+        )
+        if reply.status != 200:
+            raise nonsense(f"answers /metrics with {reply.status}, not with a page")
+        page = reader.done(self._engine)
+        if page.is_cut:
+            raise nonsense("shows a page that ends in the middle of a line")
+        return page
+
+    async def _health(self, end_s: float, *, is_page: bool) -> int | None:
+        """The status of /health. 503 is vLLM's own word only without a body and beside its page: proxies say it, too, as does
+        vLLM's supervisor of data parallelism while it stops in good order.
+        """
+        try:
+            reply = await self._client.get("/health", deadline_s=self._left(end_s), most_bytes=SMALL_MAX)
+        except Missed:
+            return None
+        return None if reply.status == DEAD and (reply.body or not is_page) else reply.status
+
+    async def _ask_version(self, now_s: float, end_s: float) -> None:
+        if self._version is not None or not self._asked_version.is_due(now_s):
+            return
+        found = await self._json(self._client, "/version", end_s)
+        version = found.get("version")
+        if isinstance(version, str) and 0 < len(version) < 100 and version.isprintable():
+            self._version = version
+            try:
+                self._engine = engine_named(version, "/version")
+            except BadInput:
+                self._engine = None
+        self._asked_version.note(now_s, is_answered=False)
+
+    async def _ask_gate(self, now_s: float, end_s: float) -> tuple[Gate | None, tuple[Worker, ...]]:
+        if not self._auth or not self._gate.is_due(now_s):
+            return None, ()
+        try:
+            reply = await self._gate_state(end_s)
+        except Missed as error:
+            self.gate_note = f"the gate {error.why}"
+            if not self._gate.is_answered:
+                self._gate.note(now_s, is_answered=False, again_s=LOST_AGAIN_S)
+            return None, ()
+        found = read_gate(_object(reply.body)) if reply.status == 200 and self._has_gate else None
+        self._gate.note(now_s, is_answered=found is not None)
+        if found is None:
+            self.gate_note = GATE_NOTES.get(reply.status, f"/plimsoll/state answers {reply.status} and not the gate's words")
+            return None, ()
+        self.gate_note = ""
+        if self._canary is not None and self._canary.may_be_counted:
+            found = found._replace(ours=1)  # one of its requests may be our own, which is no work
+        memory = await self._json(self._gate_client, "/plimsoll/memory", end_s, MEMORY_MAX, self._auth)
+        return found, read_workers(memory)
+
+    async def _gate_state(self, end_s: float) -> Reply:
+        """The token is shown only to what asks for one as the gate does: a list of engines may name any server."""
+        if not self._has_gate:
+            reply = await self._gate_client.get("/plimsoll/state", deadline_s=self._left(end_s), most_bytes=SMALL_MAX)
+            if reply.status != 401 or not reply.headers.get("www-authenticate", "").lower().startswith("bearer"):
+                return reply
+            self._has_gate = True
+        return await self._gate_client.get(
+            "/plimsoll/state", deadline_s=self._left(end_s), most_bytes=SMALL_MAX, headers=self._auth
+        )
+
+    async def _ask_paused(self, page: PageFigures, now_s: float, end_s: float) -> tuple[bool | None, bool]:
+        """Whether it is paused, and whether that is not known of one that may be."""
+        if self._pause.is_due(page.figures, self._last_canary(), now_s):
+            try:
+                reply = await self._client.get("/is_paused", deadline_s=self._left(end_s), most_bytes=SMALL_MAX)
+            except Missed:
+                self._pause.lost(now_s)
+            else:
+                found = _object(reply.body).get("is_paused") if reply.status == 200 else None
+                if isinstance(found, bool):
+                    self._pause.answered(now_s, is_paused=found)
+                elif reply.status >= 500:
+                    self._pause.lost(now_s)
+                else:
+                    self._pause.absent(now_s)
+        return self._pause.told()
+
+    async def _json(
+        self, client: Client, path: str, end_s: float, most: int = SMALL_MAX, headers: Mapping[str, str] | None = None
+    ) -> Mapping[str, Any]:
+        """The object that a path answers; an empty one for anything else."""
+        try:
+            reply = await client.get(path, deadline_s=self._left(end_s), most_bytes=most, headers=headers)
+        except Missed:
+            return {}
+        return _object(reply.body) if reply.status == 200 else {}
+
+    def _left(self, end_s: float) -> float:
+        return max(0.05, min(self.limits.small_s, end_s - asyncio.get_running_loop().time()))
+
+
+GATE_NOTES = {
+    401: "the gate does not take this token",
+    403: "the gate was started without PLIMSOLL_TOKEN",
+    404: "there is no gate there",
+}
+
+
+def read_gate(found: Mapping[str, Any]) -> Gate | None:
+    """What /plimsoll/state answered; None if it is something else."""
+    ready, reason = found.get("ready"), found.get("reason")
+    in_flight, requests = _number(found.get("in_flight")), _number(found.get("engine_requests"))
+    if not isinstance(ready, bool) or not isinstance(reason, str) or in_flight is None or requests is None:
+        return None
+    engine, shed, drain = (_table(found.get(name)) for name in ("engine", "shed", "drain"))
+    asleep, phase = engine.get("asleep"), drain.get("phase")
+    return Gate(
+        ready,
+        reason[:100],
+        int(in_flight),
+        int(requests),
+        expected_wait_s=_number(shed.get("expected_wait_s")),
+        last_step_age_s=_number(engine.get("last_step_age_s")),
+        is_wedged=engine.get("is_wedged") is True,
+        asleep=asleep[:200] if isinstance(asleep, str) else "",
+        drain=phase[:40] if isinstance(phase, str) else "serving",
+        survival=read_survival(found.get("survive")),
+    )
+
+
+def read_workers(found: Mapping[str, Any]) -> tuple[Worker, ...]:
+    """What /plimsoll/memory answered, of every worker that lives."""
+    listed = found.get("workers")
+    workers = []
+    for one in map(_table, listed[:WORKERS_MAX] if isinstance(listed, list) else ()):
+        age_s = _number(one.get("age_s"))
+        if age_s is None or one.get("alive") is False:
+            continue
+        torch, device, host, budget = (_table(one.get(name)) for name in FIGURES)
+        pool = _number(torch.get("private_pool_bytes"))  # what the graphs have taken, where torch tells; else the estimate
+        workers.append(
+            Worker(
+                f"{_number(one.get('engine')) or 0:.0f}/{_number(one.get('rank')) or 0:.0f}",
+                age_s,
+                *(_number(torch.get(name)) for name in ALLOCATOR),
+                *(_number(device.get(name)) for name in ("total", "free", "by_others")),
+                *(_number(host.get(name)) for name in ("resident", "limit")),
+                *(_number(budget.get(name)) for name in ("requested", "weights", "kv_cache", "activation_peak")),
+            )._replace(graphs=_number(budget.get("graphs")) if pool is None else pool)
+        )
+    return tuple(workers)
+
+
+FIGURES = ("allocator", "device_memory", "host_memory", "budget")
+ALLOCATOR = ("allocated", "reserved", "releasable", "unreleasable", "alloc_retries", "ooms")
+
+
+def _rests(page: PageFigures, gate: Gate | None, *, is_paused: bool) -> bool:
+    """Whether no token can be expected: then a test request would prove nothing, and would wait there."""
+    return is_paused or page.figures.get("asleep", 0.0) > 0 or (gate is not None and bool(gate.asleep))
+
+
+def _object(body: bytes) -> Mapping[str, Any]:
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        return {}
+    return _table(found)
+
+
+def _table(found: object) -> Mapping[str, Any]:
+    return found if isinstance(found, dict) else {}
+
+
+def _number(found: object) -> float | None:
+    """A number that a figure can be."""
+    if isinstance(found, bool) or not isinstance(found, int | float) or not 0 <= found < 2**63:
+        return None
+    return float(found)

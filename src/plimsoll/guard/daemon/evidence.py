@@ -1,0 +1,341 @@
+"""Evidence before harm: what an engine shows before guard stops it, in a folder of its own, redacted as a ticket's archive is.
+
+The log's end, the pages it serves, the state of each of its processes, their Python stacks (py-spy, from outside and without
+stopping them), the cards. All of it within fifteen seconds; what could not be had is named in CONTENTS.txt. Nothing in here may
+keep a restart from happening, so nothing in here raises.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import shutil
+import stat
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from plimsoll.doctor.read.bundle import CONTENTS, Limits, TextFile, write_text
+from plimsoll.doctor.read.redact_text import shown_json, shown_line
+from plimsoll.errors import PlimsollError
+from plimsoll.guard.act.outcome import Outcome, done, failed
+from plimsoll.guard.adapters.own_process import NEW_LIFE
+from plimsoll.guard.adapters.run_command import run_command, small_environment
+from plimsoll.guard.daemon.own_thread import in_thread
+from plimsoll.redaction import redact_words
+
+# What the kernel says of processes that are about to be stopped: their state, and where each of their threads waits.
+
+MOST_PROCESSES = 64
+MOST_THREADS = 128
+FILE_BYTES = 64 << 10
+
+
+def of_processes(pids: Iterable[int], proc: Path = Path("/proc")) -> bytes:
+    """One text for all of them; a file that this user may not read is named as such."""
+    lines: list[str] = []
+    for pid in list(pids)[:MOST_PROCESSES]:
+        lines += [f"=== pid {pid}", *_of_one(proc / str(pid)), ""]
+    return "\n".join(lines).encode("utf-8", "replace")
+
+
+def _of_one(folder: Path) -> Iterator[str]:
+    words = _read(folder / "cmdline").rstrip("\0").split("\0")
+    yield f"command: {' '.join(redact_words(words))}"
+    for name in ("status", "wchan", "stack", "cgroup", "oom_score", "io"):
+        text = _read(folder / name).strip()
+        yield f"--- {name}: {text}" if "\n" not in text else f"--- {name}\n{text}"
+    try:
+        threads = sorted((folder / "task").iterdir(), key=lambda one: one.name.rjust(10))
+    except OSError:
+        return
+    yield f"--- {len(threads)} threads: number, name, state, where it waits"
+    for thread in threads[:MOST_THREADS]:
+        state = _read(thread / "stat").rpartition(")")[2].split()[:1]
+        yield f"{thread.name} {_read(thread / 'comm').strip()} {''.join(state)} {_read(thread / 'wchan').strip()}"
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return file.read(FILE_BYTES).decode("utf-8", "replace")
+    except OSError as problem:
+        return f"cannot be read ({problem.strerror})"
+
+
+# Where the last life of an engine begins in its log: what earlier ones said would be taken for what happened to this one.
+#
+# A log is cut only after all that is secret in it was hidden: a line in a user's text may look like a beginning.
+
+LOOK_BACK_BYTES = 64 << 20
+PREAMBLE_BYTES = 16 << 10
+BLOCK_BYTES = 1 << 20
+_OVERLAP_BYTES = 4 << 10
+_MARK = re.compile(rb"(?m)^" + re.escape(NEW_LIFE.strip()) + rb"\r?$")
+_BANNER = re.compile(
+    "(?m)^[^\n]*(?:[█▀▄] {1,4}version |vLLM API server version |vLLM server version )[^\n]*$".encode()
+)  # by which vLLM introduces itself
+_LEFT_OUT = re.compile(rb"(?m)^\[plimsoll left out about [0-9,]+ bytes here\]$")
+
+
+def last_life(shown: bytes, path: str, head_bytes: int, tail_bytes: int) -> int:
+    """Where it begins in what is shown of the log at `path`: its first and last bytes, a line between them; 0: all of it."""
+    marks = [found.start() for found in _MARK.finditer(shown)] or [found.start() for found in _BANNER.finditer(shown)]
+    begins = marks[-1] if marks else 0
+    gap = max((found.start() for found in _LEFT_OUT.finditer(shown)), default=0)
+    if gap > begins and _begins_between(Path(path), head_bytes, tail_bytes):
+        return gap
+    # What little stands before a lone introduction is how that life was started.
+    return begins if len(marks) > 1 or begins > PREAMBLE_BYTES or _MARK.match(shown, begins) else 0
+
+
+def _begins_between(path: Path, head_bytes: int, tail_bytes: int) -> bool:
+    """Whether one begins in the part that is not shown, as far back as is worth looking."""
+    try:
+        with path.open("rb") as file:
+            end = file.seek(0, 2) - tail_bytes
+            at = max(head_bytes, end - LOOK_BACK_BYTES)
+            while at < end:
+                file.seek(at)
+                block = file.read(min(BLOCK_BYTES, end - at) + _OVERLAP_BYTES)
+                if not block:
+                    return False
+                if _MARK.search(block) or _BANNER.search(block):
+                    return True
+                at += BLOCK_BYTES
+    except OSError:
+        return False
+    return False
+
+
+TOTAL_LIMIT_S = 15.0
+CLOSE_LIMIT_S = 3.0  # past the others, for the list of what there is
+STACKS_LIMIT_S = 6.0
+CARDS_LIMIT_S = 8.0
+LOG_HEAD_BYTES = 256 << 10
+LOG_TAIL_BYTES = 2 << 20
+PAGE_BYTES = 4 << 20
+MOST_FOLDERS = 20
+MOST_BYTES = 256 << 20
+MOST_STACKS = 16
+LOG = "engine.log"
+EARLIER = ".earlier-lives.log"  # hidden: doctor passes over such files
+_OURS = re.compile(r"\d{8}T\d{6}Z-[A-Za-z0-9_.-]{1,120}")
+
+Fetch = Callable[[], Awaitable[bytes]]
+
+
+class Wanted(NamedTuple):
+    """What there is to be had of one engine."""
+
+    log_path: str | None = None
+    pids: tuple[int, ...] = ()
+    pages: Mapping[str, bytes | Fetch] = {}  # by the file's name: "metrics.txt", "state.json", "memory.json"
+
+
+class EvidenceKeeper:
+    """Keeps so many folders and so many bytes under one folder of this user; the oldest go."""
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        most_folders: int = MOST_FOLDERS,
+        most_bytes: int = MOST_BYTES,
+        limit_s: float = TOTAL_LIMIT_S,
+        environ: Mapping[str, str] = os.environ,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._root, self._limit_s, self._now = root, limit_s, now
+        self._most_folders, self._most_bytes = most_folders, most_bytes
+        self._path = environ.get("PATH", os.defpath)
+        self.said = f"evidence under {root}"
+
+    async def take(self, engine: str, action: str, wanted: Wanted) -> Outcome:
+        """A folder with what there was, in `facts["folder"]`; asked again for the same action, the same folder.
+
+        `facts["parts"]` and `facts["missing"]` count. Never raises; not done only where there is no folder to write to.
+        """
+        end = asyncio.get_running_loop().time() + self._limit_s
+        try:
+            async with asyncio.timeout_at(end):
+                folder, is_old = await in_thread(lambda: self._folder(engine, action))
+        except TimeoutError:
+            return failed(f"no evidence was kept: {self._root} does not answer")
+        except Exception as problem:  # whatever it is: a restart does not wait for its evidence
+            return failed(f"no evidence was kept: {self._root}: {getattr(problem, 'strerror', None) or type(problem).__name__}")
+        if is_old:
+            return done("the evidence of this action was kept before", folder=str(folder))
+        taking = _Taking(folder, self._path, shown_line(engine)[:100], shown_line(action)[:100])
+        try:
+            async with asyncio.timeout_at(end):
+                await asyncio.gather(*taking.parts(wanted))
+        except TimeoutError:
+            taking.note(f"after {self._limit_s:g} s no more was waited for")
+        except Exception as problem:  # as above
+            taking.note(f"it was broken off ({type(problem).__name__})")
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(CLOSE_LIMIT_S):
+                await in_thread(taking.close)
+                await in_thread(lambda: self._make_room(folder.name))
+        says = f"{len(taking.found)} part(s) were kept" + (f", {len(taking.missing)} not" if taking.missing else "")
+        return done(says, folder=str(folder), parts=len(taking.found), missing=len(taking.missing))
+
+    def _folder(self, engine: str, action: str) -> tuple[Path, bool]:
+        """The action's folder, and whether it is complete already."""
+        self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        what = self._root.lstat()
+        if not stat.S_ISDIR(what.st_mode) or what.st_uid != os.geteuid() or what.st_mode & 0o022:
+            raise OSError(1, "it is no folder of this user alone")
+        name = re.sub(r"[^A-Za-z0-9_.-]+", "_", f"{engine[-60:]}-{action[-50:]}")
+        for known in self._folders():
+            if known.name.partition("-")[2] == name:
+                return known, (known / CONTENTS).exists()
+        stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(self._now()))
+        self._make_room("", spare=1)
+        folder = self._root / f"{stamp}-{name}"
+        folder.mkdir(mode=0o700)
+        return folder, False
+
+    def _folders(self) -> list[Path]:
+        """Those that we made, the oldest first."""
+        found = (Path(entry.path) for entry in os.scandir(self._root) if entry.is_dir(follow_symlinks=False))
+        return sorted(path for path in found if _OURS.fullmatch(path.name))
+
+    def _make_room(self, keep: str, spare: int = 0) -> None:
+        folders = self._folders()
+        sizes = {path: _size(path) for path in folders}
+        for path in folders:
+            is_room = len(sizes) + spare <= self._most_folders and sum(sizes.values()) <= self._most_bytes
+            if is_room or path.name == keep:
+                break
+            shutil.rmtree(path, ignore_errors=True)
+            del sizes[path]
+
+
+class _Taking:
+    """One folder on its way."""
+
+    def __init__(self, folder: Path, path: str, engine: str, action: str) -> None:
+        self._folder, self._path = folder, path
+        self._title = f"Evidence of {engine}, action {action}"
+        self.found: list[str] = []
+        self.missing: list[str] = []
+
+    def parts(self, wanted: Wanted) -> Iterable[Awaitable[None]]:
+        """Everything, side by side."""
+        if wanted.log_path is not None:
+            yield self._log(wanted.log_path)
+        else:
+            self.note(f"{LOG}: guard does not know where the log is")
+        for name, page in wanted.pages.items():
+            yield self._page(name, page)
+        if wanted.pids:
+            yield self._processes(wanted.pids)
+            yield self._stacks(wanted.pids)
+        else:
+            self.note("processes.txt, stacks.txt: guard does not know the processes")
+        yield self._cards()
+
+    def note(self, why: str) -> None:
+        """Something that could not be had."""
+        self.missing.append(shown_line(why))
+
+    def close(self) -> None:
+        """The list of what is there, written last: a folder with it is complete."""
+        lines = [self._title, "", "Secrets were replaced by [redacted], users' text by [hidden]; no rule finds everything.", ""]
+        lines += [f"  {name}" for name in sorted(self.found)]
+        lines += ["", "What could not be had:", *(f"  {why}" for why in self.missing)] if self.missing else []
+        _write(self._folder / CONTENTS, "\n".join(lines).encode("utf-8", "replace") + b"\n")
+
+    async def _log(self, path: str) -> None:
+        # The start is short and says how the engine was set up; the end says what happened.
+        await self._keep(LOG, TextFile(path), Limits(LOG_HEAD_BYTES, LOG_TAIL_BYTES))
+        if LOG in self.found and await in_thread(lambda: self._split(path)):
+            self.found.append(EARLIER)
+
+    def _split(self, path: str) -> bool:
+        """Keep what earlier lives of the engine said apart, where doctor does not read it; whether there is any."""
+        try:
+            shown = (self._folder / LOG).read_bytes()
+            if not (begins := last_life(shown, path, LOG_HEAD_BYTES, LOG_TAIL_BYTES)):
+                return False
+            _write(self._folder / EARLIER, shown[:begins])
+            _write(self._folder / LOG, shown[begins:])
+        except OSError:
+            return False
+        return True
+
+    async def _page(self, name: str, page: bytes | Fetch) -> None:
+        try:
+            data = page if isinstance(page, bytes) else await page()
+        except Exception as problem:  # an engine that hangs, or is gone: this is what evidence is taken of
+            return self.note(f"{name}: {problem or type(problem).__name__}")
+        if not data:
+            return self.note(f"{name}: there was no answer")
+        return await self._keep(name, data[:PAGE_BYTES])
+
+    async def _processes(self, pids: tuple[int, ...]) -> None:
+        await self._keep("processes.txt", await in_thread(lambda: of_processes(pids)))
+
+    async def _stacks(self, pids: tuple[int, ...]) -> None:
+        # Where plimsoll is called by its full path, its environment's programs are in no PATH.
+        program = shutil.which("py-spy", path=self._path) or shutil.which(Path(sys.executable).with_name("py-spy"))
+        if program is None:
+            return self.note("stacks.txt: py-spy is not installed (plimsoll-line[evidence])")
+        texts = await asyncio.gather(*(self._stack(program, pid) for pid in pids[:MOST_STACKS]))
+        data = b"\n".join(text for text in texts if text)
+        return await self._keep("stacks.txt", data) if data else None
+
+    async def _stack(self, program: str, pid: int) -> bytes:
+        # Without --nonblocking py-spy stops the process while it looks.
+        words = [program, "dump", "--nonblocking", "--pid", str(pid)]
+        ran = await run_command(words, STACKS_LIMIT_S, small_environment(), keep_bytes=1 << 20)
+        if ran.code != 0:
+            self.note(f"stacks.txt: pid {pid}: {ran.trouble or ran.last_line[:200] or f'py-spy ended with {ran.code}'}")
+            return b""
+        return f"# pid {pid}\n".encode() + ran.output
+
+    async def _cards(self) -> None:
+        program = shutil.which("nvidia-smi", path=self._path)
+        if program is None:
+            return self.note("nvidia-smi.txt: there is no nvidia-smi here")
+        ran = await run_command([program, "-q"], CARDS_LIMIT_S, small_environment(), keep_bytes=PAGE_BYTES)
+        if ran.code is None or not ran.output:
+            return self.note(f"nvidia-smi.txt: {ran.trouble or 'it says nothing'}")
+        return await self._keep("nvidia-smi.txt", ran.output)
+
+    async def _keep(self, name: str, content: bytes | TextFile, limits: Limits = Limits(0, PAGE_BYTES)) -> None:  # noqa: B008
+        try:
+            await in_thread(lambda: self._write(name, content, limits))
+        except (PlimsollError, OSError) as problem:
+            return self.note(f"{name}: {problem}")
+        return self.found.append(name)
+
+    def _write(self, name: str, content: bytes | TextFile, limits: Limits) -> None:
+        target = self._folder / (re.sub(r"[^A-Za-z0-9_.-]+", "_", name).lstrip(".") or "unnamed")
+        if name.endswith(".json") and isinstance(content, bytes) and (text := shown_json(content)) is not None:
+            return _write(target, text.encode("utf-8", "replace"))
+        descriptor = os.open(target, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "w+b") as file:
+            write_text(content, file, limits)
+        return None
+
+
+def _write(path: Path, data: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _size(folder: Path) -> int:
+    total = 0
+    with contextlib.suppress(OSError):
+        total = sum(entry.stat(follow_symlinks=False).st_size for entry in os.scandir(folder))
+    return total

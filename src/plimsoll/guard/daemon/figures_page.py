@@ -1,0 +1,358 @@
+"""From the bytes of a page of metrics straight to our figures, in one pass and without keeping the page.
+
+A page has thousands of lines, and guard wants some forty of them. So lines are looked at by their first bytes alone, and only
+those that may be wanted are read; a line that is not written as vLLM writes it goes to `metrics_pages`, which reads them all.
+
+    reader = PageReader()
+    reader.feed(first_bytes)
+    reader.feed(the_rest)
+    reader.done().figures["running"]
+
+A page may be of several engines (the ranks of data parallelism): counters and queues are added up, of ratios the largest is
+taken. A number that cannot be what it is named (NaN, infinite, negative) leaves its figure out: it is not known.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from plimsoll.errors import BadInput, TooLarge
+from plimsoll.guard.judge.look import Rank, Worker
+from plimsoll.vllm import metrics
+from plimsoll.vllm.metrics_page import LINE_MAX, parse_page
+from plimsoll.vllm.versions import Engine
+
+SAMPLES_MAX = 10_000  # wanted ones: 64 ranks of 8 workers have 8,000
+LABEL_SETS_MAX = 4_096
+LABEL_BYTES_MAX = 16 << 20  # of all that are kept
+LABEL_TEXT_MAX = 2_048  # longer ones are not kept; the longest that vLLM has, that of its cache, is half of it
+LABEL_SET_BYTES = 600  # what keeping one takes beside its letters
+WORKERS_MAX = 1_024
+RANKS_MAX = 1_024
+NAME_MAX = 64
+WITNESSES = 20  # lines by which a page without any wanted sample is known as one
+WITNESS_MAX = 1_024
+
+SUMMED = (
+    "running", "waiting", "preemptions", "prompt_tokens", "generation_tokens", "success", "prefix_queries", "prefix_hits",
+    "external_prefix_queries",
+)  # fmt: skip
+LARGEST = "kv_cache_usage"
+RATIO_MAX = 1.001
+LINES_MAX = 200_000  # a page of 64 ranks has a tenth of it
+NUMBER_MAX = 1e18  # more than this, nobody has counted: it is a lie, and sums of such numbers overflow
+STEPS = "step_tokens"  # a histogram; its count is the number of steps
+OF_RANK = (STEPS, "running", "waiting")  # in the order of a Rank's fields
+SLEEP, CONFIG = "vllm:engine_sleep_state", "vllm:cache_config_info"
+STARTED, RESIDENT = "process_start_time_seconds", "process_resident_memory_bytes"
+CPU = "process_cpu_seconds_total"
+AGE = "plimsoll_figures_age_seconds"
+OF_WORKER = {
+    "plimsoll_torch_allocated_bytes": "allocated",
+    "plimsoll_torch_reserved_bytes": "reserved",
+    "plimsoll_torch_releasable_bytes": "releasable",
+    "plimsoll_torch_unreleasable_bytes": "unreleasable",
+    "plimsoll_torch_num_alloc_retries_total": "retries",
+    "plimsoll_torch_num_ooms_total": "ooms",
+    "plimsoll_device_total_bytes": "device_total",
+    "plimsoll_device_free_bytes": "device_free",
+    "plimsoll_device_used_by_others_bytes": "by_others",
+    "plimsoll_worker_resident_bytes": "host_resident",
+}
+
+Labels = Mapping[str, str]
+Samples = dict[str, list[tuple[Labels, float]]]
+
+
+def _wanted() -> dict[bytes, str]:
+    """Every name of a sample that may carry a figure, in whatever release."""
+    names = [SLEEP, CONFIG, STARTED, RESIDENT, CPU, AGE, *OF_WORKER]
+    for figure in (*SUMMED, LARGEST):
+        for name in metrics.figure(figure).names:
+            names += [name, name.removesuffix("_total")]
+    names += [f"{name}_count" for name in metrics.figure(STEPS).names]
+    return {name.encode(): name for name in names}
+
+
+_WANTED = _wanted()
+_HEAD = min(map(len, _WANTED))
+_HEADS = frozenset(name[:_HEAD] for name in _WANTED)
+_BLANKS = b" \t\r"
+_HAS_BLANK = re.compile(rb"[ \t]").search
+_PLAIN = re.compile(rb"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{([^{}\\]*)\})? ([-+.0-9a-zA-Z]{1,64})\Z")
+_BOM = b"\xef\xbb\xbf"
+
+
+class PageFigures(NamedTuple):
+    """What a page says; what it does not say is absent."""
+
+    figures: Mapping[str, float]
+    engines: tuple[str, ...]  # the ranks that the page is of, as it names them
+    model: str | None  # the first name it is served by
+    started_unix_s: float | None
+    config: Labels  # the labels of vllm:cache_config_info, of the first engine
+    workers: tuple[Worker, ...]
+    is_cut: bool  # the page ends in the middle of a line
+    ranks: tuple[Rank, ...] = ()  # where it is of several engines
+
+
+class LabelSets:
+    """Label sets that were read before: the same few stand on every page, so one of these may serve many readers."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, Labels | None] = {}
+        self._bytes = 0
+
+    def read(self, text: bytes) -> Labels | None:
+        """The labels between two braces; None if they cannot be read."""
+        try:
+            return self._known[text]
+        except KeyError:
+            pass
+        try:
+            (sample,) = parse_page(b"x{" + text + b"} 1", "labels", None).by_name["x"]
+            found: Labels | None = sample.labels
+        except BadInput:
+            found = None
+        if len(text) <= LABEL_TEXT_MAX:
+            size = 3 * len(text) + LABEL_SET_BYTES
+            if len(self._known) >= LABEL_SETS_MAX or self._bytes + size > LABEL_BYTES_MAX:
+                self._known.clear()
+                self._bytes = 0
+            self._known[text] = found
+            self._bytes += size
+        return found
+
+
+class PageReader:
+    """Reads one page as it comes in. Its memory does not grow with the page, only with what is wanted of it."""
+
+    def __init__(self, labels: LabelSets | None = None) -> None:
+        self._labels = labels or LabelSets()
+        self._samples: Samples = {}
+        self._count = 0
+        self._odd: list[bytes] = []
+        self._witnesses: list[bytes] = []
+        self._rest = b""
+        self._is_begun = self._is_too_long = False
+        self._lines = 0
+
+    def feed(self, data: bytes) -> None:
+        """The next bytes; TooLarge once there is more of what is wanted than any server has."""
+        if not self._is_begun:
+            data = self._rest + data
+            if len(data) < len(_BOM):
+                self._rest = data
+                return
+            self._is_begun, self._rest = True, b""
+            data = data.removeprefix(_BOM)
+        if self._is_too_long:
+            end = data.find(b"\n")
+            if end < 0:
+                return
+            data, self._is_too_long = data[end:], False
+        elif self._rest:
+            data = self._rest + data
+        lines = data.split(b"\n")
+        self._rest = lines.pop()
+        self._lines += len(lines)
+        if self._lines > LINES_MAX:
+            raise TooLarge(f"a page of more than {LINES_MAX:,} lines")
+        if len(self._rest) > LINE_MAX:
+            self._rest, self._is_too_long = b"", True
+        self._take(lines)
+
+    def done(self, engine: Engine | None = None) -> PageFigures:
+        """What was found, once the page has ended. BadInput if it is no page of metrics.
+
+        `engine`: its release, where that is known: then a figure is looked for under the name it has there.
+        """
+        is_cut = bool(self._rest.strip()) or self._is_too_long
+        last = self._rest if self._is_begun else self._rest.removeprefix(_BOM)
+        self._rest = b""
+        if last:
+            self._take([last])
+        if self._odd:
+            self._take_odd()
+        if not self._count:
+            parse_page(b"\n".join(self._witnesses), "the page", None)
+        engines = _engines(self._samples)
+        return PageFigures(
+            _figures(self._samples, engine),
+            engines,
+            _model(self._samples),
+            _one(self._samples, STARTED),
+            _config(self._samples),
+            _workers(self._samples),
+            is_cut,
+            _ranks(self._samples, engine, engines) if 1 < len(engines) <= RANKS_MAX else (),
+        )
+
+    def _take(self, lines: list[bytes]) -> None:
+        if not self._count and len(self._witnesses) < WITNESSES:
+            self._keep_witnesses(lines)
+        # In one expression, because it is done for every line there is. The second part: lines that begin with a blank.
+        for found in [line for line in lines if line[:_HEAD] in _HEADS or line < b"!"]:
+            line = found.strip(_BLANKS)
+            name_text = line.partition(b"{")[0]
+            if name_text not in _WANTED and (line[:_HEAD] not in _HEADS or not _HAS_BLANK(name_text)):
+                continue
+            match = _PLAIN.match(line)
+            if match is None:
+                if len(line) <= LINE_MAX:
+                    self._odd.append(line)
+                    self._counted()
+                continue
+            name = _WANTED.get(match[1])
+            if name is None:
+                continue
+            labels: Labels | None = {} if match[2] is None else self._labels.read(match[2])
+            if labels is None:
+                continue
+            try:
+                value = float(match[3])
+            except ValueError:
+                continue
+            self._counted()
+            self._samples.setdefault(name, []).append((labels, value))
+
+    def _counted(self) -> None:
+        self._count += 1
+        if self._count > SAMPLES_MAX:
+            raise TooLarge(f"more than {SAMPLES_MAX:,} samples of a kind that an engine has few of")
+
+    def _keep_witnesses(self, lines: Iterable[bytes]) -> None:
+        for line in lines:
+            if line and line[:1] != b"#" and len(line) <= WITNESS_MAX:
+                self._witnesses.append(line)
+                if len(self._witnesses) >= WITNESSES:
+                    return
+
+    def _take_odd(self) -> None:
+        """Read what is not written as vLLM writes it: escapes, exemplars, stamps, other blanks."""
+        self._count -= len(self._odd)
+        self._witnesses += self._odd[:WITNESSES]
+        try:
+            page = parse_page(b"\n".join(self._odd), "the page", None)
+        except BadInput:
+            return
+        for name, samples in page.by_name.items():
+            if name.encode() in _WANTED:
+                self._count += len(samples)
+                self._samples.setdefault(name, []).extend((sample.labels, sample.value) for sample in samples)
+
+
+def read_figures(data: bytes, engine: Engine | None = None) -> PageFigures:
+    """The figures of a whole page; BadInput if it is none."""
+    reader = PageReader()
+    reader.feed(data)
+    return reader.done(engine)
+
+
+@functools.lru_cache(maxsize=256)
+def _names(seen: frozenset[str], engine: Engine | None) -> Mapping[str, tuple[str, bool]]:
+    """For each figure the sample that carries it on a page that shows these, and whether it counts blocks."""
+    families = seen | {name.removesuffix("_count") for name in seen}
+    found: dict[str, tuple[str, bool]] = {}
+    for figure in (*SUMMED, LARGEST, STEPS):
+        name = metrics.on_page(figure, families) if engine is None else metrics.find(figure, engine, families)
+        if name is None:
+            continue
+        resolved = metrics.resolve(figure, engine) if engine is not None and engine.is_exact else None
+        in_blocks = resolved is not None and resolved.unit is metrics.Unit.BLOCKS
+        if figure == STEPS:
+            name += "_count"
+        found[figure] = (name if name in seen else name.removesuffix("_total"), in_blocks)
+    return found
+
+
+def _figures(samples: Samples, engine: Engine | None) -> dict[str, float]:
+    figures: dict[str, float] = {}
+    for figure, (name, in_blocks) in _names(frozenset(samples), engine).items():
+        values = [value for _, value in samples.get(name, ())]
+        most = RATIO_MAX if figure == LARGEST else NUMBER_MAX
+        if not values or not all(0.0 <= value <= most for value in values):
+            continue
+        found = max(values) if figure == LARGEST else math.fsum(values)
+        factor = _block_size(samples) if in_blocks else 1.0
+        if factor is not None:
+            figures["steps" if figure == STEPS else figure] = found * factor
+    cpu = _one(samples, CPU)
+    if cpu is not None:
+        figures["cpu_seconds"] = cpu
+    resident = _one(samples, RESIDENT)
+    if resident is not None:
+        figures["host_resident"] = resident
+    awake = [value for labels, value in samples.get(SLEEP, ()) if labels.get("sleep_state") == "awake"]
+    if awake and all(value in (0.0, 1.0) for value in awake):
+        figures["asleep"] = 1.0 if 0.0 in awake else 0.0
+    return figures
+
+
+def _ranks(samples: Samples, engine: Engine | None, engines: tuple[str, ...]) -> tuple[Rank, ...]:
+    """What each engine of the page says of itself."""
+    names = _names(frozenset(samples), engine)
+    found: list[dict[str, float]] = []
+    for figure in OF_RANK:
+        sums: dict[str, float] = {}
+        for labels, value in samples.get(names[figure][0], ()) if figure in names else ():
+            rank = labels.get("engine", "")
+            # A number that cannot be leaves the sum at what cannot be, whatever is added to it.
+            sums[rank] = sums.get(rank, 0.0) + (value if 0.0 <= value <= NUMBER_MAX else math.nan)
+        found.append({rank: value for rank, value in sums.items() if not math.isnan(value)})
+    return tuple(Rank(name, *(values.get(name) for values in found)) for name in engines if len(name) <= NAME_MAX)
+
+
+def _one(samples: Samples, name: str) -> float | None:
+    """The value of a sample that is there once."""
+    found = samples.get(name, ())
+    return found[0][1] if len(found) == 1 and 0.0 <= found[0][1] <= NUMBER_MAX else None
+
+
+def _block_size(samples: Samples) -> float | None:
+    text = _config(samples).get("block_size", "")
+    return float(text) if text.isascii() and text.isdigit() and len(text) < 9 else None
+
+
+def _engines(samples: Samples) -> tuple[str, ...]:
+    names = {labels["engine"] for name in _WANTED.values() for labels, _ in samples.get(name, ()) if "engine" in labels}
+    return tuple(sorted(names, key=_order))
+
+
+def _order(name: str) -> tuple[int, str]:
+    return (len(name) if name.isdigit() else 1 << 30, name)
+
+
+def _model(samples: Samples) -> str | None:
+    for name in _WANTED.values():
+        for labels, _ in samples.get(name, ()):
+            if "model_name" in labels:
+                return labels["model_name"]
+    return None
+
+
+def _config(samples: Samples) -> Labels:
+    found = [labels for labels, _ in samples.get(CONFIG, ())]
+    return min(found, key=lambda labels: _order(labels.get("engine", "")), default={})
+
+
+def _workers(samples: Samples) -> tuple[Worker, ...]:
+    ages = {_worker(labels): value for labels, value in samples.get(AGE, ())}
+    parts: dict[tuple[str, str], dict[str, float]] = {}
+    for name, field in OF_WORKER.items():
+        for labels, value in samples.get(name, ()):
+            if 0.0 <= value <= NUMBER_MAX and all(len(part) <= NAME_MAX for part in _worker(labels)):
+                parts.setdefault(_worker(labels), {})[field] = value
+    found = []
+    for key in sorted(parts, key=lambda key: (_order(key[0]), _order(key[1])))[:WORKERS_MAX]:
+        age = ages.get(key, math.inf)
+        found.append(Worker("/".join(key), age if age >= 0.0 else math.inf, **parts[key]))
+    return tuple(found)
+
+
+def _worker(labels: Labels) -> tuple[str, str]:
+    return labels.get("engine", ""), labels.get("worker", "")

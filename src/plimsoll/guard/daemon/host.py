@@ -1,0 +1,512 @@
+"""What this machine itself says of an engine that runs on it: the memory of its processes, its limit, and how its cards are.
+
+The server is found by the port it listens on; what listens there and is no engine (a proxy, a tunnel) says nothing of one.
+/proc, the kernel's log and the driver are read in threads, once for all engines of this machine; nobody waits for them long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import functools
+import importlib
+import os
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from plimsoll.guard.judge.look import Card, Look, Reach
+from plimsoll.hardware.processes import Process, Table, pids, read_process, read_processes, text_of
+
+# The cards of this machine: what NVML says of each, and the errors that the kernel's log tells of.
+#
+# Any call of the driver may hang, for ever when a card has fallen off its bus. So nothing of this is called from the event
+# loop.
+
+KMSG_LINES = 4096
+KMSG_BYTES = 8192
+XIDS_KEPT = 1024
+INIT_AGAIN_S = 60.0  # the driver may be loaded later, or be replaced
+_XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]{4,20})\): (\d{1,4})[,\s]")
+
+
+class CardNow(NamedTuple):
+    """One card as NVML shows it; None for what it does not."""
+
+    total: float | None = None
+    free: float | None = None
+    uncorrectable: int | None = None  # ECC errors that were not mended, since the first reading
+    held: Mapping[int, float | None] = {}
+    """What each process holds there, by the driver's own number of it."""
+
+
+class Driver:
+    """NVML, initialised once. `library` is for tests."""
+
+    def __init__(self, library: Any = None) -> None:
+        self._library = library
+        self._handles: list[tuple[str, Any]] | None = None
+        self._first: dict[str, int] = {}  # ECC errors of before we looked
+        self._next_s = 0.0
+        self._lock = threading.Lock()
+
+    def read(self) -> dict[str, CardNow] | None:
+        """Every card by its address; None without NVML."""
+        with self._lock:
+            if self._handles is None and not self._begin():
+                return None
+            found = {name: self._card(name, handle) for name, handle in self._handles or ()}
+            if found and not any(card.total is not None or card.uncorrectable is not None for card in found.values()):
+                self._end()  # nothing is told of any card: the driver was replaced under us, perhaps
+            return found
+
+    def close(self) -> None:
+        """Let the driver go; waits for a reading that is under way."""
+        with self._lock:
+            self._end()
+            self._next_s = 0.0
+
+    def _begin(self) -> bool:
+        if time.monotonic() < self._next_s:
+            return False
+        self._next_s = time.monotonic() + INIT_AGAIN_S
+        if self._library is None:
+            try:
+                self._library = importlib.import_module("pynvml")
+            except ImportError:
+                return False
+        nvml = self._library
+        try:
+            nvml.nvmlInit()
+        except nvml.NVMLError:
+            return False
+        self._handles = []
+        with contextlib.suppress(nvml.NVMLError):
+            for index in range(nvml.nvmlDeviceGetCount()):
+                with contextlib.suppress(nvml.NVMLError):  # a lost one; the others are read
+                    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+                    bus = nvml.nvmlDeviceGetPciInfo(handle).busId
+                    self._handles.append((bus_of(bus.decode() if isinstance(bus, bytes) else str(bus)), handle))
+        return True
+
+    def _end(self) -> None:
+        if self._handles is not None:
+            self._handles = None
+            with contextlib.suppress(self._library.NVMLError):
+                self._library.nvmlShutdown()
+
+    def _card(self, name: str, handle: Any) -> CardNow:
+        nvml = self._library
+        total = free = count = None
+        held: dict[int, float | None] = {}
+        with contextlib.suppress(nvml.NVMLError):
+            memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+            total, free = float(memory.total), float(memory.free)
+        with contextlib.suppress(nvml.NVMLError):
+            for one in nvml.nvmlDeviceGetComputeRunningProcesses(handle):
+                held[int(one.pid)] = None if one.usedGpuMemory is None else float(one.usedGpuMemory)
+        with contextlib.suppress(nvml.NVMLError):  # a card without ECC has no count
+            count = nvml.nvmlDeviceGetTotalEccErrors(handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
+        return CardNow(total, free, None if count is None else self._since_first(name, int(count)), held)
+
+    def _since_first(self, name: str, count: int) -> int:
+        """What the driver counts began before guard did: only errors since then are news."""
+        if count < self._first.setdefault(name, count):  # counted anew: the driver was loaded again
+            self._first[name] = 0
+        return count - self._first[name]
+
+
+class KernelLog:
+    """The Xids of the kernel's messages from now on: those of before say nothing about now."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = -1
+        self._lock = threading.Lock()
+        self._seen: deque[tuple[int, str, int]] = deque(maxlen=XIDS_KEPT)
+        self.count = 0  # of Xids ever seen
+
+    def open(self) -> None:
+        """Begin to listen."""
+        with self._lock, contextlib.suppress(OSError):
+            if self._file < 0:
+                self._file = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+                os.lseek(self._file, 0, os.SEEK_END)
+
+    def close(self) -> None:
+        """Stop."""
+        with self._lock:
+            if self._file >= 0:
+                os.close(self._file)
+                self._file = -1
+
+    def read(self) -> None:
+        """Take what has come since the last time."""
+        with self._lock:
+            for _ in range(KMSG_LINES if self._file >= 0 else 0):
+                try:
+                    line = os.read(self._file, KMSG_BYTES)
+                except BlockingIOError:
+                    break
+                except OSError:
+                    continue  # messages were overwritten before they were read: go on with the next
+                if not line:
+                    break
+                for bus, xid in _XID.findall(line.decode("utf-8", "replace")):
+                    self.count += 1
+                    self._seen.append((self.count, bus_of(bus), int(xid)))
+
+    def since(self, count: int) -> tuple[dict[str, tuple[int, ...]], int]:
+        """The Xids after so many, by the card's address, and how many there were by now."""
+        found: dict[str, tuple[int, ...]] = {}
+        for number, bus, xid in list(self._seen):
+            if number > count:
+                found[bus], count = (*found.get(bus, ()), xid), number
+        return found, count
+
+
+def bus_of(said: str) -> str:
+    """A card's address as the kernel and NVML both could have written it: bus and device."""
+    parts = said.strip("\0").lower().split(".")[0].split(":")
+    return ":".join(parts[-2:])
+
+
+# What /proc and /sys of this machine say: who listens on a port, what it started, its memory and its limit.
+#
+# Everything is read as far as this user may; what may not be read is simply not told. `root` is where /proc and /sys are.
+
+LISTENS = "0A"  # the state of a listening socket in /proc/net/tcp
+NO_LIMIT = 1 << 60
+FIRST_NAMESPACE = "pid:[4026531836]"  # of processes; the kernel's own number for the one that is not a container's
+# How Python's own processes are called, and vLLM's: by its command, or renamed as in "VLLM::EngineCore".
+_PYTHON = re.compile(r"python|pypy|vllm\Z|VLLM::")
+
+
+def tree(table: Table, pid: int) -> tuple[int, ...]:
+    """A process and all that it started."""
+    children: dict[int, list[int]] = {}
+    for process in table.values():
+        children.setdefault(process.parent, []).append(process.pid)
+    found, left = [], [pid]
+    while left:
+        found.append(left.pop())
+        left += children.pop(found[-1], ())  # once: numbers that changed hands meanwhile could lead in a circle
+    return tuple(found)
+
+
+def sockets_at(root: Path, ports: Iterable[int]) -> dict[str, int]:
+    """The listening sockets of these ports, as /proc/PID/fd names them."""
+    wanted = {f"{port:04X}": port for port in ports}
+    found: dict[str, int] = {}
+    for name in ("tcp", "tcp6") if wanted else ():
+        for line in text_of(root / "proc" / "net" / name).splitlines()[1:]:
+            fields = line.split()
+            if len(fields) > 9 and fields[3] == LISTENS and (port := wanted.get(fields[1].rpartition(":")[2])) is not None:
+                found[f"socket:[{fields[9]}]"] = port
+    return found
+
+
+def socket_holders(root: Path, sockets: Mapping[str, int]) -> dict[int, int]:
+    """For each port the first process that holds one of these sockets, where this user may see it. Looks at all handles."""
+    left, found = set(sockets.values()), dict[int, int]()
+    for pid in pids(root / "proc") if left else ():
+        try:
+            handles = list(os.scandir(root / "proc" / str(pid) / "fd"))
+        except OSError:
+            continue
+        for handle in handles:
+            with contextlib.suppress(OSError):
+                port = sockets.get(os.readlink(handle.path))  # noqa: PTH115 - thousands of them
+                if port is not None and port in left:
+                    left.discard(port)
+                    found[port] = pid
+        if not left:
+            break
+    return found
+
+
+def is_python(root: Path, pid: int) -> bool:
+    """Whether a process may be vLLM's: Python, by its program, its command or the name it gave itself."""
+    folder = root / "proc" / str(pid)
+    program = ""
+    with contextlib.suppress(OSError):
+        program = os.readlink(folder / "exe")  # noqa: PTH115 - it need not exist any more
+    command = text_of(folder / "cmdline").split("\0")[0]
+    names = (program.rpartition("/")[2], command.rpartition("/")[2], text_of(folder / "comm").strip())
+    return any(_PYTHON.match(name) for name in names)
+
+
+def resident(root: Path, pid: int) -> int:
+    """Memory of its own: what processes share is counted once by nobody, so pages of files are left out."""
+    found = re.search(r"^RssAnon:\s+(\d+) kB", text_of(root / "proc" / str(pid) / "status"), re.MULTILINE)
+    return int(found[1]) * 1024 if found else 0
+
+
+def limit(root: Path, pid: int) -> int | None:
+    """The tightest memory limit of the control groups around a process; None where there is none."""
+    limits = []
+    for line in text_of(root / "proc" / str(pid) / "cgroup").splitlines():
+        number, _, rest = line.partition(":")
+        kinds, _, group = rest.partition(":")
+        if number == "0" or "memory" in kinds.split(","):
+            base = root / "sys" / "fs" / "cgroup" / ("" if number == "0" else "memory")
+            parts = Path(group.lstrip("/")).parts
+            for depth in range(len(parts), -1, -1):
+                folder = base.joinpath(*parts[:depth])
+                said = text_of(folder / "memory.max") or text_of(folder / "memory.limit_in_bytes")
+                if said.strip().isdecimal() and int(said) < NO_LIMIT:
+                    limits.append(int(said))
+    return min(limits, default=None)
+
+
+def is_first_namespace(root: Path) -> bool:
+    """Whether process numbers here are those that the driver uses: we run in no container of processes."""
+    try:
+        return os.readlink(root / "proc" / "self" / "ns" / "pid") == FIRST_NAMESPACE  # noqa: PTH115 - it leads nowhere
+    except OSError:
+        return False
+
+
+# A question that may hang, such as one to a driver: asked in a thread, never twice at once, and nobody waits for it long.
+#
+# asked = SlowQuestion(read_everything, deadline_s=1.5, keep_s=2.0)
+# await asked.answer()  # None if it is not there in time
+#
+# A thread of Python's own pools will not do: the interpreter waits for those at its end, and one that hangs never ends.
+
+Answer = TypeVar("Answer")
+
+
+class SlowQuestion(Generic[Answer]):
+    """One question with one thread at most. Its answer serves everybody who asks within `keep_s`."""
+
+    def __init__(self, ask: Callable[[], Answer], *, deadline_s: float, keep_s: float) -> None:
+        self._ask, self._deadline_s, self._keep_s = ask, deadline_s, keep_s
+        self._job: concurrent.futures.Future[Answer | None] | None = None
+        self._began_s = 0.0
+        self._answer: Answer | None = None
+        self._answered_s: float | None = None
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether it was asked, and has not come back within its time."""
+        return self._job is not None and not self._job.done() and time.monotonic() - self._began_s >= self._deadline_s
+
+    async def answer(self) -> Answer | None:
+        """The answer; None while there is none: the asking failed, or it hangs. While it hangs nobody waits for it again."""
+        if self._answered_s is not None and time.monotonic() - self._answered_s < self._keep_s:
+            return self._answer
+        if self._job is None or self._job.done():
+            self._job, self._began_s = concurrent.futures.Future(), time.monotonic()
+            try:
+                threading.Thread(target=self._run, args=(self._job,), name="plimsoll-slow-question", daemon=True).start()
+            except RuntimeError:  # this machine gives us no more threads
+                self._job.set_result(None)
+        job, left_s = self._job, self._began_s + self._deadline_s - time.monotonic()
+        if left_s > 0:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    return await asyncio.shield(asyncio.wrap_future(job))
+        return None
+
+    def forget(self) -> None:
+        """The answer that was kept will not do any more."""
+        self._answered_s = None
+
+    def _run(self, job: concurrent.futures.Future[Answer | None]) -> None:
+        try:
+            found: Answer | None = self._ask()
+        except Exception:  # whatever a driver does: then it has no answer
+            found = None
+        self._answer, self._answered_s = found, time.monotonic()
+        job.set_result(found)
+
+
+DEADLINE_S = 1.5
+KEEP_S = 2.0  # of the five seconds between looks
+LOOK_AGAIN_S = 60.0  # for the holder of a socket, where it was not to be seen
+
+
+class Found(NamedTuple):
+    """The server at one port, as /proc shows it."""
+
+    server: Process
+    tree: tuple[int, ...]  # it and all that it started
+    is_python: bool
+    resident: int
+    limit: int | None
+
+
+class Machine:
+    """This machine, for all engines on it. `root` is where /proc, /sys and /dev are; `nvml` the library, for tests."""
+
+    def __init__(
+        self, root: Path = Path("/"), nvml: Any = None, *, deadline_s: float = DEADLINE_S, keep_s: float = KEEP_S
+    ) -> None:
+        self._root, self._proc = root, root / "proc"
+        self._ports: list[int] = []
+        self._servers: dict[int, Process] = {}
+        self._unseen: dict[str, float] = {}  # sockets whose holder was not to be seen, and when to look again
+        self._driver = Driver(nvml)
+        self.kernel = KernelLog(root / "dev" / "kmsg")
+        self._processes = SlowQuestion(self._walk, deadline_s=deadline_s, keep_s=keep_s)
+        self._cards = SlowQuestion(self._driver.read, deadline_s=deadline_s, keep_s=keep_s)
+
+    @property
+    def note(self) -> str:
+        """What of this machine does not answer, in words; empty if all is well."""
+        stuck = [name for name, one in (("/proc", self._processes), ("the GPU driver", self._cards)) if one.is_stuck]
+        return f"{' and '.join(stuck)} of this machine does not answer: it is not asked again until it does" if stuck else ""
+
+    @property
+    def has_one_engine(self) -> bool:
+        """Whether one engine alone is watched here."""
+        return len(self._ports) == 1
+
+    @functools.cached_property
+    def knows_pids(self) -> bool:
+        """Whether the driver's numbers of processes are those of /proc."""
+        return is_first_namespace(self._root)
+
+    def join(self, port: int) -> None:
+        """An engine at this port is watched from now on."""
+        if not self._ports:
+            self.kernel.open()
+        self._ports.append(port)
+        self._processes.forget()  # the last walk did not look for this one
+
+    def leave(self, port: int) -> None:
+        """It is not any more; after the last one, everything that is open is closed."""
+        self._ports.remove(port)
+        if not self._ports:
+            self.kernel.close()
+            self._servers.clear()
+            # The driver may hang in this, too.
+            threading.Thread(target=self._driver.close, name="plimsoll-driver-end", daemon=True).start()
+
+    async def found(self) -> Mapping[int, Found] | None:
+        """The servers of the ports that are watched; None if that is not known. Reads the kernel's log as well."""
+        return await self._processes.answer()
+
+    async def cards(self) -> Mapping[str, CardNow] | None:
+        """All cards by their address; None without NVML, and while it hangs."""
+        return await self._cards.answer()
+
+    # In the thread
+
+    def _walk(self) -> dict[int, Found]:
+        self.kernel.read()
+        ports, seen = set(self._ports), read_processes(self._proc)
+        self._servers = {port: one for port, one in self._servers.items() if port in ports and _is_there(one, seen)}
+        now_s = time.monotonic()
+        self._unseen = {name: until_s for name, until_s in self._unseen.items() if until_s > now_s}
+        missing = sockets_at(self._root, ports - self._servers.keys())
+        sockets = {name: port for name, port in missing.items() if name not in self._unseen}
+        holders = socket_holders(self._root, sockets)
+        self._servers |= {port: one for port, pid in holders.items() if (one := read_process(pid, self._proc))}
+        self._unseen |= {name: now_s + LOOK_AGAIN_S for name, port in sockets.items() if port not in holders}
+        return {port: self._found(one, tree(seen, one.pid)) for port, one in self._servers.items()}
+
+    def _found(self, server: Process, tree: tuple[int, ...]) -> Found:
+        return Found(
+            server,
+            tree,
+            any(is_python(self._root, pid) for pid in tree),
+            sum(resident(self._root, pid) for pid in tree),
+            limit(self._root, server.pid),
+        )
+
+
+def _is_there(one: Process, seen: Table) -> bool:
+    """Whether it is, and not another one under its number."""
+    return one.pid in seen and seen[one.pid].start_ticks == one.start_ticks
+
+
+@functools.cache
+def this_machine() -> Machine:
+    """The one that guard runs on."""
+    return Machine()
+
+
+class SameHost:
+    """One engine of this machine, by its port."""
+
+    def __init__(self, port: int, machine: Machine | None = None) -> None:
+        self._port = port
+        self._machine = machine or this_machine()
+        self._is_open = False
+        self._xids = 0
+        self._has_figures = False  # whether the last look had those of its whole tree
+        self._was_here = False
+        self._tied: frozenset[str] = frozenset()  # the cards that it was last seen on: they count also when it is gone
+        self._guessed: frozenset[str] = frozenset()
+
+    @property
+    def note(self) -> str:
+        """What of this machine does not answer, in words."""
+        return self._machine.note
+
+    async def add_to(self, look: Look) -> Look:
+        """The look with what this machine knows beside it. Cards are told whatever became of the engine."""
+        if not self._is_open:  # not before: an engine that is never looked at is none of this machine's
+            self._is_open = True
+            self._machine.join(self._port)
+            self._xids = self._machine.kernel.count
+        servers, cards = await asyncio.gather(self._machine.found(), self._machine.cards())
+        found = None if servers is None else servers.get(self._port)
+        if found is not None and not _is_engine(found, cards):
+            found = None
+        told = self._cards(found, cards)
+        if look.reach is not Reach.ANSWERS:
+            return look._replace(cards=told)
+        figures = dict(look.figures)
+        if found is not None:
+            self._has_figures = True
+            if found.resident > 0:
+                figures["host_resident"] = float(found.resident)
+            if found.limit is not None:
+                figures["host_limit"] = float(found.limit)
+        elif self._has_figures:
+            # The page's figure is of one process alone: after that of the whole tree it would look as if memory had shrunk.
+            figures.pop("host_resident", None)
+            self._has_figures = servers is None
+        return look._replace(figures=figures, cards=told)
+
+    def close(self) -> None:
+        """It is not watched any more."""
+        if self._is_open:
+            self._is_open = False
+            self._machine.leave(self._port)
+
+    def _cards(self, found: Found | None, cards: Mapping[str, CardNow] | None) -> tuple[Card, ...]:
+        seen, self._xids = self._machine.kernel.since(self._xids)
+        tree = frozenset(() if found is None else found.tree)
+        tied = frozenset(name for name, card in (cards or {}).items() if not tree.isdisjoint(card.held))
+        self._was_here = self._was_here or found is not None
+        self._tied = tied or self._tied
+        is_alone = self._was_here and self._machine.has_one_engine
+        if self._tied or not is_alone or (cards and self._machine.knows_pids):
+            self._guessed = frozenset()
+        else:  # the driver counts processes in another way, or is not there: with one engine, the cards are its own
+            self._guessed |= frozenset(cards or ()) | frozenset(seen)
+        own = self._tied or self._guessed
+        return tuple(_card(name, (cards or {}).get(name), seen.get(name, ()), tree) for name in sorted(own))
+
+
+def _is_engine(found: Found, cards: Mapping[str, CardNow] | None) -> bool:
+    """Whether what listens there can be an engine: Python, or something that holds memory of a card."""
+    return found.is_python or any(not card.held.keys().isdisjoint(found.tree) for card in (cards or {}).values())
+
+
+def _card(name: str, now: CardNow | None, xids: tuple[int, ...], tree: frozenset[int]) -> Card:
+    if now is None:
+        return Card(name, xids)
+    held = [size for pid, size in now.held.items() if pid in tree]
+    known = [size for size in held if size is not None]
+    by_engine = sum(known) if known and len(known) == len(held) else None
+    return Card(name, xids, now.uncorrectable, now.total, now.free, by_engine)

@@ -1,0 +1,553 @@
+"""Puts guard together: who finds engines, who looks, who judges, who is told; and runs it until it is stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import queue
+import resource
+import secrets
+import signal
+import socket
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from plimsoll.cli.guard import Asked
+from plimsoll.errors import BadInput, WorldFailed
+from plimsoll.findings import Severity
+from plimsoll.guard.adapters.discovery import FileSd, Finder, HttpSd, Pods, Target
+from plimsoll.guard.adapters.webhook import Counts, Webhook
+from plimsoll.guard.api import token as guard_token
+from plimsoll.guard.api.api import Api, Own
+from plimsoll.guard.config import Discover, GuardConfig, files_of
+from plimsoll.guard.daemon.acting import Acting, make
+from plimsoll.guard.daemon.announcements import Said
+from plimsoll.guard.daemon.engine_canary import CanaryPlan
+from plimsoll.guard.daemon.engine_http import Client
+from plimsoll.guard.daemon.engine_look import Watcher
+from plimsoll.guard.daemon.figures_page import LabelSets
+from plimsoll.guard.daemon.host import SameHost
+from plimsoll.guard.daemon.loop import Facts, Fleet, Ports
+from plimsoll.guard.daemon.recall import Recaller
+from plimsoll.guard.judge.findings import severity_of
+from plimsoll.guard.judge.look import Reach
+from plimsoll.net.cluster import Cluster, bearer
+from plimsoll.net.http_get import address
+from plimsoll.net.server import GuardServer
+from plimsoll.render.doctor import clean
+from plimsoll.render.guard import Told, Trouble, What, alert, line_json, sentence, status_line
+
+# Lines to standard output from a thread of its own: a reader that stands still never stops the watching.
+
+MOST_WAITING = 10_000
+STANDARD_OUTPUT = 1
+
+
+class LinesOut:
+    """Writes in order; when too many wait, new ones are dropped and counted."""
+
+    def __init__(self, descriptor: int = STANDARD_OUTPUT) -> None:
+        self._descriptor = descriptor
+        self._waiting: queue.Queue[str | None] = queue.Queue(MOST_WAITING)
+        self.dropped = 0
+        self.is_gone = False  # whoever read has closed his end
+        self._trouble = ""
+        self._is_full = False
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    @property
+    def trouble(self) -> str:
+        """Why lines are lost now; empty when they are not."""
+        return self._trouble or ("whoever reads it stands still" if self._is_full else "")
+
+    def say(self, line: str) -> None:
+        """One line, as soon as it can be written."""
+        try:
+            self._waiting.put_nowait(line)
+        except queue.Full:
+            self.dropped += 1
+            self._is_full = True
+
+    def close(self, seconds: float = 2.0) -> None:
+        """Wait for what is left, but not for ever."""
+        try:
+            self._waiting.put(None, timeout=seconds)
+        except queue.Full:
+            return
+        self._thread.join(seconds)
+
+    def _run(self) -> None:
+        while (line := self._waiting.get()) is not None:
+            left = (line + "\n").encode(errors="replace")
+            try:
+                while left:  # not through a buffer of Python's: what a full disk refuses would stay in it
+                    left = left[os.write(self._descriptor, left) :]
+                self._trouble = ""
+                self._is_full = self._is_full and self._waiting.qsize() > MOST_WAITING // 2
+            except BrokenPipeError:
+                self.is_gone = True
+                return
+            except OSError as problem:  # a full disk: what is watched matters more than what is written
+                self.dropped += 1
+                self._trouble = problem.strerror or str(problem)
+
+
+# Tells systemd how guard is: ready, alive, a line of status, stopping. Without systemd nothing is sent.
+
+
+class Notifier:
+    """Writes to the socket that systemd names; a message that cannot be sent is lost, and nothing waits for it."""
+
+    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
+        self._address = _address(environ.get("NOTIFY_SOCKET", ""))
+        self.watchdog_s = _watchdog_s(environ) if self._address else None
+        """How often systemd must hear that guard lives; half of the bound that was set. None: no watchdog."""
+
+    @property
+    def is_there(self) -> bool:
+        """Whether systemd listens."""
+        return bool(self._address)
+
+    def ready(self, status: str) -> None:
+        """It has begun."""
+        self._send(f"READY=1\nSTATUS={_line(status)}")
+
+    def alive(self, status: str) -> None:
+        """It goes on."""
+        self._send(f"WATCHDOG=1\nSTATUS={_line(status)}")
+
+    def status(self, status: str) -> None:
+        """How things are, for `systemctl status`."""
+        self._send(f"STATUS={_line(status)}")
+
+    def stopping(self) -> None:
+        """It was told to stop."""
+        self._send("STOPPING=1")
+
+    def _send(self, text: str) -> None:
+        if not self._address:
+            return
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as one:
+            one.settimeout(0.0)
+            one.sendto(text.encode(), self._address)
+
+
+def _address(name: str) -> str:
+    """A path, or a name in the abstract space, which systemd writes with an @."""
+    if name.startswith("@"):
+        return "\0" + name[1:]
+    return name if name.startswith("/") else ""
+
+
+def _watchdog_s(environ: Mapping[str, str]) -> float | None:
+    span, who = environ.get("WATCHDOG_USEC", ""), environ.get("WATCHDOG_PID", "")
+    if not span.isdecimal() or int(span) == 0 or (who and who != str(os.getpid())):
+        return None
+    return int(span) / 2e6
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())[:500]
+
+
+# Where guard's engines are: those that were named, and what each finder last said of how many there are and how they fare.
+
+
+class Lists:
+    """All of them. `note` hears how it is with each finder: what it is called, and its trouble or nothing."""
+
+    def __init__(self, config: GuardConfig, note: Callable[[str, str], None]) -> None:
+        self._config, self._note = config, note
+        self._found: dict[str, tuple[Target, ...]] = {}
+        self._facts: dict[str, dict[str, Facts]] = {}  # by finder, by the name that it gave
+        self._own: dict[str, tuple[str, str]] = {}  # by the name here: who found it, and as what
+        try:
+            self.finders = finders(config.discover)
+        except BadInput as error:  # outside a cluster
+            raise config.refuse(str(error), "discover", "kubernetes") from None
+
+    async def ask(self, finder: Finder) -> None:
+        """Ask one. What goes wrong is said, and what it said before holds then. Nothing that it does ends guard."""
+        try:
+            found = await asyncio.to_thread(finder.find)
+        except Exception as problem:  # a list that we cannot read must not blind guard to the engines that it knows
+            self._note(finder.said, f"a mistake of ours: {type(problem).__name__}; what is known stays")
+            return
+        self._found[finder.said] = found
+        restarts, ended = finder.restarts, finder.ended
+        self._facts[finder.said] = {name: Facts(restarts.get(name), ended.get(name, "")) for name in {*restarts, *ended}}
+        self._note(finder.said, finder.trouble)
+
+    def targets(self) -> list[Target]:
+        """All of them, each name and each address once."""
+        discover = self._config.discover
+        by_name = {target.name: target for target in self._config.engines}
+        urls = {target.url.rstrip("/") for target in self._config.engines}
+        own: dict[str, tuple[str, str]] = {}
+        called = Counter(clean(target.name) for targets in self._found.values() for target in targets)
+        for said, targets in self._found.items():
+            for target in sorted(targets, key=lambda target: target.url):
+                url = target.url.rstrip("/")
+                if url not in urls:
+                    urls.add(url)
+                    name = clean(target.name) or address(url).shown
+                    # A name that several have is nobody's: whose it is would change with the order of a list.
+                    is_own = name not in by_name and called[name] <= 1
+                    name = name if is_own else f"{name} {address(url).shown}"
+                    own[name] = said, target.name
+                    by_name[name] = target._replace(
+                        name=name, token=discover.token, canary_s=discover.canary_s, api_key=discover.api_key
+                    )
+        self._own = own
+        return list(by_name.values())
+
+    def facts(self, name: str) -> Facts:
+        """What whoever found this one knows of it."""
+        said, called = self._own.get(name, ("", ""))
+        return self._facts.get(said, {}).get(called, _NOTHING)
+
+
+_NOTHING = Facts()
+
+
+def finders(discover: Discover) -> list[Finder]:
+    """One for each place where engines are found."""
+    found: list[Finder] = [FileSd(pattern) for pattern in discover.file_sd]
+    found += [HttpSd(url) for url in discover.http_sd]
+    found += [Pods(discover.kubernetes, Cluster())] if discover.kubernetes is not None else []
+    return found
+
+
+# What goes wrong with guard itself: one sentence when it begins, one when it is over, and shown for as long as it lasts.
+
+MOST_TEXTS = 20  # that are told of one trouble: what says something else each time is still one trouble
+
+
+class _Held:
+    """One trouble that lasts."""
+
+    def __init__(self, text: str, since_s: float) -> None:
+        self.text, self.since_s = text, since_s
+        self.told: set[str] = set()
+
+
+class Troubles:
+    """By what they are about: the webhook, standard output, a finder, ..."""
+
+    def __init__(self, tell: Callable[[str], None], clock: Callable[[], float]) -> None:
+        self._tell, self._clock = tell, clock
+        self._held: dict[str, _Held] = {}
+
+    def note(self, what: str, text: str, *, patience_s: float = 0.0) -> None:
+        """How it is with this one: empty when it is well. Told once it has lasted for so long."""
+        held, now_s = self._held.get(what), self._clock()
+        if not text:
+            if held is not None:
+                del self._held[what]
+                if held.told:
+                    self._tell(f"{what}: well again")
+            return
+        if held is None:
+            held = self._held[what] = _Held(text, now_s)
+        held.text = text
+        if text not in held.told and len(held.told) < MOST_TEXTS and now_s - held.since_s >= patience_s:
+            held.told.add(text)
+            self._tell(f"{what}: {text}")
+
+    def now(self) -> tuple[Trouble, ...]:
+        """Those that were told and last."""
+        return tuple(Trouble(what, held.text, held.since_s) for what, held in sorted(self._held.items()) if held.told)
+
+
+FILES_EVERY_S = 5.0
+STATUS_EVERY_S = 10.0
+TROUBLE_EVERY_S = 2.0
+WEBHOOK_PATIENCE_S = 10.0  # a receiver that is restarted is no news: what waits is sent again
+TAKE_BACK_S = 30.0
+LAST_WORDS_S = 5.0  # for notifications that wait when guard is stopped
+
+
+def watch(asked: Asked) -> int:
+    """Until it is stopped; the exit code."""
+    out = LinesOut()
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # each engine keeps a connection or two
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    try:
+        return asyncio.run(Daemon(asked, out).run())
+    finally:
+        out.close()
+
+
+class Daemon:
+    """One guard."""
+
+    def __init__(self, asked: Asked, out: LinesOut) -> None:
+        self._asked, self._out, self._config = asked, out, asked.config
+        for target in asked.config.engines:  # of those that were named by hand a mistake is the user's, and ends guard
+            Client(target.url.rstrip("/").removesuffix("/metrics"))
+            if target.token is not None:
+                bearer(target.token)
+        self._labels = LabelSets()
+        self._troubles = Troubles(warn, time.monotonic)
+        self._lists = Lists(asked.config, self._troubles.note)
+        self._recaller = None if asked.config.prometheus is None else Recaller(asked.config.prometheus)
+        recall = None if self._recaller is None else self._recaller.fill
+        ports = Ports(self._watcher, self._tell, facts=self._facts, recall=recall)
+        self._fleet = Fleet(asked.policy, ports, looks=asked.looks)
+        self._acting = self._make_acting()
+        self._webhook = _webhook(asked.config.webhook)
+        self._alerts: dict[tuple[str, str], float] = {}  # what fires, and since when
+        self._is_begun = False  # whether what an earlier guard could not mend was told
+        self._systemd = Notifier()
+        self._server: GuardServer | None = None
+        self._own_token = ""
+
+    def _make_acting(self) -> Acting | None:
+        """The half that acts, or only says what it would do; None for a guard that nobody told anything of acting."""
+        asked, config = self._asked, self._config
+        if not asked.is_acting and not asked.says_what_it_would_do and not asked.command:
+            return None
+        files = files_of(config.act, config.own, os.environ)
+        if files is None:
+            raise BadInput("where to keep the journal is not known: set [act] journal = PATH, or HOME")
+        made = make(config, config.engines, files, asked.command)
+        return Acting(made, config, files, self._fleet, self._acted, is_dry=not asked.is_acting)
+
+    def _acted(self, said: Said) -> None:
+        self._fleet.tell(said.engine, What.NEEDS if said.is_urgent else What.ACTED, said.says)
+
+    def _facts(self, name: str) -> Facts:
+        """What whoever found it, or whoever runs it, knows of it."""
+        found = self._lists.facts(name)
+        ended = "" if self._acting is None else self._acting.ended.get(name, "")
+        return found._replace(ended=ended) if ended else found
+
+    async def run(self) -> int:
+        """Until a signal, or until every engine had its looks."""
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for name in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(name, stop.set)
+        for said in self._config.warnings:
+            warn(said)
+        if self._asked.has_api:
+            await self._open_api()
+        await asyncio.gather(*(self._lists.ask(finder) for finder in self._lists.finders))
+        self._fleet.watch(self._lists.targets())
+        self._systemd.ready(status_line(self._fleet.views()))
+        jobs = [asyncio.create_task(job) for job in self._jobs()]
+        ended = [asyncio.create_task(stop.wait()), asyncio.create_task(self._fleet.wait()), asyncio.create_task(self._unread())]
+        try:
+            await asyncio.wait([*ended, *jobs], return_when=asyncio.FIRST_COMPLETED)
+            for job in jobs:
+                if job.done():
+                    job.result()  # none of them ends: it failed, and that is a mistake of ours
+        finally:
+            self._systemd.stopping()
+            code = self._code() if self._asked.looks is not None and not stop.is_set() else 0
+            for task in (*ended, *jobs):
+                task.cancel()
+            with contextlib.suppress(TimeoutError):  # a drain that is under way is taken back before the journal is closed
+                await asyncio.wait_for(asyncio.gather(*jobs, return_exceptions=True), TAKE_BACK_S)
+            await self._close()
+        if code == 3:
+            raise WorldFailed("no engine answered")
+        return code
+
+    def _jobs(self) -> list[Coroutine[Any, Any, None]]:
+        jobs = [self._keep_well()]
+        jobs += [self._acting.run()] if self._acting is not None else []
+        jobs += [self._keep_status()] if self._systemd.is_there else []
+        jobs += [self._find_again(finder) for finder in self._lists.finders]
+        jobs += [self._webhook.run(), self._repeat()] if self._webhook is not None else []
+        return jobs
+
+    async def _close(self) -> None:
+        if self._acting is not None:
+            runs_on = await self._acting.runs_on()
+            await self._acting.close()
+            if runs_on:
+                warn(runs_on)
+        await self._fleet.close()
+        if self._recaller is not None:
+            self._recaller.close()
+        if self._webhook is not None:
+            await self._webhook.flush(LAST_WORDS_S)
+        if self._server is not None:
+            await self._server.close()
+            if self._own_token:
+                guard_token.forget(self._server.port, self._own_token)
+
+    def _code(self) -> int:
+        views = self._fleet.views()
+        if views and not any(view.look is not None and view.look.reach is Reach.ANSWERS for view in views):
+            held = any(view.holding for view in views)
+            return 1 if held else 3
+        return int(any(severity_of(one.kind) is not Severity.INFO for view in views for one in view.holding))
+
+    # Its parts
+
+    def _watcher(self, target: Target) -> Watcher:
+        canary = None if target.canary_s is None else CanaryPlan(target.canary_s, api_key=target.api_key)
+        return Watcher(
+            target.url, target.token, canary, gate_url=target.gate_url, labels=self._labels, same_host=_same_host(target.url)
+        )
+
+    async def _open_api(self) -> None:
+        api, token = self._config.api, self._config.api.token
+        own = "" if token is not None else secrets.token_urlsafe(32)
+        answers = Api(self._fleet, time.time(), self._own, lambda: None if self._acting is None else self._acting.desk)
+        server = GuardServer(answers.answer, token or own, api.hosts, answers.post, api.read_token, answers.files)
+        try:
+            await server.open(api.host, api.port)
+            if own:  # only now: a port that is taken has a token of its own there
+                guard_token.keep(server.port, own)
+            self._server, self._own_token = server, own
+            self._say_where(api.host, server.port)
+        except OSError as error:
+            await server.close()
+            why = error.strerror or str(error)
+            if error.errno == errno.EADDRINUSE:
+                why = "somebody listens there already, another guard perhaps (plimsoll guardctl status asks it)"
+            reason = f"the API cannot be served at {api.host}:{api.port}: {why}"
+            if api.is_asked:
+                raise WorldFailed(reason) from None
+            warn(f"{reason}; it watches without one")
+
+    def _say_where(self, host: str, port: int) -> None:
+        """Where its page is and what opens it, to a person who has just started it."""
+        if self._asked.looks is not None or not sys.stderr.isatty():
+            return
+        token = guard_token.place(port) if self._own_token else None
+        opens = "the token that it was given" if token is None else f"the token in {token}"
+        name = f"[{host}]" if ":" in host else host
+        warn(f"its page is at http://{name}:{port}/ and wants {opens}; plimsoll guardctl status asks it from another terminal")
+
+    def _own(self) -> Own:
+        counts = Counts() if self._webhook is None else self._webhook.counts
+        return Own(counts, self._troubles.now(), self._out.dropped)
+
+    async def _find_again(self, finder: Finder) -> None:
+        every_s = min(FILES_EVERY_S, self._config.discover.every_s) if isinstance(finder, FileSd) else None
+        while True:
+            await asyncio.sleep(every_s or self._config.discover.every_s)
+            await self._lists.ask(finder)
+            try:
+                self._fleet.watch(self._lists.targets())
+            except Exception as problem:  # those that are watched still are
+                self._fleet.mistakes[f"list {type(problem).__name__}"] += 1
+
+    async def _keep_well(self) -> None:
+        """Say what goes wrong with guard itself, where nobody would see it else."""
+        while True:
+            await asyncio.sleep(TROUBLE_EVERY_S)
+            self._troubles.note("standard output", self._out.trouble)
+            self._troubles.note("this machine", self._fleet.host_note)
+            if self._webhook is not None and self._config.webhook is not None:
+                # Its host alone: the path of such an address is often the secret.
+                said = f"webhook {urlsplit(self._config.webhook).hostname or ''}"
+                self._troubles.note(said, self._webhook.trouble, patience_s=WEBHOOK_PATIENCE_S)
+            self._keep_needs()
+            if self._recaller is not None:
+                self._recaller.keep(self._fleet.names())
+                self._troubles.note(self._recaller.said, self._recaller.trouble)
+
+    def _keep_needs(self) -> None:
+        """Which engines need a person. That one begins to is told by whoever acted; what an earlier guard left, here."""
+        before, needs = self._fleet.needs, {} if self._acting is None else self._acting.conductor.needs()
+        self._fleet.needs = needs
+        for name in before.keys() - needs.keys():
+            self._fleet.tell(name, What.MENDED, "nobody is needed for it any more")
+            self._end_need(name, before[name])
+        if not self._is_begun:
+            for name, says in needs.items():
+                self._fleet.tell(name, What.NEEDS, says)
+        self._is_begun = True
+
+    async def _keep_status(self) -> None:
+        """Tell systemd that guard lives, as long as it looks: a loop that runs and sees nothing is not alive."""
+        every_s = self._systemd.watchdog_s
+        while True:
+            await asyncio.sleep(STATUS_EVERY_S if every_s is None else min(every_s, STATUS_EVERY_S))
+            status = status_line(self._fleet.views(), self._troubles.now())
+            if every_s is not None and self._fleet.is_looking(self._fleet.stale_after_s):
+                self._systemd.alive(status)
+            else:
+                self._systemd.status(status)
+
+    async def _unread(self) -> None:
+        """Until whoever read our lines has gone."""
+        while not self._out.is_gone:
+            await asyncio.sleep(0.2)
+
+    # Telling
+
+    def _tell(self, told: Told) -> None:
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(told.unix_s))
+        self._out.say(line_json(told) if self._asked.is_json else f"{stamp} {sentence(told)}")
+        self._notify([told])
+
+    async def _repeat(self) -> None:
+        """What still holds is sent again: a receiver that was restarted has forgotten it."""
+        while True:
+            await asyncio.sleep(self._config.repeat_s)
+            self._notify(self._fleet.firing())
+
+    def _notify(self, changes: Sequence[Told]) -> None:
+        if self._webhook is None:
+            return
+        alerts: list[Mapping[str, Any]] = []
+        for told in changes:
+            key = _key(told)
+            starts = self._alerts.get(key, told.unix_s)
+            if told.what in (What.BEGINS, What.UNREACHABLE, What.NEEDS):
+                self._alerts[key] = starts
+            elif told.what in (What.OVER, What.REACHED) and self._alerts.pop(key, None) is None:
+                continue  # nobody was told that it began
+            found = alert(told, starts_unix_s=starts, lasts_s=3 * self._config.repeat_s)
+            alerts += [] if found is None else [found]
+        if alerts:
+            self._webhook.put(alerts)
+
+    def _end_need(self, engine: str, says: str) -> None:
+        told = Told(time.time(), engine, What.NEEDS, says)
+        starts = self._alerts.pop(_key(told), None)
+        found = None if starts is None else alert(told, starts_unix_s=starts, lasts_s=0.0)
+        if found is not None and self._webhook is not None:
+            self._webhook.put([found])
+
+
+def _key(told: Told) -> tuple[str, str]:
+    """What is one and the same alert; the name of no condition has brackets."""
+    if told.condition is not None:
+        return told.engine, told.condition.kind
+    return told.engine, f"({told.what})" if told.what is What.NEEDS else ""
+
+
+def _webhook(url: str | None) -> Webhook | None:
+    if url is None:
+        return None
+    where = address(url)
+    return Webhook(where.url, where.login)
+
+
+def warn(message: str) -> None:
+    """A line about guard itself, beside what it says of engines."""
+    with contextlib.suppress(OSError, ValueError):
+        print(f"plimsoll: {clean(message)[:1000]}", file=sys.stderr, flush=True)
+
+
+def _same_host(url: str) -> SameHost | None:
+    """What this machine itself knows of an engine on it."""
+    parts = urlsplit(url)
+    is_here = parts.hostname in ("localhost", "::1") or (parts.hostname or "").startswith("127.")
+    return SameHost(parts.port) if is_here and parts.port is not None else None

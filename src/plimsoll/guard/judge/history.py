@@ -1,0 +1,591 @@
+"""What was seen of one engine lately: bounded, compact, and honest about what was not seen.
+
+Fine: every look of the last half hour, one array of numbers for each figure, NaN for what could not be had. Coarse: the
+smallest value of each two minutes for a day, for memory that creeps. A restart begins both anew, and is remembered.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from array import array
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from plimsoll.guard.judge.figures import FINE, TOTALS, WORKERS, Pulse, changes, is_resting, values_of, work_of
+from plimsoll.guard.judge.look import Look, Reach
+from plimsoll.unknown import Reading, Unknown
+
+# The least of the last so many seconds, in a few numbers: only those that could still become it are kept.
+
+
+class Lowest:
+    """A least that forgets."""
+
+    __slots__ = ("_kept", "_seconds")
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._kept: deque[tuple[float, float]] = deque()
+
+    def add(self, at_s: float, value: float) -> None:
+        """One more."""
+        kept = self._kept
+        while kept and kept[-1][1] >= value:
+            kept.pop()
+        kept.append((at_s, value))
+        while kept[0][0] < at_s - self._seconds:
+            kept.popleft()
+
+    @property
+    def least(self) -> float:
+        """Of those that were added lately."""
+        return self._kept[0][1] if self._kept else math.inf
+
+
+# Times and one column of numbers for each figure, the oldest forgotten; NaN for what was not known.
+
+
+class Window(NamedTuple):
+    """A figure over some time: only what is known of it."""
+
+    times: Sequence[float]
+    values: Sequence[float]
+
+    @property
+    def span_s(self) -> float:
+        """From the first to the last that is known."""
+        return self.times[-1] - self.times[0] if self.times else 0.0
+
+
+class Stretch(NamedTuple):
+    """From when to when a figure has been known without a hole."""
+
+    start_s: float
+    end_s: float
+
+
+_NEVER = Stretch(math.inf, -math.inf)
+
+
+class Table:
+    """Rows in the order of their times. A quarter more than `size` is kept before the oldest go, all at once."""
+
+    def __init__(self, names: Iterable[str], size: int, hole_s: float = math.inf) -> None:
+        self._size, self._hole_s = size, hole_s
+        self._most = size + max(8, size // 4)
+        self.times = array("d")
+        self._columns = {name: array("d") for name in names}
+        self._pairs = tuple(self._columns.items())
+        self._stretches: dict[str, Stretch] = {}
+
+    def add(self, at_s: float, values: Mapping[str, float]) -> None:
+        """One more row."""
+        self.times.append(at_s)
+        get, nan = values.get, math.nan
+        for name, column in self._pairs:
+            column.append(get(name, nan))
+        for name, known in self._stretches.items():
+            if name in values:
+                start_s = known.start_s if at_s - known.end_s <= self._hole_s else at_s
+                self._stretches[name] = Stretch(start_s, at_s)
+        if len(self.times) > self._most:
+            extra = len(self.times) - self._size
+            del self.times[:extra]
+            for _, column in self._pairs:
+                del column[:extra]
+
+    def put_before(self, rows: Sequence[tuple[float, Mapping[str, float]]]) -> None:
+        """Rows that are older than all that are there, in their order."""
+        rows = rows[-max(0, self._size - len(self.times)) :] if len(self.times) < self._size else ()
+        self.times[:0] = array("d", [at_s for at_s, _ in rows])
+        for name, column in self._pairs:
+            column[:0] = array("d", [values.get(name, math.nan) for _, values in rows])
+        self._stretches.clear()
+
+    def clear(self) -> None:
+        """Forget all."""
+        del self.times[:]
+        self._stretches.clear()
+        for _, column in self._pairs:
+            del column[:]
+
+    def forget(self, names: Iterable[str]) -> None:
+        """What was known of these was not theirs."""
+        for name in names:
+            self._columns[name][:] = array("d", [math.nan]) * len(self.times)
+        self._stretches.clear()
+
+    def newest(self, name: str) -> float:
+        """Of the last row; NaN where it is not known."""
+        return self._columns[name][-1] if self.times else math.nan
+
+    def since(self, name: str, from_s: float) -> Window:
+        """What is known of it from this moment on."""
+        return self._known(name, bisect_left(self.times, from_s))
+
+    def last(self, name: str, rows: int) -> Window:
+        """What is known of it in the last so many rows."""
+        return self._known(name, max(0, len(self.times) - min(rows, self._size)))
+
+    def from_before(self, name: str, from_s: float) -> Window | None:
+        """What is known of it, from the last that was known at this moment; None if nothing was."""
+        place = self._known_before(name, from_s)
+        return None if place is None else self._known(name, place)
+
+    def rise(self, name: str, from_s: float) -> float | None:
+        """From what was last known at this moment to what is known now; None if nothing was."""
+        place, column = self._known_before(name, from_s), self._columns[name]
+        if place is None:
+            return None
+        return self._last_known(column) - column[place]
+
+    def rise_after(self, name: str, from_s: float) -> float:
+        """From the first that is known after this moment to the last; 0 where nothing is."""
+        column, place = self._columns[name], bisect_left(self.times, from_s)
+        while place < len(column) and column[place] != column[place]:
+            place += 1
+        return self._last_known(column) - column[place] if place < len(column) else 0.0
+
+    @staticmethod
+    def _last_known(column: array[float]) -> float:
+        end = len(column) - 1
+        while column[end] != column[end]:
+            end -= 1
+        return column[end]
+
+    def stretch(self, name: str) -> Stretch | None:
+        """The last time without a hole longer than `hole_s`; None if it was never known."""
+        known = self._stretches.get(name)
+        if known is None:  # from now on it is kept up to date
+            self._stretches[name] = known = self._find_stretch(name)
+        return None if known is _NEVER else known
+
+    def _find_stretch(self, name: str) -> Stretch:
+        times = self._known(name, 0).times
+        if not times:
+            return _NEVER
+        place = len(times) - 1
+        while place > 0 and times[place] - times[place - 1] <= self._hole_s:
+            place -= 1
+        return Stretch(times[place], times[-1])
+
+    def _known_before(self, name: str, from_s: float) -> int | None:
+        column, place = self._columns[name], bisect_right(self.times, from_s) - 1
+        while place >= 0 and column[place] != column[place]:
+            place -= 1
+        return place if place >= 0 else None
+
+    def _known(self, name: str, place: int) -> Window:
+        times, values = self.times[place:], self._columns[name][place:]
+        if math.isnan(math.fsum(values)):
+            kept = [(at, value) for at, value in zip(times, values, strict=True) if value == value]
+            return Window([at for at, _ in kept], [value for _, value in kept])
+        return Window(times, values)
+
+
+# The lives of one engine: when each process began that answered at its address, whoever started it.
+
+KEPT = 32
+SHARED_S = 600.0
+SAME_S = 1.0  # two start times that are this near are one
+
+
+class Lives:
+    """What tells one process from the next. Times are guard's own clock: an engine's may be hours off."""
+
+    def __init__(self) -> None:
+        self._shared_at_s = -math.inf
+        self.total = 0
+        """How often another process was seen to answer."""
+        self._seen: deque[float] = deque(maxlen=KEPT)  # when each later life was first seen
+        self._counted: deque[float] = deque(maxlen=KEPT)  # when its cluster was seen to have counted one more
+        self._started: float | None = None
+        self._before: deque[float] = deque(maxlen=KEPT)
+        self._containers: int | None = None
+
+    def begins(self, look: Look, *, has_fallen: bool) -> bool:
+        """Take a look that was answered: whether another process answers than before. `has_fallen`: totals fell together."""
+        started, before = look.started_unix_s, self._started
+        self._started = before if started is None else started
+        if started is None or before is None:
+            is_another = has_fallen
+            if has_fallen:
+                self._started = started  # the next start time that is read is this process's
+        else:
+            is_another = abs(started - before) > SAME_S
+            if is_another:
+                if any(abs(started - earlier) <= SAME_S for earlier in self._before):
+                    self._shared_at_s = look.at_s
+                self._before.append(before)
+        if is_another:
+            self._seen.append(look.at_s)
+            self.total += 1
+        return is_another
+
+    def count(self, look: Look) -> None:
+        """Take any look: its cluster also counts starts that were over before anybody could look."""
+        count, before = look.container_restarts, self._containers
+        if count is None:
+            return
+        self._containers = count
+        if before is not None:
+            self._counted += [look.at_s] * min(KEPT, max(0, count - before))
+
+    def is_shared(self, now_s: float) -> bool:
+        """A start time came back that had been replaced: several servers answer at this address, in turn.
+
+        A rollout behind one address looks the same while it lasts; when one has answered alone for a while it is over.
+        """
+        return now_s - self._shared_at_s < SHARED_S
+
+    def since(self, from_s: float) -> int:
+        """How often it began anew since then."""
+        return max(sum(at_s >= from_s for at_s in times) for times in (self._seen, self._counted))
+
+
+FINE_LOOKS = 360
+FINE_S = 1_800.0
+COARSE_S = 120.0
+COARSE_POINTS = 720
+LONGEST_START_S = 3_600.0
+RANKS_MOST = 1_024  # of whom a history is kept
+RANK_GONE_S = 600.0  # one that has not been heard of for so long is not one of them any more
+SURELY_S = 1_500.0  # so far back every look is surely kept
+DEAD = 503
+CANARIES_KEPT = 16
+GAP_LOOKS = 3.5  # a hole of more looks than this: what happened in it is not known
+STALE_S = 30.0  # what a worker wrote so long ago is not what it holds now
+COARSE = ("held", "host_resident", "running")
+_NEAR = 1e-6
+_KEPT = frozenset(TOTALS)
+
+
+class History:
+    """Of one engine."""
+
+    def __init__(self, every_s: float = 5.0) -> None:
+        self.every_s = every_s
+        self.last: Look | None = None  # whatever became of it
+        self.last_answer: Look | None = None
+        self.first_answer_s: float | None = None
+        self.refused_since_s: float | None = None
+        self._refused_at_s = -math.inf
+        self.unreachable_since_s: float | None = None
+        self.longest_start_s = 0.0  # from the first refusal, or its process's own start, to the next answer
+        self.failed_canaries = 0
+        self.canary_failures: deque[float] = deque(maxlen=CANARIES_KEPT)  # when each was asked that got no answer
+        self.canary_answered_at_s = -math.inf
+        self._canary_at_s = -math.inf
+        self._failing_since_s: float | None = None
+        self.said_dead_since_s: float | None = None  # by its own /health
+        self._cpu: float | None = None
+        self._cpu_since_s = -math.inf
+        self.lives = Lives()
+        self._pulse = Pulse()
+        self._pulses: dict[str, Pulse] = {}
+        self.changed: str = ""  # what the last restart changed, in words
+        self.changed_at_s = -math.inf
+        self.memo: dict[Any, tuple[int, Any]] = {}  # answers that hold until the next coarse point
+        self.points = 0  # coarse points ever made
+        self._has_recalled = False
+        self._fine = Table(FINE, max(FINE_LOOKS, math.ceil(FINE_S / every_s) + 1), GAP_LOOKS * every_s)
+        self._coarse = Table(COARSE, COARSE_POINTS)
+        self._lowest: dict[str, float] = {}
+        self._coarse_from_s = -math.inf
+        self._totals: dict[str, float] = {}
+        self._ranks: dict[str, float] = {}  # workers, and when each was last heard of
+        self._least_others: dict[str, Lowest] = {}
+        self._told: dict[str, bool] = {}  # who has told in this life whether it rests, and whether they do at the last look
+
+    def add(self, look: Look) -> bool:
+        """One more look; one that is not later than the last is none, and False."""
+        if self.last is not None and look.at_s <= self.last.at_s:
+            return False
+        self.last = look
+        self._note_canary(look)
+        self._note_reach(look)
+        self.lives.count(look)
+        if look.reach is not Reach.ANSWERS:
+            return True
+        values = values_of(look, self._is_whole(look))
+        if self.lives.begins(look, has_fallen=self._fell(values) >= 2):
+            self._begin_anew(look)
+        self._without_falls(values)
+        self._note_steps(look, values)
+        self._note_rest(look)
+        self._note_health(look)
+        self._note_others(look)
+        self._fine.add(look.at_s, values)
+        self._note_coarse(look.at_s, values)
+        for name in _KEPT & values.keys():
+            self._totals[name] = values[name]
+        self.last_answer = look
+        self.first_answer_s = look.at_s if self.first_answer_s is None else self.first_answer_s
+        return True
+
+    # What is known
+
+    def now(self, name: str) -> Reading:
+        """The figure at the last look."""
+        last = self.last
+        if last is None or last.reach is not Reach.ANSWERS:
+            return Unknown("not looked at yet" if last is None else f"the engine {last.why or last.reach}")
+        value = self._fine.newest(name)
+        return value if value == value else Unknown(f"{_said(name)}: not on the page")
+
+    def since(self, name: str, seconds: float) -> Window:
+        """What is known of a figure in the last so many seconds before the last look."""
+        end = self.last.at_s if self.last is not None else 0.0
+        return self._fine.since(name, end - seconds - _NEAR)
+
+    def over(self, name: str, seconds: float) -> Window | Unknown:
+        """The same, if it is known for all that time, without a hole of more than a few looks.
+
+        It begins with what was known at the window's beginning, which may be a look before it: never with less than all.
+        """
+        newest, found = self.now(name), self._fine.from_before(name, self._end() - seconds + _NEAR)
+        if isinstance(newest, Unknown):
+            return newest
+        if found is None:
+            return Unknown(f"{_said(name)}: not seen for {seconds:.0f} s yet")
+        if max((later - sooner for sooner, later in itertools.pairwise(found.times)), default=0.0) > GAP_LOOKS * self.every_s:
+            return Unknown(f"{_said(name)}: not there at every look")
+        return found
+
+    def rise(self, name: str, seconds: float) -> Reading:
+        """By how much a counter rose in that time."""
+        end_s = self._end()
+        start_s = end_s - seconds + _NEAR
+        known = self._fine.stretch(name)
+        if known is None or known.end_s < end_s:
+            newest = self.now(name)
+            return newest if isinstance(newest, Unknown) else Unknown(f"{_said(name)}: not known")
+        if known.start_s > start_s:
+            return Unknown(f"{_said(name)}: seen for {known.end_s - known.start_s:.0f} of {seconds:.0f} s")
+        rose = self._fine.rise(name, start_s)
+        return Unknown(f"{_said(name)}: what it was {seconds:.0f} s ago is not kept") if rose is None else rose
+
+    def rise_within(self, name: str, seconds: float) -> float:
+        """By how much it surely rose in that time: from the first to the last that is known of it."""
+        return self._fine.rise_after(name, self._end() - seconds - _NEAR)
+
+    def long(self, name: str, points: int = COARSE_POINTS) -> Window:
+        """The smallest value of each two minutes, for up to a day."""
+        return self._coarse.last(name, points)
+
+    def recall(self, points: Sequence[tuple[float, Mapping[str, float]]]) -> None:
+        """What somebody else saw of it before guard did, by guard's own clock: as coarse points, once.
+
+        Whoever gives them sees to it that they are this process's.
+        """
+        if self._has_recalled:
+            return
+        self._has_recalled = True
+        begin_s = min((at_s for at_s in self._coarse.times), default=self._end())
+        rows = [
+            (at_s, {name: values[name] for name in COARSE if 0.0 <= values.get(name, -1.0) < math.inf})
+            for at_s, values in sorted(points, key=lambda point: point[0])
+            if -math.inf < at_s < begin_s
+        ]
+        self._coarse.put_before(rows)
+        self.points += len(rows)
+        self.memo.clear()
+
+    @property
+    def has_workers(self) -> bool:
+        """Whether a worker has told of its memory in this life."""
+        return bool(self._ranks)
+
+    def came(self, rank: str, others: float) -> float:
+        """How much more others hold beside this worker than the least of the last 25 minutes."""
+        kept = self._least_others.get(rank)
+        return 0.0 if kept is None else others - min(others, kept.least)
+
+    @property
+    def cores(self) -> list[tuple[str, Pulse]]:
+        """The pulse of every engine core at the last look, by name; one without a name where there is but one."""
+        ranks = () if self.last is None else self.last.ranks
+        if not ranks:
+            return [("", self._pulse)]
+        return [(rank.name, self._pulses[rank.name]) for rank in ranks if rank.name in self._pulses]
+
+    def _end(self) -> float:
+        return self.last.at_s if self.last is not None else 0.0
+
+    # Restarts
+
+    def _fell(self, values: dict[str, float]) -> int:
+        """How many totals are lower than before."""
+        return sum(values.get(name, math.inf) < total for name, total in self._totals.items())
+
+    def _begin_anew(self, look: Look) -> None:
+        before = self.last_answer
+        self._fine.clear()
+        self._coarse.clear()
+        self._lowest.clear()
+        self._totals.clear()
+        self._told.clear()
+        self.memo.clear()
+        self._least_others.clear()
+        self._ranks = {worker.rank: look.at_s for worker in look.workers if worker.age_s < STALE_S}
+        self._pulse, self._pulses = Pulse(), {}
+        changed = changes(before, look) if before is not None else ""
+        if changed:
+            self.changed, self.changed_at_s = changed, look.at_s
+
+    def _without_falls(self, values: dict[str, float]) -> None:
+        """A total that falls without a restart is a lie: not known."""
+        for name, total in self._totals.items():
+            if values.get(name, math.inf) < total:
+                del values[name]
+
+    def _is_whole(self, look: Look) -> bool:
+        """Whether every worker that this life has shown is there: a sum over some of them is no figure of the engine.
+
+        With one that was not there before, the sums of before were not the engine's either.
+        """
+        fresh = {worker.rank for worker in look.workers if worker.age_s < STALE_S}
+        gone = [rank for rank, heard_s in self._ranks.items() if look.at_s - heard_s > RANK_GONE_S]
+        if (fresh - self._ranks.keys() and self._ranks) or (gone and fresh):
+            self._fine.forget(WORKERS)
+            self._coarse.forget(("held", "host_resident"))
+            self._lowest.clear()
+        for rank in gone if fresh else ():
+            del self._ranks[rank]
+            self._least_others.pop(rank, None)
+        if len(fresh | self._ranks.keys()) > RANKS_MOST:
+            self._ranks.clear()  # nobody has so many: what it says of them is not kept
+            self._least_others.clear()
+            return False
+        self._ranks.update(dict.fromkeys(fresh, look.at_s))
+        return bool(fresh) and len(fresh) == len(self._ranks) and all(worker.age_s < STALE_S for worker in look.workers)
+
+    # Life
+
+    def _note_reach(self, look: Look) -> None:
+        if look.reach is Reach.ANSWERS:
+            if self.refused_since_s is not None:
+                took_s = look.at_s - self.refused_since_s
+                if look.started_unix_s is not None and look.unix_s > look.started_unix_s:
+                    # One that lay dead before somebody started it was not starting all that time.
+                    took_s = min(took_s, look.unix_s - look.started_unix_s)
+                if took_s <= LONGEST_START_S:  # one that was down for a night was not starting all night
+                    self.longest_start_s = max(self.longest_start_s, took_s)
+            self.refused_since_s = self.unreachable_since_s = None
+            return
+        if self.unreachable_since_s is None:
+            self.unreachable_since_s = look.at_s
+        if look.reach is Reach.REFUSED:
+            # A look or two without an answer between two refusals is no sign that somebody listened.
+            if self.refused_since_s is None or look.at_s - self._refused_at_s > GAP_LOOKS * self.every_s:
+                self.refused_since_s = look.at_s
+            self._refused_at_s = look.at_s
+        elif look.reach is Reach.NONSENSE:
+            self.refused_since_s = None  # somebody listens
+
+    def _note_canary(self, look: Look) -> None:
+        canary = look.canary
+        if canary is None or canary.is_answered is None or canary.at_s <= self._canary_at_s:
+            return
+        self._canary_at_s = canary.at_s
+        if canary.is_answered:
+            self.failed_canaries, self._failing_since_s = 0, None
+            self.canary_answered_at_s = canary.at_s
+        else:
+            self.failed_canaries += 1
+            self.canary_failures.append(canary.at_s)
+            self._failing_since_s = canary.at_s if self._failing_since_s is None else self._failing_since_s
+
+    @property
+    def failing_since_s(self) -> float | None:
+        """When the first of the test requests was made that got no answer, in a row up to now."""
+        return self._failing_since_s
+
+    def _note_steps(self, look: Look, values: dict[str, float]) -> None:
+        """A step was made since the last look if its counter rose, or if the gate saw one."""
+        hole_s = GAP_LOOKS * self.every_s
+        age_s = look.gate.last_step_age_s if look.gate is not None else None
+        self._pulse.note(look.at_s, values.get("steps"), work_of(look, self._pulse), age_s, hole_s)
+        rests = is_resting(look)
+        if rests:
+            self._pulse.rest(look.at_s)
+        for rank in look.ranks[:RANKS_MOST]:
+            pulse = self._pulses.get(rank.name)
+            if pulse is None:
+                if len(self._pulses) >= RANKS_MOST:
+                    continue
+                pulse = self._pulses[rank.name] = Pulse()
+            work = None if rank.running is None or rank.waiting is None else rank.running + rank.waiting
+            pulse.note(look.at_s, rank.steps, work, None, hole_s)
+            if rests:
+                pulse.rest(look.at_s)
+
+    def _note_others(self, look: Look) -> None:
+        for worker in look.workers[:RANKS_MOST]:
+            if worker.age_s < STALE_S and worker.by_others is not None and worker.rank in self._ranks:
+                kept = self._least_others.get(worker.rank)
+                if kept is None:
+                    kept = self._least_others[worker.rank] = Lowest(SURELY_S)
+                kept.add(look.at_s, worker.by_others)
+
+    def _note_rest(self, look: Look) -> None:
+        told = self._told
+        for name in told:
+            told[name] = False
+        if look.figures.get("asleep", -1.0) >= 0.0:
+            told["page"] = True
+        if look.gate is not None:
+            told["gate"] = True
+        if look.is_paused is not None:
+            told["pause"] = True
+        elif look.is_rest_unknown:
+            told["pause"] = False
+
+    def _note_health(self, look: Look) -> None:
+        if look.health != DEAD:
+            self.said_dead_since_s = None
+        elif self.said_dead_since_s is None:
+            self.said_dead_since_s = look.at_s
+        cpu = look.figures.get("cpu_seconds")
+        if cpu is None or cpu != self._cpu:
+            self._cpu, self._cpu_since_s = cpu, look.at_s
+
+    def page_stood_still_s(self) -> float:
+        """For how long the page has shown the same processor time: a server that answers uses some, so it is an old page."""
+        return 0.0 if self._cpu is None else self._end() - self._cpu_since_s
+
+    @property
+    def lost(self) -> str:
+        """Who has told of this process before and does not at the last look: "gate", "page", "pause", or "" for nobody."""
+        for name, is_there in self._told.items():
+            if not is_there:
+                return name
+        return ""
+
+    def has_lost(self, name: str) -> bool:
+        """Whether it is this one, or this one among others."""
+        return not self._told.get(name, True)
+
+    def _note_coarse(self, at_s: float, values: dict[str, float]) -> None:
+        for name in COARSE:
+            value = values.get(name)
+            if value is not None and not value >= self._lowest.get(name, math.inf):
+                self._lowest[name] = value
+        if at_s - self._coarse_from_s >= COARSE_S - _NEAR:
+            self._coarse.add(at_s, self._lowest)
+            self._lowest, self._coarse_from_s = {}, at_s
+            self.points += 1
+
+
+_WORDS = {
+    "success": "requests that ended", "prefix_queries": "tokens looked up in the prefix cache", "waiting": "the queue",
+    "prefix_hits": "tokens found in the prefix cache", "kv_cache_usage": "the use of the KV cache",
+}  # fmt: skip
+
+
+def _said(name: str) -> str:
+    """A figure as a reader would call it."""
+    return _WORDS.get(name, name.replace("_", " "))

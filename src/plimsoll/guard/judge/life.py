@@ -1,0 +1,377 @@
+"""Whether an engine lives: dead, stuck with work, hung while idle, starting over and over, or another one than before."""
+
+from __future__ import annotations
+
+import math
+
+from plimsoll.doctor.rules.contained import Survival, cost_words, last_words
+from plimsoll.findings import Evidence
+from plimsoll.guard.judge.figures import Pulse, is_resting
+from plimsoll.guard.judge.history import SURELY_S, History
+from plimsoll.guard.judge.look import Canary, Reach
+from plimsoll.guard.judge.policy import Policy
+from plimsoll.guard.judge.tracker import WORST, Seen, no, unknown, yes
+from plimsoll.unknown import Status, Unknown
+
+# Steps that ran out of memory and did not end the engine: that it happens, that it happens too often, and what it excuses.
+#
+# A contained failure alone is told and never acted on. A server that limps, or fails again and again, is drained and
+# restarted.
+
+SOURCE = "plimsoll_survive_contained_total"
+OFF = "a step that runs out of memory ends the engine"
+
+
+def contained(history: History, policy: Policy, now_s: float) -> Seen:
+    """A step ran out of memory lately and was contained. One run of them is told once: until none has come for a while."""
+    del now_s
+    found = _survival(history)
+    if isinstance(found, Seen):
+        return found
+    if found.contained is None:
+        return unknown("NoCount", "the gate does not say how many failures were contained")
+    over_s = policy.number("contained", "over")
+    rose = history.rise_within("contained", over_s)
+    age_s = None if found.last is None else found.last.age_s
+    if rose > 0:
+        first = f"{_steps(rose)} ran out of memory in the last {over_s / 60:.0f} min and the engine lives"
+    elif found.contained > 0 and age_s is not None and age_s <= over_s:  # before guard's first look at this process
+        first = f"{_steps(found.contained)} ran out of memory since it began, the last {age_s:.0f} s ago, and the engine lives"
+    elif not found.armed:
+        state = "off" if found.armed is None else "not armed"
+        return unknown("NotArmed", f"containment is {state}, {OFF}: {found.why or 'the gate does not say why'}")
+    else:
+        return no("NoneLately", f"no step ran out of memory in the last {over_s / 60:.0f} min")
+    last = last_words(found.last)
+    text = "; ".join([first, *([f"the last: {last}"] if last else []), *cost_words(found)])
+    return yes("Contained", text, Evidence(SOURCE, f"{found.contained:.0f} since the start"))
+
+
+def _steps(count: float) -> str:
+    return "1 step" if count == 1 else f"{count:.0f} steps"
+
+
+def limping(history: History, policy: Policy, now_s: float) -> Seen:
+    """The server says itself that it is far slower than it was, or that it fails too often: only a restart mends that."""
+    del policy, now_s
+    found = _survival(history)
+    if isinstance(found, Seen):
+        return found
+    if found.storm is None or found.limping is None:
+        return unknown("NotTold", "the gate does not say whether it limps")
+    if found.storm:
+        count = "" if found.contained is None else f": {found.contained:.0f} in all"
+        return yes("Storm", f"steps run out of memory again and again{count}", Evidence("gate", "storm"))
+    if found.limping:
+        text = "; ".join(["it is far slower than before its steps ran out of memory", *cost_words(found)])
+        return yes("Limps", text, Evidence("gate", "limping"))
+    return no("AtSpeed", "it neither limps nor fails again and again")
+
+
+def recomputes(history: History, policy: Policy) -> Seen | None:
+    """Says that it is not stuck while a step was contained lately: its loop lives, and computes again; else None."""
+    last = history.last
+    if last is None or last.reach is not Reach.ANSWERS:
+        return None
+    still_s = policy.number("wedged", "still")
+    found = None if last.gate is None else last.gate.survival
+    newest = None if found is None or not found.contained else found.last
+    is_young = newest is not None and newest.age_s is not None and newest.age_s < still_s
+    if not is_young and history.rise_within("contained", still_s) <= 0:
+        return None
+    return no("Recomputes", f"a step ran out of memory less than {still_s:.0f} s ago, and its requests are computed again")
+
+
+def _survival(history: History) -> Survival | Seen:
+    last = history.last
+    if last is None or last.reach is not Reach.ANSWERS:
+        return unknown("Unreachable", "it could not be asked")
+    if last.gate is None:
+        return unknown("NoGate", "only the gate's state tells this (docs/inside.md)")
+    if last.gate.survival is None:
+        return unknown("TooOld", "the plimsoll inside it does not know of containment")
+    return last.gate.survival
+
+
+LONGEST_STEPS = 3.0
+LONGEST_STARTS = 3.0  # a start with cold caches takes longer than a warm one
+FRESH_S = 90.0  # a test request that is older says nothing about now
+FIRST_STEP_S = 600.0
+CORE_CANARIES = 2  # that must have failed before one core of several is stuck
+FRESH_LOOKS = 4.0  # where guard looks more rarely
+
+
+def dead(history: History, policy: Policy, now_s: float) -> Seen:
+    """/health says 503, or nobody has listened for longer than a start takes. Silence is no knowledge."""
+    last = history.last
+    if last is None:
+        return unknown("NotLookedAt", "not looked at yet")
+    if last.ended and last.reach is not Reach.ANSWERS:
+        return yes("ProcessEnded", last.ended, Evidence("process", last.ended))
+    if last.health == 503 or (last.gate is not None and last.gate.reason == "dead"):
+        if _works_all_the_same(history):
+            return unknown("Contradicted", "its /health says 503, and it makes steps or answers all the same")
+        return yes("HealthSaysSo", "its own /health says that its engine is dead", Evidence("health", "503"))
+    if last.reach is Reach.ANSWERS:
+        return no("Answers", "it answers")
+    if last.reach is Reach.REFUSED and history.refused_since_s is not None:
+        if history.first_answer_s is None:
+            return unknown("NeverSeen", "nobody listens there, and nobody has since guard looks: starting, or never started")
+        bound_s = max(policy.number("dead", "refused"), LONGEST_STARTS * history.longest_start_s)
+        quiet_s = now_s - history.refused_since_s
+        message = f"nobody has listened there for {quiet_s:.0f} s"
+        seen = Evidence("connection", f"refused for {quiet_s:.0f} s; a start may take {bound_s:.0f} s")
+        if quiet_s >= bound_s:
+            return yes("NobodyListens", message, seen)
+        return no("Starting", f"{message}: a start takes as long", seen)
+    return unknown("Unreachable", f"it could not be asked: {last.why or last.reach}")
+
+
+def _works_all_the_same(history: History) -> bool:
+    """Whether it has made a step or answered a test request since its health was first bad: something else said 503."""
+    since_s = history.said_dead_since_s
+    if since_s is None:
+        return False
+    stepped = any((pulse.step_at_s or -math.inf) > since_s for _, pulse in history.cores)
+    return stepped or history.canary_answered_at_s > since_s
+
+
+def wedged(history: History, policy: Policy, now_s: float) -> Seen:
+    """No step for longer than the bound and three times the longest seen, with work waiting, and a test request that failed."""
+    last = history.last
+    if last is None or last.reach is not Reach.ANSWERS:
+        return unknown("Unreachable", "it could not be asked")
+    if (busy := recomputes(history, policy)) is not None:
+        return busy
+    if last.gate is not None and last.gate.is_wedged:
+        return yes("GateProved", "the gate's own test request got no answer while work waited", Evidence("gate", "is_wedged"))
+    if rests(history):
+        return no("Paused", "it is paused or asleep: no step is due")
+    if (doubt := _may_rest(history)) is not None:
+        return unknown("MayRest", doubt.reason)
+    found = [_stands_still(history, name, pulse, policy, now_s) for name, pulse in history.cores]
+    # The core that is worst decides: one that stands still among others that work is stuck all the same.
+    return min(found, key=lambda seen: WORST.index(seen.status), default=unknown("NoFigures", "no core is on the page"))
+
+
+def _stands_still(history: History, name: str, pulse: Pulse, policy: Policy, now_s: float) -> Seen:
+    """Whether one core is stuck."""
+    whose = f"core {name}: " if name else ""
+    work = pulse.work
+    if work is None:
+        return unknown("NoFigures", f"{whose}how many requests are there is not on the page")
+    if work <= 0:
+        return no("Idle", f"{whose}nothing is there to do")
+    bound_s = max(policy.number("wedged", "still"), LONGEST_STEPS * pulse.longest_gap_s)
+    has_stepped = pulse.has_stepped(now_s, bound_s)
+    if isinstance(has_stepped, Unknown):
+        return unknown("NotLongEnough", f"{whose}{has_stepped.reason}")
+    if has_stepped:
+        return no("Steps", f"{whose}a step was made in the last {bound_s:.0f} s")
+    if pulse.came_after_last_step or now_s - pulse.work_since_s < bound_s:
+        return no("JustCame", f"{whose}its work came less than {bound_s:.0f} s ago, or after its last step")
+    longest = f"the longest seen took {pulse.longest_gap_s:.1f} s"
+    found = Evidence("steps", f"{whose}none in {bound_s:.0f} s with {work:.0f} requests there; {longest}")
+    last, is_one = history.last, not name
+    canary = None if last is None else last.canary
+    if canary is None or canary.is_answered is None or now_s - canary.at_s > fresh_s(history):
+        return unknown("NotProved", f"{found.text}; no test request has proved it{_why(canary)}")
+    if canary.is_answered and is_one:
+        return no("CanaryAnswered", "its test request was answered")
+    # Of several cores a test request reaches one, and an answer is another core's: two must have failed since, and the last.
+    since_s = -math.inf if pulse.step_at_s is None else pulse.step_at_s
+    if not is_one and (canary.is_answered or sum(at_s > since_s for at_s in history.canary_failures) < CORE_CANARIES):
+        return unknown("NotProved", f"{found.text}; too few test requests have failed since")
+    if history.page_stood_still_s() >= bound_s:
+        return unknown("OldPage", "the page itself stands still: somebody in between shows an old one")
+    return yes("NoStep", f"{whose}no step is made though work waits, and a test request got no answer", found)
+
+
+def _why(canary: Canary | None) -> str:
+    if canary is not None and canary.why:
+        return f": {canary.why}"
+    return ": turn the canary on, or the gate" if canary is None else ""
+
+
+def fresh_s(history: History) -> float:
+    """How old a test request may be that still says something."""
+    return max(FRESH_S, FRESH_LOOKS * history.every_s)
+
+
+def hung(history: History, policy: Policy, now_s: float) -> Seen:
+    """An engine with nothing to do that answers no test request: only the test shows it."""
+    last = history.last
+    if last is None or last.reach is not Reach.ANSWERS:
+        return unknown("Unreachable", "it could not be asked")
+    canary = last.canary
+    if canary is None or now_s - canary.at_s > fresh_s(history):
+        return unknown("NoCanary", "only a test request can show this, and none is made")
+    if canary.is_answered is None:
+        return unknown("CanaryNotMade", f"the test request could not be made{_why(canary)}")
+    if canary.is_answered or rests(history):
+        return no("CanaryAnswered", "its test request was answered" if canary.is_answered else "it is paused or asleep")
+    if (busy := recomputes(history, policy)) is not None:
+        return busy
+    wanted, since_s = policy.number("hung", "canaries"), history.failing_since_s
+    if history.failed_canaries < wanted or since_s is None:
+        return no("Watching", f"{history.failed_canaries} of {wanted:.0f} test requests without an answer")
+    if (doubt := _may_rest(history)) is not None:
+        return unknown("MayRest", doubt.reason)
+    cores = history.cores
+    if len(cores) != 1:
+        return unknown("SeveralCores", "which of its cores was asked is not known")
+    pulse = cores[0][1]
+    if pulse.work is None:
+        return unknown("NoFigures", "how many requests are there is not on the page")
+    has_stepped = pulse.has_stepped(now_s, min(now_s - since_s, SURELY_S))
+    if isinstance(has_stepped, Unknown):
+        return unknown("NotLongEnough", has_stepped.reason)
+    if has_stepped:
+        return no("Steps", "steps are made: it is busy, not stuck")
+    if not pulse.has_ever_stepped and now_s - since_s < FIRST_STEP_S:
+        return no("NotWarm", "it has not made a step yet: the first may compile for minutes")
+    if history.page_stood_still_s() >= now_s - since_s:
+        return unknown("OldPage", "the page itself stands still: somebody in between shows an old one")
+    if pulse.work > 0 and not pulse.came_after_last_step:
+        return no("HasWork", "it stopped with work there: whether it is wedged is another question")
+    return yes(
+        "IdleAndSilent", f"{history.failed_canaries} test requests in a row got no answer, and no step was made meanwhile",
+        Evidence("canary", f"{history.failed_canaries} without an answer, {pulse.work:.0f} requests on the page"),
+    )  # fmt: skip
+
+
+def stalled(history: History, policy: Policy, now_s: float) -> Seen:
+    """It looks stuck, whether or not that can be proved: no step with work there, or test requests without an answer.
+
+    What is proved is `wedged` or `hung`. This is for everybody who has no canary, several cores, or a page that does not tell.
+    """
+    last = history.last
+    if last is None or (last.reach is not Reach.ANSWERS and history.failed_canaries == 0):
+        return unknown("Unreachable", "it could not be asked")
+    if rests(history):
+        return no("Paused", "it is paused or asleep: no step is due")
+    if (busy := recomputes(history, policy)) is not None:
+        return busy
+    wanted, failed = policy.number("hung", "canaries"), history.failed_canaries
+    canary = last.canary
+    is_late = canary is not None and failed >= wanted and now_s - canary.at_s <= fresh_s(history)
+    if is_late and not _all_step(history, now_s):
+        text = f"{failed} test requests in a row got no answer"
+        return _unless_proved(yes("NoAnswer", text, Evidence("canary", text)), history, policy, now_s)
+    if last.reach is not Reach.ANSWERS:
+        return unknown("Unreachable", "it could not be asked")
+    found = [_no_step(name, pulse, policy, now_s) for name, pulse in history.cores]
+    seen = min(found, key=lambda seen: WORST.index(seen.status), default=unknown("NoFigures", "no core is on the page"))
+    return _unless_proved(seen, history, policy, now_s)
+
+
+def _all_step(history: History, now_s: float) -> bool:
+    """Whether every core is known to have made a step since test requests began to fail: then it is busy, and they wait."""
+    since_s = history.failing_since_s
+    if since_s is None or history.last is None or history.last.reach is not Reach.ANSWERS:
+        return False
+    span_s = min(now_s - since_s, SURELY_S)
+    return all(pulse.has_stepped(now_s, span_s) is True for _, pulse in history.cores)
+
+
+def _unless_proved(seen: Seen, history: History, policy: Policy, now_s: float) -> Seen:
+    """What is proved is said under its own name, and once."""
+    if seen.status is Status.TRUE and Status.TRUE in (one(history, policy, now_s).status for one in (wedged, hung)):
+        return no("Proved", "it is stuck, and that is proved")
+    return seen
+
+
+def _no_step(name: str, pulse: Pulse, policy: Policy, now_s: float) -> Seen:
+    whose = f"core {name}: " if name else ""
+    if pulse.work is None:
+        return unknown("NoFigures", f"{whose}how many requests are there is not on the page")
+    bound_s = max(policy.number("wedged", "still"), LONGEST_STEPS * pulse.longest_gap_s)
+    if now_s - pulse.work_since_s < bound_s:
+        return no("Works", f"{whose}no work has waited for {bound_s:.0f} s")
+    has_stepped = pulse.has_stepped(now_s, bound_s)
+    if isinstance(has_stepped, Unknown):
+        return unknown("NotLongEnough", f"{whose}{has_stepped.reason}")
+    if has_stepped:
+        return no("Steps", f"{whose}a step was made in the last {bound_s:.0f} s")
+    text = f"{whose}no step in {bound_s:.0f} s with {pulse.work:.0f} requests there"
+    return yes("NoStep", text, Evidence("steps", text))
+
+
+def slow(history: History, policy: Policy, now_s: float) -> Seen:
+    """Test requests are answered, and each takes long: one token is what every user waits for first."""
+    canary, bound_s = _answer(history, now_s), policy.number("slow", "takes")
+    if isinstance(canary, Seen):
+        return canary
+    if canary.seconds is None:
+        return unknown("NoTime", "how long the test request took is not known")
+    text = f"a test request of one token took {canary.seconds:.1f} s"
+    if canary.seconds > bound_s:
+        return yes("TakesLong", text, Evidence("canary", text))
+    return no("Quick", text)
+
+
+def garbage(history: History, policy: Policy, now_s: float) -> Seen:
+    """Test requests are answered with what is no text: the engine lives, and what it computes is wrong."""
+    del policy
+    canary = _answer(history, now_s)
+    if isinstance(canary, Seen):
+        return canary
+    if canary.is_garbage:
+        return yes("NoText", "its answer to a test request is no text", Evidence("canary", "an answer that is no text"))
+    return no("Text", "its answer to a test request is text")
+
+
+def _answer(history: History, now_s: float) -> Canary | Seen:
+    """The last test request, if it was answered lately; else why nothing can be said of its answer."""
+    last = history.last
+    canary = None if last is None else last.canary
+    if last is None or canary is None or now_s - canary.at_s > fresh_s(history):
+        return unknown("NoCanary", "only a test request can show this, and none is made")
+    if not canary.is_answered:
+        return unknown("NoAnswer", f"the test request has no answer{_why(canary)}")
+    return canary
+
+
+def crash_loop(history: History, policy: Policy, now_s: float) -> Seen:
+    """Several starts in a short time, whoever made them."""
+    del now_s  # the last look's, which may be older
+    last = history.last
+    if last is None:
+        return unknown("NotLookedAt", "not looked at yet")
+    over_s, least = policy.number("loop", "over"), policy.number("loop", "starts")
+    starts = history.lives.since(last.at_s - over_s)
+    if starts < least:
+        if last.reach not in (Reach.ANSWERS, Reach.REFUSED):
+            return unknown("Unreachable", "it could not be asked: what it does now is not known")
+        return no("Settled", f"{starts} starts in the last {over_s / 60:.0f} min")
+    message = f"it was started {starts} times in {over_s / 60:.0f} min"
+    return yes("StartsAgain", message, Evidence("process_start_time_seconds", message))
+
+
+def changed(history: History, policy: Policy, now_s: float) -> Seen:
+    """The last restart brought another version or other settings."""
+    clear_s = policy.number("changed", "clear")
+    if history.last is None:
+        return unknown("NotLookedAt", "not looked at yet")
+    if history.changed and now_s - history.changed_at_s < clear_s:
+        return yes("AnotherOne", f"since its last start {history.changed}", Evidence("page", history.changed))
+    if history.last.reach not in (Reach.ANSWERS, Reach.REFUSED):
+        return unknown("Unreachable", "it could not be asked")
+    return no("AsBefore", "as before")
+
+
+def rests(history: History) -> bool:
+    """Whether it says that it is paused or asleep."""
+    return history.last is not None and is_resting(history.last)
+
+
+def _may_rest(history: History) -> Unknown | None:
+    """Where somebody who could tell that it rests has told before and does not now, or was asked in vain: it may rest.
+
+    A gate that answers tells it alone: vLLM's own /is_paused asks the engine core, and a stuck one does not answer.
+    """
+    lost = history.lost
+    has_gate = history.last is not None and history.last.gate is not None
+    if lost and not (has_gate and lost == "pause"):
+        return Unknown(f"whether it rests is not known: the {lost} does not tell now")
+    return None

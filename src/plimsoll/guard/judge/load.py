@@ -1,0 +1,197 @@
+"""Whether an engine has more to do than it can: a wait that grows, work done twice, a full cache with a queue, few hits."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from plimsoll.doctor.rules.trend_growth import is_full, matters, share_done_twice
+from plimsoll.findings import Evidence
+from plimsoll.guard.judge.history import SURELY_S, History, Window
+from plimsoll.guard.judge.life import rests
+from plimsoll.guard.judge.policy import Policy, Rule
+from plimsoll.guard.judge.tracker import Seen, no, unknown, yes
+from plimsoll.unknown import Reading, Unknown
+
+RATE_S = 60.0
+PIECES = 6
+JUMP = 0.9  # of the whole rise: what comes at one place is a burst, not a queue that grows
+WITH_HOLES = 1.3  # so much more clearly it must rise where looks are missing: what they would have shown is a guess
+RISES = 0.10  # of the queue at the end that must have come from the first third to the second, and again to the last
+
+
+def saturated(history: History, policy: Policy, now_s: float) -> Seen:
+    """The expected wait of a new request is past the bound, and the queue has grown all along."""
+    del now_s
+    bound_s = policy.number("saturated", "wait")
+    if rests(history):
+        return no("Paused", "it is paused or asleep: who waits is not waited for")
+    waiting, running = history.now("waiting"), history.now("running")
+    if isinstance(waiting, Unknown) or isinstance(running, Unknown):
+        return unknown("NoFigures", waiting.reason if isinstance(waiting, Unknown) else str(running))
+    if not matters(waiting, running):
+        return no("ShortQueue", f"{waiting:.0f} wait, {running:.0f} run")
+    wait_s = expected_wait(history)
+    if isinstance(wait_s, Unknown):
+        return unknown("NoRate", wait_s.reason)
+    if wait_s <= bound_s:
+        return no("WaitIsShort", f"a new request would wait {wait_s:.0f} s")
+    grew = _grew(history, policy.number("saturated", "grows"))
+    if isinstance(grew, Unknown):
+        return unknown("NotLongEnough", grew.reason)
+    if grew is None:
+        return no("DoesNotGrow", f"a new request would wait {wait_s:.0f} s, but the queue does not grow")
+    seen = Evidence("waiting", f"{grew.values[0]:.0f} to {grew.values[-1]:.0f} in {grew.span_s:.0f} s; wait {wait_s:.0f} s")
+    return yes("WaitGrows", f"a new request would wait {wait_s:.0f} s and the queue grows", seen)
+
+
+def _grew(history: History, seconds: float) -> Window | Unknown | None:
+    """The shortest time over which the queue grew from third to third: a jump is no growth. None if over none.
+
+    A small overload shows only over a longer time, a large one would look small there.
+    """
+    for window_s in (seconds, 4.0 * seconds, 12.0 * seconds):
+        if window_s > SURELY_S and window_s > seconds:
+            break
+        grew = history.over("waiting", window_s)
+        if isinstance(grew, Unknown):
+            return grew if window_s == seconds else None
+        values = _against(grew, history.every_s)
+        if _rises(values, 1.0 if len(values) == len(grew.values) else WITH_HOLES):
+            return grew
+    return None
+
+
+def _against(window: Window, every_s: float) -> list[float]:
+    """The values at every look, with those that were lost as they would speak against growth.
+
+    In the first half the larger of both neighbours, in the second the smaller: to lose looks must not make a queue grow.
+    """
+    values, half_s = [window.values[0]], (window.times[0] + window.times[-1]) / 2
+    pairs = zip(itertools.pairwise(window.times), itertools.pairwise(window.values), strict=True)
+    for (sooner_s, later_s), (sooner, later) in pairs:
+        lost = round((later_s - sooner_s) / every_s) - 1
+        if lost > 0:
+            values += [max(sooner, later) if later_s < half_s else min(sooner, later)] * lost
+        values.append(later)
+    return values
+
+
+def _rises(values: Sequence[float], clearly: float = 1.0) -> bool:
+    """Whether it went up from third to third, so much the more clearly, and not at one place alone."""
+    if len(values) < PIECES:
+        return False
+    cuts = [len(values) * piece // PIECES for piece in range(PIECES + 1)]
+    means = [_mean(values[low:high]) for low, high in itertools.pairwise(cuts)]
+    steps = [later - sooner for sooner, later in itertools.pairwise(means)]
+    first, middle, last = (means[place] + means[place + 1] for place in (0, 2, 4))
+    if min(middle - first, last - middle) < clearly * RISES * last:
+        return False
+    # A jump lies in one piece, or across two steps.
+    return max(one + other for one, other in itertools.pairwise(steps)) <= JUMP / clearly * sum(steps)
+
+
+def expected_wait(history: History) -> float | Unknown:
+    """How long a new request waits: the gate's own figure where there is one, else the queue over the rate of ends."""
+    if history.has_lost("gate"):
+        return Unknown("the gate told before, and does not now")
+    if history.last is not None and history.last.gate is not None:
+        return history.now("expected_wait")
+    waiting, ended = history.now("waiting"), history.rise("success", RATE_S)
+    if isinstance(waiting, Unknown):
+        return waiting
+    if isinstance(ended, Unknown):
+        return ended
+    return waiting * RATE_S / ended if ended > 0 else Unknown("no request has ended for a minute")
+
+
+NO_LENGTH = Unknown("no request has ended: how much work was lost is not known")
+
+
+def done_twice(history: History, over_s: float) -> Reading:
+    """The share of all work that was done twice in that time, at most."""
+    found = []
+    for name in ("preemptions", "prompt_tokens", "generation_tokens", "success"):
+        rose = history.rise(name, over_s)
+        if isinstance(rose, Unknown):
+            return rose
+        found.append(rose)
+    pushed, done, ended = found[0], found[1] + found[2], found[3]
+    if pushed == 0:
+        return 0.0
+    share = share_done_twice(pushed, done, done / ended if ended > 0 else None)
+    return NO_LENGTH if share is None else share
+
+
+def storm(history: History, policy: Policy, now_s: float) -> Seen:
+    """Requests are thrown out and computed again: by the share of all work that was done twice."""
+    del now_s
+    over_s = policy.number("storm", "over")
+    pushed = history.rise("preemptions", over_s)
+    if isinstance(pushed, Unknown):
+        return unknown("NoFigures", pushed.reason)
+    if pushed < policy.number("storm", "least"):
+        return no("Calm", f"{pushed:.0f} preemptions in {over_s / 60:.0f} min")
+    share = done_twice(history, over_s)
+    if isinstance(share, Unknown):
+        return unknown("NoLength" if share is NO_LENGTH else "NoFigures", share.reason)
+    seen = Evidence("vllm:num_preemptions_total", f"+{pushed:.0f} in {over_s:.0f} s, {share:.0%} of all tokens computed twice")
+    if share < policy.number("storm", "share"):
+        return no("LittleLost", f"up to {share:.1%} of the work is done twice", seen)
+    return yes("DoneTwice", f"up to {share:.0%} of the work is done twice", seen)
+
+
+def backlog(history: History, policy: Policy, now_s: float) -> Seen:
+    """The KV cache is full and a queue waits for it. Full with a short queue is a busy, healthy server."""
+    del now_s
+    usage, running, waiting = (history.now(name) for name in ("kv_cache_usage", "running", "waiting"))
+    for reading in (usage, running, waiting):
+        if isinstance(reading, Unknown):
+            return unknown("NoFigures", reading.reason)
+    assert not isinstance(usage, Unknown)
+    assert not isinstance(running, Unknown)
+    assert not isinstance(waiting, Unknown)
+    text = f"KV cache {usage:.0%}, {running:.0f} run, {waiting:.0f} wait"
+    if usage >= policy.number("backlog", "full") and matters(waiting, running) and is_full(usage, running):
+        return yes("FullWithAQueue", f"the KV cache is full and requests queue for it: {text}", Evidence("page", text))
+    return no("Room" if usage < policy.number("backlog", "full") else "ShortQueue", text)
+
+
+def low_hits(history: History, policy: Policy, now_s: float) -> Seen:
+    """Much is looked up in the prefix cache and next to nothing found: worth a word, and no remedy for memory."""
+    del now_s
+    asked = history.rise("prefix_queries", SURELY_S)
+    if isinstance(asked, Unknown):
+        return unknown("NoFigures", asked.reason)
+    if asked < policy.number("prefix", "least"):
+        return no("TooFew", f"{asked:.0f} tokens looked up")
+    found = history.rise("prefix_hits", SURELY_S)
+    if isinstance(found, Unknown):
+        return unknown("NoFigures", found.reason)
+    share = found / asked
+    seen = Evidence("vllm:prefix_cache_hits_total", f"{found:.0f} of {asked:.0f} tokens in {SURELY_S / 60:.0f} min")
+    if share < policy.number("prefix", "share"):
+        return yes("FewHits", f"{share:.1%} of the looked-up tokens were found", seen)
+    return no("Hits", f"{share:.0%} of the looked-up tokens were found", seen)
+
+
+def own_rule(rule: Rule, history: History) -> Seen:
+    """A question of the user's own."""
+    shown = []
+    for term in rule.terms:
+        left = history.now(term.figure)
+        right = history.now(term.other) if term.other else 1.0
+        if isinstance(left, Unknown):
+            return unknown("NoFigures", left.reason)
+        if isinstance(right, Unknown):
+            return unknown("NoFigures", right.reason)
+        bound = term.number * right
+        holds = {">": left > bound, "<": left < bound, ">=": left >= bound, "<=": left <= bound}[term.sign]
+        shown.append(f"{term.figure} {left:g} {term.sign} {bound:g}")
+        if not holds:
+            return no("RuleDoesNotHold", f"{term.figure} is {left:g}")
+    return yes("RuleHolds", rule.says, Evidence("rule", "; ".join(shown)))
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

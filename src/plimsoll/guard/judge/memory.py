@@ -1,0 +1,178 @@
+"""Whether memory runs out: retries, growth that nothing gives back, too little left, a neighbour in need, the host."""
+
+from __future__ import annotations
+
+from plimsoll.doctor.rules.kernel import Blame, explain
+from plimsoll.doctor.rules.trend_growth import SPAN_LEAST_S, Forecast, Growth, forecast, growth, rate
+from plimsoll.findings import Evidence
+from plimsoll.guard.judge.history import History
+from plimsoll.guard.judge.look import Worker
+from plimsoll.guard.judge.policy import Policy
+from plimsoll.guard.judge.tracker import WORST, Seen, no, unknown, yes
+from plimsoll.units import format_gib
+from plimsoll.unknown import Status, Unknown
+
+# Whether the card is sick: then nothing is restarted onto it.
+
+
+def sick(history: History, policy: Policy, now_s: float) -> Seen:
+    """An Xid that means hardware, or an ECC error that was not mended, since guard looks."""
+    del policy, now_s
+    last = history.last
+    if last is None or not last.cards:
+        return unknown("NotReadable", "the driver's word is not at hand: guard runs on another host, or without NVML")
+    errors = []
+    for one in last.cards:
+        errors += [f"Xid {xid} on card {one.name}" for xid in one.xids if explain(xid).blame is Blame.FAULT]
+        errors += [f"{one.uncorrectable} uncorrectable ECC errors on card {one.name}"] if one.uncorrectable else []
+    if errors:
+        return yes("HardwareErrors", errors[0], *(Evidence("driver", text) for text in errors[:5]))
+    return no("Well", "the driver reports no error")
+
+
+LATELY_S = 1_800.0
+WINDOWS = ((0, 2), (150, 5), (720, 15))  # coarse points (none: the last half hour), and how many new ones until it is due
+NO_PROBE = "no probe tells of the worker's memory: start vLLM with --worker-extension-cls plimsoll.inside.Probe"
+
+
+def retries(history: History, policy: Policy, now_s: float) -> Seen:
+    """Allocations that failed at first: torch gave its cache back and tried again. The leading sign of real trouble."""
+    del now_s
+    return _retries(history, policy, policy.number("retries", "least"))
+
+
+def _retries(history: History, policy: Policy, least: float) -> Seen:
+    over_s = policy.number("retries", "over")
+    if isinstance(history.now("retries"), Unknown):
+        return unknown("NoProbe", _no_probe(history))
+    rose = history.rise_within("retries", over_s)
+    text = f"{rose:.0f} allocations failed at first in the last {over_s / 60:.0f} min"
+    if rose >= least:
+        return yes("AllocationsFail", text, Evidence("plimsoll_torch_num_alloc_retries", f"+{rose:.0f}"))
+    return no("NoRetries", text)
+
+
+def held_growth(history: History, policy: Policy, now_s: float) -> Seen:
+    """What torch holds and cannot give back grows and goes on growing; a staircase that has ended does not."""
+    del now_s
+    return _growing(_grown(history, "held", policy.number("growth", "least")), "held", "memory that nothing gives back")
+
+
+def _growing(grown: Growth | Unknown | None, name: str, what: str) -> Seen:
+    if isinstance(grown, Unknown):
+        return unknown("NotLongEnough", grown.reason)
+    if grown is None:
+        return no("Level", f"{what} does not grow")
+    text = f"grows by {rate(grown)}, seen over {grown.span_s / 3600:.1f} h"
+    return yes("Grows", f"{what} {text}", Evidence(name, text))
+
+
+def exhausted(history: History, policy: Policy, now_s: float) -> Seen:
+    """Both: growth that nothing gives back, and an allocation that failed already. Only a restart helps, and soon."""
+    failing = _retries(history, policy, policy.number("exhausted", "least"))
+    if failing.status is not Status.TRUE:
+        return failing._replace(evidence=())
+    growing = held_growth(history, policy, now_s)
+    if growing.status is not Status.TRUE:
+        return growing
+    return yes("GrowsAndFails", f"{growing.message}; {failing.message}", *growing.evidence, *failing.evidence)
+
+
+def slack(history: History, policy: Policy, now_s: float) -> Seen:
+    """Little of a device is free, and little could be given back: on the worker that has the least of both."""
+    del now_s
+    room = history.now("room")
+    if isinstance(room, Unknown):
+        return unknown("NoProbe", _no_probe(history))
+    text = f"{format_gib(int(room))} free or could be given back"
+    if room < policy.number("slack", "least"):
+        return yes("Thin", f"little is left on the device: {text}", Evidence("device", text))
+    return no("Room", text)
+
+
+def neighbour(history: History, policy: Policy, now_s: float) -> Seen:
+    """Something outside torch came and needs memory on a card where torch holds much that it does not use."""
+    del now_s
+    last = history.last
+    if last is None or isinstance(history.now("room"), Unknown):
+        return unknown("NoProbe", _no_probe(history))
+    found = [_neighbour_of(history, policy, worker) for worker in last.workers]
+    return min(found, key=lambda seen: WORST.index(seen.status), default=unknown("NoProbe", NO_PROBE))
+
+
+def _neighbour_of(history: History, policy: Policy, worker: Worker) -> Seen:
+    free, releasable, others = worker.device_free, worker.releasable, worker.by_others
+    if free is None or releasable is None or others is None:
+        return unknown("NoProbe", f"worker {worker.rank} does not tell who holds its device")
+    text = f"others hold {format_gib(int(others))}, {format_gib(int(free))} free, {format_gib(int(releasable))} unused by torch"
+    if free >= policy.number("neighbour", "free") or releasable < policy.number("neighbour", "releasable"):
+        return no("Room", text)
+    came = history.came(worker.rank, others)
+    if came < policy.number("neighbour", "came"):
+        return no("NobodyCame", text)
+    return yes("NeighbourInNeed", f"another process took {format_gib(int(came))}: {text}", Evidence("device", text))
+
+
+def _no_probe(history: History) -> str:
+    """Why there are no figures of the workers: those that were there and are not now are another matter."""
+    return "not every worker tells of its memory at this look" if history.has_workers else NO_PROBE
+
+
+def host_growth(history: History, policy: Policy, now_s: float) -> Seen:
+    """Host memory that grows and goes on growing."""
+    del now_s
+    return _growing(_grown(history, "host_resident", policy.number("host", "least")), "host_resident", "host memory")
+
+
+def device_forecast(history: History, policy: Policy) -> Forecast | Unknown:
+    """When growth has taken what is free and what could be given back."""
+    grown = _grown(history, "held", policy.number("growth", "least"))
+    room = history.now("room")
+    if grown is None or isinstance(grown, Unknown) or isinstance(room, Unknown):
+        return Unknown("no growth is seen" if grown is None else "too little is known")
+    # Growth is of all workers together, room of the tightest: were it to grow there alone, this is when it is used up.
+    return forecast(grown, grown.level + room) or Unknown("it would be a guess")
+
+
+def host_forecast(history: History, policy: Policy) -> Forecast | Unknown:
+    """When growth has taken the host's memory."""
+    grown = _grown(history, "host_resident", policy.number("host", "least"))
+    last = history.last
+    limits = [] if last is None else [worker.host_limit for worker in last.workers if worker.host_limit]
+    if last is not None and last.figures.get("host_limit", 0.0) > 0:
+        limits.append(last.figures["host_limit"])
+    if grown is None or isinstance(grown, Unknown) or not limits:
+        return Unknown("no growth is seen" if grown is None else "no limit is known")
+    return forecast(grown, min(limits)) or Unknown("it would be a guess")
+
+
+def _grown(history: History, name: str, least: float) -> Growth | Unknown | None:
+    """Growth over the last half hour, five hours or day, whichever shows it first."""
+    if isinstance(history.now(name), Unknown):
+        return Unknown(NO_PROBE if name == "held" else f"{name} is not known now")
+    unseen: Unknown | None = None
+    is_level = False
+    for points, often in WINDOWS:
+        # Looking for it is dear, and over a long time little changes from one coarse point to the next.
+        stamp, found = history.memo.get((name, points), (-often, None))
+        if history.points - stamp >= often:
+            found = _look_for_growth(history, name, points, least)
+            history.memo[name, points] = history.points, found
+        if isinstance(found, Growth):
+            return found
+        is_level = is_level or found is None
+        unseen = found if unseen is None else unseen
+    return None if is_level else unseen  # what was recalled may tell more than guard's own half hour
+
+
+def _look_for_growth(history: History, name: str, points: int, least: float) -> Growth | Unknown | None:
+    found = history.long(name, points) if points else history.since(name, LATELY_S)
+    if found.span_s < SPAN_LEAST_S:
+        return Unknown(f"seen for {found.span_s / 60:.0f} min; growth needs 20 at least")
+    # It takes the median of all slopes in the last half, which is at most eight times the range there by the whole time: with
+    # a smaller range there is no need to look closer. A third instead of a half is beyond doubt about where the half begins.
+    later = found.values[len(found.values) // 3 :]
+    if not later or max(later) - min(later) < least / 8:
+        return None
+    load = history.long("running", points) if points else history.since("running", LATELY_S)
+    return growth(found.times, found.values, least=least, load=load if load.times else None)

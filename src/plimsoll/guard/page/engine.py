@@ -1,0 +1,446 @@
+"""One engine with all that is known of it, in sections that change each at its own pace."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from plimsoll.doctor.rules.contained import Survival, last_words
+from plimsoll.guard.judge.look import Card, Look, Reach, Worker
+from plimsoll.redaction import hide_user_text, redact
+from plimsoll.render.doctor import finding_json
+from plimsoll.render.guard import (
+    Clock,
+    EngineView,
+    Told,
+    canary_json,
+    condition_json,
+    entry_sentence,
+    forecast_json,
+    grade_of,
+    label,
+    told_json,
+)
+from plimsoll.unknown import Reading, Unknown
+
+# Texts as the page gets them: without secrets, of bounded length, and with nothing in them that turns letters around.
+
+LONGEST = 300
+DEEPEST = 6
+MOST_ITEMS = 200
+MORE = "…"
+
+
+@lru_cache(8192)  # the same few words for hundreds of engines, and looking for secrets is the slow part
+def _shown(text: str) -> str:
+    safe = "".join(letter if letter.isprintable() else _named(letter) for letter in hide_user_text(redact(text)).strip())
+    return safe if len(safe) <= LONGEST else safe[: LONGEST - 1] + MORE
+
+
+def _named(letter: str) -> str:
+    """What cannot be seen, or moves what can, by its number; line breaks and tabs are only space."""
+    return " " if letter in "\n\r\t" else f"[U+{ord(letter):04X}]"
+
+
+def shown(text: str) -> str:
+    """One text for people, whoever wrote it."""
+    cut = text[: 4 * LONGEST]
+    found = _shown(cut)
+    return found if len(cut) == len(text) or found.endswith(MORE) else found[: LONGEST - 1] + MORE
+
+
+def tidy(value: object, depth: int = DEEPEST) -> object:
+    """Plain data with every text in it shown; too deep or too many is cut, and says so."""
+    if isinstance(value, str):
+        return shown(value)
+    if isinstance(value, float):
+        return value if value == value and abs(value) != float("inf") else None
+    if value is None or isinstance(value, bool | int):
+        return value
+    if depth == 0:
+        return MORE
+    if isinstance(value, Mapping):
+        pairs = list(value.items())[:MOST_ITEMS]
+        return {shown(str(name)): tidy(inner, depth - 1) for name, inner in pairs}
+    if isinstance(value, list | tuple):
+        return [tidy(inner, depth - 1) for inner in value[:MOST_ITEMS]] + ([MORE] if len(value) > MOST_ITEMS else [])
+    return shown(str(value))
+
+
+# What the page is made from: one engine as guard sees it now, its last half hour, and what is being done to it.
+
+NOT_SEEN = Unknown("not looked at yet")
+
+
+class Series(NamedTuple):
+    """Figures over time, on the wall's clock; None where one was not known."""
+
+    times: Sequence[float] = ()
+    values: Mapping[str, Sequence[float | None]] = {}
+
+
+class Doing(NamedTuple):
+    """An action under way."""
+
+    grade: str
+    step: str
+    is_undoing: bool = False
+    since: float | None = None
+
+
+class Guarding(NamedTuple):
+    """What of guard's own doing bears on an engine."""
+
+    is_acting: bool = False
+    is_paused: bool = False  # all of it, or this engine
+    rungs_off: tuple[str, ...] = ()
+    doing: Doing | None = None
+
+
+class EngineFacts(NamedTuple):
+    """One engine."""
+
+    view: EngineView
+    readings: Mapping[str, Reading] = {}  # kv_cache_usage, running, waiting, in_flight, expected_wait, twice
+    guarding: Guarding = Guarding()
+    series: Series = Series()
+    changes: Sequence[Told] = ()
+
+    def reading(self, name: str) -> Reading:
+        """One figure."""
+        return self.readings.get(name, NOT_SEEN)
+
+
+def id_of(name: str) -> str:
+    """What an engine is called in addresses and requests, whatever its name holds."""
+    return "~" + hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:20]
+
+
+# The memory of each card as parts that add up to it, and the line up to which the engine may load it.
+#
+# |<----------------------------------- the card ----------------------------------->|
+# | weights | graphs | activation | KV used | KV free | releasable | unreleasable | outside torch | others | slack |
+# |<-------------------- the load line: what vLLM was given ------------------->|
+#
+# What the probe measures is torch's live memory, what it could give back and what it could not, and what is free. Weights
+# and KV
+# cache are what the worker reckoned with at its start; live memory beyond them and the graphs is activation.
+
+NO_FIGURES = (
+    "unknown: no worker tells of its memory. Start vLLM with --worker-extension-cls plimsoll.inside.Probe "
+    "--middleware plimsoll.inside.Gate, and give guard the gate's token (docs/inside.md)"
+)
+NO_PARTS = "which of it is weights and KV cache is unknown: that comes with the gate's token (docs/inside.md)"
+CARD_ONLY = "only the driver tells: what is inside the engine's share comes from the probe (docs/inside.md)"
+NO_LINE = "the load line is unknown: the worker does not say what it was given"
+MOST_CARDS = 16
+
+
+def ledgers(look: Look | None) -> dict[str, Any]:
+    """One bar for each worker, the tightest first; else one for each card that the driver tells of; else why there is none."""
+    if look is None:
+        return {"bars": [], "why": "unknown: not looked at yet", "left_out": 0}
+    usage = look.figures.get("kv_cache_usage")
+    bars = [bar for worker in look.workers if (bar := worker_bar(worker, usage)) is not None]
+    bars = bars or [bar for card in look.cards if (bar := card_bar(card)) is not None]
+    bars.sort(key=lambda bar: (bar["parts"][-1]["bytes"], bar["name"]))
+    return {"bars": bars[:MOST_CARDS], "why": "" if bars else NO_FIGURES, "left_out": max(0, len(bars) - MOST_CARDS)}
+
+
+def worker_bar(worker: Worker, usage: float | None) -> dict[str, Any] | None:
+    """The card of one worker; None where its size or what is free is not known."""
+    total, free, live = worker.device_total, worker.device_free, worker.allocated
+    if total is None or free is None or not 0 <= free <= total or total <= 0:
+        return None
+    parts: list[tuple[str, float]] = []
+    notes = []
+    left = min(live or 0.0, total - free)
+    if live is not None:
+        inside, told_apart = _inside(worker, left, usage)
+        parts += inside
+        notes += [] if told_apart else [NO_PARTS]
+    else:
+        notes.append("what torch holds is unknown")
+    rest = total - free - left
+    for name, value in (("releasable", worker.releasable), ("unreleasable", worker.unreleasable)):
+        size = min(value or 0.0, rest)
+        parts += [] if value is None else [(name, size)]
+        rest -= size
+    others = min(worker.by_others or 0.0, rest)
+    parts.append(("outside", rest - others))
+    parts += [] if worker.by_others is None else [("others", others)]
+    notes += [NO_LINE] if worker.requested is None else []
+    return _bar(f"worker {worker.rank}", total, [*parts, ("slack", free)], worker.requested, notes, worker.activation_peak)
+
+
+def _inside(worker: Worker, live: float, usage: float | None) -> tuple[list[tuple[str, float]], bool]:
+    """Live memory by what it is for, and whether that is known."""
+    if worker.weights is None or worker.kv_cache is None:
+        return [("live", live)], False
+    weights = min(worker.weights, live)
+    kv = min(worker.kv_cache, live - weights)
+    graphs = min(worker.graphs or 0.0, live - weights - kv)
+    cache = [("kv", kv)] if usage is None or not 0 <= usage <= 1 else [("kv_used", kv * usage), ("kv_free", kv - kv * usage)]
+    known = [] if worker.graphs is None else [("graphs", graphs)]
+    return [("weights", weights), *known, ("activation", live - weights - kv - graphs), *cache], True
+
+
+def card_bar(card: Card) -> dict[str, Any] | None:
+    """What the driver says of one card."""
+    if card.total is None or card.free is None or not 0 <= card.free <= card.total or card.total <= 0:
+        return None
+    used = card.total - card.free
+    own = None if card.by_engine is None else min(card.by_engine, used)
+    parts = [("used", used)] if own is None else [("engine", own), ("others", used - own)]
+    return _bar(card.name, card.total, [*parts, ("slack", card.free)], None, [CARD_ONLY])
+
+
+def _bar(
+    name: str,
+    total: float,
+    parts: Sequence[tuple[str, float]],
+    line: float | None,
+    notes: Sequence[str],
+    activation_peak: float | None = None,
+) -> dict[str, Any]:
+    """Whole bytes that add up to the card: what rounding leaves goes to the last."""
+    whole = [(part, int(size)) for part, size in parts[:-1]]
+    whole.append((parts[-1][0], int(total) - sum(size for _, size in whole)))
+    return {
+        "name": name, "total": int(total), "parts": [{"part": part, "bytes": size} for part, size in whole],
+        "line": None if line is None or not 1 <= line <= total else int(line),
+        "activation_peak": None if activation_peak is None else int(activation_peak), "notes": list(notes),
+    }  # fmt: skip
+
+
+# An engine's contained failures as its page shows them: how many, what they cost, and the shape of the newest one.
+
+NO_SURVIVAL = "unknown: the gate tells this (docs/inside.md)"
+TOO_OLD = "unknown: the plimsoll inside this engine does not know of containment"
+OFF = "a step that runs out of memory ends the engine"
+ARMED = "armed: requests of a step that runs out of memory are computed again in smaller steps"
+STORM = "a storm: steps run out of memory again and again, and this engine should be drained and restarted"
+LIMPS = "it limps: far slower than before its steps ran out of memory"
+_FIGURES = (
+    ("contained", "contained failures", "count"), ("aborted", "requests aborted", "count"),
+    ("recomputed_tokens", "tokens computed again", "count"), ("stalled_s", "streams stood still", "seconds"),
+    ("tokens_now", "tokens of a step, at most", "count"), ("tokens_start", "at its start", "count"),
+)  # fmt: skip
+
+
+def survival_of(look: Look | None) -> dict[str, Any]:
+    """The card; without figures where nobody tells of any."""
+    found = None if look is None or look.gate is None else look.gate.survival
+    if look is None or found is None:
+        return {"says": TOO_OLD if look is not None and look.gate is not None else NO_SURVIVAL, "figures": [], "last": None}
+    figures = [
+        {"name": name, "says": says, "unit": unit, "value": value, "why": "" if value is not None else "unknown"}
+        for name, says, unit in _FIGURES
+        for value in (getattr(found, name),)
+    ]
+    is_quiet = not found.armed and not found.contained
+    return {"says": shown(_says(found)), "figures": [] if is_quiet else figures, "last": _last(look, found)}
+
+
+def _says(found: Survival) -> str:
+    if found.storm:
+        return STORM
+    if found.limping:
+        return LIMPS
+    if found.armed:
+        return ARMED
+    return f"{'off' if found.armed is None else 'not armed'}, {OFF}: {found.why or 'the gate does not say why'}"
+
+
+def _last(look: Look, found: Survival) -> dict[str, Any] | None:
+    """The newest, with the moment it happened: an age would be another one at every look."""
+    if found.last is None or not found.contained:
+        return None
+    at = None if found.last.age_s is None else round(look.unix_s - found.last.age_s)
+    return {"at": at, "says": shown(last_words(found.last))}
+
+
+# One line of the fleet: how an engine is, in a word and a few figures.
+
+RUNGS = ("advice", "shed", "compact", "restart")
+SAYS = {
+    Reach.REFUSED: "nobody listens there", Reach.SILENT: "does not answer", Reach.NONSENSE: "answers nonsense",
+}  # fmt: skip
+# The worst first: so are they listed.
+PERSON, CRITICAL, GONE, WARNING, INFO, UNKNOWN, WELL = range(7)
+STATES = ("person", "critical", "gone", "warning", "info", "unknown", "well")
+_BY_SEVERITY = {"critical": CRITICAL, "warning": WARNING, "info": INFO}
+
+
+def row(facts: EngineFacts) -> dict[str, Any]:
+    """The line; None for what is not known."""
+    view = facts.view
+    rank, says = _state(facts)
+    doing = facts.guarding.doing
+    return {
+        "id": id_of(view.name), "name": shown(view.name), "rank": rank, "state": STATES[rank], "says": shown(says),
+        "model": None if view.look is None or view.look.model is None else shown(view.look.model),
+        "vllm": None if view.vllm is None else shown(view.vllm),
+        "kv": _rounded(facts.reading("kv_cache_usage"), 3), "running": _rounded(facts.reading("running"), 0),
+        "waiting": _rounded(facts.reading("waiting"), 0), "in_flight": _rounded(facts.reading("in_flight"), 0),
+        "twice": _rounded(facts.reading("twice"), 3), "rung": rung_of(facts),
+        "doing": None if doing is None else f"{doing.grade}: {doing.step}", "paused": facts.guarding.is_paused,
+    }  # fmt: skip
+
+
+def rung_of(facts: EngineFacts) -> str | None:
+    """The highest rung that what holds calls for; None while nothing holds."""
+    held = [grade_of(one.kind) for one in facts.view.holding]
+    return max(held, key=RUNGS.index, default=None)
+
+
+def _state(facts: EngineFacts) -> tuple[int, str]:
+    view = facts.view
+    if view.needs:
+        return PERSON, view.needs
+    held = sorted((_BY_SEVERITY.get(str(one.severity), WARNING), str(one.code)) for one in view.findings)
+    rules = [label(one) for one in view.holding]
+    said = ", ".join(dict.fromkeys([code for _, code in held] + [name for name in rules if name.startswith("rule ")]))
+    worst = min([rank for rank, _ in held] + ([WARNING] if rules and not held else []), default=WELL)
+    if worst == CRITICAL:
+        return CRITICAL, said
+    if view.look is None:
+        return UNKNOWN, "not looked at yet"
+    if view.unreachable_since_s is not None or (view.look.reach is not Reach.ANSWERS and not view.has_answered):
+        never = "" if view.has_answered else ", and never did since guard began"
+        return GONE, SAYS.get(view.look.reach, "does not answer") + never
+    if worst < WELL:
+        return worst, said
+    if view.look.reach is not Reach.ANSWERS:
+        return UNKNOWN, f"the last look brought nothing: {view.look.why}"
+    return WELL, "well"
+
+
+def _rounded(reading: Reading, digits: int) -> float | int | None:
+    if isinstance(reading, Unknown) or reading != reading or abs(reading) == float("inf"):
+        return None
+    return round(reading, digits) if digits else round(reading)
+
+
+RUNG_DOES = {
+    "advice": "says what to change", "shed": "refuses new work that would wait too long",
+    "compact": "gives back what torch does not use", "restart": "drains it, stops it, starts it",
+}  # fmt: skip
+MOST_CHANGES = 60
+NO_GATE = "unknown: the gate counts them (docs/inside.md)"
+NO_BLOCKS = "unknown: the engine does not say how many blocks its cache has"
+
+
+def sections(facts: EngineFacts, clock: Clock) -> dict[str, Any]:
+    """All of it. What changes with every second (an age, how long something holds) is told as the moment it began."""
+    view, look = facts.view, facts.view.look
+    return {
+        "head": {
+            **row(facts), "url": shown(view.url), "note": shown(view.note), "needs": shown(view.needs),
+            "why": "" if look is None else shown(look.why), "looks": view.looks,
+            "looked_at": None if look is None else round(look.unix_s, 1),
+            "ready": None if look is None or look.gate is None else look.gate.ready,
+            "drain": None if look is None or look.gate is None else shown(look.gate.drain),
+            "canary": None if look is None else _canary(look, clock),
+        },
+        "figures": _figures(facts),
+        "ledger": tidy(ledgers(look)),
+        "survival": survival_of(look),
+        "blocks": blocks(look, facts.series),
+        "forecasts": {name: tidy(forecast_json(one)) for name, one in view.forecasts.items()},
+        "ladder": ladder(facts),
+        "findings": tidy([finding_json(one) for one in view.findings]),
+        "conditions": [_condition(facts, one, clock) for one in view.conditions],
+        "changes": [_change(told) for told in list(facts.changes)[-MOST_CHANGES:]],
+        "series": {"t": [round(at, 1) for at in facts.series.times],
+                   **{name: [_short(one) for one in values] for name, values in facts.series.values.items()}},
+    }  # fmt: skip
+
+
+def _figures(facts: EngineFacts) -> list[dict[str, Any]]:
+    """Every figure with its name, and why it is not known where it is not."""
+    names = (
+        ("kv_cache_usage", "KV cache used", "share", ""), ("waiting", "waiting", "count", ""),
+        ("running", "running", "count", ""),
+        ("in_flight", "in flight at the gate", "count", NO_GATE), ("expected_wait", "a new request would wait", "seconds", ""),
+        ("twice", "work done twice, at most", "share", ""),
+    )  # fmt: skip
+    return [_figure(name, says, unit, facts.reading(name), usual) for name, says, unit, usual in names]
+
+
+def _figure(name: str, says: str, unit: str, reading: Reading, usual: str) -> dict[str, Any]:
+    if isinstance(reading, Unknown):
+        return {"name": name, "says": says, "unit": unit, "value": None, "why": shown(usual or f"unknown: {reading.reason}")}
+    return {"name": name, "says": says, "unit": unit, "value": _short(reading), "why": ""}
+
+
+def blocks(look: Look | None, series: Series) -> dict[str, Any]:
+    """The pool: how many blocks there are, how many are in use, and the most of the last half hour."""
+    config: Mapping[str, str] = {} if look is None else look.config
+    total, size = _whole(config.get("num_gpu_blocks")), _whole(config.get("block_size"))
+    usage = None if look is None else look.figures.get("kv_cache_usage")
+    if total is None or usage is None or not 0 <= usage <= 1:
+        return {"total": total, "used": None, "most": None, "size": size, "why": NO_BLOCKS if total is None else "unknown"}
+    known = [one for one in series.values.get("kv", ()) if one is not None and 0 <= one <= 1]
+    usable = max(1, total - 1)  # the first is never given out
+    most = max([*known, usage])
+    return {"total": usable, "used": round(usage * usable), "most": round(most * usable), "size": size, "why": ""}
+
+
+def ladder(facts: EngineFacts) -> dict[str, Any]:
+    """Every rung: what calls for it, what is being done on it, and what is switched off."""
+    guarding, called = facts.guarding, rung_of(facts)
+    doing = guarding.doing
+    rungs = []
+    for name in RUNGS:
+        because = [one.kind for one in facts.view.holding if grade_of(one.kind) == name]
+        is_off = name != "advice" and (not guarding.is_acting or guarding.is_paused or name in guarding.rungs_off)
+        rungs.append({
+            "rung": name, "does": RUNG_DOES[name], "because": [shown(one) for one in because],
+            "here": name == called, "off": is_off, "doing": None if doing is None or doing.grade != name else doing.step,
+            "undoing": doing is not None and doing.grade == name and doing.is_undoing,
+        })  # fmt: skip
+    return {"rungs": rungs, "acting": guarding.is_acting, "paused": guarding.is_paused, "called": called}
+
+
+def _canary(look: Look, clock: Clock) -> object:
+    found = canary_json(look, clock)
+    return None if found is None else tidy({name: value for name, value in found.items() if name != "age_s"})
+
+
+def _condition(facts: EngineFacts, condition: Any, clock: Clock) -> object:
+    found = condition_json(facts.view, condition, clock)
+    since = found["since"]
+    kept = {name: value for name, value in found.items() if name not in ("engine", "for_s")}
+    return tidy({**kept, "since": round(since) if isinstance(since, float) else None})
+
+
+def _change(told: Any) -> object:
+    found = told_json(told)
+    finding = found["finding"]
+    seen = told.condition.evidence if told.condition is not None else ()
+    plain = [{"source": one.source, "line": one.line, "text": one.text} for one in seen]
+    evidence = finding["evidence"] if isinstance(finding, dict) else plain
+    return tidy({"at": found["at"], "what": found["what"], "sentence": found["sentence"], "evidence": evidence})
+
+
+def journal(rows: Sequence[Mapping[str, Any]], engine: str | None) -> list[object]:
+    """Entries as the journal holds them, each with its sentence; those that say nothing to a person are left out."""
+    found = []
+    for entry in rows:
+        says = entry_sentence(entry)
+        if says and (engine is None or entry["engine"] in (engine, "")):
+            found.append(tidy({**entry, "sentence": says}))
+    return found
+
+
+def _short(value: float | None) -> float | None:
+    if value is None or value != value or abs(value) == float("inf"):
+        return None
+    return float(f"{value:.5g}")
+
+
+def _whole(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isascii() and text.isdecimal() and len(text) < 12 and int(text) > 0 else None

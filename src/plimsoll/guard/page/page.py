@@ -1,0 +1,276 @@
+"""Guard's page: its files, what it is told as things change, and the journal in sentences. What is shown is `dashboard`'s."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from importlib.resources import files
+from typing import Any, NamedTuple, cast
+
+import plimsoll
+from plimsoll.guard.api.requests import NOT_ACTING, Actions, Under
+from plimsoll.guard.daemon.journal import read_history
+from plimsoll.guard.daemon.loop import Fleet, Watched
+from plimsoll.guard.judge.load import done_twice, expected_wait
+from plimsoll.guard.judge.look import Reach
+from plimsoll.guard.page.engine import Doing, EngineFacts, Guarding, Series, id_of, journal, row, sections, shown, tidy
+from plimsoll.net.server import Answer, Stream, error
+from plimsoll.render.guard import SCHEMA, Clock, Trouble, entry_json, trouble_json
+from plimsoll.unknown import Reading
+
+# What is sent to a page that listens: everything once, then only what has changed.
+
+Row = Mapping[str, Any]
+QUIET = b": nothing has changed\n\n"
+
+
+def event(name: str, data: Mapping[str, Any]) -> bytes:
+    """One server-sent event. The data is ASCII on one line, so that no text in it can end it."""
+    return f"event: {name}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode("ascii")
+
+
+def rows_changed(before: Mapping[str, Row], now: Mapping[str, Row]) -> tuple[list[Row], list[str]]:
+    """The lines that are new or other than before, and the ids of those that are gone."""
+    changed = [row for key, row in now.items() if (old := before.get(key)) is not row and old != row]
+    return changed, [key for key in before if key not in now]
+
+
+def sections_changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """The sections that are other than before; of the series only the points that are new."""
+    changed = {name: section for name, section in now.items() if before.get(name) != section}
+    if "series" in changed and "series" in before:
+        tail = series_tail(before["series"], now["series"])
+        if tail is not None:
+            changed["more"] = tail
+            del changed["series"]
+    return changed
+
+
+def series_tail(before: Mapping[str, list[Any]], now: Mapping[str, list[Any]]) -> dict[str, list[Any]] | None:
+    """The points after the last one that was sent; None where that is not among them any more, or the figures are others."""
+    if not before["t"] or before.keys() != now.keys():
+        return None
+    last = before["t"][-1]
+    place = len(now["t"])
+    while place and now["t"][place - 1] > last:
+        place -= 1
+    if not place or now["t"][place - 1] != last:
+        return None
+    return {name: list(values[place:]) for name, values in now.items()}
+
+
+# The page itself: a few files that say nothing of any engine, read once from the package.
+
+KINDS = {
+    "html": "text/html; charset=utf-8", "js": "text/javascript; charset=utf-8", "css": "text/css; charset=utf-8",
+    "svg": "image/svg+xml",
+}  # fmt: skip
+
+
+def page_files() -> dict[str, tuple[bytes, str]]:
+    """Each file with its kind, by the path it is served under."""
+    found = {}
+    for one in (files("plimsoll.guard.page") / "static").iterdir():
+        kind = KINDS.get(one.name.rpartition(".")[2])
+        if kind is not None:
+            found["/" if one.name == "index.html" else f"/page/{one.name}"] = (one.read_bytes(), kind)
+    return found
+
+
+MOST_LISTENERS = 24
+LOOKS_S = 0.25  # between two looks for a change
+LEAST_S = 0.5  # between two things told
+QUIET_S = 10.0  # without a change, a word that guard is still there
+SHOWN_S = 1_800.0
+JOURNAL_READ = 1_000
+SERIES = {"kv": "kv_cache_usage", "waiting": "waiting", "running": "running"}
+
+
+class _Kept(NamedTuple):
+    """A line, and what it was made from."""
+
+    key: tuple[Any, ...]
+    row: Row
+
+
+class _State(NamedTuple):
+    """What of guard's own doing bears on every engine."""
+
+    is_acting: bool
+    is_paused: bool = False
+    paused: frozenset[str] = frozenset()
+    rungs_off: tuple[str, ...] = ()
+    doing: Mapping[str, Doing] = {}
+
+    def of(self, name: str) -> Guarding:
+        """On one engine."""
+        return Guarding(self.is_acting, self.is_paused or name in self.paused, self.rungs_off, self.doing.get(name))
+
+
+class Page:
+    """Of one fleet."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        troubles: Callable[[], Sequence[Trouble]] = tuple,
+        actions: Callable[[], Actions | None] = lambda: None,
+    ) -> None:
+        self._fleet, self._troubles, self._actions = fleet, troubles, actions
+        self.files = {path: Answer(200, body, kind) for path, (body, kind) in page_files().items()}
+        moment = fleet.moment()
+        self._offset_s = moment.unix_s - moment.now_s  # one for all points, so that those that were sent stay where they are
+        self._kept: dict[str, _Kept] = {}
+        self._names: dict[str, str] = {}  # by id
+        self._reading = asyncio.Lock()
+        self._seen_at_s, self._last_seen = -math.inf, (_State(is_acting=False), cast("Mapping[str, Row]", {}))
+        self.listeners = 0
+
+    def name_of(self, said: str) -> str:
+        """The engine's own name, where it is said by its id."""
+        if said.startswith("~") and self._fleet.engine(said) is None:
+            if self._names.get(said) not in self._kept:
+                self._rows(self._state())
+            return self._names.get(said, said)
+        return said
+
+    def answer(self, path: str, query: Mapping[str, str]) -> Answer | Stream | Awaitable[Answer] | None:
+        """One question; None if it is not one of the page's."""
+        if path == "/events":
+            if self.listeners >= MOST_LISTENERS:
+                return error(503, f"{MOST_LISTENERS} pages listen already")
+            return Stream(self._listen(query.get("engine", "")))
+        return self._journal(query.get("engine")) if path == "/journal" else None
+
+    async def _journal(self, said: str | None) -> Answer:
+        actions = self._actions()
+        if actions is None:
+            return Answer(200, json.dumps({"schema": SCHEMA, "entries": [], "wrong": [], "says": NOT_ACTING}).encode())
+        async with self._reading:
+            found = await asyncio.to_thread(read_history, actions.journal, JOURNAL_READ)
+        rows = journal([entry_json(one) for one in found.entries], None if said is None else self.name_of(said))
+        body = {"schema": SCHEMA, "entries": rows, "wrong": [shown(one.says) for one in found.wrong], "says": ""}
+        return Answer(200, json.dumps(body).encode())
+
+    # Listening
+
+    async def _listen(self, said: str) -> AsyncIterator[bytes]:
+        """Everything once, then what changes, at most twice a second."""
+        rows: Mapping[str, Row] = {}
+        about: Mapping[str, Any] = {}
+        told: Mapping[str, Any] = {}
+        key: tuple[Any, ...] = ()
+        last_s = -math.inf
+        self.listeners += 1
+        try:
+            while True:
+                now_s = time.monotonic()
+                if now_s - last_s >= LEAST_S:
+                    state, now = self._seen(now_s)
+                    now_about = self._about(state)
+                    changed, gone = rows_changed(rows, now)
+                    found = b""
+                    if changed or gone or now_about != about or last_s == -math.inf:
+                        found = event("fleet", {"all": last_s == -math.inf, "rows": changed, "gone": gone, "about": now_about})
+                    if said and (new_key := self._key(said, state)) != key:
+                        key, before, told = new_key, told, self._detail(self.name_of(said), state)
+                        more = sections_changed(before, told)
+                        found += event("engine", {"id": said, **more}) if more else b""
+                    if found or now_s - last_s >= QUIET_S:
+                        last_s = now_s
+                        yield found or QUIET
+                    rows, about = now, now_about
+                await asyncio.sleep(LOOKS_S)
+        finally:
+            self.listeners -= 1
+
+    def _seen(self, now_s: float) -> tuple[_State, Mapping[str, Row]]:
+        """Guard's own state and every line, made once for all who listen."""
+        if now_s - self._seen_at_s >= LOOKS_S / 2:
+            state = self._state()
+            self._seen_at_s, self._last_seen = now_s, (state, self._rows(state))
+        return self._last_seen
+
+    def _key(self, said: str, state: _State) -> tuple[Any, ...]:
+        """What an engine's sections are made from: while it is the same, so are they."""
+        name = self.name_of(said)
+        one = self._fleet.engine(name)
+        if one is None:
+            return ("none",)
+        return (name, one.looks, one.since_s, self._fleet.told, self._fleet.needs.get(name, ""), state.of(name))
+
+    def _state(self) -> _State:
+        actions = self._actions()
+        if actions is None:
+            return _State(is_acting=False)
+        switches = actions.switches
+        doing = {under.course.engine: _doing(under) for under in actions.under_way()}
+        rungs = tuple(sorted(str(one) for one in switches.rungs_off))
+        return _State(not actions.trouble, switches.is_paused, frozenset(switches.paused), rungs, doing)
+
+    def _about(self, state: _State) -> Mapping[str, Any]:
+        """Of guard itself and of all engines together."""
+        troubles = self._troubles()
+        moment = self._fleet.moment()
+        actions = self._actions()
+        return {
+            "version": plimsoll.__version__, "every_s": self._fleet.every_s, "acting": state.is_acting,
+            "paused": state.is_paused, "paused_engines": len(state.paused), "told": self._fleet.told,
+            "trouble": "" if actions is None else shown(actions.trouble),
+            "troubles": [tidy({**trouble_json(one, moment), "since": round(moment.unix(one.since_s))}) for one in troubles],
+        }  # fmt: skip
+
+    def _rows(self, state: _State) -> Mapping[str, Row]:
+        """Every line as of now; one that has not changed is the same object as before."""
+        kept, now_s = {}, self._fleet.moment().now_s
+        for name in self._fleet.names():
+            one = self._fleet.engine(name)
+            assert one is not None, "it is in the list"
+            guarding, needs = state.of(name), self._fleet.needs.get(name, "")
+            key = (one.looks, one.since_s, guarding, needs)
+            old = self._kept.get(name)
+            if old is None or old.key != key:
+                made = row(EngineFacts(one.view(now_s)._replace(needs=needs), _readings(one), guarding))
+                old = _Kept(key, old.row if old is not None and old.row == made else made)
+            kept[name] = old
+        if kept.keys() != self._kept.keys():
+            self._names = {id_of(name): name for name in kept}
+        self._kept = kept
+        return {str(one.row["id"]): one.row for one in kept.values()}
+
+    def _detail(self, name: str, state: _State) -> Mapping[str, Any]:
+        one, view, moment = self._fleet.engine(name), self._fleet.view(name), self._fleet.moment()
+        if one is None or view is None:
+            return {"none": f"no engine is called {shown(name)}"}
+        changes = [told for told in self._fleet.changes if told.engine == name]
+        bound_s = one.judge.policy.number("saturated", "wait")
+        steady = Clock(moment.now_s, moment.now_s + self._offset_s)
+        facts = EngineFacts(view, _readings(one), state.of(name), self._series(one), changes)
+        return {**sections(facts, steady), "none": "", "bound_s": bound_s}
+
+    def _series(self, one: Watched) -> Series:
+        """The last half hour, a point for each look that brought anything."""
+        windows = {name: one.judge.history.since(figure, SHOWN_S) for name, figure in SERIES.items()}
+        points = {name: dict(zip(window.times, window.values, strict=True)) for name, window in windows.items()}
+        times = sorted({at_s for found in points.values() for at_s in found})
+        values = {name: [found.get(at_s) for at_s in times] for name, found in points.items()}
+        return Series([at_s + self._offset_s for at_s in times], values)
+
+
+def _readings(one: Watched) -> dict[str, Reading]:
+    history = one.judge.history
+    found: dict[str, Reading] = {
+        name: history.now(name) for name in ("kv_cache_usage", "running", "waiting", "in_flight")
+    }  # fmt: skip
+    is_there = history.last is not None and history.last.reach is Reach.ANSWERS
+    found["expected_wait"] = expected_wait(history) if is_there else history.now("waiting")
+    found["twice"] = done_twice(history, one.judge.policy.number("storm", "over"))
+    return found
+
+
+def _doing(under: Under) -> Doing:
+    course = under.course
+    return Doing(str(course.grade), "" if course.step is None else str(course.step), course.is_undoing, under.since)

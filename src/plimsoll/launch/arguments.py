@@ -1,0 +1,242 @@
+"""Finds the vLLM start that a command is about: in the words typed, in a file, or in a running process."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from os.path import dirname, exists, isfile, join
+from pathlib import Path
+
+from plimsoll.errors import BadInput, TooLarge
+from plimsoll.launch.check_flags import ConfigFile
+from plimsoll.launch.files import find_launch
+from plimsoll.launch.launches import Launch
+from plimsoll.launch.options import Split
+
+_FILES = (".sh", ".bash", ".yaml", ".yml", ".json", ".txt", ".service", ".env", ".log", ".gz")
+
+
+def launches_named(options: Split, command_name: str) -> list[tuple[Launch, str]]:
+    """The starts that were meant, each with the folder that relative paths in it most likely mean."""
+    here = ""
+    if "--pid" in options.values:
+        if options.rest or options.verbatim:
+            raise BadInput("--pid names a running server; give no command or file beside it")
+        pid = options.values["--pid"]
+        if not pid.isascii() or not pid.isdigit():
+            raise BadInput(f"--pid {pid!r} is not a process id")
+        return [(launch_of_process(int(pid)), here)]
+    from plimsoll.launch.files import find_launch, read_launches
+
+    if options.verbatim is not None and options.rest:
+        raise BadInput(f"{options.rest[0]!r} stands in front of --; give a file or a command, not both")
+    command = options.verbatim if options.verbatim is not None else options.rest
+    if not command:
+        raise BadInput(f"nothing to look at; give a command, a file, --pid N or - (plimsoll {command_name} --help)")
+    if options.verbatim is None and len(command) == 1 and _is_file(command[0]):
+        stdin = sys.stdin.buffer if command[0] == "-" and sys.stdin is not None else None
+        folder = here if command[0] == "-" else dirname(command[0])
+        _check_no_model(command[0])
+        return [(launch, folder) for launch in read_launches(command[0], stdin)]
+    if len(command) == 1:
+        return [(launch, here) for launch in _pasted(command[0])]
+    launch = find_launch(command, (), "command line")
+    if launch is None or launch.in_front:
+        raise BadInput(_not_a_command(command, command_name, has_start=launch is not None))
+    return [(launch, here)]
+
+
+def _not_a_command(words: tuple[str, ...], command_name: str, *, has_start: bool) -> str:
+    """What is wrong with words that are no start: an option that does not exist, more than one file, or none of it vLLM's."""
+    listed = f"plimsoll {command_name} --help lists them"
+    option = words[0] if has_start else next((word for word in words if word.startswith("-") and word != "-"), None)
+    if has_start:
+        return f"{option} is no option of plimsoll {command_name} ({listed}); vLLM's own flags go behind `vllm serve MODEL`"
+    if option is not None and (words[0] == option or isfile(words[0])):
+        return f"{option} is no option of plimsoll {command_name} ({listed})"
+    if isfile(words[0]):
+        return f"{words[0]} is a file, and {words[1]!r} stands beside it: one file at a time"
+    shown = " ".join(words[:3]) + (" ..." if len(words) > 3 else "")
+    return f"no vLLM start in `{shown}`; it begins with `vllm serve`, `python -m vllm...` or `docker run`"
+
+
+def _is_file(word: str) -> bool:
+    return word == "-" or not any(blank in word for blank in " \t\n")
+
+
+def _check_no_model(word: str) -> None:
+    """BadInput where a model stands alone: a folder with a config.json, or no file and a name as the hub's are."""
+    is_folder = isfile(join(word, "config.json"))
+    if not is_folder and (exists(word) or word.endswith(_FILES) or not _is_id(word)):
+        return
+    what = "the folder of a model" if is_folder else "no such file"
+    raise BadInput(f"{word}: {what}; a model goes behind `vllm serve`: vllm serve {word}")
+
+
+def _is_id(word: str) -> bool:
+    owner, _, name = word.partition("/")
+    return all(part[:1].isalnum() and part.isascii() and "/" not in part for part in (owner, name))
+
+
+def _pasted(text: str) -> list[Launch]:
+    """A whole command in one pair of quotes."""
+    from plimsoll.launch.files import find_launch
+    from plimsoll.launch.shell_script import commands_in
+
+    found = [
+        launch
+        for command in commands_in(text)
+        if (launch := find_launch(command.words, command.environment, "command line", command.unresolved)) is not None
+    ]
+    if not found:
+        raise BadInput("no vLLM start command in the quoted text")
+    return found
+
+
+def config_of(launch: Launch, folder: str) -> ConfigFile | None:
+    """The flags of a `--config` file, where the file is at hand."""
+    name = config_named(launch.arguments)
+    if name is None or "$" in name:
+        return None
+    for path in (name, join(folder, name)):
+        if isfile(path):
+            return ConfigFile(path, read_vllm_config(path))
+    return ConfigFile(name, None)
+
+
+def config_named(words: tuple[str, ...]) -> str | None:
+    """The file that `--config FILE` or `--config=FILE` names."""
+    for place, word in enumerate(words):
+        if word == "--config" and place + 1 < len(words):
+            return words[place + 1]
+        if word.startswith("--config="):
+            return word.partition("=")[2]
+    return None
+
+
+# Reads the command line and environment of a running vLLM server from /proc.
+
+_READ_MAX = 4 * 1024 * 1024  # twice Linux's usual limit on arguments and environment together
+_PARENTS_MAX = 16
+# vLLM renames its processes ("VLLM::EngineCore", the prefix can be set); before that they are Python's own children.
+_RENAMED = re.compile(r"[\w.-]+::\w.*")
+_RELEVANT = (
+    "VLLM_",
+    "CUDA_",
+    "PYTORCH_",
+    "TORCH_",
+    "NCCL_",
+    "HF_",
+    "TRANSFORMERS_",
+    "OMP_",
+    "RAY_",
+    "PROMETHEUS_",
+    "TRITON_",
+    "LD_PRELOAD",
+    "UCX_",
+    "GLOO_",
+)
+
+
+def launch_of_process(pid: int, proc: Path = Path("/proc")) -> Launch:
+    """The command that started the vLLM server which `pid` is, or is a part of."""
+    words = _command_line(pid, proc)
+    if not words:
+        raise BadInput(f"pid {pid} has no command line: a kernel thread, or a process that has ended")
+    title = words[0] if len(words) == 1 and _RENAMED.fullmatch(words[0]) else None
+    if title is None and not _is_python_child(words):
+        launch = _launch(words, pid, proc)
+        if launch is None:
+            raise BadInput(f"pid {pid} is not a vLLM server: {words[0]}")
+        return launch
+    what = title or "a child of Python's multiprocessing"
+    for parent in _parents(pid, proc):
+        launch = _launch(_command_line(parent, proc), parent, proc)
+        if launch is not None:
+            note = f"pid {pid} is {what}; the command line is that of its parent, pid {parent}"
+            return launch._replace(source=f"pid {pid}", notes=(*launch.notes, note))
+    raise BadInput(f"pid {pid} is {what}, and none of its parents shows the command that started it")
+
+
+def _is_python_child(words: tuple[str, ...]) -> bool:
+    return any(word.startswith("from multiprocessing.") for word in words)
+
+
+def _launch(words: tuple[str, ...], pid: int, proc: Path) -> Launch | None:
+    environment, notes = _environment(pid, proc)
+    launch = find_launch(words, environment, f"pid {pid}")
+    # Nothing is missing in a running process: a `$` in its words is meant.
+    return launch and launch._replace(unresolved=(), notes=launch.notes + notes)
+
+
+def _command_line(pid: int, proc: Path) -> tuple[str, ...]:
+    try:
+        content = _read(proc / str(pid) / "cmdline")
+    except (FileNotFoundError, ProcessLookupError):
+        raise BadInput(f"pid {pid}: no such process") from None
+    except OSError as error:
+        raise BadInput(f"pid {pid}: its command line cannot be read: {error.strerror}") from None
+    title = content.rstrip("\0")  # a renamed process leaves the rest of its old arguments as zeros
+    if not title or _RENAMED.fullmatch(title):
+        return (title,) if title else ()
+    return tuple(content.removesuffix("\0").split("\0"))
+
+
+def _environment(pid: int, proc: Path) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]]:
+    """The variables that matter to vLLM, and a note where they cannot be read."""
+    try:
+        content = _read(proc / str(pid) / "environ")
+    except OSError as error:
+        return (), (f"its environment cannot be read ({error.strerror}): run as the same user or as root",)
+    pairs = (entry.partition("=") for entry in content.split("\0"))
+    return tuple((name, value) for name, given, value in pairs if given and name.startswith(_RELEVANT)), ()
+
+
+def _parents(pid: int, proc: Path) -> list[int]:
+    """The process's parent, its parent, and so on, as far as they can be read."""
+    parents: list[int] = []
+    while len(parents) < _PARENTS_MAX:
+        try:
+            status = _read(proc / str(pid) / "status")
+        except OSError:
+            break
+        found = re.search(r"^PPid:\s*([0-9]+)", status, re.MULTILINE)
+        pid = int(found.group(1)) if found else 0
+        if pid <= 0 or pid in parents:
+            break
+        parents.append(pid)
+    return parents
+
+
+def _read(path: Path) -> str:
+    with path.open("rb") as file:
+        return file.read(_READ_MAX).decode("utf-8", errors="replace")
+
+
+# Reads the YAML file that `vllm serve --config FILE` takes flags from.
+
+BYTES_MAX = 1024 * 1024
+
+
+def read_vllm_config(path: str) -> Mapping[str, object]:
+    """The entries of the file, by flag name; BadInput if it is not a flat mapping that vLLM could read."""
+    if not path.endswith((".yaml", ".yml")):
+        raise BadInput(f"{path}: vLLM reads --config only from a .yaml or .yml file")
+    try:
+        with Path(path).open("rb") as file:
+            content = file.read(BYTES_MAX + 1)
+    except OSError as error:
+        raise BadInput(f"{path}: {error.strerror or error}") from None
+    if len(content) > BYTES_MAX:
+        raise TooLarge(f"{path}: larger than {BYTES_MAX // 1024} KiB, which is no list of flags")
+    from plimsoll.launch.yaml_tree import documents_in  # brings pyyaml
+
+    try:
+        documents = documents_in(content.decode("utf-8"), path, booleans=True)
+    except UnicodeDecodeError:
+        raise BadInput(f"{path}: not text") from None
+    found = next(iter(documents), None)
+    if not isinstance(found, dict):
+        raise BadInput(f"{path}: not a mapping of flag names to values")
+    return {str(key): value for key, value in found.items()}

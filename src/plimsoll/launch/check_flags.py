@@ -1,0 +1,509 @@
+"""What a vLLM version makes of a command: which flags it takes, which it refuses, which do nothing.
+
+check(launch, engine)        one verdict a flag and variable, and the command rewritten so that the version takes it
+check(..., came_from=older)  also what the upgrade changes for this very command
+with_branches(checked)       also what the version refuses in other branches of the script
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from plimsoll.launch import rewrite
+from plimsoll.launch.command_line import (
+    Argument,
+    CommandLine,
+    Unseen,
+    arguments_from_config,
+    config_problem,
+    in_form_of,
+    key_values,
+    read_command_line,
+    row_problem,
+    value_problem,
+)
+from plimsoll.launch.launches import EntryPoint, Launch
+from plimsoll.launch.rewrite import Item, Status
+from plimsoll.vllm import flag_notes, flags, versions
+from plimsoll.vllm.flags import UNKNOWN_DEFAULT, FlagRow, flags_of, history_of, is_before, release_after
+from plimsoll.vllm.versions import Engine
+
+# What changed between releases without a flag in the command changing: read in the wheels and checked on live engines.
+
+
+class Behaviour(NamedTuple):
+    """Something vLLM does from one release on."""
+
+    since: str
+    what: str
+    evidence: str  # the file of that release in which it can be read
+
+
+BEHAVIOURS: tuple[Behaviour, ...] = (
+    Behaviour("0.8.0", "the second engine (V1) runs by default: prefix caching and chunked prefill on, preemption by "
+              "recomputation only, no swapping", "engine/arg_utils.py"),
+    Behaviour("0.9.1", "memory of other processes no longer counts against the budget; the start is refused when less than "
+              "the requested share is free", "v1/worker/gpu_worker.py"),
+    Behaviour("0.11.0", "metrics named vllm:gpu_* are hidden unless --show-hidden-metrics-for-version=0.10 is given",
+              "v1/metrics/loggers.py"),
+    Behaviour("0.11.0", "the first engine (V0) is gone; NCCL's buffers no longer count against the budget",
+              "v1/worker/gpu_worker.py"),
+    Behaviour("0.12.0", "metrics named vllm:gpu_* are gone: dashboards and alerts on them see nothing; "
+              "vllm:time_per_output_token_seconds is hidden", "v1/metrics/loggers.py"),
+    Behaviour("0.15.0", "vllm:time_per_output_token_seconds is gone, and so is VLLM_ATTENTION_BACKEND",
+              "v1/metrics/loggers.py, envs.py"),
+    Behaviour("0.18.0", "--shutdown-timeout exists: 0 (the default) aborts requests in flight on SIGTERM",
+              "engine/arg_utils.py"),
+    Behaviour("0.19.0", "a prompt is admitted only when all of it fits the KV cache (--scheduler-reserve-full-isl)",
+              "config/scheduler.py"),
+    Behaviour("0.20.0", "memory for CUDA graphs is estimated and taken from the KV cache by default",
+              "v1/worker/gpu_worker.py"),
+    Behaviour("0.22.0", "the second model runner is the default for some architectures", "config/vllm.py"),
+    Behaviour("0.26.0", "prefix caching is on by default for hybrid (Mamba) models too", "config/model.py"),
+    Behaviour("0.29.0", "the second model runner is the default for every architecture it supports", "config/vllm.py"),
+    Behaviour("0.29.0", "python -m vllm.entrypoints.openai.api_server warns that it is deprecated",
+              "entrypoints/openai/api_server.py"),
+)  # fmt: skip
+
+
+def changes_between(old: str, new: str) -> tuple[Behaviour, ...]:
+    """What begins to hold on the way from one release to a later one, oldest first; empty for a downgrade."""
+    return tuple(b for b in BEHAVIOURS if is_before(old, b.since) and not is_before(new, b.since))
+
+
+# The verdict on one flag of a command.
+
+# The release that began to take `--model` after `vllm serve`, and to ask for the model as the first word instead.
+MODEL_FLAG_TAKEN = "0.8.3"
+# The first release whose parser joined `--config.key value` into JSON.
+DOTTED_SINCE = "0.9.0"
+_KEYED_KINDS = ("json", "json-or-text", "other")
+_NUMBERS = ("int", "float", "human-int", "human-int-or-auto")
+
+
+class Beside(NamedTuple):
+    """What stands beside a flag in its command."""
+
+    given: frozenset[str]
+    overruled: frozenset[int] = frozenset()  # the arguments behind which the same flag is given again, by their id()
+    is_whole: bool = True  # False: more flags may come from a variable or a file that was not seen
+
+
+def judge(argument: Argument, engine: Engine, entry: EntryPoint, unseen: Unseen, beside: Beside) -> Item:
+    """What the release does with the flag."""
+    row = argument.row
+    if row is None:
+        return _absent(argument, engine)
+    if argument.path:
+        return _dotted(argument, row, engine)
+    special = _config(argument, row) if row.name == "--config" else None
+    special = special or (_model(argument, engine, entry) if row.name == "--model" else None)
+    if special is not None:
+        return special
+    if argument.source and argument.is_negated:
+        return _false_in_a_file(argument, row)
+    problem = value_problem(argument, unseen)
+    if problem is not None:
+        return _bad_value(argument, row, problem)
+    problem = config_problem(argument, unseen, engine.release, beside.given)
+    if problem is not None and id(argument) not in beside.overruled:
+        return item_for(argument, Status.NEVER_EXISTED, note=problem)
+    return _taken(argument, row, engine, beside, unseen)
+
+
+def _taken(argument: Argument, row: FlagRow, engine: Engine, beside: Beside, unseen: Unseen) -> Item:
+    """The release takes it: does it do anything?"""
+    idle = flag_notes.IDLE.get(row.name)
+    if idle is not None and not is_before(engine.release, idle.since):
+        return item_for(argument, Status.NO_EFFECT, idle.since, note=idle.why)
+    if row.is_deprecated:
+        stretch = [r for r in history_of(row.name) if r.is_deprecated]
+        return item_for(argument, Status.DEPRECATED, stretch[0].first, note="vLLM means to remove it")
+    doubt = _implied(argument, row, engine) or _alone(argument, row, engine, beside) or _unlisted(argument, row, engine, unseen)
+    return doubt or item_for(argument, Status.OK, history_of(row.name)[0].first)
+
+
+def _alone(argument: Argument, row: FlagRow, engine: Engine, beside: Beside) -> Item | None:
+    """A flag that acts only beside another, which the command does not give."""
+    needs = flag_notes.NEEDS.get(row.name)
+    if needs is None or not beside.is_whole or needs.flag in beside.given:
+        return None
+    if needs.since is not None and is_before(engine.release, needs.since):
+        return None
+    since = history_of(row.name)[0].first if needs.since is None else None  # earlier releases were not read: it may be older
+    instead = f"{needs.flag} beside it, if it was meant to act"
+    return item_for(argument, Status.NO_EFFECT, since, instead, f"vLLM looks at it only where {needs.flag} is given")
+
+
+def _unlisted(argument: Argument, row: FlagRow, engine: Engine, unseen: Unseen) -> Item | None:
+    """A name that is not in vLLM's own list, where a plugin or the model can still make something of it."""
+    names = flag_notes.OPEN_LISTS.get((row.name, engine.release))
+    value = argument.values[0] if argument.values else ""
+    if names is None or not engine.is_exact or value in ("", "None", *names) or value in unseen:
+        return None
+    near = _nearest_of(value, tuple(sorted(names)))
+    instead = f"{row.name} {near}, if that was meant" if near else None
+    note = (
+        f"not a name of {engine}'s own: it refuses to start, unless a plugin brings the name or the model's files overrule it"
+    )
+    return item_for(argument, Status.UNKNOWN, None, instead, note)
+
+
+def item_for(
+    argument: Argument, status: Status, since: str | None = None, instead: str | None = None, note: str | None = None
+) -> Item:
+    """The verdict under the name the user typed, with the file it stands in."""
+    if argument.source:
+        note = f"{note}; from {argument.source}" if note else f"from {argument.source}"
+    return Item(argument.typed, status, since, instead, note, argument.values)
+
+
+def _dotted(argument: Argument, row: FlagRow, engine: Engine) -> Item:
+    if is_before(engine.release, DOTTED_SINCE):
+        note = f"dotted keys came with {DOTTED_SINCE}; pass JSON instead"
+        return item_for(argument, Status.NEVER_EXISTED, DOTTED_SINCE, note=note)
+    if row.kind not in _KEYED_KINDS:
+        return item_for(argument, Status.NEVER_EXISTED, note=f"{row.name} takes no keys")
+    if argument.lacks_value:
+        return item_for(argument, Status.NEVER_EXISTED, note="it needs a value")
+    return item_for(argument, Status.OK, history_of(row.name)[0].first)
+
+
+def _config(argument: Argument, row: FlagRow) -> Item | None:
+    if argument.has_equals:
+        note = "vLLM reads the file only when it is written as two words: --config FILE"
+        return item_for(argument, Status.NO_EFFECT, row.first, "--config FILE", note)
+    if argument.values and not argument.values[0].endswith((".yaml", ".yml")) and "$" not in argument.values[0]:
+        return item_for(argument, Status.NEVER_EXISTED, note="vLLM reads only .yaml and .yml files")
+    return None
+
+
+def _model(argument: Argument, engine: Engine, entry: EntryPoint) -> Item | None:
+    if entry is not EntryPoint.SERVE or argument.source or not argument.values:
+        return None
+    instead = "the model as the first word after `vllm serve`"
+    if is_before(engine.release, MODEL_FLAG_TAKEN):
+        note = f"`vllm serve` of {engine} wants the model as its first word"
+        return item_for(argument, Status.NEVER_EXISTED, MODEL_FLAG_TAKEN, instead, note)
+    return item_for(argument, Status.DEPRECATED, MODEL_FLAG_TAKEN, instead)
+
+
+def _false_in_a_file(argument: Argument, row: FlagRow) -> Item:
+    """`enable-x: false` in a --config file: vLLM drops the entry."""
+    if row.takes_value or row.default is False:
+        return item_for(argument, Status.REDUNDANT, note="it is the default")
+    negation = "--no-" + row.name.removeprefix("--")
+    note = "vLLM drops an entry that says false"
+    return item_for(argument, Status.NO_EFFECT, instead=f"{negation} on the command line", note=note)
+
+
+def _absent(argument: Argument, engine: Engine) -> Item:
+    """The release has no such flag: was it removed, does it come later, or did it never exist?"""
+    spelling, short_for = _meant(argument)
+    past = history_of(spelling)
+    positive = "--" + spelling.removeprefix("--no-")
+    if not past and spelling.startswith("--no-") and history_of(positive):
+        past = tuple(row for row in history_of(positive) if row.kind == "on-off")
+        if not past:
+            return item_for(argument, Status.NEVER_EXISTED, note=f"{positive} has no --no- form")
+    if not past:
+        return _ambiguous(argument) if argument.candidates else _unheard_of(argument, engine)
+    if is_before(engine.release, past[0].first):
+        note = f"came with {past[0].first}; {engine} refuses it"
+        return item_for(argument, Status.NEVER_EXISTED, past[0].first, note=note)
+    last = [row for row in past if not is_before(engine.release, row.first)][-1]
+    gone = flag_notes.GONE.get(spelling) or flag_notes.GONE.get(positive)
+    note = gone.why if gone else "vLLM refuses to start"
+    return item_for(argument, Status.REMOVED, release_after(last.last), gone.instead if gone else None, f"{short_for}{note}")
+
+
+def _meant(argument: Argument) -> tuple[str, str]:
+    """The spelling of an earlier release that a prefix stood for, and words that say so."""
+    if argument.candidates or history_of(argument.spelling) or not argument.spelling.startswith("--"):
+        return argument.spelling, ""
+    begun = [name for name in versions.rows("flags") if name.startswith(argument.spelling)]
+    if len(begun) == 1 and len(argument.spelling) > 4:
+        return begun[0], f"short for {begun[0]}: "
+    return argument.spelling, ""
+
+
+def _ambiguous(argument: Argument) -> Item:
+    shown = ", ".join(argument.candidates[:4]) + (", ..." if len(argument.candidates) > 4 else "")
+    return item_for(argument, Status.NEVER_EXISTED, note=f"several flags begin like this ({shown}); vLLM refuses it")
+
+
+def _unheard_of(argument: Argument, engine: Engine) -> Item:
+    folklore = flag_notes.FOLKLORE.get(argument.spelling)
+    if folklore is not None:
+        return item_for(argument, Status.NEVER_EXISTED, instead=folklore, note="in no release of vLLM")
+    if not engine.is_exact:
+        note = f"not in {engine}, the release that stands for {engine.asked}"
+        return item_for(argument, Status.UNKNOWN, note=note)
+    near = _nearest(argument.spelling, engine.release)
+    instead = f"{near}, if that was meant" if near else None
+    return item_for(argument, Status.NEVER_EXISTED, instead=instead, note="in no release of vLLM; a plugin could add it")
+
+
+@functools.lru_cache(maxsize=64)
+def _nearest(spelling: str, release: str) -> str | None:
+    return _nearest_of(spelling, [name for name in flags_of(release) if name.startswith("--")])
+
+
+def _nearest_of(word: str, known: Iterable[str]) -> str | None:
+    import difflib  # only for what is mistyped
+
+    found = difflib.get_close_matches(word, known, n=1, cutoff=0.8)
+    return found[0] if found else None
+
+
+def _bad_value(argument: Argument, row: FlagRow, problem: str) -> Item:
+    """A value the release refuses: other releases may take it."""
+    others = [r for r in history_of(row.name) if r is not row and argument.values and _takes(r, argument)]
+    earlier = [r for r in others if is_before(r.last, row.first)]
+    later = [r for r in others if is_before(row.last, r.first)]
+    instead = _switch(argument, row)
+    if (earlier or later) and instead is None:
+        instead = _other_form(argument, row)
+    if earlier:
+        since = release_after(earlier[-1].last)
+        return item_for(argument, Status.REMOVED, since, instead, f"the value is no longer taken: {problem}")
+    if later:
+        note = f"the value came with {later[0].first}: {problem}"
+        return item_for(argument, Status.NEVER_EXISTED, later[0].first, instead, note)
+    return item_for(argument, Status.NEVER_EXISTED, instead=instead, note=f"no release takes this value: {problem}")
+
+
+def _takes(row: FlagRow, argument: Argument) -> bool:
+    """Whether it surely takes the values; a flag of any text says nothing about one of them."""
+    if row.kind in ("true-false", "bool"):
+        return argument.values[0].lower() in ("true", "false")
+    if row.kind == "key-value":
+        return all(key_values(value) is not None for value in argument.values)
+    is_judged = row.choices is not None or row.kind in _NUMBERS
+    return row.takes_value and is_judged and not any(row_problem(row, value) for value in argument.values)
+
+
+def _switch(argument: Argument, row: FlagRow) -> str | None:
+    """The switch that says what `--flag true` and `--flag=false` mean; None where there is none."""
+    said = argument.values[0].lower() if argument.values and not row.takes_value else ""
+    if said == "false" and row.kind == "on-off":
+        return "--no-" + row.name.removeprefix("--")
+    return row.name if said == "true" else None
+
+
+def _other_form(argument: Argument, row: FlagRow) -> str | None:
+    """The flag with the same value in the form that this release takes."""
+    value = in_form_of(row, argument.values)
+    if value is not None:
+        return f"{row.name} '{value}'" if row.kind == "json" else f"{row.name} {value}"
+    if row.name == "--max-model-len" and argument.values[0].strip().lower() == "auto":
+        return "a number of tokens; without the flag it is the model's own length"
+    return None
+
+
+def _implied(argument: Argument, row: FlagRow, engine: Engine) -> Item | None:
+    """A switch that says what is so anyway. Values that equal the default are kept: they pin what matters."""
+    if row.takes_value or argument.values:
+        return None
+    wanted = not argument.is_negated
+    implied = flag_notes.IMPLIED.get(row.name)
+    if implied is not None and wanted and not is_before(engine.release, implied.since):
+        return item_for(argument, Status.REDUNDANT, implied.since, note=implied.why)
+    if row.kind == "on-off" and row.default is wanted:
+        same = [r for r in history_of(row.name) if r.default is wanted]
+        return item_for(argument, Status.REDUNDANT, same[0].first if same else None, note="it is the default")
+    return None
+
+
+# The release that began to print a DeprecationWarning for `python -m vllm.entrypoints.openai.api_server`.
+ENTRY_POINT_DEPRECATED = "0.29.0"
+_DASHES = ("\N{EM DASH}", "\N{EN DASH}", "\N{MINUS SIGN}", "\N{NON-BREAKING HYPHEN}")
+
+
+class ConfigFile(NamedTuple):
+    """The file named by `--config`, and its entries; None if it is not at hand."""
+
+    name: str
+    entries: Mapping[str, object] | None
+
+
+class Checked(NamedTuple):
+    """Everything one version says about one launch."""
+
+    launch: Launch
+    engine: Engine
+    model: str | None
+    items: tuple[Item, ...]
+    rewritten: tuple[str, ...]  # the words of a command that the version takes
+    rewritten_environment: tuple[tuple[str, str], ...]
+    unseen: Unseen
+    notes: tuple[str, ...] = ()
+    came_from: Engine | None = None
+    changes: tuple[Behaviour, ...] = ()  # what else the upgrade changes
+    config: ConfigFile | None = None  # the file that the command reads more flags from
+
+    @property
+    def starts(self) -> bool:
+        """Whether the version's parser takes the command, as far as we know its flags."""
+        return not any(item.status.is_refused for item in self.items)
+
+
+def check(launch: Launch, engine: Engine, came_from: Engine | None = None, config: ConfigFile | None = None) -> Checked:
+    """Judge every flag and variable of a launch against one version."""
+    unseen = Unseen(launch.unresolved)
+    takes_model = launch.entry is not EntryPoint.API_SERVER
+    line = read_command_line(launch.arguments, engine.release, takes_model=takes_model, unseen=unseen)
+    line = with_config(line, config, engine)
+    is_whole = _is_whole(line, config, unseen) and not launch.otherwise
+    beside = Beside(line.given, _overruled(line), is_whole)
+    judged = [(a, judge(a, engine, launch.entry, unseen, beside)) for a in line.arguments if not a.is_opaque]
+    variables = [(name, value, _judge_variable(name, value, engine)) for name, value in dict(launch.environment).items()]
+    items = [item for _, item in judged]
+    items += _twice(line)
+    items += [item for _, _, item in variables if item is not None]
+    items += [_stray(word) for word in line.leftovers]
+    items += _entry_point(launch, engine)
+    if came_from is not None:
+        items += _changed_defaults(line, launch, came_from, engine)
+    made = rewrite.rewrite(line, judged, variables, engine)
+    notes = (*launch.notes, *_notes(launch, engine, came_from, line, config), *made.notes, *_config_notes(judged))
+    changes = changes_between(came_from.release, engine.release) if came_from is not None else ()
+    return Checked(
+        launch, engine, line.model, tuple(items), made.words, made.environment, unseen, notes, came_from, changes, config
+    )
+
+
+def with_branches(checked: Checked) -> Checked:
+    """The same with the flags that the version refuses in the branches of the script that were not taken."""
+    seen = {(item.name, item.values) for item in checked.items}
+    items = list(checked.items)
+    for other in checked.launch.otherwise:
+        for item in check(other, checked.engine, config=checked.config).items:
+            if item.status.is_refused and (item.name, item.values) not in seen:
+                seen.add((item.name, item.values))
+                where = "in another branch of the script"
+                items.append(item._replace(note=f"{item.note}; {where}" if item.note else where))
+    return checked._replace(items=tuple(items))
+
+
+def _overruled(line: CommandLine) -> frozenset[int]:
+    """The arguments that the parser reads and forgets, since the same flag comes once more."""
+    last = {a.row.name: id(a) for a in line.arguments if a.row is not None and not a.path}
+    return frozenset(id(a) for a in line.arguments if a.row is not None and last.get(a.row.name) != id(a))
+
+
+def _is_whole(line: CommandLine, config: ConfigFile | None, unseen: Unseen) -> bool:
+    """Whether no flag can come from a file or a variable that was not seen."""
+    is_file_missing = config is not None and config.entries is None
+    is_opaque = any(a.is_opaque for a in line.arguments) or unseen.is_whole(line.model or "")
+    return not is_file_missing and not is_opaque
+
+
+def with_config(line: CommandLine, config: ConfigFile | None, engine: Engine) -> CommandLine:
+    """The line with the file's flags in front, as vLLM inserts them; the command line wins."""
+    if config is None or not config.entries:
+        return line
+    inner = arguments_from_config(config.entries, engine.release, config.name)
+    return line._replace(
+        model=line.model or inner.model,
+        arguments=(*inner.arguments, *line.arguments),
+        leftovers=(*line.leftovers, *inner.leftovers),
+    )
+
+
+def _config_notes(judged: list[rewrite.Judged]) -> list[str]:
+    """What has to be edited in the file, since the command cannot be rewritten around it."""
+    wrong: dict[str, list[str]] = {}
+    for argument, item in judged:
+        if argument.source and item.status.is_problem:
+            wrong.setdefault(argument.source, []).append(argument.typed.lstrip("-"))
+    return [f"edit {file}: {', '.join(names)}; the rewritten command still reads that file" for file, names in wrong.items()]
+
+
+def _twice(line: CommandLine) -> list[Item]:
+    """vLLM takes one --config at most."""
+    files = [a for a in line.arguments if a.row is not None and a.row.name == "--config" and not a.source]
+    return [Item(a.typed, Status.NEVER_EXISTED, note="vLLM takes one --config", values=a.values) for a in files[1:]]
+
+
+def _stray(word: str) -> Item:
+    if word.startswith(_DASHES):
+        return Item(word, Status.NEVER_EXISTED, note="it begins with a long dash, as word processors make them: write --")
+    if not word.strip() or "\N{NO-BREAK SPACE}" in word:
+        return Item(repr(word), Status.NEVER_EXISTED, note="a blank that is part of a word: a backslash followed by a space?")
+    return Item(word, Status.NEVER_EXISTED, note="belongs to no flag; vLLM refuses it")
+
+
+def _judge_variable(name: str, value: str, engine: Engine) -> Item | None:
+    if not flags.matters(name):
+        return None
+    if not name.startswith("VLLM_"):
+        return Item(name, Status.OK, note="not vLLM's own; handed through", values=(value,))
+    past = flags.variable_history(name)
+    if past is None:
+        return Item(name, Status.UNKNOWN, note="no release of vLLM reads it; a plugin may", values=(value,))
+    if flags.is_read_in(name, engine.release):
+        return Item(name, Status.OK, past.first, values=(value,))
+    if is_before(engine.release, past.first):
+        return Item(name, Status.NO_EFFECT, past.first, note=f"came with {past.first}; {engine} ignores it", values=(value,))
+    gone = flag_notes.GONE_VARIABLES.get(name)
+    note = gone.why if gone else "the variable is no longer read"
+    return Item(name, Status.NO_EFFECT, past.gone_in(), gone.instead if gone else None, note, (value,))
+
+
+def _entry_point(launch: Launch, engine: Engine) -> list[Item]:
+    if launch.entry is not EntryPoint.API_SERVER or is_before(engine.release, ENTRY_POINT_DEPRECATED):
+        return []
+    return [Item(launch.entry.value, Status.DEPRECATED, ENTRY_POINT_DEPRECATED, "vllm serve")]
+
+
+def _changed_defaults(line: CommandLine, launch: Launch, old: Engine, new: Engine) -> list[Item]:
+    """Flags and variables the command leaves alone whose default is another one after the upgrade, memory first."""
+    given = {a.row.name for a in line.arguments if a.row is not None} | {"--model"}
+    before, after = flags_of(old.release), flags_of(new.release)
+    items = []
+    for name, row in after.items():
+        past = before.get(name)
+        if name != row.name or past is None or name in given or UNKNOWN_DEFAULT in (row.default, past.default):
+            continue
+        if row.default == past.default or (_is_empty(row.default) and _is_empty(past.default)):
+            continue
+        note = f"not in the command: {_shown(past.default)} in {old}, {_shown(row.default)} in {new}"
+        if name in flag_notes.MEMORY:
+            note += f"; {flag_notes.MEMORY[name]}"
+        same = [r for r in history_of(name) if not is_before(r.first, past.first) and r.default == row.default]
+        items.append(Item(name, Status.DEFAULT_CHANGED, same[0].first if same else None, note=note))
+    items.sort(key=lambda item: (item.name not in flag_notes.MEMORY, item.name))
+    set_here = dict(launch.environment)
+    for name in versions.rows("environment"):
+        then, now = flags.default_in(name, old.release), flags.default_in(name, new.release)
+        if name.startswith("VLLM_") and name not in set_here and None not in (then, now) and then != now:
+            note = f"not set: {_shown(then)} in {old}, {_shown(now)} in {new}"
+            items.append(Item(name, Status.DEFAULT_CHANGED, note=note))
+    return items
+
+
+def _is_empty(default: object) -> bool:
+    """Unset, an empty text, list or object: a parser may write one for the other. False is a word of its own."""
+    return default is None or default in ("", [], {})
+
+
+def _shown(default: object) -> str:
+    return "unset (vLLM decides)" if default is None else "an empty object" if default == {} else repr(default)
+
+
+def _notes(launch: Launch, engine: Engine, came_from: Engine | None, line: CommandLine, config: ConfigFile | None) -> list[str]:
+    notes = [e.note for e in (engine, came_from) if e is not None and e.note is not None]
+    if launch.unresolved:
+        shown = ", ".join(Unseen([name]).markers[0] for name in launch.unresolved if name)
+        notes.append(f"set elsewhere and not seen: {shown}")
+    tag = launch.image.rpartition(":")[2] if launch.image and ":" in launch.image.rpartition("/")[2] else ""
+    if tag[:1] in ("v", "0") and tag.lstrip("v").split("-")[0] != engine.release:
+        notes.append(f"the image says {tag}; --vllm {tag} checks against that")
+    if config is not None and config.entries is None:
+        notes.append(f"{config.name} (--config) is not at hand; the flags in it were not checked")
+    elif line.model is None and config is None:
+        notes.append("no model is named")
+    return notes

@@ -1,0 +1,424 @@
+"""Reads the arguments of `vllm serve` as vLLM's own parser would.
+
+vLLM's parser is Python's argparse with additions, and users lean on all of it: `--foo_bar`, unique prefixes
+(`--gpu-memory-util`), `--no-` forms, `=`, short names (`-tp 4`), dotted JSON (`--compilation-config.mode 3`), `-O3`,
+several values after one flag, and a YAML file of flags (`--config`).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from plimsoll.errors import BadInput, TooLarge
+from plimsoll.units import parse_vllm_integer, parse_vllm_integer_or_auto
+from plimsoll.vllm.flags import FlagRow, flags_of, history_of, is_before
+
+_NEGATIVE_NUMBER = r"^-\d+$|^-\d*\.\d+$"  # argparse's own
+_TRUE_FALSE = ("true", "false")
+_JSON_CHARACTERS_MAX = 1 << 20
+
+
+class Argument(NamedTuple):
+    """One flag as it was given, and the row of the parser it meets."""
+
+    typed: str  # the name as typed, with its dashes and without its value
+    spelling: str  # the option string it stands for: underscores made dashes, prefix completed
+    values: tuple[str, ...] = ()
+    row: FlagRow | None = None  # None: this release has no such flag
+    is_negated: bool = False  # --no-...
+    path: str = ""  # the dotted key, for JSON arguments
+    candidates: tuple[str, ...] = ()  # several flags begin like this: argparse refuses
+    lacks_value: bool = False
+    has_equals: bool = False  # --name=value
+    source: str = ""  # the file it came from, if not the command line
+    is_opaque: bool = False  # not a flag: a variable nobody assigned, which may hold any number of flags
+
+
+class CommandLine(NamedTuple):
+    """What the parser makes of the words."""
+
+    model: str | None
+    arguments: tuple[Argument, ...]
+    leftovers: tuple[str, ...] = ()  # words that belong to nothing; vLLM refuses them
+
+    @property
+    def given(self) -> frozenset[str]:
+        """The flags that the command sets, by their full names; a switch counts only where it is on in the end."""
+        is_on = {a.row.name: not _says_off(a) for a in self.arguments if a.row is not None}
+        return frozenset(name for name, on in is_on.items() if on)
+
+
+def _says_off(argument: Argument) -> bool:
+    """Whether it is a switch that is turned off, also in words that vLLM refuses: `--enable-lora=false`."""
+    is_switch = argument.row is not None and not argument.row.takes_value
+    return argument.is_negated or (is_switch and argument.values[:1] != () and argument.values[0].lower() == "false")
+
+
+class Unseen:
+    """Recognises the words whose text depends on something that could not be seen."""
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        # A name stands in the text as `$NAME`; a command substitution or a unit's specifier stands as it is.
+        self.markers = tuple(name if name[:1] in ("$", "%", "`", "<") else f"${name}" for name in names if name)
+
+    def __contains__(self, word: object) -> bool:
+        return isinstance(word, str) and any(m in word or m.replace("$", "${", 1) in word for m in self.markers)
+
+    def is_whole(self, word: str) -> bool:
+        """Whether the word is nothing but such a variable."""
+        return any(word in (marker, f"${{{marker[1:]}}}") for marker in self.markers)
+
+
+def read_command_line(
+    words: Sequence[str], release: str, *, takes_model: bool = True, unseen: Unseen | None = None
+) -> CommandLine:
+    """Sort the words into flags, their values and the model, by the rules of that release's parser."""
+    return _Walk(words, release, takes_model=takes_model, unseen=unseen or Unseen()).run()
+
+
+def arguments_from_config(config: Mapping[str, object], release: str, name: str) -> CommandLine:
+    """What vLLM makes of a `--config` file's entries; `false` becomes a negated argument, which vLLM drops."""
+    words: list[str] = []
+    off: list[str] = []
+    for key, value in config.items():
+        flag = f"--{key}"
+        if isinstance(value, bool):
+            (words if value else off).append(flag)
+        elif isinstance(value, list):
+            words += [flag, *map(str, value)] if value else []
+        elif isinstance(value, dict):
+            words += [flag, _json(value, name)]
+        else:
+            words += [flag, str(value)]
+    line = read_command_line(words, release)
+    arguments = [argument._replace(source=name) for argument in line.arguments]
+    for flag in off:
+        row = flags_of(release).get(_normal(flag))
+        arguments.append(Argument(flag, _normal(flag), row=row, is_negated=True, source=name))
+    return line._replace(arguments=tuple(arguments))
+
+
+def _json(value: object, name: str) -> str:
+    """A nested entry as JSON; a file whose aliases multiply is refused before it grows."""
+    import json
+
+    text = ""
+    for chunk in json.JSONEncoder().iterencode(value):
+        text += chunk
+        if len(text) > _JSON_CHARACTERS_MAX:
+            raise TooLarge(f"{name}: an entry grows beyond {_JSON_CHARACTERS_MAX // 1024} KiB")
+    return text
+
+
+def _optimization(words: Sequence[str], known: Mapping[str, FlagRow], release: str) -> list[str]:
+    """`-O3`, `-O=3` and `-O 3` set the optimisation level; until 0.11.2 they were short for the compilation configuration."""
+    if "-O" in known:
+        return [f"-O={w[2:].removeprefix('=')}" if w.startswith("-O") and w[2:3] not in ("", ".") else w for w in words]
+    done = []
+    for word, following in zip(words, [*words[1:], ""], strict=False):
+        if word == "-O" and following in ("0", "1", "2", "3"):
+            done.append("--optimization-level")
+        elif word.startswith("-O.") and release == "0.12.0":
+            done.append(word.replace("-O", "-cc", 1))
+        elif word.startswith("-O") and word != "-O":
+            done.append(f"--optimization-level={word[3:] if word[2] == '=' else word[2:]}")
+        else:
+            done.append(word)
+    return done
+
+
+class _Walk:
+    """One pass over the words, left to right."""
+
+    def __init__(self, words: Sequence[str], release: str, *, takes_model: bool, unseen: Unseen) -> None:
+        self.known = flags_of(release)
+        self.given = words
+        self.words = _optimization(words, self.known, release)
+        self.takes_model = takes_model
+        self.unseen = unseen
+        self.position = 0
+        self.model: str | None = None
+        self.model_by_flag: str | None = None
+        self.doubtful: int | None = None  # the argument whose value the model may be
+        self.arguments: list[Argument] = []
+        self.leftovers: list[str] = []
+
+    def run(self) -> CommandLine:
+        options_over = False
+        while self.position < len(self.words):
+            word = self.words[self.position]
+            self.position += 1
+            if options_over or not self._is_option(word):
+                self._positional(word)
+            elif word == "--":
+                options_over = True
+            else:
+                self._option(word)
+        if self.doubtful is not None and self.leftovers and self.model is not None:
+            # Another word can be the model, so the first one was the value of a flag that nobody knows.
+            self.arguments[self.doubtful] = self.arguments[self.doubtful]._replace(values=(self.model,))
+            self.model = self.leftovers.pop(0)
+        if self.model_by_flag is not None:
+            # vLLM makes `--model X` the positional argument; another one is then a word too many.
+            if self.takes_model and self.model is not None:
+                self.leftovers.insert(0, self.model)
+            self.model = self.model_by_flag
+        return CommandLine(self.model, tuple(self.arguments), tuple(self.leftovers))
+
+    def _positional(self, word: str) -> None:
+        if self.takes_model and self.model is None:
+            self.model = word
+            last = self.arguments[-1] if self.arguments else None
+            if last is not None and last.row is None and not last.values and not last.has_equals and not last.is_opaque:
+                self.doubtful = len(self.arguments) - 1
+        elif self.unseen.is_whole(word):
+            self.arguments.append(Argument(word, word, is_opaque=True))
+        else:
+            self.leftovers.append(word)
+
+    def _is_option(self, word: str) -> bool:
+        """Argparse's own test of whether a word is a flag."""
+        if not word.startswith("-") or len(word) == 1:
+            return False
+        row, _, candidates = self._resolve(_normal(word.split("=", 1)[0]).split(".", 1)[0])
+        if row is not None or candidates:
+            return True
+        return not re.match(_NEGATIVE_NUMBER, word) and " " not in word
+
+    def _resolve(self, name: str) -> tuple[FlagRow | None, bool, tuple[str, ...]]:
+        """The row a name stands for, whether it is its `--no-` form, and the rivals if it is ambiguous."""
+        if name in self.known:
+            return self.known[name], False, ()
+        negated = self.known.get("--" + name.removeprefix("--no-")) if name.startswith("--no-") else None
+        if negated is not None and negated.kind == "on-off":
+            return negated, True, ()
+        begun: dict[str, tuple[FlagRow, bool]] = {}
+        for spelling, row in self.known.items():
+            if spelling.startswith(name):
+                begun[spelling] = (row, False)
+            negation = f"--no-{spelling.removeprefix('--')}"  # short names have none
+            if row.kind == "on-off" and spelling.startswith("--") and negation.startswith(name):
+                begun[negation] = (row, True)
+        if len(begun) == 1:
+            row, is_negated = next(iter(begun.values()))
+            return row, is_negated, ()
+        return None, False, tuple(sorted(begun))
+
+    def _option(self, word: str) -> None:
+        meant, equals, inline = word.partition("=")
+        typed = self.given[self.position - 1].partition("=")[0]
+        name, dot, path = _normal(meant).partition(".")
+        row, is_negated, candidates = self._resolve(name)
+        spelling = row.name if row is not None else name
+        argument = Argument(typed, spelling, row=row, is_negated=is_negated, path=path, candidates=candidates)
+        if equals:
+            # With `=` argparse takes exactly this one value, also where more could follow.
+            argument = argument._replace(values=(inline,), has_equals=True)
+        elif dot:
+            # vLLM joins a dotted key with whatever word comes next, also one that begins with a dash.
+            argument = argument._replace(values=tuple(self.words[self.position : self.position + 1]))
+            argument = argument._replace(lacks_value=not argument.values)
+            self.position += 1
+        elif not is_negated:
+            argument = self._with_values(argument, self._arity(argument))
+        if row is not None and row.name == "--model" and not dot and argument.values:
+            self.model_by_flag = argument.values[0]
+        self.arguments.append(argument)
+
+    def _arity(self, argument: Argument) -> int | str:
+        row = argument.row
+        if row is None and argument.candidates:
+            row = self.known.get(argument.candidates[0])
+        elif row is None:
+            past = history_of(argument.spelling)
+            if not past:
+                # Nobody knows this flag. A word after it is most likely its value, unless there is no other for the model.
+                return 0 if self.takes_model and self.model is None else "?"
+            row = past[-1]
+        if row is None:
+            return 0
+        if not row.takes_value:
+            return 1 if self._is_true_or_false(row, is_known=argument.row is not None) else 0
+        return 1 if row.nargs is None else row.nargs
+
+    def _is_true_or_false(self, row: FlagRow, *, is_known: bool) -> bool:
+        """Whether the word behind a switch says on or off: as the switch once took it, or where it can be nothing else."""
+        word = self.words[self.position].lower() if self.position < len(self.words) else ""
+        took_it = any(past.kind in ("true-false", "bool") for past in history_of(row.name))
+        return word in _TRUE_FALSE and (took_it or (is_known and not (self.takes_model and self.model is None)))
+
+    def _with_values(self, argument: Argument, arity: int | str) -> Argument:
+        limit = {"?": 1, "+": len(self.words), "*": len(self.words)}.get(str(arity), arity)
+        taken: list[str] = []
+        while len(taken) < int(limit) and self.position < len(self.words):
+            word = self.words[self.position]
+            if self._is_option(word):
+                break
+            taken.append(word)
+            self.position += 1
+        short = (isinstance(arity, int) and len(taken) < arity) or (arity == "+" and not taken)
+        return argument._replace(values=tuple(taken), lacks_value=short)
+
+
+def _normal(name: str) -> str:
+    """Dashes for underscores, up to the first dot, as vLLM does."""
+    head, dot, path = name.partition(".")
+    return head.replace("_", "-") + dot + path if name.startswith("--") else name
+
+
+# Whether the parser takes a flag's value, as far as a table can tell.
+
+# What vLLM's optional types read as "not set".
+_NOTHING = ("", "None")
+# Numbers such as 80m may stand bare in JSON: vLLM expands them before it reads it.
+_HUMAN_NUMBER = r"\b\d+(?:\.\d+)?[kKmMgGtT]\b"
+
+
+class _Range(NamedTuple):
+    """Numbers outside of which vLLM does not start, though its parser takes them."""
+
+    least: float
+    most: float = math.inf
+    above: bool = False  # the least itself is refused
+    below: bool = False  # the most itself is refused
+    since: str | None = None  # the release whose source was read; None: it holds in every release
+    unless: frozenset[str] = frozenset()  # beside these nobody looks at the number
+
+    def problem(self, value: str) -> str | None:
+        """Why the number is refused; None if it is not, or is no number."""
+        try:
+            number = float(value)
+        except ValueError:
+            return None
+        low = number > self.least if self.above else number >= self.least
+        high = number < self.most if self.below else number <= self.most
+        if low and high:
+            return None
+        ends = [f"{'above' if self.above else 'at least'} {self.least:g}"]
+        ends += [f"{'below' if self.below else 'at most'} {self.most:g}"] if self.most < math.inf else []
+        return f"{value!r} is not {' and '.join(ends)}"
+
+
+# The limits in vLLM's configuration classes of 0.32.0; earlier releases had some of them and were not read for it.
+_FROM_ONE = _Range(1, since="0.32.0")
+RANGES = {
+    "--gpu-memory-utilization": _Range(0, 1, above=True),
+    # No socket has another number. With these the server listens elsewhere or not at all.
+    "--port": _Range(0, 65535, unless=frozenset({"--uds", "--headless", "--grpc"})),
+    "--tensor-parallel-size": _FROM_ONE,
+    "--pipeline-parallel-size": _FROM_ONE,
+    "--decode-context-parallel-size": _FROM_ONE,
+    "--max-num-seqs": _FROM_ONE,
+    "--max-num-batched-tokens": _FROM_ONE,
+    "--block-size": _FROM_ONE,
+    "--stream-interval": _FROM_ONE,
+    "--cpu-offload-gb": _Range(0, since="0.32.0"),
+    "--watermark": _Range(0, 1, below=True, since="0.32.0"),
+}
+
+
+def value_problem(argument: Argument, unseen: Unseen) -> str | None:
+    """Why the parser refuses the value; None if it takes it or we cannot tell."""
+    row = argument.row
+    assert row is not None
+    if argument.lacks_value:
+        return "it needs a value"
+    if not row.takes_value:
+        return f"it takes no value, not {argument.values[0]!r}" if argument.values else None
+    for value in argument.values:
+        problem = None if value in unseen else row_problem(row, value)
+        if problem is not None:
+            return problem
+    return None
+
+
+def row_problem(row: FlagRow, value: str) -> str | None:
+    """Why this flag does not take that one value."""
+    if row.choices is not None and value not in row.choices and not _is_same_choice(value, row):
+        return f"{value!r} is none of {', '.join(row.choices)}"
+    if value in _NOTHING and row.is_optional:
+        return None
+    return _wrong_kind(row.kind, value)
+
+
+def config_problem(argument: Argument, unseen: Unseen, release: str, given: frozenset[str]) -> str | None:
+    """Why vLLM does not start with values that its parser takes; None if it does, or we cannot tell."""
+    assert argument.row is not None
+    name = argument.row.name
+    seen = (value for value in argument.values if value not in unseen)
+    problem = next(filter(None, (out_of_range(name, value, release, given) for value in seen)), None)
+    if problem is None:
+        return None
+    return f"{'no release takes' if RANGES[name].since is None else f'{release} does not start with'} this value: {problem}"
+
+
+def out_of_range(name: str, value: str, release: str, given: frozenset[str]) -> str | None:
+    """Why vLLM refuses a number that its parser takes; None if it does not, or is no number."""
+    limits = RANGES.get(name)
+    if limits is None or limits.unless & given or (limits.since is not None and is_before(release, limits.since)):
+        return None
+    return limits.problem(value)
+
+
+def in_form_of(row: FlagRow, values: tuple[str, ...]) -> str | None:
+    """A value as this flag takes it, where other releases take it in another form: 32k as 32000, image=4 as JSON."""
+    if len(values) != 1:
+        return None
+    if row.kind == "json":
+        import json
+
+        pairs = key_values(values[0])
+        return json.dumps(pairs) if pairs is not None else None
+    try:
+        return str(parse_vllm_integer(values[0])) if row.kind == "int" else None
+    except BadInput:
+        return None
+
+
+def key_values(value: str) -> dict[str, int] | None:
+    """`image=4,video=1`, as --limit-mm-per-prompt took it before it took JSON; None if it is not that."""
+    pairs = [re.fullmatch(r"\s*(\w+)\s*=\s*([0-9]{1,18})\s*", item) for item in value.split(",")]
+    return {pair[1].lower(): int(pair[2]) for pair in pairs if pair is not None} if all(pairs) else None
+
+
+def _is_same_choice(value: str, row: FlagRow) -> bool:
+    """Choices of a number may be spelled another way: `016` is 16."""
+    try:
+        return str(int(value)) in (row.choices or ())
+    except ValueError:
+        return value in _NOTHING and (row.is_optional or "None" in (row.choices or ()))
+
+
+def _wrong_kind(kind: str, value: str) -> str | None:
+    try:
+        match kind:
+            case "int":
+                int(value)
+            case "float":
+                float(value)
+            case "human-int":
+                parse_vllm_integer(value)
+            case "human-int-or-auto":
+                parse_vllm_integer_or_auto(value)
+            case "json":
+                return _wrong_json(value)
+    except ValueError:
+        return f"{value!r} is not a {'whole number' if kind == 'int' else 'number'}"
+    except BadInput as error:
+        return str(error)
+    return None
+
+
+def _wrong_json(value: str) -> str | None:
+    import json
+
+    for text in (value, re.sub(_HUMAN_NUMBER, "0", value)):
+        try:
+            json.loads(text)
+        except (ValueError, RecursionError):
+            continue
+        return None
+    return f"{value[:60]!r} is not JSON"

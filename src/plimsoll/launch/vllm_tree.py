@@ -1,0 +1,203 @@
+"""Finds an installed vLLM and reads its sources as text. vLLM is never imported: that takes seconds and may touch the GPU."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from plimsoll.errors import BadInput, TimedOut, WorldFailed
+from plimsoll.vllm.extension_points import Sources
+
+ASK_S = 60.0
+"""How long another Python may take to say where its vLLM is; a cold disk or a network mount is slow."""
+_FILE_BYTES_MAX = 8 << 20
+_FILES_MAX = 5000
+
+# Asked of another Python. It must run on every version that vLLM ever ran on, and import nothing of vLLM.
+_QUESTION = """
+import importlib.util, json
+from importlib import metadata
+def origin(name):
+    try:
+        spec = importlib.util.find_spec(name)
+        return [getattr(spec, "origin", None), list(getattr(spec, "submodule_search_locations", None) or [])]
+    except Exception:
+        return [None, []]
+points = []
+version = None
+for found in metadata.distributions():
+    try:
+        name = (found.metadata["Name"] or "").lower()
+        if name == "vllm":
+            version = found.version
+        points += [[p.group, p.name, p.value] for p in found.entry_points if p.value.startswith("plimsoll.inside.")]
+    except Exception:
+        pass
+answer = {"vllm": origin("vllm"), "inside": origin("plimsoll.inside"), "version": version, "points": points}
+print("plimsoll-answer " + json.dumps(answer))
+"""
+
+
+class Seen(NamedTuple):
+    """What the Python that runs vLLM sees of plimsoll.inside."""
+
+    is_visible: bool
+    place: str | None
+    entry_points: tuple[str, ...]  # names under which vLLM will load it
+
+
+class InstalledVllm(NamedTuple):
+    """One vLLM on this machine."""
+
+    folder: str
+    version: str | None  # None: neither its metadata nor its own file says
+    sources: Sources
+    seen: Seen | None  # None: no Python was asked
+
+
+def vllm_in(folder: str) -> InstalledVllm:
+    """The vLLM in a folder: the package itself, or the folder that holds it, such as site-packages or an unpacked wheel."""
+    given = Path(folder)
+    try:
+        if not given.is_dir():
+            raise BadInput(f"--vllm-dir {folder}: no such folder")
+        package = next((p for p in (given / "vllm", given) if p.name == "vllm" and (p / "__init__.py").is_file()), None)
+    except OSError as error:
+        raise BadInput(f"--vllm-dir {folder}: {error.strerror or error}") from None
+    if package is None:
+        raise BadInput(f"--vllm-dir {folder}: there is no vllm package in it")
+    return _installed(package, None, None)
+
+
+def vllm_of_this_python() -> InstalledVllm:
+    """The vLLM that this interpreter would import."""
+    which = "name one with --python or --vllm-dir (of an image: its vLLM wheel, unpacked); docs/support.md has every release"
+    return _from_answer(_ask([sys.executable], {}, "this Python"), f"this Python has no vLLM; {which}")
+
+
+def vllm_of(python: str, variables: Mapping[str, str]) -> InstalledVllm:
+    """The vLLM that another interpreter would import, with the variables that its command sets."""
+    if not python.strip():
+        raise BadInput("--python is empty; give the path of a Python, such as /usr/bin/python3")
+    if Path(python).is_dir():
+        raise BadInput(f"--python {python} is a folder; name the Python in it, such as {python.rstrip('/')}/bin/python")
+    answer = _ask([python], variables, f"--python {python}")
+    return _from_answer(answer, f"{python} has no vLLM; name another with --python, or its folder with --vllm-dir")
+
+
+def _ask(command: list[str], variables: Mapping[str, str], who: str) -> dict[str, Any]:
+    wanted = {name: value for name, value in variables.items() if name.startswith("PYTHON") and "$" not in value}
+    try:
+        done = subprocess.run(  # noqa: S603 - the user names the interpreter
+            [*command, "-c", _QUESTION], capture_output=True, check=False, timeout=ASK_S, stdin=subprocess.DEVNULL,
+            cwd="/",  # a folder named vllm where the user stands is not the installed one
+            env={**os.environ, **wanted},
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise TimedOut(f"{who} did not say within {ASK_S:.0f} s where its vLLM is") from None
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{who} cannot be run: {getattr(error, 'strerror', None) or error}") from None
+    for line in reversed(done.stdout.decode(errors="replace").splitlines()):
+        if line.startswith("plimsoll-answer "):
+            try:
+                answer = json.loads(line.partition(" ")[2])
+            except ValueError:
+                break
+            if isinstance(answer, dict):
+                return answer
+    last = (done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    raise BadInput(f"{who} is not a Python that answers: {last[:200]}")
+
+
+def _from_answer(answer: Mapping[str, Any], nothing: str) -> InstalledVllm:
+    origin, _ = _place(answer.get("vllm"))
+    if origin is None or not Path(origin).is_file():
+        raise WorldFailed(nothing)
+    inside, folders = _place(answer.get("inside"))
+    points = answer.get("points")
+    names = [str(p[1]) for p in points if isinstance(p, list) and len(p) == 3] if isinstance(points, list) else []
+    place = inside or (folders[0] if folders else None)
+    version = answer.get("version")
+    seen = Seen(inside is not None, place, tuple(sorted(set(names))))
+    return _installed(Path(origin).parent, version if isinstance(version, str) else None, seen)
+
+
+def _place(value: object) -> tuple[str | None, list[str]]:
+    if not isinstance(value, list) or len(value) != 2 or not isinstance(value[1], list):
+        return None, []
+    return (value[0] if isinstance(value[0], str) else None), [str(inner) for inner in value[1]]
+
+
+def _installed(package: Path, version: str | None, seen: Seen | None) -> InstalledVllm:
+    return InstalledVllm(str(package), version_beside(package) or version, sources_in(package), seen)
+
+
+def sources_in(package: Path) -> Sources:
+    """The files of the package as the rules ask for them; what cannot be read is as if it were not there."""
+
+    def read(path: str) -> str | None:
+        try:
+            with (package / path).open("rb") as file:
+                raw = file.read(_FILE_BYTES_MAX + 1)
+        except OSError:
+            return None
+        return raw.decode(errors="replace") if len(raw) <= _FILE_BYTES_MAX else None
+
+    def listed(folder: str) -> list[str]:
+        found: list[str] = []
+        for inner, folders, names in os.walk(package / folder):
+            folders.sort()
+            found += [Path(inner, n).relative_to(package).as_posix() for n in sorted(names) if n.endswith(".py")]
+            if len(found) > _FILES_MAX:
+                break
+        return found[:_FILES_MAX]
+
+    return Sources(read, listed)
+
+
+def version_beside(package: Path) -> str | None:
+    """The version that the metadata beside the package gives, else the one in its own file."""
+    try:
+        beside = sorted(package.parent.glob("vllm*.dist-info"), key=lambda p: (not p.name.startswith("vllm-"), p.name))
+        for folder in beside[:20]:
+            text = _head(folder / "METADATA")
+            name, version = (re.search(rf"^{key}: *(\S+)", text, re.MULTILINE) for key in ("Name", "Version"))
+            if (
+                name
+                and version
+                and (name.group(1).lower() == "vllm" or "vllm/__init__.py," in _head(folder / "RECORD", 4 << 20))
+            ):
+                return version.group(1)
+    except OSError:
+        pass
+    return _own_version(_head(package / "_version.py"))
+
+
+def _head(path: Path, limit: int = 1 << 16) -> str:
+    try:
+        with path.open("rb") as file:
+            return file.read(limit).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _own_version(text: str) -> str | None:
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    for node in tree.body:
+        names = (
+            {target.id for target in node.targets if isinstance(target, ast.Name)} if isinstance(node, ast.Assign) else set()
+        )
+        if names & {"__version__", "version"} and isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
+            value = node.value.value
+            return value if isinstance(value, str) else None
+    return None

@@ -1,0 +1,523 @@
+"""From the keys of a config.json to a `ModelShape`: the one place that knows how each family spells its sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from plimsoll.errors import BadInput
+from plimsoll.models.families import (
+    CONTEXT_MAX,
+    DEFAULTS,
+    EXPERTS_MAX,
+    HEADS_MAX,
+    KNOWN,
+    LAYERS_MAX,
+    MAMBA_ONLY_FAMILIES,
+    MLA_FAMILIES,
+    TIED,
+    UNTIED,
+    VOCAB_MAX,
+    Keys,
+)
+from plimsoll.models.layers import Heads, build_layers, dense_width, layer_kinds, pattern_of, sliding_window, with_indexers
+from plimsoll.models.shape import (
+    LayerKind,
+    LinearAttention,
+    Mamba,
+    Mla,
+    ModelShape,
+    Moe,
+    Quantization,
+    RopeScaling,
+    ShortConv,
+    Tower,
+)
+
+# What stands beside the language model in a config.json: encoders, next-token heads, quantisation.
+
+_TOWERS = (
+    ("vision", ("vision_config", "visual", "vision_tower_config", "vit_config", "img_processor", "vision")),
+    ("audio", ("audio_config", "audio_encoder_config", "sound_config", "audio_processor", "encoder_config")),
+)
+# Every name that means "leave these modules alone".
+_IGNORED = (
+    "ignore",
+    "modules_to_not_convert",
+    "ignored_layers",
+    "exclude_modules",
+    "exclude",
+    "llm_int8_skip_modules",
+)
+# Methods that say their width by their name.
+_BITS = {
+    "fp8": 8,
+    "fbgemm_fp8": 8,
+    "ptpc_fp8": 8,
+    "modelopt": None,
+    "modelopt_fp4": 4,
+    "mxfp4": 4,
+    "gpt_oss_mxfp4": 4,
+    "mxfp8": 8,
+    "experts_int8": 8,
+}
+_ALGORITHM = {"FP8": (8, None), "FP8_PER_CHANNEL_PER_TOKEN": (8, None), "FP8_PB_WO": (8, 128), "NVFP4": (4, 16)}
+_GROUP = {"mxfp4": 32, "gpt_oss_mxfp4": 32, "mxfp8": 32, "modelopt_fp4": 16}
+
+
+def encoder_towers(parts: Sequence[Keys]) -> tuple[Tower, ...]:
+    """The vision and audio encoders that the file describes, with the sizes it gives under usual names."""
+    towers = []
+    for what, names in _TOWERS:
+        inner = next((inner for part in parts if (inner := part.part(*names)) is not None), None)
+        if inner is not None:
+            towers.append(_tower(what, inner))
+    if (layers := parts[0].size("vision_n_layers")) is not None:  # DeepSeek V4
+        top = parts[0]
+        sizes = (top.size("vision_dim"), top.size("vision_n_heads"), top.size("vision_inter_dim"))
+        towers.append(Tower("vision", layers, *sizes, top.size("vision_patch_size")))
+    return tuple(towers)
+
+
+def _tower(what: str, keys: Keys) -> Tower:
+    return Tower(
+        what=what,
+        layers=keys.size("depth", "num_hidden_layers", "vt_num_hidden_layers", "encoder_layers", "layers", "num_layers"),
+        hidden_size=keys.size("embed_dim", "hidden_size", "vt_hidden_size", "d_model", "width", "dim"),
+        heads=keys.size(
+            "num_heads", "num_attention_heads", "vt_num_attention_heads", "encoder_attention_heads", "heads", "n_heads"
+        ),
+        intermediate_size=keys.size("intermediate_size", "vt_intermediate_size", "encoder_ffn_dim", "mlp_dim"),
+        patch_size=keys.size("patch_size"),
+    )
+
+
+def next_token_layers(text: Keys) -> int:
+    """Layers that predict several tokens at once (MTP); vLLM loads them only for speculative decoding."""
+    names = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", "num_mtp_layers", "mtp_num_layers")
+    return text.count(*names, least=0, most=LAYERS_MAX) or 0
+
+
+def read_quantization(parts: Sequence[Keys], notes: list[str]) -> Quantization | None:
+    """How the weights are quantised, from wherever the file says it (vLLM: the top level, else the text part)."""
+    for part in parts:
+        quant = part.child("quantization_config") or part.child("compression_config")
+        if quant is not None:
+            return _quantization(quant, notes)
+    return None
+
+
+def _quantization(outer: Keys, notes: list[str]) -> Quantization:
+    quant = outer.part("quantization") or outer  # ModelOpt's older layout
+    algorithm = quant.word("quant_algo") or outer.word("quant_algo")
+    method = (outer.word("quant_method") or quant.word("quant_method") or "").lower().replace("_tensors", "-tensors")
+    if not method:
+        producer = outer.part("producer")
+        method = (producer.word("name") if producer is not None else None) or "unknown"
+        if method == "unknown":
+            notes.append("quantization_config names no quant_method.")
+    bits, group = _width(quant, method, algorithm, notes)
+    block = quant.counts("weight_block_size", least=1) if quant.is_list("weight_block_size") else None
+    ignored = next((words for name in _IGNORED if quant.is_list(name) and (words := quant.words(name))), None)
+    return Quantization(
+        method=method,
+        algorithm=algorithm or quant.word("format") or quant.word("fmt"),
+        bits=bits,
+        group_size=group,
+        block=block,
+        kv_cache=_kv_cache(quant),
+        ignored=ignored or (),
+    )
+
+
+def _width(quant: Keys, method: str, algorithm: str | None, notes: list[str]) -> tuple[int | None, int | None]:
+    """Bits per weight and weights per scale."""
+    if algorithm == "MIXED_PRECISION":
+        notes.append("Layers are quantised differently (MIXED_PRECISION), so one width does not describe them.")
+        return None, None
+    bits = quant.count("bits", "w_bit", most=64)
+    group = quant.count("group_size", "q_group_size", least=-1)  # -1: one scale per output channel
+    if (groups := quant.part("config_groups")) is not None:
+        weights = [w for g in groups.values() if (w := g.part("weights")) is not None]
+        widths = {(w.count("num_bits", most=64), w.count("group_size", least=-1)) for w in weights}
+        if len(widths) > 1:
+            notes.append("config_groups quantise layers differently, so one width does not describe them.")
+            return None, None
+        for width, size in widths:
+            bits, group = bits or width, group or size
+    if quant.flag("load_in_4bit"):
+        bits = bits or 4
+    elif quant.flag("load_in_8bit"):
+        bits = bits or 8
+    known_bits, known_group = _ALGORITHM.get((algorithm or "").upper(), (_BITS.get(method), _GROUP.get(method)))
+    bits = bits or known_bits
+    if bits is None:
+        notes.append(f"The quantisation method {method[:40]!a} does not say how many bits a weight has.")
+    return bits, group or known_group
+
+
+def _kv_cache(quant: Keys) -> str | None:
+    """The cache type the checkpoint carries scales for."""
+    if (scheme := quant.part("kv_cache_scheme")) is not None:
+        bits, kind = scheme.count("num_bits", most=64), scheme.word("type") or "float"
+        if bits is None:
+            return None
+        return {(8, "float"): "fp8", (4, "float"): "nvfp4"}.get((bits, kind), f"{kind}{bits}")
+    said = quant.word("kv_cache_scheme", "kv_cache_quant_algo")
+    return said.lower() if said else None
+
+
+_HIDDEN = ("hidden_size", "n_embd", "d_model", "model_dim")
+_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+_HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
+# vLLM's order (get_total_num_kv_heads).
+_KV_HEADS = ("n_head_kv", "num_kv_heads", "num_key_value_heads", "multi_query_group_num", "num_attention_groups")
+_EXPERTS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
+_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_top_k", "moe_k")
+_CONTEXT = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "seq_length",
+    "model_max_length",
+    "max_target_positions",
+    "max_sequence_length",
+    "max_seq_length",
+    "seq_len",
+)
+# Where a model of several parts keeps its language model.
+_TEXT_PARTS = ("thinker_config", "text_config", "llm_config", "language_config", "text_model", "decoder", "generator")
+_NESTING_MAX = 4
+# The stretch these apply is already in max_position_embeddings (vLLM's _get_and_verify_max_len).
+_ALREADY_STRETCHED = frozenset({"su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling"})
+
+
+def read_shape(config: Mapping[str, object]) -> ModelShape:
+    """The shape a config.json describes."""
+    if not isinstance(config, Mapping):
+        raise BadInput("config.json: the top level should be an object")
+    parts = _parts(Keys(config))
+    top, plain = parts[0], parts[-1]
+    model_type = top.word("model_type") or ""
+    family = plain.word("model_type") or model_type
+    text = plain.with_defaults(DEFAULTS.get(family) or DEFAULTS.get(f"{family}_text") or {})
+    notes: list[str] = []
+    if family not in KNOWN:
+        name = f"{family[:60]!a}" if family else "missing, so the family"
+        notes.append(f"model_type {name} is not known here; its keys were read as the usual ones.")
+    encoder_decoder = bool(top.flag("is_encoder_decoder"))
+    if encoder_decoder:
+        notes.append("This is an encoder-decoder model; its cross-attention cache is not described.")
+    shape = _shape_of_text(text, family, notes, encoder_decoder=encoder_decoder)
+    if text.defaulted:
+        said = ", ".join(f"{name} {value}" for name, value in sorted(text.defaulted.items()))
+        notes.append(f"The file leaves out what transformers then assumes for {family}: {said}.")
+    return replace(
+        shape,
+        architectures=top.words("architectures") or plain.words("architectures") or (),
+        model_type=model_type or family,
+        tie_word_embeddings=_tied(parts, family),
+        dtype=_dtype(parts),
+        towers=encoder_towers(parts),
+        quantization=read_quantization(parts, notes),
+        is_encoder_decoder=encoder_decoder,
+        notes=tuple(notes),
+    )
+
+
+def _parts(top: Keys) -> list[Keys]:
+    """The file's top level, then the objects that lead to the language model."""
+    parts = [top]
+    for _ in range(_NESTING_MAX):
+        # A file may also name a text_config by a string, or hold an unrelated "decoder" list: only objects count.
+        inner = parts[-1].part(*_TEXT_PARTS)
+        if inner is None:
+            break
+        parts.append(inner)
+    return parts
+
+
+def _shape_of_text(text: Keys, family: str, notes: list[str], *, encoder_decoder: bool) -> ModelShape:
+    """The language model itself."""
+    hidden = text.need(*_HIDDEN)
+    count = _layer_count(text, family, encoder_decoder=encoder_decoder)
+    mla = _mla(text, family, notes)
+    heads = _heads(text, family, hidden, mla)
+    kinds = layer_kinds(text, heads, count, notes)
+    moe = _moe(text, family)
+    layers = build_layers(text, heads, kinds, moe)
+    indexer, marked = with_indexers(layers, text)
+    longest, default, rope = _context(text, family, notes)
+    return ModelShape(
+        architectures=(),
+        model_type=family,
+        text_model_type=family,
+        hidden_size=hidden,
+        layers=marked,
+        attention_heads=heads.attention,
+        kv_heads=heads.kv,
+        head_dim=heads.head_dim,
+        v_head_dim=heads.v_head_dim,
+        vocab_size=text.need("padded_vocab_size", "vocab_size", most=VOCAB_MAX),
+        max_context=longest,
+        default_context=default,
+        embedding_size=text.count("word_embed_proj_dim") or hidden,
+        intermediate_size=dense_width(text, family),
+        rope=rope,
+        sliding_window=max((a.window for a in marked if a.window is not None), default=None),
+        chunk_size=_chunk(text, kinds),
+        attention_output_gate=_output_gate(text, family),
+        per_layer_input_size=text.count("hidden_size_per_layer_input", least=0) or None,
+        per_layer_vocab_size=text.count("vocab_size_per_layer_input", least=0, most=VOCAB_MAX) or None,
+        mla=mla,
+        indexer=indexer,
+        moe=moe,
+        mamba=_mamba(text, family, hidden, kinds),
+        linear=_linear(text, hidden, kinds),
+        short_conv=_short_conv(text, hidden, kinds),
+        mtp_layers=next_token_layers(text),
+    )
+
+
+def _layer_count(text: Keys, family: str, *, encoder_decoder: bool) -> int:
+    if encoder_decoder and (decoder := text.count("decoder_layers", "num_decoder_layers", most=LAYERS_MAX)):
+        return decoder
+    if family == "longcat_flash":  # every layer has two attention sublayers, each with a cache of its own
+        return 2 * text.need("num_layers", most=LAYERS_MAX // 2)
+    if not text.has(*_LAYERS):  # Nemotron-H may state its layers only by listing them
+        listed = len(pattern_of(text) or text.words("layers_block_type") or ())
+        if 0 < listed <= LAYERS_MAX:
+            return listed
+    return text.need(*_LAYERS, most=LAYERS_MAX)
+
+
+def _mla(text: Keys, family: str, notes: list[str]) -> Mla | None:
+    """The latent attention, where vLLM would use it (its is_deepseek_mla and use_mla)."""
+    if text.has("compress_ratios") and text.has("head_dim"):  # DeepSeek V4 gives the whole width instead of the rank
+        rotary = text.count("qk_rope_head_dim", least=0) or 0
+        latent = text.need("head_dim") - rotary
+        if latent < 1:
+            raise BadInput("config.json: qk_rope_head_dim should be less than head_dim")
+        return Mla(latent, rotary, q_lora_rank=text.count("q_lora_rank", least=0) or None)
+    rank = text.count("kv_lora_rank", least=0) or 0
+    if not rank or text.flag("is_causal") is False or (family in KNOWN and family not in MLA_FAMILIES):
+        return None
+    if family not in KNOWN:
+        notes.append("kv_lora_rank is given, so its attention layers are counted as latent attention (MLA).")
+    rope = text.count("qk_rope_head_dim", least=0)
+    if rope is None:
+        raise text.missing("qk_rope_head_dim")
+    return Mla(
+        kv_lora_rank=rank,
+        qk_rope_head_dim=rope,
+        qk_nope_head_dim=text.count("qk_nope_head_dim", least=0),
+        v_head_dim=text.count("v_head_dim", least=0),
+        q_lora_rank=text.count("q_lora_rank", least=0) or None,
+    )
+
+
+def _heads(text: Keys, family: str, hidden: int, mla: Mla | None) -> Heads:
+    """Heads and their widths, as vLLM's get_head_size and get_total_num_kv_heads find them."""
+    window = sliding_window(text, family)
+    if family in MAMBA_ONLY_FAMILIES:
+        return Heads(family, 0, 0, 0, 0, None, None)
+    attention = text.need("decoder_attention_heads", *_HEADS, most=HEADS_MAX)
+    kv = _kv_heads(text, family, attention)
+    if mla is not None:
+        return Heads(family, attention, kv, mla.cached_dim, 0, window, mla)
+    head_dim = _head_dim(text, family, hidden, attention)
+    v_head_dim = None
+    if family.startswith("mimo_v2") or family not in KNOWN:
+        v_head_dim = text.count("v_head_dim", least=0)
+    return Heads(family, attention, kv, head_dim, v_head_dim or head_dim, window, None)
+
+
+def _kv_heads(text: Keys, family: str, attention: int) -> int:
+    new_falcon = text.flag("new_decoder_architecture") or family == "RefinedWeb"
+    if text.flag("multi_query") and not new_falcon:
+        return 1
+    if text.flag("multi_query_attention") is False:  # ChatGLM states its groups even where it does not use them
+        return attention
+    attention_config = text.part("attn_config")
+    if attention_config is not None and (kv := attention_config.count("kv_n_heads", most=HEADS_MAX)):
+        return kv
+    if family == "minicpm3":
+        return attention
+    kv = text.count_or_largest(*_KV_HEADS, most=HEADS_MAX)
+    if not kv and (blocks := text.children("block_configs")):  # Nemotron-NAS: those of the first attention block
+        groups = (a.count("n_heads_in_group", most=HEADS_MAX) for b in blocks if (a := b.child("attention")) is not None)
+        group = next((group for group in groups if group), None)
+        kv = max(1, attention // group) if group else None
+    return kv or attention
+
+
+def _head_dim(text: Keys, family: str, hidden: int, attention: int) -> int:
+    if family == "minicpm3":
+        return text.need("qk_nope_head_dim") + text.need("qk_rope_head_dim")
+    said = text.count("head_dim", "attention_head_dim", "hidden_size_per_head", least=0)
+    if said:
+        return said
+    if family == "zamba2":  # its shared block sees the hidden state and the embedding side by side
+        return 2 * hidden // attention
+    if hidden < attention:
+        raise BadInput(f"config.json: {attention} attention heads do not fit in a hidden size of {hidden}")
+    return hidden // attention
+
+
+def _moe(text: Keys, family: str) -> Moe | None:
+    source = text.part("ffn_config") or text  # DBRX
+    experts = source.count_or_largest(*_EXPERTS, most=EXPERTS_MAX) or _experts_of_blocks(text)
+    if not experts or experts < 2:
+        return None
+    names = ["moe_intermediate_size", "expert_ffn_hidden_size", "moe_ffn_hidden_size"]
+    width = source.count_or_largest(*names, "intermediate_size", "ffn_hidden_size") or None
+    shared = text.count_or_largest(
+        "n_shared_experts", "num_shared_experts", "num_shared_expert", "moe_num_shared_experts", most=EXPERTS_MAX
+    )
+    each = text.count("moe_shared_expert_intermediate_size", least=0)
+    total = text.count("shared_expert_intermediate_size", "share_expert_dim", "shared_intermediate_size", least=0)
+    if family.startswith("llama4"):
+        shared, total = 1, width
+    if shared is None:
+        shared = 1 if total or each else 0
+    one = each or width
+    if not total and shared and one:
+        total = shared * one
+    return Moe(
+        experts=experts,
+        experts_per_token=source.count_or_largest(*_PER_TOKEN, most=EXPERTS_MAX) or None,
+        intermediate_size=width,
+        shared_experts=shared,
+        shared_intermediate_size=total or None,
+        latent_size=text.count("moe_latent_size", "routed_expert_hidden_size", least=0) or None,
+        expert_dtype=text.word("expert_dtype") or ("fp4" if family == "deepseek_v4" else None),
+    )
+
+
+def _experts_of_blocks(text: Keys) -> int | None:
+    """NemotronH-Puzzle prunes experts per block; vLLM makes room for the largest."""
+    blocks = text.children("block_configs") or ()
+    counts = (block.count("n_routed_experts", least=0, most=EXPERTS_MAX) for block in blocks)
+    return max((count for count in counts if count), default=None)
+
+
+def _context(text: Keys, family: str, notes: list[str]) -> tuple[int, int, RopeScaling | None]:
+    """The longest context, the one taken by default, and the stretch behind them."""
+    stated = [n for name in _CONTEXT if (n := text.count(name, most=CONTEXT_MAX)) is not None]
+    longest = text.count("model_max_length", most=CONTEXT_MAX) or min(stated, default=None)
+    if longest is None:
+        longest = 2048
+        notes.append("The file states no maximum length; vLLM then assumes 2048 tokens.")
+    ropes = _ropes(text)
+    factor = 1.0
+    for rope in ropes:
+        if rope.kind not in _ALREADY_STRETCHED and rope.factor is not None:
+            factor = rope.factor
+    if "gemma3" not in family:
+        longest = int(longest * factor)  # down, as vLLM
+    if not 0 < longest <= CONTEXT_MAX:
+        raise BadInput(f"config.json: rope_scaling stretches the context beyond {CONTEXT_MAX} tokens")
+    default = longest
+    if any(rope.kind == "longrope" for rope in ropes):
+        default = text.count("original_max_position_embeddings", most=CONTEXT_MAX) or longest
+    stretched = next((rope for rope in ropes if rope.kind != "default"), None)
+    return longest, default, stretched
+
+
+def _ropes(text: Keys) -> list[RopeScaling]:
+    """The position encodings: one, or one per kind of layer."""
+    outer = text.child("rope_scaling") or text.child("rope_parameters")
+    if outer is None:
+        return []
+    found = [outer] if outer.has("rope_type", "type", "factor") else list(outer.values())
+    return [
+        RopeScaling(
+            kind={"su": "longrope", "mrope": "default"}.get(kind := rope.word("rope_type", "type") or "default", kind),
+            factor=rope.factor("factor"),
+            original_context=rope.count("original_max_position_embeddings", most=CONTEXT_MAX),
+        )
+        for rope in found[:16]
+    ]
+
+
+def _chunk(text: Keys, kinds: Sequence[LayerKind]) -> int | None:
+    return text.count("attention_chunk_size", most=CONTEXT_MAX) if LayerKind.CHUNKED_LOCAL in kinds else None
+
+
+def _output_gate(text: Keys, family: str) -> bool:
+    gate = text.flag("attn_output_gate")
+    return family.startswith(("qwen3_next", "qwen3_5")) if gate is None else gate
+
+
+def _mamba(text: Keys, family: str, hidden: int, kinds: Sequence[LayerKind]) -> Mamba | None:
+    """The Mamba state, by the names of whichever family has one."""
+    two = LayerKind.MAMBA2 in kinds or LayerKind.FULL_AND_MAMBA2 in kinds
+    if not two and LayerKind.MAMBA1 not in kinds:
+        return None
+    dtype = text.word("mamba_ssm_cache_dtype", "mamba_ssm_dtype")
+    state = text.need("ssm_state_size", "mamba_d_state", "state_size")
+    kernel = text.need("conv_kernel", "mamba_d_conv", "d_conv")
+    expand = text.factor("mamba_expand", most=1024) or text.factor("expand", most=1024)
+    if not two:
+        inner = text.count("intermediate_size", "d_inner") if family in MAMBA_ONLY_FAMILIES else None
+        if inner is None and expand is None:
+            raise text.missing("mamba_expand")
+        return Mamba(inner or int((expand or 1) * hidden), state, kernel, ssm_dtype=dtype)
+    names = ["mamba_num_heads", "mamba_n_heads", "n_mamba_heads", *(["num_heads"] if family == "mamba2" else [])]
+    heads = text.need(*names, most=HEADS_MAX)
+    width_names = ("mamba_head_dim", "mamba_d_head", "mamba_headdim", *(["head_dim"] if family == "mamba2" else []))
+    automatic = any(text.is_word(name) for name in width_names)  # Bamba may write "auto"
+    head_dim = None if automatic else text.count(*width_names)
+    inner = text.count("mamba_d_ssm")
+    if inner is None and (family == "nemotron_h" or expand is None):
+        inner = heads * head_dim if head_dim else None
+    if inner is None:
+        if expand is None:
+            raise text.missing("mamba_expand")
+        inner = int(expand * hidden)
+    groups = text.need("n_groups", "mamba_n_groups", "mamba_ngroups", most=HEADS_MAX)
+    return Mamba(inner, state, kernel, heads, head_dim or max(1, inner // heads), groups, dtype)
+
+
+def _linear(text: Keys, hidden: int, kinds: Sequence[LayerKind]) -> LinearAttention | None:
+    """The state of the layers with linear attention."""
+    dtype = text.word("mamba_ssm_cache_dtype", "mamba_ssm_dtype")
+    if LayerKind.GATED_DELTA_NET in kinds:
+        return LinearAttention(
+            key_heads=text.need("linear_num_key_heads", most=HEADS_MAX),
+            value_heads=text.need("linear_num_value_heads", most=HEADS_MAX),
+            key_head_dim=text.need("linear_key_head_dim"),
+            value_head_dim=text.need("linear_value_head_dim"),
+            conv_kernel=text.need("linear_conv_kernel_dim"),
+            ssm_dtype=dtype,
+        )
+    if LayerKind.KIMI_DELTA in kinds and (kimi := text.child("linear_attn_config")) is not None:
+        heads, width = kimi.need("num_heads", most=HEADS_MAX), kimi.need("head_dim")
+        return LinearAttention(heads, heads, width, width, kimi.need("short_conv_kernel_size"), dtype)
+    if LayerKind.LINEAR in kinds:
+        heads = text.need(*_HEADS, most=HEADS_MAX)
+        width = text.count("head_dim", least=0) or max(1, hidden // heads)
+        return LinearAttention(heads, heads, width, width, None, dtype)
+    return None
+
+
+def _short_conv(text: Keys, hidden: int, kinds: Sequence[LayerKind]) -> ShortConv | None:
+    if LayerKind.SHORT_CONV not in kinds:
+        return None
+    return ShortConv(text.count("conv_dim") or hidden, text.need("conv_L_cache"))
+
+
+def _tied(parts: Sequence[Keys], family: str) -> bool | None:
+    """Whether the output head reuses the embeddings: what the file says, innermost first, else what the family does."""
+    for part in reversed(parts):
+        if (tied := part.flag("tie_word_embeddings")) is not None:
+            return tied
+    return True if family in TIED else False if family in UNTIED else None
+
+
+def _dtype(parts: Sequence[Keys]) -> str | None:
+    """The type of unquantised weights, such as "bfloat16"; None makes vLLM look into the weight files."""
+    for part in parts:
+        if part.is_word("dtype") or part.is_word("torch_dtype"):
+            return (part.word("dtype", "torch_dtype") or "").removeprefix("torch.") or None
+    return None

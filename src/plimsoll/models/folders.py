@@ -1,0 +1,340 @@
+"""Reads a model's folder: config.json, how its weights are quantised, and how large they are, without opening any weights.
+
+A safetensors file is read up to the end of its header. A pickle (.bin, .pt, .pth) is never opened: only its size is taken.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from os import scandir
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from plimsoll.errors import BadInput, TooLarge, WorldFailed
+from plimsoll.models.catalogue import bundled_model, bundled_names, nearest_names
+from plimsoll.models.safetensors import SHARDS_MAX, TensorInfo, join_headers, open_plain, read_header
+
+if TYPE_CHECKING:
+    from plimsoll.models.hub import Hub
+
+
+CONFIG = "config.json"
+QUANTIZATION = "hf_quant_config.json"
+INDEX = "model.safetensors.index.json"
+# In the order in which vLLM prefers them: Mistral's own file only where there is no other.
+INDEXES = (INDEX, "consolidated.safetensors.index.json")
+PICKLE_INDEX = "pytorch_model.bin.index.json"
+CONFIG_MAX_BYTES = 16 << 20
+INDEX_MAX_BYTES = 128 << 20
+
+_ENTRIES_MAX = 20_000
+_PICKLES = (".bin", ".pt", ".pth")
+# What a trainer leaves behind and vLLM passes over.
+_NOT_WEIGHTS = frozenset({"training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.pt", "scaler.pt"})
+_DISAGREE = 0.01
+
+
+class ModelFiles(NamedTuple):
+    """What is known of a model before anything is launched."""
+
+    name: str
+    config: Mapping[str, object]
+    tensors: tuple[TensorInfo, ...] | None
+    total_bytes: int | None
+    source: str
+    notes: tuple[str, ...] = ()
+
+
+class Index(NamedTuple):
+    """The index of a checkpoint in several files."""
+
+    shards: tuple[str, ...]
+    total_bytes: int | None
+
+
+class _Weights(NamedTuple):
+    tensors: tuple[TensorInfo, ...] | None
+    total_bytes: int | None
+    note: str | None = None
+
+
+def read_folder(folder: Path, name: str, source: str) -> ModelFiles:
+    """The model in a local folder; BadInput where it has no config.json or something in it is broken."""
+    config_path = folder / CONFIG
+    names = _names_in(folder)
+    if CONFIG not in names:
+        raise BadInput(f"{folder}: no config.json in it{_instead(names)}")
+    config = dict(read_json(config_path, CONFIG_MAX_BYTES))
+    notes: list[str] = []
+    if QUANTIZATION in names:
+        config = with_quantization(config, lambda: read_json(folder / QUANTIZATION, INDEX_MAX_BYTES))
+    weights = _weights(folder, names)
+    if weights.note is not None:
+        notes.append(weights.note)
+    return ModelFiles(name, config, weights.tensors, weights.total_bytes, source, tuple(notes))
+
+
+def with_quantization(config: dict[str, object], read: Callable[[], Mapping[str, object] | None]) -> dict[str, object]:
+    """The config with ModelOpt's hf_quant_config.json in it, where it does not itself say how it is quantised."""
+    inner = config.get("text_config")
+    parts: list[Mapping[str, object]] = [config, inner] if isinstance(inner, Mapping) else [config]
+    if any(part.get(key) for part in parts for key in ("quantization_config", "compression_config")):
+        return config
+    said = read()
+    return config | {"quantization_config": said} if said else config
+
+
+def read_json(path: Path, most_bytes: int) -> Mapping[str, object]:
+    """A JSON object from a file."""
+    try:
+        with open_plain(path) as file:
+            content = file.read(most_bytes + 1)
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read: {error.strerror or error}") from None
+    return parse_json(content, most_bytes, str(path))
+
+
+def parse_json(content: bytes, most_bytes: int, where: str) -> Mapping[str, object]:
+    """A JSON object, however it was come by."""
+    if len(content) > most_bytes:
+        raise TooLarge(f"{where}: larger than {most_bytes >> 20} MiB, which no such file is")
+    try:
+        parsed = json.loads(content.decode("utf-8-sig"))
+    except UnicodeDecodeError:
+        raise BadInput(f"{where}: not UTF-8 text") from None
+    except json.JSONDecodeError as error:
+        raise BadInput(f"{where}: not JSON: {error.msg} (line {error.lineno})") from None
+    except (ValueError, RecursionError):
+        raise BadInput(f"{where}: JSON with numbers too long or nested too deep") from None
+    if not isinstance(parsed, dict):
+        raise BadInput(f"{where}: the top level should be an object")
+    return parsed
+
+
+def parse_index(index: Mapping[str, object], where: str) -> Index:
+    """The shards of an index and the size it states; a shard must be a plain name in the same folder."""
+    weight_map = index.get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise BadInput(f"{where}: weight_map is missing")
+    shards: dict[str, None] = {}
+    for shard in weight_map.values():
+        if not isinstance(shard, str) or not shard or len(shard) > 255 or set(shard) & set("/\\\0\n\r") or shard in (".", ".."):
+            raise BadInput(f"{where}: weight_map names {ascii(shard)[:80]}, which is not a file of the same folder")
+        shards[shard] = None
+    if len(shards) > SHARDS_MAX:
+        raise TooLarge(f"{where}: {len(shards):,} shards, more than any model has")
+    metadata = index.get("metadata")
+    total = metadata.get("total_size") if isinstance(metadata, dict) else None
+    if isinstance(total, float) and total.is_integer():
+        total = int(total)
+    return Index(tuple(sorted(shards)), total if type(total) is int and total > 0 else None)
+
+
+def size_note(stated: int | None, found: int) -> str | None:
+    """A sentence where an index and its shards disagree on the size; the shards are right."""
+    if stated is None or abs(stated - found) <= _DISAGREE * found:
+        return None
+    return f"The index states {stated:,} bytes of weights, the headers of its shards {found:,}; the headers were taken."
+
+
+def _names_in(folder: Path) -> frozenset[str]:
+    try:
+        with scandir(folder) as entries:
+            names = [entry.name for _, entry in zip(range(_ENTRIES_MAX + 1), entries, strict=False)]
+    except OSError as error:
+        raise BadInput(f"{folder}: cannot be read: {error.strerror or error}") from None
+    if len(names) > _ENTRIES_MAX:
+        raise TooLarge(f"{folder}: more than {_ENTRIES_MAX:,} files, so not a model's folder")
+    return frozenset(names)
+
+
+def _instead(names: frozenset[str]) -> str:
+    """What a folder without config.json seems to be."""
+    if any(name.endswith(".gguf") for name in names):
+        return "; GGUF is not supported: give the folder of the original model"
+    if "adapter_config.json" in names:
+        return ": it holds a LoRA adapter; give the base model"
+    if "params.json" in names:
+        return ", only Mistral's params.json, which is not supported: give the folder of the Hugging Face format"
+    if "snapshots" in names:
+        return "; it is a Hugging Face cache entry: give the folder under snapshots/"
+    return ""
+
+
+def _weights(folder: Path, names: frozenset[str]) -> _Weights:
+    """The first description of the weights that the folder has."""
+    for index_name in INDEXES:
+        if index_name in names:
+            index = parse_index(read_json(folder / index_name, INDEX_MAX_BYTES), str(folder / index_name))
+            return _from_index(folder, index, names)
+    files = sorted(name for name in names if name.endswith(".safetensors") and not name.startswith("adapter_"))
+    files = [name for name in files if not name.startswith("consolidated")] or files
+    if files:
+        return _from_headers(folder, files, None)
+    if PICKLE_INDEX in names:
+        total = parse_index(read_json(folder / PICKLE_INDEX, INDEX_MAX_BYTES), str(folder / PICKLE_INDEX)).total_bytes
+        return _Weights(None, total, "The weights are pickles, which are never opened: their size is the one in their index.")
+    pickles = [name for name in names if name.endswith(_PICKLES) and name not in _NOT_WEIGHTS]
+    if pickles:
+        note = f"The weights are pickles, which are never opened: the size is that of {len(pickles)} files on disk."
+        return _Weights(None, sum(_size(folder / name) for name in pickles), note)
+    if any(name.endswith(".gguf") for name in names):
+        raise BadInput(f"{folder}: its weights are GGUF, which is not supported: give the folder of the original model")
+    return _Weights(None, None, "The folder holds no weights, so their size is worked out from config.json.")
+
+
+def _from_index(folder: Path, index: Index, names: frozenset[str]) -> _Weights:
+    absent = [shard for shard in index.shards if shard not in names]
+    if not absent and index.shards:
+        return _from_headers(folder, index.shards, index.total_bytes)
+    note = f"{len(absent)} of {len(index.shards)} shards are not in the folder, so the size is the one in the index."
+    if index.total_bytes is None:
+        note = f"{len(absent)} of {len(index.shards)} shards are not in the folder and the index states no size."
+    return _Weights(None, index.total_bytes, note)
+
+
+def _from_headers(folder: Path, files: Sequence[str], stated: int | None) -> _Weights:
+    if len(files) > SHARDS_MAX:
+        raise TooLarge(f"{folder}: {len(files):,} shards, more than any model has")
+    header = join_headers((str(folder / name), read_header(folder / name)) for name in files)
+    return _Weights(header.tensors, header.data_bytes, size_note(stated, header.data_bytes))
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
+# Finds a model by the word that follows `vllm serve`: a folder, an id in a local cache, in our catalogue or on the hub.
+#
+# folder, or path to config.json  ->  Hugging Face's cache  ->  our own cache  ->  bundled catalogue  ->  hub, if allowed
+#
+# Only the last step uses the network. The first source that knows the model answers, and says who it was.
+
+__all__ = ["ModelFiles", "TensorInfo", "bundled_names", "nearest_names", "read_model"]
+
+_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,95}(?:/[A-Za-z0-9_][A-Za-z0-9_.\-]{0,95})?")
+_REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-/+]{0,199}")
+
+
+def read_model(
+    name: str, *, hub: Hub | None, revision: str | None = None, environment: Mapping[str, str] | None = None
+) -> ModelFiles:
+    """The model that vLLM would load under this name; BadInput or WorldFailed says in one line why there is none."""
+    env = os.environ if environment is None else environment
+    shown = " ".join(name.split())[:120]
+    local = _local(name, shown)
+    if local is not None:
+        return local
+    if _ID.fullmatch(name) is None or ".." in name:
+        raise BadInput(f"{shown!a}: {_not_an_id(name)}")
+    if revision is not None and (_REVISION.fullmatch(revision) is None or ".." in revision):
+        raise BadInput(f"{shown}: {ascii(revision)[:80]} is not a revision: a branch, a tag or a commit")
+    known = _cached(name, revision, env) or _from_own_cache(name, revision, env)
+    if known is not None:
+        return known
+    # The catalogue knows models as they stand on main: for a revision of its own, the hub is the better witness.
+    bundled = _bundled(name, revision)
+    if bundled is not None and (revision in (None, "main") or hub is None):
+        return bundled
+    if hub is not None:
+        try:
+            return hub.read(name, revision)
+        except WorldFailed:
+            if bundled is None:
+                raise
+            return bundled
+    nearest = ", ".join(nearest_names(name))
+    raise WorldFailed(
+        f"{shown}: not a folder here, not in the local Hugging Face cache and not bundled, and the hub was not to be asked;"
+        f" give a local folder with its config.json" + (f", or a bundled model such as {nearest}" if nearest else "")
+    )
+
+
+def _local(name: str, shown: str) -> ModelFiles | None:
+    """The model in a local folder, or None where nothing of that name exists."""
+    if not name.strip() or "\0" in name:
+        raise BadInput("the model's name is empty" if not name.strip() else "the model's name holds a null byte")
+    path = Path(name)
+    try:
+        is_folder, exists = path.is_dir(), path.exists()
+    except OSError as error:  # a symlink that leads to itself, a name too long for the file system
+        raise BadInput(f"{shown}: cannot be read: {error.strerror or error}") from None
+    if is_folder:
+        return read_folder(path, name, f"folder {path.resolve()}")
+    if name.endswith(".gguf") or re.search(r"gguf:[\w.\-]+$", name, re.IGNORECASE):
+        raise BadInput(f"{shown}: GGUF is not supported; give the original model's folder or id")
+    if exists:
+        if path.name == CONFIG:
+            return read_folder(path.parent, name, f"folder {path.parent.resolve()}")
+        raise BadInput(f"{shown}: a file, not a model; give its folder, or the path of its config.json")
+    if name.startswith(("/", "./", "../", "~")) or path.name == CONFIG or path.is_symlink():
+        raise BadInput(f"{shown}: no such folder")
+    return None
+
+
+def _not_an_id(name: str) -> str:
+    scheme = re.match(r"([a-z][a-z0-9+]{1,9})://", name)
+    if scheme:
+        return f"models are not read from {scheme.group(1)}://; give a local folder with its config.json, or a Hugging Face id"
+    return "neither an existing folder nor a Hugging Face id such as Qwen/Qwen3-8B"
+
+
+def hugging_face_cache(environment: Mapping[str, str]) -> Path:
+    """Where Hugging Face's own tools keep what they download."""
+    for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        if environment.get(variable):
+            return Path(environment[variable])
+    if environment.get("HF_HOME"):
+        return Path(environment["HF_HOME"]) / "hub"
+    base = environment.get("XDG_CACHE_HOME") or str(_home(environment) / ".cache")
+    return Path(base) / "huggingface" / "hub"
+
+
+def _home(environment: Mapping[str, str]) -> Path:
+    return Path(environment.get("HOME") or os.path.expanduser("~"))  # noqa: PTH111 # Path.home() raises where there is none
+
+
+def _cached(name: str, revision: str | None, environment: Mapping[str, str]) -> ModelFiles | None:
+    """The model in Hugging Face's local cache, as huggingface_hub lays it out."""
+    repository = hugging_face_cache(environment) / ("models--" + name.replace("/", "--"))
+    wanted = revision or "main"
+    try:
+        commit = (repository / "refs" / wanted).read_text(encoding="utf-8")[:128].strip()
+    except (OSError, ValueError):
+        commit = wanted  # a commit is its own name
+    if _REVISION.fullmatch(commit) is None or ".." in commit:
+        return None
+    snapshot = repository / "snapshots" / commit
+    try:
+        if not (snapshot / CONFIG).is_file():
+            return None
+    except OSError:
+        return None
+    return read_folder(snapshot, name, f"local Hugging Face cache {snapshot}")
+
+
+def _from_own_cache(name: str, revision: str | None, environment: Mapping[str, str]) -> ModelFiles | None:
+    from plimsoll.models.hub import kept, own_cache
+
+    return kept(own_cache(environment, _home(environment)), name, revision or "main")
+
+
+def _bundled(name: str, revision: str | None) -> ModelFiles | None:
+    model = bundled_model(name)
+    if model is None:
+        return None
+    notes = []
+    if model.name != name:
+        notes.append(f"Read as {model.name}: the catalogue does not tell upper from lower case.")
+    if not model.is_from_config:
+        known = f"was {model.source}" if model.source.startswith("entered ") else f"is known from {model.source}"
+        notes.append(f"Its shape {known}; a local folder would settle it.")
+    if revision not in (None, "main"):
+        notes.append("The catalogue knows no revisions: this is the model as it stands on main.")
+    return ModelFiles(name, model.config, None, None, f"bundled catalogue ({model.source})", tuple(notes))

@@ -1,0 +1,407 @@
+"""Asks the Hugging Face hub for a model's config.json and for the headers of its weights, a few kilobytes in all.
+
+The token goes to the hub's own host over https and nowhere else: a redirect to the storage behind the hub is followed
+without it. Nothing is sent but the model's id, the revision and the names of the files. Answers are kept, so that a second
+plan of the same model needs no network.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from email.message import Message
+from http.client import HTTPException
+from pathlib import Path
+from typing import IO, NamedTuple
+from urllib.parse import quote, urljoin, urlsplit
+
+from plimsoll.errors import BadInput, TimedOut, TooLarge, WorldFailed
+from plimsoll.models.catalogue import nearest_names
+from plimsoll.models.folders import (
+    CONFIG,
+    CONFIG_MAX_BYTES,
+    INDEX_MAX_BYTES,
+    INDEXES,
+    PICKLE_INDEX,
+    QUANTIZATION,
+    Index,
+    ModelFiles,
+    parse_index,
+    parse_json,
+    size_note,
+    with_quantization,
+)
+from plimsoll.models.safetensors import PREFIX_BYTES, Header, TensorInfo, header_length, join_headers, parse_header
+from plimsoll.net.http_get import MOVED, NoRedirect, failure, read_up_to, within
+
+# Keeps what the hub answered: one JSON file a model and revision, written whole or not at all.
+
+_SCHEMA = "plimsoll.model-files/1"
+_MAX_BYTES = 512 << 20
+
+
+def own_cache(environment: Mapping[str, str], home: Path) -> Path:
+    """Where plimsoll keeps what the hub answered."""
+    base = environment.get("XDG_CACHE_HOME", "")
+    return (Path(base) if base.startswith("/") else home / ".cache") / "plimsoll" / "models"
+
+
+def cache_file(cache: Path, name: str, revision: str) -> Path:
+    """Where the answer for a model and revision is kept; neither can lead out of the folder."""
+    return cache / quote(name.replace("/", "--"), safe="") / f"{quote(revision, safe='')}.json"
+
+
+def kept(cache: Path, name: str, revision: str) -> ModelFiles | None:
+    """What is kept, or None where nothing is, or where it cannot be made sense of."""
+    path = cache_file(cache, name, revision)
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MAX_BYTES + 1)
+        loaded = json.loads(content)
+        if len(content) > _MAX_BYTES or loaded["schema"] != _SCHEMA or loaded["name"] != name:
+            return None
+        tensors = loaded["tensors"]
+        return ModelFiles(
+            name=name,
+            config=dict(loaded["config"]),
+            tensors=None if tensors is None else tuple(TensorInfo(str(n), str(d), tuple(map(int, s))) for n, d, s in tensors),
+            total_bytes=None if loaded["total_bytes"] is None else int(loaded["total_bytes"]),
+            source=f"{loaded['source']}, kept in {path}",
+            notes=tuple(map(str, loaded["notes"])),
+        )
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return None
+
+
+def keep(cache: Path, files: ModelFiles, revision: str) -> ModelFiles:
+    """Keep it, and hand it on; a folder that cannot be written costs a note, never the plan."""
+    import tempfile  # only where something was fetched
+
+    path = cache_file(cache, files.name, revision)
+    text = json.dumps({"schema": _SCHEMA} | files._asdict(), separators=(",", ":"), default=dict)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".part")
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(text)
+            Path(temporary).replace(path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        note = f"What the hub answered could not be kept in {path.parent}: {error.strerror or error}."
+        return files._replace(notes=(*files.notes, note))
+    return files
+
+
+# One GET with a limit on everything: time, size, redirects, and who is shown the token.
+
+REDIRECTS_MAX = 5
+_PATIENCE = 4  # a whole answer may take that many times the timeout of a single read
+_LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+
+
+class Refused(Exception):  # never shown: `hub` turns it into a sentence
+    """The server answered with an error."""
+
+    def __init__(self, status: int, code: str | None) -> None:
+        super().__init__(status, code)
+        self.status = status
+        self.code = code
+
+
+class Answer(NamedTuple):
+    """The bytes that were asked for, the size of the whole file and the commit it belongs to, where the server says them."""
+
+    body: bytes
+    total_bytes: int | None
+    commit: str | None
+
+
+def get(url: str, *, token: str | None, most_bytes: int, part: tuple[int, int] | None, timeout_s: float) -> Answer:
+    """The file at `url`, or its bytes from `part[0]` up to `part[1]`, within four times `timeout_s` whatever happens."""
+    late = f"did not finish its answer within {_PATIENCE * timeout_s:g} s"
+    return within(
+        _PATIENCE * timeout_s,
+        lambda: _exchange(url, token=token, most_bytes=most_bytes, part=part, timeout_s=timeout_s),
+        late,
+    )
+
+
+def _exchange(url: str, *, token: str | None, most_bytes: int, part: tuple[int, int] | None, timeout_s: float) -> Answer:
+    opener = urllib.request.build_opener(NoRedirect)
+    deadline = time.monotonic() + _PATIENCE * timeout_s
+    home = url
+    commit: str | None = None
+    for _ in range(REDIRECTS_MAX + 1):
+        headers = {"User-Agent": "plimsoll", "Accept-Encoding": "identity"}
+        if part is not None:
+            headers["Range"] = f"bytes={part[0]}-{part[1] - 1}"
+        request = urllib.request.Request(url, headers=headers)  # noqa: S310 # `_follow` and Hub allow http and https only
+        if token is not None and may_see_token(url, home):
+            request.add_unredirected_header("Authorization", f"Bearer {token}")
+        try:
+            with opener.open(request, timeout=timeout_s) as response:
+                commit = commit or _commit(response.headers)
+                return _answer(response, response.status, response.headers, part, most_bytes, commit, deadline)
+        except urllib.error.HTTPError as error:
+            with error:
+                commit = commit or _commit(error.headers)
+                target = error.headers.get("Location")
+                if error.code not in MOVED or target is None:
+                    raise Refused(error.code, error.headers.get("X-Error-Code")) from None
+            url = _follow(url, target)
+        except (OSError, HTTPException, ValueError) as error:
+            raise failure(error, timeout_s) from None
+    raise WorldFailed(f"redirects more than {REDIRECTS_MAX} times")
+
+
+def may_see_token(url: str, home: str) -> bool:
+    """Whether the token may go to `url`: the hub's own host, over https; on this machine itself also over http."""
+    one, two = urlsplit(url), urlsplit(home)
+    same = (one.scheme, one.hostname, one.port) == (two.scheme, two.hostname, two.port)
+    return same and (one.scheme == "https" or one.hostname in _LOOPBACK)
+
+
+def _follow(url: str, target: str) -> str:
+    joined = urljoin(url, target)
+    old, new = urlsplit(url).scheme, urlsplit(joined).scheme
+    if new not in ("http", "https") or (old == "https" and new == "http") or not urlsplit(joined).hostname:
+        raise WorldFailed("redirects to an address that is not https")
+    return joined
+
+
+def _answer(
+    response: IO[bytes],
+    status: int,
+    headers: Message,
+    part: tuple[int, int] | None,
+    most_bytes: int,
+    commit: str | None,
+    deadline: float,
+) -> Answer:
+    if headers.get("Content-Encoding", "identity").lower() not in ("", "identity"):
+        raise WorldFailed("answered compressed although asked not to; nothing is unpacked")
+    stated = _whole(headers.get("Content-Length"))
+    if part is None:
+        if stated is not None and stated > most_bytes:
+            raise TooLarge(f"{stated:,} bytes, more than any such file has")
+        body = read_up_to(response, most_bytes + 1, deadline)
+        if len(body) > most_bytes:
+            raise TooLarge(f"more than {most_bytes:,} bytes, more than any such file has")
+        if stated is not None and len(body) != stated:
+            raise WorldFailed(f"broke off after {len(body):,} of {stated:,} bytes")
+        return Answer(body, stated, commit)
+    begin, end = part
+    if status == 206:
+        span = re.fullmatch(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})", headers.get("Content-Range", ""))
+        if span is None or int(span[1]) != begin or int(span[2]) >= end:
+            raise WorldFailed("answered with another part of the file than was asked for")
+        body, total = read_up_to(response, end - begin, deadline), int(span[3])
+    else:  # the server knows no ranges: it sends the whole file, of which the beginning is enough
+        body, total = read_up_to(response, end, deadline)[begin:], stated or 0
+    if len(body) < min(end, total) - begin:
+        raise WorldFailed(f"broke off after {len(body):,} of {end - begin:,} bytes")
+    return Answer(body, total or None, commit)
+
+
+def _commit(headers: Message) -> str | None:
+    found = re.fullmatch(r"[0-9a-f]{7,64}", headers.get("X-Repo-Commit", ""))
+    return found.group() if found else None
+
+
+def _whole(text: str | None) -> int | None:
+    return int(text) if text is not None and re.fullmatch(r"\d{1,18}", text) else None
+
+
+ENDPOINT = "https://huggingface.co"
+TIMEOUT_S = 15.0
+_AT_ONCE = 8  # shards asked for side by side
+_TRUE = frozenset({"1", "ON", "YES", "TRUE"})
+_SINGLE_FILES = ("model.safetensors", "consolidated.safetensors")
+_PICKLE = "pytorch_model.bin"
+
+
+class Weights(NamedTuple):
+    """What the hub says of a model's weights."""
+
+    header: Header | None
+    total_bytes: int | None
+    note: str | None = None
+
+
+class Hub:
+    """A hub that may be asked. It keeps no connection and no state but its settings."""
+
+    def __init__(
+        self,
+        endpoint: str = ENDPOINT,
+        *,
+        token: str | None = None,
+        cache: Path | None = None,
+        timeout_s: float = TIMEOUT_S,
+        is_offline: bool = False,
+    ) -> None:
+        match = re.fullmatch(r"(https?)://([A-Za-z0-9.\-_\[\]:]+)(/[^?#\s]*)?", endpoint.strip())
+        if match is None:
+            raise BadInput("HF_ENDPOINT should be an address such as https://hub.example.com")
+        if token is not None and not re.fullmatch(r"[\x21-\x7e]{1,512}", token):
+            raise BadInput("the Hugging Face token holds characters that no token has; look at HF_TOKEN and the token file")
+        self.endpoint = endpoint.strip().rstrip("/")
+        self.host = match.group(2)
+        self.cache = cache
+        self.timeout_s = timeout_s
+        self.is_offline = is_offline
+        self._token = token
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None, home: Path | None = None) -> Hub:
+        """The hub that Hugging Face's own tools would use, with their variables and their token."""
+        env = os.environ if environment is None else environment
+        home = home or Path(env.get("HOME") or Path.home())
+        offline = any(env.get(name, "").upper() in _TRUE for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
+        return cls(env.get("HF_ENDPOINT") or ENDPOINT, token=_token(env, home), cache=own_cache(env, home), is_offline=offline)
+
+    def read(self, name: str, revision: str | None = None) -> ModelFiles:
+        """The model of that id; BadInput where there is none or it is gated, WorldFailed where the hub does not answer."""
+        revision = revision or "main"
+        if self.cache is not None and (known := kept(self.cache, name, revision)) is not None:
+            return known
+        if self.is_offline:
+            raise WorldFailed(f"{name}: HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set, so the hub is not asked; {_help(name)}")
+        files = self._fetch(name, revision)
+        return files if self.cache is None else keep(self.cache, files, revision)
+
+    def _fetch(self, name: str, revision: str) -> ModelFiles:
+        answer = self._get(name, revision, CONFIG, CONFIG_MAX_BYTES)
+        if answer is None:
+            raise BadInput(
+                f"{name}: has no config.json on {self.host}, so it is not a model that can be planned; {_help(name)}"
+            )
+        config = dict(parse_json(answer.body, CONFIG_MAX_BYTES, f"{name}: {CONFIG}"))
+        commit = answer.commit or revision
+
+        def quantization() -> Mapping[str, object] | None:
+            said = self._get(name, commit, QUANTIZATION, INDEX_MAX_BYTES)
+            return parse_json(said.body, INDEX_MAX_BYTES, f"{name}: {QUANTIZATION}") if said else None
+
+        config = with_quantization(config, quantization)
+        weights = self._weights(name, commit)
+        tensors = weights.header.tensors if weights.header else None
+        notes = (weights.note,) if weights.note else ()
+        return ModelFiles(name, config, tensors, weights.total_bytes, f"{self.host} snapshot {commit[:12]}", notes)
+
+    def _weights(self, name: str, commit: str) -> Weights:
+        for file in INDEXES:
+            if answer := self._get(name, commit, file, INDEX_MAX_BYTES):
+                where = f"{name}: {file}"
+                return self._shards(name, commit, parse_index(parse_json(answer.body, INDEX_MAX_BYTES, where), where))
+        for file in _SINGLE_FILES:
+            if (header := self._header(name, commit, file)) is not None:
+                return Weights(header, header.data_bytes)
+        if answer := self._get(name, commit, PICKLE_INDEX, INDEX_MAX_BYTES):
+            where = f"{name}: {PICKLE_INDEX}"
+            total = parse_index(parse_json(answer.body, INDEX_MAX_BYTES, where), where).total_bytes
+            return Weights(
+                None, total, "The weights are pickles, which are never opened: their size is the one in their index."
+            )
+        if (size := self._get(name, commit, _PICKLE, 1, (0, 1))) is not None:
+            return Weights(None, size.total_bytes, "The weights are one pickle, which is never opened: its size was taken.")
+        return Weights(
+            None, None, "The repository has no weights under the usual names; their size is worked out from config.json."
+        )
+
+    def _shards(self, name: str, commit: str, index: Index) -> Weights:
+        from concurrent.futures import ThreadPoolExecutor
+
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            try:
+                headers = list(pool.map(lambda shard: self._header(name, commit, shard), index.shards))
+            except BaseException:
+                pool.shutdown(cancel_futures=True)  # one broken shard is enough; do not ask for the rest
+                raise
+        absent = [shard for shard, header in zip(index.shards, headers, strict=True) if header is None]
+        if absent or not headers:
+            note = f"{len(absent)} of {len(index.shards)} shards are not on the hub, so the size is the one in the index."
+            return Weights(None, index.total_bytes, note)
+        pairs = zip(index.shards, headers, strict=True)
+        header = join_headers((f"{name}: {shard}", found) for shard, found in pairs if found is not None)
+        return Weights(header, header.data_bytes, size_note(index.total_bytes, header.data_bytes))
+
+    def _header(self, name: str, commit: str, file: str) -> Header | None:
+        """The header of one safetensors file, by two range requests; None where there is no such file."""
+        where = f"{name}: {file}"
+        first = self._get(name, commit, file, PREFIX_BYTES, (0, PREFIX_BYTES))
+        if first is None:
+            return None
+        if first.total_bytes is None:
+            raise WorldFailed(f"{where}: {self.host} does not say how large the file is")
+        length = header_length(first.body, first.total_bytes, where)
+        rest = self._get(name, commit, file, length, (PREFIX_BYTES, PREFIX_BYTES + length))
+        if rest is None or rest.total_bytes != first.total_bytes or len(rest.body) != length:
+            raise WorldFailed(f"{where}: {self.host} gave two different answers for the same file; try again")
+        return parse_header(rest.body, first.total_bytes - PREFIX_BYTES - length, where)
+
+    def _get(self, name: str, revision: str, file: str, most: int, part: tuple[int, int] | None = None) -> Answer | None:
+        """One file or a part of it; None where the repository does not have it."""
+        from urllib.parse import quote
+
+        url = f"{self.endpoint}/{quote(name)}/resolve/{quote(revision, safe='')}/{quote(file)}"
+        try:
+            return get(url, token=self._token, most_bytes=most, part=part, timeout_s=self.timeout_s)
+        except Refused as refused:
+            self._explain(refused, name, revision, file)
+            return None
+        except TooLarge as error:
+            raise TooLarge(f"{name}: {file}: {error}") from None
+        except TimedOut as error:
+            raise TimedOut(f"{name}: {self.host} {error}; {_help(name)}") from None
+        except WorldFailed as error:
+            raise WorldFailed(f"{name}: {self.host} {error}; {_help(name)}") from None
+
+    def _explain(self, refused: Refused, name: str, revision: str, file: str) -> None:
+        """Raise the sentence for what the hub said, unless it only said that it has no such file.
+
+        A gated or private model is the user's input (exit 2), not the world's failure: the hub answered, and it takes a
+        token or an accepted licence to change the answer, not another try.
+        """
+        if refused.status in (401, 403):
+            have = "HF_TOKEN was refused or has no access" if self._token else "no HF_TOKEN is set"
+            why = "gated" if refused.code == "GatedRepo" else "gated, private or not there"
+            raise BadInput(
+                f"{name}: {why} on {self.host}, and {have}; accept its licence there and set HF_TOKEN, {_help(name)}"
+            ) from None
+        if refused.status == 404:
+            if refused.code == "RevisionNotFound":
+                raise BadInput(f"{name}: {self.host} has no revision {ascii(revision)[:80]} of it") from None
+            if file != CONFIG or refused.code == "EntryNotFound":
+                return
+            raise BadInput(f"{name}: not on {self.host}; {_help(name)}") from None
+        if refused.status == 429:
+            raise WorldFailed(f"{name}: {self.host} asks us to slow down (429); try again later, or {_help(name)}") from None
+        raise WorldFailed(f"{name}: {self.host} answered {refused.status}; try again later, or {_help(name)}") from None
+
+
+def _token(environment: Mapping[str, str], home: Path) -> str | None:
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        if token := environment.get(name, "").strip():
+            return token
+    hugging_face = Path(environment.get("HF_HOME") or home / ".cache" / "huggingface")
+    path = Path(environment.get("HF_TOKEN_PATH") or hugging_face / "token")
+    try:
+        with path.open(encoding="utf-8") as file:
+            return file.read(1024).strip() or None
+    except (OSError, ValueError):
+        return None
+
+
+def _help(name: str) -> str:
+    """What the user can do without the hub."""
+    nearest = ", ".join(nearest_names(name))
+    return "give a local folder with its config.json" + (f", or a bundled model such as {nearest}" if nearest else "")

@@ -1,0 +1,207 @@
+"""Writes down what real starts taught: one JSON file of numbers in the user's state folder, whole or not at all.
+
+Two that write at once wait for each other. A file that cannot be understood is never written over: it may be a newer
+plimsoll's, or the only copy of something.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import stat
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from plimsoll.errors import BadInput, TimedOut, TooLarge, WorldFailed
+from plimsoll.models.safetensors import open_plain
+from plimsoll.plan.learned import FILE_MAX_BYTES, KEYS_MAX, Correction, corrections_file, decoded, encoded
+from plimsoll.vllm.log_lines import NEEDLES, Measured, measured_of
+
+LOCK_SECONDS = 10.0
+_LOCK_PAUSE = 0.05
+
+
+def store(key: str, correction: Correction, path: Path | None = None, *, wait_seconds: float = LOCK_SECONDS) -> None:
+    """Add these starts to what is known under the key."""
+    target = _target(path)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with _locked(target, wait_seconds):
+            known = _known(target)
+            earlier = known.pop(key, None)
+            known[key] = correction if earlier is None else earlier.joined(correction)
+            if len(known) > KEYS_MAX:
+                raise BadInput(f"{target}: full with {KEYS_MAX:,} corrections; plimsoll plan --forget empties it")
+            _write(target, encoded(known))
+    except OSError as error:
+        raise WorldFailed(f"{target}: cannot be written: {error.strerror or error}") from None
+
+
+def forget(path: Path | None = None, *, wait_seconds: float = LOCK_SECONDS) -> int:
+    """Drop all that was learned; how many corrections that were."""
+    target = _target(path)
+    try:
+        if not target.exists():
+            return 0
+        with _locked(target, wait_seconds):
+            known = _known(target)
+            target.unlink(missing_ok=True)
+            return len(known)
+    except OSError as error:
+        raise WorldFailed(f"{target}: cannot be removed: {error.strerror or error}") from None
+
+
+def _target(path: Path | None) -> Path:
+    if path is None:
+        path = Path(corrections_file(os.environ, os.path.expanduser("~")))  # noqa: PTH111  (Path.home may raise)
+    return Path(os.path.realpath(path))  # a link stays a link: what it leads to is replaced
+
+
+def _known(target: Path) -> dict[str, Correction]:
+    try:
+        descriptor = os.open(target, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return {}
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise BadInput(f"{target}: not a regular file")
+        return decoded(file.read(FILE_MAX_BYTES + 1), str(target))
+
+
+def _write(target: Path, text: str) -> None:
+    import tempfile
+
+    descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=".corrections-", suffix=".part")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).replace(target)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def _locked(target: Path, wait_seconds: float) -> Iterator[None]:
+    """Alone with the file. The lock is a file of its own, because the other one is replaced; it is never removed."""
+    import fcntl
+    import time
+
+    descriptor = os.open(target.with_name(target.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        deadline = time.monotonic() + wait_seconds
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise TimedOut(f"{target}: another plimsoll has been writing for {wait_seconds:g} s") from None
+                time.sleep(_LOCK_PAUSE)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+# Reads what real starts taught (`plimsoll plan --learn`); docs/learn.md says what the file holds.
+
+
+def read_corrections(path: Path | None = None) -> dict[str, Correction]:
+    """All corrections by their keys, none where there is no file; BadInput in one line for a file that is broken or newer."""
+    if path is None:
+        path = Path(corrections_file(os.environ, os.path.expanduser("~")))  # noqa: PTH111  (Path.home may raise)
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read: {error.strerror or error}") from None
+    with open_plain(path) as file:
+        try:
+            content = file.read(FILE_MAX_BYTES + 1)
+        except OSError as error:
+            raise BadInput(f"{path}: cannot be read: {error.strerror or error}") from None
+    return decoded(content, str(path))
+
+
+# Reads what a real start of vLLM said of its memory: from its log, or from the startup plan vLLM itself keeps.
+#
+# A log may be plain or gzip. Numbers are all that leaves this module; arguments, paths and names in the log are passed
+# over.
+
+LOG_MAX_BYTES = 256 << 20  # unpacked
+LINE_MAX_BYTES = 64 << 10
+BLOCK_BYTES = 1 << 20
+PLAN_SCHEMA = 1  # PLAN_SCHEMA_VERSION of vllm/v1/worker/startup_plan.py, 0.26 to 0.32
+
+
+def read_start(path: Path | str) -> Measured:
+    """The figures of a start; BadInput in one line where the file holds none, TooLarge past 256 MiB."""
+    path = Path(path)
+    with open_plain(path) as file:
+        try:
+            is_packed = file.read(2) == b"\x1f\x8b"
+            file.seek(0)
+            stream = cast("BinaryIO", gzip.GzipFile(fileobj=file)) if is_packed else file
+            head = stream.read(LINE_MAX_BYTES)
+            plan = _startup_plan(head, path)
+            found = plan or measured_of(_lines(head, stream, path))
+        except (EOFError, gzip.BadGzipFile, zlib.error):
+            raise BadInput(f"{path}: a damaged gzip file") from None
+        except OSError as error:
+            raise BadInput(f"{path}: cannot be read: {error.strerror or error}") from None
+    if not found.has_memory:
+        raise BadInput(
+            f"{path}: no memory figures of a vLLM start in it; wanted is the log from the first line "
+            '("Model loading took", "Available KV cache memory"), best with VLLM_LOGGING_LEVEL=DEBUG'
+        )
+    return found
+
+
+def _startup_plan(head: bytes, path: Path) -> Measured | None:
+    """VLLM_ENABLE_STARTUP_PLAN=1 keeps {schema, fingerprint, kv_cache_memory_bytes, free_memory_baseline} per rank."""
+    if len(head) == LINE_MAX_BYTES or not head.lstrip().startswith(b"{"):
+        return None
+    try:
+        loaded = json.loads(head)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(loaded, dict) or "kv_cache_memory_bytes" not in loaded:
+        return None
+    schema, kv, free = (loaded.get(key) for key in ("schema", "kv_cache_memory_bytes", "free_memory_baseline"))
+    if schema != PLAN_SCHEMA:
+        raise BadInput(f"{path}: a startup plan of another schema than {PLAN_SCHEMA}, the one vLLM 0.26 to 0.32 writes")
+    if not _is_size(kv) or not _is_size(free):
+        raise BadInput(f"{path}: a startup plan without its two sizes")
+    return Measured(planned_kv_bytes=kv, free_bytes=free, ranks=1)
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 50
+
+
+def _lines(head: bytes, stream: BinaryIO, path: Path) -> Iterator[bytes]:
+    """The lines that may tell something; an endless one comes in pieces. Most of a log is passed over a block at a time."""
+    read, rest = len(head), head
+    while more := stream.read(BLOCK_BYTES):
+        read += len(more)
+        if read > LOG_MAX_BYTES:
+            raise TooLarge(f"{path}: more than {LOG_MAX_BYTES >> 20} MiB; give the part that holds the start")
+        block = rest + more
+        end = block.rfind(b"\n") + 1 or len(block)
+        rest = block[end:]
+        yield from _telling(block[:end])
+    yield from _telling(rest)
+
+
+def _telling(block: bytes) -> Iterator[bytes]:
+    if any(needle in block for needle in NEEDLES):
+        for line in block.split(b"\n"):
+            if any(needle in line for needle in NEEDLES):
+                yield from (line[at : at + LINE_MAX_BYTES] for at in range(0, len(line), LINE_MAX_BYTES))

@@ -1,0 +1,109 @@
+"""What `plimsoll assets` did or would do, in words and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from plimsoll.assets.changes import Changes
+from plimsoll.render.flags import clean
+from plimsoll.render.terminal import wrapped
+
+_STEPS = {
+    "systemd": "docs/launch.md#systemd",
+    "compose": "the top of compose/compose.yaml, docs/launch.md#compose",
+    "kubernetes": "the top of kubernetes/kustomization.yaml, docs/launch.md#kubernetes",
+    "monitoring": "docs/monitoring.md",
+}
+
+
+class Made(NamedTuple):
+    """One run: where, from what, and what came of it."""
+
+    folder: str
+    vllm: str
+    model: str | None
+    changes: Changes
+    notes: tuple[str, ...] = ()
+    is_check: bool = False
+    differences: tuple[str, ...] = ()  # of --check: lines of a unified diff
+
+    @property
+    def is_fine(self) -> bool:
+        """Whether what is there is what is generated; edits of the newest text are fine, but not for --check."""
+        changes = self.changes
+        if self.is_check:
+            return not any((changes.write, changes.kept, changes.outdated, changes.remove, changes.left))
+        return not changes.outdated
+
+
+def as_json(made: Made) -> str:
+    """One object, schema plimsoll.assets/1."""
+    changes = made.changes
+    body: dict[str, object] = {
+        "schema": "plimsoll.assets/1",
+        "out": clean(made.folder),
+        "vllm": made.vllm,
+        "model": clean(made.model) if made.model is not None else None,
+        "check": made.is_check,
+        "fine": made.is_fine,
+        "written" if not made.is_check else "would_write": list(changes.write),
+        "unchanged": list(changes.same),
+        "kept": list(changes.kept),
+        "outdated": list(changes.outdated),
+        "removed" if not made.is_check else "would_remove": list(changes.remove),
+        "left": list(changes.left),
+        "notes": [clean(note) for note in made.notes],
+    }
+    if made.is_check:
+        body["diff"] = "\n".join(made.differences)
+    return json.dumps(body, indent=2, ensure_ascii=False)
+
+
+def as_text(made: Made) -> str:
+    """What was written, what was kept and why; with --check the differences."""
+    lines = [*made.differences] if made.is_check else []
+    lines += _verdict(made)
+    if not made.is_check:
+        lines += _listed("edited by somebody and kept", made.changes.kept)
+        lines += _listed("no longer generated, edited by somebody and left", made.changes.left)
+        lines += _listed("removed, no longer generated", made.changes.remove)
+    lines += _listed(
+        "edited by somebody, and what is generated has changed: compare with --check, or --force", made.changes.outdated
+    )
+    for note in made.notes:
+        lines += wrapped(f"  note: {clean(note)}", " " * 8)
+    return "\n".join([*lines, *_next(made)])
+
+
+def _next(made: Made) -> list[str]:
+    """Where the commands stand that put the written files to use."""
+    written = {path.partition("/")[0] for path in made.changes.write}
+    if made.is_check or not written & _STEPS.keys():
+        return []
+    lines = ["", "How it is put to use:"]
+    for way, where in _STEPS.items():
+        if way in written:
+            lines.append(f"  {way:<12}{where}")
+    return lines
+
+
+def _verdict(made: Made) -> list[str]:
+    changes = made.changes
+    of = f"for vLLM {made.vllm}" + (f" and {clean(made.model)}" if made.model is not None else "")
+    if made.is_check:
+        count = sum(len(part) for part in (changes.write, changes.kept, changes.outdated, changes.remove, changes.left))
+        if not count:
+            return [f"{clean(made.folder)} is as it would be generated {of}: {_files(len(changes.same))}"]
+        return [f"{clean(made.folder)} differs from what would be generated {of}: {_files(count)}"]
+    same = f", {len(changes.same)} unchanged" if changes.same else ""
+    return [f"wrote {_files(len(changes.write))} to {clean(made.folder)} {of}{same}", *(f"  {path}" for path in changes.write)]
+
+
+def _files(count: int) -> str:
+    return f"{count} file" if count == 1 else f"{count} files"
+
+
+def _listed(why: str, paths: Sequence[str]) -> list[str]:
+    return [f"{why}:", *(f"  {path}" for path in paths)] if paths else []

@@ -1,0 +1,200 @@
+"""What `plimsoll doctor` found, for somebody tired: the cause first, its proof, what to do, and what not to bother with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from plimsoll.doctor.rules.diagnose import Diagnosis
+from plimsoll.errors import printable
+from plimsoll.findings import Finding, Remedy, Severity
+from plimsoll.redaction import hide_user_text, redact
+from plimsoll.render.terminal import wrapped
+from plimsoll.units import format_gib
+
+SCHEMA = "plimsoll.doctor/1"
+MOST_TEXT_FINDINGS = 5
+LONGEST_VALUE = 100
+_HEAD = {True: "memory failure: yes", False: "memory failure: no", None: "memory failure: cannot be told"}
+_TERMS = (("weights", "weights_bytes"), ("non-torch", "non_torch_bytes"), ("activation", "activation_bytes"),
+          ("graphs", "graphs_actual_bytes"), ("KV cache", "kv_bytes"))  # fmt: skip
+
+
+def as_json(diagnosis: Diagnosis) -> str:
+    """One object of the schema plimsoll.doctor/1; its JSON schema is shipped beside this module."""
+    import json
+
+    return json.dumps(body(diagnosis), indent=2, ensure_ascii=False)
+
+
+def body(diagnosis: Diagnosis) -> dict[str, object]:
+    """The same as plain data."""
+    return {
+        "schema": SCHEMA,
+        "memory_failure": diagnosis.memory_failure,
+        "findings": [finding_json(finding) for finding in diagnosis.findings],
+        "facts": plain(diagnosis.facts),
+        "collect_next": [clean(ask) for ask in diagnosis.collect_next],
+    }
+
+
+def finding_json(finding: Finding) -> dict[str, object]:
+    """One finding as the contract has it."""
+    return {
+        "code": str(finding.code),
+        "severity": str(finding.severity),
+        "confidence": finding.confidence,
+        "title": clean(finding.title),
+        "because": clean(finding.because),
+        "evidence": [{"source": clean(one.source), "line": one.line, "text": clean(one.text)} for one in finding.evidence],
+        "remedy": [
+            {"do": clean(one.do), "why": clean(one.why), "flag": one.flag, "value": clean(one.value) if one.value else None}
+            for one in finding.remedy
+        ],
+        "not_a_remedy": [clean(one) for one in finding.not_a_remedy],
+    }
+
+
+def plain(value: object) -> object:
+    """Facts as JSON has them: names and texts are cleaned of secrets on the way."""
+    if value is None or isinstance(value, (bool, int)):
+        return value
+    if isinstance(value, float):
+        return value if value == value and abs(value) != float("inf") else None  # JSON knows neither
+    if isinstance(value, Mapping):
+        return {clean(str(name)): plain(inner) for name, inner in value.items()}
+    if hasattr(value, "_asdict"):
+        return plain(value._asdict())
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain(inner) for inner in value]
+    return clean(str(value))
+
+
+def clean(text: str) -> str:
+    """Without secrets, without users' text, and without what would move a terminal's cursor."""
+    return printable(hide_user_text(redact(text))).strip()
+
+
+def as_text(diagnosis: Diagnosis) -> str:
+    """For a terminal, without colour."""
+    lines = [_HEAD[diagnosis.memory_failure] + _about(diagnosis.facts), ""]
+    inputs = _rows(diagnosis.facts.get("inputs"))
+    if not diagnosis.findings:
+        lines += ["Nothing wrong was found." if diagnosis.memory_failure is False else "No failure was recognised.", ""]
+    for number, finding in enumerate(diagnosis.findings[:MOST_TEXT_FINDINGS], 1):
+        lines += [*_finding(number, finding, is_whole=number == 1, with_path=len(inputs) > 1), ""]
+    if len(diagnosis.findings) > MOST_TEXT_FINDINGS:
+        lines += [f"and {len(diagnosis.findings) - MOST_TEXT_FINDINGS} more: --json has them all", ""]
+    lines += [*_facts(diagnosis.facts), *_figures(diagnosis.facts), *_inputs(inputs), *_notes(diagnosis.facts), ""]
+    if diagnosis.collect_next:
+        lines += ["To settle it, collect:", *(f"  - {line}" for ask in diagnosis.collect_next for line in [clean(ask)]), ""]
+    return "\n".join(lines).rstrip()
+
+
+def _about(facts: Mapping[str, object]) -> str:
+    said = [f"vLLM {facts['vllm']}"] if facts.get("vllm") else []
+    said += [clean(str(facts["model"]))] if facts.get("model") else []
+    gpu = facts.get("gpu")
+    if isinstance(gpu, Mapping):
+        total = gpu.get("total_bytes")
+        named = [str(gpu["name"])] if gpu.get("name") else []
+        named += [format_gib(total)] if isinstance(total, int) else []
+        said += [" ".join(named)] if named else []
+    return f"   ({', '.join(said)})" if said else ""
+
+
+def _finding(number: int, finding: Finding, *, is_whole: bool, with_path: bool) -> Iterator[str]:
+    sure = f"{finding.confidence:.0%} sure"
+    yield from wrapped(f"{number}. {finding.code} ({finding.severity}, {sure}): {clean(finding.title)}", "   ")
+    yield from wrapped(f"   why       {clean(finding.because)}", " " * 13)
+    for place, remedy in enumerate(finding.remedy[: 6 if is_whole else 2]):
+        yield from wrapped(f"   {'do' if place == 0 else '':10}{_do(remedy)}: {clean(remedy.why)}", " " * 13)
+    for place, useless in enumerate(finding.not_a_remedy if is_whole else ()):
+        yield from wrapped(f"   {'no use' if place == 0 else '':10}{clean(useless)}", " " * 13)
+    for place, one in enumerate(finding.evidence[: 4 if is_whole else 1]):
+        where = (clean(one.source) if with_path else clean(one.source.rpartition("/")[2])) or clean(one.source)
+        yield f"   {'evidence' if place == 0 else '':10}{where}" + (f", line {one.line}" if one.line is not None else "")
+        yield from wrapped(f"{'':13}{clean(one.text)}", " " * 15)
+    if finding.severity is not Severity.INFO:
+        yield f"   {'read on':10}plimsoll doctor --explain {finding.code}"
+
+
+def _do(remedy: Remedy) -> str:
+    """What to do, with its flag where the words leave it out."""
+    do = clean(remedy.do)
+    if remedy.flag is None or remedy.flag in do:
+        return do
+    return f"{do} ({remedy.flag}{' ' + clean(remedy.value) if remedy.value else ''})"
+
+
+def _facts(facts: Mapping[str, object]) -> Iterator[str]:
+    memory = facts.get("memory")
+    if isinstance(memory, Mapping):
+        terms = [f"{name} {format_gib(memory[field])}" for name, field in _TERMS if isinstance(memory.get(field), int)]
+        if terms:
+            yield from wrapped(f"The start's own figures: {', '.join(terms)}", "  ")
+    plan = facts.get("plan")
+    if isinstance(plan, Mapping):
+        pairs = (("weights", "weights_bytes"), ("KV cache", "kv_bytes"), ("slack", "slack_bytes"))
+        terms = [f"{name} {format_gib(plan[field])}" for name, field in pairs if isinstance(plan.get(field), int)]
+        yield from wrapped(f"plan computes for this command: {', '.join(terms)}", "  ")
+    flags = facts.get("flags")
+    if isinstance(flags, Mapping) and flags:
+        shown = ", ".join(f"{name}={_short(value)}" for name, value in list(flags.items())[:16] if name != "model_tag")
+        yield from wrapped(f"Started with: {clean(shown)}", "  ")
+    harmless = facts.get("harmless")
+    if isinstance(harmless, Sequence) and harmless and not isinstance(harmless, str):
+        yield from wrapped(f"Harmless, whatever it says: {clean(str(harmless[0]))[:160]}", "  ")
+
+
+def _short(value: object) -> str:
+    """A flag's value as far as a reader wants it: a whole compilation_config is for --json."""
+    text = str(value)
+    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."
+
+
+def _rows(value: object) -> list[Mapping[str, object]]:
+    return [row for row in value if isinstance(row, Mapping)] if isinstance(value, list | tuple) else []
+
+
+def _figures(facts: Mapping[str, object]) -> Iterator[str]:
+    """What pages and snapshots show, also where nothing is wrong."""
+    for row in _rows(facts.get("metrics")):
+        for engine in _rows(row.get("engines"))[:4]:
+            figures = engine.get("figures")
+            if isinstance(figures, Mapping):
+                shown = [
+                    f"{name} {figures[name]:.0f}"
+                    for name in ("running", "waiting", "preemptions")
+                    if _is_number(figures.get(name))
+                ]
+                usage = figures.get("kv_cache_usage")
+                shown += [f"KV cache {usage:.0%} full"] if isinstance(usage, float) else []
+                yield from wrapped(f"The page shows: {', '.join(shown)}", "  ")
+    for row in _rows(facts.get("range")):
+        if _is_number(row.get("seconds")):
+            minutes = f"{float(str(row['seconds'])) / 60:,.0f} min"
+            yield from wrapped(
+                f"Looked at: {row.get('series')} series of at most {row.get('points')} points over {minutes}", "  "
+            )
+    for row in _rows(facts.get("snapshot")):
+        for device in _rows(row.get("devices"))[:4]:
+            sizes = [f"{name} {format_gib(size)}" for name in ("reserved", "allocated", "pinned", "releasable")
+                     if isinstance(size := device.get(name), int)]  # fmt: skip
+            yield from wrapped(f"The snapshot's device {device.get('device')}: {', '.join(sizes)}", "  ")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and value == value
+
+
+def _inputs(inputs: Sequence[Mapping[str, object]]) -> Iterator[str]:
+    """One line an input, where there are several."""
+    for row in inputs[:12] if len(inputs) > 1 else ():
+        yield from wrapped(f"Read {clean(str(row.get('source')))} ({row.get('is')}): {clean(str(row.get('says')))}", "  ")
+
+
+def _notes(facts: Mapping[str, object]) -> Iterator[str]:
+    for kind, word in (("remarks", "Remark"), ("notes", "Note")):
+        notes = facts.get(kind)
+        for note in notes[:6] if isinstance(notes, list) else ():
+            yield from wrapped(f"{word}: {clean(str(note))}", "  ")

@@ -1,0 +1,201 @@
+"""What `plimsoll flags` found, in words and as JSON."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from plimsoll.launch.check_flags import Checked
+from plimsoll.launch.command_line import Unseen
+from plimsoll.launch.rewrite import Item, Status
+from plimsoll.redaction import REDACTED, redact, redact_value, redact_words
+from plimsoll.render.terminal import wrapped
+
+_NAMES = 17  # the width of the first column
+_INDENT = " " * (_NAMES + 2)
+# Bad news first; what is fine goes into one line at the end.
+_ORDER = (
+    Status.REMOVED, Status.NEVER_EXISTED, Status.NO_EFFECT, Status.DEPRECATED, Status.REDUNDANT, Status.UNKNOWN,
+    Status.DEFAULT_CHANGED,
+)  # fmt: skip
+
+
+def as_json(results: Sequence[Checked]) -> str:
+    """One object; `items` and `rewritten` cover every command, `commands` has them apart."""
+    import json
+
+    return json.dumps(flags_json(results), indent=2, ensure_ascii=False)
+
+
+def flags_json(results: Sequence[Checked]) -> dict[str, object]:
+    """The same as plain data, for a plan to carry."""
+    first = results[0]
+    commands = [
+        {
+            "source": clean(result.launch.source),
+            "entry": result.launch.entry.value,
+            "model": clean(result.model) if result.model is not None else None,
+            "starts": result.starts,
+            "items": [_item_json(item) for item in result.items],
+            "rewritten": rewritten_line(result),
+            "notes": [clean(note) for note in result.notes],
+        }
+        for result in results
+    ]
+    body: dict[str, object] = {
+        "schema": "plimsoll.flags/1",
+        "vllm": first.engine.release,
+        "vllm_asked": first.engine.asked,
+        "starts": all(result.starts for result in results),
+        "items": [_item_json(item) for result in results for item in result.items],
+        "rewritten": "\n".join(rewritten_line(result) for result in results),
+        "notes": list(dict.fromkeys(clean(note) for result in results for note in result.notes)),
+        "commands": commands,
+    }
+    if first.came_from is not None:
+        body["from"] = first.came_from.release
+        body["changes"] = [{"since": change.since, "what": change.what} for change in first.changes]
+    return body
+
+
+def clean(text: str) -> str:
+    """Text of the user's on one line, without secrets and without control characters that a terminal would obey."""
+    one_line = " ".join(redact(text).split()) if not text.isprintable() else redact(text)
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in one_line)
+
+
+def _item_json(item: Item) -> dict[str, object]:
+    return {
+        "name": clean(item.name),
+        "status": item.status.value,
+        "since": item.since,
+        "instead": item.instead,
+        "note": clean(item.note) if item.note else None,
+        "value": " ".join(_shown_values(item)) or None,
+    }
+
+
+def as_text(results: Sequence[Checked]) -> str:
+    """One section a command."""
+    return "\n\n".join(_section(result) for result in results)
+
+
+def _section(result: Checked) -> str:
+    lines = [f"vLLM {result.engine.release}: {_verdict(result)}", f"  {clean(result.launch.source)}", ""]
+    for status in _ORDER:
+        for item in result.items:
+            if item.status is status:
+                lines += _item_lines(item)
+    fine = [clean(item.name) for item in result.items if item.status is Status.OK]
+    if fine:
+        lines += wrapped(f"  {'ok':<{_NAMES}}{', '.join(fine)}", _INDENT)
+    for note in result.notes:
+        lines += wrapped(f"  {'note':<{_NAMES}}{clean(note)}", _INDENT)
+    lines += _changes(result)
+    command = _command_lines(result)
+    lines += ["", f"Rewritten for {result.engine.release}:", "", *command]
+    lines += put_back(" ".join(command))
+    return "\n".join(lines)
+
+
+def put_back(command: str) -> list[str]:
+    """What is to be done about secrets that a shown command hides; nothing where it hides none."""
+    if REDACTED not in command:
+        return []
+    return ["", f"Secrets are not shown: where it says {REDACTED}, put yours back before you run it."]
+
+
+def _verdict(result: Checked) -> str:
+    refused = sum(item.status.is_refused for item in result.items)
+    idle = sum(item.status is Status.NO_EFFECT for item in result.items)
+    parts = []
+    if refused:
+        parts.append(f"refuses to start with this command, for {refused} {'reason' if refused == 1 else 'reasons'}")
+    elif result.engine.is_exact:
+        parts.append("takes this command")
+    else:
+        parts.append("would take this command")
+    if idle:
+        parts.append(f"{idle} {'setting has' if idle == 1 else 'settings have'} no effect")
+    return "; ".join(parts)
+
+
+def _item_lines(item: Item) -> list[str]:
+    values = " ".join(_shown_values(item))
+    named = f"{item.name}={values}" if _is_variable(item) else f"{clean(item.name)} {values}".rstrip()
+    lines = wrapped(f"  {item.status.value:<{_NAMES}}{named}", _INDENT)
+    since = f"since {item.since}" if item.since else ""
+    why = ": ".join(part for part in (since, clean(item.note) if item.note else "") if part)
+    if item.status is Status.DEFAULT_CHANGED:
+        why = f"{item.note} ({since})" if since else f"{item.note}"
+    if why:
+        lines += wrapped(f"{_INDENT}{why}", _INDENT)
+    if item.instead:
+        lines += wrapped(f"{_INDENT}instead: {item.instead}", _INDENT)
+    return lines
+
+
+def _is_variable(item: Item) -> bool:
+    return bool(item.values) and not item.name.startswith("-")
+
+
+def _shown_values(item: Item) -> list[str]:
+    if _is_variable(item):
+        return [clean(redact_value(item.name, value)) for value in item.values]
+    # A flag nobody knows may be a mistyped one that takes a secret.
+    meant = item.instead.split(",")[0] if item.instead and item.instead.endswith("if that was meant") else item.name
+    shown = [clean(word) for word in redact_words([meant, *item.values])[1:]]
+    return [word if len(word) <= 80 else word[:77] + "..." for word in shown]
+
+
+def _changes(result: Checked) -> list[str]:
+    if result.came_from is None or not result.changes:
+        return []
+    lines = ["", f"From {result.came_from.release} to {result.engine.release} vLLM also changed:", ""]
+    for change in result.changes:
+        lines += wrapped(f"  {change.since:<{_NAMES}}{change.what}", _INDENT)
+    return lines
+
+
+def rewritten_line(result: Checked) -> str:
+    """The rewritten command on one line, secrets hidden, ready for a shell."""
+    return " ".join([*_assignments(result), *(_quoted(word, result.unseen) for word in redact_words(list(result.rewritten)))])
+
+
+def _assignments(result: Checked) -> list[str]:
+    pairs = result.rewritten_environment
+    return [f"{name}={_quoted(redact_value(name, value), result.unseen, is_value=True)}" for name, value in pairs]
+
+
+def _command_lines(result: Checked) -> list[str]:
+    """The rewritten command with one flag a line."""
+    groups: list[list[str]] = [[]]
+    for word in redact_words(list(result.rewritten)):
+        if re.match(r"--?[A-Za-z]", word):
+            groups.append([])
+        groups[-1].append(_quoted(word, result.unseen))
+    head = _assignments(result)
+    lines = [*head, *(" ".join(group) for group in groups if group)]
+    return [
+        ("  " if number <= len(head) else "    ") + line + (" \\" if number < len(lines) - 1 else "")
+        for number, line in enumerate(lines)
+    ]
+
+
+def _quoted(word: str, unseen: Unseen, *, is_value: bool = False) -> str:
+    """One shell word; a variable we could not see stays one, and so does a home folder."""
+    if re.fullmatch(r"[A-Za-z0-9_@%+=:,./\-]+|~(/[A-Za-z0-9_@%+=:,./\-]*)?", word):
+        return word
+    if word in unseen:
+        if unseen.is_whole(word) and not is_value:
+            return word  # unquoted, as it was: it may hold several words, or none
+        return '"' + re.sub(r'(["\\`])', r"\\\1", word) + '"'
+    if not word.isprintable():
+        return "$'" + "".join(_ansi(c) for c in word) + "'"
+    return "'" + word.replace("'", "'\"'\"'") + "'"
+
+
+def _ansi(character: str) -> str:
+    if character in "'\\":
+        return "\\" + character
+    return character if character.isprintable() else {"\n": "\\n", "\t": "\\t"}.get(character, f"\\x{ord(character):02x}")

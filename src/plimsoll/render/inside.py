@@ -1,0 +1,255 @@
+"""What `plimsoll inside` found and made, in words and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from plimsoll.launch.inside_command import FLAGS, PLUGIN_NAME, PROBE_PLUGIN_NAME, Fitted
+from plimsoll.render.flags import clean, put_back, rewritten_line
+from plimsoll.render.terminal import wrapped
+from plimsoll.vllm.extension_points import Answer, Need, Part, Verdict
+from plimsoll.vllm.versions import Engine
+
+GIVES = {
+    Part.PROBE: "each worker's memory figures; compaction and snapshots",
+    Part.GATE: "readiness, state, memory and metrics; every request in flight is counted",
+    Part.DRAIN: "takes a server out of service without losing a request",
+    Part.SHED: "refuses what would wait too long (off unless asked for)",
+    Part.RECORDER: "one line for each finished request, for simulate and tune",
+}
+_INDENT = " " * 20
+
+
+class Checkup(NamedTuple):
+    """Everything `plimsoll inside check` knows of one vLLM."""
+
+    folder: str
+    version: str | None
+    engine: Engine  # the release that stands for it
+    evidence: str
+    is_visible: bool | None  # whether its Python can import plimsoll.inside; None: no Python was asked
+    entry_points: tuple[str, ...]
+    answers: tuple[Answer, ...]
+    verdicts: tuple[Verdict, ...]
+    fitted: tuple[Fitted, ...]  # one for each command that was given
+    needs: tuple[Need, ...]
+    survive: tuple[str, ...] = ()  # where containment is armed with this release, in lines
+
+    @property
+    def takes_all(self) -> bool:
+        """Whether every part works, the package is there and the given commands start."""
+        works = all(verdict.works == "yes" for verdict in self.verdicts)
+        return works and self.is_visible is not False and all(fitted.checked.starts for fitted in self.fitted)
+
+
+def check_json(checkup: Checkup) -> str:
+    """One object, schema plimsoll.inside/1."""
+    needs = {need.name: need for need in checkup.needs}
+    body = {
+        "schema": "plimsoll.inside/1",
+        "vllm": checkup.version,
+        "vllm_folder": clean(checkup.folder),
+        "stands_for_it": checkup.engine.release,
+        "evidence": checkup.evidence,
+        "takes_all": checkup.takes_all,
+        "package": {"visible": checkup.is_visible, "entry_points": [clean(name) for name in checkup.entry_points]},
+        "parts": [_part_json(verdict) for verdict in checkup.verdicts],
+        "needs": [_need_json(answer, needs[answer.name]) for answer in checkup.answers],
+        "survive": list(checkup.survive),
+        "flags": list(FLAGS),
+        "commands": [_command_json(fitted) for fitted in checkup.fitted],
+        "notes": _notes(checkup),
+    }
+    return json.dumps(body, indent=2, ensure_ascii=False)
+
+
+def _part_json(verdict: Verdict) -> dict[str, object]:
+    return {
+        "part": verdict.part.value,
+        "works": verdict.works,
+        "because": [clean(why) for why in verdict.because],
+        "details": list(verdict.details),
+    }
+
+
+def _need_json(answer: Answer, need: Need) -> dict[str, object]:
+    return {
+        "name": answer.name,
+        "purpose": need.purpose,
+        "state": answer.state.value,
+        "where": answer.where or None,
+        "note": answer.note or None,
+        "lost": None if answer.state.is_met else need.lost,
+        "parts": {part.value: weight.value for part, weight in need.weights.items()},
+    }
+
+
+def _command_json(fitted: Fitted) -> dict[str, object]:
+    return {
+        "source": clean(fitted.checked.launch.source),
+        "starts": fitted.checked.starts,
+        "refused": [clean(item.name) for item in fitted.checked.items if item.status.is_refused],
+        "remarks": [
+            {"name": clean(r.name), "says": clean(r.says), "parts": [part.value for part in r.parts], "leaves": r.makes}
+            for r in fitted.remarks
+        ],
+        "rewritten": rewritten_line(fitted.checked),
+    }
+
+
+def check_text(checkup: Checkup) -> str:
+    """The verdict first, then what is lost, then what to type."""
+    named = f"vLLM {clean(checkup.version)}" if checkup.version else "vLLM of unknown version"
+    lines = [f"{named}: {_headline(checkup)} ({checkup.evidence})", f"  {clean(checkup.folder)}", ""]
+    for verdict in checkup.verdicts:
+        lines += wrapped(f"  {verdict.part.value:<10}{verdict.works:<8}{GIVES[verdict.part]}", _INDENT)
+        for why in (*verdict.because, *verdict.details):
+            lines += wrapped(f"{_INDENT}- {clean(why)}", _INDENT + "  ")
+    lines += wrapped(
+        f"  {'survive':<10}{'asked':<8}contains steps that run out of device memory, with PLIMSOLL_SURVIVE=1", _INDENT
+    )
+    for line in checkup.survive:
+        lines += wrapped(f"{_INDENT}- {clean(line)}", _INDENT + "  ")
+    lines += ["", *_need_lines(checkup.answers)]
+    for note in _notes(checkup):
+        lines += wrapped(f"  {'note':<10}{note}", " " * 12)
+    for fitted in checkup.fitted:
+        lines += _command_text(fitted)
+    if not checkup.fitted:
+        lines += ["", "Add to the command:", "", f"  {' '.join(FLAGS)}"]
+    lines += ["", "Endpoints other than /plimsoll/ready open with PLIMSOLL_TOKEN or PLIMSOLL_TOKEN_FILE in the environment."]
+    return "\n".join(lines)
+
+
+def _headline(checkup: Checkup) -> str:
+    if checkup.takes_all:
+        return "takes plimsoll.inside"
+    if checkup.is_visible is False:
+        return "cannot take plimsoll.inside yet: its Python does not see it"
+    works = [verdict.works for verdict in checkup.verdicts]
+    if all(word == "no" for word in works):
+        return "does not take plimsoll.inside"
+    if not all(word == "yes" for word in works):
+        return "takes plimsoll.inside in part"
+    return "takes plimsoll.inside, but refuses this command as it is"
+
+
+def _need_lines(answers: Sequence[Answer]) -> list[str]:
+    met = [answer for answer in answers if answer.state.is_met]
+    lines = [f"{len(met)} of {len(answers)} things that it relies on are there, by the sources."]
+    for answer in answers:
+        if not answer.state.is_met:
+            where = f" ({answer.where})" if answer.where else ""
+            lines += wrapped(f"  {answer.state.value:<10}{answer.name}: {clean(answer.note)}{where}", " " * 12)
+    return lines
+
+
+def _notes(checkup: Checkup) -> list[str]:
+    notes = []
+    if checkup.is_visible is False:
+        notes.append("`plimsoll inside wheel` makes the file that its Python needs, and says how to mount it")
+    elif checkup.is_visible and set(checkup.entry_points) < {PLUGIN_NAME, PROBE_PLUGIN_NAME}:
+        notes.append(
+            "it is importable but not installed: vLLM finds no entry points, so the gate brings the recorder, "
+            "and PLIMSOLL_PROBE=plugin has no effect"
+        )
+    if checkup.engine.note:
+        notes.append(clean(checkup.engine.note))
+    return notes
+
+
+def _command_text(fitted: Fitted) -> list[str]:
+    lines = ["", clean(fitted.checked.launch.source)]
+    for item in fitted.checked.items:
+        if item.status.is_refused:
+            lines += wrapped(f"  {'refused':<10}{clean(item.name)}: {clean(item.note or item.status.value)}", " " * 12)
+    for remark in fitted.remarks:
+        lines += wrapped(f"  {'note':<10}{clean(remark.name)}: {clean(remark.says)}", " " * 12)
+    command = rewritten_line(fitted.checked)
+    return [*lines, "", "With plimsoll.inside:", "", f"  {command}", *put_back(command)]
+
+
+# What to do with the wheel that `plimsoll inside wheel` wrote: into a pod, into a container, into an environment.
+
+WAYS = ("kubernetes", "docker", "pip")
+_KUBERNETES = """\
+Kubernetes, as a ConfigMap (its limit is 1 MiB; in a manifest, `kubectl apply` needs --server-side for it):
+
+  kubectl create configmap plimsoll-inside --from-file={path}
+
+  # in the pod's template
+  spec:
+    volumes:
+      - name: plimsoll-inside
+        configMap:
+          name: plimsoll-inside
+    containers:
+      - name: vllm
+        args: [..., "--worker-extension-cls", "plimsoll.inside.Probe", "--middleware", "plimsoll.inside.Gate"]
+        env:
+          - name: PYTHONPATH
+            value: /plimsoll/{name}
+          - name: PLIMSOLL_TOKEN  # kubectl create secret generic plimsoll --from-literal=token=...
+            valueFrom:
+              secretKeyRef:
+                name: plimsoll
+                key: token
+        readinessProbe:
+          httpGet: {{path: /plimsoll/ready, port: 8000}}
+        volumeMounts:
+          - name: plimsoll-inside
+            mountPath: /plimsoll
+            readOnly: true
+
+Kubernetes, from an image of yours that has plimsoll, by an init container:
+
+  spec:
+    volumes:
+      - name: plimsoll-inside
+        emptyDir: {{}}
+    initContainers:
+      - name: plimsoll-inside
+        image: YOUR-IMAGE-WITH-PLIMSOLL
+        command: ["plimsoll", "inside", "wheel", "/plimsoll"]
+        volumeMounts:
+          - name: plimsoll-inside
+            mountPath: /plimsoll
+    containers:
+      - name: vllm  # args, env and volumeMounts as above"""
+_DOCKER = """\
+Docker:
+
+  docker run --gpus all --ipc=host -p 8000:8000 \\
+    -v "$(realpath {path})":/plimsoll/{name}:ro \\
+    -e PYTHONPATH=/plimsoll/{name} -e PLIMSOLL_TOKEN \\
+    vllm/vllm-openai:TAG --model MODEL {flags}"""
+_PIP = """\
+pip, in the environment that has vLLM (not beside plimsoll-line, which holds the same modules):
+
+  pip install --no-deps {path}
+  vllm serve MODEL {flags}"""
+_TEXTS = {"kubernetes": _KUBERNETES, "docker": _DOCKER, "pip": _PIP}
+
+
+def wheel_text(path: str, size_bytes: int, sha256: str, ways: Sequence[str]) -> str:
+    """Where it is, and the next steps."""
+    name = path.rpartition("/")[2]
+    steps = [_TEXTS[way].format(path=path, name=name, flags=" ".join(FLAGS)) for way in ways]
+    return "\n\n".join([f"wrote {path}, {size_bytes:,} bytes\nsha256 {sha256}", *steps])
+
+
+def wheel_json(
+    path: str, size_bytes: int, sha256: str, members: Sequence[str], entry_points: Mapping[str, Mapping[str, str]]
+) -> str:
+    """One object, schema plimsoll.inside-wheel/1."""
+    body = {
+        "schema": "plimsoll.inside-wheel/1",
+        "path": path,
+        "bytes": size_bytes,
+        "sha256": sha256,
+        "members": list(members),
+        "entry_points": entry_points,
+    }
+    return json.dumps(body, indent=2)

@@ -1,0 +1,757 @@
+"""What `plimsoll plan` found, as a drawn ledger and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from plimsoll.findings import Finding, Severity
+from plimsoll.launch.check_flags import Checked
+from plimsoll.models.shape import ModelShape
+from plimsoll.plan.advise import NOT_OF_MEMORY, Advice, is_for_the_user
+from plimsoll.plan.kv import GroupPlan
+from plimsoll.plan.learned import TermDifference
+from plimsoll.plan.ledger import Ledger
+from plimsoll.plan.matrix import Cell, Matrix, State
+from plimsoll.plan.workload import Verdict, Waste, WorkloadAnswer
+from plimsoll.redaction import redact_words
+from plimsoll.render.flags import clean, flags_json, rewritten_line
+from plimsoll.render.terminal import WRAPPING_WIDTH as WIDTH
+from plimsoll.render.terminal import wrapped
+from plimsoll.units import GIB, Estimate, format_count, format_gib
+
+# What a workload and a grid of loads come to, in words and as JSON.
+
+_FIRST, _COLUMN = 14, 13
+_WORDS = {State.FITS: "fits", State.RISK: "risk", State.NO: "no"}
+LEGEND = (
+    "percent: KV cache in use when every request has its full context (12x: twelve times the cache)",
+    "fits: all of them at once, at the low end of the KV band too",
+    "risk: may be preempted: fits only while requests are half grown on average, or only above the low end of the band",
+    "no: the rest waits; nothing crashes      no start: vLLM refuses this context",
+)
+WAITS = "* more than --max-num-seqs: the rest waits in line whatever the cache has"
+_GROWTH = "Outputs grow while they are made: when the cache runs out, vLLM preempts a request and computes it again later."
+
+
+def matrix_lines(matrix: Matrix) -> list[str]:
+    """The grid as a table that needs no colour."""
+    per_page = max(1, (WIDTH - _FIRST) // _COLUMN)
+    contexts = matrix.spec.contexts
+    lines = ["What fits, by context (tokens of one request) and requests at once:"]
+    for start in range(0, len(contexts), per_page):
+        lines += ["", *_page(matrix, slice(start, start + per_page))]
+    lines.append("")
+    for text in legend_of(matrix):
+        lines += wrapped(f"  {text}", " " * 4)
+    return lines
+
+
+def legend_of(matrix: Matrix) -> list[str]:
+    """What the words in the cells mean, as far as they occur, and why a context is refused."""
+    said = list(LEGEND)
+    if any(cell.waits for row in matrix.rows for cell in row):
+        said.append(WAITS)
+    return said + [f"{format_count(cell.context)} tokens: {clean(cell.why)}" for cell in matrix.rows[0] if not cell.starts]
+
+
+def _page(matrix: Matrix, columns: slice) -> list[str]:
+    head = "".join(f"{format_count(context):>{_COLUMN}}" for context in matrix.spec.contexts[columns])
+    lines = [f"{'  at once':<{_FIRST}}{head}", "  " + "-" * (_FIRST - 2 + len(head))]
+    for number, row in zip(matrix.spec.concurrencies, matrix.rows, strict=True):
+        cells = "".join(f"{cell_text(cell):>{_COLUMN}}" for cell in row[columns])
+        lines.append(f"{'  ' + format_count(number):<{_FIRST}}{cells}")
+    most = "".join(f"{'-' if n is None else format_count(n):>{_COLUMN}}" for n in matrix.at_once[columns])
+    lines.append(f"{'  at most':<{_FIRST}}{most}")
+    return lines
+
+
+def cell_text(cell: Cell) -> str:
+    """A cell in a few letters: `fits 43%`."""
+    if not cell.starts:
+        return "no start"
+    use = "" if cell.use is None else f" {percent(cell.use)}"
+    return f"{_WORDS[cell.state]}{use}{'*' if cell.waits else ''}"
+
+
+def matrix_json(matrix: Matrix) -> dict[str, object]:
+    """The grid as plain data, for `matrix` in the plan's object."""
+    return {
+        "contexts": list(matrix.spec.contexts),
+        "concurrencies": list(matrix.spec.concurrencies),
+        "at_once": list(matrix.at_once),
+        "cells": [
+            {
+                "context": cell.context,
+                "concurrency": cell.concurrency,
+                "state": cell.state.value,
+                "starts": cell.starts,
+                "kv_use": cell.use,
+                "tokens": cell.tokens,
+                "waits": cell.waits,
+                "why": clean(cell.why),
+            }
+            for row in matrix.rows
+            for cell in row
+        ],
+    }
+
+
+def workload_lines(answer: WorkloadAnswer) -> list[str]:
+    """The verdict on a workload, what paging saves and what the last block wastes."""
+    lines = []
+    for sentence in workload_sentences(answer):
+        lines += wrapped(f"  {sentence}", " " * 4)
+    lines += ["", f"  {'block':<14}{'unfilled':>12}{'of last block':>16}{'of all slots':>15}{'any length':>22}"]
+    lines += [f"  {''.join(_waste_row(waste))}".rstrip() for waste in answer.waste]
+    return ["Workload:", "", *lines, *wrapped(f"  {WASTE_NOTE}", " " * 4)]
+
+
+WASTE_NOTE = (
+    "Unfilled slots of a request's last block at its end; 'any length': on average where every length is equally likely. "
+    "Not every attention backend takes every block size."
+)
+
+
+def waste_cells(waste: Waste) -> tuple[str, str, str, str, str]:
+    """One row of the waste table."""
+    return (
+        f"{waste.block_size}{' (in force)' if waste.in_force else ''}",
+        f"{waste.slots:.1f}",
+        f"{waste.last_block_empty * 100:.2f} %",
+        f"{waste.share * 100:.2f} %",
+        f"{waste.uniform_slots:.1f}, {waste.uniform_share * 100:.2f} %",
+    )
+
+
+def _waste_row(waste: Waste) -> list[str]:
+    name, *rest = waste_cells(waste)
+    return [f"{name:<14}", *(f"{text:>{width}}" for text, width in zip(rest, (12, 16, 15, 22), strict=True))]
+
+
+def workload_sentences(answer: WorkloadAnswer) -> list[str]:
+    """What there is to say, the verdict first."""
+    said = [_matrix_verdict(answer)]
+    if answer.too_long:
+        is_longer, them = ("is longer", "it") if answer.too_long == 1 else ("are longer", "them")
+        many = f"{format_count(answer.too_long)} of {format_count(len(answer.workload.requests))} requests {is_longer}"
+        said.append(f"{many} than max_model_len {format_count(answer.max_model_len)}: vLLM refuses {them}")
+    if answer.verdict in (Verdict.NO_START, Verdict.TOO_LONG):
+        return said
+    if answer.at_once is None:
+        return [*said, "The model keeps no KV cache: blocks do not limit it."]
+    said.append(_capacity(answer))
+    said += _uses(answer)
+    if answer.waits:
+        said.append(f"{format_count(answer.waits)} requests are beyond --max-num-seqs and wait whatever the cache has.")
+    said.append(_paging(answer))
+    if len(answer.workload.requests) > 1 and answer.workload.concurrency is None:
+        came = "When they came is not looked at here: `plimsoll simulate` replays that."
+        said.append(f"{came} FILE:concurrency=64 asks for 64 at once.")
+    return said
+
+
+def _matrix_verdict(answer: WorkloadAnswer) -> str:
+    number, load = answer.workload.concurrency, _described(answer)
+    what = "one at a time" if number is None else f"{format_count(number)} at once"
+    return {
+        Verdict.FITS: f"fits: {what}, {load}.",
+        Verdict.PREEMPTS: f"may preempt: {what}, {load}: the prompts fit, prompt and output of all of them do not. {_GROWTH}",
+        Verdict.NO: f"does not fit: {what}, {load}: not even the prompts fit at once. The rest waits; nothing crashes.",
+        Verdict.TOO_LONG: f"too long: {load}.",
+        Verdict.NO_START: f"the server does not start, so nothing is served: {load}.",
+    }[answer.verdict]
+
+
+def _described(answer: WorkloadAnswer) -> str:
+    requests = answer.workload.requests
+    if len(requests) == 1:
+        prompt, output = requests[0]
+        return f"{format_count(prompt)} prompt and {format_count(output)} output tokens"
+    mean = sum(map(sum, requests)) / len(requests)
+    return f"{format_count(len(requests))} recorded requests of {mean:,.0f} tokens on average"
+
+
+def _capacity(answer: WorkloadAnswer) -> str:
+    assert answer.at_once is not None
+    band = ""
+    if answer.at_once_low is not None and answer.at_once_high is not None and answer.at_once_low != answer.at_once_high:
+        band = f" ({format_count(answer.at_once_low)} to {format_count(answer.at_once_high)} over the band)"
+    groups = " + ".join(f"{g.blocks_per_request} {g.kind}" for g in answer.largest_groups)
+    text = f"At their end {format_count(answer.at_once)} fit at once{band}: {_blocks(answer.largest_groups)}"
+    text += f" ({groups})" if len(answer.largest_groups) > 1 else ""
+    text += f" each, of {format_count(answer.usable_blocks)}."
+    if len(answer.workload.requests) > 1 and answer.at_once_typical is not None:
+        text += f" That is for the largest together; of the average mixture {format_count(answer.at_once_typical)} fit."
+    if (answer.at_once_settled or 0) > (answer.at_once_typical or 0):
+        text += f" Once all decode and windows have slid, {format_count(answer.at_once_settled or 0)} fit."
+    return text
+
+
+def _blocks(groups: Sequence[GroupPlan]) -> str:
+    total = sum(group.blocks_per_request for group in groups)
+    return f"{format_count(total)} {'block' if total == 1 else 'blocks'}"
+
+
+def _uses(answer: WorkloadAnswer) -> list[str]:
+    if answer.use_at_prompt is None or answer.use_at_end is None:
+        return [] if answer.at_once_prompts is None else [f"With prompts alone {format_count(answer.at_once_prompts)} fit."]
+    at_prompt, at_end = percent(answer.use_at_prompt), percent(answer.use_at_end)
+    said = f"KV use at that concurrency: {at_prompt} with the prompts, {at_end} at the end."
+    if answer.verdict is Verdict.FITS and (answer.at_once_low or 0) < (answer.workload.concurrency or 1):
+        said += " At the low end of the KV band it does not fit."
+    return [said]
+
+
+def _paging(answer: WorkloadAnswer) -> str:
+    number = "one such request takes" if answer.counted == 1 else f"{format_count(answer.counted)} such requests take"
+    text = (
+        f"Paging saves {percent(answer.saved_share)}: {number} {format_gib(answer.paged_bytes)} of a GPU at the end; reserving "
+        f"max_model_len ({format_count(answer.max_model_len)} tokens) for each would take {format_gib(answer.reserved_bytes)}"
+    )
+    return text if answer.reserved_at_once is None else f"{text}, and {format_count(answer.reserved_at_once)} would fit."
+
+
+def percent(share: float) -> str:
+    """A share in per cent: whole ones from ten on, 100 % only when it is, and 12x for twelve times as much."""
+    value = share * 100
+    if value >= 1000:
+        return f"{share:,.0f}x"
+    text = f"{value:.0f}%" if value >= 10 else f"{value:.1f}%"
+    if text == "100%" and value != 100:
+        return f"{value:.1f}%" if f"{value:.1f}" != "100.0" else ("<100%" if value < 100 else ">100%")
+    return text
+
+
+def workload_json(answer: WorkloadAnswer) -> dict[str, object]:
+    """The same as plain data, for `workload` in the plan's object."""
+    return {
+        "verdict": answer.verdict.value,
+        "fits": answer.verdict is Verdict.FITS,
+        "requests": len(answer.workload.requests),
+        "prompt_tokens": sum(prompt for prompt, _ in answer.workload.requests) / len(answer.workload.requests),
+        "output_tokens": sum(output for _, output in answer.workload.requests) / len(answer.workload.requests),
+        "concurrency": answer.workload.concurrency,
+        "at_once": {"value": answer.at_once, "low": answer.at_once_low, "high": answer.at_once_high},
+        "at_once_typical": answer.at_once_typical,
+        "at_once_settled": answer.at_once_settled,
+        "at_once_prompts": answer.at_once_prompts,
+        "blocks_per_request": answer.blocks_per_request,
+        "usable_blocks": answer.usable_blocks,
+        "largest_tokens": answer.largest_tokens,
+        "groups": [
+            {"layers": g.layers, "kind": g.kind, "block_size": g.block_size, "blocks": g.blocks_per_request}
+            for g in answer.largest_groups
+        ],
+        "kv_use": {"prompts": answer.use_at_prompt, "end": answer.use_at_end},
+        "paging": {
+            "requests": answer.counted,
+            "paged_bytes": answer.paged_bytes,
+            "reserved_bytes": answer.reserved_bytes,
+            "saved_share": answer.saved_share,
+            "reserved_at_once": answer.reserved_at_once,
+        },
+        "waste": [waste._asdict() for waste in answer.waste],
+        "too_long": answer.too_long,
+        "waits": answer.waits,
+        "said": workload_sentences(answer),
+    }
+
+
+# Planned against measured, term by term.
+
+_NAMES = {
+    "non_torch": "non-torch",
+    "non_torch+activation": "non-torch and activation",
+    "graphs_actual": "graphs, as captured",
+    "kv": "KV cache",
+    "kv_tokens": "KV cache, tokens",
+}
+
+
+def learned_as_text(differences: Sequence[TermDifference]) -> str:
+    """One line a term; what lay outside its band is marked."""
+    lines = ["Learned from this start; the next plan of this shape, card and release uses it.", ""]
+    lines.append(f"  {'term':26}{'planned':>14}{'measured':>14}{'error':>12}")
+    for difference in differences:
+        shown = format_count if difference.term == "kv_tokens" else format_gib
+        mark = "" if difference.is_in_band else "   outside the band"
+        name, planned = _NAMES.get(difference.term, difference.term), shown(difference.predicted.value)
+        lines.append(f"  {name:26}{planned:>14}{shown(difference.measured):>14}{shown(difference.error):>12}{mark}")
+    return "\n".join(lines)
+
+
+def learned_as_json(differences: Sequence[TermDifference]) -> str:
+    """One object of the schema plimsoll.plan/1 with the key `learned`."""
+    import json
+
+    rows = [
+        {
+            "term": d.term,
+            "predicted": {"value": d.predicted.value, "low": d.predicted.low, "high": d.predicted.high},
+            "measured": d.measured,
+            "error": d.error,
+            "in_band": d.is_in_band,
+        }
+        for d in differences
+    ]
+    return json.dumps({"schema": "plimsoll.plan/1", "learned": rows}, indent=2)
+
+
+def forgotten(count: int, *, is_json: bool) -> str:
+    """What --forget did."""
+    if is_json:
+        return f'{{"schema": "plimsoll.plan/1", "forgotten": {count}}}'
+    return f"forgot {count} {'correction' if count == 1 else 'corrections'}"
+
+
+BAR = 64
+_WHY = 56  # where the reason of a term begins
+_MARKS = "WnagK"  # weights, non-torch, activation, graphs, KV cache
+
+
+class Planned(NamedTuple):
+    """A plan and all that was said about it."""
+
+    model: str
+    ledger: Ledger
+    findings: Sequence[Finding]
+    advice: Sequence[Advice]
+    checked: Checked
+    shape: ModelShape  # what the workload and the matrix are judged by
+    notes: Sequence[str] = ()
+    before: Ledger | None = None  # the same command in the release an upgrade starts from
+
+    @property
+    def fits(self) -> bool:
+        """Whether it will start and serve, as far as we can tell."""
+        return self.ledger.fits and not any(finding.severity is Severity.CRITICAL for finding in self.findings)
+
+
+def gpus_of(ledger: Ledger) -> str:
+    """The card, and how many where there are several: 2 x H100."""
+    number, name = ledger.settings.gpus, clean(ledger.card.name)
+    return f"{number} x {name}" if number > 1 else name
+
+
+def as_json(planned: Planned, matrix: Matrix | None = None, workload: WorkloadAnswer | None = None) -> str:
+    """One object of the schema plimsoll.plan/1; sizes in bytes."""
+    import json
+
+    return json.dumps(_body(planned, matrix, workload), indent=2, ensure_ascii=False)
+
+
+def _body(planned: Planned, matrix: Matrix | None, workload: WorkloadAnswer | None) -> dict[str, object]:
+    ledger, kv = planned.ledger, planned.ledger.kv_plan
+    body: dict[str, object] = {
+        "schema": "plimsoll.plan/1",
+        "fits": planned.fits,
+        "model": clean(planned.model),
+        "vllm": ledger.settings.release,
+        "gpu": {"name": ledger.card.name, "total_bytes": ledger.card.total_bytes, "count": ledger.settings.gpus},
+        "ledger": {
+            name: {"value": term.value, "low": term.low, "high": term.high}
+            for name, term in (
+                ("requested", ledger.requested),
+                ("weights", ledger.weights),
+                ("non_torch", ledger.non_torch),
+                ("activation", ledger.activation),
+                ("graphs", ledger.graphs),
+                ("kv", ledger.kv),
+                ("slack", ledger.slack),
+            )
+        },
+        "kv": {
+            "block_size": kv.block_size,
+            "bytes_per_block": kv.bytes_per_block,
+            "num_blocks": kv.num_blocks,
+            "tokens": kv.tokens,
+            "max_concurrency": kv.max_concurrency,
+            "max_model_len": kv.max_model_len,
+            "fits_at_low_end": ledger.fits_at_low_end,
+            "groups": [
+                {
+                    "layers": g.layers,
+                    "kind": g.kind,
+                    "block_size": g.block_size,
+                    "blocks_per_request": g.blocks_per_request,
+                    "window": g.window,
+                }
+                for g in kv.groups
+            ],
+        },
+        "settings": _settings_json(ledger),
+        "parameters": _parameters_json(planned.shape),
+        "flags": flags_json([planned.checked]),
+        "findings": [_finding_json(finding) for finding in planned.findings],
+        "advice": [_advice_json(advice) for advice in planned.advice],
+        "notes": [clean(note) for note in planned.notes],
+    }
+    if planned.before is not None:
+        old = planned.before
+        body["from"] = {
+            "vllm": old.settings.release,
+            "kv": {"value": old.kv.value, "low": old.kv.low, "high": old.kv.high},
+            "tokens": old.kv_plan.tokens,
+        }
+    if workload is not None:
+        body["workload"] = workload_json(workload)
+    if matrix is not None:
+        body["matrix"] = matrix_json(matrix)
+    return body
+
+
+def _parameters_json(shape: ModelShape) -> dict[str, object]:
+    """How much there is to read and to compute in a step; for `simulate`."""
+    from plimsoll.plan.weights import parameters, routed_parameters
+
+    moe = shape.moe
+    return {
+        "total": parameters(shape),
+        "routed": routed_parameters(shape),
+        "experts": moe.experts if moe is not None else None,
+        "experts_per_token": moe.experts_per_token if moe is not None else None,
+    }
+
+
+def _settings_json(ledger: Ledger) -> dict[str, object]:
+    settings = ledger.settings
+    return {
+        "gpu_memory_utilization": settings.utilization,
+        "max_model_len": settings.max_model_len,
+        "max_num_seqs": settings.max_num_seqs,
+        "max_num_batched_tokens": settings.max_num_batched_tokens,
+        "tensor_parallel_size": settings.tensor_parallel,
+        "pipeline_parallel_size": settings.pipeline_parallel,
+        "data_parallel_size": settings.data_parallel,
+        "kv_cache_dtype": settings.kv_cache_dtype,
+        "enable_prefix_caching": settings.prefix_caching,
+        "async_scheduling": settings.async_scheduling,
+        "enable_chunked_prefill": settings.chunked_prefill,
+        "scheduling_policy": settings.scheduling_policy,
+        "long_prefill_token_threshold": settings.long_prefill_token_threshold,
+        "watermark": settings.watermark,
+        "scheduler_reserve_full_isl": settings.reserve_full_isl,
+        "enforce_eager": settings.enforce_eager,
+        "num_speculative_tokens": settings.speculative_tokens,
+        "kv_connector": settings.kv_connector,
+    }
+
+
+def _advice_json(advice: Advice) -> dict[str, object]:
+    """One offer; `also` is there only where further flags belong to it."""
+    also = {"also": [{"flag": flag, "value": value} for flag, value in advice.also]} if advice.also else {}
+    return {"flag": advice.flag, "value": advice.value, **also, "why": advice.why, "effect": advice.effect}
+
+
+def _finding_json(finding: Finding) -> dict[str, object]:
+    return {
+        "code": finding.code.value,
+        "severity": finding.severity.value,
+        "confidence": finding.confidence,
+        "title": finding.title,
+        "because": clean(finding.because),
+        "evidence": [{"source": e.source, "line": e.line, "text": clean(e.text)} for e in finding.evidence],
+    }
+
+
+def as_text(planned: Planned, matrix: Matrix | None = None, workload: WorkloadAnswer | None = None) -> str:
+    """The verdict, the bar, the terms, the cache, the trouble and what helps."""
+    ledger = planned.ledger
+    lines = [*wrapped(_verdict(planned, workload), "  "), "", *_bar(ledger), "", *_terms(ledger), "", *_cache(ledger)]
+    for finding in planned.findings:
+        lines += ["", *wrapped(f"  {finding.code}: {finding.title}", " " * 4)]
+        lines += wrapped(f"    {clean(finding.because)}", " " * 4)
+    if planned.advice:
+        besides = " beside what vLLM refuses" if any(map(is_for_the_user, planned.findings)) else ""
+        lines += ["", f"What would help{besides}, planned again to be sure:", ""]
+        for advice in planned.advice:
+            lines += wrapped(f"  {advice.words}", " " * 4)
+            lines += wrapped(f"    {advice.why}: {advice.effect}", " " * 4)
+    if workload is not None:
+        lines += ["", *workload_lines(workload)]
+    if matrix is not None:
+        lines += ["", *matrix_lines(matrix)]
+    if planned.before is not None:
+        lines += ["", *_upgrade(planned.before, ledger)]
+    for note in planned.notes:
+        lines += wrapped(f"  note: {clean(note)}", " " * 8)
+    return "\n".join(lines)
+
+
+def _upgrade(old: Ledger, new: Ledger) -> list[str]:
+    change = new.kv_plan.tokens - old.kv_plan.tokens
+    share = f" ({change / old.kv_plan.tokens:+.1%})" if old.kv_plan.tokens > 0 else ""
+    sizes = f"KV {format_gib(old.kv.value)} -> {format_gib(new.kv.value)}"
+    tokens = f"{format_count(old.kv_plan.tokens)} -> {format_count(new.kv_plan.tokens)} tokens{share}"
+    return [f"From {old.settings.release} to {new.settings.release}: {sizes}, {tokens}"]
+
+
+def _verdict(planned: Planned, workload: WorkloadAnswer | None) -> str:
+    what = f"{clean(planned.model)} on {gpus_of(planned.ledger)}, vLLM {planned.ledger.settings.release}"
+    stops = [finding for finding in planned.findings if finding.severity is Severity.CRITICAL]
+    memory_first = sorted(stops, key=lambda finding: finding.code in NOT_OF_MEMORY)
+    told = "; ".join(finding.title for finding in memory_first) or "too little memory"
+    beside = ", but not this workload" if planned.fits and workload is not None and not workload.verdict.is_fine else ""
+    return f"{verdict(planned)}{beside}: {what}" + ("" if planned.fits else f": {told}")
+
+
+def verdict(planned: Planned) -> str:
+    """In a word or a few: whether it will start, by the central figures and by the low end of the band."""
+    if planned.fits:
+        return "fits" if planned.ledger.fits_at_low_end else "fits by the estimate, not at its low end"
+    stops = [finding.code for finding in planned.findings if finding.severity is Severity.CRITICAL]
+    return "does not start" if stops and all(code in NOT_OF_MEMORY for code in stops) else "does not fit"
+
+
+def _bar(ledger: Ledger) -> list[str]:
+    """The card drawn to scale: others, context, the terms of the request, slack."""
+    total = ledger.card.total_bytes
+    parts = [("o", ledger.card.used_bytes), ("c", ledger.context.value)]
+    terms = (ledger.weights, ledger.non_torch, ledger.activation, ledger.graphs, ledger.kv)
+    parts += [(mark, max(0, term.value)) for mark, term in zip(_MARKS, terms, strict=True)]
+    drawn, end, so_far = "", 0, 0
+    for mark, size in parts:
+        so_far += size
+        upto = min(BAR, round(so_far / total * BAR))
+        if size > 0 and upto == end and upto < BAR:
+            upto += 1  # every term that exists is seen
+        drawn += mark * (upto - end)
+        end = max(end, upto)
+    over = " over the edge" if so_far > total else ""
+    legend = "W weights  n non-torch  a activation  g graphs  K KV cache  . slack  c context" + (
+        "  o others" if parts[0][1] else ""
+    )
+    return [f"  |{drawn.ljust(BAR, '.')}|{over}", f"   {legend}"]
+
+
+def _terms(ledger: Ledger) -> list[str]:
+    rows = [("card", Estimate(ledger.card.total_bytes, ledger.card.low_bytes, ledger.card.high_bytes)),
+            ("requested", ledger.requested), ("  weights", ledger.weights), ("  non-torch", ledger.non_torch),
+            ("  activation", ledger.activation), ("  graphs", ledger.graphs), ("  KV cache", ledger.kv),
+            ("slack", ledger.slack)]  # fmt: skip
+    lines = []
+    for name, term in rows:
+        band = "" if term.is_exact else f"   {format_gib(term.low)} to {format_gib(term.high)}"
+        why = term.why.split(";")[0]
+        lines += wrapped(f"  {name:14}{format_gib(term.value):>12}{band:28}{why}".rstrip(), " " * _WHY)
+    return lines
+
+
+def _cache(ledger: Ledger) -> list[str]:
+    kv = ledger.kv_plan
+    if kv.num_blocks <= 0 or ledger.kv.value <= 0:
+        return ["  no KV blocks"]
+    concurrency = (
+        f"{kv.max_concurrency:.2f} requests of {format_count(kv.max_model_len)} tokens at once" if kv.max_concurrency else ""
+    )
+    blocks = f"{format_count(kv.num_blocks)} blocks of {kv.block_size} tokens and {format_gib(kv.bytes_per_block)}"
+    return [f"  {blocks}: {format_count(kv.tokens)} tokens, {concurrency}".rstrip(", "), *_at_low_end(ledger)]
+
+
+def _at_low_end(ledger: Ledger) -> list[str]:
+    """A plan that fits by its central figures alone: what would happen, and what would start even so."""
+    if not ledger.fits or ledger.fits_at_low_end:
+        return []
+    kv = ledger.kv_plan
+    needs = f"one request of {format_count(kv.max_model_len)} tokens takes {format_gib(kv.bytes_for_one_request)}"
+    there = f"has {format_gib(ledger.kv.low)} and vLLM does not start: {needs}" if ledger.kv.low > 0 else "has no block at all"
+    shorter = ledger.context_at_low_end
+    sure = (
+        f"--max-model-len {shorter} starts there too"
+        if shorter
+        else "A larger share of the card, or more cards, would make it sure"
+    )
+    said = f"At the low end of its band the KV cache {there}. {sure}; after a real start, --learn narrows the band."
+    return wrapped(f"  {said}", "  ")
+
+
+# Several plans side by side: what `plimsoll plan --compare FILE` found.
+
+_MARK, _COMPARE_NAMES, _COMPARE_COLUMN = 2, 24, 21
+_SAME, _DIFFERENT = "  ", "* "
+
+
+class Compared(NamedTuple):
+    """One line of the file: its plan, or why there is none."""
+
+    source: str  # "FILE:3"
+    planned: Planned | None
+    problem: str = ""
+
+
+Value = int | float | str | None
+
+
+class _Row(NamedTuple):
+    name: str
+    values: tuple[Value, ...]  # None: there is no plan, or no such figure
+    show: Callable[[Value, Value], str]  # the value of one plan, and that of the first
+
+    def differs(self, columns: Sequence[int] | None = None) -> bool:
+        chosen = self.values if columns is None else [self.values[column] for column in columns]
+        return len({value for value in chosen if value is not None}) > 1
+
+
+def compare_as_text(compared: Sequence[Compared], notes: Sequence[str] = ()) -> str:
+    """The legend of the columns, the table with a mark at every row that differs, the problems, and what was left out."""
+    lines = []
+    for number, one in enumerate(compared):
+        line = rewritten_line(one.planned.checked) if one.planned is not None else f"not planned: {clean(one.problem)}"
+        lines += wrapped(f"{letter(number):>3}  {clean(one.source)}: {line}", " " * 5)
+    rows, own = _rows(compared), _own_flags(compared)
+    per_page = max(2, (WIDTH - _MARK - _COMPARE_NAMES) // _COMPARE_COLUMN)
+    for columns in _pages(len(compared), per_page):
+        lines += [
+            "",
+            " " * (_MARK + _COMPARE_NAMES) + "".join(f"{letter(column):<{_COMPARE_COLUMN}}" for column in columns).rstrip(),
+        ]
+        lines += _headings([own[column] for column in columns])
+        for row in rows:
+            cells = "".join(f"{_cut(row.show(row.values[column], row.values[0])):<{_COMPARE_COLUMN}}" for column in columns)
+            lines.append(f"{_DIFFERENT if row.differs(columns) else _SAME}{row.name:<{_COMPARE_NAMES}}{cells}".rstrip())
+    same = "" if any(row.differs() for row in rows) else "; nothing differs"
+    lines += ["", f"{_DIFFERENT}differs between the plans; in brackets: GiB more or less than {letter(0)}{same}"]
+    for number, one in enumerate(compared):
+        for finding in one.planned.findings if one.planned is not None else ():
+            lines += wrapped(f"{letter(number):>3}  {finding.code.value}: {clean(finding.title)}", " " * 5)
+    for note in notes:
+        lines += wrapped(f"  note: {clean(note)}", " " * 8)
+    return "\n".join(lines)
+
+
+def compare_as_json(compared: Sequence[Compared], notes: Sequence[str] = ()) -> str:
+    """One object: `compare` has a whole plan a line, `differences` the rows that differ."""
+    import json
+
+    body = {
+        "schema": "plimsoll.plan/1",
+        "fits": all(one.planned is not None and one.planned.fits for one in compared),
+        "compare": [
+            {
+                "source": clean(one.source),
+                "command": None if one.planned is None else rewritten_line(one.planned.checked),
+                "problem": clean(one.problem) or None,
+                "plan": None if one.planned is None else json.loads(as_json(one.planned)),
+            }
+            for one in compared
+        ],
+        "differences": [{"what": row.name.strip(), "values": list(row.values)} for row in _rows(compared) if row.differs()],
+        "notes": [clean(note) for note in notes],
+    }
+    return json.dumps(body, indent=2, ensure_ascii=False)
+
+
+def letter(number: int) -> str:
+    """A, B, ... Z, then A2, B2, ..."""
+    rounds, index = divmod(number, 26)
+    return chr(ord("A") + index) + (str(rounds + 1) if rounds else "")
+
+
+def _own_flags(compared: Sequence[Compared]) -> list[list[str]]:
+    """For each plan the flags as they were written that not all of the commands have."""
+    written = [_flags(one.planned) for one in compared]
+    planned = [flags for one, flags in zip(compared, written, strict=True) if one.planned is not None]
+    return [[flag for flag in flags if not all(flag in others for others in planned)] for flags in written]
+
+
+def _flags(planned: Planned | None) -> list[str]:
+    """A start's flags, each with its values; secrets are hidden."""
+    found: list[str] = []
+    for word in redact_words(list(planned.checked.launch.arguments)) if planned is not None else ():
+        if word.startswith("-"):
+            found.append(clean(word))
+        elif found:  # what stands before the first flag is the model, which has a row of its own
+            found[-1] += f" {clean(word)}"
+    return found
+
+
+def _headings(own: Sequence[Sequence[str]]) -> list[str]:
+    """Lines under the letters with what each start has of its own; a value that would be cut has a line of its own."""
+    columns = []
+    for flags in own:
+        cells: list[str] = []
+        for flag in flags:
+            name, _, value = flag.partition(" ")
+            cells += [flag] if len(flag) < _COMPARE_COLUMN else [_cut(name), *([f"  {value}"] if value else [])]
+        columns.append(cells)
+    depth = max((len(cells) for cells in columns), default=0)
+    lines = []
+    for row in range(depth):
+        cells = [_cut(cells[row]) if row < len(cells) else "" for cells in columns]
+        lines.append((" " * (_MARK + _COMPARE_NAMES) + "".join(f"{cell:<{_COMPARE_COLUMN}}" for cell in cells)).rstrip())
+    return lines
+
+
+def _pages(count: int, per_page: int) -> list[list[int]]:
+    """The columns of each table; the first plan stays beside all others."""
+    pages = [list(range(min(count, per_page)))]
+    others = range(per_page, count, per_page - 1)
+    return pages + [[0, *range(start, min(count, start + per_page - 1))] for start in others]
+
+
+def _rows(compared: Sequence[Compared]) -> list[_Row]:
+    return [
+        _Row(name, tuple(None if one.planned is None else read(one.planned) for one in compared), show)
+        for name, read, show in _READERS
+    ]
+
+
+def _cut(text: str) -> str:
+    """A cell that keeps its column; what is cut is in the legend, or in the list below."""
+    return text if len(text) < _COMPARE_COLUMN else text[: _COMPARE_COLUMN - 4] + "..."
+
+
+def _plain(value: Value, _: Value) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.2f}"
+    return format_count(value) if isinstance(value, int) else value
+
+
+def _bytes(value: Value, first: Value) -> str:
+    if not isinstance(value, int):
+        return "-"
+    apart = value - first if isinstance(first, int) else 0
+    return format_gib(value) + (f" ({apart / GIB:+.2f})" if apart else "")
+
+
+def _compare_verdict(planned: Planned) -> str:
+    """As a plan alone says it; only what would not go into a column is said shorter."""
+    return "fits, may not start" if planned.fits and not planned.ledger.fits_at_low_end else verdict(planned)
+
+
+def _findings(planned: Planned) -> str:
+    codes = [finding.code.value for finding in planned.findings]
+    return f"{len(codes)}: {', '.join(codes)}" if codes else "none"
+
+
+_READERS: tuple[tuple[str, Callable[[Planned], Value], Callable[[Value, Value], str]], ...] = (
+    ("verdict", _compare_verdict, _plain),
+    ("model", lambda p: clean(p.model), _plain),
+    ("GPU", lambda p: gpus_of(p.ledger), _plain),
+    ("vLLM", lambda p: clean(p.ledger.settings.release), _plain),
+    ("utilization", lambda p: f"{p.ledger.settings.utilization:g}", _plain),
+    ("max-model-len", lambda p: p.ledger.kv_plan.max_model_len, _plain),
+    ("max-num-seqs", lambda p: p.ledger.settings.max_num_seqs, _plain),
+    ("max-num-batched-tokens", lambda p: p.ledger.settings.max_num_batched_tokens, _plain),
+    ("tensor parallel", lambda p: p.ledger.settings.tensor_parallel, _plain),
+    ("pipeline parallel", lambda p: p.ledger.settings.pipeline_parallel, _plain),
+    ("data parallel", lambda p: p.ledger.settings.data_parallel, _plain),
+    ("kv-cache-dtype", lambda p: clean(p.ledger.settings.kv_cache_dtype), _plain),
+    ("eager", lambda p: "yes" if p.ledger.settings.enforce_eager else "no", _plain),
+    ("requested", lambda p: p.ledger.requested.value, _bytes),
+    ("  weights", lambda p: p.ledger.weights.value, _bytes),
+    ("  non-torch", lambda p: p.ledger.non_torch.value, _bytes),
+    ("  activation", lambda p: p.ledger.activation.value, _bytes),
+    ("  graphs", lambda p: p.ledger.graphs.value, _bytes),
+    ("  KV cache", lambda p: p.ledger.kv.value, _bytes),
+    ("slack", lambda p: p.ledger.slack.value, _bytes),
+    ("block size", lambda p: p.ledger.kv_plan.block_size, _plain),
+    ("bytes per block", lambda p: p.ledger.kv_plan.bytes_per_block, _plain),
+    ("KV blocks", lambda p: p.ledger.kv_plan.num_blocks, _plain),
+    ("KV tokens", lambda p: p.ledger.kv_plan.tokens, _plain),
+    ("max concurrency", lambda p: p.ledger.kv_plan.max_concurrency, _plain),
+    ("findings", _findings, _plain),
+)

@@ -1,0 +1,265 @@
+"""What `plimsoll simulate` found, as a screen of text and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from plimsoll.render.flags import clean
+from plimsoll.render.terminal import wrapped
+from plimsoll.simulate.planned import REPLAYED_ALL_THE_SAME
+from plimsoll.simulate.settings import Settings, StepTime
+from plimsoll.simulate.summary import NEARLY_FULL_PERCENT, POOR_FIT, POOR_GUIDE, Latency, Summary
+from plimsoll.units import format_count
+
+SCHEMA = "plimsoll.simulate/1"
+UNITS = "times in seconds, shares from 0 to 1 unless the name says percent, cache use over num_blocks - 1"
+LATENCY_NAMES = (
+    ("queue", "waiting for a place"),
+    ("ttft", "to the first token (TTFT)"),
+    ("tpot", "per further token (TPOT)"),
+    ("e2e", "to the last token (E2E)"),
+)
+_UNKNOWN = "-"
+
+
+def as_json(summary: Summary, *, notes: Sequence[str] = ()) -> str:
+    """One object of the schema plimsoll.simulate/1; what the run does not say is null."""
+    import json
+
+    return json.dumps(_body(summary, notes), indent=2, ensure_ascii=False, allow_nan=False)
+
+
+def _body(summary: Summary, notes: Sequence[str]) -> dict[str, object]:
+    parts = {name: getattr(summary, name)._asdict() for name in "kv_usage waste prefix throughput ttft tpot e2e queue".split()}
+    plain = (
+        "requests finished rejected bad_rows steps sim_seconds arrival_seconds busy_seconds wall_seconds "
+        "scheduled_tokens output_tokens preemptions preempted_requests recomputed_tokens peak_blocks peak_running peak_waiting"
+    )
+    return {
+        "schema": SCHEMA,
+        "units": UNITS,
+        "trace": clean(summary.trace),
+        **{name: getattr(summary, name) for name in plain.split()},
+        "servers_to_keep_up": summary.servers_to_keep_up or (1 if summary.finished else None),
+        **parts,
+        "settings": _settings_json(summary.settings),
+        "step_time": _step_time_json(summary.step_time, summary.step_time_label),
+        "reading": [clean(sentence) for sentence in (*first_of_all(notes), headline(summary), *reading(summary))],
+        "notes": [clean(note) for note in notes],
+    }
+
+
+def _settings_json(settings: Settings) -> dict[str, object]:
+    return {**settings._asdict(), "groups": [group._asdict() for group in settings.groups]}
+
+
+def _step_time_json(times: StepTime, label: str) -> dict[str, object]:
+    constants = {name: value for name, value in times._asdict().items() if name != "by_tokens"}
+    return {**constants, "by_tokens": times.by_tokens is not None, "label": clean(label)}
+
+
+def as_text(summary: Summary, *, notes: Sequence[str] = ()) -> str:
+    """What was replayed, what it means, what happened and how long it took, on one screen."""
+    lines = [*wrapped(f"replayed: {what_was_replayed(summary)}", "  "), ""]
+    for sentence in (*first_of_all(notes), headline(summary), *reading(summary)):
+        lines += wrapped(f"  {clean(sentence)}", "  ")
+    if summary.requests:
+        lines += ["", *_happened(summary)]
+    if summary.finished:
+        lines += ["", *_latencies(summary)]
+    for note in notes:
+        lines += wrapped(f"  note: {clean(note)}", " " * 8) if not is_urgent(note) else ()
+    return "\n".join(lines)
+
+
+def first_of_all(notes: Sequence[str]) -> list[str]:
+    """Notes without which the finding misleads, as sentences: the server does not start, or the fit is none."""
+    return [f"{note[0].upper()}{note[1:]}{'' if note.endswith('?') else '.'}" for note in notes if is_urgent(note)]
+
+
+def is_urgent(note: str) -> bool:
+    """Whether a note stands above the finding instead of below the figures."""
+    return note == POOR_FIT or note.endswith(REPLAYED_ALL_THE_SAME)
+
+
+def _happened(summary: Summary) -> list[str]:
+    lines: list[str] = []
+    for name, said in facts(summary):
+        lines += wrapped(f"  {name:<14}{said}", " " * 16)
+    return lines
+
+
+def _latencies(summary: Summary) -> list[str]:
+    head = "".join(f"{name:>11}" for name in Latency._fields)
+    guide, poor, fitted = summary.step_time_label.partition(f"{POOR_GUIDE}; ")
+    label = "" if summary.is_fitted else f"   {POOR_GUIDE if poor else guide}"
+    lines = [f"  {'times':<27}{head}{label}"]
+    for field, name in LATENCY_NAMES:
+        values = "".join(f"{seconds(value):>11}" for value in getattr(summary, field))
+        lines.append(f"  {name:<27}{values}")
+    lines.append(f"  throughput: {throughput(summary)}")
+    if summary.is_fitted or poor:
+        lines += wrapped(f"  step times {clean(fitted if poor else guide)}", "  ")
+    return lines
+
+
+def what_was_replayed(summary: Summary) -> str:
+    """The traffic, the span it took, and the cache it ran in."""
+    usable = max(0, summary.settings.num_blocks - 1)
+    span = duration(summary.sim_seconds)
+    if summary.servers_to_keep_up is not None:
+        span = f"{duration(summary.arrival_seconds)}, done after {span}"
+    return (
+        f"{clean(summary.trace)}: {counted(summary.requests, 'request')} over {span}, "
+        f"{counted(usable, 'block')} of {summary.settings.block_size} tokens"
+    )
+
+
+def _why_rejected(summary: Summary) -> str:
+    return f"longer than --max-model-len {summary.settings.max_model_len} or than the whole cache"
+
+
+def headline(summary: Summary) -> str:
+    """The finding in one sentence."""
+    usage = summary.kv_usage
+    if summary.requests == 0:
+        return "Nothing was replayed: the trace has no requests."
+    if summary.rejected == summary.requests:
+        return f"Every request was rejected: {_why_rejected(summary)}."
+    if summary.preemptions:
+        again = f"{counted(summary.preemptions, 'preemption')} recomputed {percent(summary.recomputed_share)} of all tokens"
+        if usage.nearly_full:
+            return f"The cache was nearly full {percent(usage.nearly_full)} of the time, and {again}."
+        return f"{again[0].upper()}{again[1:]}."
+    if usage.nearly_full:
+        return f"The cache was nearly full {percent(usage.nearly_full)} of the time, but nothing was preempted."
+    if usage.peak is None:
+        return "Nothing was preempted; no step took any time, so that there is no share of time to tell."
+    return f"The cache was never short: it peaked at {percent(usage.peak)} and nothing was preempted."
+
+
+def reading(summary: Summary) -> list[str]:
+    """What else an operator should know before the figures."""
+    said: list[str] = _keeping_up(summary)
+    if 0 < summary.rejected < summary.requests:
+        were = "was" if summary.rejected == 1 else "were"
+        many = f"{counted(summary.rejected, 'request')} of {format_count(summary.requests)}"
+        said.append(f"{many} {were} rejected: {_why_rejected(summary)}.")
+    if summary.bad_rows:
+        were = "was" if summary.bad_rows == 1 else "were"
+        said.append(f"{counted(summary.bad_rows, 'row')} of the trace {were} left out: unreadable, or without an answer.")
+    if summary.peak_waiting and summary.peak_running >= summary.settings.max_num_seqs:
+        said.append(f"At times --max-num-seqs {format_count(summary.settings.max_num_seqs)} was what requests waited for.")
+    if summary.queue.p50 is not None and summary.finished > 1:
+        half, slow = seconds(summary.queue.p50), seconds(summary.queue.p99)
+        waited = f"Half of the requests got a place within {half}; one in a hundred waited {slow} or more."
+        said.append("No request waited for a place." if summary.queue.p99 == 0 else waited)
+    return said
+
+
+def _keeping_up(summary: Summary) -> list[str]:
+    """A server that works off for long what came before: how many would not, and how to try the share of one."""
+    servers = summary.servers_to_keep_up
+    if servers is None:
+        return []
+    came, done = summary.requests / summary.arrival_seconds, summary.finished / summary.sim_seconds
+    left = duration(summary.sim_seconds - summary.arrival_seconds)
+    behind = f"It does not keep up: {came:,.3g} requests came a second and {done:,.3g} were done"
+    needed = f"At least {format_count(servers)} such servers are needed, more where answers must be quick"
+    return [
+        f"{behind}, so that the last answer came {left} after the last request.",
+        f"{needed}; --speedup {1 / servers:.2g} replays the share of one of {format_count(servers)}.",
+    ]
+
+
+def facts(summary: Summary) -> list[tuple[str, str]]:
+    """What happened, line by line: a name and what is to be said."""
+    usage = summary.kv_usage
+    blocks = f"{format_count(summary.peak_blocks)} of {format_count(max(0, summary.settings.num_blocks - 1))} blocks"
+    steps = f"{format_count(summary.steps)}; at most {format_count(summary.peak_running)} running"
+    again = f"{counted(summary.recomputed_tokens, 'token')} computed twice, {percent(summary.recomputed_share)} of the work"
+    preempted = f"{format_count(summary.preemptions)}, of {counted(summary.preempted_requests, 'request')}; {again}"
+    full = f"{percent(usage.nearly_full)} of the time at {NEARLY_FULL_PERCENT} % or more"
+    return [
+        ("finished", f"{format_count(summary.finished)} of {format_count(summary.requests)}, {summary.rejected:,} rejected"),
+        ("steps", f"{steps} and {format_count(summary.peak_waiting)} waiting at once"),
+        ("preemptions", preempted if summary.preemptions else "none"),
+        ("cache use", f"{percent(usage.mean)} mean, {percent(usage.p99)} p99, {blocks} at the peak; {full}"),
+        ("waste", _waste(summary)),
+        ("prefix hits", _prefix_hits(summary)),
+        ("replay took", duration(summary.wall_seconds)),
+    ]
+
+
+def _waste(summary: Summary) -> str:
+    slots, share = summary.waste
+    if slots is None:
+        return "unknown"
+    held = f"{slots:,.1f} empty slots in held blocks on average"
+    return held if share is None else f"{percent(share / 100)} of the used slots; {held}"
+
+
+def _prefix_hits(summary: Summary) -> str:
+    prefix = summary.prefix
+    if not summary.settings.prefix_caching:
+        return "prefix caching is off"
+    said = f"{format_count(prefix.hit_tokens)} of {format_count(prefix.query_tokens)} tokens, {percent(prefix.hit_rate)}"
+    if prefix.resumed_query_tokens:
+        resumed = f"{format_count(prefix.resumed_hit_tokens)} of {format_count(prefix.resumed_query_tokens)}"
+        said += f"; {resumed} when preempted requests came back"
+    return said
+
+
+def throughput(summary: Summary) -> str:
+    """What the server gave out over the simulated time."""
+    tokens, requests = summary.throughput
+    if tokens is None or requests is None:
+        return "unknown"
+    return f"{tokens:,.1f} output tokens and {requests:,.2f} requests a second"
+
+
+def counted(number: int, noun: str) -> str:
+    """A count with its noun: 1 request, 2,000 requests."""
+    return f"{format_count(number)} {noun}{'' if number == 1 else 's'}"
+
+
+def percent(share: float | None) -> str:
+    """A share for people: 37 %, 2.6 %; never a 0 or a 100 that is not one."""
+    if share is None:
+        return _UNKNOWN
+    if 0 < share < 0.0005:
+        return "under 0.1 %"
+    if 0.9995 <= share < 1:
+        return "99.9 %"
+    digits = 1 if 0 < share < 0.0995 or 0.99 < share < 1 else 0
+    return f"{100 * share:,.{digits}f} %"
+
+
+def seconds(value: float | None) -> str:
+    """A time to three digits in the unit that suits it: 7.69 ms, 4.20 s, 12.5 min."""
+    if value is None:
+        return _UNKNOWN
+    for least, size, unit in (
+        (7200.0, 3600.0, "h"),
+        (600.0, 60.0, "min"),
+        (1.0, 1.0, "s"),
+        (1e-3, 1e-3, "ms"),
+        (1e-6, 1e-6, "us"),
+    ):
+        if value >= least:
+            scaled = value / size
+            digits = 2 if scaled < 9.995 else 1 if scaled < 99.95 else 0
+            return f"{scaled:,.{digits}f} {unit}"
+    return "0 s"
+
+
+def duration(value: float) -> str:
+    """A span in two units: 7 min 6 s, 2 h 5 min."""
+    whole = round(value)
+    if whole < 60:
+        return seconds(value)
+    minutes, left = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes} min {left} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{format_count(hours)} h {minutes} min"

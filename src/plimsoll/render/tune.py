@@ -1,0 +1,397 @@
+"""What `plimsoll tune` found, as a screen of text, as JSON, and as commands to compare."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from plimsoll.render.flags import clean, rewritten_line
+from plimsoll.render.plan import Planned, gpus_of
+from plimsoll.render.plan import as_json as plan_json
+from plimsoll.render.simulate import first_of_all, is_urgent, percent, seconds
+from plimsoll.render.terminal import wrapped
+from plimsoll.tune.answer import Tuning, curve, runner_up
+from plimsoll.tune.goodput import Score
+from plimsoll.tune.grid import Axes, Point
+from plimsoll.tune.search import Tried
+from plimsoll.tune.space import FLAGS, Candidate, value_text
+from plimsoll.tune.verdict import (
+    drift_sentences,
+    folklore,
+    headline,
+    keeps_all,
+    label,
+    margin,
+    measurement,
+    ranges,
+    reasons,
+    serves_none,
+)
+from plimsoll.tune.work import Failed, Result, Traffic
+from plimsoll.units import format_count, format_gib
+
+# What `plimsoll sweep` found: a ranked table, JSON, and CSV with a row a setting.
+
+SWEEP_SCHEMA = "plimsoll.sweep/1"
+SWEEP_UNITS = "requests a second, tokens and seconds; shares from 0 to 1"
+
+
+class Swept(NamedTuple):
+    """All points in their order, each with its result."""
+
+    traffic: Traffic
+    axes: Axes
+    points: Sequence[Point]
+    results: Sequence[Result | None]
+    label: str
+    """How far the times can be trusted."""
+    notes: Sequence[str]
+
+    @property
+    def failures(self) -> list[tuple[Point, str]]:
+        """Those that could not be replayed, and why."""
+        found = []
+        for point, result in zip(self.points, self.results, strict=True):
+            if isinstance(result, Failed):
+                found.append((point, result.why))
+            elif result is None:
+                found.append((point, point.problem))
+        return found
+
+    @property
+    def ranked(self) -> list[tuple[Point, Score]]:
+        """Best first."""
+        done = [(point, one) for point, one in zip(self.points, self.results, strict=True) if isinstance(one, Score)]
+        return sorted(done, key=lambda pair: -pair[1].goodput)
+
+
+def sweep_as_json(swept: Swept) -> str:
+    """One object of the schema plimsoll.sweep/1; results in the order of the combinations."""
+    import json
+
+    body = {
+        "schema": SWEEP_SCHEMA,
+        "units": SWEEP_UNITS,
+        "trace": clean(swept.traffic.trace.name),
+        "requests": swept.traffic.trace.size,
+        "slo": swept.traffic.slo._asdict(),
+        "label": swept.label,
+        "axes": {name: list(values) for name, values in swept.axes.values.items()},
+        "points": [_row(point, result) for point, result in zip(swept.points, swept.results, strict=True)],
+        "notes": [clean(note) for note in swept.notes],
+    }
+    return json.dumps(body, indent=2, ensure_ascii=False, allow_nan=False)
+
+
+def _row(point: Point, result: Result | None) -> dict[str, object]:
+    problem = result.why if isinstance(result, Failed) else point.problem
+    return {
+        "values": dict(point.values),
+        "num_blocks": point.job.settings.num_blocks if point.job is not None else None,
+        "is_safe": point.option.is_safe if point.option is not None else None,
+        "objection": clean(point.option.why_not) if point.option is not None and not point.option.is_safe else None,
+        "score": result._asdict() if isinstance(result, Score) else None,
+        "problem": clean(problem) or None,
+    }
+
+
+def as_csv(swept: Swept) -> str:
+    """A row a setting, in the order of the combinations; empty cells where nothing is known."""
+    import csv
+    import io
+
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    names = list(swept.axes.values)
+    writer.writerow([*names, "num_blocks", "is_safe", *Score._fields, "problem"])
+    for point, result in zip(swept.points, swept.results, strict=True):
+        row = _row(point, result)
+        score = list(result) if isinstance(result, Score) else [None] * len(Score._fields)
+        writer.writerow([*(point.values[name] for name in names), row["num_blocks"], row["is_safe"], *score, row["problem"]])
+    return out.getvalue()
+
+
+def sweep_as_text(swept: Swept, top: int) -> str:
+    """What was swept, the best settings, and what could not be replayed."""
+    ranked, failed = swept.ranked, swept.failures
+    promise = f", promised {swept.traffic.slo}" if not swept.traffic.slo.is_empty else ""
+    head = (
+        f"swept: {clean(swept.traffic.trace.name)}: {format_count(swept.traffic.trace.size)} requests, "
+        f"{format_count(len(swept.points))} settings{promise}"
+    )
+    lines = [*wrapped(head, "  "), *wrapped(f"  {clean(swept.label)}", "  "), ""]
+    for sentence in first_of_all(swept.notes):
+        lines += [*wrapped(f"  {clean(sentence)}", "  "), ""]
+    names = list(swept.axes.values)
+    widths = [max(len(name), 6) + 2 for name in names]
+    columns = "".join(f"{name:>{width}}" for name, width in zip(names, widths, strict=True))
+    good = "served/s" if swept.traffic.slo.is_empty else "as promised/s"
+    lines.append(f"{columns}{'blocks':>9}{good:>15}{'of all':>8}{'TTFT p99':>10}{'TPOT p99':>10}{'preempted':>11}")
+    for point, score in ranked[:top]:
+        cells = "".join(f"{sweep_value_text(point.values[name]):>{width}}" for name, width in zip(names, widths, strict=True))
+        blocks = point.job.settings.num_blocks if point.job is not None else 0
+        unsafe = f"   unsafe: {clean(point.option.why_not)}" if point.option is not None and not point.option.is_safe else ""
+        lines.append(
+            f"{cells}{format_count(blocks):>9}{score.goodput:>15.4g}{percent(score.met / max(1, score.requests)):>8}"
+            f"{seconds(score.ttft_p99):>10}{seconds(score.tpot_p99):>10}{format_count(score.preemptions):>11}{unsafe}"
+        )
+    if len(ranked) > top:
+        lines.append(f"  and {format_count(len(ranked) - top)} more; --top N, --csv FILE and --json show them")
+    for why, count in _counted([why for _, why in failed]):
+        lines += wrapped(f"  not replayed: {format_count(count)}: {clean(why)}", "    ")
+    for note in swept.notes:
+        lines += wrapped(f"  note: {clean(note)}", " " * 8) if not is_urgent(note) else ()
+    return "\n".join(lines)
+
+
+def _counted(reasons: Sequence[str]) -> list[tuple[str, int]]:
+    return [(why, sum(one == why for one in reasons)) for why in dict.fromkeys(reasons)]
+
+
+def sweep_value_text(value: object) -> str:
+    """As it was typed."""
+    return ("on" if value else "off") if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+SCHEMA = "plimsoll.tune/1"
+UNITS = "requests a second, tokens, bytes and seconds; shares from 0 to 1"
+CURVES = ("max_num_seqs", "max_num_batched_tokens")
+BAR = 30
+
+
+class Shown(NamedTuple):
+    """A tuning, and the plans of the commands in it."""
+
+    tuning: Tuning
+    own: Planned
+    chosen: Planned | None
+    second: Planned | None
+    """The runner-up's."""
+    notes: Sequence[str] = ()
+
+
+def commands(shown: Shown) -> list[str]:
+    """The chosen command, the runner-up and the user's own, one a line."""
+    plans = [one for one in (shown.chosen, shown.second, shown.own) if one is not None]
+    return list(dict.fromkeys(rewritten_line(one.checked) for one in plans))
+
+
+def as_json(shown: Shown) -> str:
+    """One object of the schema plimsoll.tune/1."""
+    import json
+
+    return json.dumps(_body(shown), indent=2, ensure_ascii=False, allow_nan=False)
+
+
+def _body(shown: Shown) -> dict[str, object]:
+    import json
+
+    tuning, found = shown.tuning, shown.tuning.found
+    second = runner_up(tuning)
+    ledger = tuning.server.ledger
+    return {
+        "schema": SCHEMA,
+        "units": UNITS,
+        "label": label(tuning),
+        "fitted": tuning.server.fitted,
+        "model": clean(shown.own.model),
+        "vllm": ledger.settings.release,
+        "gpu": {"name": ledger.card.name, "count": ledger.settings.gpus},
+        "slo": tuning.traffic.slo._asdict(),
+        "speedup": tuning.traffic.speedup,
+        "traffic": tuning.seen._asdict(),
+        "chosen": found.best.option.candidate._asdict() if found is not None else None,
+        "command": [clean(word) for word in shown.chosen.checked.rewritten] if shown.chosen is not None else None,
+        "environment": [name for name, _ in shown.own.checked.launch.environment],
+        "plan": json.loads(plan_json(shown.chosen)) if shown.chosen is not None else None,
+        "score": found.best.score._asdict() if found is not None else None,
+        "own": {
+            "setting": tuning.own._asdict(),
+            "is_safe": tuning.own_option.is_safe,
+            "score": found.own.score._asdict() if found is not None and found.own is not None else None,
+        },
+        "runner_up": None if second is None else _tried(second),
+        "most": found.most if found is not None and found.most < float("inf") else None,
+        "margin": _margin(tuning),
+        "curves": {name: [_tried(one) for one in curve(tuning, name)] for name in CURVES},
+        "tried": [_tried(one) for one in found.tried] if found is not None else [],
+        "ranges": None if tuning.doubt is None else {name: list(ends) for name, ends in tuning.doubt.ranges.items()},
+        "is_steady": None if tuning.doubt is None else tuning.doubt.steady,
+        "measure": measurement(tuning) or None,
+        "folklore": [one._asdict() for one in folklore(tuning)],
+        "drift": [{**one._asdict(), "is_large": one.is_large} for one in tuning.changes],
+        "cost": _cost(tuning),
+        "reading": [*(clean(one) for one in first_of_all(shown.notes)), *sentences(shown)],
+        "notes": [clean(note) for note in shown.notes],
+    }
+
+
+def _tried(one: Tried) -> dict[str, object]:
+    return {"setting": one.option.candidate._asdict(), "kv_tokens": one.option.kv_tokens, "score": one.score._asdict()}
+
+
+def _margin(tuning: Tuning) -> dict[str, object] | None:
+    if tuning.found is None:
+        return None
+    ledger, low = tuning.found.best.option.ledger, tuning.at_low_end
+    return {
+        "slack": {"value": ledger.slack.value, "low": ledger.slack.low, "high": ledger.slack.high},
+        "kv": {"value": ledger.kv.value, "low": ledger.kv.low, "high": ledger.kv.high},
+        "goodput_at_low_end": None if low is None else low.goodput,
+    }
+
+
+def _cost(tuning: Tuning) -> dict[str, object]:
+    found = tuning.found
+    size = max(1, tuning.traffic.trace.size)
+    safe = found.safe if found is not None else 0
+    return {
+        "candidates": found.candidates if found is not None else len(tuning.refused),
+        "safe": safe,
+        "never_run_because_unsafe": len(tuning.refused),
+        "ruled_out_by_a_bound": found.ruled_out if found is not None else 0,
+        "runs": found.runs if found is not None else 0,
+        "replayed_requests": tuning.requests,
+        "share_of_trying_all": tuning.requests / (safe * size) if safe else None,
+    }
+
+
+def sentences(shown: Shown) -> list[str]:
+    """All that is said in words, in the order in which it matters."""
+    tuning = shown.tuning
+    second = runner_up(tuning)
+    said = [headline(tuning), *reasons(tuning)]
+    if serves_none(tuning):
+        return [clean(one) for one in (*said, *drift_sentences(tuning))]
+    if second is not None and tuning.found is not None:
+        said.append(f"Runner-up: {_setting(second.option.candidate)}, {_loses(second, tuning.found.best)}.")
+    if tuning.found is not None:
+        said.append(f"Margin: {margin(tuning)}")
+    said += [f'"{one.said}": {one.here} here; {one.because}.' for one in folklore(tuning)]
+    if between := ranges(tuning):
+        said.append(f"Nobody measured the steps, so take it as a range: {', '.join(between)}.")
+    said += [*([measurement(tuning)] if measurement(tuning) else []), *drift_sentences(tuning)]
+    return [clean(one) for one in said]
+
+
+def _loses(second: Tried, best: Tried) -> str:
+    if not best.score.goodput:
+        return "no better"
+    lost = 1 - second.score.goodput / best.score.goodput
+    if lost < -0.0005:
+        return f"{-lost:.1%} more a second" + (", but no promise hangs on it" if keeps_all(best.score) else ", which is a tie")
+    return f"loses {lost:.1%}" if lost >= 0.0005 else "as good within 0.05 %"
+
+
+def _setting(candidate: Candidate) -> str:
+    return " ".join(f"{FLAGS[name]} {value_text(candidate, name)}" for name in candidate._fields)
+
+
+def as_text(shown: Shown) -> str:
+    """The finding, the command, the reasons, two curves and what it cost, on one screen."""
+    tuning = shown.tuning
+    said = sentences(shown)
+    lines = [*wrapped(f"tuned: {_what(shown)}", "  "), *wrapped(f"  {label(tuning)}{_fit(tuning)}", "  "), ""]
+    for sentence in first_of_all(shown.notes):
+        lines += [*wrapped(f"  {clean(sentence)}", "  "), ""]
+    lines += wrapped(f"  {said[0]}", "  ")
+    if shown.chosen is not None and not serves_none(tuning):
+        lines += ["", *wrapped(f"    {shlex.join(map(clean, shown.chosen.checked.rewritten))}", "      "), ""]
+    for sentence in said[1:]:
+        lines += wrapped(f"  - {sentence}", "    ")
+    if shown.chosen is None:
+        for advice in shown.own.advice:
+            lines += wrapped(f"  - {advice.words}: {advice.why}", "    ")
+        if shown.own.advice:
+            first = shown.own.advice[0]
+            command = f"vllm serve {clean(shown.own.model)} ... {first.words}"
+            lines += wrapped(f"  Give it with the command, behind `--`: -- {command}", "    ")
+    if tuning.found is not None:
+        lines += ["", *_compared(shown)]
+        for name in () if serves_none(tuning) else CURVES:
+            lines += _curve(tuning, name)
+        lines += ["", *wrapped(f"  {_effort(tuning)}", "  ")]
+    for note in shown.notes:
+        lines += wrapped(f"  note: {clean(note)}", " " * 8) if not is_urgent(note) else ()
+    return "\n".join(lines)
+
+
+def _what(shown: Shown) -> str:
+    tuning, seen = shown.tuning, shown.tuning.seen
+    promise = f", promised {tuning.traffic.slo}" if not tuning.traffic.slo.is_empty else ""
+    return (
+        f"{clean(shown.own.model)} on {gpus_of(tuning.server.ledger)} for {clean(tuning.traffic.trace.name)}: "
+        f"{format_count(seen.requests)} requests, {seen.rate:.3g} a second{promise}"
+    )
+
+
+def _fit(tuning: Tuning) -> str:
+    return f"; step times {clean(tuning.server.fitted)}" if tuning.server.fitted is not None else ""
+
+
+def _compared(shown: Shown) -> list[str]:
+    """The chosen setting beside the user's own and the runner-up."""
+    tuning = shown.tuning
+    assert tuning.found is not None, "asked only of an answer"
+    second = runner_up(tuning)
+    is_own = tuning.found.own is not None and tuning.found.own == tuning.found.best
+    columns = [("yours" if serves_none(tuning) and is_own else "chosen", tuning.found.best)]
+    if tuning.found.own is not None and tuning.found.own != tuning.found.best:
+        columns.append(("yours", tuning.found.own))
+    if second is not None and second != tuning.found.own:
+        columns.append(("runner-up", second))
+    lines = [f"  {'':<34}" + "".join(f"{name:>12}" for name, _ in columns)]
+    for name, read in _ROWS:
+        lines.append(f"  {name:<34}" + "".join(f"{read(one):>12}" for _, one in columns))
+    return lines
+
+
+def _curve(tuning: Tuning, name: str) -> list[str]:
+    line = curve(tuning, name)
+    top = max((one.score.goodput for one in line), default=0.0)
+    if len(line) < 2 or tuning.found is None:
+        return []
+    lines = ["", f"  {FLAGS[name]}: requests a second as promised"]
+    for one in line:
+        mark = "  <" if one.option.candidate == tuning.found.best.option.candidate else ""
+        drawn = "#" * round(BAR * one.score.goodput / top) if top else ""
+        lines.append(f"  {value_text(one.option.candidate, name):>8}  {one.score.goodput:<8.3g}{drawn}{mark}")
+    return lines
+
+
+def _effort(tuning: Tuning) -> str:
+    found = tuning.found
+    assert found is not None, "asked only of an answer"
+    size = max(1, tuning.traffic.trace.size)
+    unsafe = f", {format_count(len(tuning.refused))} of them unsafe and never run" if tuning.refused else ""
+    runs = tuning.requests / size
+    return (
+        f"{format_count(found.candidates)} settings planned{unsafe}; replayed as much as {runs:.1f} runs of the whole traffic, "
+        f"{runs / found.safe:.1%} of what trying all would take"
+    )
+
+
+def _late(count: int, score: Score) -> str:
+    return f"{count / max(1, score.requests):.1%}"
+
+
+def _flag(name: str) -> Callable[[Tried], str]:
+    return lambda one: value_text(one.option.candidate, name)
+
+
+_ROWS: tuple[tuple[str, Callable[[Tried], str]], ...] = (
+    *((FLAGS[name], _flag(name)) for name in Candidate._fields),
+    ("KV cache, tokens", lambda one: format_count(one.option.kv_tokens)),
+    ("free beside vLLM", lambda one: format_gib(one.option.ledger.slack.value)),
+    ("as promised, requests a second", lambda one: f"{one.score.goodput:.3g}"),
+    ("as promised, of all", lambda one: f"{one.score.met / max(1, one.score.requests):.1%}"),
+    ("late: first token", lambda one: _late(one.score.late_first, one.score)),
+    ("late: further tokens", lambda one: _late(one.score.late_further, one.score)),
+    ("first token, p50", lambda one: seconds(one.score.ttft_p50)),
+    ("first token, p99", lambda one: seconds(one.score.ttft_p99)),
+    ("further tokens, p50", lambda one: seconds(one.score.tpot_p50)),
+    ("further tokens, p99", lambda one: seconds(one.score.tpot_p99)),
+    ("preemptions", lambda one: format_count(one.score.preemptions)),
+    ("most running at once", lambda one: format_count(one.score.peak_running)),
+)

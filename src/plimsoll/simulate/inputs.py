@@ -1,0 +1,535 @@
+"""What `plimsoll simulate` was asked to replay: the traffic, the engine, and how long a step takes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from plimsoll.errors import BadInput
+from plimsoll.launch.options import Split
+from plimsoll.render.terminal import bar, write_file
+from plimsoll.simulate.compiled import HAS_NUMBA
+from plimsoll.simulate.planned import REPLAYED_ALL_THE_SAME, group_of, with_groups
+from plimsoll.simulate.settings import Group, Kind, Settings, StepTime
+from plimsoll.simulate.start import check_start
+from plimsoll.simulate.summary import POOR_FIT
+from plimsoll.simulate.trace import Arrivals, Trace
+from plimsoll.simulate.traffic import SCHEME
+from plimsoll.units import parse_vllm_integer
+
+if TYPE_CHECKING:
+    from plimsoll.simulate.fit import Fit
+    from plimsoll.simulate.roofline import Experts
+
+
+# Numbers from words and from a plan's JSON; what is wrong with one is said in one line.
+
+MOST = 2**31 - 2
+
+
+def whole(text: str, name: str, least: int = 0, most: int = MOST) -> int:
+    """A count as vLLM writes them: 2048, 2k, 1.5k."""
+    try:
+        number = parse_vllm_integer(text)
+    except BadInput:
+        raise BadInput(f"{name}: {text[:40]!r} is not a whole number, such as 2048, 2k (2,000) or 2K (2,048)") from None
+    if not least <= number <= most:
+        raise BadInput(f"{name} must lie between {least} and {most}, not {text}")
+    return number
+
+
+def decimal(text: str, name: str) -> float:
+    """A finite number."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise BadInput(f"{name} is not a number: {text[:40]!r}")
+    return number
+
+
+def object_in(parent: Mapping[str, object], name: str) -> Mapping[str, object]:
+    """A JSON object, or KeyError."""
+    found = parent.get(name)
+    if not isinstance(found, dict):
+        raise KeyError(name)
+    return found
+
+
+def list_in(parent: Mapping[str, object], name: str) -> list[object]:
+    """A JSON list, or KeyError."""
+    found = parent.get(name)
+    if not isinstance(found, list):
+        raise KeyError(name)
+    return found
+
+
+def number_in(parent: Mapping[str, object], name: str) -> int:
+    """A count, or KeyError."""
+    found = parent.get(name)
+    if not isinstance(found, int) or isinstance(found, bool):
+        raise KeyError(name)
+    if not 0 <= found <= MOST:
+        raise BadInput(f"the plan's {name} of {found:.6g} cannot be replayed")
+    return found
+
+
+def amount(parent: Mapping[str, object], name: str) -> float:
+    """A size that may be large, or KeyError."""
+    found = parent.get(name)
+    if isinstance(found, bool) or not isinstance(found, int | float) or not 0 <= found <= 1e18:
+        raise KeyError(name)
+    return float(found)
+
+
+# How long a step takes, for `plimsoll simulate`: said, fitted to a real run, or by the data sheet of the plan's card.
+
+
+_SAID = {"--base-ns": "base_ns", "--token-ns": "token_ns", "--seq-ns": "seq_ns", "--ctx-ps": "ctx_ps"}
+ABOUT_TRIES = 300
+TIMES_SCHEMA = "plimsoll.step-time/1"
+HOPELESS = 5.0
+AS_GIVEN = "step times as given, the others those of no card; the data sheet is not used"
+_MOST_NS = 10**13
+
+
+class Times(NamedTuple):
+    """Step times, what the fit says about its error (None: a rough guide), and where they are from."""
+
+    step_time: StepTime
+    fitted: str | None = None
+    notes: tuple[str, ...] = ()
+    most_running: int | None = None
+    """Requests at once in the run that the fit saw."""
+    is_poor: bool = False
+    """Whether the fit is so far off that the times are a rough guide all the same."""
+
+
+def said_times(values: Mapping[str, str]) -> dict[str, int]:
+    """Those that the options name."""
+    return {field: whole(values[name], name, most=_MOST_NS) for name, field in _SAID.items() if name in values}
+
+
+def read_times(values: Mapping[str, str], plan: Mapping[str, object] | None, settings: Settings, trace: Trace) -> Times:
+    """What the user said, else a fit, else the data sheet, else the reference's constants."""
+    said = said_times(values)
+    if said and "--fit" in values:
+        raise BadInput(f"either --fit or {next(name for name in _SAID if name in values)}, not both")
+    if "--times" in values:
+        if said or "--fit" in values:
+            raise BadInput("either --times, --fit or step times of your own")
+        return _kept(values["--times"], settings)
+    if "--save-times" in values and "--fit" not in values:
+        raise BadInput("--save-times goes with --fit: it keeps what was learnt")
+    by_sheet = _data_sheet(plan, settings) if plan is not None and not said else None
+    if "--fit" in values:
+        return _fitted(values, plan, settings, trace, by_sheet)
+    if "--fit-series" in values:
+        raise BadInput("--fit-series goes with --fit")
+    if by_sheet is not None:
+        return by_sheet
+    notes = (AS_GIVEN,) if said and plan is not None else ()
+    return Times(StepTime(**{**StepTime()._asdict(), **said}), notes=notes)
+
+
+def _fitted(
+    values: Mapping[str, str], plan: Mapping[str, object] | None, settings: Settings, trace: Trace, by_sheet: Times | None
+) -> Times:
+    """Learnt from a run; the data sheet, where there is one, is where the search begins."""
+    from plimsoll.simulate.fit import fit
+    from plimsoll.simulate.fit_histograms import fit_histograms, looks_like_metrics, read_histograms
+    from plimsoll.simulate.trace_files import read_measured
+
+    path, series = values["--fit"], values.get("--fit-series")
+    start = by_sheet.step_time if by_sheet is not None and by_sheet.step_time.by_tokens is not None else None
+    experts, sizes = _mixture(plan), _graphs(plan, settings)
+    with bar("fitting", f"or so tries to run as {path} did") as draw:
+
+        def on_try(number: int) -> None:
+            draw(min(number, ABOUT_TRIES - 1), ABOUT_TRIES)
+
+        if looks_like_metrics(path):
+            if series is not None:
+                raise BadInput("--fit-series is for a run with stamps; a page of metrics has none")
+            pages = read_histograms(path)
+            found = fit_histograms(trace, settings, pages, start=start, sizes=sizes, experts=experts, on_try=on_try)
+        else:
+            measured = read_measured(path, timeseries=series)
+            found = fit(measured, settings, start=start, sizes=sizes, experts=experts, on_try=on_try)
+    error = max(abs(value or 0.0) for value in found.error[1:])  # of single requests, and of means where a page has no more
+    if error > HOPELESS:
+        raise BadInput(f"--fit {path}: {found.sentence}; nothing can be learnt from that; {POOR_FIT}")
+    is_poor = found.error.is_poor
+    if "--save-times" in values:
+        _keep(values["--save-times"], found, is_poor=is_poor)
+    return Times(found.step_time, found.sentence, (POOR_FIT,) if is_poor else (), found.most_running, is_poor)
+
+
+def _keep(path: str, found: Fit, *, is_poor: bool) -> None:
+    import json
+
+    times = found.step_time
+    table = None if times.by_tokens is None else times.by_tokens.tolist()
+    said = {
+        "schema": TIMES_SCHEMA,
+        "fitted": found.sentence,
+        "is_poor": is_poor,
+        "most_running": found.most_running,
+        **times._asdict(),
+        "by_tokens": table,
+    }
+    write_file(path, json.dumps(said) + "\n")
+
+
+def _kept(path: str, settings: Settings) -> Times:
+    """Step times that an earlier fit learnt; a table that is too short goes on as a line."""
+    from pathlib import Path
+
+    import numpy as np
+
+    from plimsoll.models.folders import read_json
+
+    said = read_json(Path(path), 1 << 28)
+    if said.get("schema") != TIMES_SCHEMA:
+        raise BadInput(f"{path}: not step times; --fit RUN --save-times FILE writes them")
+    try:
+        numbers = {name: round(amount(said, name)) for name in _SAID.values()}
+        table = said.get("by_tokens")
+        if table is not None:
+            found = np.array([round(amount({"ns": one}, "ns")) for one in list_in(said, "by_tokens")], dtype=np.int64)
+            table = found if len(found) else None
+    except KeyError as error:
+        raise BadInput(f"{path}: {error.args[0]} is missing or not a time") from None
+    times = StepTime(**numbers, by_tokens=table).reaching(settings.max_num_batched_tokens)
+    most, is_poor = said.get("most_running"), said.get("is_poor") is True  # files of an earlier release have neither
+    notes = (POOR_FIT,) if is_poor else ()
+    return Times(times, str(said.get("fitted") or "read from a file"), notes, most if isinstance(most, int) else None, is_poor)
+
+
+def _graphs(plan: Mapping[str, object] | None, settings: Settings) -> tuple[int, ...]:
+    from plimsoll.simulate.planned import captured_sizes
+
+    return captured_sizes(settings, is_eager=_is_eager(plan))
+
+
+def _is_eager(plan: Mapping[str, object] | None) -> bool:
+    said = plan.get("settings") if plan is not None else None
+    return isinstance(said, dict) and said.get("enforce_eager") is True
+
+
+def _mixture(plan: Mapping[str, object] | None) -> Experts | None:
+    """The experts of a mixture, of which a step reads only some."""
+    from plimsoll.simulate.planned import experts_of
+
+    counted = plan.get("parameters") if plan is not None else None
+    if not isinstance(counted, dict) or not isinstance(counted.get("total"), int):
+        return None
+    if not (isinstance(counted.get("experts"), int) and isinstance(counted.get("experts_per_token"), int)):
+        return None
+    return experts_of(counted["total"], amount(counted, "routed"), counted["experts"], counted["experts_per_token"])
+
+
+def _data_sheet(plan: Mapping[str, object], settings: Settings) -> Times:
+    """By the card's bandwidth and rate and the model's size."""
+    from plimsoll.hardware.cards import gpu_named
+    from plimsoll.simulate.planned import Sheet, sheet_time
+
+    try:
+        card = gpu_named(str(object_in(plan, "gpu").get("name")))
+        counted, said = object_in(plan, "parameters"), object_in(plan, "settings")
+        sheet = Sheet(
+            weights_bytes=amount(object_in(object_in(plan, "ledger"), "weights"), "value"),
+            block_bytes=amount(object_in(plan, "kv"), "bytes_per_block"),
+            parameters=amount(counted, "total"),
+            routed=amount(counted, "routed"),
+            experts=_mixture(plan),
+            cards=number_in(said, "tensor_parallel_size"),
+            stages=number_in(said, "pipeline_parallel_size"),
+            is_eager=_is_eager(plan),
+        )
+    except (KeyError, BadInput):
+        return Times(StepTime(), notes=("the plan does not say enough of card and model: step times are those of no card",))
+    step_time = sheet_time(sheet, card, settings)
+    if step_time is None:
+        return Times(StepTime(), notes=(f"no data sheet gives the rates of {card.name}: step times are those of no card",))
+    return Times(
+        step_time, notes=(f"step times by the data sheet of {sheet.cards} x {card.name}; --fit learns them from a real run",)
+    )
+
+
+_THRESHOLD = "long_prefill_token_threshold"
+PLAN_MAX_BYTES = 16 << 20
+NOT_REPLAYED = frozenset(
+    "--max-num-active-seqs --long-prefill-token-threshold-adaptive --max-num-scheduled-tokens --max-num-queued-reqs "
+    "--max-num-queued-tokens --prefix-cache-retention-interval --prefix-match-unit --enable-lora --max-loras "
+    "--decode-context-parallel-size -dcp --prefill-context-parallel-size -pcp --kv-offloading-size --scheduler-cls "
+    "--enable-mamba-shared-prefix-checkpoint --mamba-cache-mode".split()
+)
+"""Flags that move the scheduler's decisions and that nothing here knows about; docs/simulate.md lists them."""
+WITHOUT_NUMBA = "without numba this is a hundred times slower: pip install 'plimsoll-line[simulate]'"
+NO_SERVER = (
+    f"no server was named: a cache of {Settings().num_blocks:,} blocks stands for it; for yours, "
+    "--gpu NAME -- vllm serve MODEL ..."
+)
+
+REPLICA_OF = "0.32.0"
+"""The release whose scheduler is replayed."""
+_NUMBERS = {
+    "--num-blocks": "num_blocks", "--block-size": "block_size", "--max-num-seqs": "max_num_seqs",
+    "--max-num-batched-tokens": "max_num_batched_tokens", "--max-model-len": "max_model_len",
+    "--long-prefill-token-threshold": "long_prefill_token_threshold",
+}  # fmt: skip
+_SWITCHES = {
+    "--no-prefix-caching": ("prefix_caching", False), "--no-chunked-prefill": ("chunked_prefill", False),
+    "--async-scheduling": ("async_scheduling", True), "--no-async-scheduling": ("async_scheduling", False),
+    "--no-reserve-full-isl": ("reserve_full_isl", False),
+}  # fmt: skip
+_OWN_KINDS: Mapping[str, Kind] = {"full": "full", "sliding": "sliding", "mamba": "mamba"}
+
+
+class Inputs(NamedTuple):
+    """Everything a run needs."""
+
+    trace: Trace
+    settings: Settings
+    step_time: StepTime
+    speedup: float
+    fitted: str | None
+    """What the fit says about its error; None where there is none."""
+    notes: tuple[str, ...]
+    is_poor: bool = False
+    """Whether that error makes the times a rough guide all the same."""
+
+
+def read_inputs(options: Split) -> Inputs:
+    """All of it, or one line that says what is wrong."""
+    if not options.rest:
+        raise BadInput("which trace? plimsoll simulate TRACE [options]; plimsoll simulate --help says what a trace can be")
+    check_options(options)
+    plan = _plan(options)
+    settings, notes = _settings(options, plan)
+    trace = read_traffic(options)
+    times = read_times(options.values, plan, settings, trace)
+    speedup = read_speedup(options)
+    if not HAS_NUMBA:
+        notes = (*notes, WITHOUT_NUMBA)
+    if plan is None and "--num-blocks" not in options.values:
+        notes = (*notes, NO_SERVER)
+    return Inputs(trace, settings, times.step_time, speedup, times.fitted, (*notes, *times.notes), times.is_poor)
+
+
+def read_speedup(options: Split) -> float:
+    """How many times as fast requests come."""
+    speedup = decimal(options.values["--speedup"], "--speedup") if "--speedup" in options.values else 1.0
+    if not speedup > 0:
+        raise BadInput(f"--speedup must be above 0, not {options.values['--speedup']}")
+    return speedup
+
+
+def check_options(options: Split) -> None:
+    """An option that would be ignored is a mistake."""
+    if {"--async-scheduling", "--no-async-scheduling"} <= options.switches:
+        raise BadInput("either --async-scheduling or --no-async-scheduling, not both")
+    if options.verbatim is None:
+        for name in ("--gpus", "--used-gib", "--vllm"):
+            if name in options.values:
+                raise BadInput(
+                    f"{name} is for a command: plimsoll simulate TRACE --gpu H100 {name} ... -- vllm serve MODEL ..."
+                )
+    if all(word.startswith(SCHEME) for word in options.rest):
+        for name in ("--rate", "--arrivals", "--seed", "--burstiness", "--trace-block-size", "--skip-bad"):
+            if name in options.values or name in options.switches:
+                raise BadInput(f"{name} is for a file; made-up traffic says such things itself: {SCHEME}rate=20,seed=1")
+
+
+def read_traffic(options: Split) -> Trace:
+    """The traces that were named, merged and cut as asked."""
+    from plimsoll.simulate.traffic import cut, merge
+
+    traces = [_one_trace(word, options) for word in options.rest]
+    trace = traces[0] if len(traces) == 1 else merge(traces)
+    if {"--from-s", "--until-s"} & options.values.keys():
+        begin = decimal(options.values.get("--from-s", "0"), "--from-s")
+        last = float(trace.arrival_ns[-1]) / 1e9 + 1 if trace.size else 1.0
+        end = decimal(options.values["--until-s"], "--until-s") if "--until-s" in options.values else last
+        trace = cut(trace, begin, end)
+    if not trace.size:
+        raise BadInput(f"{trace.name}: no request is left to replay")
+    return trace
+
+
+def _one_trace(word: str, options: Split) -> Trace:
+    from plimsoll.simulate.trace_files import read_trace
+    from plimsoll.simulate.traffic import generate, parse_synthetic
+
+    limit = whole(options.values["--limit"], "--limit", 1) if "--limit" in options.values else None
+    if word.startswith(SCHEME):
+        from plimsoll.simulate.traffic import take
+
+        trace = generate(parse_synthetic(word))
+        return take(trace, 0, min(limit, trace.size)) if limit else trace
+    block = whole(options.values.get("--trace-block-size", "512"), "--trace-block-size", 1)
+    return read_trace(
+        word, limit=limit, prefix_block=block, arrivals=_arrivals(options.values), skip_bad="--skip-bad" in options.switches
+    )
+
+
+def _arrivals(values: Mapping[str, str]) -> Arrivals | None:
+    if not {"--rate", "--arrivals"} & values.keys():
+        for name in ("--seed", "--burstiness"):
+            if name in values:
+                raise BadInput(f"{name} is for traffic with --rate or --arrivals")
+        return None
+    return Arrivals(
+        values.get("--arrivals", "poisson"),
+        decimal(values.get("--rate", "0"), "--rate"),
+        whole(values.get("--seed", "0"), "--seed"),
+        decimal(values.get("--burstiness", "0.25"), "--burstiness"),
+    )
+
+
+def _plan(options: Split) -> Mapping[str, object] | None:
+    """`plan --json`, from a file or made here and now from the command after `--`."""
+    import json
+
+    if options.verbatim is not None or "--gpu" in options.values or "--gpu-memory-gib" in options.values:
+        if "--plan" in options.values:
+            raise BadInput("either --plan FILE or a command after `--`, not both")
+        if options.verbatim is None:
+            raise BadInput("--gpu needs the command: plimsoll simulate TRACE --gpu H100 -- vllm serve MODEL ...")
+        from plimsoll.cli.plan import plan_as_json
+
+        return _as_plan(json.loads(plan_as_json(options._replace(rest=()))), "the plan")
+    if "--plan" not in options.values:
+        return None
+    from pathlib import Path
+
+    from plimsoll.models.folders import read_json
+
+    path = options.values["--plan"]
+    return _as_plan(read_json(Path(path), PLAN_MAX_BYTES), path)
+
+
+def _as_plan(loaded: Mapping[str, object], path: str) -> Mapping[str, object]:
+    inner = loaded.get("plan") if loaded.get("schema") == "plimsoll.tune/1" else None
+    loaded = inner if isinstance(inner, dict) else loaded
+    if loaded.get("schema") != "plimsoll.plan/1":
+        raise BadInput(f"{path}: not a plan; plimsoll plan --json ... writes one")
+    return loaded
+
+
+def _settings(options: Split, plan: Mapping[str, object] | None) -> tuple[Settings, tuple[str, ...]]:
+    settings, notes = (Settings(), ()) if plan is None else settings_of_plan(plan)
+    for name in ("--block-size", "--groups"):
+        if plan is not None and name in options.values:
+            raise BadInput(f"{name} is the plan's; give the vllm command what it needs instead")
+    changes: dict[str, object] = {
+        field: whole(options.values[name], name) for name, field in _NUMBERS.items() if name in options.values
+    }
+    if "--watermark" in options.values:
+        changes["watermark"] = decimal(options.values["--watermark"], "--watermark")
+    if "--scheduling-policy" in options.values:
+        policy = options.values["--scheduling-policy"]
+        if policy not in ("fcfs", "priority"):
+            raise BadInput(f"--scheduling-policy takes fcfs or priority, not {policy[:40]!r}")
+        changes["policy"] = policy
+    if "--groups" in options.values:
+        groups = _groups(options.values["--groups"])
+        changes = {"block_size": min(group.block_size for group in groups), **changes, "groups": groups}
+    changes |= {field: value for name, (field, value) in _SWITCHES.items() if name in options.switches}
+    changed = settings._replace(**changes)  # type: ignore[arg-type]
+    check_start(changed)
+    return changed, notes
+
+
+def _groups(text: str) -> tuple[Group, ...]:
+    """full:16,sliding:16:1024,mamba:16"""
+    found = []
+    for part in text.split(","):
+        words = part.strip().split(":")
+        kind = _OWN_KINDS.get(words[0])
+        if kind is None or len(words) != (3 if kind == "sliding" else 2):
+            raise BadInput(f"--groups: {part[:40]!r} is not full:BLOCK, sliding:BLOCK:WINDOW or mamba:BLOCK")
+        numbers = [whole(word, "--groups", 1) for word in words[1:]]
+        found.append(Group(kind, *numbers))
+    return tuple(found)
+
+
+def settings_of_plan(plan: Mapping[str, object], *, is_replayed: bool = True) -> tuple[Settings, tuple[str, ...]]:
+    """Blocks, groups and limits of a plan; what cannot be replayed is said, and a plan without blocks cannot."""
+    try:
+        kv, said = object_in(plan, "kv"), object_in(plan, "settings")
+        groups = [object_in({"group": one}, "group") for one in list_in(kv, "groups")]
+        number_of_blocks, block_size = number_in(kv, "num_blocks"), number_in(kv, "block_size")
+        settings = Settings(
+            num_blocks=number_of_blocks,
+            block_size=block_size,
+            max_num_seqs=number_in(said, "max_num_seqs"),
+            max_num_batched_tokens=number_in(said, "max_num_batched_tokens"),
+            max_model_len=number_in(kv, "max_model_len"),
+            prefix_caching=bool(said.get("enable_prefix_caching", True)),
+            chunked_prefill=bool(said.get("enable_chunked_prefill", True)),
+            long_prefill_token_threshold=number_in({_THRESHOLD: 0, **said}, _THRESHOLD),
+            async_scheduling=bool(said.get("async_scheduling", True)),
+            watermark=amount({"watermark": 0, **said}, "watermark"),
+            reserve_full_isl=bool(said.get("scheduler_reserve_full_isl", True)),
+            policy="priority" if said.get("scheduling_policy") == "priority" else "fcfs",
+        )
+        settings = with_groups(settings, [_group_of_plan(group) for group in groups])
+    except KeyError as error:
+        raise BadInput(f"the plan has no {error.args[0]}") from None
+    if is_replayed and number_of_blocks < 2:
+        raise BadInput(f"the plan leaves no KV block, so that nothing can be replayed{_why_no_block(plan)}")
+    return settings, tuple(_notes_of_plan(plan, said))
+
+
+def _why_no_block(plan: Mapping[str, object]) -> str:
+    """The first finding of a plan, and the first thing that would help."""
+    found, offers = (plan.get(name) for name in ("findings", "advice"))
+    first = found[0] if isinstance(found, list) and found and isinstance(found[0], dict) else {}
+    offer = offers[0] if isinstance(offers, list) and offers and isinstance(offers[0], dict) else {}
+    why = f": {first.get('because')} ({first.get('code')})" if first else ""
+    also = offer.get("also")
+    flags = [offer, *(one for one in also if isinstance(one, dict))] if isinstance(also, list) else [offer]
+    words = " ".join(f"{one.get('flag')} {one.get('value')}" for one in flags)
+    return why + (f". What would help: {words}" if offer else "")
+
+
+def _notes_of_plan(plan: Mapping[str, object], said: Mapping[str, object]) -> Iterator[str]:
+    """What the replay leaves out of the planned server, and whether that server would start at all."""
+    findings = plan.get("findings")
+    if plan.get("fits") is False:
+        codes = [one.get("code") for one in findings if isinstance(one, dict)] if isinstance(findings, list) else []
+        why = f": {', '.join(str(code) for code in codes)}" if codes else ""
+        yield f"the plan says that this server does not start{why}{REPLAYED_ALL_THE_SAME}"
+    if plan.get("vllm") != REPLICA_OF:
+        yield f"the plan is for vLLM {plan.get('vllm')}; replayed is the scheduler of {REPLICA_OF}"
+    if isinstance(engines := said.get("data_parallel_size"), int) and engines > 1:
+        yield f"one of the {engines} data-parallel engines is replayed, with all of the traffic"
+    if isinstance(stages := said.get("pipeline_parallel_size"), int) and stages > 1:
+        yield f"the {stages} pipeline stages are replayed as one, without batches that follow each other through them"
+    if said.get("num_speculative_tokens"):
+        yield "speculative decoding is not replayed: one token a step"
+    if said.get("kv_connector"):
+        yield f"what {said['kv_connector']} loads and keeps elsewhere is not replayed"
+    for name in _typed(plan):
+        if name in NOT_REPLAYED:
+            yield f"{name} changes what the scheduler does and is not replayed"
+
+
+def _typed(plan: Mapping[str, object]) -> Iterator[str]:
+    flags = plan.get("flags")
+    items = flags.get("items") if isinstance(flags, dict) else None
+    for item in items if isinstance(items, list) else ():
+        if isinstance(item, dict) and isinstance(item.get("name"), str):
+            yield str(item["name"])
+
+
+def _group_of_plan(group: Mapping[str, object]) -> Group:
+    window = number_in(group, "window") if group.get("window") is not None else None
+    found = group_of(group.get("kind"), number_in(group, "block_size"), window)
+    if found.kind == "sliding" and window is None:
+        raise KeyError("window")
+    return found

@@ -1,0 +1,296 @@
+"""Which server `plimsoll standin` is to imitate: the words that were typed, the plan that is made of them."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from plimsoll.cli.plan import planned_launch
+from plimsoll.errors import BadInput, PlimsollError
+from plimsoll.inside.settings import Settings as InsideSettings
+from plimsoll.launch.arguments import config_of, launches_named
+from plimsoll.launch.check_flags import with_config
+from plimsoll.launch.command_line import Argument, CommandLine, Unseen, read_command_line, row_problem
+from plimsoll.launch.launches import EntryPoint, Launch
+from plimsoll.launch.options import Split, split_options
+from plimsoll.plan.settings import Flags
+from plimsoll.simulate.inputs import NOT_REPLAYED, REPLICA_OF, decimal, said_times, whole
+from plimsoll.standin.config import Launchable, Planned, launch_of
+from plimsoll.standin.faults import Fault, parse_fault
+from plimsoll.vllm.flags import FlagRow
+from plimsoll.vllm.versions import Engine, engine_named
+
+# What vLLM's own parser says to a command that it does not take; it then ends with exit code 2.
+
+_KINDS = {"int": "int", "float": "float", "human-int": "human_readable_int", "human-int-or-auto": "human_readable_int_or_auto"}
+
+
+def complaint_of(line: CommandLine, unseen: Unseen, *, knows_all: bool = True) -> str | None:
+    """The last line that it prints; None if it takes the command.
+
+    `knows_all`: what our table of the release does not have is refused, too.
+    """
+    for argument in line.arguments:
+        if argument.candidates:
+            return f"vllm serve: error: ambiguous option: {argument.typed} could match {', '.join(argument.candidates)}"
+    for argument in line.arguments:
+        problem = _problem(argument, unseen)
+        if problem is not None:
+            return f"vllm serve: error: {problem}"
+    strange = [word for argument in line.arguments if argument.row is None for word in _words(argument)]
+    strange += [word for argument in line.arguments if _is_loose(argument) for word in argument.values]
+    strange += line.leftovers
+    return f"vllm: error: unrecognized arguments: {' '.join(strange)}" if strange and knows_all else None
+
+
+def _is_loose(argument: Argument) -> bool:
+    """Whether what stands behind a switch is a word of its own to the parser: `--enforce-eager true`."""
+    return argument.row is not None and not argument.row.takes_value and not argument.has_equals
+
+
+def _words(argument: Argument) -> list[str]:
+    if argument.is_opaque:
+        return []
+    return [f"{argument.typed}={argument.values[0]}"] if argument.has_equals else [argument.typed, *argument.values]
+
+
+def _problem(argument: Argument, unseen: Unseen) -> str | None:
+    row = argument.row
+    if row is None or argument.path:
+        return None
+    name = "/".join(row.spellings)
+    if argument.lacks_value:
+        return f"argument {name}: expected {'at least one argument' if row.nargs == '+' else 'one argument'}"
+    if not row.takes_value:
+        said = argument.values[0] if argument.values and not _is_loose(argument) else None
+        return f"argument {name}: ignored explicit argument {said!r}" if said is not None else None
+    for value in argument.values:
+        if value not in unseen and row_problem(row, value) is not None:
+            return f"argument {name}: {_refusal(row, value)}"
+    return None
+
+
+def _refusal(row: FlagRow, value: str) -> str:
+    if row.choices is not None and value not in row.choices:
+        return f"invalid choice: {value!r} (choose from {', '.join(repr(choice) for choice in row.choices)})"
+    return f"invalid {_KINDS.get(row.kind, row.kind)} value: {value!r}"
+
+
+MODEL = "meta-llama/Llama-3.1-8B-Instruct"
+CARD = "L4"
+CONTEXT = "8192"
+"""What is imitated when nothing is said: all of it is known without a network."""
+
+VALUES = tuple(
+    "--gpu --gpus --gpu-memory-gib --used-gib --vllm --speed --start-seconds --fleet --port-range "
+    "--base-ns --token-ns --seq-ns --ctx-ps".split()
+)
+_FASTEST = 1e6
+_MOST_SERVERS = 10_000
+# Flags that move the scheduler and are obeyed here, though a replay does not know them.
+_QUEUE_LIMITS = frozenset(("--max-num-queued-reqs", "--max-num-queued-tokens"))
+
+
+NOT_IMITATED = (NOT_REPLAYED - _QUEUE_LIMITS) | frozenset(
+    "--speculative-config --kv-transfer-config --kv-events-config --reasoning-parser --enable-auto-tool-choice --lora-modules "
+    "--chat-template --logits-processors --enable-mfu-metrics --kv-cache-metrics --otlp-traces-endpoint".split()
+)
+"""What a stand-in takes and does nothing about, though a client or a page would show it."""
+
+
+class ParserRefused(PlimsollError):
+    """vLLM's own parser would not take the command; the sentence is its own."""
+
+    exit_code = 2
+
+
+class ConfigRefused(ParserRefused):
+    """vLLM's parser takes the command, and its configuration refuses the values."""
+
+    exit_code = 1
+
+
+class Asked(NamedTuple):
+    """Everything that was asked for."""
+
+    launches: tuple[Launchable, ...]
+    speed: float
+    faults: tuple[Fault, ...]
+    notes: tuple[str, ...]
+
+
+def read_asked(words: Sequence[str], environ: Mapping[str, str]) -> Asked:
+    """All of it, or one line that says what is wrong."""
+    own, faults = _split_faults(words)
+    if "--" in own and any(word.partition("=")[0] == "--fault" for word in own[own.index("--") :]):
+        raise BadInput("--fault is the stand-in's own: it goes in front of --")
+    own, places = _split_places(own)
+    options = split_options(own, with_value=VALUES, switches=())
+    if "--gpu" not in options.values and "--gpu-memory-gib" not in options.values:
+        options = options._replace(values={**options.values, "--gpu": CARD})
+    launch, folder = _launch(options)
+    environment = {name: value for name, value in environ.items() if name.startswith("VLLM_")} | dict(launch.environment)
+    launch = launch._replace(environment=tuple(environment.items()))
+    engine = engine_named(options.values.get("--vllm"))
+    options = options._replace(values={**options.values, "--vllm": engine.asked}, rest=(), verbatim=None)
+    launch = launch._replace(arguments=(*launch.arguments, *places))
+    config = config_of(launch, folder)
+    if config is not None and config.entries is None:
+        raise BadInput(f"{config.name}: no such file (--config)")
+    line = with_config(_line(launch, engine.release), config, engine)
+    if line.model is None:
+        added = () if _is_given(line, "--max-model-len") else ("--max-model-len", CONTEXT)
+        launch = launch._replace(arguments=(MODEL, *launch.arguments, *added))
+        line = with_config(_line(launch, engine.release), config, engine)
+    refused = complaint_of(line, Unseen(launch.unresolved), knows_all=engine.is_exact)
+    if refused is not None:
+        raise ParserRefused(refused)
+    _check_batch(Flags(line, engine.release))
+    planned = planned_launch(options, launch, folder, learned=False)  # what was learned differs from machine to machine
+    token = InsideSettings(environ).token
+    subject = Planned(planned.model, planned.ledger, planned.shape, line, {**environment, "PLIMSOLL_TOKEN": token})
+    one = launch_of(subject, times=said_times(options.values), start_s=_start_seconds(options.values))
+    launches = _fleet(one, options.values)
+    _check_address(one)
+    return Asked(launches, _speed(options.values), faults, tuple(_notes(line, engine)))
+
+
+def _split_places(words: list[str]) -> tuple[list[str], list[str]]:
+    """Where to listen can be said beside a script, or before a whole command, that says otherwise: its last word counts."""
+    end = words.index("--") if "--" in words else len(words)
+    if end == len(words) and not any(not word.startswith("-") and _is_file(word) for word in words):
+        return words, []
+    rest: list[str] = []
+    places: list[str] = []
+    position = 0
+    while position < end:
+        is_place = words[position] in ("--host", "--port") and position + 1 < end
+        step = 2 if is_place else 1
+        (places if is_place else rest).extend(words[position : position + step])
+        position += step
+    return [*rest, *words[end:]], places
+
+
+def _is_file(word: str) -> bool:
+    try:
+        return Path(word).is_file()
+    except (OSError, ValueError):  # longer than any name, or not one at all
+        return False
+
+
+def _check_batch(flags: Flags) -> None:
+    tokens, sequences = flags.integer("--max-num-batched-tokens"), flags.integer("--max-num-seqs")
+    if tokens is not None and sequences is not None and tokens < sequences:
+        raise ConfigRefused(
+            "pydantic_core._pydantic_core.ValidationError: 1 validation error for SchedulerConfig: Value error, "
+            f"max_num_batched_tokens ({tokens}) must be greater than or equal to max_num_seqs ({sequences})."
+        )
+
+
+def _split_faults(words: Sequence[str]) -> tuple[list[str], tuple[Fault, ...]]:
+    """--fault may be given many times; after `--` it is somebody else's word."""
+    rest: list[str] = []
+    faults: list[Fault] = []
+    position = 0
+    while position < len(words):
+        word = words[position]
+        position += 1
+        if word == "--":
+            return [*rest, *words[position - 1 :]], tuple(faults)
+        if word == "--fault":
+            if position >= len(words):
+                raise BadInput("--fault needs a value")
+            faults.append(parse_fault(words[position]))
+            position += 1
+        elif word.startswith("--fault="):
+            faults.append(parse_fault(word.removeprefix("--fault=")))
+        else:
+            rest.append(word)
+    return rest, tuple(faults)
+
+
+def _launch(options: Split) -> tuple[Launch, str]:
+    """The start that is meant: a whole command, a file that holds one, or nothing but vLLM's flags."""
+    from plimsoll.launch.files import find_launch
+
+    if options.verbatim is not None or (len(options.rest) == 1 and (" " in options.rest[0] or _is_file(options.rest[0]))):
+        found = launches_named(options, "standin")
+        if len(found) > 1:
+            raise BadInput(f"{len(found)} vLLM starts are in there; give the one that is meant as a command")
+        return found[0]
+    launch = find_launch(options.rest, (), "command line")
+    return launch or Launch("command line", EntryPoint.SERVE, options.rest), ""
+
+
+def _line(launch: Launch, release: str) -> CommandLine:
+    takes_model = launch.entry is not EntryPoint.API_SERVER
+    return read_command_line(launch.arguments, release, takes_model=takes_model, unseen=Unseen(launch.unresolved))
+
+
+def _is_given(line: CommandLine, name: str) -> bool:
+    return any(argument.row is not None and argument.row.name == name for argument in line.arguments)
+
+
+def _start_seconds(values: Mapping[str, str]) -> float:
+    seconds = decimal(values.get("--start-seconds", "0"), "--start-seconds")
+    if not 0 <= seconds <= 86_400:
+        raise BadInput(f"--start-seconds must lie between 0 and 86400, not {values['--start-seconds'][:40]}")
+    return seconds
+
+
+def _speed(values: Mapping[str, str]) -> float:
+    speed = decimal(values.get("--speed", "1"), "--speed")
+    if not 0 < speed <= _FASTEST:
+        raise BadInput(f"--speed must lie above 0 and at most at {_FASTEST:.0f}, not {values['--speed'][:40]}")
+    return speed
+
+
+def _fleet(one: Launchable, values: Mapping[str, str]) -> tuple[Launchable, ...]:
+    """So many of the same, each on a port of its own."""
+    if not {"--fleet", "--port-range"} & values.keys():
+        return (one,)
+    first, last = one.options.port, 65535
+    if "--port-range" in values:
+        begin, dash, end = values["--port-range"].partition("-")
+        if not dash:
+            raise BadInput(f"--port-range {values['--port-range'][:40]!r} is not a range such as 9000-9499")
+        first, last = whole(begin, "--port-range", 1, 65535), whole(end, "--port-range", 1, 65535)
+        if last < first:
+            raise BadInput(f"--port-range {values['--port-range'][:40]!r} ends before it begins")
+    count = whole(values["--fleet"], "--fleet", 1, _MOST_SERVERS) if "--fleet" in values else last - first + 1
+    if first + count - 1 > last:
+        raise BadInput(f"{count} servers need {count} ports; from {first} to {last} there are {last - first + 1}")
+    if first == 0 and count > 1:
+        raise BadInput("--port 0 takes any free port, which a fleet cannot: give --port-range")
+    return tuple(one.at_port(first + place, one.config.seed + place) for place in range(count))
+
+
+def _check_address(launch: Launchable) -> None:
+    """Open to others only with a secret."""
+    options = launch.options
+    if not (_is_loopback(options.host) or any(options.api_keys) or options.token):
+        raise BadInput(
+            f"--host {options.host} can be reached from elsewhere: set PLIMSOLL_TOKEN or --api-key, or stay on 127.0.0.1 "
+            "(the token guards /standin and /plimsoll, the key /v1 as in vLLM)"
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    """A name may lead anywhere: only one of them is known to lead here."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _notes(line: CommandLine, engine: Engine) -> list[str]:
+    release = engine.release
+    notes = [engine.note] if engine.note is not None else []
+    if release != REPLICA_OF:
+        notes.append(f"flags, pages and log are those of vLLM {release}, the scheduler is that of {REPLICA_OF}")
+    left_out = [a.row.name for a in line.arguments if a.row is not None and a.row.name in NOT_IMITATED]
+    if left_out:
+        notes.append(f"read and not acted on: {', '.join(dict.fromkeys(left_out))}")
+    return notes

@@ -1,0 +1,154 @@
+"""What `plimsoll tune` and `plimsoll sweep` were asked: traffic, promises, the planned server, and where results are kept."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from plimsoll.errors import BadInput
+from plimsoll.launch.options import Split
+
+if TYPE_CHECKING:
+    from plimsoll.render.plan import Planned
+    from plimsoll.simulate.inputs import Times
+    from plimsoll.tune.answer import Last, Server
+    from plimsoll.tune.runners import KeptRuns
+    from plimsoll.tune.space import Candidate, Space
+    from plimsoll.tune.work import Traffic
+
+LAST_MAX_BYTES = 64 << 20
+
+
+class Asked(NamedTuple):
+    """Everything a tuning needs."""
+
+    traffic: Traffic
+    server: Server
+    space: Space
+    planned: Planned
+    options: Split
+    last: Last | None
+    notes: tuple[str, ...]
+
+    def replanned(self, candidate: Candidate) -> Planned:
+        """The plan of the command with this setting in it."""
+        from plimsoll.cli.plan import planned_launch
+        from plimsoll.launch.files import find_launch
+        from plimsoll.tune.answer import flags_of, with_flags
+        from plimsoll.tune.space import candidate_of
+
+        checked = self.planned.checked
+        words = with_flags(checked.rewritten, flags_of(candidate, candidate_of(self.planned.ledger)))
+        launch = find_launch(words, checked.launch.environment, "tune")
+        assert launch is not None, "a vLLM start with other flags is one still"
+        return planned_launch(self.options, launch, "")
+
+
+def split_axes(options: Split) -> tuple[Split, dict[str, str]]:
+    """`name=values` words apart from traces; a file of such a name is a trace."""
+    axes: dict[str, str] = {}
+    rest = []
+    for word in options.rest:
+        name, equals, values = word.partition("=")
+        if equals and name.isidentifier() and not word.startswith("synthetic:") and not Path(word).exists():
+            if name in axes:
+                raise BadInput(f"{name}= is given twice")
+            axes[name] = values
+        else:
+            rest.append(word)
+    return options._replace(rest=tuple(rest)), axes
+
+
+def with_model(options: Split) -> Split:
+    """`--model M` is `-- vllm serve M`."""
+    if "--model" not in options.values:
+        return options
+    if options.verbatim is not None:
+        raise BadInput("either --model or a command after `--`, not both")
+    return options._replace(verbatim=("vllm", "serve", options.values["--model"]))
+
+
+def read_promise(options: Split) -> Traffic:
+    """The traffic, how fast it comes and what is promised."""
+    from plimsoll.simulate.inputs import check_options, read_speedup, read_traffic
+    from plimsoll.tune.goodput import Slo, parse_slo
+    from plimsoll.tune.work import Traffic
+
+    if not options.rest:
+        raise BadInput("which trace? a file, the recorder's folder, `-`, or synthetic:...")
+    check_options(options)
+    slo = parse_slo(options.values["--slo"]) if "--slo" in options.values else Slo()
+    return Traffic(read_traffic(options), read_speedup(options), slo)
+
+
+def read_asked(given: Split) -> Asked:
+    """All of it, or one line that says what is wrong."""
+    from plimsoll.cli.plan import planned_from, ready_of
+    from plimsoll.simulate.compiled import HAS_NUMBA
+    from plimsoll.simulate.inputs import WITHOUT_NUMBA
+    from plimsoll.tune.answer import Server
+    from plimsoll.tune.space import parse_space
+
+    options, axes = split_axes(with_model(given))
+    space = parse_space(axes)
+    last = read_last(options.values["--last"]) if "--last" in options.values else None
+    ready = ready_of(options._replace(rest=()))
+    planned = planned_from(ready)
+    traffic = read_promise(options)
+    times, notes = _times(options, planned, traffic)
+    step_time = times.step_time if times.fitted is not None else None
+    server = Server(planned.ledger, ready.model.shape, ready.replan, step_time, times.fitted, times.most_running, times.is_poor)
+    if not HAS_NUMBA:
+        notes = (*notes, WITHOUT_NUMBA)
+    return Asked(traffic, server, space, planned, options._replace(rest=()), last, (*planned.notes, *notes))
+
+
+def _times(options: Split, planned: Planned, traffic: Traffic) -> tuple[Times, tuple[str, ...]]:
+    """How long a step takes, and what is to be said of it and of the settings."""
+    import json
+
+    from plimsoll.render import plan as report
+    from plimsoll.simulate.inputs import read_times, settings_of_plan
+    from plimsoll.simulate.planned import REPLAYED_ALL_THE_SAME
+
+    plan = json.loads(report.as_json(planned))
+    # A command that leaves no cache may be one flag from a good one; only a fit replays it as it is.
+    settings, notes = settings_of_plan(plan, is_replayed="--fit" in options.values)
+    times = read_times(options.values, plan, settings, traffic.trace)
+    return times, (*(note.removesuffix(REPLAYED_ALL_THE_SAME) for note in notes), *times.notes)
+
+
+def read_last(path: str) -> Last:
+    """What an earlier `tune --json` saw and chose."""
+    from plimsoll.models.folders import read_json
+    from plimsoll.tune.answer import Fingerprint, Last
+    from plimsoll.tune.space import Candidate
+
+    said = read_json(Path(path), LAST_MAX_BYTES)
+    traffic, chosen = said.get("traffic"), said.get("chosen")
+    if said.get("schema") != "plimsoll.tune/1" or not isinstance(traffic, dict):
+        raise BadInput(f"{path}: not a tuning; plimsoll tune --json writes one")
+    if not isinstance(chosen, dict):
+        raise BadInput(f"{path}: that tuning chose nothing; leave --last out")
+    try:
+        seen = Fingerprint(**{name: float(traffic[name]) for name in Fingerprint._fields})  # type: ignore[arg-type]
+        numbers = [float(chosen[name]) for name in Candidate._fields]
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadInput(f"{path}: {error.args[0]!r} is missing or not a number") from None
+    return Last(seen, Candidate(int(numbers[0]), int(numbers[1]), int(numbers[2]), numbers[3]))
+
+
+def kept_in(options: Split, stack: ExitStack) -> KeptRuns | None:
+    """The file of --into, open as long as the stack is."""
+    from plimsoll.tune.runners import KeptRuns
+
+    return stack.enter_context(KeptRuns(options.values["--into"])) if "--into" in options.values else None
+
+
+def simulator_version() -> str:
+    """Results of another scheduler are other results."""
+    import plimsoll
+    from plimsoll.simulate.compiled import sources_digest
+
+    return f"{plimsoll.__version__} {sources_digest()}"

@@ -1,0 +1,196 @@
+"""Does many simulated runs: on all cores of this machine, or on a Ray cluster; what was done before is not done again.
+
+Threads are enough here: compiled code lets go of Python's lock, and all of them read the one trace.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any, BinaryIO, Self
+
+from plimsoll.errors import BadInput, TooLarge, WorldFailed
+from plimsoll.tune.goodput import Score
+from plimsoll.tune.work import Failed, Job, Result, RunAll, Traffic, do, job_digest, traffic_digest
+
+# Results of runs in a file that only grows: one JSON line each, so that whoever is killed goes on where it stopped.
+
+SCHEMA = "plimsoll.run/1"
+BYTES_MAX = 1 << 30
+
+
+class KeptRuns:
+    """What the file holds, and a hand to add to it; a context."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.results: dict[str, Result] = {}
+        self.begun_with = 0
+        """Results that were there before."""
+        self._file: BinaryIO
+
+    def __enter__(self) -> Self:
+        try:
+            self._file = Path(self.path).open("a+b")
+            if not Path(self.path).is_file():
+                raise BadInput(f"{self.path}: not a file")
+            self._read()
+        except OSError as error:
+            raise WorldFailed(f"{self.path}: cannot be written: {error.strerror or error}") from None
+        self.begun_with = len(self.results)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def _read(self) -> None:
+        """Whole lines; one that a kill cut off is cut off for good."""
+        self._file.seek(0)
+        text = self._file.read(BYTES_MAX + 1)
+        if len(text) > BYTES_MAX:  # what was not read must not be cut off
+            raise TooLarge(f"{self.path}: more than {BYTES_MAX >> 20} MiB of results; begin another file")
+        whole = text[: text.rfind(b"\n") + 1]
+        for number, line in enumerate(whole.splitlines(), 1):
+            try:
+                said = json.loads(line)
+                if said["schema"] != SCHEMA:
+                    raise KeyError("schema")
+                self.results[said["run"]] = _result(said)
+            except (ValueError, KeyError, TypeError):
+                raise BadInput(f"{self.path}, line {number}: not a result that sweep or tune kept") from None
+        if len(whole) < len(text):
+            self._file.truncate(len(whole))
+        self._file.seek(0, os.SEEK_END)
+
+    def add(self, name: str, result: Result) -> None:
+        """Keep it: on the disk before anything else happens."""
+        said = {"failed": result.why} if isinstance(result, Failed) else {"score": result._asdict()}
+        try:
+            self._file.write(json.dumps({"schema": SCHEMA, "run": name, **said}).encode() + b"\n")
+            self._file.flush()
+        except OSError as error:
+            raise WorldFailed(f"{self.path}: cannot be written: {error.strerror or error}") from None
+        self.results[name] = result
+
+
+def _result(said: dict[str, object]) -> Result:
+    if "failed" in said:
+        return Failed(str(said["failed"]))
+    score = said["score"]
+    if not isinstance(score, dict):
+        raise TypeError("score")
+    return Score(**score)
+
+
+# The same runs on a Ray cluster: each run is a task, and Ray does again what a lost worker had in hand.
+
+RETRIES = 10
+"""How often a run is begun anew after its worker was lost."""
+MISSING = "--on ray needs Ray: pip install 'plimsoll-line[ray]'"
+
+
+def ray_runner(where: str) -> RunAll:
+    """A runner on this cluster; `ray` alone is one that runs on this machine, or is started here."""
+    ray = _ray()
+    if not ray.is_initialized():
+        _connect(ray, where)
+    task = ray.remote(max_retries=RETRIES, num_cpus=1)(do)
+
+    def run(traffic: Traffic, jobs: Sequence[Job]) -> Iterator[tuple[int, Result]]:
+        shared = ray.put(traffic)
+        places = {task.remote(shared, job): place for place, job in enumerate(jobs)}
+        waiting = list(places)
+        while waiting:
+            done, waiting = ray.wait(waiting)
+            for one in done:
+                try:
+                    yield places[one], ray.get(one)
+                except ray.exceptions.RayError as error:
+                    raise WorldFailed(f"--on {where}: a run was lost: {type(error).__name__}") from None
+
+    return run
+
+
+def _connect(ray: Any, where: str) -> None:
+    import warnings
+
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what they say, the line below says
+            ray.init(**quiet, include_dashboard=False) if where == "ray" else ray.init(address=where, **quiet)
+    except (ConnectionError, RuntimeError, ValueError, TimeoutError, ImportError) as error:
+        raise WorldFailed(
+            f"--on {where}: no Ray cluster answers there, or it wants a token (RAY_AUTH_MODE=token and RAY_AUTH_TOKEN): {error}"
+        ) from None
+
+
+def _ray() -> Any:
+    try:
+        import ray
+    except ImportError:
+        raise BadInput(MISSING) from None
+    return ray
+
+
+OnDone = Callable[[int, int], None]
+SCHEMES = ("local", "ray", "ray://...")
+
+
+def on_cores(traffic: Traffic, jobs: Sequence[Job]) -> Iterator[tuple[int, Result]]:
+    """As many at once as this process may use cores."""
+    if not jobs:
+        return
+    # The first one alone: what must be compiled is compiled once.
+    yield 0, do(traffic, jobs[0])
+    with ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)))) as pool:
+        places = {pool.submit(do, traffic, job): place for place, job in enumerate(jobs[1:], 1)}
+        waiting = set(places)
+        try:
+            while waiting:
+                done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+                for one in done:
+                    yield places[one], one.result()
+        finally:
+            for one in waiting:  # after Ctrl-C nobody waits for the rest
+                one.cancel()
+
+
+def runner_on(where: str | None) -> RunAll:
+    """This machine's cores, or `ray` (a cluster that is found or started here), or `ray://HOST:PORT`."""
+    if where is None or where == "local":
+        return on_cores
+    if where == "ray" or where.startswith("ray://"):
+        return ray_runner(where)
+    raise BadInput(f"--on {where[:60]!r}: there is {', '.join(SCHEMES)}")
+
+
+def remembering(run: RunAll, kept: KeptRuns | None, version: str, on_done: OnDone | None = None) -> RunAll:
+    """The same, but what the file holds is taken from it, and each new result is put into it at once."""
+
+    def run_missing(traffic: Traffic, jobs: Sequence[Job]) -> Iterator[tuple[int, Result]]:
+        whole = traffic_digest(traffic) if kept is not None else ""
+        names = [job_digest(job, whole, version) if kept is not None else "" for job in jobs]
+        missing = []
+        count = 0
+        for place, name in enumerate(names):
+            known = kept.results.get(name) if kept is not None else None
+            if known is None:
+                missing.append(place)
+                continue
+            count += 1
+            yield place, known
+        for nth, result in run(traffic, [jobs[place] for place in missing]):
+            place = missing[nth]
+            if kept is not None:
+                kept.add(names[place], result)
+            count += 1
+            if on_done is not None:
+                on_done(count, len(jobs))
+            yield place, result
+
+    return run_missing

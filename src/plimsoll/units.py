@@ -1,0 +1,105 @@
+"""Bytes, and how vLLM and we read sizes and counts from text; divisions that say how they round."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import NamedTuple, NewType
+
+from plimsoll.errors import BadInput
+
+# A figure with its error band.
+
+
+class Estimate(NamedTuple):
+    """A size in bytes and the band it lies in with about 90 % of what was measured; exact where low and high are equal."""
+
+    value: int
+    low: int
+    high: int
+    why: str = ""  # where the figure comes from, in a few words
+
+    @classmethod
+    def exact(cls, value: int, why: str = "") -> Estimate:
+        """A figure that is arithmetic, not a guess."""
+        return cls(value, value, value, why)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether there is no band."""
+        return self.low == self.high
+
+
+Bytes = NewType("Bytes", int)
+
+KIB = Bytes(2**10)
+MIB = Bytes(2**20)
+GIB = Bytes(2**30)
+
+_ACCEPTED = "vLLM accepts a plain integer, or one with k, m, g, t (powers of 1000) or K, M, G, T (powers of 1024)"
+_SIZE_UNITS = {"": GIB, "b": 1, "kib": KIB, "mib": MIB, "gib": GIB, "tib": 2**40,
+               "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}  # fmt: skip
+
+
+def parse_vllm_integer(text: str) -> int:
+    """Read an integer as vLLM 0.32 reads `--max-model-len`: 1k is 1000, 1K is 1024, 25.6k is 25600."""
+    text = text.strip()
+    scaled = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgtKMGT])", text)
+    try:
+        if scaled is None:
+            return int(text)  # with all of Python's ways: +5, 1_000
+        number, suffix = scaled[1], scaled[2]
+        power = 1 + "kmgt".index(suffix.lower())
+        scale: int = (1000 if suffix.islower() else 1024) ** power
+        if suffix.islower():
+            # Through a float and toward zero, as vLLM does: 1.001k is 1000, and large numbers lose their last digits.
+            return int(float(number) * scale)
+        if "." in number:
+            hint = f"a fraction needs a small letter, {number}{suffix.lower()}"
+            raise BadInput(f"{shortened(text)}: {hint}; {_ACCEPTED}")
+        return int(number) * scale
+    except (ValueError, OverflowError):  # int() also refuses more than 4300 digits, and infinity
+        raise BadInput(f"{shortened(text)} is not an integer; {_ACCEPTED}") from None
+
+
+def parse_vllm_integer_or_auto(text: str) -> int:
+    """Read the same, where `auto` in any case stands for -1: vLLM chooses."""
+    return -1 if text.strip().lower() == "auto" else parse_vllm_integer(text)
+
+
+def parse_gib(text: str) -> Bytes:
+    """Read a size given to plimsoll: a plain number is GiB, and 80GB, 80 GiB, 512MiB are what they say."""
+    match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{0,18})?|\.[0-9]{1,18})\s{0,8}([A-Za-z]{0,3})", text.strip())
+    unit = _SIZE_UNITS.get(match[2].lower()) if match else None
+    if match is None or unit is None:
+        raise BadInput(f"{shortened(text)} is not a size; give GiB as a number (79.2), or 80GB, 80GiB, 512MiB")
+    return Bytes(math.floor(float(match[1]) * unit))  # down: memory that is not wholly there is not there
+
+
+def format_gib(size: int) -> str:
+    """Write a number of bytes for people: 12.3 GiB, small ones in MiB."""
+    if size == 0:
+        return "0 GiB"
+    if abs(size) >= GIB // 10:
+        return f"{size / GIB:,.1f} GiB"
+    return f"{size / MIB:.1f} MiB" if abs(size) >= MIB // 10 else f"{size:,} B"
+
+
+def format_count(count: int) -> str:
+    """Write a count with its thousands apart: 327,680."""
+    return f"{count:,}"
+
+
+def ceil_div(number: int, divisor: int) -> int:
+    """Division rounded up: a block once begun is wholly taken."""
+    return -(-number // divisor)
+
+
+def round_up(number: int, multiple: int) -> int:
+    """The next multiple."""
+    return ceil_div(number, multiple) * multiple
+
+
+def shortened(text: str) -> str:
+    """What the user typed, quoted, on one line and not endless."""
+    return repr(text if len(text) <= 40 else f"{text[:40]}...")

@@ -1,0 +1,150 @@
+"""The flags of `vllm serve`, release by release."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from plimsoll.vllm import versions
+
+UNKNOWN_DEFAULT = object()
+
+
+class FlagRow(NamedTuple):
+    """One flag over a stretch of releases in which its definition stayed the same."""
+
+    name: str
+    first: str  # first and last release of this stretch, both seen in a wheel
+    last: str
+    kind: str  # switch, on-off, true-false, int, human-int, human-int-or-auto, float, str, json, json-or-text, ...
+    aliases: tuple[str, ...] = ()
+    nargs: str | int | None = None
+    choices: tuple[str, ...] | None = None
+    default: Any = UNKNOWN_DEFAULT
+    is_deprecated: bool = False
+    repeats: bool = False
+    is_optional: bool = False  # takes "None" and nothing at all as not set
+
+    @property
+    def takes_value(self) -> bool:
+        """Whether anything follows the flag."""
+        return self.kind not in ("switch", "on-off")
+
+    @property
+    def spellings(self) -> tuple[str, ...]:
+        """Every option string the parser knows for it, without the `--no-` form."""
+        return (self.name, *self.aliases)
+
+
+def _row(name: str, plain: Mapping[str, Any]) -> FlagRow:
+    return FlagRow(
+        name=name,
+        first=plain["from"],
+        last=plain["to"],
+        kind=plain["kind"],
+        aliases=tuple(plain.get("aliases", ())),
+        nargs=plain.get("nargs"),
+        choices=tuple(plain["choices"]) if "choices" in plain else None,
+        default=plain.get("default", UNKNOWN_DEFAULT),
+        is_deprecated=plain.get("deprecated", False),
+        repeats=plain.get("repeats", False),
+        is_optional=plain.get("optional", False),
+    )
+
+
+@functools.cache
+def _places() -> Mapping[str, int]:
+    return {release: place for place, release in enumerate(versions.wheels())}
+
+
+@functools.cache
+def flags_of(release: str) -> Mapping[str, FlagRow]:
+    """Every option string of one release, aliases included, to its row."""
+    places = _places()
+    here = places[release]
+    found: dict[str, FlagRow] = {}
+    for name, stretches in versions.rows("flags").items():
+        for plain in stretches:
+            if places[plain["from"]] <= here <= places[plain["to"]]:
+                row = _row(name, plain)
+                found.update(dict.fromkeys(row.spellings, row))
+    return found
+
+
+@functools.cache
+def _names_by_alias() -> Mapping[str, tuple[str, ...]]:
+    found: dict[str, tuple[str, ...]] = {}
+    for name, stretches in versions.rows("flags").items():
+        for alias in {a for plain in stretches for a in plain.get("aliases", ())}:
+            found[alias] = (*found.get(alias, ()), name)
+    return found
+
+
+def history_of(spelling: str) -> tuple[FlagRow, ...]:
+    """Every stretch in which a parser knew this spelling, oldest first; empty if none ever did."""
+    table = versions.rows("flags")
+    found = [_row(spelling, plain) for plain in table.get(spelling, ())]
+    for name in _names_by_alias().get(spelling, ()):
+        found += [_row(name, plain) for plain in table[name] if spelling in plain.get("aliases", ())]
+    return tuple(sorted(found, key=lambda row: _places()[row.first]))
+
+
+def release_after(release: str) -> str | None:
+    """The next release that was read; None after the newest."""
+    releases = list(_places())
+    place = _places()[release] + 1
+    return releases[place] if place < len(releases) else None
+
+
+def holds_in(stretch: Mapping[str, Any], release: str) -> bool:
+    """Whether a stretch of a table, from one release to another, has this release in it."""
+    return not is_before(release, stretch["from"]) and not is_before(stretch["to"], release)
+
+
+def is_before(one: str, other: str) -> bool:
+    """Whether one release came out of the catalogue before another."""
+    return _places()[one] < _places()[other]
+
+
+# The environment variables vLLM reads, release by release.
+
+# Not vLLM's own, but read by torch, CUDA, NCCL or the model hub in the same process.
+_NEIGHBOURS = ("CUDA_", "PYTORCH_", "TORCH", "NCCL_", "HF_", "HUGGING_FACE_", "TRANSFORMERS_", "TRITON_", "ROCR_", "HIP_",
+               "OMP_", "RAY_", "GLOO_", "UCX_", "PROMETHEUS_MULTIPROC_DIR", "NVIDIA_", "LD_PRELOAD", "TOKENIZERS_")  # fmt: skip
+
+
+class VariableHistory(NamedTuple):
+    """When releases named a variable."""
+
+    first: str
+    last: str
+
+    def gone_in(self) -> str | None:
+        """The release that no longer names it; None if the newest still does."""
+        return release_after(self.last)
+
+
+def matters(name: str) -> bool:
+    """Whether a variable can change what vLLM does."""
+    return name.startswith(("VLLM_", *_NEIGHBOURS))
+
+
+def variable_history(name: str) -> VariableHistory | None:
+    """The releases whose source names the variable; None if none does."""
+    stretches = _stretches(name)
+    return VariableHistory(stretches[0]["from"], stretches[-1]["to"]) if stretches else None
+
+
+def default_in(name: str, release: str) -> object:
+    """The default that release declares; None if it declares none."""
+    return next((plain.get("default") for plain in _stretches(name) if holds_in(plain, release)), None)
+
+
+def is_read_in(name: str, release: str) -> bool:
+    """Whether that release's source names the variable."""
+    return any(holds_in(plain, release) for plain in _stretches(name))
+
+
+def _stretches(name: str) -> list[dict[str, Any]]:
+    return versions.rows("environment").get(name, [])

@@ -1,0 +1,621 @@
+"""The lines of a vLLM log that carry a number or name a failure.
+
+`fragment` is a piece of the message as it stands in vLLM's source: `data/log_lines.json` records in which releases it was
+found, so that `seen_in` is evidence and not memory. Lines of torch, NCCL and the kernel have none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+from plimsoll.units import GIB
+from plimsoll.vllm.versions import Version
+
+if TYPE_CHECKING:
+    from plimsoll.vllm.versions import Span
+
+
+# What one real start of vLLM said of its memory, per GPU and of the rank that rules; None where nothing was said.
+
+# vLLM prints GiB with two decimals: what it means lies half a hundredth to either side.
+PRINTED_TOLERANCE = GIB // 200
+
+
+class Measured(NamedTuple):
+    """Numbers alone: no path, name or argument of the user's is kept. Sizes in bytes."""
+
+    release: str | None = None
+    total_bytes: int | None = None  # of the card, as vLLM sees it
+    free_bytes: int | None = None  # at vLLM's snapshot
+    utilization: float | None = None
+    requested_bytes: int | None = None
+    weights_bytes: int | None = None
+    non_torch_bytes: int | None = None  # printed up to 0.26
+    consumed_bytes: int | None = None  # weights and non-torch together, printed from 0.27
+    activation_bytes: int | None = None  # without the graphs, also where vLLM prints them in one figure
+    graphs_estimated_bytes: int | None = None
+    graphs_actual_bytes: int | None = None
+    graphs_subtracted: bool | None = None  # whether the estimate was taken off the cache
+    kv_bytes: int | None = None  # "Available KV cache memory"; negative when nothing was left
+    kv_tokens: int | None = None
+    blocks: int | None = None
+    max_concurrency: float | None = None
+    ranks: int | None = None  # workers that spoke of their memory
+    tensor_parallel: int | None = None
+    pipeline_parallel: int | None = None
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    enforce_eager: bool | None = None
+    planned_kv_bytes: int | None = None  # of vLLM's startup plan: less the graphs and 150 MiB than what was available
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether there is anything to learn from."""
+        return any(figure is not None for figure in (self.weights_bytes, self.kv_bytes, self.planned_kv_bytes, self.blocks))
+
+
+_NUMBER = r"-?[\d.]+"
+_COUNT = r"[\d,]+"
+
+
+class LogLine(NamedTuple):
+    """One message: how to recognise it, what it says, who says it."""
+
+    name: str
+    pattern: str  # a regular expression to search within one line, with named groups for its figures
+    says: str
+    fragment: str | None = None
+    speaker: str = "vllm"
+
+    def seen_in(self) -> tuple[Span, ...]:
+        """The releases whose source holds this message."""
+        from plimsoll.vllm.versions import spans_of  # a table of JSON: not read to judge a log
+
+        return spans_of("log_lines", self.name)
+
+
+LOG_LINES: tuple[LogLine, ...] = (
+    # Who is speaking, and how it was started.
+    LogLine("engine-version", r"LLM engine \(v(?P<version>[^)\s]+)\)", "the version that runs", "LLM engine (v"),
+    LogLine("api-server-version", r"API server version (?P<version>\S+)", "the version that runs", "API server version"),
+    LogLine(
+        "non-default-args",
+        r"non-default args: (?P<args>\{.*)",
+        "the flags that differ from their defaults; may hold secrets",
+        "non-default args",
+    ),
+    LogLine(
+        "unknown-environment",
+        r"Unknown vLLM environment variable detected: (?P<name>\w+)",
+        "a VLLM_ variable that this version does not know",
+        "Unknown vLLM environment variable",
+    ),
+    LogLine("v2-runner", r"Using V2 Model Runner", "the second model runner is in use", "Using V2 Model Runner"),
+    LogLine("max-model-len", r"Using max model len (?P<tokens>\d+)", "the context length in force", "Using max model len"),
+    LogLine(
+        "chunked-prefill",
+        r"Chunked prefill is enabled with max_num_batched_tokens=(?P<tokens>\d+)",
+        "the token budget of one step",
+        "Chunked prefill is enabled with",
+    ),
+    # Memory at start, term by term.
+    LogLine(
+        "weights-loaded",
+        rf"Model loading took (?P<gib>{_NUMBER}) Gi?B(?: memory)? and (?P<seconds>{_NUMBER}) seconds",
+        "what the weights take on this GPU (GB up to 0.8.3 means GiB too)",
+        "Model loading took",
+    ),
+    LogLine(
+        "kv-available",
+        rf"Available KV cache memory: (?P<gib>{_NUMBER}) GiB",
+        "what is left for the KV cache; negative when nothing is",
+        "Available KV cache memory",
+    ),
+    LogLine(
+        "kv-size",
+        rf"(?P<device>GPU|CPU|XPU|\w+)(?: \+ host)? KV cache size: (?P<tokens>{_COUNT}) tokens"
+        rf"(?:, Maximum concurrency for (?P<context>{_COUNT}) tokens per request: (?P<concurrency>{_NUMBER})x)?",
+        "tokens the cache holds; for hybrid models the meaning changed with 0.24",
+        "KV cache size: ",
+    ),
+    LogLine(
+        "max-concurrency",
+        rf"Maximum concurrency for (?P<context>{_COUNT}) tokens per request: (?P<concurrency>{_NUMBER})x",
+        "how many requests of full length fit at once",
+        "Maximum concurrency for",
+    ),
+    LogLine(
+        "blocks-v0",
+        r"# (?:GPU|\w+) blocks: (?P<gpu_blocks>\d+), # CPU blocks: (?P<cpu_blocks>\d+)",
+        "the block counts of the first engine (V0)",
+        "blocks: %d, # CPU",
+    ),
+    LogLine(
+        "memory-summary",
+        rf"Free memory on device(?: \S+)? \((?P<free_gib>{_NUMBER})/(?P<total_gib>{_NUMBER}) GiB\) on startup\. Desired GPU "
+        rf"memory utilization is \((?P<utilization>{_NUMBER}), (?P<requested_gib>{_NUMBER}) GiB\)\. Actual usage is "
+        rf"(?P<used_gib>{_NUMBER}) GiB for (?P<used_is>weight|consumed memory)[^,]*, "
+        rf"(?P<activation_gib>{_NUMBER}) GiB for peak activation",
+        "the whole start-up ledger in one line",
+        "Desired GPU memory utilization is",
+    ),
+    LogLine(
+        "profile-detail",
+        rf"Memory profiling takes (?P<seconds>{_NUMBER}) seconds",
+        "the start of the profiling summary",
+        "Memory profiling takes",
+    ),
+    LogLine(
+        "graph-estimate",
+        rf"Estimated CUDA graph memory: (?P<gib>{_NUMBER}) GiB total",
+        "what is set aside for CUDA graphs (subtracted from the KV cache by default from 0.20)",
+        "Estimated CUDA graph memory",
+    ),
+    LogLine(
+        "graph-actual",
+        rf"CUDA graph pool memory: (?P<gib>{_NUMBER}) GiB \(actual\), (?P<estimated_gib>{_NUMBER}) GiB \(estimated\)",
+        "what the graphs took, beside the estimate",
+        "CUDA graph pool memory",
+    ),
+    LogLine(
+        "graphs-captured",
+        rf"Graph capturing finished in (?P<seconds>\d+) secs(?:, took (?P<gib>{_NUMBER}) GiB)?",
+        "CUDA graph capture is over",
+        "Graph capturing finished in",
+    ),
+    LogLine(
+        "auto-fit",
+        r"Auto-fit max_model_len: (?:reduced from (?P<asked>\d+) to (?P<fits>\d+)|full model context length (?P<full>\d+))",
+        "vLLM chose the context length to fit the cache",
+        "Auto-fit max_model_len",
+    ),
+    LogLine(
+        "hybrid-block-size",
+        r"Setting attention block size to (?P<tokens>\d+) tokens",
+        "a hybrid model raised the block size",
+        "Setting attention block size to",
+    ),
+    LogLine(
+        "mamba-padding",
+        rf"Padding mamba page size by (?P<percent>{_NUMBER})%",
+        "memory lost to page padding in a hybrid model",
+        "Padding mamba page size by",
+    ),
+    LogLine(
+        "padding-layers",
+        rf"Add (?P<layers>\d+) padding layers, may waste at most (?P<percent>{_NUMBER})%",
+        "memory lost to uneven layer groups",
+        "padding layers, may waste at most",
+    ),
+    LogLine(
+        "blocks-override",
+        r"Overriding num_gpu_blocks=(?P<computed>\d+) with num_gpu_blocks_override=(?P<given>\d+)",
+        "the block count was set by hand",
+        "Overriding num_gpu_blocks=",
+    ),
+    LogLine(
+        "hybrid-manager-off",
+        r"Hybrid KV cache manager is disabled",
+        "sliding-window layers are kept as full ones: cache wasted",
+        "Hybrid KV cache manager is disabled",
+    ),
+    LogLine(
+        "encoder-budget",
+        r"Encoder cache will be initialized with a budget of (?P<tokens>[\d,]+) tokens",
+        "multimodal encoder memory is in play",
+        "Encoder cache will be",
+    ),
+    LogLine(
+        "engine-ready",
+        rf"init engine \(profile, create kv cache, warmup model\) took (?P<seconds>{_NUMBER}) s",
+        "start-up got past memory",
+        "init engine (profile",
+    ),
+    # While serving.
+    LogLine(
+        "periodic-stats",
+        rf"Avg prompt throughput: (?P<prompt_per_s>{_NUMBER}) tokens/s, Avg generation throughput: "
+        rf"(?P<generation_per_s>{_NUMBER}) tokens/s, Running: (?P<running>\d+) reqs.*?(?:Waiting|Pending): "
+        rf"(?P<waiting>\d+) reqs.*?KV cache usage: (?P<kv_percent>{_NUMBER})%",
+        "one line every ten seconds while there is work; says nothing of preemption in V1",
+        "Avg prompt throughput",
+    ),
+    LogLine(
+        "preempted-v0",
+        r"is preempted by .* mode because there is not enough KV cache space",
+        "a preemption of the first engine (V0); V1 prints none",
+        "is preempted by",
+    ),
+    LogLine(
+        "sleep-freed",
+        rf"Sleep mode freed (?P<freed_gib>{_NUMBER}) GiB memory, (?P<still_gib>{_NUMBER}) GiB memory is still in use",
+        "the engine was put to sleep",
+        "Sleep mode freed",
+    ),
+    LogLine(
+        "prefix-reset-failed",
+        r"Failed to reset prefix cache because some blocks \((?P<blocks>\d+)\) are not freed yet",
+        "a reset was asked for while requests held blocks",
+        "Failed to reset prefix cache",
+    ),
+    LogLine(
+        "shutdown-asked",
+        r"\[shutdown\] API server: shutdown triggered",
+        "somebody stopped the server on purpose",
+        "API server: shutdown",
+    ),
+    LogLine(
+        "draining",
+        r"\[shutdown\] EngineCore: draining in-flight requests count=(?P<count>\d+) timeout=(?P<seconds>\d+)s",
+        "a graceful stop is under way",
+        "EngineCore: draining",
+    ),
+    # Failures at start.
+    LogLine(
+        "free-memory-check",
+        rf"Free memory on device \S+ ?\((?P<free_gib>{_NUMBER})/(?P<total_gib>{_NUMBER}) GiB\) on startup is less than "
+        rf"desired GPU memory utilization \((?P<utilization>{_NUMBER}), (?P<requested_gib>{_NUMBER}) GiB\)",
+        "somebody else holds the memory that was asked for",
+        "on startup is less than desired GPU memory utilization",
+    ),
+    LogLine(
+        "held-weights",
+        r"Externally held weights on device .* exceed the desired GPU memory utilization",
+        "a preload daemon holds more than the budget",
+        "Externally held weights",
+    ),
+    LogLine(
+        "weights-too-large",
+        r"Failed to load model - not enough GPU memory",
+        "the weights do not fit; its advice to lower the utilisation does not help",
+        "Failed to load model - not enough",
+    ),
+    LogLine(
+        "profile-assertion",
+        r"Error in memory profiling\. Initial free memory",
+        "memory was freed by another process while vLLM measured",
+        "Error in memory profiling",
+    ),
+    LogLine(
+        "no-cache-blocks",
+        r"No available memory for the cache blocks",
+        "weights and activations leave nothing for the KV cache",
+        "No available memory for the cache blocks",
+    ),
+    LogLine(
+        "context-too-long",
+        r"To serve at least one request with the model.s max seq len \((?P<context>\d+)\),? \(?(?P<needed_gib>[\d.]+) GiB "
+        r"KV cache is needed, which is larger than the available KV cache memory \((?P<available_gib>[\d.]+) GiB\)"
+        r"(?:.*?estimated maximum model length is (?P<fits>\d+))?",
+        "one request of full length does not fit the cache",
+        "To serve at least one request",
+    ),
+    LogLine(
+        "context-too-long-v0",
+        r"max seq len \((?P<context>\d+)\) is larger than the maximum number of tokens that can be stored in KV cache "
+        r"\((?P<tokens>\d+)\)",
+        "the same in older versions",
+        "tokens that can be stored in KV cache",
+    ),
+    LogLine(
+        "auto-fit-failed",
+        r"Cannot auto-fit max_model_len",
+        "not one token fits",
+        "Cannot auto-fit max_model_len",
+    ),
+    LogLine(
+        "sampler-warmup",
+        r"out of memory occurred when warming up (?:sampler|pooler) with (?P<requests>\d+) dummy requests",
+        "the sampler's first large batch did not fit",
+        "warming up sampler with",
+    ),
+    LogLine(
+        "workspace-locked",
+        r"Workspace is locked but allocation from",
+        "a shape that was not warmed up; not an out-of-memory error",
+        "Workspace is locked but",
+    ),
+    # The engine dies.
+    LogLine("worker-exception", r"WorkerProc hit an exception", "a worker failed", "WorkerProc hit an exception"),
+    LogLine(
+        "worker-died",
+        r"Worker proc (?P<worker>\S+) died unexpectedly(?: \(exit code: (?P<exit_code>-?\d+)\))?",
+        "a worker is gone; -9 is the host's out-of-memory killer or the kubelet",
+        "died unexpectedly",
+    ),
+    LogLine("engine-fatal", r"EngineCore encountered a fatal error", "the engine is dead", "EngineCore encountered a fatal"),
+    LogLine(
+        "engine-failed-to-start",
+        r"EngineCore failed to start",
+        "start-up failed; the cause is above",
+        "EngineCore failed to start",
+    ),
+    LogLine(
+        "initialization-failed",
+        r"Engine core initialization failed",
+        "the last line of a failed start; never the cause",
+        "Engine core initialization failed",
+    ),
+    LogLine(
+        "output-handler-failed",
+        r"AsyncLLM output_handler failed",
+        "the API server saw the engine die",
+        "AsyncLLM output_handler failed",
+    ),
+    LogLine(
+        "dump-scheduler",
+        r"Dumping scheduler stats: (?P<stats>SchedulerStats\(.*)",
+        "what was scheduled when it died",
+        "Dumping scheduler stats",
+    ),
+    LogLine("dump-input", r"Dumping input data for V1 LLM engine", "the configuration when it died", "Dumping input data"),
+    # Others.
+    LogLine(
+        "torch-oom",
+        r"out of memory\. Tried to allocate (?P<tried>[\d.]+) (?P<tried_unit>KiB|MiB|GiB)\. GPU (?P<gpu>\d+) has a total "
+        r"capacity of (?P<total>[\d.]+) (?P<total_unit>MiB|GiB) of which (?P<free>[\d.]+) (?P<free_unit>bytes|KiB|MiB|GiB) "
+        r"is free",
+        "torch could not allocate",
+        speaker="torch",
+    ),
+    LogLine(
+        "torch-process",
+        r"Process (?P<pid>\d+) has (?P<amount>[\d.]+) (?P<unit>MiB|GiB) memory in use",
+        "another process on the same GPU",
+        speaker="torch",
+    ),
+    LogLine(
+        "torch-reserved",
+        r"(?P<allocated>[\d.]+) (?P<allocated_unit>MiB|GiB) is allocated by PyTorch(?:, with (?P<private>[\d.]+) "
+        r"(?P<private_unit>MiB|GiB) allocated in private pools[^,]*)?, and (?P<reserved>[\d.]+) "
+        r"(?P<reserved_unit>bytes|KiB|MiB|GiB) is reserved by PyTorch but unallocated",
+        "how much torch holds without using it",
+        speaker="torch",
+    ),
+    LogLine(
+        "nccl-oom",
+        r"NCCL WARN Cuda failure.*out of memory|ncclUnhandledCudaError",
+        "collectives found no memory",
+        speaker="nccl",
+    ),
+    LogLine(
+        "kernel-oom-kill",
+        r"Out of memory: Killed process (?P<pid>\d+) \((?P<command>[^)]*)\)",
+        "the host ran out of memory",
+        speaker="kernel",
+    ),
+    LogLine(
+        "kernel-cgroup-oom",
+        r"oom-kill:constraint=CONSTRAINT_MEMCG",
+        "the container's memory limit was hit",
+        speaker="kernel",
+    ),
+    LogLine("nvidia-xid", r"NVRM: Xid \([^)]*\): (?P<xid>\d+)", "the GPU driver reports a fault", speaker="kernel"),
+)
+
+
+def log_line(name: str) -> LogLine:
+    """The line of this name."""
+    return next(line for line in LOG_LINES if line.name == name)
+
+
+# What the lines of a start say of its memory: figures only, of the rank that rules.
+#
+# A log may be coloured, hold several workers' lines mixed, and several starts: the last one that got as far as its cache is
+# taken. Arguments, paths and names in the log are passed over.
+
+_FIGURE = r"(-?\d{1,9}(?:\.\d{1,9})?)"
+_COLOURS = re.compile(r"\x1b\[[0-9;]{0,16}[A-Za-z]")
+_WHO = re.compile(r"\(([A-Za-z_][\w.\- ]{0,60}?) ?\bpid=(\d{1,10}(?:, ip=[0-9a-fA-F.:]{1,45})?)\)")
+_BANNER = re.compile(r"[█▀▄] {1,4}version (?P<version>\S{1,60})|API server version (?P<older>\S{1,60})")
+
+
+class _Figure(NamedTuple):
+    field: str  # of Measured
+    pattern: str  # its first group is the number
+    kind: str = "gib"
+
+
+class _Rule(NamedTuple):
+    """A line: something to know it by quickly, and the figures to look for in it."""
+
+    needle: bytes
+    figures: tuple[_Figure, ...]
+    is_of_rank: bool = True  # else of the whole engine
+
+
+_RULES: tuple[_Rule, ...] = (
+    _Rule(b"Model loading took", (_Figure("weights_bytes", log_line("weights-loaded").pattern),)),
+    _Rule(b"Available KV cache memory", (_Figure("kv_bytes", log_line("kv-available").pattern),)),
+    # DEBUG from 0.11 to 0.25, INFO in 0.10.2 and from 0.26. Weights and non-torch became one figure in 0.27, and activation
+    # has included the graphs' estimate since.
+    _Rule(b"Desired GPU memory utilization is", (
+        _Figure("free_bytes", rf"on device(?: \S{{1,20}})? \({_FIGURE}/[\d.]+ GiB\) on startup"),
+        _Figure("total_bytes", rf"\([\d.]+/{_FIGURE} GiB\) on startup"),
+        _Figure("utilization", rf"utilization is \({_FIGURE},", "ratio"),
+        _Figure("requested_bytes", rf"utilization is \([\d.]+, {_FIGURE} GiB\)"),
+        _Figure("weights_bytes", rf"Actual usage is {_FIGURE} GiB for weight,"),
+        _Figure("consumed_bytes", rf"Actual usage is {_FIGURE} GiB for consumed memory"),
+        _Figure("activation_bytes", rf"{_FIGURE} GiB for peak activation"),
+        _Figure("non_torch_bytes", rf"{_FIGURE} GiB for non-torch memory"),
+        _Figure("graphs_actual_bytes", rf"{_FIGURE} GiB for CUDAGraph memory"),
+        _Figure("kv_bytes", rf"Current kv cache memory in use is {_FIGURE} GiB"),
+    )),
+    # The profile's own summary, at DEBUG. From 0.27 its torch peak is not what is subtracted, so it is not read.
+    _Rule(b"non-torch forward increase memory", (
+        _Figure("activation_bytes", rf"torch peak memory increase: {_FIGURE} ?GiB"),
+        _Figure("non_torch_bytes", rf"non-torch forward increase memory: {_FIGURE} ?GiB"),
+        _Figure("weights_bytes", rf"weights memory: {_FIGURE} ?GiB"),
+    )),
+    _Rule(b"worker init memory snapshot", (
+        _Figure("free_bytes", rf"\bfree_memory={_FIGURE}GiB"),
+        _Figure("total_bytes", rf"\btotal_memory={_FIGURE}GiB"),
+    )),
+    _Rule(b"Initial free memory: ", (
+        _Figure("free_bytes", rf"Initial free memory: {_FIGURE} GiB; Requested"),
+        _Figure("utilization", rf"Requested memory: {_FIGURE} \(util\)", "ratio"),
+        _Figure("requested_bytes", rf"\(util\), {_FIGURE} GiB"),
+    )),
+    _Rule(b"Estimated CUDA graph memory", (_Figure("graphs_estimated_bytes", log_line("graph-estimate").pattern),)),
+    _Rule(b"CUDA graph pool memory", (
+        _Figure("graphs_actual_bytes", rf"pool memory: {_FIGURE} GiB \(actual\)"),
+        _Figure("graphs_estimated_bytes", rf"{_FIGURE} GiB \(estimated\)"),
+    )),
+    _Rule(b"Graph capturing finished in", (
+        _Figure("graphs_actual_bytes", rf"Graph capturing finished in \d{{1,9}} secs, took {_FIGURE} GiB"),
+    )),
+    _Rule(b"CUDA graph memory profiling", (
+        _Figure("graphs_subtracted", r"CUDA graph memory profiling (is|will be) enabled", "is"),
+        _Figure("utilization", rf"(?:current --gpu-memory-utilization=|--gpu-memory-utilization from ){_FIGURE}", "ratio"),
+    )),
+    # The first engine, up to 0.8: one message over three lines.
+    _Rule(b"x gpu_memory_utilization", (
+        _Figure("total_bytes", rf"total_gpu_memory \({_FIGURE}GiB\)"),
+        _Figure("utilization", rf"x gpu_memory_utilization \({_FIGURE}\)", "ratio"),
+        _Figure("requested_bytes", rf"\) = {_FIGURE}GiB"),
+    )),
+    _Rule(b"model weights take", (
+        _Figure("weights_bytes", rf"model weights take {_FIGURE}GiB"),
+        _Figure("non_torch_bytes", rf"non_torch_memory takes {_FIGURE}GiB"),
+        _Figure("activation_bytes", rf"activation peak memory takes {_FIGURE}GiB"),
+        _Figure("kv_bytes", rf"reserved for KV Cache is {_FIGURE}GiB"),
+    )),
+    # The CPU build: the memory node is the card, and what the worker holds besides the cache is told as one figure. The cache
+    # of a size that somebody set is announced by another line, and teaches nothing.
+    _Rule(b"GiB for KV cache on node", (
+        _Figure("kv_bytes", rf"Auto set \({_FIGURE}/[\d.]+\) GiB for KV cache on node"),
+        _Figure("total_bytes", rf"Auto set \([\d.]+/{_FIGURE}\) GiB for KV cache on node"),
+        _Figure("requested_bytes", rf"with {_FIGURE} GiB requested memory for the worker"),
+    )),
+    _Rule(b"KV cache size", (_Figure("kv_tokens", r"\w KV cache size: ([\d,]{1,20}) tokens", "count"),), is_of_rank=False),
+    _Rule(b"Maximum concurrency for", (
+        _Figure("max_concurrency", rf"[Mm]aximum concurrency for [\d,]+ tokens per request: {_FIGURE}x", "ratio"),
+    ), is_of_rank=False),
+    _Rule(b"CPU blocks: ", (_Figure("blocks", r"# \w+ blocks: (\d{1,12}), # CPU blocks", "count"),), is_of_rank=False),
+    _Rule(b"num_gpu_blocks is: ", (_Figure("blocks", r"num_gpu_blocks is: (\d{1,12})", "count"),), is_of_rank=False),
+    _Rule(b"Chunked prefill is enabled with", (
+        _Figure("max_num_batched_tokens", r"max_num_batched_tokens=(\d{1,9})", "count"),
+    ), is_of_rank=False),
+    _Rule(b"non-default args: ", (
+        _Figure("utilization", rf"'gpu_memory_utilization': {_FIGURE}", "ratio"),
+        _Figure("max_num_seqs", r"'max_num_seqs': (\d{1,9})\b", "count"),
+        _Figure("max_num_batched_tokens", r"'max_num_batched_tokens': (\d{1,9})\b", "count"),
+    ), is_of_rank=False),
+    _Rule(b"LLM engine (v", (
+        _Figure("release", r"LLM engine \(v([^)\s]{1,60})\)", "version"),
+        _Figure("tensor_parallel", r"\btensor_parallel_size=(\d{1,6})\b", "count"),
+        _Figure("pipeline_parallel", r"\bpipeline_parallel_size=(\d{1,6})\b", "count"),
+        _Figure("max_model_len", r"\bmax_seq_len=(\d{1,9})\b", "count"),
+        _Figure("enforce_eager", r"\benforce_eager=(True|False)\b", "true"),
+    ), is_of_rank=False),
+)  # fmt: skip
+NEEDLES = (b" version ", *(rule.needle for rule in _RULES))
+_TERMS = ("weights_bytes", "consumed_bytes", "activation_bytes", "non_torch_bytes", "kv_bytes")
+
+_Facts = dict[str, object]
+
+
+class _Start:
+    """One start as far as it has been read: what the engine said, and what each worker said."""
+
+    def __init__(self) -> None:
+        self.engine: _Facts = {}
+        self.workers: dict[str, _Facts] = {}
+        self.named: set[str] = set()  # processes that have said which engine they are
+
+    @property
+    def got_far(self) -> bool:
+        return any(field in facts for facts in self.workers.values() for field in _TERMS)
+
+    @property
+    def got_a_cache(self) -> bool:
+        return bool(self.engine.keys() & {"kv_tokens", "blocks"}) or any("kv_bytes" in f for f in self.workers.values())
+
+
+def measured_of(lines: Iterable[bytes]) -> Measured:
+    """The figures of the last start that got a cache, or of the last one."""
+    start, best = _Start(), _Start()
+    for raw in lines:
+        line = _COLOURS.sub("", raw.decode("utf-8", "replace"))
+        name, worker = _speaker(line)
+        if _begins_anew(line, name, start):
+            best = start if start.got_a_cache or not best.got_a_cache else best
+            start = _Start()
+        banner = _BANNER.search(line)
+        if banner is not None:
+            _take(start.engine, "release", banner["version"] or banner["older"], "version")
+        if b"LLM engine (v" in raw:
+            start.named.add(name)
+        for rule in _RULES:
+            if rule.needle in raw:
+                facts = start.workers.setdefault(worker, {}) if rule.is_of_rank else start.engine
+                for figure in rule.figures:
+                    match = re.search(figure.pattern, line)
+                    if match is not None:
+                        _take(facts, figure.field, match[1], figure.kind)
+    return _measured(start if start.got_a_cache or not best.got_a_cache else best)
+
+
+def _begins_anew(line: str, name: str, start: _Start) -> bool:
+    """Whether this line belongs to another start than the lines before: the same speaker introduces itself again."""
+    if _BANNER.search(line) is not None:
+        return start.got_far
+    return "LLM engine (v" in line and name in start.named and start.got_far
+
+
+def _speaker(line: str) -> tuple[str, str]:
+    """Name and process in front of the message; a progress bar may stand before it on the same line."""
+    found = _WHO.findall(line)
+    return found[-1] if found else ("", "")
+
+
+def _take(facts: _Facts, field: str, text: str, kind: str) -> None:
+    """Keep a figure that makes sense; memory that shrank while graphs were captured is a neighbour's doing."""
+    if kind == "version":
+        try:
+            facts[field] = str(Version(text))
+        except ValueError:
+            return
+    elif kind in ("is", "true"):
+        facts[field] = text in ("is", "True")
+    elif kind == "count":
+        number = int(text.replace(",", "") or 0)
+        # Of several data-parallel engines the smallest cache.
+        facts[field] = min(number, cast("int", facts.get(field, number))) if field == "kv_tokens" else number
+    elif re.fullmatch(_FIGURE, text) is None:
+        return  # 1.2.3, or thousands of digits
+    elif kind == "ratio":
+        facts[field] = float(text)
+    else:
+        size = round(float(text) * GIB)
+        if size >= 0 or field == "kv_bytes":
+            facts[field] = size
+
+
+def _measured(start: _Start) -> Measured:
+    """The rank with the least cache rules; what it did not print is what the others printed, unless stages differ."""
+    speakers = [facts for facts in start.workers.values() if facts.keys() & set(_TERMS)]
+    if not speakers:
+        return Measured(**start.engine)  # type: ignore[arg-type]
+    ruling = min(speakers, key=lambda facts: (facts.get("kv_bytes", float("inf")), -sum(_sizes(facts))))
+    merged = dict(ruling)
+    if start.engine.get("pipeline_parallel", 1) == 1:
+        for facts in start.workers.values():
+            for field, value in facts.items():
+                merged.setdefault(field, value)
+    consumed, activation, estimate = (
+        merged.get(field) for field in ("consumed_bytes", "activation_bytes", "graphs_estimated_bytes")
+    )
+    if consumed is not None and activation is not None and estimate and merged.get("graphs_subtracted") is not False:
+        merged["activation_bytes"] = max(0, cast("int", activation) - cast("int", estimate))
+    return Measured(**{**start.engine, **merged, "ranks": len(speakers)})  # type: ignore[arg-type]
+
+
+def _sizes(facts: _Facts) -> Iterator[int]:
+    for field in ("weights_bytes", "consumed_bytes", "activation_bytes", "non_torch_bytes"):
+        value = facts.get(field)
+        if isinstance(value, int):
+            yield value

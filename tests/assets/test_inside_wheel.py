@@ -1,0 +1,179 @@
+"""The wheel of plimsoll.inside: what is in it, and that it works in every way it may be put to use."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import io
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import plimsoll
+from plimsoll.assets.inside_wheel import ENTRY_POINTS, Wheel, imported_modules, make_wheel, wanted_files, write_wheel
+from plimsoll.errors import WorldFailed
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "src" / "plimsoll"
+
+# Imports both halves, asks for the entry points, and looks at what came along.
+USE = """
+import sys
+before = set(sys.modules)
+import plimsoll.inside
+from plimsoll.inside import Gate, Probe
+foreign = {name.partition('.')[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names)
+foreign -= {'plimsoll', '__mp_main__'}  # the second is how multiprocessing calls the main program
+from importlib.metadata import entry_points, version
+points = sorted(p.value for g in ('vllm.general_plugins', 'vllm.stat_logger_plugins') for p in entry_points(group=g))
+print(plimsoll.inside.__file__, version('plimsoll-inside'), sorted(foreign), points, sep='\\n')
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel() -> Wheel:
+    """The wheel of the sources as they are."""
+    return make_wheel()
+
+
+def _used(*paths: Path) -> list[str]:
+    """What a Python without any installed package prints with these paths on PYTHONPATH."""
+    environment = {"PYTHONPATH": ":".join(map(str, paths)), "PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", USE], capture_output=True, text=True, check=False, env=environment, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def _expect(lines: list[str], home: Path) -> None:
+    place, version, foreign, points = lines
+    assert place.startswith(str(home))
+    assert version == plimsoll.__version__
+    assert foreign == "[]"
+    assert points == str(sorted(value for group in ENTRY_POINTS.values() for value in group.values()))
+
+
+def test_the_file_itself_can_be_on_the_path(wheel: Wheel, tmp_path: Path) -> None:
+    """As a mounted ConfigMap has it: imported out of the .whl, entry points found in it, nothing foreign loaded."""
+    path = write_wheel(wheel, str(tmp_path))
+    _expect(_used(path), path)
+
+
+def test_the_command_still_works_with_the_file_on_the_path(wheel: Wheel, tmp_path: Path) -> None:
+    """Whoever exports PYTHONPATH for vLLM and types `plimsoll` in the same shell gets the whole of it."""
+    file = tmp_path / wheel.name
+    file.write_bytes(wheel.content)
+    done = subprocess.run(
+        [sys.executable, "-m", "plimsoll", "flags", "--vllm", "0.32.0", "--", "vllm", "serve", "m"],
+        capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(file)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def test_it_can_be_unpacked_on_the_path(wheel: Wheel, tmp_path: Path) -> None:
+    """As an init container may leave it."""
+    with zipfile.ZipFile(io.BytesIO(wheel.content)) as archive:
+        archive.extractall(tmp_path)
+    _expect(_used(tmp_path), tmp_path)
+
+
+def test_pip_installs_it(wheel: Wheel, tmp_path: Path) -> None:
+    """pip takes it without network and finds its records right."""
+    path = write_wheel(wheel, str(tmp_path / "dist"))
+    target = tmp_path / "site"
+    quiet = ["--quiet", "--no-compile", "--disable-pip-version-check"]
+    command = [sys.executable, "-m", "pip", "install", *quiet, "--no-deps", "--no-index"]
+    subprocess.run([*command, "--target", str(target), str(path)], check=True, timeout=100)
+    _expect(_used(target), target)
+
+
+def test_it_holds_exactly_what_inside_needs(wheel: Wheel) -> None:
+    """plimsoll.inside whole, what it imports, and nothing of the rest."""
+    expected = {"plimsoll/__init__.py", "plimsoll/errors.py", "plimsoll/py.typed"}
+    expected |= {f"plimsoll/{path.relative_to(PACKAGE).as_posix()}" for path in (PACKAGE / "inside").rglob("*.py")}
+    expected |= {f"plimsoll/{path}" for path in wanted_files(PACKAGE) if path.startswith("domain/")}
+    info = f"plimsoll_inside-{plimsoll.__version__}.dist-info"
+    expected |= {f"{info}/{name}" for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt")}
+    assert set(wheel.members) == expected
+    with zipfile.ZipFile(io.BytesIO(wheel.content)) as archive:
+        assert archive.testzip() is None
+        assert set(archive.namelist()) == expected
+        assert "Requires-Dist" not in archive.read(f"{info}/METADATA").decode()
+
+
+def test_the_record_is_true(wheel: Wheel) -> None:
+    """Every file is listed with its hash and its size."""
+    with zipfile.ZipFile(io.BytesIO(wheel.content)) as archive:
+        record = next(name for name in archive.namelist() if name.endswith("/RECORD"))
+        rows = list(csv.reader(archive.read(record).decode().splitlines()))
+        assert {row[0] for row in rows} == set(archive.namelist())
+        for name, digest, size in rows:
+            if name != record:
+                content = archive.read(name)
+                found = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+                assert (digest, size) == (f"sha256={found}", str(len(content)))
+
+
+def test_the_same_sources_give_the_same_bytes(wheel: Wheel, tmp_path: Path) -> None:
+    """Neither the time nor the place nor the order of the files shows."""
+    copy = tmp_path / "elsewhere" / "plimsoll"
+    shutil.copytree(PACKAGE, copy, copy_function=shutil.copyfile, ignore=shutil.ignore_patterns("__pycache__"))
+    assert make_wheel(copy) == wheel
+
+
+def test_it_fits_into_a_configmap(wheel: Wheel) -> None:
+    """Kubernetes takes 1 MiB, counted as base64."""
+    assert len(base64.b64encode(wheel.content)) < 1_000_000
+
+
+def test_an_import_that_the_wheel_would_lack_is_our_mistake(tmp_path: Path) -> None:
+    """plimsoll.inside may not begin to use what stays at home; domain modules come along with what they import."""
+    copy = tmp_path / "plimsoll"
+    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    gate = copy / "inside" / "gate.py"
+    text = gate.read_text(encoding="utf-8")
+    gate.write_text(f"{text}\ndef late():\n    from plimsoll.hardware import cards\n", encoding="utf-8")
+    assert {"domain/__init__.py", "hardware/cards.py", "units.py"} <= set(wanted_files(copy))
+    gate.write_text(f"{text}\nimport plimsoll.vllm.flags\n", encoding="utf-8")
+    with pytest.raises(AssertionError, match=r"plimsoll\.engine\.flags"):
+        wanted_files(copy)
+
+
+def test_imports_are_found_wherever_they_stand() -> None:
+    """At the top, in functions, and as names of a package; others' are left out."""
+    text = "import os, plimsoll.a.b\nfrom plimsoll.c import d\ndef f():\n    from plimsoll import errors\nfrom torch import x\n"
+    assert imported_modules(text) == {"plimsoll.a.b", "plimsoll.c", "plimsoll.c.d", "plimsoll.errors"}
+
+
+def test_the_installed_package_has_the_same_entry_points() -> None:
+    """pyproject.toml and the wheel name the same."""
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        assert tomllib.load(file)["project"]["entry-points"] == ENTRY_POINTS
+
+
+def test_what_the_entry_points_name_is_there() -> None:
+    """Each module lies in the package and defines the name."""
+    for group in ENTRY_POINTS.values():
+        for value in group.values():
+            module, _, name = value.partition(":")
+            text = PACKAGE.joinpath(*module.split(".")[1:]).with_suffix(".py").read_text(encoding="utf-8")
+            assert f"def {name}(" in text or f"class {name}(" in text
+
+
+def test_a_place_that_cannot_be_written_is_the_worlds_fault(wheel: Wheel, tmp_path: Path) -> None:
+    """A file in the folder's place, or a folder in the file's; nothing half written is left."""
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    with pytest.raises(WorldFailed, match="cannot be written"):
+        write_wheel(wheel, str(tmp_path / "file"))
+    (tmp_path / wheel.name).mkdir()
+    with pytest.raises(WorldFailed, match="cannot be written"):
+        write_wheel(wheel, str(tmp_path))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", wheel.name]

@@ -1,0 +1,224 @@
+"""Kernel lines: who was killed and by which limit, what an Xid means, and what is only noise."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+
+from plimsoll.doctor.rules.kernel import Blame, KernelFacts, explain, judge_kernel
+from plimsoll.doctor.rules.log_text import Line, Log
+from plimsoll.findings import Code, Severity
+from tests.doctor.pasted_text import pasted, scrambled
+
+CGROUP = """
+[81234.100001] VLLM::EngineCor invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0, oom_score_adj=-997
+[81234.100002] CPU: 12 PID: 4242 Comm: VLLM::EngineCor Tainted: P           OE      6.8.0-45-generic #45-Ubuntu
+[81234.100003] memory: usage 67108864kB, limit 67108864kB, failcnt 9182
+[81234.100004] swap: usage 0kB, limit 0kB, failcnt 0
+[81234.100005] Memory cgroup stats for /kubepods.slice/kubepods-pod1a2b.slice/cri-containerd-99.scope:
+[81234.100006] Tasks state (memory values in pages):
+[81234.100007] [  pid  ]   uid  tgid total_vm      rss rss_anon rss_file rss_shmem pgtables_bytes swapents oom_score_adj name
+[81234.100008] [   4001]     0  4001  5242880   524288   500000    24288        0  8192000        0          -997 vllm
+[81234.100009] [   4242]     0  4242 41943040 14680064 14000000   600000    80064 99192000        0          -997 VLLM::EngineCor
+[81234.100010] oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=cri-containerd-99.scope,mems_allowed=0-1,oom_memcg=/kubepods.slice/kubepods-pod1a2b.slice,task_memcg=/kubepods.slice/kubepods-pod1a2b.slice/cri-containerd-99.scope,task=VLLM::EngineCor,pid=4242,uid=0
+[81234.100011] Memory cgroup out of memory: Killed process 4242 (VLLM::EngineCor) total-vm:167772160kB, anon-rss:56000000kB, file-rss:2400000kB, shmem-rss:320256kB, UID:0 pgtables:96868kB oom_score_adj:-997
+[81234.200000] oom_reaper: reaped process 4242 (VLLM::EngineCor), now anon-rss:0kB, file-rss:0kB, shmem-rss:0kB
+"""  # noqa: E501
+COMPILERS = """
+[Sat Nov 14 17:52:01 2026] cicc invoked oom-killer: gfp_mask=0x140dca(GFP_HIGHUSER_MOVABLE|__GFP_ZERO), order=0, oom_score_adj=0
+[Sat Nov 14 17:52:01 2026] 31457280 pages RAM
+[Sat Nov 14 17:52:01 2026] [  pid  ]   uid  tgid total_vm      rss pgtables_bytes swapents oom_score_adj name
+[Sat Nov 14 17:52:01 2026] [  17574]  1000 17574 90000000  1200000 99192000        0             0 VLLM::EngineCor
+[Sat Nov 14 17:52:01 2026] [  18001]  1000 18001  2000000  1850000 9192000        0             0 cicc
+[Sat Nov 14 17:52:01 2026] [  18002]  1000 18002  2000000  1900000 9192000        0             0 cicc
+[Sat Nov 14 17:52:01 2026] oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),cpuset=/,mems_allowed=0,global_oom,task_memcg=/user.slice,task=cicc,pid=18002,uid=1000
+[Sat Nov 14 17:52:01 2026] Out of memory: Killed process 18002 (cicc) total-vm:8000000kB, anon-rss:7599000kB, file-rss:1000kB, shmem-rss:0kB, UID:1000 pgtables:15000kB oom_score_adj:0
+"""  # noqa: E501
+XIDS = """
+[12345.678] NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.
+[12345.679] NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus.
+[12345.700] NVRM: Xid (PCI:0000:3b:00): 45, pid=4242, name=VLLM::EngineCor, Ch 00000008
+[12345.800] NVRM: Xid (PCI:0000:3b:00): 154, GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)
+"""
+OTHERS = """
+kernel: python3[4242]: segfault at 10 ip 00007f3c2a1b2c3d sp 00007ffd1e2f3a40 error 4 in libtorch_cuda.so[7f3c00000000+5a000000]
+kernel: INFO: task VLLM::Worker_TP:4243 blocked for more than 120 seconds.
+kernel: blk_update_request: I/O error, dev nvme0n1, sector 123456 op 0x0:(READ) flags 0x80700
+kernel: pcieport 0000:3a:00.0: AER: Uncorrected (Fatal) error received: 0000:3b:00.0
+kernel: NVRM: RmInitAdapter failed! (0x62:0x55:2477)
+kernel: NVRM: API mismatch: the client has the version 570.86.10, but this kernel module has the version 550.54.15.
+kernel: nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 12028, Fatal, Link 32 egress nonposted PRIV error
+kernel: amdgpu 0000:c1:00.0: amdgpu: [gfxhub] page fault (src_id:0 ring:24 vmid:8 pasid:32770)
+kernel: amdgpu 0000:c1:00.0: amdgpu: GPU reset begin!
+kernel: Memory failure: 0x3f4a21: Killing python3:4242 due to hardware memory corruption
+kernel: NVRM: nvCheckOkFailedNoLog: Check failed: Out of memory [NV_ERR_NO_MEMORY] (0x00000051) returned from _memdescAllocInternal
+systemd-oomd[709]: Killed /system.slice/vllm.service due to memory used (66571993088) / total (67502944256) and swap used (0) / total (0) being more than 90.00%
+earlyoom[812]: sending SIGTERM to process 4242 uid 0 "VLLM::EngineCor": oom_score 901, VmRSS 61234 MiB, cmdline "VLLM::EngineCore"
+"""  # noqa: E501
+
+
+def codes(text: str) -> list[Code]:
+    """The codes found in a text, in order."""
+    return [finding.code for finding in judge_kernel(pasted(text)).findings]
+
+
+def test_a_container_at_its_limit_is_told_from_a_full_machine() -> None:
+    """The limit, what the victim held, and one finding for the five lines that tell of one kill."""
+    verdict = judge_kernel(pasted(CGROUP))
+    (finding,) = verdict.findings
+    assert finding.code is Code.HOST_OUT_OF_MEMORY
+    assert finding.confidence > 0.9
+    assert "64.0 GiB" in finding.title
+    assert "56.0 GiB" in finding.because
+    assert "kubepods-pod1a2b" in finding.because
+    assert "above 64.0 GiB" in finding.remedy[0].do
+    (kill,) = verdict.facts.kills
+    assert (kill.pid, kill.name, kill.scope, kill.limit_bytes) == (4242, "VLLM::EngineCor", "cgroup", 64 << 30)
+    assert any(evidence.line == 11 for evidence in finding.evidence)
+
+
+def test_a_killed_compiler_wants_fewer_jobs() -> None:
+    """RAM eaten by building kernels: the whole machine, the number of compilers and their memory, MAX_JOBS=1 first."""
+    verdict = judge_kernel(pasted(COMPILERS))
+    (finding,) = verdict.findings
+    assert finding.code is Code.HOST_OUT_OF_MEMORY
+    assert "MAX_JOBS=1" in finding.remedy[0].do
+    assert "2 compiler process(es) with 14.3 GiB" in finding.because
+    assert "120.0 GiB in all" in finding.because
+    assert verdict.facts.kills[0].scope == "host"
+
+
+def test_pages_of_64_kib_are_seen_from_the_victims_own_figures() -> None:
+    """ARM servers count in larger pages; the sizes still come out right."""
+    text = CGROUP.replace("14680064", "917504").replace("524288", "32768")
+    with_cicc = text.replace(" vllm\n", " ninja\n")
+    (kill,) = judge_kernel(pasted(with_cicc)).facts.kills
+    assert kill.compilers == 1
+    assert kill.compiler_bytes == 32768 * 65536
+
+
+def test_an_old_kernel_says_it_in_two_lines() -> None:
+    """`Kill process ... score` and `Killed process ...` about one pid are one kill of the whole host."""
+    verdict = judge_kernel(
+        pasted("""
+        kernel: Out of memory: Kill process 812 (python3) score 912 or sacrifice child
+        kernel: Killed process 812 (python3) total-vm:99999999kB, anon-rss:52428800kB, file-rss:0kB, shmem-rss:0kB
+        """)
+    )
+    (kill,) = verdict.facts.kills
+    assert (kill.scope, kill.rss_bytes) == ("host", 50 << 30)
+    assert verdict.findings[0].confidence < 0.9  # some python; most likely the server
+
+
+def test_a_strangers_death_is_only_a_note() -> None:
+    """A database that the kernel killed is no failure of vLLM's."""
+    verdict = judge_kernel(pasted(CGROUP.replace("VLLM::EngineCor", "postgres")))
+    assert verdict.findings == []
+    assert "postgres" in verdict.facts.notes[0]
+
+
+def test_a_victims_line_alone_and_a_summary_alone_are_enough() -> None:
+    """A log cut on either side still names the kill."""
+    lines = CGROUP.strip().split("\n")
+    assert codes(lines[9]) == [Code.HOST_OUT_OF_MEMORY]
+    assert codes(lines[10]) == [Code.HOST_OUT_OF_MEMORY]
+
+
+def test_a_lost_card_rules_over_its_echoes() -> None:
+    """Xid 79 with 45 and 154 beside it is one hardware finding, with the action that the driver asks for first."""
+    (finding,) = judge_kernel(pasted(XIDS)).findings
+    assert finding.code is Code.OTHER_HARDWARE
+    assert "Node Reboot Required" in finding.remedy[0].do
+    assert "2 other Xid line(s)" in finding.because
+
+
+def test_a_programs_fault_is_not_the_cards() -> None:
+    """Xid 31 of a vLLM process is an illegal access; with Xid 48 beside it, the card is to blame."""
+    line = (
+        "NVRM: Xid (PCI:0000:3b:00): 31, pid=4242, name=VLLM::EngineCor, Ch 00000008, intr 00000000. MMU Fault: ENGINE GRAPHICS"
+    )
+    assert codes(line) == [Code.OTHER_ILLEGAL_ACCESS]
+    dbe = "NVRM: Xid (PCI:0000:3b:00): 48, pid=4242, name=VLLM::EngineCor, An uncorrectable double bit error (DBE)"
+    assert codes(f"{line}\n{dbe}") == [Code.OTHER_HARDWARE]
+
+
+def test_an_xid_of_another_program_is_a_note() -> None:
+    """A desktop's fault on the same card says nothing about vLLM."""
+    verdict = judge_kernel(
+        pasted("NVRM: Xid (PCI:0000:01:00): 13, pid=911, name=Xorg, Graphics Exception: ESR 0x404490=0x80000001")
+    )
+    assert verdict.findings == []
+    assert "Xorg" in verdict.facts.notes[0]
+
+
+def test_xid_45_alone_is_an_echo() -> None:
+    """The clean-up after a killed process is no cause."""
+    verdict = judge_kernel(pasted("NVRM: Xid (PCI:0000:3b:00): 45, pid=4242, name=python3, Ch 00000008"))
+    assert verdict.findings == []
+    assert verdict.facts.xids[0].number == 45
+
+
+def test_a_repaired_row_does_not_end_a_server() -> None:
+    """Xid 63 alone is information."""
+    text = "NVRM: Xid (PCI:0000:10:1c): 63, pid=1896, Row Remapper: New row marked for remapping, reset gpu to activate."
+    (finding,) = judge_kernel(pasted(text)).findings
+    assert finding.severity is Severity.INFO
+
+
+@pytest.mark.parametrize("number", [13, 31, 43, 69, 137])
+def test_numbers_of_programs(number: int) -> None:
+    """What a program does wrong is not blamed on the card."""
+    assert explain(number).blame is Blame.PROGRAM
+
+
+@pytest.mark.parametrize("number", [48, 64, 74, 79, 94, 95, 119, 120, 140, 143, 144, 145])
+def test_numbers_of_cards(number: int) -> None:
+    """What a card does wrong is not blamed on the program."""
+    assert explain(number).blame is Blame.FAULT
+
+
+def test_an_unknown_number_is_not_guessed() -> None:
+    """A number that is not in the table gives a note and no finding."""
+    verdict = judge_kernel(pasted("NVRM: Xid (PCI:0000:3b:00): 999, something new"))
+    assert verdict.findings == []
+    assert "999" in verdict.facts.notes[0]
+
+
+def test_other_ends_from_below() -> None:
+    """Each kind of trouble is found once, none of it is called memory except the two kills."""
+    verdict = judge_kernel(pasted(OTHERS))
+    found = {finding.code for finding in verdict.findings}
+    assert found == {
+        Code.HOST_OUT_OF_MEMORY, Code.ENGINE_DEAD, Code.ENGINE_WEDGED, Code.OTHER_DISK, Code.OTHER_HARDWARE,
+        Code.OTHER_INSTALLATION, Code.OTHER_ILLEGAL_ACCESS,
+    }  # fmt: skip
+    assert any("libtorch_cuda.so" in finding.title for finding in verdict.findings)
+    assert any("refused memory" in note for note in verdict.facts.notes)
+    assert [kill.by for kill in verdict.facts.kills] == ["systemd-oomd", "earlyoom"]
+
+
+def test_full_disk_and_full_shared_memory_have_different_cures() -> None:
+    """/dev/shm is a setting of the container, a disk is a disk."""
+    assert codes("cp: error writing '/data/model': No space left on device") == [Code.OTHER_DISK]
+    assert codes("OSError: [Errno 28] No space left on device: '/dev/shm/psm_1'") == [Code.HOST_OUT_OF_MEMORY]
+
+
+def test_what_vllm_itself_says_is_left_to_others() -> None:
+    """A line that a vLLM process printed is not the kernel's, whatever words a request put into it."""
+    said = Line(1, "EngineCore pid=1", "INFO", None, "prompt: 'Out of memory: Killed process 1 (python3)'")
+    assert judge_kernel(Log("x", [said])).facts == KernelFacts()
+
+
+def test_a_healthy_text_gives_nothing() -> None:
+    """Ordinary words about memory are no evidence."""
+    verdict = judge_kernel(pasted("Available KV cache memory: 12.3 GiB\nkilled time\nout of memory is a thing\nXid"))
+    assert verdict.findings == []
+    assert verdict.facts == KernelFacts()
+
+
+@given(scrambled(CGROUP, COMPILERS, XIDS, OTHERS))
+def test_no_text_breaks_it(log: Log) -> None:
+    """Cut, mixed and random lines give a verdict, and every finding quotes a line of the text."""
+    for finding in judge_kernel(log).findings:
+        assert finding.evidence
+        assert finding.because

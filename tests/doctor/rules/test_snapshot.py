@@ -1,0 +1,289 @@
+"""Snapshots whose right answer is known, from a model of torch's allocator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from plimsoll.doctor.rules.snapshot import SnapshotVerdict, judge_snapshot
+from plimsoll.doctor.rules.snapshot_facts import Category, Frame, category_of_stack
+from plimsoll.findings import Code
+from tests.doctor.snapshot_maker import FORWARD, GIB, KV, LOGPROBS, MIB, VLLM, WEIGHTS, Allocator, pinned, serving, split
+
+
+def _parts(verdict: SnapshotVerdict) -> dict[Category, int]:
+    return {part.category: part.bytes for part in verdict.facts[0].parts}
+
+
+@pytest.mark.parametrize("with_stacks", [True, False])
+@pytest.mark.parametrize("is_expandable", [True, False])
+def test_a_healthy_server_gives_no_finding(tmp_path: Path, with_stacks: bool, is_expandable: bool) -> None:
+    """Free segments, free space in a graph pool and a low ratio are no trouble."""
+    made = serving(with_stacks=with_stacks, is_expandable=is_expandable)
+    verdict = judge_snapshot(made.snapshot(tmp_path), "s.pickle")
+    assert verdict.findings == ()
+    facts = verdict.facts[0]
+    assert facts.releasable >= 760 * MIB
+    assert facts.pinned < 200 * MIB
+    assert facts.reserved - facts.active == facts.releasable + facts.pinned + facts.private_free
+
+
+def test_the_parts_of_a_server_are_named_by_stacks(tmp_path: Path) -> None:
+    """Weights, KV cache and graphs are what the maker asked for them."""
+    verdict = judge_snapshot(serving().snapshot(tmp_path), "s.pickle")
+    parts = _parts(verdict)
+    assert parts[Category.KV] == 20 * GIB
+    assert parts[Category.WEIGHTS] == 1050 * MIB + 16 * (304 * MIB + 8192)
+    assert parts[Category.GRAPHS] == 40 * MIB
+    assert set(parts) == {Category.KV, Category.WEIGHTS, Category.GRAPHS}
+    assert not any(part.is_by_size for part in verdict.facts[0].parts)
+
+
+def test_the_parts_of_a_server_are_named_by_size_where_no_stack_was_recorded(tmp_path: Path) -> None:
+    """One huge block is the KV cache, layers repeat, a private pool is graphs, and the rest stays unknown."""
+    verdict = judge_snapshot(serving(with_stacks=False).snapshot(tmp_path), "s.pickle")
+    parts = _parts(verdict)
+    assert parts[Category.KV] == 20 * GIB
+    assert parts[Category.WEIGHTS_OR_KV] == 16 * 304 * MIB
+    assert parts[Category.GRAPHS] == 40 * MIB
+    assert parts[Category.UNKNOWN] == 1050 * MIB + 16 * 8192
+    assert any("No stacks were recorded" in note for note in verdict.notes)
+
+
+def test_gaps_that_are_enough_together_and_none_alone_are_fragmentation(tmp_path: Path) -> None:
+    """The sentence has the request, the sum of the gaps and the largest of them."""
+    verdict = judge_snapshot(split().snapshot(tmp_path), "s.pickle")
+    (finding,) = verdict.findings
+    assert finding.code is Code.ALLOCATOR_FRAGMENTATION
+    assert finding.confidence == 0.9
+    assert "512.0 MiB" in finding.because
+    assert verdict.facts[0].largest_hole < 512 * MIB <= verdict.facts[0].pinned
+    assert "expandable_segments" in finding.remedy[0].do
+    assert any("prefix cache" in line for line in finding.not_a_remedy)
+    assert all(evidence.source == "s.pickle" for evidence in finding.evidence)
+
+
+def test_a_small_live_block_that_pins_a_large_segment_is_named_with_its_stack(tmp_path: Path) -> None:
+    """Two blocks of 1.5 MiB hold two segments of 500 MiB."""
+    verdict = judge_snapshot(pinned().snapshot(tmp_path), "s.pickle")
+    (finding,) = verdict.findings
+    assert "segment of 500.0 MiB is held by one live block of 1.5 MiB (sampler and logits)" in finding.because
+    assert any("v1/sample/sampler.py:240 compute_logprobs" in evidence.text for evidence in finding.evidence)
+    assert [pin.live_blocks for pin in verdict.facts[0].pins] == [1, 1]
+
+
+def test_a_pinned_segment_is_only_a_note_while_nothing_failed(tmp_path: Path) -> None:
+    """Without a failed request there is nothing to blame; what is pinned is still said."""
+    made = pinned()
+    del made.events[-1]
+    verdict = judge_snapshot(made.snapshot(tmp_path), "s.pickle")
+    assert verdict.findings == ()
+    assert any("No request is known to have failed" in note for note in verdict.notes)
+
+
+def test_a_size_from_a_log_judges_as_one_in_the_history_does(tmp_path: Path) -> None:
+    """Snapshots without history get the failed size from elsewhere, and a little less confidence."""
+    snapshot = pinned(with_stacks=False).snapshot(tmp_path)
+    assert judge_snapshot(snapshot, "s").findings == ()
+    (finding,) = judge_snapshot(snapshot, "s", failed_bytes=600 * MIB).findings
+    assert finding.confidence == 0.7
+    assert judge_snapshot(snapshot, "s", failed_bytes=400 * MIB).findings == ()  # it fits into a gap
+    assert judge_snapshot(snapshot, "s", failed_bytes=4 * GIB).findings == ()  # all gaps together are too small
+
+
+def test_plain_shortage_is_not_called_fragmentation(tmp_path: Path) -> None:
+    """Little free and few gaps: memory was short."""
+    made = serving()
+    made.fail(3 * GIB, 500 * MIB)
+    verdict = judge_snapshot(made.snapshot(tmp_path), "s")
+    assert verdict.findings == ()
+    assert any("memory was short, not fragmented" in note for note in verdict.notes)
+
+
+def test_memory_that_torch_returns_itself_is_no_fragmentation(tmp_path: Path) -> None:
+    """Free segments as large as the request: the moment of the failure is not what is seen."""
+    made = pinned()
+    address = made.alloc(700 * MIB, FORWARD)
+    made.free(address)
+    for _ in range(20):
+        made.free(made.alloc(MIB, FORWARD))
+    verdict = judge_snapshot(made.snapshot(tmp_path), "s")
+    assert verdict.findings == ()
+    assert any("does not show the moment" in note for note in verdict.notes)
+
+
+def test_gaps_of_another_stream_or_pool_do_not_count(tmp_path: Path) -> None:
+    """torch never serves a request from another stream's memory, nor a large one from small segments."""
+    made = pinned()
+    for segment in made.segments:
+        segment["stream"] = 7
+    assert judge_snapshot(made.snapshot(tmp_path), "s").findings == ()
+
+
+def test_the_gaps_of_expandable_segments_go_back_page_by_page(tmp_path: Path) -> None:
+    """Of a gap only what lies on half-used pages stays."""
+    made = Allocator(is_expandable=True)
+    whole = made.alloc(200 * MIB, FORWARD)
+    made.free(whole)
+    made.alloc(30 * MIB, LOGPROBS)
+    facts = judge_snapshot(made.snapshot(tmp_path), "s").facts[0]
+    assert (facts.holes[0].size, facts.pinned, facts.releasable) == (170 * MIB, 10 * MIB, 160 * MIB)
+    assert facts.largest_free == 170 * MIB
+
+
+def test_expandable_segments_are_not_advised_where_they_are_on(tmp_path: Path) -> None:
+    """The other remedies remain."""
+    made = Allocator(is_expandable=True)
+    gaps = []
+    for _ in range(40):  # 9 MiB of each page of 20 become free, so no page is whole
+        made.alloc(11 * MIB, LOGPROBS)
+        gaps.append(made.alloc(9 * MIB, FORWARD))
+    for address in gaps:
+        made.free(address)
+    made.fail(100 * MIB, 10 * MIB)
+    (finding,) = judge_snapshot(made.snapshot(tmp_path), "s").findings
+    assert not any("expandable" in remedy.do for remedy in finding.remedy)
+    assert finding.remedy
+
+
+def test_live_growth_is_a_finding_and_free_growth_is_not(tmp_path: Path) -> None:
+    """Between two snapshots only live memory that is not weights, KV cache or graphs counts."""
+    before = serving().snapshot(tmp_path, "before")
+    free = serving()
+    free.free(free.alloc(3 * GIB, FORWARD))
+    assert judge_snapshot(free.snapshot(tmp_path, "free"), "s", before=before).findings == ()
+    grown = serving()
+    for _ in range(10):
+        grown.alloc(30 * MIB, LOGPROBS)
+    verdict = judge_snapshot(grown.snapshot(tmp_path, "grown"), "s", before=before)
+    (finding,) = verdict.findings
+    assert finding.code is Code.GPU_GROWTH
+    assert finding.confidence <= 0.5
+    assert "Two points are not a trend" in finding.because
+    assert "v1/sample/sampler.py:240" in finding.evidence[0].text
+    assert verdict.growth is not None
+    assert verdict.growth.live == 300 * MIB
+    assert judge_snapshot(before, "s", before=before).findings == ()
+
+
+def test_growth_without_stacks_is_told_by_size(tmp_path: Path) -> None:
+    """Equal blocks that are new are not taken for layers."""
+    before = serving(with_stacks=False).snapshot(tmp_path, "before")
+    grown = serving(with_stacks=False)
+    for _ in range(20):
+        grown.alloc(40 * MIB)
+    (finding,) = judge_snapshot(grown.snapshot(tmp_path, "grown"), "s", before=before).findings
+    assert "blocks of 40.0 MiB: 800.0 MiB more in +20 blocks" in finding.evidence[0].text
+
+
+def test_a_snapshot_of_a_server_still_starting_proves_no_growth(tmp_path: Path) -> None:
+    """What was not there yet has not grown."""
+    early = Allocator(with_stacks=False)
+    early.alloc(1050 * MIB)
+    verdict = judge_snapshot(serving(with_stacks=False).snapshot(tmp_path, "b"), "s", before=early.snapshot(tmp_path, "a"))
+    assert verdict.findings == ()
+    assert any("before the server was complete" in note for note in verdict.notes)
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "category"),
+    [
+        ("v1/worker/gpu_model_runner.py", "load_model", Category.WEIGHTS),
+        ("model_executor/model_loader/base_loader.py", "anything", Category.WEIGHTS),
+        ("v1/worker/gpu/attn_utils.py", "init_kv_cache", Category.KV),
+        ("worker/cache_engine.py", "_allocate_kv_cache", Category.KV),
+        ("v1/worker/gpu_model_runner.py", "capture_model", Category.GRAPHS),
+        ("v1/worker/workspace.py", "_ensure_workspace_size", Category.WORKSPACE),
+        ("v1/worker/gpu_worker.py", "init_device", Category.WORKSPACE),
+        ("v1/sample/ops/topk_topp_sampler.py", "forward_native", Category.LOGITS),
+        ("model_executor/layers/logits_processor.py", "forward", Category.LOGITS),
+        ("v1/worker/gpu_model_runner.py", "_execute_mm_encoder", Category.MULTIMODAL),
+        ("lora/model_manager.py", "activate_adapter", Category.LORA),
+        ("distributed/device_communicators/custom_all_reduce.py", "__init__", Category.COLLECTIVES),
+        ("model_executor/models/llama.py", "forward", Category.ACTIVATIONS),
+        ("v1/worker/gpu_worker.py", "compile_or_warm_up_model", Category.UNKNOWN),
+        ("entrypoints/cli/main.py", "main", Category.UNKNOWN),
+    ],
+)
+def test_a_stack_tells_what_it_asked_memory_for(file: str, name: str, category: Category) -> None:
+    """One frame of vLLM's is enough; the names hold over releases 0.8 to 0.32."""
+    frames = [Frame("/lib/python3/site-packages/torch/nn/modules/module.py", 1, "load_model"), Frame(VLLM + file, 10, name)]
+    assert category_of_stack(frames) is category
+
+
+@pytest.mark.parametrize(
+    ("stack", "category"),
+    [
+        # the second runner makes its sampler and its masks inside load_model, and its block tables with the KV cache
+        ("v1/worker/gpu/sample/penalties.py __init__, v1/worker/gpu/model_runner.py load_model", Category.LOGITS),
+        ("v1/worker/gpu/structured_outputs.py __init__, v1/worker/gpu/model_runner.py load_model", Category.WORKSPACE),
+        ("v1/worker/gpu/block_table.py __init__, v1/worker/gpu/model_runner.py initialize_kv_cache", Category.WORKSPACE),
+        ("v1/worker/gpu/attn_utils.py _allocate_kv_cache, v1/worker/gpu/model_runner.py initialize_kv_cache", Category.KV),
+        # and so does the first
+        ("v1/worker/block_table.py __init__, v1/worker/gpu_model_runner.py initialize_kv_cache", Category.WORKSPACE),
+        ("v1/attention/backends/flex.py __init__, v1/worker/gpu_model_runner.py initialize_attn_backend", Category.WORKSPACE),
+        ("model_executor/layers/linear.py create_weights, v1/worker/gpu_model_runner.py load_model", Category.WEIGHTS),
+        ("v1/sample/sampler.py sample, v1/worker/gpu_model_runner.py _dummy_sampler_run", Category.LOGITS),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("folder", [VLLM, "vllm/", "C:\\env\\vllm\\"])
+def test_of_nested_work_the_inner_purpose_counts(stack: str, category: Category, folder: str) -> None:
+    """Both runners, with whole paths and with paths whose upper folders were cut off."""
+    frames = [Frame(folder + file, 1, name) for file, name in (place.split() for place in stack.split(", "))]
+    assert category_of_stack(frames) is category
+
+
+def test_what_outlives_the_trial_run_is_workspace(tmp_path: Path) -> None:
+    """While vLLM's trial run goes on its memory is activations; once the KV cache is there, what is left of it stays."""
+    trial = (*FORWARD, (VLLM + "v1/worker/gpu_worker.py", 400, "profile_run"))
+    made = Allocator()
+    made.alloc(32 * MIB, trial)
+    assert _parts(judge_snapshot(made.snapshot(tmp_path, "during"), "s")) == {Category.ACTIVATIONS: 32 * MIB}
+    made.alloc(GIB, KV)
+    assert _parts(judge_snapshot(made.snapshot(tmp_path, "after"), "s")) == {Category.KV: GIB, Category.WORKSPACE: 32 * MIB}
+
+
+def test_a_limit_of_the_process_without_gaps_is_no_fragmentation(tmp_path: Path) -> None:
+    """The device had room and no gap would have helped: the limit alone failed the request."""
+    made = serving()
+    made.fail(3 * GIB, 50 * GIB)
+    verdict = judge_snapshot(made.snapshot(tmp_path), "s")
+    assert verdict.findings == ()
+    assert any("a memory limit set for this process, not gaps" in note for note in verdict.notes)
+
+
+def test_a_server_still_starting_is_told_by_its_stacks_too(tmp_path: Path) -> None:
+    """Weights alone, then the whole server: what came is what a start makes."""
+    early = Allocator()
+    early.alloc(1050 * MIB, WEIGHTS)
+    grown = serving()
+    for _ in range(10):
+        grown.alloc(30 * MIB, LOGPROBS)
+    verdict = judge_snapshot(grown.snapshot(tmp_path, "b"), "s", before=early.snapshot(tmp_path, "a"))
+    assert verdict.findings == ()
+    assert verdict.growth is not None
+    assert verdict.growth.was_starting
+
+
+def test_somebody_elses_load_model_is_not_vllms() -> None:
+    """A function's name counts only in a file of vLLM."""
+    assert category_of_stack([Frame("/app/mine.py", 3, "load_model")]) is Category.UNKNOWN
+
+
+def test_a_private_pool_with_most_of_the_memory_is_not_taken_for_graphs(tmp_path: Path) -> None:
+    """Sleep mode keeps weights and KV cache in pools of their own."""
+    made = Allocator(with_stacks=False)
+    for _ in range(16):
+        made.alloc(224 * MIB, WEIGHTS, pool=(0, 1))
+    made.alloc(15 * GIB, KV, pool=(0, 2))
+    made.alloc(30 * MIB)
+    parts = _parts(judge_snapshot(made.snapshot(tmp_path), "s"))
+    assert parts[Category.KV] == 15 * GIB
+    assert Category.WEIGHTS_OR_KV not in parts or Category.GRAPHS not in parts
+
+
+def test_an_empty_snapshot_is_judged(tmp_path: Path) -> None:
+    """No segments, no device, no finding."""
+    verdict = judge_snapshot(Allocator().snapshot(tmp_path), "s", failed_bytes=5)
+    assert (verdict.findings, verdict.facts) == ((), ())

@@ -1,0 +1,146 @@
+"""A log as a story: lives, how far each came, which telling words were said."""
+
+from __future__ import annotations
+
+import pytest
+
+from plimsoll.doctor.rules.story import MILESTONES, Progress, Story, read_story
+from tests.doctor.log_maker import (
+    ARGS,
+    CAPTURED,
+    CAPTURING,
+    ENGINE_DEAD,
+    LOADED,
+    LOADING,
+    MEASURED,
+    NOT_STARTED,
+    OOM,
+    REQUEST,
+    STARTED,
+    VERSION,
+    log,
+    traceback,
+)
+
+ENGINE = "(EngineCore pid=2) INFO 11-15 09:00:01 [core.py:1] Initializing a V1 LLM engine (v0.25.1) with config: model='m'"
+DUMP = "(EngineCore pid=2) ERROR 11-15 09:10:00 [a.py:1] Dumping input data for V1 LLM engine (v0.25.1) with config: model='m'"
+FAILED_START = [VERSION, ARGS, ENGINE, LOADING, *traceback("v1/worker/gpu_worker.py:load_model"), NOT_STARTED]
+
+
+def story(*parts: str | list[str]) -> Story:
+    """The story of these lines."""
+    return read_story(log(*parts))
+
+
+@pytest.mark.parametrize(
+    ("lines", "reached"),
+    [
+        ([], Progress.UNKNOWN),
+        (["hello"], Progress.UNKNOWN),
+        ([VERSION], Progress.BEGUN),
+        ([VERSION, LOADING], Progress.LOADING),
+        ([VERSION, LOADING, LOADED], Progress.LOADED),
+        ([VERSION, LOADING, LOADED, MEASURED], Progress.MEASURED),
+        ([VERSION, MEASURED, CAPTURING], Progress.CAPTURING),
+        ([VERSION, MEASURED, CAPTURED], Progress.CAPTURED),
+        (STARTED, Progress.SERVING),
+        ([LOADING], Progress.LOADING),
+        (["INFO 03-01 10:00:00 [executor_base.py:1] # cuda blocks: 27000, # CPU blocks: 2048"], Progress.MEASURED),
+        (["INFO 03-01 10:00:00 model_runner.py:1] Loading model weights took 14.9 GB"], Progress.LOADED),
+        ([REQUEST], Progress.SERVING),
+    ],
+)
+def test_milestones_tell_how_far_it_came(lines: list[str], reached: Progress) -> None:
+    """The furthest of what was said counts, in the wording of old and new releases."""
+    told = story(lines)
+    assert told.progress_at(len(told.log.lines)) is reached
+
+
+def test_progress_is_asked_before_a_line() -> None:
+    """What comes later does not count."""
+    told = story(STARTED)
+    reached = [told.progress_at(at).name for at in (0, 1, 3, 4, 5, 6, 7)]
+    assert reached == ["UNKNOWN", "BEGUN", "LOADING", "LOADED", "MEASURED", "CAPTURED", "SERVING"]
+
+
+def test_a_worker_may_be_behind_the_others() -> None:
+    """Where a process has spoken of its own progress, that counts; once anyone serves, all do."""
+    slow = "(Worker_TP1 pid=9) INFO 11-15 09:00:01 [gpu_model_runner.py:1] Starting to load model m..."
+    told = story(VERSION, LOADING, LOADED, slow)
+    assert told.progress_at(4, "Worker_TP1 pid=9") is Progress.LOADING
+    assert told.progress_at(4, "EngineCore pid=2") is Progress.LOADED
+    assert story(STARTED, slow).progress_at(9, "Worker_TP1 pid=9") is Progress.SERVING
+
+
+def test_code_in_a_traceback_is_no_milestone() -> None:
+    """An indented quotation of vLLM's own source proves nothing."""
+    assert story('    logger.info("Model loading took %.2f GiB", size)').marks == []
+
+
+def test_a_restart_in_one_file_is_a_second_life() -> None:
+    """A server that failed and introduces itself again begins anew; what the first reached is forgotten."""
+    told = story(FAILED_START, FAILED_START, VERSION, ARGS)
+    assert [life.first for life in told.lives] == [0, len(FAILED_START), 2 * len(FAILED_START)]
+    assert told.lives[0].end == told.lives[1].first
+    assert told.lives[-1].end == len(told.log.lines)
+    assert told.progress_at(2 * len(FAILED_START) + 1) is Progress.BEGUN
+
+
+def test_a_restart_without_an_api_server_is_one_too() -> None:
+    """A script that makes an engine again after its first one failed."""
+    once = [ENGINE, LOADING, *traceback("v1/worker/gpu_worker.py:load_model")]
+    assert len(story(once, once).lives) == 2
+
+
+def test_one_server_that_says_its_version_twice_lives_once() -> None:
+    """The API server and its engine both introduce themselves, and so do two API servers of one command."""
+    assert len(story(VERSION, ARGS, ENGINE, LOADING).lives) == 1
+    assert len(story(VERSION, VERSION.replace("pid=1", "pid=5"), ARGS, ENGINE).lives) == 1
+
+
+def test_dumping_its_state_is_no_new_life() -> None:
+    """An engine that dies dumps its configuration in the words it began with."""
+    told = story(STARTED, DUMP, traceback("v1/worker/gpu_model_runner.py:execute_model"), ENGINE_DEAD)
+    assert len(told.lives) == 1
+    assert told.progress_at(len(told.log.lines)) is Progress.SERVING
+
+
+def test_work_after_a_line_is_seen() -> None:
+    """Requests that were answered later show that the server outlived it; one straggler does not."""
+    error = "(EngineCore pid=2) ERROR 11-15 09:05:00 [a.py:1] RuntimeError: one request was bad"
+    told = story(STARTED, error, [REQUEST] * 3)
+    assert told.serves_after(len(STARTED))
+    assert not story(STARTED, error, REQUEST).serves_after(len(STARTED))
+    assert not story(STARTED, error, ENGINE_DEAD).serves_after(len(STARTED))
+
+
+def test_words_count_by_their_level() -> None:
+    """An out-of-memory text somewhere within an informational line or a warning is no error.
+
+    A line that is nothing but the exception counts also there: whoever logs another program's output calls all of it so.
+    """
+    prefix = "(EngineCore pid=2) {} 11-15 09:00:00 [a.py:1] "
+    assert story(prefix.format("ERROR") + OOM).hits
+    assert story(prefix.format("INFO") + OOM).hits
+    for level in ("INFO", "WARNING", "DEBUG"):
+        assert story(prefix.format(level) + f"note: {OOM}").hits == []
+    assert story(prefix.format("WARNING") + OOM).hits
+    assert story(prefix.format("DEBUG") + OOM).hits == []
+
+
+def test_a_message_broken_over_lines_is_found_whole() -> None:
+    """A terminal of 80 columns broke the telling sentence in two."""
+    told = story(
+        traceback(
+            "v1/worker/utils.py:request_memory", error="ValueError: Free memory on device cuda:0 (1.0/79.1 GiB) on", who=""
+        ),
+        ["startup is less than desired GPU memory", "utilization (0.9, 71.2 GiB)."],
+    )
+    assert "free-memory-check" in {hit.text.name for hit in told.hits}
+
+
+def test_milestones_are_told_apart() -> None:
+    """No milestone's words hold another's of a different step before it: the first that matches decides."""
+    for place, (needle, step) in enumerate(MILESTONES):
+        for earlier, other in MILESTONES[:place]:
+            assert earlier not in needle or other is step, needle

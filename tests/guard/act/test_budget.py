@@ -1,0 +1,92 @@
+"""How many restarts are allowed, whoever made them and whatever the clock does."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plimsoll.guard.act.decide import Restart, spent
+from plimsoll.guard.act.policy import DAY_S, HOUR_S, ActPolicy
+
+NOW = 1_700_000_000.0
+POLICY = ActPolicy()
+WIDE = ActPolicy(engine_hour=99, engine_day=99, fleet_hour=99, fleet_day=99)
+
+
+def ago(*seconds: float, engine: str = "a", is_own: bool = True) -> list[Restart]:
+    """Restarts so long ago."""
+    return [Restart(NOW - one, engine, is_own) for one in seconds]
+
+
+def test_nothing_was_restarted_and_everything_is_allowed() -> None:
+    """Without a restart no budget is spent."""
+    assert not spent([], "a", POLICY, NOW).says
+
+
+def test_each_of_the_four_budgets_ends_by_itself() -> None:
+    """Of the engine and of the fleet, in an hour and in a day: one more is allowed at the time that is told."""
+    cases = [
+        (ago(100, 3_000), "of this engine in an hour"),
+        (ago(*(5_000 + 4_000 * one for one in range(6))), "of this engine in a day"),
+        (ago(10, 20, 30, 40, engine="b"), "of the fleet in an hour"),
+        (ago(*(4_000 + 3_000 * one for one in range(20)), engine="b"), "of the fleet in a day"),
+    ]
+    for restarts, words in cases:
+        found = spent(restarts, "a", POLICY, NOW)
+        assert words in found.says
+        assert found.until > NOW
+        assert words not in spent(restarts, "a", POLICY, found.until + 1).says
+
+
+def test_restarts_of_somebody_else_count() -> None:
+    """Two that an operator or systemd made are two that guard may not make."""
+    assert spent(ago(100, 3_000, is_own=False), "a", POLICY, NOW).says
+
+
+def test_the_pause_after_a_restart_doubles_up_to_its_bound() -> None:
+    """Five minutes after one in a day, ten after two, and never more than the longest."""
+    for count in range(1, 12):
+        pause_s = min(WIDE.longest_backoff_s, WIDE.backoff_s * 2 ** (count - 1))
+        others = [80_000.0 - one for one in range(count - 1)]
+        if pause_s > 1:
+            assert spent(ago(*others, pause_s - 1), "a", WIDE, NOW).until == NOW + 1
+        assert not spent(ago(*others, pause_s + 1), "a", WIDE, NOW).says
+
+
+def test_what_is_older_than_a_day_is_forgotten() -> None:
+    """Yesterday's restarts neither count nor prolong a pause."""
+    assert not spent(ago(*(DAY_S + one for one in range(50))), "a", POLICY, NOW).says
+
+
+def test_a_clock_that_went_back_gives_no_new_budget() -> None:
+    """What is dated later than now counts as of now, also after a jump of years, until the clock has come there again."""
+    for jump_s in (1.0, HOUR_S, 30 * DAY_S, 10 * 365 * DAY_S):
+        restarts = ago(-jump_s, -jump_s - 5)
+        assert spent(restarts, "a", POLICY, NOW).says
+        assert spent(restarts, "a", POLICY, NOW + jump_s).says
+
+
+def test_a_clock_that_went_far_ahead_forgets_and_finds_again() -> None:
+    """A year ahead nothing is known of today; back again, today's restarts still count."""
+    restarts = ago(10, 20)
+    assert not spent(restarts, "a", POLICY, NOW + 365 * DAY_S).says
+    assert spent(restarts, "a", POLICY, NOW).says
+
+
+def test_no_restart_at_all_is_a_budget_too() -> None:
+    """A budget of nought refuses for ever."""
+    assert spent([], "a", ActPolicy(engine_hour=0), NOW).says
+
+
+@given(st.lists(st.tuples(st.floats(-1e9, 1e9), st.sampled_from("ab")), max_size=40))
+def test_whoever_obeys_it_stays_within_every_budget(times: list[tuple[float, str]]) -> None:
+    """Where it allows one more, there is one more in each budget, counted by hand."""
+    restarts = [Restart(NOW - at, engine) for at, engine in times]
+    if not spent(restarts, "a", POLICY, NOW).says:
+        for span_s, own, fleet in (
+            (HOUR_S, POLICY.engine_hour, POLICY.fleet_hour),
+            (DAY_S, POLICY.engine_day, POLICY.fleet_day),
+        ):
+            recent = [one for one in restarts if one.at > NOW - span_s]
+            assert len(recent) < fleet
+            assert sum(one.engine == "a" for one in recent) < own

@@ -1,0 +1,213 @@
+"""What is done about what is judged, and every reason why nothing is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plimsoll.guard.act.capacity import Load
+from plimsoll.guard.act.decide import (
+    ASKED,
+    BROKEN_KINDS,
+    Engine,
+    LastEnd,
+    Plan,
+    Refusal,
+    Restart,
+    Switches,
+    View,
+    consider,
+    decide,
+)
+from plimsoll.guard.act.policy import ActPolicy, Hours
+from plimsoll.guard.act.steps import BROKEN, SERVING
+from plimsoll.guard.judge.policy import GRADES
+from plimsoll.guard.judge.tracker import Grade
+from plimsoll.unknown import Condition, Status
+
+NOW = 1_700_000_000.0
+POLICY = ActPolicy()
+
+
+def held(*kinds: str, status: Status = Status.TRUE, reason: str = "Seen") -> dict[str, Condition]:
+    """These conditions."""
+    return {kind: Condition(kind, status, reason, f"it is {kind}", 0.0) for kind in kinds}
+
+
+def engine(name: str = "a", conditions: Mapping[str, Condition] | None = None, kv: float = 0.3, **more: Any) -> Engine:
+    """One that is looked at and carries a little."""
+    return Engine(name, conditions or {}, Load(name, kv, 2.0, 0.0, model="m"), 1.0)._replace(**more)
+
+
+def view(*engines: Engine, **more: Any) -> View:
+    """A fleet with one more engine that is well."""
+    return View([*engines, engine("z")], now=NOW)._replace(**more)
+
+
+EXHAUSTED, DEAD, FULL = held("exhausted"), held("dead"), held("saturated")
+ONCE: list[tuple[str, View, ActPolicy]] = [
+    ("Paused", view(engine(conditions=DEAD), switches=Switches(is_paused=True)), POLICY),
+    ("Paused", view(engine(conditions=DEAD), switches=Switches(paused=frozenset("a"))), POLICY),
+    ("Paused", view(engine(conditions=DEAD), switches=Switches(rungs_off=frozenset({Grade.RESTART}))), POLICY),
+    ("Busy", view(engine(conditions=DEAD), busy="b"), POLICY),
+    ("RungOff", view(engine(conditions=DEAD)), POLICY._replace(rungs=frozenset({Grade.SHED}))),
+    ("OnlyObserved", view(engine(conditions=DEAD, only_observed="it has a KV connector")), POLICY),
+    ("Unknown", view(engine(conditions=DEAD, age_s=120.0)), POLICY),
+    ("Unknown", view(engine(conditions=DEAD | held("hung", status=Status.UNKNOWN, reason="SeveralServers"))), POLICY),
+    ("NoGate", view(engine(conditions=FULL, has_gate=False)), POLICY),
+    ("NoGate", view(engine(conditions=EXHAUSTED, has_gate=False)), POLICY),
+    ("NoRestarter", view(engine(conditions=DEAD, has_restarter=False)), POLICY),
+    ("SickCard", view(engine(conditions=DEAD | held("card"))), POLICY),
+    ("CrashLoop", view(engine(conditions=DEAD | held("loop"))), POLICY),
+    ("CrashLoop", view(engine(conditions=DEAD, last_end=LastEnd("dead", "failed", frozenset({"broken"})))), POLICY),
+    ("CrashLoop", view(engine(conditions=DEAD, last_end=LastEnd("wedged", "held"))), POLICY),
+    ("BudgetSpent", view(engine(conditions=DEAD), restarts=[Restart(NOW - 900, "a", is_own=False)] * 2), POLICY),
+    ("Hours", view(engine(conditions=DEAD), minute=600), POLICY._replace(hours=(Hours(1320, 360),))),
+    ("Rollout", View([engine(conditions=DEAD), engine("z", changed_s=60.0)], now=NOW), POLICY),
+    ("TooManyAway", View([engine(conditions=EXHAUSTED), engine("z", is_away=True)], now=NOW), POLICY),
+    ("OthersCannotCarry", View([engine(conditions=EXHAUSTED)], now=NOW), POLICY),
+    ("OthersCannotCarry", view(engine(conditions=EXHAUSTED, kv=0.7)), POLICY),
+    ("OthersCannotCarry", view(engine(conditions=EXHAUSTED, load=Load("a", None, None, None, model="m"))), POLICY),
+]
+
+
+@pytest.mark.parametrize(("reason", "fleet", "policy"), ONCE, ids=[f"{n}-{one[0]}" for n, one in enumerate(ONCE)])
+def test_every_reason_refuses_with_a_word_and_a_sentence(reason: str, fleet: View, policy: ActPolicy) -> None:
+    """The word is for a program, the sentence for a person."""
+    found = decide(fleet, policy)[0]
+    assert isinstance(found, Refusal), str(found)
+    assert found.reason == reason
+    assert len(found.says) > 10
+    assert str(found).startswith("a: no ")
+
+
+@pytest.mark.parametrize("kind", GRADES)
+def test_every_condition_leads_to_its_rung(kind: str) -> None:
+    """With nothing against it: the plan names the rung, the reason and the steps, each explained."""
+    found = decide(view(engine(conditions=held(kind))), POLICY)[0]
+    assert isinstance(found, Plan), str(found)
+    assert (found.grade, found.kind, found.why) == (GRADES[kind], kind, f"it is {kind}")
+    assert len(found.lines()) == len(found.steps)
+    if found.grade is Grade.RESTART:
+        assert found.steps == (BROKEN if kind in BROKEN_KINDS else SERVING)
+
+
+def test_the_most_harmed_comes_first_and_one_at_a_time() -> None:
+    """A dead engine before an exhausted one before a full one; the others wait for their turn."""
+    fleet = view(engine("a", FULL), engine("b", EXHAUSTED), engine("c", DEAD))
+    found = decide(fleet, POLICY)
+    assert [one.engine for one in found] == ["c", "b", "a"]
+    assert [isinstance(one, Plan) for one in found] == [True, False, False]
+    assert [one.reason for one in found if isinstance(one, Refusal)] == ["Busy", "Busy"]
+
+
+def test_two_that_died_at_once_are_brought_back_one_after_the_other() -> None:
+    """Each is away for the other, and neither carries anything: the first is restarted, the second waits for its turn."""
+    found = decide(View([engine(name, DEAD, is_away=True) for name in "ab"], now=NOW), POLICY)
+    assert [type(one) for one in found] == [Plan, Refusal]
+    assert [one.reason for one in found if isinstance(one, Refusal)] == ["Busy"]
+
+
+def test_whoever_asks_for_a_start_is_not_told_of_those_before_it() -> None:
+    """A loop stops guard, not a person who has mended it; one that guard holds must be resumed first all the same."""
+    looping = engine(conditions=DEAD | held("loop"))
+    assert isinstance(consider(view(looping), POLICY, looping, Grade.RESTART, ASKED, "somebody asked"), Plan)
+    kept = looping._replace(last_end=LastEnd("dead", "held"))
+    refused = consider(view(kept), POLICY, kept, Grade.RESTART, ASKED, "somebody asked")
+    assert isinstance(refused, Refusal)
+    assert refused.reason == "CrashLoop"
+
+
+@pytest.mark.parametrize("kind", GRADES)
+def test_nothing_is_done_about_what_is_about_to_be_over(kind: str) -> None:
+    """The last look did not show it: no compaction after the one that helped, no stop of an engine that answers again."""
+    ending = {name: replace(one, is_ending=True) for name, one in held(kind).items()}
+    assert decide(view(engine(conditions=ending)), POLICY) == []
+    asked = consider(view(engine(conditions=ending)), POLICY, engine(conditions=ending), Grade.RESTART, ASKED, "asked")
+    assert isinstance(asked, Plan)
+    assert asked.steps == SERVING, "it serves: it is drained first"
+
+
+def test_the_hours_go_past_midnight() -> None:
+    """From ten in the evening to six in the morning, the first minute in and the last one out."""
+    hours = POLICY._replace(hours=(Hours(22 * 60, 6 * 60), Hours(12 * 60, 13 * 60)))
+    allowed = {22 * 60, 23 * 60 + 59, 0, 5 * 60 + 59, 12 * 60}
+    refused = {22 * 60 - 1, 6 * 60, 13 * 60, 10 * 60}
+    for minute in allowed | refused:
+        found = decide(view(engine(conditions=DEAD), minute=minute), hours)[0]
+        assert isinstance(found, Plan) is (minute in allowed), minute
+    any_time = hours._replace(broken_any_time=True)
+    assert isinstance(decide(view(engine(conditions=DEAD), minute=600), any_time)[0], Plan)
+    assert isinstance(decide(view(engine(conditions=EXHAUSTED), minute=600), any_time)[0], Refusal)
+
+
+def test_the_last_one_is_restarted_only_where_that_is_configured() -> None:
+    """And a dead one is nobody's last."""
+    alone = View([engine(conditions=EXHAUSTED)], now=NOW)
+    assert isinstance(decide(alone, POLICY)[0], Refusal)
+    assert isinstance(decide(alone, POLICY._replace(may_be_last=True))[0], Plan)
+    assert isinstance(decide(View([engine(conditions=DEAD)], now=NOW), POLICY)[0], Plan)
+
+
+def test_a_person_who_asks_meets_the_same_rules() -> None:
+    """The budget, the hours, the load of the others; but a condition is not needed."""
+
+    def asked(one: Engine, **more: Any) -> Plan | Refusal:
+        return consider(view(one, **more), POLICY, one, Grade.RESTART, ASKED, "somebody asked for it")
+
+    well = asked(engine())
+    assert isinstance(well, Plan)
+    assert well.steps == SERVING
+    dead = asked(engine(conditions=DEAD))
+    assert isinstance(dead, Plan)
+    assert dead.steps == BROKEN, "one that is dead cannot be drained"
+    for refused in (
+        asked(engine(age_s=1e9)), asked(engine(kv=0.9)), asked(engine(), switches=Switches(is_paused=True)),
+        asked(engine(), restarts=[Restart(NOW, "a")]), asked(engine(last_end=LastEnd("dead", "held"))),
+    ):  # fmt: skip
+        assert isinstance(refused, Refusal)
+
+
+STATUSES = st.sampled_from(list(Status))
+FIGURES = st.one_of(st.none(), st.floats(0, 1.2))
+CONDITIONS = st.dictionaries(st.sampled_from([*GRADES, "card", "loop", "creep"]), STATUSES, max_size=4).map(
+    lambda found: {kind: Condition(kind, status, "Seen", "so it is", 0.0) for kind, status in found.items()}
+)
+ENGINES = st.builds(
+    lambda name, conditions, kv, running, age_s, away, well, group, model: Engine(
+        name, conditions, Load(name, kv, running, 0.0, is_well=well, model=model), age_s, is_away=away, group=group
+    ),
+    st.sampled_from("abcd"), CONDITIONS, FIGURES, st.one_of(st.none(), st.floats(0, 50)), st.floats(0, 100), st.booleans(),
+    st.booleans(), st.sampled_from(["", "g"]), st.sampled_from(["m", "n", None]),
+)  # fmt: skip
+NAMES, RUNGS = (st.frozensets(st.sampled_from(values), max_size=1) for values in (list("abcd"), list(Grade)))
+SWITCHES = st.builds(Switches, st.booleans(), NAMES, RUNGS)
+
+
+@given(st.lists(ENGINES, max_size=4, unique_by=lambda one: one.name), SWITCHES, st.integers(0, 3))
+def test_no_plan_without_sure_knowledge(engines: list[Engine], switches: Switches, restarts: int) -> None:
+    """At most one plan; its condition holds for certain, the look is fresh, no switch is off, and the others carry the load."""
+    fleet = View(engines, [Restart(NOW - 2_000, "a", is_own=False)] * restarts, switches, now=NOW)
+    plans = [one for one in decide(fleet, POLICY) if isinstance(one, Plan)]
+    assert len(plans) <= 1
+    for plan in plans:
+        one = next(one for one in engines if one.name == plan.engine)
+        assert one.conditions[plan.kind].status is Status.TRUE
+        assert one.age_s <= 30.0
+        assert not switches.is_paused
+        assert one.name not in switches.paused
+        assert plan.grade not in switches.rungs_off
+        if plan.grade is Grade.RESTART:
+            assert not (one.name == "a" and restarts >= POLICY.engine_hour)
+            assert restarts < POLICY.fleet_hour
+        if plan.steps == SERVING:
+            others = [two.load for two in engines if two.group == one.group and two is not one and not two.is_away]
+            same = [load for load in others if load.model == one.load.model is not None]
+            assert same
+            assert all(load.is_well for load in same)
+            assert sum(load.kv_usage or 0.0 for load in (one.load, *same)) <= POLICY.carries * len(same) + 1e-9

@@ -1,0 +1,107 @@
+"""An engine behind the user's own commands, with real ones."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from plimsoll.errors import BadInput
+from plimsoll.guard.adapters.command import CommandRestart
+from tests.guard.adapters.own_engine import is_alive
+
+SCRIPT = """#!/bin/sh
+cd {folder}
+echo "$PLIMSOLL_VERB $PLIMSOLL_DEADLINE_S" >> asked
+case "$1" in
+  start) sleep 60 > /dev/null 2>&1 & echo $! > pid; echo "on its way" ;;
+  stop) kill "$(cat pid)"; rm pid; echo "hf_0123456789abcdefghijklmnopqrstuvwxyz0 is over" ;;
+  is-running) test -e pid || exit 3 ;;
+  pids) cat pid; echo nonsense -5 99999999999999999999 ;;
+  hang) sleep 60 ;;
+  lie) echo "all done" ;;
+  *) echo "what?"; exit 7 ;;
+esac
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    """One that starts and stops a sleeping process."""
+    path = tmp_path / "engine"
+    path.write_text(SCRIPT.format(folder=tmp_path))
+    path.chmod(0o755)
+    return str(path)
+
+
+def restarter(script: str, stop: str = "stop", start: str = "start", is_running: str = "is-running") -> CommandRestart:
+    """With these verbs of the script."""
+    words = ([script, verb] for verb in (stop, start, is_running, "pids"))
+    return CommandRestart(*words, ask_limit_s=5.0, start_limit_s=5.0, grace_s=0.5)
+
+
+def test_start_and_stop(script: str, tmp_path: Path) -> None:
+    """The service outlives the command that started it; the sentence is the command's, without its secrets."""
+    engine = restarter(script)
+    assert asyncio.run(engine.is_running()) is False
+    started = asyncio.run(engine.start())
+    assert (started.is_done, started.says) == (True, "started: on its way")
+    assert asyncio.run(engine.is_running()) is True
+    assert asyncio.run(engine.start()).facts == {"running": True}
+    pid = int((tmp_path / "pid").read_text())
+    assert asyncio.run(engine.pids()) == (pid,)
+    assert is_alive(pid)
+    stopped = asyncio.run(engine.stop(7.0))
+    assert stopped.is_done, stopped
+    assert "hf_0123" not in stopped.says
+    assert not is_alive(pid)
+    assert "stop 7" in (tmp_path / "asked").read_text().splitlines()
+
+
+@pytest.mark.parametrize(
+    ("verb", "is_done", "says"),
+    [("nonsense", False, "ended with 7: what?"), ("lie", False, "but the engine runs"), ("hang", None, "did not end within")],
+)
+def test_a_stop_that_is_none(script: str, tmp_path: Path, verb: str, is_done: bool | None, says: str) -> None:
+    """A command that fails, one that says it is done while the engine runs, one that hangs."""
+    (tmp_path / "pid").write_text("0")
+    engine = restarter(script, stop=verb)
+    outcome = asyncio.run(engine.stop(0.5 if verb == "hang" else 5.0))
+    assert outcome.is_done is is_done
+    assert says in outcome.says
+
+
+def test_nobody_knows_whether_it_runs(script: str) -> None:
+    """Then it is not started beside itself, and a stop is not believed."""
+    engine = restarter(script, stop="lie", is_running="nonsense")
+    assert asyncio.run(engine.is_running()) is None
+    assert asyncio.run(engine.start()).is_done is False
+    assert asyncio.run(engine.stop(5.0)).is_done is None
+
+
+def test_commands_that_are_not_there() -> None:
+    """Left out is refused at once; a program that does not exist is nobody's knowledge."""
+    with pytest.raises(BadInput, match="each need a command"):
+        CommandRestart(["/bin/true"], ["/bin/true"], [])
+    engine = CommandRestart(["/no"], ["/no"], ["/no"])
+    assert asyncio.run(engine.is_running()) is None
+    assert asyncio.run(engine.stop(1.0)).is_done is None
+    assert asyncio.run(engine.pids()) == ()
+
+
+@pytest.mark.parametrize(
+    ("code", "is_running", "is_done"),
+    [(0, True, False), (3, False, None), (150, False, True), (151, False, True), (1, None, None)],
+)
+def test_a_status_command_may_say_that_somebody_stopped_it(
+    tmp_path: Path, code: int, is_running: bool | None, is_done: bool | None
+) -> None:
+    """150: it does not run, and that is wanted; 151: it ended by itself; 3 says nothing of who wanted it."""
+    path = tmp_path / "status"
+    path.write_text(f"#!/bin/sh\nexit {code}\n")
+    path.chmod(0o755)
+    engine = CommandRestart(["true"], ["true"], [str(path)])
+    assert asyncio.run(engine.is_running()) is is_running
+    outcome = asyncio.run(engine.last_exit())
+    assert (outcome.is_done, outcome.facts.get("by_hand", False)) == (is_done, code == 150)

@@ -1,0 +1,133 @@
+"""Waiting for what an old engine held: by its processes, and by the cards where NVML tells."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from plimsoll.guard.adapters.device_memory import DeviceMemory, Holding
+from plimsoll.hardware.processes import read_process, read_processes
+
+GIB = 1 << 30
+
+
+class FakeNvml:
+    """One card whose figures are what the test says now."""
+
+    class NVMLError(Exception):
+        """As the library's."""
+
+    def __init__(self, figures: Callable[[], tuple[int, list[tuple[int, int | None]] | None]] | None) -> None:
+        self._figures = figures or (lambda: (0, []))
+        self._is_there = figures is not None
+
+    def nvmlInit(self) -> None:  # noqa: N802
+        """No driver, no library."""
+        if not self._is_there:
+            raise self.NVMLError
+
+    def nvmlShutdown(self) -> None:  # noqa: N802
+        """Nothing to do."""
+
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+        """One."""
+        return 1
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
+        """The number itself."""
+        return index
+
+    def nvmlDeviceGetMemoryInfo(self, _: int) -> Any:  # noqa: N802
+        """What is free."""
+        return SimpleNamespace(free=self._figures()[0])
+
+    def nvmlDeviceGetComputeRunningProcesses(self, _: int) -> Any:  # noqa: N802
+        """Who holds what."""
+        found = self._figures()[1]
+        if found is None:
+            raise self.NVMLError
+        return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in found]
+
+
+def test_without_a_card_the_processes_are_what_is_waited_for() -> None:
+    """A real process: unsure while it lives, done when it is gone, though nobody has collected it."""
+    child = subprocess.Popen(["sleep", "60"])
+    process = read_process(child.pid)
+    assert process is not None
+    mark = (process.pid, process.start_ticks)
+    memory = DeviceMemory(FakeNvml(None), read_processes)
+    early = asyncio.run(memory.wait_back([mark], None, 0.2))
+    assert (early.is_done, early.facts["left"]) == (None, 1)
+    child.kill()
+    late = asyncio.run(memory.wait_back([mark], None, 10.0))
+    assert late.is_done, late
+    assert late.facts == {"left": 0, "by_card": False}
+    child.wait()
+
+
+def test_the_card_gives_it_back_later() -> None:
+    """The process is gone at once, its memory half a second later: only then is it done."""
+    begun = time.monotonic()
+
+    def figures() -> tuple[int, list[tuple[int, int | None]]]:
+        is_back = time.monotonic() - begun > 0.7
+        return (79 * GIB, []) if is_back else (9 * GIB, [(77, 70 * GIB)])
+
+    memory = DeviceMemory(FakeNvml(figures), dict)
+    before = memory.look([77])
+    assert before == [Holding(9 * GIB, 70 * GIB)]
+    outcome = asyncio.run(memory.wait_back([(77, 1)], before, 10.0))
+    assert outcome.is_done, outcome
+    assert time.monotonic() - begun > 0.7
+    assert outcome.facts["free_bytes"] == 79 * GIB
+
+
+def test_memory_that_does_not_come_back_is_said() -> None:
+    """A neighbour took it, or the driver keeps it: how much is missing, on which card."""
+    memory = DeviceMemory(FakeNvml(lambda: (20 * GIB, [])), dict)
+    outcome = asyncio.run(memory.wait_back([(77, 1)], [Holding(9 * GIB, 70 * GIB)], 0.6))
+    assert outcome.is_done is None
+    assert "card 0 lacks 60416 MiB" in outcome.says
+
+
+@pytest.mark.parametrize("running", [None, [], [(77, None)]])
+def test_where_nobody_tells_whose_memory_it_is_it_must_have_settled(running: list[tuple[int, int | None]] | None) -> None:
+    """In a container the sum is all there is: done when it has stopped growing."""
+    looks = 0
+
+    def figures() -> tuple[int, list[tuple[int, int | None]] | None]:
+        nonlocal looks
+        looks += 1
+        return min(looks, 5) * 10 * GIB, running
+
+    memory = DeviceMemory(FakeNvml(figures), dict)
+    assert memory.look([77]) == [Holding(10 * GIB, None)]
+    looks = 0
+    outcome = asyncio.run(memory.wait_back([(77, 1)], [Holding(10 * GIB, None)], 10.0))
+    assert outcome.is_done, outcome
+    assert outcome.facts["free_bytes"] == 50 * GIB
+
+
+def test_a_card_that_stops_answering_is_not_taken_for_free() -> None:
+    """It was asked before the stop and does not answer now: nobody knows."""
+    memory = DeviceMemory(FakeNvml(None), dict)
+    assert asyncio.run(memory.wait_back([], [Holding(1, 1)], 0.1)).is_done is None
+
+
+def test_a_driver_that_hangs_does_not_hang_us() -> None:
+    """Its thread is left behind, and the deadline holds."""
+
+    def hangs() -> tuple[int, None]:
+        time.sleep(30)
+        return 0, None
+
+    memory = DeviceMemory(FakeNvml(hangs), dict)
+    begun = time.monotonic()
+    assert asyncio.run(memory.wait_back([], [Holding(1, 1)], 0.5)).is_done is None
+    assert time.monotonic() - begun < 5.0

@@ -1,0 +1,165 @@
+"""The lock in a file: one holder among real processes, an epoch that survives whatever ends them, and odd files."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from pathlib import Path
+
+from lab.guard.contenders import Contender, judge
+from lab.guard.epoch_gate import open_gate
+from plimsoll.guard.act.outcome import Outcome
+from plimsoll.guard.adapters.file_lock import SLOT, FileLock
+
+
+def acquire(path: Path, owner: str = "a") -> tuple[FileLock, Outcome]:
+    """One guard's hand, and what came of its try."""
+    lock = FileLock(path)
+    return lock, asyncio.run(lock.acquire(owner))
+
+
+def renew(lock: FileLock) -> Outcome:
+    """Whether it is still its own."""
+    return asyncio.run(lock.renew())
+
+
+def release(lock: FileLock) -> Outcome:
+    """Give it up."""
+    return asyncio.run(lock.release())
+
+
+def test_one_holder_and_a_growing_epoch(tmp_path: Path) -> None:
+    """A second one is told who has it; each that gets it counts one on, also the same guard again."""
+    path = tmp_path / "folder" / "lock"
+    first, taken = acquire(path, "guard on host-1")
+    assert (taken.is_done, taken.facts) == (True, {"epoch": 1})
+    second, refused = acquire(path, "b")
+    assert refused.is_done is False
+    assert refused.says == "the lock is held by guard on host-1"
+    assert asyncio.run(first.acquire("guard on host-1")).facts == {"epoch": 1}
+    assert renew(first).is_done
+    assert renew(second).is_done is False
+    assert release(first).is_done
+    assert release(first).is_done
+    assert renew(first).is_done is False
+    assert asyncio.run(second.acquire("b")).facts == {"epoch": 2}
+    assert release(second).is_done
+    assert asyncio.run(second.acquire("b")).facts == {"epoch": 3}
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert sorted(one.name for one in path.parent.iterdir()) == ["lock"]
+    release(second)
+
+
+def test_the_count_survives_a_torn_write(tmp_path: Path) -> None:
+    """Cut or changed anywhere in the newer half, the older one still counts; with neither, nobody gets the lock."""
+    path = tmp_path / "lock"
+    for _ in range(3):
+        release(acquire(path)[0])
+    whole = path.read_bytes()
+    newer = 1  # epoch 3 lies in the second half
+    for at in (newer * SLOT, newer * SLOT + 5, newer * SLOT + 20):
+        path.write_bytes(whole[:at] + b"\0" * (len(whole) - at))
+        lock, taken = acquire(path)
+        assert taken.facts == {"epoch": 3}
+        release(lock)
+    path.write_bytes(b"\0" * len(whole))
+    lock, refused = acquire(path)
+    assert refused.is_done is None
+    assert "damaged" in refused.says
+    path.write_bytes(b"")
+    lock, taken = acquire(path)
+    assert taken.facts == {"epoch": 1}
+    release(lock)
+
+
+def test_a_file_that_is_replaced(tmp_path: Path) -> None:
+    """The holder is told at its next renewal: another guard could hold the new one."""
+    path = tmp_path / "lock"
+    lock, _ = acquire(path)
+    path.unlink()
+    other, taken = acquire(path)
+    assert taken.is_done
+    lost = renew(lock)
+    assert (lost.is_done, lost.facts) == (False, {"lost": True})
+    assert renew(other).is_done
+    path.unlink()
+    assert renew(other).is_done is False
+
+
+def test_a_disk_whose_locks_do_not_work(tmp_path: Path) -> None:
+    """Where two can hold it, the one who came first is told at its next renewal that another has counted on."""
+    path = tmp_path / "lock"
+    lock, _ = acquire(path)
+    from plimsoll.guard.adapters.file_lock import _write
+
+    file = os.open(path, os.O_RDWR)
+    _write(file, 2, "other", 0)
+    os.close(file)
+    assert renew(lock).is_done is False
+
+
+def test_what_cannot_be_a_lock(tmp_path: Path) -> None:
+    """A folder, a pipe, a link, a place that cannot be written: unsure, with a sentence, and no waiting."""
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("/etc/passwd")
+    for name in ("folder", "pipe", "link", "link/below"):
+        refused = acquire(tmp_path / name)[1]
+        assert refused.is_done is None
+        assert "cannot be used" in refused.says
+
+
+def test_a_disk_that_hangs(tmp_path: Path) -> None:
+    """It is not waited for: unsure within the time, and so is everything after it until the disk answers."""
+    path, goes_on = tmp_path / "lock", threading.Event()
+
+    class Slow(FileLock):
+        def _acquire(self, owner: str, given_up: threading.Event) -> Outcome:
+            goes_on.wait()
+            return super()._acquire(owner, given_up)
+
+    lock = Slow(path, timeout_s=0.1)
+
+    async def act() -> None:
+        assert (await lock.acquire("a")).is_done is None
+        assert (await lock.release()).is_done is None
+        goes_on.set()
+        while lock._is_busy:
+            await asyncio.sleep(0.01)
+        assert (await lock.renew()).is_done is False  # what was given up is not held
+
+    asyncio.run(act())
+    other, taken = acquire(path)
+    assert taken.is_done
+    release(other)
+
+
+def test_processes_that_are_stopped_and_killed(tmp_path: Path) -> None:
+    """A killed holder gives it up at once; a stopped one keeps it, and nobody else gets it; epochs are never given twice."""
+    names = iter("abcdefgh")
+    with open_gate() as gate:
+        running = [Contender(f"file:{tmp_path / 'lock'}", gate.url, next(names), hold_s=0.2) for _ in range(2)]
+        everybody = list(running)
+        try:
+            for _ in range(3):
+                victim, other = running
+                victim.wait_for("got")
+                victim.stop()
+                while not victim.holds:
+                    victim.wake()
+                    time.sleep(0.03)
+                    victim.stop()
+                before = other.count("got")
+                other.wait_for("waits", 10)
+                assert other.count("got") == before
+                victim.kill()
+                other.wait_for("got")
+                running = [other, Contender(f"file:{tmp_path / 'lock'}", gate.url, next(names), hold_s=0.2)]
+                everybody.append(running[1])
+        finally:
+            for contender in running:
+                contender.kill()
+        judge(everybody, gate.deeds)
+        assert all(deed.was_taken for deed in gate.deeds)

@@ -1,0 +1,211 @@
+"""What is asked of systemctl, byte for byte, and what is made of its answers; systemd itself is not here."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plimsoll.errors import BadInput
+from plimsoll.guard.adapters.systemd import PROPERTIES, SystemdUnit, seconds
+
+UNIT = "vllm@llama.service"
+SHOW = ["--no-pager", "--no-ask-password", "show", f"--property={','.join(PROPERTIES)}", "--", UNIT]
+GOOD = {"LoadState": "loaded", "ActiveState": "active", "SubState": "running", "MainPID": "4711", "KillMode": "mixed",
+        "NRestarts": "2", "TimeoutStopUSec": "1min 30s", "ControlGroup": "/system.slice/vllm.service", "Result": "success",
+        "ExecMainStatus": "0"}  # fmt: skip
+
+# Writes down its words, and acts as it was told: a state that stop and start change, or one that never does.
+FAKE = """#!{python} -IS
+import json, os, sys, time
+folder = {folder!r}
+with open(folder + "/asked", "a") as file:
+    file.write(json.dumps(sys.argv[1:]) + "\\n")
+told = json.load(open(folder + "/told"))
+verb = next(word for word in sys.argv[1:] if not word.startswith("-"))
+how = told["how"].get(verb, {{}})
+time.sleep(how.get("takes_s", 0))
+told["unit"].update(how.get("then", {{}}))
+json.dump(told, open(folder + "/told", "w"))
+if verb == "show":
+    print("\\n".join(f"{{name}}={{value}}" for name, value in told["unit"].items()))
+print(how.get("says", ""), file=sys.stderr)
+sys.exit(how.get("code", 0))
+"""
+
+
+class Fake:
+    """A systemctl that does as it is told."""
+
+    def __init__(self, folder: Path, unit: dict[str, str], **how: dict[str, Any]) -> None:
+        self._folder = folder
+        (folder / "told").write_text(json.dumps({"unit": unit, "how": how}))
+        self.path = folder / "systemctl"
+        self.path.write_text(FAKE.format(python=sys.executable, folder=str(folder)))
+        self.path.chmod(0o755)
+
+    def unit(self, **more: Any) -> SystemdUnit:
+        """The unit that is asked about by it."""
+        return SystemdUnit(UNIT, systemctl=str(self.path), **more)
+
+    def asked(self) -> list[list[str]]:
+        """Every call's words."""
+        return [json.loads(line) for line in (self._folder / "asked").read_text().splitlines()]
+
+
+OVER = {"then": {"ActiveState": "inactive", "SubState": "dead", "MainPID": "0"}}
+UP = {"then": {"ActiveState": "active", "SubState": "running", "MainPID": "4712"}}
+
+
+def test_stop_and_start(tmp_path: Path) -> None:
+    """The unit is looked at, stopped, seen to be over, started, seen to be up: these words and no others."""
+    fake = Fake(tmp_path, GOOD, stop=OVER, start=UP)
+    unit = fake.unit()
+    assert asyncio.run(unit.is_running()) is True
+    stopped = asyncio.run(unit.stop(10.0))
+    assert stopped.is_done, stopped
+    assert stopped.facts["how"] == "term"
+    assert stopped.facts["stop_limit_s"] == 90.0
+    assert asyncio.run(unit.is_running()) is False
+    assert asyncio.run(unit.stop(10.0)).facts["was_running"] is False
+    started = asyncio.run(unit.start())
+    assert (started.is_done, started.facts["pid"], started.facts["restarts"]) == (True, 4712, 2)
+    assert [words for words in fake.asked() if "show" not in words] == [
+        ["--no-pager", "--no-ask-password", "stop", "--", UNIT],
+        ["--no-pager", "--no-ask-password", "start", "--", UNIT],
+    ]
+    assert fake.asked()[0] == SHOW
+
+
+def test_how_often_systemd_started_it_again_is_kept_from_the_last_answer(tmp_path: Path) -> None:
+    """None before it was asked; an answer without a count changes nothing."""
+    for said, kept in (("2", 2), ("", None), ("many", None), ("9" * 30, None)):
+        unit = Fake(tmp_path, {**GOOD, "NRestarts": said}).unit()
+        assert unit.restarts_seen is None
+        asyncio.run(unit.show())
+        assert unit.restarts_seen == kept
+    unit.restarts_seen = 5
+    asyncio.run(unit.show())
+    assert unit.restarts_seen == 5
+
+
+def test_a_users_own_unit(tmp_path: Path) -> None:
+    """Its manager is another."""
+    fake = Fake(tmp_path, GOOD)
+    asyncio.run(fake.unit(is_user=True).is_running())
+    assert fake.asked() == [["--user", *SHOW]]
+
+
+@pytest.mark.parametrize("mode", ["control-group", "process", "none", ""])
+def test_another_kill_mode_is_not_touched(tmp_path: Path, mode: str) -> None:
+    """Stopping it would fail requests or leave workers: neither stop nor start is asked for."""
+    fake = Fake(tmp_path, {**GOOD, "KillMode": mode})
+    for outcome in (asyncio.run(fake.unit().stop(1.0)), asyncio.run(fake.unit().start())):
+        assert outcome.is_done is False
+        assert "only mixed" in outcome.says
+        assert outcome.facts.get("kill_mode", "") == mode
+    assert all("show" in words for words in fake.asked())
+
+
+def test_past_the_deadline_the_whole_group_is_killed(tmp_path: Path) -> None:
+    """`systemctl kill` goes to every process of the unit; what is said is that it was killed."""
+    fake = Fake(tmp_path, GOOD, stop={"takes_s": 60}, kill={"then": {**OVER["then"], "ActiveState": "failed"}})
+    outcome = asyncio.run(fake.unit().stop(0.5))
+    assert (outcome.is_done, outcome.facts["how"]) == (True, "kill")
+    assert ["--no-pager", "--no-ask-password", "kill", "--signal=SIGKILL", "--", UNIT] in fake.asked()
+
+
+def test_a_refusal_is_passed_on(tmp_path: Path) -> None:
+    """Its code and its last line."""
+    fake = Fake(tmp_path, GOOD, stop={"code": 4, "says": "Failed to stop: Interactive authentication required."})
+    outcome = asyncio.run(fake.unit().stop(1.0))
+    assert outcome.is_done is False
+    assert "ended with 4: Failed to stop: Interactive authentication required." in outcome.says
+
+
+def test_start_refuses_a_running_unit_and_tells_of_one_that_fails_at_once(tmp_path: Path) -> None:
+    """It is not started twice, and not believed where it is over again."""
+    assert asyncio.run(Fake(tmp_path, GOOD).unit().start()).facts["running"] is True
+    fake = Fake(tmp_path, {**GOOD, "ActiveState": "failed"}, start={"then": {"Result": "start-limit-hit"}})
+    outcome = asyncio.run(fake.unit().start())
+    assert (outcome.is_done, outcome.facts["result"]) == (False, "start-limit-hit")
+
+
+@pytest.mark.parametrize(
+    ("unit", "is_running"),
+    [
+        ({**GOOD, "ActiveState": "activating", "SubState": "auto-restart"}, None),
+        ({**GOOD, "ActiveState": "deactivating"}, True),
+        ({**GOOD, "ActiveState": ""}, None),
+        ({}, None),
+    ],
+)
+def test_states_that_are_not_plain(tmp_path: Path, unit: dict[str, str], is_running: bool | None) -> None:
+    """One that is about to come back, one that still ends, one that says nothing."""
+    assert asyncio.run(Fake(tmp_path, unit).unit().is_running()) is is_running
+
+
+def test_no_systemd_at_all(tmp_path: Path) -> None:
+    """Nothing is known, and nothing is done."""
+    unit = SystemdUnit(UNIT, systemctl=str(tmp_path / "none"))
+    assert asyncio.run(unit.is_running()) is None
+    assert asyncio.run(unit.pids()) == ()
+    assert asyncio.run(unit.stop(1.0)).is_done is False
+    assert asyncio.run(unit.start()).is_done is False
+
+
+def test_a_unit_that_is_not_there(tmp_path: Path) -> None:
+    """systemd shows defaults for it; they are not taken for a stopped unit that could be started."""
+    fake = Fake(tmp_path, {**GOOD, "LoadState": "not-found", "ActiveState": "inactive", "KillMode": "control-group"})
+    assert "no such unit (not-found)" in asyncio.run(fake.unit().start()).says
+
+
+def test_its_processes(tmp_path: Path) -> None:
+    """The main one first, then those of its control group and the groups below."""
+    group = tmp_path / "cg" / "system.slice" / "vllm.service"
+    (group / "below").mkdir(parents=True)
+    (group / "cgroup.procs").write_text("4711\n4713\n")
+    (group / "below" / "cgroup.procs").write_text("4712\n")
+    fake = Fake(tmp_path, GOOD)
+    assert asyncio.run(fake.unit(cgroups=tmp_path / "cg").pids()) == (4711, 4712, 4713)
+    away = Fake(tmp_path, {**GOOD, "ControlGroup": "/../../etc"})
+    assert asyncio.run(away.unit(cgroups=tmp_path / "cg").pids()) == (4711,)
+
+
+@pytest.mark.parametrize(
+    "name", ["", "vllm", "vllm.socket", "-.service", "--help.service", "a b.service", "*.service", "x/y.service"]
+)
+def test_names_that_are_none(name: str) -> None:
+    """Neither an option nor a pattern nor a path is ever asked for."""
+    with pytest.raises(BadInput, match="no name of a unit"):
+        SystemdUnit(name)
+
+
+@pytest.mark.parametrize(
+    ("span", "expected"), [("1min 30s", 90.0), ("2h 500ms", 7200.5), ("0", 0.0), ("infinity", None), ("", None), ("90", None)]
+)
+def test_spans(span: str, expected: float | None) -> None:
+    """As systemd prints them."""
+    assert seconds(span) == expected
+
+
+@pytest.mark.parametrize(
+    ("unit", "is_done", "by_hand"),
+    [
+        ({"ActiveState": "inactive", "SubState": "dead"}, True, True),
+        ({"ActiveState": "failed", "SubState": "failed", "Result": "exit-code"}, True, False),
+        ({}, False, False),
+        ({"ActiveState": "activating", "SubState": "auto-restart"}, False, False),
+        ({"ActiveState": ""}, None, False),
+    ],
+)
+def test_what_somebody_stopped_is_told_from_what_failed(
+    tmp_path: Path, unit: dict[str, str], is_done: bool | None, by_hand: bool
+) -> None:
+    """A unit that is simply inactive was stopped; one that is on its way up again has not ended."""
+    outcome = asyncio.run(Fake(tmp_path, {**GOOD, **unit}).unit().last_exit())
+    assert (outcome.is_done, outcome.facts.get("by_hand", False)) == (is_done, by_hand)

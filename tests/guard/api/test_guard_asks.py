@@ -1,0 +1,381 @@
+"""Guard's API where it acts, over a real socket, and `plimsoll guardctl` that talks to it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import io
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from plimsoll.cli.main import main
+from plimsoll.guard.act.course import opened
+from plimsoll.guard.act.decide import Decision, Plan, Refusal, Switches
+from plimsoll.guard.act.journal_entry import CLOSED, INTENT, NOTE, OPENED, OUTCOME, RESTART, SWITCH
+from plimsoll.guard.act.steps import BROKEN, End
+from plimsoll.guard.api.openapi import VERBS as DOCUMENTED
+from plimsoll.guard.api.openapi import document
+from plimsoll.guard.api.requests import VERBS, Actions, Asks, Under
+from plimsoll.guard.daemon.journal import Journal, JournalFailed
+from plimsoll.guard.judge.tracker import Grade
+from plimsoll.net.server import Answer, GuardServer
+
+TOKEN = "a-token-that-is-long-enough"
+NAME = "llama/a b"
+Capsys = pytest.CaptureFixture[str]
+
+
+class Acts:
+    """Somebody who acts, in words only."""
+
+    def __init__(self, journal: Path) -> None:
+        self.journal, self.trouble, self.switches = journal, "", Switches()
+        self.asked: list[tuple[str, ...]] = []
+        self.decision: Decision | None = Plan(NAME, Grade.RESTART, "asked", "somebody asked for it", BROKEN)
+        self.is_full = False
+        self.needing: dict[str, str] = {}
+
+    def under_way(self) -> list[Under]:
+        """One."""
+        course = opened("x1", NAME, Grade.RESTART, "dead", is_broken=True).begun()
+        return [Under(course, 1_700_000_000.0), Under(course._replace(engine="b", kind="drain"), None)]
+
+    def ended(self) -> dict[tuple[str, Grade, End], int]:
+        """One, and one that has not happened."""
+        return {(NAME, Grade.COMPACT, End.DONE): 2, (NAME, Grade.COMPACT, End.FAILED): 0}
+
+    def needs(self) -> dict[str, str]:
+        """As was set."""
+        return self.needing
+
+    def pause(self, engine: str, rung: str) -> None:
+        """Noted."""
+        if self.is_full:
+            raise JournalFailed("the journal cannot be written: no space")
+        self.asked.append(("pause", engine, rung))
+
+    def resume(self, engine: str, rung: str) -> None:
+        """Noted."""
+        self.asked.append(("resume", engine, rung))
+
+    async def ask(self, grade: Grade, engine: str) -> Decision:
+        """As was set."""
+        return await self._found(str(grade), engine)
+
+    async def drain(self, engine: str) -> Decision:
+        """As was set."""
+        return await self._found("drain", engine)
+
+    async def undrain(self, engine: str) -> Decision:
+        """As was set."""
+        return await self._found("undrain", engine)
+
+    async def _found(self, *words: str) -> Decision:
+        self.asked.append(words)
+        if self.decision is None:
+            await asyncio.sleep(60)
+        assert self.decision is not None
+        return self.decision
+
+
+class Api:
+    """Where it listens, and one question to it."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+
+    def __call__(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        headers = {"authorization": f"Bearer {TOKEN}"} | ({"content-type": "application/json"} if method == "POST" else {})
+        try:
+            connection.request(method, path, body if isinstance(body, str) else json.dumps(body or {}), headers)
+            answer = connection.getresponse()
+            return answer.status, json.loads(answer.read())
+        finally:
+            connection.close()
+
+
+@contextlib.contextmanager
+def listening(actions: Actions | None) -> Iterator[Api]:
+    """The API under /v1/, and a history without changes."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+
+    async def open_it() -> GuardServer:
+        asks = Asks(lambda: actions, lambda name: name in (NAME, "b"))
+
+        def answers(path: str, query: Any) -> Any:
+            history = {"schema": "plimsoll.guard/1", "told": 0, "changes": []}
+            return Answer(200, json.dumps(history).encode()) if path == "/history" else asks.get(path, query)
+
+        server = GuardServer(answers, TOKEN, (), asks.post)
+        await server.open("127.0.0.1", 0)
+        return server
+
+    server = asyncio.run_coroutine_threadsafe(open_it(), loop).result(10)
+    try:
+        yield Api(server.port)
+    finally:
+        asyncio.run_coroutine_threadsafe(server.close(), loop).result(10)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(10)
+        loop.close()
+
+
+@pytest.fixture
+def acts(tmp_path: Path) -> Acts:
+    """Somebody who acts, with a journal of one restart."""
+    path = tmp_path / "guard.journal"
+    numbers = iter(range(1_700_000_000, 1_800_000_000))
+    book = Journal(path, clock=lambda: float(next(numbers)))
+    where: dict[str, Any] = {"engine": NAME, "action": "x1"}
+    book.append(OPENED, **where, fields={"grade": "restart", "kind": "dead", "why": "it is dead", "steps": []})
+    book.append(INTENT, **where, step="stop")
+    book.append(RESTART, **where, fields={"own": True})
+    book.append(OUTCOME, **where, step="stop", fields={"done": True, "says": "it is gone", "facts": {}})
+    book.append(OUTCOME, **where, step="start", fields={"done": None, "says": "nobody knows", "facts": {}})
+    book.append(NOTE, **where, fields={"take-over": "ours", "done": True})
+    book.append(CLOSED, **where, fields={"end": "held", "grade": "restart", "kind": "dead", "why": ""})
+    book.append(SWITCH, engine="b", step="pause", fields={"on": True, "who": "the API", "token": "hunter2hunter2"})
+    book.append("new-kind", engine="b", fields={})
+    book.close()
+    return Acts(path)
+
+
+def holds(schema: str, answer: Any) -> None:
+    """The answer is what the document says."""
+    jsonschema.Draft202012Validator({**document("x"), "$ref": f"#/components/schemas/{schema}"}).validate(answer)
+
+
+def said(capsys: Capsys, api: Api, *words: str) -> tuple[int, str, str]:
+    """What guardctl says: the exit code and both outputs."""
+    code = main(["guardctl", *words, "--at", f"http://127.0.0.1:{api.port}"])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+@pytest.fixture(autouse=True)
+def _token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLIMSOLL_GUARD_TOKEN", TOKEN)
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+
+
+def test_pause_and_resume(acts: Acts) -> None:
+    """All of it, one engine or one rung; a name that nobody has is a mistake, not a success."""
+    with listening(acts) as api:
+        for body in ({}, {"engine": NAME}, {"rung": "restart"}):
+            for verb in ("pause", "resume"):
+                status, answer = api("POST", f"/v1/{verb}", body)
+                assert status == 200
+                holds("Accepted", answer)
+        assert acts.asked == [
+            (verb, engine, rung) for engine, rung in (("", ""), (NAME, ""), ("", "restart")) for verb in ("pause", "resume")
+        ]  # fmt: skip
+        wrong: Any = (
+            ({"engine": "lama"}, 404), ({"rung": "sleep"}, 400), ({"engine": NAME, "rung": "shed"}, 400), ({"who": "me"}, 400),
+            ({"engine": 3}, 400), ("[]", 400), ("{", 400), ("[" * 9_000, 400),
+        )  # fmt: skip
+        for body, status in wrong:
+            found, answer = api("POST", "/v1/pause", body)
+            assert found == status, body
+            holds("Error", answer)
+        assert api("POST", "/v1/resume", {"engine": "gone"})[0] == 404
+        acts.switches = Switches(paused=frozenset({"gone"}))
+        assert api("POST", "/v1/resume", {"engine": "gone"})[0] == 200, "one that is not watched any more can be resumed"
+        acts.needing = {"held": "a person is needed"}
+        assert api("POST", "/v1/pause", {"engine": "held"})[0] == 404
+        assert api("POST", "/v1/resume", {"engine": "held"})[0] == 200
+        acts.is_full = True
+        status, answer = api("POST", "/v1/pause")
+        assert (status, answer["reason"]) == (409, "NotWritten")
+        holds("Refused", answer)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_one_action_on_one_engine(verb: str, acts: Acts) -> None:
+    """Accepted with its steps, or refused with a word a program can test and a sentence."""
+    path = f"/v1/engines/llama%2Fa%20b/{verb}"
+    with listening(acts) as api:
+        status, answer = api("POST", path)
+        assert (status, acts.asked) == (200, [(verb, NAME)])
+        holds("Accepted", answer)
+        assert answer["plan"][0].startswith("1. lock: takes the fleet's lock; before: ")
+        acts.decision = Refusal(NAME, Grade.RESTART, "asked", "BudgetSpent", "2 restarts in an hour")
+        status, answer = api("POST", path)
+        assert (status, answer["reason"], answer["says"]) == (409, "BudgetSpent", "2 restarts in an hour")
+        holds("Refused", answer)
+        acts.trouble = "the disk is full"
+        wanted = "BudgetSpent" if verb == "undrain" else "Stopped"
+        assert api("POST", path)[1]["reason"] == wanted, "what is out must come back, whatever else cannot be done"
+        for wrong, status in ((path.replace("llama", "x"), 404), (f"{path}x", 404), (f"/v1/engines/{verb}", 404)):
+            assert api("POST", wrong)[0] == status
+        assert api("POST", path, {"engine": NAME})[0] == 400
+        assert api("GET", path)[0] == 405
+
+
+def test_a_guard_that_is_at_work_does_not_do_it_later(acts: Acts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No answer in time is a refusal, and what was asked for is cancelled."""
+    monkeypatch.setattr("plimsoll.guard.api.requests.ASK_S", 0.2)
+    acts.decision = None
+    with listening(acts) as api:
+        status, answer = api("POST", "/v1/engines/b/restart")
+    assert (status, answer["reason"]) == (409, "Busy")
+
+
+def test_what_is_under_way_and_what_was_done(acts: Acts) -> None:
+    """As the document says; no secret in it, and what is wrong with the journal is told."""
+    with listening(acts) as api:
+        status, answer = api("GET", "/v1/actions")
+        assert status == 200
+        holds("Actions", answer)
+        assert (answer["actions"][0]["step"], answer["actions"][0]["since"]) == ("lock", 1_700_000_000.0)
+        status, answer = api("GET", "/v1/journal?last=3")
+        assert status == 200
+        holds("Journal", answer)
+        assert [row["kind"] for row in answer["entries"]] == ["closed", "switch", "new-kind"]
+        assert "hunter2" not in json.dumps(api("GET", "/v1/journal")[1])
+        for last in ("0", "x", "1001", "-1", ""):
+            assert api("GET", f"/v1/journal?last={last}")[0] == 400
+        acts.journal = acts.journal.with_name("none")
+        assert "there is no journal" in api("GET", "/v1/journal")[1]["wrong"][0]
+        assert api("GET", "/v1/nothing")[0] == 404
+
+
+def test_a_guard_that_only_observes_says_so(capsys: Capsys) -> None:
+    """503 with a sentence to every one of these; guardctl is refused, and its history is that of the changes."""
+    with listening(None) as api:
+        for method, path in (
+            ("GET", "/v1/actions"),
+            ("GET", "/v1/journal"),
+            ("POST", "/v1/pause"),
+            ("POST", "/v1/engines/b/shed"),
+        ):
+            status, answer = api(method, path)
+            assert (status, answer["says"]) == (503, "guard only observes: start it with --act")
+            holds("Observes", answer)
+        code, out, _ = said(capsys, api, "pause")
+        assert (code, out) == (1, "refused: guard only observes: start it with --act\n")
+        assert said(capsys, api, "actions")[:2] == (0, "nothing is under way: guard only observes: start it with --act\n")
+        assert said(capsys, api, "history")[:2] == (0, "nothing has changed since guard began\n")
+
+
+def test_guardctl_tells_it_what_to_do(acts: Acts, capsys: Capsys) -> None:
+    """Plain words, the steps of what is accepted, exit code 1 for a refusal; nothing harmful without --yes."""
+    with listening(acts) as api:
+        assert said(capsys, api, "pause")[:2] == (0, "everything: nothing is done until it is resumed\n")
+        assert said(capsys, api, "resume", NAME)[:2] == (0, f"{NAME}: guard acts again\n")
+        assert said(capsys, api, "pause", "--rung", "restart")[1].startswith("restart of every engine: nothing is done")
+        assert acts.asked == [("pause", "", ""), ("resume", NAME, ""), ("pause", "", "restart")]
+        code, out, _ = said(capsys, api, "restart", NAME, "--yes")
+        assert code == 0
+        assert out.startswith(f"{NAME}: restart is accepted\n  1. lock: takes")
+        acts.asked.clear()
+        for verb in ("restart", "drain", "compact", "shed"):
+            code, _, err = said(capsys, api, verb, NAME)
+            assert (code, "say --yes" in err) == (2, True)
+        assert acts.asked == []
+        assert said(capsys, api, "undrain", NAME)[0] == 0
+        acts.decision = Refusal(NAME, Grade.SHED, "asked", "NoGate", "it has no gate that could do it")
+        code, out, _ = said(capsys, api, "shed", NAME, "--yes")
+        assert (code, out.splitlines()[0]) == (1, "refused (NoGate): it has no gate that could do it")
+        assert "\n  what to do: start it with the gate" in out
+        code, out, _ = said(capsys, api, "shed", NAME, "--yes", "--json")
+        assert (code, json.loads(out)["reason"]) == (1, "NoGate")
+        code, _, err = said(capsys, api, "restart", "lama", "--yes")
+        assert (code, "no engine is called 'lama'" in err) == (2, True)
+
+
+class Terminal(io.StringIO):
+    """Somebody who sits there and answers."""
+
+    def isatty(self) -> bool:
+        """Yes."""
+        return True
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "asked"), [("y\n", 0, [("drain", "b")]), ("n\n", 1, []), ("\n", 1, []), ("", 1, [])]
+)
+def test_guardctl_asks_back(
+    answer: str, code: int, asked: list[tuple[str, ...]], acts: Acts, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a terminal only a yes is one; the question is not part of the output."""
+    monkeypatch.setattr("sys.stdin", Terminal(answer))
+    with listening(acts) as api:
+        found, out, err = said(capsys, api, "drain", "b")
+    assert (found, acts.asked, err) == (code, asked, "drain b? [y/N] ")
+    assert "[y/N]" not in out
+
+
+def test_guardctl_shows_what_is_done(acts: Acts, capsys: Capsys) -> None:
+    """What is under way, and the history with what was done, from the API or from the file itself."""
+    acts.switches = Switches(is_paused=True, paused=frozenset({"b"}), rungs_off=frozenset({Grade.SHED}))
+    acts.trouble = "the disk is full"
+    acts.needing = {"c": "held: it is down or out of service"}
+    history = f"""2023-11-14 22:13:21 {NAME}: restart begins: it is dead [x1]
+2023-11-14 22:13:23 {NAME}: is restarted [x1]
+2023-11-14 22:13:24 {NAME}: stop: it is gone [x1]
+2023-11-14 22:13:25 {NAME}: start (not known): nobody knows [x1]
+2023-11-14 22:13:26 {NAME}: take-over: ours [x1]
+2023-11-14 22:13:27 {NAME}: restart is held [x1]
+2023-11-14 22:13:28 b: acting is paused by the API
+2023-11-14 22:13:29 b: new-kind
+"""
+    with listening(acts) as api:
+        code, out, _ = said(capsys, api, "actions")
+        assert code == 0
+        assert f"  {NAME:30} restart (dead): lock, since " in out
+        assert "b                              drain by hand: lock\n" in out
+        assert "c                              held: it is down or out of service\n" in out
+        for text in ("everything is paused", "b is paused (guardctl resume b)", "--rung shed", "the disk is full"):
+            assert text in out
+        assert json.loads(said(capsys, api, "actions", "--json")[1])["paused"]["rungs"] == ["shed"]
+        assert said(capsys, api, "history")[:2] == (0, history)
+        assert said(capsys, api, "history", "b", "-n", "1")[1] == history.splitlines()[-1] + "\n"
+        assert len(json.loads(said(capsys, api, "history", "-n", "2", "--json")[1])["entries"]) == 2
+    code = main(["guardctl", "history", "--journal", str(acts.journal), "-n", "2"])
+    assert (code, capsys.readouterr().out) == (0, "\n".join(history.splitlines()[-2:]) + "\n")
+    assert main(["guardctl", "history", NAME, "--journal", str(acts.journal), "--json"]) == 0
+    assert {row["engine"] for row in json.loads(capsys.readouterr().out)["entries"]} == {NAME}
+
+
+def test_a_journal_that_is_damaged_or_not_there(acts: Acts, capsys: Capsys) -> None:
+    """What can be believed is shown, and that it is not all: exit code 1; no file at all is a wrong word."""
+    data = acts.journal.read_bytes()
+    acts.journal.write_bytes(data.replace(b"nobody knows", b"nobody nose!"))
+    assert main(["guardctl", "history", "--journal", str(acts.journal)]) == 1
+    out = capsys.readouterr().out
+    assert "stop: it is gone" in out
+    assert "its checksum is not right" in out
+    assert main(["guardctl", "history", "--journal", str(acts.journal.with_name("none"))]) == 2
+    assert "there is no journal at" in capsys.readouterr().err
+
+
+def test_nobody_there_and_something_else(capsys: Capsys, acts: Acts) -> None:
+    """Exit code 3, and whether it may have been heard is said."""
+    assert said(capsys, Api(9), "pause")[0] == 3
+    acts.decision = None
+    with listening(acts) as api:
+        code, _, err = said(capsys, api, "restart", "b", "--yes", "--timeout", "1")
+    assert (code, "it may have been heard all the same" in err) == (3, True)
+
+
+def test_the_document_names_every_verb() -> None:
+    """Each with its path, and with what may be answered."""
+    paths = document("x")["paths"]
+    assert set(DOCUMENTED) == set(VERBS)
+    for verb in VERBS:
+        post = paths[f"/v1/engines/{{name}}/{verb}"]["post"]
+        assert {"200", "400", "401", "404", "409", "415", "503"} <= set(post["responses"])
+    for path in ("/v1/pause", "/v1/resume"):
+        assert paths[path]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"].endswith("/Switch")

@@ -1,0 +1,206 @@
+"""Two engines without any part that is real, for tests of what a person drains: gate, balancer, lock, journal."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from plimsoll.errors import WorldFailed
+from plimsoll.guard.act.capacity import Load
+from plimsoll.guard.act.decide import Engine, View
+from plimsoll.guard.act.journal_entry import Entry
+from plimsoll.guard.act.outcome import Outcome, done, failed
+from plimsoll.guard.act.policy import ActPolicy
+from plimsoll.guard.daemon.announcements import Ports, Said
+from plimsoll.guard.daemon.steps import Parts
+from plimsoll.guard.judge.look import Look
+from plimsoll.inside import drain as gate
+from plimsoll.unknown import Condition
+
+POLICY = ActPolicy(lease_s=0.3)
+NEVER = 10**9
+
+
+class Killed(BaseException):
+    """The guard is no more."""
+
+
+def load_of(engine: str, usage: float | None) -> Load:
+    """An engine that is so full, with nobody waiting."""
+    return Load(engine, usage, 1.0, 0.0, model="m")
+
+
+class World:
+    """Two engines; what is done is done to the first."""
+
+    def __init__(self) -> None:
+        self.drain, self.is_out, self.epoch, self.holder = gate.Drain(), False, 0, ""
+        self.entries: list[Entry] = []
+        self.said: list[str] = []
+        self.kill_before = self.kill_after = self.fail_at = NEVER
+        self.engines = [Engine(name, {}, load_of(name, 0.1), 0.0) for name in ("a", "b")]
+        self.takes_out = done("out")
+
+    @property
+    def now(self) -> float:
+        """Of the gate's clock."""
+        return asyncio.get_running_loop().time()
+
+    def serves(self) -> bool:
+        """Whether the first is in service: the gate admits, and the balancer sends."""
+        return self.drain.phase(self.now, 0.0) == gate.SERVING and not self.is_out
+
+    def view(self, away: frozenset[str]) -> View:
+        """Both of them."""
+        return View([one._replace(is_away=one.name in away) for one in self.engines])
+
+
+class Door:
+    """The gate, by its own rules."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    async def drain(self, epoch: int, lease_s: float, *, refuse: bool = False) -> Outcome:
+        """Begin or renew."""
+        return self._took(gate.begin(self._world.drain, gate.Wish(epoch, lease_s, refuse=refuse), self._world.now))
+
+    async def undrain(self, epoch: int) -> Outcome:
+        """End."""
+        return self._took(gate.end(self._world.drain, epoch))
+
+    def _took(self, found: gate.Drain | gate.Stale) -> Outcome:
+        if isinstance(found, gate.Stale):
+            return failed("an older epoch", stale=True, current=found.current)
+        self._world.drain = found
+        return done("as asked")
+
+    async def state(self) -> Outcome:
+        """What it says of itself."""
+        return done("", phase=self._world.drain.phase(self._world.now, 0.0), in_flight=0)
+
+    async def shed(self, max_wait_s: float, lease_s: float) -> Outcome:
+        """Not here."""
+        raise NotImplementedError
+
+    async def unshed(self) -> Outcome:
+        """Not here."""
+        raise NotImplementedError
+
+    async def compact(self) -> Outcome:
+        """Not here."""
+        raise NotImplementedError
+
+
+class Balancer:
+    """One that reads back."""
+
+    said = "a balancer"
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    async def take_out(self) -> Outcome:
+        """Out."""
+        self._world.is_out = self._world.takes_out.is_done is True
+        return self._world.takes_out
+
+    async def put_back(self) -> Outcome:
+        """In."""
+        self._world.is_out = False
+        return done("back")
+
+    async def is_out(self) -> bool | None:
+        """As it is."""
+        return self._world.is_out
+
+    async def connections(self) -> int | None:
+        """None."""
+        return 0
+
+
+class Lock:
+    """As the real ones: who has it gets it again, and its number grows with every holder."""
+
+    said = "a lock"
+
+    def __init__(self, world: World, guard: str) -> None:
+        self._world, self._guard = world, guard
+
+    async def acquire(self, owner: str) -> Outcome:
+        """Take."""
+        await asyncio.sleep(0)
+        if self._world.holder not in ("", self._guard):
+            return failed(f"{self._world.holder} has it, not {owner}")
+        self._world.epoch += self._world.holder != self._guard
+        self._world.holder = self._guard
+        return done("ours", epoch=self._world.epoch)
+
+    async def renew(self) -> Outcome:
+        """Keep."""
+        return done("ours") if self._world.holder == self._guard else failed("not ours")
+
+    async def release(self) -> Outcome:
+        """Give."""
+        self._world.holder = "" if self._world.holder == self._guard else self._world.holder
+        return done("given back")
+
+
+class Book:
+    """The journal: where it is written, the guard may die, or the disk be full."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def append(
+        self, kind: str, *, engine: str = "", action: str = "", step: str = "", fields: Mapping[str, Any] | None = None
+    ) -> Entry:
+        """One entry."""
+        number = len(self._world.entries) + 1
+        if number == self._world.fail_at:
+            raise WorldFailed("the journal cannot be written: No space left on device")
+        if number == self._world.kill_before:
+            raise Killed
+        entry = Entry(number, 1_000.0 + number, kind, engine, action, step, fields or {})
+        self._world.entries.append(entry)
+        if number == self._world.kill_after:
+            raise Killed
+        return entry
+
+    def kept(self) -> list[Entry]:
+        """All."""
+        return list(self._world.entries)
+
+
+class Sight:
+    """Nobody looks."""
+
+    async def look(self, engine: str) -> Look | None:
+        """No."""
+        del engine
+        return None
+
+    def conditions(self, engine: str) -> Mapping[str, Condition]:
+        """None."""
+        del engine
+        return {}
+
+    def engines(self) -> Sequence[str]:
+        """Two."""
+        return ["a", "b"]
+
+
+def parts_of(world: World) -> dict[str, Parts]:
+    """What can be done to the first; nothing to the second."""
+    return {"a": Parts("a", Door(world), Balancer(world)), "b": Parts("b")}
+
+
+def ports_of(world: World, lock: Any) -> Ports:
+    """As a guard has them."""
+    numbers = iter(range(100))
+
+    def tell(said: Said) -> None:
+        world.said.append(said.says)
+
+    return Ports(Book(world), lock, Sight(), world.view, tell, lambda: 0.0, lambda: f"x{next(numbers)}")

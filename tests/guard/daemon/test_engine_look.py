@@ -1,0 +1,341 @@
+"""Looks at engines over real sockets: at stand-ins with their faults, and at servers that lie about everything."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import tracemalloc
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plimsoll.guard.daemon.engine_canary import CanaryPlan
+from plimsoll.guard.daemon.engine_look import Watcher, read_gate, read_workers
+from plimsoll.guard.judge.judge import Judge
+from plimsoll.guard.judge.look import Look, Rank, Reach
+from plimsoll.guard.judge.policy import read_policy
+from plimsoll.inside.settings import Settings
+from tests.guard.acting import acting
+from tests.guard.daemon.looking import CAPTURED, FAST, GATED, INSIDE, at, fault, looks, plain, remembering
+from tests.net.raw_server import RawServer, Talk, Visitor, by_path, free_port, raw_server
+from tests.standin.servers import TOKEN, standin
+
+
+def test_a_captured_page_becomes_a_look() -> None:
+    """Figures, version, settings, start and health of a real server's page."""
+    answers: dict[str, bytes | str] = {"/metrics": CAPTURED, "/health": "200 OK", "/version": b'{"version":"0.32.0"}'}
+    (look,), _ = looks(by_path(answers))
+    assert (look.reach, look.why, look.health, look.vllm) == (Reach.ANSWERS, "", 200, "0.32.0")
+    assert look.figures["prompt_tokens"] == 183
+    assert look.config["block_size"] == "128"
+    assert look.started_unix_s == pytest.approx(1794704708.86)
+    assert (look.gate, look.workers, look.is_paused, look.canary) == (None, (), None, None)
+
+
+def test_a_stand_in_with_its_gate() -> None:
+    """What the gate knows, the memory of its workers, and whether it is paused, from one look."""
+    with standin(GATED, settings=Settings({"PLIMSOLL_TOKEN": TOKEN})) as server:
+        first, second = at(server, lambda url: Watcher(url, TOKEN), 2)
+        assert first.gate is not None
+        assert (first.gate.ready, first.gate.in_flight, first.gate.drain) == (True, 0, "serving")
+        (worker,) = first.workers
+        assert worker.rank == "0/0"
+        assert worker.device_total == 24 << 30
+        assert worker.allocated is not None
+        assert worker.host_resident is not None
+        assert (second.is_paused, second.vllm, second.health) == (False, "0.32.0", 200)
+        server.ask("POST", "/pause")
+        assert at(server, lambda url: Watcher(url, TOKEN))[0].is_paused is True
+        (open_look,) = at(server, plain)
+        assert open_look.gate is None
+        assert open_look.workers[0].allocated == worker.allocated
+
+
+@pytest.mark.parametrize(
+    ("kind", "reach"),
+    [("huge-page", Reach.NONSENSE), ("cut-page", Reach.NONSENSE), ("slow-loris", Reach.SILENT),
+     ("lying-page", Reach.ANSWERS), ("frozen-gauges", Reach.ANSWERS)],
+)  # fmt: skip
+def test_a_stand_in_that_misbehaves(kind: str, reach: Reach) -> None:
+    """Each fault of a page has its word, ends in time and in little memory, and leads to nothing that would act."""
+    with standin() as server:
+        fault(server, kind)
+        tracemalloc.start()
+        began = time.monotonic()
+        found = at(server, plain, 3)
+        took, (_, peak) = time.monotonic() - began, tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert {look.reach for look in found} == {reach}
+    assert took < 3 * FAST.look_s + 1
+    assert peak < 24 << 20
+    assert all(0 <= value <= 1e18 for look in found for value in look.figures.values())
+    judge = Judge("e", read_policy({}))
+    for look in found:
+        judge.see(look)
+    assert acting(judge) == ()
+
+
+def test_nobody_listens_and_then_somebody_does() -> None:
+    """Refused while nothing is there; what was known of the last process is forgotten with it."""
+
+    async def run() -> list[Look]:
+        port, found = free_port(), []
+        watcher = Watcher(f"http://127.0.0.1:{port}/metrics", limits=FAST)
+        found.append(await watcher.look(1.0, 1.0))
+        server = RawServer(by_path({"/metrics": CAPTURED, "/version": b'{"version":"0.32.0"}'}))
+        listening = await asyncio.start_server(server.visited, "127.0.0.1", port)
+        found.append(await watcher.look(6.0, 6.0))
+        watcher._client.close()
+        listening.close()
+        found.append(await watcher.look(11.0, 11.0))
+        await watcher.close()
+        return found
+
+    first, second, third = asyncio.run(run())
+    assert (first.reach, first.why) == (Reach.REFUSED, "refuses connections: nobody listens there")
+    assert (second.reach, second.vllm) == (Reach.ANSWERS, "0.32.0")
+    assert (third.reach, third.vllm) == (Reach.REFUSED, None)
+
+
+def test_a_dead_engine_and_a_proxy_without_one() -> None:
+    """503 of /health counts when it is vLLM's: without a body, and beside its page. Anything else is nobody's word."""
+    (look,), _ = looks(by_path({"/metrics": CAPTURED, "/health": "503 Service Unavailable"}))
+    assert (look.reach, look.health) == (Reach.ANSWERS, 503)
+    for status in ("500 Oops", "404 Not Found"):  # the supervisor of data parallelism, while it stops
+        (look,), _ = looks(by_path({"/metrics": status, "/health": "503 Service Unavailable"}))
+        assert (look.reach, look.health) == (Reach.NONSENSE, None)
+
+    async def router(visitor: Visitor) -> None:
+        while head := await visitor.asked():
+            await (visitor.answer(CAPTURED) if "/metrics" in head else visitor.answer(b"no healthy upstream", "503 No"))
+
+    (look,), _ = looks(router)
+    assert (look.reach, look.health) == (Reach.ANSWERS, None)
+
+    async def proxy(visitor: Visitor) -> None:
+        while await visitor.asked():
+            await visitor.answer(b"no healthy upstream", "503 Service Unavailable")
+
+    (look,), _ = looks(proxy)
+    assert (look.reach, look.health) == (Reach.NONSENSE, None)
+    assert look.why == "answers /metrics with 503, not with a page"
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(b"<html>\n<body>hello</body>\n</html>\n", id="a web page"),
+        pytest.param(b"", id="nothing"),
+        pytest.param(b"\xff\xfe\x00" * 1000 + b"\n", id="no text"),
+        pytest.param(b"".join(b'vllm:num_requests_running{engine="%d"} 1\n' % n for n in range(20_000)), id="label bomb"),
+        pytest.param(CAPTURED[:3000] + b"\nvllm:num_req", id="cut, with the length of what is there"),
+    ],
+)
+def test_pages_that_are_none(page: bytes) -> None:
+    """Whatever is not a whole page of metrics is nonsense, with its reason, and shows no figures."""
+    (look,), _ = looks(by_path({"/metrics": page, "/health": "200 OK"}))
+    assert (look.reach, look.health) == (Reach.NONSENSE, 200)
+    assert look.why
+    assert look.figures == {}
+
+
+def test_letters_that_are_none_hide_nothing_else() -> None:
+    """Bytes that are not UTF-8, a label of half a megabyte and two thousand labels cost only the lines they stand on."""
+    labels = b",".join(b'a%d="b"' % number for number in range(2_000))
+    noise = (
+        b'vllm:num_requests_waiting{model_name="\xff\xfe"} 2\nvllm:kv_cache_usage_perc{' + labels + b"} 0.5\n"
+        b'vllm:prompt_tokens_total{m="' + b"x" * (1 << 19) + b'"} 5\nvllm:num_requests_running{engine="0"} 3\n'
+    )
+    (look,), _ = looks(by_path({"/metrics": noise}))
+    assert look.reach is Reach.ANSWERS
+    assert look.figures == {"waiting": 2, "running": 3}
+
+
+def test_a_redirect_to_another_host_is_nonsense_and_the_token_stays_here() -> None:
+    """Neither the page nor the gate leads anywhere else."""
+    stolen: list[str] = []
+
+    async def thief(visitor: Visitor) -> None:
+        stolen.append(await visitor.asked())
+
+    async def run() -> Look:
+        async with raw_server(thief) as elsewhere:
+
+            async def talk(visitor: Visitor) -> None:
+                while head := await visitor.asked():
+                    if head.split()[1] == "/metrics" and not is_page:
+                        await visitor.answer(b"", "302 Found", f"Location: {elsewhere.url}/metrics")
+                    elif head.split()[1] == "/metrics":
+                        await visitor.answer(CAPTURED)
+                    else:
+                        await visitor.answer(b"", "307 Temporary Redirect", f"Location: {elsewhere.url}/plimsoll/state")
+
+            async with raw_server(talk) as server:
+                is_page = False
+                watcher = Watcher(server.url, TOKEN, limits=FAST)
+                look = await watcher.look(1, 1)
+                is_page = True
+                assert (await watcher.look(6, 6)).gate is None
+                await watcher.close()
+                return look
+
+    look = asyncio.run(run())
+    assert look.reach is Reach.NONSENSE
+    assert "redirects to another server" in look.why
+    assert stolen == []
+
+
+def test_what_a_server_does_not_have_is_asked_every_five_minutes() -> None:
+    """No gate, no dev mode, no version: asked once, then left alone for five minutes; a restart asks again at once."""
+    paths: list[str] = []
+    page = {"/metrics": CAPTURED}
+    looks(remembering({**page}, paths), 120, token=TOKEN)
+    counts = {path: paths.count(path) for path in paths}
+    assert counts == {"/metrics": 120, "/health": 120, "/plimsoll/state": 2, "/is_paused": 2, "/version": 2}
+    paths.clear()
+    looks(remembering({**page, "/is_paused": b'{"is_paused": false}', "/version": b'{"version": "0.32.0"}'}, paths), 30)
+    counts = {path: paths.count(path) for path in paths}
+    assert counts == {"/metrics": 30, "/health": 30, "/is_paused": 1, "/version": 1}
+
+
+def gate_server(kind: str, heads: list[str]) -> Talk:
+    """A page, and something that answers /plimsoll/state in its own way; what it was asked."""
+
+    async def talk(visitor: Visitor) -> None:
+        while head := await visitor.asked():
+            path = head.split()[1]
+            heads.append(head)
+            if path == "/metrics":
+                await visitor.answer(CAPTURED)
+            elif path != "/plimsoll/state" or kind == "none":
+                await visitor.answer(b"", "404 Not Found")
+            elif kind == "another":
+                await visitor.answer(b"", "401 Unauthorized", "WWW-Authenticate: Basic realm=x")
+            elif kind == "open" or (kind == "gate" and f"Bearer {TOKEN}" in head):
+                await visitor.answer((INSIDE / "state.json").read_bytes())
+            else:
+                await visitor.answer(b"", "401 Unauthorized", "WWW-Authenticate: Bearer")
+
+    return talk
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_shown", "note"),
+    [("gate", True, ""), ("strict", True, "the gate does not take this token"), ("none", False, "there is no gate there"),
+     ("another", False, "the gate does not take this token"), ("open", False, "/plimsoll/state answers 200")],
+)  # fmt: skip
+def test_the_token_is_shown_only_to_what_asks_for_it_as_the_gate_does(kind: str, is_shown: bool, note: str) -> None:
+    """A server without a gate never sees it; a gate that does not take it is named, and the rest of the look is there."""
+    heads: list[str] = []
+
+    async def run() -> tuple[Look, str]:
+        async with raw_server(gate_server(kind, heads)) as server:
+            watcher = Watcher(server.url, TOKEN, limits=FAST)
+            found = [await watcher.look(1 + 5 * number, 1) for number in range(2)]
+            await watcher.close()
+            return found[-1], watcher.gate_note
+
+    look, said = asyncio.run(run())
+    assert look.reach is Reach.ANSWERS
+    assert (look.gate is not None) == (kind == "gate")
+    assert said.startswith(note)
+    assert bool(said) == bool(note)
+    assert any(TOKEN in head for head in heads) == is_shown
+    assert TOKEN not in next(head for head in heads if "/plimsoll/state" in head)
+
+
+STUCK = b'vllm:num_requests_running{engine="0",model_name="m"} 1\nvllm:num_requests_waiting{engine="0",model_name="m"} 0\n'
+
+
+def paused_server(say: Callable[[int], str | bytes | None], page: bytes = CAPTURED) -> Talk:
+    """A page, and what becomes of each question whether it is paused; None: no answer."""
+    asked = [0]
+
+    async def talk(visitor: Visitor) -> None:
+        while head := await visitor.asked():
+            if "/is_paused" in head:
+                asked[0] += 1
+                said = say(asked[0])
+                if said is None:
+                    await asyncio.sleep(1.0)
+                    return
+                await (visitor.answer(said) if isinstance(said, bytes) else visitor.answer(b"", said))
+            else:
+                await visitor.answer(page if "/metrics" in head else b"", "200 OK" if "/metrics" in head else "404 No")
+
+    return talk
+
+
+def test_a_lost_answer_about_a_pause_is_said() -> None:
+    """Lost, or an error on the way: it may rest. A server without the question does not."""
+    told = [look.is_rest_unknown for look in looks(paused_server(lambda _: None), 2)[0]]
+    assert told == [True, True]
+    answers: list[str | bytes | None] = ["502 Bad Gateway", b'{"is_paused": true}', None, b'{"is_paused": true}', b"<html>"]
+    found, _ = looks(paused_server(lambda number: answers[number - 1], STUCK), 5, every_s=60.0)
+    assert [(look.is_paused, look.is_rest_unknown) for look in found] == [
+        (None, True), (True, False), (None, True), (True, False), (None, True),
+    ]  # fmt: skip
+    found, _ = looks(paused_server(lambda _: "404 Not Found", STUCK), 2)
+    assert [look.is_rest_unknown for look in found] == [False, False]
+
+
+def test_ranks_of_data_parallelism_are_told_one_by_one() -> None:
+    """A page of several engines shows what each has done; a page of one does not repeat itself."""
+    page = b"".join(
+        b'vllm:iteration_tokens_total_count{engine="%d"} %d\nvllm:num_requests_running{engine="%d"} %d\n' % (n, n, n, n)
+        for n in (0, 1, 10)
+    )
+    (look,), _ = looks(by_path({"/metrics": page}))
+    assert look.ranks == (Rank("0", 0, 0), Rank("1", 1, 1), Rank("10", 10, 10))
+    (look,), _ = looks(by_path({"/metrics": CAPTURED}))
+    assert look.ranks == ()
+
+
+def test_recorded_words_of_the_gate() -> None:
+    """/plimsoll/state and /plimsoll/memory as an H200 answered them; anything else is nobody's word."""
+    gate = read_gate(json.loads((INSIDE / "state.json").read_text(encoding="utf-8")))
+    assert gate is not None
+    assert (gate.ready, gate.engine_requests, gate.expected_wait_s, gate.last_step_age_s) == (True, 0, 0.0, 19.311)
+    assert gate.survival is None, "recorded before there was such a key"
+    told = read_gate(
+        {"ready": True, "reason": "", "in_flight": 0, "engine_requests": 0, "survive": {"armed": True, "contained": 3}}
+    )
+    assert told is not None
+    assert told.survival is not None
+    assert (told.survival.armed, told.survival.contained, told.survival.storm) == (True, 3, None)
+    (worker,) = read_workers(json.loads((INSIDE / "memory.json").read_text(encoding="utf-8")))
+    assert (worker.allocated, worker.by_others, worker.host_limit) == (67825706496, 9240576, 137438953472)
+    assert (worker.requested, worker.weights, worker.kv_cache) == (75054940160, 16110919680, 51539607552)
+    assert (worker.activation_peak, worker.graphs) == (None, 0)
+    for bad in ({}, {"ready": 1}, {"ready": True, "reason": "x", "in_flight": float("nan"), "engine_requests": 1}):
+        assert read_gate(bad) is None
+    for odd in ({"workers": 5}, {"workers": [5, {}, {"age_s": "x"}, {"age_s": float("inf")}]}):
+        assert read_workers(odd) == ()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.one_of(
+            st.binary(max_size=200),
+            st.sampled_from([b"HTTP/1.1 200 OK\r\n", b"\r\n", b"Transfer-Encoding: chunked\r\n\r\n", b"40\r\n", CAPTURED[:5000],
+                             b"vllm:num_requests_running 1e309\n", b"vllm:kv_cache_usage_perc -1\n", b'{"ready": true}']),
+        ),
+        max_size=8,
+    )
+)  # fmt: skip
+def test_a_look_never_raises(pieces: list[bytes]) -> None:
+    """Whatever bytes a server says to every question, a look comes back, and the judge does not act on it."""
+
+    async def talk(visitor: Visitor) -> None:
+        if await visitor.asked():
+            await visitor.say(*pieces)
+
+    found, _ = looks(talk, 2, token=TOKEN, canary=CanaryPlan(every_s=5))
+    judge = Judge("e", read_policy({}))
+    for look in found:
+        judge.see(look)
+    assert acting(judge) == ()

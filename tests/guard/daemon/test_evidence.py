@@ -1,0 +1,216 @@
+"""Evidence of an engine before it is stopped: what is kept, what is hidden, what is missing, and that nothing waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plimsoll.guard.daemon.evidence import EvidenceKeeper, Wanted, of_processes
+
+SECRET = "hf_0123456789abcdefghijklmnopqrstuvwxyz0"
+PY_SPY = shutil.which("py-spy") or shutil.which(Path(sys.executable).with_name("py-spy"))
+
+
+def keeper(folder: Path, path: str = "", **more: Any) -> EvidenceKeeper:
+    """One that finds programs in `path` alone."""
+    return EvidenceKeeper(folder / "evidence", environ={"PATH": path}, **more)
+
+
+def take(one: EvidenceKeeper, wanted: Wanted, action: str = "a-1") -> Path:
+    """The folder of one action."""
+    outcome = asyncio.run(one.take("llama/8b", action, wanted))
+    assert outcome.is_done, outcome
+    return Path(str(outcome.facts["folder"]))
+
+
+def program(folder: Path, name: str, text: str) -> str:
+    """A program of that name, and the folder it lies in."""
+    folder.mkdir(exist_ok=True)
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(folder)
+
+
+def test_everything_that_there_is(tmp_path: Path) -> None:
+    """The log, the pages, the processes and the cards, each a file of this user alone, and a list of them."""
+    (tmp_path / "engine.log").write_text("INFO it began\n")
+    path = program(tmp_path / "bin", "nvidia-smi", 'echo "Driver Version: 1"')
+    program(tmp_path / "bin", "py-spy", 'echo "$@"; echo "Thread 1 (idle): MainThread"')
+
+    async def state() -> bytes:
+        return b'{"phase": "serving", "api_key": "abc-secret-def"}'
+
+    wanted = Wanted(str(tmp_path / "engine.log"), (os.getpid(),), {"metrics.txt": b"vllm:x 1\n", "state.json": state})
+    folder = take(keeper(tmp_path, path), wanted)
+    names = {"CONTENTS.txt", "engine.log", "metrics.txt", "nvidia-smi.txt", "processes.txt", "stacks.txt", "state.json"}
+    assert {one.name for one in folder.iterdir()} == names
+    assert folder.name.endswith("Z-llama_8b-a-1")
+    assert {stat.S_IMODE(one.stat().st_mode) for one in folder.iterdir()} == {0o600}
+    assert {stat.S_IMODE(one.stat().st_mode) for one in (folder, folder.parent)} == {0o700}
+    assert f"dump --nonblocking --pid {os.getpid()}" in (folder / "stacks.txt").read_text()
+    assert "abc-secret-def" not in (folder / "state.json").read_text()
+    assert "could not be had" not in (folder / "CONTENTS.txt").read_text()
+
+
+def test_secrets_and_users_words_are_hidden(tmp_path: Path) -> None:
+    """In the log, in a page, and in the command line of a process."""
+    log = f"INFO api_key='{SECRET}'\nINFO Received request cmpl-1: prompt: 'my dear diary', params: SamplingParams(n=1)\n"
+    (tmp_path / "engine.log").write_text(log)
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "--api-key", SECRET]) as process:
+        wanted = Wanted(str(tmp_path / "engine.log"), (process.pid,), {"page.txt": f"HF_TOKEN={SECRET}".encode()})
+        folder = take(keeper(tmp_path), wanted)
+        process.kill()
+    kept = "".join(one.read_text() for one in folder.iterdir())
+    assert SECRET not in kept
+    assert "dear diary" not in kept
+    assert "[redacted]" in (folder / "processes.txt").read_text()
+
+
+def test_of_a_long_log_the_start_and_the_end(tmp_path: Path) -> None:
+    """What is between them is left out, and the time holds."""
+    line = "INFO 01-01 00:00:00 [loggers.py:1] Engine 000: Avg generation throughput: 12.3 tokens/s, Running: 4 reqs\n"
+    (tmp_path / "engine.log").write_text("INFO the first line\n" + line * 200_000 + "INFO the last line\n")
+    begun = time.monotonic()
+    folder = take(keeper(tmp_path), Wanted(str(tmp_path / "engine.log")))
+    assert time.monotonic() - begun < 15
+    text = (folder / "engine.log").read_text()
+    assert text.startswith("INFO the first line")
+    assert text.endswith("INFO the last line\n")
+    assert "left out about" in text
+    assert len(text) < 5 << 20
+
+
+def test_what_cannot_be_had_is_named(tmp_path: Path) -> None:
+    """No log, no page, no process, no program: a list of what is missing, and no exception."""
+
+    async def broken() -> bytes:
+        raise ConnectionRefusedError(111, f"Connection refused Authorization: Bearer {SECRET}")
+
+    path = program(tmp_path / "bin", "py-spy", "echo 'Permission Denied: try running with sudo' >&2; exit 1")
+    program(tmp_path / "bin", "nvidia-smi", "exit 9")
+    wanted = Wanted(str(tmp_path / "none.log"), (999_999_999,), {"metrics.txt": broken, "state.json": b""})
+    outcome = asyncio.run(keeper(tmp_path, path).take("e", "a-1", wanted))
+    assert (outcome.is_done, outcome.facts["parts"], outcome.facts["missing"]) == (True, 1, 5)
+    text = (Path(str(outcome.facts["folder"])) / "CONTENTS.txt").read_text()
+    assert SECRET not in text
+    for words in (
+        "engine.log: could not be opened",
+        "metrics.txt: ",
+        "state.json: there was no answer",
+        "nvidia-smi.txt: it says",
+    ):
+        assert words in text
+    assert "pid 999999999: Permission Denied" in text
+
+
+def test_nothing_known_at_all(tmp_path: Path) -> None:
+    """Even then there is a folder that says so."""
+    text = (take(keeper(tmp_path), Wanted()) / "CONTENTS.txt").read_text()
+    assert "guard does not know where the log is" in text
+    assert "guard does not know the processes" in text
+
+
+def test_what_hangs_is_not_waited_for(tmp_path: Path) -> None:
+    """A page that never comes and a program that never ends: the rest is kept, within the time."""
+    path = program(tmp_path / "bin", "py-spy", "sleep 60")
+    (tmp_path / "engine.log").write_text("INFO here\n")
+
+    async def never() -> bytes:
+        await asyncio.sleep(60)
+        return b""
+
+    begun = time.monotonic()
+    wanted = Wanted(str(tmp_path / "engine.log"), (os.getpid(),), {"metrics.txt": never})
+    folder = take(keeper(tmp_path, path, limit_s=1.5), wanted)
+    assert time.monotonic() - begun < 5
+    assert (folder / "engine.log").read_text() == "INFO here\n"
+    assert "after 1.5 s no more was waited for" in (folder / "CONTENTS.txt").read_text()
+
+
+def test_the_same_action_is_kept_once(tmp_path: Path) -> None:
+    """A guard that was killed and asks again finds what was kept; one that was killed amid it takes it anew."""
+    one = keeper(tmp_path)
+    first = take(one, Wanted(pages={"metrics.txt": b"before 1\n"}))
+    assert take(one, Wanted(pages={"metrics.txt": b"after 1\n"})) == first
+    assert (first / "metrics.txt").read_text() == "before 1\n"
+    (first / "CONTENTS.txt").unlink()
+    assert take(one, Wanted(pages={"metrics.txt": b"after 1\n"})) == first
+    assert (first / "metrics.txt").read_text() == "after 1\n"
+
+
+def test_only_so_many_and_so_much(tmp_path: Path) -> None:
+    """The oldest go; what is not ours stays."""
+    now = 1_800_000_000.0
+    one = keeper(tmp_path, most_folders=3, most_bytes=100_000, now=lambda: now)
+    (tmp_path / "evidence").mkdir(mode=0o700)
+    (tmp_path / "evidence" / "mine").mkdir()
+    for number in range(6):
+        now += 10
+        take(one, Wanted(pages={"page.txt": b"x " * 500}), f"a-{number}")
+    assert [path.name[-3:] for path in sorted((tmp_path / "evidence").iterdir())] == ["a-3", "a-4", "a-5", "ine"]
+    now += 10
+    take(one, Wanted(pages={"page.txt": b"x " * 60_000}), "big")
+    assert [path.name[-3:] for path in sorted((tmp_path / "evidence").iterdir())] == ["big", "ine"], "the newest is always kept"
+
+
+@pytest.mark.parametrize("kind", ["link", "file", "open"])
+def test_a_place_that_is_not_ours_alone(tmp_path: Path, kind: str) -> None:
+    """A link, a file, a folder that others may write to: nothing is written there, and that is said."""
+    root = tmp_path / "evidence"
+    (tmp_path / "elsewhere").mkdir()
+    if kind == "link":
+        root.symlink_to(tmp_path / "elsewhere")
+    elif kind == "file":
+        root.write_text("")
+    else:
+        root.mkdir()
+        root.chmod(0o777)
+    outcome = asyncio.run(keeper(tmp_path).take("e", "a", Wanted()))
+    assert outcome.is_done is False
+    assert outcome.says.startswith("no evidence was kept: ")
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_odd_names_stay_in_the_folder(tmp_path: Path) -> None:
+    """Neither an engine nor an action nor a page leads out of it."""
+    outcome = asyncio.run(keeper(tmp_path).take("../../e", "/etc/x\0y", Wanted(pages={"../../out.txt": b"x", "": b"y"})))
+    folder = Path(str(outcome.facts["folder"]))
+    assert folder.parent == tmp_path / "evidence"
+    assert {one.name for one in folder.iterdir()} == {"CONTENTS.txt", "_.._out.txt", "unnamed"}
+
+
+@pytest.mark.skipif(PY_SPY is None, reason="needs py-spy: pip install 'plimsoll-line[evidence]'")
+def test_real_stacks_of_a_real_process(tmp_path: Path) -> None:
+    """py-spy from outside, without stopping it: the function where a stuck process stands is named."""
+    assert PY_SPY is not None
+    code = "import time\ndef stuck_here(): time.sleep(60)\nprint(1, flush=True)\nstuck_here()"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(0.3)
+        folder = take(keeper(tmp_path, str(Path(PY_SPY).parent)), Wanted(pids=(process.pid,)))
+        assert process.poll() is None
+        process.kill()
+    contents = (folder / "CONTENTS.txt").read_text()
+    if "ermission" in contents:
+        pytest.skip("this user may not look into another process")
+    assert "stuck_here" in (folder / "stacks.txt").read_text()
+
+
+def test_the_kernels_view_of_a_process() -> None:
+    """Its state and each of its threads; one that is gone is named as such."""
+    text = of_processes([os.getpid(), 999_999_999]).decode()
+    assert f"=== pid {os.getpid()}" in text
+    assert "--- status" in text
+    assert "threads: number, name, state, where it waits" in text
+    assert "cannot be read (No such file or directory)" in text

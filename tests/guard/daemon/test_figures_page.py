@@ -1,0 +1,344 @@
+"""The selective reader of pages: equal to the parsers that read everything, whatever the page, and much faster."""
+
+from __future__ import annotations
+
+import math
+import time
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from prometheus_client.openmetrics import parser as open_parser
+from prometheus_client.parser import text_string_to_metric_families as text_format
+
+from plimsoll.errors import BadInput, TooLarge
+from plimsoll.guard.daemon import figures_page
+from plimsoll.guard.daemon.figures_page import LabelSets, PageReader, read_figures
+from plimsoll.guard.judge.look import Rank
+from plimsoll.standin import stand_in
+from plimsoll.vllm.metrics_page import parse_page
+from plimsoll.vllm.versions import engine_named
+
+OPEN_METRICS: Any = open_parser.text_string_to_metric_families  # it has no types
+CAPTURES = Path(__file__).parents[2] / "captures"
+CAPTURED = (CAPTURES / "vllm-0.32.0-cpu" / "metrics.txt").read_bytes()
+INSIDE = (CAPTURES / "vllm-0.25.1-h200-inside" / "metrics.txt").read_bytes()
+COUNTERS = ("vllm:num_preemptions_total", "vllm:prompt_tokens_total", "vllm:generation_tokens_total",
+            "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total", "vllm:iteration_tokens_total_count")  # fmt: skip
+FIGURE = {
+    "vllm:external_prefix_cache_queries_total": "external_prefix_queries",
+    "vllm:num_requests_running": "running", "vllm:num_requests_waiting": "waiting", "vllm:num_preemptions_total": "preemptions",
+    "vllm:prompt_tokens_total": "prompt_tokens", "vllm:generation_tokens_total": "generation_tokens",
+    "vllm:request_success_total": "success", "vllm:prefix_cache_queries_total": "prefix_queries",
+    "vllm:prefix_cache_hits_total": "prefix_hits", "vllm:iteration_tokens_total_count": "steps",
+}  # fmt: skip
+Samples = list[tuple[str, dict[str, str], float]]
+
+
+def ranks(page: bytes, count: int) -> bytes:
+    """The same page as of so many data-parallel ranks."""
+    lines = []
+    for line in page.decode().splitlines():
+        many = [line.replace('engine="0"', f'engine="{rank}"') for rank in range(count)]
+        lines += many if 'engine="0"' in line else [line]
+    return ("\n".join(lines) + "\n").encode()
+
+
+def expected(samples: Samples) -> dict[str, float]:
+    """The figures by definition."""
+    by_name: dict[str, list[float]] = {}
+    figures: dict[str, float] = {}
+    for name, labels, value in samples:
+        by_name.setdefault(name, []).append(value)
+        if name == "vllm:engine_sleep_state" and labels.get("sleep_state") == "awake":
+            by_name.setdefault("awake", []).append(value)
+    for name, values in by_name.items():
+        is_sane = all(0 <= value <= figures_page.NUMBER_MAX for value in values)
+        if name in FIGURE and is_sane:
+            figures[FIGURE[name]] = math.fsum(values)
+        elif name == "vllm:kv_cache_usage_perc" and is_sane and max(values) <= 1.001:
+            figures["kv_cache_usage"] = max(values)
+        elif name == "process_resident_memory_bytes" and is_sane and len(values) == 1:
+            figures["host_resident"] = values[0]
+        elif name == "process_cpu_seconds_total" and is_sane and len(values) == 1:
+            figures["cpu_seconds"] = values[0]
+        elif name == "awake" and all(value in (0, 1) for value in values):
+            figures["asleep"] = float(0 in values)
+    return figures
+
+
+def by_ours(page: bytes) -> Samples:
+    """What the reader of whole pages sees."""
+    try:
+        found = parse_page(page, "x", None).by_name
+    except BadInput:
+        return []
+    return [(sample.name, dict(sample.labels), sample.value) for samples in found.values() for sample in samples]
+
+
+def in_pieces(page: bytes, sizes: list[int], labels: LabelSets | None = None) -> figures_page.PageFigures:
+    """The page read as a network would bring it."""
+    reader, at = PageReader(labels), 0
+    for size in sizes:
+        reader.feed(page[at : at + size])
+        at += size
+    reader.feed(page[at:])
+    return reader.done()
+
+
+OTHERS = ("vllm:num_requests_waiting_by_reason", "vllm:prompt_tokens_by_source_total", "http_requests_total")
+NAMES = st.sampled_from(
+    [*FIGURE, *OTHERS, "vllm:kv_cache_usage_perc", "vllm:engine_sleep_state", "process_resident_memory_bytes"]
+)
+VALUES = st.one_of(
+    st.integers(0, 10**12).map(str), st.floats(0, 1).map(repr), st.floats(allow_nan=False).map(repr),
+    st.sampled_from(["NaN", "+Inf", "-Inf", "nan", "inf", "1e3", "-0.0", "007", "1.", ".5", "5E-324"]),
+)  # fmt: skip
+LETTERS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n\r"), max_size=8)
+ESCAPED = LETTERS.map(lambda text: text.replace("\\", "\\\\").replace('"', '\\"').replace("!", "\\n"))
+LABELS = st.fixed_dictionaries(
+    {}, optional={"engine": st.sampled_from(["0", "1", "10"]), "model_name": ESCAPED, "finished_reason": ESCAPED,
+                  "sleep_state": st.sampled_from(["awake", "discard_all"])},
+)  # fmt: skip
+
+
+@st.composite
+def sample_lines(draw: st.DrawFn, *, is_open: bool = False) -> str:
+    """One line of a page, as a server may write it."""
+    blank = st.just("") if is_open else st.sampled_from(["", "", "", " ", "\t", "  "])
+    gap = st.just(" ") if is_open else st.sampled_from([" ", " ", " ", "  ", "   ", "\t"])
+    labels = draw(LABELS)
+    inside = ",".join(f'{draw(blank)}{name}{draw(blank)}="{text}"{draw(blank)}' for name, text in labels.items())
+    if inside and not is_open and draw(st.booleans()):
+        inside += ","
+    braces = f"{{{inside}}}" if labels or (not is_open and draw(st.booleans())) else ""
+    stamp = "" if is_open else draw(st.sampled_from(["", "", "", " 1794704900000"]))
+    return f"{draw(blank)}{draw(NAMES)}{braces}{draw(gap)}{draw(VALUES)}{stamp}{draw(blank)}"
+
+
+COMMENTS = ("", "# HELP x y", "  # a word", "# TYPE vllm:x gauge")
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.one_of(sample_lines(), st.sampled_from(COMMENTS)), max_size=12),
+       st.lists(st.integers(0, 60), max_size=8), st.sampled_from(["\n", "\r\n"]))  # fmt: skip
+@example(["vllm:num_requests_running 1"], [1, 1, 1], "\n")
+def test_equal_to_both_parsers_on_any_page(lines: list[str], sizes: list[int], end: str) -> None:
+    """Escapes, NaN, infinities, stamps, blanks, in whatever pieces it comes: the figures of both parsers."""
+    page = "".join(line + end for line in lines)
+    theirs: Samples = [
+        (sample.name, sample.labels, float(sample.value)) for family in text_format(page) for sample in family.samples
+    ]
+    if not theirs:
+        with pytest.raises(BadInput):
+            in_pieces(page.encode(), sizes)
+        return
+    found = in_pieces(page.encode(), sizes)
+    assert found.figures == expected(theirs) == expected(by_ours(page.encode()))
+    assert not found.is_cut
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.dictionaries(st.sampled_from(COUNTERS[:5]), st.tuples(ESCAPED, st.floats(0, 1e15), st.booleans()), min_size=1),
+       st.lists(st.integers(0, 60), max_size=8))  # fmt: skip
+def test_equal_to_the_parser_of_openmetrics(page_of: dict[str, tuple[str, float, bool]], sizes: list[int]) -> None:
+    """In OpenMetrics, with exemplars and the end mark."""
+    text = ""
+    for name, (model, value, has_exemplar) in page_of.items():
+        exemplar = ' # {trace_id="a} b"} 0.5 123.4' if has_exemplar else ""
+        text += f'# TYPE {name.removesuffix("_total")} counter\n{name}{{engine="0",model_name="{model}"}} {value!r}{exemplar}\n'
+    text += "# EOF\n"
+    theirs: Samples = [
+        (sample.name, sample.labels, float(sample.value)) for family in OPEN_METRICS(text) for sample in family.samples
+    ]
+    assert in_pieces(text.encode(), sizes).figures == expected(theirs) == expected(by_ours(text.encode()))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=300), st.lists(st.integers(0, 40), max_size=6), st.booleans())
+def test_any_bytes_at_all(noise: bytes, sizes: list[int], has_page: bool) -> None:
+    """Noise is no page, and never anything but BadInput; beside a page it is read as the reader of whole pages reads it."""
+    page = b"vllm:num_requests_running{" + noise.replace(b"\n", b"") + b"} 1\n" + noise + (b"\n" + INSIDE if has_page else b"")
+    try:
+        found = in_pieces(page, sizes)
+    except BadInput:
+        assert not has_page
+        return
+    if noise.isascii() and not any(letter < 32 for letter in noise):
+        assert found.figures == expected(by_ours(page))
+
+
+def test_the_captured_page() -> None:
+    """A real page of 58 KB, by the figures that are on it."""
+    found = read_figures(CAPTURED)
+    assert found.figures == expected(by_ours(CAPTURED))
+    assert found.figures["steps"] == 24
+    assert (found.engines, found.model, found.config["num_gpu_blocks"]) == (("0",), "tiny", "4096")
+    assert found.started_unix_s == pytest.approx(1.79470470886e9)
+
+
+PAGES = sorted(path for path in CAPTURES.rglob("*.txt") if b"# TYPE " in path.read_bytes())
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_every_captured_page(path: Path) -> None:
+    """Pages of real engines, healthy and failing, have the figures that the reader of whole pages finds on them."""
+    page = path.read_bytes()
+    assert read_figures(page).figures == expected(by_ours(page))
+
+
+@pytest.mark.parametrize("release", ["0.11.0", "0.14.0", "0.19.0", "0.25.1", "0.32.0"])
+def test_every_release_shows_every_figure(release: str) -> None:
+    """Whatever a release calls them, all figures that guard judges by are found on its page."""
+    page = stand_in(vllm=release).page()
+    found = read_figures(page.encode(), engine_named(release)).figures
+    assert found == read_figures(page.encode()).figures
+    assert {"steps", "kv_cache_usage", *figures_page.SUMMED} - {"external_prefix_queries"} <= set(found)  # since 0.12.0
+
+
+def test_ranks_add_up() -> None:
+    """Eight data-parallel ranks: counters eight times as large, of the cache's use the largest, the config of the first."""
+    page = ranks(CAPTURED, 8).replace(
+        b'vllm:kv_cache_usage_perc{engine="5",model_name="tiny"} 0.0', b'vllm:kv_cache_usage_perc{engine="5"} 0.75'
+    )
+    found, one = read_figures(page), read_figures(CAPTURED)
+    assert found.figures["prompt_tokens"] == 8 * one.figures["prompt_tokens"]
+    assert found.figures["kv_cache_usage"] == 0.75
+    assert found.engines == tuple("01234567")
+    assert found.config["engine"] == "0"
+
+
+def test_each_rank_says_what_it_has_done() -> None:
+    """Steps, running and waiting of every engine on the page; what one of them lies about is not known of it alone."""
+    page = ranks(CAPTURED, 3).replace(
+        b'running{engine="1",model_name="tiny"} 0.0', b'running{engine="1",model_name="tiny"} NaN'
+    )
+    assert read_figures(page).ranks == (Rank("0", 24, 0, 0), Rank("1", 24, None, 0), Rank("2", 24, 0, 0))
+    assert read_figures(page, engine_named("0.32.0")).ranks == read_figures(page).ranks
+    assert read_figures(CAPTURED).ranks == ()
+    two = b'vllm:num_requests_running{engine="0"} 3\nvllm:num_requests_waiting{engine="7"} 1\n'
+    assert read_figures(two).ranks == (Rank("0", None, 3, None), Rank("7", None, None, 1))
+    many = b"".join(b'vllm:num_requests_running{engine="%d"} 1\n' % number for number in range(2_000))
+    assert read_figures(many).ranks == ()
+    assert read_figures(two + b'vllm:num_requests_running{engine="' + b"x" * 99 + b'"} 3\n').ranks == read_figures(two).ranks
+
+
+def test_workers_are_bounded() -> None:
+    """A page that names workers without end shows as many as a server can have, and none of a name without end."""
+    line = b'plimsoll_torch_allocated_bytes{engine="0",worker="%s"} 1\n'
+    many = b"".join(line % str(number).encode() for number in range(3_000))
+    found = read_figures(many).workers
+    assert len(found) == figures_page.WORKERS_MAX
+    assert (found[0].rank, found[-1].rank) == ("0/0", "0/1023")
+    assert read_figures(line % (b"x" * 100)).workers == ()
+
+
+def test_labels_that_are_kept_are_few() -> None:
+    """Whatever an engine sends, look after look, what is kept of it stays small; vLLM's own longest labels are kept."""
+    labels = LabelSets()
+    tracemalloc.start()
+    for page in range(12):
+        reader = PageReader(labels)
+        for number in range(250):
+            reader.feed(b'vllm:num_requests_running{a="%s%d"} 1\n' % (b"x" * 31_000, page * 250 + number))
+            reader.feed(b'vllm:num_requests_waiting{a="%s%d"} 1\n' % (b"x" * 1_900, page * 250 + number))
+        assert reader.done().figures == {"running": 250, "waiting": 250}
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < figures_page.LABEL_BYTES_MAX + (4 << 20)
+    assert all(len(text) <= figures_page.LABEL_TEXT_MAX for text in labels._known)
+    known = LabelSets()
+    in_pieces(CAPTURED, [], known)
+    assert any(b"num_gpu_blocks" in text for text in known._known)
+
+
+def test_one_rank_that_lies_takes_the_sum_with_it() -> None:
+    """Where one rank's number is none, the sum is not known; the other figures are."""
+    page = ranks(CAPTURED, 2).replace(
+        b'running{engine="1",model_name="tiny"} 0.0', b'running{engine="1",model_name="tiny"} NaN'
+    )
+    found = read_figures(page).figures
+    assert "running" not in found
+    assert found["waiting"] == 0
+
+
+def test_asleep_when_one_rank_is() -> None:
+    """The engine sleeps when the page says that a rank is not awake."""
+    assert read_figures(CAPTURED).figures["asleep"] == 0
+    awake = b'sleep_state="awake"} 1.0'
+    assert read_figures(CAPTURED.replace(awake, awake[:-3] + b"0.0")).figures["asleep"] == 1
+
+
+def test_the_probe_s_figures_of_every_worker() -> None:
+    """What plimsoll's gate adds to the page, by worker."""
+    (worker,) = read_figures(INSIDE).workers
+    assert (worker.rank, worker.allocated, worker.retries, worker.device_total) == ("0/0", 67825706496, 0, 150754820096)
+    assert worker.age_s == pytest.approx(0.278, abs=0.01)
+    assert worker.host_limit is None
+
+
+def test_names_of_older_releases() -> None:
+    """A release that calls its figures otherwise is read by its own names, and blocks become tokens."""
+    page = (
+        b'vllm:gpu_cache_usage_perc{model_name="m"} 0.5\nvllm:gpu_prefix_cache_queries_total{model_name="m"} 10\n'
+        b'vllm:cache_config_info{block_size="16",engine="0"} 1.0\n'
+    )
+    assert read_figures(page).figures == {"kv_cache_usage": 0.5, "prefix_queries": 10}
+    assert read_figures(page, engine_named("0.8.5")).figures == {"kv_cache_usage": 0.5, "prefix_queries": 160}
+
+
+def test_a_page_that_is_cut_says_so() -> None:
+    """Cut anywhere but at the end of a line, it is known to be cut."""
+    for at in range(2000, 3000, 7):
+        assert read_figures(CAPTURED[:at]).is_cut == (CAPTURED[at - 1 : at] != b"\n")
+
+
+def test_another_kind_of_page() -> None:
+    """A web page is no page of metrics; another program's page is one without figures."""
+    with pytest.raises(BadInput):
+        read_figures(b"<!doctype html>\n<html><body>It works!</body></html>\n")
+    with pytest.raises(BadInput):
+        read_figures(b"")
+    assert read_figures(b"node_load1 0.5\n").figures == {}
+
+
+def test_bombs_are_bounded() -> None:
+    """A hundred thousand label sets of one name are refused; a line of a megabyte is passed over; neither takes long."""
+    began = time.perf_counter()
+    with pytest.raises(TooLarge):
+        read_figures(b"".join(b'vllm:num_requests_running{engine="%d"} 1\n' % number for number in range(100_000)))
+    with pytest.raises(TooLarge):
+        read_figures(b"".join(b'vllm:num_requests_running {e="%d"} 1 5\n' % number for number in range(100_000)))
+    long = b'vllm:num_requests_running{engine="' + b"x" * (1 << 20) + b'"} 7\n'
+    assert "running" not in in_pieces(long + b"vllm:num_requests_waiting 2\n", [1000] * 1100).figures
+    many = b",".join(b'l%d="x"' % number for number in range(2_000))
+    assert read_figures(b"vllm:num_requests_running{" + many + b"} 7\nvllm:num_requests_waiting 2\n").figures == {"waiting": 2}
+    assert time.perf_counter() - began < 10
+
+
+@pytest.mark.parametrize("count", [1, 8])
+def test_ten_times_as_fast_as_prometheus_client(count: int) -> None:
+    """On the captured page and on one of eight ranks, at least ten times as fast as the parser that reads everything."""
+    page, labels = ranks(CAPTURED, count), LabelSets()
+    theirs = min(_seconds(lambda: [list(family.samples) for family in text_format(page.decode())]) for _ in range(3))
+    ours = min(_seconds(lambda: in_pieces(page, [65_536] * 8, labels)) for _ in range(20))
+    assert ours * 10 < theirs
+
+
+def _seconds(action: object) -> float:
+    began = time.perf_counter()
+    assert callable(action)
+    action()
+    return time.perf_counter() - began
+
+
+def test_a_page_of_nothing_but_line_ends_is_too_large() -> None:
+    """Eight megabytes of empty lines cost more to read than any server's page: they are not read to their end."""
+    reader = figures_page.PageReader(figures_page.LabelSets())
+    for _ in range(20):
+        reader.feed(b"\n" * 10_000)
+    with pytest.raises(TooLarge):
+        reader.feed(b"\n" * 10_000)

@@ -1,0 +1,247 @@
+"""The conductor: what it begins, what it refuses, and what it does when its own means fail in the middle."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.guard.acting import Fault, State, World
+from lab.guard.acting_lives import CASES, POLICY, Case, MemoryBook, live, to_the_end, unsafe
+from lab.guard.acting_parts import ENGINE, FakeLock, FakeSight, parts_of
+from lab.guard.acting_play import SERVING, ends, killed_at, play, says, until, view_of
+from plimsoll.errors import BadInput, WorldFailed
+from plimsoll.guard.act.decide import Plan, Refusal, View
+from plimsoll.guard.act.journal_entry import CLOSED, INTENT, OPENED, OUTCOME, Entry
+from plimsoll.guard.act.remembered import PAUSE, RUNGS
+from plimsoll.guard.act.steps import End
+from plimsoll.guard.daemon.announcements import Ports
+from plimsoll.guard.daemon.conductor import Conductor
+from plimsoll.guard.daemon.journal import Journal
+from plimsoll.guard.judge.tracker import Grade
+
+# The journal
+
+
+class Full(MemoryBook):
+    """A journal on a disk that is full from this entry on."""
+
+    def __init__(self, kind: str, step: str) -> None:
+        super().__init__()
+        self._last = (kind, step)
+
+    def append(
+        self, kind: str, *, engine: str = "", action: str = "", step: str = "", fields: Mapping[str, Any] | None = None
+    ) -> Entry:
+        """Not any more."""
+        if (kind, step) == self._last or self._last == ("", ""):
+            self._last = ("", "")
+            raise WorldFailed("no space left on device")
+        return super().append(kind, engine=engine, action=action, step=step, fields=fields)
+
+
+@pytest.mark.parametrize("kind", [INTENT, OUTCOME])
+@pytest.mark.parametrize("step", SERVING.plan.steps)
+def test_a_journal_that_fails_in_the_middle_leaves_no_engine_out_of_service(kind: str, step: str) -> None:
+    """What the journal says already is brought to its end at once; then guard does nothing more, and says so."""
+    world, book = World(), Full(kind, step)
+    world.needs_entries = False
+
+    async def script(conductor: Conductor) -> None:
+        conductor.ask(Grade.RESTART, ENGINE)
+        await conductor.turn()
+        await until(lambda: bool(conductor.stopped_acting))
+        answer = conductor.ask(Grade.RESTART, ENGINE)
+        await conductor.turn()
+        found = answer.result()
+        assert isinstance(found, Refusal)
+        assert found.reason == "StoppedActing"
+
+    conductor = play(world, book, script, view=lambda _: view_of("none"))
+    assert conductor.stopped_acting
+    assert "guard does not act any more: no space left" in says(world)
+    assert world.state.stops == world.state.starts
+    assert not world.state.is_out
+    assert [one for one in unsafe(world, book) if one != "an action is still open"] == []
+
+
+def test_a_journal_that_fails_at_once_lets_nothing_be_begun() -> None:
+    """No deed without its entry."""
+    world, book = World(), Full(OPENED, "")
+
+    async def script(conductor: Conductor) -> None:
+        await conductor.turn()
+
+    conductor = play(world, book, script, view=lambda _: view_of("dead"))
+    assert conductor.stopped_acting
+    assert not [one for one in world.points if "stop" in one or "acquire" in one]
+
+
+def test_after_damage_nothing_is_begun_until_somebody_resumes(tmp_path: Path) -> None:
+    """What is not known to have been done is not done again; and the pause outlives that guard."""
+    path = tmp_path / "journal"
+    with Journal(path) as journal:
+        for _ in range(5):
+            journal.append("note", fields={"x": 1})
+    data = path.read_bytes()
+    path.write_bytes(data[:200].replace(b"note", b"nope") + data[200:])
+    world = World(State("down"))
+
+    async def script(conductor: Conductor) -> None:
+        await conductor.take_over()
+        await conductor.turn()
+
+    with Journal(path) as journal:
+        assert [one.kind for one in journal.wrong] == ["damaged"]
+        conductor = play(world, journal, script, view=lambda _: view_of("dead"))
+        assert conductor.switches.is_paused
+    assert "its journal was damaged" in says(world)
+    with Journal(path) as journal:
+        conductor = play(world, journal, script, view=lambda _: view_of("dead"))
+        assert conductor.switches.is_paused
+        assert world.state.starts == 0
+        conductor.switch(PAUSE, "", is_on=False)
+        play(world, journal, script, view=lambda _: view_of("dead"))
+        assert world.state.starts == 1
+
+
+def test_switches_and_names_with_a_password_survive_a_restart_of_guard(tmp_path: Path) -> None:
+    """The journal hides the password; what is read back is still of that engine, and an open action is found again."""
+    name = "http://user:secret@host:8000"
+    world = World()
+
+    async def nothing(_: Conductor) -> None:
+        pass
+
+    with Journal(tmp_path / "journal") as journal:
+        conductor = play(world, journal, nothing, engine=name)
+        conductor.switch(PAUSE, name, is_on=True, who="me")
+        conductor.switch(f"{RUNGS}compact", "", is_on=True)
+        conductor.foreign_restart(name)
+    assert "secret" not in (tmp_path / "journal").read_text(encoding="utf-8")
+    with Journal(tmp_path / "journal") as journal:
+        conductor = play(world, journal, nothing, engine=name)
+        assert conductor.switches.paused == {name}
+        assert conductor.switches.rungs_off == {Grade.COMPACT}
+        assert [(one.engine, one.is_own) for one in conductor.restarts] == [(name, False)]
+        conductor.switch(PAUSE, name, is_on=False)
+        assert conductor.switches.paused == frozenset()
+
+
+def test_two_engines_that_only_a_password_tells_apart_are_refused() -> None:
+    """The journal could not tell them apart."""
+    world = World()
+    parts = {f"http://user:{word}@host": parts_of(world) for word in ("one", "two")}
+    ports = Ports(MemoryBook(), FakeLock(world), FakeSight(world), lambda _: View([]), lambda _: None, lambda: 0.0)
+    with pytest.raises(BadInput, match="same name"):
+        Conductor(parts, POLICY, ports)
+
+
+# Asking, telling, ending
+
+
+def test_a_refusal_is_told_once_and_again_when_its_reason_changes() -> None:
+    """Not at every turn."""
+    world, book = World(), MemoryBook()
+
+    async def script(conductor: Conductor) -> None:
+        conductor.switch(PAUSE, "", is_on=True)
+        for _ in range(5):
+            await conductor.turn()
+        conductor.switch(PAUSE, "", is_on=False)
+        for _ in range(3):
+            conductor.foreign_restart(ENGINE)
+        for _ in range(5):
+            await conductor.turn()
+
+    play(world, book, script, view=lambda _: view_of("dead"))
+    assert says(world).count("guard is paused") == 1
+    assert says(world).count("are allowed") == 1
+    assert ends(world) == []
+
+
+def test_what_a_person_asks_for_is_done_or_refused_with_a_reason() -> None:
+    """Done at the next turn; refused at once while guard is at work or has been asked already; nobody waits for ever."""
+    world, book = World(), MemoryBook()
+
+    async def script(conductor: Conductor) -> None:
+        answer = conductor.ask(Grade.RESTART, ENGINE)
+        second = conductor.ask(Grade.RESTART, ENGINE).result()
+        assert isinstance(second, Refusal)
+        assert "has just asked" in second.says
+        work = asyncio.create_task(conductor.turn())
+        assert isinstance(await answer, Plan)
+        await until(lambda: world.intent == "idle")
+        third = conductor.ask(Grade.SHED, ENGINE).result()
+        assert isinstance(third, Refusal)
+        assert (third.reason, third.says) == ("Busy", f"guard is at work on {ENGINE}")
+        await work
+        during = conductor.ask(Grade.RESTART, ENGINE)  # it is in probation now
+        await conductor.turn()
+        found = during.result()
+        assert isinstance(found, Refusal)
+        assert "probation" in found.says
+        await to_the_end(conductor, world, book)
+        unknown = conductor.ask(Grade.RESTART, "nobody")
+        await conductor.turn()
+        nobody = unknown.result()
+        assert isinstance(nobody, Refusal)
+        assert nobody.reason == "NotWatched"
+        gone = conductor.ask(Grade.SHED, ENGINE)
+        gone.cancel()
+        await conductor.turn()
+
+    play(world, book, script, view=lambda _: view_of("none"))
+    assert (world.state.stops, ends(world)) == (1, ["done"])
+    assert unsafe(world, book) == []
+
+
+def test_a_guard_that_is_ended_in_a_drain_takes_it_back() -> None:
+    """Nobody may come after it for days: what can be taken back in a moment is."""
+    world, book = World(faults={"idle": Fault("fails")}), MemoryBook()
+
+    async def script(conductor: Conductor) -> None:
+        work = asyncio.create_task(conductor.carry_out(SERVING.plan))
+        await until(lambda: world.intent == "idle")
+        work.cancel()
+        await asyncio.wait([work])
+        assert work.cancelled()
+
+    play(world, book, script)
+    assert (world.state.stops, ends(world)) == (0, ["undone"])
+    assert unsafe(world, book) == []
+
+
+@pytest.mark.parametrize("case", [SERVING, CASES[4]], ids=str)
+def test_what_only_waits_is_left_open_and_taken_over_without_the_lock(case: Case) -> None:
+    """Probation is begun again and shedding ended, also while another guard has the lock; nothing is stopped or started."""
+    world, book = World(ttl_s=1e6), MemoryBook()
+
+    async def script(conductor: Conductor) -> None:
+        await conductor.carry_out(case.plan)
+        await until(lambda: world.intent in ("probation", "hold"))
+        await conductor.close()
+
+    play(world, book, script)
+    assert book.entries[-1].kind == INTENT
+    was = (world.state.stops, world.state.starts)
+    world.state.holder, world.state.held_until = 99, 1e9
+    live(world, book, None)
+    assert (world.state.stops, world.state.starts) == was
+    assert book.entries[-1].kind == CLOSED
+    assert unsafe(world, book) == []
+
+
+def test_an_engine_that_is_not_watched_any_more_is_held_and_told() -> None:
+    """Somebody took it out of the configuration in the middle of its restart."""
+    world, book = killed_at("before outcome stop")
+
+    async def script(conductor: Conductor) -> None:
+        await conductor.take_over()
+
+    play(world, book, script, engine="other")
+    assert ends(world)[-1] == End.HELD
+    assert "not watched any more" in says(world)

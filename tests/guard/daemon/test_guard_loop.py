@@ -1,0 +1,347 @@
+"""The loop around the judge, with watchers made for the purpose: nobody waits for another, nothing breaks it, it is quiet."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from plimsoll.guard.adapters.discovery import Target
+from plimsoll.guard.daemon import loop
+from plimsoll.guard.daemon.loop import Facts, Fleet, Ports, Watched
+from plimsoll.guard.judge.look import Look, Reach
+from plimsoll.guard.judge.policy import Policy
+from plimsoll.render.guard import Told, What, sentence, status_line
+from plimsoll.unknown import Condition, Status
+
+if TYPE_CHECKING:
+    import pytest
+
+POLICY = Policy(every_s=0.05)
+
+
+class Scripted:
+    """Looks as it is told, and counts."""
+
+    def __init__(self, act: Callable[[float, float], Awaitable[Look]]) -> None:
+        self._act = act
+        self.looks = 0
+        self.is_closed = False
+
+    async def look(self, now_s: float, unix_s: float) -> Look:
+        """One look."""
+        self.looks += 1
+        return await self._act(now_s, unix_s)
+
+    async def close(self) -> None:
+        """Hang up."""
+        self.is_closed = True
+
+
+async def well(now_s: float, unix_s: float) -> Look:
+    """A look that finds nothing."""
+    return Look(now_s, unix_s, Reach.ANSWERS, health=200, vllm="0.32.0", figures={"running": 1.0, "waiting": 0.0})
+
+
+async def stuck(now_s: float, unix_s: float) -> Look:
+    """A look that takes long."""
+    await asyncio.sleep(3600)
+    return Look(now_s, unix_s, Reach.SILENT)
+
+
+async def broken(now_s: float, unix_s: float) -> Look:
+    """A look that raises: a mistake of ours."""
+    raise ZeroDivisionError(f"{now_s} {unix_s}")
+
+
+def watched(
+    acts: dict[str, Callable[[float, float], Awaitable[Look]]], seconds: float
+) -> tuple[Fleet, dict[str, Scripted], list[Told]]:
+    """A fleet of these for so long."""
+    watchers = {name: Scripted(act) for name, act in acts.items()}
+    said: list[Told] = []
+
+    async def run() -> Fleet:
+        fleet = Fleet(POLICY, Ports(lambda target: watchers[target.name], said.append))
+        fleet.watch([Target(name, f"http://{number}.example:1") for number, name in enumerate(acts)])
+        await asyncio.sleep(seconds)
+        await fleet.close()
+        return fleet
+
+    return asyncio.run(run()), watchers, said
+
+
+def test_a_slow_engine_delays_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With more engines that never answer than may be looked at in one go, a healthy one is looked at every time."""
+    monkeypatch.setattr(loop, "MOST_AT_ONCE", 4)
+    monkeypatch.setattr(loop, "LONGEST_LOOK_S", 0.1)
+    monkeypatch.setattr(loop, "SLOW_S", 0.05)
+    acts = {f"stuck-{number}": stuck for number in range(20)}
+    fleet, watchers, _ = watched({**acts, "well": well}, 3.0)
+    assert watchers["well"].looks > 0.6 * 3.0 / POLICY.every_s
+    assert all(watchers[name].looks >= 2 for name in acts), "the slow ones are looked at as well, in their own time"
+    assert fleet.is_looking(1.0)
+
+
+def test_looks_that_somebody_asks_for_put_off_no_other() -> None:
+    """A restart asks for hundreds while an engine starts; the next one is due an interval later, not hundreds of intervals."""
+    watcher = Scripted(well)
+
+    async def run() -> int:
+        fleet = Fleet(POLICY, Ports(lambda _: watcher, lambda _: None))
+        fleet.watch([Target("a", "http://0.example:1")])
+        for _ in range(200):
+            await fleet.look_now("a")
+        before = watcher.looks
+        await asyncio.sleep(20 * POLICY.every_s)
+        after = watcher.looks
+        await fleet.close()
+        return after - before
+
+    assert asyncio.run(run()) >= 8
+
+
+def test_a_mistake_of_ours_stops_nothing() -> None:
+    """A watcher that raises is an engine that could not be asked; the others are watched, and the mistake is counted."""
+    fleet, watchers, said = watched({"broken": broken, "well": well}, 0.5)
+    assert watchers["well"].looks >= 5
+    assert watchers["broken"].looks >= 5
+    assert fleet.mistakes["look ZeroDivisionError"] == watchers["broken"].looks
+    assert [told.what for told in said if told.engine == "broken"] == [What.UNREACHABLE]
+    assert all(not condition.is_true for view in fleet.views() for condition in view.conditions)
+    assert all(watcher.is_closed for watcher in watchers.values())
+
+
+def test_a_judge_that_stumbles_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mistake while judging is counted, and the looks go on."""
+
+    def stumble(self: Watched, look: Look) -> list[Told]:
+        raise RuntimeError(f"{self} {look}")
+
+    monkeypatch.setattr(Watched, "take", stumble)
+    fleet, watchers, said = watched({"well": well}, 0.4)
+    assert watchers["well"].looks >= 4
+    assert fleet.mistakes["judge RuntimeError"] == watchers["well"].looks
+    assert said == []
+
+
+def test_whoever_waits_for_a_look_is_answered_also_when_the_engine_leaves_the_list() -> None:
+    """An engine may be taken out of a list while it is looked at: whoever asked for that look hears that there is none."""
+
+    async def run() -> list[Look | None]:
+        fleet = Fleet(Policy(every_s=0.01), Ports(lambda _: Scripted(stuck), lambda _: None))
+        fleet.watch([Target("a", "http://a.example:1")])
+        first = asyncio.ensure_future(fleet.look_now("a"))
+        await asyncio.sleep(0.1)  # its look has begun, and does not end
+        later = asyncio.ensure_future(fleet.look_now("a"))
+        await asyncio.sleep(0)
+        fleet.watch([])
+        async with asyncio.timeout(2.0):
+            return [await first, await later]
+
+    assert asyncio.run(run()) == [None, None]
+
+
+def test_many_engines_are_spread_over_the_interval() -> None:
+    """They are not all looked at in the same moment."""
+    times: list[float] = []
+
+    async def noted(now_s: float, unix_s: float) -> Look:
+        times.append(now_s)
+        return await well(now_s, unix_s)
+
+    async def run() -> None:
+        fleet = Fleet(Policy(every_s=1.0), Ports(lambda _: Scripted(noted), lambda _: None), looks=1)
+        fleet.watch([Target(str(number), f"http://{number}.example:1") for number in range(200)])
+        await fleet.wait()
+        await fleet.close()
+
+    asyncio.run(run())
+    begun = min(times)
+    shares = [sum(1 for at in times if begun + part / 4 <= at < begun + (part + 1) / 4) for part in range(4)]
+    assert all(share > 20 for share in shares), shares
+
+
+def look(number: int, reach: Reach = Reach.ANSWERS, **more: object) -> Look:
+    """The look at that second."""
+    return Look(float(number), 1e9 + number, reach, **more)  # type: ignore[arg-type]
+
+
+def condition(status: Status, message: str = "it is so", kind: str = "dead") -> Condition:
+    """One that changed."""
+    return Condition(kind, status, "Reason", message, 0.0)
+
+
+def test_a_teller_that_fails_ends_no_watching() -> None:
+    """Whoever is told may raise: it is counted, the change is kept, and the next look is made."""
+
+    def fail(told: Told) -> None:
+        raise OSError(str(told))
+
+    async def run() -> Fleet:
+        fleet = Fleet(POLICY, Ports(lambda _: watcher, fail))
+        fleet.watch([Target("e", "http://x:1")])
+        await asyncio.sleep(0.4)
+        fleet.watch([])
+        await fleet.close()
+        return fleet
+
+    watcher = Scripted(well)
+    fleet = asyncio.run(run())
+    assert watcher.looks >= 4
+    assert fleet.mistakes["tell OSError"] == fleet.told == len(fleet.changes) == 2
+
+
+def test_what_is_known_of_its_process_is_there_when_it_is_judged() -> None:
+    """An engine whose pod has ended for good is dead at once, and does not have to be refused for half an hour."""
+
+    async def refused(now_s: float, unix_s: float) -> Look:
+        return Look(now_s, unix_s, Reach.REFUSED, why="nobody listens there")
+
+    async def run() -> None:
+        policy = POLICY._replace(numbers={("dead", "for"): 0.0})
+        facts = {"ended": Facts(2, "its pod has failed")}
+        ports = Ports(lambda _: Scripted(refused), said.append, facts=lambda name: facts.get(name, Facts()))
+        fleet = Fleet(policy, ports)
+        fleet.watch([Target("ended", "http://x:1"), Target("other", "http://y:1")])
+        await asyncio.sleep(0.3)
+        await fleet.close()
+
+    said: list[Told] = []
+    asyncio.run(run())
+    assert [told.message for told in said if told.what is What.BEGINS] == ["its pod has failed"]
+
+
+def test_a_watcher_that_cannot_be_made_blinds_no_other() -> None:
+    """Also a mistake of ours in one entry is said of that entry alone."""
+
+    def make(target: Target) -> Scripted:
+        if target.name == "odd":
+            raise ZeroDivisionError
+        return Scripted(well)
+
+    async def run() -> Fleet:
+        fleet = Fleet(POLICY, Ports(make, said.append))
+        for _ in range(3):
+            fleet.watch([Target("odd", "http://x:1"), Target("well", "http://y:1")])
+        await asyncio.sleep(0.2)
+        await fleet.close()
+        return fleet
+
+    said: list[Told] = []
+    fleet = asyncio.run(run())
+    assert [view.name for view in fleet.views()] == ["well"]
+    assert [told.message for told in said if told.engine == "odd"] == [
+        "cannot be watched: a mistake of ours: ZeroDivisionError"
+    ]
+
+
+def test_the_past_is_asked_for_once() -> None:
+    """With the first look that is answered; what it brings is kept, and a failure is no end."""
+    asked: list[str] = []
+    points = [(-100_000.0 + 120.0 * n, {"host_resident": 1e9 + n}) for n in range(700)]
+
+    async def recall(target: Target, found: Look) -> list[tuple[float, dict[str, float]]]:
+        asked.append(target.name)
+        assert found.reach is Reach.ANSWERS
+        if target.name == "bad":
+            raise RuntimeError
+        return points
+
+    async def later(now_s: float, unix_s: float) -> Look:
+        return await (well if now_s > begin + 0.15 else refused)(now_s, unix_s)
+
+    async def refused(now_s: float, unix_s: float) -> Look:
+        return Look(now_s, unix_s, Reach.REFUSED)
+
+    async def run() -> Fleet:
+        fleet = Fleet(POLICY, Ports(lambda _: Scripted(later), lambda _: None, recall=recall))
+        fleet.watch([Target("good", "http://x:1"), Target("bad", "http://y:1")])
+        await asyncio.sleep(0.5)
+        await fleet.close()
+        return fleet
+
+    begin = time.monotonic()
+    fleet = asyncio.run(run())
+    assert sorted(asked) == ["bad", "good"]
+    assert fleet.mistakes == {"recall RuntimeError": 1}
+    kept = {name: len(fleet._engines[name].judge.history.long("host_resident").times) for name in ("good", "bad")}
+    assert kept["good"] >= 700
+    assert kept["bad"] < 5
+    assert all(view.looks > 3 for view in fleet.views())
+
+
+def test_a_start_is_held_against_its_plan() -> None:
+    """An engine with a plan is asked one question more, and what differs is said under its own code."""
+    one = Watched(Target("e", "http://x:1", plan=(16_000.0, 15_000.0, 17_000.0)), POLICY, Scripted(well), 0.0)
+    same = {"num_gpu_blocks": "1000", "block_size": "16"}
+    assert [told.what for told in one.take(look(1, config=same))] == [What.REACHED]
+    (told,) = one.take(look(2, config={**same, "num_gpu_blocks": "800"}))
+    assert "startup.differs-from-plan" in sentence(told)
+    assert "12,800 tokens of KV cache; planned were 16,000" in told.message
+    assert len(one.conditions) == len(one.judge.conditions) + 1
+
+
+def test_a_line_of_status() -> None:
+    """How many, how many are not seen, and what holds; unseen is not well."""
+    one = Watched(Target("e", "http://x:1"), POLICY, Scripted(well), 0.0)
+    assert status_line([one.view(0.0)]) == "1 engine, 1 not answering (1 never did); no other trouble is known"
+    one.take(look(1, figures={"running": math.nan}))
+    assert status_line([one.view(2.0)]) == "1 engine; no trouble is known, but not whether it is stuck"
+    one.take(look(3, figures={"running": 0.0, "waiting": 0.0, "steps": 1.0}))
+    assert status_line([one.view(4.0)]) == "1 engine; all well"
+    assert status_line([]) == "0 engines; nothing is watched"
+
+
+def test_only_so_many_changes_are_kept() -> None:
+    """A thousand; the count goes on."""
+
+    async def run() -> Fleet:
+        fleet = Fleet(POLICY, Ports(lambda _: Scripted(stuck), lambda _: None))
+        fleet.watch([Target("a", "http://x:1")])
+        for number in range(800):
+            fleet.watch([Target(str(number), "http://x:1")])
+        await fleet.close()
+        return fleet
+
+    fleet = asyncio.run(run())
+    assert len(fleet.changes) == loop.CHANGES_KEPT
+    assert fleet.told > 1_500
+
+
+def test_a_fleet_costs_little_time() -> None:
+    """A view of 200 engines, as each scrape of the API takes one, is made in a blink."""
+    many = [Watched(Target(str(number), "http://x:1"), POLICY, Scripted(well), 0.0) for number in range(200)]
+    for one in many:
+        one.take(look(1))
+    begun = time.perf_counter()
+    assert len([one.view(2.0) for one in many]) == 200
+    assert time.perf_counter() - begun < 0.5
+
+
+def test_what_holds_or_is_in_doubt_is_sent_again() -> None:
+    """A receiver that forgot hears of it again; what is not known any more is not left out, since it is not over."""
+    health = [503]
+
+    async def act(now_s: float, unix_s: float) -> Look:
+        if health[0] == 0:
+            return Look(now_s, unix_s, Reach.SILENT)
+        return Look(now_s, unix_s, Reach.ANSWERS, health=health[0])
+
+    async def run() -> list[list[What]]:
+        fleet = Fleet(
+            POLICY._replace(numbers={("dead", "for"): 0.0, ("dead", "clear"): 0.0}),
+            Ports(lambda _: Scripted(act), lambda _: None),
+        )
+        fleet.watch([Target("e", "http://x:1")])
+        seen = []
+        for status in (503, 0, 200):
+            health[0] = status
+            await asyncio.sleep(0.4)
+            seen.append([told.what for told in fleet.firing()])
+        await fleet.close()
+        return seen
+
+    assert asyncio.run(run()) == [[What.BEGINS], [What.UNKNOWN, What.UNREACHABLE], []]

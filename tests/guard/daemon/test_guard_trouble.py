@@ -1,0 +1,185 @@
+"""What goes wrong with guard itself: said once, shown while it lasts, said to be over; and no finder ends the watching."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from plimsoll.errors import WorldFailed
+from plimsoll.guard.adapters.discovery import Target
+from plimsoll.guard.config import Discover, GuardConfig
+from plimsoll.guard.daemon.loop import Facts
+from plimsoll.guard.daemon.run import MOST_TEXTS, Lists, Troubles
+from plimsoll.guard.judge.look import Look, Reach
+from tests.cli.test_guard import QUICK, config, url
+from tests.guard.adapters.test_webhook import receiving
+from tests.guard.daemon.guards import guarding
+from tests.net.page_server import PAGE, Handler, serving
+from tests.standin.servers import standin
+
+
+class Clock:
+    """A clock that is set."""
+
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        """Now."""
+        return self.now_s
+
+
+def test_a_trouble_is_told_once_and_its_end_once() -> None:
+    """However often it is noted; another text of it is told as well, and a text that comes back is not."""
+    said: list[str] = []
+    troubles = Troubles(said.append, Clock())
+    for text in ("", "down", "down", "odd", "down", "", "", "down"):
+        troubles.note("x", text)
+    assert said == ["x: down", "x: odd", "x: well again", "x: down"]
+    assert [(one.what, one.text) for one in troubles.now()] == [("x", "down")]
+    for number in range(10 * MOST_TEXTS):
+        troubles.note("y", f"down for the {number}th time")
+    assert len(said) == 4 + MOST_TEXTS
+
+
+def test_a_short_trouble_is_not_told() -> None:
+    """Where there is patience, what is over before it ends was nothing, and is shown nowhere."""
+    said: list[str] = []
+    clock = Clock()
+    troubles = Troubles(said.append, clock)
+    for now_s, text in ((0.0, "down"), (9.0, "down"), (9.5, ""), (20.0, "down"), (29.0, "down")):
+        clock.now_s = now_s
+        troubles.note("x", text, patience_s=10.0)
+    assert (said, troubles.now()) == ([], ())
+    clock.now_s = 30.0
+    troubles.note("x", "down", patience_s=10.0)
+    assert said == ["x: down"]
+    assert troubles.now()[0].since_s == 20.0
+
+
+class Finder:
+    """Finds what it is told."""
+
+    said = "a finder"
+
+    def __init__(self) -> None:
+        self.problem: Exception | None = None
+        self.trouble = ""
+        self.restarts: Mapping[str, int] = {}
+        self.ended: Mapping[str, str] = {}
+        self.targets: tuple[Target, ...] = ()
+
+    def find(self) -> tuple[Target, ...]:
+        """All there are."""
+        if self.problem is not None:
+            raise self.problem
+        return self.targets
+
+
+def asked(lists: Lists, finder: Finder) -> list[str]:
+    """Ask it; the names that are watched then."""
+    asyncio.run(lists.ask(finder))
+    return [target.name for target in lists.targets()]
+
+
+@pytest.mark.parametrize(
+    "problem", [WorldFailed("gone"), RuntimeError("x"), RecursionError(), UnicodeEncodeError("a", "b", 0, 1, "c")]
+)
+def test_no_finder_ends_it(problem: Exception) -> None:
+    """Whatever a finder raises, what it said before holds, and the trouble is said."""
+    noted: list[tuple[str, str]] = []
+    lists = Lists(GuardConfig(), lambda what, text: noted.append((what, text)))
+    finder = Finder()
+    finder.targets = (Target("a", "http://a:1"),)
+    assert asked(lists, finder) == ["a"]
+    finder.problem = problem
+    assert asked(lists, finder) == ["a"]
+    assert noted[0] == ("a finder", "")
+    assert "what is known stays" in noted[1][1]
+    finder.problem, finder.trouble = None, "one file is broken"
+    assert asked(lists, finder) == ["a"]
+    assert noted[2] == ("a finder", "one file is broken")
+
+
+def test_what_a_finder_knows_reaches_the_look_under_the_name_it_has_here() -> None:
+    """Restarts of its container and its end, also where two finders call two engines the same."""
+    discover = Discover(token="t" * 16, canary_s=30.0, api_key="k")
+    lists = Lists(GuardConfig(engines=(Target("pod", "http://named:1"),), discover=discover), lambda *_: None)
+    finder = Finder()
+    finder.targets = (Target("pod", "http://found:1"), Target("other", "http://other:1"))
+    finder.restarts, finder.ended = {"pod": 4}, {"other": "its pod has failed"}
+    assert asked(lists, finder) == ["pod", "pod http://found:1", "other"]
+    assert lists.facts("pod http://found:1") == Facts(4, "")
+    assert lists.facts("other") == Facts(None, "its pod has failed")
+    assert lists.facts("pod") == Facts()
+    look = lists.facts("other").put_into(Look(1.0, 2.0, Reach.REFUSED))
+    assert (look.ended, look.container_restarts) == ("its pod has failed", None)
+    assert lists.facts("pod http://found:1").put_into(look).container_restarts == 4
+    named, found, _ = lists.targets()
+    assert (named.token, named.api_key, found.token, found.api_key, found.canary_s) == (None, None, "t" * 16, "k", 30.0)
+
+
+def test_a_wrong_token_of_a_gate_is_said(tmp_path: Path) -> None:
+    """Once, with what it means; the API shows it, it is no alert, and neither is the file of it that all can read."""
+
+    def act(ask: Handler) -> None:
+        known = {"/metrics": (PAGE, 200), "/health": (b"", 200), "/plimsoll/state": (b"{}", 401)}
+        ask.answer(*known.get(ask.path, (b"", 404)))
+
+    with serving(act) as engine, receiving() as receiver:
+        (tmp_path / "t").write_text("not-the-token-of-this-gate", encoding="utf-8")
+        (tmp_path / "t").chmod(0o644)
+        text = (
+            f"[notify]\nwebhook = '{receiver.url}'\n[[engine]]\nurl = 'http://{engine.host}'\nname = 'one'\ntoken_file = 't'\n"
+        )
+        with guarding(tmp_path, "--config", config(tmp_path, text)) as guard:
+            line = guard.hears("what only the gate tells")
+            assert "one: the gate does not take this token; what only the gate tells is not known" in line
+            assert guard.json("/engines")["engines"][0]["note"] == "the gate does not take this token"
+            assert guard.complains("every user of this machine can read this secret")
+            assert guard.stop() == 0
+            assert len(guard.complained) == 1
+    assert receiver.got == []
+
+
+def test_a_webhook_that_is_not_there_is_said(tmp_path: Path) -> None:
+    """After a while, once; the API and the metrics show it for as long as it lasts; its address's query is in none of it."""
+    with standin() as server:
+        text = f"{QUICK}[notify]\nwebhook = 'http://127.0.0.1:9/hush/a?key=hush'\n[[engine]]\nurl = '{url(server)}'\n"
+        text += "[[engine]]\nurl = 'http://127.0.0.1:9'\nname = 'gone'\n"
+        with guarding(tmp_path, "--config", config(tmp_path, text)) as guard:
+            assert "webhook 127.0.0.1: cannot be reached" in guard.complains("webhook")
+            (trouble,) = guard.json("/engines")["troubles"]
+            assert trouble["what"] == "webhook 127.0.0.1"
+            assert 'plimsoll_guard_trouble{what="webhook 127.0.0.1"} 1.0' in guard.get("/metrics")[1]
+            assert 'plimsoll_guard_unreachable{engine="gone"} 1.0' in guard.get("/metrics")[1]
+            assert f'plimsoll_guard_unreachable{{engine="127.0.0.1:{server.port}"}} 0.0' in guard.get("/metrics")[1]
+            assert guard.json("/engines")["status"].endswith("guard itself: webhook 127.0.0.1")
+            assert guard.stop() == 0
+            assert len(guard.complained) == 1
+            assert "hush" not in "".join((*guard.complained, *guard.said))
+
+
+def test_an_output_that_takes_nothing_is_said_where_it_can_be(tmp_path: Path) -> None:
+    """A full disk behind standard output: the watching goes on, and the API and standard error say that lines are lost."""
+    command = [sys.executable, "-m", "plimsoll", "guard", "--every", "1s", "--listen", "127.0.0.1:0"]
+    environ = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path), "PLIMSOLL_GUARD_TOKEN": ""}
+    with (
+        Path("/dev/full").open("wb") as full,
+        standin() as server,
+        subprocess.Popen(
+            [*command, "--engine", url(server)], stdout=full, stderr=subprocess.PIPE, text=True, env=environ
+        ) as process,
+    ):
+        try:
+            assert process.stderr is not None
+            assert process.stderr.readline() == "plimsoll: standard output: No space left on device\n"
+            assert process.poll() is None
+        finally:
+            process.terminate()
+        assert process.wait(20) == 0

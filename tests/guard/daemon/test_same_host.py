@@ -1,0 +1,380 @@
+"""What this machine says of an engine on it: found by its port, with all that it started, its limit and its cards."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from plimsoll.guard.daemon.engine_look import Limits, Watcher
+from plimsoll.guard.daemon.host import FIRST_NAMESPACE, Machine, SameHost
+from plimsoll.guard.judge.look import Card, Look, Reach
+from tests.net.raw_server import by_path, free_port, raw_server
+
+LOOK = Look(1.0, 2.0, Reach.ANSWERS, figures={"running": 3.0})
+XID = "3,2,2,-;NVRM: Xid (PCI:0000:{}:00): {}, pid=<unknown>, GPU has fallen off the bus.\n"
+LINE = "   0: 0100007F:{:04X} 00000000:0000 0A 00000000:00000000 00:00000000 00000000  1000        0 {} 1 0 100 0 0 10 0\n"
+
+
+def process(root: Path, pid: int, parent: int, resident_kb: int, name: str = "python3", started: int = 50) -> Path:
+    """One process of the machine."""
+    folder = root / "proc" / str(pid)
+    (folder / "fd").mkdir(parents=True)
+    rest = " ".join(["0"] * 17)
+    (folder / "stat").write_text(f"{pid} (a name) with ) in it) S {parent} {rest} {started} 0", encoding="utf-8")
+    (folder / "status").write_text(f"Name:\tx\nRssAnon:\t{resident_kb} kB\n", encoding="utf-8")
+    (folder / "cgroup").write_text("0::/pod/box\n", encoding="utf-8")
+    (folder / "cmdline").write_bytes(b"/usr/bin/" + name.encode() + b"\0-m\0vllm\0")
+    (folder / "comm").write_text(f"{name}\n", encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Path:
+    """A server on port 8000 with a worker, another engine on 8001, and a stranger."""
+    net = tmp_path / "proc" / "net"
+    net.mkdir(parents=True)
+    head = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
+    (net / "tcp").write_text(head + LINE.format(8000, 4242) + LINE.format(8001, 4343), encoding="utf-8")
+    server = process(tmp_path, 100, 1, 1000)
+    (server / "fd" / "7").symlink_to("socket:[4242]")
+    process(tmp_path, 101, 100, 2000)
+    process(tmp_path, 102, 101, 4000)
+    process(tmp_path, 200, 1, 9000)
+    other = process(tmp_path, 300, 1, 100)
+    (other / "fd" / "7").symlink_to("socket:[4343]")
+    box = tmp_path / "sys" / "fs" / "cgroup" / "pod" / "box"
+    box.mkdir(parents=True)
+    (box / "memory.max").write_text("max\n", encoding="utf-8")
+    (box.parent / "memory.max").write_text("68719476736\n", encoding="utf-8")
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev" / "kmsg").write_text("6,1,1,-;NVRM: Xid (PCI:0000:3b:00): 13, pid=1\n", encoding="utf-8")
+    return tmp_path
+
+
+def fresh(root: Path, nvml: Any = None, *, deadline_s: float = 1.5) -> Machine:
+    """A machine that is read at every look."""
+    return Machine(root, nvml or library(), deadline_s=deadline_s, keep_s=0.0)
+
+
+def seen(here: SameHost, look: Look = LOOK) -> Look:
+    """One look with what the machine says."""
+    return asyncio.run(here.add_to(look))
+
+
+def library(cards: dict[str, dict[int, int | None]] | None = None, *, ecc: Callable[[], int] | None = None) -> SimpleNamespace:
+    """NVML with these cards: what each process holds there. It counts how often it was initialised."""
+
+    class NVMLError(Exception):
+        pass
+
+    def count(name: str) -> None:
+        setattr(nvml, name, getattr(nvml, name) + 1)
+
+    def errors(*_: object) -> int:
+        if ecc is None:
+            raise NVMLError("not supported")
+        return ecc()
+
+    def held(bus: str) -> list[SimpleNamespace]:
+        return [SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in (cards or {})[bus].items()]
+
+    nvml: SimpleNamespace = SimpleNamespace(
+        begun=0, ended=0, NVMLError=NVMLError, NVML_MEMORY_ERROR_TYPE_UNCORRECTED=1, NVML_VOLATILE_ECC=0,
+        nvmlInit=lambda: count("begun"), nvmlShutdown=lambda: count("ended"), nvmlDeviceGetCount=lambda: len(cards or {}),
+        nvmlDeviceGetHandleByIndex=lambda index: sorted(cards or {})[index],
+        nvmlDeviceGetPciInfo=lambda bus: SimpleNamespace(busId=f"00000000:{bus.upper()}:00.0".encode()),
+        nvmlDeviceGetMemoryInfo=lambda _: SimpleNamespace(total=80 << 30, free=5 << 30),
+        nvmlDeviceGetComputeRunningProcesses=held, nvmlDeviceGetTotalEccErrors=errors,
+    )  # fmt: skip
+    return nvml
+
+
+def in_first_namespace(root: Path) -> None:
+    """Process numbers are the driver's own."""
+    folder = root / "proc" / "self" / "ns"
+    folder.mkdir(parents=True)
+    (folder / "pid").symlink_to(FIRST_NAMESPACE)
+
+
+# Processes
+
+
+def test_the_server_is_found_by_its_port_with_all_that_it_started(machine: Path) -> None:
+    """Its memory is that of the whole tree, its limit the tightest around it; the page's figures stay."""
+    found = seen(SameHost(8000, fresh(machine)))
+    assert found.figures == {"running": 3.0, "host_resident": 7000 * 1024.0, "host_limit": 64.0 * 2**30}
+    assert found.cards == ()
+
+
+def test_nothing_is_told_of_a_server_that_is_not_here(machine: Path) -> None:
+    """Another port, an empty machine: the look stays as it was."""
+    assert seen(SameHost(8002, fresh(machine))) == LOOK
+    assert seen(SameHost(8000, fresh(machine / "nowhere"))) == LOOK
+
+
+@pytest.mark.parametrize("name", ["docker-proxy", "ssh", "haproxy", "nginx", "envoy", "kubectl"])
+def test_a_proxy_is_not_the_engine(name: str, machine: Path) -> None:
+    """What listens there and is neither Python nor on a card says nothing: the page's own figure stays, and no card is told."""
+    net = machine / "proc" / "net" / "tcp"
+    net.write_text(net.read_text(encoding="utf-8") + LINE.format(9000, 4444), encoding="utf-8")
+    (process(machine, 400, 1, 77, name) / "fd" / "3").symlink_to("socket:[4444]")
+    look = LOOK._replace(figures={"host_resident": 5.0})
+    with (machine / "dev" / "kmsg").open("a", encoding="utf-8") as file:
+        here = SameHost(9000, fresh(machine, library({"3b": {}})))
+        assert seen(here, look) == look
+        file.write(XID.format("3b", 79))
+    assert seen(here, look) == look
+    on_card = seen(SameHost(9000, fresh(machine, library({"3b": {400: 1}}))), look)
+    assert on_card.figures["host_resident"] == 77 * 1024.0
+    assert [card.name for card in on_card.cards] == ["3b:00"]
+
+
+def test_a_server_that_was_restarted_is_found_again(machine: Path) -> None:
+    """By its port, under another number."""
+    here = SameHost(8000, fresh(machine))
+    seen(here)
+    for name in ("100", "101", "102"):
+        (machine / "proc" / name).rename(machine / f"gone-{name}")
+    new = process(machine, 500, 1, 500)
+    (new / "fd" / "3").symlink_to("socket:[4242]")
+    assert seen(here).figures["host_resident"] == 500 * 1024.0
+
+
+def test_another_process_under_the_same_number_is_another(machine: Path) -> None:
+    """A number is remembered with its start: whoever has it later is not taken for the server."""
+    here = SameHost(8000, fresh(machine))
+    seen(here)
+    for name in ("100", "101", "102"):
+        (machine / "proc" / name).rename(machine / f"gone-{name}")
+    process(machine, 100, 1, 12345, started=99)
+    assert "host_resident" not in seen(here).figures
+
+
+def test_one_process_s_memory_does_not_follow_that_of_the_whole_tree(machine: Path) -> None:
+    """While /proc hangs the figure is not known, rather than the page's smaller one; where it was never had, that one stays."""
+    look = LOOK._replace(figures={"host_resident": 5.0})
+    one = fresh(machine, deadline_s=0.1)
+    here = SameHost(8000, one)
+    assert seen(here, look).figures["host_resident"] == 7000 * 1024.0
+    go = threading.Event()
+    one._processes._ask = lambda: go.wait(5) and {}  # type: ignore[assignment,return-value]
+    assert "host_resident" not in seen(here, look).figures
+    assert seen(SameHost(8000, one), look).figures == {"host_resident": 5.0}
+    go.set()
+
+
+def test_a_real_server_of_this_machine_is_found() -> None:
+    """The kernel's own /proc: a child of ours that listens and holds 64 MiB."""
+    port = free_port()
+    code = f"import socket, sys; held = bytearray(64 << 20); s = socket.create_server(('127.0.0.1', {port}))"
+    code += "; print(1, flush=True); sys.stdin.read()"
+    child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    here = SameHost(port)
+    try:
+        assert child.stdout is not None
+        child.stdout.readline()
+        resident = seen(here).figures["host_resident"]
+    finally:
+        child.kill()
+        child.communicate()
+        here.close()
+    assert 64 << 20 <= resident < 256 << 20
+
+
+def test_one_walk_serves_all_engines_of_the_machine(machine: Path) -> None:
+    """/proc is walked when an engine is first looked for, then once within the interval for all; NVML is initialised once."""
+    nvml = library({"3b": {102: 1}, "5e": {300: 2}})
+    one = Machine(machine, nvml, keep_s=60.0)
+    walks: list[float] = []
+    walk = one._processes._ask
+    one._processes._ask = lambda: walks.append(time.monotonic()) or walk()  # type: ignore[func-returns-value]
+    engines = [SameHost(8000, one), SameHost(8001, one)]
+    found = [seen(engine) for _ in range(5) for engine in engines]
+    assert (len(walks), nvml.begun) == (len(engines), 1)
+    assert [look.figures["host_resident"] for look in found[:2]] == [7000 * 1024.0, 100 * 1024.0]
+    assert [[card.name for card in look.cards] for look in found[:2]] == [["3b:00"], ["5e:00"]]
+
+
+# Cards
+
+
+def test_cards_are_those_that_the_engine_s_processes_hold_memory_on(machine: Path) -> None:
+    """With their memory and the engine's share; the cards of others are not told."""
+    nvml = library({"3b": {102: 60 << 30, 101: 1 << 30, 900: 7}, "5e": {200: 5}, "af": {300: 1}})
+    (card,) = seen(SameHost(8000, fresh(machine, nvml))).cards
+    assert card == Card("3b:00", (), None, 80 << 30, 5 << 30, 61 << 30)
+    unknown = library({"3b": {102: None}})
+    assert seen(SameHost(8000, fresh(machine, unknown))).cards == (Card("3b:00", (), None, 80 << 30, 5 << 30, None),)
+
+
+def test_numbers_of_another_namespace_tie_nothing(machine: Path) -> None:
+    """Then one engine alone has all cards, of several none has any; where the numbers are the driver's own, none has none."""
+    nvml = library({"3b": {77_000: 1}, "5e": {}})
+    one = fresh(machine, nvml)
+    first = SameHost(8000, one)
+    assert [card.name for card in seen(first).cards] == ["3b:00", "5e:00"]
+    second = SameHost(8001, one)
+    assert [seen(engine).cards for engine in (second, first)] == [(), ()]
+    second.close()
+    assert [card.name for card in seen(first).cards] == ["3b:00", "5e:00"]
+    in_first_namespace(machine)
+    assert seen(SameHost(8000, fresh(machine, nvml))).cards == ()
+
+
+def test_errors_count_from_when_guard_looks(machine: Path) -> None:
+    """What the driver counted before is not news; a count that begins anew is all news; without ECC nothing is known."""
+    counts = iter([2, 2, 5, 1])
+    here = SameHost(8000, fresh(machine, library({"3b": {102: 1}}, ecc=lambda: next(counts))))
+    assert [seen(here).cards[0].uncorrectable for _ in range(4)] == [0, 0, 3, 1]
+    assert seen(SameHost(8000, fresh(machine, library({"3b": {102: 1}})))).cards[0].uncorrectable is None
+
+
+def test_xids_are_told_once_to_each_engine_that_they_concern(machine: Path) -> None:
+    """NVML and the kernel write a card's address differently; both mean one card. Old messages do not count."""
+    one = fresh(machine, library({"3b": {102: 1}, "5e": {300: 2}}))
+    first, second = SameHost(8000, one), SameHost(8001, one)
+    assert [seen(engine).cards[0].xids for engine in (first, second)] == [(), ()]
+    with (machine / "dev" / "kmsg").open("a", encoding="utf-8") as file:
+        file.write(XID.format("3b", 79) + XID.format("3b", 154))
+    assert [seen(engine).cards[0].xids for engine in (second, first, first)] == [(), (79, 154), ()]
+
+
+@pytest.mark.parametrize("reach", [Reach.REFUSED, Reach.SILENT, Reach.NONSENSE])
+def test_a_card_that_takes_the_engine_down_is_seen(reach: Reach, machine: Path) -> None:
+    """The engine is gone and its card with it: the Xid is told all the same, and no figures are made up."""
+    cards: dict[str, dict[int, int | None]] = {"3b": {102: 1}}
+    here = SameHost(8000, fresh(machine, library(cards)))
+    seen(here)
+    for name in ("100", "101", "102"):
+        (machine / "proc" / name).rename(machine / f"gone-{name}")
+    cards["3b"].clear()
+    with (machine / "dev" / "kmsg").open("a", encoding="utf-8") as file:
+        file.write(XID.format("3b", 79))
+    found = seen(here, Look(1.0, 2.0, reach, "gone"))
+    assert [(card.name, card.xids) for card in found.cards] == [("3b:00", (79,))]
+    assert found.figures == {}
+
+
+def test_a_driver_that_hangs_costs_one_deadline_and_hides_nothing_else(machine: Path) -> None:
+    """It is not asked again until it comes back, and is said; processes and the kernel's log are read all the while."""
+    nvml, go, calls = library({"3b": {102: 1}}), threading.Event(), list[str]()
+    one = fresh(machine, nvml, deadline_s=0.3)
+    here = SameHost(8000, one)
+    seen(here)
+    assert here.note == ""
+    memory = nvml.nvmlDeviceGetMemoryInfo
+
+    def hangs(bus: str) -> object:
+        calls.append(bus)
+        go.wait(10)
+        return memory(bus)
+
+    nvml.nvmlDeviceGetMemoryInfo = hangs
+    began = time.monotonic()
+    seen(here)
+    assert time.monotonic() - began < 1.0
+    with (machine / "dev" / "kmsg").open("a", encoding="utf-8") as file:
+        file.write(XID.format("3b", 79))
+    began = time.monotonic()
+    found = [seen(here) for _ in range(5)]
+    assert time.monotonic() - began < 0.5
+    assert len(calls) == 1
+    assert "the GPU driver of this machine does not answer" in here.note
+    assert found[0].cards == (Card("3b:00", (79,)),)
+    assert found[0].figures["host_resident"] == 7000 * 1024.0
+    go.set()
+    assert _soon(lambda: here.note == "")
+    assert seen(here).cards[0].total == 80 << 30
+
+
+def test_the_loop_goes_on_while_the_driver_hangs(machine: Path) -> None:
+    """Another engine is looked at in its time while this one's driver is waited for."""
+    nvml, go = library({"3b": {102: 1}}), threading.Event()
+    nvml.nvmlInit = lambda: go.wait(10)
+    page = b'vllm:num_requests_running{engine="0"} 1.0\n'
+
+    async def run() -> tuple[float, Look]:
+        async with raw_server(by_path({"/metrics": page})) as server:
+            other = Watcher(server.url, limits=Limits(1.0, 0.5, 0.5))
+            stuck = asyncio.create_task(SameHost(8000, fresh(machine, nvml, deadline_s=1.0)).add_to(LOOK))
+            await asyncio.sleep(0.05)
+            began = time.monotonic()
+            look = await other.look(1.0, 1.0)
+            took = time.monotonic() - began
+            await stuck
+            await other.close()
+            return took, look
+
+    took, look = asyncio.run(run())
+    go.set()
+    assert look.reach is Reach.ANSWERS
+    assert took < 0.5
+
+
+def test_what_is_open_is_closed_with_the_last_engine(machine: Path) -> None:
+    """One handle of the kernel's log for the machine, however many engines come and go; none after the last."""
+
+    def handles() -> int:
+        return sum(one.exists() and one.samefile(machine / "dev" / "kmsg") for one in Path("/proc/self/fd").iterdir())
+
+    nvml = library({"3b": {102: 1}})
+    one = fresh(machine, nvml)
+    engines = [SameHost(port, one) for port in (8000, 8001, 8002)]
+    assert handles() == 0
+    for engine in engines:
+        seen(engine)
+    assert handles() == 1
+    engines[0].close()
+    engines[0].close()
+    assert handles() == 1
+
+    async def run() -> None:
+        watcher = Watcher("http://127.0.0.1:1", same_host=engines[1])
+        await watcher.close()
+
+    asyncio.run(run())
+    engines[2].close()
+    assert handles() == 0
+    assert _soon(lambda: nvml.ended == 1)
+    with socket.socket():  # and again
+        assert [card.name for card in seen(SameHost(8000, one)).cards] == ["3b:00"]
+    assert (handles(), nvml.begun) == (1, 2)
+
+
+def test_a_driver_without_words_is_begun_anew(machine: Path) -> None:
+    """Where it tells nothing of any card, it may have been replaced; a lost card does not hide the others."""
+    nvml = library({"3b": {102: 1}, "5e": {101: 1}})
+    here = SameHost(8000, fresh(machine, nvml))
+    memory = nvml.nvmlDeviceGetMemoryInfo
+
+    def lost(bus: str) -> object:
+        if bus == "3b":
+            raise nvml.NVMLError("GPU is lost")
+        return memory(bus)
+
+    nvml.nvmlDeviceGetMemoryInfo = lost
+    assert [(card.name, card.total) for card in seen(here).cards] == [("3b:00", None), ("5e:00", 80 << 30)]
+
+    def gone(_: str) -> object:
+        raise nvml.NVMLError("Driver/library version mismatch")
+
+    nvml.nvmlDeviceGetMemoryInfo = nvml.nvmlDeviceGetComputeRunningProcesses = gone
+    assert [card.total for card in seen(here).cards] == [None, None]
+    assert nvml.ended == 1
+
+
+def _soon(is_so: Callable[[], bool]) -> bool:
+    end = time.monotonic() + 5
+    while not is_so() and time.monotonic() < end:
+        time.sleep(0.01)
+    return is_so()

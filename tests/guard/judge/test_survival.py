@@ -1,0 +1,194 @@
+"""Contained failures in guard: told once a run, never acted on alone, and never taken for a stuck engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plimsoll.doctor.rules.contained import LastFailure, Survival, read_survival
+from plimsoll.findings import Code, Severity
+from plimsoll.guard.act.decide import Plan, Refusal, decide
+from plimsoll.guard.act.policy import ActPolicy
+from plimsoll.guard.judge.findings import finding, findings
+from plimsoll.guard.judge.judge import Judge
+from plimsoll.guard.judge.look import Canary, Look
+from plimsoll.guard.judge.policy import GRADES, Policy
+from plimsoll.guard.judge.tracker import Grade
+from tests.guard.act.test_decide import engine, view
+from tests.guard.acting import acting
+from tests.guard.test_questions import GATE, busy, looks, says
+
+ARMED = Survival(armed=True, contained=0.0, aborted=0.0, limping=False, storm=False, tokens_now=8192.0, tokens_start=8192.0)
+
+
+def failed(count: float, age_s: float) -> Survival:
+    """So many contained, the last so long ago, in a forward pass."""
+    last = LastFailure(age_s, "forward", 8192.0, 48.0, 2.0 * 2**30, 1.0 * 2**30)
+    return ARMED._replace(contained=count, last=last, tokens_now=1024.0, recomputed_tokens=190_000.0, stalled_s=1.7)
+
+
+def surviving(seconds: int, state: Any, **others: Any) -> list[Look]:
+    """Looks at an engine whose gate tells this of containment at each moment."""
+    every = looks(seconds, busy, **others)
+    return [look._replace(gate=GATE._replace(survival=state(look.at_s), last_step_age_s=0.1)) for look in every]
+
+
+def begun(kind: str, every: list[Look]) -> list[float]:
+    """When a condition began to hold, each time."""
+    judge = Judge("engine", Policy())
+    changes = [(look.at_s, change) for look in every for change in judge.see(look)]
+    return [at_s for at_s, change in changes if change.condition.kind == kind and change.condition.is_true]
+
+
+def test_a_run_of_failures_is_told_once() -> None:
+    """Twelve contained within a minute are one event; one an hour later is another."""
+
+    def state(at: float) -> Survival:
+        count = min(12.0, max(0.0, (at - 300) // 5)) + (at >= 4_000)
+        return failed(count, 0.0 if at < 360 else at - (4_000 if at >= 4_000 else 360)) if count else ARMED
+
+    assert begun("contained", surviving(6_000, state)) == [305.0, 4_000.0]
+    found = says("contained", surviving(6_000, state))
+    assert [(at, status) for at, status, _ in found] == [
+        (0, "false"), (305.0, "true"), (1_265.0, "false"), (4_000.0, "true"), (4_905.0, "false"),
+    ]  # fmt: skip
+
+
+def test_the_finding_names_the_shape_the_cost_and_the_flag() -> None:
+    """A warning under runtime.contained, with the size of a step that worked."""
+    every = surviving(400, lambda at: failed(3.0, at - 300) if at >= 300 else ARMED)
+    judge = Judge("engine", Policy())
+    for look in every:
+        judge.see(look)
+    (found,) = [one for one in findings(judge.conditions, every[-1]) if one.code is Code.RUNTIME_CONTAINED]
+    assert found.severity is Severity.WARNING
+    for words in (
+        "3 steps",
+        "8,192 tokens in 48 requests, at forward",
+        "asked for 2.0 GiB, 1.0 GiB free",
+        "190,000 tokens",
+        "1.7 s",
+    ):
+        assert words in found.because
+    assert (found.remedy[0].flag, found.remedy[0].value) == ("--max-num-batched-tokens", "1024")
+    assert not acting(judge), "a contained failure alone leads to nothing"
+
+
+@pytest.mark.parametrize(
+    ("site", "kind", "flag"),
+    [("forward", "", "--max-num-batched-tokens"), ("logits", "prompt_logprobs", "--max-logprobs"),
+     ("encoder", "pictures", "--mm-processor-kwargs"), ("adapter", "adapter", "--max-loras")],
+)  # fmt: skip
+def test_advice_names_the_flag_of_the_site(site: str, kind: str, flag: str) -> None:
+    """By the newest failure's site and the shape of its request."""
+    (look,) = surviving(
+        5,
+        lambda _: failed(
+            1.0,
+            1.0,
+        )._replace(last=LastFailure(1.0, site, kind=kind)),
+    )
+    judge = Judge("engine", Policy())
+    judge.see(look)
+    condition = next(one for one in judge.conditions if one.kind == "contained")
+    found = finding(condition, look)
+    assert found is not None
+    assert next(one.flag for one in found.remedy if one.flag) == flag
+
+
+@pytest.mark.parametrize(
+    ("survival", "reason"),
+    [(None, "TooOld"), (Survival(), "NoCount"), (ARMED._replace(armed=None), "NotArmed"),
+     (ARMED._replace(armed=False, why="a KV connector is set"), "NotArmed"), (ARMED._replace(contained=None), "NoCount")],
+)  # fmt: skip
+def test_what_nobody_tells_is_unknown(survival: Survival | None, reason: str) -> None:
+    """An older plimsoll, containment that is off or not armed, no count: neither yes nor no."""
+    assert says("contained", surviving(60, lambda _: survival))[-1][1:] == ("unknown", reason)
+    assert says("contained", looks(60, busy))[-1][1:] == ("unknown", "NoGate")
+
+
+def test_failures_before_the_first_look_are_told_by_their_age() -> None:
+    """A guard that has just begun sees an old count and a young failure: that one is told, an old one is not."""
+    assert says("contained", surviving(10, lambda at: failed(3.0, 60.0 + at)))[0][1] == "true"
+    assert says("contained", surviving(10, lambda at: failed(3.0, 3_600.0 + at)))[0][1] == "false"
+
+
+@pytest.mark.parametrize("name", ["storm", "limping"])
+def test_a_storm_and_a_limp_hold_after_minutes(name: str) -> None:
+    """Said at every look for three minutes, they call for a restart; for a moment they do not."""
+    lasting = surviving(900, lambda at: failed(30.0, 1.0)._replace(**{name: at >= 300}))
+    assert begun("limping", lasting) == [480.0]
+    passing = surviving(900, lambda at: failed(30.0, 1.0)._replace(**{name: 300 <= at < 420}))
+    assert begun("limping", passing) == []
+    assert GRADES["limping"] is Grade.RESTART
+    assert "contained" not in GRADES
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    said=st.dictionaries(st.sampled_from(["storm", "limping"]), st.sampled_from([1, "true", [True], {"now": True}, None, 2.5]))
+)
+def test_wrong_types_never_lead_to_a_restart(said: dict[str, object]) -> None:
+    """Whatever stands in the place of yes or no is unknown."""
+    state = read_survival({"armed": True, "contained": 99, "aborted": 0, **said})
+    judge = Judge("engine", Policy())
+    for look in surviving(600, lambda _: state):
+        judge.see(look)
+    assert not acting(judge)
+    assert next(one for one in judge.conditions if one.kind == "limping").reason == "NotTold"
+
+
+def test_its_restart_goes_by_the_rules_of_others() -> None:
+    """Where the others carry its load it is planned, drained first; where they cannot, or without a gate, it is refused."""
+    judge = Judge("a", Policy())
+    for look in surviving(900, lambda _: failed(30.0, 1.0)._replace(storm=True)):
+        judge.see(look)
+    conditions = {one.kind: one for one in judge.conditions}
+    limps, others = engine("a", conditions), (engine("b"), engine("c"))
+    (plan,) = decide(view(limps, *others), ActPolicy())
+    assert isinstance(plan, Plan)
+    assert (plan.grade, plan.kind) == (Grade.RESTART, "limping")
+    assert "drain" in [str(step) for step in plan.steps]
+    full, blind = view(engine("a", conditions, kv=0.7)), view(limps._replace(has_gate=False), *others)
+    for fleet, reason in ((full, "OthersCannotCarry"), (blind, "NoGate")):
+        (refusal,) = decide(fleet, ActPolicy())
+        assert isinstance(refusal, Refusal)
+        assert refusal.reason == reason
+
+
+def stuck(state: Any, *, is_proved: bool) -> list[Look]:
+    """An engine with work that makes no step from 100 s on and answers no test request, whose gate tells this."""
+    every = looks(600, lambda at: {**busy(at), "steps": 10.0 * min(at, 100.0)})
+    return [
+        look._replace(
+            gate=GATE._replace(survival=state(look.at_s), last_step_age_s=max(0.0, look.at_s - 100.0), is_wedged=is_proved),
+            canary=Canary(look.at_s // 30 * 30.0, is_answered=look.at_s < 100),
+        )
+        for look in every
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("is_proved", [False, True], ids=["by its steps", "by the gate"])
+def test_recomputing_is_never_called_stuck(is_proved: bool) -> None:
+    """While steps are contained the loop lives: neither wedged nor hung nor stalled, however long no step ends."""
+    recomputing = stuck(lambda at: failed(1.0 + max(0.0, at - 100) // 60, (at - 100) % 60), is_proved=is_proved)
+    for kind in ("wedged", "hung", "stalled"):
+        assert "true" not in [status for _, status, _ in says(kind, recomputing)]
+    silent = stuck(lambda at: failed(1.0, at + 1.0) if at < 100 else failed(1.0, at - 99.0), is_proved=is_proved)
+    first = next(one for one in says("wedged", silent) if one[1] == "true")
+    assert 220 <= first[0] <= 240, "two minutes after the last contained failure it is stuck like any other"
+    assert "true" in [status for _, status, _ in says("wedged", stuck(lambda _: None, is_proved=is_proved))]
+
+
+@settings(max_examples=40, deadline=None)
+@given(lost=st.sets(st.integers(0, 119)))
+def test_losing_the_gate_does_not_make_a_recomputing_engine_stuck(lost: set[int]) -> None:
+    """Whichever answers of the gate are lost, nothing is done about it."""
+    every = stuck(lambda at: failed(1.0 + max(0.0, at - 100) // 60, (at - 100) % 60), is_proved=False)
+    judge = Judge("engine", Policy())
+    for place, look in enumerate(every):
+        judge.see(look._replace(gate=None) if place in lost else look)
+        assert not acting(judge)

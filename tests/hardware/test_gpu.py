@@ -1,0 +1,255 @@
+"""The table of cards, and the ways people name them."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lab import write_gpu_docs
+from plimsoll.errors import BadInput
+from plimsoll.hardware.cards import AMBIGUOUS, GPUS, Ambiguous, Gpu, Vendor, gpu_named, nearest_names
+from plimsoll.units import GIB
+
+STARTS = Path(__file__).parents[3] / "shared" / "data" / "startups" / "startups.jsonl"
+
+each_card = pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.name)
+
+# What the table of starts calls a card, though no card can be told from it.
+UNNAMED = re.compile(r"^(AMD |Ada )?(ROCm|SM89|cc 8\.9|\d+ GB)")
+# Names in the table of starts that are no card of ours, and why.
+NOT_OURS = {
+    "AMD Strix Halo": "its memory is whatever the firmware was told to set aside",
+    "Ascend 910B": "neither NVIDIA nor AMD",
+    "H100 96GB": "the thread's own environment says NVIDIA GH200 480GB",
+    "MI300A 128GB": "no start prints its total, and ROCm hands out 96 of the 128 GB unless told otherwise",
+}
+# Totals there that we do not follow, and why.
+NOT_FOLLOWED = {"RTX 2060 12GB": "12.0 is the size on the box: rounded by its author, or read under WSL"}
+
+
+def key(name: str) -> str:
+    """A spelling without what a lookup must not care about; written apart from the code it checks."""
+    words = re.findall(r"[a-z0-9]+", name.lower())
+    return "".join(word for word in words if word not in {"nvidia", "amd", "geforce", "tesla", "instinct"})
+
+
+def card_names_in(text: str) -> list[str]:
+    """The cards that a `gpu` of the table of starts names."""
+    bare = re.sub(r"\(.*?\)", "", text).replace(" class", "").strip()
+    return [] if UNNAMED.search(bare) or re.search("not (stated|named)", text) else [part.strip() for part in bare.split(" + ")]
+
+
+def candidates_for(name: str) -> list[Gpu]:
+    """The one card of that name, or every card that a deliberately ambiguous name may mean."""
+    unclear = [entry for entry in AMBIGUOUS if key(name) in {key(spelling) for spelling in entry.names}]
+    return [gpu_named(card) for card in unclear[0].candidates] if unclear else [gpu_named(name)]
+
+
+def starts() -> list[dict[str, object]]:
+    """The rows of public starts that name a card."""
+    if not STARTS.exists():
+        pytest.skip(f"the table of public starts is not part of this repository: {STARTS}")
+    rows = [json.loads(line) for line in STARTS.read_text(encoding="utf-8").splitlines()]
+    return [row for row in rows if row["gpu"]]
+
+
+def test_there_are_enough_cards() -> None:
+    """The table covers the cards people ask about, each once."""
+    assert len(GPUS) >= 25
+    assert len({gpu.name for gpu in GPUS}) == len(GPUS)
+
+
+def test_no_spelling_means_two_cards() -> None:
+    """A name or alias belongs to one card, and is not at the same time one we ask about."""
+    owner: dict[str, str] = {}
+    for gpu in GPUS:
+        for spelling in (gpu.name, *gpu.aliases):
+            assert owner.setdefault(key(spelling), gpu.name) == gpu.name, f"{spelling}: also {owner[key(spelling)]}"
+    for unclear in AMBIGUOUS:
+        for spelling in unclear.names:
+            assert owner.setdefault(key(spelling), spelling) not in {gpu.name for gpu in GPUS}, spelling
+
+
+@each_card
+def test_every_spelling_finds_its_card(gpu: Gpu) -> None:
+    """Each name and alias resolves, in any case and with any separator."""
+    for spelling in (gpu.name, *gpu.aliases):
+        for typed in (
+            spelling,
+            spelling.upper(),
+            spelling.replace(" ", "-"),
+            spelling.replace("-", "_"),
+            f" {spelling} ",
+        ):
+            assert gpu_named(typed) is gpu
+
+
+@pytest.mark.parametrize(
+    ("typed", "card"),
+    [
+        ("h100", "H100 SXM 80GB"),
+        ("NVIDIA H100 80GB HBM3", "H100 SXM 80GB"),
+        ("NVIDIA-A100-SXM4-80GB", "A100 SXM 80GB"),
+        ("a100-80g", "A100 SXM 80GB"),
+        ("NVIDIA A10G", "A10G"),
+        ("nvidia-tesla-t4", "T4"),
+        ("rtx4090", "RTX 4090"),
+        ("4090", "RTX 4090"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTX PRO 6000 Blackwell Server"),
+        ("dgx spark", "GB10"),
+        ("mi300x", "MI300X"),
+    ],
+)
+def test_the_names_people_use(typed: str, card: str) -> None:
+    """What nvidia-smi prints and what people type lead to the same card."""
+    assert gpu_named(typed).name == card
+
+
+@each_card
+def test_memory_is_plausible_for_the_box(gpu: Gpu) -> None:
+    """vLLM sees 0.90 to 1.0 of the size on the box, and the figure lies in its own band."""
+    for size_bytes in (gpu.total_low_bytes, gpu.total_bytes, gpu.total_high_bytes):
+        assert 0.90 <= size_bytes / (gpu.box_gb * GIB) <= 1.0
+    assert gpu.total_high_bytes / gpu.total_low_bytes < 1.08  # ECC on GDDR6 is the widest: a sixteenth
+
+
+@each_card
+def test_memory_says_where_it_comes_from(gpu: Gpu) -> None:
+    """A measured card says how many starts back it and which; an estimated one says from what, and has a real band."""
+    if gpu.memory_is_measured:
+        assert gpu.memory_starts >= 1
+        assert re.search(r"\bid \d+|#\d+|row", gpu.memory_evidence)
+    else:
+        assert gpu.memory_starts == 0
+        assert gpu.memory_evidence.startswith("estimated: ")
+        assert gpu.total_low_bytes < gpu.total_high_bytes
+
+
+@each_card
+def test_rates_fit_the_hardware(gpu: Gpu) -> None:
+    """No FP8 before compute capability 8.9 or gfx942, no bf16 before 8.0, and dense FP8 is twice dense bf16."""
+    assert (gpu.compute_capability is None) == (gpu.vendor is Vendor.AMD)
+    capability = gpu.compute_capability or (9, 0)
+    if capability < (8, 9) or gpu.arch == "gfx90a":
+        assert gpu.fp8_flops is None
+    if capability < (8, 0):
+        assert gpu.bf16_flops is None
+        assert "no bf16" in gpu.note
+    if gpu.bf16_flops and gpu.fp8_flops:
+        assert gpu.fp8_flops / gpu.bf16_flops == pytest.approx(2.0, rel=0.02)  # a sparse figure in one of them would be 4 or 1
+
+
+@each_card
+def test_every_figure_has_a_source(gpu: Gpu) -> None:
+    """Bandwidth is known for every card that a maker sells, and something is cited for each."""
+    assert gpu.sources
+    assert gpu.bandwidth_bytes_per_s is not None or gpu.name == "RTX 4090 48GB"
+    if gpu.bandwidth_bytes_per_s is not None:
+        assert 100e9 <= gpu.bandwidth_bytes_per_s <= 10e12
+    assert gpu.unified_memory == (gpu.name.startswith(("GH200", "GB", "Jetson")))
+
+
+def test_a_short_name_for_two_sizes_is_refused_with_both() -> None:
+    """`a100` may have 40 or 80 GB, so we ask."""
+    with pytest.raises(BadInput, match=r"40 and with 80 GB.*A100 SXM 80GB, A100 SXM 40GB, .* or A100 PCIe 40GB$"):
+        gpu_named("A100")
+
+
+@pytest.mark.parametrize("unclear", AMBIGUOUS, ids=lambda unclear: unclear.names[0])
+def test_every_ambiguous_name_offers_cards_we_know(unclear: Ambiguous) -> None:
+    """What we offer instead of a guess can be typed back."""
+    for spelling in unclear.names:
+        with pytest.raises(BadInput) as refused:
+            gpu_named(spelling)
+        assert all(card in str(refused.value) for card in unclear.candidates)
+    assert all(gpu_named(card).name == card for card in unclear.candidates)
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
+        "NVIDIA-H100-80GB-HBM3-MIG-3g.40gb",
+        "NVIDIA H100 80GB HBM3 MIG 1g.10gb+me",
+        "h100 mig",
+    ],
+)
+def test_a_mig_slice_asks_for_its_size(typed: str) -> None:
+    """A slice has less memory than its card, and the profile's name does not say exactly how much."""
+    with pytest.raises(BadInput, match=r"MIG slice of H100 SXM 80GB, .* size of the slice in GiB$"):
+        gpu_named(typed)
+
+
+def test_a_mig_slice_of_an_unknown_card_asks_for_its_size() -> None:
+    """The suffix alone is enough to know what to ask for."""
+    with pytest.raises(BadInput, match="MIG slice of a card"):
+        gpu_named("NVIDIA Z900 MIG 2g.20gb")
+
+
+@pytest.mark.parametrize(("typed", "near"), [("h1000", "H100 SXM 80GB"), ("rtx 4091", "RTX 4090"), ("mi355", "MI355X")])
+def test_an_unknown_name_offers_the_nearest(typed: str, near: str) -> None:
+    """One line names cards that look like what was typed."""
+    with pytest.raises(BadInput, match=near) as refused:
+        gpu_named(typed)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("typed", ["", "  ", "NVIDIA", "\n", "h100\nh200", "gpu" * 200])
+def test_nonsense_is_refused_in_the_same_way(typed: str) -> None:
+    """Nothing typed makes a lookup fail in any other way, and the message stays one readable line."""
+    with pytest.raises(BadInput) as refused:
+        gpu_named(typed)
+    assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 250
+
+
+@pytest.mark.parametrize("typed", ["8xH100", "8 x H100", "H100x8", "H100 x 8"])
+def test_several_cards_are_said_in_the_command(typed: str) -> None:
+    """The card and its number are told apart, and the flag that says the number is named."""
+    with pytest.raises(BadInput, match=r"is 8 cards: say --gpu H100; .* \(-tp 8\)"):
+        gpu_named(typed)
+
+
+def test_nearest_names_are_known_and_as_many_as_asked() -> None:
+    """Each suggestion can be typed back."""
+    names = nearest_names("a1000", n=5)
+    assert len(names) == len(set(names)) == 5
+    assert all(gpu_named(name).name == name for name in names)
+
+
+def test_importing_the_type_does_not_load_the_table() -> None:
+    """A command that looks up no card does not pay for the table, nor for difflib."""
+    probe = "import sys, plimsoll.hardware.cards; print({'plimsoll.hardware.cards', 'difflib'} & set(sys.modules))"
+    printed = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True).stdout
+    assert printed.strip() == "set()"
+
+
+def test_every_card_of_the_public_starts_is_known() -> None:
+    """Each card that the table of starts names resolves, or is listed here with the reason why not."""
+    for row in starts():
+        for name in card_names_in(str(row["gpu"])):
+            if name not in NOT_OURS:
+                assert candidates_for(name), name
+
+
+def test_totals_of_the_public_starts_are_within_half_a_percent() -> None:
+    """What vLLM printed in public starts is what we say it sees."""
+    checked = 0
+    for row in starts():
+        for name in card_names_in(str(row["gpu"])):
+            if row["gpu_total_gib"] is None or name in NOT_OURS or name in NOT_FOLLOWED:
+                continue
+            for gpu in candidates_for(name):
+                assert gpu.total_bytes / GIB == pytest.approx(row["gpu_total_gib"], rel=0.005), (row["id"], gpu.name)
+                checked += 1
+    assert checked >= 40
+
+
+def test_the_page_is_in_step_with_the_table() -> None:
+    """docs/gpus.md is what the table prints; `python -m lab.write_gpu_docs` brings it up to date."""
+    assert write_gpu_docs.PAGE.read_text(encoding="utf-8") == write_gpu_docs.page()

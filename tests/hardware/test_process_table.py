@@ -1,0 +1,66 @@
+"""Which processes belong together, from a table of them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plimsoll.hardware.processes import Process, family, marks, parse_stat
+
+TAIL = " ".join(["0"] * 14)
+
+
+def table(*processes: Process) -> dict[int, Process]:
+    """By number."""
+    return {process.pid: process for process in processes}
+
+
+def process(pid: int, parent: int, session: int, state: str = "S", start: int | None = None) -> Process:
+    """One that started when its number says, unless told."""
+    return Process(pid, parent, session, state, pid * 10 if start is None else start)
+
+
+def test_a_line_of_proc() -> None:
+    """Fields are counted from the last bracket: a process may call itself anything."""
+    text = f"123 (evil) S 7 1) R 45 123 99 0 -1 {TAIL} 777 1 2 3"
+    fields = text.rpartition(")")[2].split()
+    assert parse_stat(text) == Process(123, 45, 99, "R", int(fields[19]))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "()", "x (y) S 1 2 3", "1 (a) S", f"1 (a) S x 2 3 {TAIL} 5 5 5", f"1 (a) SS 1 2 3 {TAIL} 5 5"]
+)
+def test_what_is_no_line_of_proc(text: str) -> None:
+    """None, never an exception."""
+    assert parse_stat(text) is None
+
+
+@given(st.text(max_size=200))
+def test_wild_text_is_never_an_exception(text: str) -> None:
+    """Whatever it is."""
+    parse_stat(text)
+
+
+def test_children_and_sessions_belong_to_it() -> None:
+    """The root, what it started, what that started, and every session that one of them leads."""
+    all_of_it = table(
+        process(100, 1, 100), process(101, 100, 100), process(102, 101, 102), process(103, 1, 102),  # an orphan of 102
+        process(200, 1, 200), process(201, 200, 200),
+    )  # fmt: skip
+    assert [one.pid for one in family(all_of_it, [(100, 1000)])] == [100, 101, 102, 103]
+
+
+def test_a_session_outlives_its_leader() -> None:
+    """The leader is gone, its session is known; where its number is somebody else's now, that session is not ours."""
+    orphans = table(process(101, 1, 100), process(50, 1, 50))
+    assert [one.pid for one in family(orphans, [], [(100, 1000)])] == [101]
+    reused = {**orphans, 100: process(100, 1, 100, start=9999)}
+    assert family(reused, [(100, 1000)], [(100, 1000)]) == []
+
+
+def test_the_ended_the_spared_and_the_first_process_are_left_out() -> None:
+    """A zombie is over; guard itself and pid 1 are never touched."""
+    some = table(process(1, 0, 1), process(100, 1, 100), process(101, 100, 100, "Z"), process(102, 100, 100))
+    assert [one.pid for one in family(some, [(100, 1000), (1, 10)], [(1, 10)], spare={102})] == [100]
+    assert marks(some.values()) == {(1, 10), (100, 1000), (101, 1010), (102, 1020)}

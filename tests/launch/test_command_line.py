@@ -1,0 +1,237 @@
+"""How a command line is read, against Python's own argparse built from the same table."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import NoReturn
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plimsoll.errors import TooLarge
+from plimsoll.launch.command_line import Argument, CommandLine, Unseen, arguments_from_config, read_command_line
+from plimsoll.vllm.flags import FlagRow, flags_of
+
+RELEASE = "0.32.0"
+
+
+def _read(*words: str, release: str = RELEASE) -> CommandLine:
+    return read_command_line(words, release)
+
+
+def _only(*words: str, release: str = RELEASE) -> Argument:
+    (argument,) = _read("model", *words, release=release).arguments
+    return argument
+
+
+@pytest.mark.parametrize(
+    ("words", "spelling", "values"),
+    [
+        (("--gpu-memory-utilization", "0.9"), "--gpu-memory-utilization", ("0.9",)),
+        (("--gpu-memory-utilization=0.9",), "--gpu-memory-utilization", ("0.9",)),
+        (("--gpu_memory_utilization", "0.9"), "--gpu-memory-utilization", ("0.9",)),
+        (("--gpu-memory-util", "0.9"), "--gpu-memory-utilization", ("0.9",)),
+        (("--device-memory-utilization", "0.9"), "--gpu-memory-utilization", ("0.9",)),
+        (("-tp", "4"), "--tensor-parallel-size", ("4",)),
+        (("-tp=4",), "--tensor-parallel-size", ("4",)),
+        (("--seed", "-1"), "--seed", ("-1",)),
+        (("--served-model-name", "a", "b"), "--served-model-name", ("a", "b")),
+        (("--enforce-eager",), "--enforce-eager", ()),
+        (("-O3",), "--optimization-level", ("3",)),
+        (("-O=2",), "--optimization-level", ("2",)),
+        (("-O", "3"), "--optimization-level", ("3",)),
+    ],
+)
+def test_the_spellings_users_lean_on(words: tuple[str, ...], spelling: str, values: tuple[str, ...]) -> None:
+    """Every way vLLM's parser lets one write a flag leads to the same flag and value."""
+    argument = _only(*words)
+    assert argument.row is not None
+    assert (argument.row.name, argument.values, argument.typed) == (spelling, values, words[0].split("=")[0])
+
+
+def test_a_negated_switch() -> None:
+    """--no- forms and their prefixes are the switch, negated."""
+    for word in ("--no-enable-prefix-caching", "--no-enable-prefix-ca"):
+        argument = _only(word)
+        assert argument.row is not None
+        assert (argument.row.name, argument.is_negated) == ("--enable-prefix-caching", True)
+
+
+@pytest.mark.parametrize("words", [("--compilation-config.mode", "3"), ("--compilation-config.mode=3",), ("-cc.mode=3",)])
+def test_dotted_json(words: tuple[str, ...]) -> None:
+    """A dotted key belongs to its JSON flag; underscores behind the dot stay."""
+    argument = _only(*words)
+    assert argument.row is not None
+    assert (argument.row.name, argument.path, argument.values) == ("--compilation-config", "mode", ("3",))
+
+
+def test_a_prefix_of_several_flags_is_ambiguous() -> None:
+    """What argparse refuses as ambiguous stands for no flag, and the rivals are named."""
+    argument = _only("--max-num", "4")
+    assert argument.row is None
+    assert {"--max-num-seqs", "--max-num-batched-tokens"} <= set(argument.candidates)
+
+
+def test_the_model_is_the_first_free_word() -> None:
+    """Before, between or after flags: the word that belongs to no flag is the model."""
+    for words in (("m", "--port", "1"), ("--port", "1", "m"), ("--enforce-eager", "m", "--port", "1")):
+        assert _read(*words).model == "m"
+    assert _read("--model", "m").model == "m"
+
+
+def test_a_second_free_word_is_left_over() -> None:
+    """vLLM refuses a word that belongs to nothing, so it is reported and not swallowed."""
+    assert _read("m", "--port", "1", "stray").leftovers == ("stray",)
+
+
+def test_a_removed_flag_still_takes_its_value_along() -> None:
+    """The value of a flag that is gone is not mistaken for the model."""
+    line = _read("--swap-space", "8", "m")
+    assert (line.model, line.arguments[0].values) == ("m", ("8",))
+
+
+def test_an_unknown_flag_leaves_the_model_alone() -> None:
+    """Nobody knows whether a made-up flag takes a value; the model is not given away to it, nor a value taken for it."""
+    assert _read("--made-up", "m", "--port", "1").model == "m"
+    line = _read("--made-up", "4", "m")
+    assert (line.model, line.arguments[0].values) == ("m", ("4",))
+    assert _read("m", "--made-up", "4").arguments[0].values == ("4",)
+
+
+def test_a_flag_without_its_value_says_so() -> None:
+    """The end of the line, or another flag, where a value must stand."""
+    assert _only("--port").lacks_value
+    first, _ = _read("m", "--port", "--enforce-eager").arguments
+    assert first.lacks_value
+
+
+def test_short_o_meant_the_compilation_config_once() -> None:
+    """Until 0.11.2 -O was the short name of --compilation-config."""
+    argument = _only("-O3", release="0.11.0")
+    assert argument.row is not None
+    assert argument.row.name == "--compilation-config"
+
+
+def test_a_config_file_becomes_arguments() -> None:
+    """YAML values turn into flags as vLLM turns them: switches, lists, objects, plain values; false becomes a negation."""
+    config = {"port": "8001", "enforce-eager": True, "enable_prefix_caching": False, "lora-modules": ["a=b", "c=d"],
+              "speculative-config": {"model": "x"}}  # fmt: skip
+    line = arguments_from_config(config, RELEASE, "c.yaml")
+    assert [(a.spelling, a.values, a.is_negated) for a in line.arguments] == [
+        ("--port", ("8001",), False),
+        ("--enforce-eager", (), False),
+        ("--lora-modules", ("a=b", "c=d"), False),
+        ("--speculative-config", (json.dumps({"model": "x"}),), False),
+        ("--enable-prefix-caching", (), True),
+    ]
+    assert {a.source for a in line.arguments} == {"c.yaml"}
+
+
+def test_a_config_file_whose_aliases_multiply_is_refused() -> None:
+    """A nested entry that would grow beyond a mebibyte of JSON stops before it does."""
+    bomb: object = {"a": "x" * 1000}
+    for _ in range(30):
+        bomb = {"a": bomb, "b": bomb}
+    with pytest.raises(TooLarge):
+        arguments_from_config({"hf-overrides": bomb}, RELEASE, "c.yaml")
+
+
+def test_a_variable_that_may_hold_flags_stays_where_it_stands() -> None:
+    """An unassigned variable between flags is neither the model nor a stray word, and keeps its place."""
+    line = read_command_line(["m", "$EXTRA", "--port", "$PORT"], RELEASE, unseen=Unseen(["EXTRA", "PORT"]))
+    assert (line.model, line.leftovers) == ("m", ())
+    assert [(a.typed, a.is_opaque) for a in line.arguments] == [("$EXTRA", True), ("--port", False)]
+
+
+def test_a_dotted_key_takes_the_next_word_whatever_it_is() -> None:
+    """vLLM joins key and word before argparse looks, also where the word begins with a dash."""
+    argument = _only("--compilation-config.custom_ops+", "-quant_fp8")
+    assert argument.values == ("-quant_fp8",)
+
+
+def test_many_unknown_flags_take_linear_work() -> None:
+    """A line of thousands of flags that nobody knows is read in one pass, with or without a model."""
+    words = [word for number in range(3000) for word in (f"--made-up-{number}", "1")]
+    assert len(_read("m", *words).arguments) == 3000
+    assert len(_read(*words).arguments) == 3000
+
+
+class _Refusing(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
+
+
+def _argparse_from_table(release: str) -> _Refusing:
+    """Python's own parser with the rows of our table."""
+    parser = _Refusing(prog="vllm", add_help=False)
+    parser.add_argument("model_tag", nargs="?")
+    for row in {r.name: r for r in flags_of(release).values()}.values():
+        names = sorted(row.spellings, key=lambda n: n != row.name)
+        if row.kind == "on-off":
+            parser.add_argument(*names, action=argparse.BooleanOptionalAction)
+        elif row.kind == "switch":
+            parser.add_argument(*names, action="store_true")
+        else:
+            parser.add_argument(*names, nargs=row.nargs)
+    return parser
+
+
+_PARSER = _argparse_from_table(RELEASE)
+# --model is left out: vLLM moves it to the front before argparse sees it, and the real parser is asked about that.
+_ROWS = sorted(
+    {row.name: row for row in flags_of(RELEASE).values() if row.name != "--model"}.values(), key=lambda row: row.name
+)
+_WORD = st.sampled_from(["1", "0.5", "abc", "-1", "-0.5", "a=b", "x y", "/data/m", "{}"])
+
+
+@st.composite
+def _flag_words(draw: st.DrawFn) -> list[str]:
+    row: FlagRow = draw(st.sampled_from(_ROWS))
+    name = draw(st.sampled_from(row.spellings))
+    shortened, negated, joined = draw(st.tuples(st.booleans(), st.booleans(), st.booleans()))
+    if name.startswith("--") and shortened:
+        # --model-impl cut short would be --model.
+        name = name[: draw(st.integers(min_value=5, max_value=len(name)).filter(lambda cut: name[:cut] != "--model"))]
+    if row.kind == "on-off" and negated:
+        name = "--no-" + name.removeprefix("--")
+    words = draw(st.lists(_WORD, max_size=3))
+    if words and joined:
+        return [f"{name}={words[0]}", *words[1:]]
+    return [name, *words]
+
+
+@given(st.lists(_flag_words(), max_size=4), st.booleans())
+@settings(max_examples=400, deadline=None)
+def test_argparse_agrees(groups: list[list[str]], model_first: bool) -> None:
+    """Random command lines are taken, refused and read as Python's argparse reads them with the same flags."""
+    words = [*(["the-model"] if model_first else []), *(w for group in groups for w in group)]
+    try:
+        expected: argparse.Namespace | None = _PARSER.parse_args(words)
+    except ValueError:
+        expected = None
+    line = read_command_line(words, RELEASE)
+    refused = bool(line.leftovers) or any(_refused(argument) for argument in line.arguments)
+    assert refused == (expected is None), (words, line)
+    if expected is None:
+        return
+    assert line.model in (expected.model_tag, expected.model)
+    for argument in line.arguments:
+        assert argument.row is not None
+        if argument.row.takes_value and not argument.row.repeats:
+            last = [a for a in line.arguments if a.row is argument.row][-1]
+            got = getattr(expected, _dest(argument.row))
+            assert got in (list(last.values), last.values[0] if last.values else None)
+
+
+def _dest(row: FlagRow) -> str:
+    action = next(a for a in _PARSER._actions if row.name in a.option_strings)
+    return action.dest
+
+
+def _refused(argument: Argument) -> bool:
+    row = argument.row
+    if row is None or argument.lacks_value:
+        return True
+    return bool(argument.values) and not row.takes_value

@@ -1,0 +1,130 @@
+"""What a start command makes of plimsoll.inside."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from plimsoll.launch.check_flags import ConfigFile
+from plimsoll.launch.inside_command import FLAGS, Fitted, Plugins, fit, with_remarks
+from plimsoll.launch.launches import EntryPoint, Launch
+from plimsoll.vllm.extension_points import Part, Verdict
+from plimsoll.vllm.versions import engine_named
+
+ALL = Plugins(has_stat_logger=True, has_probe=True)
+YES = tuple(Verdict(part, "yes") for part in Part)
+
+
+def _fit(
+    *words: str,
+    variables: Mapping[str, str] | None = None,
+    vllm: str = "0.32.0",
+    plugins: Plugins = ALL,
+    config: ConfigFile | None = None,
+) -> Fitted:
+    launch = Launch("command line", EntryPoint.SERVE, ("m", *words), tuple((variables or {}).items()))
+    return fit(launch, engine_named(vllm), config, plugins)
+
+
+def _lost(fitted: Fitted) -> dict[str, str]:
+    return {v.part.value: v.works for v in with_remarks(YES, fitted.remarks) if v.works != "yes"}
+
+
+def test_a_plain_command_gets_both_flags_at_its_end() -> None:
+    """The gate comes last: the last middleware is the outermost, and counts what the others refuse."""
+    fitted = _fit("--port", "1", "--middleware", "theirs.M")
+    assert fitted.checked.rewritten == ("vllm", "serve", "m", "--port", "1", "--middleware", "theirs.M", *FLAGS)
+    assert fitted.remarks == ()
+
+
+def test_a_command_that_has_it_already_is_left_alone() -> None:
+    """Nothing is given twice."""
+    assert _fit(*FLAGS).checked.rewritten == ("vllm", "serve", "m", *FLAGS)
+
+
+def test_another_extension_stays_and_the_probe_comes_as_a_plugin() -> None:
+    """vLLM takes one extension; the list of plugins, where there is one, must name ours."""
+    fitted = _fit("--worker-extension-cls", "a.B", variables={"VLLM_PLUGINS": "x"})
+    assert fitted.checked.rewritten[-4:] == ("--worker-extension-cls", "a.B", "--middleware", "plimsoll.inside.Gate")
+    assert dict(fitted.checked.rewritten_environment) == {
+        "VLLM_PLUGINS": "x,plimsoll,plimsoll_probe", "PLIMSOLL_PROBE": "plugin",
+    }  # fmt: skip
+    assert _lost(fitted) == {}
+    assert _lost(_fit("--worker-extension-cls", "a.B", plugins=Plugins(has_stat_logger=True, has_probe=False))) == {
+        "probe": "no"
+    }
+
+
+def test_another_extension_in_the_config_file_counts() -> None:
+    """A flag given in the file of --config is seen."""
+    config = ConfigFile("c.yaml", {"worker-extension-cls": "a.B"})
+    fitted = _fit("--config", "c.yaml", config=config)
+    assert "--worker-extension-cls" not in fitted.checked.rewritten
+    assert dict(fitted.checked.rewritten_environment)["PLIMSOLL_PROBE"] == "plugin"
+
+
+SERVER = {"gate": "no", "drain": "no", "shed": "no"}
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "lost", "said"),
+    [
+        ((), {"VLLM_USE_RUST_FRONTEND": "1"}, {**SERVER, "recorder": "no"}, "Rust"),
+        ((), {"VLLM_USE_RUST_FRONTEND": "0"}, {}, ""),
+        (("--grpc",), {}, SERVER, "gRPC"),
+        (("--headless",), {}, {**SERVER, "recorder": "no"}, "no API server"),
+        (("--nnodes", "2"), {}, {"probe": "partly"}, "machines"),
+        (("--nnodes", "1"), {}, {}, ""),
+        (("--data-parallel-size", "4", "--data-parallel-size-local", "2"), {}, {"probe": "partly"}, "machines"),
+        (("--distributed-executor-backend", "ray"), {}, {"probe": "partly"}, "Ray"),
+        (("--distributed-executor-backend", "mp"), {}, {}, ""),
+        (("--data-parallel-backend", "ray"), {}, {"probe": "partly"}, "Ray"),
+        (("--api-server-count", "2"), {}, {}, "files of one user"),
+        (("--data-parallel-size", "2"), {}, {}, "files of one user"),
+        (("--api-server-count", "1", "--data-parallel-size", "2"), {}, {}, ""),
+        (("--disable-log-stats",), {}, {}, "statistics on"),
+        (("--worker-cls", "a.W"), {}, {}, "not read"),
+        (("--middleware", "plimsoll.inside.Gate", "--middleware", "a.M"), {}, {}, "the last"),
+        (("--kv-transfer-config", "{}"), {}, {}, "connector"),
+        (("--max-num-queued-reqs", "9"), {}, {}, "Retry-After"),
+        (("--enable-elastic-ep",), {}, {}, "loggers anew"),
+        ((), {"VLLM_PLUGINS": ""}, {}, "plimsoll is added"),
+        ((), {"VLLM_PLUGINS": "plimsoll"}, {}, ""),
+    ],
+)
+def test_flags_and_variables_that_matter(
+    words: tuple[str, ...], variables: dict[str, str], lost: dict[str, str], said: str
+) -> None:
+    """Each says what it means for which part, and what means nothing is not spoken of."""
+    fitted = _fit(*words, variables=variables)
+    assert _lost(fitted) == lost
+    assert (said in " ".join(remark.says for remark in fitted.remarks)) if said else fitted.remarks == ()
+
+
+def test_statistics_that_are_off_stay_off_without_the_plugin() -> None:
+    """Where vLLM takes no stat logger by entry point, --disable-log-stats leaves nothing to record."""
+    none = Plugins(has_stat_logger=False, has_probe=True)
+    assert _lost(_fit("--disable-log-stats", vllm="0.9.2", plugins=none)) == {"shed": "no", "recorder": "no"}
+
+
+def test_the_first_engine_is_not_claimed() -> None:
+    """VLLM_USE_V1=0 takes everything but the probe away, in releases that read it."""
+    assert _lost(_fit(vllm="0.9.2", variables={"VLLM_USE_V1": "0"})) == {**SERVER, "recorder": "no"}
+    assert _lost(_fit(variables={"VLLM_USE_V1": "0"})) == {}
+
+
+def test_a_variable_that_may_hold_flags_is_said() -> None:
+    """What $EXTRA holds was not seen, and could be another extension."""
+    launch = Launch("start.sh:1", EntryPoint.SERVE, ("m", "$EXTRA"), unresolved=("EXTRA",))
+    remarks = fit(launch, engine_named("0.32.0"), None, ALL).remarks
+    assert [remark.name for remark in remarks] == ["$EXTRA"]
+
+
+def test_a_verdict_is_only_ever_lowered() -> None:
+    """A command cannot make good what the release lacks."""
+    verdicts = (Verdict(Part.PROBE, "no", ("lost",)),)
+    (lowered,) = with_remarks(verdicts, _fit("--nnodes", "2").remarks)
+    assert lowered.works == "no"
+    assert lowered.because[0] == "lost"
+    assert len(lowered.because) == 2

@@ -1,0 +1,334 @@
+"""What `find_launch` and `read_launches` promise."""
+
+from __future__ import annotations
+
+import io
+import shlex
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plimsoll.errors import BadInput, TooLarge
+from plimsoll.launch.files import BYTES_MAX, find_launch, read_launches
+from plimsoll.launch.launches import EntryPoint, Launch
+
+CAPTURES = Path(__file__).parent.parent / "captures" / "launches"
+
+
+def found(line: str) -> Launch | None:
+    """The launch in one command line, as a shell would hand its words over."""
+    return find_launch(shlex.split(line), (), "command line")
+
+
+def read(text: str | bytes) -> list[Launch]:
+    """The launches in a text that comes through standard input."""
+    return read_launches("-", io.BytesIO(text.encode() if isinstance(text, str) else text))
+
+
+def test_options_in_front_of_a_start_are_kept_apart() -> None:
+    """No shell runs a command that begins with an option, so that it is somebody's mistake or somebody's word to us."""
+    for words, in_front in (
+        ("--gpu L4 vllm serve m", ("--gpu", "L4")),
+        ("--gpu L4 python -m vllm.entrypoints.openai.api_server --model m", ("--gpu", "L4", "python")),
+        ("nice -n 19 vllm serve m --port 80", ()),
+        ("-m vllm.entrypoints.openai.api_server --model m", ()),
+    ):
+        launch = find_launch(words.split(), (), "command line")
+        assert launch is not None
+        assert launch.in_front == in_front
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "vllm serve m --x",
+        "/opt/venv/bin/vllm serve m --x",
+        "A=1 vllm serve m --x",
+        "env -i PATH=/bin vllm serve m --x",
+        "exec nohup time vllm serve m --x",
+        "sudo -E -u llm vllm serve m --x",
+        "numactl -N 0 -m 0 vllm serve m --x",
+        "taskset -c 0-15 stdbuf -oL nice -n 5 timeout -s kill 10 vllm serve m --x",
+        "srun -N1 --gpus 8 uv run --with x vllm serve m --x",
+        "conda run -n cat vllm serve m --x",
+        "poetry run vllm serve m --x",
+        "python3 /usr/local/bin/vllm serve m --x",
+        "python3.12 -u -m vllm.entrypoints.cli.main serve m --x",
+        "bash -lc 'cd /x && exec vllm serve m --x'",
+        "bash -euo pipefail -c 'vllm serve m --x | tee log'",
+        """sh -c "bash -c 'vllm serve m --x'" """,
+        "tmux new-session -d -s llm 'vllm serve m --x'",
+        "eval 'vllm serve' m --x",
+        "docker exec -it test vllm serve m --x",
+        "docker run --gpus all rocm/vllm:latest vllm serve m --x",
+        "docker run --entrypoint vllm example.org/base serve m --x",
+        "podman run --entrypoint '' nvcr.io/nvidia/vllm:25.09-py3 vllm serve m --x",
+        "docker run rocm/vllm bash -c 'vllm serve m --x'",
+    ],
+)
+def test_wrappers_do_not_hide_vllm_serve(line: str) -> None:
+    """Whatever stands in front, the arguments are those behind `serve`."""
+    launch = found(line)
+    assert launch is not None
+    assert (launch.entry, launch.arguments) == (EntryPoint.SERVE, ("m", "--x"))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "python -m vllm.entrypoints.openai.api_server --model m",
+        "python3.11 -u -O -m vllm.entrypoints.openai.api_server --model m",
+        "python -mvllm.entrypoints.openai.api_server --model m",
+        "CUDA_VISIBLE_DEVICES=0 nohup /opt/bin/python3 /src/vllm/entrypoints/openai/api_server.py --model m",
+    ],
+)
+def test_the_server_module_is_an_entry_point(line: str) -> None:
+    """The module and its file are API_SERVER, with what follows as arguments."""
+    launch = found(line)
+    assert launch is not None
+    assert (launch.entry, launch.arguments) == (EntryPoint.API_SERVER, ("--model", "m"))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "echo 'vllm serve m'",
+        "echo vllm serve m",
+        "sudo pkill -f vllm serve",
+        "grep -r vllm serve",
+        "printf %s vllm serve",
+        "pip install vllm",
+        "curl http://vllm/serve",
+        "vllm bench serve --model m",
+        "vllm --version",
+        "serve vllm",
+        "bash start-vllm.sh -c x",
+        "vim /src/vllm/entrypoints/openai/api_server.py",
+        "docker run prom/prometheus --config.file x",
+        "docker run -it vllm/vllm-openai bash",
+        "docker run vllm/vllm-router:1 --port 1",
+        "docker run nvcr.io/nvidia/tritonserver:24.08-vllm-python-py3 --x",
+        "docker run --gpus all",
+        "docker pull vllm/vllm-openai",
+        "",
+    ],
+)
+def test_what_only_mentions_vllm_is_no_launch(line: str) -> None:
+    """A program that prints, installs or looks for vLLM does not start it."""
+    assert found(line) is None
+
+
+def test_docker_run_gives_the_containers_own_environment() -> None:
+    """Only -e reaches a container; a bare -e hands on the caller's value, and an env file is named as not read."""
+    line = (
+        "docker run -d --rm -it --gpus all -p8000:8000 -e A=1 -eB=2 --env C=3 --env=D=4 -e HF_TOKEN -e KNOWN"
+        " --env-file prod.env -v $HOME/hf:/hf --ipc=host --shm-size 16g"
+        " registry.example.org:5000/ai/vllm-openai:v0.11.0@sha256:abc --model m --port 8000"
+    )
+    launch = find_launch(line.split(), (("KNOWN", "yes"), ("HOST_ONLY", "x")), "x", ("HOME",))
+    assert launch == Launch(
+        source="x",
+        entry=EntryPoint.IMAGE,
+        arguments=("--model", "m", "--port", "8000"),
+        environment=(("A", "1"), ("B", "2"), ("C", "3"), ("D", "4"), ("HF_TOKEN", "$HF_TOKEN"), ("KNOWN", "yes")),
+        image="registry.example.org:5000/ai/vllm-openai:v0.11.0@sha256:abc",
+        unresolved=("HF_TOKEN",),
+        notes=("the variables in prod.env were not read",),
+    )
+
+
+def test_a_start_command_given_to_the_official_image_is_noted() -> None:
+    """`docker run vllm/vllm-openai vllm serve m` reaches vLLM as arguments, and the note says so."""
+    launch = found("docker run vllm/vllm-openai:v0.11.0 vllm serve m")
+    assert launch is not None
+    assert [note for note in launch.notes if "starts the server by itself" in note]
+
+
+def test_env_sets_and_takes_away() -> None:
+    """`env -u` removes, `env -i` empties, and assignments add, last one wins."""
+    given_before = (("A", "1"), ("B", "2"))
+    kept = find_launch(shlex.split("env -u A C=3 vllm serve m"), given_before, "x")
+    emptied = find_launch(shlex.split("env -i C=3 vllm serve m"), given_before, "x")
+    assert kept is not None
+    assert emptied is not None
+    assert (kept.environment, emptied.environment) == ((("B", "2"), ("C", "3")), (("C", "3"),))
+
+
+def test_the_articles_start_script() -> None:
+    """The article's script gives exactly the arguments and environment that the article lists."""
+    (launch,) = read_launches(str(CAPTURES / "article_start.sh"))
+    expected = (
+        "--model /data/models/Qwen2-72B-Instruct --tensor-parallel-size 4 --port 8000 --host 0.0.0.0"
+        " --gpu-memory-utilization 0.88 --max-model-len 32768 --max-num-seqs 64 --max-num-batched-tokens 24576"
+        " --block-size 16 --swap-space 8 --disable-log-requests --enable-chunked-prefill"
+        " --max-num-on-the-fly-batches 4 --dtype bfloat16 --trust-remote-code"
+    )
+    assert launch == Launch(
+        source="article_start.sh:24",
+        entry=EntryPoint.API_SERVER,
+        arguments=tuple(expected.split()),
+        environment=(
+            ("CUDA_VISIBLE_DEVICES", "0,1,2,3"),
+            ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True,garbage_collection_threshold:0.8"),
+            ("VLLM_ATTENTION_BACKEND", "FLASH_ATTN"),
+        ),
+    )
+
+
+def test_a_systemd_unit() -> None:
+    """ExecStart is cut and filled by systemd's rules, with what Environment= sets."""
+    (launch,) = read_launches(str(CAPTURES / "vllm.service"))
+    assert launch.source == "vllm.service:9"
+    assert launch.arguments == (
+        *("Qwen/Qwen3-8B", "--port", "8000", "--enable-prefix-caching", "--seed", "1"),
+        *("--served-model-name", "%i 100%", "--api-key", "$API_KEY"),
+    )
+    assert launch.environment[:2] == (("CUDA_VISIBLE_DEVICES", "0,1"), ("VLLM_LOGGING_LEVEL", "INFO"))
+    assert launch.unresolved == ("%i", "API_KEY")
+    assert launch.notes == ("the variables in /etc/default/vllm were not read",)
+
+
+def test_an_empty_exec_start_resets_the_list() -> None:
+    """A drop-in's `ExecStart=` takes back what was above it."""
+    (launch,) = read("[Service]\nExecStart=/bin/vllm serve a\nExecStart=\nExecStart=-/bin/sh -c 'exec vllm serve b'\n")
+    assert launch.arguments == ("b",)
+
+
+def test_a_dockerfile() -> None:
+    """The last stage's entry point and command count, on top of what it is built from."""
+    (launch,) = read_launches(str(CAPTURES / "Dockerfile"))
+    assert launch == Launch(
+        source="Dockerfile:9",
+        entry=EntryPoint.IMAGE,
+        arguments=("--model", "Qwen/Qwen3-8B", "--port", "8000"),
+        environment=(
+            ("VLLM_LOGGING_LEVEL", "INFO"),
+            ("HF_HOME", "/models/hf home"),
+            ("MODEL", "Qwen/Qwen3-8B"),
+        ),
+        image="vllm/vllm-openai:v0.11.0",
+    )
+
+
+def test_a_dockerfile_in_shell_form() -> None:
+    """A command that is not JSON goes through a shell, with the image's variables."""
+    (launch,) = read("FROM python:3.12\nENV MODEL=m\nCMD exec vllm serve $MODEL --port ${PORT:-80}\n")
+    assert (launch.entry, launch.arguments) == (EntryPoint.SERVE, ("m", "--port", "80"))
+
+
+@pytest.mark.parametrize(
+    ("text", "sources"),
+    [
+        ("vllm serve m --x '{\"a\": 1}'", ["standard input:1"]),
+        ("cat > k.yaml <<EOF\nkind: Pod\nimage: vllm\nEOF\nvllm serve m\n", ["standard input:5"]),
+        ("services:\n  a:\n    image: vllm/vllm-openai\n", ["standard input, service a"]),
+        ('{"services": {"a": {"image": "vllm/vllm-openai"}}}', ["standard input, service a"]),
+        ("\ufeff# comment\n---\nservices: {a: {image: vllm/vllm-openai}}", ["standard input, service a"]),
+        ("vllm serve a &\nvllm serve b --port 2 &\nwait\n", ["standard input:1", "standard input:2"]),
+        ("[Unit]\n[Service]\nExecStart=vllm serve m\n", ["standard input:3"]),
+    ],
+)
+def test_the_kind_of_file_is_seen_in_its_content(text: str, sources: list[str]) -> None:
+    """Nothing but the text is needed to tell a script from a manifest, and every launch is returned in order."""
+    assert [launch.source for launch in read(text)] == sources
+
+
+def test_flags_that_a_broken_continuation_loses_are_noted() -> None:
+    """Where a comment or a blank behind a backslash ends the command, the lost flag is named with its line."""
+    (launch,) = read("vllm serve m \\\n  --a 1 \\\n  # --b 2 \\\n  --c 3\n")
+    assert launch.arguments == ("m", "--a", "1")
+    assert launch.notes == ("line 4 does not belong to it: --c would be run as a command of its own",)
+    (launch,) = read("vllm serve m \\ \n  --a 1\n")
+    assert len(launch.notes) == 2
+
+
+def test_guesses_and_sourced_files_are_noted() -> None:
+    """A value that depends on a branch, a file that was not followed and Windows line ends are said."""
+    script = "source /etc/llm.env\r\nif x; then TP=2; else TP=4; fi\r\nvllm serve $MODEL --tensor-parallel-size $TP\r\n"
+    (launch,) = read(script)
+    assert launch.arguments == ("$MODEL", "--tensor-parallel-size", "2")
+    assert launch.unresolved == ("MODEL",)
+    assert launch.notes == (
+        "TP depends on a branch of the script: its first value was taken, with all that is added to it",
+        "not followed: /etc/llm.env; missing variables may be set there",
+        "the file has Windows line ends (CRLF); a shell on Linux would not run it as it is",
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"", "is empty"),
+        (b" \n\n", "is empty"),
+        (b"\x7fELF\0\0", "a binary file"),
+        (b"vllm serve caf\xe9", "not UTF-8 text"),
+        (b"echo hello\n", "no vLLM start command in it (looked for `vllm serve`"),
+        (b"A=1\nB=2\n", "no vLLM start command"),
+        (b"echo\nvllm serve 'm\n", "line 2: the single quote that opens here is never closed"),
+        (b"x" * (BYTES_MAX + 1), "larger than 1 MiB"),
+        (b'[Service]\nExecStart=/bin/vllm serve "m\n', "a quote that opens here is never closed"),
+    ],
+)
+def test_bad_files_are_one_line_with_the_name(tmp_path: Path, content: bytes, sentence: str) -> None:
+    """What cannot be a start command is BadInput, in one line that names the file."""
+    path = tmp_path / "start.sh"
+    path.write_bytes(content)
+    with pytest.raises(BadInput) as caught:
+        read_launches(str(path))
+    assert "start.sh" in str(caught.value)
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert isinstance(caught.value, TooLarge) == ("1 MiB" in sentence)
+
+
+def test_paths_that_cannot_be_read_are_bad_input(tmp_path: Path) -> None:
+    """A missing file, a directory, an impossible name and a missing standard input are said in one line."""
+    cases = {str(tmp_path / "none.sh"): "no such file", str(tmp_path): "is a directory", "a\0b": "cannot be read"}
+    for path, sentence in {**cases, "-": "no standard input", "": "no such file"}.items():
+        with pytest.raises(BadInput, match=sentence):
+            read_launches(path)
+
+
+def test_permission_denied_is_bad_input(tmp_path: Path) -> None:
+    """A file that may not be read says so."""
+    path = tmp_path / "secret.sh"
+    path.write_text("vllm serve m")
+    path.chmod(0)
+    try:
+        path.read_bytes()
+    except PermissionError:
+        with pytest.raises(BadInput, match="permission denied"):
+            read_launches(str(path))
+    else:
+        pytest.skip("this user may read everything")
+
+
+HEADS = "|[Service]\nExecStart=|FROM a\n|services:\n|kind: Pod\n|#!/bin/sh\n|ENV A="
+PIECES = (
+    "vllm |serve |docker run |-e |A=B |bash -c |'|\"|$A |\n|\\\n|- |: |{|}|[|]|&a |*a |<<: "
+    "|CMD |ENV |FROM |-m |env |eval |  |#|=|%|\t"
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.sampled_from(HEADS.split("|")),
+    st.lists(st.sampled_from(PIECES.split("|")) | st.text(max_size=4), max_size=40),
+)
+def test_any_file_is_launches_or_bad_input(head: str, pieces: list[str]) -> None:
+    """Nothing but BadInput is ever raised, always in one line."""
+    sentence = ""
+    try:
+        assert read((head + "".join(pieces)).encode("utf-8", errors="replace"))
+    except BadInput as error:
+        sentence = str(error)
+    assert "\n" not in sentence
+
+
+def test_a_start_has_what_other_branches_make_of_it() -> None:
+    """The launch is the first branch's; the others' are kept beside it, with what is missing in them."""
+    (launch,) = read('if x; then A="--enforce-eager"; else A="--swap-space $GIB"; fi\nvllm serve m $A\n')
+    assert launch.arguments == ("m", "--enforce-eager")
+    assert [(other.arguments, other.unresolved) for other in launch.otherwise] == [(("m", "--swap-space", "$GIB"), ("GIB",))]

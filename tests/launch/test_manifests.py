@@ -1,0 +1,183 @@
+"""What `launches_in_manifest` promises for Compose and Kubernetes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plimsoll.errors import BadInput, TooLarge
+from plimsoll.launch.launches import EntryPoint, Launch
+from plimsoll.launch.manifests import launches_in_manifest
+
+CAPTURES = Path(__file__).parent.parent / "captures" / "launches"
+
+
+def captured(name: str) -> list[Launch]:
+    """The launches in one of the example files."""
+    return launches_in_manifest((CAPTURES / name).read_text(), name)
+
+
+def test_a_compose_file() -> None:
+    """Each service that starts vLLM is found, with defaults, merge keys and `$$` as Compose reads them."""
+    assert captured("compose.yaml") == [
+        Launch(
+            source="compose.yaml, service llm",
+            entry=EntryPoint.IMAGE,
+            arguments=(
+                *("--model", "Qwen/Qwen3-8B", "--port", "8000", "--gpu-memory-utilization", "0.90"),
+                *("--served-model-name", "the model"),
+            ),
+            environment=(("HF_HUB_OFFLINE", "1"), ("HF_TOKEN", "$HF_TOKEN")),
+            image="docker.io/vllm/vllm-openai:v0.11.0",
+            unresolved=("HF_TOKEN",),
+        ),
+        Launch(
+            source="compose.yaml, service small",
+            entry=EntryPoint.SERVE,
+            arguments=("Qwen/Qwen3-0.6B", "--max-model-len", "4096"),
+            environment=(("MODEL", "Qwen/Qwen3-0.6B"), ("VLLM_LOGGING_LEVEL", "$LEVEL")),
+            image="example.org/base:1",
+            unresolved=("LEVEL",),
+        ),
+    ]
+
+
+def test_a_kubernetes_stream() -> None:
+    """Every container that starts vLLM is found in a stream of documents, with `$(NAME)` filled where it is known."""
+    first, second, third = captured("deployment.yaml")
+    assert first == Launch(
+        source="deployment.yaml, Deployment llm, container vllm",
+        entry=EntryPoint.IMAGE,
+        arguments=(
+            *("--model", "Qwen/Qwen3-8B", "--max-model-len", "1_0"),
+            *("--api-key", "$API_KEY", "--revision", "$(NOWHERE)"),
+        ),
+        environment=(("MODEL", "Qwen/Qwen3-8B"), ("API_KEY", "$API_KEY")),
+        image="vllm/vllm-openai:v0.11.0",
+        unresolved=("API_KEY", "NOWHERE"),
+    )
+    assert second == Launch(
+        source="deployment.yaml, Deployment llm, container second",
+        entry=EntryPoint.SERVE,
+        arguments=("Qwen/Qwen3-0.6B", "--tensor-parallel-size", "$(nvidia-smi -L | wc -l)"),
+        environment=(("MODEL", "Qwen/Qwen3-0.6B"), ("VLLM_USE_V1", "1")),
+        image="example.org/base:1",
+        unresolved=("$(nvidia-smi -L | wc -l)",),
+    )
+    assert third == Launch(
+        source="deployment.yaml, InferenceService kserved, model",
+        entry=EntryPoint.IMAGE,
+        arguments=("--max-model-len=8192",),
+        notes=("the serving runtime may add arguments of its own",),
+    )
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        "kind: Pod\nmetadata: {name: n}\nspec: {containers: [C]}",
+        "kind: CronJob\nmetadata: {name: n}\nspec: {jobTemplate: {spec: {template: {spec: {containers: [C]}}}}}",
+        "kind: LeaderWorkerSet\nmetadata: {name: n}\nspec: {leaderWorkerTemplate: {workerTemplate: {containers: [C]}}}",
+        "kind: InferenceService\nmetadata: {name: n}\nspec: {predictor: {containers: [C]}}",
+        "kind: List\nitems: [{kind: Pod, metadata: {name: n}, spec: {initContainers: [C]}}]",
+    ],
+)
+def test_containers_are_found_wherever_they_hang(wrap: str) -> None:
+    """Whatever the kind, a container list is found and labelled with the object it belongs to."""
+    container = "{name: c, image: 'vllm/vllm-openai:v1', args: [--model, m]}"
+    (launch,) = launches_in_manifest(wrap.replace("[C]", f"[{container}]"), "x.yaml")
+    kind = "Pod" if "kind: List" in wrap else wrap.split()[1]
+    assert launch.source == f"x.yaml, {kind} n, container c"
+    assert launch.arguments == ("--model", "m")
+
+
+def test_a_command_replaces_the_entry_point() -> None:
+    """Kubernetes' command runs instead of the image's: `sleep` in a vLLM image starts no server."""
+    text = "kind: Pod\nspec: {containers: [{image: vllm/vllm-openai, command: [sleep], args: ['9']}]}"
+    assert launches_in_manifest(text, "x.yaml") == []
+
+
+def test_scalars_stay_as_written() -> None:
+    """Numbers, booleans and octal-looking values reach the arguments letter for letter."""
+    text = "services: {a: {image: vllm/vllm-openai, command: [--a, 0.90, 1e3, yes, 010, 'null', null]}}"
+    (launch,) = launches_in_manifest(text, "x.yaml")
+    assert launch.arguments == ("--a", "0.90", "1e3", "yes", "010", "null")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("a: [1\nb: 2\n", r"^x.yaml, line \d: not valid YAML: "),
+        ("a: *b\n", r"^x.yaml, line 1: \*b is not defined above it$"),
+        ("a: &b [*b]\n", r"^x.yaml, line 1: \*b is not defined above it$"),
+        ("a: 1\n<<: 2\n", r"^x.yaml, line 2: << merges mappings only$"),
+        ("a: \x07\n", r"^x.yaml: not valid YAML"),
+        ("a: 1\nimage: {{ .Values.image }}\n", r"^x.yaml, line 2: this is a Helm template; .*`helm template`$"),
+        ("{{- if .Values.on }}\na: 1\n{{- end }}\n", "`helm template`"),
+        ('a: "{{ .Release.Name }}"\n', "`helm template`"),
+        ("a: {{ jinja }}\n", "looks like a template: render it first"),
+        (
+            'services: {a: {command: "vllm serve \'m"}}',
+            "^x.yaml, service a: a quote or backslash in the command is never finished",
+        ),
+        ("[" * 5000, "nested deeper than 100 levels"),
+        ("- " * 5000, "nested deeper than 100 levels"),
+    ],
+)
+def test_bad_yaml_is_one_line(text: str, sentence: str) -> None:
+    """What is not YAML, or not rendered yet, is BadInput with the file and, where there is one, the line."""
+    with pytest.raises(BadInput, match=sentence) as caught:
+        launches_in_manifest(text, "x.yaml")
+    assert "\n" not in str(caught.value)
+
+
+def test_chat_templates_are_not_helm() -> None:
+    """A Jinja chat template among the arguments does not make the file a Helm template."""
+    text = "services: {a: {image: vllm/vllm-openai, command: [--chat-template, '{{ messages }}']}}"
+    (launch,) = launches_in_manifest(text, "x.yaml")
+    assert launch.arguments[1] == "{{ messages }}"
+
+
+def test_a_billion_laughs_cost_no_more_than_their_text() -> None:
+    """Aliases that multiply are shared, not copied, and are walked once."""
+    lines = ["kind: Pod", "a0: &a0 {containers: [{image: vllm/vllm-openai}]}"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 40)]
+    assert len(launches_in_manifest("\n".join(lines), "x.yaml")) == 1
+
+
+def test_what_multiplies_is_refused() -> None:
+    """Merge keys, and variables that double with each line, end in TooLarge."""
+    merges = "a0: &a0 {k0: 0}\n" + "".join(f"a{n}: &a{n} {{<<: *a{n - 1}, k{n}: 0}}\n" for n in range(1, 1000))
+    doubles = "".join(f"{{name: A{n}, value: $(A{n - 1})$(A{n - 1})}}, " for n in range(1, 60))
+    pod = f"kind: Pod\nspec: {{containers: [{{image: vllm, env: [{{name: A0, value: xxxx}}, {doubles}]}}]}}"
+    for text in (merges, pod):
+        with pytest.raises(TooLarge):
+            launches_in_manifest(text, "x.yaml")
+
+
+KEYS = (
+    "services a image command args entrypoint env environment name value containers kind metadata model modelFormat valueFrom"
+)
+LEAVES = "vllm/vllm-openai|vllm serve m|$(A)|${A:-|${B:-c}|'|sh|-c|A|~|1"
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.recursive(
+        st.sampled_from(LEAVES.split("|")),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS.split()), inner, max_size=4),
+        max_leaves=20,
+    )
+)
+def test_any_tree_is_launches_or_bad_input(tree: object) -> None:
+    """Whatever stands where a string, list or mapping is expected, nothing but BadInput is raised."""
+    sentence = ""
+    try:
+        launches_in_manifest(json.dumps(tree), "x.json")
+    except BadInput as error:
+        sentence = str(error)
+    assert "\n" not in sentence

@@ -1,0 +1,231 @@
+"""A config.json becomes a ModelShape: context, nesting, quantisation, and hostile input."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plimsoll.errors import BadInput
+from plimsoll.models.shape import ModelShape
+from tests.models.model_configs import (
+    DEEPSEEK_V3,
+    GPT_OSS_20B,
+    LLAMA_8B,
+    NEMOTRON_H,
+    QWEN3_NEXT,
+    K,
+    cached_elements,
+    shape,
+    usual,
+    without,
+)
+
+
+@pytest.mark.parametrize(
+    ("keys", "context"),
+    [
+        ({"rope_scaling": {"type": "linear", "factor": 4.0}}, 16384),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, 8192),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}}, 4096),
+        ({"rope_scaling": {"rope_type": "default", "mrope_section": [16, 24, 24]}}, 4096),
+        ({"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 2.0}, "x": {}}}, 8192),
+        ({"rope_scaling": None}, 4096),
+        ({"seq_length": 1024}, 1024),
+        ({"model_max_length": 8192}, 8192),
+    ],
+)
+def test_max_context_follows_vllm(keys: dict[str, Any], context: int) -> None:
+    """The smallest stated length counts, model_max_length overrides it, and only some stretches multiply it."""
+    assert shape(usual("llama", **keys)).max_context == context
+
+
+@pytest.mark.parametrize("path", [("text_config",), ("llm_config",), ("language_config",), ("thinker_config", "text_config")])
+def test_the_language_model_is_found_wherever_it_is_nested(path: tuple[str, ...]) -> None:
+    """Multimodal files nest the text model under several names, and say dtype and tying outside it."""
+    config: dict[str, Any] = usual("qwen2")
+    for name in reversed(path):
+        config = {name: config, "vision_config": {"depth": 32}, "audio_config": {"d_model": 1280}}
+    nested = ModelShape.from_config(config | {"model_type": "outer", "dtype": "bfloat16", "tie_word_embeddings": True})
+    assert (nested.model_type, nested.text_model_type, nested.hidden_size) == ("outer", "qwen2", 1024)
+    assert (nested.dtype, nested.tie_word_embeddings) == ("bfloat16", True)
+    assert [(tower.what, tower.layers, tower.hidden_size) for tower in nested.towers] == [
+        ("vision", 32, None),
+        ("audio", None, 1280),
+    ]
+
+
+GROUP = {"weights": {"num_bits": 4, "group_size": 128, "type": "int"}, "targets": ["Linear"]}
+
+
+@pytest.mark.parametrize(
+    ("key", "quant", "expected"),
+    [
+        ("quantization_config", {"quant_method": "awq", "bits": 4, "group_size": 128}, ("awq", 4, 128, None)),
+        ("quantization_config", {"quant_method": "gptq", "bits": 8, "group_size": -1}, ("gptq", 8, -1, None)),
+        (
+            "compression_config",
+            {"quant_method": "compressed-tensors", "config_groups": {"g": GROUP}, "kv_cache_scheme": {"num_bits": 8}},
+            ("compressed-tensors", 4, 128, "fp8"),
+        ),
+        (
+            "quantization_config",
+            {"quant_method": "modelopt", "quant_algo": "NVFP4", "kv_cache_scheme": "FP8"},
+            ("modelopt", 4, 16, "fp8"),
+        ),
+        (
+            "quantization_config",
+            {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}},
+            ("modelopt", 8, None, "fp8"),
+        ),
+        ("quantization_config", {"quant_method": "bitsandbytes", "load_in_4bit": True}, ("bitsandbytes", 4, None, None)),
+        ("quantization_config", {"quant_method": "quark"}, ("quark", None, None, None)),
+    ],
+)
+def test_quantization(key: str, quant: dict[str, Any], expected: tuple[object, ...]) -> None:
+    """Bits and group come from the keys, the groups, or the method's own definition; otherwise they are unknown."""
+    found = shape(usual("llama"), **{key: quant}).quantization
+    assert found is not None
+    assert (found.method, found.bits, found.group_size, found.kv_cache) == expected
+
+
+def test_an_unknown_family_with_the_usual_keys_is_read_with_a_note() -> None:
+    """A family nobody told us about is read, and the result says so."""
+    new = shape(usual("quokka9"))
+    assert (new.kv_heads, new.head_dim, new.tie_word_embeddings) == (4, 64, None)
+    assert new.notes == ("model_type 'quokka9' is not known here; its keys were read as the usual ones.",)
+    latent = shape(usual("quokka9", kv_lora_rank=256, qk_rope_head_dim=32))
+    assert (latent.kinds[0], latent.head_dim) == (K.MLA, 288)
+    odd = shape(usual("llama", layer_types=["full_attention", "retention"] * 4))
+    assert odd.count(K.FULL) == 8
+    assert "retention" in odd.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"num_hidden_layers": 10**12}, "num_hidden_layers should be a whole number from 1 to 4096, not 1000000000000"),
+        ({"num_hidden_layers": 10**5000}, "num_hidden_layers should be a whole number from 1 to 4096"),
+        ({"num_hidden_layers": -1}, "num_hidden_layers"),
+        ({"num_hidden_layers": True}, "not true"),
+        ({"num_hidden_layers": "32"}, "not '32'"),
+        ({"hidden_size": None}, "hidden_size is missing"),
+        ({"hidden_size": 4096.5}, "hidden_size"),
+        ({"num_attention_heads": float("nan")}, "num_attention_heads"),
+        ({"hidden_size": 8}, "32 attention heads do not fit"),
+        ({"vocab_size": [1]}, "vocab_size"),
+        ({"vocab_size": float("inf")}, "vocab_size"),
+        ({"num_key_value_heads": {}}, "num_key_value_heads"),
+        ({"tie_word_embeddings": "yes\nno"}, "tie_word_embeddings should be true or false, not 'yes\\nno'"),
+        ({"rope_scaling": "yarn"}, "rope_scaling should be an object"),
+        ({"rope_scaling": {"type": "linear", "factor": 1e300}}, "rope_scaling.factor"),
+        ({"layer_types": ["full_attention"]}, "layer_types describes 1 layers, the model has 32"),
+        ({"layer_types": [1] * 32}, "layer_types should be a list of strings"),
+        ({"architectures": "x" * 10**6}, "architectures"),
+        ({"quantization_config": [1]}, "quantization_config should be an object"),
+        ({"hybrid_override_pattern": "MX" * 16}, "hybrid_override_pattern has 'X'"),
+        ({"index_topk": 2048}, "index_head_dim is missing"),
+        ({"layer_types": ["mamba"] * 32}, "ssm_state_size is missing"),
+        ({"text_config": {"model_type": "quokka"}}, "text_config.hidden_size is missing"),
+    ],
+)
+def test_a_bad_key_is_named_in_one_line(changes: dict[str, Any], said: str) -> None:
+    """Whatever is wrong, the user reads one short line that names the key."""
+    with pytest.raises(BadInput) as caught:
+        shape(LLAMA_8B, **changes)
+    message = str(caught.value)
+    assert said in message
+    assert message.startswith("config.json: ")
+    assert "\n" not in message
+    assert len(message) < 200
+
+
+@pytest.mark.parametrize("config", [None, [], "llama", 3, True, [[]]])
+def test_what_is_not_an_object_is_refused(config: Any) -> None:
+    """A file that holds anything but an object is refused."""
+    with pytest.raises(BadInput, match="top level"):
+        ModelShape.from_config(config)
+
+
+def test_deep_nesting_is_refused_or_ignored() -> None:
+    """A thousand nested text models, or a deep list where a number belongs, end in one line."""
+    deep: Any = {}
+    for _ in range(100_000):
+        deep = {"text_config": deep}
+    with pytest.raises(BadInput, match="missing"):
+        ModelShape.from_config(deep)
+    stack: Any = []
+    for _ in range(100_000):
+        stack = [stack]
+    with pytest.raises(BadInput, match="hidden_size"):
+        shape(LLAMA_8B, hidden_size=stack)
+
+
+# Every key any rule reads, so that random objects reach the rules instead of failing at the first missing size.
+KEYS = sorted(
+    {*LLAMA_8B, *DEEPSEEK_V3, *GPT_OSS_20B, *QWEN3_NEXT, *NEMOTRON_H}
+    | {"text_config", "vision_config", "block_configs", "compress_ratios", "attn_type_list", "hybrid_layer_pattern"}
+    | {"linear_attn_config", "layers_block_type", "sparse_attention_config", "index_topk", "index_head_dim", "dtype"}
+    | {"attn_layer_period", "attn_layer_offset", "num_attention_heads_per_layer", "attention_other_setting", "moe_layers"}
+    | {"no_rope_layers", "sliding_window_pattern", "num_kv_shared_layers", "rope_parameters", "compression_config"}
+    | {"ffn_config", "attn_config", "moe_layers_enum", "is_encoder_decoder", "multi_query", "swa_num_key_value_heads"}
+)
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 70)
+    | st.integers()
+    | st.floats()
+    | st.sampled_from(["", "llama", "M-*E", "auto", "full_attention", "linear_attention", "mamba", "conv", "hybrid"])
+    | st.text(max_size=8)
+)
+JSON = st.recursive(
+    SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=6)
+        | st.dictionaries(st.sampled_from(KEYS) | st.text(max_size=6), inner, max_size=6)
+        | st.lists(st.sampled_from([0, 1, 4, 128]), max_size=70)
+    ),
+    max_leaves=25,
+)
+
+
+def read_or_refuse(config: Any) -> None:
+    """Reading ends in a shape or in one line for the user, never in anything else."""
+    try:
+        read = ModelShape.from_config(config)
+    except BadInput as caught:
+        refused: str | None = str(caught)
+    else:
+        refused = None
+    if refused is not None:
+        assert "\n" not in refused
+    else:
+        assert 1 <= len(read.layers) <= 4096
+        assert all(cached_elements(layer) >= 0 for layer in read.layers)
+        assert all("\n" not in note for note in read.notes)
+
+
+@given(JSON)
+@settings(max_examples=300, deadline=None)
+def test_arbitrary_json_is_read_or_refused(config: Any) -> None:
+    """No JSON value makes the reader raise anything but BadInput."""
+    read_or_refuse(config)
+
+
+BASES = (LLAMA_8B, DEEPSEEK_V3, GPT_OSS_20B, QWEN3_NEXT, NEMOTRON_H)
+
+
+@given(st.sampled_from(BASES), st.lists(st.sampled_from(KEYS), max_size=4), st.data())
+@settings(max_examples=500, deadline=None)
+def test_a_mutilated_config_is_read_or_refused(base: dict[str, Any], deleted: list[str], data: st.DataObject) -> None:
+    """Deleting keys of a working config, and replacing others with anything, never escapes BadInput."""
+    config = copy.deepcopy(without(base, *deleted))
+    config.update(data.draw(st.dictionaries(st.sampled_from(KEYS), JSON, max_size=3)))
+    families = ["llama", "gemma4_text", "mamba", "jamba", "zamba2", "nemotron-nas", "llama4_text", "minicpm3", "x"]
+    if data.draw(st.booleans()):
+        config["model_type"] = data.draw(st.sampled_from(families))
+    read_or_refuse(config)

@@ -1,0 +1,184 @@
+"""What the bundled catalogue promises: the same shapes as the original files, cheaply, and in step with the docs."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from lab.write_model_catalogue import CONFIGS, DATA, PAGE, catalogue, original, pack, page
+from plimsoll.models.catalogue import bundled_model, bundled_names, nearest_names, unpack
+from plimsoll.models.shape import FeedForward, LayerKind, ModelShape
+
+ORIGINALS = sorted(CONFIGS.glob("*.json"))
+
+
+def shape_of(name: str) -> ModelShape:
+    """The shape of a bundled model."""
+    model = bundled_model(name)
+    assert model is not None, name
+    return ModelShape.from_config(model.config)
+
+
+@pytest.mark.skipif(not ORIGINALS, reason=f"needs the collection of config.json files in {CONFIGS}")
+def test_every_bundled_file_gives_the_shape_of_the_original() -> None:
+    """From the catalogue's facts comes the very ModelShape that the whole config.json gives, notes included."""
+    compared = 0
+    for path in ORIGINALS:
+        if (found := original(path)) is not None:
+            name, config = found
+            assert shape_of(name) == ModelShape.from_config(config), name
+            compared += 1
+    assert compared >= 85
+
+
+@pytest.mark.skipif(not ORIGINALS, reason=f"needs the collection of config.json files in {CONFIGS}")
+def test_the_catalogue_is_in_step_with_its_sources() -> None:
+    """Remade with `python -m lab.write_model_catalogue`."""
+    assert catalogue(CONFIGS) == DATA.read_text(encoding="utf-8")
+
+
+def test_the_page_lists_what_is_bundled() -> None:
+    """Remade with `python -m lab.write_model_catalogue`."""
+    assert PAGE.read_text(encoding="utf-8") == page(PAGE.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("name", bundled_names())
+def test_every_bundled_model_has_a_shape_and_a_source(name: str) -> None:
+    """No entry is broken, none is of a family unknown to us, and one whose name says quantised is."""
+    model = bundled_model(name)
+    assert model is not None
+    assert model.source
+    shape = ModelShape.from_config(model.config)
+    assert not any("not known here" in note for note in shape.notes if not model.is_from_config)
+    if re.search(r"AWQ|GPTQ|FP8|NVFP4|w8a8", name):
+        assert shape.quantization is not None
+
+
+def parameters(shape: ModelShape) -> float:
+    """Parameters of a model of Llama's kind, in billions: attention, three matrices a feed-forward or expert, embeddings."""
+    total = shape.vocab_size * shape.hidden_size * (1 if shape.tie_word_embeddings else 2)
+    for layer in shape.layers:
+        attention = 2 * layer.attention_heads * layer.head_dim + 2 * layer.kv_heads * layer.head_dim
+        wide = layer.intermediate_size or 0
+        if layer.feed_forward is FeedForward.EXPERTS and shape.moe is not None:
+            wide = shape.moe.experts * (shape.moe.intermediate_size or 0) + (shape.moe.shared_intermediate_size or 0)
+        total += shape.hidden_size * (attention + 3 * wide)
+    return total / 1e9
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("meta-llama/Llama-3.1-8B-Instruct", 8.03),
+        ("meta-llama/Llama-3.1-405B", 405.8),
+        ("meta-llama/Llama-3.2-1B-Instruct", 1.236),
+        ("meta-llama/Llama-3.2-3B-Instruct", 3.213),
+        ("meta-llama/Llama-2-13b-chat-hf", 13.02),
+        ("codellama/CodeLlama-34b-hf", 33.74),
+        ("Qwen/Qwen2.5-0.5B", 0.494),
+        ("Qwen/Qwen2.5-7B-Instruct", 7.615),
+        ("Qwen/Qwen2.5-14B-Instruct", 14.77),
+        ("Qwen/QwQ-32B", 32.76),
+        ("Qwen/Qwen3-1.7B", 1.72),
+        ("Qwen/Qwen3-4B", 4.02),
+        ("Qwen/Qwen3-14B", 14.77),
+        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-32B", 32.76),
+        ("mistralai/Mistral-7B-Instruct-v0.3", 7.248),
+        ("mistralai/Mistral-Nemo-Instruct-2407", 12.25),
+        ("mistralai/Ministral-8B-Instruct-2410", 8.02),
+        ("mistralai/Mistral-Small-24B-Instruct-2501", 23.57),
+        ("mistralai/Mistral-Large-Instruct-2407", 122.6),
+        ("mistralai/Codestral-22B-v0.1", 22.25),
+        ("google/gemma-2-9b-it", 9.24),
+        ("google/gemma-2-27b-it", 27.2),
+        ("microsoft/phi-4", 14.66),
+        ("microsoft/Phi-4-mini-instruct", 3.836),
+        ("microsoft/Phi-3-mini-4k-instruct", 3.82),
+        ("microsoft/Phi-3-medium-4k-instruct", 13.96),
+        ("01-ai/Yi-34B-Chat", 34.39),
+        ("01-ai/Yi-6B", 6.06),
+        ("CohereForAI/c4ai-command-r-v01", 34.98),
+        ("CohereForAI/c4ai-command-r-plus", 103.8),
+        ("CohereForAI/c4ai-command-r-08-2024", 32.3),
+        ("ibm-granite/granite-3.1-8b-instruct", 8.17),
+        ("ibm-granite/granite-3.1-2b-instruct", 2.53),
+        ("HuggingFaceTB/SmolLM2-1.7B", 1.71),
+        ("HuggingFaceTB/SmolLM3-3B", 3.08),
+        ("allenai/OLMo-2-1124-13B", 13.72),
+        ("tiiuae/Falcon3-10B-Instruct", 10.3),
+        ("zai-org/GLM-4-9B-0414", 9.4),
+        ("TinyLlama/TinyLlama-1.1B-Chat-v1.0", 1.1),
+        ("google/gemma-3-4b-it", 3.88),
+        ("google/gemma-3-27b-it", 27.0),
+        ("openai/gpt-oss-20b", 20.9),
+        ("zai-org/GLM-4.5-Air", 106.8),
+        ("allenai/OLMoE-1B-7B-0924", 6.92),
+        ("microsoft/Phi-3.5-MoE-instruct", 41.87),
+        ("Qwen/Qwen1.5-MoE-A2.7B", 14.3),
+        ("MiniMaxAI/MiniMax-M2", 228.7),
+    ],
+)
+def test_hand_entered_shapes_add_up_to_the_published_size(name: str, billions: float) -> None:
+    """A digit wrong in the table would show: parameters counted from the shape match the model's published number."""
+    assert parameters(shape_of(name)) == pytest.approx(billions, rel=0.01)
+
+
+def test_a_model_may_be_like_another_with_what_differs() -> None:
+    """gpt-oss-20b is the 120b with fewer layers and experts; an AWQ build has its quantisation and its base's layers."""
+    small, large = shape_of("openai/gpt-oss-20b"), shape_of("openai/gpt-oss-120b")
+    assert (len(small.layers), len(large.layers)) == (24, 36)
+    assert small.moe is not None
+    assert small.moe.experts == 32
+    assert small.count(LayerKind.SLIDING) == 12
+    awq = shape_of("Qwen/Qwen2.5-72B-Instruct-AWQ")
+    assert awq.layers == shape_of("Qwen/Qwen2.5-72B").layers
+    assert awq.quantization is not None
+    assert (awq.quantization.method, awq.quantization.bits, awq.max_context) == ("awq", 4, 32768)
+
+
+def test_names_are_found_in_any_case_and_near_ones_are_offered() -> None:
+    """Case does not matter; a misspelt or bare name leads to the right one."""
+    found = bundled_model("qwen/qwen3-8b")
+    assert found is not None
+    assert found.name == "Qwen/Qwen3-8B"
+    assert bundled_model("Qwen/Qwen3-9B") is None
+    assert nearest_names("qwen3-8b")[0] == "Qwen/Qwen3-8B"
+    assert "meta-llama/Llama-3.1-8B-Instruct" in nearest_names("meta-lama/Llama-3.1-8B-Instruct")
+    assert nearest_names("zzzz") == ()
+    assert len(nearest_names("Qwen/Qwen3", most=5)) == 5
+
+
+def test_packed_lists_come_back_as_they_were() -> None:
+    """Long lists are written as a table and an order; numbers in names and odd characters survive."""
+    names = ["lm_head", *(f"model.layers.{n}.mlp.gate" for n in range(40)), "a#1", "model.layers.3.x.7"]
+    for value in (names, [0, 1] * 20, [{"no_op": True}, {"n": None}] * 9, ["x"], {"inner": names}, list(range(100))):
+        assert unpack(pack(value)) == value
+    assert "~of" in pack(names)
+
+
+def test_the_catalogue_is_small_and_read_only_when_asked() -> None:
+    """One file under 200 kB, and importing the door does not open it."""
+    assert DATA.stat().st_size < 200_000
+    code = (
+        "import sys, plimsoll.models.folders as m, plimsoll.models.catalogue as c;"
+        "assert c._catalogue.cache_info().currsize == 0;"
+        "assert not {'ssl', 'http.client', 'urllib.request', 'socket', 'tempfile'} & set(sys.modules), 'network imported'"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_common_families_are_there() -> None:
+    """At least a hundred models, and at least one of every family that people serve."""
+    assert len(bundled_names()) >= 100
+    everything = " ".join(bundled_names())
+    for family in (
+        "Llama-2 Meta-Llama-3- Llama-3.1 Llama-3.2 Llama-3.3 Llama-4 Mistral-7B Mixtral Ministral Mistral-Small Qwen2- Qwen2.5 "
+        "Qwen3- Qwen3-30B Qwen3-Next Qwen3.5 QwQ Qwen2.5-VL gemma-2- gemma-3- phi-4 Phi-3 DeepSeek-V2 DeepSeek-V2-Lite "
+        "DeepSeek-V3 DeepSeek-R1 Distill gpt-oss GLM-4 granite Nemotron falcon opt- gpt-j neox Yi- command-r OLMo SmolLM Kimi "
+        "MiniMax"
+    ).split():
+        assert family in everything, family

@@ -1,0 +1,188 @@
+"""What the user named: kinds by content, folders walked within bounds, a stream kept aside and then like any file."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import pickle
+import socket
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plimsoll.doctor.read.text import read_log
+from plimsoll.errors import BadInput, TimedOut
+from plimsoll.net import inputs
+from plimsoll.net.inputs import Kind, Spool, classify, kind_of, walked
+
+CAPTURES = Path(__file__).parents[1] / "captures"
+PAGE = b'# HELP vllm:num_requests_running n\n# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running{a="b"} 1.0\n'
+LOG = b"(EngineCore pid=7) INFO 11-15 08:00:00 [core.py:1] text\n"
+
+
+def zipped(name: str) -> bytes:
+    """A zip archive with one file of this name."""
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as archive:
+        archive.writestr(name, b"x")
+    return data.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        (LOG, Kind.LOG),
+        (gzip.compress(LOG, mtime=0), Kind.LOG),
+        (b"", Kind.LOG),
+        (PAGE, Kind.METRICS),
+        (gzip.compress(PAGE, mtime=0), Kind.METRICS),
+        (PAGE.decode().encode("utf-16"), Kind.METRICS),
+        (b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n\r\n" + PAGE, Kind.METRICS),
+        (b'vllm:kv_cache_usage_perc{engine="0"} 0.5\nvllm:num_requests_waiting 3\n', Kind.METRICS),
+        (b"http_requests_total 3\n", Kind.LOG),
+        (LOG * 20 + PAGE, Kind.LOG),
+        (b"# HELP me, it does not start\n" + LOG * 5, Kind.LOG),
+        (pickle.dumps({"segments": []}), Kind.SNAPSHOT),
+        (pickle.dumps({"segments": []}, protocol=2), Kind.SNAPSHOT),
+        (zipped("archive/data.pkl"), Kind.SNAPSHOT),
+        (zipped("logs/a.log"), Kind.LOG),
+        (b'{"segments": []}', Kind.LOG),
+        (b'{\n "schema": "plimsoll.doctor/1", "findings": []}', Kind.REPORT),
+        (b'{"schema": "plimsoll.plan/1"}', Kind.LOG),
+        (b"+-----+\n| NVIDIA-SMI 550 |\n", Kind.LOG),
+    ],
+)
+def test_kinds_are_known_by_content(tmp_path: Path, data: bytes, kind: Kind) -> None:
+    """The name says nothing."""
+    path = tmp_path / "snapshot.metrics.log.pickle"
+    path.write_bytes(data)
+    assert classify(str(path)) is kind
+
+
+def test_real_pages_and_logs() -> None:
+    """Pages saved from vLLM are pages, its logs are logs."""
+    for path in CAPTURES.rglob("*metrics.txt*"):
+        assert classify(str(path)) is Kind.METRICS, path
+    for path in CAPTURES.rglob("*.log"):
+        assert classify(str(path)) is Kind.LOG, path
+
+
+def test_urls_are_known_by_their_word() -> None:
+    """And never looked for on the disk."""
+    assert classify("http://localhost:8000/metrics") is Kind.URL
+    assert classify("HTTPS://prometheus.example/api") is Kind.URL
+    with pytest.raises(BadInput, match="no such file"):
+        classify("httpd.log.that.is.not.there")
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=2000))
+def test_any_bytes_have_a_kind(data: bytes) -> None:
+    """Nothing breaks, whatever a file begins with."""
+    for start in (
+        data,
+        b"\x1f\x8b" + data,
+        b"\x28\xb5\x2f\xfd" + data,
+        b"\x80" + data,
+        b"PK\x03\x04" + data,
+        b"# HELP " + data,
+    ):
+        assert kind_of(start) in Kind
+
+
+def test_words_stay_in_order_and_once(tmp_path: Path) -> None:
+    """Files, URLs and the stream are kept as named; a file named twice is one."""
+    log = tmp_path / "a.log"
+    log.write_bytes(LOG)
+    words = ["-", str(log), "http://localhost:8000/metrics", str(log)]
+    assert walked(words).files == ["-", str(log), "http://localhost:8000/metrics"]
+    with pytest.raises(BadInput, match="no such file"):
+        walked([str(tmp_path / "missing")])
+    with pytest.raises(BadInput):
+        walked(["a\0b"])
+
+
+def test_a_folder_gives_what_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sorted, files first; hidden, binary and empty files, pipes, sockets and broken links are passed over."""
+    wanted = {"b.log": LOG, "a.log.gz": gzip.compress(LOG), "page": PAGE, "mem.pickle": pickle.dumps({}), "pods/x/0.log": LOG,
+              "w.txt": LOG.decode().encode("utf-16"), "z.zst": b"\x28\xb5\x2f\xfd" + os.urandom(50)}  # fmt: skip
+    passed = {".hidden": LOG, "model.safetensors": os.urandom(5000), "empty.log": b"", ".git/config": LOG,
+              "weights.gz": gzip.compress(os.urandom(5000))}  # fmt: skip
+    for name, data in {**wanted, **passed}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(data)
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "gone.log").symlink_to(tmp_path / "nothing")
+    with socket.socket(socket.AF_UNIX) as server:
+        monkeypatch.chdir(tmp_path)  # the address of a socket may not be long
+        server.bind("s")
+        found = walked([str(tmp_path)]).files
+    assert found == [
+        str(tmp_path / name) for name in ("a.log.gz", "b.log", "mem.pickle", "page", "w.txt", "z.zst", "pods/x/0.log")
+    ]
+    assert walked([str(tmp_path / "fifo")]).files == [str(tmp_path / "fifo")], "a pipe is read where the user names it"
+
+
+def test_links_lead_nowhere_twice(tmp_path: Path) -> None:
+    """A loop of links ends, and a file with two names is read once."""
+    (tmp_path / "pods").mkdir()
+    (tmp_path / "pods" / "0.log").write_bytes(LOG)
+    (tmp_path / "pods" / "loop").symlink_to(tmp_path)
+    (tmp_path / "containers").symlink_to(tmp_path / "pods")
+    assert len(walked([str(tmp_path)]).files) == 1
+
+
+def test_folders_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Too many files or too deep folders are left out, and the files are counted."""
+    monkeypatch.setattr(inputs, "MOST_FILES", 3)
+    for n in range(5):
+        (tmp_path / f"{n}.log").write_bytes(LOG)
+    deep = tmp_path.joinpath(*["d"] * (inputs.DEEPEST_FOLDER + 2))
+    deep.mkdir(parents=True)
+    (deep / "x.log").write_bytes(LOG)
+    found = walked([str(tmp_path)])
+    assert [Path(path).name for path in found.files] == ["0.log", "1.log", "2.log"]
+    assert found.left_out == 2
+    with pytest.raises(BadInput, match="no log, metrics page or snapshot in this folder"):
+        walked([str(tmp_path / "d")])
+
+
+def test_a_stream_is_kept_and_then_like_a_file() -> None:
+    """What was piped is classified and read under the name the user gave it."""
+    with Spool(io.BytesIO(PAGE)) as path:
+        assert classify(path) is Kind.METRICS
+    with Spool(io.BytesIO(LOG * 3)) as path:
+        assert classify(path) is Kind.LOG
+        log = read_log(path, source="-")
+        assert (log.source, len(log.lines)) == ("-", 3)
+        assert read_log(path).lines == log.lines, "it can be read again"
+
+
+def test_a_stream_that_never_ends_stops_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What came is used and known to be cut; nothing at all timed out; a flood is cut at the cap."""
+    reader, writer = os.pipe()
+    with os.fdopen(reader, "rb") as stream, os.fdopen(writer, "wb", buffering=0) as out:
+        with pytest.raises(TimedOut, match="nothing came in time"):
+            Spool(stream, deadline=time.monotonic() + 0.1)
+        out.write(LOG)
+        spool = Spool(stream, deadline=time.monotonic() + 0.2)
+        with spool as path:
+            assert Path(path).read_bytes() == LOG
+        assert spool.was_cut
+    monkeypatch.setattr(inputs, "SPOOL_MAX_BYTES", 1000)
+    flood = Spool(io.BytesIO(LOG * 50_000))
+    with flood:
+        assert flood.was_cut
+        assert flood.size_bytes < 2 << 20
+
+
+def test_a_folder_gives_a_packed_snapshot(tmp_path: Path) -> None:
+    """What is read when it is named is found in its folder, too; another program's packed bytes are not."""
+    (tmp_path / "split.pickle.gz").write_bytes(gzip.compress(pickle.dumps({"segments": []})))
+    (tmp_path / "weights.gz").write_bytes(gzip.compress(os.urandom(5000)))
+    assert walked([str(tmp_path)]).files == [str(tmp_path / "split.pickle.gz")]

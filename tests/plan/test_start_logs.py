@@ -1,0 +1,264 @@
+"""Start logs, as vLLM really printed them: every figure, every release's way of saying it, and hostile files."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from plimsoll.errors import BadInput, TooLarge
+from plimsoll.plan import store
+from plimsoll.plan.store import read_start
+from plimsoll.units import GIB
+from plimsoll.vllm.log_lines import Measured
+
+CAPTURES = Path(__file__).parents[1] / "captures" / "vllm-0.25.1-h200"
+
+# Each release's own words (the format strings of its source) around the figures of published starts.
+# 0.19.0 with DEBUG: a 70B in fp8 on two H100s (llm-d-planner#205).
+TWO_WORKERS = """\
+(EngineCore pid=70) INFO 01-01 00:00:01 [v1/engine/core.py:105] Initializing a V1 LLM engine (v0.19.0) with config: model='m', \
+max_seq_len=8192, tensor_parallel_size=2, pipeline_parallel_size=1, data_parallel_size=1, quantization=None, enforce_eager=False
+(Worker pid=72) DEBUG 01-01 00:00:02 [v1/worker/gpu_worker.py:284] worker init memory snapshot: torch_peak=0.01GiB, \
+free_memory=77.66GiB, total_memory=79.19GiB, cuda_memory=1.53GiB, torch_memory=0.02GiB, non_torch_memory=1.51GiB
+(Worker_TP0 pid=71) INFO 01-01 00:00:03 [v1/worker/gpu_model_runner.py:4820] Model loading took 33.88 GiB memory and 12.5 seconds
+(Worker_TP1 pid=72) INFO 01-01 00:00:04 [v1/worker/gpu_model_runner.py:5955] Estimated CUDA graph memory: 1.82 GiB total
+(Worker_TP0 pid=71) DEBUG 01-01 00:00:05 [v1/worker/gpu_worker.py:435] Memory profiling takes 23.01 seconds. Total non KV cache \
+memory: 37.94GiB; torch peak memory increase: 1.96GiB; non-torch forward increase memory: 2.1GiB; weights memory: 33.88GiB.
+(Worker_TP0 pid=71) INFO 01-01 00:00:06 [v1/worker/gpu_worker.py:436] Available KV cache memory: 37.28 GiB
+(Worker_TP0 pid=71) INFO 01-01 00:00:06 [v1/worker/gpu_worker.py:470] In v0.19, CUDA graph memory profiling will be enabled by \
+default (VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=1). To try it now, increase --gpu-memory-utilization from 0.9500 to 0.9730.
+(EngineCore pid=70) INFO 01-01 00:00:06 [v1/core/kv_cache_utils.py:1319] GPU KV cache size: 244,304 tokens
+(EngineCore pid=70) INFO 01-01 00:00:06 [v1/core/kv_cache_utils.py:1324] Maximum concurrency for 8,192 tokens per request: 29.82x
+(Worker_TP0 pid=71) INFO 01-01 00:00:07 [v1/worker/gpu_worker.py:597] CUDA graph pool memory: 1.79 GiB (actual), 1.82 GiB \
+(estimated), difference: 0.03 GiB (1.7%).
+(Worker_TP1 pid=72) DEBUG 01-01 00:00:07 [v1/worker/gpu_worker.py:661] Free memory on device (77.66/79.19 GiB) on startup. \
+Desired GPU memory utilization is (0.95, 75.23 GiB). Actual usage is 33.88 GiB for weight, 1.96 GiB for peak activation, \
+2.1 GiB for non-torch memory, and 1.79 GiB for CUDAGraph memory. Replace gpu_memory_utilization config with \
+`--kv-cache-memory=1` (1.0 GiB) to fit into requested memory. Current kv cache memory in use is 37.28 GiB.
+"""  # noqa: E501
+# The first engine: an 8B on one H100-sized card.
+FIRST_ENGINE = """\
+INFO 01-01 00:00:00 llm_engine.py:234] Initializing a V0 LLM engine (v0.7.3) with config: model='m', max_seq_len=4096, \
+tensor_parallel_size=1, pipeline_parallel_size=1, enforce_eager=True
+INFO 01-01 00:00:10 model_runner.py:1115] Model loading took 14.9888 GB and 4.2 seconds
+INFO 01-01 00:00:12 worker.py:267] Memory profiling takes 1.52 seconds
+INFO 01-01 00:00:12 worker.py:267] the current vLLM instance can use total_gpu_memory (79.11GiB) x gpu_memory_utilization (0.90) \
+= 71.20GiB
+INFO 01-01 00:00:12 worker.py:267] model weights take 14.99GiB; non_torch_memory takes 0.16GiB; PyTorch activation peak memory \
+takes 1.21GiB; the rest of the memory reserved for KV Cache is 54.84GiB.
+INFO 01-01 00:00:12 executor_base.py:111] # cuda blocks: 28079, # CPU blocks: 2048
+INFO 01-01 00:00:12 executor_base.py:116] Maximum concurrency for 4096 tokens per request: 109.68x
+"""  # noqa: E501
+# From 0.27: the figures of the summary are a published start's on a 96 GB card; those of the other lines fit them.
+CONSUMED = """\
+(EngineCore pid=70) INFO 01-01 00:00:00 [core.py:120] Initializing a V1 LLM engine (v0.28.0) with config: model='m', \
+max_seq_len=8192, tensor_parallel_size=1, pipeline_parallel_size=1, enforce_eager=False
+(Worker_TP0_EP0 pid=71) INFO 01-01 00:00:09 [model_runner.py:430] Model loading took 62.1 GiB and 2.4 seconds
+(Worker_TP0_EP0 pid=71) INFO 01-01 00:00:19 [gpu_model_runner.py:6500] Estimated CUDA graph memory: 0.40 GiB total
+(Worker_TP0_EP0 pid=71) INFO 01-01 00:00:20 [gpu_worker.py:755] Available KV cache memory: 17.79 GiB
+(Worker_TP0_EP0 pid=71) INFO 01-01 00:00:20 [gpu_worker.py:770] CUDA graph memory profiling is enabled (default since v0.21.0). \
+The current --gpu-memory-utilization=0.9100 is equivalent to --gpu-memory-utilization=0.9058 without CUDA graph memory profiling.
+(Worker_TP0_EP0 pid=71) INFO 01-01 00:00:30 [gpu_worker.py:855] Free memory on device (91.64/94.97 GiB) on startup. Desired GPU \
+memory utilization is (0.91, 86.42 GiB). Actual usage is 64.44 GiB for consumed memory (weights + non-torch), 4.19 GiB for peak \
+activation, and 0.25 GiB for CUDAGraph memory. Replace gpu_memory_utilization config with `--kv-cache-memory=18676332626` \
+(17.39 GiB) to fit into requested memory. Current kv cache memory in use is 17.79 GiB.
+"""  # noqa: E501
+# The CPU build of 0.32.0, a start of our own: two layers, a share of 0.11 of a machine with 22.71 GiB.
+ON_A_CPU = """\
+(APIServer pid=70) INFO 11-16 08:28:33 [api_utils.py:286] non-default args: {'model_tag': 'm', 'dtype': 'float32', 'max_model_len': \
+2048, 'enforce_eager': True, 'block_size': 128, 'gpu_memory_utilization': 0.11, 'max_num_batched_tokens': 2048, 'max_num_seqs': 4}
+(EngineCore pid=71) INFO 11-16 08:28:56 [core.py:133] Initializing a V1 LLM engine (v0.32.0) with config: model='m', \
+max_seq_len=2048, tensor_parallel_size=1, pipeline_parallel_size=1, data_parallel_size=1, enforce_eager=True
+(Worker pid=72) INFO 11-16 08:29:08 [cpu_worker.py:260] Auto set (1.89/22.71) GiB for KV cache on node 0, with 2.5 GiB requested \
+memory for the worker. 0.61 GiB memory was consumed by non-kv usages.
+(EngineCore pid=71) INFO 11-16 08:29:08 [kv_cache_utils.py:2327] CPU KV cache size: 1,984,512 tokens, Maximum concurrency for \
+2,048 tokens per request: 969.00x
+"""  # noqa: E501
+SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "logs"
+
+
+def _read(folder: Path, text: str | bytes) -> Measured:
+    path = folder / "start.log"
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return read_start(path)
+
+
+def _gib(size: int | None) -> float | None:
+    return None if size is None else round(size / GIB, 2)
+
+
+@pytest.mark.parametrize(
+    ("log", "weights", "kv", "tokens", "concurrency", "utilization", "graphs", "batch"),
+    [
+        ("base.log", 15.0, 112.28, 919_824, 112.28, None, 0.98, 8192),
+        ("eager90.log", 15.0, 109.72, 898_784, 109.71, 0.9, None, 8192),
+        ("seedcfg.log", 14.99, 105.25, 862_192, 26.31, 0.88, None, 24576),
+    ],
+)
+def test_real_starts_on_an_h200(
+    log: str,
+    weights: float,
+    kv: float,
+    tokens: int,
+    concurrency: float,
+    utilization: float | None,
+    graphs: float | None,
+    batch: int,
+) -> None:
+    """Each figure that vLLM 0.25.1 prints at its normal level is read, and what it does not print is None."""
+    found = read_start(CAPTURES / log)
+    assert (found.release, found.tensor_parallel, found.ranks) == ("0.25.1", 1, 1)
+    assert (_gib(found.weights_bytes), _gib(found.kv_bytes), found.kv_tokens) == (weights, kv, tokens)
+    assert (found.max_concurrency, found.utilization, _gib(found.graphs_actual_bytes)) == (concurrency, utilization, graphs)
+    assert found.max_num_batched_tokens == batch
+    assert found.enforce_eager == (log != "base.log")
+    assert found.activation_bytes is found.non_torch_bytes is found.consumed_bytes is found.total_bytes is None
+
+
+def test_two_workers_of_0_19_with_debug_lines(tmp_path: Path) -> None:
+    """Up to 0.26 every term is printed by itself, and activation is not touched by the graphs' estimate."""
+    found = _read(tmp_path, TWO_WORKERS)
+    assert (found.ranks, found.tensor_parallel, found.utilization) == (2, 2, 0.95)
+    assert (_gib(found.total_bytes), _gib(found.free_bytes), _gib(found.requested_bytes)) == (79.19, 77.66, 75.23)
+    assert (_gib(found.weights_bytes), _gib(found.non_torch_bytes), _gib(found.activation_bytes)) == (33.88, 2.1, 1.96)
+    assert (_gib(found.graphs_estimated_bytes), _gib(found.graphs_actual_bytes)) == (1.82, 1.79)
+    assert found.graphs_subtracted is False
+    assert (_gib(found.kv_bytes), found.kv_tokens, found.max_concurrency) == (37.28, 244_304, 29.82)
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the shared data folder is not beside the repository")
+@pytest.mark.parametrize(("log", "ranks"), [("a-sampler-gptoss20b-tp1", 1), ("a-sampler-gptoss20b-tp2", 2)])
+def test_real_debug_logs_add_up(log: str, ranks: int) -> None:
+    """In whole logs of 0.19.0 as others published them, the terms that are read make up the request."""
+    found = read_start(SHARED / f"{log}.log.gz")
+    assert (found.release, found.ranks, found.tensor_parallel) == ("0.19.0", ranks, ranks)
+    terms = [found.weights_bytes, found.non_torch_bytes, found.activation_bytes, found.kv_bytes]
+    assert sum(term for term in terms if term is not None) == pytest.approx(found.requested_bytes, abs=0.03 * GIB)
+
+
+def test_the_summary_from_0_27(tmp_path: Path) -> None:
+    """Weights and non-torch come as one figure, and the graphs' estimate is taken out of activation again."""
+    found = _read(tmp_path, CONSUMED)
+    assert (_gib(found.consumed_bytes), _gib(found.weights_bytes), found.non_torch_bytes) == (64.44, 62.1, None)
+    assert (_gib(found.activation_bytes), _gib(found.graphs_estimated_bytes), found.graphs_subtracted) == (3.79, 0.4, True)
+    assert (_gib(found.total_bytes), _gib(found.kv_bytes)) == (94.97, 17.79)
+
+
+def test_the_first_engine(tmp_path: Path) -> None:
+    """Up to 0.8 the ledger is one message over three lines, and blocks are counted."""
+    found = _read(tmp_path, FIRST_ENGINE)
+    assert (found.release, found.blocks, found.max_concurrency, found.enforce_eager) == ("0.7.3", 28079, 109.68, True)
+    assert (_gib(found.total_bytes), found.utilization, _gib(found.requested_bytes)) == (79.11, 0.9, 71.2)
+    assert (_gib(found.weights_bytes), _gib(found.non_torch_bytes), _gib(found.activation_bytes)) == (14.99, 0.16, 1.21)
+    assert _gib(found.kv_bytes) == 54.84
+
+
+def test_the_cpu_build(tmp_path: Path) -> None:
+    """The memory node is the card; what the worker holds is not split into terms. A cache that somebody set tells nothing."""
+    found = _read(tmp_path, ON_A_CPU)
+    assert (_gib(found.total_bytes), found.utilization, _gib(found.requested_bytes)) == (22.71, 0.11, 2.5)
+    assert (_gib(found.kv_bytes), found.kv_tokens, found.max_concurrency) == (1.89, 1_984_512, 969.0)
+    assert found.weights_bytes is found.consumed_bytes is found.non_torch_bytes is found.activation_bytes is None
+    line = "(Worker pid=72) INFO 11-15 09:14:14 [cpu_worker.py:260] Explicitly set (1.0/23.21) GiB for KV cache on node 0.\n"
+    with pytest.raises(BadInput, match="no memory figures"):
+        _read(tmp_path, line)
+
+
+def test_colours_carriage_returns_and_gzip_change_nothing(tmp_path: Path) -> None:
+    """A log as a terminal or a log driver kept it reads the same."""
+    coloured = TWO_WORKERS.replace("(Worker_TP0 pid=71)", "\x1b[0;36m(Worker_TP0 pid=71)\x1b[0;0m").replace("\n", "\r\n")
+    driver = "".join(json.dumps({"log": line + "\n", "stream": "stdout"}) + "\n" for line in TWO_WORKERS.splitlines())
+    expected = _read(tmp_path, TWO_WORKERS)
+    assert (
+        _read(tmp_path, coloured) == _read(tmp_path, driver) == _read(tmp_path, gzip.compress(TWO_WORKERS.encode())) == expected
+    )
+
+
+def test_the_rank_with_the_least_cache_rules(tmp_path: Path) -> None:
+    """Figures of one rank are not mixed with those of another that holds less."""
+    other = TWO_WORKERS.splitlines()[-1].replace("pid=72", "pid=73").replace("33.88 GiB for weight", "34.5 GiB for weight")
+    found = _read(tmp_path, TWO_WORKERS + other.replace("in use is 37.28", "in use is 36.66") + "\n")
+    assert (_gib(found.kv_bytes), _gib(found.weights_bytes), found.ranks) == (36.66, 34.5, 3)
+
+
+def test_of_several_starts_the_last_that_got_a_cache(tmp_path: Path) -> None:
+    """A crash loop appended to a good start does not hide it, and a later good start replaces it."""
+    base = (CAPTURES / "base.log").read_text(encoding="utf-8")
+    eager = (CAPTURES / "eager90.log").read_text(encoding="utf-8")
+    failed = "".join(line for line in eager.splitlines(keepends=True) if "KV cache" not in line)
+    assert _read(tmp_path, base + eager).kv_tokens == 898_784
+    assert _read(tmp_path, base + failed).kv_tokens == 919_824
+
+
+def test_memory_that_came_back_during_capture_is_no_figure(tmp_path: Path) -> None:
+    """A neighbour that freed memory makes vLLM print that graphs took -1.22 GiB: that is unknown, not negative."""
+    line = (
+        "(Worker_TP0 pid=9) INFO 02-04 23:26:14 [gpu_model_runner.py:5051] Graph capturing finished in 3 secs, took -1.22 GiB\n"
+    )
+    found = _read(tmp_path, "Model loading took 10.0 GiB memory and 7.6 seconds\nAvailable KV cache memory: -4.06 GiB\n" + line)
+    assert found.graphs_actual_bytes is None
+    assert _gib(found.kv_bytes) == -4.06
+
+
+def test_a_startup_plan_of_vllms_own(tmp_path: Path) -> None:
+    """The JSON that VLLM_ENABLE_STARTUP_PLAN=1 leaves behind is read, on one line or laid out."""
+    plan = {"schema": 1, "fingerprint": "0f" * 8, "kv_cache_memory_bytes": 117976333517, "free_memory_baseline": 149562000000}
+    for text in (json.dumps(plan), json.dumps(plan, indent=2)):
+        found = _read(tmp_path, text)
+        assert (found.planned_kv_bytes, found.free_bytes) == (117976333517, 149562000000)
+    with pytest.raises(BadInput, match="another schema"):
+        _read(tmp_path, json.dumps(plan | {"schema": 2}))
+    for wrong in (-1, 1.5, True, "1", None, 1 << 60):
+        with pytest.raises(BadInput, match="two sizes"):
+            _read(tmp_path, json.dumps(plan | {"kv_cache_memory_bytes": wrong}))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"nothing of vLLM\n", b"{}", b"[1]", b"\x00" * 100_000, b"{" * 50_000, b"INFO KV cache size: , tokens\n",
+     b"Model loading took 1.2.3 GiB\n", b"Model loading took " + b"9" * 5000 + b" GiB and 1 seconds\n"],
+)  # fmt: skip
+def test_a_file_that_is_no_start(tmp_path: Path, content: bytes) -> None:
+    """One line that says what is wanted."""
+    with pytest.raises(BadInput, match="no memory figures") as refusal:
+        _read(tmp_path, content)
+    assert "\n" not in str(refusal.value)
+
+
+def test_broken_files_are_one_line(tmp_path: Path) -> None:
+    """A cut-off gzip, a folder and a missing file are each named."""
+    with pytest.raises(BadInput, match="damaged gzip"):
+        _read(tmp_path, gzip.compress(TWO_WORKERS.encode())[:-20])
+    with pytest.raises(BadInput, match="damaged gzip"):
+        _read(tmp_path, b"\x1f\x8b" + b"junk" * 10)
+    with pytest.raises(BadInput):
+        read_start(tmp_path)
+    with pytest.raises(BadInput, match="cannot be read"):
+        read_start(tmp_path / "missing.log")
+
+
+def test_a_file_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Past the limit, packed or not, reading ends and the line says what to give instead."""
+    monkeypatch.setattr(store, "LOG_MAX_BYTES", 1 << 20)
+    for content in (b"x" * (2 << 20), b"\n" * (2 << 20), gzip.compress(b"y" * (2 << 20))):
+        with pytest.raises(TooLarge, match="the part that holds the start"):
+            _read(tmp_path, content)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.sampled_from(TWO_WORKERS.splitlines() + CONSUMED.splitlines()), max_size=12),
+    st.binary(max_size=60),
+    st.integers(0, 400),
+)
+def test_any_mixture_of_lines_is_read_or_refused(tmp_path: Path, lines: list[str], junk: bytes, cut: int) -> None:
+    """Lines in any order, cut anywhere, with junk between them, never end in a traceback."""
+    content = b"\n".join(line.encode() + junk for line in lines)
+    with suppress(BadInput):
+        _read(tmp_path, content[: max(0, len(content) - cut)])

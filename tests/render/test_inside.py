@@ -1,0 +1,72 @@
+"""The words of `plimsoll inside`."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+
+from plimsoll.render.inside import WAYS, Checkup, check_json, check_text, wheel_text
+from plimsoll.vllm.extension_points import NEEDS, Part, judge, verdicts
+from plimsoll.vllm.versions import engine_named
+from tests.vllm.vllm_like import files_that_meet_all, sources
+
+
+def _checkup(files: dict[str, str], *, is_visible: bool | None = True, version: str | None = "0.32.0") -> Checkup:
+    answers = judge(sources(files), NEEDS)
+    points = ("plimsoll", "plimsoll_probe")
+    found = verdicts(answers, NEEDS)
+    return Checkup(
+        "/site/vllm\x1b[2J", version, engine_named("0.32.0"), "tested on CPU", is_visible, points, answers, found, (), NEEDS
+    )
+
+
+@pytest.mark.parametrize(
+    ("files", "is_visible", "said", "takes_all"),
+    [
+        (files_that_meet_all(), True, "takes plimsoll.inside (", True),
+        (files_that_meet_all(), None, "takes plimsoll.inside (", True),
+        (files_that_meet_all(), False, "does not see it", False),
+        ({}, True, "does not take", False),
+        ({k: v for k, v in files_that_meet_all().items() if "stats" not in k}, True, "in part", False),
+    ],
+)
+def test_the_first_line_is_the_verdict(files: dict[str, str], is_visible: bool | None, said: str, takes_all: bool) -> None:
+    """Who reads one line knows; text and JSON agree."""
+    checkup = _checkup(files, is_visible=is_visible)
+    assert said in check_text(checkup).splitlines()[0]
+    assert json.loads(check_json(checkup))["takes_all"] is takes_all
+
+
+def test_every_part_is_named_with_what_it_gives() -> None:
+    """Also where nothing is lost."""
+    text = check_text(_checkup(files_that_meet_all()))
+    assert all(f"\n  {part.value}" in text for part in Part)
+    assert "\x1b" not in text
+
+
+def test_a_version_that_is_not_known_is_said() -> None:
+    """Unknown is a word, not 0.0."""
+    assert check_text(_checkup({}, version=None)).startswith("vLLM of unknown version")
+    assert json.loads(check_json(_checkup({}, version=None)))["vllm"] is None
+
+
+def test_the_manifest_snippets_are_yaml_that_mounts_what_it_names() -> None:
+    """Both snippets parse, and the path on PYTHONPATH lies under the mount."""
+    text = wheel_text("/tmp/w/plimsoll_inside-1-py3-none-any.whl", 1, "0", ["kubernetes"])
+    specs = [block for block in text.split("\n\n") if block.lstrip().startswith(("spec:", "# in the pod"))]
+    assert len(specs) == 2
+    first, second = (yaml.safe_load(spec.replace("[...,", "["))["spec"] for spec in specs)
+    container = first["containers"][0]
+    mount = container["volumeMounts"][0]
+    assert container["env"][0]["value"] == f"{mount['mountPath']}/plimsoll_inside-1-py3-none-any.whl"
+    assert mount["name"] == first["volumes"][0]["name"]
+    assert second["initContainers"][0]["command"][-1] == second["initContainers"][0]["volumeMounts"][0]["mountPath"]
+
+
+def test_every_way_has_its_own_words() -> None:
+    """One way alone leaves the others out."""
+    texts = {way: wheel_text("/w/x.whl", 1, "0", [way]) for way in WAYS}
+    assert len(set(texts.values())) == len(WAYS)
+    assert all("/w/x.whl" in text for text in texts.values())

@@ -1,0 +1,172 @@
+"""The page: well formed, self-contained, and safe whatever a model is called."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plimsoll.findings import Code, Finding, Severity
+from plimsoll.launch.check_flags import check
+from plimsoll.launch.command_line import read_command_line
+from plimsoll.launch.launches import EntryPoint, Launch
+from plimsoll.models.shape import ModelShape
+from plimsoll.plan.advise import Advice
+from plimsoll.plan.ledger import Card, ModelFacts, plan_ledger
+from plimsoll.plan.matrix import Matrix, MatrixSpec, plan_matrix
+from plimsoll.plan.settings import read_settings
+from plimsoll.plan.workload import Workload, WorkloadAnswer, judge
+from plimsoll.render.plan import Planned
+from plimsoll.render.plan_html import as_html
+from plimsoll.units import GIB
+from plimsoll.vllm.versions import engine_named
+from tests.render.html_page import HtmlPage
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
+    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
+    "max_position_embeddings": 131072, "torch_dtype": "bfloat16",
+}  # fmt: skip
+LLAMA = ModelFacts("llama", ModelShape.from_config(CONFIG))
+SECRET = "hf_" + "abcdefghijklmnopqrstuvwxyzABCDEFGH"
+HOSTILE = "\"><script>alert('x')</script><img src=//evil.example/x onerror=alert(1)>"
+
+
+def _planned(model: str = "meta-llama/Llama-3.1-8B", gib: int = 79, *flags: str, notes: tuple[str, ...] = ()) -> Planned:
+    card = Card(f"card of {model}", gib * GIB, gib * GIB - 10, gib * GIB + 10, (9, 0), used_bytes=GIB)
+    line = read_command_line(["m", *flags], "0.32.0")
+    ledger = plan_ledger(LLAMA, read_settings(line, (), "0.32.0", LLAMA.shape, "H100", card.total_bytes), card)
+    finding = Finding(Code.STARTUP_CONTEXT_TOO_LONG, Severity.CRITICAL, 0.9, f"title {model}", f"because {model}")
+    advice = Advice("--max-model-len", "1024", f"why {model}", f"effect {model}", Code.STARTUP_CONTEXT_TOO_LONG)
+    checked = check(Launch("command line", EntryPoint.SERVE, (model, *flags)), engine_named("0.32.0"))
+    return Planned(model, ledger, [finding], [advice], checked, LLAMA.shape, notes)
+
+
+def _more(planned: Planned) -> tuple[Matrix, WorkloadAnswer]:
+    spec = MatrixSpec.parse("context=8k,32k,128k,200k concurrency=1..2048")
+    ledger = planned.ledger
+    matrix = plan_matrix(spec, ledger.settings, lambda s: plan_ledger(LLAMA, s, ledger.card), longest=131072)
+    return matrix, judge(Workload(((1200, 300),), 64), ledger, LLAMA)
+
+
+def _whole(planned: Planned) -> HtmlPage:
+    matrix, workload = _more(planned)
+    page = as_html(planned, matrix=matrix, workload=workload)
+    _check_alone(page)
+    return HtmlPage(page)
+
+
+def _check_alone(page: str) -> None:
+    """Nothing that a browser would load or run."""
+    parsed = HtmlPage(page)
+    allowed = {
+        "html", "head", "meta", "title", "style", "body", "main", "footer", "h1", "h2", "p", "pre", "span", "svg", "desc",
+        "text", "rect", "line", "path", "div", "table", "caption", "thead", "tbody", "tr", "th", "td", "ul", "li", "code",
+        "strong", "br",
+    }  # fmt: skip
+    assert {tag for tag, _ in parsed.elements} <= allowed
+    for _, attributes in parsed.elements:
+        assert not {name for name in attributes if name in ("src", "href", "style") or name.startswith(("on", "xlink"))}
+    style = page[page.index("<style>") : page.index("</style>")]
+    assert not re.search(r"url\(|@import|https?:|//", style)
+    policy = next(a["content"] for a in parsed.tags("meta") if a.get("http-equiv") == "Content-Security-Policy")
+    assert policy is not None
+    assert policy.startswith("default-src 'none'")
+
+
+def test_the_page_has_all_parts() -> None:
+    """The verdict, the command, every term with its band, the cache, the finding, the advice, the workload and the grid."""
+    page = _whole(_planned(notes=("a note",)))
+    for text in ("weights", "non-torch", "activation", "graphs", "KV cache", "slack", "startup.context-too-long",
+                 "--max-model-len 1024", "a note", "64 at once", "16 (in force)",
+                 "vllm serve meta-llama/Llama-3.1-8B"):  # fmt: skip
+        assert text in page.text, text
+
+
+def test_the_grid_is_readable_without_colour() -> None:
+    """Every cell of the heat map has its class and its word."""
+    page = as_html(_planned(), matrix=_more(_planned())[0])
+    cells = re.findall(r'<td class="(fits|preemption-risk|does-not-fit) u[0-4]" title="[^"]+">([^<]+)</td>', page)
+    assert len(cells) == 4 * 12
+    words = {"fits": "fits", "preemption-risk": "risk", "does-not-fit": "no"}
+    assert all(text.startswith(words[state]) for state, text in cells)
+    assert {state for state, _ in cells} == set(words)
+
+
+def test_screen_readers_and_keyboards_get_along() -> None:
+    """A language, one first heading, a named picture, headed tables, regions that take the focus, no id twice."""
+    page = _whole(_planned())
+    assert page.tags("html") == [{"lang": "en"}]
+    assert len(page.tags("h1")) == 1
+    (svg,) = page.tags("svg")
+    ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    assert (svg["aria-labelledby"] or "").split() == ids
+    assert len(page.tags("table")) == len(page.tags("caption")) == sum(a.get("tabindex") == "0" for a in page.tags("div"))
+    assert all(attributes.get("scope") in ("row", "col") for attributes in page.tags("th"))
+
+
+def test_the_bar_is_to_scale() -> None:
+    """The boxes of the card lie side by side and are as wide as their share of it."""
+    planned = _planned()
+    rects = [a for a in _whole(planned).tags("rect") if a.get("y") == "8" and a.get("class") != "edge"]
+    frame = next(a for a in _whole(planned).tags("rect") if a.get("class") == "edge")
+    scale = float(frame["width"] or 0) / planned.ledger.card.total_bytes
+    sizes = [GIB, planned.ledger.context.value, planned.ledger.weights.value, planned.ledger.non_torch.value]
+    sizes += [planned.ledger.activation.value, planned.ledger.graphs.value, planned.ledger.kv.value, planned.ledger.slack.value]
+    at = float(frame["x"] or 0)
+    for rect, size in zip(rects, sizes, strict=True):
+        assert float(rect["width"] or 0) == pytest.approx(size * scale, abs=0.25)
+        assert float(rect["x"] or 0) == pytest.approx(at, abs=0.25)
+        at += size * scale
+
+
+@pytest.mark.parametrize("gib", [4, 16, 17, 20])
+def test_a_card_too_small(gib: int) -> None:
+    """What is missing is framed, and every box stays inside the picture."""
+    planned = _planned("m", gib)
+    page = _whole(planned)
+    assert (planned.ledger.kv.value < 0) == any(a.get("class") == "missing" for a in page.tags("rect"))
+    for rect in page.tags("rect"):
+        assert float(rect["width"] or 0) >= 0
+        assert 130 <= float(rect["x"] or 0) <= float(rect["x"] or 0) + float(rect["width"] or 0) <= 1000
+
+
+@pytest.mark.parametrize(
+    "name", [HOSTILE, "a'b\"c&amp;<b>", "</title></style></svg><script>x</script>", "\u202eevil\x1b[31m\x00"]
+)
+def test_a_hostile_model_is_text(name: str) -> None:
+    """A model named like markup adds no element and no attribute, wherever the name is shown."""
+    harmless, hostile = _whole(_planned("m", notes=("n",))), _whole(_planned(name, notes=(f"see {name}",)))
+    assert [tag for tag, _ in hostile.elements] == [tag for tag, _ in harmless.elements]
+    assert [sorted(a) for _, a in hostile.elements] == [sorted(a) for _, a in harmless.elements]
+    assert "\x1b" not in hostile.text
+    assert "\u202e" not in hostile.text
+
+
+def test_a_hostile_reason_stays_in_its_attribute() -> None:
+    """Why a cell does not fit may quote the user: it closes neither its attribute nor its element."""
+    matrix = _more(_planned())[0]
+    rows = tuple(tuple(cell._replace(why=HOSTILE, starts=False) for cell in row) for row in matrix.rows)
+    page = as_html(_planned(), matrix=matrix._replace(rows=rows))
+    _check_alone(page)
+    assert [a["title"] for a in HtmlPage(page).tags("td") if "title" in a] == [HOSTILE] * 48
+
+
+def test_secrets_are_hidden() -> None:
+    """A token in the model's name, in a note or in the command is not on the page."""
+    planned = _planned(f"org/{SECRET}", 79, "--api-key", "s3cret-value-of-mine", notes=(f"HF_TOKEN={SECRET}",))
+    page = as_html(planned)
+    assert SECRET not in page
+    assert "s3cret-value-of-mine" not in page
+    assert "[redacted]" in page
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.text(alphabet=st.characters(exclude_categories=["Cs"]), min_size=1, max_size=60))
+def test_any_name_makes_a_sound_page(name: str) -> None:
+    """Whatever the model is called, the page is well formed and stands alone."""
+    planned = _planned()
+    _check_alone(as_html(planned._replace(model=name, notes=[name])))

@@ -1,0 +1,146 @@
+"""The workload and the grid as a user reads them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from plimsoll.plan.kv import GroupPlan, KvPlan, KvSettings, plan_kv
+from plimsoll.plan.kv_specs import FullSpec, NamedSpec, SlidingSpec
+from plimsoll.plan.matrix import Cell, Matrix, MatrixSpec, State
+from plimsoll.plan.workload import Pool, Workload, WorkloadAnswer, judge_pool
+from plimsoll.render.plan import cell_text, matrix_json, matrix_lines, percent, workload_json, workload_lines
+from plimsoll.render.terminal import WRAPPING_WIDTH
+
+FULL = FullSpec(block_size=16, heads=8, head_size=128, head_size_v=128, dtype="bfloat16")
+WINDOW = SlidingSpec(block_size=16, heads=8, head_size=128, head_size_v=128, dtype="bfloat16", window=128)
+
+
+def _answer(workload: Workload, *, windows: bool = False, starts: bool = True, blocks: int = 20480) -> WorkloadAnswer:
+    layers = [FULL, WINDOW] if windows else [FULL]
+    specs = (tuple(NamedSpec(f"layers.{n}", layers[n % len(layers)]) for n in range(32)),)
+    cache = KvSettings(max_model_len=131072, prefix_caching=False, num_blocks_override=blocks)
+    plan: KvPlan = plan_kv(specs, cache, 0)
+    return judge_pool(workload, Pool(plan, specs, cache, blocks - 1000, blocks + 1000, max_num_seqs=256, starts=starts))
+
+
+def _cell(context: int, number: int, state: State, use: float | None, *, starts: bool = True, waits: int = 0) -> Cell:
+    return Cell(context, number, state, starts, use, context * number, waits, "because <b>hf_" + "a" * 34)
+
+
+def _matrix(contexts: int = 3) -> Matrix:
+    lengths = tuple(8192 * (n + 1) for n in range(contexts))
+    spec = MatrixSpec(lengths, (8, 512))
+    first = (_cell(8192, 8, State.FITS, 0.2), *(_cell(c, 8, State.RISK, 1.14) for c in lengths[1:-1]))
+    second = (_cell(8192, 512, State.NO, 13.0, waits=256), *(_cell(c, 512, State.NO, 70.0) for c in lengths[1:-1]))
+    last = [_cell(lengths[-1], number, State.NO, None, starts=False) for number in spec.concurrencies]
+    return Matrix(spec, ((*first, last[0]), (*second, last[1])), (39, *(7 for _ in lengths[1:-1]), None))
+
+
+def test_the_table_needs_no_colour() -> None:
+    """Every cell says its state in a word and its use in a number; a refused context says why, without a secret."""
+    lines = matrix_lines(_matrix())
+    text = "\n".join(lines)
+    assert "fits 20%" in text
+    assert "risk 114%" in text
+    assert "no 13x*" in text
+    assert "no start" in text
+    assert "--max-num-seqs" in text
+    assert "24,576 tokens: because" in text
+    assert "hf_a" not in text
+    assert text.isascii()
+    assert "\x1b" not in text
+
+
+def test_a_wide_grid_is_cut_into_tables_that_fit() -> None:
+    """Twenty contexts still read on a screen: no line is too long and no context is lost."""
+    lines = matrix_lines(_matrix(20))
+    assert max(map(len, lines)) <= WRAPPING_WIDTH
+    assert all(f"{8192 * (n + 1):,}" in "\n".join(lines) for n in range(20))
+    assert sum(line.startswith("  at most") for line in lines) == 3
+
+
+def test_the_grid_as_data() -> None:
+    """JSON has every cell with its state, use and reason."""
+    body = json.loads(json.dumps(matrix_json(_matrix())))
+    assert body["contexts"] == [8192, 16384, 24576]
+    assert body["at_once"] == [39, 7, None]
+    assert len(body["cells"]) == 6
+    assert body["cells"][0] == {
+        "context": 8192, "concurrency": 8, "state": "fits", "starts": True, "kv_use": 0.2, "tokens": 65536, "waits": 0,
+        "why": "because <b>[redacted]",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [(0, "0.0%"), (0.0123, "1.2%"), (0.5, "50%"), (0.9996, "<100%"), (0.998, "99.8%"), (1, "100%"), (1.00001, ">100%"),
+     (1.1, "110%"), (12.3, "12x"), (12345.6, "12,346x")],
+)  # fmt: skip
+def test_shares(share: float, text: str) -> None:
+    """A full cache and one that is a hair from it do not read alike."""
+    assert percent(share) == text
+
+
+def test_a_cell_without_a_cache() -> None:
+    """A model that keeps nothing has no percentage."""
+    assert cell_text(_cell(8192, 8, State.FITS, None)) == "fits"
+
+
+def test_a_workload_that_fits() -> None:
+    """The verdict, the band, both figures of article row 1 and the block in force are all said."""
+    text = "\n".join(workload_lines(_answer(Workload(((1200, 300),), 64))))
+    assert "fits: 64 at once, 1,200 prompt and 300 output tokens." in text
+    assert "217 fit at once (207 to 228 over the band): 94 blocks each, of 20,479" in text
+    assert "29% at the end" in text
+    assert "11.8 GiB" in text
+    assert "1,024.0 GiB, and 2 would fit" in text
+    assert "16 (in force)" in text
+    assert "25.00 %" in text
+
+
+def test_growth_is_named_where_it_hurts() -> None:
+    """Prompts fit, prompts with their outputs do not: the text says that outputs grow and requests are preempted."""
+    text = " ".join("\n".join(workload_lines(_answer(Workload(((1200, 300),), 250)))).split())
+    assert "may preempt: 250 at once" in text
+    assert "Outputs grow" in text
+    assert "preempts" in text
+
+
+@pytest.mark.parametrize(
+    ("workload", "starts", "said"),
+    [
+        (Workload(((1200, 300),), 5000), True, "not even the prompts fit"),
+        (Workload(((1200, 300),), 5000), True, "4,744 requests are beyond --max-num-seqs"),
+        (Workload(((200_000, 1),), 1), True, "too long"),
+        (Workload(((1200, 300),), 64), False, "does not start"),
+        (Workload(((1200, 300), (200_000, 1)), 2), True, "1 of 2 requests is longer"),
+        (Workload(((1200, 300), (100, 10)), None), True, "of the average mixture"),
+        (Workload(((1200, 300),), 210), True, "At the low end of the KV band it does not fit"),
+    ],
+)
+def test_other_verdicts(workload: Workload, starts: bool, said: str) -> None:
+    """Each way a workload fares has its sentence, and every line fits the screen."""
+    lines = workload_lines(_answer(workload, starts=starts))
+    assert said in " ".join("\n".join(lines).split())
+    assert max(map(len, lines)) <= WRAPPING_WIDTH
+
+
+def test_windows_are_told_apart() -> None:
+    """Groups are listed by kind, and so is what fits once windows have slid."""
+    answer = _answer(Workload(((1200, 300),), 64), windows=True)
+    text = " ".join("\n".join(workload_lines(answer)).split())
+    assert "189 blocks (94 full + 95 sliding)" in text
+    assert "Once all decode and windows have slid" in text
+    assert all(isinstance(group, GroupPlan) for group in answer.largest_groups)
+
+
+def test_a_workload_as_data() -> None:
+    """JSON has the verdict, the band, both figures of paging and the waste by block size."""
+    body = json.loads(json.dumps(workload_json(_answer(Workload(((1200, 300),), 64)))))
+    assert body["verdict"] == "fits"
+    assert body["at_once"] == {"value": 217, "low": 207, "high": 228}
+    assert body["paging"]["reserved_bytes"] == 64 * 131072 * 2**17
+    assert [row["block_size"] for row in body["waste"]] == [8, 16, 32, 64, 128]
+    assert [row["in_force"] for row in body["waste"]] == [False, True, False, False, False]

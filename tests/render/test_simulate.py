@@ -1,0 +1,199 @@
+"""The screen and the JSON of `plimsoll simulate`: the contract's names, plain words, nothing made up."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from plimsoll.render.simulate import as_json, as_text, counted, duration, headline, percent, reading, seconds
+from plimsoll.simulate.result import Replay
+from plimsoll.simulate.settings import Group, Settings
+from plimsoll.simulate.summary import Summary, summarise
+from tests.simulate.golden_runs import GOLDEN, NO_GOLDEN, golden_replay, golden_summary, hand_made
+
+MS = 1_000_000
+REQUESTS = [[0, 0, 0, 10 * MS, 30 * MS, 100, 3, 0, 0], [1, 0, 10 * MS, 20 * MS, 20 * MS, 100, 1, 1, 0]]
+STEPS = [[0, 10 * MS, 1, 1, 100, 0, 5, 8], [10 * MS, 20 * MS, 2, 0, 101, 1, 10, 16], [20 * MS, 40 * MS, 1, 0, 1, 0, 2, 4]]
+QUIET = [[0, 10 * MS, 1, 0, 100, 0, 5, 8]]
+CONTRACT = {
+    "schema": None, "requests": None, "finished": None, "rejected": None, "steps": None, "sim_seconds": None,
+    "wall_seconds": None, "preemptions": None, "preempted_requests": None, "peak_blocks": None, "recomputed_tokens": None,
+    "kv_usage": {"mean", "p50", "p99"}, "waste": {"mean_slots", "mean_percent"},
+    "prefix": {"query_tokens", "hit_tokens", "resumed_query_tokens", "resumed_hit_tokens", "hit_rate"},
+    "ttft": {"mean", "p50", "p90", "p99"}, "tpot": {"mean", "p50", "p90", "p99"},
+    "e2e": {"mean", "p50", "p90", "p99"}, "queue": {"mean", "p50", "p90", "p99"},
+}  # fmt: skip
+SECRET = "hf_" + "abcdefghijklmnopqrstuvwxyzABCDEFGH"
+
+
+def _busy() -> Summary:
+    return summarise(hand_made(REQUESTS, STEPS))
+
+
+@pytest.mark.parametrize("run", [hand_made(REQUESTS, STEPS), hand_made([], []), hand_made([], [], rejected=2)])
+def test_json_has_every_name_of_the_contract(run: Replay) -> None:
+    """Whatever happened, the same names are there."""
+    body = json.loads(as_json(summarise(run)))
+    assert body["schema"] == "plimsoll.simulate/1"
+    for name, inner in CONTRACT.items():
+        assert name in body
+        assert inner is None or inner <= set(body[name]), name
+
+
+@pytest.mark.skipif(not GOLDEN.is_dir(), reason=NO_GOLDEN)
+def test_json_of_a_recorded_run() -> None:
+    """The figures are those of vLLM's own scheduler, in seconds."""
+    said, body = golden_summary("B"), json.loads(as_json(summarise(golden_replay("B"))))
+    assert (body["preemptions"], body["steps"], body["finished"]) == (243, 54832, 2000)
+    assert body["ttft"]["p99"] == pytest.approx(said["ttft_ms"]["99"] / 1000)
+    assert body["kv_usage"]["mean"] == pytest.approx(said["kv_usage_mean"])
+
+
+def test_unknown_is_null() -> None:
+    """A run without a finished request has no latency, not a latency of 0."""
+    body = json.loads(as_json(summarise(hand_made([], [], rejected=3))))
+    assert body["ttft"] == {"mean": None, "p50": None, "p90": None, "p99": None}
+    assert body["kv_usage"]["mean"] is None
+    assert (body["requests"], body["rejected"]) == (3, 3)
+
+
+def test_json_carries_the_settings_and_the_step_times() -> None:
+    """A run can be repeated from its own report."""
+    settings = Settings(num_blocks=11, groups=(Group("sliding", 16, 4096),))
+    body = json.loads(as_json(summarise(hand_made(REQUESTS, STEPS, settings)), notes=["a note"]))
+    assert body["settings"]["num_blocks"] == 11
+    assert body["settings"]["groups"] == [{"kind": "sliding", "block_size": 16, "window": 4096}]
+    assert body["step_time"]["base_ns"] == 6_000_000
+    assert body["step_time"]["label"] == "rough guide: not fitted"
+    assert body["notes"] == ["a note"]
+
+
+def test_text_fits_a_screen() -> None:
+    """At most 25 lines of at most 110 columns, with every figure an operator asks for."""
+    text = as_text(_busy())
+    lines = text.splitlines()
+    assert len(lines) <= 25
+    assert max(map(len, lines)) <= 110
+    for word in ("finished", "preemptions", "cache use", "waste", "prefix hits", "TTFT", "TPOT", "E2E", "throughput"):
+        assert word in text, word
+
+
+def test_times_are_labelled_a_rough_guide_unless_fitted() -> None:
+    """Nobody mistakes assumed step times for measured ones."""
+    run = hand_made(REQUESTS, STEPS)
+    assert "rough guide: not fitted" in as_text(summarise(run))
+    fitted = as_text(summarise(run, fitted="fitted: 4 % off on average"))
+    assert "fitted: 4 % off on average" in fitted
+    assert "rough guide" not in fitted
+
+
+def test_headline_states_the_finding() -> None:
+    """Preempted, full, at ease, rejected and empty runs each get their own sentence."""
+    full = _busy()._replace(preemptions=0)
+    calm = summarise(hand_made(REQUESTS[:1], QUIET))
+    assert headline(_busy()) == "The cache was nearly full 25 % of the time, and 1 preemption recomputed 5.0 % of all tokens."
+    assert headline(full) == "The cache was nearly full 25 % of the time, but nothing was preempted."
+    assert headline(calm) == "The cache was never short: it peaked at 50 % and nothing was preempted."
+    assert headline(calm._replace(preemptions=2)) == "2 preemptions recomputed 10 % of all tokens."
+    assert headline(summarise(hand_made([], [], rejected=2))).startswith("Every request was rejected")
+    assert headline(summarise(hand_made([], []))) == "Nothing was replayed: the trace has no requests."
+
+
+def test_reading_says_what_limits() -> None:
+    """Rejections, rows left out, a full batch and the wait are each a sentence, only where they happened."""
+    settings = Settings(num_blocks=11, max_num_seqs=2)
+    said = reading(_busy()._replace(rejected=1, requests=3, bad_rows=1, settings=settings))
+    assert said[0] == "1 request of 3 was rejected: longer than --max-model-len 16384 or than the whole cache."
+    assert said[1] == "1 row of the trace was left out: unreadable, or without an answer."
+    assert said[2] == "At times --max-num-seqs 2 was what requests waited for."
+    assert reading(summarise(hand_made([], []))) == []
+
+
+def test_a_server_that_does_not_keep_up_is_said_first() -> None:
+    """Requests of 10 s, worked off in 58 s: how many such servers it takes, in words and in JSON, and how to try one."""
+    late = _busy()._replace(
+        requests=30, finished=30, rejected=0, sim_seconds=58.0, arrival_seconds=10.0, longest_service_seconds=4.0
+    )
+    said = reading(late)
+    assert said[0].startswith("It does not keep up: 3 requests came a second and 0.517 were done")
+    assert said[0].endswith("the last answer came 48.0 s after the last request.")
+    assert "At least 6 such servers are needed" in said[1]
+    assert "--speedup 0.17" in said[1]
+    assert "30 requests over 10.0 s, done after 58.0 s" in as_text(late)
+    assert json.loads(as_json(late))["servers_to_keep_up"] == 6
+
+
+def test_a_last_long_answer_is_not_a_backlog() -> None:
+    """What comes after the last request is one long answer: the server keeps up, and nothing is said."""
+    busy = _busy()._replace(requests=30, finished=30, sim_seconds=58.0, arrival_seconds=10.0, longest_service_seconds=40.0)
+    assert not any("keep up" in sentence for sentence in reading(busy))
+    assert json.loads(as_json(busy))["servers_to_keep_up"] == 1
+    assert json.loads(as_json(summarise(hand_made([], []))))["servers_to_keep_up"] is None
+
+
+def test_a_server_that_would_not_start_is_said_before_what_it_did() -> None:
+    """The plan's objection stands above the findings, once; other notes stay at the end."""
+    text = as_text(
+        _busy(), notes=["the plan says that this server does not start: x; it is replayed as if it did", "mind this"]
+    )
+    lines = text.splitlines()
+    assert lines[2] == "  The plan says that this server does not start: x; it is replayed as if it did."
+    assert text.count("does not start") == 1
+    assert lines[-1] == "  note: mind this"
+
+
+def test_a_single_request_is_not_a_percentile() -> None:
+    """One request says nothing about one in a hundred."""
+    text = as_text(summarise(hand_made(REQUESTS[:1], QUIET)))
+    assert "one in a hundred" not in text
+    assert "1 request over" in text
+
+
+def test_nothing_of_the_trace_s_name_reaches_the_terminal_raw() -> None:
+    """Control characters are made visible and secrets hidden, in text and in JSON."""
+    summary = summarise(hand_made(REQUESTS, STEPS, name=f"a\x1b[31mred\x07 token={SECRET}"))
+    for output in (as_text(summary, notes=[f"\x1b]0;x {SECRET}"]), as_json(summary, notes=[f"\x1b]0;x {SECRET}"])):
+        assert "\x1b" not in output
+        assert "\x07" not in output
+        assert SECRET not in output
+
+
+def test_prefix_caching_off_is_said() -> None:
+    """A hit rate of a cache that is off is not a hit rate."""
+    assert "prefix caching is off" in as_text(
+        summarise(hand_made(REQUESTS, STEPS, Settings(num_blocks=11, prefix_caching=False)))
+    )
+
+
+@pytest.mark.parametrize(
+    ("share", "words"),
+    [(None, "-"), (0, "0 %"), (0.0001, "under 0.1 %"), (0.026, "2.6 %"), (0.37, "37 %"), (0.9951, "99.5 %"),
+     (0.99999, "99.9 %"), (1, "100 %")],
+)  # fmt: skip
+def test_percent_never_claims_a_false_0_or_100(share: float | None, words: str) -> None:
+    """Only nothing is 0 % and only all is 100 %."""
+    assert percent(share) == words
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [(None, "-"), (0, "0 s"), (5e-6, "5.00 us"), (0.00769, "7.69 ms"), (0.168, "168 ms"), (4.2, "4.20 s"), (66.04, "66.0 s"),
+     (599, "599 s"), (750, "12.5 min"), (7200, "2.00 h")],
+)  # fmt: skip
+def test_seconds_have_three_digits(value: float | None, words: str) -> None:
+    """Each in the unit that suits it."""
+    assert seconds(value) == words
+
+
+@pytest.mark.parametrize(
+    ("value", "words"), [(0, "0 s"), (12.3, "12.3 s"), (425.9, "7 min 6 s"), (59.7, "1 min 0 s"), (7500, "2 h 5 min")]
+)
+def test_durations_have_two_units(value: float, words: str) -> None:
+    """A span as people say it."""
+    assert duration(value) == words
+
+
+def test_counts_have_their_noun() -> None:
+    """One is singular."""
+    assert [counted(n, "request") for n in (0, 1, 2000)] == ["0 requests", "1 request", "2,000 requests"]

@@ -1,0 +1,177 @@
+"""The page of a simulation: well formed, self-contained, whole without its script, and safe whatever a trace is called."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plimsoll.render.simulate_html import page
+from plimsoll.simulate.result import AtBlockSize, BlockMap, Replay
+from plimsoll.simulate.settings import Group, Settings, StepTime
+from plimsoll.simulate.summary import SeriesBuilder, summarise
+from tests.render.html_page import HtmlPage
+from tests.simulate.golden_runs import GOLDEN, NO_GOLDEN, golden_replay, golden_steps, hand_made, step_rows
+
+MS = 1_000_000
+REQUESTS = [[0, 0, 0, 10 * MS, 30 * MS, 100, 3, 0, 0], [1, 0, 10 * MS, 20 * MS, 20 * MS, 100, 1, 1, 0]]
+STEPS = [[0, 10 * MS, 1, 1, 100, 0, 5, 8], [10 * MS, 20 * MS, 2, 0, 101, 1, 10, 16], [20 * MS, 40 * MS, 1, 0, 1, 0, 2, 4]]
+SIZES = [AtBlockSize(8, 0.3, 0.5, 3, 20.0), AtBlockSize(16, 0.6, 0.4, 2, 10.0), AtBlockSize(32, None, 0.0, 1, 5.0)]
+MAP = BlockMap(np.arange(6, dtype=np.int64) * 10**9, np.arange(66, dtype=np.uint8).reshape(6, 11) % 5)
+SECRET = "hf_" + "abcdefghijklmnopqrstuvwxyzABCDEFGH"
+HOSTILE = "\"><script>alert('x')</script><img src=//evil.example/x onerror=alert(1)>]]>--></style>\x1b[31m"
+
+
+def _drawn(run: Replay, steps: list[list[int]], command: str = "plimsoll simulate t.csv", note: str = "a note") -> str:
+    builder = SeriesBuilder()
+    builder.add(step_rows(steps))
+    return page(summarise(run), run, builder.finish(), SIZES, MAP, command=command, notes=[note])
+
+
+def _whole(name: str = "t.csv", **more: str) -> str:
+    return _drawn(hand_made(REQUESTS, STEPS, name=name), STEPS, **more)
+
+
+def _without_pictures(html: str) -> str:
+    """Base64 may spell anything."""
+    return re.sub(r"base64,[^\"]*", "", html)
+
+
+def test_page_has_every_chart_and_says_what_each_shows() -> None:
+    """Eight pictures, each with a title and a description that its label points to."""
+    read = HtmlPage(_whole())
+    pictures = read.tags("svg")
+    assert len(pictures) == 8
+    ids = {attributes["id"] for _, attributes in read.elements if "id" in attributes}
+    for attributes in pictures:
+        assert attributes["role"] == "img"
+        assert set((attributes["aria-labelledby"] or "").split()) <= ids
+    for words in ("Cache use", "Requests at once", "Preemptions", "TTFT", "TPOT", "E2E", "Waste by block size",
+                  "busiest minute", "Settings", "plimsoll simulate t.csv", "a note", "partly filled"):  # fmt: skip
+        assert words in read.text, words
+
+
+def test_page_loads_nothing() -> None:
+    """No address of any kind: pictures are in the page, and the browser is told to fetch nothing."""
+    html = _whole()
+    read = HtmlPage(html)
+    assert not re.search(r"https?:|url\(|@import|\bsrc=|//[a-z]", _without_pictures(html).replace(read.script, ""))
+    assert not re.search(r"https?:|fetch\(|XMLHttp|import|eval|innerHTML", read.script)
+    for _, attributes in read.elements:
+        for name, value in attributes.items():
+            assert name not in ("src", "srcset", "action", "formaction", "data", "poster"), name
+            assert not name.startswith("on"), name
+            if name in ("href", "xlink:href"):
+                assert (value or "").startswith("data:image/png;base64,")
+
+
+def test_policy_allows_this_script_only() -> None:
+    """The script's own digest is in the page's policy, and nothing wider."""
+    read = HtmlPage(_whole())
+    assert len(read.tags("script")) == 1
+    digest = base64.b64encode(hashlib.sha256(read.script.encode()).digest()).decode()
+    policy = next(a["content"] or "" for a in read.tags("meta") if a.get("http-equiv") == "Content-Security-Policy")
+    assert f"script-src 'sha256-{digest}'" in policy
+    assert policy.startswith("default-src 'none'")
+
+
+def test_charts_are_there_without_the_script() -> None:
+    """Lines, bars and the map are drawn in the page itself; the figures stand in tables too."""
+    read = HtmlPage(_whole())
+    assert sum("line" in (a.get("class") or "").split() for a in read.tags("path")) == 6
+    assert sum("bars" in (a.get("class") or "").split() for a in [*read.tags("path"), *read.tags("rect")]) == 3
+    assert len(read.tags("image")) == 1
+    assert len(read.tags("table")) >= 4
+
+
+@pytest.mark.parametrize("where", ["name", "command", "note"])
+def test_hostile_words_stay_words(where: str) -> None:
+    """Whatever a trace is called, no element, no handler and no secret comes of it."""
+    plain, hostile = HtmlPage(_whole()), HtmlPage(_whole(**{where: f"{HOSTILE} token={SECRET}"}))
+    assert [tag for tag, _ in hostile.elements] == [tag for tag, _ in plain.elements]
+    assert SECRET not in hostile.text
+    assert "\x1b" not in hostile.text
+    assert "<script>alert" in hostile.text
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.text(max_size=60))
+def test_any_name_gives_a_well_formed_page(name: str) -> None:
+    """The page parses, tag by tag, for any name of a trace."""
+    assert len(HtmlPage(_whole(name)).tags("script")) == 1
+
+
+def test_an_empty_run_is_a_page() -> None:
+    """Nothing to draw is said, not drawn."""
+    run = hand_made([], [])
+    read = HtmlPage(page(summarise(run), run, SeriesBuilder().finish()))
+    assert "Nothing was replayed" in read.text
+    assert read.tags("svg") == []
+    assert "nan" not in read.text
+
+
+def test_a_run_of_rejections_is_a_page() -> None:
+    """Requests that were all turned away leave no chart, and the headline says why."""
+    run = hand_made([], [], rejected=4)
+    read = HtmlPage(page(summarise(run), run, SeriesBuilder().finish()))
+    assert "Every request was rejected" in read.text
+    assert read.tags("svg") == []
+
+
+@pytest.mark.parametrize("start", [0, 3600 * 10**9])
+def test_one_request_is_a_page(start: int) -> None:
+    """A single request, of one step, also late in a trace: no division by nothing, no line without a place."""
+    request = [0, start, start, start + 10 * MS, start + 10 * MS, 100, 1, 0, 0]
+    steps = [[start, start + 10 * MS, 1, 0, 100, 0, 5, 8]]
+    html = _drawn(hand_made([request], steps), steps)
+    read = HtmlPage(html)
+    assert not re.search(r"\bnan\b|\binf\b", _without_pictures(html))
+    assert "Nothing was preempted" in read.text
+    assert "TTFT" in read.text
+
+
+def test_what_was_not_measured_is_left_out() -> None:
+    """No block sizes and no map: no such section."""
+    run, builder = hand_made(REQUESTS, STEPS), SeriesBuilder()
+    builder.add(step_rows(STEPS))
+    read = HtmlPage(page(summarise(run), run, builder.finish()))
+    assert "Waste by block size" not in read.text
+    assert "busiest minute" not in read.text
+    assert "Command" not in read.text
+
+
+def test_settings_are_shown_whole() -> None:
+    """Groups, a table of step times and what a fit said are there to be read."""
+    run = hand_made(REQUESTS, STEPS, Settings(num_blocks=11, groups=(Group("sliding", 16, 4096),), watermark=0.01))
+    run = run._replace(step_time=StepTime(by_tokens=np.arange(10, dtype=np.int64)))
+    builder = SeriesBuilder()
+    builder.add(step_rows(STEPS))
+    read = HtmlPage(page(summarise(run, fitted="fitted: 4 % off"), run, builder.finish()))
+    for words in ("sliding 16 window 4096", "0.01", "a table, instead of base_ns and token_ns", "fitted: 4 % off"):
+        assert words in read.text, words
+    assert "rough guide" not in read.text
+
+
+def test_light_dark_and_print() -> None:
+    """One page serves all three."""
+    html = _whole()
+    assert "prefers-color-scheme:dark" in html
+    assert "@media print" in html
+
+
+@pytest.mark.skipif(not GOLDEN.is_dir(), reason=NO_GOLDEN)
+@pytest.mark.parametrize("name", ["A", "B", "C", "R", "Z"])
+def test_a_recorded_run_is_a_small_page(name: str) -> None:
+    """A real run with a busy map stays under 400 KB."""
+    run, builder = golden_replay(name), SeriesBuilder()
+    builder.add(golden_steps(name))
+    state = np.random.default_rng(1).integers(0, 5, (240, run.settings.num_blocks), dtype=np.uint8)
+    state = np.repeat(state[::8], 8, axis=0)  # blocks keep their state for a while
+    html = page(summarise(run), run, builder.finish(), SIZES, BlockMap(np.arange(240, dtype=np.int64) * 10**8, state))
+    assert len(html) < 400_000
+    assert f"{run.totals.finished:,}" in HtmlPage(html).text

@@ -1,0 +1,39 @@
+"""The codes everything else refers to."""
+
+from __future__ import annotations
+
+import pytest
+
+from plimsoll.findings import Code, Finding, Severity
+
+
+def test_the_codes_of_the_design_are_all_here() -> None:
+    """Codes are promises to dashboards and runbooks: these may gain company, never change or go."""
+    assert {
+        "startup.weights-do-not-fit", "startup.free-memory-check", "startup.profile-run", "startup.profile-neighbour",
+        "startup.no-cache-blocks", "startup.context-too-long", "startup.kv-allocation", "startup.graph-capture",
+        "startup.sampler-warmup", "startup.bad-flag", "runtime.forward", "runtime.logits", "runtime.multimodal",
+        "runtime.lora", "runtime.neighbour", "runtime.wake-up", "runtime.collectives", "runtime.contained",
+        "allocator.fragmentation",
+        "gpu.growth", "host.out-of-memory", "host.growth", "kv.saturated", "kv.preemption-storm",
+        "kv.internal-fragmentation", "prefix-cache.low-hit-rate", "engine.dead", "engine.wedged", "engine.saturated",
+        "engine.crash-loop",
+    } <= {code.value for code in Code}  # fmt: skip
+
+
+def test_what_is_memory_and_what_is_not() -> None:
+    """A bad flag, a dead engine and a port in use are not memory failures."""
+    assert not any(c.is_memory for c in (Code.STARTUP_BAD_FLAG, Code.ENGINE_DEAD, Code.OTHER_PORT_IN_USE))
+    assert all(c.is_memory for c in (Code.KV_SATURATED, Code.HOST_OUT_OF_MEMORY, Code.STARTUP_NO_CACHE_BLOCKS))
+
+
+def test_confidence_is_a_share() -> None:
+    """More than certain is a mistake of ours."""
+    with pytest.raises(AssertionError):
+        Finding(Code.KV_SATURATED, Severity.WARNING, 1.5, "full", "because")
+
+
+def test_a_finding_reads_as_a_sentence() -> None:
+    """Code and title."""
+    finding = Finding(Code.KV_SATURATED, Severity.WARNING, 0.9, "the cache is full", "because")
+    assert str(finding) == "kv.saturated: the cache is full"

@@ -1,0 +1,235 @@
+"""Every way vLLM prints what a user wrote or a model answered, and every ordinary line that must stay as it is."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plimsoll.redaction import HIDDEN, MOST_LINES, hide_homes, hide_user_text, hide_user_text_lines
+
+CAPTURES = Path(__file__).parents[0] / "captures"
+OTHERS = Path(__file__).parents[1].parent / "shared" / "data" / "logs"
+
+PREFIX = "(APIServer pid=1) DEBUG 11-15 09:00:00 [some_file.py:56] "
+OLD = "INFO 12-16 21:40:15 logger.py:39] "
+NEXT = "(APIServer pid=1) INFO 11-15 09:00:01 [other_file.py:7] Avg prompt throughput: 1.0 tokens/s, Running: 3 reqs"
+
+# Of what users write, Q and Z are in no line of our own making: none may be left.
+texts = st.text("QZQZQZ'\"\\[](){},:=. \n\té", min_size=1, max_size=60).map(lambda text: f"Q{text}Z")
+quoteless = st.text("QZQZ[](){},:=. é", min_size=1, max_size=60).map(lambda text: f"Q{text}Z")
+numbers = st.lists(st.integers(10**9, 10**10), min_size=1, max_size=20)
+
+
+def in_docker(line: str) -> str:
+    """The line as docker keeps it."""
+    return json.dumps({"log": line + "\n", "stream": "stdout"})
+
+
+REPRS: tuple[Callable[[str], str], ...] = (
+    lambda t: f"{OLD}Received request cmpl-1: prompt: {t!r}, sampling_params: SamplingParams(n=1), prompt_token_ids: None.",
+    lambda t: f"{OLD}Received request cmpl-1: prompt: {t!r}, params: SamplingParams(n=1, stop=[{t!r}]), lora_request: None.",
+    lambda t: f"{PREFIX}Request chatcmpl-1 details: prompt: {t!r}, prompt_token_ids: None, prompt_embeds shape: None.",
+    lambda t: f"{PREFIX}Generated response x-1 (streaming delta): output: {t!r}, finish_reason: stop",
+    lambda t: f"{PREFIX}response_body={{streaming_complete: content={t!r}, chunks=3}}",
+    lambda t: f"{PREFIX}Request x-1 JSON body: {json.dumps({'messages': [{'role': 'user', 'content': t}], 'model': 'm'})}",
+    lambda t: f"{PREFIX}Received messages request {json.dumps({'messages': [{'content': t}]})}",
+    lambda t: f"{PREFIX}Parsed tool call {({'name': 'f', 'arguments': t})!r}",
+    lambda t: f"RequestOutput(request_id=1, prompt={t!r}, outputs=[CompletionOutput(index=0, text={t!r})], finished=True)",
+    lambda t: f"ChatMessage(role='assistant', content={t!r}, reasoning_content={t!r}, tool_calls=[Call(arguments={t!r})])",
+    lambda t: f"Prompt: {t!r}, Generated text: {t!r}",
+    lambda t: f"{PREFIX}error for messages=[{{'role': 'user', 'content': {t!r}}}], temperature=0.5",
+    lambda t: f"body {json.dumps({'model': 'm', 'prompt': t, 'n': 1})} was refused",
+    lambda t: f"body {json.dumps(json.dumps({'content': t, 'n': 1}))} was refused",
+    lambda t: f"body {json.dumps(json.dumps({'messages': [{'content': t}], 'n': 1}))} was refused",
+    lambda t: f"{PREFIX}ValueError: no [type=list_type, input_value={({'messages': t})!r}, input_type=dict]",
+    lambda t: f"SamplingParams(n=1, guided_decoding=GuidedDecodingParams(json={t!r}, regex=None), seed=None)",
+    lambda t: f"SamplingParams(n=1, structured_outputs=StructuredOutputsParams(choice=[{t!r}]), seed=None)",
+    lambda t: f"'tool_calls': [{{'function': {{'name': 'f', 'arguments': {t!r}}}}}], 'n': 1",
+    lambda t: in_docker(f"{OLD}Received request cmpl-1: prompt: {t!r}, params: SamplingParams(n=1), lora_request: None."),
+    lambda t: in_docker(f"{PREFIX}Generated response x-1: output: {t!r}, finish_reason: stop"),
+    lambda t: json.dumps({"time": "x", "message": f"Received request 1: prompt: {t!r}, params: P(n=1)", "prompt": t}),
+)  # fmt: skip
+
+PHRASES = (
+    "Input prompt: ", "Model output: ", "model_output: ", "delta_text: ", "cur_text = ", "Skipping text ", "got diff ",
+    "First tokens in arguments received: ", "Finishing tool and found diff that had not been streamed yet: ",
+    "Regex timeout occurred when matching user input: ", "diffing old arguments: ", "against new ones: ", "finding ",
+    "Converted Cohere v2 -> ChatCompletion: ", "Anthropic Messages Response: ", "Failed to parse tool call during streaming: ",
+    "prompt: ", "Prompt: ",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("number", range(len(REPRS)))
+@settings(deadline=None)
+@given(text=texts)
+def test_a_quoted_text_is_hidden(number: int, text: str) -> None:
+    """Whatever a user's text is made of, nothing of it is left, and the next record stands."""
+    shown = hide_user_text(REPRS[number](text) + "\n" + NEXT)
+    assert not set(shown) & set("QZ"), shown
+    assert shown.endswith("\n" + NEXT)
+    assert hide_user_text(shown) == shown
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    phrase=st.sampled_from(PHRASES),
+    prefix=st.sampled_from([PREFIX, OLD, "2026-11-15T09:00:00+01:00 stdout F " + PREFIX, "\x1b[36m" + PREFIX]),
+    lines=st.lists(quoteless, min_size=1, max_size=4),
+    is_prefixed=st.booleans(),
+)
+def test_a_text_over_several_lines_is_hidden_to_the_end_of_its_record(
+    phrase: str, prefix: str, lines: list[str], is_prefixed: bool
+) -> None:
+    """vLLM puts the record's prefix before every line of it; others do not. Either way the record is hidden and no more."""
+    text = ("\r\n" + prefix if is_prefixed else "\n").join(lines)
+    shown = hide_user_text(f"{prefix}{phrase}{text}\n{NEXT}\nplain")
+    assert not set(shown) & set("QZ"), shown
+    assert shown.endswith(f"\n{NEXT}\nplain")
+    assert shown.startswith(prefix)
+    assert shown.count("\n") == len(lines) + 1
+    assert hide_user_text(shown) == shown
+
+
+@pytest.mark.parametrize("opening", ["prompt='§', n=1", 'prompt: "§", n=1', "messages=[{'content': '§'}], n=1"])
+@settings(deadline=None)
+@given(text=st.text("QZ \n.", min_size=1, max_size=60))
+def test_a_quote_over_several_lines_is_hidden_up_to_its_end(opening: str, text: str) -> None:
+    """What stands behind the closing quote stays."""
+    shown = hide_user_text(opening.replace("§", f"Q{text}Z") + "\nafter")
+    assert not set(shown) & set("QZ"), shown
+    assert shown.endswith(", n=1\nafter")
+    assert hide_user_text(shown) == shown
+
+
+def test_another_process_in_between_does_not_open_a_record_again() -> None:
+    """A record that another process's line broke into stays hidden on both sides of it."""
+    other = "(EngineCore pid=2) INFO 11-15 09:00:00 [core.py:1] fine"
+    shown = hide_user_text("\n".join([f"{PREFIX}Input prompt: Q", f"{PREFIX}Q", other, f"{PREFIX}Q", NEXT]))
+    assert shown.split("\n")[2:] == [other, PREFIX + HIDDEN, NEXT]
+    assert "Q" not in shown
+
+
+def test_two_records_on_one_line_hide_the_first_ones_text() -> None:
+    """Two writers shared a terminal: what stands before the second prefix is hidden all the same."""
+    assert "Q" not in hide_user_text(f"Input prompt: Q Q{OLD}fine")
+    assert "Q" not in hide_user_text(f"{PREFIX}Input prompt: Q Q{OLD}fine")
+
+
+@given(ids=numbers)
+def test_token_ids_leave_their_number_behind(ids: list[int]) -> None:
+    """The tokens are the text; how many there were is what an operator needs."""
+    for line in (
+        "prompt_token_ids: {}, lora_request: None.",
+        "NewRequestData(req_id=1,prompt_token_ids={},n=1)",
+        "output_token_ids: {}, finish_reason: stop",
+        '"token_ids": {}',
+    ):
+        assert hide_user_text(line.format(ids)) == line.format(f"[{len(ids)} hidden]")
+    for line in ("new_token_ids=[{}], n=1", "token_ids=ConstantList({}), n=1", "scheduled_spec_decode_tokens={{'a': {}}}, n=1",
+                 "prompt_token_ids=array('l', {}), n=1", "all_token_ids={{'a': {}}}, n=1"):  # fmt: skip
+        shown = hide_user_text(line.format(ids))
+        assert str(ids[0]) not in shown
+        assert shown.endswith(", n=1")
+
+
+@pytest.mark.parametrize("line", [
+    "{'image_url': {'url': 'data:image/png;base64,Q0Q='}}", '"image_url": {"url": "https://h/Q"}',
+    "got data:audio/wav;base64,Q0Q=",
+    "Failed to load https://h/a/Q.png?sig=1", "ClientResponseError: 404, url='https://h/Q.mp4'", "audio " + "Q0" * 200,
+    "'input_audio': {'data': 'QQ', 'format': 'wav'}", "multi_modal_data={'image': 'Q'}", "mm_inputs=[{'a': 'Q'}]",
+])  # fmt: skip
+def test_pictures_and_sound_are_hidden(line: str) -> None:
+    """What a user sent besides words goes too, and so do links to it."""
+    assert "Q" not in hide_user_text(line)
+
+
+@pytest.mark.parametrize("line", [
+    NEXT,
+    "Received request cmpl-1: params: SamplingParams(n=1, stop=[], stop_token_ids=[151643], bad_words=[]), lora_request: None.",
+    "NewRequestData(req_id=cmpl-1,prompt_token_ids_len=8000,prefill_token_ids_len=None,mm_features=[],block_ids=([1, 2],))",
+    "response_body={streaming_started: chunks=3}", "response_body={<empty>}",
+    "response_body={streaming_complete: no_content, chunks=3}",
+    "prompt_token_ids: None, prompt_embeds shape: None, prompt: None, lora_request: None.",
+    "Processed prompts:   0%|          | 0/32 [00:00<?, ?it/s, est. speed input: 0.00 toks/s, output: 0.00 toks/s]",
+    "inputs=['ipc:///tmp/1'], outputs=['ipc:///tmp/2'], coordinator_input=None",
+    "limit_mm_per_prompt={'image': 2}, enable_prompt_embeds=False, eos_token_id=[1, 2], allowed_token_ids=None",
+    '  File "/x/serving.py", line 10, in f\n    prompt_token_ids=prompt_token_ids, messages=[\n    ^^^\n  File "/y.py", line 1',
+    "[type=value_error, input_value=ArgsKwargs((), {'model': 'm'}), input_type=ArgsKwargs]",
+    'INFO:     127.0.0.1:5 - "POST /v1/messages HTTP/1.1" 200 OK',
+    "This model's maximum context length is 10 tokens, 3 in the messages",
+])  # fmt: skip
+def test_what_an_operator_needs_stays(line: str) -> None:
+    """Request ids, lengths, counts, sampling parameters, source lines of a traceback."""
+    assert hide_user_text(line) == line
+
+
+def logs() -> list[Path]:
+    """Every recorded log at hand."""
+    return [*sorted(CAPTURES.rglob("*.log*")), *(sorted(OTHERS.glob("*.log.gz")) if OTHERS.is_dir() else [])]
+
+
+def test_recorded_logs_are_unchanged() -> None:
+    """Real logs without prompts stay as they are, but for a crashed scheduler step: its token ids, and the picture it had."""
+    changed = []
+    for path in logs():
+        data = path.read_bytes()
+        text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8", "replace")
+        shown = hide_user_text(text)
+        changed += [new for old, new in zip(text.split("\n"), shown.split("\n"), strict=True) if old != new]
+    steps = [line for line in changed if "SchedulerOutput(" in line and "token_ids=[1 hidden]" in line]
+    rest = [line for line in changed if line not in steps]
+    assert len(steps) <= 4
+    assert all("[dump_input.py:" in line and "hidden]" in line for line in rest), rest
+    assert len(rest) <= 8
+
+
+fragments = st.sampled_from([
+    "prompt", "messages", "content", "'content'", '"text"', "token_ids", "output", "input_value", "=", ": ", ":", "'", '"',
+    "\\",
+    '\\"', "[", "]", "{", "}", "(", ")", ",", ", n=1", " ", "\n", "\r\n", "hello", "it's", "1, 2", HIDDEN, "[3 hidden]", "None",
+    PREFIX, OLD, NEXT, "Input prompt: ", "JSON body: ", "response_body={", "    ", '  File "a", line 1\n', "data:a/b;base64,QQ",
+    "https://h/x.png", "GuidedDecodingParams(", "2026-11-15 09:00:00 ", "INFO:     ", '{"log": "', '"}',
+])  # fmt: skip
+
+
+@settings(max_examples=500, deadline=None)
+@given(pieces=st.lists(fragments, max_size=40))
+def test_hiding_twice_changes_nothing_more(pieces: list[str]) -> None:
+    """Any mixture of what the rules look at is stable after one pass, and keeps its number of lines."""
+    text = "".join(pieces)
+    shown = hide_user_text(text)
+    assert hide_user_text(shown) == shown
+    assert shown.count("\n") == text.count("\n")
+    assert list(hide_user_text_lines(text.splitlines(keepends=True))) is not None
+
+
+def test_a_text_that_never_ends_is_bounded() -> None:
+    """A quote that is never closed hides so many lines and no more."""
+    shown = hide_user_text("\n".join(["prompt='Q", *["line"] * (MOST_LINES + 10)])).split("\n")
+    assert shown.count("line") == 10
+
+
+@pytest.mark.parametrize("piece", [
+    "prompt: '", "prompt='a\\", "messages=[", "'content': \"", "[[[[", "token_ids=[1,", "\\\\\\\"", "a" * 255 + " ", "https://h/",
+    "data:a/b;", "input_value=", "prompt", "text=(", "GuidedDecodingParams(", "/home/", "INFO 11-15 ",
+    "'''", '{"log":', "prompt: x, ",
+])  # fmt: skip
+def test_hostile_lines_take_linear_time(piece: str) -> None:
+    """Half a megabyte of what the rules look for, on one line, is done in a moment."""
+    line = (piece * (500_000 // len(piece) + 1))[:500_000]
+    started = time.perf_counter()
+    hide_homes(hide_user_text(line))
+    assert time.perf_counter() - started < 5
+
+
+def test_home_folders_lose_their_owner() -> None:
+    """The path stays readable, the user's name does not."""
+    assert hide_homes("/home/ann/logs/x.log:3 and /Users/bo/y, /root/z") == "~/logs/x.log:3 and ~/y, ~/z"
+    assert hide_homes("https://host/users/x /srv/home-made /rootfs/x") == "https://host/users/x /srv/home-made /rootfs/x"

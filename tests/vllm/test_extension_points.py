@@ -1,0 +1,132 @@
+"""Whether the sources of a vLLM have what plimsoll.inside relies on."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plimsoll.vllm.extension_points import NEEDS, Answer, Look, Need, Part, State, Way, Weight, judge, verdicts
+from tests.vllm.vllm_like import files_that_meet_all, sources
+
+FILE = "v1/engine/async_llm.py"
+
+
+def _need(*ways: Way, **more: object) -> Need:
+    return Need("calls", "for calls", "no calls", ways, {Part.GATE: Weight.HELPS}, **more)  # type: ignore[arg-type]
+
+
+def _ask(need: Need, text: str | None = None) -> Answer:
+    (answer,) = judge(sources({} if text is None else {FILE: text}), [need])
+    return answer
+
+
+CALL = _need(Way("as it is", (Look((FILE,), "AsyncLLM", methods=(("collective_rpc", ("method", "args")),)),)))
+
+
+def test_a_signature_that_fits_is_found() -> None:
+    """More arguments than we give do no harm, and what catches all others takes ours too."""
+    fits = _ask(CALL, "class AsyncLLM:\n    async def collective_rpc(self, method, timeout=None, args=()): ...\n")
+    assert (fits.state, fits.where, fits.note) == (State.FOUND, FILE, "as it is")
+    assert _ask(CALL, "class AsyncLLM:\n    def collective_rpc(self, method, **kw): ...\n").state is State.FOUND
+
+
+@pytest.mark.parametrize(
+    ("text", "state", "note"),
+    [
+        ("class AsyncLLM:\n    def collective_rpc(self, method): ...\n", State.DIFFERENT, "collective_rpc does not take args"),
+        ("class AsyncLLM:\n    pass\n", State.DIFFERENT, "there is no AsyncLLM.collective_rpc"),
+        ("class AsyncLLM2:\n    def collective_rpc(self, method, args): ...\n", State.ABSENT, "there is no class AsyncLLM"),
+        ("def broken(:\n", State.DIFFERENT, "the file cannot be parsed"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_says_how(text: str, state: State, note: str) -> None:
+    """Another signature, another class and an unreadable file are told apart."""
+    answer = _ask(CALL, text)
+    assert answer.state is state
+    assert note in answer.note
+
+
+def test_a_file_that_is_not_there_is_absent() -> None:
+    """Nothing is guessed of it."""
+    assert _ask(CALL) == Answer("calls", State.ABSENT, FILE, "there is no such file")
+
+
+def test_the_first_way_that_fits_is_taken() -> None:
+    """An older shape serves where the newer one is missing, and the answer says which it was."""
+    need = _need(Way("new", (Look((FILE,), attributes=("new",)),)), Way("old", (Look((FILE,), attributes=("old",)),)))
+    assert _ask(need, "self.old = 1\n").note == "old"
+    assert _ask(need, "self.old = self.new = 1\n").note == "new"
+
+
+def test_a_method_that_is_stood_in_for_must_begin_alike() -> None:
+    """The order of the first arguments counts where we put a method of ours in the place of vLLM's."""
+    need = _need(Way("", (Look((FILE,), "A", begins=(("add", ("self", "request", "prompt")),)),)))
+    assert _ask(need, "class A:\n    def add(self, request, prompt, more): ...\n").state is State.FOUND
+    assert _ask(need, "class A:\n    def add(self, prompt, request): ...\n").state is State.DIFFERENT
+
+
+def test_what_a_release_has_no_use_for_is_not_needed() -> None:
+    """A release without background responses loses nothing by not listing them."""
+    need = _need(
+        Way("", (Look((FILE,), attributes=("background_tasks",)),)),
+        unneeded_without=Look((FILE,), words=("background",)),
+        unneeded_because="it has none",
+    )
+    assert _ask(need, "x = 1\n").state is State.NOT_NEEDED
+    assert _ask(need, "x = background\n").state is State.ABSENT
+
+
+@pytest.mark.parametrize("taken", ["def plimsoll_compact(self): ...", "plimsoll_figures = 1", "def plimsoll_x(cls): ..."])
+def test_a_name_that_a_worker_has_already_is_found_out(taken: str) -> None:
+    """vLLM would refuse to start; the class and the name are said. Being spoken of is not being defined."""
+    need = next(need for need in NEEDS if need.name == "free names")
+    files = {"v1/worker/deep/new_worker.py": f"class NewWorker:\n    {taken}\n"}
+    (answer,) = judge(sources(files), [need])
+    assert answer.state is State.DIFFERENT
+    assert answer.note.startswith("NewWorker defines plimsoll_")
+    (answer,) = judge(sources({"v1/worker/a.py": "class W:\n    '''plimsoll_ is theirs'''\n"}), [need])
+    assert answer.state is State.FOUND
+
+
+def test_everything_there_is_yes_to_all() -> None:
+    """A tree that has all needs meets all needs."""
+    answers = judge(sources(files_that_meet_all()), NEEDS)
+    assert [answer for answer in answers if not answer.state.is_met] == []
+    assert {verdict.works for verdict in verdicts(answers, NEEDS)} == {"yes"}
+
+
+def test_nothing_there_is_no_to_all() -> None:
+    """An empty tree promises nothing."""
+    assert {verdict.works for verdict in verdicts(judge(sources({}), NEEDS), NEEDS)} == {"no"}
+
+
+@pytest.mark.parametrize("need", [need for need in NEEDS if need.ways], ids=lambda need: need.name)
+def test_each_need_can_be_missed(need: Need) -> None:
+    """Without its files each need is unmet, and each part that it weighs on says what is lost."""
+    gone = {look.files[0] for way in need.ways for look in way.looks}
+    files = {path: text for path, text in files_that_meet_all().items() if path not in gone}
+    answers = judge(sources(files), NEEDS)
+    answer = next(answer for answer in answers if answer.name == need.name)
+    if need.unneeded_without is None:
+        assert not answer.state.is_met
+        for verdict in verdicts(answers, NEEDS):
+            assert (need.lost in (*verdict.because, *verdict.details)) == (verdict.part in need.weights)
+
+
+def test_a_part_is_as_good_as_what_it_misses() -> None:
+    """A must makes it no, a help partly, a detail nothing but a remark."""
+    needs = [_need()._replace(name=weight.value, lost=weight.value, weights={Part.SHED: weight}) for weight in Weight]
+    for weight, works in zip(Weight, ("no", "partly", "yes"), strict=True):
+        answers = [Answer(w.value, State.ABSENT if w is weight else State.FOUND) for w in Weight]
+        shed = next(v for v in verdicts(answers, needs) if v.part is Part.SHED)
+        assert shed.works == works
+        assert (*shed.because, *shed.details) == (weight.value,)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.dictionaries(st.sampled_from(sorted(files_that_meet_all())), st.text(max_size=60), max_size=6))
+def test_whatever_the_files_hold_there_is_an_answer(files: dict[str, str]) -> None:
+    """Torn, foreign or empty files never make the judge fail."""
+    answers = judge(sources(files), NEEDS)
+    assert [answer.name for answer in answers] == [need.name for need in NEEDS]

@@ -1,0 +1,30 @@
+"""The functions that tell a failed step, against the sources of vLLM's releases."""
+
+from __future__ import annotations
+
+import pytest
+
+from plimsoll.vllm import versions
+from plimsoll.vllm.failure_texts import STEP_FRAMES, seen_in
+
+FUNCTIONS = sorted({function for _, functions in STEP_FRAMES for function in functions})
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_every_function_is_defined_in_a_release(function: str) -> None:
+    """No step is known by a function that vLLM never had."""
+    assert seen_in(function)
+
+
+def test_the_table_holds_no_function_that_is_gone() -> None:
+    """Every row of the recorded table belongs to a function of today, and an unknown one was seen nowhere."""
+    assert set(versions.rows("frames")) == set(FUNCTIONS)
+    assert seen_in("no_such_function") == ()
+
+
+def test_every_step_is_known_in_the_newest_release_and_no_function_means_two_steps() -> None:
+    """A traceback of today's vLLM can name each step."""
+    newest = list(versions.wheels())[-1]
+    for name, functions in STEP_FRAMES:
+        assert any(str(seen_in(function)[-1].last) == newest for function in functions), name
+    assert len(FUNCTIONS) == sum(len(functions) for _, functions in STEP_FRAMES)
