@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lab.marked import placed
-from plimsoll.cli.plan import ready_of
 from plimsoll.launch.options import split_options
+from plimsoll.plan.read import ready_of
 from plimsoll.simulate.trace_files import read_trace
 from plimsoll.tune.answer import Server, Tuning, tune
 from plimsoll.tune.goodput import Score, parse_slo

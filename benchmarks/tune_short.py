@@ -7,8 +7,8 @@ Takes about three minutes. `plimsoll tune` itself spends more on traffic this sh
 
 from __future__ import annotations
 
-from plimsoll.cli.plan import ready_of
 from plimsoll.launch.options import split_options
+from plimsoll.plan.read import ready_of
 from plimsoll.simulate.traffic import generate, parse_synthetic
 from plimsoll.tune.answer import Server
 from plimsoll.tune.goodput import Score, parse_slo

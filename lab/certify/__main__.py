@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from lab.gpu.models import config_of
-from plimsoll.cli.plan import OPTIONS_WITH_VALUE, certificate_of, ready_of
+from plimsoll.cli.plan import OPTIONS_WITH_VALUE, certificate_of
 from plimsoll.errors import PlimsollError
 from plimsoll.launch.options import split_options
 from plimsoll.plan.certify import Certificate, Kind, smallest_request
+from plimsoll.plan.read import ready_of
 
 HERE = Path(__file__).resolve().parent
 MODELS = HERE.parent / "gpu" / "failure_runs.json"

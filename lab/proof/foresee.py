@@ -22,10 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from lab.gpu.models import config_of
-from plimsoll.cli.plan import planned_of
 from plimsoll.launch.options import split_options
 from plimsoll.plan.ledger import Ledger
-from plimsoll.render.plan import Planned
+from plimsoll.plan.read import Planned, planned_of
 
 ENTRIES = Path(__file__).with_name("entries.json")
 GPU, RELEASE = "H200", "0.25.1"

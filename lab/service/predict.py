@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lab.service.runs import Load, measured
-from plimsoll.cli.plan import Ready, ready_of
 from plimsoll.launch.options import split_options
+from plimsoll.plan.read import Ready, ready_of
 from plimsoll.simulate.fit import Fit, duration_error, error_of, fit
 from plimsoll.simulate.planned import captured_sizes, planned_settings
 from plimsoll.simulate.replay import replay

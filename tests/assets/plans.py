@@ -9,10 +9,10 @@ from typing import Any
 from plimsoll.assets.launch_command import REFUSED, Ready, ready
 from plimsoll.assets.launched import facts_of, planned_line, release_of
 from plimsoll.assets.settings import Settings
-from plimsoll.cli.plan import plan_as_json
 from plimsoll.errors import PlimsollError
 from plimsoll.launch.arguments import launches_named
 from plimsoll.launch.options import Split
+from plimsoll.simulate.inputs import plan_as_json
 from plimsoll.vllm.flags import FlagRow, flags_of
 from plimsoll.vllm.versions import engine_named
 

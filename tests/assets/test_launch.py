@@ -13,7 +13,7 @@ import yaml
 from plimsoll.assets import systemd
 from plimsoll.assets.launch import WAYS, launch_files
 from plimsoll.assets.settings import Settings
-from plimsoll.cli.guard import read_asked
+from plimsoll.cli.guard import read_options
 from plimsoll.launch.files import read_launches
 from tests.assets.plans import MODELS, SECRET, WHEEL, plan_of, random_plan, settings_of
 from tests.assets.started import environment_of, object_in, started_words
@@ -108,7 +108,7 @@ def test_guards_configuration_is_one(way: str, words: tuple[str, ...], tmp_path:
     (tmp_path / "plan.json").write_text(json.dumps(plan_of("vllm", "serve", LLAMA, *words)), encoding="utf-8")
     path = tmp_path / "plimsoll.toml"
     path.write_text(re.sub(r'"/[^"]*/(gate\.token|guard\.token|guard-read\.token|api\.key)"', r'"\1"', text), encoding="utf-8")
-    asked = read_asked(["--config", str(path), "--act"], {})
+    asked = read_options(["--config", str(path), "--act"], {})
     (engine,) = asked.config.engines
     assert engine.token is not None
     assert asked.config.warnings == ()

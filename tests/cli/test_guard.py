@@ -17,7 +17,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from plimsoll.cli import guard as guard_command
-from plimsoll.cli.guard import read_asked
+from plimsoll.cli.guard import read_options
 from plimsoll.cli.main import main
 from plimsoll.guard.api.metrics import page as metrics_page
 from plimsoll.guard.api.openapi import document
@@ -92,16 +92,16 @@ def test_wrong_input_is_one_line(
 
 def test_engines_may_be_many_and_are_watched_once() -> None:
     """--engine is taken as often as it is given; the gates' token comes from the environment, and no canary unless asked."""
-    asked = read_asked(
+    asked = read_options(
         ["--engine", "http://a:1", "--engine=http://b:2/", "--engine", "http://a:1"], {"PLIMSOLL_TOKEN": "t" * 16}
     )
     assert [(one.name, one.token, one.canary_s) for one in asked.config.engines] == [
         ("a:1", "t" * 16, None),
         ("b:2", "t" * 16, None),
     ]
-    assert [one.canary_s for one in read_asked(["--engine", "http://a:1", "--canary"], {}).config.engines] == [30.0]
+    assert [one.canary_s for one in read_options(["--engine", "http://a:1", "--canary"], {}).config.engines] == [30.0]
     with pytest.raises(Exception, match="PLIMSOLL_GUARD_TOKEN"):
-        read_asked(["--engine", "http://a:1"], {"PLIMSOLL_GUARD_TOKEN": "short"})
+        read_options(["--engine", "http://a:1"], {"PLIMSOLL_GUARD_TOKEN": "short"})
 
 
 def test_a_healthy_engine_is_one_sentence(tmp_path: Path) -> None:

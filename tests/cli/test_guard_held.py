@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll.cli.guard import read_asked
+from plimsoll.cli.guard import read_options
 from plimsoll.cli.main import main
 from plimsoll.errors import BadInput
 from plimsoll.guard.act.journal_entry import CLOSED
@@ -80,9 +80,9 @@ def test_the_two_tokens_are_two(tmp_path: Path) -> None:
     (tmp_path / "token").write_text(TOKEN, encoding="ascii")
     text = "[[engine]]\nurl = 'http://x:1'\n"
     with pytest.raises(BadInput, match="line 4: the token that only reads must be another one"):
-        read_asked(["--config", config(tmp_path, f"token_file = 'token'\nread_token_file = 'token'\n{text}")], {})
+        read_options(["--config", config(tmp_path, f"token_file = 'token'\nread_token_file = 'token'\n{text}")], {})
     path = config(tmp_path, f"read_token_file = 'token'\n{text}")
     for words, environ in ((["--token-file", str(tmp_path / "token")], {}), ([], {"PLIMSOLL_GUARD_TOKEN": TOKEN})):
         with pytest.raises(BadInput, match="must be another one"):
-            read_asked(["--config", path, *words], environ)
-    assert read_asked(["--config", path], {}).config.api.read_token == TOKEN
+            read_options(["--config", path, *words], environ)
+    assert read_options(["--config", path], {}).config.api.read_token == TOKEN

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from plimsoll.cli.guard import read_asked
+from plimsoll.cli.guard import read_options
 from plimsoll.cli.guardctl import REFUSALS_PAGE, WHAT_TO_DO
 from plimsoll.guard.act.course import opened
 from plimsoll.guard.act.decide import Restart, spent
@@ -131,7 +131,7 @@ def test_the_example_is_a_configuration(tmp_path: Path) -> None:
     (tmp_path / "gate.token").write_text("a-token-that-is-long-enough", encoding="utf-8")
     path = tmp_path / "plimsoll.toml"
     path.write_text(blocks("toml")[0], encoding="utf-8")
-    asked = read_asked(["--config", str(path), "--act"], {})
+    asked = read_options(["--config", str(path), "--act"], {})
     assert set(asked.config.acting) == {"a", "b"}
     assert asked.is_acting
 
@@ -144,7 +144,7 @@ def test_the_units_are_units(tmp_path: Path) -> None:
     assert "KillMode=process" in units["plimsoll-guard-own.service"]
     command = re.search(r"ExecStart=/usr/bin/plimsoll guard (.*)", units["plimsoll-guard-own.service"])
     assert command is not None
-    asked = read_asked(command[1].split(), {})
+    asked = read_options(command[1].split(), {})
     assert [one.url for one in asked.config.engines] == ["http://127.0.0.1:8000"]
     program = shutil.which("systemd-analyze")
     if program is None:

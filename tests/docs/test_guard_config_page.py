@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lab import write_guard_page
-from plimsoll.cli.guard import read_asked
+from plimsoll.cli.guard import read_options
 from plimsoll.cli.guardctl import VERBS
 from plimsoll.guard.config import KEYS, CommandsAt, EtcdLockAt, HaproxyAt
 
@@ -38,7 +38,7 @@ def test_the_example_is_a_configuration(tmp_path: Path) -> None:
         (tmp_path / name).write_text("a-token-that-is-long-enough", encoding="utf-8")
     path = tmp_path / "plimsoll.toml"
     path.write_text(text, encoding="utf-8")
-    asked = read_asked(["--config", str(path), "--act"], {})
+    asked = read_options(["--config", str(path), "--act"], {})
     first, second = (asked.config.acting[name] for name in ("llama-a", "llama-b"))
     assert isinstance(first.balancer, HaproxyAt)
     assert isinstance(second.restart, CommandsAt)

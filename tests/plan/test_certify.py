@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from lab.gpu.models import config_of
-from plimsoll.cli.plan import OPTIONS_WITH_VALUE, certificate_of, ready_of
+from plimsoll.cli.plan import OPTIONS_WITH_VALUE, certificate_of
 from plimsoll.launch.options import split_options
 from plimsoll.plan.certify import Certificate, Kind
+from plimsoll.plan.read import ready_of
 
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = json.loads((ROOT / "lab" / "gpu" / "failure_runs.json").read_text(encoding="utf-8"))["models"]

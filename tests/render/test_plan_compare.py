@@ -10,8 +10,9 @@ from plimsoll.launch.command_line import read_command_line
 from plimsoll.launch.launches import EntryPoint, Launch
 from plimsoll.models.shape import ModelShape
 from plimsoll.plan.ledger import Card, ModelFacts, plan_ledger
+from plimsoll.plan.read import Planned
 from plimsoll.plan.settings import read_settings
-from plimsoll.render.plan import Compared, Planned, compare_as_json, compare_as_text, letter
+from plimsoll.render.plan import Compared, compare_as_json, compare_as_text, letter
 from plimsoll.render.terminal import WRAPPING_WIDTH
 from plimsoll.units import GIB
 from plimsoll.vllm.versions import engine_named

@@ -16,9 +16,9 @@ from plimsoll.models.shape import ModelShape
 from plimsoll.plan.advise import Advice
 from plimsoll.plan.ledger import Card, ModelFacts, plan_ledger
 from plimsoll.plan.matrix import Matrix, MatrixSpec, plan_matrix
+from plimsoll.plan.read import Planned
 from plimsoll.plan.settings import read_settings
 from plimsoll.plan.workload import Workload, WorkloadAnswer, judge
-from plimsoll.render.plan import Planned
 from plimsoll.render.plan_html import as_html
 from plimsoll.units import GIB
 from plimsoll.vllm.versions import engine_named

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from plimsoll.cli.plan import planned_from
+from plimsoll.plan.read import planned_from
 from plimsoll.render.charts import POLICY
 from plimsoll.render.tune import BAR, Shown, as_json, as_text, commands, sentences
 from plimsoll.render.tune_html import page

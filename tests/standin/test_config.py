@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll.cli.plan import planned_of
 from plimsoll.errors import BadInput
 from plimsoll.launch.options import Split, split_options
+from plimsoll.plan.read import planned_of
 from plimsoll.simulate.inputs import _data_sheet, _plan, settings_of_plan
 from plimsoll.simulate.settings import StepTime
 from plimsoll.standin.engine import Engine

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import cache
 
-from plimsoll.cli.plan import Ready, ready_of
 from plimsoll.launch.options import split_options
+from plimsoll.plan.read import Ready, ready_of
 from plimsoll.simulate.traffic import generate, parse_synthetic
 from plimsoll.tune.answer import Server
 from plimsoll.tune.goodput import parse_slo

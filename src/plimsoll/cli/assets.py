@@ -124,7 +124,7 @@ def _settings(options: Split, plan: Mapping[str, Any] | None) -> tuple[Settings,
     slo, job = _slo(options.values.get("--slo")), _job(options.values.get("--job"))
     asked = options.values.get("--vllm")
     if plan is None:
-        from plimsoll.cli.plan import installed_vllm
+        from plimsoll.plan.read import installed_vllm
 
         engine = _not_too_old(engine_named(asked or installed_vllm()))
         settings = Settings(engine.release, slo=slo, own_job=job, made_by=_made_by(options, engine.release, None, None))

@@ -89,7 +89,7 @@ def _check(options: Split) -> None:
 
     range_of(options)  # what is wrong in an option is wrong also where it is not used
     if {"--gpu", "--gpu-memory-gib"} & set(options.values):
-        from plimsoll.cli.plan import card_of
+        from plimsoll.plan.read import card_of
 
         card_of(options)
     if not options.rest and "--exit-code" not in options.values:
@@ -245,14 +245,14 @@ class Planner:
             pass  # a model nobody described, a flag that makes no sense: the log's own figures must do
         if not given:
             return None
-        from plimsoll.cli.plan import card_of
+        from plimsoll.plan.read import card_of
 
         return PlanSays(total_bytes=card_of(Split(card, frozenset(), (), None)).total_bytes)
 
     def _plan(self, words: list[str], facts: LogFacts, card: dict[str, str]) -> PlanSays:
         import os
 
-        from plimsoll.cli.plan import planned_of
+        from plimsoll.plan.read import planned_of
 
         os.environ["HF_HUB_OFFLINE"] = "1"  # a diagnosis must not wait for a hub, nor tell it anything
         values = {**card, **({"--vllm": facts.version} if facts.version else {})}

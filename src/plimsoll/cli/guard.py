@@ -28,7 +28,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from plimsoll.errors import BadInput
 from plimsoll.render.terminal import show
@@ -37,25 +36,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from plimsoll.guard.config import GuardConfig
     from plimsoll.guard.daemon.own_engine import OwnEngine
+    from plimsoll.guard.daemon.run import GuardOptions
     from plimsoll.guard.judge.policy import Policy
-
-
-class Asked(NamedTuple):
-    """What the command line and the configuration say together."""
-
-    config: GuardConfig
-    policy: Policy
-    looks: int | None
-    has_api: bool
-    is_json: bool
-    is_acting: bool = False  # --act
-    command: tuple[str, ...] = ()  # behind --: a server of guard's own
-    own: str = ""  # what that one is called; it is the first of the engines
-
-    @property
-    def says_what_it_would_do(self) -> bool:
-        """There is an [act], and nobody said --act: what would be done is told, and not done."""
-        return self.config.act is not None and not self.is_acting
 
 
 def run(words: list[str]) -> int:
@@ -63,13 +45,13 @@ def run(words: list[str]) -> int:
     if {"--help", "-h"} & set(words):
         show(__doc__.rstrip() if __doc__ else "")
         return 0
-    asked = read_asked(words, os.environ)
+    options = read_options(words, os.environ)
     from plimsoll.guard.daemon.run import watch
 
-    return watch(asked)
+    return watch(options)
 
 
-def read_asked(words: Sequence[str], environ: Mapping[str, str]) -> Asked:
+def read_options(words: Sequence[str], environ: Mapping[str, str]) -> GuardOptions:
     """Everything that was asked for; BadInput for whatever cannot be."""
     from plimsoll.launch.options import split_options
 
@@ -85,6 +67,7 @@ def read_asked(words: Sequence[str], environ: Mapping[str, str]) -> Asked:
             raise BadInput(f"there is no option {word!r}; plimsoll guard --help lists them")
         raise BadInput(f"guard takes no {word!r}; give engines with --engine URL, a command behind --")
     from plimsoll.guard.config import GuardConfig, read_guard_config
+    from plimsoll.guard.daemon.run import GuardOptions
 
     path = options.values.get("--config")
     config = GuardConfig() if path is None else read_guard_config(path)
@@ -105,7 +88,7 @@ def read_asked(words: Sequence[str], environ: Mapping[str, str]) -> Asked:
     if is_acting:
         _check_acting(config, has_own=own is not None)
     has_api, is_json = "--no-api" not in options.switches, "--json" in options.switches
-    return Asked(config, policy, looks, has_api, is_json, is_acting, options.verbatim or (), name)
+    return GuardOptions(config, policy, looks, has_api, is_json, is_acting, options.verbatim or (), name)
 
 
 def _own_engine(command: Sequence[str], urls: Sequence[str]) -> OwnEngine:

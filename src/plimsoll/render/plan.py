@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from plimsoll.findings import Finding, Severity
-from plimsoll.launch.check_flags import Checked
 from plimsoll.models.shape import ModelShape
 from plimsoll.plan.advise import NOT_OF_MEMORY, Advice, is_for_the_user
 from plimsoll.plan.kv import GroupPlan
 from plimsoll.plan.learned import TermDifference
 from plimsoll.plan.ledger import Ledger
 from plimsoll.plan.matrix import Cell, Matrix, State
+from plimsoll.plan.read import Planned
 from plimsoll.plan.workload import Verdict, Waste, WorkloadAnswer
 from plimsoll.redaction import redact_words
 from plimsoll.render.flags import clean, flags_json, rewritten_line
@@ -308,24 +308,6 @@ def forgotten(count: int, *, is_json: bool) -> str:
 BAR = 64
 _WHY = 56  # where the reason of a term begins
 _MARKS = "WnagK"  # weights, non-torch, activation, graphs, KV cache
-
-
-class Planned(NamedTuple):
-    """A plan and all that was said about it."""
-
-    model: str
-    ledger: Ledger
-    findings: Sequence[Finding]
-    advice: Sequence[Advice]
-    checked: Checked
-    shape: ModelShape  # what the workload and the matrix are judged by
-    notes: Sequence[str] = ()
-    before: Ledger | None = None  # the same command in the release an upgrade starts from
-
-    @property
-    def fits(self) -> bool:
-        """Whether it will start and serve, as far as we can tell."""
-        return self.ledger.fits and not any(finding.severity is Severity.CRITICAL for finding in self.findings)
 
 
 def gpus_of(ledger: Ledger) -> str:

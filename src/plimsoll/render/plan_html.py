@@ -8,10 +8,11 @@ from typing import NamedTuple
 
 from plimsoll.plan.ledger import Ledger
 from plimsoll.plan.matrix import Cell, Matrix, State
+from plimsoll.plan.read import Planned
 from plimsoll.plan.workload import WorkloadAnswer
 from plimsoll.render.charts import bullets, document, table, text
 from plimsoll.render.flags import rewritten_line
-from plimsoll.render.plan import WASTE_NOTE, Planned, cell_text, gpus_of, legend_of, verdict, waste_cells, workload_sentences
+from plimsoll.render.plan import WASTE_NOTE, cell_text, gpus_of, legend_of, verdict, waste_cells, workload_sentences
 from plimsoll.units import Estimate, format_count, format_gib
 
 _STYLE = """

@@ -6,9 +6,10 @@ import shlex
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from plimsoll.plan.read import Planned
 from plimsoll.render.flags import clean, rewritten_line
-from plimsoll.render.plan import Planned, gpus_of
 from plimsoll.render.plan import as_json as plan_json
+from plimsoll.render.plan import gpus_of
 from plimsoll.render.simulate import first_of_all, is_urgent, percent, seconds
 from plimsoll.render.terminal import wrapped
 from plimsoll.tune.answer import Tuning, curve, runner_up

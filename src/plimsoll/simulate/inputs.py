@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from plimsoll.errors import BadInput
+from plimsoll.hardware.cards import gpu_named
+from plimsoll.launch.arguments import launches_named
 from plimsoll.launch.options import Split
 from plimsoll.render.terminal import bar, write_file
 from plimsoll.simulate.compiled import HAS_NUMBA
@@ -168,7 +171,6 @@ def _fitted(
 
 
 def _keep(path: str, found: Fit, *, is_poor: bool) -> None:
-    import json
 
     times = found.step_time
     table = None if times.by_tokens is None else times.by_tokens.tolist()
@@ -233,7 +235,6 @@ def _mixture(plan: Mapping[str, object] | None) -> Experts | None:
 
 def _data_sheet(plan: Mapping[str, object], settings: Settings) -> Times:
     """By the card's bandwidth and rate and the model's size."""
-    from plimsoll.hardware.cards import gpu_named
     from plimsoll.simulate.planned import Sheet, sheet_time
 
     try:
@@ -392,15 +393,12 @@ def _arrivals(values: Mapping[str, str]) -> Arrivals | None:
 
 def _plan(options: Split) -> Mapping[str, object] | None:
     """`plan --json`, from a file or made here and now from the command after `--`."""
-    import json
 
     if options.verbatim is not None or "--gpu" in options.values or "--gpu-memory-gib" in options.values:
         if "--plan" in options.values:
             raise BadInput("either --plan FILE or a command after `--`, not both")
         if options.verbatim is None:
             raise BadInput("--gpu needs the command: plimsoll simulate TRACE --gpu H100 -- vllm serve MODEL ...")
-        from plimsoll.cli.plan import plan_as_json
-
         return _as_plan(json.loads(plan_as_json(options._replace(rest=()))), "the plan")
     if "--plan" not in options.values:
         return None
@@ -533,3 +531,11 @@ def _group_of_plan(group: Mapping[str, object]) -> Group:
     if found.kind == "sliding" and window is None:
         raise KeyError("window")
     return found
+
+
+def plan_as_json(options: Split) -> str:
+    """The plan of the command after `--`."""
+    from plimsoll.plan.read import planned_launch
+    from plimsoll.render import plan as report
+
+    return report.as_json(planned_launch(options, *launches_named(options, "plan")[0]), None, None)

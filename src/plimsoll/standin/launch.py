@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from plimsoll.cli.plan import planned_launch
 from plimsoll.errors import BadInput, PlimsollError
 from plimsoll.inside.settings import Settings as InsideSettings
 from plimsoll.launch.arguments import config_of, launches_named
@@ -15,6 +14,7 @@ from plimsoll.launch.check_flags import with_config
 from plimsoll.launch.command_line import Argument, CommandLine, Unseen, read_command_line, row_problem
 from plimsoll.launch.launches import EntryPoint, Launch
 from plimsoll.launch.options import Split, split_options
+from plimsoll.plan.read import planned_launch
 from plimsoll.plan.settings import Flags
 from plimsoll.simulate.inputs import NOT_REPLAYED, REPLICA_OF, decimal, said_times, whole
 from plimsoll.standin.config import Launchable, Planned, launch_of

@@ -10,7 +10,7 @@ from plimsoll.errors import BadInput
 from plimsoll.launch.options import Split
 
 if TYPE_CHECKING:
-    from plimsoll.render.plan import Planned
+    from plimsoll.plan.read import Planned
     from plimsoll.simulate.inputs import Times
     from plimsoll.tune.answer import Last, Server
     from plimsoll.tune.runners import KeptRuns
@@ -33,8 +33,8 @@ class Asked(NamedTuple):
 
     def replanned(self, candidate: Candidate) -> Planned:
         """The plan of the command with this setting in it."""
-        from plimsoll.cli.plan import planned_launch
         from plimsoll.launch.files import find_launch
+        from plimsoll.plan.read import planned_launch
         from plimsoll.tune.answer import flags_of, with_flags
         from plimsoll.tune.space import candidate_of
 
@@ -84,7 +84,7 @@ def read_promise(options: Split) -> Traffic:
 
 def read_asked(given: Split) -> Asked:
     """All of it, or one line that says what is wrong."""
-    from plimsoll.cli.plan import planned_from, ready_of
+    from plimsoll.plan.read import planned_from, ready_of
     from plimsoll.simulate.compiled import HAS_NUMBA
     from plimsoll.simulate.inputs import WITHOUT_NUMBA
     from plimsoll.tune.answer import Server

@@ -16,10 +16,9 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from plimsoll.cli.guard import Asked
 from plimsoll.errors import BadInput, WorldFailed
 from plimsoll.findings import Severity
 from plimsoll.guard.adapters.discovery import FileSd, Finder, HttpSd, Pods, Target
@@ -38,6 +37,7 @@ from plimsoll.guard.daemon.loop import Facts, Fleet, Ports
 from plimsoll.guard.daemon.recall import Recaller
 from plimsoll.guard.judge.findings import severity_of
 from plimsoll.guard.judge.look import Reach
+from plimsoll.guard.judge.policy import Policy
 from plimsoll.net.cluster import Cluster, bearer
 from plimsoll.net.http_get import address
 from plimsoll.net.server import GuardServer
@@ -275,7 +275,7 @@ TAKE_BACK_S = 30.0
 LAST_WORDS_S = 5.0  # for notifications that wait when guard is stopped
 
 
-def watch(asked: Asked) -> int:
+def watch(asked: GuardOptions) -> int:
     """Until it is stopped; the exit code."""
     out = LinesOut()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -290,7 +290,7 @@ def watch(asked: Asked) -> int:
 class Daemon:
     """One guard."""
 
-    def __init__(self, asked: Asked, out: LinesOut) -> None:
+    def __init__(self, asked: GuardOptions, out: LinesOut) -> None:
         self._asked, self._out, self._config = asked, out, asked.config
         for target in asked.config.engines:  # of those that were named by hand a mistake is the user's, and ends guard
             Client(target.url.rstrip("/").removesuffix("/metrics"))
@@ -551,3 +551,21 @@ def _same_host(url: str) -> SameHost | None:
     parts = urlsplit(url)
     is_here = parts.hostname in ("localhost", "::1") or (parts.hostname or "").startswith("127.")
     return SameHost(parts.port) if is_here and parts.port is not None else None
+
+
+class GuardOptions(NamedTuple):
+    """What the command line and the configuration say together."""
+
+    config: GuardConfig
+    policy: Policy
+    looks: int | None
+    has_api: bool
+    is_json: bool
+    is_acting: bool = False  # --act
+    command: tuple[str, ...] = ()  # behind --: a server of guard's own
+    own: str = ""  # what that one is called; it is the first of the engines
+
+    @property
+    def says_what_it_would_do(self) -> bool:
+        """There is an [act], and nobody said --act: what would be done is told, and not done."""
+        return self.config.act is not None and not self.is_acting
