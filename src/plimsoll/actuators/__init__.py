@@ -1,1 +1,0 @@
-"""The only writers to the world."""

@@ -1,1 +1,0 @@
-"""The nouns every part shares; imports nothing of ours."""

@@ -1,1 +1,0 @@
-"""The only readers of the world: files, processes and what they say."""
