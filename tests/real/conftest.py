@@ -47,7 +47,7 @@ def need_vllm() -> None:
 def engine() -> Iterator[EngineServer]:
     """One server with default flags, shared by all tests: leave it as you found it."""
     need_vllm()
-    with EngineServer() as server:
+    with EngineServer(forks=True) as server:
         server.wait_ready()
         yield server
 
@@ -56,7 +56,7 @@ def engine() -> Iterator[EngineServer]:
 def small_engine() -> Iterator[EngineServer]:
     """One server with 18 KV blocks of 128 tokens, shared by all tests: six long answers do not fit together."""
     need_vllm()
-    with EngineServer(["--num-gpu-blocks-override", "18", "--max-num-seqs", "8"]) as server:
+    with EngineServer(["--num-gpu-blocks-override", "18", "--max-num-seqs", "8"], forks=True) as server:
         server.wait_ready()
         yield server
 
@@ -73,12 +73,14 @@ def start_engine(tmp_path: Path) -> Iterator[StartEngine]:
             wait: bool = True,
             dev_mode: bool = True,
             oom_on_demand: bool = False,
+            forks: bool = False,
         ) -> EngineServer:
             server = EngineServer(
                 flags,
                 env,
                 dev_mode=dev_mode,
                 oom_on_demand=oom_on_demand,
+                forks=forks,
                 log_path=tmp_path / f"vllm-{len(list(tmp_path.glob('vllm-*.log')))}.log",
             )
             running.enter_context(server)

@@ -24,7 +24,7 @@ def doctor(*words: str) -> tuple[int, dict[str, Any]]:
 
 def test_a_refused_start_is_explained(start_engine: Start) -> None:
     """Four blocks are too few for one request: the code, the flag and the engine's own line, whatever the exit code says."""
-    server = start_engine("--num-gpu-blocks-override", "4", wait=False)
+    server = start_engine("--num-gpu-blocks-override", "4", wait=False, forks=True)
     exit_code = server.wait_exit(timeout_s=240)
     code, said = doctor(str(server.log_path), "--exit-code", str(exit_code))
     assert code == 1
@@ -41,7 +41,7 @@ def test_a_refused_start_is_explained(start_engine: Start) -> None:
 
 def test_a_living_server_is_well_until_a_step_runs_out_of_memory(start_engine: Start) -> None:
     """Its page and its log show nothing wrong; after the crash the log shows the step, and nobody answers at its address."""
-    server = start_engine(oom_on_demand=True)
+    server = start_engine(oom_on_demand=True, forks=True)
     assert server.complete("before", max_tokens=4).status == 200
     assert doctor(server.url)[0] == 0
     code, said = doctor(str(server.log_path), server.url)

@@ -54,7 +54,7 @@ def test_small_engine_preempts(small_engine: EngineServer) -> None:
 
 def test_an_oom_ends_the_server_with_exit_code_0(start_engine: Callable[..., EngineServer]) -> None:
     """A step that runs out of memory ends the whole server, and its exit code does not show it."""
-    server = start_engine(oom_on_demand=True)
+    server = start_engine(oom_on_demand=True, forks=True)
     assert server.complete("before", max_tokens=4).status == 200
     assert server.crash_with_oom() == 0
     log = server.log_text()
@@ -66,7 +66,7 @@ def test_an_oom_ends_the_server_with_exit_code_0(start_engine: Callable[..., Eng
 
 def test_too_few_blocks_are_refused_at_start(start_engine: Callable[..., EngineServer]) -> None:
     """A KV cache too small for one full-length request is refused with exit code 1."""
-    server = start_engine("--num-gpu-blocks-override", "4", wait=False)
+    server = start_engine("--num-gpu-blocks-override", "4", wait=False, forks=True)
     assert server.wait_exit(timeout_s=240) == 1
     assert "To serve at least one request" in server.log_text()
 

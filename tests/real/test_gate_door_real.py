@@ -28,7 +28,7 @@ WAIT_S = 90.0
 def gated() -> Iterator[EngineServer]:
     """One server with probe and gate."""
     need_vllm()
-    with EngineServer(FLAGS, {"PYTHONPATH": str(ROOT / "src"), "PLIMSOLL_TOKEN": TOKEN}) as server:
+    with EngineServer(FLAGS, {"PYTHONPATH": str(ROOT / "src"), "PLIMSOLL_TOKEN": TOKEN}, forks=True) as server:
         server.wait_ready()
         yield server
 

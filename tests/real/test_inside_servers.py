@@ -104,7 +104,7 @@ def _metrics_are_of_the_whole(server: EngineServer) -> None:
 def test_shedding_refuses_at_the_bound_and_recovers(start_engine: StartEngine) -> None:
     """With two places and a flood, some are told to wait; a wrong key is refused as such; afterwards all are let in."""
     env = {**ENV, "PLIMSOLL_SHED_WAIT_S": "2"}
-    server = start_engine(*FLAGS, "--max-num-seqs", "2", "--api-key", "a-key", env=env)
+    server = start_engine(*FLAGS, "--max-num-seqs", "2", "--api-key", "a-key", env=env, forks=True)
     key = {"Authorization": "Bearer a-key"}
 
     async def flood(count: int, tokens: int, headers: dict[str, str]) -> list[Told]:
@@ -145,7 +145,7 @@ def test_shedding_refuses_at_the_bound_and_recovers(start_engine: StartEngine) -
 def test_vllms_own_valve_decides_alone_and_gets_a_retry_after(start_engine: StartEngine) -> None:
     """With --max-num-queued-reqs the gate refuses nobody and only adds when to come again."""
     env = {**ENV, "PLIMSOLL_SHED_WAIT_S": "0.01"}
-    server = start_engine(*FLAGS, "--max-num-seqs", "1", "--max-num-queued-reqs", "2", env=env)
+    server = start_engine(*FLAGS, "--max-num-seqs", "1", "--max-num-queued-reqs", "2", env=env, forks=True)
 
     async def scene() -> list[Told]:
         return await asyncio.gather(*(complete(server.port, 200, stream=False) for _ in range(24)))

@@ -34,7 +34,7 @@ FLAGS = (
     "--num-gpu-blocks-override", "18", "--max-num-seqs", "8", "--middleware", "plimsoll.inside.Gate",
     "--worker-extension-cls", "plimsoll.inside.Probe",
 )  # fmt: skip
-IDLE_S = 120.0
+IDLE_S = 45.0
 CLIENTS = 12
 # Of an impatient operator, so that a test need not wait as long for a dead engine; all else as it is generated.
 OUTAGE_S = 20
@@ -54,7 +54,7 @@ def engine() -> Iterator[EngineServer]:
 
 @pytest.mark.timeout(420, func_only=True)
 def test_silence_then_a_storm_then_a_death(engine: EngineServer, tmp_path: Path) -> None:
-    """Two idle minutes tell nobody; a storm and a killed engine reach the webhook; every metric and panel has its data."""
+    """Idle, nobody is told or about to be; a storm and a killed engine reach the webhook; every metric and panel has data."""
     _run(engine, tmp_path, IDLE_S)
 
 
@@ -80,7 +80,7 @@ def _run(engine: EngineServer, folder: Path, idle_s: float) -> None:
         with watching(folder, settings, bounds, guard.token) as watched:
             time.sleep(idle_s)
             assert watched.webhook.told == []
-            assert watched.query('ALERTS{alertstate="firing"}') == []
+            assert watched.query("ALERTS") == []  # none waits for its time to come, either
             _storm(engine, watched)
             _died(engine, watched)
             _metrics_are_there(watched, settings)

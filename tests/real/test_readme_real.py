@@ -28,7 +28,7 @@ def test_the_two_flags_and_guard_work_as_they_are_typed(start_engine: StartEngin
     """vLLM starts with both flags and says that it is ready; guard finds it and serves its page where the README says."""
     (typed,) = (command.text for command in commands_of(TEXT) if command.text.startswith("vllm serve MODEL "))
     assert f"`{GUARD}` serves this at `{PAGE}`" in TEXT
-    engine = start_engine(*typed.split()[3:], env={"PYTHONPATH": str(ROOT / "src")})
+    engine = start_engine(*typed.split()[3:], env={"PYTHONPATH": str(ROOT / "src")}, forks=True)
     assert engine.get("/plimsoll/ready").status == 200
     words = [sys.executable, "-m", *GUARD.replace("8000", str(engine.port)).split()]
     guard = subprocess.Popen(

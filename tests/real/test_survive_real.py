@@ -22,7 +22,7 @@ from lab.survive.server import SurviveServer
 from tests.real.conftest import need_vllm
 
 pytestmark = pytest.mark.once
-ROUNDS, ROUNDS_SOAK = 60, 500
+ROUNDS, ROUNDS_SOAK = 30, 500
 WARM_UP_ROUNDS = 10
 SHORTAGE_S, SHORTAGE_SOAK_S = 30.0, 60.0
 ABOVE = 128  # tokens; steps can be 375 when the shortage begins
