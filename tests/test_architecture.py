@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.each import each
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "plimsoll"
 
@@ -71,7 +73,7 @@ def test_the_docs_name_every_package() -> None:
     assert [folder for folder in _folders() if f"`{folder}/`" not in text] == []
 
 
-@pytest.mark.parametrize("path", PURE_MODULES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
+@each("path", PURE_MODULES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
 def test_pure_modules_import_only_what_is_pure(path: Path) -> None:
     """What decides imports from a list, and nothing that reads or writes the world."""
     assert _impure(path.read_text(encoding="utf-8")) == []

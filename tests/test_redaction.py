@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.redaction import REDACTED, redact, redact_value, redact_words
+from tests.each import each
 
 CAPTURES = Path(__file__).parents[0] / "captures"
 
@@ -125,8 +126,8 @@ def test_credentials_in_a_url_are_hidden(context: str, secret: str) -> None:
     assert redact(shown) == shown
 
 
-@pytest.mark.parametrize("around", ["{}", "said {} twice", '"{}"', "x={}", "line\\n{}\\nline", "\x1b[32m{}\x1b[0m", "é{}é"])
-@pytest.mark.parametrize("shape", SHAPES)
+@each("around", ["{}", "said {} twice", '"{}"', "x={}", "line\\n{}\\nline", "\x1b[32m{}\x1b[0m", "é{}é"])
+@each("shape", SHAPES)
 def test_a_token_is_known_by_its_shape(shape: str, around: str) -> None:
     """A token with a known shape is hidden in any surroundings."""
     body = "a1B2c3D4e5" * 5
@@ -174,7 +175,7 @@ HARMLESS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("line", HARMLESS)
+@each("line", HARMLESS)
 def test_look_alikes_stay(line: str) -> None:
     """What merely sounds like a secret is left as it is."""
     assert redact(line) == line

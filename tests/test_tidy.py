@@ -6,7 +6,7 @@ import ast
 import re
 from pathlib import Path
 
-import pytest
+from tests.each import each
 
 ROOT = Path(__file__).parents[1]
 OURS = sorted(p for folder in ("src", "lab", "benchmarks", "tests") for p in (ROOT / folder).rglob("*.py"))
@@ -20,7 +20,7 @@ def _name(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-@pytest.mark.parametrize("path", OURS, ids=_name)
+@each("path", OURS, ids=_name)
 def test_functions_are_short_and_tests_say_what_they_promise(path: Path) -> None:
     """Every function ends before its line 100, every module and every test has its sentence."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -35,7 +35,7 @@ def test_functions_are_short_and_tests_say_what_they_promise(path: Path) -> None
             assert ast.get_docstring(node), f"{_name(path)}: {node.name} does not say what is promised"
 
 
-@pytest.mark.parametrize("path", OURS, ids=_name)
+@each("path", OURS, ids=_name)
 def test_files_stay_small(path: Path) -> None:
     """A file that outgrows its name is two files."""
     lines = len(path.read_text(encoding="utf-8").splitlines())

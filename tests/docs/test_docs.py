@@ -5,17 +5,16 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 from lab.write_catalogue_docs import page as catalogue_page
 from plimsoll.cli.main import COMMANDS
 from plimsoll.vllm.flags import flags_of
+from tests.each import each
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "lab").glob("*.md")])
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+@each("path", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_lead_somewhere(path: Path) -> None:
     """Every relative link of every page is a file."""
     text = path.read_text(encoding="utf-8")
@@ -45,7 +44,7 @@ def test_every_variable_that_a_user_may_meet_is_in_the_docs() -> None:
     assert [name for name in sorted(names) if not re.search(rf"\b{name}\b", docs)] == []
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "docs" / "findings").glob("*.*.md")), ids=lambda p: p.stem)
+@each("path", sorted((ROOT / "docs" / "findings").glob("*.*.md")), ids=lambda p: p.stem)
 def test_flags_named_as_a_fix_exist_in_the_newest_release(path: Path) -> None:
     """No page sends a tired person to a flag that vLLM refuses."""
     text = path.read_text(encoding="utf-8")
@@ -56,7 +55,7 @@ def test_flags_named_as_a_fix_exist_in_the_newest_release(path: Path) -> None:
         assert flag in known or "--" + flag.removeprefix("--no-") in known, flag
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+@each("path", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_make_targets_and_modules_named_in_docs_exist(path: Path) -> None:
     """`make x` and `python -m x` in the docs can be typed."""
     text = path.read_text(encoding="utf-8")

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 from plimsoll.findings import Code
+from tests.each import each
 
 FOLDER = Path(__file__).parents[2] / "docs" / "findings"
 INDEX = FOLDER / "README.md"
@@ -45,7 +44,7 @@ def test_each_code_has_a_page_and_each_page_a_code() -> None:
     assert {page.name.removesuffix(".md") for page in PAGES} == set(Code)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@each("page", PAGES, ids=lambda page: page.name)
 def test_page_says_first_what_happened(page: Path) -> None:
     """A page opens with its code and one sentence, so that the first lines alone can be printed."""
     title, sentence, *_ = page.read_text(encoding="utf-8").split("\n\n")
@@ -54,7 +53,7 @@ def test_page_says_first_what_happened(page: Path) -> None:
     assert ". " not in sentence.replace("\n", " "), "one sentence"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@each("page", PAGES, ids=lambda page: page.name)
 def test_headings_are_the_same_everywhere(page: Path) -> None:
     """`--explain` and people find their way by the headings, so every page has the same ones, filled and short."""
     text = page.read_text(encoding="utf-8")
@@ -64,7 +63,7 @@ def test_headings_are_the_same_everywhere(page: Path) -> None:
     assert {heading: n for heading, body in found.items() if (n := len(body.splitlines())) > SECTION_LINES_MAX} == {}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@each("page", PAGES, ids=lambda page: page.name)
 def test_fixes_are_numbered_from_one(page: Path) -> None:
     """Fixes stand in the order of their cost, numbered without a gap, so that one can say: try the second."""
     numbers = re.findall(r"^(\d+)\. ", sections(page)["What fixes it"], flags=re.MULTILINE)
@@ -72,13 +71,13 @@ def test_fixes_are_numbered_from_one(page: Path) -> None:
     assert numbers
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@each("page", PAGES, ids=lambda page: page.name)
 def test_page_is_short_enough_to_read(page: Path) -> None:
     """A page fits a few screens of a terminal."""
     assert LINES_MIN <= len(page.read_text(encoding="utf-8").splitlines()) <= LINES_MAX
 
 
-@pytest.mark.parametrize("page", [*PAGES, INDEX], ids=lambda page: page.name)
+@each("page", [*PAGES, INDEX], ids=lambda page: page.name)
 def test_no_line_is_wider_than_a_terminal(page: Path) -> None:
     """Pages are printed as they are."""
     text = page.read_text(encoding="utf-8")
@@ -86,7 +85,7 @@ def test_no_line_is_wider_than_a_terminal(page: Path) -> None:
     assert "\t" not in text
 
 
-@pytest.mark.parametrize("page", [*PAGES, INDEX], ids=lambda page: page.name)
+@each("page", [*PAGES, INDEX], ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
     """Each link names a code and leads to that code's page, and never to the page it stands on."""
     for text, target in links(page):
@@ -95,7 +94,7 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert target != page.name, f"{page.name}: links to itself"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@each("page", PAGES, ids=lambda page: page.name)
 def test_page_names_what_it_is_confused_with(page: Path) -> None:
     """How sure one can be depends on what else looks alike, so that section leads to at least one other page."""
     assert LINK.search(sections(page)["How sure can one be"])

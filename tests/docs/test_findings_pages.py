@@ -19,6 +19,7 @@ from plimsoll.vllm.failure_texts import STEP_FRAMES, TEXTS
 from plimsoll.vllm.flags import flags_of, history_of
 from plimsoll.vllm.log_lines import LOG_LINES
 from tests.docs.test_findings import FOLDER, PAGES, sections
+from tests.each import each
 
 ROOT = Path(__file__).parents[2]
 NEWEST = "0.32.0"
@@ -69,8 +70,8 @@ def takes(flag: str) -> bool:
     return flag in known or "--" + flag.removeprefix("--no-") in known
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-@pytest.mark.parametrize("heading", ["What fixes it", "How to prevent it"])
+@each("page", PAGES, ids=lambda page: page.stem)
+@each("heading", ["What fixes it", "How to prevent it"])
 def test_advised_flags_exist_or_name_their_release(page: Path, heading: str) -> None:
     """Nobody is sent to a flag that vLLM refuses: it is in the newest release, or the point says when it existed."""
     for item in items(sections(page)[heading]):
@@ -81,7 +82,7 @@ def test_advised_flags_exist_or_name_their_release(page: Path, heading: str) -> 
             assert takes(flag) or known_once or is_example, f"{flag} in: {item}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@each("page", PAGES, ids=lambda page: page.stem)
 def test_every_flag_named_anywhere_was_once_a_flag(page: Path) -> None:
     """A flag on a page is spelt as some release spelt it, unless the page says that it never existed."""
     for item in items("\n\n".join(sections(page).values())):
@@ -92,7 +93,7 @@ def test_every_flag_named_anywhere_was_once_a_flag(page: Path) -> None:
                 assert history_of(flag) or history_of("--" + flag.removeprefix("--no-")), f"{flag} in: {item}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@each("page", PAGES, ids=lambda page: page.stem)
 def test_releases_named_with_a_flag_fit_its_history(page: Path) -> None:
     """`--flag`: 0.29.0 and later" is what the catalogue of flags says, to the release."""
     text = " ".join(sections(page)["Versions"].split())
@@ -102,7 +103,7 @@ def test_releases_named_with_a_flag_fit_its_history(page: Path) -> None:
             assert history_of(flag)[-1].last == NEWEST, f"{flag} ended with {history_of(flag)[-1].last}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@each("page", PAGES, ids=lambda page: page.stem)
 def test_metrics_exist_in_some_release(page: Path) -> None:
     """An alert on a name that no release exports is silent for ever."""
     known = {key.rsplit(" ", 1)[0] for key in versions.rows("metrics")}
@@ -115,7 +116,7 @@ def test_metrics_exist_in_some_release(page: Path) -> None:
     assert unknown == set()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@each("page", PAGES, ids=lambda page: page.stem)
 def test_releases_of_a_metric_fit_the_catalogue(page: Path) -> None:
     """`vllm:name`: 0.20.0 and later" is what the catalogue of metrics says for V1 or for the old engine."""
     text = " ".join(sections(page)["Versions"].split())
@@ -125,7 +126,7 @@ def test_releases_of_a_metric_fit_the_catalogue(page: Path) -> None:
         assert NEWEST in {span["to"] for span in spans}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@each("page", PAGES, ids=lambda page: page.stem)
 def test_releases_of_a_log_line_fit_the_catalogue(page: Path) -> None:
     """`a text`: 0.9.1 and later" is what the catalogue of log lines says, where it knows the text."""
     text = " ".join(sections(page)["Versions"].split())
@@ -135,7 +136,7 @@ def test_releases_of_a_log_line_fit_the_catalogue(page: Path) -> None:
                 assert str(line.seen_in()[0].first) == release, f"{said} began in {line.seen_in()[0].first}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@each("page", PAGES, ids=lambda page: page.stem)
 def test_links_lead_to_the_page_they_name(page: Path) -> None:
     """A link says a code and leads to that code's page, never to its own."""
     for text, target in re.findall(r"\[([^\]]+)\]\(([^)\s]+)\)", body(page)):
@@ -144,7 +145,7 @@ def test_links_lead_to_the_page_they_name(page: Path) -> None:
         assert (FOLDER / target).is_file()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@each("page", PAGES, ids=lambda page: page.stem)
 def test_captures_named_as_sources_are_there(page: Path) -> None:
     """What a page calls provoked or recorded can be looked at."""
     for named in re.findall(r"`(tests/captures/[^`]+)`", body(page)):

@@ -14,10 +14,11 @@ from lab import write_gpu_docs
 from plimsoll.errors import BadInput
 from plimsoll.hardware.cards import AMBIGUOUS, GPUS, Ambiguous, Gpu, Vendor, gpu_named, nearest_names
 from plimsoll.units import GIB
+from tests.each import each
 
 STARTS = Path(__file__).parents[3] / "shared" / "data" / "startups" / "startups.jsonl"
 
-each_card = pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.name)
+each_card = each("gpu", GPUS, ids=lambda gpu: gpu.name)
 
 # What the table of starts calls a card, though no card can be told from it.
 UNNAMED = re.compile(r"^(AMD |Ada )?(ROCm|SM89|cc 8\.9|\d+ GB)")

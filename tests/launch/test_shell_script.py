@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from plimsoll.errors import BadInput, TooLarge
 from plimsoll.launch.shell_script import ShellCommand, commands_in
+from tests.each import each
 
 
 def only(text: str) -> ShellCommand:
@@ -70,7 +71,7 @@ BASH = shutil.which("bash")
 
 
 @pytest.mark.skipif(BASH is None, reason="needs bash to compare with")
-@pytest.mark.parametrize("name", SCRIPTS)
+@each("name", SCRIPTS)
 def test_words_are_those_of_a_real_bash(name: str) -> None:
     """For scripts whose variables are all set, vllm is given exactly the words that bash gives it."""
     script = SCRIPTS[name]

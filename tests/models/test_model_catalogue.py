@@ -11,6 +11,7 @@ import pytest
 from lab.write_model_catalogue import CONFIGS, DATA, PAGE, catalogue, original, pack, page
 from plimsoll.models.catalogue import bundled_model, bundled_names, nearest_names, unpack
 from plimsoll.models.shape import FeedForward, LayerKind, ModelShape
+from tests.each import each
 
 ORIGINALS = sorted(CONFIGS.glob("*.json"))
 
@@ -45,7 +46,7 @@ def test_the_page_lists_what_is_bundled() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(PAGE.read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("name", bundled_names())
+@each("name", bundled_names())
 def test_every_bundled_model_has_a_shape_and_a_source(name: str) -> None:
     """No entry is broken, none is of a family unknown to us, and one whose name says quantised is."""
     model = bundled_model(name)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from plimsoll.models.shape import Mla, ModelShape
+from tests.each import each
 from tests.models.model_configs import (
     DATA,
     FILES,
@@ -32,7 +33,7 @@ NOTED = {
 
 
 @pytest.mark.skipif(not FILES, reason=NO_DATA)
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+@each("path", FILES, ids=lambda path: path.stem)
 def test_every_public_config_is_read(path: Path) -> None:
     """Every file gives a shape; six of them need a note, two leave the type open and two the tying."""
     model = ModelShape.from_config(json.loads(path.read_text()))
@@ -58,7 +59,7 @@ def _stated() -> list[tuple[str, dict[str, Any]]]:
 
 
 @pytest.mark.skipif(not FILES, reason=NO_DATA)
-@pytest.mark.parametrize(("stem", "row"), _stated(), ids=lambda value: value if isinstance(value, str) else "")
+@each(("stem", "row"), _stated(), ids=lambda value: str(value[0]))
 def test_shapes_agree_with_the_table_of_startups(stem: str, row: dict[str, Any]) -> None:
     """Layers, heads and widths are those of the table people collected beside the files."""
     model = ModelShape.from_config(json.loads((DATA / "model-configs" / f"{stem}.json").read_text()))

@@ -16,6 +16,7 @@ from plimsoll.plan.kv import KvPlan, KvSettings, plan_kv, specs_of_all_stages
 from plimsoll.plan.kv_shapes import block_size_of, cache_dtype_of, is_interleaved
 from plimsoll.plan.kv_specs import AttentionSpec, RankSpecs, SlidingMlaSpec, StateSpec
 from plimsoll.plan.settings import caches_prefixes_by_default
+from tests.each import each
 
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 NO_DATA = "the shared data folder is not beside the repository"
@@ -244,7 +245,7 @@ def test_deepseek_v4_packs_its_caches() -> None:
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason=NO_DATA)
-@pytest.mark.parametrize("path", sorted((DATA / "model-configs").glob("*.json")), ids=lambda path: path.stem)
+@each("path", sorted((DATA / "model-configs").glob("*.json")), ids=lambda path: path.stem)
 def test_every_public_config_has_caches_or_a_clear_no(path: Path) -> None:
     """Whatever the family, TP and PP, a config gives a plan or one line that says why not."""
     model = ModelShape.from_config(json.loads(path.read_text(encoding="utf-8")))

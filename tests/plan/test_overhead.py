@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from plimsoll.models.shape import ModelShape, Tower
 from plimsoll.plan.overhead import ERAS, OverheadInput, era_of, overhead, v2_by_default
 from plimsoll.units import GIB
+from tests.each import each
 from tests.models.model_configs import LLAMA_8B
 
 RELEASES = (
@@ -46,15 +47,15 @@ def test_unknown_release_is_met_as_the_newest(release: str) -> None:
     assert era_of(release) is ERAS[-1]
 
 
-@pytest.mark.parametrize("release", RELEASES)
-@pytest.mark.parametrize("field", ["max_num_seqs", "max_num_batched_tokens"])
+@each("release", RELEASES)
+@each("field", ["max_num_seqs", "max_num_batched_tokens"])
 def test_more_batch_never_takes_less(release: str, field: str) -> None:
     """More sequences or more tokens never need less memory."""
     values = [overhead(on_h100(release, **{field: size})).activation.value for size in (1, 16, 64, 256, 1024, 4096, 16384)]
     assert values == sorted(values)
 
 
-@pytest.mark.parametrize("release", RELEASES)
+@each("release", RELEASES)
 def test_more_vocabulary_never_takes_less(release: str) -> None:
     """A larger vocabulary never needs less memory."""
     shapes = [llama(vocab_size=size) for size in (32000, 49152, 128256, 151936, 256000)]
@@ -62,7 +63,7 @@ def test_more_vocabulary_never_takes_less(release: str) -> None:
     assert values == sorted(values)
 
 
-@pytest.mark.parametrize("release", RELEASES)
+@each("release", RELEASES)
 def test_eager_has_no_graphs(release: str) -> None:
     """Under --enforce-eager there are no graphs, neither subtracted nor captured."""
     terms = overhead(on_h100(release, enforce_eager=True, estimates_graphs=True))

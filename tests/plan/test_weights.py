@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from plimsoll.errors import BadInput
 from plimsoll.models.shape import ModelShape, Quantization
 from plimsoll.plan.weights import Placement, lora_bytes, parameters, weights_from_shape, weights_from_total
+from tests.each import each
 
 GIB = 2**30
 CONFIGS = sorted((Path(__file__).resolve().parents[2].parent / "shared" / "data" / "model-configs").glob("*.json"))
@@ -208,7 +209,7 @@ def test_encoders_are_on_every_stage_unless_switched_off() -> None:
 
 
 @pytest.mark.skipif(not CONFIGS, reason="the shared data folder is not beside the repository")
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+@each("path", CONFIGS, ids=lambda path: path.stem)
 def test_every_public_config_is_planned(path: Path) -> None:
     """Each of the public config.json files gives a figure that shrinks with every kind of parallelism."""
     shape = shape_of(json.loads(path.read_text(encoding="utf-8")))

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import pytest
-
 from plimsoll.launch.check_flags import BEHAVIOURS, changes_between
 from plimsoll.vllm import versions
 from plimsoll.vllm.endpoints import ENDPOINTS, Endpoint
 from plimsoll.vllm.flags import holds_in
+from tests.each import each
 
 
 def _exists(endpoint: Endpoint, release: str) -> bool:
     return any(holds_in(stretch, release) for stretch in versions.rows("endpoints")[f"{endpoint.method} {endpoint.path}"])
 
 
-@pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda e: e.path)
+@each("endpoint", ENDPOINTS, ids=lambda e: e.path)
 def test_every_endpoint_we_describe_is_in_the_newest_release(endpoint: Endpoint) -> None:
     """No endpoint is described from memory alone."""
     assert _exists(endpoint, "0.32.0")

@@ -9,9 +9,10 @@ import pytest
 from plimsoll.vllm import versions
 from plimsoll.vllm.extension_points import NEEDS, OLDEST, Part, State, answers_in, stretches, verdicts
 from plimsoll.vllm.versions import Version
+from tests.each import each
 
 
-@pytest.mark.parametrize("release", versions.wheels())
+@each("release", versions.wheels())
 def test_every_release_has_an_answer_for_every_need(release: str) -> None:
     """The table is whole: a need that was added since must be read from the wheels again."""
     assert [answer.name for answer in answers_in(release)] == [need.name for need in NEEDS]

@@ -10,6 +10,7 @@ import pytest
 from plimsoll.findings import Code
 from plimsoll.vllm import versions
 from plimsoll.vllm.failure_texts import CONSEQUENCE_WORDS, CONSEQUENCES, LIFE, MEMORY, OTHER, TEXTS, Role, Text
+from tests.each import each
 
 NOT_FREE = (
     "ValueError: Free memory on device cuda:0 (60.33/79.19 GiB) on startup is less than desired GPU memory utilization "
@@ -27,7 +28,7 @@ def _says(text: Text, line: str) -> bool:
     return text.needle in line and (text.pattern is None or re.search(text.pattern, line) is not None)
 
 
-@pytest.mark.parametrize("text", TEXTS, ids=lambda text: text.name)
+@each("text", TEXTS, ids=lambda text: text.name)
 def test_every_text_of_vllms_was_seen_in_a_wheel_and_no_other_claims_to_be(text: Text) -> None:
     """No text rests on one log: vLLM's own stand in the source of at least one release."""
     assert bool(text.seen_in()) == (text.speaker == "vllm"), text.of_source()
@@ -45,7 +46,7 @@ def test_names_are_unique_and_every_text_is_in_one_list() -> None:
     assert (*MEMORY, *OTHER, *LIFE) == TEXTS
 
 
-@pytest.mark.parametrize("text", TEXTS, ids=lambda text: text.name)
+@each("text", TEXTS, ids=lambda text: text.name)
 def test_what_names_a_cause_has_a_code_and_what_does_not_has_none(text: Text) -> None:
     """Death is never the reason, and an allocation that failed gets its code from the step."""
     assert (text.code is None) == (text.role in CALLED_OFF)
@@ -54,7 +55,7 @@ def test_what_names_a_cause_has_a_code_and_what_does_not_has_none(text: Text) ->
         assert not text.code.is_memory
 
 
-@pytest.mark.parametrize("text", [text for text in TEXTS if text.pattern], ids=lambda text: text.name)
+@each("text", [text for text in TEXTS if text.pattern], ids=lambda text: text.name)
 def test_patterns_stay_quick_on_hostile_lines(text: Text) -> None:
     """A line of repeated words takes no pattern longer than a blink."""
     started = time.perf_counter()

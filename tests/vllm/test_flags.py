@@ -7,6 +7,7 @@ import pytest
 from plimsoll.vllm import flag_notes, versions
 from plimsoll.vllm.flags import UNKNOWN_DEFAULT, flags_of, history_of, is_before, release_after
 from plimsoll.vllm.versions import newest
+from tests.each import each
 
 
 @pytest.mark.parametrize(
@@ -74,7 +75,7 @@ def test_few_defaults_are_unknown() -> None:
         assert len(unknown) <= 8, (release, unknown)
 
 
-@pytest.mark.parametrize("name", sorted(flag_notes.GONE))
+@each("name", sorted(flag_notes.GONE))
 def test_a_note_about_a_gone_flag_is_about_one_that_is_gone(name: str) -> None:
     """Nothing is said to be gone that never was there, or still is."""
     assert history_of(name)
@@ -87,7 +88,7 @@ def test_every_gone_flag_has_a_note() -> None:
     assert gone <= set(flag_notes.GONE)
 
 
-@pytest.mark.parametrize("name", sorted(flag_notes.GONE))
+@each("name", sorted(flag_notes.GONE))
 def test_what_replaces_a_flag_exists(name: str) -> None:
     """Every flag that a rewrite puts in place is one the newest release has."""
     known = flags_of(newest())
@@ -97,7 +98,7 @@ def test_what_replaces_a_flag_exists(name: str) -> None:
             assert flag in known or "--" + flag.removeprefix("--no-") in known
 
 
-@pytest.mark.parametrize("name", sorted(flag_notes.MEMORY))
+@each("name", sorted(flag_notes.MEMORY))
 def test_memory_notes_are_about_real_flags(name: str) -> None:
     """No note describes a flag that never existed."""
     assert history_of(name)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
-
 from plimsoll.vllm import versions
 from plimsoll.vllm.failure_texts import STEP_FRAMES, seen_in
+from tests.each import each
 
 FUNCTIONS = sorted({function for _, functions in STEP_FRAMES for function in functions})
 
 
-@pytest.mark.parametrize("function", FUNCTIONS)
+@each("function", FUNCTIONS)
 def test_every_function_is_defined_in_a_release(function: str) -> None:
     """No step is known by a function that vLLM never had."""
     assert seen_in(function)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from plimsoll.vllm.log_lines import LOG_LINES, log_line
+from tests.each import each
 
 TOO_LONG = (
     "To serve at least one request with the model's max seq len (131072), (16.00 GiB KV cache is needed, which is larger than "
@@ -23,7 +24,7 @@ TORCH_OOM = (
 CAPTURES = Path(__file__).parents[1] / "captures" / "vllm-0.25.1-h200"
 
 
-@pytest.mark.parametrize("name", [line.name for line in LOG_LINES])
+@each("name", [line.name for line in LOG_LINES])
 def test_every_pattern_compiles_and_every_own_line_was_seen_in_a_wheel(name: str) -> None:
     """No pattern is a guess: vLLM's own lines stand in the source of at least one release."""
     line = log_line(name)

@@ -6,13 +6,14 @@ import pytest
 
 from plimsoll.vllm.metrics import FIGURES, figure, find, metrics_of, on_page, resolve
 from plimsoll.vllm.versions import engine_named
+from tests.each import each
 
 RELEASES = ("0.6.0", "0.7.3", "0.9.2", "0.11.0", "0.12.0", "0.20.0", "0.24.0", "0.32.0")
 WANTED = ("kv_cache_usage", "prefix_hits", "prefix_queries", "running", "waiting", "preemptions", "success")
 
 
-@pytest.mark.parametrize("release", RELEASES)
-@pytest.mark.parametrize("name", WANTED)
+@each("release", RELEASES)
+@each("name", WANTED)
 def test_the_figures_everybody_needs_resolve_to_names_that_existed(name: str, release: str) -> None:
     """Every figure resolves in every era, to a metric that the release's own source defines and shows."""
     found = resolve(name, engine_named(release))
@@ -99,7 +100,7 @@ def test_early_prefix_counters_count_blocks() -> None:
     assert units == {"0.8.5": "blocks", "0.9.2": "tokens"}
 
 
-@pytest.mark.parametrize("name", [f.name for f in FIGURES])
+@each("name", [f.name for f in FIGURES])
 def test_every_name_we_ask_for_existed_somewhere(name: str) -> None:
     """No figure lists a name that no release ever exported."""
     everywhere = {n for release in ("0.6.0", "0.9.2", "0.10.2", "0.11.0", "0.32.0") for n in metrics_of(release)}

@@ -20,6 +20,7 @@ from plimsoll.vllm.flags import flags_of, history_of
 from plimsoll.vllm.log_lines import Measured
 from plimsoll.vllm.versions import newest
 from tests.doctor.case_maker import case_of
+from tests.each import each
 
 GONE_BUT_REAL = {"--swap-space"}  # an offer for the first engine only
 NOT_FREE = (
@@ -80,7 +81,7 @@ def _checked(found: Finding) -> Finding:
     return found
 
 
-@pytest.mark.parametrize("code", Code)
+@each("code", Code)
 def test_every_code_has_words_when_nothing_is_known(code: Code) -> None:
     """Facts may all be missing: there is a finding still, and it blames no memory where memory is not the trouble."""
     found = _checked(finding(case_of(code)))
@@ -92,9 +93,9 @@ def test_every_code_has_words_when_nothing_is_known(code: Code) -> None:
         assert not any("not a memory failure" in words for words in found.not_a_remedy)
 
 
-@pytest.mark.parametrize("code", Code)
-@pytest.mark.parametrize("oom", [OOM, MODEST, OutOfMemory(), OutOfMemory(0, 0, 0, 0, 0, 0, 0, 0)])
-@pytest.mark.parametrize("version", ["0.6.3", "0.32.0"])
+@each("code", Code)
+@each("oom", [OOM, MODEST, OutOfMemory(), OutOfMemory(0, 0, 0, 0, 0, 0, 0, 0)])
+@each("version", ["0.6.3", "0.32.0"])
 def test_every_code_has_words_with_all_figures(code: Code, oom: OutOfMemory, version: str) -> None:
     """Whatever figures are known, the words hold together."""
     measured = Measured(total_bytes=79 * GIB, kv_bytes=-GIB, weights_bytes=15 * GIB, graphs_estimated_bytes=GIB,
@@ -105,8 +106,8 @@ def test_every_code_has_words_with_all_figures(code: Code, oom: OutOfMemory, ver
                              step="profile", scheduler={"num_running_reqs": 12.0})))  # fmt: skip
 
 
-@pytest.mark.parametrize("code", Code)
-@pytest.mark.parametrize("line", HOSTILE)
+@each("code", Code)
+@each("line", HOSTILE)
 def test_no_line_breaks_the_words(code: Code, line: str) -> None:
     """Numbers that are none, zeros and control characters neither raise nor get through."""
     found = finding(case_of(code, line=line, frames=(Frame("a/\x1b[0m.py", "f\x00"),)))
@@ -122,7 +123,7 @@ def test_anything_gives_a_finding(code: Code, line: str, name: str | None, flag:
     assert finding(case_of(code, line=line, text=name, flags=flags, oom=oom, version=flag)).title
 
 
-@pytest.mark.parametrize("text", [text for text in TEXTS if text.code is not None], ids=lambda text: text.name)
+@each("text", [text for text in TEXTS if text.code is not None], ids=lambda text: text.name)
 def test_every_text_that_names_a_cause_leads_to_words(text: Text) -> None:
     """No text of the table is explained as something it is not."""
     assert text.code is not None

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from plimsoll.doctor.rules.story import CODES, RUNTIME, Frame, Progress, hinted_by_torch, step_of_frames, step_of_progress
 from plimsoll.findings import Code
 from plimsoll.vllm.failure_texts import STEP_FRAMES, seen_in
+from tests.each import each
 
 SITE = "/usr/lib/python3.12/site-packages/"
 TORCH = Frame(f"{SITE}torch/nn/modules/module.py", "_call_impl")
@@ -65,7 +66,7 @@ def frames(short: str) -> list[Frame]:
     return [frame for file, function in calls_of(short) for frame in (Frame(f"{SITE}vllm/{file}", function), TORCH)]
 
 
-@pytest.mark.parametrize(("name", "calls"), TRACEBACKS)
+@each(("name", "calls"), TRACEBACKS)
 def test_tracebacks_of_both_engines_name_their_step(name: str, calls: str) -> None:
     """Each step is known by the functions its traceback passes through, whatever they call inside."""
     step = step_of_frames(frames(calls))

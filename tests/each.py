@@ -1,0 +1,42 @@
+"""Many values in one test: as a case of its own each would cost more than what is asked of it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+Test = Callable[..., None]
+
+
+def each(names: str | tuple[str, ...], values: Iterable[Any], ids: Callable[[Any], str] = repr) -> Callable[[Test], Test]:
+    """As `pytest.mark.parametrize`, but one test: it goes through all of them, and names those that fail."""
+    wanted = (names,) if isinstance(names, str) else names
+    kept = list(values)
+
+    def decorate(test: Test) -> Test:
+        def run(**others: Any) -> None:
+            assert kept, f"there is no {' and '.join(wanted)} to try"
+            wrong = []
+            for value in kept:
+                given = {wanted[0]: value} if isinstance(names, str) else dict(zip(wanted, value, strict=True))
+                try:
+                    test(**given, **others)
+                except Exception as error:
+                    wrong.append((ids(value), error))
+            if wrong:
+                first = wrong[0][1]
+                listed = "\n".join(f"{name}: {type(error).__name__}: {error}" for name, error in wrong[:20])
+                raise AssertionError(f"{len(wrong)} of {len(kept)} fail:\n{listed}") from first
+
+        signature = inspect.signature(test)
+        left = [value for name, value in signature.parameters.items() if name not in wanted]
+        assert len(left) + len(wanted) == len(signature.parameters), f"{test.__name__} does not take {wanted}"
+        run.__name__, run.__qualname__, run.__doc__, run.__module__ = (
+            test.__name__, test.__qualname__, test.__doc__, test.__module__,
+        )  # fmt: skip
+        run.__dict__.update(test.__dict__)
+        run.__dict__["__signature__"] = signature.replace(parameters=left)
+        return run
+
+    return decorate
