@@ -28,10 +28,10 @@ from typing import TYPE_CHECKING
 from benchmarks.standin import cpu_s, resident_mb, started, stopped
 
 if TYPE_CHECKING:  # what is measured must not be there before
-    from plimsoll.guard.api.api import Api
+    from plimsoll.guard.api.api import GuardApi
     from plimsoll.guard.judge.judge import Judge
     from plimsoll.guard.judge.look import Look
-    from plimsoll.render.guard import Told
+    from plimsoll.render.guard import Event
 
 CAPTURED = Path(__file__).parents[1] / "tests" / "captures" / "vllm-0.32.0-cpu" / "metrics.txt"
 COUNTS = (1, 10, 100, 500)
@@ -97,32 +97,32 @@ def full_judge(first: Look) -> Judge:
 async def watch(first_port: int, count: int) -> dict[str, float]:
     """Watch so many engines for a while; what it took in this process."""
     from plimsoll.guard.adapters.discovery import Target
-    from plimsoll.guard.api.api import Api
-    from plimsoll.guard.daemon.engine_look import Watcher
-    from plimsoll.guard.daemon.figures_page import LabelSets
+    from plimsoll.guard.api.api import GuardApi
+    from plimsoll.guard.daemon.engine_figures import LabelSets
+    from plimsoll.guard.daemon.engine_look import EngineWatcher
     from plimsoll.guard.daemon.host import SameHost
-    from plimsoll.guard.daemon.loop import Fleet, Ports
+    from plimsoll.guard.daemon.observer import Fleet, ObserverPorts
     from plimsoll.guard.judge.look import Reach
     from plimsoll.guard.judge.policy import read_policy
 
     labels = LabelSets()
-    said: list[Told] = []
+    said: list[Event] = []
     policy = read_policy({})._replace(every_s=EVERY_S)
 
-    def watcher(target: Target) -> Watcher:
+    def watcher(target: Target) -> EngineWatcher:
         same_host = SameHost(first_port) if count == 1 else None
-        return Watcher(target.url, labels=labels, same_host=same_host)
+        return EngineWatcher(target.url, labels=labels, same_host=same_host)
 
-    probe = Watcher(f"http://127.0.0.1:{first_port}", labels=labels)
+    probe = EngineWatcher(f"http://127.0.0.1:{first_port}", labels=labels)
     first = await probe.look(time.monotonic(), time.time())
     await probe.close()
     assert first.reach is Reach.ANSWERS, first.why
     full = full_judge(first)
-    fleet = Fleet(policy, Ports(watcher, said.append))
+    fleet = Fleet(policy, ObserverPorts(watcher, said.append))
     fleet.watch([Target(f"engine-{number}", f"http://127.0.0.1:{first_port + number}") for number in range(count)])
     for one in fleet._engines.values():  # noqa: SLF001  # none of them has been looked at yet
         one.judge = copy.deepcopy(full)
-    asked = asyncio.create_task(_asked(Api(fleet, time.time())))
+    asked = asyncio.create_task(_asked(GuardApi(fleet, time.time())))
     await asyncio.sleep(WARM_S)
     used, at_s, before = _cpu_s(), time.monotonic(), sum(view.looks for view in fleet.views())
     await asyncio.sleep(MEASURED_S)
@@ -140,7 +140,7 @@ async def watch(first_port: int, count: int) -> dict[str, float]:
     }  # fmt: skip
 
 
-async def _asked(api: Api) -> None:
+async def _asked(api: GuardApi) -> None:
     while True:
         for path in ("/metrics", "/engines"):
             found = api.answer(path, {})
@@ -218,7 +218,7 @@ def parse() -> None:
     """One page, read by both."""
     from prometheus_client.parser import text_string_to_metric_families
 
-    from plimsoll.guard.daemon.figures_page import LabelSets, PageReader
+    from plimsoll.guard.daemon.engine_figures import LabelSets, PageReader
 
     labels = LabelSets()
 
@@ -250,7 +250,7 @@ def _best_ms(action: Callable[[bytes], None], page: bytes, times: int) -> float:
 
 def judge() -> None:
     """One judgement with a full history, of an engine at rest and of a busy one."""
-    from plimsoll.guard.daemon.figures_page import read_figures
+    from plimsoll.guard.daemon.engine_figures import read_figures
     from plimsoll.guard.judge.judge import Judge
     from plimsoll.guard.judge.look import Look, Reach
     from plimsoll.guard.judge.policy import read_policy

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from plimsoll.guard.adapters.device_memory import DeviceMemory
 from plimsoll.guard.adapters.own_process import OwnProcess
-from plimsoll.guard.daemon.evidence import EvidenceKeeper, Wanted
+from plimsoll.guard.daemon.evidence import EvidenceSources, EvidenceStore
 from plimsoll.hardware.processes import boot_mark, marks, read_processes
 
 # Two processes, as an API server and its worker in a session of its own; the worker holds the memory and hears no SIGTERM.
@@ -49,7 +49,7 @@ async def measure(folder: Path, gib: int) -> None:
     old = marks(process for pid, process in read_processes().items() if pid in pids)
     before = memory.look(pids)
     print("held:", pids, before)
-    kept = await EvidenceKeeper(folder / "evidence").take("card", "1", Wanted(str(folder / "engine.log"), pids))
+    kept = await EvidenceStore(folder / "evidence").take("card", "1", EvidenceSources(str(folder / "engine.log"), pids))
     print("evidence:", kept, json.dumps(dict(kept.facts)))
     print((Path(str(kept.facts["folder"])) / "CONTENTS.txt").read_text(encoding="utf-8"))
     watching = asyncio.create_task(asyncio.to_thread(_watch, memory, pids))

@@ -16,9 +16,8 @@ from plimsoll.guard.act.journal_entry import INTENT, OUTCOME, Carry, Entry
 from plimsoll.guard.act.policy import ActPolicy
 from plimsoll.guard.act.ports import Lock
 from plimsoll.guard.act.steps import End, steps_of
-from plimsoll.guard.daemon.announcements import Ports, Said
-from plimsoll.guard.daemon.conductor import Conductor
-from plimsoll.guard.daemon.steps import Parts
+from plimsoll.guard.daemon.conductor import ActionPorts, Announcement, Conductor
+from plimsoll.guard.daemon.steps import EngineAdapters
 from plimsoll.guard.judge.tracker import Grade
 
 POLICY = ActPolicy(
@@ -172,14 +171,14 @@ def ports_of(
     sight: FakeSight | None = None,
     lock: Lock | None = None,
     view: Callable[[frozenset[str]], View] = lambda _: View([]),
-) -> Ports:
+) -> ActionPorts:
     """What a guard in this world is given; at each entry of its journal it may die."""
     names = (f"action-{world.state.life}-{number}" for number in range(1_000))
 
-    def tell(said: Said) -> None:
+    def tell(said: Announcement) -> None:
         world.state.told.append((said.says, str(said.fields.get("end", ""))))
 
-    return Ports(
+    return ActionPorts(
         WatchedBook(book, world), lock or FakeLock(world), sight or FakeSight(world), view, tell,
         lambda: WALL_S + world.state.now, lambda: next(names),
     )  # fmt: skip
@@ -190,7 +189,7 @@ def conductor_of(
     book: Inner,
     policy: ActPolicy = POLICY,
     *,
-    parts: Parts | None = None,
+    parts: EngineAdapters | None = None,
     engine: str = ENGINE,
     **given: Any,
 ) -> Conductor:
@@ -216,7 +215,7 @@ def live(
     policy: ActPolicy = POLICY,
     *,
     is_blind: bool = False,
-    parts: Parts | None = None,
+    parts: EngineAdapters | None = None,
 ) -> bool:
     """One guard's life: it takes over what is there, does what is planned, and waits; whether it survived."""
     world.new_life(die_at)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from lab.guard.acting import Died, World
 from plimsoll.guard.act.outcome import Outcome, done, failed, unsure
-from plimsoll.guard.daemon.steps import Parts
+from plimsoll.guard.daemon.steps import EngineAdapters
 from plimsoll.guard.judge.look import Look, Reach, Worker
 from plimsoll.inside import drain as gate
 from plimsoll.unknown import Condition, Status
@@ -305,7 +305,7 @@ class FakeSight:
         return (ENGINE,)
 
 
-def parts_of(world: World) -> Parts:
+def parts_of(world: World) -> EngineAdapters:
     """All of them."""
 
     async def ask_once() -> Outcome:
@@ -317,7 +317,7 @@ def parts_of(world: World) -> Parts:
     async def progress() -> object:
         return None
 
-    return Parts(
+    return EngineAdapters(
         ENGINE, FakeDoor(world), FakeBalancer(world), FakeRestarter(world), FakeEvidence(world), FakeMemory(world), ask_once,
         context, progress,
     )  # fmt: skip

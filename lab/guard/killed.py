@@ -28,9 +28,9 @@ from plimsoll.guard.act.remembered import PAUSE, RUNGS
 from plimsoll.guard.act.steps import Step
 from plimsoll.guard.daemon.acting import ForeignRestarts
 from plimsoll.guard.daemon.conductor import Conductor
-from plimsoll.guard.daemon.drain import HandDrain, OneOfTwo, PutBack
 from plimsoll.guard.daemon.journal import Journal
-from plimsoll.guard.daemon.observer import FleetSight, Life
+from plimsoll.guard.daemon.manual_drain import ManualDrains, ReturnToService, SharedLock
+from plimsoll.guard.daemon.observer import FleetObserver, ProcessLife
 
 JOURNAL, WORLD = "journal", "world.json"
 ACTS, TAKES_OVER, BY_HAND, PUTS_BACK, IS_TOLD = "acts", "takes over", "by hand", "puts back", "is told"
@@ -104,19 +104,19 @@ class _Lives(FakeSight):
         super().__init__(world)
         self._total = -1
 
-    def life(self, engine: str) -> Life:
+    def life(self, engine: str) -> ProcessLife:
         """The next one."""
         del engine
         self._total += 1
-        return Life(1_000.0 + 500 * self._total, None, self._total)
+        return ProcessLife(1_000.0 + 500 * self._total, None, self._total)
 
 
 async def drains_by_hand(world: World, journal: Journal, play: Play) -> None:
     """Out, renewed for longer than its lease, and back."""
     world.may = MAY_BY_HAND
     view = view_of("saturated", is_true=False)
-    ports = ports_of(world, journal, lock=OneOfTwo(FakeLock(world)), view=lambda _: view._replace(engines=view.engines[:1]))
-    drains = HandDrain({ENGINE: parts_of(world)}, POLICY._replace(may_be_last=True), ports, {})
+    ports = ports_of(world, journal, lock=SharedLock(FakeLock(world)), view=lambda _: view._replace(engines=view.engines[:1]))
+    drains = ManualDrains({ENGINE: parts_of(world)}, POLICY._replace(may_be_last=True), ports, {})
     decision = await drains.drain(ENGINE)
     assert isinstance(decision, Plan) != bool(play.faults), decision
     await asyncio.sleep(2 * POLICY.lease_s)
@@ -133,7 +133,7 @@ async def puts_back(world: World, journal: Journal, play: Play) -> None:
     assert world.state.is_out, "it was not held"
     ports = ports_of(world, journal)
     parts = {ENGINE: parts_of(world)}
-    decision = await PutBack(parts, POLICY, ports, Conductor(parts, POLICY, ports)).put_back(ENGINE)
+    decision = await ReturnToService(parts, POLICY, ports, Conductor(parts, POLICY, ports)).put_back(ENGINE)
     assert isinstance(decision, Plan), decision
     assert not world.state.is_out
 
@@ -146,7 +146,7 @@ async def is_told(world: World, journal: Journal, play: Play) -> None:
     for name, engine in ((PAUSE, ""), (PAUSE, ENGINE), (f"{RUNGS}restart", "")):
         conductor.switch(name, engine, is_on=True, who="the test")
         conductor.switch(name, engine, is_on=False, who="the test")
-    foreign = ForeignRestarts(conductor, ports.book, cast("FleetSight", _Lives(world)), lambda _: None)
+    foreign = ForeignRestarts(conductor, ports.book, cast("FleetObserver", _Lives(world)), lambda _: None)
     foreign.note()
     foreign.note()
 

@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from plimsoll.cli import guard as guard_command
 from plimsoll.cli.guard import read_options
 from plimsoll.cli.main import main
-from plimsoll.guard.api.metrics import page as metrics_page
+from plimsoll.guard.api.api import metrics_page
 from plimsoll.guard.api.openapi import document
 from plimsoll.guard.judge.judge import QUESTIONS
 from plimsoll.guard.judge.policy import GRADES

@@ -16,12 +16,11 @@ from plimsoll.guard.act.course import open_courses
 from plimsoll.guard.adapters.file_lock import FileLock
 from plimsoll.guard.adapters.gate import GateDoor
 from plimsoll.guard.adapters.hooks import ReadinessOnly
-from plimsoll.guard.api.requests import Asks, Desk
-from plimsoll.guard.daemon.announcements import Ports
-from plimsoll.guard.daemon.conductor import Conductor
-from plimsoll.guard.daemon.drain import HandDrain, OneOfTwo
+from plimsoll.guard.api.actions import ActionDesk, ActionRoutes
+from plimsoll.guard.daemon.conductor import ActionPorts, Conductor
 from plimsoll.guard.daemon.journal import Journal
-from plimsoll.guard.daemon.steps import Parts
+from plimsoll.guard.daemon.manual_drain import ManualDrains, SharedLock
+from plimsoll.guard.daemon.steps import EngineAdapters
 from plimsoll.net.server import GuardServer
 from plimsoll.standin.serve.fields import Options
 from tests.guard.daemon.drain_world import POLICY, Sight, World
@@ -43,14 +42,14 @@ class Guard:
 
     async def _open(self) -> int:
         self.book = Journal(self._folder / "guard.journal")
-        parts = {"a": Parts("a", GateDoor(self._url, TOKEN), ReadinessOnly())}
+        parts = {"a": EngineAdapters("a", GateDoor(self._url, TOKEN), ReadinessOnly())}
         policy, world = POLICY._replace(lease_s=LEASE_S), World()
-        lock = OneOfTwo(FileLock(self._folder / "fleet.lock"))
-        ports = Ports(self.book, lock, Sight(), world.view, lambda _: None, time.time)
+        lock = SharedLock(FileLock(self._folder / "fleet.lock"))
+        ports = ActionPorts(self.book, lock, Sight(), world.view, lambda _: None, time.time)
         self.conductor = Conductor(parts, policy, ports, pause_s=0.05)
-        self.drains = HandDrain(parts, policy, ports._replace(lock=lock.other()), self.conductor.courses, pause_s=0.05)
-        desk = Desk(self.conductor, self.drains, self.book, self.book.path)
-        asks = Asks(lambda: desk, lambda name: name == "a")
+        self.drains = ManualDrains(parts, policy, ports._replace(lock=lock.other()), self.conductor.courses, pause_s=0.05)
+        desk = ActionDesk(self.conductor, self.drains, self.book, self.book.path)
+        asks = ActionRoutes(lambda: desk, lambda name: name == "a")
         self.server = GuardServer(asks.get, TOKEN, (), asks.post)
         await self.conductor.take_over()
         await self.server.open("127.0.0.1", 0)

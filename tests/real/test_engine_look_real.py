@@ -8,8 +8,7 @@ import signal
 import time
 
 from lab.engine.server import EngineServer
-from plimsoll.guard.daemon.engine_canary import CanaryPlan
-from plimsoll.guard.daemon.engine_look import Watcher
+from plimsoll.guard.daemon.engine_look import CanaryPlan, EngineWatcher
 from plimsoll.guard.daemon.host import SameHost
 from plimsoll.guard.judge.look import Look, Reach
 
@@ -20,7 +19,7 @@ def looked(engine: EngineServer, count: int, pause_s: float) -> list[Look]:
     """So many looks, five seconds apart for the watcher."""
 
     async def run() -> list[Look]:
-        watcher, found = Watcher(f"http://127.0.0.1:{engine.port}", None, PLAN), []
+        watcher, found = EngineWatcher(f"http://127.0.0.1:{engine.port}", None, PLAN), []
         for number in range(count):
             found.append(await watcher.look(5.0 * number, time.time()))
             await asyncio.sleep(pause_s)
@@ -56,7 +55,7 @@ def test_what_the_engine_says_to_a_test_request_it_does_not_take(engine: EngineS
     """vLLM's own words for a model that it does not serve are read as such."""
 
     async def run() -> Look:
-        watcher = Watcher(f"http://127.0.0.1:{engine.port}", None, PLAN._replace(model="no-such-model"))
+        watcher = EngineWatcher(f"http://127.0.0.1:{engine.port}", None, PLAN._replace(model="no-such-model"))
         await watcher.look(0.0, time.time())
         await asyncio.sleep(1.0)
         look = await watcher.look(5.0, time.time())
@@ -72,8 +71,8 @@ def test_this_machine_knows_the_engine(engine: EngineServer) -> None:
     """Found by its port, with its core: the memory of the whole tree is more than the page's, which is of one process."""
 
     async def run() -> tuple[Look, Look]:
-        plain = Watcher(f"http://127.0.0.1:{engine.port}")
-        here = Watcher(f"http://127.0.0.1:{engine.port}", same_host=SameHost(engine.port))
+        plain = EngineWatcher(f"http://127.0.0.1:{engine.port}")
+        here = EngineWatcher(f"http://127.0.0.1:{engine.port}", same_host=SameHost(engine.port))
         found = await plain.look(0.0, time.time()), await here.look(0.0, time.time())
         await plain.close()
         await here.close()

@@ -13,7 +13,7 @@ from lab.engine.clients import complete, is_finished
 from lab.engine.server import EngineServer
 from plimsoll.guard.act.idle import Idleness, Sample, idleness
 from plimsoll.guard.adapters.gate import GateDoor
-from plimsoll.guard.daemon.engine_look import Watcher
+from plimsoll.guard.daemon.engine_look import EngineWatcher
 from tests.real.conftest import need_vllm
 
 pytestmark = pytest.mark.once
@@ -33,14 +33,14 @@ def gated() -> Iterator[EngineServer]:
         yield server
 
 
-async def looked(watcher: Watcher, door: GateDoor, samples: list[Sample]) -> Idleness:
+async def looked(watcher: EngineWatcher, door: GateDoor, samples: list[Sample]) -> Idleness:
     """One more sample, and what they say together."""
     told = await door.state()
     samples.append(Sample(await watcher.look(time.monotonic(), time.time()), told.facts if told.is_done else None))
     return idleness(samples)
 
 
-async def until_idle(watcher: Watcher, door: GateDoor, samples: list[Sample]) -> None:
+async def until_idle(watcher: EngineWatcher, door: GateDoor, samples: list[Sample]) -> None:
     """Look until it is idle."""
     async with asyncio.timeout(WAIT_S):
         while (await looked(watcher, door, samples)).is_idle is not True:
@@ -52,7 +52,7 @@ def test_a_drain_is_led_by_the_door_and_idle_is_confirmed_only_after_the_last_to
 
     async def scene() -> None:
         url = f"http://127.0.0.1:{gated.port}"
-        door, watcher = GateDoor(url, TOKEN), Watcher(url, TOKEN)
+        door, watcher = GateDoor(url, TOKEN), EngineWatcher(url, TOKEN)
         streams = [asyncio.create_task(complete(gated.port, LONG, stream=i % 2 == 0)) for i in range(8)]
         while int((await door.state()).facts["engine_requests"]) < 8:
             assert not any(stream.done() for stream in streams)

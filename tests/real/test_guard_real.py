@@ -14,8 +14,7 @@ import pytest
 
 from lab.engine.clients import complete
 from lab.engine.server import EngineDiedError, EngineServer
-from plimsoll.guard.daemon.engine_canary import CanaryPlan
-from plimsoll.guard.daemon.engine_look import Watcher
+from plimsoll.guard.daemon.engine_look import CanaryPlan, EngineWatcher
 from plimsoll.guard.judge.judge import Judge
 from plimsoll.guard.judge.policy import Policy
 from plimsoll.unknown import Condition
@@ -49,7 +48,7 @@ class Guarded:
         self._thread.start()
 
     async def _watch(self) -> None:
-        watcher = Watcher(f"http://127.0.0.1:{self._port}", self._token, CanaryPlan(every_s=3, deadline_s=3))
+        watcher = EngineWatcher(f"http://127.0.0.1:{self._port}", self._token, CanaryPlan(every_s=3, deadline_s=3))
         while not self._is_over:
             began = time.monotonic()
             self.judge.see(await watcher.look(began, time.time()))

@@ -17,7 +17,7 @@ from lab.engine.server import KEEPER, READY_LIMIT_S, free_port
 from lab.guard.own_engine import own_engine
 from plimsoll.guard.act.outcome import Outcome
 from plimsoll.guard.adapters.own_process import OwnProcess
-from plimsoll.guard.daemon.evidence import EvidenceKeeper, Wanted
+from plimsoll.guard.daemon.evidence import EvidenceSources, EvidenceStore
 from plimsoll.hardware.processes import read_process
 from tests.real.conftest import need_vllm
 
@@ -75,14 +75,14 @@ async def stopped_amid_a_stream(engine: OwnProcess, port: int) -> tuple[Told, Ou
 
 async def evidence_of(engine: OwnProcess, port: int, folder: Path) -> Path:
     """What is kept of it while it answers a request."""
-    keeper = EvidenceKeeper(folder / "evidence")
+    keeper = EvidenceStore(folder / "evidence")
 
     async def metrics() -> bytes:
         return (await ask(port, "/metrics")).body
 
     stream = asyncio.create_task(complete(port, LONG, stream=True))
     await asyncio.sleep(0.5)
-    wanted = Wanted(str(folder / "engine.log"), await engine.pids(), {"metrics.txt": metrics})
+    wanted = EvidenceSources(str(folder / "engine.log"), await engine.pids(), {"metrics.txt": metrics})
     outcome = await keeper.take("real", "1", wanted)
     assert is_finished(await stream), "evidence is taken without harm"
     return Path(str(outcome.facts["folder"]))

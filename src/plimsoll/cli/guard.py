@@ -35,8 +35,7 @@ from plimsoll.render.terminal import show
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from plimsoll.guard.config import GuardConfig
-    from plimsoll.guard.daemon.own_engine import OwnEngine
-    from plimsoll.guard.daemon.run import GuardOptions
+    from plimsoll.guard.daemon.run import GuardOptions, OwnEngine
     from plimsoll.guard.judge.policy import Policy
 
 
@@ -92,7 +91,7 @@ def read_options(words: Sequence[str], environ: Mapping[str, str]) -> GuardOptio
 
 
 def _own_engine(command: Sequence[str], urls: Sequence[str]) -> OwnEngine:
-    from plimsoll.guard.daemon.own_engine import own_engine
+    from plimsoll.guard.daemon.run import own_engine
 
     return own_engine(command, urls[0] if len(urls) == 1 else None)
 

@@ -318,7 +318,7 @@ def _read(shown: str, status: int, data: bytes, known: Sequence[int]) -> tuple[i
 
 def _token(values: Mapping[str, str], environ: Mapping[str, str], url: str) -> str | None:
     """What was given, or what a guard of this user left; None where there is none."""
-    from plimsoll.guard.api import token as guard_token
+    from plimsoll.guard.api import api as guard_token
     from plimsoll.guard.config_values import read_token
 
     if "--token-file" in values:
@@ -326,7 +326,7 @@ def _token(values: Mapping[str, str], environ: Mapping[str, str], url: str) -> s
     if environ.get("PLIMSOLL_GUARD_TOKEN"):
         return environ["PLIMSOLL_GUARD_TOKEN"]
     parts = urlsplit(url)
-    left = guard_token.place(parts.port or 80, environ)
+    left = guard_token.token_path(parts.port or 80, environ)
     if parts.hostname not in ("127.0.0.1", "localhost", "::1") or left is None or not left.exists():
         return None
     return read_token(str(left))

@@ -20,7 +20,7 @@ SCHEMA = "plimsoll.guard/1"
 LONGEST = 400  # letters of a message: what an engine sends may be long
 
 
-class What(StrEnum):
+class EventKind(StrEnum):
     """What a change is."""
 
     BEGINS = "begins"
@@ -36,12 +36,12 @@ class What(StrEnum):
     NEEDS = "needs-a-person"  # guard can do no more
 
 
-class Told(NamedTuple):
+class Event(NamedTuple):
     """One change that was worth a sentence."""
 
     unix_s: float
     engine: str
-    what: What
+    what: EventKind
     message: str
     condition: Condition | None = None
     finding: Finding | None = None
@@ -110,22 +110,22 @@ def grade_of(kind: str) -> str:
     return str(GRADES.get(kind, "advice"))
 
 
-def sentence(told: Told) -> str:
+def sentence(told: Event) -> str:
     """One change in words."""
     name, message = clean(told.engine), short(told.message)
     if told.condition is None:
         return f"{name or 'guard'}: {message}"
     what = label(told.condition)
-    if told.what is What.BEGINS:
+    if told.what is EventKind.BEGINS:
         title = f"{told.finding.title} ({what})" if told.finding is not None else f"{what} holds"
         return f"{name}: {title}: {message}"
-    if told.what is What.UNKNOWN:
+    if told.what is EventKind.UNKNOWN:
         return f"{name}: {what} held, and whether it still does is not known: {message}"
     after = "" if told.lasted_s is None else f" after {duration(told.lasted_s)}"
     return f"{name}: {what} is over{after}: {message}"
 
 
-def told_json(told: Told) -> dict[str, object]:
+def event_json(told: Event) -> dict[str, object]:
     """The same for a program."""
     condition = told.condition
     return {
@@ -141,11 +141,11 @@ def told_json(told: Told) -> dict[str, object]:
     }
 
 
-def line_json(told: Told) -> str:
+def line_json(told: Event) -> str:
     """One line of `plimsoll guard --json`."""
     import json
 
-    return json.dumps({"schema": SCHEMA, **told_json(told)}, ensure_ascii=False)
+    return json.dumps({"schema": SCHEMA, **event_json(told)}, ensure_ascii=False)
 
 
 def condition_json(view: EngineView, condition: Condition, clock: Clock) -> dict[str, object]:
@@ -258,18 +258,21 @@ def status_line(views: Sequence[EngineView], troubles: Sequence[Trouble] = ()) -
     return f"{said}; {', '.join(held[:5])}" + (f" and {len(held) - 5} more" if len(held) > 5 else "") + after
 
 
-def alert(told: Told, *, starts_unix_s: float, lasts_s: float) -> dict[str, object] | None:
+def alert(told: Event, *, starts_unix_s: float, lasts_s: float) -> dict[str, object] | None:
     """The change as Alertmanager's API v2 takes an alert; None for one that is no alert. `lasts_s`: until it is sent again."""
-    if told.what in (What.LISTED, What.UNLISTED, What.TROUBLE, What.MENDED, What.ACTED) and told.condition is None:
+    if (
+        told.what in (EventKind.LISTED, EventKind.UNLISTED, EventKind.TROUBLE, EventKind.MENDED, EventKind.ACTED)
+        and told.condition is None
+    ):
         return None
-    if told.what is What.NEEDS:
+    if told.what is EventKind.NEEDS:
         name, severity, is_over = "guard.needs-a-person", "critical", False
     elif told.condition is None:
-        name, severity, is_over = "guard.unreachable", "warning", told.what is not What.UNREACHABLE
+        name, severity, is_over = "guard.unreachable", "warning", told.what is not EventKind.UNREACHABLE
     else:
         code = code_of(told.condition.kind)
         name = f"rule.{told.condition.kind}" if code is None else str(code)
-        severity, is_over = str(severity_of(told.condition.kind)), told.what is What.OVER
+        severity, is_over = str(severity_of(told.condition.kind)), told.what is EventKind.OVER
     labels = {"alertname": name, "engine": clean(told.engine), "severity": severity}
     labels |= {"condition": told.condition.kind} if told.condition is not None else {}
     notes = {"summary": sentence(told)}

@@ -21,9 +21,9 @@ from plimsoll.guard.act.course import opened
 from plimsoll.guard.act.decide import Decision, Plan, Refusal, Switches
 from plimsoll.guard.act.journal_entry import CLOSED, INTENT, NOTE, OPENED, OUTCOME, RESTART, SWITCH
 from plimsoll.guard.act.steps import BROKEN, End
+from plimsoll.guard.api.actions import VERBS, ActionControl, ActionRoutes, RunningAction
 from plimsoll.guard.api.openapi import VERBS as DOCUMENTED
 from plimsoll.guard.api.openapi import document
-from plimsoll.guard.api.requests import VERBS, Actions, Asks, Under
 from plimsoll.guard.daemon.journal import Journal, JournalFailed
 from plimsoll.guard.judge.tracker import Grade
 from plimsoll.net.server import Answer, GuardServer
@@ -43,10 +43,10 @@ class Acts:
         self.is_full = False
         self.needing: dict[str, str] = {}
 
-    def under_way(self) -> list[Under]:
+    def under_way(self) -> list[RunningAction]:
         """One."""
         course = opened("x1", NAME, Grade.RESTART, "dead", is_broken=True).begun()
-        return [Under(course, 1_700_000_000.0), Under(course._replace(engine="b", kind="drain"), None)]
+        return [RunningAction(course, 1_700_000_000.0), RunningAction(course._replace(engine="b", kind="drain"), None)]
 
     def ended(self) -> dict[tuple[str, Grade, End], int]:
         """One, and one that has not happened."""
@@ -104,14 +104,14 @@ class Api:
 
 
 @contextlib.contextmanager
-def listening(actions: Actions | None) -> Iterator[Api]:
+def listening(actions: ActionControl | None) -> Iterator[Api]:
     """The API under /v1/, and a history without changes."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
 
     async def open_it() -> GuardServer:
-        asks = Asks(lambda: actions, lambda name: name in (NAME, "b"))
+        asks = ActionRoutes(lambda: actions, lambda name: name in (NAME, "b"))
 
         def answers(path: str, query: Any) -> Any:
             history = {"schema": "plimsoll.guard/1", "told": 0, "changes": []}
@@ -225,7 +225,7 @@ def test_one_action_on_one_engine(verb: str, acts: Acts) -> None:
 
 def test_a_guard_that_is_at_work_does_not_do_it_later(acts: Acts, monkeypatch: pytest.MonkeyPatch) -> None:
     """No answer in time is a refusal, and what was asked for is cancelled."""
-    monkeypatch.setattr("plimsoll.guard.api.requests.ASK_S", 0.2)
+    monkeypatch.setattr("plimsoll.guard.api.actions.ASK_S", 0.2)
     acts.decision = None
     with listening(acts) as api:
         status, answer = api("POST", "/v1/engines/b/restart")

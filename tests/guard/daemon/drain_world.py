@@ -12,8 +12,8 @@ from plimsoll.guard.act.decide import Engine, View
 from plimsoll.guard.act.journal_entry import Entry
 from plimsoll.guard.act.outcome import Outcome, done, failed
 from plimsoll.guard.act.policy import ActPolicy
-from plimsoll.guard.daemon.announcements import Ports, Said
-from plimsoll.guard.daemon.steps import Parts
+from plimsoll.guard.daemon.conductor import ActionPorts, Announcement
+from plimsoll.guard.daemon.steps import EngineAdapters
 from plimsoll.guard.judge.look import Look
 from plimsoll.inside import drain as gate
 from plimsoll.unknown import Condition
@@ -191,16 +191,16 @@ class Sight:
         return ["a", "b"]
 
 
-def parts_of(world: World) -> dict[str, Parts]:
+def parts_of(world: World) -> dict[str, EngineAdapters]:
     """What can be done to the first; nothing to the second."""
-    return {"a": Parts("a", Door(world), Balancer(world)), "b": Parts("b")}
+    return {"a": EngineAdapters("a", Door(world), Balancer(world)), "b": EngineAdapters("b")}
 
 
-def ports_of(world: World, lock: Any) -> Ports:
+def ports_of(world: World, lock: Any) -> ActionPorts:
     """As a guard has them."""
     numbers = iter(range(100))
 
-    def tell(said: Said) -> None:
+    def tell(said: Announcement) -> None:
         world.said.append(said.says)
 
-    return Ports(Book(world), lock, Sight(), world.view, tell, lambda: 0.0, lambda: f"x{next(numbers)}")
+    return ActionPorts(Book(world), lock, Sight(), world.view, tell, lambda: 0.0, lambda: f"x{next(numbers)}")

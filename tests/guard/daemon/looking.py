@@ -7,8 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from plimsoll.guard.daemon.engine_canary import CanaryPlan
-from plimsoll.guard.daemon.engine_look import Limits, Watcher
+from plimsoll.guard.daemon.engine_look import CanaryPlan, EngineWatcher, LookLimits
 from plimsoll.guard.judge.look import Look
 from plimsoll.standin.serve.fields import Options
 from tests.net.raw_server import RawServer, Talk, Visitor, raw_server
@@ -18,7 +17,7 @@ CAPTURES = Path(__file__).parents[2] / "captures"
 CAPTURED = (CAPTURES / "vllm-0.32.0-cpu" / "metrics.txt").read_bytes()
 INSIDE = CAPTURES / "vllm-0.25.1-h200-inside"
 GATED = Options(is_dev_mode=True, token=TOKEN, middleware=("plimsoll.inside.Gate",))
-FAST = Limits(look_s=2.0, page_s=1.5, small_s=0.5, page_bytes=1 << 20)
+FAST = LookLimits(look_s=2.0, page_s=1.5, small_s=0.5, page_bytes=1 << 20)
 
 
 def looks(
@@ -28,7 +27,7 @@ def looks(
 
     async def run() -> tuple[list[Look], RawServer]:
         async with raw_server(talk) as server:
-            watcher = Watcher(server.url, token, canary, limits=FAST)
+            watcher = EngineWatcher(server.url, token, canary, limits=FAST)
             found = []
             for number in range(count):
                 found.append(await watcher.look(100.0 + number * every_s, 1e9 + number * every_s))
@@ -52,7 +51,7 @@ def remembering(talk_of: dict[str, bytes | str], paths: list[str]) -> Talk:
     return talk
 
 
-def at(server: Server, watcher_of: Callable[[str], Watcher], count: int = 1, pause_s: float = 0.0) -> list[Look]:
+def at(server: Server, watcher_of: Callable[[str], EngineWatcher], count: int = 1, pause_s: float = 0.0) -> list[Look]:
     """Looks at a stand-in."""
 
     async def run() -> list[Look]:
@@ -67,9 +66,9 @@ def at(server: Server, watcher_of: Callable[[str], Watcher], count: int = 1, pau
     return asyncio.run(run())
 
 
-def plain(url: str) -> Watcher:
+def plain(url: str) -> EngineWatcher:
     """One without token and canary."""
-    return Watcher(url, limits=FAST)
+    return EngineWatcher(url, limits=FAST)
 
 
 def fault(server: Server, kind: str, **more: object) -> None:

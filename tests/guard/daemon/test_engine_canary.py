@@ -9,8 +9,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from plimsoll.guard.daemon.engine_canary import CanaryPlan, is_garbage
-from plimsoll.guard.daemon.engine_look import Limits, Watcher
+from plimsoll.guard.daemon.engine_look import CanaryPlan, EngineWatcher, LookLimits, is_garbage
 from plimsoll.guard.judge.look import Look, Reach
 from plimsoll.inside.settings import Settings
 from tests.guard.daemon.looking import CAPTURED, GATED, at, fault, looks, remembering
@@ -173,8 +172,8 @@ def test_a_server_that_takes_connections_and_says_nothing_gets_its_test_request(
     async def run() -> list[Look]:
         nonlocal is_mute
         async with raw_server(talk) as server:
-            quick = Limits(look_s=2.0, page_s=1.0, small_s=0.7)
-            watcher = Watcher(server.url, None, CanaryPlan(every_s=5, deadline_s=1.0), limits=quick)
+            quick = LookLimits(look_s=2.0, page_s=1.0, small_s=0.7)
+            watcher = EngineWatcher(server.url, None, CanaryPlan(every_s=5, deadline_s=1.0), limits=quick)
             found = [await watcher.look(0.0, 1e9)]
             await asyncio.sleep(0.5)
             is_mute = True
@@ -208,8 +207,8 @@ def test_what_was_last_said_of_a_pause_holds_while_no_answer_comes(is_paused: bo
 
     async def run() -> list[Look]:
         async with raw_server(talk) as server:
-            quick = Limits(look_s=2.0, page_s=1.0, small_s=0.7)
-            watcher = Watcher(server.url, None, CanaryPlan(every_s=5, deadline_s=1.0), limits=quick)
+            quick = LookLimits(look_s=2.0, page_s=1.0, small_s=0.7)
+            watcher = EngineWatcher(server.url, None, CanaryPlan(every_s=5, deadline_s=1.0), limits=quick)
             found = []
             for number, silent in enumerate(([], ["/is_paused"], ["/is_paused", "/metrics"], ["/is_paused", "/metrics"])):
                 mute[:] = silent
@@ -242,14 +241,14 @@ def test_a_stand_in_s_canary_and_its_wedge() -> None:
     """Answered while it steps, failed when it is stuck; it does not count as work; none is sent to one that rests."""
     plan = CanaryPlan(every_s=5, deadline_s=0.6)
     with standin(GATED, settings=Settings({"PLIMSOLL_TOKEN": TOKEN})) as server:
-        *_, last = at(server, lambda url: Watcher(url, TOKEN, plan), 2, 0.5)
+        *_, last = at(server, lambda url: EngineWatcher(url, TOKEN, plan), 2, 0.5)
         assert last.canary is not None
         assert (last.canary.is_answered, last.canary.is_garbage) == (True, False)
         fault(server, "wedge")
-        found = at(server, lambda url: Watcher(url, TOKEN, plan), 6, 0.2)
+        found = at(server, lambda url: EngineWatcher(url, TOKEN, plan), 6, 0.2)
         assert found[-1].canary is not None
         assert found[-1].canary.is_answered is False
         assert all(look.gate is not None and look.gate.engine_requests - look.gate.ours <= 0 for look in found)
         server.ask("DELETE", "/standin/faults", Authorization=f"Bearer {TOKEN}")
         server.ask("POST", "/pause")
-        assert at(server, lambda url: Watcher(url, TOKEN, plan), 3, 0.1)[-1].canary is None
+        assert at(server, lambda url: EngineWatcher(url, TOKEN, plan), 3, 0.1)[-1].canary is None

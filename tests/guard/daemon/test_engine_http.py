@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plimsoll.errors import BadInput
-from plimsoll.guard.daemon.engine_http import AnswerReader, Client, Late, Missed, Reply
+from plimsoll.guard.daemon.engine_http import AnswerReader, EngineClient, EngineReply, RequestFailed, RequestTimedOut
 from plimsoll.guard.judge.look import Reach
 from tests.net.raw_server import RawServer, Talk, Visitor, free_port, raw_server
 
@@ -23,12 +23,14 @@ OK = b"HTTP/1.1 200 OK\r\n"
 MOST = 1 << 20
 
 
-def asked(talk: Talk, path: str = "/metrics", *, deadline_s: float = 3.0, times: int = 1, follows: bool = False) -> list[Reply]:
+def asked(
+    talk: Talk, path: str = "/metrics", *, deadline_s: float = 3.0, times: int = 1, follows: bool = False
+) -> list[EngineReply]:
     """What a client gets from such a server, asked so often."""
 
-    async def run() -> list[Reply]:
+    async def run() -> list[EngineReply]:
         async with raw_server(talk) as server:
-            client = Client(server.url)
+            client = EngineClient(server.url)
             try:
                 return [await client.get(path, deadline_s=deadline_s, most_bytes=MOST, follows=follows) for _ in range(times)]
             finally:
@@ -49,9 +51,9 @@ def says(*pieces: bytes, hangs: bool = False) -> Talk:
     return talk
 
 
-def missed(talk: Talk, deadline_s: float = 3.0) -> Missed:
+def missed(talk: Talk, deadline_s: float = 3.0) -> RequestFailed:
     """How a client fails with such a server."""
-    with pytest.raises(Missed) as caught:
+    with pytest.raises(RequestFailed) as caught:
         asked(talk, deadline_s=deadline_s)
     return caught.value
 
@@ -89,7 +91,7 @@ def test_a_connection_is_kept_and_one_that_was_closed_is_replaced() -> None:
     async def run(asks: int) -> int:
         async with raw_server(counting(asks)) as server:
             servers.append(server)
-            client = Client(server.url)
+            client = EngineClient(server.url)
             for _ in range(10):
                 assert (await client.get("/", deadline_s=3, most_bytes=MOST)).body == b"hello"
             client.close()
@@ -102,9 +104,9 @@ def test_a_connection_is_kept_and_one_that_was_closed_is_replaced() -> None:
 def test_nobody_listens() -> None:
     """A refused connection is the one failure that says something; a name that does not exist says nothing."""
 
-    async def run(url: str) -> Missed:
-        with pytest.raises(Missed) as caught:
-            await Client(url).get("/", deadline_s=3, most_bytes=MOST)
+    async def run(url: str) -> RequestFailed:
+        with pytest.raises(RequestFailed) as caught:
+            await EngineClient(url).get("/", deadline_s=3, most_bytes=MOST)
         return caught.value
 
     assert asyncio.run(run(f"http://127.0.0.1:{free_port()}")).reach is Reach.REFUSED
@@ -115,7 +117,7 @@ def test_nobody_listens() -> None:
 def test_an_address_that_nobody_answers_from_leaves_time_for_the_next() -> None:
     """Of a name's addresses the first may be a hole; the one behind it is still found."""
 
-    class Elsewhere(Client):
+    class Elsewhere(EngineClient):
         async def _addresses(self) -> list[str]:
             return ["192.0.2.1", "127.0.0.1"]  # the first is one that is never given to anybody
 
@@ -129,10 +131,10 @@ def test_an_address_that_nobody_answers_from_leaves_time_for_the_next() -> None:
 def test_a_unix_socket(tmp_path: Path) -> None:
     """A gate with a socket of its own is asked there; without the file nobody listens."""
 
-    async def run() -> tuple[bytes, Missed]:
+    async def run() -> tuple[bytes, RequestFailed]:
         path, talk = tmp_path / "p.sock", RawServer(says(OK + b"Content-Length: 2\r\n\r\nhi"))
-        client = Client(f"unix:{path}")
-        with pytest.raises(Missed) as caught:
+        client = EngineClient(f"unix:{path}")
+        with pytest.raises(RequestFailed) as caught:
             await client.get("/", deadline_s=3, most_bytes=MOST)
         server = await asyncio.start_unix_server(talk.visited, path)
         body = (await client.get("/", deadline_s=3, most_bytes=MOST)).body
@@ -200,7 +202,7 @@ def test_the_deadline_holds_for_the_whole_exchange() -> None:
         began = time.monotonic()
         error = missed(talk, 0.3)
         assert time.monotonic() - began < 1.5
-        assert isinstance(error, Late)
+        assert isinstance(error, RequestTimedOut)
         assert (error.reach, error.was_sent, error.was_begun) == (Reach.SILENT, True, was_begun)
 
 
@@ -269,7 +271,7 @@ def test_redirects_stay_on_the_server() -> None:
         "/round",
     ):
         visits.clear()
-        with pytest.raises(Missed) as caught:
+        with pytest.raises(RequestFailed) as caught:
             asked(to(target), follows=True)
         assert caught.value.reach is Reach.NONSENSE
         assert set(visits) <= {"/metrics", "/round"}
@@ -311,8 +313,8 @@ def test_addresses_that_cannot_be() -> None:
     """An address that would end its line early is refused before anything is sent."""
     for url in ("127.0.0.1:8000", "ftp://x", "http://", "http://x y", "http://ü", "http://h:99999"):
         with pytest.raises(BadInput):
-            Client(url)
-    assert "hunter2" not in Client("http://u:hunter2@127.0.0.1:1").shown
+            EngineClient(url)
+    assert "hunter2" not in EngineClient("http://u:hunter2@127.0.0.1:1").shown
 
 
 def test_tls_is_checked(tmp_path: Path) -> None:
@@ -327,26 +329,28 @@ def test_tls_is_checked(tmp_path: Path) -> None:
     if made.returncode != 0:
         pytest.skip("openssl is not there")
 
-    async def run() -> Missed:
+    async def run() -> RequestFailed:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(certificate, key)
         talk = RawServer(says(OK + b"Content-Length: 2\r\n\r\nhi"))
         server = await asyncio.start_server(talk.visited, "127.0.0.1", 0, ssl=context)
-        with pytest.raises(Missed) as caught:
-            await Client(f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}").get("/", deadline_s=5, most_bytes=MOST)
+        with pytest.raises(RequestFailed) as caught:
+            await EngineClient(f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}").get(
+                "/", deadline_s=5, most_bytes=MOST
+            )
         server.close()
         return caught.value
 
     error = asyncio.run(run())
     assert (error.reach, error.why) == (Reach.SILENT, "shows a certificate that is not trusted")
 
-    async def plain() -> Missed:
+    async def plain() -> RequestFailed:
         async def talk(visitor: Visitor) -> None:
             await visitor.say(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
         async with raw_server(talk) as server:
-            with pytest.raises(Missed) as caught:
-                await Client(server.url.replace("http:", "https:")).get("/", deadline_s=5, most_bytes=MOST)
+            with pytest.raises(RequestFailed) as caught:
+                await EngineClient(server.url.replace("http:", "https:")).get("/", deadline_s=5, most_bytes=MOST)
             return caught.value
 
     assert asyncio.run(plain()).reach in (Reach.NONSENSE, Reach.SILENT)
@@ -376,7 +380,7 @@ def test_the_reader_of_answers_takes_any_bytes(pieces: list[bytes], sizes: list[
                 raw = raw[size:]
             reader.feed(raw)
             reader.end()
-        except Missed as error:
+        except RequestFailed as error:
             return error.why, 0, b""
         return "", reader.status, bytes(got)
 

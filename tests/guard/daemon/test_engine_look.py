@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plimsoll.guard.daemon.engine_canary import CanaryPlan
-from plimsoll.guard.daemon.engine_look import Watcher, read_gate, read_workers
+from plimsoll.guard.daemon.engine_look import CanaryPlan, EngineWatcher, read_gate, read_workers
 from plimsoll.guard.judge.judge import Judge
 from plimsoll.guard.judge.look import Look, Rank, Reach
 from plimsoll.guard.judge.policy import read_policy
@@ -38,7 +37,7 @@ def test_a_captured_page_becomes_a_look() -> None:
 def test_a_stand_in_with_its_gate() -> None:
     """What the gate knows, the memory of its workers, and whether it is paused, from one look."""
     with standin(GATED, settings=Settings({"PLIMSOLL_TOKEN": TOKEN})) as server:
-        first, second = at(server, lambda url: Watcher(url, TOKEN), 2)
+        first, second = at(server, lambda url: EngineWatcher(url, TOKEN), 2)
         assert first.gate is not None
         assert (first.gate.ready, first.gate.in_flight, first.gate.drain) == (True, 0, "serving")
         (worker,) = first.workers
@@ -48,7 +47,7 @@ def test_a_stand_in_with_its_gate() -> None:
         assert worker.host_resident is not None
         assert (second.is_paused, second.vllm, second.health) == (False, "0.32.0", 200)
         server.ask("POST", "/pause")
-        assert at(server, lambda url: Watcher(url, TOKEN))[0].is_paused is True
+        assert at(server, lambda url: EngineWatcher(url, TOKEN))[0].is_paused is True
         (open_look,) = at(server, plain)
         assert open_look.gate is None
         assert open_look.workers[0].allocated == worker.allocated
@@ -83,7 +82,7 @@ def test_nobody_listens_and_then_somebody_does() -> None:
 
     async def run() -> list[Look]:
         port, found = free_port(), []
-        watcher = Watcher(f"http://127.0.0.1:{port}/metrics", limits=FAST)
+        watcher = EngineWatcher(f"http://127.0.0.1:{port}/metrics", limits=FAST)
         found.append(await watcher.look(1.0, 1.0))
         server = RawServer(by_path({"/metrics": CAPTURED, "/version": b'{"version":"0.32.0"}'}))
         listening = await asyncio.start_server(server.visited, "127.0.0.1", port)
@@ -175,7 +174,7 @@ def test_a_redirect_to_another_host_is_nonsense_and_the_token_stays_here() -> No
 
             async with raw_server(talk) as server:
                 is_page = False
-                watcher = Watcher(server.url, TOKEN, limits=FAST)
+                watcher = EngineWatcher(server.url, TOKEN, limits=FAST)
                 look = await watcher.look(1, 1)
                 is_page = True
                 assert (await watcher.look(6, 6)).gate is None
@@ -233,7 +232,7 @@ def test_the_token_is_shown_only_to_what_asks_for_it_as_the_gate_does(kind: str,
 
     async def run() -> tuple[Look, str]:
         async with raw_server(gate_server(kind, heads)) as server:
-            watcher = Watcher(server.url, TOKEN, limits=FAST)
+            watcher = EngineWatcher(server.url, TOKEN, limits=FAST)
             found = [await watcher.look(1 + 5 * number, 1) for number in range(2)]
             await watcher.close()
             return found[-1], watcher.gate_note

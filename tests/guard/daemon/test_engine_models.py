@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from plimsoll.guard.act.outcome import Outcome
-from plimsoll.guard.daemon.engine_canary import Served, served, warm
+from plimsoll.guard.daemon.engine_look import ServedModel, served_model, warm_up
 from tests.net.raw_server import by_path, raw_server
 
 MODELS = b'{"data": [{"id": "one", "max_model_len": 4096}, {"id": "two"}]}'
@@ -20,7 +20,7 @@ def warmed(answer: bytes | str, models: bytes | str = MODELS) -> Outcome:
 
     async def scene() -> Outcome:
         async with raw_server(by_path({"/v1/models": models, "/v1/completions": answer})) as server:
-            return await warm(f"http://127.0.0.1:{server.port}", deadline_s=5)
+            return await warm_up(f"http://127.0.0.1:{server.port}", deadline_s=5)
 
     return asyncio.run(scene())
 
@@ -43,14 +43,14 @@ def test_without_a_model_nothing_is_asked() -> None:
 
 @pytest.mark.parametrize(
     ("models", "found"),
-    [(MODELS, Served("one", 4096.0)), (b'{"data": [{"id": "x", "max_model_len": true}]}', Served("x", None)),
+    [(MODELS, ServedModel("one", 4096.0)), (b'{"data": [{"id": "x", "max_model_len": true}]}', ServedModel("x", None)),
      (b'{"data": []}', None), (b"[" * 100_000, None), (b'{"data": [{"id": 7}]}', None), ("500 Oops", None)],
 )  # fmt: skip
-def test_the_first_model_of_the_list_is_told(models: bytes | str, found: Served | None) -> None:
+def test_the_first_model_of_the_list_is_told(models: bytes | str, found: ServedModel | None) -> None:
     """With its context where it is a number; whatever else a server says is not known."""
 
-    async def scene() -> Served | None:
+    async def scene() -> ServedModel | None:
         async with raw_server(by_path({"/v1/models": models})) as server:
-            return await served(f"http://127.0.0.1:{server.port}")
+            return await served_model(f"http://127.0.0.1:{server.port}")
 
     assert asyncio.run(scene()) == found

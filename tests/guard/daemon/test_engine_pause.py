@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.guard.daemon.engine_look import ABSENT_AGAIN_S, AGAIN_S, STILL_S, Pause
+from plimsoll.guard.daemon.engine_look import ABSENT_AGAIN_S, AGAIN_S, STILL_S, PauseState
 from plimsoll.guard.judge.look import Canary
 
 
@@ -18,9 +18,9 @@ def page(steps: float = 7, running: float = 0, waiting: float = 0) -> dict[str, 
     return {"steps": steps, "running": running, "waiting": waiting}
 
 
-def met(*, is_paused: bool = False) -> Pause:
+def met(*, is_paused: bool = False) -> PauseState:
     """One that was asked at second 0, while it had nothing to do."""
-    pause = Pause()
+    pause = PauseState()
     assert pause.is_due(page(), None, 0.0)
     pause.answered(0.0, is_paused=is_paused)
     return pause
@@ -79,7 +79,7 @@ def test_a_test_request_without_an_answer_is_work_that_waits() -> None:
 
 def test_a_lost_answer_is_not_asked_for_at_every_look() -> None:
     """Each leaves a question in a server whose core may be stuck."""
-    pause = Pause()
+    pause = PauseState()
     assert pause.is_due(page(), None, 0.0)
     pause.lost(0.0)
     assert pause.told() == (None, True)
@@ -89,7 +89,7 @@ def test_a_lost_answer_is_not_asked_for_at_every_look() -> None:
 
 def test_a_server_that_does_not_know_the_question_does_not_rest() -> None:
     """Asked every five minutes; one that has known it is taken to know it still."""
-    pause = Pause()
+    pause = PauseState()
     pause.absent(0.0)
     assert pause.told() == (None, False)
     assert not pause.is_due(page(7, 1), None, ABSENT_AGAIN_S - 1)
@@ -106,7 +106,7 @@ LOOKS = st.lists(st.tuples(st.booleans(), st.integers(0, 2), st.sampled_from(["y
 @given(looks=LOOKS, every_s=st.sampled_from([0.5, 1.0, 5.0, 30.0]))
 def test_no_question_within_a_crash_of_the_last_sign_of_life(looks: list[tuple[bool, int, str]], every_s: float) -> None:
     """Whatever it shows and answers: once it has answered, the next question comes when work has stood still for STILL_S."""
-    pause, has_answered, still_since, steps = Pause(), False, 0.0, 0
+    pause, has_answered, still_since, steps = PauseState(), False, 0.0, 0
     for number, (moves, work, says) in enumerate(looks):
         now_s = every_s * number
         steps += moves

@@ -14,18 +14,18 @@ from typing import Any
 
 import pytest
 
-from plimsoll.guard.daemon.evidence import EvidenceKeeper, Wanted, of_processes
+from plimsoll.guard.daemon.evidence import EvidenceSources, EvidenceStore, describe_processes
 
 SECRET = "hf_0123456789abcdefghijklmnopqrstuvwxyz0"
 PY_SPY = shutil.which("py-spy") or shutil.which(Path(sys.executable).with_name("py-spy"))
 
 
-def keeper(folder: Path, path: str = "", **more: Any) -> EvidenceKeeper:
+def keeper(folder: Path, path: str = "", **more: Any) -> EvidenceStore:
     """One that finds programs in `path` alone."""
-    return EvidenceKeeper(folder / "evidence", environ={"PATH": path}, **more)
+    return EvidenceStore(folder / "evidence", environ={"PATH": path}, **more)
 
 
-def take(one: EvidenceKeeper, wanted: Wanted, action: str = "a-1") -> Path:
+def take(one: EvidenceStore, wanted: EvidenceSources, action: str = "a-1") -> Path:
     """The folder of one action."""
     outcome = asyncio.run(one.take("llama/8b", action, wanted))
     assert outcome.is_done, outcome
@@ -50,7 +50,7 @@ def test_everything_that_there_is(tmp_path: Path) -> None:
     async def state() -> bytes:
         return b'{"phase": "serving", "api_key": "abc-secret-def"}'
 
-    wanted = Wanted(str(tmp_path / "engine.log"), (os.getpid(),), {"metrics.txt": b"vllm:x 1\n", "state.json": state})
+    wanted = EvidenceSources(str(tmp_path / "engine.log"), (os.getpid(),), {"metrics.txt": b"vllm:x 1\n", "state.json": state})
     folder = take(keeper(tmp_path, path), wanted)
     names = {"CONTENTS.txt", "engine.log", "metrics.txt", "nvidia-smi.txt", "processes.txt", "stacks.txt", "state.json"}
     assert {one.name for one in folder.iterdir()} == names
@@ -67,7 +67,7 @@ def test_secrets_and_users_words_are_hidden(tmp_path: Path) -> None:
     log = f"INFO api_key='{SECRET}'\nINFO Received request cmpl-1: prompt: 'my dear diary', params: SamplingParams(n=1)\n"
     (tmp_path / "engine.log").write_text(log)
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "--api-key", SECRET]) as process:
-        wanted = Wanted(str(tmp_path / "engine.log"), (process.pid,), {"page.txt": f"HF_TOKEN={SECRET}".encode()})
+        wanted = EvidenceSources(str(tmp_path / "engine.log"), (process.pid,), {"page.txt": f"HF_TOKEN={SECRET}".encode()})
         folder = take(keeper(tmp_path), wanted)
         process.kill()
     kept = "".join(one.read_text() for one in folder.iterdir())
@@ -81,7 +81,7 @@ def test_of_a_long_log_the_start_and_the_end(tmp_path: Path) -> None:
     line = "INFO 01-01 00:00:00 [loggers.py:1] Engine 000: Avg generation throughput: 12.3 tokens/s, Running: 4 reqs\n"
     (tmp_path / "engine.log").write_text("INFO the first line\n" + line * 200_000 + "INFO the last line\n")
     begun = time.monotonic()
-    folder = take(keeper(tmp_path), Wanted(str(tmp_path / "engine.log")))
+    folder = take(keeper(tmp_path), EvidenceSources(str(tmp_path / "engine.log")))
     assert time.monotonic() - begun < 15
     text = (folder / "engine.log").read_text()
     assert text.startswith("INFO the first line")
@@ -98,7 +98,7 @@ def test_what_cannot_be_had_is_named(tmp_path: Path) -> None:
 
     path = program(tmp_path / "bin", "py-spy", "echo 'Permission Denied: try running with sudo' >&2; exit 1")
     program(tmp_path / "bin", "nvidia-smi", "exit 9")
-    wanted = Wanted(str(tmp_path / "none.log"), (999_999_999,), {"metrics.txt": broken, "state.json": b""})
+    wanted = EvidenceSources(str(tmp_path / "none.log"), (999_999_999,), {"metrics.txt": broken, "state.json": b""})
     outcome = asyncio.run(keeper(tmp_path, path).take("e", "a-1", wanted))
     assert (outcome.is_done, outcome.facts["parts"], outcome.facts["missing"]) == (True, 1, 5)
     text = (Path(str(outcome.facts["folder"])) / "CONTENTS.txt").read_text()
@@ -115,7 +115,7 @@ def test_what_cannot_be_had_is_named(tmp_path: Path) -> None:
 
 def test_nothing_known_at_all(tmp_path: Path) -> None:
     """Even then there is a folder that says so."""
-    text = (take(keeper(tmp_path), Wanted()) / "CONTENTS.txt").read_text()
+    text = (take(keeper(tmp_path), EvidenceSources()) / "CONTENTS.txt").read_text()
     assert "guard does not know where the log is" in text
     assert "guard does not know the processes" in text
 
@@ -130,7 +130,7 @@ def test_what_hangs_is_not_waited_for(tmp_path: Path) -> None:
         return b""
 
     begun = time.monotonic()
-    wanted = Wanted(str(tmp_path / "engine.log"), (os.getpid(),), {"metrics.txt": never})
+    wanted = EvidenceSources(str(tmp_path / "engine.log"), (os.getpid(),), {"metrics.txt": never})
     folder = take(keeper(tmp_path, path, limit_s=1.5), wanted)
     assert time.monotonic() - begun < 5
     assert (folder / "engine.log").read_text() == "INFO here\n"
@@ -140,11 +140,11 @@ def test_what_hangs_is_not_waited_for(tmp_path: Path) -> None:
 def test_the_same_action_is_kept_once(tmp_path: Path) -> None:
     """A guard that was killed and asks again finds what was kept; one that was killed amid it takes it anew."""
     one = keeper(tmp_path)
-    first = take(one, Wanted(pages={"metrics.txt": b"before 1\n"}))
-    assert take(one, Wanted(pages={"metrics.txt": b"after 1\n"})) == first
+    first = take(one, EvidenceSources(pages={"metrics.txt": b"before 1\n"}))
+    assert take(one, EvidenceSources(pages={"metrics.txt": b"after 1\n"})) == first
     assert (first / "metrics.txt").read_text() == "before 1\n"
     (first / "CONTENTS.txt").unlink()
-    assert take(one, Wanted(pages={"metrics.txt": b"after 1\n"})) == first
+    assert take(one, EvidenceSources(pages={"metrics.txt": b"after 1\n"})) == first
     assert (first / "metrics.txt").read_text() == "after 1\n"
 
 
@@ -156,10 +156,10 @@ def test_only_so_many_and_so_much(tmp_path: Path) -> None:
     (tmp_path / "evidence" / "mine").mkdir()
     for number in range(6):
         now += 10
-        take(one, Wanted(pages={"page.txt": b"x " * 500}), f"a-{number}")
+        take(one, EvidenceSources(pages={"page.txt": b"x " * 500}), f"a-{number}")
     assert [path.name[-3:] for path in sorted((tmp_path / "evidence").iterdir())] == ["a-3", "a-4", "a-5", "ine"]
     now += 10
-    take(one, Wanted(pages={"page.txt": b"x " * 60_000}), "big")
+    take(one, EvidenceSources(pages={"page.txt": b"x " * 60_000}), "big")
     assert [path.name[-3:] for path in sorted((tmp_path / "evidence").iterdir())] == ["big", "ine"], "the newest is always kept"
 
 
@@ -175,7 +175,7 @@ def test_a_place_that_is_not_ours_alone(tmp_path: Path, kind: str) -> None:
     else:
         root.mkdir()
         root.chmod(0o777)
-    outcome = asyncio.run(keeper(tmp_path).take("e", "a", Wanted()))
+    outcome = asyncio.run(keeper(tmp_path).take("e", "a", EvidenceSources()))
     assert outcome.is_done is False
     assert outcome.says.startswith("no evidence was kept: ")
     assert list((tmp_path / "elsewhere").iterdir()) == []
@@ -183,7 +183,9 @@ def test_a_place_that_is_not_ours_alone(tmp_path: Path, kind: str) -> None:
 
 def test_odd_names_stay_in_the_folder(tmp_path: Path) -> None:
     """Neither an engine nor an action nor a page leads out of it."""
-    outcome = asyncio.run(keeper(tmp_path).take("../../e", "/etc/x\0y", Wanted(pages={"../../out.txt": b"x", "": b"y"})))
+    outcome = asyncio.run(
+        keeper(tmp_path).take("../../e", "/etc/x\0y", EvidenceSources(pages={"../../out.txt": b"x", "": b"y"}))
+    )
     folder = Path(str(outcome.facts["folder"]))
     assert folder.parent == tmp_path / "evidence"
     assert {one.name for one in folder.iterdir()} == {"CONTENTS.txt", "_.._out.txt", "unnamed"}
@@ -198,7 +200,7 @@ def test_real_stacks_of_a_real_process(tmp_path: Path) -> None:
         assert process.stdout is not None
         process.stdout.readline()
         time.sleep(0.3)
-        folder = take(keeper(tmp_path, str(Path(PY_SPY).parent)), Wanted(pids=(process.pid,)))
+        folder = take(keeper(tmp_path, str(Path(PY_SPY).parent)), EvidenceSources(pids=(process.pid,)))
         assert process.poll() is None
         process.kill()
     contents = (folder / "CONTENTS.txt").read_text()
@@ -209,7 +211,7 @@ def test_real_stacks_of_a_real_process(tmp_path: Path) -> None:
 
 def test_the_kernels_view_of_a_process() -> None:
     """Its state and each of its threads; one that is gone is named as such."""
-    text = of_processes([os.getpid(), 999_999_999]).decode()
+    text = describe_processes([os.getpid(), 999_999_999]).decode()
     assert f"=== pid {os.getpid()}" in text
     assert "--- status" in text
     assert "threads: number, name, state, where it waits" in text

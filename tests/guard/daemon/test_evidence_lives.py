@@ -11,7 +11,7 @@ import pytest
 
 from plimsoll.guard.adapters.own_process import NEW_LIFE, open_for_new_life
 from plimsoll.guard.daemon.acting import doctor_on
-from plimsoll.guard.daemon.evidence import EARLIER, LOG, LOG_HEAD_BYTES, LOG_TAIL_BYTES, EvidenceKeeper, Wanted
+from plimsoll.guard.daemon.evidence import EARLIER, LOG, LOG_HEAD_BYTES, LOG_TAIL_BYTES, EvidenceSources, EvidenceStore
 
 BANNER = "(APIServer pid=7) INFO 11-15 20:07:09 [api_server.py:1839] vLLM API server version 0.32.0\n"
 DRAWN = "(APIServer pid=7) INFO 11-15 09:18:05 [api_utils.py:339]  ▄▄ ▄█ █     █     █ ▀▄▀ █  version 0.32.0\n"
@@ -24,7 +24,7 @@ def kept(folder: Path, log: str) -> tuple[str, str]:
     """What is kept of this log: of the last life, and of those before."""
     path = folder / "server.log"
     path.write_text(log, encoding="utf-8")
-    taken = asyncio.run(EvidenceKeeper(folder / "evidence", environ={"PATH": ""}).take("a", "x", Wanted(str(path))))
+    taken = asyncio.run(EvidenceStore(folder / "evidence", environ={"PATH": ""}).take("a", "x", EvidenceSources(str(path))))
     found = Path(str(taken.facts["folder"]))
     earlier = (found / EARLIER).read_text(encoding="utf-8") if (found / EARLIER).exists() else ""
     assert (f"  {EARLIER}\n" in (found / "CONTENTS.txt").read_text(encoding="utf-8")) is bool(earlier)

@@ -15,8 +15,8 @@ from prometheus_client.openmetrics import parser as open_parser
 from prometheus_client.parser import text_string_to_metric_families as text_format
 
 from plimsoll.errors import BadInput, TooLarge
-from plimsoll.guard.daemon import figures_page
-from plimsoll.guard.daemon.figures_page import LabelSets, PageReader, read_figures
+from plimsoll.guard.daemon import engine_figures
+from plimsoll.guard.daemon.engine_figures import LabelSets, PageReader, read_figures
 from plimsoll.guard.judge.look import Rank
 from plimsoll.standin import stand_in
 from plimsoll.vllm.metrics_page import parse_page
@@ -56,7 +56,7 @@ def expected(samples: Samples) -> dict[str, float]:
         if name == "vllm:engine_sleep_state" and labels.get("sleep_state") == "awake":
             by_name.setdefault("awake", []).append(value)
     for name, values in by_name.items():
-        is_sane = all(0 <= value <= figures_page.NUMBER_MAX for value in values)
+        is_sane = all(0 <= value <= engine_figures.NUMBER_MAX for value in values)
         if name in FIGURE and is_sane:
             figures[FIGURE[name]] = math.fsum(values)
         elif name == "vllm:kv_cache_usage_perc" and is_sane and max(values) <= 1.001:
@@ -79,7 +79,7 @@ def by_ours(page: bytes) -> Samples:
     return [(sample.name, dict(sample.labels), sample.value) for samples in found.values() for sample in samples]
 
 
-def in_pieces(page: bytes, sizes: list[int], labels: LabelSets | None = None) -> figures_page.PageFigures:
+def in_pieces(page: bytes, sizes: list[int], labels: LabelSets | None = None) -> engine_figures.PageFigures:
     """The page read as a network would bring it."""
     reader, at = PageReader(labels), 0
     for size in sizes:
@@ -196,7 +196,7 @@ def test_every_release_shows_every_figure(release: str) -> None:
     page = stand_in(vllm=release).page()
     found = read_figures(page.encode(), engine_named(release)).figures
     assert found == read_figures(page.encode()).figures
-    assert {"steps", "kv_cache_usage", *figures_page.SUMMED} - {"external_prefix_queries"} <= set(found)  # since 0.12.0
+    assert {"steps", "kv_cache_usage", *engine_figures.SUMMED} - {"external_prefix_queries"} <= set(found)  # since 0.12.0
 
 
 def test_ranks_add_up() -> None:
@@ -231,7 +231,7 @@ def test_workers_are_bounded() -> None:
     line = b'plimsoll_torch_allocated_bytes{engine="0",worker="%s"} 1\n'
     many = b"".join(line % str(number).encode() for number in range(3_000))
     found = read_figures(many).workers
-    assert len(found) == figures_page.WORKERS_MAX
+    assert len(found) == engine_figures.WORKERS_MAX
     assert (found[0].rank, found[-1].rank) == ("0/0", "0/1023")
     assert read_figures(line % (b"x" * 100)).workers == ()
 
@@ -248,8 +248,8 @@ def test_labels_that_are_kept_are_few() -> None:
         assert reader.done().figures == {"running": 250, "waiting": 250}
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert held < figures_page.LABEL_BYTES_MAX + (4 << 20)
-    assert all(len(text) <= figures_page.LABEL_TEXT_MAX for text in labels._known)
+    assert held < engine_figures.LABEL_BYTES_MAX + (4 << 20)
+    assert all(len(text) <= engine_figures.LABEL_TEXT_MAX for text in labels._known)
     known = LabelSets()
     in_pieces(CAPTURED, [], known)
     assert any(b"num_gpu_blocks" in text for text in known._known)
@@ -337,7 +337,7 @@ def _seconds(action: object) -> float:
 
 def test_a_page_of_nothing_but_line_ends_is_too_large() -> None:
     """Eight megabytes of empty lines cost more to read than any server's page: they are not read to their end."""
-    reader = figures_page.PageReader(figures_page.LabelSets())
+    reader = engine_figures.PageReader(engine_figures.LabelSets())
     for _ in range(20):
         reader.feed(b"\n" * 10_000)
     with pytest.raises(TooLarge):

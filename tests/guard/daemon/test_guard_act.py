@@ -18,8 +18,7 @@ from plimsoll.guard.act.decide import Plan, Refusal, View
 from plimsoll.guard.act.journal_entry import CLOSED, INTENT, OPENED, OUTCOME, Entry
 from plimsoll.guard.act.remembered import PAUSE, RUNGS
 from plimsoll.guard.act.steps import End
-from plimsoll.guard.daemon.announcements import Ports
-from plimsoll.guard.daemon.conductor import Conductor
+from plimsoll.guard.daemon.conductor import ActionPorts, Conductor
 from plimsoll.guard.daemon.journal import Journal
 from plimsoll.guard.judge.tracker import Grade
 
@@ -135,7 +134,7 @@ def test_two_engines_that_only_a_password_tells_apart_are_refused() -> None:
     """The journal could not tell them apart."""
     world = World()
     parts = {f"http://user:{word}@host": parts_of(world) for word in ("one", "two")}
-    ports = Ports(MemoryBook(), FakeLock(world), FakeSight(world), lambda _: View([]), lambda _: None, lambda: 0.0)
+    ports = ActionPorts(MemoryBook(), FakeLock(world), FakeSight(world), lambda _: View([]), lambda _: None, lambda: 0.0)
     with pytest.raises(BadInput, match="same name"):
         Conductor(parts, POLICY, ports)
 

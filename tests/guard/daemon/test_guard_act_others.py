@@ -13,7 +13,7 @@ from lab.guard.acting_parts import ENGINE, FakeBalancer, FakeRestarter, FakeSigh
 from lab.guard.acting_play import SERVING, ends, killed_at, meanwhile, play, says
 from plimsoll.guard.act.outcome import Outcome, done, failed, unsure
 from plimsoll.guard.act.remembered import PAUSE
-from plimsoll.guard.daemon.acting import end_of
+from plimsoll.guard.daemon.acting import last_exit_of
 from plimsoll.guard.daemon.conductor import Conductor
 from plimsoll.guard.judge.look import Look
 from plimsoll.inside import drain as gate
@@ -258,4 +258,4 @@ def test_what_ended_by_itself_is_dead_and_what_somebody_stopped_is_only_observed
         async def last_exit(self) -> Outcome:
             return outcome
 
-    assert asyncio.run(end_of(parts_of(world)._replace(restarter=Tells(world)))) == found
+    assert asyncio.run(last_exit_of(parts_of(world)._replace(restarter=Tells(world)))) == found

@@ -14,7 +14,7 @@ from lab.guard.acting_play import SERVING, ends, play
 from plimsoll.guard.act.journal_entry import INTENT, OUTCOME
 from plimsoll.guard.act.outcome import Outcome, done, failed, unsure
 from plimsoll.guard.daemon.conductor import Conductor
-from plimsoll.guard.daemon.steps import Parts
+from plimsoll.guard.daemon.steps import EngineAdapters
 
 REPLACED_S = 7.0
 
@@ -54,7 +54,7 @@ class Evicts(FakeRestarter):
         return await super().start() if not self._world.is_running else done("it is there")
 
 
-def parts(world: World) -> tuple[Parts, Evicts]:
+def parts(world: World) -> tuple[EngineAdapters, Evicts]:
     """With such a restarter."""
     restarter = Evicts(world)
     return parts_of(world)._replace(restarter=restarter), restarter

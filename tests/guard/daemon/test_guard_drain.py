@@ -15,17 +15,17 @@ from plimsoll.guard.act.decide import Decision, LastEnd, Plan, Refusal, Switches
 from plimsoll.guard.act.journal_entry import CLOSED, INTENT, OPENED
 from plimsoll.guard.act.outcome import failed, unsure
 from plimsoll.guard.act.steps import Step
-from plimsoll.guard.api.requests import Desk
+from plimsoll.guard.api.actions import ActionDesk
 from plimsoll.guard.daemon.conductor import Conductor
-from plimsoll.guard.daemon.drain import HandDrain, OneOfTwo
+from plimsoll.guard.daemon.manual_drain import ManualDrains, SharedLock
 from plimsoll.guard.judge.tracker import Grade
 from tests.guard.daemon.drain_world import NEVER, POLICY, Book, Killed, Lock, World, load_of, parts_of, ports_of
 
 
-def made(world: World, guard: str = "one", **more: Any) -> HandDrain:
+def made(world: World, guard: str = "one", **more: Any) -> ManualDrains:
     """A guard's drains by hand."""
-    ports = ports_of(world, OneOfTwo(Lock(world, guard)))
-    return HandDrain(parts_of(world), POLICY, ports, {}, pause_s=0.02, **more)
+    ports = ports_of(world, SharedLock(Lock(world, guard)))
+    return ManualDrains(parts_of(world), POLICY, ports, {}, pause_s=0.02, **more)
 
 
 def run(does: Callable[[World], Coroutine[Any, Any, None]]) -> World:
@@ -265,7 +265,7 @@ def test_two_parts_of_one_guard_keep_each_other_out() -> None:
     """The lock itself would be given to both: who has it is asked here first."""
 
     async def story(world: World) -> None:
-        one = OneOfTwo(Lock(world, "guard"))
+        one = SharedLock(Lock(world, "guard"))
         two = one.other()
         both = await asyncio.gather(one.acquire("x"), two.acquire("y"))
         assert [outcome.is_done for outcome in both] == [True, False]
@@ -287,10 +287,10 @@ def test_the_desk_of_a_conductor() -> None:
     """What the API is given of a real conductor: switches, what is under way and since when, refusals while it is at work."""
 
     async def story(world: World) -> None:
-        lock = OneOfTwo(Lock(world, "one"))
+        lock = SharedLock(Lock(world, "one"))
         conductor = Conductor(parts_of(world), POLICY, ports_of(world, lock), pause_s=0.01)
-        drains = HandDrain(parts_of(world), POLICY, ports_of(world, lock.other()), conductor.courses, pause_s=0.02)
-        desk = Desk(conductor, drains, Book(world), Path("guard.journal"))
+        drains = ManualDrains(parts_of(world), POLICY, ports_of(world, lock.other()), conductor.courses, pause_s=0.02)
+        desk = ActionDesk(conductor, drains, Book(world), Path("guard.journal"))
         desk.pause("b", "")
         desk.pause("", "restart")
         assert desk.switches == Switches(paused=frozenset({"b"}), rungs_off=frozenset({Grade.RESTART}))

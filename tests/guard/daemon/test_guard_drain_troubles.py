@@ -11,9 +11,9 @@ import pytest
 from plimsoll.guard.act.course import open_courses
 from plimsoll.guard.act.decide import Plan, Refusal
 from plimsoll.guard.act.outcome import failed, unsure
-from plimsoll.guard.daemon.announcements import Said
-from plimsoll.guard.daemon.drain import HandDrain, OneOfTwo
-from plimsoll.guard.daemon.steps import Parts
+from plimsoll.guard.daemon.conductor import Announcement
+from plimsoll.guard.daemon.manual_drain import ManualDrains, SharedLock
+from plimsoll.guard.daemon.steps import EngineAdapters
 from plimsoll.guard.judge.look import Look, Reach
 from tests.guard.daemon.drain_world import POLICY, Lock, Sight, World, parts_of, ports_of
 
@@ -33,15 +33,15 @@ class Answers(Sight):
 class Story:
     """A world, the drains of one guard in it, and what it says urgently."""
 
-    def __init__(self, parts: Mapping[str, Parts] | None = None, **more: Any) -> None:
+    def __init__(self, parts: Mapping[str, EngineAdapters] | None = None, **more: Any) -> None:
         self.world, self.sight = World(), Answers()
         self.urgent: list[str] = []
-        ports = ports_of(self.world, OneOfTwo(Lock(self.world, "one")))
+        ports = ports_of(self.world, SharedLock(Lock(self.world, "one")))
         ports = ports._replace(sight=self.sight, tell=self._tell)
         given = parts_of(self.world) if parts is None else parts
-        self.drains = HandDrain(given, POLICY, ports, {}, pause_s=0.02, **more)
+        self.drains = ManualDrains(given, POLICY, ports, {}, pause_s=0.02, **more)
 
-    def _tell(self, said: Said) -> None:
+    def _tell(self, said: Announcement) -> None:
         self.world.said.append(said.says)
         self.urgent += [said.says] if said.is_urgent else []
 
@@ -136,7 +136,7 @@ def test_the_others_end_it_when_they_cannot_carry_its_load(is_up: bool) -> None:
         who: list[str] = []
         story = Story()
         parts = {"a": parts_of(story.world)["a"]._replace(suffering=lambda: "".join(who))}
-        story.drains = HandDrain(parts, POLICY, story.drains._ports, {}, pause_s=0.02)
+        story.drains = ManualDrains(parts, POLICY, story.drains._ports, {}, pause_s=0.02)
         story.sight.is_up = is_up
         await story.drains.drain("a")
         await asyncio.sleep(0.1)
@@ -159,7 +159,7 @@ def test_a_guard_that_ends_while_another_has_the_lock_puts_it_back_or_says_what_
         world = story.world
         given = parts_of(world)["a"]
         parts = {"a": given if has_gate else given._replace(door=None)}
-        story.drains = HandDrain(parts, POLICY, story.drains._ports, {}, pause_s=0.02)
+        story.drains = ManualDrains(parts, POLICY, story.drains._ports, {}, pause_s=0.02)
         assert isinstance(await story.drains.drain("a"), Plan)
         world.holder = "another guard"
         await story.drains.close(limit_s=0.6)

@@ -16,11 +16,10 @@ from plimsoll.guard.act.remembered import PAUSE, switches_of
 from plimsoll.guard.act.steps import ABOUT, BROKEN
 from plimsoll.guard.adapters.command import CommandRestart
 from plimsoll.guard.config import Files, GuardConfig
-from plimsoll.guard.daemon.acting import READ_EVERY_S, Acting, DryBook, Made, NoLock
+from plimsoll.guard.daemon.acting import READ_EVERY_S, ActingSetup, ActionRunner, DryRunJournal, DryRunLock
 from plimsoll.guard.daemon.journal import Journal
-from plimsoll.guard.daemon.loop import Fleet
-from plimsoll.guard.daemon.observer import Told
-from plimsoll.guard.daemon.steps import Parts
+from plimsoll.guard.daemon.observer import EngineCapabilities, Fleet
+from plimsoll.guard.daemon.steps import EngineAdapters
 from plimsoll.guard.judge.look import Look, Reach
 from plimsoll.guard.judge.tracker import Grade
 from tests.cli.test_guard import QUICK, config, kill_engine, url
@@ -85,11 +84,19 @@ class Dead(Few):
 def decided(folder: Path, *, is_dry: bool) -> list[str]:
     """What such a guard says of an engine that is dead, in two rounds."""
     files = Files(*(folder / name for name in Files._fields))
-    parts, told = {"one": Parts("one", restarter=CommandRestart(*[("/bin/false",)] * 3))}, {"one": Told(has_restarter=True)}
+    parts, told = (
+        {"one": EngineAdapters("one", restarter=CommandRestart(*[("/bin/false",)] * 3))},
+        {"one": EngineCapabilities(has_restarter=True)},
+    )
     said: list[str] = []
     fleet = cast("Fleet", Dead())
-    acting = Acting(
-        Made(parts, told, ActPolicy(), None), GuardConfig(), files, fleet, lambda one: said.append(one.says), is_dry=is_dry
+    acting = ActionRunner(
+        ActingSetup(parts, told, ActPolicy(), None),
+        GuardConfig(),
+        files,
+        fleet,
+        lambda one: said.append(one.says),
+        is_dry=is_dry,
     )
     acting.sight._clock = lambda: float(LAST_S)
 
@@ -119,7 +126,7 @@ def test_it_refuses_by_what_the_journal_remembers(says: str, entries: list[tuple
 def test_a_journal_that_somebody_writes_is_read_again(tmp_path: Path) -> None:
     """Not at every round; what was noted meanwhile is then in it; damage pauses, as it would pause a guard that acts."""
     path = tmp_path / "journal"
-    book = DryBook(path, time.time)
+    book = DryRunJournal(path, time.time)
 
     async def story() -> None:
         await book.refresh(0.0)
@@ -147,7 +154,7 @@ def test_its_lock_is_never_taken() -> None:
     """Whoever asks for it stands back."""
 
     async def story() -> None:
-        lock = NoLock()
+        lock = DryRunLock()
         assert not (await lock.acquire("x")).is_done
         assert not (await lock.renew()).is_done
         assert (await lock.release()).is_done

@@ -9,11 +9,11 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from plimsoll.guard.adapters.discovery import Target
-from plimsoll.guard.daemon import loop
-from plimsoll.guard.daemon.loop import Facts, Fleet, Ports, Watched
+from plimsoll.guard.daemon import observer
+from plimsoll.guard.daemon.observer import DiscoveredFacts, Fleet, ObserverPorts, WatchedEngine
 from plimsoll.guard.judge.look import Look, Reach
 from plimsoll.guard.judge.policy import Policy
-from plimsoll.render.guard import Told, What, sentence, status_line
+from plimsoll.render.guard import Event, EventKind, sentence, status_line
 from plimsoll.unknown import Condition, Status
 
 if TYPE_CHECKING:
@@ -58,13 +58,13 @@ async def broken(now_s: float, unix_s: float) -> Look:
 
 def watched(
     acts: dict[str, Callable[[float, float], Awaitable[Look]]], seconds: float
-) -> tuple[Fleet, dict[str, Scripted], list[Told]]:
+) -> tuple[Fleet, dict[str, Scripted], list[Event]]:
     """A fleet of these for so long."""
     watchers = {name: Scripted(act) for name, act in acts.items()}
-    said: list[Told] = []
+    said: list[Event] = []
 
     async def run() -> Fleet:
-        fleet = Fleet(POLICY, Ports(lambda target: watchers[target.name], said.append))
+        fleet = Fleet(POLICY, ObserverPorts(lambda target: watchers[target.name], said.append))
         fleet.watch([Target(name, f"http://{number}.example:1") for number, name in enumerate(acts)])
         await asyncio.sleep(seconds)
         await fleet.close()
@@ -75,9 +75,9 @@ def watched(
 
 def test_a_slow_engine_delays_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """With more engines that never answer than may be looked at in one go, a healthy one is looked at every time."""
-    monkeypatch.setattr(loop, "MOST_AT_ONCE", 4)
-    monkeypatch.setattr(loop, "LONGEST_LOOK_S", 0.1)
-    monkeypatch.setattr(loop, "SLOW_S", 0.05)
+    monkeypatch.setattr(observer, "MOST_AT_ONCE", 4)
+    monkeypatch.setattr(observer, "LONGEST_LOOK_S", 0.1)
+    monkeypatch.setattr(observer, "SLOW_S", 0.05)
     acts = {f"stuck-{number}": stuck for number in range(20)}
     fleet, watchers, _ = watched({**acts, "well": well}, 3.0)
     assert watchers["well"].looks > 0.6 * 3.0 / POLICY.every_s
@@ -90,7 +90,7 @@ def test_looks_that_somebody_asks_for_put_off_no_other() -> None:
     watcher = Scripted(well)
 
     async def run() -> int:
-        fleet = Fleet(POLICY, Ports(lambda _: watcher, lambda _: None))
+        fleet = Fleet(POLICY, ObserverPorts(lambda _: watcher, lambda _: None))
         fleet.watch([Target("a", "http://0.example:1")])
         for _ in range(200):
             await fleet.look_now("a")
@@ -109,7 +109,7 @@ def test_a_mistake_of_ours_stops_nothing() -> None:
     assert watchers["well"].looks >= 5
     assert watchers["broken"].looks >= 5
     assert fleet.mistakes["look ZeroDivisionError"] == watchers["broken"].looks
-    assert [told.what for told in said if told.engine == "broken"] == [What.UNREACHABLE]
+    assert [told.what for told in said if told.engine == "broken"] == [EventKind.UNREACHABLE]
     assert all(not condition.is_true for view in fleet.views() for condition in view.conditions)
     assert all(watcher.is_closed for watcher in watchers.values())
 
@@ -117,10 +117,10 @@ def test_a_mistake_of_ours_stops_nothing() -> None:
 def test_a_judge_that_stumbles_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A mistake while judging is counted, and the looks go on."""
 
-    def stumble(self: Watched, look: Look) -> list[Told]:
+    def stumble(self: WatchedEngine, look: Look) -> list[Event]:
         raise RuntimeError(f"{self} {look}")
 
-    monkeypatch.setattr(Watched, "take", stumble)
+    monkeypatch.setattr(WatchedEngine, "take", stumble)
     fleet, watchers, said = watched({"well": well}, 0.4)
     assert watchers["well"].looks >= 4
     assert fleet.mistakes["judge RuntimeError"] == watchers["well"].looks
@@ -131,7 +131,7 @@ def test_whoever_waits_for_a_look_is_answered_also_when_the_engine_leaves_the_li
     """An engine may be taken out of a list while it is looked at: whoever asked for that look hears that there is none."""
 
     async def run() -> list[Look | None]:
-        fleet = Fleet(Policy(every_s=0.01), Ports(lambda _: Scripted(stuck), lambda _: None))
+        fleet = Fleet(Policy(every_s=0.01), ObserverPorts(lambda _: Scripted(stuck), lambda _: None))
         fleet.watch([Target("a", "http://a.example:1")])
         first = asyncio.ensure_future(fleet.look_now("a"))
         await asyncio.sleep(0.1)  # its look has begun, and does not end
@@ -153,7 +153,7 @@ def test_many_engines_are_spread_over_the_interval() -> None:
         return await well(now_s, unix_s)
 
     async def run() -> None:
-        fleet = Fleet(Policy(every_s=1.0), Ports(lambda _: Scripted(noted), lambda _: None), looks=1)
+        fleet = Fleet(Policy(every_s=1.0), ObserverPorts(lambda _: Scripted(noted), lambda _: None), looks=1)
         fleet.watch([Target(str(number), f"http://{number}.example:1") for number in range(200)])
         await fleet.wait()
         await fleet.close()
@@ -177,11 +177,11 @@ def condition(status: Status, message: str = "it is so", kind: str = "dead") -> 
 def test_a_teller_that_fails_ends_no_watching() -> None:
     """Whoever is told may raise: it is counted, the change is kept, and the next look is made."""
 
-    def fail(told: Told) -> None:
+    def fail(told: Event) -> None:
         raise OSError(str(told))
 
     async def run() -> Fleet:
-        fleet = Fleet(POLICY, Ports(lambda _: watcher, fail))
+        fleet = Fleet(POLICY, ObserverPorts(lambda _: watcher, fail))
         fleet.watch([Target("e", "http://x:1")])
         await asyncio.sleep(0.4)
         fleet.watch([])
@@ -202,16 +202,16 @@ def test_what_is_known_of_its_process_is_there_when_it_is_judged() -> None:
 
     async def run() -> None:
         policy = POLICY._replace(numbers={("dead", "for"): 0.0})
-        facts = {"ended": Facts(2, "its pod has failed")}
-        ports = Ports(lambda _: Scripted(refused), said.append, facts=lambda name: facts.get(name, Facts()))
+        facts = {"ended": DiscoveredFacts(2, "its pod has failed")}
+        ports = ObserverPorts(lambda _: Scripted(refused), said.append, facts=lambda name: facts.get(name, DiscoveredFacts()))
         fleet = Fleet(policy, ports)
         fleet.watch([Target("ended", "http://x:1"), Target("other", "http://y:1")])
         await asyncio.sleep(0.3)
         await fleet.close()
 
-    said: list[Told] = []
+    said: list[Event] = []
     asyncio.run(run())
-    assert [told.message for told in said if told.what is What.BEGINS] == ["its pod has failed"]
+    assert [told.message for told in said if told.what is EventKind.BEGINS] == ["its pod has failed"]
 
 
 def test_a_watcher_that_cannot_be_made_blinds_no_other() -> None:
@@ -223,14 +223,14 @@ def test_a_watcher_that_cannot_be_made_blinds_no_other() -> None:
         return Scripted(well)
 
     async def run() -> Fleet:
-        fleet = Fleet(POLICY, Ports(make, said.append))
+        fleet = Fleet(POLICY, ObserverPorts(make, said.append))
         for _ in range(3):
             fleet.watch([Target("odd", "http://x:1"), Target("well", "http://y:1")])
         await asyncio.sleep(0.2)
         await fleet.close()
         return fleet
 
-    said: list[Told] = []
+    said: list[Event] = []
     fleet = asyncio.run(run())
     assert [view.name for view in fleet.views()] == ["well"]
     assert [told.message for told in said if told.engine == "odd"] == [
@@ -257,7 +257,7 @@ def test_the_past_is_asked_for_once() -> None:
         return Look(now_s, unix_s, Reach.REFUSED)
 
     async def run() -> Fleet:
-        fleet = Fleet(POLICY, Ports(lambda _: Scripted(later), lambda _: None, recall=recall))
+        fleet = Fleet(POLICY, ObserverPorts(lambda _: Scripted(later), lambda _: None, recall=recall))
         fleet.watch([Target("good", "http://x:1"), Target("bad", "http://y:1")])
         await asyncio.sleep(0.5)
         await fleet.close()
@@ -275,9 +275,9 @@ def test_the_past_is_asked_for_once() -> None:
 
 def test_a_start_is_held_against_its_plan() -> None:
     """An engine with a plan is asked one question more, and what differs is said under its own code."""
-    one = Watched(Target("e", "http://x:1", plan=(16_000.0, 15_000.0, 17_000.0)), POLICY, Scripted(well), 0.0)
+    one = WatchedEngine(Target("e", "http://x:1", plan=(16_000.0, 15_000.0, 17_000.0)), POLICY, Scripted(well), 0.0)
     same = {"num_gpu_blocks": "1000", "block_size": "16"}
-    assert [told.what for told in one.take(look(1, config=same))] == [What.REACHED]
+    assert [told.what for told in one.take(look(1, config=same))] == [EventKind.REACHED]
     (told,) = one.take(look(2, config={**same, "num_gpu_blocks": "800"}))
     assert "startup.differs-from-plan" in sentence(told)
     assert "12,800 tokens of KV cache; planned were 16,000" in told.message
@@ -286,7 +286,7 @@ def test_a_start_is_held_against_its_plan() -> None:
 
 def test_a_line_of_status() -> None:
     """How many, how many are not seen, and what holds; unseen is not well."""
-    one = Watched(Target("e", "http://x:1"), POLICY, Scripted(well), 0.0)
+    one = WatchedEngine(Target("e", "http://x:1"), POLICY, Scripted(well), 0.0)
     assert status_line([one.view(0.0)]) == "1 engine, 1 not answering (1 never did); no other trouble is known"
     one.take(look(1, figures={"running": math.nan}))
     assert status_line([one.view(2.0)]) == "1 engine; no trouble is known, but not whether it is stuck"
@@ -299,7 +299,7 @@ def test_only_so_many_changes_are_kept() -> None:
     """A thousand; the count goes on."""
 
     async def run() -> Fleet:
-        fleet = Fleet(POLICY, Ports(lambda _: Scripted(stuck), lambda _: None))
+        fleet = Fleet(POLICY, ObserverPorts(lambda _: Scripted(stuck), lambda _: None))
         fleet.watch([Target("a", "http://x:1")])
         for number in range(800):
             fleet.watch([Target(str(number), "http://x:1")])
@@ -307,13 +307,13 @@ def test_only_so_many_changes_are_kept() -> None:
         return fleet
 
     fleet = asyncio.run(run())
-    assert len(fleet.changes) == loop.CHANGES_KEPT
+    assert len(fleet.changes) == observer.CHANGES_KEPT
     assert fleet.told > 1_500
 
 
 def test_a_fleet_costs_little_time() -> None:
     """A view of 200 engines, as each scrape of the API takes one, is made in a blink."""
-    many = [Watched(Target(str(number), "http://x:1"), POLICY, Scripted(well), 0.0) for number in range(200)]
+    many = [WatchedEngine(Target(str(number), "http://x:1"), POLICY, Scripted(well), 0.0) for number in range(200)]
     for one in many:
         one.take(look(1))
     begun = time.perf_counter()
@@ -330,10 +330,10 @@ def test_what_holds_or_is_in_doubt_is_sent_again() -> None:
             return Look(now_s, unix_s, Reach.SILENT)
         return Look(now_s, unix_s, Reach.ANSWERS, health=health[0])
 
-    async def run() -> list[list[What]]:
+    async def run() -> list[list[EventKind]]:
         fleet = Fleet(
             POLICY._replace(numbers={("dead", "for"): 0.0, ("dead", "clear"): 0.0}),
-            Ports(lambda _: Scripted(act), lambda _: None),
+            ObserverPorts(lambda _: Scripted(act), lambda _: None),
         )
         fleet.watch([Target("e", "http://x:1")])
         seen = []
@@ -344,4 +344,4 @@ def test_what_holds_or_is_in_doubt_is_sent_again() -> None:
         await fleet.close()
         return seen
 
-    assert asyncio.run(run()) == [[What.BEGINS], [What.UNKNOWN, What.UNREACHABLE], []]
+    assert asyncio.run(run()) == [[EventKind.BEGINS], [EventKind.UNKNOWN, EventKind.UNREACHABLE], []]

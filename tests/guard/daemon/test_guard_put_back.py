@@ -12,10 +12,10 @@ from plimsoll.guard.act.course import open_courses
 from plimsoll.guard.act.decide import Plan, Refusal
 from plimsoll.guard.act.journal_entry import CLOSED, INTENT
 from plimsoll.guard.act.outcome import Outcome
-from plimsoll.guard.api.requests import Desk
+from plimsoll.guard.api.actions import ActionDesk
 from plimsoll.guard.daemon import steps
 from plimsoll.guard.daemon.conductor import Conductor
-from plimsoll.guard.daemon.drain import HandDrain, OneOfTwo, PutBack
+from plimsoll.guard.daemon.manual_drain import ManualDrains, ReturnToService, SharedLock
 from plimsoll.guard.judge.look import Look, Reach
 from tests.guard.daemon.drain_world import NEVER, POLICY, Balancer, Book, Killed, Lock, Sight, World, parts_of, ports_of
 
@@ -41,14 +41,14 @@ def held(kind: str = "dead") -> World:
     return world
 
 
-def desk_of(world: World, reach: Reach = Reach.ANSWERS, guard: str = "one") -> tuple[Desk, Conductor]:
+def desk_of(world: World, reach: Reach = Reach.ANSWERS, guard: str = "one") -> tuple[ActionDesk, Conductor]:
     """A guard, as its API sees it."""
-    lock = OneOfTwo(Lock(world, guard))
+    lock = SharedLock(Lock(world, guard))
     ports = ports_of(world, lock)._replace(sight=Looks(reach))
     conductor = Conductor(parts_of(world), POLICY, ports, pause_s=0.01)
-    drains = HandDrain(parts_of(world), POLICY, ports._replace(lock=lock.other()), conductor.courses, pause_s=0.02)
-    back = PutBack(parts_of(world), POLICY, ports._replace(lock=lock.other()), conductor)
-    return Desk(conductor, drains, Book(world), Path("guard.journal"), back), conductor
+    drains = ManualDrains(parts_of(world), POLICY, ports._replace(lock=lock.other()), conductor.courses, pause_s=0.02)
+    back = ReturnToService(parts_of(world), POLICY, ports._replace(lock=lock.other()), conductor)
+    return ActionDesk(conductor, drains, Book(world), Path("guard.journal"), back), conductor
 
 
 @pytest.mark.parametrize("kind", ["dead", "drain"])
@@ -91,9 +91,9 @@ def test_the_lock_is_kept_while_it_is_put_back(monkeypatch: pytest.MonkeyPatch) 
             return await super().renew()
 
     async def story() -> None:
-        ports = ports_of(world, OneOfTwo(Counted(world, "one")))._replace(sight=Looks(Reach.ANSWERS))
+        ports = ports_of(world, SharedLock(Counted(world, "one")))._replace(sight=Looks(Reach.ANSWERS))
         parts = {name: one._replace(balancer=Slow(world)) for name, one in parts_of(world).items()}
-        found = await PutBack(parts, POLICY, ports, Conductor(parts, POLICY, ports)).put_back("a")
+        found = await ReturnToService(parts, POLICY, ports, Conductor(parts, POLICY, ports)).put_back("a")
         assert isinstance(found, Plan)
         assert (world.serves(), world.holder) == (True, "")
 

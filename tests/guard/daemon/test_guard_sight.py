@@ -9,8 +9,7 @@ from typing import Any, cast
 from plimsoll.guard.act.decide import Engine, LastEnd
 from plimsoll.guard.act.policy import ActPolicy
 from plimsoll.guard.adapters.discovery import Target
-from plimsoll.guard.daemon.loop import Fleet, Watched
-from plimsoll.guard.daemon.observer import FleetSight, Life, Told
+from plimsoll.guard.daemon.observer import EngineCapabilities, Fleet, FleetObserver, ProcessLife, WatchedEngine
 from plimsoll.guard.judge.look import Gate, Look, Reach
 from plimsoll.guard.judge.policy import Policy
 
@@ -27,9 +26,9 @@ class Few:
     """A fleet of those that were looked at."""
 
     def __init__(self, **looks: list[Look]) -> None:
-        self._engines: dict[str, Watched] = {}
+        self._engines: dict[str, WatchedEngine] = {}
         for name, seen in looks.items():
-            one = Watched(Target(name, "http://x:1"), Policy(), cast("Any", SimpleNamespace()), 0.0)
+            one = WatchedEngine(Target(name, "http://x:1"), Policy(), cast("Any", SimpleNamespace()), 0.0)
             for found in seen:
                 one.take(found)
             self._engines[name] = one
@@ -38,18 +37,18 @@ class Few:
         """Of all."""
         return sorted(self._engines)
 
-    def engine(self, name: str) -> Watched | None:
+    def engine(self, name: str) -> WatchedEngine | None:
         """One of them."""
         return self._engines.get(name)
 
 
-def sight(fleet: Few, ends: Mapping[str, LastEnd] | None = None) -> FleetSight:
+def sight(fleet: Few, ends: Mapping[str, LastEnd] | None = None) -> FleetObserver:
     """Of a guard that was told of all of them."""
-    told = {name: Told(has_gate=True, has_restarter=True) for name in fleet.names()}
-    return FleetSight(cast("Fleet", fleet), told, 5.0, lambda: 1.0, lambda: 0, lambda: ends or {})
+    told = {name: EngineCapabilities(has_gate=True, has_restarter=True) for name in fleet.names()}
+    return FleetObserver(cast("Fleet", fleet), told, 5.0, lambda: 1.0, lambda: 0, lambda: ends or {})
 
 
-def seen(found: FleetSight) -> dict[str, Engine]:
+def seen(found: FleetObserver) -> dict[str, Engine]:
     """By name."""
     return {one.name: one for one in found.view(frozenset()).engines}
 
@@ -100,4 +99,4 @@ def test_which_process_answers() -> None:
     """Its start as the page says, how often another one came, and what its cluster counts."""
     fleet = Few(a=[look(0.0), look(5.0, started_unix_s=9.0), look(10.0, started_unix_s=14.0, container_restarts=2)], b=[])
     found = sight(fleet)
-    assert (found.life("a"), found.life("b"), found.life("none")) == (Life(14.0, 2, 2), Life(), Life())
+    assert (found.life("a"), found.life("b"), found.life("none")) == (ProcessLife(14.0, 2, 2), ProcessLife(), ProcessLife())

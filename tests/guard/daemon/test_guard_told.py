@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from plimsoll.guard.adapters.discovery import Target
-from plimsoll.guard.api.metrics import page as metrics_page
-from plimsoll.guard.daemon.loop import Teller, Watched
+from plimsoll.guard.api.api import metrics_page
+from plimsoll.guard.daemon.observer import EventReporter, WatchedEngine
 from plimsoll.guard.judge.look import Reach
-from plimsoll.render.guard import Told, What, alert, line_json, sentence, status_line
+from plimsoll.render.guard import Event, EventKind, alert, line_json, sentence, status_line
 from plimsoll.unknown import Status
 from tests.guard.daemon.test_guard_loop import POLICY, Scripted, condition, look, well
 
 
 def test_what_is_not_known_and_never_held_is_not_said() -> None:
     """Sixteen conditions that become unknown when an engine goes are one sentence about the engine, after three looks."""
-    teller = Teller("e")
+    teller = EventReporter("e")
     assert [told.message for told in teller.tell(look(0, vllm="0.32.0"), [condition(Status.FALSE)], None)] == [
         "answers, vLLM 0.32.0"
     ]
@@ -29,7 +29,7 @@ def test_what_is_not_known_and_never_held_is_not_said() -> None:
 
 def test_an_engine_that_starts_later_answers_for_the_first_time() -> None:
     """Whoever never answered is said at once not to, and does not answer again but at last."""
-    teller = Teller("e")
+    teller = EventReporter("e")
     said = [told for n in range(5) for told in teller.tell(look(n, Reach.REFUSED, why="nobody listens there"), [], None)]
     assert [told.message for told in said] == ["nobody listens there; what rests on its figures is not known"]
     assert [told.message for told in teller.tell(look(9), [], None)] == ["answers"]
@@ -37,9 +37,9 @@ def test_an_engine_that_starts_later_answers_for_the_first_time() -> None:
 
 def test_an_engine_that_never_answers_is_said_to_be_such_after_a_minute() -> None:
     """Once, beside the first sentence; it counts as unreachable from the first look on, and after an answer it is over."""
-    one = Watched(Target("e", "http://x:1"), POLICY, Scripted(well), 0.0)
+    one = WatchedEngine(Target("e", "http://x:1"), POLICY, Scripted(well), 0.0)
     said = [told for n in range(200) for told in one.take(look(n, Reach.REFUSED, why="nobody listens there"))]
-    assert [(told.unix_s - 1e9, told.what) for told in said] == [(0, What.UNREACHABLE), (60, What.UNREACHABLE)]
+    assert [(told.unix_s - 1e9, told.what) for told in said] == [(0, EventKind.UNREACHABLE), (60, EventKind.UNREACHABLE)]
     assert said[1].message.startswith("has not answered since guard began: it is still starting, was never started")
     view = one.view(200.0)
     assert (view.unreachable_since_s, view.has_answered) == (0.0, False)
@@ -53,10 +53,10 @@ def test_an_engine_that_never_answers_is_said_to_be_such_after_a_minute() -> Non
 
 def test_what_the_gate_does_not_tell_is_said_after_three_looks_and_when_it_is_mended() -> None:
     """A gate that misses a look is no news; another reason is the same trouble, and it is no alert."""
-    teller = Teller("e")
+    teller = EventReporter("e")
     notes = ["", "late", "", "late", "late", "no token", "no token", "late", "", ""]
     said = [told for number, note in enumerate(notes) for told in teller.tell(look(number), [], None, note)]
-    assert [(told.unix_s - 1e9, told.what) for told in said[1:]] == [(5, What.TROUBLE), (8, What.MENDED)]
+    assert [(told.unix_s - 1e9, told.what) for told in said[1:]] == [(5, EventKind.TROUBLE), (8, EventKind.MENDED)]
     assert sentence(said[1]) == "e: no token; what only the gate tells is not known"
     assert alert(said[1], starts_unix_s=1e9, lasts_s=60.0) is None
     assert teller.note == ""
@@ -64,7 +64,7 @@ def test_what_the_gate_does_not_tell_is_said_after_three_looks_and_when_it_is_me
 
 def test_one_slow_answer_is_no_news() -> None:
     """An engine that misses a look or two and is back says nothing."""
-    teller = Teller("e")
+    teller = EventReporter("e")
     teller.tell(look(0), [], None)
     assert [told for n in (1, 2) for told in teller.tell(look(n, Reach.SILENT), [], None)] == []
     assert teller.tell(look(3), [], None) == []
@@ -72,11 +72,17 @@ def test_one_slow_answer_is_no_news() -> None:
 
 def test_a_condition_begins_is_in_doubt_and_is_over_once() -> None:
     """From true to unknown and back is the same trouble; its end is said with how long it lasted."""
-    teller = Teller("e")
+    teller = EventReporter("e")
     teller.tell(look(0), [], None)
     steps = [Status.TRUE, Status.UNKNOWN, Status.TRUE, Status.UNKNOWN, Status.FALSE, Status.UNKNOWN, Status.TRUE]
     said = [told for number, status in enumerate(steps) for told in teller.tell(look(number), [condition(status)], None)]
-    assert [told.what for told in said] == [What.BEGINS, What.UNKNOWN, What.UNKNOWN, What.OVER, What.BEGINS]
+    assert [told.what for told in said] == [
+        EventKind.BEGINS,
+        EventKind.UNKNOWN,
+        EventKind.UNKNOWN,
+        EventKind.OVER,
+        EventKind.BEGINS,
+    ]
     assert sentence(said[0]) == "e: the engine is dead (engine.dead): it is so"
     assert sentence(said[1]) == "e: engine.dead held, and whether it still does is not known: it is so"
     assert sentence(said[3]) == "e: engine.dead is over after 4 s: it is so"
@@ -87,7 +93,7 @@ def test_a_condition_begins_is_in_doubt_and_is_over_once() -> None:
 def test_what_an_engine_sends_does_not_reach_the_terminal() -> None:
     """Control characters, secrets and endless texts are cleaned before they are said."""
     nasty = "\x1b[2J token=hf_abcdefghijklmnopqrstuvwxyz " + "x" * 10_000
-    told = Told(1.0, "e\x1b[2J", What.BEGINS, nasty, condition(Status.TRUE, nasty), None)
+    told = Event(1.0, "e\x1b[2J", EventKind.BEGINS, nasty, condition(Status.TRUE, nasty), None)
     for text in (sentence(told), line_json(told)):
         assert "\x1b" not in text
         assert "hf_abcdef" not in text
@@ -96,10 +102,10 @@ def test_what_an_engine_sends_does_not_reach_the_terminal() -> None:
 
 def test_an_engine_that_leaves_closes_what_held() -> None:
     """Whoever was told that it began is told that nobody watches it any more."""
-    teller = Teller("e")
+    teller = EventReporter("e")
     teller.tell(look(0), [condition(Status.TRUE)], None)
     said = teller.leave(2e9, 60.0, [condition(Status.TRUE), condition(Status.FALSE, kind="storm")])
-    assert [told.what for told in said] == [What.OVER, What.UNLISTED]
+    assert [told.what for told in said] == [EventKind.OVER, EventKind.UNLISTED]
     over = alert(said[0], starts_unix_s=1e9, lasts_s=60.0)
     assert over is not None
     assert over["endsAt"] == "2033-05-18T03:33:20.000Z"

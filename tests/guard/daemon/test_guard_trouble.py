@@ -14,8 +14,8 @@ import pytest
 from plimsoll.errors import WorldFailed
 from plimsoll.guard.adapters.discovery import Target
 from plimsoll.guard.config import Discover, GuardConfig
-from plimsoll.guard.daemon.loop import Facts
-from plimsoll.guard.daemon.run import MOST_TEXTS, Lists, Troubles
+from plimsoll.guard.daemon.observer import DiscoveredFacts
+from plimsoll.guard.daemon.run import MOST_TEXTS, EngineLists, TroubleLog
 from plimsoll.guard.judge.look import Look, Reach
 from tests.cli.test_guard import QUICK, config, url
 from tests.guard.adapters.test_webhook import receiving
@@ -37,7 +37,7 @@ class Clock:
 def test_a_trouble_is_told_once_and_its_end_once() -> None:
     """However often it is noted; another text of it is told as well, and a text that comes back is not."""
     said: list[str] = []
-    troubles = Troubles(said.append, Clock())
+    troubles = TroubleLog(said.append, Clock())
     for text in ("", "down", "down", "odd", "down", "", "", "down"):
         troubles.note("x", text)
     assert said == ["x: down", "x: odd", "x: well again", "x: down"]
@@ -51,7 +51,7 @@ def test_a_short_trouble_is_not_told() -> None:
     """Where there is patience, what is over before it ends was nothing, and is shown nowhere."""
     said: list[str] = []
     clock = Clock()
-    troubles = Troubles(said.append, clock)
+    troubles = TroubleLog(said.append, clock)
     for now_s, text in ((0.0, "down"), (9.0, "down"), (9.5, ""), (20.0, "down"), (29.0, "down")):
         clock.now_s = now_s
         troubles.note("x", text, patience_s=10.0)
@@ -81,7 +81,7 @@ class Finder:
         return self.targets
 
 
-def asked(lists: Lists, finder: Finder) -> list[str]:
+def asked(lists: EngineLists, finder: Finder) -> list[str]:
     """Ask it; the names that are watched then."""
     asyncio.run(lists.ask(finder))
     return [target.name for target in lists.targets()]
@@ -93,7 +93,7 @@ def asked(lists: Lists, finder: Finder) -> list[str]:
 def test_no_finder_ends_it(problem: Exception) -> None:
     """Whatever a finder raises, what it said before holds, and the trouble is said."""
     noted: list[tuple[str, str]] = []
-    lists = Lists(GuardConfig(), lambda what, text: noted.append((what, text)))
+    lists = EngineLists(GuardConfig(), lambda what, text: noted.append((what, text)))
     finder = Finder()
     finder.targets = (Target("a", "http://a:1"),)
     assert asked(lists, finder) == ["a"]
@@ -109,14 +109,14 @@ def test_no_finder_ends_it(problem: Exception) -> None:
 def test_what_a_finder_knows_reaches_the_look_under_the_name_it_has_here() -> None:
     """Restarts of its container and its end, also where two finders call two engines the same."""
     discover = Discover(token="t" * 16, canary_s=30.0, api_key="k")
-    lists = Lists(GuardConfig(engines=(Target("pod", "http://named:1"),), discover=discover), lambda *_: None)
+    lists = EngineLists(GuardConfig(engines=(Target("pod", "http://named:1"),), discover=discover), lambda *_: None)
     finder = Finder()
     finder.targets = (Target("pod", "http://found:1"), Target("other", "http://other:1"))
     finder.restarts, finder.ended = {"pod": 4}, {"other": "its pod has failed"}
     assert asked(lists, finder) == ["pod", "pod http://found:1", "other"]
-    assert lists.facts("pod http://found:1") == Facts(4, "")
-    assert lists.facts("other") == Facts(None, "its pod has failed")
-    assert lists.facts("pod") == Facts()
+    assert lists.facts("pod http://found:1") == DiscoveredFacts(4, "")
+    assert lists.facts("other") == DiscoveredFacts(None, "its pod has failed")
+    assert lists.facts("pod") == DiscoveredFacts()
     look = lists.facts("other").put_into(Look(1.0, 2.0, Reach.REFUSED))
     assert (look.ended, look.container_restarts) == ("its pod has failed", None)
     assert lists.facts("pod http://found:1").put_into(look).container_restarts == 4

@@ -6,14 +6,14 @@ import os
 import time
 from pathlib import Path
 
-from plimsoll.guard.daemon.run import MOST_WAITING, LinesOut
+from plimsoll.guard.daemon.run import MOST_WAITING, LineWriter
 
 
 def test_lines_come_out_in_order(tmp_path: Path) -> None:
     """All of them, each on its own line."""
     path = tmp_path / "out"
     with path.open("wb") as file:
-        out = LinesOut(file.fileno())
+        out = LineWriter(file.fileno())
         for number in range(1_000):
             out.say(str(number))
         out.close()
@@ -23,7 +23,7 @@ def test_lines_come_out_in_order(tmp_path: Path) -> None:
 def test_a_reader_that_stands_still_holds_nothing_up() -> None:
     """What cannot be written is counted and dropped, and the end does not wait for it."""
     reading, writing = os.pipe()
-    out = LinesOut(writing)
+    out = LineWriter(writing)
     begun = time.monotonic()
     for _ in range(3 * MOST_WAITING):
         out.say("x" * 100)
@@ -43,7 +43,7 @@ def test_a_reader_that_stands_still_holds_nothing_up() -> None:
 def test_a_full_disk_is_no_end() -> None:
     """The watching goes on, and the trouble is known."""
     with Path("/dev/full").open("wb") as full:
-        out = LinesOut(full.fileno())
+        out = LineWriter(full.fileno())
         out.say("x")
         out.say("y")
         out.close()
@@ -53,7 +53,7 @@ def test_a_full_disk_is_no_end() -> None:
 def test_a_reader_that_reads_again_ends_the_trouble() -> None:
     """Once what waited is on its way, no line is lost any more, and the trouble is over; what was lost stays counted."""
     reading, writing = os.pipe()
-    out = LinesOut(writing)
+    out = LineWriter(writing)
     while not out.dropped:
         out.say("x" * 100)
     assert out.trouble

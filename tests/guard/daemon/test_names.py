@@ -10,8 +10,8 @@ import time
 import pytest
 
 from plimsoll.guard.daemon import engine_http as names_file
-from plimsoll.guard.daemon.engine_http import Client, Names, look_up
-from plimsoll.guard.daemon.engine_look import Limits, Watcher
+from plimsoll.guard.daemon.engine_http import EngineClient, NameCache, look_up
+from plimsoll.guard.daemon.engine_look import EngineWatcher, LookLimits
 from plimsoll.guard.judge.look import Look, Reach
 from tests.net.raw_server import by_path, raw_server
 
@@ -40,7 +40,7 @@ class Resolver:
 def test_an_answer_is_kept_for_a_while_and_doubted_when_nobody_is_there() -> None:
     """Asked once within its time, by however many; again as soon as nobody answers at the address."""
     resolver = Resolver(good=["127.0.0.1"])
-    names = Names(resolver)
+    names = NameCache(resolver)
 
     async def run() -> None:
         found = await asyncio.gather(*(names.addresses("good") for _ in range(20)))
@@ -58,12 +58,12 @@ def test_an_answer_is_kept_for_a_while_and_doubted_when_nobody_is_there() -> Non
 def test_a_refused_connection_has_the_name_looked_up_anew() -> None:
     """The server may have moved: the address that was kept is not asked for another minute."""
     resolver = Resolver(moved=["127.0.0.1"])
-    names = Names(resolver)
+    names = NameCache(resolver)
 
     async def run() -> list[Look]:
         async with raw_server(by_path({"/metrics": PAGE})) as server:
-            watcher = Watcher("http://127.0.0.1:1")
-            watcher._client = Client(f"http://moved:{server.port}", names)
+            watcher = EngineWatcher("http://127.0.0.1:1")
+            watcher._client = EngineClient(f"http://moved:{server.port}", names)
             found = [await watcher.look(1.0, 1.0)]
             watcher._client.close()
             await names.addresses("moved")
@@ -84,7 +84,7 @@ def test_the_last_good_answer_serves_while_a_new_one_is_slow() -> None:
     """Nobody waits longer than a moment for a name that was known; the new answer is taken when it comes."""
     go = threading.Event()
     resolver = Resolver(good=["127.0.0.9"])
-    names = Names(resolver)
+    names = NameCache(resolver)
 
     async def run() -> None:
         assert await names.addresses("good") == ["127.0.0.9"]
@@ -110,7 +110,7 @@ def test_the_last_good_answer_serves_while_a_new_one_is_slow() -> None:
 def test_a_resolver_that_fails_for_now_takes_nothing_back(error: Exception, is_kept: bool) -> None:
     """One that knows of no such name does."""
     resolver = Resolver(good=["127.0.0.9"], bad=error)
-    names = Names(resolver)
+    names = NameCache(resolver)
 
     async def run() -> None:
         await names.addresses("good")
@@ -130,12 +130,12 @@ def test_a_resolver_that_fails_for_now_takes_nothing_back(error: Exception, is_k
 def test_slow_names_delay_nobody_else() -> None:
     """A hundred engines whose names do not come back, asked at every look: a healthy one beside them answers in its time."""
     go = threading.Event()
-    names = Names(Resolver(slow=go, good=["127.0.0.1"], late=["127.0.0.1"]))
-    quick = Limits(look_s=3.0, page_s=2.0, small_s=0.3)
+    names = NameCache(Resolver(slow=go, good=["127.0.0.1"], late=["127.0.0.1"]))
+    quick = LookLimits(look_s=3.0, page_s=2.0, small_s=0.3)
 
-    def watcher(url: str) -> Watcher:
-        one = Watcher("http://127.0.0.1:1", limits=quick)
-        one._client = Client(url, names)
+    def watcher(url: str) -> EngineWatcher:
+        one = EngineWatcher("http://127.0.0.1:1", limits=quick)
+        one._client = EngineClient(url, names)
         return one
 
     async def run() -> tuple[list[Look], Look, float]:
@@ -164,7 +164,7 @@ def test_slow_names_delay_nobody_else() -> None:
 def test_names_that_were_slow_have_a_share_of_their_own() -> None:
     """However many there are, so many threads and no more."""
     go = threading.Event()
-    names = Names(Resolver(slow=go))
+    names = NameCache(Resolver(slow=go))
     before = set(threading.enumerate())
 
     async def run() -> int:
@@ -189,7 +189,7 @@ def test_this_machine_s_own_resolver() -> None:
     assert {"127.0.0.1", "::1"} & set(look_up("localhost"))
 
     async def ask(name: str) -> list[str]:
-        return await Names().addresses(name)
+        return await NameCache().addresses(name)
 
     failures: tuple[type[Exception], ...] = (OSError, UnicodeError)
     with pytest.raises(failures):

@@ -13,8 +13,16 @@ from plimsoll.doctor.rules.trend_growth import Series
 from plimsoll.errors import BadInput, WorldFailed
 from plimsoll.guard.adapters.discovery import Target
 from plimsoll.guard.config import Prometheus
-from plimsoll.guard.daemon import recall as guard_recall
-from plimsoll.guard.daemon.recall import STEP_S, Recalled, Recaller, fitting, recall, recalled, seen_in
+from plimsoll.guard.daemon import engine_figures as guard_recall
+from plimsoll.guard.daemon.engine_figures import (
+    STEP_S,
+    PrometheusHistory,
+    RecordedPast,
+    growing_memory,
+    matching_past,
+    past_from_series,
+    read_past,
+)
 from plimsoll.guard.judge.look import Look, Reach, Worker
 from tests.net.page_server import Handler, serving
 
@@ -36,7 +44,7 @@ def level(value: float) -> dict[float, float]:
 def test_workers_are_added_up_and_one_that_is_missing_leaves_a_hole() -> None:
     """held is what is allocated and what cannot be given back, of all workers; host memory is theirs, not the API server's."""
     some = {at: value for at, value in level(3 * GIB).items() if at != TIMES[4]}
-    found = recalled(
+    found = past_from_series(
         [
             series("process_start_time_seconds", level(START - 1)),
             series("process_resident_memory_bytes", level(GIB)),
@@ -58,21 +66,21 @@ def test_nothing_from_before_the_last_start() -> None:
     """By the process's own start; where the page has none, by a total that fell; where nothing tells, nothing at all."""
     starts = {at: 5_000.0 if n < 6 else TIMES[6] - 1 for n, at in enumerate(TIMES)}
     memory = series("process_resident_memory_bytes", level(GIB))
-    found = recalled([series("process_start_time_seconds", starts), memory], TIMES[6] - 1)
+    found = past_from_series([series("process_start_time_seconds", starts), memory], TIMES[6] - 1)
     assert [at for at, _ in found.points] == list(TIMES[6:])
-    assert recalled([series("process_start_time_seconds", starts), memory], TIMES[9]).points == ()
+    assert past_from_series([series("process_start_time_seconds", starts), memory], TIMES[9]).points == ()
     tokens = {at: 100.0 * (n if n < 7 else n - 7) for n, at in enumerate(TIMES)}
-    found = recalled([series("vllm:generation_tokens_total", tokens), memory], None)
+    found = past_from_series([series("vllm:generation_tokens_total", tokens), memory], None)
     assert ([at for at, _ in found.points], found.tokens) == (list(TIMES[7:]), 200.0)
-    assert recalled([memory], None).points == ()
-    assert recalled([], 1.0) == Recalled(())
+    assert past_from_series([memory], None).points == ()
+    assert past_from_series([], 1.0) == RecordedPast(())
 
 
 def test_two_engines_under_the_same_labels_are_refused() -> None:
     """Two jobs that scrape the same instance would be added up: better nothing."""
     twice = [series("process_resident_memory_bytes", level(GIB), job=job) for job in ("a", "b")]
     with pytest.raises(BadInput, match="several series"):
-        recalled([series("process_start_time_seconds", level(1.0)), *twice], 1.0)
+        past_from_series([series("process_start_time_seconds", level(1.0)), *twice], 1.0)
 
 
 def look(**more: object) -> Look:
@@ -84,37 +92,41 @@ def test_what_fits_is_handed_over_on_guards_own_clock() -> None:
     """The ages stay; a figure that is far from what the engine says now is another one, and is left out and said."""
     workers = (Worker("0/0", 0.0, allocated=10 * GIB, unreleasable=GIB, host_resident=2 * GIB),)
     points = tuple((at, {"held": 11 * GIB, "host_resident": 90 * GIB, "running": 1.0}) for at in TIMES)
-    now = seen_in(look(workers=workers))
+    now = growing_memory(look(workers=workers))
     assert now == {"held": 11 * GIB, "host_resident": 2 * GIB}
-    kept, why = fitting(Recalled(points), look(workers=workers), now)
+    kept, why = matching_past(RecordedPast(points), look(workers=workers), now)
     assert kept[-1] == (50_000.0 - 60.0, {"held": 11 * GIB, "running": 1.0})
     assert kept[0][0] == 50_000.0 - 60.0 - 9 * STEP_S
     assert why == "its host_resident is another figure than the engine's own"
     alone = look(figures={"host_resident": 20 * GIB, "generation_tokens": 5.0})
-    assert fitting(Recalled(points), alone, seen_in(alone)) == ([], ""), "all its processes here, one of them there"
+    assert matching_past(RecordedPast(points), alone, growing_memory(alone)) == ([], ""), (
+        "all its processes here, one of them there"
+    )
     near = look(figures={"host_resident": 80 * GIB, "generation_tokens": 5.0})
-    assert len(fitting(Recalled(points, 5.0), near, seen_in(near))[0]) == len(TIMES)
-    assert fitting(Recalled(points, 6.0), near, seen_in(near)) == ([], ""), "fewer tokens than it had made: another process"
+    assert len(matching_past(RecordedPast(points, 5.0), near, growing_memory(near))[0]) == len(TIMES)
+    assert matching_past(RecordedPast(points, 6.0), near, growing_memory(near)) == ([], ""), (
+        "fewer tokens than it had made: another process"
+    )
 
 
 def test_an_engine_without_a_past_is_odd_only_if_it_should_have_one() -> None:
     """Who began a minute ago is not known there yet; who began long ago is called otherwise there."""
     figures = {"host_resident": GIB}
-    assert fitting(Recalled(()), look(figures=figures, started_unix_s=TIMES[-1]), figures) == ([], "")
-    assert "knows nothing" in fitting(Recalled(()), look(figures=figures, started_unix_s=1.0), figures)[1]
-    assert seen_in(look()) == {}
+    assert matching_past(RecordedPast(()), look(figures=figures, started_unix_s=TIMES[-1]), figures) == ([], "")
+    assert "knows nothing" in matching_past(RecordedPast(()), look(figures=figures, started_unix_s=1.0), figures)[1]
+    assert growing_memory(look()) == {}
 
 
 def test_a_server_that_fails_is_one_trouble_and_is_not_asked_for_everybody() -> None:
     """One sentence for any number of engines; those who leave are forgotten."""
     asked: list[Mapping[str, str]] = []
 
-    def fail(url: str, match: Mapping[str, str], started: float | None) -> Recalled:
+    def fail(url: str, match: Mapping[str, str], started: float | None) -> RecordedPast:
         asked.append(match)
         raise WorldFailed(f"{url}: not there {started}")
 
-    async def run() -> Recaller:
-        recaller = Recaller(Prometheus("http://p:9090", {"job": "vllm"}), fail)
+    async def run() -> PrometheusHistory:
+        recaller = PrometheusHistory(Prometheus("http://p:9090", {"job": "vllm"}), fail)
         assert recaller.trouble == ""
         for number in range(50):
             found = look(figures={"host_resident": GIB}, started_unix_s=1.0)
@@ -137,12 +149,12 @@ def test_a_server_that_never_answers_holds_up_the_first_judgement_for_a_while_on
     monkeypatch.setattr(guard_recall, "WAIT_S", 0.1)
     is_over = threading.Event()
 
-    def wait(url: str, match: Mapping[str, str], started: float | None) -> Recalled:
+    def wait(url: str, match: Mapping[str, str], started: float | None) -> RecordedPast:
         is_over.wait(20)
         raise WorldFailed(f"{url} {match} {started}")
 
-    async def run() -> Recaller:
-        recaller = Recaller(Prometheus("http://p:9090"), wait)
+    async def run() -> PrometheusHistory:
+        recaller = PrometheusHistory(Prometheus("http://p:9090"), wait)
         assert await recaller.fill(Target("e", "http://e:1"), look(figures={"host_resident": GIB})) == []
         is_over.set()
         recaller.close()
@@ -167,9 +179,9 @@ def test_it_asks_for_a_day_in_steps_of_two_minutes() -> None:
 
     with serving(act) as server:
         ours = {"instance": "a:1", "job": 'x"y'}
-        found = recall(f"http://{server.host}/graph", ours, 86_000.0, clock=lambda: 86_450.0)
+        found = read_past(f"http://{server.host}/graph", ours, 86_000.0, clock=lambda: 86_450.0)
         assert found.points == ((86_400.0, {"host_resident": 1e9}),)
         with pytest.raises(WorldFailed):
-            recall(f"http://{server.host}", ours, None)
+            read_past(f"http://{server.host}", ours, None)
     assert asked[0].startswith("/api/v1/query_range?query=")
     assert "start=0.000&end=86400.000&step=120" in asked[0]

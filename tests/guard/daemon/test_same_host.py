@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from plimsoll.guard.daemon.engine_look import Limits, Watcher
+from plimsoll.guard.daemon.engine_look import EngineWatcher, LookLimits
 from plimsoll.guard.daemon.host import FIRST_NAMESPACE, Machine, SameHost
 from plimsoll.guard.judge.look import Card, Look, Reach
 from tests.net.raw_server import by_path, free_port, raw_server
@@ -305,7 +305,7 @@ def test_the_loop_goes_on_while_the_driver_hangs(machine: Path) -> None:
 
     async def run() -> tuple[float, Look]:
         async with raw_server(by_path({"/metrics": page})) as server:
-            other = Watcher(server.url, limits=Limits(1.0, 0.5, 0.5))
+            other = EngineWatcher(server.url, limits=LookLimits(1.0, 0.5, 0.5))
             stuck = asyncio.create_task(SameHost(8000, fresh(machine, nvml, deadline_s=1.0)).add_to(LOOK))
             await asyncio.sleep(0.05)
             began = time.monotonic()
@@ -339,7 +339,7 @@ def test_what_is_open_is_closed_with_the_last_engine(machine: Path) -> None:
     assert handles() == 1
 
     async def run() -> None:
-        watcher = Watcher("http://127.0.0.1:1", same_host=engines[1])
+        watcher = EngineWatcher("http://127.0.0.1:1", same_host=engines[1])
         await watcher.close()
 
     asyncio.run(run())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll.guard.daemon.run import Notifier
+from plimsoll.guard.daemon.run import SystemdNotifier
 
 
 def test_what_is_said(tmp_path: Path) -> None:
@@ -17,7 +17,7 @@ def test_what_is_said(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(path)
         systemd.settimeout(5)
-        notifier = Notifier({"NOTIFY_SOCKET": path, "WATCHDOG_USEC": "30000000", "WATCHDOG_PID": str(os.getpid())})
+        notifier = SystemdNotifier({"NOTIFY_SOCKET": path, "WATCHDOG_USEC": "30000000", "WATCHDOG_PID": str(os.getpid())})
         assert notifier.is_there
         assert notifier.watchdog_s == 15.0
         notifier.ready("two engines\nREADY=0")
@@ -37,7 +37,7 @@ def test_a_name_in_the_abstract_space() -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind("\0" + name)
         systemd.settimeout(5)
-        Notifier({"NOTIFY_SOCKET": "@" + name}).stopping()
+        SystemdNotifier({"NOTIFY_SOCKET": "@" + name}).stopping()
         assert systemd.recv(100) == b"STOPPING=1"
 
 
@@ -48,7 +48,7 @@ def test_a_name_in_the_abstract_space() -> None:
 )  # fmt: skip
 def test_without_systemd_nothing_happens(environ: dict[str, str]) -> None:
     """No socket, or one where nobody listens: nothing is raised, and there is no watchdog."""
-    notifier = Notifier(environ)
+    notifier = SystemdNotifier(environ)
     notifier.ready("")
     notifier.alive("")
     notifier.stopping()
@@ -58,4 +58,4 @@ def test_without_systemd_nothing_happens(environ: dict[str, str]) -> None:
 def test_a_watchdog_meant_for_another_process_is_not_ours() -> None:
     """WATCHDOG_PID says whose it is."""
     environ = {"NOTIFY_SOCKET": "/x", "WATCHDOG_USEC": "1000000", "WATCHDOG_PID": "1"}
-    assert Notifier(environ).watchdog_s is None
+    assert SystemdNotifier(environ).watchdog_s is None

@@ -9,7 +9,18 @@ import pytest
 
 from plimsoll.findings import Code, Finding, Severity
 from plimsoll.guard.judge.look import Look, Reach
-from plimsoll.guard.page.engine import Doing, EngineFacts, Guarding, Series, blocks, id_of, journal, ladder, row, sections
+from plimsoll.guard.page.engine import (
+    ActionInProgress,
+    ChartSeries,
+    EngineControl,
+    EngineState,
+    blocks,
+    id_of,
+    journal,
+    ladder,
+    row,
+    sections,
+)
 from plimsoll.render.guard import Clock, EngineView
 from plimsoll.unknown import Condition, Status, Unknown
 
@@ -28,11 +39,11 @@ def view(look: Look | None = ANSWERS, *kinds: str, findings: tuple[Finding, ...]
 
 def test_nothing_is_known_of_one_that_was_not_looked_at() -> None:
     """Every figure is None, which the page shows as unknown; no nought is made up."""
-    found = row(EngineFacts(view(None)))
+    found = row(EngineState(view(None)))
     assert (found["state"], found["says"]) == ("unknown", "not looked at yet")
     assert [found[name] for name in ("kv", "running", "waiting", "in_flight", "twice", "model", "vllm")] == [None] * 7
     assert all(
-        one["value"] is None and one["why"].startswith("unknown") for one in sections(EngineFacts(view(None)), CLOCK)["figures"]
+        one["value"] is None and one["why"].startswith("unknown") for one in sections(EngineState(view(None)), CLOCK)["figures"]
     )
 
 
@@ -52,30 +63,38 @@ DEAD = Finding(Code.ENGINE_DEAD, Severity.CRITICAL, 0.9, "it is dead", "because"
 )  # fmt: skip
 def test_the_state_in_a_word(seen: EngineView, state: str) -> None:
     """A person before all, then what is critical, then silence, warnings, and one lost look is only unknown."""
-    assert row(EngineFacts(seen))["state"] == state
+    assert row(EngineState(seen))["state"] == state
 
 
 def test_the_ladder_shows_what_is_called_for_done_and_off() -> None:
     """The rung that the worst condition calls for, the step of what is under way, and what is switched off."""
-    facts = EngineFacts(view(ANSWERS, "dead", "storm"), guarding=Guarding(True, False, ("compact",), Doing("restart", "drain")))
+    facts = EngineState(
+        view(ANSWERS, "dead", "storm"), guarding=EngineControl(True, False, ("compact",), ActionInProgress("restart", "drain"))
+    )
     found = {one["rung"]: one for one in ladder(facts)["rungs"]}
     assert [name for name, one in found.items() if one["here"]] == ["restart"]
     assert found["restart"]["doing"] == "drain"
     assert found["advice"]["because"] == ["storm"]
     assert [name for name, one in found.items() if one["off"]] == ["compact"]
-    assert [one["off"] for one in ladder(EngineFacts(view()))["rungs"]] == [False, True, True, True]
+    assert [one["off"] for one in ladder(EngineState(view()))["rungs"]] == [False, True, True, True]
 
 
 def test_the_pool_of_blocks() -> None:
     """The first block is never given out; the most of the last half hour is kept beside what is used now."""
-    assert blocks(ANSWERS, Series((1.0,), {"kv": (0.75,)})) == {"total": 100, "used": 50, "most": 75, "size": 16, "why": ""}
-    assert blocks(None, Series())["used"] is None
-    assert blocks(ANSWERS._replace(config={"num_gpu_blocks": "-4"}), Series())["total"] is None
+    assert blocks(ANSWERS, ChartSeries((1.0,), {"kv": (0.75,)})) == {
+        "total": 100,
+        "used": 50,
+        "most": 75,
+        "size": 16,
+        "why": "",
+    }
+    assert blocks(None, ChartSeries())["used"] is None
+    assert blocks(ANSWERS._replace(config={"num_gpu_blocks": "-4"}), ChartSeries())["total"] is None
 
 
 def test_sections_are_json_and_steady() -> None:
     """The same state a second later is the same section: only what changes is sent."""
-    facts = EngineFacts(view(ANSWERS, "dead", findings=(DEAD,)), {"waiting": 3.0, "twice": Unknown("too early")})
+    facts = EngineState(view(ANSWERS, "dead", findings=(DEAD,)), {"waiting": 3.0, "twice": Unknown("too early")})
     now, later = sections(facts, CLOCK), sections(facts, Clock(21.0, 1_011.0))
     json.dumps(now, allow_nan=False)
     assert now == later

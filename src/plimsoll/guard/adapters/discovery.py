@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlencode, urlsplit
 
 from plimsoll.errors import BadInput, PlimsollError, TimedOut, TooLarge, WorldFailed
-from plimsoll.guard.daemon.engine_http import Client
+from plimsoll.guard.daemon.engine_http import EngineClient
 from plimsoll.net import http_get
 from plimsoll.net.cluster import Cluster
 
@@ -299,7 +299,7 @@ class Pods:
 
 def _of_pod(pod: Pod) -> Target:
     url = f"http://{f'[{pod.address}]' if ':' in pod.address else pod.address}:{pod.port}"
-    Client(url)
+    EngineClient(url)
     return Target(pod.name[:LONGEST_NAME], url)
 
 
@@ -341,7 +341,7 @@ def _target(text: Any, labels: Mapping[str, Any], *, is_alone: bool) -> Target:
         where = http_get.address(url)
         if where.login is not None:
             raise BadInput("a list may hold no user and password; name this engine in an [[engine]] of its own")
-        Client(where.url)
+        EngineClient(where.url)
     except BadInput as error:
         raise BadInput(f"{text.rpartition('@')[2][:80]!r}: {error}") from None
     called = next((labels[key] for key in ("name", "instance") if is_alone and isinstance(labels.get(key), str)), "")

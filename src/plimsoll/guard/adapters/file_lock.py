@@ -28,8 +28,8 @@ from typing import NamedTuple
 
 from plimsoll.guard.act.outcome import Outcome, done, failed, unsure
 from plimsoll.guard.adapters.locks import TIMEOUT_S, is_epoch, shown
+from plimsoll.guard.adapters.run_command import in_thread
 from plimsoll.guard.daemon.journal import sync_folder
-from plimsoll.guard.daemon.own_thread import in_thread
 
 SLOT = 2048
 _FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK

@@ -12,9 +12,10 @@ import os
 import signal
 import subprocess
 import tempfile
+import threading
 import time
-from collections.abc import Mapping, Sequence
-from typing import IO, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO, NamedTuple, TypeVar
 
 MOST_BYTES = 16 << 20
 LOOK_EVERY_S = 0.02
@@ -108,3 +109,35 @@ def _kill(child: subprocess.Popen[bytes]) -> None:
 def _tail(output: IO[bytes], keep_bytes: int) -> bytes:
     size = os.fstat(output.fileno()).st_size
     return os.pread(output.fileno(), keep_bytes, max(0, size - keep_bytes))
+
+
+# Work that may hang in the kernel, in a thread that nobody has to wait for: not even the end of the program does.
+
+T = TypeVar("T")
+
+
+async def in_thread(work: Callable[[], T]) -> T:
+    """What it returns or raises; cancelled, the thread is left to itself."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, problem: BaseException | None) -> None:
+        if future.done():
+            return
+        if problem is not None:
+            future.set_exception(problem)
+        else:
+            future.set_result(result)  # type: ignore[arg-type]  # without a problem it is what the work returned
+
+    def run() -> None:
+        result: T | None = None
+        problem: BaseException | None = None
+        try:
+            result = work()
+        except Exception as error:  # handed over to whoever waits, and raised there
+            problem = error
+        with contextlib.suppress(RuntimeError):  # the loop is over: nobody waits
+            loop.call_soon_threadsafe(settle, result, problem)
+
+    threading.Thread(target=run, daemon=True).start()
+    return await future

@@ -2,34 +2,166 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Awaitable, Callable, Mapping
+import math
+import os
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import plimsoll
+from plimsoll.guard.act.steps import End
 from plimsoll.guard.adapters.webhook import Counts
-from plimsoll.guard.api.metrics import CONTENT_TYPE, page
+from plimsoll.guard.api.actions import ActionControl, ActionRoutes
 from plimsoll.guard.api.openapi import document
-from plimsoll.guard.api.requests import Actions, Asks
-from plimsoll.guard.daemon.loop import CHANGES_KEPT, Fleet
-from plimsoll.guard.page.page import Page
+from plimsoll.guard.daemon.observer import CHANGES_KEPT, Fleet
+from plimsoll.guard.judge.findings import code_of
+from plimsoll.guard.judge.policy import GRADES
+from plimsoll.guard.judge.tracker import Grade
+from plimsoll.guard.page.page import GuardPage
 from plimsoll.net.server import Answer, Stream, error
 from plimsoll.render.doctor import clean, finding_json
 from plimsoll.render.guard import (
     SCHEMA,
+    EngineView,
     Trouble,
     condition_json,
     engine_detail_json,
     engine_json,
+    event_json,
     status_line,
-    told_json,
     trouble_json,
 )
+from plimsoll.unknown import Status
+from plimsoll.vllm.metrics_page import escaped_label
+
+# Guard's own page of metrics, in Prometheus's text form.
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_VALUES = {Status.TRUE: 1.0, Status.FALSE: 0.0, Status.UNKNOWN: math.nan}
+
+
+def metrics_page(
+    views: Sequence[EngineView],
+    *,
+    version: str,
+    started_unix_s: float,
+    notifications: Mapping[str, int],
+    told: int,
+    mistakes: Mapping[str, int],
+    troubles: Sequence[Trouble] = (),
+    lost_lines: int = 0,
+    ended: Mapping[tuple[str, Grade, End], int] | None = None,
+) -> str:
+    """All of it."""
+    lines = [
+        *_metric("build_info", "gauge", "Always 1, with guard's version.", [({"version": version}, 1.0)]),
+        *_metric("start_time_seconds", "gauge", "When guard began, on the wall's clock.", [({}, started_unix_s)]),
+        *_metric("engines", "gauge", "Engines that are watched.", [({}, float(len(views)))]),
+        *_metric("changes_total", "counter", "Changes that were told.", [({}, float(told))]),
+        *_metric("looks_total", "counter", "Looks at an engine.", [({"engine": v.name}, float(v.looks)) for v in views]),
+        *_metric(
+            "look_failures_total", "counter", "Looks that brought no figures, by what became of them.",
+            [({"engine": v.name, "reach": reach}, float(n)) for v in views for reach, n in sorted(v.failures.items())],
+        ),
+        *_metric(
+            "look_age_seconds", "gauge", "How long ago the last look began; NaN before the first.",
+            [({"engine": v.name}, math.nan if v.look_age_s is None else v.look_age_s) for v in views],
+        ),
+        *_metric(
+            "look_duration_seconds", "gauge", "How long the last look took; NaN before the first.",
+            [({"engine": v.name}, math.nan if v.look_s is None else v.look_s) for v in views],
+        ),
+        *_metric(
+            "unreachable", "gauge", "1 if it was told not to answer, or never has; 0 if it answers.",
+            [({"engine": v.name}, float(v.unreachable_since_s is not None)) for v in views],
+        ),
+        *_metric(
+            "needs_a_person", "gauge", "1 if restarts did not mend it, until one does or it is resumed; else 0.",
+            [({"engine": v.name}, float(bool(v.needs))) for v in views],
+        ),
+        *_metric(
+            "condition", "gauge", "1 if it holds, 0 if not, NaN if it is not known.",
+            [
+                ({"engine": v.name, "condition": c.kind, "code": str(code_of(c.kind) or ""),
+                  "grade": str(GRADES.get(c.kind, "advice"))}, _VALUES[c.status])
+                for v in views for c in v.conditions
+            ],
+        ),
+        *_metric(
+            "notifications_total", "counter", "Notifications by what became of them; a try that failed is made again.",
+            [({"outcome": name}, float(count)) for name, count in notifications.items() if name != "waiting"],
+        ),
+        *_metric(
+            "notifications_waiting", "gauge", "Notifications that wait to be sent.",
+            [({}, float(notifications.get("waiting", 0)))],
+        ),
+        *_metric(
+            "actions_total", "counter", "Actions that have ended, by rung and end; only of a guard that acts.",
+            [({"engine": of[0], "rung": str(of[1]), "end": str(of[2])}, float(n)) for of, n in (ended or {}).items()],
+        ),
+        *_metric("lines_lost_total", "counter", "Lines that standard output did not take.", [({}, float(lost_lines))]),
+        *_metric(
+            "trouble", "gauge", "1 for each trouble of guard's own that lasts.", [({"what": t.what}, 1.0) for t in troubles]
+        ),
+        *_metric(
+            "mistakes_total", "counter", "Mistakes of guard's own that were caught, by where and what.",
+            [({"kind": name}, float(count)) for name, count in sorted(mistakes.items())],
+        ),
+    ]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def _metric(name: str, kind: str, says: str, samples: Sequence[tuple[Mapping[str, str], float]]) -> Iterator[str]:
+    if not samples:
+        return
+    yield f"# HELP plimsoll_guard_{name} {says}"
+    yield f"# TYPE plimsoll_guard_{name} {kind}"
+    for labels, value in samples:
+        inner = ",".join(f'{key}="{escaped_label(text)}"' for key, text in labels.items())
+        yield f"plimsoll_guard_{name}{f'{{{inner}}}' if inner else ''} {_number(value)}"
+
+
+def _number(value: float) -> str:
+    return "NaN" if math.isnan(value) else repr(value)
+
+
+# Where the token of guard's API lies when none was given: drawn at each start and left where only this user can read it.
+
+
+def token_path(port: int, environ: Mapping[str, str] = os.environ) -> Path | None:
+    """Where the token of the guard on this port lies; None if this user has no folder of his own."""
+    runtime, home = environ.get("XDG_RUNTIME_DIR", ""), environ.get("HOME", "")
+    if runtime.startswith("/"):
+        return Path(runtime) / "plimsoll" / f"guard-{port}.token"
+    return Path(home) / ".local" / "state" / "plimsoll" / f"guard-{port}.token" if home.startswith("/") else None
+
+
+def write_token(port: int, token: str, environ: Mapping[str, str] = os.environ) -> None:
+    """Leave a token there; OSError if that cannot be done."""
+    path = token_path(port, environ)
+    if path is None:
+        raise FileNotFoundError("neither XDG_RUNTIME_DIR nor HOME names a folder")
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)  # a new file: never one that somebody else has open, or a link
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="ascii") as file:
+        file.write(token + "\n")
+
+
+def remove_token(port: int, token: str, environ: Mapping[str, str] = os.environ) -> None:
+    """Take it away, if it is still ours."""
+    path = token_path(port, environ)
+    with contextlib.suppress(OSError):
+        if path is not None and path.read_text(encoding="ascii").strip() == token:
+            path.unlink()
+
 
 NAMED, LONGEST = 20, 400  # engines and letters in an answer to a name that is none's
 
 
-class Own(NamedTuple):
+class GuardHealth(NamedTuple):
     """How guard itself is."""
 
     notifications: Counts = Counts()
@@ -37,20 +169,20 @@ class Own(NamedTuple):
     lost_lines: int = 0
 
 
-class Api:
+class GuardApi:
     """The paths of docs/guard.md over one fleet. `actions` tells who acts, and None while nobody does."""
 
     def __init__(
         self,
         fleet: Fleet,
         started_unix_s: float,
-        own: Callable[[], Own] = Own,
-        actions: Callable[[], Actions | None] = lambda: None,
+        own: Callable[[], GuardHealth] = GuardHealth,
+        actions: Callable[[], ActionControl | None] = lambda: None,
     ) -> None:
         self._fleet, self._started_unix_s, self._own, self._actions = fleet, started_unix_s, own, actions
-        self._page = Page(fleet, lambda: own().troubles, actions)
+        self._page = GuardPage(fleet, lambda: own().troubles, actions)
         self.files = self._page.files
-        self._asks = Asks(actions, lambda name: fleet.view(name) is not None, self._page.name_of)
+        self._asks = ActionRoutes(actions, lambda name: fleet.view(name) is not None, self._page.name_of)
         self._paths = {
             "/healthz": self._health, "/engines": self._engines, "/conditions": self._conditions, "/findings": self._findings,
             "/history": self._history, "/metrics": self._metrics, "/openapi.json": self._openapi,
@@ -107,13 +239,13 @@ class Api:
         if not limit.isdecimal() or not 0 < len(limit) <= 6:
             return error(400, "limit is a whole number")
         rows = [
-            told_json(told) for told in self._fleet.changes if query.get("engine", clean(told.engine)) == clean(told.engine)
+            event_json(told) for told in self._fleet.changes if query.get("engine", clean(told.engine)) == clean(told.engine)
         ]
         return _json({"told": self._fleet.told, "changes": rows[max(0, len(rows) - int(limit)) :]})
 
     def _metrics(self, _: Mapping[str, str]) -> Answer:
         own, actions = self._own(), self._actions()
-        text = page(
+        text = metrics_page(
             self._fleet.views(), version=plimsoll.__version__, started_unix_s=self._started_unix_s,
             notifications=own.notifications._asdict(), told=self._fleet.told, mistakes=self._fleet.mistakes,
             troubles=own.troubles, lost_lines=own.lost_lines, ended=None if actions is None else actions.ended(),

@@ -8,7 +8,7 @@ from plimsoll.findings import Code, Severity
 from plimsoll.guard.act.steps import Step
 from plimsoll.guard.judge.look import Reach
 from plimsoll.guard.judge.tracker import Grade
-from plimsoll.render.guard import SCHEMA, What
+from plimsoll.render.guard import SCHEMA, EventKind
 
 RUNGS = [str(grade) for grade in Grade if grade.is_action]
 VERBS = {
@@ -84,7 +84,7 @@ _CONDITION = {
 _CHANGE = {
     "at": {"type": "number"},
     "engine": _TEXT,
-    "what": {"enum": [str(one) for one in What]},
+    "what": {"enum": [str(one) for one in EventKind]},
     "kind": _MAYBE_TEXT,
     "code": {"enum": [*(str(code) for code in Code), None]},
     "grade": {"enum": [*(str(one) for one in Grade), None]},

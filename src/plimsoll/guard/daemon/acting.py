@@ -37,7 +37,7 @@ from plimsoll.guard.adapters.kubernetes import PodEviction
 from plimsoll.guard.adapters.lease_lock import LeaseLock
 from plimsoll.guard.adapters.own_process import OwnProcess
 from plimsoll.guard.adapters.systemd import SystemdUnit
-from plimsoll.guard.api.requests import Desk
+from plimsoll.guard.api.actions import ActionDesk
 from plimsoll.guard.config import (
     Act,
     BalancerAt,
@@ -56,18 +56,18 @@ from plimsoll.guard.config import (
     ReadinessAt,
     RestartAt,
     SystemdAt,
-    WebhookAt,  # fmt: skip
+    WebhookAt,
 )
-from plimsoll.guard.daemon.announcements import Ports, Said
-from plimsoll.guard.daemon.conductor import Conductor
-from plimsoll.guard.daemon.drain import HandDrain, OneOfTwo, PutBack
-from plimsoll.guard.daemon.engine_canary import served, warm
-from plimsoll.guard.daemon.engine_http import Client, Missed
-from plimsoll.guard.daemon.evidence import EvidenceKeeper, Wanted
-from plimsoll.guard.daemon.journal import ABSENT, DAMAGED, TORN, Journal, Reading, read_journal
-from plimsoll.guard.daemon.loop import Fleet
-from plimsoll.guard.daemon.observer import FleetSight, Told
-from plimsoll.guard.daemon.steps import Parts, TellsEnd
+from plimsoll.guard.daemon.conductor import ActionPorts as Ports
+from plimsoll.guard.daemon.conductor import Announcement, Conductor
+from plimsoll.guard.daemon.engine_http import EngineClient, RequestFailed
+from plimsoll.guard.daemon.engine_look import served_model, warm_up
+from plimsoll.guard.daemon.evidence import EvidenceSources, EvidenceStore
+from plimsoll.guard.daemon.journal import ABSENT, DAMAGED, TORN, Journal, JournalContents, read_journal
+from plimsoll.guard.daemon.manual_drain import ManualDrains, ReturnToService, SharedLock
+from plimsoll.guard.daemon.observer import EngineCapabilities as Told
+from plimsoll.guard.daemon.observer import Fleet, FleetObserver
+from plimsoll.guard.daemon.steps import EngineAdapters, KnowsExit
 from plimsoll.guard.judge.tracker import Grade
 from plimsoll.hardware.processes import Mark, boot_mark, read_process, read_processes
 from plimsoll.net.cluster import bearer
@@ -77,7 +77,7 @@ from plimsoll.net.cluster import bearer
 READ_EVERY_S = 10.0
 
 
-class DryBook:
+class DryRunJournal:
     """The journal that a guard with --act would write: read now and then, and what is new stays in memory."""
 
     def __init__(self, path: Path, wall: Callable[[], float]) -> None:
@@ -97,7 +97,7 @@ class DryBook:
             self._signature = signature
             self._take(await asyncio.to_thread(read_journal, self._path))
 
-    def _take(self, reading: Reading) -> None:
+    def _take(self, reading: JournalContents) -> None:
         """What was noted here before is in it by now, or will be."""
         self._carry, self._number = Carry(), 0
         for entry in reading.entries:
@@ -122,7 +122,7 @@ class DryBook:
         return self._carry.entries(self._wall())
 
 
-class NoLock:
+class DryRunLock:
     """Nobody takes it."""
 
     said = "no lock"
@@ -156,7 +156,7 @@ MOST_A_ROUND = 20  # entries: each is brought to the disk before the next
 class ForeignRestarts:
     """Of one fleet. `counts`: how often whoever runs an engine has started it again by itself; None where nobody says."""
 
-    def __init__(self, conductor: Conductor, book: Book, sight: FleetSight, counts: Callable[[str], int | None]) -> None:
+    def __init__(self, conductor: Conductor, book: Book, sight: FleetObserver, counts: Callable[[str], int | None]) -> None:
         self._conductor, self._book, self._sight, self._counts = conductor, book, sight, counts
         self._totals: dict[str, int] = {}
 
@@ -197,7 +197,7 @@ class EngineEvidence:
     """Of one engine: its log's end, its page, the gate's words, the stacks; and what doctor makes of it."""
 
     def __init__(
-        self, keeper: EvidenceKeeper, url: str, *, log: str | None = None, restarter: Restarter | None = None,
+        self, keeper: EvidenceStore, url: str, *, log: str | None = None, restarter: Restarter | None = None,
         gate_url: str | None = None, token: str | None = None,
     ) -> None:  # fmt: skip
         self._keeper, self._url, self._log, self._restarter = keeper, url, log, restarter
@@ -210,7 +210,7 @@ class EngineEvidence:
         if self._token is not None:
             for name in ("state", "memory"):
                 pages[f"{name}.json"] = functools.partial(self._fetch, self._gate_url, f"/plimsoll/{name}", self._token)
-        outcome = await self._keeper.take(engine, action, Wanted(self._log, pids, pages))
+        outcome = await self._keeper.take(engine, action, EvidenceSources(self._log, pids, pages))
         folder = outcome.facts.get("folder")
         codes = await doctor_on(Path(folder)) if outcome.is_done and isinstance(folder, str) else ""
         if not codes:
@@ -218,11 +218,11 @@ class EngineEvidence:
         return outcome._replace(says=f"{outcome.says}; doctor: {codes}", facts={**outcome.facts, "doctor": codes})
 
     async def _fetch(self, url: str, path: str, token: str | None = None) -> bytes:
-        client = Client(url.rstrip("/").removesuffix("/metrics"))
+        client = EngineClient(url.rstrip("/").removesuffix("/metrics"))
         try:
             headers = None if token is None else bearer(token)
             reply = await client.get(path, deadline_s=PAGE_S, most_bytes=PAGE_MAX, headers=headers)
-        except Missed as error:
+        except RequestFailed as error:
             raise OSError(0, error.why) from None
         finally:
             client.close()
@@ -375,27 +375,27 @@ def own_process(command: tuple[str, ...], own: Own, files: Files, environ: Mappi
     )  # fmt: skip
 
 
-def parts_of(target: Target, acting: EngineAct, files: Files, own: OwnProcess | None = None) -> Parts:
+def adapters_of(target: Target, acting: EngineAct, files: Files, own: OwnProcess | None = None) -> EngineAdapters:
     """All that can be done to one engine."""
     restarter = own or restarter_of(acting.restart)
     log = str(files.own_log) if own is not None else acting.log
     door = None if target.token is None else GateDoor(target.gate_url or target.url, target.token)
     evidence = EngineEvidence(
-        EvidenceKeeper(files.evidence), target.url, log=log, restarter=restarter, gate_url=target.gate_url, token=target.token
+        EvidenceStore(files.evidence), target.url, log=log, restarter=restarter, gate_url=target.gate_url, token=target.token
     )
 
     async def context() -> float | None:
-        model = await served(target.url, target.api_key)
+        model = await served_model(target.url, target.api_key)
         return None if model is None else model.context
 
-    return Parts(
+    return EngineAdapters(
         target.name, door, balancer_of(acting.balancer, target.name), restarter, evidence,
         None if restarter is None else EngineMemory(restarter, DeviceMemory()),
-        lambda: warm(target.url, target.api_key), context, None if log is None else log_progress(log),
+        lambda: warm_up(target.url, target.api_key), context, None if log is None else log_progress(log),
     )  # fmt: skip
 
 
-def told_of(acting: EngineAct, parts: Parts) -> Told:
+def capabilities_of(acting: EngineAct, parts: EngineAdapters) -> Told:
     """What may be done to it, for whoever decides."""
     return Told(acting.group, acting.only_observed, has_gate=parts.door is not None, has_restarter=parts.restarter is not None)
 
@@ -405,49 +405,56 @@ ENDED_EVERY_S = 5.0
 LOG_EVERY_S = 60.0
 
 
-class Made(NamedTuple):
+class ActingSetup(NamedTuple):
     """What acting is made of, from the configuration and the engines that were named in it."""
 
-    parts: Mapping[str, Parts]
+    parts: Mapping[str, EngineAdapters]
     told: Mapping[str, Told]
     policy: ActPolicy
     own: OwnProcess | None
 
 
-def make(config: GuardConfig, targets: tuple[Target, ...], files: Files, command: tuple[str, ...] = ()) -> Made:
+def set_up_acting(config: GuardConfig, targets: tuple[Target, ...], files: Files, command: tuple[str, ...] = ()) -> ActingSetup:
     """The adapters of every engine. `command`: the server that guard starts itself, which is the first of them."""
     own = own_process(command, config.own, files) if command else None
     parts, told = {}, {}
     for place, target in enumerate(targets):
         acting = config.acting.get(target.name, EngineAct())
-        parts[target.name] = parts_of(target, acting, files, own if place == 0 else None)
-        told[target.name] = told_of(acting, parts[target.name])
-    return Made(parts, told, policy_of(config.act), own)
+        parts[target.name] = adapters_of(target, acting, files, own if place == 0 else None)
+        told[target.name] = capabilities_of(acting, parts[target.name])
+    return ActingSetup(parts, told, policy_of(config.act), own)
 
 
-class Acting:
+class ActionRunner:
     """One guard's hands, or with `is_dry` only its words."""
 
     def __init__(
-        self, made: Made, config: GuardConfig, files: Files, fleet: Fleet, tell: Callable[[Said], None], *, is_dry: bool
+        self,
+        made: ActingSetup,
+        config: GuardConfig,
+        files: Files,
+        fleet: Fleet,
+        tell: Callable[[Announcement], None],
+        *,
+        is_dry: bool,
     ) -> None:
         self._made, self._tell, self._is_dry, self._files = made, tell, is_dry, files
         self._stopped: dict[str, str] = {}  # by somebody, on purpose
         self.ended: dict[str, str] = {}
         """Of engines whose process is known to have ended on its own: why."""
         minute = minute_in("UTC" if config.act is None else config.act.timezone)
-        self.sight = FleetSight(fleet, made.told, fleet.every_s, time.monotonic, minute, self._last_ends)
+        self.sight = FleetObserver(fleet, made.told, fleet.every_s, time.monotonic, minute, self._last_ends)
         self.journal: Journal | None = None
-        self.desk: Desk | None = None
-        self._drains: HandDrain | None = None
-        self._back: PutBack | None = None
+        self.desk: ActionDesk | None = None
+        self._drains: ManualDrains | None = None
+        self._back: ReturnToService | None = None
         self._said: dict[str, str] = {}
         self._is_own_due, self._own_waits_for = True, ""
-        self._dry = DryBook(files.journal, time.time)
+        self._dry = DryRunJournal(files.journal, time.time)
         if not is_dry:
             self.journal = Journal(files.journal)
         book: Book = self.journal or self._dry
-        lock = OneOfTwo(NoLock() if is_dry else lock_of(config.lock, files))
+        lock = SharedLock(DryRunLock() if is_dry else lock_of(config.lock, files))
         ports = Ports(book, lock, self.sight, self._view, tell, time.time)
         parts = {
             name: one._replace(suffering=functools.partial(self.sight.suffering, name, made.policy))
@@ -457,9 +464,9 @@ class Acting:
         self._foreign = ForeignRestarts(self.conductor, book, self.sight, self._starts_again)
         if self.journal is not None:
             by_hand = ports._replace(lock=lock.other())
-            self._drains = HandDrain(parts, made.policy, by_hand, self.conductor.courses)
-            self._back = PutBack(made.parts, made.policy, ports._replace(lock=lock.other()), self.conductor)
-            self.desk = Desk(self.conductor, self._drains, self.journal, self.journal.path, self._back)
+            self._drains = ManualDrains(parts, made.policy, by_hand, self.conductor.courses)
+            self._back = ReturnToService(made.parts, made.policy, ports._replace(lock=lock.other()), self.conductor)
+            self.desk = ActionDesk(self.conductor, self._drains, self.journal, self.journal.path, self._back)
 
     def _last_ends(self) -> Mapping[str, LastEnd]:
         return self.conductor.last_ends()
@@ -487,7 +494,7 @@ class Acting:
         is_running = await own.is_running()
         why = "" if is_running or self._is_dry else self.conductor.why_not_start(name)
         if why and why != self._own_waits_for:
-            self._tell(Said(name, f"the server that guard was given is not started: {why}"))
+            self._tell(Announcement(name, f"the server that guard was given is not started: {why}"))
         self._own_waits_for = why
         self._is_own_due = not is_running
         if is_running or why:
@@ -498,7 +505,7 @@ class Acting:
         outcome = await own.start()
         if not outcome.is_done:
             raise WorldFailed(f"the server was not started: {outcome.says}")
-        self._tell(Said(name, outcome.says))
+        self._tell(Announcement(name, outcome.says))
 
     async def run(self) -> None:
         """For ever: first what an earlier guard left, then round after round."""
@@ -550,14 +557,14 @@ class Acting:
         for engine, what in said.items():
             if self._said.get(engine) != what:
                 for line in lines.get(engine, [what]):
-                    self._tell(Said(engine, line))
+                    self._tell(Announcement(engine, line))
         self._said = said
 
     async def _look_for_ended(self) -> None:
         """Who runs an engine knows that it ended, and whether somebody wanted it: a refused connection says neither."""
         busy = frozenset(self.conductor.courses)
         for name, parts in self._made.parts.items():
-            ended, stopped = ("", "") if name in busy else await end_of(parts)
+            ended, stopped = ("", "") if name in busy else await last_exit_of(parts)
             self.ended[name], self._stopped[name] = ended, stopped
 
     async def runs_on(self) -> str:
@@ -579,10 +586,10 @@ class Acting:
             self.journal.close()
 
 
-async def end_of(parts: Parts) -> tuple[str, str]:
+async def last_exit_of(parts: EngineAdapters) -> tuple[str, str]:
     """Why its process ended by itself, and why it was stopped by somebody; empty for neither."""
     restarter: object = parts.restarter
-    outcome = await restarter.last_exit() if isinstance(restarter, TellsEnd) else None
+    outcome = await restarter.last_exit() if isinstance(restarter, KnowsExit) else None
     if outcome is None or not outcome.is_done or outcome.facts.get("asked"):
         return "", ""
     return ("", outcome.says) if outcome.facts.get("by_hand") else (outcome.says, "")

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from plimsoll.errors import BadInput, PlimsollError
 from plimsoll.guard.act.course import Course, open_courses, to_fields
@@ -27,15 +28,74 @@ from plimsoll.guard.act.decide import (
     decide,
     kv_tokens,
 )
-from plimsoll.guard.act.journal_entry import NOTE, OPENED, RESTART, SWITCH, Entry, cleaned
+from plimsoll.guard.act.journal_entry import CLOSED, INTENT, NOTE, OPENED, OUTCOME, RESTART, SWITCH, Entry, cleaned
 from plimsoll.guard.act.outcome import Outcome, failed
 from plimsoll.guard.act.policy import ActPolicy
+from plimsoll.guard.act.ports import Book, Lock, Sight
 from plimsoll.guard.act.remembered import PAUSE, last_ends_of, restarts_of, switches_of
 from plimsoll.guard.act.steps import BROKEN, COURSES, End, Step
-from plimsoll.guard.daemon.announcements import Ports, Said, needs_of
 from plimsoll.guard.daemon.journal import DAMAGED
-from plimsoll.guard.daemon.steps import Hands, Parts
+from plimsoll.guard.daemon.steps import EngineAdapters, Hands
 from plimsoll.guard.judge.tracker import Grade
+
+# What the one who acts is given, and what it tells.
+
+
+class Announcement(NamedTuple):
+    """One thing to tell: what guard did, or why it did not."""
+
+    engine: str
+    says: str
+    is_urgent: bool = False
+    fields: Mapping[str, Any] = {}
+
+
+def attention_message(engine: str, end: LastEnd) -> str:
+    """What is said of an engine that restarts did not mend, and what a person does then."""
+    resume = f"guardctl resume {engine} when it is mended"
+    if end.end != "held":
+        return f"a restart did not help ({', '.join(sorted(end.unmended))}): a person is needed ({resume})"
+    if end.is_out:
+        return f"held: it is down or out of service: a person is needed (guardctl undrain {engine} puts it back; {resume})"
+    return f"its restart could not be finished; it was put back by hand ({resume})"
+
+
+class ActionPorts(NamedTuple):
+    """What the conductor is given, as is whoever does a person's wish. What cannot be written down raises WorldFailed."""
+
+    book: Book
+    lock: Lock
+    sight: Sight
+    view: Callable[[frozenset[str]], View]  # the fleet now; those that are being worked on are named
+    tell: Callable[[Announcement], None]
+    wall: Callable[[], float]
+    name: Callable[[], str] = lambda: secrets.token_hex(4)
+
+    def write(self, kind: str, course: Course, fields: Mapping[str, Any], step: str = "") -> None:
+        """One entry about an action."""
+        self.book.append(kind, engine=course.engine, action=course.action, step=step, fields=fields)
+
+    def write_end(self, course: Course, end: End, why: str) -> None:
+        """That it is over."""
+        self.write(CLOSED, course, {"end": str(end), "grade": str(course.grade), "kind": course.kind, "why": why})
+
+    async def step(
+        self, course: Course, do: Callable[[Course], Awaitable[Outcome]], show: Callable[[Course], None]
+    ) -> tuple[Course, Outcome]:
+        """Its next step, written down before it is done and after; it is shown as begun, and as it stands then."""
+        step = course.step
+        assert step is not None
+        self.write(INTENT, course, {"epoch": course.epoch, "undo": course.is_undoing}, str(step))
+        if step is Step.STOP and not course.tries:
+            self.write(RESTART, course, {"own": True})
+        show(course.begun())
+        outcome = await do(course)
+        fields = {"done": outcome.is_done, "says": outcome.says, "facts": dict(outcome.facts)}
+        self.write(OUTCOME, course, fields, str(step))
+        course = course.after(is_done=outcome.is_done, facts=outcome.facts)
+        show(course)
+        return course, outcome
+
 
 # What one guard remembers, by its journal: what is switched off, what was restarted, and when something is tried again.
 
@@ -43,10 +103,10 @@ AGAIN_S = 60.0  # after an action that changed nothing, doubled each time up to 
 LONGEST_AGAIN_S = 1_800.0
 
 
-class Remembers:
+class ActionHistory:
     """The memory of whoever acts."""
 
-    def __init__(self, engines: Iterable[str], ports: Ports) -> None:
+    def __init__(self, engines: Iterable[str], ports: ActionPorts) -> None:
         """BadInput where two engines have the same name in the journal, which hides what is secret in one."""
         known = list(engines)
         self._ports = ports
@@ -77,7 +137,7 @@ class Remembers:
 
     def needs(self) -> dict[str, str]:
         """Engines that guard can do no more about, and why: until somebody resumes them."""
-        return {engine: needs_of(engine, end) for engine, end in self.last_ends().items()}
+        return {engine: attention_message(engine, end) for engine, end in self.last_ends().items()}
 
     def foreign_restart(self, engine: str, **seen: Any) -> None:
         """Somebody else restarted it: it counts."""
@@ -108,7 +168,9 @@ def _written(name: str) -> str:
 # What is done when the journal fails in the middle of an action: what is out of service is brought back, and told.
 
 
-async def end_unwritten(course: Course, do: Callable[[Course], Awaitable[Outcome]], tell: Callable[[Said], None]) -> None:
+async def finish_without_journal(
+    course: Course, do: Callable[[Course], Awaitable[Outcome]], tell: Callable[[Announcement], None]
+) -> None:
     """What the next guard would do by what the journal says already is done at once, as far as `do` does it.
 
     An engine that is out of service, or down, is brought back. Nothing new is begun.
@@ -116,11 +178,11 @@ async def end_unwritten(course: Course, do: Callable[[Course], Awaitable[Outcome
     course = course.taken_over()
     while course.step is not None and course.step is not Step.PROBATION:
         outcome = await do(course)
-        tell(Said(course.engine, f"{course.step}: {outcome.says}", fields={"done": outcome.is_done}))
+        tell(Announcement(course.engine, f"{course.step}: {outcome.says}", fields={"done": outcome.is_done}))
         course = course.after(is_done=outcome.is_done, facts=outcome.facts)
     if course.end is End.HELD:
         says = f"{course.grade} is held: the journal cannot be written, and it could not be brought back"
-        tell(Said(course.engine, says, is_urgent=True, fields={"end": str(End.HELD)}))
+        tell(Announcement(course.engine, says, is_urgent=True, fields={"end": str(End.HELD)}))
 
 
 QUIET_STEPS = frozenset({Step.PROBATION, Step.HOLD, Step.UNSHED})
@@ -129,10 +191,12 @@ END_S = 20.0  # for taking back what is under way when guard is to end
 _LEFT = ""  # in place of an engine: what an earlier guard left, and had to wait
 
 
-class Conductor(Remembers):
+class Conductor(ActionHistory):
     """Of one guard: one engine away at a time, and what only waits beside it."""
 
-    def __init__(self, parts: Mapping[str, Parts], policy: ActPolicy, ports: Ports, *, pause_s: float = 1.0) -> None:
+    def __init__(
+        self, parts: Mapping[str, EngineAdapters], policy: ActPolicy, ports: ActionPorts, *, pause_s: float = 1.0
+    ) -> None:
         """BadInput where two engines have the same name in the journal, which hides what is secret in one."""
         super().__init__(parts, ports)
         self._parts, self._policy, self._pause_s = dict(parts), policy, pause_s
@@ -174,7 +238,7 @@ class Conductor(Remembers):
         """For good, and whoever waits for an answer is told."""
         # No deed without its entry: without a journal guard stands back until somebody has looked.
         self.stopped_acting = str(error)
-        self._ports.tell(Said("", f"guard does not act any more: {error}", is_urgent=True))
+        self._ports.tell(Announcement("", f"guard does not act any more: {error}", is_urgent=True))
         if self._asked is not None and not self._asked[2].done():
             self._asked[2].set_result(self._busy(*self._asked[:2]))
 
@@ -230,7 +294,7 @@ class Conductor(Remembers):
             if self._refused.get(engine) != refusal.reason:
                 urgent = refusal.reason in ("CrashLoop", "SickCard", "BudgetSpent")
                 self._ports.tell(
-                    Said(
+                    Announcement(
                         engine, f"no {refusal.grade}: {refusal.says}", urgent, {"reason": refusal.reason, "kind": refusal.kind}
                     )
                 )
@@ -248,7 +312,7 @@ class Conductor(Remembers):
         if card is not None and card.is_true:
             return f"its card is sick: {card.message}"
         end = self.last_ends().get(engine)
-        return "" if end is None else needs_of(engine, end)
+        return "" if end is None else attention_message(engine, end)
 
     async def start(self, engine: str, why: str) -> None:
         """Start one that has ended: as a restart, under the lock and when its memory is back, whatever hours and budget say."""
@@ -265,7 +329,7 @@ class Conductor(Remembers):
         facts = {"kv_tokens_before": kv_tokens(look), "started_before": None if look is None else look.started_unix_s}
         course = course._replace(facts={name: value for name, value in facts.items() if value is not None})
         self._ports.write(OPENED, course, {**to_fields(course), "why": plan.why, "facts": dict(course.facts)})
-        self._ports.tell(Said(plan.engine, f"{plan.grade} because {plan.why}", fields={"action": course.action}))
+        self._ports.tell(Announcement(plan.engine, f"{plan.grade} because {plan.why}", fields={"action": course.action}))
         await self._go(course)
 
     # What an earlier guard left
@@ -299,7 +363,9 @@ class Conductor(Remembers):
             if not lock.is_done:
                 return False
             turned = turned._replace(epoch=int(lock.facts["epoch"]), facts={**turned.facts, "epoch": lock.facts["epoch"]})
-        self._ports.tell(Said(course.engine, f"an earlier guard was stopped in {course.step}: it goes on with {turned.step}"))
+        self._ports.tell(
+            Announcement(course.engine, f"an earlier guard was stopped in {course.step}: it goes on with {turned.step}")
+        )
         await self._go(turned, hands)
         return True
 
@@ -310,7 +376,9 @@ class Conductor(Remembers):
         says = [str(one.says) for one in wrong if one.kind == DAMAGED]
         if says:
             self.switch(PAUSE, "", is_on=True, who="guard: its journal was damaged")
-            self._ports.tell(Said("", f"guard is paused (guardctl resume): its journal was damaged: {says[0]}", is_urgent=True))
+            self._ports.tell(
+                Announcement("", f"guard is paused (guardctl resume): its journal was damaged: {says[0]}", is_urgent=True)
+            )
 
     # One action
 
@@ -325,7 +393,7 @@ class Conductor(Remembers):
                 course = await self._step(course, hands)
         except PlimsollError:
             hands.is_lock_lost = True  # so that nothing is stopped any more
-            await end_unwritten(self.courses.pop(course.engine), lambda one: self._done(one, hands), self._ports.tell)
+            await finish_without_journal(self.courses.pop(course.engine), lambda one: self._done(one, hands), self._ports.tell)
             raise
         except asyncio.CancelledError:
             with contextlib.suppress(TimeoutError, PlimsollError):
@@ -334,7 +402,7 @@ class Conductor(Remembers):
             left = self.courses.pop(course.engine, None)
             if left is not None and left.is_down and left.step is not Step.PROBATION:
                 says = f"guard is stopped while it is down, in {left.step}: the next guard finishes it"
-                self._ports.tell(Said(course.engine, says, is_urgent=True))
+                self._ports.tell(Announcement(course.engine, says, is_urgent=True))
             raise
         except BaseException:
             self.courses.pop(course.engine, None)
@@ -372,7 +440,7 @@ class Conductor(Remembers):
             await asyncio.sleep(self._pause_s * 2.0**course.tries)
         course, outcome = await self._ports.step(course, lambda one: self._done(one, hands), self._show)
         self._ports.tell(
-            Said(course.engine, f"{step}: {outcome.says}", fields={"action": course.action, "done": outcome.is_done})
+            Announcement(course.engine, f"{step}: {outcome.says}", fields={"action": course.action, "done": outcome.is_done})
         )
         return course
 
@@ -401,7 +469,9 @@ class Conductor(Remembers):
         end = course.end or End.DONE
         # Told first: a guard that dies in between tells it twice, and the other way round nobody would know.
         says = f"{course.grade} is {end}" + (f": {why}" if why else "")
-        self._ports.tell(Said(course.engine, says, end in (End.HELD, End.FAILED), {"action": course.action, "end": str(end)}))
+        self._ports.tell(
+            Announcement(course.engine, says, end in (End.HELD, End.FAILED), {"action": course.action, "end": str(end)})
+        )
         self._ports.write_end(course, end, why)
         self._ended[course.engine, course.grade, end] += 1
         self.courses.pop(course.engine, None)

@@ -48,7 +48,7 @@ def look_up(host: str) -> list[str]:
     return list(dict.fromkeys(str(where[0]) for *_, where in found))
 
 
-class Names:
+class NameCache:
     """Everything that is known of names. `look_up` may take as long as it likes."""
 
     def __init__(self, look_up: LookUp = look_up) -> None:
@@ -145,7 +145,7 @@ class _Name:
         self.is_slow = time.monotonic() - self.began_s > SLOW_S
 
 
-NAMES = Names()
+NAMES = NameCache()
 
 
 # Reads one answer of HTTP/1.1 from bytes as they come. No sockets: what was received goes in, the body goes on in pieces.
@@ -164,7 +164,7 @@ CHUNKED_PIECE = 16 << 10
 Sink = Callable[[bytes], None]
 
 
-class Missed(WorldFailed):
+class RequestFailed(WorldFailed):
     """There is no answer, or none to be believed. `reach` says which; `was_sent` and `was_begun` how far it came.
 
     `why` is what the server does, in words that go on from its name: "did not answer within 3 s".
@@ -175,13 +175,13 @@ class Missed(WorldFailed):
         self.reach, self.why, self.was_sent, self.was_begun = reach, why, was_sent, was_begun
 
 
-class Late(Missed):
+class RequestTimedOut(RequestFailed):
     """The deadline has passed."""
 
 
-def nonsense(why: str) -> Missed:
+def invalid_answer(why: str) -> RequestFailed:
     """What came is no answer."""
-    return Missed(Reach.NONSENSE, why, was_sent=True, was_begun=True)
+    return RequestFailed(Reach.NONSENSE, why, was_sent=True, was_begun=True)
 
 
 class AnswerReader:
@@ -221,7 +221,7 @@ class AnswerReader:
         if self.is_complete:
             return
         if not self._lasts_until_close:
-            raise nonsense("answers with something that is cut off" if self.is_begun else "hung up without an answer")
+            raise invalid_answer("answers with something that is cut off" if self.is_begun else "hung up without an answer")
         self._finish()
 
     # The head
@@ -231,10 +231,10 @@ class AnswerReader:
         self._held += data
         end = self._held.find(b"\r\n\r\n", max(0, before - 3))
         if not self._held.startswith(b"HTTP/1."[: len(self._held)]):
-            raise nonsense("answers with something that is not HTTP")
+            raise invalid_answer("answers with something that is not HTTP")
         if end < 0 or end > HEAD_MAX:
             if len(self._held) > HEAD_MAX:
-                raise nonsense("answers with a head that does not end")
+                raise invalid_answer("answers with a head that does not end")
             return b""
         head, rest = self._held[:end], self._held[end + 4 :]
         self._held = b""
@@ -245,17 +245,17 @@ class AnswerReader:
         version, _, status = lines[0].partition(" ")
         status = status.partition(" ")[0]
         if version not in ("HTTP/1.1", "HTTP/1.0") or len(status) != 3 or not (status.isascii() and status.isdigit()):
-            raise nonsense("answers with something that is not HTTP")
+            raise invalid_answer("answers with something that is not HTTP")
         self.status = int(status)
         if 100 <= self.status < 200 and self.status != 101:
             self._interim += 1
             if self._interim > INTERIM_MAX:
-                raise nonsense("never gets to its answer")
+                raise invalid_answer("never gets to its answer")
             return
         if not 200 <= self.status < 600:
-            raise nonsense(f"answers with the status {self.status}")
+            raise invalid_answer(f"answers with the status {self.status}")
         if len(lines) > HEADERS_MAX:
-            raise nonsense("answers with too many headers")
+            raise invalid_answer("answers with too many headers")
         self.headers = _headers(lines[1:])
         wants_close = "close" in self.headers.get("connection", "").lower()
         self.can_stay = version == "HTTP/1.1" and not wants_close
@@ -267,14 +267,14 @@ class AnswerReader:
         if packing in ("gzip", "x-gzip"):
             self._unpacker = zlib.decompressobj(wbits=31)
         elif packing not in ("identity", ""):
-            raise nonsense("packs its answer in a way that was not asked for")
+            raise invalid_answer("packs its answer in a way that was not asked for")
         if coding:
             if coding != "chunked" or length is not None:
-                raise nonsense("says two things about the length of its answer")
+                raise invalid_answer("says two things about the length of its answer")
             self._read = self._read_chunk_line
         elif length is not None:
             if not (length.isascii() and length.isdigit()) or len(length) > 18:
-                raise nonsense("gives its answer no sensible length")
+                raise invalid_answer("gives its answer no sensible length")
             self._missing = int(length)
             self._check_size(self._missing)
             self._read = self._read_body
@@ -305,7 +305,7 @@ class AnswerReader:
         end = self._held.find(b"\r\n")
         if end < 0 or end > CHUNK_LINE_MAX:
             if len(self._held) > CHUNK_LINE_MAX:
-                raise nonsense("answers in chunks that make no sense")
+                raise invalid_answer("answers in chunks that make no sense")
             return None, b""
         line, rest = self._held[:end], self._held[end + 2 :]
         self._held = b""
@@ -318,9 +318,9 @@ class AnswerReader:
         size = line.partition(b";")[0].strip()
         self._chunks += 1
         if not 0 < len(size) <= 8 or any(letter not in b"0123456789abcdefABCDEF" for letter in size):
-            raise nonsense("answers in chunks that make no sense")
+            raise invalid_answer("answers in chunks that make no sense")
         if self._chunks > CHUNKS_MAX:
-            raise nonsense("answers in too many chunks")
+            raise invalid_answer("answers in too many chunks")
         self._missing = int(size, 16)
         self._check_size(self._received + self._missing)
         self._read = self._read_chunk if self._missing else self._read_trailer
@@ -338,7 +338,7 @@ class AnswerReader:
         missing = 2 - len(self._held)
         self._held += data[:missing]
         if not b"\r\n".startswith(self._held):
-            raise nonsense("answers in chunks that make no sense")
+            raise invalid_answer("answers in chunks that make no sense")
         if len(self._held) == 2:
             self._held = b""
             self._read = self._read_chunk_line
@@ -348,7 +348,7 @@ class AnswerReader:
         line, rest = self._line(data)
         self._chunks += 1
         if self._chunks > CHUNKS_MAX:
-            raise nonsense("answers without an end")
+            raise invalid_answer("answers without an end")
         if line == b"":
             self._finish()
         return rest
@@ -370,16 +370,16 @@ class AnswerReader:
                 if not piece and len(unpacked) < PIECE:
                     break
         except zlib.error:
-            raise nonsense("answers with something that cannot be unpacked") from None
+            raise invalid_answer("answers with something that cannot be unpacked") from None
 
     def _finish(self) -> None:
         if self._unpacker is not None and self._received and not self._unpacker.eof:
-            raise nonsense("answers with something that is cut off")
+            raise invalid_answer("answers with something that is cut off")
         self.is_complete = True
 
     def _check_size(self, size: int) -> None:
         if size > self._most:
-            raise nonsense(f"answers with more than {self._most:,} bytes")
+            raise invalid_answer(f"answers with more than {self._most:,} bytes")
 
 
 def _headers(lines: list[str]) -> dict[str, str]:
@@ -388,9 +388,9 @@ def _headers(lines: list[str]) -> dict[str, str]:
         name, colon, value = line.partition(":")
         name, value = name.lower(), value.strip()
         if not colon or not name or name != name.strip():
-            raise nonsense("answers with a head that makes no sense")
+            raise invalid_answer("answers with a head that makes no sense")
         if name in ("content-length", "transfer-encoding") and found.get(name, value) != value:
-            raise nonsense("says two things about the length of its answer")
+            raise invalid_answer("says two things about the length of its answer")
         found[name] = value
     return found
 
@@ -403,7 +403,7 @@ MOVED = (301, 302, 303, 307, 308)
 NO_WAY = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.ENETUNREACH)
 
 
-class Reply(NamedTuple):
+class EngineReply(NamedTuple):
     """What came back, without the body where that went somewhere else."""
 
     status: int
@@ -412,10 +412,10 @@ class Reply(NamedTuple):
     seconds: float = 0.0  # from when it was asked to the last byte: without the time to find the server and to connect
 
 
-class Client:
+class EngineClient:
     """Asks one server, one question at a time."""
 
-    def __init__(self, url: str, names: Names = NAMES) -> None:
+    def __init__(self, url: str, names: NameCache = NAMES) -> None:
         """`url`: http://HOST:PORT, perhaps with a path before all others, or unix:/PATH; BadInput if it is none."""
         if not url.isascii():
             raise BadInput("the address holds letters that an address cannot have")
@@ -430,7 +430,7 @@ class Client:
         self._origin = (parts.scheme, self._host, self._port)
         self._base = parts.path.rstrip("/")
         self._names = names
-        self._wire: _Wire | None = None
+        self._wire: _Connection | None = None
         self._lock = asyncio.Lock()
 
     async def get(
@@ -442,16 +442,16 @@ class Client:
         headers: Mapping[str, str] | None = None,
         sink: Sink | None = None,
         follows: bool = False,
-    ) -> Reply:
+    ) -> EngineReply:
         """GET. The body goes to `sink` if the status is 200, else into the reply. Missed if there is no answer in time."""
-        asked = _Asked("GET", path, headers or {}, b"", most_bytes, sink)
+        asked = _Request("GET", path, headers or {}, b"", most_bytes, sink)
         return await self._ask(asked, deadline_s, REDIRECTS_MAX if follows else 0)
 
     async def post(
         self, path: str, body: bytes, *, deadline_s: float, most_bytes: int, headers: Mapping[str, str] | None = None
-    ) -> Reply:
+    ) -> EngineReply:
         """POST of JSON, which is never sent a second time."""
-        return await self._ask(_Asked("POST", path, headers or {}, body, most_bytes, None), deadline_s, 0)
+        return await self._ask(_Request("POST", path, headers or {}, body, most_bytes, None), deadline_s, 0)
 
     def close(self) -> None:
         """Hang up."""
@@ -459,7 +459,7 @@ class Client:
             self._wire.drop()
             self._wire = None
 
-    async def _ask(self, asked: _Asked, deadline_s: float, redirects: int) -> Reply:
+    async def _ask(self, asked: _Request, deadline_s: float, redirects: int) -> EngineReply:
         progress = _Progress()
         try:
             async with asyncio.timeout(deadline_s), self._lock:
@@ -468,31 +468,31 @@ class Client:
                     if reply.status not in MOVED or not redirects:
                         return reply
                     asked = asked._replace(path=self._followed(asked.path, reply.headers.get("location")))
-                raise nonsense("sends the asker round in circles")
+                raise invalid_answer("sends the asker round in circles")
         except TimeoutError:
             self.close()
             if not progress.is_sent:
                 self._names.doubt(self._host)
             why = f"did not answer within {deadline_s:g} s"
-            raise Late(Reach.SILENT, why, was_sent=progress.is_sent, was_begun=progress.is_begun) from None
+            raise RequestTimedOut(Reach.SILENT, why, was_sent=progress.is_sent, was_begun=progress.is_begun) from None
         except (Exception, asyncio.CancelledError):
             self.close()
             raise
 
-    async def _exchange(self, asked: _Asked, progress: _Progress) -> Reply:
+    async def _exchange(self, asked: _Request, progress: _Progress) -> EngineReply:
         """One question over the kept connection; once more over a new one where the kept one had been closed meanwhile."""
         wire = self._wire
         if wire is not None and wire.is_open and asked.method == "GET":
             try:
                 return await self._over(wire, asked, progress)
-            except Missed as error:
+            except RequestFailed as error:
                 if error.was_begun:
                     raise
         self.close()
         self._wire = wire = await self._connected()
         return await self._over(wire, asked, progress)
 
-    async def _over(self, wire: _Wire, asked: _Asked, progress: _Progress) -> Reply:
+    async def _over(self, wire: _Connection, asked: _Request, progress: _Progress) -> EngineReply:
         pieces: list[bytes] = []
         reader: AnswerReader | None = None
 
@@ -508,9 +508,9 @@ class Client:
         if not reader.can_stay:
             self.close()
         seconds = asyncio.get_running_loop().time() - began_s
-        return Reply(reader.status, reader.headers, b"".join(pieces), seconds)
+        return EngineReply(reader.status, reader.headers, b"".join(pieces), seconds)
 
-    def _request(self, asked: _Asked) -> bytes:
+    def _request(self, asked: _Request) -> bytes:
         headers = {"Host": self._netloc, "User-Agent": "plimsoll", "Accept-Encoding": "identity", "Accept": "*/*"}
         if self._login is not None:
             headers["Authorization"] = self._login
@@ -531,17 +531,17 @@ class Client:
             same = False
         new = parts.path + (f"?{parts.query}" if parts.query else "") if same else ""
         if not same or not new.startswith(f"{self._base}/") or not new.isascii() or not new.isprintable() or " " in new:
-            raise nonsense("redirects to another server: ask that one directly")
+            raise invalid_answer("redirects to another server: ask that one directly")
         return new.removeprefix(self._base)
 
-    async def _connected(self) -> _Wire:
+    async def _connected(self) -> _Connection:
         loop = asyncio.get_running_loop()
         if self._socket:
             try:
-                return (await loop.create_unix_connection(_Wire, self._socket))[1]
+                return (await loop.create_unix_connection(_Connection, self._socket))[1]
             except OSError as error:
                 if isinstance(error, FileNotFoundError | ConnectionRefusedError):
-                    raise Missed(Reach.REFUSED, "refuses connections: nobody listens there") from None
+                    raise RequestFailed(Reach.REFUSED, "refuses connections: nobody listens there") from None
                 raise _unreached([error]) from None
         problems: list[OSError] = []
         found = await self._addresses()
@@ -552,7 +552,7 @@ class Client:
                 async with asyncio.timeout(patience_s):
                     context = _context() if self._is_tls else None
                     name = self._host if context else None
-                    return (await loop.create_connection(_Wire, where, self._port, ssl=context, server_hostname=name))[1]
+                    return (await loop.create_connection(_Connection, where, self._port, ssl=context, server_hostname=name))[1]
             except OSError as error:  # a timeout is one, too
                 problems.append(error)
         self._names.doubt(self._host)
@@ -564,10 +564,10 @@ class Client:
         try:
             return (await self._names.addresses(self._host))[:ADDRESSES_MAX]
         except (OSError, UnicodeError):
-            raise Missed(Reach.SILENT, "cannot be reached: its name is not known") from None
+            raise RequestFailed(Reach.SILENT, "cannot be reached: its name is not known") from None
 
 
-class _Asked(NamedTuple):
+class _Request(NamedTuple):
     method: str
     path: str
     headers: Mapping[str, str]
@@ -583,7 +583,7 @@ class _Progress:
     is_begun = False
 
 
-class _Wire(asyncio.Protocol):
+class _Connection(asyncio.Protocol):
     """One connection."""
 
     def __init__(self) -> None:
@@ -646,13 +646,13 @@ class _Wire(asyncio.Protocol):
         if self._reader is None or self._done is None or self._done.done():
             return
         if not self._reader.is_begun:
-            self._end(Missed(Reach.SILENT, "hung up without an answer", was_sent=True))
+            self._end(RequestFailed(Reach.SILENT, "hung up without an answer", was_sent=True))
         elif exc is not None:
-            self._end(nonsense("answers with something that is cut off"))
+            self._end(invalid_answer("answers with something that is cut off"))
         else:
             try:
                 self._reader.end()
-            except Missed as error:
+            except RequestFailed as error:
                 self._end(error)
             else:
                 self._end(None)
@@ -667,19 +667,19 @@ class _Wire(asyncio.Protocol):
             self.drop()
 
 
-def _unreached(problems: list[OSError]) -> Missed:
+def _unreached(problems: list[OSError]) -> RequestFailed:
     """What it means that no address of a name could be spoken to."""
     telling = [problem for problem in problems if problem.errno not in NO_WAY]
     if telling and all(isinstance(problem, ConnectionRefusedError) for problem in telling):
-        return Missed(Reach.REFUSED, "refuses connections: nobody listens there")
+        return RequestFailed(Reach.REFUSED, "refuses connections: nobody listens there")
     for problem in telling or problems:
         if isinstance(problem, ssl.SSLCertVerificationError):
-            return Missed(Reach.SILENT, "shows a certificate that is not trusted")
+            return RequestFailed(Reach.SILENT, "shows a certificate that is not trusted")
         if isinstance(problem, ssl.SSLError):
-            return Missed(Reach.NONSENSE, "does not speak TLS as it should")
+            return RequestFailed(Reach.NONSENSE, "does not speak TLS as it should")
         if not isinstance(problem, ConnectionRefusedError):
-            return Missed(Reach.SILENT, f"cannot be reached ({problem.strerror or type(problem).__name__})")
-    return Missed(Reach.SILENT, "cannot be reached: it has no address")
+            return RequestFailed(Reach.SILENT, f"cannot be reached ({problem.strerror or type(problem).__name__})")
+    return RequestFailed(Reach.SILENT, "cannot be reached: it has no address")
 
 
 @functools.cache

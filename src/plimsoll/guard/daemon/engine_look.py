@@ -6,6 +6,7 @@ A look always ends in time and never raises. What could not be had is absent, an
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import math
 from collections.abc import Mapping
@@ -13,13 +14,225 @@ from typing import Any, NamedTuple
 
 from plimsoll.doctor.rules.contained import read_survival
 from plimsoll.errors import BadInput, TooLarge
-from plimsoll.guard.daemon.engine_canary import CanaryAsker, CanaryPlan
-from plimsoll.guard.daemon.engine_http import Client, Missed, Reply, nonsense
-from plimsoll.guard.daemon.figures_page import LabelSets, PageFigures, PageReader
+from plimsoll.guard.act.outcome import Outcome, done, failed, unsure
+from plimsoll.guard.daemon.engine_figures import LabelSets, PageFigures, PageReader
+from plimsoll.guard.daemon.engine_http import EngineClient, EngineReply, RequestFailed, RequestTimedOut, invalid_answer
 from plimsoll.guard.daemon.host import SameHost
 from plimsoll.guard.judge.look import Canary, Gate, Look, Reach, Worker
 from plimsoll.net.cluster import bearer
 from plimsoll.vllm.versions import Engine, engine_named
+
+# A test request of one token, now and then: the only thing that shows whether an engine still makes tokens.
+#
+# It runs beside the looks, over a connection of its own, never more than one at a time. Only an engine that took the
+# request
+# and said nothing until the deadline has failed it. Whatever else goes wrong says nothing about the engine.
+
+ANSWER_MAX = 1 << 20
+ASK_AGAIN_S = 300.0
+LINGER_S = 5.0  # by then a server has seen that nobody waits any more
+PATH = "/v1/completions"
+# What follows is a number, in whatever language a model was taught: never half a letter of another script.
+PROMPT = "1, 2, 3, 4, 5,"
+NO_LETTER = "\ufffd"
+UNKNOWN_TOKENS = ("<unk>", "<UNK>", "[UNK]")  # what a model says whose sums came out as no numbers: its token 0
+
+
+class CanaryPlan(NamedTuple):
+    """How often to ask, and what it takes."""
+
+    every_s: float = 30.0
+    deadline_s: float = 20.0
+    model: str | None = None  # None: by the name that the page shows
+    api_key: str | None = None
+
+
+class CanarySender:
+    """Asks one engine."""
+
+    def __init__(self, url: str, plan: CanaryPlan) -> None:
+        self.last: Canary | None = None
+        self._plan = plan
+        self._auth = {} if plan.api_key is None else bearer(plan.api_key)
+        self._shows_key = False
+        self._client = EngineClient(url)
+        self._task: asyncio.Task[None] | None = None
+        self._next_s: float | None = None
+        self._given_up_s: float | None = None
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether one is under way."""
+        return self._task is not None and not self._task.done()
+
+    @property
+    def may_be_counted(self) -> bool:
+        """Whether the server may count one among its requests: it is under way, or was given up a moment ago."""
+        return self.is_asking or (self._given_up_s is not None and _now_s() - self._given_up_s < LINGER_S)
+
+    def begin(self, now_s: float, model: str | None) -> None:
+        """Send one if it is time; the answer is in `last` at some later look."""
+        name = self._plan.model or model
+        if self.is_asking or (self._next_s is not None and now_s < self._next_s):
+            return
+        if name is None:
+            self.last = Canary(now_s, None, why="which model it serves is not known")
+            return
+        self._next_s = now_s + self._plan.every_s
+        self._task = asyncio.get_running_loop().create_task(self._ask(now_s, name))
+
+    async def close(self) -> None:
+        """Take back what is under way, and hang up."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        self._client.close()
+
+    async def _ask(self, at_s: float, model: str) -> None:
+        plan = self._plan
+        asked = {"model": model, "prompt": PROMPT, "max_tokens": 1, "temperature": 0, "skip_special_tokens": False}
+        body = json.dumps(asked).encode()
+        try:
+            reply = await self._sent(body)
+        except RequestTimedOut as error:
+            self._given_up_s = _now_s()
+            if error.was_sent and not error.was_begun:
+                self.last = Canary(at_s, False, plan.deadline_s)  # noqa: FBT003 - the field's own value
+            else:
+                what = "it began to answer and did not end" if error.was_begun else "it could not be reached"
+                self.last = Canary(at_s, None, why=f"{what} within {plan.deadline_s:g} s")
+        except RequestFailed as error:
+            self.last = Canary(at_s, None, why=f"it {error.why}")
+        else:
+            self._client.close()  # the next one is long after a server has hung up
+            self._take(reply, at_s, model)
+
+    async def _sent(self, body: bytes) -> EngineReply:
+        """The key is shown only to a server that asks for one: a list of engines may name any server."""
+        deadline_s = self._plan.deadline_s
+        if not self._shows_key:
+            reply = await self._client.post(PATH, body, deadline_s=deadline_s, most_bytes=ANSWER_MAX)
+            if reply.status != 401 or not self._auth:
+                return reply
+            self._shows_key = True
+        return await self._client.post(PATH, body, deadline_s=deadline_s, most_bytes=ANSWER_MAX, headers=self._auth)
+
+    def _take(self, reply: EngineReply, at_s: float, model: str) -> None:
+        if reply.status != 200:
+            self.last = Canary(at_s, None, why=refused(reply, model, has_key=bool(self._auth)), status=reply.status)
+            if 400 <= reply.status < 500 and reply.status != 429:  # this server does not take such a request
+                self._next_s = at_s + ASK_AGAIN_S
+            return
+        found = is_garbage(reply.body)
+        if found is None:
+            self.last = Canary(at_s, None, why=f"it answers {PATH} with something that is no completion")
+        else:
+            self.last = Canary(at_s, True, reply.seconds, found)  # noqa: FBT003 - the field's own value
+
+
+def refused(reply: EngineReply, model: str, *, has_key: bool = False) -> str:
+    """Why a server did not take the request, in words."""
+    if reply.status == 401:
+        return "the engine does not take this API key" if has_key else "the engine wants an API key"
+    if reply.status == 403:
+        return "the engine does not allow it (403)"
+    if reply.status == 404:
+        if b"model" in reply.body.lower():  # vLLM's words for a name it does not serve; of a path it says "Not Found" alone
+            return f"the engine does not serve a model of the name {model[:100]!r}"
+        return f"the engine does not serve {PATH}"
+    if reply.status == 429:
+        return "the engine has too much to do for it (429)"
+    return f"the engine answers {PATH} with {reply.status}"
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def is_garbage(body: bytes) -> bool | None:
+    """Whether the token of a completion is no text: nothing at all, half a letter, or letters that nobody prints.
+
+    None if this is no completion: then it says nothing about the model. Log-probabilities would show sums that came out as no
+    numbers, but they are not asked for: vLLM would work them out for its whole batch, in memory that it has not set aside.
+    """
+    try:
+        choice = json.loads(body)["choices"][0]
+        text, reason = choice["text"], choice.get("finish_reason")
+    except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
+        return None
+    if not isinstance(text, str):
+        return None
+    if text == "":  # a first token that ends the answer has no text, and is none the worse for it
+        return bool(reason == "length")
+    return text.strip() in UNKNOWN_TOKENS or all(letter == NO_LETTER or _is_control(letter) for letter in text)
+
+
+def _is_control(letter: str) -> bool:
+    return not letter.isprintable() and not letter.isspace()
+
+
+# Which model an engine serves and how long a request may be; and one request to warm it up.
+
+MODELS = "/v1/models"
+LARGEST_MODELS_LIST = 4 << 20
+DEADLINE_S = 10.0
+WARM_S = 120.0  # the first request of a process may compile
+LOOK_EVERY_S = 0.1
+
+
+class ServedModel(NamedTuple):
+    """One model."""
+
+    name: str
+    context: float | None  # tokens
+
+
+async def served_model(url: str, api_key: str | None = None, *, deadline_s: float = DEADLINE_S) -> ServedModel | None:
+    """The first model that it lists; None where it does not tell."""
+    client = EngineClient(url)
+    try:
+        reply = await client.get(MODELS, deadline_s=deadline_s, most_bytes=LARGEST_MODELS_LIST)
+        if reply.status == 401 and api_key is not None:
+            reply = await client.get(MODELS, deadline_s=deadline_s, most_bytes=LARGEST_MODELS_LIST, headers=bearer(api_key))
+    except RequestFailed:
+        return None
+    finally:
+        client.close()
+    if reply.status != 200:
+        return None
+    try:
+        first = json.loads(reply.body)["data"][0]
+        name, context = first["id"], first.get("max_model_len")
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
+        return None
+    is_number = isinstance(context, int) and not isinstance(context, bool) and 0 < context < 2**53
+    return ServedModel(name, float(context) if is_number else None) if isinstance(name, str) and 0 < len(name) < 1000 else None
+
+
+async def warm_up(url: str, api_key: str | None = None, *, deadline_s: float = WARM_S) -> Outcome:
+    """One request of one token: answered, or not."""
+    model = await served_model(url, api_key)
+    if model is None:
+        return unsure("which model it serves is not known: no request was sent")
+    asker = CanarySender(url, CanaryPlan(deadline_s=deadline_s, model=model.name, api_key=api_key))
+    try:
+        asker.begin(0.0, model.name)
+        while asker.is_asking:
+            await asyncio.sleep(LOOK_EVERY_S)
+        answer = asker.last
+    finally:
+        await asker.close()
+    if answer is not None and answer.status == 500:  # it took the request and broke over it; a refusal has another number
+        return failed("the first request failed: the engine answered it with 500")
+    if answer is None or answer.is_answered is None:
+        return unsure(f"the first request could not be made: {'' if answer is None else answer.why}")
+    if not answer.is_answered:
+        return failed(f"the first request got no answer in {deadline_s:.0f} s")
+    if answer.is_garbage:
+        return failed("the first request was answered with what is no text")
+    return done(f"the first request was answered in {answer.seconds or 0.0:.1f} s")
+
 
 # When to ask an engine whether it is paused, and what is known of that in between.
 #
@@ -37,7 +250,7 @@ ABSENT_AGAIN_S = 300.0  # of a server that does not know the question
 MOVES = ("steps", "generation_tokens", "prompt_tokens", "success")
 
 
-class Pause:
+class PauseState:
     """What one server process has said, and shown by its steps."""
 
     def __init__(self) -> None:
@@ -89,7 +302,6 @@ class Pause:
         return (self._is_paused, False) if is_known else (None, True)
 
 
-ASK_AGAIN_S = 300.0
 LOST_AGAIN_S = 30.0  # where no answer came at all
 SMALL_MAX = 64 << 10
 MEMORY_MAX = 4 << 20  # 3 KiB a worker
@@ -97,7 +309,7 @@ WORKERS_MAX = 1024
 DEAD = 503
 
 
-class Limits(NamedTuple):
+class LookLimits(NamedTuple):
     """What a look may take."""
 
     look_s: float = 4.0  # all of it
@@ -121,7 +333,7 @@ class _Question:
         self._next_s = now_s + again_s
 
 
-class Watcher:
+class EngineWatcher:
     """Of one engine. Several may share what they know about labels; each has connections of its own."""
 
     def __init__(
@@ -132,7 +344,7 @@ class Watcher:
         *,
         gate_url: str | None = None,
         labels: LabelSets | None = None,
-        limits: Limits | None = None,
+        limits: LookLimits | None = None,
         same_host: SameHost | None = None,
     ) -> None:
         """`token` is the gate's; `gate_url` is where it has a port of its own: http://HOST:PORT or unix:/PATH.
@@ -140,11 +352,11 @@ class Watcher:
         BadInput if an address or the token is none.
         """
         base = url.strip().rstrip("/").removesuffix("/metrics")
-        self.limits = limits or Limits()
+        self.limits = limits or LookLimits()
         self.gate_note = ""  # why there are no words of the gate, where that is known
-        self._client = Client(base)
-        self._gate_client = Client(gate_url) if gate_url else self._client
-        self._canary = CanaryAsker(base, canary) if canary is not None else None
+        self._client = EngineClient(base)
+        self._gate_client = EngineClient(gate_url) if gate_url else self._client
+        self._canary = CanarySender(base, canary) if canary is not None else None
         self._auth = {} if token is None else bearer(token)
         self._labels = labels or LabelSets()
         self._same_host = same_host
@@ -176,7 +388,7 @@ class Watcher:
         reach, why, was_asked = Reach.ANSWERS, "", True
         try:
             page = await self._page()
-        except Missed as error:
+        except RequestFailed as error:
             reach, why, was_asked = error.reach, error.why, error.was_sent
         except TooLarge as error:
             reach, why = Reach.NONSENSE, f"shows {error}"
@@ -223,7 +435,7 @@ class Watcher:
 
     def _forget(self) -> None:
         """Another process may answer now: what the last one could do says nothing about it."""
-        self._gate, self._pause, self._asked_version = _Question(), Pause(), _Question()
+        self._gate, self._pause, self._asked_version = _Question(), PauseState(), _Question()
         self._version, self._engine = None, None
         self._has_gate = False  # whether something there asked for a token as the gate does
         self._was_paused = self._is_resting = False  # as of the last page
@@ -238,10 +450,10 @@ class Watcher:
             "/metrics", deadline_s=self.limits.page_s, most_bytes=self.limits.page_bytes, sink=reader.feed, follows=True
         )
         if reply.status != 200:
-            raise nonsense(f"answers /metrics with {reply.status}, not with a page")
+            raise invalid_answer(f"answers /metrics with {reply.status}, not with a page")
         page = reader.done(self._engine)
         if page.is_cut:
-            raise nonsense("shows a page that ends in the middle of a line")
+            raise invalid_answer("shows a page that ends in the middle of a line")
         return page
 
     async def _health(self, end_s: float, *, is_page: bool) -> int | None:
@@ -250,7 +462,7 @@ class Watcher:
         """
         try:
             reply = await self._client.get("/health", deadline_s=self._left(end_s), most_bytes=SMALL_MAX)
-        except Missed:
+        except RequestFailed:
             return None
         return None if reply.status == DEAD and (reply.body or not is_page) else reply.status
 
@@ -272,7 +484,7 @@ class Watcher:
             return None, ()
         try:
             reply = await self._gate_state(end_s)
-        except Missed as error:
+        except RequestFailed as error:
             self.gate_note = f"the gate {error.why}"
             if not self._gate.is_answered:
                 self._gate.note(now_s, is_answered=False, again_s=LOST_AGAIN_S)
@@ -288,7 +500,7 @@ class Watcher:
         memory = await self._json(self._gate_client, "/plimsoll/memory", end_s, MEMORY_MAX, self._auth)
         return found, read_workers(memory)
 
-    async def _gate_state(self, end_s: float) -> Reply:
+    async def _gate_state(self, end_s: float) -> EngineReply:
         """The token is shown only to what asks for one as the gate does: a list of engines may name any server."""
         if not self._has_gate:
             reply = await self._gate_client.get("/plimsoll/state", deadline_s=self._left(end_s), most_bytes=SMALL_MAX)
@@ -304,7 +516,7 @@ class Watcher:
         if self._pause.is_due(page.figures, self._last_canary(), now_s):
             try:
                 reply = await self._client.get("/is_paused", deadline_s=self._left(end_s), most_bytes=SMALL_MAX)
-            except Missed:
+            except RequestFailed:
                 self._pause.lost(now_s)
             else:
                 found = _object(reply.body).get("is_paused") if reply.status == 200 else None
@@ -317,12 +529,12 @@ class Watcher:
         return self._pause.told()
 
     async def _json(
-        self, client: Client, path: str, end_s: float, most: int = SMALL_MAX, headers: Mapping[str, str] | None = None
+        self, client: EngineClient, path: str, end_s: float, most: int = SMALL_MAX, headers: Mapping[str, str] | None = None
     ) -> Mapping[str, Any]:
         """The object that a path answers; an empty one for anything else."""
         try:
             reply = await client.get(path, deadline_s=self._left(end_s), most_bytes=most, headers=headers)
-        except Missed:
+        except RequestFailed:
             return {}
         return _object(reply.body) if reply.status == 200 else {}
 

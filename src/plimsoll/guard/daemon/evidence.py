@@ -24,8 +24,7 @@ from plimsoll.doctor.read.redact_text import shown_json, shown_line
 from plimsoll.errors import PlimsollError
 from plimsoll.guard.act.outcome import Outcome, done, failed
 from plimsoll.guard.adapters.own_process import NEW_LIFE
-from plimsoll.guard.adapters.run_command import run_command, small_environment
-from plimsoll.guard.daemon.own_thread import in_thread
+from plimsoll.guard.adapters.run_command import in_thread, run_command, small_environment
 from plimsoll.redaction import redact_words
 
 # What the kernel says of processes that are about to be stopped: their state, and where each of their threads waits.
@@ -35,7 +34,7 @@ MOST_THREADS = 128
 FILE_BYTES = 64 << 10
 
 
-def of_processes(pids: Iterable[int], proc: Path = Path("/proc")) -> bytes:
+def describe_processes(pids: Iterable[int], proc: Path = Path("/proc")) -> bytes:
     """One text for all of them; a file that this user may not read is named as such."""
     lines: list[str] = []
     for pid in list(pids)[:MOST_PROCESSES]:
@@ -129,7 +128,7 @@ _OURS = re.compile(r"\d{8}T\d{6}Z-[A-Za-z0-9_.-]{1,120}")
 Fetch = Callable[[], Awaitable[bytes]]
 
 
-class Wanted(NamedTuple):
+class EvidenceSources(NamedTuple):
     """What there is to be had of one engine."""
 
     log_path: str | None = None
@@ -137,7 +136,7 @@ class Wanted(NamedTuple):
     pages: Mapping[str, bytes | Fetch] = {}  # by the file's name: "metrics.txt", "state.json", "memory.json"
 
 
-class EvidenceKeeper:
+class EvidenceStore:
     """Keeps so many folders and so many bytes under one folder of this user; the oldest go."""
 
     def __init__(
@@ -155,7 +154,7 @@ class EvidenceKeeper:
         self._path = environ.get("PATH", os.defpath)
         self.said = f"evidence under {root}"
 
-    async def take(self, engine: str, action: str, wanted: Wanted) -> Outcome:
+    async def take(self, engine: str, action: str, wanted: EvidenceSources) -> Outcome:
         """A folder with what there was, in `facts["folder"]`; asked again for the same action, the same folder.
 
         `facts["parts"]` and `facts["missing"]` count. Never raises; not done only where there is no folder to write to.
@@ -170,7 +169,7 @@ class EvidenceKeeper:
             return failed(f"no evidence was kept: {self._root}: {getattr(problem, 'strerror', None) or type(problem).__name__}")
         if is_old:
             return done("the evidence of this action was kept before", folder=str(folder))
-        taking = _Taking(folder, self._path, shown_line(engine)[:100], shown_line(action)[:100])
+        taking = _EvidenceFolder(folder, self._path, shown_line(engine)[:100], shown_line(action)[:100])
         try:
             async with asyncio.timeout_at(end):
                 await asyncio.gather(*taking.parts(wanted))
@@ -217,7 +216,7 @@ class EvidenceKeeper:
             del sizes[path]
 
 
-class _Taking:
+class _EvidenceFolder:
     """One folder on its way."""
 
     def __init__(self, folder: Path, path: str, engine: str, action: str) -> None:
@@ -226,7 +225,7 @@ class _Taking:
         self.found: list[str] = []
         self.missing: list[str] = []
 
-    def parts(self, wanted: Wanted) -> Iterable[Awaitable[None]]:
+    def parts(self, wanted: EvidenceSources) -> Iterable[Awaitable[None]]:
         """Everything, side by side."""
         if wanted.log_path is not None:
             yield self._log(wanted.log_path)
@@ -280,7 +279,7 @@ class _Taking:
         return await self._keep(name, data[:PAGE_BYTES])
 
     async def _processes(self, pids: tuple[int, ...]) -> None:
-        await self._keep("processes.txt", await in_thread(lambda: of_processes(pids)))
+        await self._keep("processes.txt", await in_thread(lambda: describe_processes(pids)))
 
     async def _stacks(self, pids: tuple[int, ...]) -> None:
         # Where plimsoll is called by its full path, its environment's programs are in no PATH.

@@ -45,7 +45,7 @@ class CardNow(NamedTuple):
     """What each process holds there, by the driver's own number of it."""
 
 
-class Driver:
+class NvmlDriver:
     """NVML, initialised once. `library` is for tests."""
 
     def __init__(self, library: Any = None) -> None:
@@ -332,7 +332,7 @@ KEEP_S = 2.0  # of the five seconds between looks
 LOOK_AGAIN_S = 60.0  # for the holder of a socket, where it was not to be seen
 
 
-class Found(NamedTuple):
+class ServerProcess(NamedTuple):
     """The server at one port, as /proc shows it."""
 
     server: Process
@@ -352,7 +352,7 @@ class Machine:
         self._ports: list[int] = []
         self._servers: dict[int, Process] = {}
         self._unseen: dict[str, float] = {}  # sockets whose holder was not to be seen, and when to look again
-        self._driver = Driver(nvml)
+        self._driver = NvmlDriver(nvml)
         self.kernel = KernelLog(root / "dev" / "kmsg")
         self._processes = SlowQuestion(self._walk, deadline_s=deadline_s, keep_s=keep_s)
         self._cards = SlowQuestion(self._driver.read, deadline_s=deadline_s, keep_s=keep_s)
@@ -389,7 +389,7 @@ class Machine:
             # The driver may hang in this, too.
             threading.Thread(target=self._driver.close, name="plimsoll-driver-end", daemon=True).start()
 
-    async def found(self) -> Mapping[int, Found] | None:
+    async def found(self) -> Mapping[int, ServerProcess] | None:
         """The servers of the ports that are watched; None if that is not known. Reads the kernel's log as well."""
         return await self._processes.answer()
 
@@ -399,7 +399,7 @@ class Machine:
 
     # In the thread
 
-    def _walk(self) -> dict[int, Found]:
+    def _walk(self) -> dict[int, ServerProcess]:
         self.kernel.read()
         ports, seen = set(self._ports), read_processes(self._proc)
         self._servers = {port: one for port, one in self._servers.items() if port in ports and _is_there(one, seen)}
@@ -412,8 +412,8 @@ class Machine:
         self._unseen |= {name: now_s + LOOK_AGAIN_S for name, port in sockets.items() if port not in holders}
         return {port: self._found(one, tree(seen, one.pid)) for port, one in self._servers.items()}
 
-    def _found(self, server: Process, tree: tuple[int, ...]) -> Found:
-        return Found(
+    def _found(self, server: Process, tree: tuple[int, ...]) -> ServerProcess:
+        return ServerProcess(
             server,
             tree,
             any(is_python(self._root, pid) for pid in tree),
@@ -483,7 +483,7 @@ class SameHost:
             self._is_open = False
             self._machine.leave(self._port)
 
-    def _cards(self, found: Found | None, cards: Mapping[str, CardNow] | None) -> tuple[Card, ...]:
+    def _cards(self, found: ServerProcess | None, cards: Mapping[str, CardNow] | None) -> tuple[Card, ...]:
         seen, self._xids = self._machine.kernel.since(self._xids)
         tree = frozenset(() if found is None else found.tree)
         tied = frozenset(name for name, card in (cards or {}).items() if not tree.isdisjoint(card.held))
@@ -498,7 +498,7 @@ class SameHost:
         return tuple(_card(name, (cards or {}).get(name), seen.get(name, ()), tree) for name in sorted(own))
 
 
-def _is_engine(found: Found, cards: Mapping[str, CardNow] | None) -> bool:
+def _is_engine(found: ServerProcess, cards: Mapping[str, CardNow] | None) -> bool:
     """Whether what listens there can be an engine: Python, or something that holds memory of a card."""
     return found.is_python or any(not card.held.keys().isdisjoint(found.tree) for card in (cards or {}).values())
 

@@ -42,7 +42,7 @@ ABSENT = "absent"
 UNREADABLE = "unreadable"
 
 
-class Wrong(NamedTuple):
+class JournalProblem(NamedTuple):
     """What is wrong with a journal, and from where on it is not read."""
 
     kind: str
@@ -51,30 +51,30 @@ class Wrong(NamedTuple):
     lines_after: int = 0  # line ends in what is not read
 
 
-class Reading(NamedTuple):
+class JournalContents(NamedTuple):
     """What a journal says, and what is wrong with it."""
 
     entries: tuple[Entry, ...]
-    wrong: tuple[Wrong, ...] = ()
+    wrong: tuple[JournalProblem, ...] = ()
 
 
-def read_journal(path: Path) -> Reading:
+def read_journal(path: Path) -> JournalContents:
     """Its entries; never raises for what the file is or holds."""
     entries: list[Entry] = []
-    wrong: list[Wrong] = []
+    wrong: list[JournalProblem] = []
     for item in stream_journal(path):
         if isinstance(item, Entry):
             entries.append(item)
         else:
             wrong.append(item)
-    return Reading(tuple(entries), tuple(wrong))
+    return JournalContents(tuple(entries), tuple(wrong))
 
 
-def read_history(path: Path, last: int) -> Reading:
+def read_history(path: Path, last: int) -> JournalContents:
     """The last so many entries, each once, also from the files that were full before this one."""
     files = [path, *reversed(beside(path, "old"))]
     found: list[Entry] = []
-    wrong: list[Wrong] = []
+    wrong: list[JournalProblem] = []
     for file in files:
         reading = read_journal(file)
         before = found[0].number if found else 2**62
@@ -82,34 +82,34 @@ def read_history(path: Path, last: int) -> Reading:
         wrong[:0] = reading.wrong
         if len(found) >= last:
             break
-    return Reading(tuple(found[-last:]) if last > 0 else (), tuple(wrong))
+    return JournalContents(tuple(found[-last:]) if last > 0 else (), tuple(wrong))
 
 
-def stream_journal(path: Path) -> Iterator[Entry | Wrong]:
+def stream_journal(path: Path) -> Iterator[Entry | JournalProblem]:
     """Its entries one by one; what is wrong, if anything is, comes last."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except FileNotFoundError:
-        yield Wrong(ABSENT, f"there is no journal at {path}")
+        yield JournalProblem(ABSENT, f"there is no journal at {path}")
         return
     except (OSError, ValueError) as problem:
-        yield Wrong(UNREADABLE, f"{path} cannot be read: {getattr(problem, 'strerror', None) or problem}")
+        yield JournalProblem(UNREADABLE, f"{path} cannot be read: {getattr(problem, 'strerror', None) or problem}")
         return
     try:
         if stat.S_ISREG(os.fstat(descriptor).st_mode):
             yield from stream_descriptor(descriptor, LineReader(), str(path))
         else:
-            yield Wrong(UNREADABLE, f"{path} is not a regular file")
+            yield JournalProblem(UNREADABLE, f"{path} is not a regular file")
     finally:
         os.close(descriptor)
 
 
-def stream_descriptor(descriptor: int, reader: LineReader, name: str) -> Iterator[Entry | Wrong]:
+def stream_descriptor(descriptor: int, reader: LineReader, name: str) -> Iterator[Entry | JournalProblem]:
     """The same of an open file, from its beginning; `reader` knows afterwards where the next line would go on."""
     at = line = 0
     held = b""
     for piece in _pieces(descriptor, 0):
-        if isinstance(piece, Wrong):
+        if isinstance(piece, JournalProblem):
             yield piece._replace(says=f"{name} {piece.says}", at_byte=at)
             return
         *whole, held = (held + piece).split(b"\n")
@@ -117,16 +117,16 @@ def stream_descriptor(descriptor: int, reader: LineReader, name: str) -> Iterato
             line += 1
             found = reader.read(one)
             if isinstance(found, str):
-                yield Wrong(DAMAGED, _damage(name, line, found), at, _line_ends(descriptor, at))
+                yield JournalProblem(DAMAGED, _damage(name, line, found), at, _line_ends(descriptor, at))
                 return
             at += len(one) + 1
             yield found
         if len(held) > LINE_MAX:
             break
     if held and (after := _line_ends(descriptor, at)):
-        yield Wrong(DAMAGED, _damage(name, line + 1, "it is far too long"), at, after)
+        yield JournalProblem(DAMAGED, _damage(name, line + 1, "it is far too long"), at, after)
     elif held:
-        yield Wrong(TORN, f"{name}, line {line + 1}: the last line is not whole (cut off, or just being written)", at)
+        yield JournalProblem(TORN, f"{name}, line {line + 1}: the last line is not whole (cut off, or just being written)", at)
 
 
 def _damage(name: str, line: int, why: str) -> str:
@@ -137,13 +137,13 @@ def _line_ends(descriptor: int, at: int) -> int:
     return sum(piece.count(b"\n") for piece in _pieces(descriptor, at) if isinstance(piece, bytes))
 
 
-def _pieces(descriptor: int, at: int) -> Iterator[bytes | Wrong]:
+def _pieces(descriptor: int, at: int) -> Iterator[bytes | JournalProblem]:
     """The file from here on; by place, so that several may read one descriptor."""
     while True:
         try:
             piece = os.pread(descriptor, PIECE, at)
         except OSError as problem:
-            yield Wrong(UNREADABLE, f"cannot be read further: {problem.strerror or problem}")
+            yield JournalProblem(UNREADABLE, f"cannot be read further: {problem.strerror or problem}")
             return
         if not piece:
             return
@@ -186,7 +186,7 @@ class Journal:
 
     def __init__(self, path: Path, *, clock: Callable[[], float] = time.time, rotate_bytes: int = ROTATE_BYTES) -> None:
         self.path = path.absolute()
-        self.wrong: tuple[Wrong, ...] = ()
+        self.wrong: tuple[JournalProblem, ...] = ()
         self.trouble = ""
         self._clock, self._rotate_bytes = clock, rotate_bytes
         self._mutex = threading.Lock()
@@ -314,7 +314,7 @@ class Journal:
         if self._size == 0:
             self._begin("")
 
-    def _mend(self, wrong: Wrong) -> None:
+    def _mend(self, wrong: JournalProblem) -> None:
         if wrong.kind == UNREADABLE:
             raise OSError(errno.EIO, wrong.says)
         if wrong.kind == DAMAGED:

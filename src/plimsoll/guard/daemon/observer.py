@@ -1,21 +1,480 @@
-"""What the judge knows of the fleet, as the one who acts needs it."""
+"""The loop around the judge: every engine is looked at every few seconds, each on its own, and none waits for another."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+import random
+import time
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
+from plimsoll.doctor.rules.trend_growth import Forecast, duration
+from plimsoll.errors import PlimsollError
 from plimsoll.guard.act.capacity import load_of, without
 from plimsoll.guard.act.decide import Engine, LastEnd, View, others_of
 from plimsoll.guard.act.policy import ActPolicy
-from plimsoll.guard.daemon.loop import Fleet, Watched
+from plimsoll.guard.adapters.discovery import Target
+from plimsoll.guard.judge import memory
+from plimsoll.guard.judge.findings import PLAN, Planned, as_planned, finding, findings
+from plimsoll.guard.judge.forecast import kv_forecast, queue_forecast
+from plimsoll.guard.judge.judge import Judge
 from plimsoll.guard.judge.look import Look, Reach
-from plimsoll.guard.judge.policy import GRADES
-from plimsoll.unknown import Condition, Unknown
+from plimsoll.guard.judge.policy import GRADES, Policy
+from plimsoll.guard.judge.tracker import Tracker
+from plimsoll.net.http_get import address
+from plimsoll.render.guard import Clock, EngineView, Event, EventKind
+from plimsoll.unknown import Condition, Status, Unknown
+
+# Which changes are worth a sentence: what begins to hold, what is over, and an engine that is gone or back. The rest is
+# quiet.
+#
+# A condition that is not known and never held says nothing: one sentence about the engine says why.
+
+NEVER_S = 60.0  # without any answer since guard began, before that is said as well
+LOOKS_GONE = 3  # that bring nothing before an engine is said not to answer: one slow answer is no news
+_SAYS = {
+    Reach.REFUSED: "nobody listens there",
+    Reach.SILENT: "does not answer",
+    Reach.NONSENSE: "answers something that is no page of metrics",
+}
 
 
-class Told(NamedTuple):
+class EventReporter:
+    """Of one engine."""
+
+    def __init__(self, engine: str) -> None:
+        self._engine = engine
+        self._held: dict[str, float] = {}  # the conditions that were told to hold, and since when
+        self._doubted: set[str] = set()
+        self._gone_looks = 0
+        self._gone_since_s: float | None = None
+        self._is_gone: bool | None = None  # as it was told; None: nothing yet
+        self._is_never_told = False
+        self._note = ""  # as it was told
+        self._note_looks = 0
+        self.has_answered = False
+
+    def tell(self, look: Look, changes: Sequence[Condition], answer: Look | None, note: str = "") -> list[Event]:
+        """What of these changes is said; `answer` is the last look that brought figures, `note` what one could not have."""
+        said = self._reach(look) + self._noted(look, note)
+        for condition in changes:
+            told = self._condition(look, condition, answer)
+            said += [] if told is None else [told]
+        return said
+
+    def leave(self, unix_s: float, now_s: float, conditions: Sequence[Condition]) -> list[Event]:
+        """The engine is no longer watched: what held is closed."""
+        said = [
+            Event(unix_s, self._engine, EventKind.OVER, "it is no longer watched", one, None, now_s - self._held[one.kind])
+            for one in conditions if one.kind in self._held
+        ]  # fmt: skip
+        if self._is_gone:
+            said.append(Event(unix_s, self._engine, EventKind.REACHED, "it is no longer watched"))
+        return [*said, Event(unix_s, self._engine, EventKind.UNLISTED, "is no longer in the list of engines")]
+
+    @property
+    def doubted(self) -> frozenset[str]:
+        """The conditions that held and are not known any more."""
+        return frozenset(self._doubted)
+
+    @property
+    def note(self) -> str:
+        """What cannot be had of it, as it was told; empty when all can."""
+        return self._note
+
+    @property
+    def gone_since_s(self) -> float | None:
+        """Since when it was told not to answer; None if it does."""
+        return self._gone_since_s if self._is_gone else None
+
+    def _reach(self, look: Look) -> list[Event]:
+        if look.reach is Reach.ANSWERS:
+            gone_s = None if self._gone_since_s is None else look.at_s - self._gone_since_s
+            before, self._is_gone, self._gone_looks, self._gone_since_s = self._is_gone, False, 0, None
+            if before is False:
+                return []
+            version = f", vLLM {look.vllm}" if look.vllm else ""
+            again = f" again after {duration(gone_s)}" if self.has_answered and gone_s is not None else ""
+            self.has_answered = True
+            return [Event(look.unix_s, self._engine, EventKind.REACHED, f"answers{again}{version}")]
+        self._gone_looks += 1
+        self._gone_since_s = look.at_s if self._gone_since_s is None else self._gone_since_s
+        if self._is_gone and not self.has_answered and not self._is_never_told and look.at_s - self._gone_since_s >= NEVER_S:
+            self._is_never_told = True
+            message = "has not answered since guard began: it is still starting, was never started, or is not at this address"
+            return [Event(look.unix_s, self._engine, EventKind.UNREACHABLE, message)]
+        if self._is_gone or (self._is_gone is False and self._gone_looks < LOOKS_GONE):
+            return []
+        self._is_gone = True
+        why = f" ({look.why})" if look.why and look.reach is not Reach.REFUSED else ""
+        message = f"{_SAYS[look.reach]}{why}; what rests on its figures is not known"
+        return [Event(look.unix_s, self._engine, EventKind.UNREACHABLE, message)]
+
+    def _noted(self, look: Look, note: str) -> list[Event]:
+        """One look that a gate left without an answer is no news; a token that is wrong stays so."""
+        if look.reach is not Reach.ANSWERS:
+            return []
+        self._note_looks = self._note_looks + 1 if note else 0
+        if note and self._note:
+            self._note = note
+        elif note and self._note_looks >= LOOKS_GONE:
+            self._note = note
+            return [Event(look.unix_s, self._engine, EventKind.TROUBLE, f"{note}; what only the gate tells is not known")]
+        elif self._note and not note:
+            self._note = ""
+            return [Event(look.unix_s, self._engine, EventKind.MENDED, "the gate answers")]
+        return []
+
+    def _condition(self, look: Look, condition: Condition, answer: Look | None) -> Event | None:
+        kind = condition.kind
+        if condition.is_true:
+            self._doubted.discard(kind)
+            if kind in self._held:  # it was in doubt for a while; it is still the same trouble
+                return None
+            self._held[kind] = condition.since_s
+            return Event(look.unix_s, self._engine, EventKind.BEGINS, condition.message, condition, finding(condition, answer))
+        if kind not in self._held:
+            return None
+        if condition.status is Status.UNKNOWN:
+            if kind in self._doubted:
+                return None
+            self._doubted.add(kind)
+            return Event(look.unix_s, self._engine, EventKind.UNKNOWN, condition.message, condition)
+        self._doubted.discard(kind)
+        lasted_s = look.at_s - self._held.pop(kind)
+        return Event(look.unix_s, self._engine, EventKind.OVER, condition.message, condition, None, lasted_s)
+
+
+MOST_AT_ONCE = 64  # looks; as many again for engines that were slow at the last one
+SLOW_S = 1.0
+CHANGES_KEPT = 1_000
+LONGEST_LOOK_S = 20.0
+LONGEST_RECALL_S = 40.0
+
+
+class Watcher(Protocol):
+    """Looks at one engine."""
+
+    async def look(self, now_s: float, unix_s: float) -> Look:
+        """What there is to see."""
+
+    async def close(self) -> None:
+        """Hang up."""
+
+
+Points = Sequence[tuple[float, Mapping[str, float]]]  # by guard's own clock
+
+
+class DiscoveredFacts(NamedTuple):
+    """What whoever found an engine knows of it beside its address."""
+
+    restarts: int | None = None  # of its container
+    ended: str = ""  # its process has, and nobody starts it again; in words
+
+    def put_into(self, look: Look) -> Look:
+        """The look with these."""
+        if self.restarts is None and not self.ended:
+            return look
+        return look._replace(container_restarts=self.restarts, ended=self.ended)
+
+
+class ObserverPorts(NamedTuple):
+    """What the loop is given: how to look, whom to tell, the clocks and the dice."""
+
+    watcher: Callable[[Target], Watcher]
+    tell: Callable[[Event], None]
+    clock: Callable[[], float] = time.monotonic
+    wall: Callable[[], float] = time.time
+    dice: Callable[[], float] = random.random
+    facts: Callable[[str], DiscoveredFacts] = lambda _: DiscoveredFacts()
+    recall: Callable[[Target, Look], Awaitable[Points]] | None = None
+
+
+class WatchedEngine:
+    """One engine: who looks, who judges, and how it went."""
+
+    def __init__(self, target: Target, policy: Policy, watcher: Watcher, now_s: float) -> None:
+        self.target = target
+        self.watcher = watcher
+        self.judge = Judge(target.name, policy)
+        self.teller = EventReporter(target.name)
+        self.since_s = now_s
+        self.looks = 0
+        self.failures: Counter[str] = Counter()
+        self.look_s: float | None = None
+        self.task: asyncio.Task[None] | None = None
+        self.is_wanted = asyncio.Event()  # somebody waits for the next look
+        self.waiters: list[asyncio.Future[Look | None]] = []
+        self._planned = None if target.plan is None else Planned(*target.plan)
+        self._plan = Tracker(PLAN, 0.0, 0.0, policy.every_s)
+
+    @property
+    def conditions(self) -> tuple[Condition, ...]:
+        """All of them as of the last look."""
+        return self.judge.conditions if self._planned is None else (*self.judge.conditions, self._plan.condition)
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether the last look took long; so it may this time."""
+        return self.look_s is not None and self.look_s > SLOW_S
+
+    def take(self, look: Look) -> list[Event]:
+        """Judge one look; what is worth telling of it."""
+        self.looks += 1
+        if look.reach is not Reach.ANSWERS:
+            self.failures[str(look.reach)] += 1
+        changes = [change.condition for change in self.judge.see(look)]
+        answer = self.judge.history.last_answer
+        if self._planned is not None and look.reach is Reach.ANSWERS:
+            before = self._plan.condition
+            after = self._plan.see(as_planned(self._planned, look), look.at_s)
+            changes += [after] if after.status is not before.status else []
+        return self.teller.tell(look, changes, answer, getattr(self.watcher, "gate_note", ""))
+
+    def view(self, now_s: float) -> EngineView:
+        """As of now, for whoever asks; without forecasts, which are work."""
+        history = self.judge.history
+        look = history.last
+        return EngineView(
+            self.target.name, address(self.target.url).shown, look, None if look is None else max(0.0, now_s - look.at_s),
+            self.look_s, self.looks, dict(self.failures), self.conditions, findings(self.conditions, history.last_answer),
+            self.since_s, None if history.last_answer is None else history.last_answer.vllm,
+            unreachable_since_s=self.teller.gone_since_s, has_answered=self.teller.has_answered, note=self.teller.note,
+        )  # fmt: skip
+
+    def forecasts(self) -> dict[str, Forecast | Unknown]:
+        """When memory runs out, and when requests wait too long, as far as it can be told."""
+        history, policy = self.judge.history, self.judge.policy
+        return {
+            "device": memory.device_forecast(history, policy),
+            "host": memory.host_forecast(history, policy),
+            "queue": queue_forecast(history, policy),
+            "kv": kv_forecast(history),
+        }
+
+
+class Fleet:
+    """All engines that are watched now."""
+
+    def __init__(self, policy: Policy, ports: ObserverPorts, *, looks: int | None = None) -> None:
+        self._policy, self._ports, self._most_looks = policy, ports, looks
+        self.every_s = policy.every_s
+        self._engines: dict[str, WatchedEngine] = {}
+        self._closing: list[asyncio.Future[None]] = []
+        self._quick, self._slow = asyncio.Semaphore(MOST_AT_ONCE), asyncio.Semaphore(MOST_AT_ONCE)
+        self.changes: deque[Event] = deque(maxlen=CHANGES_KEPT)
+        self.told = 0
+        self.mistakes: Counter[str] = Counter()  # of ours, by kind
+        self.last_look_s = ports.clock()
+        self.stale_after_s = max(60.0, 3 * policy.every_s + LONGEST_LOOK_S)
+        self._odd: set[str] = set()  # named in a list, and no address
+        self.needs: Mapping[str, str] = {}  # engines that whoever acts can do no more about, and why
+        self.is_listed = False  # whether a list of engines was ever had: only later changes of it are news
+
+    # Who is watched
+
+    def watch(self, targets: Sequence[Target]) -> None:
+        """From now on these and no others."""
+        wanted = {target.name: target for target in targets}
+        for name in [name for name, one in self._engines.items() if wanted.get(name) != one.target]:
+            self._leave(self._engines.pop(name))
+        for name, target in wanted.items():
+            if name not in self._engines:
+                self._begin(target)
+        self.is_listed = True
+
+    def _begin(self, target: Target) -> None:
+        try:
+            watcher = self._ports.watcher(target)
+        except Exception as error:  # one odd entry of a list must not blind guard to the rest of the fleet
+            is_theirs = isinstance(error, PlimsollError)
+            if not is_theirs:
+                self.mistakes[f"begin {type(error).__name__}"] += 1
+            if target.name not in self._odd:
+                self._odd.add(target.name)
+                why = str(error) if is_theirs else f"a mistake of ours: {type(error).__name__}"
+                self._tell(Event(self._ports.wall(), target.name, EventKind.LISTED, f"cannot be watched: {why}"))
+            return
+        one = WatchedEngine(target, self._policy, watcher, self._ports.clock())
+        self._engines[target.name] = one
+        one.task = asyncio.create_task(self._run(one))
+        if self.is_listed:
+            self._tell(Event(self._ports.wall(), target.name, EventKind.LISTED, "is watched from now on"))
+
+    def _leave(self, one: WatchedEngine) -> None:
+        self._closing.append(asyncio.ensure_future(_stopped(one)))
+        self._closing = [task for task in self._closing if not task.done()]
+        for told in one.teller.leave(self._ports.wall(), self._ports.clock(), one.conditions):
+            self._tell(told)
+
+    def views(self) -> list[EngineView]:
+        """Every engine as of now, by name."""
+        now_s = self._ports.clock()
+        return [self._engines[name].view(now_s)._replace(needs=self.needs.get(name, "")) for name in sorted(self._engines)]
+
+    def view(self, name: str) -> EngineView | None:
+        """One of them, with its forecasts."""
+        one = self._engines.get(name)
+        if one is None:
+            return None
+        return one.view(self._ports.clock())._replace(forecasts=one.forecasts(), needs=self.needs.get(name, ""))
+
+    def names(self) -> list[str]:
+        """Of all that are watched."""
+        return sorted(self._engines)
+
+    def engine(self, name: str) -> WatchedEngine | None:
+        """One that is watched."""
+        return self._engines.get(name)
+
+    async def look_now(self, name: str) -> Look | None:
+        """A look that begins after this moment, judged as any other; None if that engine is not watched any more."""
+        one = self._engines.get(name)
+        if one is None or one.task is None or one.task.done():
+            return None
+        waiter: asyncio.Future[Look | None] = asyncio.get_running_loop().create_future()
+        one.waiters.append(waiter)
+        one.is_wanted.set()
+        return await waiter
+
+    def is_looking(self, within_s: float) -> bool:
+        """Whether a look has ended lately; with no engine to look at there is nothing to miss."""
+        return not self._engines or self._ports.clock() - self.last_look_s < within_s
+
+    @property
+    def host_note(self) -> str:
+        """What of the machine that guard runs on does not answer, where engines run on it; empty if nothing."""
+        return next((note for one in self._engines.values() if (note := getattr(one.watcher, "host_note", ""))), "")
+
+    def moment(self) -> Clock:
+        """Both clocks at once."""
+        return Clock(self._ports.clock(), self._ports.wall())
+
+    def firing(self) -> list[Event]:
+        """What holds now or is in doubt, as it would be told."""
+        wall, found = self._ports.wall(), []
+        for one in self._engines.values():
+            answer = one.judge.history.last_answer
+            found += [
+                Event(wall, one.target.name, EventKind.BEGINS, condition.message, condition, finding(condition, answer))
+                for condition in one.conditions if condition.is_true
+            ]  # fmt: skip
+            found += [
+                Event(wall, one.target.name, EventKind.UNKNOWN, condition.message, condition)
+                for condition in one.conditions if condition.kind in one.teller.doubted
+            ]  # fmt: skip
+            if one.teller.gone_since_s is not None:
+                found.append(Event(wall, one.target.name, EventKind.UNREACHABLE, "does not answer"))
+        return [*found, *(Event(wall, name, EventKind.NEEDS, says) for name, says in self.needs.items())]
+
+    # Looking
+
+    async def wait(self) -> None:
+        """Until every engine had its number of looks; for ever without one."""
+        while self._most_looks is None:
+            await asyncio.sleep(3600.0)
+        while left := [one.task for one in self._engines.values() if one.task is not None and not one.task.done()]:
+            await asyncio.wait(left)
+
+    async def close(self) -> None:
+        """Stop looking."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(2.0):
+                await asyncio.gather(*map(_stopped, self._engines.values()), *self._closing, return_exceptions=True)
+
+    async def _run(self, one: WatchedEngine) -> None:
+        every_s, clock, dice = self._policy.every_s, self._ports.clock, self._ports.dice
+        # Spread over the first interval, so that a fleet is not looked at all at once; a few are looked at right away.
+        await asyncio.sleep(dice() * every_s * min(1.0, len(self._engines) / 50))
+        due_s = clock()
+        while True:
+            async with self._slow if one.is_slow else self._quick:
+                one.is_wanted.clear()
+                asked = len(one.waiters)  # whoever asks from now on wants a later look
+                look = await self._look(one)
+            past = await self._past(one, look)
+            self._take(one, look)
+            if past:
+                one.judge.history.recall(past)
+            waiters, one.waiters = one.waiters[:asked], one.waiters[asked:]  # not before: who leaves answers all that are there
+            _answer(waiters, look)
+            if self._most_looks is not None and one.looks >= self._most_looks:
+                return
+            # A look that somebody asked for came before its time: the next is due an interval after it, not after its time.
+            due_s = max(min(due_s, clock()) + every_s * (0.975 + 0.05 * dice()), clock())
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(one.is_wanted.wait(), max(0.0, due_s - clock()))
+
+    async def _look(self, one: WatchedEngine) -> Look:
+        now_s, unix_s = self._ports.clock(), self._ports.wall()
+        try:
+            async with asyncio.timeout(LONGEST_LOOK_S):
+                look = await one.watcher.look(now_s, unix_s)
+        except TimeoutError:
+            look = Look(now_s, unix_s, Reach.SILENT, f"the look did not end within {LONGEST_LOOK_S:g} s")
+        except Exception as problem:  # whatever one engine does to us, the others are still watched
+            self.mistakes[f"look {type(problem).__name__}"] += 1
+            look = Look(now_s, unix_s, Reach.NONSENSE, f"a mistake of ours: {type(problem).__name__}")
+        one.look_s = self._ports.clock() - now_s
+        self.last_look_s = self._ports.clock()
+        return look
+
+    async def _past(self, one: WatchedEngine, look: Look) -> Points:
+        """What was before guard's first look at it. Asked for once, and that look waits: no restart may lie between."""
+        if self._ports.recall is None or look.reach is not Reach.ANSWERS or one.teller.has_answered:
+            return ()
+        try:
+            async with asyncio.timeout(LONGEST_RECALL_S):
+                return await self._ports.recall(one.target, look)
+        except Exception as problem:  # it is worth having, and not worth an end
+            self.mistakes[f"recall {type(problem).__name__}"] += 1
+            return ()
+
+    def _take(self, one: WatchedEngine, look: Look) -> None:
+        try:
+            said = one.take(self._ports.facts(one.target.name).put_into(look))
+        except Exception as problem:  # as with a look; its conditions stay as they were, and the page shows the mistake
+            self.mistakes[f"judge {type(problem).__name__}"] += 1
+            one.looks += 1  # a judge that stumbles each time must not make `--looks` endless
+            return
+        for told in said:
+            self._tell(told)
+
+    def tell(self, engine: str, what: EventKind, message: str) -> None:
+        """Something that is no judgement, kept and told as the judgements are."""
+        self._tell(Event(self._ports.wall(), engine, what, message))
+
+    def _tell(self, told: Event) -> None:
+        self.told += 1
+        self.changes.append(told)
+        try:
+            self._ports.tell(told)
+        except Exception as problem:  # it is in the history; whoever writes or sends must not end the watching
+            self.mistakes[f"tell {type(problem).__name__}"] += 1
+
+
+async def _stopped(one: WatchedEngine) -> None:
+    if one.task is not None:
+        one.task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await one.task
+    _answer(one.waiters, None)
+    await one.watcher.close()
+
+
+def _answer(waiters: Sequence[asyncio.Future[Look | None]], look: Look | None) -> None:
+    for waiter in waiters:
+        if not waiter.done():  # whoever asked may have gone
+            waiter.set_result(look)
+
+
+# What the judge knows of the fleet, as the one who acts needs it.
+
+
+class EngineCapabilities(NamedTuple):
     """What the configuration says of one engine."""
 
     group: str = ""
@@ -24,7 +483,7 @@ class Told(NamedTuple):
     has_restarter: bool = False
 
 
-class Life(NamedTuple):
+class ProcessLife(NamedTuple):
     """Which process of an engine answers, as far as it is known."""
 
     started: float | None = None  # as its page says
@@ -33,14 +492,14 @@ class Life(NamedTuple):
     is_shared: bool = False  # several servers answer at its address, in turn
 
 
-class FleetSight:
+class FleetObserver:
     """Sight and view of one guard. `ends`: the engines that restarts did not mend, as the journal tells."""
 
     def __init__(
-        self, fleet: Fleet, told: Mapping[str, Told], every_s: float, clock: Callable[[], float], minute: Callable[[], int],
-        ends: Callable[[], Mapping[str, LastEnd]] = dict,
+        self, fleet: Fleet, capabilities: Mapping[str, EngineCapabilities], every_s: float, clock: Callable[[], float],
+        minute: Callable[[], int], ends: Callable[[], Mapping[str, LastEnd]] = dict,
     ) -> None:  # fmt: skip
-        self._fleet, self._told, self._every_s, self._clock, self._minute = fleet, told, every_s, clock, minute
+        self._fleet, self._capabilities, self._every_s, self._clock, self._minute = fleet, capabilities, every_s, clock, minute
         self._ends = ends
 
     async def look(self, engine: str) -> Look | None:
@@ -73,13 +532,13 @@ class FleetSight:
         answer = without(mine.load, [one.load for one in others if not one.is_away], policy.carries)
         return "" if isinstance(answer, Unknown) else answer
 
-    def life(self, engine: str) -> Life:
+    def life(self, engine: str) -> ProcessLife:
         """Which of its processes answers."""
         one = self._fleet.engine(engine)
         if one is None:
-            return Life()
+            return ProcessLife()
         lives, last, answer = one.judge.history.lives, one.judge.history.last, one.judge.history.last_answer
-        return Life(
+        return ProcessLife(
             None if answer is None else answer.started_unix_s, None if last is None else last.container_restarts, lives.total,
             lives.is_shared(self._clock()),
         )  # fmt: skip
@@ -93,12 +552,12 @@ class FleetSight:
                 found.append(self._engine(one, last_ends.get(name), is_at_work=name in at_work))
         return View(found, minute=self._minute())
 
-    def _engine(self, one: Watched, last_end: LastEnd | None, *, is_at_work: bool) -> Engine:
+    def _engine(self, one: WatchedEngine, last_end: LastEnd | None, *, is_at_work: bool) -> Engine:
         history, name = one.judge.history, one.target.name
         model = None if history.last_answer is None else history.last_answer.model
         is_held = last_end is not None and last_end.is_out
         told, last, now_s = (
-            self._told.get(name, Told(only_observed="guard was not told what it may do to it")),
+            self._capabilities.get(name, EngineCapabilities(only_observed="guard was not told what it may do to it")),
             history.last,
             self._clock(),
         )

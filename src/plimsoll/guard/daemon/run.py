@@ -7,6 +7,7 @@ import contextlib
 import errno
 import os
 import queue
+import re
 import resource
 import secrets
 import signal
@@ -23,26 +24,102 @@ from plimsoll.errors import BadInput, WorldFailed
 from plimsoll.findings import Severity
 from plimsoll.guard.adapters.discovery import FileSd, Finder, HttpSd, Pods, Target
 from plimsoll.guard.adapters.webhook import Counts, Webhook
-from plimsoll.guard.api import token as guard_token
-from plimsoll.guard.api.api import Api, Own
+from plimsoll.guard.api import api as guard_token
+from plimsoll.guard.api.api import GuardApi, GuardHealth
 from plimsoll.guard.config import Discover, GuardConfig, files_of
-from plimsoll.guard.daemon.acting import Acting, make
-from plimsoll.guard.daemon.announcements import Said
-from plimsoll.guard.daemon.engine_canary import CanaryPlan
-from plimsoll.guard.daemon.engine_http import Client
-from plimsoll.guard.daemon.engine_look import Watcher
-from plimsoll.guard.daemon.figures_page import LabelSets
+from plimsoll.guard.daemon.acting import ActionRunner, set_up_acting
+from plimsoll.guard.daemon.conductor import Announcement
+from plimsoll.guard.daemon.engine_figures import LabelSets, PrometheusHistory
+from plimsoll.guard.daemon.engine_http import EngineClient
+from plimsoll.guard.daemon.engine_look import CanaryPlan, EngineWatcher
 from plimsoll.guard.daemon.host import SameHost
-from plimsoll.guard.daemon.loop import Facts, Fleet, Ports
-from plimsoll.guard.daemon.recall import Recaller
+from plimsoll.guard.daemon.observer import DiscoveredFacts, Fleet
+from plimsoll.guard.daemon.observer import ObserverPorts as Ports
 from plimsoll.guard.judge.findings import severity_of
 from plimsoll.guard.judge.look import Reach
 from plimsoll.guard.judge.policy import Policy
+from plimsoll.launch.arguments import config_of
+from plimsoll.launch.check_flags import with_config
+from plimsoll.launch.command_line import CommandLine, Unseen, read_command_line
+from plimsoll.launch.files import find_launch
+from plimsoll.launch.launches import EntryPoint
 from plimsoll.net.cluster import Cluster, bearer
 from plimsoll.net.http_get import address
 from plimsoll.net.server import GuardServer
 from plimsoll.render.doctor import clean
-from plimsoll.render.guard import Told, Trouble, What, alert, line_json, sentence, status_line
+from plimsoll.render.guard import Event, EventKind, Trouble, alert, line_json, sentence, status_line
+from plimsoll.vllm.versions import engine_named
+
+# The server behind `plimsoll guard -- vllm serve ...`: where it will answer, and whether guard may touch it.
+
+PORT = "8000"  # vLLM's own
+CONNECTORS = ("--kv-transfer-config", "--ec-transfer-config")
+SEVERAL = (
+    "--data-parallel-address", "--data-parallel-rank", "--data-parallel-start-rank", "--data-parallel-hybrid-lb",
+    "--data-parallel-external-lb",
+)  # fmt: skip
+"""Flags that only a server on several machines has, or one of several that are one."""
+_ANY = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1", "*": "127.0.0.1"}  # noqa: S104  (what to ask, not where to listen)
+_WHERE = "say where it answers: plimsoll guard --engine http://HOST:PORT -- COMMAND"
+
+
+class OwnEngine(NamedTuple):
+    """What its command line says."""
+
+    url: str
+    has_connector: bool = False
+    nodes: int = 1
+
+
+def own_engine(command: Sequence[str], url: str | None) -> OwnEngine:
+    """The server that this command starts; `url` is what the user said of its place, if anything."""
+    if not command or not command[0].strip():
+        raise BadInput("nothing stands behind --; it is the command that starts the server: -- vllm serve MODEL")
+    launch = find_launch(command, (), "command line")
+    if launch is None:
+        if url is None:
+            raise BadInput(f"no vLLM start in `{' '.join(command[:3])[:100]} ...`; {_WHERE}")
+        return OwnEngine(url)
+    if launch.image is not None:
+        raise BadInput(
+            'a container is restarted through Docker, not as a process: restart = {docker = "NAME"} in an [[engine]]'
+        )
+    engine = engine_named(None)
+    takes_model = launch.entry is not EntryPoint.API_SERVER
+    line = read_command_line(launch.arguments, engine.release, takes_model=takes_model, unseen=Unseen(launch.unresolved))
+    line = with_config(line, config_of(launch, ""), engine)
+    if _last(line, "--headless") is not None:
+        raise BadInput("a --headless server answers nobody: guard belongs to the machine that has the API server")
+    nodes = _whole(_last(line, "--nnodes") or "1")
+    if any(_last(line, name) is not None for name in SEVERAL):
+        nodes = max(2, nodes)
+    return OwnEngine(_url(line, url), any(_last(line, name) is not None for name in CONNECTORS), nodes)
+
+
+def _url(line: CommandLine, url: str | None) -> str:
+    """By its own words; what the user said counts where they do not tell."""
+    host, port = _last(line, "--host") or "", _last(line, "--port") or PORT
+    is_plain = port.isascii() and port.isdecimal() and 0 < int(port[:6]) < 65_536 and re.fullmatch(r"[\w.:*-]*", host)
+    if url is not None and (_last(line, "--uds") is not None or not is_plain):
+        return url
+    if _last(line, "--uds") is not None:
+        raise BadInput(f"a server on a Unix socket cannot be looked at; {_WHERE}")
+    if not is_plain:
+        raise BadInput(f"--host and --port of the command are not known; {_WHERE}")
+    host = _ANY.get(host, host)
+    scheme = "https" if _last(line, "--ssl-certfile") is not None else "http"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{int(port)}"
+
+
+def _last(line: CommandLine, name: str) -> str | None:
+    """The last value wins, as in vLLM; a flag without one is the empty text."""
+    found = [one for one in line.arguments if one.row is not None and one.row.name == name and not one.is_negated]
+    return None if not found else found[-1].values[-1] if found[-1].values else ""
+
+
+def _whole(text: str) -> int:
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 7 else 2  # not known: then better not touched
+
 
 # Lines to standard output from a thread of its own: a reader that stands still never stops the watching.
 
@@ -50,7 +127,7 @@ MOST_WAITING = 10_000
 STANDARD_OUTPUT = 1
 
 
-class LinesOut:
+class LineWriter:
     """Writes in order; when too many wait, new ones are dropped and counted."""
 
     def __init__(self, descriptor: int = STANDARD_OUTPUT) -> None:
@@ -103,7 +180,7 @@ class LinesOut:
 # Tells systemd how guard is: ready, alive, a line of status, stopping. Without systemd nothing is sent.
 
 
-class Notifier:
+class SystemdNotifier:
     """Writes to the socket that systemd names; a message that cannot be sent is lost, and nothing waits for it."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
@@ -161,13 +238,13 @@ def _line(text: str) -> str:
 # Where guard's engines are: those that were named, and what each finder last said of how many there are and how they fare.
 
 
-class Lists:
+class EngineLists:
     """All of them. `note` hears how it is with each finder: what it is called, and its trouble or nothing."""
 
     def __init__(self, config: GuardConfig, note: Callable[[str, str], None]) -> None:
         self._config, self._note = config, note
         self._found: dict[str, tuple[Target, ...]] = {}
-        self._facts: dict[str, dict[str, Facts]] = {}  # by finder, by the name that it gave
+        self._facts: dict[str, dict[str, DiscoveredFacts]] = {}  # by finder, by the name that it gave
         self._own: dict[str, tuple[str, str]] = {}  # by the name here: who found it, and as what
         try:
             self.finders = finders(config.discover)
@@ -183,7 +260,9 @@ class Lists:
             return
         self._found[finder.said] = found
         restarts, ended = finder.restarts, finder.ended
-        self._facts[finder.said] = {name: Facts(restarts.get(name), ended.get(name, "")) for name in {*restarts, *ended}}
+        self._facts[finder.said] = {
+            name: DiscoveredFacts(restarts.get(name), ended.get(name, "")) for name in {*restarts, *ended}
+        }
         self._note(finder.said, finder.trouble)
 
     def targets(self) -> list[Target]:
@@ -209,13 +288,13 @@ class Lists:
         self._own = own
         return list(by_name.values())
 
-    def facts(self, name: str) -> Facts:
+    def facts(self, name: str) -> DiscoveredFacts:
         """What whoever found this one knows of it."""
         said, called = self._own.get(name, ("", ""))
         return self._facts.get(said, {}).get(called, _NOTHING)
 
 
-_NOTHING = Facts()
+_NOTHING = DiscoveredFacts()
 
 
 def finders(discover: Discover) -> list[Finder]:
@@ -239,7 +318,7 @@ class _Held:
         self.told: set[str] = set()
 
 
-class Troubles:
+class TroubleLog:
     """By what they are about: the webhook, standard output, a finder, ..."""
 
     def __init__(self, tell: Callable[[str], None], clock: Callable[[], float]) -> None:
@@ -277,7 +356,7 @@ LAST_WORDS_S = 5.0  # for notifications that wait when guard is stopped
 
 def watch(asked: GuardOptions) -> int:
     """Until it is stopped; the exit code."""
-    out = LinesOut()
+    out = LineWriter()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):  # each engine keeps a connection or two
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -290,16 +369,16 @@ def watch(asked: GuardOptions) -> int:
 class Daemon:
     """One guard."""
 
-    def __init__(self, asked: GuardOptions, out: LinesOut) -> None:
+    def __init__(self, asked: GuardOptions, out: LineWriter) -> None:
         self._asked, self._out, self._config = asked, out, asked.config
         for target in asked.config.engines:  # of those that were named by hand a mistake is the user's, and ends guard
-            Client(target.url.rstrip("/").removesuffix("/metrics"))
+            EngineClient(target.url.rstrip("/").removesuffix("/metrics"))
             if target.token is not None:
                 bearer(target.token)
         self._labels = LabelSets()
-        self._troubles = Troubles(warn, time.monotonic)
-        self._lists = Lists(asked.config, self._troubles.note)
-        self._recaller = None if asked.config.prometheus is None else Recaller(asked.config.prometheus)
+        self._troubles = TroubleLog(warn, time.monotonic)
+        self._lists = EngineLists(asked.config, self._troubles.note)
+        self._recaller = None if asked.config.prometheus is None else PrometheusHistory(asked.config.prometheus)
         recall = None if self._recaller is None else self._recaller.fill
         ports = Ports(self._watcher, self._tell, facts=self._facts, recall=recall)
         self._fleet = Fleet(asked.policy, ports, looks=asked.looks)
@@ -307,11 +386,11 @@ class Daemon:
         self._webhook = _webhook(asked.config.webhook)
         self._alerts: dict[tuple[str, str], float] = {}  # what fires, and since when
         self._is_begun = False  # whether what an earlier guard could not mend was told
-        self._systemd = Notifier()
+        self._systemd = SystemdNotifier()
         self._server: GuardServer | None = None
         self._own_token = ""
 
-    def _make_acting(self) -> Acting | None:
+    def _make_acting(self) -> ActionRunner | None:
         """The half that acts, or only says what it would do; None for a guard that nobody told anything of acting."""
         asked, config = self._asked, self._config
         if not asked.is_acting and not asked.says_what_it_would_do and not asked.command:
@@ -319,13 +398,13 @@ class Daemon:
         files = files_of(config.act, config.own, os.environ)
         if files is None:
             raise BadInput("where to keep the journal is not known: set [act] journal = PATH, or HOME")
-        made = make(config, config.engines, files, asked.command)
-        return Acting(made, config, files, self._fleet, self._acted, is_dry=not asked.is_acting)
+        made = set_up_acting(config, config.engines, files, asked.command)
+        return ActionRunner(made, config, files, self._fleet, self._acted, is_dry=not asked.is_acting)
 
-    def _acted(self, said: Said) -> None:
-        self._fleet.tell(said.engine, What.NEEDS if said.is_urgent else What.ACTED, said.says)
+    def _acted(self, said: Announcement) -> None:
+        self._fleet.tell(said.engine, EventKind.NEEDS if said.is_urgent else EventKind.ACTED, said.says)
 
-    def _facts(self, name: str) -> Facts:
+    def _facts(self, name: str) -> DiscoveredFacts:
         """What whoever found it, or whoever runs it, knows of it."""
         found = self._lists.facts(name)
         ended = "" if self._acting is None else self._acting.ended.get(name, "")
@@ -385,7 +464,7 @@ class Daemon:
         if self._server is not None:
             await self._server.close()
             if self._own_token:
-                guard_token.forget(self._server.port, self._own_token)
+                guard_token.remove_token(self._server.port, self._own_token)
 
     def _code(self) -> int:
         views = self._fleet.views()
@@ -396,21 +475,21 @@ class Daemon:
 
     # Its parts
 
-    def _watcher(self, target: Target) -> Watcher:
+    def _watcher(self, target: Target) -> EngineWatcher:
         canary = None if target.canary_s is None else CanaryPlan(target.canary_s, api_key=target.api_key)
-        return Watcher(
+        return EngineWatcher(
             target.url, target.token, canary, gate_url=target.gate_url, labels=self._labels, same_host=_same_host(target.url)
         )
 
     async def _open_api(self) -> None:
         api, token = self._config.api, self._config.api.token
         own = "" if token is not None else secrets.token_urlsafe(32)
-        answers = Api(self._fleet, time.time(), self._own, lambda: None if self._acting is None else self._acting.desk)
+        answers = GuardApi(self._fleet, time.time(), self._own, lambda: None if self._acting is None else self._acting.desk)
         server = GuardServer(answers.answer, token or own, api.hosts, answers.post, api.read_token, answers.files)
         try:
             await server.open(api.host, api.port)
             if own:  # only now: a port that is taken has a token of its own there
-                guard_token.keep(server.port, own)
+                guard_token.write_token(server.port, own)
             self._server, self._own_token = server, own
             self._say_where(api.host, server.port)
         except OSError as error:
@@ -427,14 +506,14 @@ class Daemon:
         """Where its page is and what opens it, to a person who has just started it."""
         if self._asked.looks is not None or not sys.stderr.isatty():
             return
-        token = guard_token.place(port) if self._own_token else None
+        token = guard_token.token_path(port) if self._own_token else None
         opens = "the token that it was given" if token is None else f"the token in {token}"
         name = f"[{host}]" if ":" in host else host
         warn(f"its page is at http://{name}:{port}/ and wants {opens}; plimsoll guardctl status asks it from another terminal")
 
-    def _own(self) -> Own:
+    def _own(self) -> GuardHealth:
         counts = Counts() if self._webhook is None else self._webhook.counts
-        return Own(counts, self._troubles.now(), self._out.dropped)
+        return GuardHealth(counts, self._troubles.now(), self._out.dropped)
 
     async def _find_again(self, finder: Finder) -> None:
         every_s = min(FILES_EVERY_S, self._config.discover.every_s) if isinstance(finder, FileSd) else None
@@ -466,11 +545,11 @@ class Daemon:
         before, needs = self._fleet.needs, {} if self._acting is None else self._acting.conductor.needs()
         self._fleet.needs = needs
         for name in before.keys() - needs.keys():
-            self._fleet.tell(name, What.MENDED, "nobody is needed for it any more")
+            self._fleet.tell(name, EventKind.MENDED, "nobody is needed for it any more")
             self._end_need(name, before[name])
         if not self._is_begun:
             for name, says in needs.items():
-                self._fleet.tell(name, What.NEEDS, says)
+                self._fleet.tell(name, EventKind.NEEDS, says)
         self._is_begun = True
 
     async def _keep_status(self) -> None:
@@ -491,7 +570,7 @@ class Daemon:
 
     # Telling
 
-    def _tell(self, told: Told) -> None:
+    def _tell(self, told: Event) -> None:
         stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(told.unix_s))
         self._out.say(line_json(told) if self._asked.is_json else f"{stamp} {sentence(told)}")
         self._notify([told])
@@ -502,16 +581,16 @@ class Daemon:
             await asyncio.sleep(self._config.repeat_s)
             self._notify(self._fleet.firing())
 
-    def _notify(self, changes: Sequence[Told]) -> None:
+    def _notify(self, changes: Sequence[Event]) -> None:
         if self._webhook is None:
             return
         alerts: list[Mapping[str, Any]] = []
         for told in changes:
             key = _key(told)
             starts = self._alerts.get(key, told.unix_s)
-            if told.what in (What.BEGINS, What.UNREACHABLE, What.NEEDS):
+            if told.what in (EventKind.BEGINS, EventKind.UNREACHABLE, EventKind.NEEDS):
                 self._alerts[key] = starts
-            elif told.what in (What.OVER, What.REACHED) and self._alerts.pop(key, None) is None:
+            elif told.what in (EventKind.OVER, EventKind.REACHED) and self._alerts.pop(key, None) is None:
                 continue  # nobody was told that it began
             found = alert(told, starts_unix_s=starts, lasts_s=3 * self._config.repeat_s)
             alerts += [] if found is None else [found]
@@ -519,18 +598,18 @@ class Daemon:
             self._webhook.put(alerts)
 
     def _end_need(self, engine: str, says: str) -> None:
-        told = Told(time.time(), engine, What.NEEDS, says)
+        told = Event(time.time(), engine, EventKind.NEEDS, says)
         starts = self._alerts.pop(_key(told), None)
         found = None if starts is None else alert(told, starts_unix_s=starts, lasts_s=0.0)
         if found is not None and self._webhook is not None:
             self._webhook.put([found])
 
 
-def _key(told: Told) -> tuple[str, str]:
+def _key(told: Event) -> tuple[str, str]:
     """What is one and the same alert; the name of no condition has brackets."""
     if told.condition is not None:
         return told.engine, told.condition.kind
-    return told.engine, f"({told.what})" if told.what is What.NEEDS else ""
+    return told.engine, f"({told.what})" if told.what is EventKind.NEEDS else ""
 
 
 def _webhook(url: str | None) -> Webhook | None:

@@ -42,7 +42,7 @@ class Memory(Protocol):
 
 
 @runtime_checkable
-class Learns(Protocol):
+class RemembersStop(Protocol):
     """A restarter that must know, after a stop, whom it stopped: it is told what it knew before."""
 
     async def learn(self) -> Outcome:
@@ -53,14 +53,14 @@ class Learns(Protocol):
 
 
 @runtime_checkable
-class TellsEnd(Protocol):
+class KnowsExit(Protocol):
     """A restarter that knows how an engine ended."""
 
     async def last_exit(self) -> Outcome:
         """Done where it has ended, with `by_hand` where somebody stopped it, and `asked` where guard itself did."""
 
 
-class Parts(NamedTuple):
+class EngineAdapters(NamedTuple):
     """What can be done to one engine; None is what guard was not told how to do."""
 
     name: str
@@ -80,7 +80,7 @@ class LightHands:
 
     def __init__(
         self,
-        parts: Parts,
+        parts: EngineAdapters,
         lock: Lock,
         sight: Sight,
         policy: ActPolicy,
@@ -319,7 +319,7 @@ class Hands(UpHands):
         if step in _BEFORE_HARM and (why := self._is_off()):
             return failed(why)
         restarter: object = self._parts.restarter
-        if course.is_taken_over and isinstance(restarter, Learns):
+        if course.is_taken_over and isinstance(restarter, RemembersStop):
             known = {name.removeprefix(LEARNED): value for name, value in course.facts.items() if name.startswith(LEARNED)}
             restarter.recall(known)
         if hasattr(self._parts.balancer, "epoch"):  # a hook passes it on, to whoever can refuse an older one
@@ -352,7 +352,7 @@ class Hands(UpHands):
     async def _learn(self) -> Outcome:
         """Whom the restarter would stop: it stands in the journal before anything is done."""
         restarter: object = self._parts.restarter
-        if not isinstance(restarter, Learns):
+        if not isinstance(restarter, RemembersStop):
             return done("nothing is to be learned")
         outcome = await restarter.learn()
         return outcome._replace(facts={LEARNED + name: value for name, value in outcome.facts.items()})
@@ -489,7 +489,7 @@ class Hands(UpHands):
     async def _stopped_by_hand(self, course: Course) -> str:
         """Who stopped it where it was not guard: what a person stops, guard does not start."""
         restarter: object = self._parts.restarter
-        if not self._is_first(course) or not isinstance(restarter, TellsEnd):
+        if not self._is_first(course) or not isinstance(restarter, KnowsExit):
             return ""
         outcome = await restarter.last_exit()
         return f"{outcome.says}: it is left so" if outcome.is_done and outcome.facts.get("by_hand") else ""

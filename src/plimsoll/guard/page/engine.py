@@ -14,14 +14,14 @@ from plimsoll.render.doctor import finding_json
 from plimsoll.render.guard import (
     Clock,
     EngineView,
-    Told,
+    Event,
     canary_json,
     condition_json,
     entry_sentence,
+    event_json,
     forecast_json,
     grade_of,
     label,
-    told_json,
 )
 from plimsoll.unknown import Reading, Unknown
 
@@ -74,14 +74,14 @@ def tidy(value: object, depth: int = DEEPEST) -> object:
 NOT_SEEN = Unknown("not looked at yet")
 
 
-class Series(NamedTuple):
+class ChartSeries(NamedTuple):
     """Figures over time, on the wall's clock; None where one was not known."""
 
     times: Sequence[float] = ()
     values: Mapping[str, Sequence[float | None]] = {}
 
 
-class Doing(NamedTuple):
+class ActionInProgress(NamedTuple):
     """An action under way."""
 
     grade: str
@@ -90,23 +90,23 @@ class Doing(NamedTuple):
     since: float | None = None
 
 
-class Guarding(NamedTuple):
+class EngineControl(NamedTuple):
     """What of guard's own doing bears on an engine."""
 
     is_acting: bool = False
     is_paused: bool = False  # all of it, or this engine
     rungs_off: tuple[str, ...] = ()
-    doing: Doing | None = None
+    doing: ActionInProgress | None = None
 
 
-class EngineFacts(NamedTuple):
+class EngineState(NamedTuple):
     """One engine."""
 
     view: EngineView
     readings: Mapping[str, Reading] = {}  # kv_cache_usage, running, waiting, in_flight, expected_wait, twice
-    guarding: Guarding = Guarding()
-    series: Series = Series()
-    changes: Sequence[Told] = ()
+    guarding: EngineControl = EngineControl()
+    series: ChartSeries = ChartSeries()
+    changes: Sequence[Event] = ()
 
     def reading(self, name: str) -> Reading:
         """One figure."""
@@ -274,7 +274,7 @@ STATES = ("person", "critical", "gone", "warning", "info", "unknown", "well")
 _BY_SEVERITY = {"critical": CRITICAL, "warning": WARNING, "info": INFO}
 
 
-def row(facts: EngineFacts) -> dict[str, Any]:
+def row(facts: EngineState) -> dict[str, Any]:
     """The line; None for what is not known."""
     view = facts.view
     rank, says = _state(facts)
@@ -290,13 +290,13 @@ def row(facts: EngineFacts) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def rung_of(facts: EngineFacts) -> str | None:
+def rung_of(facts: EngineState) -> str | None:
     """The highest rung that what holds calls for; None while nothing holds."""
     held = [grade_of(one.kind) for one in facts.view.holding]
     return max(held, key=RUNGS.index, default=None)
 
 
-def _state(facts: EngineFacts) -> tuple[int, str]:
+def _state(facts: EngineState) -> tuple[int, str]:
     view = facts.view
     if view.needs:
         return PERSON, view.needs
@@ -333,7 +333,7 @@ NO_GATE = "unknown: the gate counts them (docs/inside.md)"
 NO_BLOCKS = "unknown: the engine does not say how many blocks its cache has"
 
 
-def sections(facts: EngineFacts, clock: Clock) -> dict[str, Any]:
+def sections(facts: EngineState, clock: Clock) -> dict[str, Any]:
     """All of it. What changes with every second (an age, how long something holds) is told as the moment it began."""
     view, look = facts.view, facts.view.look
     return {
@@ -359,7 +359,7 @@ def sections(facts: EngineFacts, clock: Clock) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _figures(facts: EngineFacts) -> list[dict[str, Any]]:
+def _figures(facts: EngineState) -> list[dict[str, Any]]:
     """Every figure with its name, and why it is not known where it is not."""
     names = (
         ("kv_cache_usage", "KV cache used", "share", ""), ("waiting", "waiting", "count", ""),
@@ -376,7 +376,7 @@ def _figure(name: str, says: str, unit: str, reading: Reading, usual: str) -> di
     return {"name": name, "says": says, "unit": unit, "value": _short(reading), "why": ""}
 
 
-def blocks(look: Look | None, series: Series) -> dict[str, Any]:
+def blocks(look: Look | None, series: ChartSeries) -> dict[str, Any]:
     """The pool: how many blocks there are, how many are in use, and the most of the last half hour."""
     config: Mapping[str, str] = {} if look is None else look.config
     total, size = _whole(config.get("num_gpu_blocks")), _whole(config.get("block_size"))
@@ -389,7 +389,7 @@ def blocks(look: Look | None, series: Series) -> dict[str, Any]:
     return {"total": usable, "used": round(usage * usable), "most": round(most * usable), "size": size, "why": ""}
 
 
-def ladder(facts: EngineFacts) -> dict[str, Any]:
+def ladder(facts: EngineState) -> dict[str, Any]:
     """Every rung: what calls for it, what is being done on it, and what is switched off."""
     guarding, called = facts.guarding, rung_of(facts)
     doing = guarding.doing
@@ -410,7 +410,7 @@ def _canary(look: Look, clock: Clock) -> object:
     return None if found is None else tidy({name: value for name, value in found.items() if name != "age_s"})
 
 
-def _condition(facts: EngineFacts, condition: Any, clock: Clock) -> object:
+def _condition(facts: EngineState, condition: Any, clock: Clock) -> object:
     found = condition_json(facts.view, condition, clock)
     since = found["since"]
     kept = {name: value for name, value in found.items() if name not in ("engine", "for_s")}
@@ -418,7 +418,7 @@ def _condition(facts: EngineFacts, condition: Any, clock: Clock) -> object:
 
 
 def _change(told: Any) -> object:
-    found = told_json(told)
+    found = event_json(told)
     finding = found["finding"]
     seen = told.condition.evidence if told.condition is not None else ()
     plain = [{"source": one.source, "line": one.line, "text": one.text} for one in seen]

@@ -11,12 +11,23 @@ from importlib.resources import files
 from typing import Any, NamedTuple, cast
 
 import plimsoll
-from plimsoll.guard.api.requests import NOT_ACTING, Actions, Under
+from plimsoll.guard.api.actions import NOT_ACTING, ActionControl, RunningAction
 from plimsoll.guard.daemon.journal import read_history
-from plimsoll.guard.daemon.loop import Fleet, Watched
+from plimsoll.guard.daemon.observer import Fleet, WatchedEngine
 from plimsoll.guard.judge.load import done_twice, expected_wait
 from plimsoll.guard.judge.look import Reach
-from plimsoll.guard.page.engine import Doing, EngineFacts, Guarding, Series, id_of, journal, row, sections, shown, tidy
+from plimsoll.guard.page.engine import (
+    ActionInProgress,
+    ChartSeries,
+    EngineControl,
+    EngineState,
+    id_of,
+    journal,
+    row,
+    sections,
+    shown,
+    tidy,
+)
 from plimsoll.net.server import Answer, Stream, error
 from plimsoll.render.guard import SCHEMA, Clock, Trouble, entry_json, trouble_json
 from plimsoll.unknown import Reading
@@ -103,21 +114,21 @@ class _State(NamedTuple):
     is_paused: bool = False
     paused: frozenset[str] = frozenset()
     rungs_off: tuple[str, ...] = ()
-    doing: Mapping[str, Doing] = {}
+    doing: Mapping[str, ActionInProgress] = {}
 
-    def of(self, name: str) -> Guarding:
+    def of(self, name: str) -> EngineControl:
         """On one engine."""
-        return Guarding(self.is_acting, self.is_paused or name in self.paused, self.rungs_off, self.doing.get(name))
+        return EngineControl(self.is_acting, self.is_paused or name in self.paused, self.rungs_off, self.doing.get(name))
 
 
-class Page:
+class GuardPage:
     """Of one fleet."""
 
     def __init__(
         self,
         fleet: Fleet,
         troubles: Callable[[], Sequence[Trouble]] = tuple,
-        actions: Callable[[], Actions | None] = lambda: None,
+        actions: Callable[[], ActionControl | None] = lambda: None,
     ) -> None:
         self._fleet, self._troubles, self._actions = fleet, troubles, actions
         self.files = {path: Answer(200, body, kind) for path, (body, kind) in page_files().items()}
@@ -233,7 +244,7 @@ class Page:
             key = (one.looks, one.since_s, guarding, needs)
             old = self._kept.get(name)
             if old is None or old.key != key:
-                made = row(EngineFacts(one.view(now_s)._replace(needs=needs), _readings(one), guarding))
+                made = row(EngineState(one.view(now_s)._replace(needs=needs), _readings(one), guarding))
                 old = _Kept(key, old.row if old is not None and old.row == made else made)
             kept[name] = old
         if kept.keys() != self._kept.keys():
@@ -248,19 +259,19 @@ class Page:
         changes = [told for told in self._fleet.changes if told.engine == name]
         bound_s = one.judge.policy.number("saturated", "wait")
         steady = Clock(moment.now_s, moment.now_s + self._offset_s)
-        facts = EngineFacts(view, _readings(one), state.of(name), self._series(one), changes)
+        facts = EngineState(view, _readings(one), state.of(name), self._series(one), changes)
         return {**sections(facts, steady), "none": "", "bound_s": bound_s}
 
-    def _series(self, one: Watched) -> Series:
+    def _series(self, one: WatchedEngine) -> ChartSeries:
         """The last half hour, a point for each look that brought anything."""
         windows = {name: one.judge.history.since(figure, SHOWN_S) for name, figure in SERIES.items()}
         points = {name: dict(zip(window.times, window.values, strict=True)) for name, window in windows.items()}
         times = sorted({at_s for found in points.values() for at_s in found})
         values = {name: [found.get(at_s) for at_s in times] for name, found in points.items()}
-        return Series([at_s + self._offset_s for at_s in times], values)
+        return ChartSeries([at_s + self._offset_s for at_s in times], values)
 
 
-def _readings(one: Watched) -> dict[str, Reading]:
+def _readings(one: WatchedEngine) -> dict[str, Reading]:
     history = one.judge.history
     found: dict[str, Reading] = {
         name: history.now(name) for name in ("kv_cache_usage", "running", "waiting", "in_flight")
@@ -271,6 +282,6 @@ def _readings(one: Watched) -> dict[str, Reading]:
     return found
 
 
-def _doing(under: Under) -> Doing:
+def _doing(under: RunningAction) -> ActionInProgress:
     course = under.course
-    return Doing(str(course.grade), "" if course.step is None else str(course.step), course.is_undoing, under.since)
+    return ActionInProgress(str(course.grade), "" if course.step is None else str(course.step), course.is_undoing, under.since)

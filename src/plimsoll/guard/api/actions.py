@@ -16,8 +16,8 @@ from plimsoll.guard.act.ports import Book
 from plimsoll.guard.act.remembered import PAUSE, RUNGS
 from plimsoll.guard.act.steps import End
 from plimsoll.guard.daemon.conductor import QUIET_STEPS, Conductor
-from plimsoll.guard.daemon.drain import HandDrain, PutBack
 from plimsoll.guard.daemon.journal import read_history
+from plimsoll.guard.daemon.manual_drain import ManualDrains, ReturnToService
 from plimsoll.guard.judge.tracker import Grade
 from plimsoll.net.server import Answer, error
 from plimsoll.render.doctor import clean
@@ -32,14 +32,14 @@ VERBS = ("drain", "undrain", *ACTS)
 _WHO = "the API"
 
 
-class Under(NamedTuple):
+class RunningAction(NamedTuple):
     """An action under way."""
 
     course: Course
     since: float | None  # seconds since 1970
 
 
-class Actions(Protocol):
+class ActionControl(Protocol):
     """Who acts, as far as the API is concerned. What cannot be written down raises PlimsollError, and is not done."""
 
     @property
@@ -54,7 +54,7 @@ class Actions(Protocol):
     def switches(self) -> Switches:
         """What people have switched off."""
 
-    def under_way(self) -> Sequence[Under]:
+    def under_way(self) -> Sequence[RunningAction]:
         """Every action that is not over."""
 
     def needs(self) -> Mapping[str, str]:
@@ -79,10 +79,12 @@ class Actions(Protocol):
         """Back into service."""
 
 
-class Desk:
+class ActionDesk:
     """A conductor and its drains by hand, as the API sees them."""
 
-    def __init__(self, conductor: Conductor, drains: HandDrain, book: Book, journal: Path, back: PutBack | None = None) -> None:
+    def __init__(
+        self, conductor: Conductor, drains: ManualDrains, book: Book, journal: Path, back: ReturnToService | None = None
+    ) -> None:
         self._conductor, self._drains, self._book, self.journal, self._back = conductor, drains, book, journal, back
 
     @property
@@ -95,10 +97,10 @@ class Desk:
         """What people have switched off."""
         return self._conductor.switches
 
-    def under_way(self) -> list[Under]:
+    def under_way(self) -> list[RunningAction]:
         """Every action that is not over, with when it began."""
         begun = {entry.action: entry.at for entry in self._book.kept() if entry.kind == OPENED}
-        return [Under(one, begun.get(one.action)) for one in self._conductor.courses.values()]
+        return [RunningAction(one, begun.get(one.action)) for one in self._conductor.courses.values()]
 
     def needs(self) -> dict[str, str]:
         """Engines that restarts did not mend."""
@@ -135,12 +137,12 @@ class Desk:
         return await self._drains.undrain(engine)
 
 
-class Asks:
+class ActionRoutes:
     """The paths under /v1/. `actions` is None for a guard that only observes."""
 
     def __init__(
         self,
-        actions: Callable[[], Actions | None],
+        actions: Callable[[], ActionControl | None],
         is_watched: Callable[[str], bool],
         name_of: Callable[[str], str] = str,
     ) -> None:
@@ -175,7 +177,7 @@ class Asks:
         except PlimsollError as problem:
             return _refused("NotWritten", f"nothing is done: {problem}")
 
-    def _switch(self, actions: Actions, verb: str, asked: Mapping[str, str]) -> Answer:
+    def _switch(self, actions: ActionControl, verb: str, asked: Mapping[str, str]) -> Answer:
         engine, rung = self._name_of(asked.get("engine", "")), asked.get("rung", "")
         if engine and rung:
             return error(400, "an engine or a rung, not both: a rung is switched for all engines")
@@ -190,7 +192,7 @@ class Asks:
         said = f"{what}: {'nothing is done until it is resumed' if verb == 'pause' else 'guard acts again'}"
         return _answer(200, {"accepted": True, "plan": [], "says": said})
 
-    async def _act(self, actions: Actions, verb: str, engine: str) -> Answer:
+    async def _act(self, actions: ActionControl, verb: str, engine: str) -> Answer:
         if not self._is_watched(engine):
             return error(404, f"no engine is called {clean(engine)[:200]!r}")
         if actions.trouble and verb != "undrain":  # what is out must come back, whatever else cannot be done
@@ -207,7 +209,7 @@ class Asks:
             return _answer(200, {"accepted": True, "plan": [clean(line) for line in decision.lines()], "says": said})
         return _refused(decision.reason, decision.says)
 
-    async def _journal(self, actions: Actions, query: Mapping[str, str]) -> Answer:
+    async def _journal(self, actions: ActionControl, query: Mapping[str, str]) -> Answer:
         last = query.get("last", "100")
         if not last.isascii() or not last.isdecimal() or len(last) > 6 or not 0 < int(last) <= MOST_ENTRIES:
             return error(400, f"last is a whole number from 1 to {MOST_ENTRIES}")
@@ -244,7 +246,7 @@ def _object(body: bytes, known: Sequence[str]) -> dict[str, str] | str:
     return {name: str(value) for name, value in found.items()}
 
 
-def _actions(actions: Actions) -> Answer:
+def _actions(actions: ActionControl) -> Answer:
     switches = actions.switches
     rows = [
         {

@@ -21,9 +21,9 @@ from plimsoll.guard.act.policy import ActPolicy
 from plimsoll.guard.act.ports import Lock
 from plimsoll.guard.act.remembered import DRAIN, UNDRAIN
 from plimsoll.guard.act.steps import End, Step
-from plimsoll.guard.daemon.announcements import Ports, Said
-from plimsoll.guard.daemon.conductor import QUIET_STEPS, Conductor, end_unwritten
-from plimsoll.guard.daemon.steps import Hands, Parts
+from plimsoll.guard.daemon.conductor import QUIET_STEPS, Announcement, Conductor, finish_without_journal
+from plimsoll.guard.daemon.conductor import ActionPorts as Ports
+from plimsoll.guard.daemon.steps import EngineAdapters, Hands
 from plimsoll.guard.judge.look import Reach
 from plimsoll.guard.judge.tracker import Grade
 
@@ -33,19 +33,19 @@ PATIENCE_S = 30.0  # for a lock, before it is put back without
 _NOT_ABOUT_DRAINING = ("card", "loop")  # conditions that speak against a restart alone
 
 
-class OneOfTwo:
+class SharedLock:
     """A lock that two parts of one guard share: who has it keeps the other out, as it keeps other guards out.
 
     The locks themselves know guards and not parts of them: one that is held already would be given to both.
     """
 
-    def __init__(self, lock: Lock, turn: list[OneOfTwo] | None = None) -> None:
+    def __init__(self, lock: Lock, turn: list[SharedLock] | None = None) -> None:
         self._lock, self._turn = lock, [] if turn is None else turn
         self.said = lock.said
 
-    def other(self) -> OneOfTwo:
+    def other(self) -> SharedLock:
         """The other part's hand on it."""
-        return OneOfTwo(self._lock, self._turn)
+        return SharedLock(self._lock, self._turn)
 
     async def acquire(self, owner: str) -> Outcome:
         """Take it, unless the other part has it or is about to."""
@@ -73,12 +73,12 @@ class OneOfTwo:
         return outcome
 
 
-class HandDrain:
+class ManualDrains:
     """All engines that people have drained. `courses` is the conductor's own list: what stands in it, it leaves alone."""
 
     def __init__(
         self,
-        parts: Mapping[str, Parts],
+        parts: Mapping[str, EngineAdapters],
         policy: ActPolicy,
         ports: Ports,
         courses: dict[str, Course],
@@ -134,7 +134,7 @@ class HandDrain:
         for engine, task in tasks.items():
             if not task.done():
                 says = "guard is stopped, and it is still drained by hand: the next guard puts it back, or you do"
-                self._ports.tell(Said(engine, says, is_urgent=True))
+                self._ports.tell(Announcement(engine, says, is_urgent=True))
                 task.cancel()
         await asyncio.gather(*tasks.values(), return_exceptions=True)
 
@@ -196,9 +196,9 @@ class HandDrain:
         mine = self.courses.get(course.engine)
         if mine is None or mine.action != course.action:
             return  # the conductor has begun something with it
-        self._ports.tell(Said(course.engine, f"the drain by hand ends, what is out comes back: {why}", is_urgent=True))
+        self._ports.tell(Announcement(course.engine, f"the drain by hand ends, what is out comes back: {why}", is_urgent=True))
         await self._ports.lock.acquire(f"{course.action} on {course.engine}")
-        await end_unwritten(mine, lambda one: self._done(one, hands), self._ports.tell)
+        await finish_without_journal(mine, lambda one: self._done(one, hands), self._ports.tell)
         await self._ports.lock.release()
 
     async def _hold(self, course: Course, hands: Hands) -> Outcome:
@@ -207,7 +207,9 @@ class HandDrain:
         if hands.is_lock_lost:
             return failed("the lock was lost meanwhile: somebody else may act")
         await self._note(course, "the lock was given back", await hands.do(Step.UNLOCK, course))
-        self._ports.tell(Said(engine, f"drained by hand, for {self._longest_s / 60:.0f} min at most (guardctl undrain)"))
+        self._ports.tell(
+            Announcement(engine, f"drained by hand, for {self._longest_s / 60:.0f} min at most (guardctl undrain)")
+        )
         loop = asyncio.get_running_loop()
         end_s, renew_s, says = loop.time() + self._longest_s, loop.time() + self._policy.lease_s / 3, "somebody asked it back"
         waits_since_s: float | None = None  # for the lock
@@ -221,7 +223,7 @@ class HandDrain:
                 renew_s = loop.time() + self._policy.lease_s / 3
             if not self._back[engine].is_set() and (why := why or await self._why_back(engine, end_s)):
                 says = why
-                self._ports.tell(Said(engine, f"the drain by hand ends: {why}"))
+                self._ports.tell(Announcement(engine, f"the drain by hand ends: {why}"))
                 self._back[engine].set()
             if self._back[engine].is_set():
                 taken = await hands.do(Step.LOCK, course)
@@ -251,7 +253,7 @@ class HandDrain:
             taken = await balancer.take_out()
             if taken.is_done is False:
                 return failed(f"its balancer sends to it again, and does not let go: {taken.says}")
-            self._ports.tell(Said(course.engine, f"its balancer had it in again, and was told again: {taken.says}"))
+            self._ports.tell(Announcement(course.engine, f"its balancer had it in again, and was told again: {taken.says}"))
         return done("it is out")
 
     async def _why_back(self, engine: str, end_s: float) -> str:
@@ -284,7 +286,7 @@ class HandDrain:
             End.HELD: "it is out of service and could not be put back",
         }
         said = says.get(end, "it is not drained by hand any more" if outcome.is_done else f"it was not drained: {outcome.says}")
-        self._ports.tell(Said(course.engine, said, end is End.HELD, {"action": course.action, "end": str(end)}))
+        self._ports.tell(Announcement(course.engine, said, end is End.HELD, {"action": course.action, "end": str(end)}))
 
 
 def _for_drain(view: View, policy: ActPolicy, engine: Engine) -> Decision:
@@ -306,10 +308,10 @@ def _for_drain(view: View, policy: ActPolicy, engine: Engine) -> Decision:
 WHY = "somebody asked it back"
 
 
-class PutBack:
+class ReturnToService:
     """Of one guard. Its lock is a hand of its own: neither the conductor's, nor that of the drains by hand."""
 
-    def __init__(self, parts: Mapping[str, Parts], policy: ActPolicy, ports: Ports, conductor: Conductor) -> None:
+    def __init__(self, parts: Mapping[str, EngineAdapters], policy: ActPolicy, ports: Ports, conductor: Conductor) -> None:
         self._parts, self._policy, self._ports, self._conductor = parts, policy, ports, conductor
         self._tasks: dict[str, asyncio.Task[Outcome]] = {}
 
@@ -342,7 +344,7 @@ class PutBack:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _run(self, course: Course, parts: Parts) -> Outcome:
+    async def _run(self, course: Course, parts: EngineAdapters) -> Outcome:
         hands = Hands(parts, self._ports.lock, self._ports.sight, self._policy)
         keeper = asyncio.create_task(hands.keep_lock())
         try:
@@ -353,7 +355,7 @@ class PutBack:
             return await self._steps(course, hands)
         except PlimsollError as error:
             await self._ports.lock.release()
-            self._ports.tell(Said(course.engine, f"whether it was put back is not known: {error}", is_urgent=True))
+            self._ports.tell(Announcement(course.engine, f"whether it was put back is not known: {error}", is_urgent=True))
             return unsure(str(error))
         finally:
             keeper.cancel()
@@ -369,7 +371,7 @@ class PutBack:
         end = End.DONE if course.end is End.UNDONE else course.end or End.DONE
         self._ports.write_end(course, end, result.says)
         says = f"it was held, and is put back: {result.says}" if result.is_done else f"it was not put back: {result.says}"
-        self._ports.tell(Said(course.engine, says, end is End.HELD, {"action": course.action, "end": str(end)}))
+        self._ports.tell(Announcement(course.engine, says, end is End.HELD, {"action": course.action, "end": str(end)}))
         return result
 
     async def _done(self, course: Course, hands: Hands) -> Outcome:
