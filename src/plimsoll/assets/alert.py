@@ -44,8 +44,7 @@ class Case:
     says: str
     fires: tuple[str, ...] = ()
     silent: tuple[str, ...] = ()
-    shape: str = ""
-    """A recorded shape (`data/shapes.json`) that the engine has."""
+    shape: str = ""  # A recorded shape (`data/shapes.json`) that the engine has
     series: Mapping[str, str] = field(default_factory=dict)
     """Further series, or others than the shape's: `name{labels}` to values in promtool's notation."""
     every_s: float = 15.0
@@ -59,16 +58,12 @@ class Alert:
 
     name: str
     severity: Severity
-    code: str
-    """The finding it leads to, a page under docs/findings; empty for those about the watching itself."""
+    code: str  # The finding it leads to, a page under docs/findings; empty for those about the watching itself
     expr: str
     for_s: int
-    summary: str
-    """One line, with the labels that say where."""
-    description: str
-    """What was seen, with its number."""
-    means: str
-    """For the person who was just woken up: what it means and what to do first."""
+    summary: str  # One line, with the labels that say where
+    description: str  # What was seen, with its number
+    means: str  # For the person who was just woken up: what it means and what to do first
     needs: tuple[Needs, ...]
     cases: tuple[Case, ...]
 

@@ -22,14 +22,11 @@ class Changes:
 
     write: tuple[str, ...] = ()
     same: tuple[str, ...] = ()
-    kept: tuple[str, ...] = ()
-    """Edited, and what is generated has not changed since: nothing is lost by keeping them."""
+    kept: tuple[str, ...] = ()  # Edited, and what is generated has not changed since: nothing is lost by keeping them
     outdated: tuple[str, ...] = ()
     """Edited, and what is generated has changed as well: somebody has to bring the two together. Said once."""
-    remove: tuple[str, ...] = ()
-    """Generated earlier, no longer part of it, and never edited."""
-    left: tuple[str, ...] = ()
-    """Generated earlier, no longer part of it, and edited."""
+    remove: tuple[str, ...] = ()  # Generated earlier, no longer part of it, and never edited
+    left: tuple[str, ...] = ()  # Generated earlier, no longer part of it, and edited
 
 
 def decide(

@@ -74,10 +74,7 @@ def _notes(names: Names, shown: Shown) -> tuple[Note, ...]:
         ),
         Note("sheds", f"increase({shown.of('plimsoll_refused_total')}[1m]) > 0", "purple", "{{instance}} refuses: {{why}}"),
         Note(
-            "guard did",
-            f"increase({names.guard('actions_total')}[1m]) > 0",
-            "green",
-            "guard: {{rung}} of {{engine}}: {{end}}",
+            "guard did", f"increase({names.guard('actions_total')}[1m]) > 0", "green", "guard: {{rung}} of {{engine}}: {{end}}"
         ),
         Note("guard says", f"{held} == 1", "yellow", "{{engine}}: {{condition}}"),
         Note("alert", FIRING, "dark-red", "{{alertname}} {{instance}}"),
@@ -275,7 +272,7 @@ def _prefix(names: Names, shown: Shown) -> tuple[Panel, ...]:
             "Of the tokens looked up in half an hour. A matter of speed, never of memory.",
             (Ask(shown.of(HITS), WHERE),),
             unit="percentunit",
-        ),
+        )
     ]
     if names.has("prompt_tokens_by_source"):
         expr = f"sum by (source) (rate({shown.vllm('prompt_tokens_by_source')}[5m]))"

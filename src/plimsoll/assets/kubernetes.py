@@ -82,12 +82,7 @@ def _rules(settings: Settings) -> list[dict[str, Any]]:
             "resources": ["leases"],
             "verbs": ["create"],
         },
-        {
-            "apiGroups": ["coordination.k8s.io"],
-            "resources": ["leases"],
-            "resourceNames": [GUARD],
-            "verbs": ["get", "update"],
-        },
+        {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "resourceNames": [GUARD], "verbs": ["get", "update"]},
     ]
 
 
@@ -222,10 +217,7 @@ def _stateful_set(settings: Settings) -> dict[str, Any]:
         "volumeClaimTemplates": [
             {
                 "metadata": {"name": "cache"},
-                "spec": {
-                    "accessModes": ["ReadWriteOnce"],
-                    "resources": {"requests": {"storage": f"{_cache_gib(settings)}Gi"}},
-                },
+                "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": f"{_cache_gib(settings)}Gi"}}},
             }
         ],
     }

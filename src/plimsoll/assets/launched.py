@@ -23,8 +23,7 @@ PATHS = (
     "/v1/messages/count_tokens", "/v1/embeddings", "/v1/score", "/v1/rerank", "/v2/rerank", "/v2/embed",
     "/v1/audio/transcriptions", "/v1/audio/translations", "/v1/realtime",
 )  # fmt: skip
-RESPONSES = "/v1/responses"
-"""Its answers are asked for and cancelled by id, below this path."""
+RESPONSES = "/v1/responses"  # Its answers are asked for and cancelled by id, below this path
 
 
 def client_paths(release: str) -> tuple[str, ...]:

@@ -16,8 +16,7 @@ from plimsoll.vllm.versions import engine_named
 
 # `prometheus.yml` and `alertmanager.yml`: enough to try it, and to copy from into a team's own.
 
-PAGER, TICKETS = "http://pager.invalid/page", "http://pager.invalid/ticket"
-"""Nobody's: to be replaced."""
+PAGER, TICKETS = "http://pager.invalid/page", "http://pager.invalid/ticket"  # Nobody's: to be replaced
 BECAUSE_OF = (
     ("VllmEngineDown", "Vllm.*"),  # one that is away is nothing else besides
     ("VllmEngineWedged", "VllmSaturated|VllmCacheFull|VllmFirstTokenLate|VllmAnswersBadly"),
@@ -59,9 +58,7 @@ def alertmanager_text(pager: str = PAGER, tickets: str = TICKETS) -> str:
                 "group_wait": "10s",
                 "group_interval": "5m",
                 "repeat_interval": "12h",
-                "routes": [
-                    {"matchers": ["severity=page"], "receiver": "pager", "group_wait": "5s", "repeat_interval": "1h"},
-                ],
+                "routes": [{"matchers": ["severity=page"], "receiver": "pager", "group_wait": "5s", "repeat_interval": "1h"}],
             },
             "receivers": [
                 {"name": "pager", "# Put your own in place of these two.": 0, "webhook_configs": [{"url": pager}]},

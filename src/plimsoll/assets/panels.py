@@ -36,10 +36,8 @@ class Panel:
     width: int = 12
     height: int = 8
     is_stacked: bool = False
-    limit: float | None = None
-    """A line beyond which it is trouble; thresholds of a stat."""
-    fine: str = "0"
-    """The state that is green in a state timeline; the other is red."""
+    limit: float | None = None  # A line beyond which it is trouble; thresholds of a stat
+    fine: str = "0"  # The state that is green in a state timeline; the other is red
 
 
 @dataclass(frozen=True)
@@ -68,8 +66,7 @@ class Dashboard:
     title: str
     says: str
     rows: tuple[Row, ...]
-    variables: tuple[tuple[str, str, str], ...]
-    """Name, what it is called, and the query for its values."""
+    variables: tuple[tuple[str, str, str], ...]  # Name, what it is called, and the query for its values
     notes: tuple[Note, ...] = ()
     tags: tuple[str, ...] = field(default=("plimsoll", "vllm"))
 

@@ -17,8 +17,7 @@ from plimsoll.assets.texts import quoted
 EVALUATED_EVERY_S = 30
 SLOW_EVERY_S = 300
 """Cases that last for hours are looked at every five minutes, in a file of their own: promtool has one interval a file."""
-ANOTHER_JOB = "another-job"
-"""Every case that fires has a twin under this job, which is none of this file's business."""
+ANOTHER_JOB = "another-job"  # Every case that fires has a twin under this job, which is none of this file's business
 
 
 def groups_of(settings: Settings, bounds: Thresholds | None = None) -> tuple[Group, ...]:

@@ -83,41 +83,31 @@ class PlanFacts:
 class Command:
     """The start command as the files have it: taken by the version, with plimsoll.inside and the timers in it."""
 
-    words: tuple[str, ...]
-    """From `vllm` on; none of them holds a secret or a variable."""
+    words: tuple[str, ...]  # From `vllm` on; none of them holds a secret or a variable
     environment: tuple[tuple[str, str], ...] = ()
-    secrets: tuple[str, ...] = ()
-    """Names of variables whose values the plan hid: they come from a file that is not generated."""
+    secrets: tuple[str, ...] = ()  # Names of variables whose values the plan hid: they come from a file that is not generated
     port: int = 8000
-    has_gate: bool = True
-    """Whether plimsoll.inside stands in it: without it readiness is /health, and guard only observes."""
-    has_connector: bool = False
-    """Whether it shares its KV cache with something else: guard then only observes, too."""
+    has_gate: bool = True  # Whether plimsoll.inside stands in it: without it readiness is /health, and guard only observes
+    has_connector: bool = False  # Whether it shares its KV cache with something else: guard then only observes, too
 
 
 @dataclass(frozen=True)
 class Settings:
     """One plan, one version, and what the files call each other."""
 
-    vllm: str
-    """A release such as 0.32.0."""
-    plan: PlanFacts | None = None
-    """None without --plan: thresholds are then general ones, and nothing can be launched."""
-    command: Command | None = None
-    """None without --plan."""
+    vllm: str  # A release such as 0.32.0
+    plan: PlanFacts | None = None  # None without --plan: thresholds are then general ones, and nothing can be launched
+    command: Command | None = None  # None without --plan
     slo: Slo = Slo()
     timers: Timers = field(default_factory=timers_of)
     name: str = "vllm"
     """Of the unit, the service, the StatefulSet, the label `app` and, unless told otherwise, Prometheus's job."""
-    own_job: str = ""
-    """What the user's Prometheus calls the job that scrapes the engines, if it is not the name."""
+    own_job: str = ""  # What the user's Prometheus calls the job that scrapes the engines, if it is not the name
     namespace: str = "models"
-    targets: tuple[str, ...] = ("127.0.0.1:8000",)
-    """Host and port of every engine, for Prometheus."""
+    targets: tuple[str, ...] = ("127.0.0.1:8000",)  # Host and port of every engine, for Prometheus
     guard_port: int = 9790
     guard_target: str = "127.0.0.1:9790"
-    wheel: str = ""
-    """The file name of plimsoll.inside as a wheel, which lies beside what mounts it."""
+    wheel: str = ""  # The file name of plimsoll.inside as a wheel, which lies beside what mounts it
     made_by: tuple[str, ...] = ()
     """Lines that say which plan, version and command made a file; no secret in them. The command puts them on top of every
     file that takes comments; a dashboard has them in its description."""

@@ -52,13 +52,7 @@ def request_bytes(method: str, path: str, body: Mapping[str, Any] | None, header
 
 
 async def ask(
-    port: int,
-    path: str,
-    body: Mapping[str, Any] | None = None,
-    *,
-    token: str = "",
-    method: str = "",
-    limit_s: float = 5.0,
+    port: int, path: str, body: Mapping[str, Any] | None = None, *, token: str = "", method: str = "", limit_s: float = 5.0
 ) -> Told:
     """One request of this machine's port; whatever goes wrong is in what was told, and nothing is raised."""
     told = Told()

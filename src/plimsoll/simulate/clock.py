@@ -66,14 +66,10 @@ WASTE, TABLES = range(2)
 class Record(NamedTuple):
     """What a step takes, and where it is written down."""
 
-    step_ns: Int64
-    """By the number of tokens in it."""
-    usage_ns: Int64
-    """By the number of blocks in use."""
-    sums: Floats
-    """Empty slots, and blocks in tables, times ns: whole numbers would not last for a week of a large pool."""
-    log: Int64
-    """No row: no log."""
+    step_ns: Int64  # By the number of tokens in it
+    usage_ns: Int64  # By the number of blocks in use
+    sums: Floats  # Empty slots, and blocks in tables, times ns: whole numbers would not last for a week of a large pool
+    log: Int64  # No row: no log
 
 
 @hot

@@ -22,16 +22,12 @@ from plimsoll.simulate.trace import ABSENT, Flags, Floats, Integers, MeasuredRun
 
 # Least squares without derivatives, inside bounds: damped Gauss-Newton steps from a few starts, the best one wins.
 
-NUDGE = 0.06
-"""For slopes, as a share of what a number was at the start: large enough to see through the steps of a scheduler."""
+NUDGE = 0.06  # For slopes, as a share of what a number was at the start: large enough to see through the steps of a scheduler
 MOST_STEPS = 25
-MOST_TRIES = 6
-"""For one step, each shorter than the one before."""
+MOST_TRIES = 6  # For one step, each shorter than the one before
 FURTHEST = 1.0
-ENOUGH = 1e-3
-"""A step that gains less, as a share of what is left, is the last."""
-TYPICAL = 0.03
-"""A kind of deviation that cannot be made smaller than this counts as it is."""
+ENOUGH = 1e-3  # A step that gains less, as a share of what is left, is the last
+TYPICAL = 0.03  # A kind of deviation that cannot be made smaller than this counts as it is
 MOST_WEIGHT = 3.0
 
 Off = Callable[[Floats], list[Floats]]
@@ -125,14 +121,11 @@ POOR, POOR_FIRST = 0.2, 0.5
 class FitError(NamedTuple):
     """Relative errors, 0.05 is 5 %; None where no request had both stamps."""
 
-    requests: int
-    """With a stamp that counted."""
-    ttft: float | None
-    """Of a single request: the mean of absolute errors over the measured mean."""
+    requests: int  # With a stamp that counted
+    ttft: float | None  # Of a single request: the mean of absolute errors over the measured mean
     tpot: float | None
     e2e: float | None
-    mean_ttft: float | None
-    """Of the mean, with its sign: above 0 the replay is slower."""
+    mean_ttft: float | None  # Of the mean, with its sign: above 0 the replay is slower
     mean_tpot: float | None
     mean_e2e: float | None
 
@@ -152,9 +145,7 @@ def error_of(measured: MeasuredRun, replay: Replay, *, from_ns: int | None = Non
     further = np.maximum(1, measured.trace.output - 1)
     ttft = _compare(first, measured.first_token_ns - arrival, replay.first_token_ns - replay.arrival_ns)
     tpot = _compare(
-        several,
-        (measured.finish_ns - measured.first_token_ns) / further,
-        (replay.finish_ns - replay.first_token_ns) / further,
+        several, (measured.finish_ns - measured.first_token_ns) / further, (replay.finish_ns - replay.first_token_ns) / further
     )
     e2e = _compare(finish, measured.finish_ns - arrival, replay.finish_ns - replay.arrival_ns)
     return FitError(int((first | finish).sum()), ttft[0], tpot[0], e2e[0], ttft[1], tpot[1], e2e[1])
@@ -190,13 +181,10 @@ def _compare(which: Flags, measured: Floats | Integers, replayed: Floats | Integ
 # neighbours
 # are, and so is how many tokens came out in a few seconds.
 
-NEIGHBOURS = 16
-"""Requests in a group."""
-ROWS = 2
-"""Rows of the series in a group: seconds."""
+NEIGHBOURS = 16  # Requests in a group
+ROWS = 2  # Rows of the series in a group: seconds
 MOST_GROUPS = 200
-ROUGHLY = 0.1
-"""Deviations beyond this count by their size, not by its square: one odd stretch must not rule."""
+ROUGHLY = 0.1  # Deviations beyond this count by their size, not by its square: one odd stretch must not rule
 SHIFTS_S = np.arange(-1.0, 1.005, 0.01)
 _END, _REQUESTS, _TOKENS = (STEP_COLUMNS.index(name) for name in ("t_end_ns", "sched_reqs", "sched_tokens"))
 
@@ -206,23 +194,17 @@ class Groups(NamedTuple):
 
     members: Integers
     of: Integers
-    mean_ns: Floats
-    """As measured, of each group."""
+    mean_ns: Floats  # As measured, of each group
 
 
 class Seen(NamedTuple):
     """What is compared; empty groups where the run does not say."""
 
-    first: Groups
-    """Time to the first token."""
-    between: Groups
-    """Time for each further token."""
-    whole: Groups
-    """Time to the last token, of requests that have no stamp of the first."""
-    at_ns: Integers
-    """Ends of the series' groups of rows."""
-    generated: Floats
-    """Tokens that came out in each."""
+    first: Groups  # Time to the first token
+    between: Groups  # Time for each further token
+    whole: Groups  # Time to the last token, of requests that have no stamp of the first
+    at_ns: Integers  # Ends of the series' groups of rows
+    generated: Floats  # Tokens that came out in each
 
 
 def before(measured: MeasuredRun, until_ns: int) -> MeasuredRun:
@@ -379,12 +361,9 @@ def _rate_ratio(seen: Seen, replay: Replay, steps: Integers) -> Floats:
 # their own.
 # In a replay a request comes at any moment.
 
-GUESS = StepTime(12_000_000, 40_000, 10_000, 60_000)
-"""Where a search begins if nobody knows better."""
-STEP_UP = 0.3
-"""What a step beyond the largest graph costs more, as a share of the base, before anything is known."""
-EXPERTS_SHARE = 0.5
-"""Of the base, what reading all experts takes, before anything is known."""
+GUESS = StepTime(12_000_000, 40_000, 10_000, 60_000)  # Where a search begins if nobody knows better
+STEP_UP = 0.3  # What a step beyond the largest graph costs more, as a share of the base, before anything is known
+EXPERTS_SHARE = 0.5  # Of the base, what reading all experts takes, before anything is known
 CONTEXT, UP, SHARE, FRONT = 3, 4, 5, 6
 BOUNDS = Bounds(np.array([0.02, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0]), np.array([50.0, 50.0, 50.0, 50.0, 50.0, 0.95, 1.0]))
 
@@ -432,30 +411,23 @@ def replayed(trace: Trace, settings: Settings, step_time: StepTime) -> tuple[Rep
 
 SCALES = (1.0, 0.5, 2.0, 0.25, 4.0, 8.0)
 SCALES_OF_A_START = (1.0, 0.5, 2.0)
-TRUST = 0.004
-"""How much the start holds against the data: a constant twice too large costs as much as a deviation of 0.4 %."""
+TRUST = 0.004  # How much the start holds against the data: a constant twice too large costs as much as a deviation of 0.4 %
 TRUST_CONTEXT = 0.05
 """Bytes over bandwidth is sure knowledge, and a run that only fills up cannot tell it from the cost of a request."""
-SPREAD = 3
-"""Replays for each try, with arrivals that differ by less than a step: catching a step or just missing it evens out."""
+SPREAD = 3  # Replays for each try, with arrivals that differ by less than a step: catching a step or just missing it evens out
 SPREAD_NS = 20_000_000
-MOST_REQUESTS = 4000
-"""More would not make the constants better, only the search slower."""
+MOST_REQUESTS = 4000  # More would not make the constants better, only the search slower
 
 
 class Fit(NamedTuple):
     """Constants, how well they fit, and a sentence about it for people."""
 
     step_time: StepTime
-    error: FitError
-    """On the stamps that the fit saw."""
-    held_out: FitError | None
-    """On later stamps of the same run, where there are any."""
+    error: FitError  # On the stamps that the fit saw
+    held_out: FitError | None  # On later stamps of the same run, where there are any
     sentence: str
-    rounds: int
-    """Sets of constants tried."""
-    most_running: int
-    """Requests at once: how long a step with more of them takes was not measured."""
+    rounds: int  # Sets of constants tried
+    most_running: int  # Requests at once: how long a step with more of them takes was not measured
 
 
 def fit(

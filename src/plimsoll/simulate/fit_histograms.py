@@ -29,14 +29,12 @@ BETWEEN = "vllm:inter_token_latency_seconds"
 E2E = "vllm:e2e_request_latency_seconds"
 SCALES = (1.0, 0.25, 0.5, 2.0, 4.0)
 TRUST = 0.002
-SHARES_WEIGHT = 0.3
-"""Of bucket shares against means: buckets are wide, and a share moves only when a value crosses a bound."""
+SHARES_WEIGHT = 0.3  # Of bucket shares against means: buckets are wide, and a share moves only when a value crosses a bound
 
 
 class _Simulated(NamedTuple):
     mean: float
-    values: Floats | None
-    """None where single values are not known."""
+    values: Floats | None  # None where single values are not known
 
 
 def fit_histograms(

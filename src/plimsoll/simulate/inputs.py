@@ -104,10 +104,8 @@ class Times(NamedTuple):
     step_time: StepTime
     fitted: str | None = None
     notes: tuple[str, ...] = ()
-    most_running: int | None = None
-    """Requests at once in the run that the fit saw."""
-    is_poor: bool = False
-    """Whether the fit is so far off that the times are a rough guide all the same."""
+    most_running: int | None = None  # Requests at once in the run that the fit saw
+    is_poor: bool = False  # Whether the fit is so far off that the times are a rough guide all the same
 
 
 def said_times(values: Mapping[str, str]) -> dict[str, int]:
@@ -275,8 +273,7 @@ NO_SERVER = (
     "--gpu NAME -- vllm serve MODEL ..."
 )
 
-REPLICA_OF = "0.32.0"
-"""The release whose scheduler is replayed."""
+REPLICA_OF = "0.32.0"  # The release whose scheduler is replayed
 _NUMBERS = {
     "--num-blocks": "num_blocks", "--block-size": "block_size", "--max-num-seqs": "max_num_seqs",
     "--max-num-batched-tokens": "max_num_batched_tokens", "--max-model-len": "max_model_len",
@@ -297,11 +294,9 @@ class Inputs(NamedTuple):
     settings: Settings
     step_time: StepTime
     speedup: float
-    fitted: str | None
-    """What the fit says about its error; None where there is none."""
+    fitted: str | None  # What the fit says about its error; None where there is none
     notes: tuple[str, ...]
-    is_poor: bool = False
-    """Whether that error makes the times a rough guide all the same."""
+    is_poor: bool = False  # Whether that error makes the times a rough guide all the same
 
 
 def read_inputs(options: Split) -> Inputs:

@@ -90,13 +90,9 @@ class State(NamedTuple):
     counts: Int64
     requests: Int32
     stamps: Int64
-    waiting: Int32
-    """A ring for first come, first served; a heap for priorities."""
+    waiting: Int32  # A ring for first come, first served; a heap for priorities
     seats: Int64
-    tables: Int32
-    """[group, slot, place]."""
+    tables: Int32  # [group, slot, place]
     links: Int32
-    keys: UInt64
-    """What each block holds, if it can be hit."""
-    chains: UInt64
-    """For each prefix id, a digest of it and all before it in its request."""
+    keys: UInt64  # What each block holds, if it can be hit
+    chains: UInt64  # For each prefix id, a digest of it and all before it in its request

@@ -97,8 +97,7 @@ class Tally(NamedTuple):
     step_counts: Int64
     """Steps with output, by how many tokens they brought: the prompt with a first token, and one for each token."""
     gap_edges: Int64
-    gap_counts: Int64
-    """Tokens but the first, by the ns since the one before."""
+    gap_counts: Int64  # Tokens but the first, by the ns since the one before
 
 
 @hot

@@ -105,13 +105,10 @@ class Sheet(NamedTuple):
     weights_bytes: float
     block_bytes: float
     parameters: float
-    routed: float = 0.0
-    """Of the parameters, those of routed experts."""
+    routed: float = 0.0  # Of the parameters, those of routed experts
     experts: Experts | None = None
-    cards: int = 1
-    """Tensor parallel size."""
-    stages: int = 1
-    """Pipeline parallel size: a step goes through one stage after the other."""
+    cards: int = 1  # Tensor parallel size
+    stages: int = 1  # Pipeline parallel size: a step goes through one stage after the other
     is_eager: bool = False
 
 

@@ -38,8 +38,7 @@ from plimsoll.simulate.layout import (
     UInt64,
 )
 
-NULL = 0
-"""The null block's id."""
+NULL = 0  # The null block's id
 _MIX1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX2 = np.uint64(0x94D049BB133111EB)
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)

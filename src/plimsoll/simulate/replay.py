@@ -16,11 +16,9 @@ from plimsoll.simulate.trace import Integers, States, Trace
 
 FOREVER = 2**62
 LOG_ROWS = 1 << 16
-STEPS_AT_ONCE = 20_000
-"""Steps between two looks at the clock, for the progress bar."""
+STEPS_AT_ONCE = 20_000  # Steps between two looks at the clock, for the progress bar
 
-PATIENCE_STEPS = 500_000
-"""Steps without any request finishing, beyond ten times the longest one, after which none ever will."""
+PATIENCE_STEPS = 500_000  # Steps without any request finishing, beyond ten times the longest one, after which none ever will
 
 OnSteps = Callable[[Integers], None]
 OnProgress = Callable[[int, int], None]
@@ -162,8 +160,7 @@ def _why_stuck(state: at.State) -> str:
 
 MINUTE_NS = 60 * 10**9
 MOMENTS = 120
-MOST_BLOCKS = 8192
-"""More could not be told apart."""
+MOST_BLOCKS = 8192  # More could not be told apart
 MANY = 2**62
 
 

@@ -12,8 +12,7 @@ STEP_COLUMNS = (
     "table_blocks waste_slots hit_tokens_cum query_tokens_cum"
 ).split()
 REQUEST_COLUMNS = "req arrival_ns first_sched_ns first_token_ns finish_ns prompt output preemptions cached_tokens".split()
-NEVER = -1
-"""A stamp of something that did not happen."""
+NEVER = -1  # A stamp of something that did not happen
 
 
 class Totals(NamedTuple):
@@ -23,8 +22,7 @@ class Totals(NamedTuple):
     finished: int
     rejected: int
     steps: int
-    end_ns: int
-    """When the last step ended."""
+    end_ns: int  # When the last step ended
     busy_ns: int
     scheduled_tokens: int
     preemptions: int
@@ -38,11 +36,9 @@ class Totals(NamedTuple):
     peak_blocks: int
     peak_running: int
     peak_waiting: int
-    used_block_ns: int
-    """Used blocks times ns; over `busy_ns` it is the mean."""
+    used_block_ns: int  # Used blocks times ns; over `busy_ns` it is the mean
     waste_slot_ns: float
-    table_block_ns: float = 0.0
-    """Blocks in the tables of running requests times ns: a shared block counts once for each holder."""
+    table_block_ns: float = 0.0  # Blocks in the tables of running requests times ns: a shared block counts once for each holder
 
 
 class Replay(NamedTuple):
@@ -52,18 +48,15 @@ class Replay(NamedTuple):
     settings: Settings
     step_time: StepTime
     totals: Totals
-    arrival_ns: Integers
-    """After the speed-up."""
+    arrival_ns: Integers  # After the speed-up
     first_sched_ns: Integers
     first_token_ns: Integers
     finish_ns: Integers
     produced: Integers
     preemptions: Integers
     cached_tokens: Integers
-    is_rejected: Flags
-    """Longer than the model or the pool allows: never admitted."""
-    usage_ns: Integers
-    """usage_ns[u]: ns of busy time in which u blocks were in use."""
+    is_rejected: Flags  # Longer than the model or the pool allows: never admitted
+    usage_ns: Integers  # usage_ns[u]: ns of busy time in which u blocks were in use
     wall_seconds: float
 
 
@@ -75,10 +68,8 @@ class Series(NamedTuple):
     waiting: Floats
     used_blocks: Floats
     waste_slots: Floats
-    tokens: Floats
-    """Scheduled in the bin."""
-    preemptions: Floats
-    """In the bin."""
+    tokens: Floats  # Scheduled in the bin
+    preemptions: Floats  # In the bin
     hit_tokens: Floats
     query_tokens: Floats
 
@@ -87,10 +78,8 @@ class BlockMap(NamedTuple):
     """The pool's blocks at some moments. One row a moment, one column a block (block 0 is the null block)."""
 
     at_ns: Integers
-    state: States
-    """FREE, CACHED, HELD, SHARED or PARTLY_FILLED."""
-    every: int = 1
-    """Only each so-manieth block of a large pool is looked at."""
+    state: States  # FREE, CACHED, HELD, SHARED or PARTLY_FILLED
+    every: int = 1  # Only each so-manieth block of a large pool is looked at
 
 
 FREE, CACHED, HELD, SHARED, PARTLY_FILLED = range(5)
@@ -101,9 +90,7 @@ class AtBlockSize(NamedTuple):
     """What a block size does."""
 
     block_size: int
-    waste_percent: float | None
-    """Slots without a token, of those in used blocks."""
+    waste_percent: float | None  # Slots without a token, of those in used blocks
     hit_rate: float
     preemptions: int
-    table_entries_mean: float
-    """Blocks in the tables of running requests, on average over busy time."""
+    table_entries_mean: float  # Blocks in the tables of running requests, on average over busy time

@@ -20,8 +20,7 @@ from plimsoll.simulate.trace import Floats, Integers
 # tokens in the step   1  2  3  4  5 ... 8  9 ... 16      512  513 ...
 # computed as          1  2  4  4  8 ... 8  16 ... 16     512  513 + the step up
 
-LARGEST = 512
-"""vLLM captures no larger size by itself (1024 on a few cards and models)."""
+LARGEST = 512  # vLLM captures no larger size by itself (1024 on a few cards and models)
 
 
 def graph_sizes(max_num_seqs: int, *, largest: int = LARGEST) -> tuple[int, ...]:
@@ -51,15 +50,11 @@ def step_table(base_ns: float, token_ns: float, most_tokens: int, sizes: Sequenc
     return np.rint(took).astype(np.int64)
 
 
-BANDWIDTH_SHARE = 0.8
-"""Of the data sheet's bandwidth. A customary figure, chosen beforehand and not fitted to any run."""
-COMPUTE_SHARE = 0.6
-"""Of the data sheet's dense rate. Customary, too, and not fitted."""
-OVERHEAD_NS = 2_000_000
-"""Launching, sampling and handing out a step's answers. A guess, not fitted."""
+BANDWIDTH_SHARE = 0.8  # Of the data sheet's bandwidth. A customary figure, chosen beforehand and not fitted to any run.
+COMPUTE_SHARE = 0.6  # Of the data sheet's dense rate. Customary, too, and not fitted.
+OVERHEAD_NS = 2_000_000  # Launching, sampling and handing out a step's answers. A guess, not fitted.
 FP8_BYTES = (0.9, 1.2)
-SEQ_NS = 10_000
-"""The engine's own work for each request in a step."""
+SEQ_NS = 10_000  # The engine's own work for each request in a step
 
 
 class Experts(NamedTuple):
@@ -67,8 +62,7 @@ class Experts(NamedTuple):
 
     experts: int
     per_token: int
-    weights_share: float
-    """Of all weights, those that belong to routed experts."""
+    weights_share: float  # Of all weights, those that belong to routed experts
 
     def hit(self, tokens: Floats) -> Floats:
         """The share of experts that so many tokens are sent to, if each chooses independently."""
@@ -92,22 +86,18 @@ def dense_rate(bf16_flops: float, fp8_flops: float | None, bytes_a_parameter: fl
 class Work(NamedTuple):
     """What the model asks of one card: figures of the whole model, and over how many cards they are spread."""
 
-    weights_bytes: float
-    """As they lie in memory, embedding tables left out where they are only looked up."""
-    active_parameters: float
-    """Those that take part in computing one token."""
+    weights_bytes: float  # As they lie in memory, embedding tables left out where they are only looked up
+    active_parameters: float  # Those that take part in computing one token
     kv_bytes_per_token: float
     experts: Experts | None = None
-    cards: int = 1
-    """Tensor parallel size."""
+    cards: int = 1  # Tensor parallel size
 
 
 class Speed(NamedTuple):
     """What one card can do, by its data sheet."""
 
     bandwidth_bytes_per_s: float
-    flops_per_s: float
-    """Dense, in the type the model computes in."""
+    flops_per_s: float  # Dense, in the type the model computes in
 
 
 def roofline(work: Work, speed: Speed, most_tokens: int, sizes: Sequence[int] = ()) -> StepTime:

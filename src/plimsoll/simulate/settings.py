@@ -20,15 +20,13 @@ class Group(NamedTuple):
 
     kind: Kind = "full"
     block_size: int = 16
-    window: int = 0
-    """Of a sliding group, in tokens."""
+    window: int = 0  # Of a sliding group, in tokens
 
 
 class Settings(NamedTuple):
     """vLLM's own limits, by its names; the defaults are those of the command line."""
 
-    num_blocks: int = 8192
-    """vLLM's num_gpu_blocks: one of them is the null block, the others are usable."""
+    num_blocks: int = 8192  # vLLM's num_gpu_blocks: one of them is the null block, the others are usable
     block_size: int = 16
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
@@ -40,8 +38,7 @@ class Settings(NamedTuple):
     watermark: float = 0.0
     reserve_full_isl: bool = True
     policy: Literal["fcfs", "priority"] = "fcfs"
-    groups: tuple[Group, ...] = ()
-    """Empty: one full-attention group of `block_size`."""
+    groups: tuple[Group, ...] = ()  # Empty: one full-attention group of `block_size`
 
 
 def groups_of(settings: Settings) -> tuple[Group, ...]:
@@ -63,8 +60,7 @@ class StepTime(NamedTuple):
     token_ns: int = 20_000
     seq_ns: int = 10_000
     ctx_ps: int = 40_000
-    by_tokens: Integers | None = None
-    """by_tokens[T] in ns, for T from 0 to max_num_batched_tokens."""
+    by_tokens: Integers | None = None  # by_tokens[T] in ns, for T from 0 to max_num_batched_tokens
 
     def reaching(self, most_tokens: int) -> StepTime:
         """The same, with a table for steps of up to so many tokens: one that is too short goes on as a line."""

@@ -67,10 +67,8 @@ from plimsoll.simulate.settings import LONGEST_STEP_NS, Group, Settings, StepTim
 from plimsoll.simulate.trace import Flags, Integers, Trace
 
 _KINDS = {"full": FULL, "sliding": SLIDING, "mamba": MAMBA}
-MOST_TOKENS = 2**31 - 2
-"""Of one request: the arrays hold 32-bit numbers."""
-MOST_BLOCKS = 20_000_000
-"""About a GiB of memory here, and twenty times what eight of the largest cards hold."""
+MOST_TOKENS = 2**31 - 2  # Of one request: the arrays hold 32-bit numbers
+MOST_BLOCKS = 20_000_000  # About a GiB of memory here, and twenty times what eight of the largest cards hold
 MOST_BUDGET = 1 << 24
 MOST_BLOCK_SIZE = 1 << 20
 

@@ -15,10 +15,8 @@ from plimsoll.simulate.result import NEVER, STEP_COLUMNS, AtBlockSize, Replay, S
 from plimsoll.simulate.settings import Settings, StepTime, groups_of
 from plimsoll.simulate.trace import Floats, Integers, Trace
 
-ROUGH_GUIDE = "rough guide: not fitted"
-"""What stands beside every time of a run whose step times nobody measured."""
-POOR_GUIDE = "rough guide: poor fit"
-"""What stands there where they were fitted to a run that they do not come near."""
+ROUGH_GUIDE = "rough guide: not fitted"  # What stands beside every time of a run whose step times nobody measured
+POOR_GUIDE = "rough guide: poor fit"  # What stands there where they were fitted to a run that they do not come near
 POOR_FIT = (
     "the fit does not match its run: are the model, the cache and the limits those that the run had, and is the traffic its "
     "own?"
@@ -45,16 +43,14 @@ class Usage(NamedTuple):
     p50: float | None
     p99: float | None
     peak: float | None
-    nearly_full: float | None
-    """Share of the busy time in which NEARLY_FULL_PERCENT of the blocks or more were in use."""
+    nearly_full: float | None  # Share of the busy time in which NEARLY_FULL_PERCENT of the blocks or more were in use
 
 
 class Waste(NamedTuple):
     """Slots of held blocks that hold no token, weighted by busy time."""
 
     mean_slots: float | None
-    mean_percent: float | None
-    """Of the slots in used blocks; None where groups of different block sizes share the pool."""
+    mean_percent: float | None  # Of the slots in used blocks; None where groups of different block sizes share the pool
 
 
 class Prefix(NamedTuple):
@@ -64,8 +60,7 @@ class Prefix(NamedTuple):
     hit_tokens: int
     resumed_query_tokens: int
     resumed_hit_tokens: int
-    hit_rate: float
-    """Of first admissions; 0 where nothing was looked up."""
+    hit_rate: float  # Of first admissions; 0 where nothing was looked up
 
 
 class Throughput(NamedTuple):
@@ -105,12 +100,9 @@ class Summary(NamedTuple):
     queue: Latency
     settings: Settings
     step_time: StepTime
-    step_time_label: str
-    """How far the times can be trusted, in the words of `trust`."""
-    arrival_seconds: float = 0.0
-    """When the last request came."""
-    longest_service_seconds: float = 0.0
-    """The longest time from a place to the last token."""
+    step_time_label: str  # How far the times can be trusted, in the words of `trust`
+    arrival_seconds: float = 0.0  # When the last request came
+    longest_service_seconds: float = 0.0  # The longest time from a place to the last token
 
     @property
     def servers_to_keep_up(self) -> int | None:

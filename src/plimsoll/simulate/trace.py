@@ -27,19 +27,14 @@ class Trace(NamedTuple):
     """Requests in order of arrival; the first arrives at 0 unless the trace was cut out of a longer one."""
 
     name: str
-    arrival_ns: Integers
-    """Sorted; rows of one instant keep the file's order."""
+    arrival_ns: Integers  # Sorted; rows of one instant keep the file's order
     prompt: Integers
-    output: Integers
-    """Tokens to generate, at least 1."""
-    priority: Integers
-    """Lower goes first, as vLLM's `priority`; only the priority policy looks at it."""
+    output: Integers  # Tokens to generate, at least 1
+    priority: Integers  # Lower goes first, as vLLM's `priority`; only the priority policy looks at it
     prefix_ids: Integers
     prefix_start: Integers
-    prefix_block: int = 512
-    """Tokens that one prefix id covers."""
-    bad_rows: int = 0
-    """Rows that were left out because they could not be read."""
+    prefix_block: int = 512  # Tokens that one prefix id covers
+    bad_rows: int = 0  # Rows that were left out because they could not be read
 
     @property
     def size(self) -> int:
@@ -95,11 +90,9 @@ class Arrivals(NamedTuple):
     """A process: poisson, constant, bursty or at-once."""
 
     process: str = "poisson"
-    rate_per_s: float = 0.0
-    """On average; of no meaning to at-once."""
+    rate_per_s: float = 0.0  # On average; of no meaning to at-once
     seed: int = 0
-    burstiness: float = 0.25
-    """Of `bursty`: the shape of the gamma distribution of the gaps. 1 is poisson, smaller is burstier."""
+    burstiness: float = 0.25  # Of `bursty`: the shape of the gamma distribution of the gaps. 1 is poisson, smaller is burstier.
 
 
 def arrival_times(arrivals: Arrivals, count: int) -> Integers:
@@ -140,8 +133,7 @@ def check_arrivals(arrivals: Arrivals) -> None:
 
 # A run that was measured on a real engine: its traffic, and when each request was scheduled, answered and done.
 
-ABSENT = -1
-"""A stamp that the run does not have."""
+ABSENT = -1  # A stamp that the run does not have
 
 
 class RunSeries(NamedTuple):
@@ -152,8 +144,7 @@ class RunSeries(NamedTuple):
     output_tokens_per_s: Floats
     running: Integers
     waiting: Integers
-    kv_used_ratio: Floats
-    """From 0 to 1."""
+    kv_used_ratio: Floats  # From 0 to 1
 
 
 class MeasuredRun(NamedTuple):
@@ -163,15 +154,13 @@ class MeasuredRun(NamedTuple):
     scheduled_ns: Integers
     first_token_ns: Integers
     finish_ns: Integers
-    cached_tokens: Integers
-    """Prompt tokens found in the prefix cache; ABSENT where the run does not say."""
+    cached_tokens: Integers  # Prompt tokens found in the prefix cache; ABSENT where the run does not say
     series: RunSeries | None = None
 
 
 # Picking requests out of a trace, with the prefix ids that belong to them.
 
-IDS_MAX = 300_000_000
-"""Prefix ids that are held at once: 2.4 GB."""
+IDS_MAX = 300_000_000  # Prefix ids that are held at once: 2.4 GB
 
 
 def pick(trace: Trace, rows: Integers) -> Trace:

@@ -105,8 +105,7 @@ BYTES_MAX = 8 << 30
 LINE_MAX = 16 << 20
 ROWS_MAX = 50_000_000
 CHUNK = 1 << 20
-RECORDED = "requests-*.jsonl"
-"""What the recorder calls its files."""
+RECORDED = "requests-*.jsonl"  # What the recorder calls its files
 
 
 class Lines(NamedTuple):
@@ -284,27 +283,22 @@ def seconds_ns(values: Iterable[str | int | Decimal]) -> list[int]:
     return found
 
 
-NO_STAMP = -(1 << 63)
-"""A stamp that a row does not have, before the stamps are counted from the trace's zero."""
+NO_STAMP = -(1 << 63)  # A stamp that a row does not have, before the stamps are counted from the trace's zero
 NOTHING = np.zeros(0, dtype=np.int64)
 
 
 class Columns(NamedTuple):
     """Rows of a trace as numbers."""
 
-    arrival: Integers
-    """Empty where the format has no stamps."""
+    arrival: Integers  # Empty where the format has no stamps
     prompt: Integers
     output: Integers
     priority: Integers
     ids: Integers
     id_counts: Integers
-    stamps: Integers
-    """(rows, 4): scheduled, first token, finished, cached tokens; no rows where the format has none."""
-    prefix_block: int = 0
-    """Tokens for each id, where the rows themselves say it."""
-    failed: int = 0
-    """Rows that are well formed and say that nothing was answered."""
+    stamps: Integers  # (rows, 4): scheduled, first token, finished, cached tokens; no rows where the format has none
+    prefix_block: int = 0  # Tokens for each id, where the rows themselves say it
+    failed: int = 0  # Rows that are well formed and say that nothing was answered
 
 
 NO_STAMPS = np.zeros((0, 4), dtype=np.int64)

@@ -103,8 +103,7 @@ class JsonShape(NamedTuple):
     prompt: str
     output: str
     ids: str = ""
-    stamps: tuple[str, ...] = ()
-    """Scheduled, first token, finished."""
+    stamps: tuple[str, ...] = ()  # Scheduled, first token, finished
 
 
 SHAPES = (
@@ -326,10 +325,8 @@ _SERIES = ("t", "prompt_throughput", "gen_throughput", "running", "waiting", "kv
 
 class _Format(NamedTuple):
     kind: str
-    prefix_block: int
-    """0: the rows say it."""
-    parse: Callable[[list[str], int], Columns]
-    """Of lines and the tokens an id covers as far as is known."""
+    prefix_block: int  # 0: the rows say it
+    parse: Callable[[list[str], int], Columns]  # Of lines and the tokens an id covers as far as is known
 
 
 class _Rows(NamedTuple):

@@ -39,28 +39,21 @@ class Synthetic(NamedTuple):
     """What is generated. Lengths are lognormal: a mean, and the sigma of the logarithm (0: all alike)."""
 
     requests: int = 1000
-    rate_per_s: float = 10.0
-    """Requests of all turns together, on average."""
+    rate_per_s: float = 10.0  # Requests of all turns together, on average
     arrivals: str = "poisson"
     burstiness: float = 0.25
-    prompt_mean: float = 1000.0
-    """Of what a request says itself: without the shared beginning, without the earlier turns."""
+    prompt_mean: float = 1000.0  # Of what a request says itself: without the shared beginning, without the earlier turns
     prompt_sigma: float = 1.0
     output_mean: float = 250.0
     output_sigma: float = 0.8
     prompt_max: int = 8192
     output_max: int = 2048
-    families: int = 0
-    """Shared beginnings; each conversation has one of them."""
-    family_tokens: int = 512
-    """Length of a shared beginning; what does not fill a block of it is not shared."""
-    turns: int = 1
-    """Requests of a conversation: each repeats all before it. One that outgrows `prompt_max` starts anew."""
-    think_s: float = 10.0
-    """Mean time between two turns."""
+    families: int = 0  # Shared beginnings; each conversation has one of them
+    family_tokens: int = 512  # Length of a shared beginning; what does not fill a block of it is not shared
+    turns: int = 1  # Requests of a conversation: each repeats all before it. One that outgrows `prompt_max` starts anew.
+    think_s: float = 10.0  # Mean time between two turns
     prefix_block: int = 16
-    priorities: int = 1
-    """Requests are spread over priorities 0 to this, less one."""
+    priorities: int = 1  # Requests are spread over priorities 0 to this, less one
     seed: int = 0
 
 

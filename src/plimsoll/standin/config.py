@@ -39,8 +39,7 @@ class _Label(NamedTuple):
     value: str = "None"  # as vLLM prints the default
 
 
-OLDEST = "0.11.0"
-"""The first release that the table knows."""
+OLDEST = "0.11.0"  # The first release that the table knows
 
 # Read from the class definitions of the releases 0.11.0 to 0.32.0. A stretch ends with the last release that has it.
 _LABELS = (
@@ -183,8 +182,7 @@ def _one_two_five(most: int) -> tuple[float, ...]:
 
 __all__ = ["EngineConfig", "Launchable", "Planned", "launch_of", "step_time_of"]
 
-HOST = "127.0.0.1"
-"""Where it listens unless told otherwise; vLLM itself would listen everywhere."""
+HOST = "127.0.0.1"  # Where it listens unless told otherwise; vLLM itself would listen everywhere
 PROBE = ("plimsoll.inside.Probe", "plimsoll.inside.probe.Probe")
 _SECRET = frozenset(("--api-key", "--hf-token"))
 # What would need more than one process, or another kind of listener.

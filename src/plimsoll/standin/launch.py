@@ -80,8 +80,7 @@ def _refusal(row: FlagRow, value: str) -> str:
 
 MODEL = "meta-llama/Llama-3.1-8B-Instruct"
 CARD = "L4"
-CONTEXT = "8192"
-"""What is imitated when nothing is said: all of it is known without a network."""
+CONTEXT = "8192"  # What is imitated when nothing is said: all of it is known without a network
 
 VALUES = tuple(
     "--gpu --gpus --gpu-memory-gib --used-gib --vllm --speed --start-seconds --fleet --port-range "

@@ -148,17 +148,13 @@ class Ask(NamedTuple):
     """What a request wants of the engine."""
 
     prompt: Ids
-    output: int
-    """How many tokens it will produce."""
-    seed: int = 0
-    """What those tokens are drawn from."""
-    reason: str = "length"
-    """How it ends: "length" or "stop"."""
+    output: int  # How many tokens it will produce
+    seed: int = 0  # What those tokens are drawn from
+    reason: str = "length"  # How it ends: "length" or "stop"
     max_tokens: int | None = None
     priority: int = 0
     n: int = 1
-    family: Family | None = None
-    """Of a request that is one of n."""
+    family: Family | None = None  # Of a request that is one of n
     shared: int | None = None
     """How many of its first tokens another request could have, too; None: any, those of the answer among them."""
 

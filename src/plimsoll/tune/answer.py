@@ -37,8 +37,7 @@ from plimsoll.tune.work import Job, RunAll, Traffic
 SLOWER, FASTER = 1.5, 0.85
 CONTENDERS = 8
 FEWEST_CONTENDERS = 3
-SETTINGS_A_CONTENDER = 60
-"""Of a smaller space fewer are doubted, so that doubt takes no more than its part of the whole effort."""
+SETTINGS_A_CONTENDER = 60  # Of a smaller space fewer are doubted, so that doubt takes no more than its part of the whole effort
 AS_GOOD = 0.01
 
 
@@ -63,10 +62,8 @@ class Doubt(NamedTuple):
     """What is best if steps take longer, or shorter, than the data sheet says."""
 
     clocks: tuple[Clock, ...]
-    ranges: dict[str, tuple[float, float]]
-    """For each flag the lowest and the highest value that is best in any of them."""
-    steady: bool
-    """Whether the chosen setting is as good as any, whichever it is."""
+    ranges: dict[str, tuple[float, float]]  # For each flag the lowest and the highest value that is best in any of them
+    steady: bool  # Whether the chosen setting is as good as any, whichever it is
 
 
 def how_many(safe: int) -> int:
@@ -119,10 +116,8 @@ def _by_flag(candidates: set[Candidate]) -> dict[str, list[float]]:
 # Traffic in a few numbers, so that the next tuning can say what has changed since the last one.
 
 MINUTE_NS = 60 * 10**9
-CHANGED = 0.2
-"""A figure that grew or shrank by more has changed."""
-CHANGED_SHARE = 0.1
-"""The same for shares, in points."""
+CHANGED = 0.2  # A figure that grew or shrank by more has changed
+CHANGED_SHARE = 0.1  # The same for shares, in points
 
 
 class Fingerprint(NamedTuple):
@@ -130,8 +125,7 @@ class Fingerprint(NamedTuple):
 
     requests: int
     span_s: float
-    rate: float
-    """Requests a second."""
+    rate: float  # Requests a second
     busiest_minute_rate: float
     prompt_mean: float
     prompt_p50: float
@@ -139,8 +133,7 @@ class Fingerprint(NamedTuple):
     output_mean: float
     output_p50: float
     output_p99: float
-    shared: float
-    """Share of the prompts' beginnings that an earlier request had too."""
+    shared: float  # Share of the prompts' beginnings that an earlier request had too
 
 
 NAMES: Mapping[str, str] = {
@@ -234,14 +227,10 @@ class Server(NamedTuple):
     ledger: Ledger
     shape: ModelShape
     replan: Replan
-    step_time: StepTime | None = None
-    """Fitted to a real run; None: by the data sheet."""
-    fitted: str | None = None
-    """What the fit says of its own error."""
-    most_running: int | None = None
-    """Requests at once in the run that the fit saw."""
-    is_poor: bool = False
-    """Whether the fit is so far off that what it leads to is a rough guide all the same."""
+    step_time: StepTime | None = None  # Fitted to a real run; None: by the data sheet
+    fitted: str | None = None  # What the fit says of its own error
+    most_running: int | None = None  # Requests at once in the run that the fit saw
+    is_poor: bool = False  # Whether the fit is so far off that what it leads to is a rough guide all the same
 
     def job_of(self, option: Option) -> Job:
         """One candidate as a piece of work."""
@@ -264,24 +253,17 @@ class Tuning(NamedTuple):
     seen: Fingerprint
     server: Server
     space: Space
-    own: Candidate
-    """The command's setting."""
+    own: Candidate  # The command's setting
     own_option: Option
-    found: Found | None
-    """None: no candidate is safe, or none can run."""
-    refused: tuple[Option, ...]
-    """Candidates that plan objects to."""
-    failures: tuple[str, ...]
-    """Why safe candidates could not be replayed to the end, each reason once."""
-    doubt: Doubt | None
-    """None where step times were fitted."""
+    found: Found | None  # None: no candidate is safe, or none can run
+    refused: tuple[Option, ...]  # Candidates that plan objects to
+    failures: tuple[str, ...]  # Why safe candidates could not be replayed to the end, each reason once
+    doubt: Doubt | None  # None where step times were fitted
     at_low_end: Score | None
     """The chosen setting, if the cache turns out as small as plan's band allows; None where that is not a cache."""
-    requests: int
-    """Replayed over all runs, doubts and margins included."""
+    requests: int  # Replayed over all runs, doubts and margins included
     last: Last | None = None
-    last_now: Tried | None = None
-    """What was chosen last time, with today's traffic."""
+    last_now: Tried | None = None  # What was chosen last time, with today's traffic
 
     @property
     def changes(self) -> tuple[Change, ...]:

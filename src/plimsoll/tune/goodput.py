@@ -19,12 +19,9 @@ _MOST_S = 86_400.0
 class Slo(NamedTuple):
     """What is promised to each request, in seconds; None: nothing."""
 
-    ttft: float | None = None
-    """To the first token."""
-    tpot: float | None = None
-    """For each further token, on average over the request."""
-    e2e: float | None = None
-    """To the last token."""
+    ttft: float | None = None  # To the first token
+    tpot: float | None = None  # For each further token, on average over the request
+    e2e: float | None = None  # To the last token
 
     @property
     def is_empty(self) -> bool:
@@ -65,32 +62,25 @@ def _shown(seconds: float) -> str:
 class Score(NamedTuple):
     """What a setting did with the traffic. Times are seconds, None where no request finished."""
 
-    goodput: float
-    """Requests a second that were served as promised."""
-    met: int
-    """Requests that were."""
+    goodput: float  # Requests a second that were served as promised
+    met: int  # Requests that were
     requests: int
     rejected: int
-    seconds: float
-    """From the first arrival to the last token."""
+    seconds: float  # From the first arrival to the last token
     requests_per_second: float
     output_tokens_per_second: float
     preemptions: int
-    recomputed_share: float
-    """Of all computed tokens, those computed before."""
+    recomputed_share: float  # Of all computed tokens, those computed before
     peak_running: int
     peak_waiting: int
-    kv_mean: float
-    """Share of the blocks in use, over busy time."""
+    kv_mean: float  # Share of the blocks in use, over busy time
     kv_peak: float
     ttft_p50: float | None
     ttft_p99: float | None
     tpot_p50: float | None
     tpot_p99: float | None
-    late_first: int
-    """Finished requests whose first token came too late."""
-    late_further: int
-    """Finished requests whose further tokens came too slowly."""
+    late_first: int  # Finished requests whose first token came too late
+    late_further: int  # Finished requests whose further tokens came too slowly
 
 
 def score(run: Replay, slo: Slo) -> Score:

@@ -20,8 +20,7 @@ COUNTS = (
     "num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "long_prefill_token_threshold",
 )  # fmt: skip
 SWITCHES = ("prefix_caching", "chunked_prefill", "async_scheduling", "reserve_full_isl")
-PLANNED = (*Candidate._fields, "max_model_len")
-"""What changes the memory, and so the cache: plan is asked again for each value."""
+PLANNED = (*Candidate._fields, "max_model_len")  # What changes the memory, and so the cache: plan is asked again for each value
 KEYS = (*COUNTS, "gpu_memory_utilization", "watermark", "speedup", *SWITCHES)
 MOST_POINTS = 100_000
 
@@ -45,8 +44,7 @@ class Point(NamedTuple):
     values: Mapping[str, Value]
     speedup: float
     job: Job | None
-    option: Option | None = None
-    """As plan sees it; None where nothing is planned."""
+    option: Option | None = None  # As plan sees it; None where nothing is planned
     problem: str = ""
 
 

@@ -88,8 +88,7 @@ def _result(said: dict[str, object]) -> Result:
 
 # The same runs on a Ray cluster: each run is a task, and Ray does again what a lost worker had in hand.
 
-RETRIES = 10
-"""How often a run is begun anew after its worker was lost."""
+RETRIES = 10  # How often a run is begun anew after its worker was lost
 MISSING = "--on ray needs Ray: pip install 'plimsoll-line[ray]'"
 
 

@@ -40,11 +40,9 @@ class Demand(NamedTuple):
 
     requests: int
     span_s: float
-    tokens: int
-    """To be computed at least: prompts, if none is shared, and all but the last token of each answer."""
+    tokens: int  # To be computed at least: prompts, if none is shared, and all but the last token of each answer
     output_tokens: int
-    token_steps: float
-    """Tokens in the cache, added up over the steps in which they must be there; 0 if prompts are shared."""
+    token_steps: float  # Tokens in the cache, added up over the steps in which they must be there; 0 if prompts are shared
 
 
 def demand(traffic: Traffic, max_model_len: int) -> Demand:
@@ -91,17 +89,12 @@ def _tokens_held(settings: Settings) -> int:
     return (settings.num_blocks - 1) * settings.block_size if not settings.groups else 2**62
 
 
-SHARE = 0.1
-"""Of the runs that trying everything would take."""
-SCREEN_SHARE = 0.1
-"""Of the requests, in screening."""
-SCREEN_LEAST = 100
-"""Requests in a stretch that says anything."""
+SHARE = 0.1  # Of the runs that trying everything would take
+SCREEN_SHARE = 0.1  # Of the requests, in screening
+SCREEN_LEAST = 100  # Requests in a stretch that says anything
 FINALISTS = 6
-LEAST_REQUESTS = 40_000
-"""To replay so many takes about a second: short traffic is worth that, whatever share it is."""
-LEAST_RUNS = 14
-"""A small space is worth so many, even if that is more than the share."""
+LEAST_REQUESTS = 40_000  # To replay so many takes about a second: short traffic is worth that, whatever share it is
+LEAST_RUNS = 14  # A small space is worth so many, even if that is more than the share
 TIE = 0.005
 """Settings whose goodput differs by less are equally good: then the command's own stays, or the one that changes least."""
 
@@ -117,19 +110,14 @@ class Found(NamedTuple):
     """What the search brought."""
 
     best: Tried
-    own: Tried | None
-    """The command's own setting; None where plan calls it unsafe or it cannot run."""
-    tried: tuple[Tried, ...]
-    """All on the whole traffic, best first."""
-    most: float
-    """Requests a second that no setting can exceed."""
+    own: Tried | None  # The command's own setting; None where plan calls it unsafe or it cannot run
+    tried: tuple[Tried, ...]  # All on the whole traffic, best first
+    most: float  # Requests a second that no setting can exceed
     candidates: int
     safe: int
-    ruled_out: int
-    """Finalists that were never run: their ceiling lies below what another reached."""
+    ruled_out: int  # Finalists that were never run: their ceiling lies below what another reached
     runs: int
-    requests: int
-    """Replayed, over all runs."""
+    requests: int  # Replayed, over all runs
 
 
 def busiest(trace: Trace, count: int) -> Trace:

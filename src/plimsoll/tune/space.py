@@ -20,8 +20,7 @@ from plimsoll.units import parse_vllm_integer
 
 Number = TypeVar("Number", int, float)
 MOST_VALUES = 1000
-SHARE_STEP = 0.01
-"""Between two utilisations of a range."""
+SHARE_STEP = 0.01  # Between two utilisations of a range
 
 
 class Candidate(NamedTuple):

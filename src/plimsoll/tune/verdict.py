@@ -19,16 +19,14 @@ CLEARLY = 0.02
 FULL = 0.99
 NEARLY_ALL = 0.995
 MANY_TIMES = 9.95
-BEYOND = 1.25
-"""Times as many requests at once as were measured: with more, step times are guessed from those of smaller steps."""
+BEYOND = 1.25  # Times as many requests at once as were measured: with more, step times are guessed from those of smaller steps
 
 
 class Folklore(NamedTuple):
     """A habit, and what this traffic says of it."""
 
     said: str
-    here: str
-    """wrong, right, or makes no difference."""
+    here: str  # wrong, right, or makes no difference
     because: str
 
 

@@ -114,17 +114,13 @@ class Options(NamedTuple):
     shutdown_timeout_s: float = 0.0
     middleware: tuple[str, ...] = ()
     root_path: str = ""
-    is_dev_mode: bool = False
-    """VLLM_SERVER_DEV_MODE."""
+    is_dev_mode: bool = False  # VLLM_SERVER_DEV_MODE
     has_load_tracking: bool = False
     has_prompt_tokens_details: bool = False
     forces_usage: bool = False
-    has_tools: bool = False
-    """--enable-auto-tool-choice with a parser: calls are allowed, and this model never makes one."""
-    has_sleep_mode: bool = True
-    """--enable-sleep-mode: without it an engine that sleeps keeps its memory."""
-    token: str = ""
-    """PLIMSOLL_TOKEN: opens /standin/."""
+    has_tools: bool = False  # --enable-auto-tool-choice with a parser: calls are allowed, and this model never makes one
+    has_sleep_mode: bool = True  # --enable-sleep-mode: without it an engine that sleeps keeps its memory
+    token: str = ""  # PLIMSOLL_TOKEN: opens /standin/
 
 
 # How answers leave: JSON as vLLM's framework writes it, and streams of events.

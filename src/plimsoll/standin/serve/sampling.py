@@ -59,8 +59,7 @@ class Wish(NamedTuple):
     """How an answer is wanted."""
 
     n: int
-    max_tokens: int | None
-    """The most tokens, as it was asked for; None for as many as fit."""
+    max_tokens: int | None  # The most tokens, as it was asked for; None for as many as fit
     min_tokens: int
     ignores_end: bool
     stop: tuple[str, ...]
@@ -70,8 +69,7 @@ class Wish(NamedTuple):
     priority: int
     streams: bool
     tells_usage: bool
-    tells_usage_always: bool
-    """With every event of a stream."""
+    tells_usage_always: bool  # With every event of a stream
     returns_ids: bool
     logprobs: int | None
     prompt_logprobs: int | None
