@@ -20,10 +20,8 @@ from pathlib import Path
 
 from lab.guard.weeks import KINDS, engine_for, week
 from lab.record_shapes import series_of
-from plimsoll.assets.cases import here
-from plimsoll.assets.cases import series_of as named
+from plimsoll.assets.monitoring import alerts_of, groups_of, rules_text
 from plimsoll.assets.names import Names
-from plimsoll.assets.rules import alerts_of, groups_of, rules_text
 from plimsoll.assets.settings import Settings
 from plimsoll.assets.texts import quoted
 
@@ -39,7 +37,7 @@ def fired(folder: Path, number: int, seed: int) -> tuple[str, Counter[str]]:
     kind = KINDS[number % len(KINDS)]
     names = Names(SETTINGS)
     looks = week(kind, engine_for(kind, number), seed * 100_003 + number, 1, 3)
-    series = {name: values for figure, values in series_of(looks).items() if (name := named(names, figure, here(names)))}
+    series = {name: values for figure, values in series_of(looks).items() if (name := names.series(figure, names.here()))}
     (folder / "rules.yml").write_text(rules_text(groups_of(SETTINGS)), encoding="utf-8")
     rows = [f"      - series: {quoted(name)}\n        values: {quoted(values)}" for name, values in series.items()]
     head = f"rule_files: [rules.yml]\nevaluation_interval: {EVALUATED_S}s\ntests:\n  - interval: 15s\n    input_series:\n"

@@ -12,8 +12,8 @@ from textwrap import fill
 
 from lab.marked import placed
 from plimsoll.assets.alert import Alert, Severity
+from plimsoll.assets.monitoring import alerts_of, groups_of
 from plimsoll.assets.names import CONDITIONAL, span
-from plimsoll.assets.rules import alerts_of, groups_of
 from plimsoll.assets.settings import Settings
 from plimsoll.vllm.versions import newest
 
@@ -25,15 +25,15 @@ PARTS = ("pages", "tickets", "conditional")
 def described(alert: Alert) -> str:
     """One alert, for the person it woke up."""
     fires = next(case for case in alert.cases if case.fires)
-    quiet = [case.says for case in alert.cases if not case.fires]
+    quiet = [case.about for case in alert.cases if not case.fires]
     finding = f"[{alert.code}](findings/{alert.code}.md)" if alert.code else "none: it is about the watching itself"
     return "\n".join(
         [
             f"### {alert.name}", "", fill(alert.means, WIDTH, break_on_hyphens=False), "",
             f"- holds for {span(alert.for_s)} before it is told" if alert.for_s else "- is told at once",
             f"- page to read: {finding}",
-            f"- needs: {', '.join(alert.needs)}",
-            f"- tested to fire: {fires.says}",
+            f"- needs: {alert.needs}",
+            f"- tested to fire: {fires.about}",
             fill(f"- tested to be silent: {'; '.join(quiet)}", WIDTH, subsequent_indent="  ", break_on_hyphens=False),
             "", "```promql", alert.expr, "```", "",
         ]

@@ -6,8 +6,7 @@ import json
 import random
 from typing import Any
 
-from plimsoll.assets.launch_command import REFUSED, Ready, ready
-from plimsoll.assets.launched import facts_of, planned_line, release_of
+from plimsoll.assets.launch_command import REFUSED, Ready, facts_of, planned_line, ready, release_of
 from plimsoll.assets.settings import Settings
 from plimsoll.errors import PlimsollError
 from plimsoll.launch.arguments import launches_named

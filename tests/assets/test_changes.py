@@ -7,7 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.assets.changes import Changes, checksum, decide, differences, manifest, recorded_in
+from plimsoll.assets.files import Changes, checksum, decide, differences, manifest, recorded_in
 
 OLD, NEW, MINE = b"old\n", b"new\n", b"mine\n"
 NAMES = st.sampled_from(["a", "b", "c"])

@@ -98,10 +98,17 @@ def test_panels_lie_beside_one_another_and_none_on_another() -> None:
 
 
 def test_the_engines_page_shows_what_limits_it() -> None:
-    """The engine's page has the memory ledger, KV cache in tokens, queue, work done twice, heat maps and prefix cache."""
+    """The engine's page has the memory ledger, KV cache in tokens, queue, recomputed share, heat maps and prefix cache."""
     page = pages(PLANNED)["monitoring/dashboards/plimsoll-engine.json"]
     titles = " | ".join(panel["title"] for panel in page["panels"])
-    for wanted in ("Where the card's memory is", "Free tokens", "new request waits", "done twice", "prefix cache", "Guard's"):
+    for wanted in (
+        "Where the card's memory is",
+        "Free tokens",
+        "new request waits",
+        "Recomputed share",
+        "prefix cache",
+        "Guard's",
+    ):
         assert wanted in titles
     assert sum(panel["type"] == "heatmap" for panel in page["panels"]) == 4
     assert [one["name"] for one in page["templating"]["list"]] == ["datasource", "job", "instance", "rank"]

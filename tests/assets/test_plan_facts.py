@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.assets.launched import facts_of, planned_line, release_of, why_it_does_not_fit
+from plimsoll.assets.launch_command import facts_of, planned_line, release_of, why_it_does_not_fit
 from plimsoll.errors import BadInput
 from tests.assets.plans import MODELS, plan_of
 

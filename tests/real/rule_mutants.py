@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from plimsoll.assets.alert import Alert, Group
-from plimsoll.assets.rules import SLOW_EVERY_S, cases_text, rules_text
+from plimsoll.assets.monitoring import SLOW_EVERY_S, cases_text, rules_text
 from plimsoll.assets.settings import Settings
 
 _FLIPPED = {"==": "!=", ">": "<=", "<": ">=", ">=": "<", "<=": ">"}

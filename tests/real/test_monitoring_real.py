@@ -17,9 +17,8 @@ from lab.draw_dashboard import drawing
 from lab.engine.clients import complete
 from lab.engine.server import EngineServer
 from plimsoll.assets.alert import thresholds_of
-from plimsoll.assets.monitoring import monitoring_files
+from plimsoll.assets.monitoring import groups_of, monitoring_files
 from plimsoll.assets.names import CONDITIONAL
-from plimsoll.assets.rules import groups_of
 from plimsoll.assets.settings import Settings
 from tests.assets.test_dashboards import expressions
 from tests.assets.watched import metrics_of

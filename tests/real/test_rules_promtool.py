@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll.assets.rules import groups_of, rules_text
+from plimsoll.assets.monitoring import groups_of, rules_text
 from plimsoll.assets.settings import PlanFacts, Settings, Slo, timers_of
 from tests.real.rule_mutants import Mutant, alone, case_files, is_noticed, mutants, passes
 from tests.real.small_farm import need

@@ -18,8 +18,7 @@ from lab.draw_dashboard import asked
 from lab.engine.server import free_port
 from lab.page_world import answers
 from plimsoll.assets.alert import Thresholds
-from plimsoll.assets.monitoring import alertmanager_text, prometheus_text
-from plimsoll.assets.rules import groups_of, rules_text
+from plimsoll.assets.monitoring import alertmanager_text, groups_of, prometheus_text, rules_text
 from plimsoll.assets.settings import Settings
 from plimsoll.doctor.read.prometheus import is_prometheus
 from tests.real.small_farm import need

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from plimsoll.assets.changes import Changes
+from plimsoll.assets.files import Changes
 from plimsoll.render.assets import Made, as_json, as_text
 
 CHANGES = Changes(write=("a",), same=("b", "c"), kept=("d",), outdated=("e",), remove=("f",), left=("g",))

@@ -41,15 +41,15 @@ class Record:
 class Case:
     """Some series, and at which moments the alert must fire or be silent. Moments are written by hand, in promtool's form."""
 
-    says: str
-    fires: tuple[str, ...] = ()
-    silent: tuple[str, ...] = ()
+    about: str
+    fires: str = ""  # moments, separated by spaces
+    silent: str = ""
     shape: str = ""  # A recorded shape (`data/shapes.json`) that the engine has
     series: Mapping[str, str] = field(default_factory=dict)
     """Further series, or others than the shape's: `name{labels}` to values in promtool's notation."""
     every_s: float = 15.0
     labels: tuple[Mapping[str, str], ...] = ()
-    """Of each alert that must fire, besides its name and severity; what the rule itself adds is put in."""
+    """Labels of each alert that must fire, without those that the rule adds; by default the engine's with the alert's `by`."""
 
 
 @dataclass(frozen=True)
@@ -58,14 +58,15 @@ class Alert:
 
     name: str
     severity: Severity
-    code: str  # The finding it leads to, a page under docs/findings; empty for those about the watching itself
-    expr: str
+    code: str  # the finding it leads to, a page under docs/findings; empty for those about the watching itself
+    needs: Needs
     for_s: int
-    summary: str  # One line, with the labels that say where
-    description: str  # What was seen, with its number
-    means: str  # For the person who was just woken up: what it means and what to do first
-    needs: tuple[Needs, ...]
+    expr: str
+    summary: str  # one line, with the labels that say where
+    description: str  # what was measured
+    means: str  # for the person who was just woken up: what it means and what to do first
     cases: tuple[Case, ...]
+    by: tuple[str, ...] = ()  # labels of its series beside job and instance
 
 
 @dataclass(frozen=True)

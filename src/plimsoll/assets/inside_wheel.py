@@ -29,7 +29,7 @@ ENTRY_POINTS = {
     "vllm.stat_logger_plugins": {"plimsoll": "plimsoll.inside.stat_logger:StatLogger"},
 }
 _ALWAYS = ("__init__.py", "errors.py", "py.typed")
-_MAY_IMPORT = ("plimsoll.errors", "plimsoll.inside")
+_MAY_IMPORT = tuple(f"plimsoll.{name}" for name in ("errors", "findings", "inside", "redaction", "units", "unknown"))
 _NO_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest that a zip can say
 # With the file on PYTHONPATH in a shell, the command `plimsoll` would find this package first, and no command in it.
 _LETS_PASS = b"""
@@ -69,7 +69,8 @@ def make_wheel(package: Path | None = None) -> Wheel:
     files["plimsoll/__init__.py"] += _LETS_PASS
     files[f"{info}/METADATA"] = _METADATA.format(name=DISTRIBUTION, version=plimsoll.__version__).encode()
     files[f"{info}/WHEEL"] = b"Wheel-Version: 1.0\nGenerator: plimsoll\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-    files[f"{info}/entry_points.txt"] = _entry_points().encode()
+    groups = [f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in points.items()) for group, points in ENTRY_POINTS.items()]
+    files[f"{info}/entry_points.txt"] = "\n".join(groups).encode()
     files[f"{info}/RECORD"] = _record(files, f"{info}/RECORD").encode()
     return Wheel(wheel_name(), _zipped(files), tuple(files))
 
@@ -109,11 +110,6 @@ def _files_of(module: str, root: Path) -> set[str]:
     found = {path for n in range(1, len(parts) + 1) if (root / (path := "/".join([*parts[:n], "__init__.py"]))).is_file()}
     file = "/".join(parts) + ".py"
     return found | ({file} if (root / file).is_file() else set())
-
-
-def _entry_points() -> str:
-    groups = [f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in points.items()) for group, points in ENTRY_POINTS.items()]
-    return "\n".join(groups)
 
 
 def _record(files: dict[str, bytes], own: str) -> str:

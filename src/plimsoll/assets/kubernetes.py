@@ -5,22 +5,20 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from plimsoll.assets import guard_config
-from plimsoll.assets.guard_config import secret_files
-from plimsoll.assets.launched import (
+from plimsoll.assets.launch_command import (
     GUARD_IMAGE,
     RESPONSES,
     client_paths,
     container_environment,
     container_words,
     is_amd,
-    launched,
     leaving_s,
     model_folder,
     ready_path,
     server_image,
 )
 from plimsoll.assets.settings import Settings
+from plimsoll.assets.sidecars import kubernetes_guard_config, secret_files
 from plimsoll.assets.texts import for_pod, yaml_of
 from plimsoll.units import GIB
 
@@ -120,7 +118,7 @@ def _deployment(settings: Settings) -> dict[str, Any]:
 
 def _items(settings: Settings) -> list[dict[str, str]]:
     keys = {"api.key": "VLLM_API_KEY"}
-    return [{"key": keys.get(name, name), "path": name} for name in secret_files(launched(settings))]
+    return [{"key": keys.get(name, name), "path": name} for name in secret_files(settings.planned)]
 
 
 def _guard_container(settings: Settings) -> dict[str, Any]:
@@ -165,7 +163,7 @@ def files(settings: Settings) -> dict[str, str]:
     made = {
         f"{settings.name}.yaml": documents(server_objects(settings)),
         "guard.yaml": documents(objects(settings)),
-        "plimsoll.toml": guard_config.for_kubernetes(settings, SECRETS),
+        "plimsoll.toml": kubernetes_guard_config(settings, SECRETS),
         "kustomization.yaml": yaml_of(_kustomization(settings)),
     }
     return {f"kubernetes/{path}": text for path, text in made.items()}
@@ -195,7 +193,7 @@ def _names(settings: Settings) -> dict[str, Any]:
         "# Each pod keeps its name also while it is not ready: guard and Prometheus look at it then, too.": None,
         "publishNotReadyAddresses": True,
         "selector": labels(settings.name),
-        "ports": [{"name": "http", "port": launched(settings).port}],
+        "ports": [{"name": "http", "port": settings.planned.port}],
     }
     return {"apiVersion": "v1", "kind": "Service", **meta(settings.name, settings), "spec": spec}
 
@@ -232,7 +230,7 @@ def _cache_gib(settings: Settings) -> int:
 
 
 def _pod(settings: Settings) -> dict[str, Any]:
-    command, timers = launched(settings), settings.timers
+    command, timers = settings.planned, settings.timers
     volumes: list[dict[str, Any]] = [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "16Gi"}}]
     if command.has_gate:
         item = {"key": "gate.token", "path": "gate.token"}
@@ -256,7 +254,7 @@ def _pod(settings: Settings) -> dict[str, Any]:
 
 
 def _container(settings: Settings) -> dict[str, Any]:
-    command = launched(settings)
+    command = settings.planned
     mounts: list[dict[str, Any]] = [{"name": "cache", "mountPath": "/root/.cache"}, {"name": "shm", "mountPath": "/dev/shm"}]  # noqa: S108
     environment: list[dict[str, Any]] = [
         {"name": name, "value": for_pod(value)} for name, value in container_environment(command, settings.wheel)
@@ -290,7 +288,7 @@ def _container(settings: Settings) -> dict[str, Any]:
 
 
 def _probes(settings: Settings) -> dict[str, Any]:
-    command, start_s = launched(settings), settings.timers.start_s
+    command, start_s = settings.planned, settings.timers.start_s
     health = {"httpGet": {"path": "/health", "port": "http"}}
     return {
         f"# {start_s} s to load the weights, to compile and to capture graphs.": None,
@@ -366,7 +364,7 @@ def _ingress(settings: Settings) -> dict[str, Any]:
 
 
 def _kustomization(settings: Settings) -> dict[str, Any]:
-    command = launched(settings)
+    command = settings.planned
     made: list[dict[str, Any]] = [
         {"name": "plimsoll-guard", "namespace": settings.namespace, "files": ["plimsoll.toml", "plan.json"]}
     ]

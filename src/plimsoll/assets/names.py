@@ -1,9 +1,12 @@
-"""The metrics that rules and panels ask for, as this vLLM release, plimsoll.inside and guard call them."""
+"""Metrics as this vLLM release, plimsoll.inside and guard name them: selectors for rules and panels, series for their tests."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
 
 from plimsoll.assets.settings import Settings
 from plimsoll.vllm.metrics import resolve
@@ -23,11 +26,43 @@ CONDITIONAL: Mapping[str, str] = {
     "plimsoll_guard_look_failures_total": "once a look has brought nothing",
     "plimsoll_guard_": "guard",
     "plimsoll_": "the gate",
-    "process_": "one API server: with several, vLLM shows no figures of a process",
+    "process_": "one API server: with several, vLLM shows no metrics of a process",
     "http_requests_total": "once a request of that outcome was answered",
     "ALERTS": "while an alert is pending or fires",
 }
 """What is not on every page, by the beginning of its name, and what it takes; the first that fits counts."""
+
+
+# The engine, the second engine and the guard of the test cases.
+INSTANCE, OTHER_INSTANCE, GUARD_INSTANCE = "10.0.0.1:8000", "10.0.0.2:8000", "10.0.0.9:9790"
+MODEL = "a-model"
+GUARD_AT = {"job": GUARD_JOB, "instance": GUARD_INSTANCE}
+_OWN = {"engine": "0", "model_name": MODEL, "worker": "0", "reason": "draining"}
+_WORKER = ("engine", "worker")
+# Metrics on the page that are not vLLM's own.
+_PLAIN: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "up": ("up", ()),
+    "start_time": ("process_start_time_seconds", ()),
+    "resident": ("process_resident_memory_bytes", ()),
+    "wedged": ("plimsoll_engine_wedged", ()),
+    "ready": ("plimsoll_ready", ()),
+    "not_ready": ("plimsoll_not_ready", ("reason",)),
+    "expected_wait": ("plimsoll_expected_wait_seconds", ()),
+    "allocated": ("plimsoll_torch_allocated_bytes", _WORKER),
+    "reserved": ("plimsoll_torch_reserved_bytes", _WORKER),
+    "releasable": ("plimsoll_torch_releasable_bytes", _WORKER),
+    "unreleasable": ("plimsoll_torch_unreleasable_bytes", _WORKER),
+    "retries": ("plimsoll_torch_num_alloc_retries_total", _WORKER),
+    "device_free": ("plimsoll_device_free_bytes", _WORKER),
+    "device_total": ("plimsoll_device_total_bytes", _WORKER),
+    "by_others": ("plimsoll_device_used_by_others_bytes", _WORKER),
+    "worker_resident": ("plimsoll_worker_resident_bytes", _WORKER),
+    "contained": ("plimsoll_survive_contained_total", ()),
+    "limping": ("plimsoll_survive_limping", ()),
+    "storm": ("plimsoll_survive_storm", ()),
+}
+_BY_ENGINE = {"age": "plimsoll_guard_look_age_seconds", "held": "plimsoll_guard_needs_a_person"}
+_VLLM = {"steps": "step_tokens", "awake": "sleep_state", "weights_offloaded": "sleep_state"}
 
 
 class Names:
@@ -37,21 +72,21 @@ class Names:
         self.job = settings.job
         self.engine = engine_named(settings.vllm)
 
-    def has(self, figure: str) -> bool:
+    def has(self, metric: str) -> bool:
         """Whether this release shows it without being asked."""
-        found = resolve(figure, self.engine)
+        found = resolve(metric, self.engine)
         return found is not None and found.is_exact and found.shown == "always"
 
-    def vllm(self, figure: str, suffix: str = "", **matchers: str) -> str:
-        """One of vLLM's figures by our name (vllm/metrics.py)."""
-        found = resolve(figure, self.engine)
-        assert found is not None, f"vLLM {self.engine} has no {figure}"
-        assert found.is_exact, f"vLLM {self.engine} has only a relative of {figure}"
+    def vllm(self, metric: str, suffix: str = "", **matchers: str) -> str:
+        """One of vLLM's metrics by our name (vllm/metrics.py)."""
+        found = resolve(metric, self.engine)
+        assert found is not None, f"vLLM {self.engine} has no {metric}"
+        assert found.is_exact, f"vLLM {self.engine} has only a relative of {metric}"
         return self.of(found.exposition + suffix, **matchers)
 
-    def exposition(self, figure: str) -> str:
-        """The bare name of one of vLLM's figures."""
-        return self.vllm(figure).partition("{")[0]
+    def exposition(self, metric: str) -> str:
+        """The bare name of one of vLLM's metrics."""
+        return self.vllm(metric).partition("{")[0]
 
     def of(self, name: str, **matchers: str) -> str:
         """Any metric on the engine's page."""
@@ -60,6 +95,45 @@ class Names:
     def guard(self, name: str, **matchers: str) -> str:
         """One of guard's own."""
         return select(f"plimsoll_guard_{name}", job=GUARD_JOB, **matchers)
+
+    def here(self, *labels: str) -> dict[str, str]:
+        """Labels of the engine that the test cases are about."""
+        return {"job": self.job, "instance": INSTANCE} | {label: _OWN[label] for label in labels}
+
+    def page(self, **values: str) -> dict[str, str]:
+        """Series of that engine, by metric."""
+        return {series: text for metric, text in values.items() if (series := self.series(metric, self.here()))}
+
+    def other(self, metric: str) -> str:
+        """The same metric of a second engine of the same job."""
+        return self.series(metric, {"job": self.job, "instance": OTHER_INSTANCE})
+
+    def series(self, metric: str, where: Mapping[str, str]) -> str:
+        """The series of a metric on an engine's page; empty if this release does not have it."""
+        if metric in _PLAIN:
+            name, labels = _PLAIN[metric]
+            return select(name, **where, **{label: _OWN[label] for label in labels})
+        if metric.startswith("http_"):
+            return select("http_requests_total", **where, handler="/v1/completions", status=metric.removeprefix("http_"))
+        own = {**where, "engine": _OWN["engine"], "model_name": MODEL}
+        name, suffix = _VLLM.get(metric, metric), ""
+        if metric == "success":
+            own["finished_reason"] = "stop"
+        elif name == "sleep_state":
+            own["sleep_state"] = metric
+        elif metric == "steps":
+            suffix = "_count"
+        elif metric.startswith("ttft_"):
+            name, suffix = "ttft", "_count" if metric == "ttft_count" else "_bucket"
+            if suffix == "_bucket":
+                own["le"] = metric.removeprefix("ttft_le_")
+        return select(self.exposition(name) + suffix, **own) if self.has(name) else ""
+
+    def recorded(self, shape: str, where: Mapping[str, str]) -> dict[str, str]:
+        """All series of a recording, as this release names them."""
+        series = _recordings()[shape]["series"]
+        assert isinstance(series, dict)
+        return {name: values for metric, values in series.items() if (name := self.series(metric, where))}
 
 
 def select(name: str, **matchers: str) -> str:
@@ -82,3 +156,38 @@ def span(seconds: float) -> str:
         if whole and whole % size == 0:
             return f"{whole // size}{unit}"
     return f"{whole}s"
+
+
+def of_rank(rank: str, series: Mapping[str, str]) -> dict[str, str]:
+    """The same series of another rank of the same engine (data parallelism)."""
+    return {name.replace('engine="0"', f'engine="{rank}"'): values for name, values in series.items()}
+
+
+def guard_page(at: str = "", **values: str) -> dict[str, str]:
+    """Series of guard's page: `up`, `trouble`, `age_ENGINE`, `held_ENGINE`, or `ENGINE_CONDITION`; `at` is another job."""
+    job = at or GUARD_JOB
+    series: dict[str, str] = {}
+    for metric, text in values.items():
+        first, _, second = metric.partition("_")
+        where = {"job": job, "instance": GUARD_INSTANCE}
+        if metric == "up":
+            series[select("up", **where)] = text
+        elif metric == "trouble":
+            series[select("plimsoll_guard_trouble", **where, what="webhook")] = text
+        elif first in _BY_ENGINE:
+            series[select(_BY_ENGINE[first], **where, engine=second)] = text
+        else:
+            series[select("plimsoll_guard_condition", **where, engine=first, condition=second)] = text
+    return series
+
+
+@cache
+def _recordings() -> Mapping[str, Mapping[str, object]]:
+    text = files("plimsoll.assets").joinpath("data/shapes.json").read_text(encoding="utf-8")
+    recordings: Mapping[str, Mapping[str, object]] = json.loads(text)
+    return recordings
+
+
+def about(shape: str) -> str:
+    """The sentence that describes a recording."""
+    return str(_recordings()[shape]["about"])

@@ -113,6 +113,12 @@ class Settings:
     file that takes comments; a dashboard has them in its description."""
 
     @property
+    def planned(self) -> Command:
+        """The command of settings that have one: launch files are made from a plan alone."""
+        assert self.command is not None
+        return self.command
+
+    @property
     def job(self) -> str:
         """The job by which rules find the engines."""
         return self.own_job or self.name

@@ -24,17 +24,34 @@ Read on: docs/assets.md, docs/launch.md, docs/monitoring.md
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
+import shlex
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+import plimsoll
+from plimsoll.assets.files import MANIFEST, decide, differences, manifest, read_there, recorded_in, remove_files, write_files
+from plimsoll.assets.inside_wheel import make_wheel, wheel_name
+from plimsoll.assets.launch import WAYS, launch_files
+from plimsoll.assets.launch_command import facts_of, planned_line, ready, release_of, why_it_does_not_fit
+from plimsoll.assets.monitoring import monitoring_files
+from plimsoll.assets.settings import Settings, Slo
+from plimsoll.assets.texts import headed
 from plimsoll.errors import BadInput, Found
+from plimsoll.launch.arguments import launches_named
 from plimsoll.launch.options import Split, split_options
+from plimsoll.models.folders import parse_json, read_json
+from plimsoll.plan.read import installed_vllm
+from plimsoll.redaction import redact_words
+from plimsoll.render import assets as report
 from plimsoll.render.terminal import show
-
-if TYPE_CHECKING:
-    from plimsoll.assets.settings import Settings, Slo
-    from plimsoll.vllm.versions import Engine
+from plimsoll.vllm.extension_points import OLDEST
+from plimsoll.vllm.flags import is_before
+from plimsoll.vllm.versions import Engine, engine_named
 
 WHAT = ("systemd", "compose", "kubernetes", "monitoring")
 PLAN_MAX_BYTES = 16 << 20
@@ -75,10 +92,6 @@ def _folder(options: Split) -> str:
 def _plan(options: Split) -> Mapping[str, Any] | None:
     if "--plan" not in options.values:
         return None
-    from pathlib import Path
-
-    from plimsoll.models.folders import parse_json, read_json
-
     path = options.values["--plan"]
     if path == "-" and sys.stdin is None:
         raise BadInput("--plan -: there is no standard input")
@@ -118,22 +131,12 @@ def _ways(options: Split, *, has_plan: bool) -> tuple[str, ...]:
 
 def _settings(options: Split, plan: Mapping[str, Any] | None) -> tuple[Settings, tuple[str, ...]]:
     """What every file is made from, and what should be known of it."""
-    from plimsoll.assets.settings import Settings
-    from plimsoll.vllm.versions import engine_named
-
     slo, job = _slo(options.values.get("--slo")), _job(options.values.get("--job"))
     asked = options.values.get("--vllm")
     if plan is None:
-        from plimsoll.plan.read import installed_vllm
-
         engine = _not_too_old(engine_named(asked or installed_vllm()))
         settings = Settings(engine.release, slo=slo, own_job=job, made_by=_made_by(options, engine.release, None, None))
         return settings, (engine.note,) if engine.note else ()
-    from plimsoll.assets.inside_wheel import wheel_name
-    from plimsoll.assets.launch_command import ready
-    from plimsoll.assets.launched import facts_of, planned_line, release_of, why_it_does_not_fit
-    from plimsoll.launch.arguments import launches_named
-
     name = options.values["--plan"]
     facts = facts_of(plan, name)
     engine = _not_too_old(engine_named(release_of(plan, name), f"{name}:"))
@@ -169,9 +172,6 @@ def _doubts(plan: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _not_too_old(engine: Engine) -> Engine:
     """The same engine; BadInput for one from before vLLM's present engine and metrics."""
-    from plimsoll.vllm.extension_points import OLDEST
-    from plimsoll.vllm.flags import is_before
-
     if is_before(engine.release, OLDEST):
         raise BadInput(f"files are made for vLLM {OLDEST} and newer, not for {engine}")
     return engine
@@ -179,10 +179,6 @@ def _not_too_old(engine: Engine) -> Engine:
 
 def _slo(text: str | None) -> Slo:
     """`ttft=2s,tpot=50ms`."""
-    import re
-
-    from plimsoll.assets.settings import Slo
-
     found: dict[str, float] = {}
     for part in (text or "").split(",") if text is not None else ():
         match = re.fullmatch(r"\s*(ttft|tpot)\s*=\s*(\d{1,6}(?:\.\d{1,6})?)\s*(ms|s)\s*", part)
@@ -194,8 +190,6 @@ def _slo(text: str | None) -> Slo:
 
 def _job(text: str | None) -> str:
     """A job's name as Prometheus's own configuration or an operator of Kubernetes gives it."""
-    import re
-
     if text is not None and not re.fullmatch(r"[A-Za-z0-9_][\w.:/\-]{0,199}", text):
         raise BadInput(f"--job {text[:40]!r}: it is the name of a job in Prometheus: letters, digits and _ . : / -")
     return text or ""
@@ -203,13 +197,6 @@ def _job(text: str | None) -> str:
 
 def _made_by(options: Split, release: str, plan: Mapping[str, Any] | None, line: str | None) -> tuple[str, ...]:
     """Which plan, version and command: without the folder and the switches, which change no byte."""
-    import hashlib
-    import json
-    import shlex
-
-    import plimsoll
-    from plimsoll.redaction import redact_words
-
     words = ["plimsoll", "assets", "OUT_DIR"]
     for name in ("--plan", "--vllm", "--slo", "--job"):
         if name in options.values:
@@ -225,14 +212,9 @@ def _made_by(options: Split, release: str, plan: Mapping[str, Any] | None, line:
 
 def _wanted(settings: Settings, plan: Mapping[str, Any] | None, ways: tuple[str, ...]) -> dict[str, bytes]:
     """Every file for these ways, by its path in the folder."""
-    from plimsoll.assets.launch import WAYS, launch_files
-    from plimsoll.assets.texts import headed
-
     texts: dict[str, str] = {}
     launched = [way for way in ways if way in WAYS]
     if "monitoring" in ways or "kubernetes" in ways:
-        from plimsoll.assets.monitoring import monitoring_files
-
         texts |= monitoring_files(settings)
     texts |= launch_files(settings, launched)
     wanted = {
@@ -245,10 +227,6 @@ def _wanted(settings: Settings, plan: Mapping[str, Any] | None, ways: tuple[str,
 
 def _beside(settings: Settings, plan: Mapping[str, Any], launched: list[str]) -> dict[str, bytes]:
     """The plan that guard compares a start with, and the wheel of plimsoll.inside."""
-    import json
-
-    from plimsoll.assets.inside_wheel import make_wheel
-
     text = json.dumps(plan, indent=2, ensure_ascii=False).encode() + b"\n"
     made = {f"{way}/plan.json": text for way in launched}
     if settings.command is not None and settings.command.has_gate:
@@ -260,10 +238,6 @@ def _beside(settings: Settings, plan: Mapping[str, Any], launched: list[str]) ->
 def _carry_out(
     options: Split, folder: str, settings: Settings, wanted: dict[str, bytes], ways: tuple[str, ...], notes: tuple[str, ...]
 ) -> int:
-    from plimsoll.assets.changes import MANIFEST, decide, differences, manifest, recorded_in
-    from plimsoll.assets.files import read_there, remove_files, write_files
-    from plimsoll.render import assets as report
-
     known = recorded_in(read_there(folder, [MANIFEST]).get(MANIFEST))
     recorded = {path: sha for path, sha in known.items() if path.partition("/")[0] in ways}
     there = read_there(folder, {**wanted, **recorded})

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from plimsoll.assets.changes import Changes
+from plimsoll.assets.files import Changes
 from plimsoll.render.flags import clean
 from plimsoll.render.terminal import wrapped
 
