@@ -54,7 +54,7 @@ def _sick_card(names: Names) -> Alert:
                 labels=({**GUARD_AT, "engine": "a", "condition": "card"},),
                 series=guard_page(a_card="0x39 1x79", b_storm="1x119")),
             Case("nothing is known of the card", silent="5m 25m", series=guard_page(up="1x119", a_card="_x120")),
-            Case("every other condition is true", silent="5m 25m", series=guard_page(a_card="0x119", a_storm="1x119")),
+            Case("every other condition holds", silent="5m 25m", series=guard_page(a_card="0x119", a_storm="1x119")),
         ),
     )  # fmt: skip
 
@@ -73,7 +73,7 @@ def _bad_answers(names: Names) -> Alert:
             Case("no text, late, and another condition", fires="13m", silent="9m 11m30s",
                 labels=({**GUARD_AT, "engine": "a", "condition": "garbage"}, {**GUARD_AT, "engine": "b", "condition": "slow"}),
                 series=guard_page(a_garbage="0x39 1x79", b_slow="0x39 1x79", c_storm="1x119")),
-            Case("no canary request is made", silent="5m 25m",
+            Case("no test request is made", silent="5m 25m",
                 series=guard_page(up="1x119", a_garbage="_x120", a_slow="_x120")),
             Case("for a minute", silent="11m 13m", series=guard_page(a_slow="0x39 1x3 0x75")),
         ),
@@ -170,7 +170,7 @@ def _engine_wedged(names: Names, bounds: Thresholds) -> Alert:
                 labels=({**names.here("engine", "model_name"), "engine": "1"},),
                 series={**names.page(running="4x99", waiting="0x99", steps="0+50x99"),
                     **of_rank("1", names.page(running="3x99", waiting="0x99", steps="0+50x39 1950x59"))}),
-            Case("the gate's canary request got no answer while nothing showed", shape="burst", fires="19m", silent="14m 17m",
+            Case("the gate's test request got no answer while nothing showed", shape="burst", fires="19m", silent="14m 17m",
                 labels=(names.here(),), series=names.page(wedged="0x59 1x59")),
             Case("guard has proved one stuck, and one that is idle; what it knows of other conditions is not meant",
                 fires="14m", silent="9m 12m",
