@@ -23,7 +23,7 @@ from lab.marked import placed
 from plimsoll.doctor.read.text import read_log
 from plimsoll.doctor.rules.diagnose import diagnose
 from plimsoll.doctor.rules.log_text import Log
-from plimsoll.doctor.rules.story import read_story
+from plimsoll.doctor.rules.timeline import read_story
 from plimsoll.vllm.failure_texts import TEXTS, Text
 
 ROOT = Path(__file__).parents[1]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from plimsoll.doctor.rules.complaints import Complaint, OutOfMemory
+from plimsoll.doctor.rules.symptoms import Complaint, OutOfMemory
 from plimsoll.doctor.rules.facts import Case, LogFacts, PlanSays
-from plimsoll.doctor.rules.story import Frame, Progress, Raised, Step
+from plimsoll.doctor.rules.timeline import Frame, Progress, Raised, Step
 from plimsoll.findings import Code
 from plimsoll.vllm.failure_texts import TEXTS
 from plimsoll.vllm.log_lines import Measured

@@ -29,7 +29,7 @@ from typing import Any
 
 import pytest
 
-from plimsoll.doctor.rules.complaints import parse_oom
+from plimsoll.doctor.rules.symptoms import parse_oom
 from plimsoll.doctor.rules.diagnose_log import diagnose_log
 from plimsoll.standin.memory import Memory, MemorySizes, OutOfMemory
 from plimsoll.vllm.log_lines import log_line

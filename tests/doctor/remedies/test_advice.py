@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.doctor.remedies.choose import finding_of
-from plimsoll.doctor.rules.complaints import OutOfMemory, parse_oom
+from plimsoll.doctor.rules.symptoms import OutOfMemory, parse_oom
 from plimsoll.doctor.rules.facts import Case, PlanSays
-from plimsoll.doctor.rules.story import Frame
+from plimsoll.doctor.rules.timeline import Frame
 from plimsoll.findings import Code, Evidence, Finding, Severity
 from plimsoll.plan.advise import Advice
 from plimsoll.units import GIB, MIB

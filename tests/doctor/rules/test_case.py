@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plimsoll.doctor.rules.complaints import OutOfMemory
+from plimsoll.doctor.rules.symptoms import OutOfMemory
 from plimsoll.doctor.rules.facts import (
     Case,
     PlanSays,

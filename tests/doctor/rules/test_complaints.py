@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from plimsoll.doctor.rules.complaints import Complaint, complaints_in, is_consequence
-from plimsoll.doctor.rules.story import Hit, Raised, raised_in, read_story
+from plimsoll.doctor.rules.symptoms import Complaint, complaints_in, is_consequence
+from plimsoll.doctor.rules.timeline import Hit, Raised, raised_in, read_story
 from plimsoll.findings import Code
 from tests.doctor.log_maker import (
     ARGS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from plimsoll.doctor.rules.contained import ContainedLines, read_contained
-from plimsoll.doctor.rules.story import read_story
+from plimsoll.doctor.rules.timeline import read_story
 from plimsoll.units import GIB
 from tests.doctor.contained_logs import ABORTED, ARMED, CANNOT, GAVE_UP, GREW, NUMBERS, STORM, contained, core, prompt
 from tests.doctor.log_maker import STARTED, log

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 
-from plimsoll.doctor.rules.complaints import OutOfMemory
+from plimsoll.doctor.rules.symptoms import OutOfMemory
 from plimsoll.doctor.rules.facts import MOST_PROCESSES, LogFacts, facts_of, oom_facts
 from plimsoll.doctor.rules.log_text import Line, Log
-from plimsoll.doctor.rules.story import Progress, read_story
+from plimsoll.doctor.rules.timeline import Progress, read_story
 from plimsoll.units import GIB
 from tests.doctor.pasted_text import pasted, scrambled
 

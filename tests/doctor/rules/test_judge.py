@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from plimsoll.doctor.rules.judge import Verdict, judge
-from plimsoll.doctor.rules.story import read_story
+from plimsoll.doctor.rules.root_cause import Verdict, judge
+from plimsoll.doctor.rules.timeline import read_story
 from plimsoll.findings import Code
 from tests.doctor.log_maker import (
     ARGS,

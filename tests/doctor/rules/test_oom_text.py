@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.doctor.rules.complaints import MOST_PROCESSES, OutOfMemory, parse_oom
+from plimsoll.doctor.rules.symptoms import MOST_PROCESSES, OutOfMemory, parse_oom
 from plimsoll.units import GIB, KIB, MIB
 
 NEWEST = (

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.doctor.rules.story import CODES, RUNTIME, Frame, Progress, hinted_by_torch, step_of_frames, step_of_progress
+from plimsoll.doctor.rules.timeline import CODES, RUNTIME, Frame, Progress, hinted_by_torch, step_of_frames, step_of_progress
 from plimsoll.findings import Code
 from plimsoll.vllm.failure_texts import STEP_FRAMES, seen_in
 from tests.each import each

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plimsoll.doctor.rules.story import MILESTONES, Progress, Story, read_story
+from plimsoll.doctor.rules.timeline import MILESTONES, Progress, Story, read_story
 from tests.doctor.log_maker import (
     ARGS,
     CAPTURED,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from plimsoll.doctor.rules.story import MOST_FRAMES, Frame, Raised, raised_in
+from plimsoll.doctor.rules.timeline import MOST_FRAMES, Frame, Raised, raised_in
 from tests.doctor.log_maker import OOM, log, traceback
 
 PROFILE = ("v1/engine/core.py:run_engine_core", "v1/worker/gpu_worker.py:profile_run")

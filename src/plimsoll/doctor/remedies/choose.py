@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from plimsoll.doctor.remedies import runtime, start
 from plimsoll.doctor.rules.facts import BY_HAND, Case, Explained, asked, gib, lower_utilization, setting, smaller_cache, unique
-from plimsoll.doctor.rules.story import Progress, Raised
+from plimsoll.doctor.rules.timeline import Progress, Raised
 from plimsoll.findings import Code, Evidence, Finding, Remedy, Severity
 from plimsoll.units import GIB, MIB, format_count
 

@@ -15,10 +15,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
-from plimsoll.doctor.rules.complaints import Complaint, OutOfMemory, parse_oom, parse_size
+from plimsoll.doctor.rules.symptoms import Complaint, OutOfMemory, parse_oom, parse_size
 from plimsoll.doctor.rules.facts import Case, LogFacts, gib, more_room
 from plimsoll.doctor.rules.log_text import Line
-from plimsoll.doctor.rules.story import FOLLOWING, Hit, Raised, Story
+from plimsoll.doctor.rules.timeline import FOLLOWING, Hit, Raised, Story
 from plimsoll.findings import Code, Evidence, Finding, Remedy, Severity
 from plimsoll.units import GIB, MIB, format_count, format_gib
 from plimsoll.vllm.failure_texts import Role

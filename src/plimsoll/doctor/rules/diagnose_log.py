@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from plimsoll.doctor.remedies.choose import finding_of
-from plimsoll.doctor.rules.complaints import Complaint
+from plimsoll.doctor.rules.symptoms import Complaint
 from plimsoll.doctor.rules.contained import (
     ContainedLines,
     finding_of_contained,
@@ -17,9 +17,9 @@ from plimsoll.doctor.rules.contained import (
     without_contained,
 )
 from plimsoll.doctor.rules.facts import Case, LogFacts, PlanSays, facts_of, oom_facts, without_values
-from plimsoll.doctor.rules.judge import Verdict, judge, spans_of_servers
+from plimsoll.doctor.rules.root_cause import Verdict, judge, spans_of_servers
 from plimsoll.doctor.rules.log_text import Line, Log, kinds_in, without_quotes
-from plimsoll.doctor.rules.story import Hit, Progress, Story, read_story
+from plimsoll.doctor.rules.timeline import Hit, Progress, Story, read_story
 from plimsoll.doctor.rules.trend_growth import is_full, matters
 from plimsoll.errors import printable
 from plimsoll.findings import Code, Evidence, Finding, Remedy, Severity

@@ -9,9 +9,9 @@ from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
-from plimsoll.doctor.rules.complaints import Complaint, OutOfMemory
+from plimsoll.doctor.rules.symptoms import Complaint, OutOfMemory
 from plimsoll.doctor.rules.log_text import Line
-from plimsoll.doctor.rules.story import Life, Progress, Story
+from plimsoll.doctor.rules.timeline import Life, Progress, Story
 from plimsoll.findings import Remedy
 from plimsoll.redaction import REDACTED, redact_value
 from plimsoll.units import GIB, MIB, format_gib

@@ -11,9 +11,9 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from plimsoll.doctor.rules.complaints import Complaint, complaints_in
+from plimsoll.doctor.rules.symptoms import Complaint, complaints_in
 from plimsoll.doctor.rules.log_text import Line
-from plimsoll.doctor.rules.story import FOLLOWING, Hit, Life, Progress, Raised, Story
+from plimsoll.doctor.rules.timeline import FOLLOWING, Hit, Life, Progress, Raised, Story
 from plimsoll.findings import Code
 from plimsoll.vllm.failure_texts import Role
 

@@ -11,7 +11,7 @@ from heapq import nsmallest
 from itertools import islice
 from typing import NamedTuple
 
-from plimsoll.doctor.rules.story import (
+from plimsoll.doctor.rules.timeline import (
     CODES,
     FOLLOWING,
     RUNTIME,
