@@ -23,7 +23,7 @@ from lab.marked import placed
 from plimsoll.doctor.read.text import read_log
 from plimsoll.doctor.rules.diagnose import diagnose
 from plimsoll.doctor.rules.log_text import Log
-from plimsoll.doctor.rules.timeline import read_story
+from plimsoll.doctor.rules.timeline import read_timeline
 from plimsoll.vllm.failure_texts import TEXTS, Text
 
 ROOT = Path(__file__).parents[1]
@@ -115,8 +115,8 @@ def judged(labelled: Labelled, log: Log, texts: Sequence[Text]) -> Scored:
 
 def left_out(logs: Sequence[tuple[Labelled, Log]], source: str, *, strictly: bool) -> list[Text]:
     """The texts that stay when what one source alone taught is forgotten."""
-    elsewhere = {hit.text.name for labelled, log in logs if labelled.source != source for hit in read_story(log).hits}
-    here = {hit.text.name for labelled, log in logs if labelled.source == source for hit in read_story(log).hits}
+    elsewhere = {hit.text.name for labelled, log in logs if labelled.source != source for hit in read_timeline(log).hits}
+    here = {hit.text.name for labelled, log in logs if labelled.source == source for hit in read_timeline(log).hits}
     alone = here - elsewhere
     return [text for text in TEXTS if text.name not in alone or text.seen_in() or not (strictly or _is_nobodys(text))]
 

@@ -6,7 +6,7 @@ import pytest
 
 from plimsoll.assets.alert import Thresholds, thresholds_of
 from plimsoll.assets.settings import Settings
-from plimsoll.doctor.rules.trend_growth import matters, share_done_twice
+from plimsoll.doctor.rules.trend_growth import matters, recomputed_share
 from plimsoll.guard.judge.load import RISES
 from plimsoll.guard.judge.policy import Policy
 from tests.assets.watched import PLAN, PLANNED
@@ -37,7 +37,7 @@ def test_a_queue_matters_to_both_from_the_same_length_on() -> None:
 def test_the_share_done_twice_is_guards_in_fewer_terms() -> None:
     """Preemptions x mean length over all that was computed is preemptions over preemptions and requests that ended."""
     for preempted, ended, tokens in ((10, 90, 70_000), (3, 400, 1e6), (50, 1, 12)):
-        theirs = share_done_twice(preempted, tokens, tokens / ended)
+        theirs = recomputed_share(preempted, tokens, tokens / ended)
         assert theirs == pytest.approx(preempted / (preempted + ended))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from plimsoll.cli.main import main
-from plimsoll.doctor.rules.symptoms import NEIGHBOUR_MATTERS_BYTES, NEIGHBOUR_MATTERS_SHARE
+from plimsoll.doctor.rules.root_cause import NEIGHBOUR_MATTERS_BYTES, NEIGHBOUR_MATTERS_SHARE
 from plimsoll.doctor.rules.trend_growth import FULL, ROOM, SEVERE_STORM, STORM
 from plimsoll.doctor.rules.trends import GPU_LEAST, HOST_LEAST, STUCK_RANGE_S
 from plimsoll.findings import Code

@@ -6,13 +6,13 @@ from textwrap import dedent
 
 from hypothesis import strategies as st
 
-from plimsoll.doctor.rules.log_text import Line, Log
+from plimsoll.doctor.rules.log_text import Log, LogLine
 
 
 def pasted(text: str, source: str = "pasted.txt") -> Log:
     """The text as a log, its common indentation taken off."""
     lines = dedent(text).strip("\n").split("\n")
-    return Log(source, [Line(number, "", "", None, line) for number, line in enumerate(lines, 1)])
+    return Log(source, [LogLine(number, "", "", None, line) for number, line in enumerate(lines, 1)])
 
 
 def scrambled(*texts: str) -> st.SearchStrategy[Log]:

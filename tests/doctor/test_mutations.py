@@ -19,24 +19,24 @@ PREFIX = re.compile(rb"^\([^)]{1,80}pid=[^)]{1,40}\) ?(?:(?:DEBUG|INFO|WARNING|E
 ALL = [one for one in labelled() if one.codes or one.path.parent.name != "vllm-0.25.1-h200-proof"]
 HEALTHY = next(one for one in ALL if one.name == "0.25.1-healthy").data().split(b"\n")[:60]
 
-Lines = list[bytes]
-Mutation = Callable[[Lines, random.Random], Lines]
+LineSplitter = list[bytes]
+Mutation = Callable[[LineSplitter, random.Random], LineSplitter]
 
 
-def _without_head(lines: Lines, dice: random.Random) -> Lines:
+def _without_head(lines: LineSplitter, dice: random.Random) -> LineSplitter:
     return lines[dice.randrange(len(lines)) :]
 
 
-def _without_tail(lines: Lines, dice: random.Random) -> Lines:
+def _without_tail(lines: LineSplitter, dice: random.Random) -> LineSplitter:
     return lines[: dice.randrange(1, len(lines) + 1)]
 
 
-def _thinned(lines: Lines, dice: random.Random) -> Lines:
+def _thinned(lines: LineSplitter, dice: random.Random) -> LineSplitter:
     lost = dice.choice((0.02, 0.1, 0.3, 0.6))
     return [line for line in lines if dice.random() > lost]
 
 
-def _mixed(lines: Lines, dice: random.Random) -> Lines:
+def _mixed(lines: LineSplitter, dice: random.Random) -> LineSplitter:
     """With a healthy server's lines, each in its own order."""
     mine, others, mixed = list(lines), list(HEALTHY), []
     while mine or others:
@@ -46,12 +46,12 @@ def _mixed(lines: Lines, dice: random.Random) -> Lines:
     return mixed
 
 
-def _stripped(lines: Lines, dice: random.Random) -> Lines:
+def _stripped(lines: LineSplitter, dice: random.Random) -> LineSplitter:
     share = dice.random()
     return [PREFIX.sub(b"", line) if dice.random() < share else line for line in lines]
 
 
-def _carriage_returns(lines: Lines, _: random.Random) -> Lines:
+def _carriage_returns(lines: LineSplitter, _: random.Random) -> LineSplitter:
     return [line + b"\r" for line in lines]
 
 
@@ -79,7 +79,7 @@ def test_damage_never_turns_the_answer_round(one: Labelled) -> None:
             pytest.fail(f"{mutation.__name__}, number {number}: {found.memory_failure}, {found.findings[:1]}")
 
 
-def _is_still_well(one: Labelled, damaged: Lines, said: bool | None) -> bool:
+def _is_still_well(one: Labelled, damaged: LineSplitter, said: bool | None) -> bool:
     """Whether nothing that is left shows the failure: no error, no traceback, no cache that is known to be full.
 
     Whether a cache is full below 95 % depends on --max-num-seqs: without the line of arguments it is not known.
@@ -93,7 +93,7 @@ def _is_still_well(one: Labelled, damaged: Lines, said: bool | None) -> bool:
     return one.memory == (True,) and said is False and not any(telling.search(line) for line in left)
 
 
-def _is_unsigned(damaged: Lines) -> bool:
+def _is_unsigned(damaged: LineSplitter) -> bool:
     """Whether containment's lines have all lost the engine core's name that others keep: anybody may have written them."""
     told = [line for line in damaged if b"survive: contained failure" in line or b"survive: aborted request" in line]
     return not any(line.startswith(b"(EngineCore") for line in told) and any(

@@ -10,7 +10,7 @@ from typing import Any
 
 from prometheus_client import REGISTRY, generate_latest
 
-from plimsoll.doctor.rules.trend_growth import OUTSIDE
+from plimsoll.doctor.rules.trend_growth import EXTERNAL_METRICS
 from plimsoll.inside.faults import FAULTS
 from plimsoll.inside.meters import METERS, Meters
 from tests.inside.test_core import feed, made
@@ -42,7 +42,7 @@ def test_names_are_those_that_doctor_reads(tmp_path: Path) -> None:
     put_figures(tmp_path, allocator=ALLOCATOR)
     Meters(core).refresh()
     names = {name.partition("{")[0] for name in values()}
-    ours = {name for name in OUTSIDE if name.startswith("plimsoll_")}
+    ours = {name for name in EXTERNAL_METRICS if name.startswith("plimsoll_")}
     assert ours
     assert ours <= names
     assert values()[worker("plimsoll_torch_allocated_bytes")] == 1000

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.doctor.read.snapshots import read_snapshot
-from plimsoll.doctor.rules.snapshot_facts import FREE, Category, Named, device_facts
+from plimsoll.doctor.rules.snapshot_facts import FREE, BlockCategories, Category, device_facts
 from plimsoll.inside.allocator import LARGE_PAGE_BYTES, SMALL_PAGE_BYTES, WalkClock, walk
 
 CAPTURES = Path(__file__).parents[1] / "captures" / "vllm-0.25.1-h200-failures" / "snapshots"
@@ -39,7 +39,7 @@ def test_the_walk_agrees_with_the_doctor(path: Path) -> None:
     snapshot = read_snapshot(path)
     some = next(iter(Category))
     named = tuple(tuple(None if block.state == FREE else some for block in each.blocks) for each in snapshot.segments)
-    (facts,) = device_facts(snapshot, Named(named, frozenset()))
+    (facts,) = device_facts(snapshot, BlockCategories(named, frozenset()))
     found = walk(raw_segments(path), 0)
     assert found.reserved == facts.reserved
     assert found.active == facts.active

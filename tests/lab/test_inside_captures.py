@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.paired import loss_of
-from plimsoll.doctor.rules.trend_growth import OUTSIDE
+from plimsoll.doctor.rules.trend_growth import EXTERNAL_METRICS
 from plimsoll.inside.meters import METERS
 
 HOME = Path(__file__).parents[1] / "captures" / "vllm-0.25.1-h200-inside"
@@ -94,5 +94,5 @@ def test_the_page_recorded_there_has_the_metrics_of_today() -> None:
     page = (HOME / "metrics.txt").read_text(encoding="utf-8")
     named = set(re.findall(r"^(plimsoll_\w+?)(?:_total|_created)?(?:\{.*\})? ", page, re.MULTILINE))
     assert named <= {meter.name for meter in METERS}
-    for name in OUTSIDE:
+    for name in EXTERNAL_METRICS:
         assert not name.startswith("plimsoll_") or f"\n{name}{{" in page

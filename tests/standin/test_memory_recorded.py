@@ -29,8 +29,8 @@ from typing import Any
 
 import pytest
 
-from plimsoll.doctor.rules.symptoms import parse_oom
 from plimsoll.doctor.rules.diagnose_log import diagnose_log
+from plimsoll.doctor.rules.root_cause import parse_oom
 from plimsoll.standin.memory import Memory, MemorySizes, OutOfMemory
 from plimsoll.vllm.log_lines import log_line
 from tests.log_bytes import log_of_bytes

@@ -35,10 +35,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import plimsoll
-from plimsoll.doctor.read.bundle import Part, TextFile
-from plimsoll.doctor.read.inputs import Given, number
+from plimsoll.doctor.read.bundle import ArchivePart, TextFile
+from plimsoll.doctor.read.inputs import Inputs, number
 from plimsoll.doctor.rules.diagnose import Diagnosis
-from plimsoll.doctor.rules.facts import LogFacts, PlanSays, command_words
+from plimsoll.doctor.rules.facts import LogFacts, PlanFigures, command_words
 from plimsoll.doctor.rules.metrics import MetricsVerdict, judge_pages
 from plimsoll.errors import BadInput, PlimsollError, WorldFailed
 from plimsoll.findings import Code, Severity
@@ -97,11 +97,11 @@ def _check(options: Split) -> None:
 
 
 def _diagnose(options: Split) -> int:
-    from plimsoll.doctor.read.inputs import exit_code, gather
+    from plimsoll.doctor.read.inputs import exit_code, read_inputs
     from plimsoll.doctor.rules.diagnose import diagnose
     from plimsoll.render import doctor as report
 
-    given = gather(options)
+    given = read_inputs(options)
     planner = Planner(options)
     diagnosis = diagnose(given.logs, given.judged(), exit_code=exit_code(options), plan_for=planner)
     if planner.said is not None:
@@ -138,7 +138,7 @@ def schema() -> str:
 # `plimsoll doctor --bundle FILE`: one archive for a ticket, with secrets and users' text hidden.
 
 
-def bundle(options: Split, given: Given, diagnosis: Diagnosis, as_text: str) -> str:
+def bundle(options: Split, given: Inputs, diagnosis: Diagnosis, as_text: str) -> str:
     """Write it; returns the sentence that says so."""
     from plimsoll.doctor.read.bundle import write_bundle
 
@@ -160,24 +160,24 @@ def bundle(options: Split, given: Given, diagnosis: Diagnosis, as_text: str) -> 
     )
 
 
-def _parts(given: Given, diagnosis: Diagnosis, as_text: str) -> Iterator[Part]:
-    from plimsoll.doctor.read.machine import collect_here
+def _parts(given: Inputs, diagnosis: Diagnosis, as_text: str) -> Iterator[ArchivePart]:
+    from plimsoll.doctor.read.bundle import collect_here
     from plimsoll.render.doctor import as_json
 
-    yield Part("doctor.json", "json", "The findings and facts, schema plimsoll.doctor/1.", as_json(diagnosis).encode())
-    yield Part("report.txt", "text", "The same as a person reads it.", as_text.encode())
+    yield ArchivePart("doctor.json", "json", "The findings and facts, schema plimsoll.doctor/1.", as_json(diagnosis).encode())
+    yield ArchivePart("report.txt", "text", "The same as a person reads it.", as_text.encode())
     for log in given.logs:
         name = f"logs/{log.source.rpartition('/')[2] or 'log'}"
-        yield Part(name, "text", "A log or other text that was given.", TextFile(given.paths[log.source]))
+        yield ArchivePart(name, "text", "A log or other text that was given.", TextFile(given.paths[log.source]))
     for one in given.pages:
-        yield Part(
+        yield ArchivePart(
             f"metrics/{_flat(one.source.rpartition('/')[2])}-1.txt",
             "text",
             "A page of metrics.",
             "\n".join(_page(one.first)).encode(),
         )
         if one.second is not None:
-            yield Part(
+            yield ArchivePart(
                 f"metrics/{_flat(one.source.rpartition('/')[2])}-2.txt",
                 "text",
                 "The same a few seconds later.",
@@ -230,7 +230,7 @@ class Planner:
         self._options = options
         self.said: dict[str, object] | None = None
 
-    def __call__(self, facts: LogFacts) -> PlanSays | None:
+    def __call__(self, facts: LogFacts) -> PlanFigures | None:
         """The plan of this server's own command."""
         words = command_words(facts.flags)
         total = facts.measured.total_bytes
@@ -247,9 +247,9 @@ class Planner:
             return None
         from plimsoll.plan.read import card_of
 
-        return PlanSays(total_bytes=card_of(Split(card, frozenset(), (), None)).total_bytes)
+        return PlanFigures(total_bytes=card_of(Split(card, frozenset(), (), None)).total_bytes)
 
-    def _plan(self, words: list[str], facts: LogFacts, card: dict[str, str]) -> PlanSays:
+    def _plan(self, words: list[str], facts: LogFacts, card: dict[str, str]) -> PlanFigures:
         import os
 
         from plimsoll.plan.read import planned_of
@@ -258,7 +258,7 @@ class Planner:
         values = {**card, **({"--vllm": facts.version} if facts.version else {})}
         planned = planned_of(Split(values, frozenset(), (), tuple(words)))
         ledger = planned.ledger
-        says = PlanSays(
+        says = PlanFigures(
             ledger.weights.value, ledger.kv.value, ledger.slack.value, ledger.card.total_bytes, ledger.requested.value,
             planned.shape.vocab_size, tuple(planned.advice),
         )  # fmt: skip

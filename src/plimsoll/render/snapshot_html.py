@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from plimsoll.doctor.rules.snapshot import Growth, SnapshotVerdict
+from plimsoll.doctor.rules.snapshot import SnapshotGrowth, SnapshotVerdict
 from plimsoll.doctor.rules.snapshot_facts import (
     DEFAULT_POOL,
     Category,
+    CategoryUse,
     DeviceFacts,
-    Frame,
-    Part,
     Segment,
     Snapshot,
+    StackFrame,
     sized,
     told,
 )
@@ -61,7 +61,7 @@ PATTERN = (
 )
 
 
-class Piece(NamedTuple):
+class BarPiece(NamedTuple):
     """A stretch of a bar."""
 
     kind: str
@@ -72,7 +72,7 @@ class Piece(NamedTuple):
     bottom: float = 1.0
 
 
-class Row(NamedTuple):
+class SegmentRow(NamedTuple):
     """A segment to draw, and how many look exactly like it."""
 
     segment: Segment
@@ -89,7 +89,7 @@ def _number(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0")
 
 
-def _drawn(pieces: Iterable[Piece], y: int, height: int, left: int = _LEFT, right: int = _RIGHT) -> list[str]:
+def _drawn(pieces: Iterable[BarPiece], y: int, height: int, left: int = _LEFT, right: int = _RIGHT) -> list[str]:
     across = _WIDTH - left - right
     return [
         f'<rect class="{piece.kind}" x="{_number(left + piece.start * across)}" y="{_number(y + piece.top * height)}" '
@@ -122,7 +122,7 @@ def whole_bar(facts: DeviceFacts) -> str:
     pieces, at, total = [], 0, max(1, facts.reserved)
     for kind, size, what in shares:
         if size:
-            pieces.append(Piece(kind, at / total, (at + size) / total, f"{what}: {sized(size)}"))
+            pieces.append(BarPiece(kind, at / total, (at + size) / total, f"{what}: {sized(size)}"))
             at += size
     inner = _drawn(pieces, 2, 44, 0, 0)
     return _picture(f"all{facts.device}", "All reserved memory", "; ".join(piece.says for piece in pieces), 48, inner)
@@ -133,7 +133,7 @@ def is_dense(segment: Segment) -> bool:
     return len(segment.blocks) > _CELLS
 
 
-def segment_rows(rows: Sequence[Row], name: str) -> str:
+def segment_rows(rows: Sequence[SegmentRow], name: str) -> str:
     """Segments below each other, each as wide as the picture; the label has its size, the end what is free of it."""
     inner: list[str] = []
     for place, (segment, named, alike) in enumerate(rows):
@@ -168,37 +168,37 @@ def _cells(segment: Segment, named: Sequence[Category | None], number: int) -> l
     return cells
 
 
-def _dense_pieces(segment: Segment, named: Sequence[Category | None]) -> list[Piece]:
+def _dense_pieces(segment: Segment, named: Sequence[Category | None]) -> list[BarPiece]:
     """Columns: free memory above, what is live below it, each as high as its share of the stretch."""
-    pieces: list[Piece] = []
+    pieces: list[BarPiece] = []
     free = _free_kind(segment, named)
     for number, held in enumerate(_cells(segment, named, _DENSE_CELLS)):
         total, top = max(1, sum(held.values())), 0.0
         for kind, size in sorted(held.items(), key=lambda pair: (pair[0] != free, pair[0])):
             bottom = min(1.0, top + size / total)
             says = f"{_kind_name(kind)}: {sized(size)} of {sized(total)}"
-            pieces.append(Piece(kind, number / _DENSE_CELLS, (number + 1) / _DENSE_CELLS, says, top, bottom))
+            pieces.append(BarPiece(kind, number / _DENSE_CELLS, (number + 1) / _DENSE_CELLS, says, top, bottom))
             top = bottom
     return pieces
 
 
-def _pieces(segment: Segment, named: Sequence[Category | None]) -> list[Piece]:
+def _pieces(segment: Segment, named: Sequence[Category | None]) -> list[BarPiece]:
     """What each cell of the row mostly holds, neighbours joined; a few live blocks are drawn again, never too thin."""
     free, size = _free_kind(segment, named), max(1, segment.size)
     cells = _cells(segment, named, _CELLS)
     held_by = [(block, category) for block, category in zip(segment.blocks, named, strict=True) if category is not None]
     live = [
-        Piece(class_of(category), start / size, (start + block.size) / size, f"{category}: {sized(block.size)}")
+        BarPiece(class_of(category), start / size, (start + block.size) / size, f"{category}: {sized(block.size)}")
         for block, category in held_by[: _ALWAYS_SHOWN + 1]
         for start in (block.address - segment.address,)
     ]
-    pieces: list[Piece] = []
+    pieces: list[BarPiece] = []
     for number, held in enumerate(cells):
         kind = max(held, key=lambda each: held[each]) if held else free
         if pieces and pieces[-1].kind == kind:
             pieces[-1] = pieces[-1]._replace(end=(number + 1) / _CELLS)
         else:
-            pieces.append(Piece(kind, number / _CELLS, (number + 1) / _CELLS, ""))
+            pieces.append(BarPiece(kind, number / _CELLS, (number + 1) / _CELLS, ""))
     least = _LEAST / (_WIDTH - _LEFT - _RIGHT)
     pieces = [piece._replace(says=_said(piece, size)) for piece in pieces]
     if len(live) <= _ALWAYS_SHOWN:
@@ -206,7 +206,7 @@ def _pieces(segment: Segment, named: Sequence[Category | None]) -> list[Piece]:
     return pieces
 
 
-def _said(piece: Piece, size: int) -> str:
+def _said(piece: BarPiece, size: int) -> str:
     return f"mostly {_kind_name(piece.kind)}, about {sized(int((piece.end - piece.start) * size))}"
 
 
@@ -365,7 +365,7 @@ def _parts_table(facts: DeviceFacts) -> list[str]:
     return table("Live memory by what it is for", ("", "live", "share", "blocks", "told"), body)
 
 
-def _told_by(part: Part) -> str:
+def _told_by(part: CategoryUse) -> str:
     if part.category is Category.UNKNOWN:
         return "-"
     return "by size" if part.is_by_size else "by stack"
@@ -402,7 +402,7 @@ def _segments(snapshot: Snapshot, verdict: SnapshotVerdict, facts: DeviceFacts) 
     if rest:
         held, lost = sum(snapshot.segments[place].size for place in rest), sum(gaps.get(place, 0) for place in rest)
         words += f" Not drawn: {_counted(len(rest), 'segment')} of {sized(held)} with {sized(lost)} in gaps."
-    rows = [Row(snapshot.segments[kind[0]], verdict.named.blocks[kind[0]], len(kind)) for kind in shown]
+    rows = [SegmentRow(snapshot.segments[kind[0]], verdict.named.blocks[kind[0]], len(kind)) for kind in shown]
     return [
         "<h3>Segments</h3>",
         f'<p class="dim">{text(words)}</p>',
@@ -435,13 +435,13 @@ def _stacks(snapshot: Snapshot, facts: DeviceFacts) -> list[str]:
     return ["<h3>Who holds the live memory</h3>", *table("Largest first", head, body, ends_in_text=True)]
 
 
-def _whole_stack(frames: Sequence[Frame]) -> str:
+def _whole_stack(frames: Sequence[StackFrame]) -> str:
     lines = "\n".join(text(f"{frame.name}  {frame.filename}:{frame.line}") for frame in frames[:_FRAMES_SHOWN])
     more = f"\nand {len(frames) - _FRAMES_SHOWN} more" if len(frames) > _FRAMES_SHOWN else ""
     return f"<details><summary>the whole stack</summary><pre>{lines}{more}</pre></details>"
 
 
-def _growth(growth: Growth) -> list[str]:
+def _growth(growth: SnapshotGrowth) -> list[str]:
     body = [row(str(category), [f"{'+' if size > 0 else ''}{sized(size)}"]) for category, size in growth.by_category]
     body += [row("gaps beside live blocks", [sized(growth.pinned)]), row("free, can be returned", [sized(growth.releasable)])]
     places = [row(place.what, [sized(place.bytes), f"{place.blocks:+,}", str(place.category)]) for place in growth.places]

@@ -15,29 +15,39 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plimsoll.doctor.read.bundle import CONTEXT_BYTES, Limits, Part, TextFile, Written, kept, library, write_bundle, write_text
-from plimsoll.doctor.read.machine import collect_here
-from plimsoll.doctor.read.redact_text import WINDOW_CHARS, Lines, shown_text
+from plimsoll.doctor.read.bundle import (
+    CONTEXT_BYTES,
+    Archive,
+    ArchivePart,
+    ExcerptLimits,
+    TextFile,
+    collect_here,
+    kept,
+    library,
+    write_bundle,
+    write_text,
+)
+from plimsoll.doctor.read.redact_text import WINDOW_CHARS, LineSplitter, shown_text
 from plimsoll.errors import BadInput, WorldFailed
 from plimsoll.redaction import REDACTED
 from tests.planted import KEY, PROMPT, SECRET, every_secret, leaks, members
 
 
-def write(path: Path, parts: list[Part], *, force: bool = False) -> Written:
+def write(path: Path, parts: list[ArchivePart], *, force: bool = False) -> Archive:
     """Write an archive as the tests do."""
     return write_bundle(str(path), parts, made_with="plimsoll 0.0", at=1_700_000_000, force=force)
 
 
-def text(name: str, content: str) -> Part:
+def text(name: str, content: str) -> ArchivePart:
     """A part that is a text."""
-    return Part(name, "text", "A text.", content.encode())
+    return ArchivePart(name, "text", "A text.", content.encode())
 
 
 def test_the_list_of_contents_comes_first_and_names_everything(tmp_path: Path) -> None:
     """A reader sees what each member is, where it came from, what is missing and what was hidden."""
     log = tmp_path / "server.log"
     log.write_text("INFO ready\n")
-    parts = [text("report.txt", "all is well\n"), Part("logs/server.log", "text", "The log.", TextFile(str(log)))]
+    parts = [text("report.txt", "all is well\n"), ArchivePart("logs/server.log", "text", "The log.", TextFile(str(log)))]
     written = write_bundle(str(tmp_path / "case.tar.gz"), parts, made_with="plimsoll 0.0", left_out=["snap.pickle: a snapshot"])
     found = members(tmp_path / "case.tar.gz")
     assert list(found) == ["case/CONTENTS.txt", "case/report.txt", "case/logs/server.log"]
@@ -71,11 +81,11 @@ def test_a_secret_in_every_kind_of_input_is_in_no_member(tmp_path: Path) -> None
     program.chmod(0o755)
     facts = {"lines": secrets, "HF_TOKEN": SECRET, "nested": {"api_key": [SECRET, SECRET], f"hf_{SECRET}": 1}}
     parts = [
-        *(Part(f"logs/{name}", "text", f"HF_TOKEN={SECRET}", TextFile(str(tmp_path / name)))
+        *(ArchivePart(f"logs/{name}", "text", f"HF_TOKEN={SECRET}", TextFile(str(tmp_path / name)))
           for name in ("plain.log", "packed.log.gz", "wide.log", named.name, "missing.log")),
         text("metrics.txt", "".join(f'vllm:x{{a="{one}"}} 1\n' for one in secrets if not set(one) & {"\n", '"'})),
-        Part("facts.json", "json", "Facts.", json.dumps(facts).encode()),
-        Part("made.txt", "text", "Made while writing.", lambda: iter([whole.encode()])),
+        ArchivePart("facts.json", "json", "Facts.", json.dumps(facts).encode()),
+        ArchivePart("made.txt", "text", "Made while writing.", lambda: iter([whole.encode()])),
         *collect_here(nvidia_smi=(str(program),)),
     ]  # fmt: skip
     write(tmp_path / "case.tar.gz", parts)
@@ -93,7 +103,7 @@ def test_users_text_is_in_no_member(tmp_path: Path) -> None:
     """Prompts go from logs and facts; lengths stay."""
     line = f"INFO 12-16 21:40:15 logger.py:39] Received request a: prompt: '{PROMPT}', prompt_token_ids: [1, 2], n: 1"
     facts = json.dumps({"evidence": [line], "prompt": PROMPT, "messages": [{"content": PROMPT}]}).encode()
-    write(tmp_path / "a.tar", [text("a.log", f"{line}\nx\n"), Part("facts.json", "json", "Facts.", facts)])
+    write(tmp_path / "a.tar", [text("a.log", f"{line}\nx\n"), ArchivePart("facts.json", "json", "Facts.", facts)])
     found = members(tmp_path / "a.tar")
     assert not any(leaks(shown) for shown in found.values())
     assert "[2 hidden], n: 1\nx\n" in found["a/a.log"]
@@ -104,8 +114,8 @@ def test_owners_of_home_folders_are_not_named(tmp_path: Path) -> None:
     """Paths in texts, facts, names and reasons are shown from ~ on, or by their last piece."""
     parts = [
         text("/home/annabelle/a.txt", "at /home/annabelle/vllm/x.py:3\n"),
-        Part("f.json", "json", "From /home/annabelle/x.", json.dumps({"path": "/home/annabelle/y"}).encode()),
-        Part("/home/annabelle/gone.log", "text", "Gone.", TextFile("/home/annabelle/gone.log")),
+        ArchivePart("f.json", "json", "From /home/annabelle/x.", json.dumps({"path": "/home/annabelle/y"}).encode()),
+        ArchivePart("/home/annabelle/gone.log", "text", "Gone.", TextFile("/home/annabelle/gone.log")),
     ]
     write(tmp_path / "a.tar", parts)
     found = members(tmp_path / "a.tar")
@@ -134,7 +144,7 @@ def test_a_secret_across_a_border_of_blocks_is_hidden(secret: str) -> None:
 @pytest.mark.parametrize("is_file", [True, False])
 def test_a_secret_where_a_large_text_is_cut_is_hidden(secret: str, is_file: bool, tmp_path: Path) -> None:
     """Start and end of a large text are kept; what lies across the two cuts shows nothing of itself."""
-    limits = Limits(head_bytes=(1 << 20) + 100, tail_bytes=100_000)
+    limits = ExcerptLimits(head_bytes=(1 << 20) + 100, tail_bytes=100_000)
     line = b"INFO 11-15 09:00:00 [a.py:1] an ordinary line of a log\n"
     planted = secret.encode() + b"\n"
     for shift in range(0, len(planted) + 40, 23):
@@ -174,7 +184,7 @@ def test_a_huge_text_costs_bounded_memory() -> None:
 
 def test_a_very_long_line_is_cut_at_a_space() -> None:
     """A line of megabytes is kept to a part, and no secret is cut in half to be missed."""
-    lines = Lines()
+    lines = LineSplitter()
     line = b"word " * 52_000 + f"postgres://me:{SECRET}@db ".encode() * 5_000
     shown = "".join(shown_text(lines.of([line[:1000], line[1000:] + b"\n", b"next\n"])))
     assert not leaks(shown)
@@ -188,7 +198,7 @@ def test_what_is_no_text_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "noise").write_bytes(bytes(range(256)) * 10)
     os.mkfifo(tmp_path / "pipe")
     names = ["snap.pickle", "noise", "pipe", "."]
-    written = write(tmp_path / "a.tar", [Part(name, "text", "x", TextFile(str(tmp_path / name))) for name in names])
+    written = write(tmp_path / "a.tar", [ArchivePart(name, "text", "x", TextFile(str(tmp_path / name))) for name in names])
     assert written.members == ()
     assert len(written.left_out) == 4
     assert "never copied" in written.left_out[0]
@@ -248,7 +258,7 @@ def test_zstd_is_written_or_refused_in_one_line(tmp_path: Path) -> None:
     log = tmp_path / "b.log.zst"
     with log.open("wb") as file, found[0].ZstdCompressor().stream_writer(file) as packing:
         packing.write(f"HF_TOKEN={SECRET}\nfine\n".encode())
-    write(target, [text("a.txt", "x\n"), Part("b.log.zst", "text", "Packed.", TextFile(str(log)))])
+    write(target, [text("a.txt", "x\n"), ArchivePart("b.log.zst", "text", "Packed.", TextFile(str(log)))])
     with target.open("rb") as packed:
         plain = found[0].ZstdDecompressor().stream_reader(packed).read()
     (tmp_path / "a.tar").write_bytes(plain)

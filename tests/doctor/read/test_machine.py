@@ -9,13 +9,12 @@ from pathlib import Path
 import pytest
 
 from plimsoll import __version__
-from plimsoll.doctor.read.bundle import Part
-from plimsoll.doctor.read.machine import collect_here
+from plimsoll.doctor.read.bundle import ArchivePart, collect_here
 
 ABSENT = ("/nowhere/nvidia-smi",)
 
 
-def texts(parts: list[Part]) -> dict[str, str]:
+def texts(parts: list[ArchivePart]) -> dict[str, str]:
     """Every part's text by its name."""
     found = {}
     for part in parts:

@@ -112,7 +112,7 @@ def test_a_history_crosses_the_window_in_small_bites(monkeypatch: pytest.MonkeyP
     whole = _read(HISTORY)
     for chunk in (301, 512, 1000, 4096):
         monkeypatch.setattr("plimsoll.doctor.read.snapshot_pickle.CHUNK", chunk)
-        monkeypatch.setattr("plimsoll.doctor.read.snapshot_pickle.Window.moved.__defaults__", (chunk,))
+        monkeypatch.setattr("plimsoll.doctor.read.snapshot_pickle.ReadWindow.moved.__defaults__", (chunk,))
         assert _read(HISTORY) == whole
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from plimsoll.doctor.read import snapshot_pickle, snapshots
 from plimsoll.doctor.read.snapshots import is_pickle, read_snapshot, read_snapshot_from
-from plimsoll.doctor.rules.snapshot_facts import FREE, LIVE, PENDING, Frame, Snapshot
+from plimsoll.doctor.rules.snapshot_facts import FREE, LIVE, PENDING, Snapshot, StackFrame
 from plimsoll.errors import BadInput, TooLarge
 from tests.doctor.snapshot_maker import MIB, serving, split
 
@@ -77,10 +77,10 @@ def test_what_torch_writes_is_read() -> None:
     assert [block.state for block in segment.blocks] == [PENDING, FREE]
     assert [block.address for block in segment.blocks] == [4096, 4608]
     assert segment.blocks[0].requested == 500
-    assert snapshot.stack_of(segment.blocks[0].stack) == (Frame("/a.py", 3, "f"),)
+    assert snapshot.stack_of(segment.blocks[0].stack) == (StackFrame("/a.py", 3, "f"),)
     (failure,) = snapshot.failures
     assert (failure.device, failure.size, failure.device_free, failure.events_after) == (1, 7, 5, 0)
-    assert snapshot.stack_of(failure.stack) == (Frame("/b.py", 4, "g"),) * 2
+    assert snapshot.stack_of(failure.stack) == (StackFrame("/b.py", 4, "g"),) * 2
     assert snapshot.settings == (("expandable_segments", "True"),)
 
 
@@ -311,7 +311,7 @@ def test_a_wide_snapshot_crosses_the_window(monkeypatch: pytest.MonkeyPatch) -> 
     whole = _read(VALID)
     for chunk in (301, 512, 1000):
         monkeypatch.setattr("plimsoll.doctor.read.snapshot_pickle.CHUNK", chunk)
-        monkeypatch.setattr("plimsoll.doctor.read.snapshot_pickle.Window.moved.__defaults__", (chunk,))
+        monkeypatch.setattr("plimsoll.doctor.read.snapshot_pickle.ReadWindow.moved.__defaults__", (chunk,))
         assert _read(VALID) == whole
 
 

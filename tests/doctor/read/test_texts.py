@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from plimsoll.doctor.read.text import read_log
-from plimsoll.doctor.rules.log_text import LONGEST, Line
+from plimsoll.doctor.rules.log_text import LONGEST, LogLine
 from tests.log_bytes import log_of_bytes
 
 CAPTURES = Path(__file__).parents[2] / "captures"
@@ -17,12 +17,12 @@ OTHERS = Path(__file__).parents[4] / "shared" / "data" / "logs"
 ERROR = "(EngineCore_DP0 pid=12) ERROR 11-15 08:00:00 [core.py:700] CUDA out of memory."
 
 
-def lines_of(text: str | bytes) -> list[Line]:
+def lines_of(text: str | bytes) -> list[LogLine]:
     """What is read of this text."""
     return list(log_of_bytes("x", text if isinstance(text, bytes) else text.encode()).lines)
 
 
-def only(text: str | bytes) -> Line:
+def only(text: str | bytes) -> LogLine:
     """The one line read of this text."""
     (line,) = lines_of(text)
     return line

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plimsoll.doctor.read import text_wrapping
-from plimsoll.doctor.read.text import Clock, day_of
+from plimsoll.doctor.read.text import StampClock, day_of
 from plimsoll.doctor.read.text_wrapping import LEVELS, apart
-from plimsoll.doctor.rules.log_text import LONGEST, Line
+from plimsoll.doctor.rules.log_text import LONGEST, LogLine
 from plimsoll.errors import BadInput
 from tests.log_bytes import log_of_bytes
 
@@ -34,7 +34,7 @@ MESSAGES = st.text(
 ).map(lambda t: f"said {t}")
 
 
-def lines_of(text: str) -> list[Line]:
+def lines_of(text: str) -> list[LogLine]:
     """What is read of this text."""
     return list(log_of_bytes("x", text.encode("utf-8", "surrogatepass")).lines)
 
@@ -119,7 +119,7 @@ def test_days_are_those_of_the_calendar(day: date) -> None:
 @given(st.text(max_size=30))
 def test_no_stamp_breaks_the_clock(stamp: str) -> None:
     """What is no time has none."""
-    Clock().seconds(stamp)
+    StampClock().seconds(stamp)
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.doctor.remedies.choose import finding_of
-from plimsoll.doctor.rules.symptoms import OutOfMemory, parse_oom
-from plimsoll.doctor.rules.facts import Case, PlanSays
-from plimsoll.doctor.rules.timeline import Frame
+from plimsoll.doctor.remedies.choose import build_finding
+from plimsoll.doctor.rules.facts import FailureCase, PlanFigures
+from plimsoll.doctor.rules.root_cause import OomFigures, parse_oom
+from plimsoll.doctor.rules.timeline import TracebackFrame
 from plimsoll.findings import Code, Evidence, Finding, Severity
 from plimsoll.plan.advise import Advice
 from plimsoll.units import GIB, MIB
@@ -50,15 +50,15 @@ HOSTILE = [
     "with 0 dummy requests error: \x1b[31m\x00 --api-key sk-hush",
     "%s {0} {x} None nan inf",
 ]
-OOM = OutOfMemory(2 * GIB, 79 * GIB, 512 * MIB, 0, 70 * GIB, GIB, 3 * GIB, 76 * GIB, ((9, 2 * GIB),))
-MODEST = OutOfMemory(2 * GIB, 80 * GIB, GIB, 0, 60 * GIB, None, 0, 62 * GIB)
+OOM = OomFigures(2 * GIB, 79 * GIB, 512 * MIB, 0, 70 * GIB, GIB, 3 * GIB, 76 * GIB, ((9, 2 * GIB),))
+MODEST = OomFigures(2 * GIB, 80 * GIB, GIB, 0, 60 * GIB, None, 0, 62 * GIB)
 MORE_CARDS = Advice("--tensor-parallel-size", "4", "spread the weights", "20 GiB a GPU", Code.STARTUP_WEIGHTS_DO_NOT_FIT)
-PLAN = PlanSays(15 * GIB, 50 * GIB, GIB, 80 * GIB, 72 * GIB, 128_256, (MORE_CARDS,))
+PLAN = PlanFigures(15 * GIB, 50 * GIB, GIB, 80 * GIB, 72 * GIB, 128_256, (MORE_CARDS,))
 
 
-def finding(case: Case) -> Finding:
+def finding(case: FailureCase) -> Finding:
     """The finding with no evidence: it is not what these tests are about."""
-    return finding_of(case, [])
+    return build_finding(case, [])
 
 
 def offers(found: Finding) -> dict[str, str | None]:
@@ -94,14 +94,17 @@ def test_every_code_has_words_when_nothing_is_known(code: Code) -> None:
 
 
 @each("code", Code)
-@each("oom", [OOM, MODEST, OutOfMemory(), OutOfMemory(0, 0, 0, 0, 0, 0, 0, 0)])
+@each("oom", [OOM, MODEST, OomFigures(), OomFigures(0, 0, 0, 0, 0, 0, 0, 0)])
 @each("version", ["0.6.3", "0.32.0"])
-def test_every_code_has_words_with_all_figures(code: Code, oom: OutOfMemory, version: str) -> None:
+def test_every_code_has_words_with_all_figures(code: Code, oom: OomFigures, version: str) -> None:
     """Whatever figures are known, the words hold together."""
     measured = Measured(total_bytes=79 * GIB, kv_bytes=-GIB, weights_bytes=15 * GIB, graphs_estimated_bytes=GIB,
                         max_num_seqs=1024, max_num_batched_tokens=8192)  # fmt: skip
     flags = {"enable_lora": "True", "tensor_parallel_size": "2", "kv_cache_memory_bytes": str(20 * GIB)}
-    frames = (Frame("vllm/v1/worker/gpu_model_runner.py", "_get_prompt_logprobs_dict"), Frame("a/vision.py", "pin_memory"))
+    frames = (
+        TracebackFrame("vllm/v1/worker/gpu_model_runner.py", "_get_prompt_logprobs_dict"),
+        TracebackFrame("a/vision.py", "pin_memory"),
+    )
     _checked(finding(case_of(code, oom=oom, version=version, measured=measured, flags=flags, plan=PLAN, frames=frames,
                              step="profile", scheduler={"num_running_reqs": 12.0})))  # fmt: skip
 
@@ -110,14 +113,14 @@ def test_every_code_has_words_with_all_figures(code: Code, oom: OutOfMemory, ver
 @each("line", HOSTILE)
 def test_no_line_breaks_the_words(code: Code, line: str) -> None:
     """Numbers that are none, zeros and control characters neither raise nor get through."""
-    found = finding(case_of(code, line=line, frames=(Frame("a/\x1b[0m.py", "f\x00"),)))
+    found = finding(case_of(code, line=line, frames=(TracebackFrame("a/\x1b[0m.py", "f\x00"),)))
     assert "sk-hush" not in found.because
     assert found.because.isprintable()
 
 
 @given(code=st.sampled_from(Code), line=st.text(max_size=120), name=st.sampled_from([None, *(text.name for text in TEXTS)]),
        flag=st.text(max_size=12), oom=st.one_of(st.none(), st.text(max_size=60).map(parse_oom)))  # fmt: skip
-def test_anything_gives_a_finding(code: Code, line: str, name: str | None, flag: str, oom: OutOfMemory | None) -> None:
+def test_anything_gives_a_finding(code: Code, line: str, name: str | None, flag: str, oom: OomFigures | None) -> None:
     """Any text, any flags, any figures."""
     flags = dict.fromkeys(("gpu_memory_utilization", "max_num_seqs", "kv_cache_memory_bytes", "tensor_parallel_size"), flag)
     assert finding(case_of(code, line=line, text=name, flags=flags, oom=oom, version=flag)).title
@@ -135,7 +138,7 @@ def test_every_text_that_names_a_cause_leads_to_words(text: Text) -> None:
 def test_evidence_and_confidence_are_passed_on() -> None:
     """The lines that prove it stay with the finding."""
     proof = Evidence("a.log", "line", 3)
-    found = finding_of(case_of(Code.OTHER_DISK), [proof], Severity.WARNING)
+    found = build_finding(case_of(Code.OTHER_DISK), [proof], Severity.WARNING)
     assert (found.evidence, found.confidence, found.severity) == ((proof,), 0.9, Severity.WARNING)
 
 
@@ -158,7 +161,7 @@ def test_figures_that_contradict_each_other_are_not_subtracted(total: str) -> No
 
 def test_a_neighbour_is_named_with_what_it_holds() -> None:
     """Process, size, and what was left to this one."""
-    oom = OutOfMemory(GIB, 79 * GIB, 100 * MIB, 0, 30 * GIB, None, 0, 31 * GIB, ((1875, 41 * GIB),))
+    oom = OomFigures(GIB, 79 * GIB, 100 * MIB, 0, 30 * GIB, None, 0, 31 * GIB, ((1875, 41 * GIB),))
     start = finding(case_of(Code.STARTUP_FREE_MEMORY_CHECK, oom=oom, step="weights"))
     assert "process 1875 with 41.0 GiB" in start.because
     assert "31.0 GiB when it failed while loading weights" in start.because
@@ -229,11 +232,11 @@ def test_the_cache_that_would_have_fitted() -> None:
     """In one piece: what was free, less 3 % of the card for peaks. Layer by layer: what the first layers took counts too."""
     flags = {"kv_cache_memory_bytes": str(70 * GIB)}
     peaks = round(0.03 * 80 * GIB)
-    whole = OutOfMemory(70 * GIB, 80 * GIB, 60 * GIB, 0, 16 * GIB, None, 0, 17 * GIB)
+    whole = OomFigures(70 * GIB, 80 * GIB, 60 * GIB, 0, 16 * GIB, None, 0, 17 * GIB)
     assert offers(finding(case_of(Code.STARTUP_KV_ALLOCATION, oom=whole, flags=flags))) == {
         "--kv-cache-memory-bytes": str(60 * GIB - peaks)
     }
-    layer = OutOfMemory(2 * GIB, 80 * GIB, GIB, 0, 76 * GIB, None, 0, 78 * GIB)
+    layer = OomFigures(2 * GIB, 80 * GIB, GIB, 0, 76 * GIB, None, 0, 78 * GIB)
     found = finding(case_of(Code.STARTUP_KV_ALLOCATION, oom=layer, flags=flags, measured=Measured(weights_bytes=16 * GIB)))
     assert offers(found) == {"--kv-cache-memory-bytes": str(61 * GIB - peaks)}
 
@@ -275,7 +278,7 @@ def test_the_trial_run_wants_smaller_batches(tokens: int | None, smaller: str | 
 
 def test_a_trial_run_in_the_encoder_wants_fewer_images() -> None:
     """The frames say that images were prepared."""
-    frames = (Frame("vllm/model_executor/models/qwen2_5_vl.py", "_process_image_input"),)
+    frames = (TracebackFrame("vllm/model_executor/models/qwen2_5_vl.py", "_process_image_input"),)
     found = finding(case_of(Code.STARTUP_PROFILE_RUN, frames=frames, oom=MODEST))
     assert found.remedy[0].flag == "--limit-mm-per-prompt"
 
@@ -331,7 +334,7 @@ def test_a_step_while_serving_lowers_the_share_by_what_was_missing() -> None:
 
 def test_prompt_logprobs_are_named_where_the_traceback_shows_them() -> None:
     """Rows of the vocabulary for every token of the prompt."""
-    frames = (Frame("vllm/v1/worker/gpu_model_runner.py", "_get_prompt_logprobs_dict"),)
+    frames = (TracebackFrame("vllm/v1/worker/gpu_model_runner.py", "_get_prompt_logprobs_dict"),)
     found = finding(case_of(Code.RUNTIME_LOGITS, frames=frames, oom=MODEST, plan=PLAN))
     assert "prompt_logprobs" in found.because
     assert "4,186 rows of 128,256 words" in found.because
@@ -374,7 +377,7 @@ def test_a_refused_command_is_quoted_without_its_secrets() -> None:
 
 def test_an_unknown_exception_is_named_with_its_place() -> None:
     """Class, function and file."""
-    frames = (Frame("/x/vllm/v1/engine/core.py", "step"),)
+    frames = (TracebackFrame("/x/vllm/v1/engine/core.py", "step"),)
     found = finding(case_of(Code.OTHER_ENGINE_ERROR, frames=frames, kind="builtins.KeyError"))
     assert found.because == "KeyError was raised in step (core.py), and nothing in the log points to memory"
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from plimsoll.doctor.rules.symptoms import OutOfMemory
 from plimsoll.doctor.rules.facts import (
-    Case,
-    PlanSays,
+    FailureCase,
+    PlanFigures,
     asked,
     default_utilization,
     gib,
@@ -17,6 +16,7 @@ from plimsoll.doctor.rules.facts import (
     smaller_cache,
     unique,
 )
+from plimsoll.doctor.rules.root_cause import OomFigures
 from plimsoll.findings import Code, Remedy
 from plimsoll.plan.advise import Advice
 from plimsoll.units import GIB, MIB
@@ -24,10 +24,10 @@ from plimsoll.vllm.log_lines import Measured
 from tests.doctor.case_maker import case_of
 
 ADVICE = Advice("--max-model-len", "8192", "fits", "leaves 2 GiB", Code.STARTUP_CONTEXT_TOO_LONG)
-PLAN = PlanSays(15 * GIB, 50 * GIB, GIB, 80 * GIB, 72 * GIB, 128_256, (ADVICE,))
+PLAN = PlanFigures(15 * GIB, 50 * GIB, GIB, 80 * GIB, 72 * GIB, 128_256, (ADVICE,))
 
 
-def _case(**known: object) -> Case:
+def _case(**known: object) -> FailureCase:
     return case_of(Code.RUNTIME_FORWARD, **known)  # type: ignore[arg-type]
 
 
@@ -64,7 +64,7 @@ def test_the_cards_size_is_taken_from_whoever_states_it() -> None:
     assert _case().total is None
     assert _case(plan=PLAN).total == 80 * GIB
     assert _case(plan=PLAN, measured=Measured(total_bytes=79 * GIB)).total == 79 * GIB
-    assert _case(plan=PLAN, measured=Measured(total_bytes=79 * GIB), oom=OutOfMemory(total=78 * GIB)).total == 78 * GIB
+    assert _case(plan=PLAN, measured=Measured(total_bytes=79 * GIB), oom=OomFigures(total=78 * GIB)).total == 78 * GIB
 
 
 def test_limits_come_from_flags_or_from_the_log() -> None:
@@ -80,7 +80,7 @@ def test_limits_come_from_flags_or_from_the_log() -> None:
 )
 def test_what_was_missing(tried: int | None, free: int | None, missing: int | None) -> None:
     """Never less than nothing, and unknown where the message does not say."""
-    assert _case(oom=OutOfMemory(tried, 80 * GIB, free)).missing == missing
+    assert _case(oom=OomFigures(tried, 80 * GIB, free)).missing == missing
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_words_for_sizes() -> None:
     assert gib(None) == "an unknown amount"
     assert gib(3 * GIB) == "3.0 GiB"
     assert asked(_case()) == "the driver refused an allocation and does not say how large"
-    oom = OutOfMemory(2 * GIB, 80 * GIB, GIB, reserved_unallocated=3 * GIB)
+    oom = OomFigures(2 * GIB, 80 * GIB, GIB, reserved_unallocated=3 * GIB)
     assert (
         asked(_case(oom=oom))
         == "torch asked for 2.0 GiB, 1.0 GiB of 80.0 GiB were free, 3.0 GiB more were held by torch itself in gaps"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from plimsoll.doctor.rules.symptoms import Complaint, complaints_in, is_consequence
-from plimsoll.doctor.rules.timeline import Hit, Raised, raised_in, read_story
+from plimsoll.doctor.rules.root_cause import Symptom, find_symptoms, is_consequence
+from plimsoll.doctor.rules.timeline import Hit, LoggedException, read_exceptions, read_timeline
 from plimsoll.findings import Code
 from tests.doctor.log_maker import (
     ARGS,
@@ -24,15 +24,15 @@ from tests.doctor.log_maker import (
 STEP = "v1/worker/gpu_model_runner.py:execute_model"
 
 
-def complaints(*parts: str | list[str]) -> tuple[list[Complaint], tuple[Hit, ...]]:
+def symptoms(*parts: str | list[str]) -> tuple[list[Symptom], tuple[Hit, ...]]:
     """What these lines complain of, and what of it is noise."""
-    story = read_story(log(*parts))
-    return complaints_in(story, story.hits, story.raised)
+    timeline = read_timeline(log(*parts))
+    return find_symptoms(timeline, timeline.hits, timeline.exceptions)
 
 
-def raised(error: str, *frames: str, who: str = "(EngineCore pid=2) ") -> Raised:
+def raised(error: str, *frames: str, who: str = "(EngineCore pid=2) ") -> LoggedException:
     """One exception."""
-    return raised_in(log(traceback(*frames, error=error, who=who)).lines)[0]
+    return read_exceptions(log(traceback(*frames, error=error, who=who)).lines)[0]
 
 
 @pytest.mark.parametrize(
@@ -49,15 +49,15 @@ def raised(error: str, *frames: str, who: str = "(EngineCore pid=2) ") -> Raised
 def test_what_only_passes_a_failure_on_is_a_consequence(error: str) -> None:
     """It is never the cause, and no complaint."""
     assert is_consequence(raised(error, STEP))
-    assert complaints(STARTED, traceback(STEP, error=error))[0] == []
+    assert symptoms(STARTED, traceback(STEP, error=error))[0] == []
 
 
 def test_an_echo_of_a_workers_error_counts_only_alone() -> None:
     """ "Worker failed with error '...'" repeats what a worker said: it speaks only where the worker's own words are lost."""
     echo = "RuntimeError: Worker failed with error 'the moon is in the wrong place', please check the stack trace above"
-    (alone,) = complaints(STARTED, traceback(STEP, error=echo))[0]
+    (alone,) = symptoms(STARTED, traceback(STEP, error=echo))[0]
     assert alone.confidence <= 0.5
-    beside, _ = complaints(STARTED, traceback(STEP, who="(Worker_TP0 pid=9) "), traceback(STEP, error=echo))
+    beside, _ = symptoms(STARTED, traceback(STEP, who="(Worker_TP0 pid=9) "), traceback(STEP, error=echo))
     assert {one.code for one in beside} == {Code.RUNTIME_FORWARD}
 
 
@@ -69,7 +69,7 @@ def test_what_failed_itself_is_no_consequence(error: str) -> None:
 
 def test_an_unknown_exception_in_the_engine_is_a_complaint() -> None:
     """Nobody has words for it: it is an engine error, less sure than what is known."""
-    one, *_ = complaints(STARTED, traceback(STEP, error="RuntimeError: the moon is in the wrong place"))[0]
+    one, *_ = symptoms(STARTED, traceback(STEP, error="RuntimeError: the moon is in the wrong place"))[0]
     assert (one.code, one.text) == (Code.OTHER_ENGINE_ERROR, None)
     assert one.confidence < 0.7
 
@@ -77,7 +77,7 @@ def test_an_unknown_exception_in_the_engine_is_a_complaint() -> None:
 def test_an_unknown_exception_while_loading_is_the_models() -> None:
     """Raised while the weights were read: the checkpoint does not fit the code."""
     lines = traceback("model_executor/model_loader/loader.py:load_weights", error="AssertionError: shape mismatch in layer 3")
-    one, *_ = complaints(VERSION, LOADING, lines)[0]
+    one, *_ = symptoms(VERSION, LOADING, lines)[0]
     assert one.code is Code.OTHER_BAD_MODEL
 
 
@@ -86,51 +86,51 @@ def test_an_unknown_exception_of_one_request_is_none() -> None:
     lines = traceback(
         "entrypoints/openai/serving_chat.py:create_chat_completion", error="TypeError: no", who="(APIServer pid=1) "
     )
-    assert complaints(STARTED, lines, [REQUEST] * 5)[0] == []
+    assert symptoms(STARTED, lines, [REQUEST] * 5)[0] == []
 
 
 def test_code_that_a_traceback_quotes_is_no_complaint() -> None:
     """The quoted source may hold the very text of another error."""
     lines = traceback(STEP, error="RuntimeError: the moon is in the wrong place")
     lines.insert(-1, '(EngineCore pid=2)     raise ValueError("No available memory for the cache blocks.")')
-    assert [one.code for one in complaints(STARTED, lines)[0]] == [Code.OTHER_ENGINE_ERROR]
+    assert [one.code for one in symptoms(STARTED, lines)[0]] == [Code.OTHER_ENGINE_ERROR]
 
 
 def test_the_figures_of_the_allocation_come_along() -> None:
     """What was asked for, what was free, and the step."""
-    one, *_ = complaints(STARTED, traceback(STEP))[0]
+    one, *_ = symptoms(STARTED, traceback(STEP))[0]
     assert one.oom is not None
     assert one.oom.tried == 2 << 30
     assert one.step is not None
     assert one.step.name == "forward"
-    assert one.raised is not None
+    assert one.exception is not None
 
 
 def test_the_method_that_vllm_names_tells_the_step() -> None:
     """Without a traceback, "Error executing method 'determine_available_memory'" says where it was."""
     method = "(EngineCore pid=2) ERROR 11-15 09:00:04 [a.py:1] Error executing method 'determine_num_available_blocks'."
-    one, *_ = complaints(VERSION, ARGS, LOADING, LOADED, method, f"(EngineCore pid=2) ERROR 11-15 09:00:04 [a.py:1] {OOM}")[0]
+    one, *_ = symptoms(VERSION, ARGS, LOADING, LOADED, method, f"(EngineCore pid=2) ERROR 11-15 09:00:04 [a.py:1] {OOM}")[0]
     assert one.code is Code.STARTUP_PROFILE_RUN
 
 
 def test_the_same_error_told_twice_lends_its_frames() -> None:
     """The worker printed the traceback, the engine the bare line: both are of the same step."""
     worker = traceback("v1/sample/sampler.py:compute_logprobs", who="(Worker_TP0 pid=10) ")
-    found, _ = complaints(STARTED, f"(EngineCore pid=2) {OOM}", worker, ENGINE_DEAD)
+    found, _ = symptoms(STARTED, f"(EngineCore pid=2) {OOM}", worker, ENGINE_DEAD)
     assert {one.code for one in found} == {Code.RUNTIME_LOGITS}
 
 
 def test_a_forward_step_of_a_server_that_never_served_was_a_trial() -> None:
     """The same function runs at the start: a server that never came to serve failed in its trial run."""
     lines = traceback("v1/worker/gpu_model_runner.py:execute_model")
-    one, *_ = complaints(VERSION, ARGS, LOADING, LOADED, lines, NOT_STARTED)[0]
+    one, *_ = symptoms(VERSION, ARGS, LOADING, LOADED, lines, NOT_STARTED)[0]
     assert one.code is Code.STARTUP_PROFILE_RUN
     assert one.confidence <= 0.75
 
 
 def test_pinned_memory_is_the_hosts() -> None:
     """ "CUDA error: out of memory" from pin_memory is about the host's memory, not the card's."""
-    one, *_ = complaints(
+    one, *_ = symptoms(
         STARTED, traceback("worker/cache_engine.py:pin_memory", error="RuntimeError: CUDA error: out of memory")
     )[0]
     assert one.code is Code.HOST_OUT_OF_MEMORY
@@ -139,12 +139,12 @@ def test_pinned_memory_is_the_hosts() -> None:
 def test_an_error_in_a_warning_is_noise() -> None:
     """An out-of-memory error that a warning printed was overcome: it is named as noise."""
     lines = [f"(EngineCore pid=2) WARNING 11-15 09:00:00 [a.py:1] {line}" for line in traceback(STEP, who="")]
-    found, _ = complaints(STARTED, lines, [REQUEST] * 5)
+    found, _ = symptoms(STARTED, lines, [REQUEST] * 5)
     assert found == []
 
 
 def test_complaints_come_in_the_order_of_the_log() -> None:
     """The first is the first."""
-    found, _ = complaints(STARTED, traceback(STEP), traceback("a.py:run_busy_loop", error="KeyError: 'b'"))
+    found, _ = symptoms(STARTED, traceback(STEP), traceback("a.py:run_busy_loop", error="KeyError: 'b'"))
     assert [one.at for one in found] == sorted(one.at for one in found)
     assert [found[0].code, found[-1].code] == [Code.RUNTIME_FORWARD, Code.OTHER_ENGINE_ERROR]

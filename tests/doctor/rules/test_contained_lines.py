@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from plimsoll.doctor.rules.contained import ContainedLines, read_contained
-from plimsoll.doctor.rules.timeline import read_story
+from plimsoll.doctor.rules.timeline import read_timeline
 from plimsoll.units import GIB
 from tests.doctor.contained_logs import ABORTED, ARMED, CANNOT, GAVE_UP, GREW, NUMBERS, STORM, contained, core, prompt
 from tests.doctor.log_maker import STARTED, log
@@ -13,7 +13,7 @@ from tests.doctor.log_maker import STARTED, log
 
 def read(*lines: str) -> ContainedLines:
     """What containment says in these lines, with users' text hidden as doctor does."""
-    return read_contained(read_story(log([*lines])).log.lines)
+    return read_contained(read_timeline(log([*lines])).log.lines)
 
 
 def test_every_line_of_containment_is_known() -> None:

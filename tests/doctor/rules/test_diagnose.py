@@ -6,7 +6,7 @@ from itertools import permutations
 
 import pytest
 
-from plimsoll.doctor.rules.diagnose import Judged, diagnose
+from plimsoll.doctor.rules.diagnose import InputVerdict, diagnose
 from plimsoll.doctor.rules.log_text import Log
 from plimsoll.findings import Code, Evidence, Finding, Severity
 from tests.doctor.log_maker import ENGINE_DEAD, REQUEST, STARTED, log, traceback
@@ -25,10 +25,10 @@ BUS = log("[ 8123.4] NVRM: Xid (PCI:0000:3b:00): 79, pid=2, name=python, GPU has
 TEXT = log("Dear diary", source="diary.txt")
 
 
-def judged(code: Code, severity: Severity = Severity.WARNING, confidence: float = 0.8) -> Judged:
+def judged(code: Code, severity: Severity = Severity.WARNING, confidence: float = 0.8) -> InputVerdict:
     """What another input found."""
     finding = Finding(code, severity, confidence, "title", "because", (Evidence("page", "text"),))
-    return Judged("page", (finding,), {"is": "metrics", "engines": [{"engine": "0"}]})
+    return InputVerdict("page", (finding,), {"is": "metrics", "engines": [{"engine": "0"}]})
 
 
 @pytest.mark.parametrize(
@@ -139,17 +139,17 @@ def test_a_kill_after_an_orderly_stop_cannot_be_told() -> None:
 
 def test_the_page_of_another_program_settles_nothing() -> None:
     """Nor does a range with hardly a point in it: nothing wrong was seen because nothing was."""
-    foreign = Judged("page", (), {"is": "metrics", "engines": [], "notes": ("no metric of vLLM",)})
+    foreign = InputVerdict("page", (), {"is": "metrics", "engines": [], "notes": ("no metric of vLLM",)})
     found = diagnose([], [foreign])
     assert found.memory_failure is None
     assert found.facts["remarks"] == ["page: no metric of vLLM"]
-    assert diagnose([], [Judged("p", (), {"is": "range", "points": 3})]).memory_failure is None
-    assert diagnose([], [Judged("p", (), {"is": "range", "points": 30})]).memory_failure is False
+    assert diagnose([], [InputVerdict("p", (), {"is": "range", "points": 3})]).memory_failure is None
+    assert diagnose([], [InputVerdict("p", (), {"is": "range", "points": 30})]).memory_failure is False
 
 
 def test_a_page_names_the_model() -> None:
     """Where no log does."""
-    page = Judged("page", (), {"is": "metrics", "engines": [{"model": "org/m"}]})
+    page = InputVerdict("page", (), {"is": "metrics", "engines": [{"model": "org/m"}]})
     assert diagnose([], [page]).facts["model"] == "org/m"
     assert diagnose([WELL], [page]).facts["model"] == "m"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from plimsoll.doctor.rules.diagnose_log import CRASH_LOOP, LONGEST_EVIDENCE, LogDiagnosis, diagnose_log, evidence
-from plimsoll.doctor.rules.facts import LogFacts, PlanSays
+from plimsoll.doctor.rules.facts import LogFacts, PlanFigures
 from plimsoll.findings import Code, Severity
 from tests.doctor.log_maker import ARGS, ENGINE_DEAD, LOADING, NOT_STARTED, OOM, REQUEST, STARTED, VERSION, log, traceback
 
@@ -111,7 +111,7 @@ def test_the_plan_is_asked_for_memory_alone() -> None:
     """Nothing is planned for a stop, another cause or a healthy server; once for a memory failure, with the log's facts."""
     asked: list[LogFacts] = []
 
-    def plan(facts: LogFacts) -> PlanSays | None:
+    def plan(facts: LogFacts) -> PlanFigures | None:
         asked.append(facts)
         return None
 

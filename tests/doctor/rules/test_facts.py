@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 
-from plimsoll.doctor.rules.symptoms import OutOfMemory
 from plimsoll.doctor.rules.facts import MOST_PROCESSES, LogFacts, facts_of, oom_facts
-from plimsoll.doctor.rules.log_text import Line, Log
-from plimsoll.doctor.rules.timeline import Progress, read_story
+from plimsoll.doctor.rules.log_text import Log, LogLine
+from plimsoll.doctor.rules.root_cause import OomFigures
+from plimsoll.doctor.rules.timeline import ServerProgress, read_timeline
 from plimsoll.units import GIB
 from tests.doctor.pasted_text import pasted, scrambled
 
@@ -28,8 +28,8 @@ START = """
 
 def facts(log: Log) -> LogFacts:
     """The facts of the log's last life."""
-    story = read_story(log)
-    return facts_of(story, story.lives[-1])
+    timeline = read_timeline(log)
+    return facts_of(timeline, timeline.runs[-1])
 
 
 def test_a_start_gives_its_facts() -> None:
@@ -39,7 +39,7 @@ def test_a_start_gives_its_facts() -> None:
     assert found.flags["max_model_len"] == "8192"
     assert found.flags["tensor_parallel_size"] == "2"
     assert found.measured.kv_bytes == round(9.5 * GIB)
-    assert found.progress is Progress.MEASURED
+    assert found.progress is ServerProgress.MEASURED
 
 
 @pytest.mark.parametrize(
@@ -97,9 +97,9 @@ def test_the_gpus_name_is_read_where_it_is_one(line: str, name: str | None) -> N
 def test_each_process_has_its_own_timeline() -> None:
     """First and last line, how many, how many of them errors, and the last moment known."""
     lines = [
-        Line(1, "EngineCore pid=2", "INFO", 10.0, "a"),
-        Line(2, "Worker pid=3", "ERROR", 11.0, "b"),
-        Line(5, "EngineCore pid=2", "CRITICAL", None, "c"),
+        LogLine(1, "EngineCore pid=2", "INFO", 10.0, "a"),
+        LogLine(2, "Worker pid=3", "ERROR", 11.0, "b"),
+        LogLine(5, "EngineCore pid=2", "CRITICAL", None, "c"),
     ]
     one, two = facts(Log("x", lines)).processes
     assert (one.process, one.first_line, one.last_line, one.lines, one.errors, one.last_at) == (
@@ -115,16 +115,16 @@ def test_each_process_has_its_own_timeline() -> None:
 
 def test_endless_processes_are_cut() -> None:
     """A hostile log cannot fill the report with processes."""
-    lines = [Line(n, f"p{n}", "", None, "a") for n in range(1, 500)]
+    lines = [LogLine(n, f"p{n}", "", None, "a") for n in range(1, 500)]
     assert len(facts(Log("x", lines)).processes) == MOST_PROCESSES
 
 
 def test_the_figures_of_an_allocation_are_given_by_name() -> None:
     """Unknown stays null, and others are unknown where this process is."""
-    unknown = oom_facts(OutOfMemory())
+    unknown = oom_facts(OomFigures())
     assert unknown.pop("processes") == []
     assert set(unknown.values()) == {None}
-    known = oom_facts(OutOfMemory(1, 10 * GIB, 1, 0, 1, None, 0, 5 * GIB, ((7, 4 * GIB),)))
+    known = oom_facts(OomFigures(1, 10 * GIB, 1, 0, 1, None, 0, 5 * GIB, ((7, 4 * GIB),)))
     assert known["others_bytes"] == 10 * GIB - 1 - 5 * GIB
     assert known["processes"] == [{"pid": 7, "bytes": 4 * GIB}]
 

@@ -9,7 +9,7 @@ import pytest
 
 from plimsoll.cli.main import main
 from plimsoll.doctor.rules.diagnose import is_gate_state, judge_gate_state
-from plimsoll.doctor.rules.log_text import Line, Log
+from plimsoll.doctor.rules.log_text import Log, LogLine
 from plimsoll.findings import Code
 
 STATE = {
@@ -20,7 +20,7 @@ STATE = {
 
 def log_of(text: str) -> Log:
     """A text as it is read."""
-    return Log("state.json", [Line(n, "", "", None, line) for n, line in enumerate(text.splitlines(), 1)])
+    return Log("state.json", [LogLine(n, "", "", None, line) for n, line in enumerate(text.splitlines(), 1)])
 
 
 def test_a_wedge_that_the_gate_proved_is_a_finding() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from plimsoll.doctor.rules.root_cause import Verdict, judge
-from plimsoll.doctor.rules.timeline import read_story
+from plimsoll.doctor.rules.root_cause import LogVerdict, judge
+from plimsoll.doctor.rules.timeline import read_timeline
 from plimsoll.findings import Code
 from tests.doctor.log_maker import (
     ARGS,
@@ -28,9 +28,9 @@ FATAL = "(EngineCore pid=2) ERROR 11-15 09:10:00 [core.py:1] EngineCore encounte
 FAILED_START = [VERSION, ARGS, LOADING, *traceback("v1/worker/gpu_worker.py:load_model"), NOT_STARTED]
 
 
-def verdict(*parts: str | list[str]) -> Verdict:
+def verdict(*parts: str | list[str]) -> LogVerdict:
     """What is said of these lines."""
-    return judge(read_story(log(*parts)))
+    return judge(read_timeline(log(*parts)))
 
 
 def code(*parts: str | list[str]) -> Code | None:
@@ -212,7 +212,7 @@ def test_a_traceback_that_a_user_pasted_is_nobodys_failure() -> None:
 def test_the_last_life_that_failed_is_judged_and_failures_are_counted() -> None:
     """Three failed starts: the last one's cause, and how many there were."""
     found = verdict(FAILED_START, FAILED_START, FAILED_START)
-    assert found.lives_failed == 3
+    assert found.runs_failed == 3
     assert found.root is not None
     assert found.root.code is Code.STARTUP_WEIGHTS_DO_NOT_FIT
     assert found.root.at > 2 * len(FAILED_START)
@@ -223,7 +223,7 @@ def test_a_failure_that_was_cured_by_a_restart_is_still_told() -> None:
     found = verdict(FAILED_START, STARTED)
     assert found.root is not None
     assert found.root.code is Code.STARTUP_WEIGHTS_DO_NOT_FIT
-    assert found.lives_failed == 1
+    assert found.runs_failed == 1
 
 
 @pytest.mark.parametrize(

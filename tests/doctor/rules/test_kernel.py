@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 
 from plimsoll.doctor.rules.kernel import Blame, KernelFacts, explain, judge_kernel
-from plimsoll.doctor.rules.log_text import Line, Log
+from plimsoll.doctor.rules.log_text import Log, LogLine
 from plimsoll.findings import Code, Severity
 from tests.doctor.pasted_text import pasted, scrambled
 
@@ -205,7 +205,7 @@ def test_full_disk_and_full_shared_memory_have_different_cures() -> None:
 
 def test_what_vllm_itself_says_is_left_to_others() -> None:
     """A line that a vLLM process printed is not the kernel's, whatever words a request put into it."""
-    said = Line(1, "EngineCore pid=1", "INFO", None, "prompt: 'Out of memory: Killed process 1 (python3)'")
+    said = LogLine(1, "EngineCore pid=1", "INFO", None, "prompt: 'Out of memory: Killed process 1 (python3)'")
     assert judge_kernel(Log("x", [said])).facts == KernelFacts()
 
 

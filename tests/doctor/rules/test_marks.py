@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 
 from plimsoll.doctor.rules.kernel import judge_kernel
-from plimsoll.doctor.rules.log_text import LONGEST, Line, Log, kinds_in
+from plimsoll.doctor.rules.log_text import LONGEST, Log, LogLine, kinds_in
 from plimsoll.doctor.rules.memory_summary import judge_memory_summary
 from plimsoll.doctor.rules.nvidia_smi import judge_nvidia_smi
 from plimsoll.doctor.rules.pods import judge_pods
@@ -72,14 +72,14 @@ def test_the_longest_line_of_one_piece_is_read_quickly(piece: str) -> None:
         '"OOMKilled":',
         ".service NVIDIA-SMI memory.used, VRAM% FB Memory Usage",
     )
-    marks = " ".join(words)
+    milestones = " ".join(words)
     texts = [
-        marks,
-        "|" + marks,
+        milestones,
+        "|" + milestones,
         (piece * LONGEST)[:LONGEST],
-        marks + (piece * LONGEST)[:LONGEST],
+        milestones + (piece * LONGEST)[:LONGEST],
         "|" + (piece * LONGEST)[:LONGEST] + "|",
     ]
-    log = Log("hostile", [Line(number, "", "", None, text) for number, text in enumerate(texts * 20, 1)])
+    log = Log("hostile", [LogLine(number, "", "", None, text) for number, text in enumerate(texts * 20, 1)])
     for judge in (judge_kernel, judge_pods, judge_nvidia_smi, judge_memory_summary):
         assert judge(log) is not None

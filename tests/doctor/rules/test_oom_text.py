@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.doctor.rules.symptoms import MOST_PROCESSES, OutOfMemory, parse_oom
+from plimsoll.doctor.rules.root_cause import MOST_PROCESSES, OomFigures, parse_oom
 from plimsoll.units import GIB, KIB, MIB
 
 NEWEST = (
@@ -48,7 +48,7 @@ def _gib(number: float) -> int:
 def test_the_newest_wording_gives_every_figure() -> None:
     """Nothing torch states is lost."""
     oom = parse_oom(NEWEST)
-    assert oom == OutOfMemory(
+    assert oom == OomFigures(
         tried=64 * MIB,
         total=_gib(139.80),
         free=round(17.56 * MIB),
@@ -93,7 +93,7 @@ def test_older_and_other_wordings_are_read(
 def test_a_bare_driver_error_states_nothing(message: str) -> None:
     """What is not said stays unknown, and nobody is blamed."""
     oom = parse_oom(message)
-    assert oom == OutOfMemory()
+    assert oom == OomFigures()
     assert (oom.own, oom.others, oom.has_neighbour, oom.is_fragmented, oom.neighbours) == (None, 0, False, False, ())
 
 
@@ -131,7 +131,7 @@ def test_this_very_process_listed_by_its_other_number_is_no_neighbour() -> None:
 def test_a_neighbour_matters_by_what_it_holds(listed: tuple[tuple[int, int], ...], others: int, blamed: bool) -> None:
     """A desktop's 250 MiB are no reason, 41 GiB are, and several add up."""
     own = 79 * GIB - others - 100 * MIB
-    oom = OutOfMemory(GIB, 79 * GIB, 100 * MIB, 0, own - GIB, None, MIB, own, listed)
+    oom = OomFigures(GIB, 79 * GIB, 100 * MIB, 0, own - GIB, None, MIB, own, listed)
     assert (oom.others, oom.has_neighbour, oom.neighbours) == (others, blamed, listed)
 
 
@@ -139,13 +139,13 @@ def test_a_neighbour_matters_by_what_it_holds(listed: tuple[tuple[int, int], ...
 def test_memory_that_nobody_listed_accounts_for_counts_from_3_gib(hidden: int, others: int) -> None:
     """The driver keeps up to a GiB for itself; more belongs to a process torch cannot see."""
     own = 79 * GIB - hidden - 100 * MIB
-    oom = OutOfMemory(GIB, 79 * GIB, 100 * MIB, 0, own - GIB, None, MIB, own, ())
+    oom = OomFigures(GIB, 79 * GIB, 100 * MIB, 0, own - GIB, None, MIB, own, ())
     assert oom.others == others
 
 
 def test_a_neighbour_too_small_for_what_was_missing_is_not_the_reason() -> None:
     """Two GiB of others explain nothing where forty were missing."""
-    oom = OutOfMemory(42 * GIB, 79 * GIB, 2 * GIB, 0, 70 * GIB, None, MIB, 74 * GIB, ((5, 4 * GIB),))
+    oom = OomFigures(42 * GIB, 79 * GIB, 2 * GIB, 0, 70 * GIB, None, MIB, 74 * GIB, ((5, 4 * GIB),))
     assert oom.others == 4 * GIB
     assert not oom.has_neighbour
 

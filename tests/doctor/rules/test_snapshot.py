@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from plimsoll.doctor.rules.snapshot import SnapshotVerdict, judge_snapshot
-from plimsoll.doctor.rules.snapshot_facts import Category, Frame, category_of_stack
+from plimsoll.doctor.rules.snapshot_facts import Category, StackFrame, category_of_stack
 from plimsoll.findings import Code
 from tests.doctor.snapshot_maker import FORWARD, GIB, KV, LOGPROBS, MIB, VLLM, WEIGHTS, Allocator, pinned, serving, split
 
@@ -208,7 +208,10 @@ def test_a_snapshot_of_a_server_still_starting_proves_no_growth(tmp_path: Path) 
 )
 def test_a_stack_tells_what_it_asked_memory_for(file: str, name: str, category: Category) -> None:
     """One frame of vLLM's is enough; the names hold over releases 0.8 to 0.32."""
-    frames = [Frame("/lib/python3/site-packages/torch/nn/modules/module.py", 1, "load_model"), Frame(VLLM + file, 10, name)]
+    frames = [
+        StackFrame("/lib/python3/site-packages/torch/nn/modules/module.py", 1, "load_model"),
+        StackFrame(VLLM + file, 10, name),
+    ]
     assert category_of_stack(frames) is category
 
 
@@ -230,7 +233,7 @@ def test_a_stack_tells_what_it_asked_memory_for(file: str, name: str, category: 
 @pytest.mark.parametrize("folder", [VLLM, "vllm/", "C:\\env\\vllm\\"])
 def test_of_nested_work_the_inner_purpose_counts(stack: str, category: Category, folder: str) -> None:
     """Both runners, with whole paths and with paths whose upper folders were cut off."""
-    frames = [Frame(folder + file, 1, name) for file, name in (place.split() for place in stack.split(", "))]
+    frames = [StackFrame(folder + file, 1, name) for file, name in (place.split() for place in stack.split(", "))]
     assert category_of_stack(frames) is category
 
 
@@ -268,7 +271,7 @@ def test_a_server_still_starting_is_told_by_its_stacks_too(tmp_path: Path) -> No
 
 def test_somebody_elses_load_model_is_not_vllms() -> None:
     """A function's name counts only in a file of vLLM."""
-    assert category_of_stack([Frame("/app/mine.py", 3, "load_model")]) is Category.UNKNOWN
+    assert category_of_stack([StackFrame("/app/mine.py", 3, "load_model")]) is Category.UNKNOWN
 
 
 def test_a_private_pool_with_most_of_the_memory_is_not_taken_for_graphs(tmp_path: Path) -> None:

@@ -6,13 +6,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.doctor.rules.timeline import CODES, RUNTIME, Frame, Progress, hinted_by_torch, step_of_frames, step_of_progress
+from plimsoll.doctor.rules.timeline import (
+    CODES,
+    RUNTIME,
+    ServerProgress,
+    TracebackFrame,
+    hinted_by_torch,
+    step_of_frames,
+    step_of_progress,
+)
 from plimsoll.findings import Code
 from plimsoll.vllm.failure_texts import STEP_FRAMES, seen_in
 from tests.each import each
 
 SITE = "/usr/lib/python3.12/site-packages/"
-TORCH = Frame(f"{SITE}torch/nn/modules/module.py", "_call_impl")
+TORCH = TracebackFrame(f"{SITE}torch/nn/modules/module.py", "_call_impl")
 # Files that occur often, and the calls that lead to a step.
 SHORT = {
     "core": "v1/engine/core.py", "worker": "v1/worker/gpu_worker.py", "runner": "v1/worker/gpu_model_runner.py",
@@ -61,9 +69,9 @@ def calls_of(short: str) -> list[tuple[str, str]]:
     return [(SHORT.get(file, file), function) for file, function in calls]
 
 
-def frames(short: str) -> list[Frame]:
+def frames(short: str) -> list[TracebackFrame]:
     """The calls in vLLM's folder, with torch's own in between as in life."""
-    return [frame for file, function in calls_of(short) for frame in (Frame(f"{SITE}vllm/{file}", function), TORCH)]
+    return [frame for file, function in calls_of(short) for frame in (TracebackFrame(f"{SITE}vllm/{file}", function), TORCH)]
 
 
 @each(("name", "calls"), TRACEBACKS)
@@ -88,12 +96,15 @@ def test_every_step_but_the_hopeless_has_a_traceback_here() -> None:
 
 def test_functions_of_torchs_own_do_not_count() -> None:
     """`step` of an optimiser or `capture_graphs` of torch's say nothing of vLLM."""
-    assert step_of_frames([Frame(f"{SITE}torch/optim/sgd.py", "step"), Frame("torch/x.py", "load_model")]) is None
+    assert (
+        step_of_frames([TracebackFrame(f"{SITE}torch/optim/sgd.py", "step"), TracebackFrame("torch/x.py", "load_model")])
+        is None
+    )
 
 
 def test_the_graphs_file_is_enough() -> None:
     """Torch's own context manager for capturing is entered at no other time."""
-    calls = [*frames("worker:compile_or_warm_up_model"), Frame(f"{SITE}torch/cuda/graphs.py", "__exit__")]
+    calls = [*frames("worker:compile_or_warm_up_model"), TracebackFrame(f"{SITE}torch/cuda/graphs.py", "__exit__")]
     step = step_of_frames(calls)
     assert step is not None
     assert step.name == "graph-capture"
@@ -101,7 +112,7 @@ def test_the_graphs_file_is_enough() -> None:
 
 def test_a_model_being_built_is_loading() -> None:
     """A layer's constructor runs at no other time, even where the loader's frames are lost."""
-    step = step_of_frames([Frame("vllm/model_executor/layers/linear.py", "__init__"), TORCH])
+    step = step_of_frames([TracebackFrame("vllm/model_executor/layers/linear.py", "__init__"), TORCH])
     assert step is not None
     assert (step.name, step.confidence) == ("weights", 0.8)
 
@@ -131,17 +142,17 @@ def test_weights_read_below_a_running_step_are_no_start() -> None:
 @pytest.mark.parametrize(
     ("progress", "name"),
     [
-        (Progress.UNKNOWN, None),
-        (Progress.BEGUN, None),
-        (Progress.LOADING, "weights"),
-        (Progress.LOADED, "profile"),
-        (Progress.MEASURED, "kv-allocation"),
-        (Progress.CAPTURING, "graph-capture"),
-        (Progress.CAPTURED, "sampler-warmup"),
-        (Progress.SERVING, "forward"),
+        (ServerProgress.UNKNOWN, None),
+        (ServerProgress.BEGUN, None),
+        (ServerProgress.LOADING, "weights"),
+        (ServerProgress.LOADED, "profile"),
+        (ServerProgress.MEASURED, "kv-allocation"),
+        (ServerProgress.CAPTURING, "graph-capture"),
+        (ServerProgress.CAPTURED, "sampler-warmup"),
+        (ServerProgress.SERVING, "forward"),
     ],
 )
-def test_progress_alone_is_a_guess_and_says_so(progress: Progress, name: str | None) -> None:
+def test_progress_alone_is_a_guess_and_says_so(progress: ServerProgress, name: str | None) -> None:
     """The step after what was last reached, never with more than 0.6."""
     for frames_seen in (False, True):
         step = step_of_progress(progress, frames_seen=frames_seen)
@@ -151,7 +162,7 @@ def test_progress_alone_is_a_guess_and_says_so(progress: Progress, name: str | N
 
 def test_a_traceback_cut_to_torchs_device_context_hints_at_weights() -> None:
     """Parameters are made under it, and little else."""
-    step = hinted_by_torch([Frame(f"{SITE}torch/utils/_device.py", "__torch_function__")])
+    step = hinted_by_torch([TracebackFrame(f"{SITE}torch/utils/_device.py", "__torch_function__")])
     assert step is not None
     assert (step.name, step.confidence) == ("weights", 0.6)
     assert hinted_by_torch([TORCH]) is None
@@ -165,8 +176,8 @@ def test_codes_of_running_steps_are_runtime_codes() -> None:
 KNOWN = st.sampled_from([function for _, functions in STEP_FRAMES for function in functions])
 
 
-@given(st.lists(st.builds(Frame, st.text(max_size=20), st.one_of(st.text(max_size=20), KNOWN)), max_size=12))
-def test_any_frames_give_a_step_or_none(some: list[Frame]) -> None:
+@given(st.lists(st.builds(TracebackFrame, st.text(max_size=20), st.one_of(st.text(max_size=20), KNOWN)), max_size=12))
+def test_any_frames_give_a_step_or_none(some: list[TracebackFrame]) -> None:
     """Whatever a log pretends, the answer is a known step or that it cannot be told."""
     step = step_of_frames(some)
     assert step is None or (step.name in CODES and 0 < step.confidence < 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plimsoll.doctor.rules.timeline import MILESTONES, Progress, Story, read_story
+from plimsoll.doctor.rules.timeline import MILESTONES, LogTimeline, ServerProgress, read_timeline
 from tests.doctor.log_maker import (
     ARGS,
     CAPTURED,
@@ -27,38 +27,38 @@ DUMP = "(EngineCore pid=2) ERROR 11-15 09:10:00 [a.py:1] Dumping input data for 
 FAILED_START = [VERSION, ARGS, ENGINE, LOADING, *traceback("v1/worker/gpu_worker.py:load_model"), NOT_STARTED]
 
 
-def story(*parts: str | list[str]) -> Story:
+def timeline(*parts: str | list[str]) -> LogTimeline:
     """The story of these lines."""
-    return read_story(log(*parts))
+    return read_timeline(log(*parts))
 
 
 @pytest.mark.parametrize(
     ("lines", "reached"),
     [
-        ([], Progress.UNKNOWN),
-        (["hello"], Progress.UNKNOWN),
-        ([VERSION], Progress.BEGUN),
-        ([VERSION, LOADING], Progress.LOADING),
-        ([VERSION, LOADING, LOADED], Progress.LOADED),
-        ([VERSION, LOADING, LOADED, MEASURED], Progress.MEASURED),
-        ([VERSION, MEASURED, CAPTURING], Progress.CAPTURING),
-        ([VERSION, MEASURED, CAPTURED], Progress.CAPTURED),
-        (STARTED, Progress.SERVING),
-        ([LOADING], Progress.LOADING),
-        (["INFO 03-01 10:00:00 [executor_base.py:1] # cuda blocks: 27000, # CPU blocks: 2048"], Progress.MEASURED),
-        (["INFO 03-01 10:00:00 model_runner.py:1] Loading model weights took 14.9 GB"], Progress.LOADED),
-        ([REQUEST], Progress.SERVING),
+        ([], ServerProgress.UNKNOWN),
+        (["hello"], ServerProgress.UNKNOWN),
+        ([VERSION], ServerProgress.BEGUN),
+        ([VERSION, LOADING], ServerProgress.LOADING),
+        ([VERSION, LOADING, LOADED], ServerProgress.LOADED),
+        ([VERSION, LOADING, LOADED, MEASURED], ServerProgress.MEASURED),
+        ([VERSION, MEASURED, CAPTURING], ServerProgress.CAPTURING),
+        ([VERSION, MEASURED, CAPTURED], ServerProgress.CAPTURED),
+        (STARTED, ServerProgress.SERVING),
+        ([LOADING], ServerProgress.LOADING),
+        (["INFO 03-01 10:00:00 [executor_base.py:1] # cuda blocks: 27000, # CPU blocks: 2048"], ServerProgress.MEASURED),
+        (["INFO 03-01 10:00:00 model_runner.py:1] Loading model weights took 14.9 GB"], ServerProgress.LOADED),
+        ([REQUEST], ServerProgress.SERVING),
     ],
 )
-def test_milestones_tell_how_far_it_came(lines: list[str], reached: Progress) -> None:
+def test_milestones_tell_how_far_it_came(lines: list[str], reached: ServerProgress) -> None:
     """The furthest of what was said counts, in the wording of old and new releases."""
-    told = story(lines)
+    told = timeline(lines)
     assert told.progress_at(len(told.log.lines)) is reached
 
 
 def test_progress_is_asked_before_a_line() -> None:
     """What comes later does not count."""
-    told = story(STARTED)
+    told = timeline(STARTED)
     reached = [told.progress_at(at).name for at in (0, 1, 3, 4, 5, 6, 7)]
     assert reached == ["UNKNOWN", "BEGUN", "LOADING", "LOADED", "MEASURED", "CAPTURED", "SERVING"]
 
@@ -66,52 +66,52 @@ def test_progress_is_asked_before_a_line() -> None:
 def test_a_worker_may_be_behind_the_others() -> None:
     """Where a process has spoken of its own progress, that counts; once anyone serves, all do."""
     slow = "(Worker_TP1 pid=9) INFO 11-15 09:00:01 [gpu_model_runner.py:1] Starting to load model m..."
-    told = story(VERSION, LOADING, LOADED, slow)
-    assert told.progress_at(4, "Worker_TP1 pid=9") is Progress.LOADING
-    assert told.progress_at(4, "EngineCore pid=2") is Progress.LOADED
-    assert story(STARTED, slow).progress_at(9, "Worker_TP1 pid=9") is Progress.SERVING
+    told = timeline(VERSION, LOADING, LOADED, slow)
+    assert told.progress_at(4, "Worker_TP1 pid=9") is ServerProgress.LOADING
+    assert told.progress_at(4, "EngineCore pid=2") is ServerProgress.LOADED
+    assert timeline(STARTED, slow).progress_at(9, "Worker_TP1 pid=9") is ServerProgress.SERVING
 
 
 def test_code_in_a_traceback_is_no_milestone() -> None:
     """An indented quotation of vLLM's own source proves nothing."""
-    assert story('    logger.info("Model loading took %.2f GiB", size)').marks == []
+    assert timeline('    logger.info("Model loading took %.2f GiB", size)').milestones == []
 
 
 def test_a_restart_in_one_file_is_a_second_life() -> None:
     """A server that failed and introduces itself again begins anew; what the first reached is forgotten."""
-    told = story(FAILED_START, FAILED_START, VERSION, ARGS)
-    assert [life.first for life in told.lives] == [0, len(FAILED_START), 2 * len(FAILED_START)]
-    assert told.lives[0].end == told.lives[1].first
-    assert told.lives[-1].end == len(told.log.lines)
-    assert told.progress_at(2 * len(FAILED_START) + 1) is Progress.BEGUN
+    told = timeline(FAILED_START, FAILED_START, VERSION, ARGS)
+    assert [run.first for run in told.runs] == [0, len(FAILED_START), 2 * len(FAILED_START)]
+    assert told.runs[0].end == told.runs[1].first
+    assert told.runs[-1].end == len(told.log.lines)
+    assert told.progress_at(2 * len(FAILED_START) + 1) is ServerProgress.BEGUN
 
 
 def test_a_restart_without_an_api_server_is_one_too() -> None:
     """A script that makes an engine again after its first one failed."""
     once = [ENGINE, LOADING, *traceback("v1/worker/gpu_worker.py:load_model")]
-    assert len(story(once, once).lives) == 2
+    assert len(timeline(once, once).runs) == 2
 
 
 def test_one_server_that_says_its_version_twice_lives_once() -> None:
     """The API server and its engine both introduce themselves, and so do two API servers of one command."""
-    assert len(story(VERSION, ARGS, ENGINE, LOADING).lives) == 1
-    assert len(story(VERSION, VERSION.replace("pid=1", "pid=5"), ARGS, ENGINE).lives) == 1
+    assert len(timeline(VERSION, ARGS, ENGINE, LOADING).runs) == 1
+    assert len(timeline(VERSION, VERSION.replace("pid=1", "pid=5"), ARGS, ENGINE).runs) == 1
 
 
 def test_dumping_its_state_is_no_new_life() -> None:
     """An engine that dies dumps its configuration in the words it began with."""
-    told = story(STARTED, DUMP, traceback("v1/worker/gpu_model_runner.py:execute_model"), ENGINE_DEAD)
-    assert len(told.lives) == 1
-    assert told.progress_at(len(told.log.lines)) is Progress.SERVING
+    told = timeline(STARTED, DUMP, traceback("v1/worker/gpu_model_runner.py:execute_model"), ENGINE_DEAD)
+    assert len(told.runs) == 1
+    assert told.progress_at(len(told.log.lines)) is ServerProgress.SERVING
 
 
 def test_work_after_a_line_is_seen() -> None:
     """Requests that were answered later show that the server outlived it; one straggler does not."""
     error = "(EngineCore pid=2) ERROR 11-15 09:05:00 [a.py:1] RuntimeError: one request was bad"
-    told = story(STARTED, error, [REQUEST] * 3)
+    told = timeline(STARTED, error, [REQUEST] * 3)
     assert told.serves_after(len(STARTED))
-    assert not story(STARTED, error, REQUEST).serves_after(len(STARTED))
-    assert not story(STARTED, error, ENGINE_DEAD).serves_after(len(STARTED))
+    assert not timeline(STARTED, error, REQUEST).serves_after(len(STARTED))
+    assert not timeline(STARTED, error, ENGINE_DEAD).serves_after(len(STARTED))
 
 
 def test_words_count_by_their_level() -> None:
@@ -120,17 +120,17 @@ def test_words_count_by_their_level() -> None:
     A line that is nothing but the exception counts also there: whoever logs another program's output calls all of it so.
     """
     prefix = "(EngineCore pid=2) {} 11-15 09:00:00 [a.py:1] "
-    assert story(prefix.format("ERROR") + OOM).hits
-    assert story(prefix.format("INFO") + OOM).hits
+    assert timeline(prefix.format("ERROR") + OOM).hits
+    assert timeline(prefix.format("INFO") + OOM).hits
     for level in ("INFO", "WARNING", "DEBUG"):
-        assert story(prefix.format(level) + f"note: {OOM}").hits == []
-    assert story(prefix.format("WARNING") + OOM).hits
-    assert story(prefix.format("DEBUG") + OOM).hits == []
+        assert timeline(prefix.format(level) + f"note: {OOM}").hits == []
+    assert timeline(prefix.format("WARNING") + OOM).hits
+    assert timeline(prefix.format("DEBUG") + OOM).hits == []
 
 
 def test_a_message_broken_over_lines_is_found_whole() -> None:
     """A terminal of 80 columns broke the telling sentence in two."""
-    told = story(
+    told = timeline(
         traceback(
             "v1/worker/utils.py:request_memory", error="ValueError: Free memory on device cuda:0 (1.0/79.1 GiB) on", who=""
         ),

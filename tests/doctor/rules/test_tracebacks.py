@@ -8,14 +8,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from plimsoll.doctor.rules.timeline import MOST_FRAMES, Frame, Raised, raised_in
+from plimsoll.doctor.rules.timeline import MOST_FRAMES, LoggedException, TracebackFrame, read_exceptions
 from tests.doctor.log_maker import OOM, log, traceback
 
 PROFILE = ("v1/engine/core.py:run_engine_core", "v1/worker/gpu_worker.py:profile_run")
 LOGITS = ("v1/engine/core.py:run_engine_core", "v1/sample/sampler.py:compute_logprobs")
 
 
-def chain_of(raised: Sequence[Raised], position: int) -> list[Raised]:
+def chain_of(raised: Sequence[LoggedException], position: int) -> list[LoggedException]:
     """An exception with those it came from, the first cause first."""
     chain, seen, at = [raised[position]], {position}, raised[position].cause
     while at is not None and at not in seen:
@@ -25,12 +25,12 @@ def chain_of(raised: Sequence[Raised], position: int) -> list[Raised]:
     return chain[::-1]
 
 
-def found(*parts: str | list[str]) -> list[Raised]:
+def found(*parts: str | list[str]) -> list[LoggedException]:
     """What was raised in these lines."""
-    return raised_in(log(*parts).lines)
+    return read_exceptions(log(*parts).lines)
 
 
-def functions(raised: Raised) -> list[str]:
+def functions(raised: LoggedException) -> list[str]:
     """The calls, outermost first."""
     return [frame.function for frame in raised.frames]
 
@@ -41,7 +41,7 @@ def test_a_plain_traceback_is_read_whole() -> None:
     assert (one.kind, one.name) == ("torch.OutOfMemoryError", "OutOfMemoryError")
     assert one.message.startswith("CUDA out of memory. Tried to allocate 2.00 GiB.")
     assert functions(one) == ["run_engine_core", "profile_run"]
-    assert one.frames[0] == Frame("/opt/vllm/v1/engine/core.py", "run_engine_core")
+    assert one.frames[0] == TracebackFrame("/opt/vllm/v1/engine/core.py", "run_engine_core")
     assert (one.first, one.at, one.cause, one.in_logging) == (1, 6, None, False)
 
 

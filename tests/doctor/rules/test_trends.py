@@ -11,10 +11,9 @@ from random import Random
 
 import pytest
 
-from plimsoll.doctor.rules.log_text import Line, Log
-from plimsoll.doctor.rules.trend_growth import Series
-from plimsoll.doctor.rules.trend_log import Whose, moments_of_log
-from plimsoll.doctor.rules.trends import judge_log_trends, judge_preemption_lines, judge_trends
+from plimsoll.doctor.rules.log_text import Log, LogLine
+from plimsoll.doctor.rules.trend_growth import MetricSeries
+from plimsoll.doctor.rules.trends import EngineId, judge_log_trends, judge_preemption_lines, judge_trends, moments_of_log
 from plimsoll.findings import Code, Severity
 from tests.doctor.trend_makers import GIB, HOUR_S, LEVEL, MIB
 
@@ -38,7 +37,7 @@ WARNS = (
 def log_of(*figures: dict[str, object], form: str = V1, timed: bool = True, every_s: float = 10) -> Log:
     """A log of periodic lines."""
     lines = [
-        Line(i + 1, "APIServer pid=1", "INFO", 1000 + i * every_s if timed else None, form.format(**(USUAL | one)))
+        LogLine(i + 1, "APIServer pid=1", "INFO", 1000 + i * every_s if timed else None, form.format(**(USUAL | one)))
         for i, one in enumerate(figures)
     ]
     return Log("vllm.log", lines)
@@ -92,7 +91,7 @@ def test_a_silence_ends_a_stretch() -> None:
 
 def test_preemptions_in_periodic_lines_are_weighed_by_the_cache() -> None:
     """With the cache's size the share of work done twice is known; a few preemptions are nothing."""
-    size = Line(1, "", "INFO", 900.0, "GPU KV cache size: 100,000 tokens")
+    size = LogLine(1, "", "INFO", 900.0, "GPU KV cache size: 100,000 tokens")
     storm = log_of(*[FULL | {"more": ", Preemptions: 6"}] * 12)
     (found,) = judge_log_trends(storm._replace(lines=[size, *storm.lines]))
     assert (found.code, found.severity) == (Code.KV_PREEMPTION_STORM, Severity.CRITICAL)
@@ -112,7 +111,7 @@ def test_the_first_engine_s_warnings_count_by_fifties() -> None:
     """One warning is a word, many in minutes a storm, the same over days a word again; a restart begins anew."""
 
     def warned(*totals: int, every_s: float = 20) -> Log:
-        lines = [Line(i + 1, "", "WARNING", i * every_s, WARNS.format(total=total)) for i, total in enumerate(totals)]
+        lines = [LogLine(i + 1, "", "WARNING", i * every_s, WARNS.format(total=total)) for i, total in enumerate(totals)]
         return Log("vllm.log", lines)
 
     (one,) = judge_preemption_lines(warned(1))
@@ -133,7 +132,7 @@ def test_the_first_engine_s_warnings_count_by_fifties() -> None:
 def test_a_storm_of_the_first_engine_says_more_than_its_full_cache() -> None:
     """Saturation is not told beside the storm it comes with."""
     full = log_of(*[FULL] * 12, form=V0)
-    warnings = [Line(100 + i, "", "WARNING", 1000 + 20 * i, WARNS.format(total=1 + 50 * i)) for i in range(4)]
+    warnings = [LogLine(100 + i, "", "WARNING", 1000 + 20 * i, WARNS.format(total=1 + 50 * i)) for i in range(4)]
     assert codes(full._replace(lines=[*full.lines, *warnings])) == [Code.KV_PREEMPTION_STORM]
     assert codes(log_of(*[FULL | {"swapped": 7}] * 12, form=V0)) == [Code.KV_PREEMPTION_STORM]
 
@@ -148,7 +147,7 @@ def test_running_requests_without_a_token_to_the_end_are_a_wedge() -> None:
     assert codes(log_of({}, *[STILL] * 3)) == []
     assert codes(log_of({}, *[STILL | {"running": 0}] * 20)) == []
     quiet = log_of({}, STILL)
-    alive = Line(9, "APIServer pid=1", "INFO", 1010 + 150, "some other line")
+    alive = LogLine(9, "APIServer pid=1", "INFO", 1010 + 150, "some other line")
     (found,) = judge_log_trends(quiet._replace(lines=[*quiet.lines, alive]))
     assert (found.code, found.confidence, found.code.is_memory) == (Code.ENGINE_WEDGED, 0.5, False)
 
@@ -156,7 +155,7 @@ def test_running_requests_without_a_token_to_the_end_are_a_wedge() -> None:
 def test_periodic_lines_become_moments() -> None:
     """Every figure of the line, in our units, with whose it is."""
     ((whose, found),) = moments_of_log(log_of({"more": ", Preemptions: 2"}, {})).items()
-    assert whose == Whose("", "APIServer pid=1", "0")
+    assert whose == EngineId("", "APIServer pid=1", "0")
     assert [(one.at_s, one.kv, one.preempted, one.hit_rate) for one in found] == [
         (1000, 0.5, 2.0, 0.05),
         (1010, 0.5, None, 0.05),
@@ -187,9 +186,9 @@ def test_spoiled_lines_are_passed_over() -> None:
 # Ranges of time.
 
 
-def series_of(figure: str, times: list[float], values: list[float], **labels: str) -> Series:
+def series_of(figure: str, times: list[float], values: list[float], **labels: str) -> MetricSeries:
     """One series of a figure."""
-    return Series(figure, {"instance": "h:1"} | labels, tuple(times), tuple(values), figure)
+    return MetricSeries(figure, {"instance": "h:1"} | labels, tuple(times), tuple(values), figure)
 
 
 def growing(hours: float = 30, per_hour: float = 200 * MIB) -> tuple[list[float], list[float]]:
@@ -264,7 +263,7 @@ def test_host_growth_has_the_container_s_limit() -> None:
     assert (found.severity, found.confidence) == (Severity.WARNING, 0.4)
 
 
-def engine_of(**figures: object) -> list[Series]:
+def engine_of(**figures: object) -> list[MetricSeries]:
     """An engine's 60 points: a number is constant, a list is as it is, a total moves by 100 each 15 s unless given."""
     count = 60
     times = [1e9 + 15 * i for i in range(count)]
@@ -294,7 +293,9 @@ def test_no_step_in_a_range_is_a_wedge_unless_asleep_idle_or_gone() -> None:
     (found,) = judge_trends(engine_of(**still), "range")
     assert (found.code, found.severity) == (Code.ENGINE_WEDGED, Severity.CRITICAL)
     assert judge_trends(engine_of(**still, running=0.0), "range") == ()
-    awake = Series("s", {"instance": "h:1", "engine": "0", "sleep_state": "awake"}, (1e9, 1e9 + 885), (1.0, 0.0), "sleep_state")
+    awake = MetricSeries(
+        "s", {"instance": "h:1", "engine": "0", "sleep_state": "awake"}, (1e9, 1e9 + 885), (1.0, 0.0), "sleep_state"
+    )
     assert judge_trends([*engine_of(**still), awake], "range") == ()
     later = series_of("host_resident", [1e9 + 2000], [1.0])
     assert judge_trends([*engine_of(**still), later], "range") == ()
@@ -315,7 +316,7 @@ def test_odd_series_give_no_finding() -> None:
     assert judge_trends([series_of("gpu_used", [1.0], [math.nan]), series_of("running", [], [])], "range") == ()
 
 
-def _recorded(name: str) -> list[Series]:
+def _recorded(name: str) -> list[MetricSeries]:
     """A run as it was recorded: every half second running, waiting, KV usage, preemptions, hits, queries, prompt, output."""
     path = OWN_RUNS / f"{name}.json"
     if not path.exists():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plimsoll.doctor.rules.diagnose import is_trouble, without_denials
+from plimsoll.doctor.rules.diagnose import is_memory_trouble, without_denials
 from plimsoll.findings import Code, Finding, Remedy, Severity
 
 NONE = "any memory setting: this is not a memory failure"
@@ -31,6 +31,6 @@ def test_no_finding_denies_what_another_advises(beside: list[Finding], memory: b
 
 def test_a_word_about_memory_is_no_trouble() -> None:
     """What is only worth a word, and what is of something else, is no shortage."""
-    assert is_trouble(STORM)
-    assert not is_trouble(STORM._replace(severity=Severity.INFO))
-    assert not is_trouble(STOP._replace(severity=Severity.CRITICAL))
+    assert is_memory_trouble(STORM)
+    assert not is_memory_trouble(STORM._replace(severity=Severity.INFO))
+    assert not is_memory_trouble(STOP._replace(severity=Severity.CRITICAL))

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from plimsoll.doctor.rules.trend_growth import Series
+from plimsoll.doctor.rules.trend_growth import MetricSeries
 from plimsoll.errors import BadInput, WorldFailed
 from plimsoll.guard.adapters.discovery import Target
 from plimsoll.guard.config import Prometheus
@@ -31,9 +31,9 @@ START = 10_000.0
 TIMES = tuple(START + STEP_S * n for n in range(10))
 
 
-def series(name: str, values: Mapping[float, float], **labels: str) -> Series:
+def series(name: str, values: Mapping[float, float], **labels: str) -> MetricSeries:
     """One as the server sends it."""
-    return Series(name, {"instance": "a:1", "job": "vllm", **labels}, tuple(values), tuple(values.values()))
+    return MetricSeries(name, {"instance": "a:1", "job": "vllm", **labels}, tuple(values), tuple(values.values()))
 
 
 def level(value: float) -> dict[float, float]:

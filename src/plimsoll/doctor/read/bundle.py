@@ -10,19 +10,23 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import json
 import os
 import re
 import stat
+import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import IO, NamedTuple, Protocol, cast
 
-from plimsoll.doctor.read.redact_text import Lines, shown_json, shown_line, shown_text
+from plimsoll.doctor.read.redact_text import LineSplitter, shown_json, shown_line, shown_text
 from plimsoll.errors import BadInput, PlimsollError, WorldFailed
 from plimsoll.net.inputs import BLOCK_BYTES, gunzipped, recoded
+from plimsoll.redaction import hide_homes, redact
 
 # What goes into an archive for a ticket: its parts, as they are before anything in them is hidden.
 
@@ -33,7 +37,7 @@ class TextFile(NamedTuple):
     path: str
 
 
-class Part(NamedTuple):
+class ArchivePart(NamedTuple):
     """One member to be."""
 
     name: str  # as it will be called, "logs/server.log"; made harmless before it is used
@@ -42,7 +46,7 @@ class Part(NamedTuple):
     content: bytes | TextFile | Callable[[], Iterable[bytes]]
 
 
-class Member(NamedTuple):
+class ArchiveMember(NamedTuple):
     """One member as it was written."""
 
     name: str  # inside the archive's folder
@@ -51,12 +55,12 @@ class Member(NamedTuple):
     note: str = ""  # what was left out of it
 
 
-class Written(NamedTuple):
+class Archive(NamedTuple):
     """An archive that is there."""
 
     path: str
     size_bytes: int
-    members: tuple[Member, ...]
+    members: tuple[ArchiveMember, ...]
     left_out: tuple[str, ...]
 
 
@@ -146,14 +150,14 @@ _PACKED = (
 _TEXT_BYTES = bytes([0, 7, 8, 9, 10, 11, 12, 13, 27, *range(32, 127), *range(128, 256)])
 
 
-class Limits(NamedTuple):
+class ExcerptLimits(NamedTuple):
     """How much of a text is kept."""
 
     head_bytes: int = HEAD_BYTES
     tail_bytes: int = TAIL_BYTES
 
 
-class Kept(NamedTuple):
+class TextExcerpt(NamedTuple):
     """The blocks that are kept of a text, as UTF-8."""
 
     head: list[bytes]
@@ -162,7 +166,7 @@ class Kept(NamedTuple):
     left_out_bytes: int
 
 
-def kept(content: bytes | TextFile | Callable[[], Iterable[bytes]], limits: Limits = Limits()) -> Kept:  # noqa: B008
+def kept(content: bytes | TextFile | Callable[[], Iterable[bytes]], limits: ExcerptLimits = ExcerptLimits()) -> TextExcerpt:  # noqa: B008
     """What is kept of this; BadInput where it is no text."""
     if isinstance(content, TextFile):
         return _kept_of_file(content.path, limits)
@@ -175,7 +179,7 @@ def _sliced(data: bytes) -> Iterator[bytes]:
         yield data[at : at + BLOCK_BYTES]
 
 
-def _kept_of_file(path: str, limits: Limits) -> Kept:
+def _kept_of_file(path: str, limits: ExcerptLimits) -> TextExcerpt:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError) as problem:
@@ -204,15 +208,15 @@ def _read(descriptor: int, at: int = 0, end: int = 1 << 62) -> Iterator[bytes]:
         yield block
 
 
-def _ends_of(descriptor: int, size: int, limits: Limits) -> Kept:
+def _ends_of(descriptor: int, size: int, limits: ExcerptLimits) -> TextExcerpt:
     """Start and end of a large plain file; the middle is not even read."""
     head = list(_as_text(_read(descriptor, 0, limits.head_bytes)))
     from_byte = size - limits.tail_bytes - CONTEXT_BYTES
     tail = list(_read(descriptor, from_byte, size))
-    return Kept(head, tail, CONTEXT_BYTES, size - limits.tail_bytes - limits.head_bytes)
+    return TextExcerpt(head, tail, CONTEXT_BYTES, size - limits.tail_bytes - limits.head_bytes)
 
 
-def _kept(blocks: Iterator[bytes], limits: Limits) -> Kept:
+def _kept(blocks: Iterator[bytes], limits: ExcerptLimits) -> TextExcerpt:
     head: list[bytes] = []
     tail: deque[bytes] = deque()
     in_head = in_tail = dropped = 0
@@ -227,9 +231,9 @@ def _kept(blocks: Iterator[bytes], limits: Limits) -> Kept:
             dropped += len(tail[0])
             in_tail -= len(tail.popleft())
     if not dropped:
-        return Kept([*head, *tail], [], 0, 0)
+        return TextExcerpt([*head, *tail], [], 0, 0)
     context = max(0, in_tail - limits.tail_bytes)
-    return Kept(head, list(tail), context, dropped + context)
+    return TextExcerpt(head, list(tail), context, dropped + context)
 
 
 def _as_text(blocks: Iterator[bytes], *, is_inside: bool = False) -> Iterator[bytes]:
@@ -294,16 +298,16 @@ _LARGEST_JSON = 16 << 20
 _ENDINGS = (".tar.zst", ".tar.gz", ".tgz", ".tar")
 
 
-class _Kept(NamedTuple):
+class _SpooledMember(NamedTuple):
     """A member on its way: where its text lies in the spool."""
 
-    member: Member
+    member: ArchiveMember
     start: int
 
 
 def write_bundle(
-    path: str, parts: Iterable[Part], *, made_with: str, at: int = 0, force: bool = False, left_out: Iterable[str] = ()
-) -> Written:
+    path: str, parts: Iterable[ArchivePart], *, made_with: str, at: int = 0, force: bool = False, left_out: Iterable[str] = ()
+) -> Archive:
     """Write the archive; `at` is the time (seconds since 1970) its members bear, `left_out` what the caller did not give.
 
     BadInput where the file is there already (unless `force`) or cannot be written by that name.
@@ -327,7 +331,7 @@ def write_bundle(
                 Path(temporary).unlink(missing_ok=True)
     except OSError as error:
         raise WorldFailed(f"{path}: cannot be written: {error.strerror or error}") from None
-    return Written(path, size, tuple(one.member for one in found), tuple(missing))
+    return Archive(path, size, tuple(one.member for one in found), tuple(missing))
 
 
 def _checked(path: str, *, force: bool) -> Path:
@@ -367,9 +371,9 @@ def _put(temporary: Path, target: Path, *, force: bool) -> None:
         temporary.replace(target)
 
 
-def _spooled(parts: Iterable[Part], spool: IO[bytes], missing: list[str]) -> list[_Kept]:
+def _spooled(parts: Iterable[ArchivePart], spool: IO[bytes], missing: list[str]) -> list[_SpooledMember]:
     """Every part as it will be shown, one after the other; what cannot be is added to what is missing."""
-    found: list[_Kept] = []
+    found: list[_SpooledMember] = []
     taken = {CONTENTS.casefold()}
     for part in parts:
         shown = shown_line(_base(part.name))
@@ -387,7 +391,7 @@ def _spooled(parts: Iterable[Part], spool: IO[bytes], missing: list[str]) -> lis
         came_from = f"from {shown_line(_base(part.content.path))}" if isinstance(part.content, TextFile) else ""
         note = "; ".join(piece for piece in (came_from, note) if piece)
         name = _member_name(part, taken)
-        found.append(_Kept(Member(name, spool.tell() - start, shown_line(part.what), note), start))
+        found.append(_SpooledMember(ArchiveMember(name, spool.tell() - start, shown_line(part.what), note), start))
     return found
 
 
@@ -395,7 +399,7 @@ def _base(path: str) -> str:
     return path.replace("\\", "/").rstrip("/").rpartition("/")[2] or "unnamed"
 
 
-def _write_shown(part: Part, spool: IO[bytes]) -> str:
+def _write_shown(part: ArchivePart, spool: IO[bytes]) -> str:
     """Write what may be shown of this part; what was left out of it."""
     if part.kind == "json" and isinstance(part.content, bytes) and len(part.content) <= _LARGEST_JSON:
         facts = shown_json(part.content)
@@ -408,11 +412,11 @@ def _write_shown(part: Part, spool: IO[bytes]) -> str:
 def write_text(
     content: bytes | TextFile | Callable[[], Iterable[bytes]],
     spool: IO[bytes],
-    limits: Limits = Limits(),  # noqa: B008
+    limits: ExcerptLimits = ExcerptLimits(),  # noqa: B008
 ) -> str:
     """Write what may be shown of a text, in bounded memory; what was left out of it."""
     text = kept(content, limits)
-    lines = Lines()
+    lines = LineSplitter()
     notes = []
     for shown in shown_text(lines.of(text.head), is_cut=bool(text.left_out_bytes)):
         spool.write(shown.encode("utf-8", "replace"))
@@ -436,7 +440,7 @@ def _lines_in(blocks: list[bytes], size: int) -> int:
     return count
 
 
-def _member_name(part: Part, taken: set[str]) -> str:
+def _member_name(part: ArchivePart, taken: set[str]) -> str:
     """A name that is harmless on every system, and this member's alone."""
     name = shown_line(part.name).replace("\\", "/")
     pieces = [_harmless(piece) for piece in name.split("/") if piece not in ("", ".", "..", "~")][-3:] or ["unnamed"]
@@ -456,7 +460,7 @@ def _harmless(piece: str) -> str:
     return re.sub(r"^[.-]{1,9}", "_", piece)[-80:] or "_"
 
 
-def _contents(archive: str, found: list[_Kept], missing: list[str], made_with: str) -> str:
+def _contents(archive: str, found: list[_SpooledMember], missing: list[str], made_with: str) -> str:
     lines = [
         f"{shown_line(archive)}, made with {shown_line(made_with)}",
         "",
@@ -473,13 +477,13 @@ def _contents(archive: str, found: list[_Kept], missing: list[str], made_with: s
     return "\n".join(lines) + "\n"
 
 
-def _pack(file: IO[bytes], name: str, contents: bytes, found: list[_Kept], spool: IO[bytes], at: int) -> None:
+def _pack(file: IO[bytes], name: str, contents: bytes, found: list[_SpooledMember], spool: IO[bytes], at: int) -> None:
     import tarfile
 
     folder = _harmless(next(name.removesuffix(ending) for ending in _ENDINGS if name.endswith(ending)))
     stream = _packing(file, name, at)
     with tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT) as archive:
-        for member, start in [(Member(CONTENTS, len(contents), ""), -1), *found]:
+        for member, start in [(ArchiveMember(CONTENTS, len(contents), ""), -1), *found]:
             entry = tarfile.TarInfo(f"{folder}/{member.name}")
             entry.size, entry.mtime, entry.mode = member.size_bytes, at, 0o644
             if start < 0:
@@ -502,3 +506,175 @@ def _packing(file: IO[bytes], name: str, at: int) -> IO[bytes]:
 
         return cast("IO[bytes]", gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=at))
     return file
+
+
+NVIDIA_SMI = ("nvidia-smi",)
+_SMI_SECONDS = 10.0
+_SMI_BYTES = 256 << 10
+_FILE_BYTES = 64 << 10
+_MOST_LEVELS = 16
+_PACKAGES = (
+    "vllm", "torch", "transformers", "triton", "flashinfer-python", "flashinfer-cubin", "flashinfer-jit-cache", "flash-attn",
+    "xformers", "ray", "numpy", "tokenizers", "nvidia-nccl-cu11", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "nvidia-cublas-cu12",
+    "nvidia-cuda-runtime-cu12", "nvidia-cudnn-cu12", "nvidia-ml-py",
+)  # fmt: skip
+_V2 = ("memory.max", "memory.high", "memory.current", "memory.peak", "memory.swap.max", "memory.swap.current", "memory.events")
+_V1 = (
+    "memory.limit_in_bytes", "memory.usage_in_bytes", "memory.max_usage_in_bytes", "memory.failcnt", "memory.oom_control",
+    "memory.memsw.limit_in_bytes",
+)  # fmt: skip
+
+
+def collect_here(
+    root: Path = Path("/"), *, nvidia_smi: Sequence[str] = NVIDIA_SMI, wait_s: float = _SMI_SECONDS
+) -> list[ArchivePart]:
+    """What can be said of this machine, as parts of an archive; `root` is where its /proc, /sys, /etc and /dev are."""
+    parts = (
+        ("versions.json", "Versions of plimsoll, Python, the system and packages beside plimsoll.", _versions(root)),
+        ("nvidia-smi.txt", "The output of nvidia-smi.", _smi(nvidia_smi, wait_s)),
+        ("meminfo.txt", "The host's memory.", _file_start(root / "proc/meminfo") or "/proc/meminfo: not there\n"),
+        ("cgroup.txt", "Memory limits and events of the control groups plimsoll runs in.", _cgroup(root)),
+        ("limits.json", "How much memory may be locked, and the size of /dev/shm.", _limits(root)),
+    )
+    return [
+        ArchivePart(f"machine/{name}", "text", what, hide_homes(redact(facts)).encode("utf-8", "replace"))
+        if isinstance(facts, str)
+        else ArchivePart(f"machine/{name}", "json", what, json.dumps(facts, indent=2).encode())
+        for name, what, facts in parts
+    ]
+
+
+def _file_start(path: Path, most_bytes: int = _FILE_BYTES) -> str:
+    """The start of a file; nothing where it cannot be read."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, ValueError):
+        return ""
+    try:
+        return os.read(descriptor, most_bytes).decode("utf-8", "replace")
+    except OSError:
+        return ""
+    finally:
+        os.close(descriptor)
+
+
+def _versions(root: Path) -> dict[str, object]:
+    import platform
+    from importlib import metadata
+
+    from plimsoll import __version__
+
+    packages: dict[str, str | None] = {}
+    for name in _PACKAGES:
+        try:
+            packages[name] = redact(str(metadata.version(name)))[:100]
+        except Exception:  # noqa: BLE001, PERF203, RUF100  (a broken installation raises anything)
+            packages[name] = None
+    release = dict(line.partition("=")[::2] for line in _file_start(root / "etc/os-release").splitlines() if "=" in line)
+    kernel = os.uname()
+    return {
+        "plimsoll": __version__,
+        "python": f"{platform.python_implementation()} {platform.python_version()}",
+        "system": redact(release.get("PRETTY_NAME", "").strip('"'))[:200] or None,
+        "kernel": f"{kernel.sysname} {kernel.release} {kernel.machine}",
+        "kernel_module_nvidia": _module(root),
+        "packages": packages,
+    }
+
+
+def _module(root: Path) -> str | None:
+    lines = _file_start(root / "proc/driver/nvidia/version").splitlines()
+    return redact(lines[0].strip())[:300] if lines else None
+
+
+def _smi(command: Sequence[str], wait_s: float) -> str:
+    """What the program prints, as far as it does so in time; its absence is an answer, too."""
+    import signal
+    import subprocess
+
+    name = Path(command[0]).name
+    try:
+        process = subprocess.Popen(  # noqa: S603
+            list(command), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    except (OSError, ValueError):
+        return f"{name}: not found on this machine\n"
+    assert process.stdout is not None
+    try:
+        data, why = _until(process.stdout.fileno(), time.monotonic() + wait_s, wait_s)
+        if not why:
+            with suppress(subprocess.TimeoutExpired):
+                code = process.wait(timeout=1)
+                why = f"{name} ended with exit code {code}" if code else ""
+    finally:
+        if process.poll() is None:
+            with suppress(ProcessLookupError):  # with all that it started: it leads a group of its own
+                os.killpg(process.pid, signal.SIGKILL)
+            with suppress(subprocess.TimeoutExpired):  # held by the driver: it is left behind, we go on
+                process.wait(timeout=1)
+        process.stdout.close()
+    text = data.decode("utf-8", "replace").replace("\0", " ")
+    return text + (f"\n[{why}]\n" if why else "")
+
+
+def _until(descriptor: int, deadline: float, wait_s: float) -> tuple[bytes, str]:
+    """What comes before the deadline, and why there is no more of it."""
+    import select
+
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN | select.POLLHUP)
+    data = bytearray()
+    while (left := deadline - time.monotonic()) > 0:
+        if not poll.poll(max(1, int(left * 1000))):
+            break
+        block = os.read(descriptor, 64 << 10)
+        if not block:
+            return bytes(data), ""
+        data += block
+        if len(data) > _SMI_BYTES:
+            return bytes(data[:_SMI_BYTES]), "the rest of its output was left out"
+    return bytes(data), f"it did not finish within {wait_s:g} s"
+
+
+def _cgroup(root: Path) -> str:
+    """Limits and events, from plimsoll's own control group upwards: the one that bites may be any of them."""
+    lines: list[str] = []
+    own = _file_start(root / "proc/self/cgroup").splitlines()[:64]
+    for entry in own:
+        number, _, rest = entry.partition(":")
+        controllers, _, path = rest.partition(":")
+        if number == "0" and not controllers:
+            lines += _levels(root / "sys/fs/cgroup", path, _V2)
+        elif "memory" in controllers.split(","):
+            lines += _levels(root / "sys/fs/cgroup/memory", path, _V1)
+    if not lines:
+        lines = [*_levels(root / "sys/fs/cgroup", "/", _V2), *_levels(root / "sys/fs/cgroup/memory", "/", _V1)]
+    return "\n".join(lines or ["no memory control group found"]) + "\n"
+
+
+def _levels(base: Path, path: str, names: Sequence[str]) -> Iterator[str]:
+    pieces = [piece for piece in path.split("/") if piece not in ("", ".", "..")][:64]
+    for level in range(min(len(pieces), _MOST_LEVELS) + 1):
+        folder = base.joinpath(*pieces[: len(pieces) - level])
+        found = [(name, " ".join(_file_start(folder / name, 4096).split())) for name in names]
+        said = [f"  {name}: {value}" for name, value in found if value]
+        if said:
+            yield "own control group" if level == 0 else f"{level} above"
+            yield from said
+
+
+def _limits(root: Path) -> dict[str, object]:
+    import resource
+
+    limits = [None if value == resource.RLIM_INFINITY else value for value in resource.getrlimit(resource.RLIMIT_MEMLOCK)]
+    try:
+        shm = os.statvfs(root / "dev/shm")
+        size, free = shm.f_frsize * shm.f_blocks, shm.f_frsize * shm.f_bavail
+    except OSError:
+        return {"locked_memory_bytes": _limit(limits), "dev_shm": "not there"}
+    return {"locked_memory_bytes": _limit(limits), "dev_shm": {"size_bytes": size, "free_bytes": free}}
+
+
+def _limit(limits: list[int | None]) -> dict[str, object]:
+    soft, hard = ("unlimited" if value is None else value for value in limits)
+    return {"soft": soft, "hard": hard}

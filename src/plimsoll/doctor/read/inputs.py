@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple, TypedDict
 
-from plimsoll.doctor.rules.diagnose import Judged
+from plimsoll.doctor.rules.diagnose import InputVerdict
 from plimsoll.doctor.rules.log_text import Log
 from plimsoll.errors import BadInput, WorldFailed
 from plimsoll.launch.options import Split
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from plimsoll.doctor.rules.metrics import MetricsVerdict
     from plimsoll.doctor.rules.snapshot import SnapshotVerdict
     from plimsoll.doctor.rules.snapshot_facts import LogHints, Snapshot
-    from plimsoll.doctor.rules.trend_growth import Series
+    from plimsoll.doctor.rules.trend_growth import MetricSeries
     from plimsoll.net.inputs import Spool
     from plimsoll.vllm.metrics_page import Page
 
@@ -28,7 +28,7 @@ LOWEST_EXIT = -64  # Python's way to name a signal
 STANDARD_INPUT = "standard input"
 
 
-class Looked(NamedTuple):
+class MetricsInput(NamedTuple):
     """A page of metrics, looked at once or twice."""
 
     source: str
@@ -37,30 +37,30 @@ class Looked(NamedTuple):
     health: int | None = None
 
 
-class Given(NamedTuple):
+class Inputs(NamedTuple):
     """All inputs, read."""
 
     logs: tuple[Log, ...] = ()
-    pages: tuple[Looked, ...] = ()
-    ranges: tuple[tuple[str, tuple[Series, ...]], ...] = ()
+    pages: tuple[MetricsInput, ...] = ()
+    ranges: tuple[tuple[str, tuple[MetricSeries, ...]], ...] = ()
     snapshots: tuple[tuple[str, Snapshot], ...] = ()
     notes: tuple[str, ...] = ()
     paths: Mapping[str, str] = {}  # source to file, for a bundle to copy from
     spool: Spool | None = None  # what came on standard input, as long as it may still be copied
     gates: tuple[Log, ...] = ()  # what a gate said of its engine
 
-    def judged(self) -> list[Judged]:
+    def judged(self) -> list[InputVerdict]:
         """What the inputs that are no text say."""
-        snapshots = (Judged(source, verdict.findings, _snapshot_facts(verdict)) for source, verdict in self.verdicts())
+        snapshots = (InputVerdict(source, verdict.findings, _snapshot_facts(verdict)) for source, verdict in self.verdicts())
         return [*self._of_gates(), *self._of_pages(), *self._of_ranges(), *snapshots]
 
-    def _of_gates(self) -> Iterator[Judged]:
+    def _of_gates(self) -> Iterator[InputVerdict]:
         for one in self.gates:
             from plimsoll.doctor.rules.diagnose import judge_gate_state
 
             yield judge_gate_state(one)
 
-    def _of_pages(self) -> Iterator[Judged]:
+    def _of_pages(self) -> Iterator[InputVerdict]:
         for one in self.pages:
             if one.second is not None or one.health is not None:
                 from plimsoll.doctor.rules.metrics import judge_pages
@@ -73,11 +73,11 @@ class Given(NamedTuple):
             for page, verdict in judge_saved(saved):
                 yield _judged_page(page.source, verdict)
 
-    def _of_ranges(self) -> Iterator[Judged]:
+    def _of_ranges(self) -> Iterator[InputVerdict]:
         for source, series in self.ranges:
             from plimsoll.doctor.rules.trends import judge_trends
 
-            yield Judged(source, judge_trends(series, source), {"is": "range", "series": len(series), **_seen(series)})
+            yield InputVerdict(source, judge_trends(series, source), {"is": "range", "series": len(series), **_seen(series)})
 
     def verdicts(self) -> Iterator[tuple[str, SnapshotVerdict]]:
         """Snapshots, each against the one before it, with what a log beside them says of the same server."""
@@ -110,12 +110,12 @@ class Given(NamedTuple):
         return snapshot_page(self.snapshots[-1][1], verdict)
 
 
-def _judged_page(source: str, verdict: MetricsVerdict) -> Judged:
+def _judged_page(source: str, verdict: MetricsVerdict) -> InputVerdict:
     engines = [{**engine._asdict(), "lines": None} for engine in verdict.facts.engines]
-    return Judged(source, verdict.findings, {"is": "metrics", **verdict.facts._asdict(), "engines": engines})
+    return InputVerdict(source, verdict.findings, {"is": "metrics", **verdict.facts._asdict(), "engines": engines})
 
 
-def _seen(series: tuple[Series, ...]) -> dict[str, object]:
+def _seen(series: tuple[MetricSeries, ...]) -> dict[str, object]:
     """How much of the time a range covers."""
     stamps = [at for one in series for at in (one.times[:1] + one.times[-1:])]
     seconds = max(stamps, default=0.0) - min(stamps, default=0.0)
@@ -161,7 +161,7 @@ def exit_code(options: Split) -> int | None:
     return code
 
 
-def gather(options: Split) -> Given:
+def read_inputs(options: Split) -> Inputs:
     """Every input, read by its kind."""
     from plimsoll.net.inputs import is_url, walked
 
@@ -178,7 +178,7 @@ def gather(options: Split) -> Given:
             if name in options.rest:
                 raise
             notes.append(f"left out: {error}")  # one bad file of a folder does not hide the others
-    return Given(
+    return Inputs(
         tuple(reader.logs),
         tuple(reader.pages),
         tuple(reader.ranges),
@@ -197,8 +197,8 @@ class _Reader:
         self.options, self.timeout = options, timeout
         self.logs: list[Log] = []
         self.gates: list[Log] = []
-        self.pages: list[Looked] = []
-        self.ranges: list[tuple[str, tuple[Series, ...]]] = []
+        self.pages: list[MetricsInput] = []
+        self.ranges: list[tuple[str, tuple[MetricSeries, ...]]] = []
         self.snapshots: list[tuple[str, Snapshot]] = []
         self.paths: dict[str, str] = {}
         self.spool: Spool | None = None
@@ -222,7 +222,7 @@ class _Reader:
         elif kind is Kind.METRICS:
             from plimsoll.vllm.metrics_page import read_page
 
-            self.pages.append(Looked(name, read_page(path, name)))
+            self.pages.append(MetricsInput(name, read_page(path, name)))
         elif kind is Kind.SNAPSHOT or _is_packed_snapshot(path):
             from plimsoll.doctor.read.snapshots import read_snapshot
 
@@ -250,9 +250,9 @@ class _Reader:
         if len(looks) == 1:
             self.notes.append(f"{shown} answered the first look and not the second: look again, and at the end of its log")
         health = fetch_health(url, timeout_s=min(self.timeout, 5.0))
-        self.pages.append(Looked(shown, looks[0], looks[1] if len(looks) > 1 else None, health))
+        self.pages.append(MetricsInput(shown, looks[0], looks[1] if len(looks) > 1 else None, health))
 
-    def _range(self, url: str, shown: str, asked: frozenset[str]) -> tuple[Series, ...]:
+    def _range(self, url: str, shown: str, asked: frozenset[str]) -> tuple[MetricSeries, ...]:
         from plimsoll.doctor.read.prometheus import fetch_range
 
         try:
@@ -284,7 +284,7 @@ def _is_packed_snapshot(path: str) -> bool:
         return False
 
 
-class Stretch(TypedDict, total=False):
+class RangeOptions(TypedDict, total=False):
     """A stretch of time and the labels of its series, as far as they were asked for."""
 
     since_s: float
@@ -294,9 +294,9 @@ class Stretch(TypedDict, total=False):
     match: dict[str, str]
 
 
-def range_of(options: Split) -> Stretch:
+def range_of(options: Split) -> RangeOptions:
     """The stretch of time the user asked for."""
-    given: Stretch = {}
+    given: RangeOptions = {}
     if "--since" in options.values:
         given["since_s"] = _duration(options.values["--since"])
     if "--start" in options.values:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 from urllib.parse import urlencode, urlsplit
 
-from plimsoll.doctor.rules.trend_growth import OUTSIDE, Series
+from plimsoll.doctor.rules.trend_growth import EXTERNAL_METRICS, MetricSeries
 from plimsoll.errors import BadInput, TooLarge, WorldFailed, printable
 from plimsoll.net import http_get
 from plimsoll.vllm.metrics import figure
@@ -34,7 +34,7 @@ _BY_LABEL = {"waiting_by_reason": "reason", "sleep_state": "sleep_state"}
 _COUNTS = {"vllm:iteration_tokens_total_count": "steps"}
 
 
-class Span(NamedTuple):
+class TimeRange(NamedTuple):
     """A stretch of time and how finely it is looked at, in seconds."""
 
     start_s: float
@@ -65,7 +65,7 @@ def span(
     since_s: float = SINCE_S,
     step_s: float | None = None,
     now_s: float,
-) -> Span:
+) -> TimeRange:
     """The stretch asked for: up to now and an hour long unless told otherwise; never more points than Prometheus gives."""
     end = now_s if end_s is None else end_s
     start = end - since_s if start_s is None else start_s
@@ -79,7 +79,7 @@ def span(
         raise BadInput(
             f"{length / step:,.0f} points are too many: a step of {math.ceil(length / POINTS_MAX) + 1} s or more will do"
         )
-    return Span(start, end, step)
+    return TimeRange(start, end, step)
 
 
 def fetch_range(
@@ -92,12 +92,12 @@ def fetch_range(
     match: Mapping[str, str] | None = None,
     timeout_s: float = 30.0,
     clock: Callable[[], float] = time.time,
-) -> tuple[Series, ...]:
+) -> tuple[MetricSeries, ...]:
     """All series a judge of trends can use, within the time and the labels (`match`) asked for."""
     where = _base(url)
     asked = span(start_s=start_s, end_s=end_s, since_s=since_s, step_s=step_s, now_s=clock())
     deadline = time.monotonic() + timeout_s
-    found: list[Series] = []
+    found: list[MetricSeries] = []
     for names in _questions():
         left_s = max(0.1, deadline - time.monotonic())
         found.extend(_answered(where, names, asked, match or {}, left_s))
@@ -109,8 +109,8 @@ def fetch_range(
 
 
 def ask_range(
-    url: str, names: tuple[str, ...], asked: Span, match: Mapping[str, str], *, timeout_s: float
-) -> tuple[Series, ...]:
+    url: str, names: tuple[str, ...], asked: TimeRange, match: Mapping[str, str], *, timeout_s: float
+) -> tuple[MetricSeries, ...]:
     """The series of these names and labels, and no others; none is an answer, too."""
     return tuple(_answered(_base(url), names, asked, match, timeout_s))
 
@@ -122,19 +122,23 @@ def figure_of(name: str) -> tuple[str, float]:
 
 def _figures() -> dict[str, tuple[str, float]]:
     ours = {name: (of, 1.0) for of in (*_FIGURES, *_BY_LABEL) for name in figure(of).names}
-    return ours | {name: (of, 1.0) for name, of in _COUNTS.items()} | {n: (o.figure, o.factor) for n, o in OUTSIDE.items()}
+    return (
+        ours
+        | {name: (of, 1.0) for name, of in _COUNTS.items()}
+        | {n: (o.figure, o.factor) for n, o in EXTERNAL_METRICS.items()}
+    )
 
 
 def _questions() -> tuple[tuple[str, ...], ...]:
     """The names in a few groups, so that no single answer grows too long."""
     vllm = tuple(name for of in (*_FIGURES, *_BY_LABEL) for name in figure(of).names) + tuple(_COUNTS)
-    gpu = tuple(name for name, of in OUTSIDE.items() if of.figure.startswith(("gpu_", "torch_")))
-    return vllm, gpu, tuple(name for name in OUTSIDE if name not in gpu)
+    gpu = tuple(name for name, of in EXTERNAL_METRICS.items() if of.figure.startswith(("gpu_", "torch_")))
+    return vllm, gpu, tuple(name for name in EXTERNAL_METRICS if name not in gpu)
 
 
 def _answered(
-    where: http_get.Address, names: tuple[str, ...], asked: Span, match: Mapping[str, str], timeout_s: float
-) -> list[Series]:
+    where: http_get.Address, names: tuple[str, ...], asked: TimeRange, match: Mapping[str, str], timeout_s: float
+) -> list[MetricSeries]:
     also = "".join(f",{_label_name(key)}={json.dumps(value, ensure_ascii=False)}" for key, value in match.items())
     query = f'{{__name__=~"{"|".join(names)}"{also}}}'
     asks = {"query": query, "start": f"{asked.start_s:.3f}", "end": f"{asked.end_s:.3f}", "step": f"{asked.step_s:g}"}
@@ -157,7 +161,7 @@ def _answered(
     return [one for row in result if (one := _series(row)) is not None]
 
 
-def _series(row: object) -> Series | None:
+def _series(row: object) -> MetricSeries | None:
     if not isinstance(row, dict) or not isinstance(row.get("metric"), dict) or not isinstance(row.get("values"), list):
         return None
     labels = {str(key): str(value) for key, value in row["metric"].items()}
@@ -173,10 +177,10 @@ def _series(row: object) -> Series | None:
         if math.isfinite(at) and (not times or at > times[-1]):
             times.append(at)
             values.append(value)
-    return Series(name, labels, tuple(times), tuple(values), ours) if times and name else None
+    return MetricSeries(name, labels, tuple(times), tuple(values), ours) if times and name else None
 
 
-def _belonging(found: list[Series]) -> tuple[Series, ...]:
+def _belonging(found: list[MetricSeries]) -> tuple[MetricSeries, ...]:
     """Without the memory of processes, containers and GPUs that are known to be somebody else's."""
     vllm = [one.labels for one in found if one.name.startswith("vllm:")]
     if not vllm:
@@ -188,7 +192,7 @@ def _belonging(found: list[Series]) -> tuple[Series, ...]:
     by_pod = any(_pod(labels) in pods for labels in gpus)
     by_host = any(labels.get("instance", "").rpartition(":")[0] in hosts for labels in gpus)
 
-    def belongs(one: Series) -> bool:
+    def belongs(one: MetricSeries) -> bool:
         if one.name.startswith("process_"):
             return (one.labels.get("job"), one.labels.get("instance")) in targets
         if one.name.startswith("container_"):

@@ -125,7 +125,7 @@ def _control() -> re.Pattern[str]:
     return re.compile(r"[\x00-\x08\x0b\x0e-\x1a\x1c-\x1f\x7f]")
 
 
-class Lines:
+class LineSplitter:
     """The lines of blocks of bytes, each with its end; one that is very long is cut at a space."""
 
     def __init__(self) -> None:

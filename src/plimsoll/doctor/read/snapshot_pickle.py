@@ -15,7 +15,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, cast
 
-from plimsoll.doctor.rules.snapshot_facts import Frame
+from plimsoll.doctor.rules.snapshot_facts import StackFrame
 from plimsoll.errors import BadInput, TooLarge
 
 # Recorded events in one step each: a snapshot with history is little else, and nearly all of them are written alike.
@@ -34,18 +34,18 @@ RUN = rb"((?:j....|h.){1,999})e"  # a list of things met before, to its end; pic
 _FRAMES = rb"(?:\]\x94\(" + RUN + rb"|(h.|j....)|\]\x94)u"
 
 
-class Shape(NamedTuple):
+class EventShape(NamedTuple):
     """How one kind of event is written."""
 
     match: Callable[[bytes, int], re.Match[bytes] | None]
     made: tuple[str | None, ...]  # what the memo gets before the frames: the event itself, then its texts
 
 
-class Shapes:
+class EventShapes:
     """The kinds of events that were met so far, by their first bytes."""
 
     def __init__(self, memo: list[object], text: Callable[[bytes], str]) -> None:
-        self.known: dict[bytes, Shape] = {}
+        self.known: dict[bytes, EventShape] = {}
         self.width = 0  # of the name `action` and its value, which come first
         self._memo, self._text = memo, text
         self._attempts = 0
@@ -96,7 +96,7 @@ class Shapes:
         self.width = width
         texts = tuple(self._text(piece) for piece in made[1:])
         match = re.compile(b"".join(pattern), re.DOTALL).match
-        self.known[code[at + 3 : at + 3 + self.width]] = Shape(match, (None, *texts))
+        self.known[code[at + 3 : at + 3 + self.width]] = EventShape(match, (None, *texts))
 
     def _value(self, code: bytes, place: int, pattern: list[bytes], made: list[bytes]) -> int:
         """Add the pattern of one plain value; the place behind it, or 0 where it is none."""
@@ -140,7 +140,7 @@ CHUNK = 1 << 20
 MARGIN = 300  # no opcode of fixed size, with its short text, is longer
 
 
-class Source(Protocol):
+class ByteSource(Protocol):
     """Whatever bytes are read from."""
 
     def read(self, size: int, /) -> bytes:
@@ -148,10 +148,10 @@ class Source(Protocol):
         ...
 
 
-class Window:
+class ReadWindow:
     """The bytes around the place that is being read."""
 
-    def __init__(self, source: Source, name: str) -> None:
+    def __init__(self, source: ByteSource, name: str) -> None:
         self.name = name
         self.bytes = b""
         self._source = source
@@ -228,11 +228,11 @@ class StackId(int):
 class PickleReader:
     """One reading of one file; `read` gives the tree, in which frames and stacks are ids and most events None."""
 
-    def __init__(self, source: Source, name: str) -> None:
+    def __init__(self, source: ByteSource, name: str) -> None:
         self.name = name
-        self.frames: list[Frame] = []
+        self.frames: list[StackFrame] = []
         self.stacks: list[bytes] = [b""]
-        self._window = Window(source, name)
+        self._window = ReadWindow(source, name)
         self._marked: list[tuple[list[object], int]] = []  # the stack below each mark, and the memo's last place then
         self._memo: list[object] = []
         self._texts: dict[bytes, str] = {}
@@ -243,7 +243,7 @@ class PickleReader:
         self._stack_items = 0
         self._runs: dict[bytes, StackId] = {}  # lists of references to frames, as they are written
         self._run_bytes = 0
-        self._shapes = Shapes(self._memo, self._text)
+        self._shapes = EventShapes(self._memo, self._text)
 
     def read(self) -> object:
         """The tree; BadInput in one line for all that is not plain data."""
@@ -427,7 +427,7 @@ class PickleReader:
         found = self._frame_ids.get(key)
         if found is None:
             found = self._frame_ids[key] = FrameId(len(self.frames))
-            self.frames.append(Frame(filename[-_NAME_KEPT:], line, name[:_NAME_KEPT]))
+            self.frames.append(StackFrame(filename[-_NAME_KEPT:], line, name[:_NAME_KEPT]))
         return found
 
     def _extend(self, stack: list[object], items: list[object], place: int) -> None:

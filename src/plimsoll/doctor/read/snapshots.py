@@ -7,7 +7,7 @@ import zlib
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from plimsoll.doctor.read.snapshot_pickle import FrameId, PickleReader, Source, StackId
+from plimsoll.doctor.read.snapshot_pickle import ByteSource, FrameId, PickleReader, StackId
 from plimsoll.doctor.rules.snapshot_facts import (
     DEFAULT_POOL,
     FREE,
@@ -16,9 +16,9 @@ from plimsoll.doctor.rules.snapshot_facts import (
     PENDING,
     Block,
     FailedRequest,
-    Frame,
     Segment,
     Snapshot,
+    StackFrame,
 )
 from plimsoll.errors import BadInput, TooLarge
 
@@ -65,7 +65,7 @@ def read_snapshot_from(file: BinaryIO, name: str) -> Snapshot:
         raise BadInput(f"{name}: cannot be read: {error}") from None
 
 
-def _unpacked(file: BinaryIO, head: bytes, name: str) -> Source:
+def _unpacked(file: BinaryIO, head: bytes, name: str) -> ByteSource:
     if head[:2] == b"\x1f\x8b":
         import gzip
 
@@ -79,7 +79,7 @@ def _unpacked(file: BinaryIO, head: bytes, name: str) -> Source:
     return file
 
 
-def _of_zstd(file: BinaryIO, name: str) -> Source:
+def _of_zstd(file: BinaryIO, name: str) -> ByteSource:
     import importlib
 
     for module, opener in (("compression.zstd", "ZstdFile"), ("zstandard", "open")):
@@ -87,14 +87,14 @@ def _of_zstd(file: BinaryIO, name: str) -> Source:
             opened = getattr(importlib.import_module(module), opener)(file)
         except ImportError:
             continue
-        return _Zstd(cast("Source", opened), name)
+        return _Zstd(cast("ByteSource", opened), name)
     raise BadInput(f"{name}: packed with zstd, which needs Python 3.14 or the zstandard package; or unpack it first (zstd -d)")
 
 
 class _Zstd:
     """Reads through a package whose errors share no base with anybody's."""
 
-    def __init__(self, source: Source, name: str) -> None:
+    def __init__(self, source: ByteSource, name: str) -> None:
         self.source, self.name = source, name
 
     def read(self, size: int, /) -> bytes:
@@ -116,7 +116,7 @@ class _Converter:
         self.stack_places: dict[StackId, int] = {}
         self.stacks: list[tuple[int, ...]] = [()]  # only what blocks and failures refer to is kept
         self.frame_places: dict[int, int] = {}
-        self.frames: list[Frame] = []
+        self.frames: list[StackFrame] = []
 
     def snapshot(self, root: object) -> Snapshot:
         """The whole, checked; refused where it does not add up."""

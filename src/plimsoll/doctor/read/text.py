@@ -20,9 +20,9 @@ from typing import NamedTuple
 
 from plimsoll.doctor.read.text_wrapping import (
     LEVELS,
-    Bare,
-    Habits,
-    Said,
+    LineFormat,
+    ParsedLine,
+    UnwrappedLine,
     apart,
     habits_of,
     inside,
@@ -31,7 +31,7 @@ from plimsoll.doctor.read.text_wrapping import (
     unwrapped,
     without_colours,
 )
-from plimsoll.doctor.rules.log_text import LONGEST, Line, Log
+from plimsoll.doctor.rules.log_text import LONGEST, Log, LogLine
 from plimsoll.errors import BadInput
 from plimsoll.net.inputs import SAMPLE_BYTES, Budget, blocks_of_descriptor, checked, is_plain, is_text, opened, unpacked
 
@@ -54,7 +54,7 @@ def day_of(year: int, month: int, day: int) -> int | None:
     return (year - 1970) * 365 + leaps + _DAYS_BEFORE[month - 1] + (1 if is_leap and month > 2 else 0) + day - 1
 
 
-class Clock:
+class StampClock:
     """Reads stamps in the order of the file; a stamp without a year belongs to the year of those before it."""
 
     def __init__(self) -> None:
@@ -153,7 +153,7 @@ class _Span(NamedTuple):
     end: int
 
 
-class Middle:
+class MiddleSifter:
     """Takes the text block by block, in order, from its first byte."""
 
     def __init__(self) -> None:
@@ -317,7 +317,7 @@ TAIL_BYTES, TAIL_LINES = 4 << 20, 60_000
 PROBES = 16  # places of a file that are looked at to tell whether it is text
 
 
-class Kept(NamedTuple):
+class Excerpt(NamedTuple):
     """What is kept, in order."""
 
     chunks: list[Chunk]
@@ -325,17 +325,17 @@ class Kept(NamedTuple):
     was_short: bool  # time ran out, and the rest was not read
 
 
-def kept_of_file(path: str, deadline: float | None, clock: Callable[[], float]) -> Kept:
+def kept_of_file(path: str, deadline: float | None, clock: Callable[[], float]) -> Excerpt:
     """What is kept of this file."""
     budget = Budget(deadline, clock)
     descriptor, what = opened(path)
     try:
         is_file = stat.S_ISREG(what.st_mode)
         if is_file and what.st_size > WHOLE_BYTES and is_plain(os.pread(descriptor, 512, 0)):
-            return Kept(_kept_of_huge(path, descriptor, what.st_size, budget), what.st_size, was_short=False)
+            return Excerpt(_kept_of_huge(path, descriptor, what.st_size, budget), what.st_size, was_short=False)
         blocks = blocks_of_descriptor(descriptor, budget)
         chunks = _kept(checked(path, unpacked(path, blocks), budget))
-        return Kept(chunks, what.st_size if is_file else None, budget.was_short)
+        return Excerpt(chunks, what.st_size if is_file else None, budget.was_short)
     except OSError as problem:
         raise BadInput(f"{path}: {problem.strerror or problem}") from None
     finally:
@@ -346,13 +346,13 @@ def _kept(blocks: Iterator[bytes]) -> list[Chunk]:
     """All of it while it is small; from then on a window at its end, and the middle sifted."""
     held: deque[bytes] = deque()
     size = lines = 0
-    middle: Middle | None = None
+    middle: MiddleSifter | None = None
     for block in blocks:
         held.append(block)
         size += len(block)
         lines += block.count(b"\n")
         if middle is None and (size > WHOLE_BYTES or lines > WHOLE_LINES):
-            middle = Middle()
+            middle = MiddleSifter()
         while middle is not None and size - len(held[0]) >= TAIL_BYTES:
             size -= len(held[0])
             middle.feed(held.popleft())
@@ -383,7 +383,7 @@ def _kept_of_huge(path: str, descriptor: int, size: int, budget: Budget) -> list
     begin = size - TAIL_BYTES
     before, tail = _split(os.pread(descriptor, TAIL_BYTES + 1, begin - 1)) if begin > 0 else (b"", b"")
     end = begin - 1 + len(before)
-    middle = Middle()
+    middle = MiddleSifter()
     at = 0
     while at < end and not budget.is_over():
         at = _next_data(descriptor, at)
@@ -424,7 +424,7 @@ def read_log(path: str, *, source: str = "", deadline: float | None = None, cloc
     return _log(source or path, kept_of_file(path, deadline, clock))
 
 
-def _log(source: str, kept: Kept) -> Log:
+def _log(source: str, kept: Excerpt) -> Log:
     reader = _Reader(habits_of(_sample(kept.chunks)))
     skipped: list[tuple[int, int]] = []
     after = 1  # the number the next line would have if nothing was left out
@@ -442,7 +442,7 @@ def _log(source: str, kept: Kept) -> Log:
     return Log(source, lines, tuple(skipped), kept.size_bytes)
 
 
-def _is_newest_first(lines: Sequence[Line]) -> bool:
+def _is_newest_first(lines: Sequence[LogLine]) -> bool:
     """Whether a console showed the last line on top: nearly every stamp is older than the one above it."""
     stamps = [line.at for line in lines if line.at is not None]
     if len(stamps) < max(8, len(lines) // 3):
@@ -465,11 +465,11 @@ def _sample(chunks: Sequence[Chunk]) -> Iterator[str]:
 class _Reader:
     """Turns raw lines into lines, remembering what one line says of the next."""
 
-    def __init__(self, habits: Habits) -> None:
-        self.lines: list[Line] = []
+    def __init__(self, habits: LineFormat) -> None:
+        self.lines: list[LogLine] = []
         self._habits = habits
-        self._clock = Clock()
-        self._begun: dict[str, tuple[int | None, Bare]] = {}  # by server: the start of a line the runtime cut
+        self._clock = StampClock()
+        self._begun: dict[str, tuple[int | None, UnwrappedLine]] = {}  # by server: the start of a line the runtime cut
 
     def read(self, chunk: Chunk) -> int:
         """Read the lines of this chunk; returns the number of the line after it."""
@@ -506,11 +506,11 @@ class _Reader:
             self._add_whole(number, bare)
         self._begun.clear()
 
-    def _add_whole(self, number: int | None, bare: Bare) -> None:
+    def _add_whole(self, number: int | None, bare: UnwrappedLine) -> None:
         for inner in unwrapped(without_colours(bare.text), self._habits):
             self._add(number, inside(inner, bare))
 
-    def _add(self, number: int | None, bare: Bare) -> None:
+    def _add(self, number: int | None, bare: UnwrappedLine) -> None:
         text = bare.text
         if "\x1b" in text:  # spelled out in JSON, cut in two by a runtime, or none of a terminal's
             text = without_colours(text).replace("\x1b", "")
@@ -535,13 +535,13 @@ class _Reader:
                 if now.text or len(parts) == len(pieces) == 1:
                     self._append(number, bare, now._replace(process=speaker), level)
 
-    def _append(self, number: int | None, bare: Bare, one: Said, level: str) -> None:
+    def _append(self, number: int | None, bare: UnwrappedLine, one: ParsedLine, level: str) -> None:
         at = bare.at
         if at is None and bare.stamp:
             at = self._clock.seconds(bare.stamp)
         if at is None and one.stamp:
             at = self._clock.seconds(one.stamp)
-        self.lines.append(Line(number, one.process, one.level or level, at, one.text[:LONGEST], bare.server))
+        self.lines.append(LogLine(number, one.process, one.level or level, at, one.text[:LONGEST], bare.server))
 
 
 def _raw_lines(data: bytes) -> Iterable[str]:

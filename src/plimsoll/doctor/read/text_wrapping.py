@@ -34,7 +34,7 @@ _OWN = (
 )
 
 
-class Said(NamedTuple):
+class ParsedLine(NamedTuple):
     """A line taken apart."""
 
     process: str
@@ -74,7 +74,7 @@ def _foreign() -> re.Pattern[str]:
     return re.compile(rf"[\s|\-\[(]{{0,6}}(?P<level>{names})\b(?:[\])]? ?[:|\-]|[\])]|\s{{1,8}}[|\[])")
 
 
-def said(text: str) -> Said:
+def said(text: str) -> ParsedLine:
     """Take a line apart; what is not a prefix stays in the text, with its indentation."""
     process = ""
     if text[:1] == " " and (bare := text.lstrip(" "))[:1] in "(DIWEC" and is_prefixed(bare):
@@ -90,8 +90,8 @@ def said(text: str) -> Said:
         process = process or f"rank{match[1]}"
         text = text[match.end() :]
     if text[:1] in "DIWEC" and (match := _own().match(text)):
-        return Said(process, match["level"], match["stamp"], text[match.end() :])
-    return Said(process, foreign_level(text), "", text)
+        return ParsedLine(process, match["level"], match["stamp"], text[match.end() :])
+    return ParsedLine(process, foreign_level(text), "", text)
 
 
 def is_prefixed(text: str) -> bool:
@@ -190,7 +190,7 @@ _JSON_LEVEL = ("level", "levelname", "severity")
 _JSON_RAISED = ("exc_info", "exception", "exc_text", "stack_trace", "traceback", "stack")
 
 
-class Bare(NamedTuple):
+class UnwrappedLine(NamedTuple):
     """A line without its wrapping."""
 
     text: str
@@ -202,7 +202,7 @@ class Bare(NamedTuple):
     is_record: bool = False  # of a runtime that cuts long lines
 
 
-class Habits(NamedTuple):
+class LineFormat(NamedTuple):
     """What is a prefix in this file, because many of its lines have it."""
 
     services: frozenset[str] = frozenset()  # "vllm" of "vllm  | "
@@ -268,12 +268,12 @@ def _logger() -> re.Pattern[str]:
     return re.compile(rf"{python}|\| (?P<loguru>{level}) {{0,8}}\| {place} - ")
 
 
-def unwrapped(text: str, habits: Habits, *, up_to_record: bool = False) -> list[Bare]:
+def unwrapped(text: str, habits: LineFormat, *, up_to_record: bool = False) -> list[UnwrappedLine]:
     """The line, or the lines of the message it holds, without the wrapping; or only as far as a runtime's record."""
     if habits.field:
         said = _of_field(text, habits.field)
         return unwrapped(said, habits._replace(field="")) if said is not None else []
-    bare = Bare(text)
+    bare = UnwrappedLine(text)
     for _ in range(DEPTH):
         inner = _one_off(bare.text, habits)
         if inner is None:
@@ -287,62 +287,62 @@ def unwrapped(text: str, habits: Habits, *, up_to_record: bool = False) -> list[
     return [bare]
 
 
-def inside(inner: Bare, outer: Bare) -> Bare:
+def inside(inner: UnwrappedLine, outer: UnwrappedLine) -> UnwrappedLine:
     """What the inner wrapping says, and where it says nothing, what the outer one does."""
-    return Bare(inner.text, inner.server or outer.server, inner.stamp or outer.stamp, inner.level or outer.level,
+    return UnwrappedLine(inner.text, inner.server or outer.server, inner.stamp or outer.stamp, inner.level or outer.level,
                 outer.at if inner.at is None else inner.at, inner.goes_on, inner.is_record)  # fmt: skip
 
 
-def _one_off(text: str, habits: Habits) -> Bare | None:
+def _one_off(text: str, habits: LineFormat) -> UnwrappedLine | None:
     """The line without its outermost wrapping, or None where it has none."""
     first = text[:1]
     if first == "{":
         return _of_json(text)
     if habits.word and text.startswith(habits.word):
-        return Bare(text[len(habits.word) :], habits.word.strip("[]: "))
+        return UnwrappedLine(text[len(habits.word) :], habits.word.strip("[]: "))
     if first.isdigit():
         return _of_stamp(text) or (_of_compose(text, habits) if "|" in text[:130] else None)
     if first == "[":
         if match := _pod().match(text):
-            return Bare(text[match.end() :], match["name"])
+            return UnwrappedLine(text[match.end() :], match["name"])
         if match := _bracketed().match(text):
-            return Bare(text[match.end() :], stamp=match[1])
+            return UnwrappedLine(text[match.end() :], stamp=match[1])
         return None
     if first == ">" and habits.quoted:
-        return Bare(text[2:] if text.startswith("> ") else text[1:])
+        return UnwrappedLine(text[2:] if text.startswith("> ") else text[1:])
     if not first.isalpha():
         return None
     if text[3:4] == " " and (match := _journal().match(text)) and (unit := _syslog().match(text, match.end())):
-        return Bare(text[unit.end() :], unit["unit"], match[0].strip())
+        return UnwrappedLine(text[unit.end() :], unit["unit"], match[0].strip())
     return _of_compose(text, habits) if "|" in text[:130] else None
 
 
-def _of_compose(text: str, habits: Habits) -> Bare | None:
+def _of_compose(text: str, habits: LineFormat) -> UnwrappedLine | None:
     """A line of `docker compose logs`: the service with its number, or a name this file is known to use as one."""
     match = _compose().match(text)
     if match is None or not (match["number"] or match["service"] in habits.services):
         return None
-    return Bare(text[match.end() :], match["service"])
+    return UnwrappedLine(text[match.end() :], match["service"])
 
 
-def _of_stamp(text: str) -> Bare | None:
+def _of_stamp(text: str) -> UnwrappedLine | None:
     """A line that begins with the date: CRI, `docker logs -t`, `kubectl logs --timestamps`, GitHub Actions, syslog."""
     if text[4:5] != "-":
         return None
     if match := _cri().match(text):
-        return Bare(text[match.end() :], stamp=match[1], goes_on=match[2] == "P", is_record=True)
+        return UnwrappedLine(text[match.end() :], stamp=match[1], goes_on=match[2] == "P", is_record=True)
     match = _stamp().match(text)
     if match is None:
         return None
     # Without a process number "host unit:" could as well be "CUDA error:".
     if (unit := _syslog().match(text, match.end())) and (unit["pid"] or unit["unit"] == "kernel"):
-        return Bare(text[unit.end() :], unit["unit"], match[1])
+        return UnwrappedLine(text[unit.end() :], unit["unit"], match[1])
     if text.startswith(("- ", "| "), match.end()) and (logger := _logger().match(text, match.end())):
-        return Bare(text[logger.end() :], stamp=match[1], level=logger["level"] or logger["loguru"])
-    return Bare(text[match.end() :], stamp=match[1])
+        return UnwrappedLine(text[logger.end() :], stamp=match[1], level=logger["level"] or logger["loguru"])
+    return UnwrappedLine(text[match.end() :], stamp=match[1])
 
 
-def _of_json(text: str) -> Bare | None:
+def _of_json(text: str) -> UnwrappedLine | None:
     """One JSON object with the message in a field of its own."""
     if text[1:2] not in ('"', " ") or not text.rstrip().endswith("}"):
         return None
@@ -367,8 +367,10 @@ def _of_json(text: str) -> Bare | None:
         said = f"{said}\n{raised}"
     is_docker = isinstance(tree.get("log"), str)
     goes_on = is_docker and not said.endswith("\n") and len(said.encode("utf-8", "replace")) >= _DOCKER_PIECE_BYTES
-    return Bare(said.removesuffix("\n"), _first(tree, _JSON_SERVER).removesuffix(".service"), _first(tree, _JSON_STAMP),
-                _first(tree, _JSON_LEVEL), _seconds_of(tree), goes_on, is_docker)  # fmt: skip
+    return UnwrappedLine(
+        said.removesuffix("\n"), _first(tree, _JSON_SERVER).removesuffix(".service"), _first(tree, _JSON_STAMP),
+        _first(tree, _JSON_LEVEL), _seconds_of(tree), goes_on, is_docker,
+    )  # fmt: skip
 
 
 def _of_field(text: str, field: str) -> str | None:
@@ -408,11 +410,11 @@ def _first(tree: dict[str, object], keys: tuple[str, ...]) -> str:
     return next((value for key in keys if isinstance(value := tree.get(key), str)), "")
 
 
-def habits_of(sample: Iterable[str]) -> Habits:
+def habits_of(sample: Iterable[str]) -> LineFormat:
     """What nearly all of these lines begin with."""
     lines = [line for line in sample if line.strip()]
     if not lines:
-        return Habits()
+        return LineFormat()
     quoted = sum(line.startswith("> ") for line in lines) >= 3
     bare = [line[2:] if quoted and line.startswith("> ") else line for line in lines]
     services: dict[str, list[str]] = {}
@@ -432,7 +434,7 @@ def habits_of(sample: Iterable[str]) -> Habits:
         word = ""
     levels = [match[1] for line in lines if line.startswith("{") and (match := _levelled().search(line))]
     one_level = len(levels) >= 8 and len(set(levels)) == 1
-    return Habits(frozenset(known), word, quoted, one_level, _width_of(lines), _field_of(lines))
+    return LineFormat(frozenset(known), word, quoted, one_level, _width_of(lines), _field_of(lines))
 
 
 def _width_of(lines: list[str]) -> int:

@@ -7,8 +7,18 @@ import re
 from collections.abc import Callable, Sequence
 
 from plimsoll.doctor.remedies import runtime, start
-from plimsoll.doctor.rules.facts import BY_HAND, Case, Explained, asked, gib, lower_utilization, setting, smaller_cache, unique
-from plimsoll.doctor.rules.timeline import Progress, Raised
+from plimsoll.doctor.rules.facts import (
+    BY_HAND,
+    Explanation,
+    FailureCase,
+    asked,
+    gib,
+    lower_utilization,
+    setting,
+    smaller_cache,
+    unique,
+)
+from plimsoll.doctor.rules.timeline import LoggedException, ServerProgress
 from plimsoll.findings import Code, Evidence, Finding, Remedy, Severity
 from plimsoll.units import GIB, MIB, format_count
 
@@ -18,19 +28,19 @@ _NO_MODULE = r"No module named '([\w.]{1,80})'"
 _NOT_MEMORY = ("any memory setting: this is not a memory failure",)
 
 
-def other(case: Case) -> Explained:
+def other(case: FailureCase) -> Explanation:
     """Words for the codes that no computed explanation covers; the text that gave them away is the evidence."""
-    code, text, raised = case.complaint.code, case.complaint.text, case.complaint.raised
+    code, text, exception = case.symptom.code, case.symptom.text, case.symptom.exception
     title, because, remedy = _BY_CODE.get(code) or ELSEWHERE.get(code) or _BY_CODE[Code.OTHER_ENGINE_ERROR]
     if text is not None and text.name in _BY_TEXT:
         because, remedy = _BY_TEXT[text.name]
-    elif code is Code.OTHER_ENGINE_ERROR and raised is not None and raised.name:
-        because = f"{raised.name} was raised{_where(raised)}, and nothing in the log points to memory"
-    elif code is Code.OTHER_STOPPED_BY_OPERATOR and Progress.UNKNOWN < case.facts.progress < Progress.SERVING:
+    elif code is Code.OTHER_ENGINE_ERROR and exception is not None and exception.name:
+        because = f"{exception.name} was raised{_where(exception)}, and nothing in the log points to memory"
+    elif code is Code.OTHER_STOPPED_BY_OPERATOR and ServerProgress.UNKNOWN < case.facts.progress < ServerProgress.SERVING:
         because, remedy = _stopped_while_starting(because, remedy)
     elif code is Code.OTHER_INSTALLATION and (missing := re.search(_NO_MODULE, case.line)):
         because, remedy = _missing(missing[1])
-    return Explained(title, because, remedy, () if code.is_memory else _NOT_MEMORY)
+    return Explanation(title, because, remedy, () if code.is_memory else _NOT_MEMORY)
 
 
 def _stopped_while_starting(because: str, remedy: Sequence[Remedy]) -> tuple[str, tuple[Remedy, ...]]:
@@ -58,16 +68,16 @@ def _missing(module: str) -> tuple[str, tuple[Remedy, ...]]:
     )
 
 
-def _where(raised: Raised) -> str:
-    if not raised.frames:
+def _where(exception: LoggedException) -> str:
+    if not exception.frames:
         return ""
-    frame = raised.frames[-1]
+    frame = exception.frames[-1]
     place = f" in {frame.function or '?'} ({frame.file.rpartition('/')[2]})"
     return "".join(letter for letter in place if letter.isprintable())
 
 
-Words = tuple[str, str, tuple[Remedy, ...]]  # title, because, remedies
-_BY_CODE: dict[Code, Words] = {
+_Words = tuple[str, str, tuple[Remedy, ...]]  # title, because, remedies
+_BY_CODE: dict[Code, _Words] = {
     Code.OTHER_BAD_MODEL: (
         "the model cannot be loaded", "the model's files, name or architecture are not what this vLLM can load",
         (Remedy("check the model's id or folder, and that its files are whole",
@@ -164,7 +174,7 @@ _BY_CODE: dict[Code, Words] = {
 }  # fmt: skip
 
 # What metrics, trends and snapshots show: a log alone never leads here, and then says only that much.
-ELSEWHERE: dict[Code, Words] = {
+ELSEWHERE: dict[Code, _Words] = {
     Code.GPU_GROWTH: ("GPU memory grows", "more is held on the card than the start had measured", ()),
     Code.HOST_GROWTH: ("host memory grows", "the server's processes hold more and more of the host's memory", ()),
     Code.KV_SATURATED: ("the KV cache is full", "requests wait because no KV blocks are free", ()),
@@ -229,7 +239,7 @@ SOMEBODY_ELSES_SHARE = 0.4  # of the card: no trial run takes that much beside s
 FILLED_SHARE = 0.9  # weights beyond this leave no room that a setting could win
 
 
-def no_cache_blocks(case: Case) -> Explained:
+def no_cache_blocks(case: FailureCase) -> Explanation:
     """Nothing was left for the cache; whether more utilisation helps depends on what took it."""
     if (mamba := re.search(_MAMBA, case.line)) is not None:
         return _too_few_states(case, int(mamba[1]), int(mamba[2]))
@@ -240,7 +250,7 @@ def no_cache_blocks(case: Case) -> Explained:
         because += f": {gib(kv)} is what was left"
     if weights is not None and total is not None:
         because += f"; the weights alone take {gib(weights)} of the card's {gib(total)}"
-    remedy, nots = _more_of_the_card(case, weights)
+    remedy, not_remedies = _more_of_the_card(case, weights)
     if (others := _unexplained(case, weights)) is not None:
         because += f"; that leaves {gib(others)} of the share that this server cannot have filled: another process held it"
         remedy = [
@@ -255,11 +265,14 @@ def no_cache_blocks(case: Case) -> Explained:
         Remedy("a quantised checkpoint", "halves or quarters the weights; test its answers"),
         setting("--tensor-parallel-size", 2 * case.parallel, "halves the weights a GPU; needs that many cards"),
     ]  # fmt: skip
-    nots += ["--max-model-len: not one block is left, whatever the length", "--kv-cache-dtype fp8: half of nothing is nothing"]
-    return Explained("nothing is left for the KV cache", because, unique(remedy), nots)
+    not_remedies += [
+        "--max-model-len: not one block is left, whatever the length",
+        "--kv-cache-dtype fp8: half of nothing is nothing",
+    ]
+    return Explanation("nothing is left for the KV cache", because, unique(remedy), not_remedies)
 
 
-def _more_of_the_card(case: Case, weights: int | None) -> tuple[list[Remedy], list[str]]:
+def _more_of_the_card(case: FailureCase, weights: int | None) -> tuple[list[Remedy], list[str]]:
     """Whether a larger share helps: offered where the figures allow it, refused where they do not."""
     kv, total, share = case.facts.measured.kv_bytes, case.total, case.utilization
     if weights is not None and total is not None and weights > FILLED_SHARE * total:
@@ -276,7 +289,7 @@ def _more_of_the_card(case: Case, weights: int | None) -> tuple[list[Remedy], li
     return [*case.planned(["--gpu-memory-utilization"]), setting("--gpu-memory-utilization", f"{needed:.2f}", why)], []
 
 
-def _unexplained(case: Case, weights: int | None) -> int | None:
+def _unexplained(case: FailureCase, weights: int | None) -> int | None:
     """What of the share neither weights nor any usual working memory can have taken; None where that is nothing much."""
     kv, total, share = case.facts.measured.kv_bytes, case.total, case.utilization
     if kv is None or weights is None or not total or share is None:
@@ -285,7 +298,7 @@ def _unexplained(case: Case, weights: int | None) -> int | None:
     return left if left > max(SOMEBODY_ELSES_SHARE * total, weights) else None
 
 
-def _too_few_states(case: Case, requests: int, blocks: int) -> Explained:
+def _too_few_states(case: FailureCase, requests: int, blocks: int) -> Explanation:
     """A model with Mamba layers keeps a whole block for each request."""
     because = "each request keeps a block of the cache for its Mamba state: "
     because += f"{format_count(requests)} requests at once need as many, and the cache has {format_count(blocks)}"
@@ -294,11 +307,11 @@ def _too_few_states(case: Case, requests: int, blocks: int) -> Explained:
         *case.planned(["--gpu-memory-utilization"]),
         Remedy("a higher --gpu-memory-utilization, where the card has room", "more blocks", "--gpu-memory-utilization"),
     ]
-    nots = ["--max-model-len: a state is as large for a short request as for a long one"]
-    return Explained("the KV cache has fewer blocks than requests at once", because, unique(remedy), nots)
+    not_remedies = ["--max-model-len: a state is as large for a short request as for a long one"]
+    return Explanation("the KV cache has fewer blocks than requests at once", because, unique(remedy), not_remedies)
 
 
-def context_too_long(case: Case) -> Explained:
+def context_too_long(case: FailureCase) -> Explanation:
     """One request of full length does not fit the cache."""
     needed, context, tokens = (re.search(one, case.line) for one in (_NEEDED, _CONTEXT, _TOKENS))
     because = "one request of --max-model-len tokens needs more KV cache than there is"
@@ -317,7 +330,7 @@ def context_too_long(case: Case) -> Explained:
         Remedy("a higher --gpu-memory-utilization, where the card has room", "every 0.01 is 1 % of the card for the cache",
                "--gpu-memory-utilization"),
     ]  # fmt: skip
-    nots = [
+    not_remedies = [
         "--max-num-seqs, --max-num-batched-tokens (beyond a little): the length of one request is the trouble",
         "--enforce-eager, except for the memory of the graphs from 0.20 on",
         "switching prefix caching off: it takes nothing from the cache",
@@ -325,7 +338,7 @@ def context_too_long(case: Case) -> Explained:
     offers = unique(remedy)
     if case.since("0.14.0"):
         offers.insert(1, setting("--max-model-len", "auto", "vLLM takes the longest that fits (0.14 and later)"))
-    return Explained("one request of full length does not fit the KV cache", because, offers, nots)
+    return Explanation("one request of full length does not fit the KV cache", because, offers, not_remedies)
 
 
 def _longest(line: str) -> int | None:
@@ -339,7 +352,7 @@ def _longest(line: str) -> int | None:
     return int(int(context[1]) * float(needed[2]) / float(needed[1])) // 16 * 16
 
 
-def kv_allocation(case: Case) -> Explained:
+def kv_allocation(case: FailureCase) -> Explanation:
     """The cache itself could not be taken."""
     because = f"vLLM had worked out the size of the KV cache, and the card did not have it any more: {asked(case)}"
     given, remedy = case.number(BY_HAND), []
@@ -356,21 +369,21 @@ def kv_allocation(case: Case) -> Explained:
         )
     remedy.append(Remedy("see with nvidia-smi whether another process took memory in between",
                          "between measuring and allocating a neighbour may grow"))  # fmt: skip
-    nots = [
+    not_remedies = [
         "--max-model-len: the cache takes its whole share whatever the length",
         "a higher --gpu-memory-utilization: the cache grows with it",
     ]
     if given is not None:
-        nots[1] = "--gpu-memory-utilization, in either direction: it has no say where --kv-cache-memory-bytes is set"
-    return Explained("the KV cache could not be allocated", because, remedy, nots)
+        not_remedies[1] = "--gpu-memory-utilization, in either direction: it has no say where --kv-cache-memory-bytes is set"
+    return Explanation("the KV cache could not be allocated", because, remedy, not_remedies)
 
 
-def _peaks(case: Case) -> int:
+def _peaks(case: FailureCase) -> int:
     """Room for what comes after the cache: sampling at full width and graphs took up to 2.6 GiB of an H200."""
     return max(2 * GIB, round(0.03 * (case.total or 0)))
 
 
-def _fitting(case: Case, given: int) -> int:
+def _fitting(case: FailureCase, given: int) -> int:
     """What the cache could have had: what was free, and what of it was already taken; 0 where that cannot be known."""
     oom, weights = case.oom, case.facts.measured.weights_bytes
     if oom.free is None or oom.tried is None:
@@ -382,7 +395,7 @@ def _fitting(case: Case, given: int) -> int:
     return 0
 
 
-EXPLAIN: dict[Code, Callable[[Case], Explained]] = {
+EXPLAIN: dict[Code, Callable[[FailureCase], Explanation]] = {
     Code.STARTUP_WEIGHTS_DO_NOT_FIT: start.weights,
     Code.STARTUP_FREE_MEMORY_CHECK: start.free_memory,
     Code.STARTUP_PROFILE_RUN: start.profile_run,
@@ -406,11 +419,11 @@ EXPLAIN: dict[Code, Callable[[Case], Explained]] = {
 }
 
 
-def finding_of(case: Case, evidence: Sequence[Evidence], severity: Severity = Severity.CRITICAL) -> Finding:
+def build_finding(case: FailureCase, evidence: Sequence[Evidence], severity: Severity = Severity.CRITICAL) -> Finding:
     """The finding for this cause."""
-    code = case.complaint.code
+    code = case.symptom.code
     words = EXPLAIN.get(code, other)(case)
     return Finding(
-        code, severity, round(case.complaint.confidence, 2), words.title, words.because, tuple(evidence), tuple(words.remedy),
-        tuple(words.nots),
+        code, severity, round(case.symptom.confidence, 2), words.title, words.because, tuple(evidence), tuple(words.remedy),
+        tuple(words.not_remedies),
     )  # fmt: skip

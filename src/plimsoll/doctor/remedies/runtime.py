@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 
 from plimsoll.doctor.remedies.start import FREE_OF_TOTAL
-from plimsoll.doctor.rules.facts import EXPANDABLE, Case, Explained, asked, gib, more_room, setting
+from plimsoll.doctor.rules.facts import EXPANDABLE, Explanation, FailureCase, asked, gib, more_room, setting
 from plimsoll.findings import Remedy
 from plimsoll.units import GIB, format_count
 
@@ -16,19 +17,19 @@ _NOT_HIGHER = "a HIGHER --gpu-memory-utilization: it takes room from exactly wha
 V0_REQUESTS_AT_ONCE = 256  # the first engine's --max-num-seqs where none was given
 
 
-def _fragments(case: Case) -> str:
+def _fragments(case: FailureCase) -> str:
     return ": enough in total, but in pieces too small" if case.oom.is_fragmented else ""
 
 
-def _room(case: Case) -> Remedy:
+def _room(case: FailureCase) -> Remedy:
     return more_room(case, case.missing if case.missing is not None else GIB)
 
 
-def _expandable(case: Case) -> list[Remedy]:
+def _expandable(case: FailureCase) -> list[Remedy]:
     return [EXPANDABLE] if case.oom.is_fragmented else []
 
 
-def forward(case: Case) -> Explained:
+def forward(case: FailureCase) -> Explanation:
     """Activations of a step did not fit."""
     tokens = case.max_num_batched_tokens
     because = f"a step of the model ran out of GPU memory while serving: {asked(case)}{_fragments(case)}"
@@ -43,14 +44,14 @@ def forward(case: Case) -> Explained:
         smaller = max(2048, (tokens or 8192) // 2)
         why = "smaller steps; costs time to first token on long prompts"
         remedy.append(setting("--max-num-batched-tokens", smaller, why))
-    nots = [_NOT_THE_CACHE, _NOT_BY_HAND, _NOT_HIGHER]
-    return Explained("a step ran out of GPU memory while serving", because, remedy, nots)
+    not_remedies = [_NOT_THE_CACHE, _NOT_BY_HAND, _NOT_HIGHER]
+    return Explanation("a step ran out of GPU memory while serving", because, remedy, not_remedies)
 
 
-def logits(case: Case) -> Explained:
+def logits(case: FailureCase) -> Explanation:
     """Logits, sampling or log-probabilities."""
-    raised = case.complaint.raised
-    wanted = raised is not None and any("prompt_logprobs" in name for name in raised.functions())
+    exception = case.symptom.exception
+    wanted = exception is not None and any("prompt_logprobs" in name for name in exception.functions())
     asked_for = " for a request that wants prompt_logprobs" if wanted else ""
     because = f"turning the model's output into tokens{asked_for} ran out of GPU memory: {asked(case)}{_fragments(case)}"
     if case.plan is not None and case.plan.vocab_size and case.oom.tried:
@@ -66,21 +67,21 @@ def logits(case: Case) -> Explained:
         _room(case),
         setting("--max-num-batched-tokens", 2048, "shorter pieces of prompt where prompt_logprobs must stay"),
     ]  # fmt: skip
-    nots = [
+    not_remedies = [
         "more GPUs: the whole vocabulary is gathered on each", _NOT_THE_CACHE, _NOT_BY_HAND,
         "--max-model-len: rows are counted by step, not by request",
     ]  # fmt: skip
-    return Explained("logits or sampling ran out of GPU memory", because, remedy, nots)
+    return Explanation("logits or sampling ran out of GPU memory", because, remedy, not_remedies)
 
 
-def _measured(case: Case) -> Remedy:
+def _measured(case: FailureCase) -> Remedy:
     sizes = ("kv_cache_memory_bytes", "num_gpu_blocks_override")  # beside a cache of a given size no room is kept
     by_hand = "".join(f" and --{name.replace('_', '-')}" for name in sizes if case.number(name))
     return Remedy(f"leave out --skip-mm-profiling{by_hand}", "the start then tries the largest input and keeps room for it",
                   "--skip-mm-profiling")  # fmt: skip
 
 
-def multimodal(case: Case) -> Explained:
+def multimodal(case: FailureCase) -> Explanation:
     """An image, a video or a sound."""
     because = f"the encoder of images, video or sound ran out of GPU memory: {asked(case)}{_fragments(case)}"
     is_unmeasured = case.facts.flags.get("skip_mm_profiling") == "True"
@@ -94,11 +95,11 @@ def multimodal(case: Case) -> Explained:
         *_expandable(case),
         _room(case),
     ]  # fmt: skip
-    nots = ["--max-num-batched-tokens: the encoder works on whole inputs", _NOT_THE_CACHE, _NOT_BY_HAND]
-    return Explained("the multimodal encoder ran out of GPU memory", because, remedy, nots)
+    not_remedies = ["--max-num-batched-tokens: the encoder works on whole inputs", _NOT_THE_CACHE, _NOT_BY_HAND]
+    return Explanation("the multimodal encoder ran out of GPU memory", because, remedy, not_remedies)
 
 
-def lora(case: Case) -> Explained:
+def lora(case: FailureCase) -> Explanation:
     """An adapter."""
     because = f"loading or switching to a LoRA adapter ran out of GPU memory: {asked(case)}{_fragments(case)}"
     remedy = [
@@ -106,11 +107,11 @@ def lora(case: Case) -> Explained:
         Remedy("--max-lora-rank N", "the rank your adapters really have: slots are sized by it", "--max-lora-rank"),
         _room(case),
     ]
-    nots = [_NOT_THE_CACHE, "--max-cpu-loras: that is host memory"]
-    return Explained("a LoRA adapter ran out of GPU memory", because, remedy, nots)
+    not_remedies = [_NOT_THE_CACHE, "--max-cpu-loras: that is host memory"]
+    return Explanation("a LoRA adapter ran out of GPU memory", because, remedy, not_remedies)
 
 
-def neighbour(case: Case) -> Explained:
+def neighbour(case: FailureCase) -> Explanation:
     """Somebody else grew on the same card."""
     oom = case.oom
     listed = ", ".join(f"process {pid} with {gib(size)}" for pid, size in oom.neighbours)
@@ -122,11 +123,11 @@ def neighbour(case: Case) -> Explained:
                "vLLM keeps no reserve for neighbours: it never gives memory back while it runs"),
         _room(case),
     ]  # fmt: skip
-    nots = ["--max-num-seqs, --max-model-len: this server uses what it was given", _NOT_THE_CACHE]
-    return Explained("another process took GPU memory while this server ran", because, remedy, nots)
+    not_remedies = ["--max-num-seqs, --max-model-len: this server uses what it was given", _NOT_THE_CACHE]
+    return Explanation("another process took GPU memory while this server ran", because, remedy, not_remedies)
 
 
-def wake_up(case: Case) -> Explained:
+def wake_up(case: FailureCase) -> Explanation:
     """The memory given up in sleep was gone when it woke."""
     because = f"the server woke from sleep and the memory it had given up was no longer free: {asked(case)}"
     remedy = [
@@ -136,11 +137,11 @@ def wake_up(case: Case) -> Explained:
                "their sum must leave room for one that is awake", "--gpu-memory-utilization"),
         Remedy("restart the server", "a failed wake-up leaves it half asleep"),
     ]  # fmt: skip
-    nots = ["waking it again without freeing memory first"]
-    return Explained("waking from sleep ran out of GPU memory", because, remedy, nots)
+    not_remedies = ["waking it again without freeing memory first"]
+    return Explanation("waking from sleep ran out of GPU memory", because, remedy, not_remedies)
 
 
-def collectives(case: Case) -> Explained:
+def collectives(case: FailureCase) -> Explanation:
     """NCCL's own buffers."""
     because = (
         "NCCL (the library that joins the GPUs) could not get memory for its buffers, "
@@ -153,14 +154,14 @@ def collectives(case: Case) -> Explained:
             "--disable-custom-all-reduce", "drops the extra buffers of vLLM's own all-reduce", "--disable-custom-all-reduce"
         ),
     ]
-    nots = [
+    not_remedies = [
         "PYTORCH_CUDA_ALLOC_CONF: the memory is not torch's",
         "--max-model-len, --kv-cache-dtype: the cache takes its whole share whatever they say",
     ]
-    return Explained("communication between the GPUs ran out of memory", because, remedy, nots)
+    return Explanation("communication between the GPUs ran out of memory", because, remedy, not_remedies)
 
 
-def fragmentation(case: Case) -> Explained:
+def fragmentation(case: FailureCase) -> Explanation:
     """Torch held enough, in pieces too small: the contributing reason, not the step."""
     oom = case.oom
     because = (
@@ -170,17 +171,17 @@ def fragmentation(case: Case) -> Explained:
     remedy = [EXPANDABLE]
     if case.since("0.21.0") is False:
         remedy.append(Remedy("vLLM 0.21.0 or later", "limits how weights are cut up while they are prepared"))
-    nots = [
+    not_remedies = [
         "emptying torch's cache: only whole free segments can go back",
         "a daily restart: it hides the cause",
         _NOT_THE_CACHE,
     ]
-    return Explained("torch's memory was in pieces", because, remedy, nots)
+    return Explanation("torch's memory was in pieces", because, remedy, not_remedies)
 
 
-def host(case: Case) -> Explained:
+def host(case: FailureCase) -> Explanation:
     """The host's memory, not the GPU's."""
-    name = case.complaint.text.name if case.complaint.text is not None else ""
+    name = case.symptom.text.name if case.symptom.text is not None else ""
     if name.startswith("shm"):
         return _shared_memory()
     if name in ("cpu-memory-check", "cpu-cache-check"):
@@ -189,12 +190,12 @@ def host(case: Case) -> Explained:
         why = "it is pinned host memory for every GPU (and has no use since V1)"
         because = "the CPU swap space asked for is larger than the host's memory allows"
         remedy = [setting("--swap-space", 0, why)]
-        return Explained("the swap space does not fit the host's memory", because, remedy, ["any GPU memory setting"])
-    raised = case.complaint.raised
+        return Explanation("the swap space does not fit the host's memory", because, remedy, ["any GPU memory setting"])
+    exception = case.symptom.exception
     because = "the machine's own memory ran out, not the GPU's"
     if name.startswith("ray"):
         because = "Ray's memory monitor killed a worker because the host's memory ran low"
-    elif name == "host-alloc" or (raised is not None and "pin_memory" in raised.functions()):
+    elif name == "host-alloc" or (exception is not None and "pin_memory" in exception.functions()):
         because = "page-locked (pinned) host memory could not be taken; the driver calls that out of memory too"
     remedy = [
         Remedy("give the container or the host more memory",
@@ -203,10 +204,10 @@ def host(case: Case) -> Explained:
                "each is host memory, some of it a process"),
         Remedy("MAX_JOBS=1 while kernels are compiled", "compilers take several GB each"),
     ]  # fmt: skip
-    return Explained("the host ran out of memory", because, remedy, ["--gpu-memory-utilization and every other GPU setting"])
+    return Explanation("the host ran out of memory", because, remedy, ["--gpu-memory-utilization and every other GPU setting"])
 
 
-def _cpu_backend(case: Case) -> Explained:
+def _cpu_backend(case: FailureCase) -> Explanation:
     """Without a GPU the flag of the GPU's memory shares out the host's."""
     because = "vLLM runs on the CPU here, and the host has less memory free than it was told to take"
     lower = Remedy(
@@ -223,22 +224,22 @@ def _cpu_backend(case: Case) -> Explained:
         Remedy("VLLM_CPU_KVCACHE_SPACE=N", "gives the KV cache N GiB instead of a share"),
         Remedy("stop what else uses the host's memory, or give the container more", "the check looks at what is free"),
     ]
-    return Explained(
+    return Explanation(
         "the host's memory is less than vLLM was told to take", because, remedy, ["any setting of a GPU: none is used"]
     )
 
 
-def _shared_memory() -> Explained:
+def _shared_memory() -> Explanation:
     because = "the shared memory of the container (/dev/shm) is too small for what the processes pass to each other"
     remedy = [
         Remedy("docker run --shm-size 16g, or --ipc=host", "docker gives 64 MiB"),
         Remedy("Kubernetes: mount an emptyDir with medium: Memory at /dev/shm", "the default is 64 MiB there too"),
     ]
-    nots = ["any GPU memory setting", "NCCL settings, except NCCL_SHM_DISABLE=1, which costs speed"]
-    return Explained("the container's shared memory is too small", because, remedy, nots)
+    not_remedies = ["any GPU memory setting", "NCCL settings, except NCCL_SHM_DISABLE=1, which costs speed"]
+    return Explanation("the container's shared memory is too small", because, remedy, not_remedies)
 
 
-def preemption(case: Case) -> Explained:
+def preemption(case: FailureCase) -> Explanation:
     """The first engine gave up for want of swap space."""
     because = "KV blocks ran out, running requests had to be put aside, and there was no CPU swap space left to keep them"
     fewer = max(8, (case.max_num_seqs or V0_REQUESTS_AT_ONCE) // 2)
@@ -246,4 +247,110 @@ def preemption(case: Case) -> Explained:
         setting("--max-num-seqs", fewer, "half as many: fewer requests at once are faster than requests done twice"),
         Remedy("a current vLLM", "V1 recomputes instead of swapping and cannot fail like this"),
     ]
-    return Explained("preemption ran out of swap space", because, remedy, ["a larger --swap-space: it only puts the end off"])
+    return Explanation("preemption ran out of swap space", because, remedy, ["a larger --swap-space: it only puts the end off"])
+
+
+_UTILIZATION_MAX = 0.95
+
+
+def cache_tokens(cache: Mapping[str, str]) -> int | None:
+    """How many tokens the KV cache holds, by the labels of vllm:cache_config_info; None if they do not say."""
+    tokens = _whole(cache.get("kv_cache_size_tokens"))
+    if tokens is not None:
+        return tokens
+    # Right for models without hybrid layers, and older releases have nothing better.
+    blocks, size = _whole(cache.get("num_gpu_blocks")), _whole(cache.get("block_size"))
+    return blocks * size if blocks is not None and size is not None else None
+
+
+def fitting_sequences(cache: Mapping[str, str], figures: Mapping[str, float]) -> int | None:
+    """How many requests of the mean length seen fit into the cache at once; None if the page does not say enough."""
+    tokens = cache_tokens(cache)
+    prompt, output = figures.get("prompt_length_mean"), figures.get("output_length_mean")
+    if tokens is None or prompt is None or output is None or prompt + output < 1:
+        return None
+    return max(1, math.floor(tokens / (prompt + output)))
+
+
+def kv_remedies(cache: Mapping[str, str], figures: Mapping[str, float]) -> tuple[Remedy, ...]:
+    """For a cache that is full; `running` 0 says that what runs now is no measure, as after preemptions."""
+    found: list[Remedy] = []
+    utilization = _number(cache.get("gpu_memory_utilization"))
+    if "kv_cache_memory_bytes" in cache:
+        found.append(
+            Remedy(
+                "give the KV cache more memory than --kv-cache-memory-bytes allows it",
+                f"it is fixed at {cache['kv_cache_memory_bytes']} bytes, whatever the card has free",
+                "--kv-cache-memory-bytes",
+            )
+        )
+    elif utilization is None or utilization < _UTILIZATION_MAX:
+        found.append(
+            Remedy(
+                "let vLLM use more of the card, if nothing else needs it",
+                "all of what is added becomes KV cache",
+                "--gpu-memory-utilization",
+                f"{_UTILIZATION_MAX}",
+            )
+        )
+    if "fp8" not in cache.get("cache_dtype", "") and "int8" not in cache.get("cache_dtype", ""):
+        found.append(Remedy("store the cache in 8 bits", "about twice the tokens fit", "--kv-cache-dtype", "fp8"))
+    fits = fitting_sequences(cache, figures)
+    running = figures.get("running", 0.0)
+    if fits is not None and (running < 1 or fits < running):
+        why = f"about {fits} requests of the mean length seen fit at once; more are admitted only to be thrown out"
+        found.append(Remedy("admit no more requests than fit at their full length", why, "--max-num-seqs", str(fits)))
+    else:
+        found.append(
+            Remedy(
+                "admit fewer requests at once",
+                "those that are admitted then keep their blocks to the end",
+                "--max-num-seqs",
+            )
+        )
+    found.append(Remedy("add a replica, or spread the model over more GPUs", "each brings KV cache of its own"))
+    return tuple(found)
+
+
+def kv_not_remedies() -> tuple[str, ...]:
+    """What is often tried and does not help."""
+    return (
+        "/reset_prefix_cache: cached blocks that nobody uses already count as free",
+        "a higher --max-num-seqs: more requests would share the same blocks",
+        "--swap-space: the second engine (V1) does not swap",
+    )
+
+
+def saturated_remedies(running: float, usage: float) -> tuple[Remedy, ...]:
+    """For a queue with room in the KV cache."""
+    fits = math.floor(running * 0.9 / usage) if usage > 0.05 else None
+    why = f"{running:.0f} run and fill {usage:.0%} of the cache; helps only while the GPU has time left"
+    return (
+        Remedy(
+            "raise --max-num-seqs if as many run as it allows",
+            why,
+            "--max-num-seqs",
+            str(fits) if fits is not None and fits > running else None,
+        ),
+        Remedy("add a replica, or turn requests away earlier", "a queue that grows never ends by itself"),
+    )
+
+
+def wedge_remedies() -> tuple[Remedy, ...]:
+    """For an engine that makes no step."""
+    return (
+        Remedy("save the stacks of its processes first (py-spy dump), then restart the server", "a stuck step never returns"),
+        Remedy("restart on any exit, also on exit code 0", "vLLM exits with 0 when its engine dies"),
+    )
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        value = float(text) if text is not None else math.nan
+    except ValueError:
+        return None
+    return value if math.isfinite(value) and value > 0 else None
+
+
+def _whole(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdecimal() and len(text) < 16 and int(text) > 0 else None

@@ -8,8 +8,8 @@ import re
 from plimsoll.doctor.rules.facts import (
     BY_HAND,
     EXPANDABLE,
-    Case,
-    Explained,
+    Explanation,
+    FailureCase,
     asked,
     gib,
     more_room,
@@ -27,7 +27,7 @@ _CHECK = rf"{FREE_OF_TOTAL}startup.{{0,80}}\({_NUMBER}, {_NUMBER} GiB\)"
 _PROFILED = rf"Initial free memory:? {_NUMBER}( GiB)?.{{0,60}}?current free memory:? {_NUMBER}"
 
 
-def weights(case: Case) -> Explained:
+def weights(case: FailureCase) -> Explanation:
     """The weights did not fit on the card."""
     oom = case.oom
     because = "torch ran out of GPU memory while the model's weights were put on the card"
@@ -45,15 +45,15 @@ def weights(case: Case) -> Explained:
     ]  # fmt: skip
     if case.facts.flags.get("enable_lora") == "True":
         remedy.append(setting("--max-loras", 1, "the buffers of adapters are taken with the weights"))
-    nots = [
+    not_remedies = [
         "--gpu-memory-utilization, in either direction, whatever vLLM's own hint says: it shares out what the weights leave",
         "--max-model-len, --max-num-seqs, --kv-cache-dtype: the KV cache is not allocated yet",
         "--enforce-eager: no graph has been captured yet",
     ]
-    return Explained("the weights do not fit on the GPU", because, unique(remedy), nots)
+    return Explanation("the weights do not fit on the GPU", because, unique(remedy), not_remedies)
 
 
-def free_memory(case: Case) -> Explained:
+def free_memory(case: FailureCase) -> Explanation:
     """Somebody else held the memory."""
     because, share = _held(case)
     remedy = [
@@ -64,15 +64,15 @@ def free_memory(case: Case) -> Explained:
         *share,
         Remedy("CUDA_VISIBLE_DEVICES=N", "another card"),
     ]  # fmt: skip
-    nots = [
+    not_remedies = [
         "--max-model-len, --max-num-seqs, quantisation: the check knows only the card and the utilisation",
         "raising --gpu-memory-utilization: it asks for more",
         "--kv-cache-memory-bytes alone: the check still runs",
     ]
-    return Explained("another process holds the GPU's memory", because, remedy, nots)
+    return Explanation("another process holds the GPU's memory", because, remedy, not_remedies)
 
 
-def _held(case: Case) -> tuple[str, list[Remedy]]:
+def _held(case: FailureCase) -> tuple[str, list[Remedy]]:
     """Who held how much, as far as the log tells, and the share of the card that would have fitted."""
     check = re.search(_CHECK, case.line)
     if check is not None:
@@ -82,7 +82,7 @@ def _held(case: Case) -> tuple[str, list[Remedy]]:
         listed = ", ".join(f"process {pid} with {gib(size)}" for pid, size in case.oom.neighbours)
         because += f" ({listed})" if listed else "; they are not listed, so they run in another container or as another user"
         return f"{because}; this one had only {gib(case.oom.own)} when it failed{_at(case)}", []
-    if case.complaint.step is not None and case.complaint.step.name == "device":
+    if case.symptom.step is not None and case.symptom.step.name == "device":
         return "the GPU had no memory left even for this process's first steps on it: others hold it", []
     return "another process held memory on the GPU when this server needed it", []
 
@@ -104,14 +104,14 @@ def _refused(free: float, total: float, share: float, wanted: float) -> tuple[st
     return because, [setting("--gpu-memory-utilization", f"{fits:.2f}", why)]
 
 
-def _at(case: Case) -> str:
-    step = case.complaint.step
+def _at(case: FailureCase) -> str:
+    step = case.symptom.step
     words = {"weights": " while loading weights", "profile": " in the trial run", "kv-allocation": " while taking the KV cache",
              "graph-capture": " while capturing CUDA graphs", "sampler-warmup": " in the sampler's warm-up"}  # fmt: skip
     return words.get(step.name, "") if step is not None else ""
 
 
-def profile_run(case: Case) -> Explained:
+def profile_run(case: FailureCase) -> Explanation:
     """The trial run before the cache is sized."""
     tokens, multimodal = case.max_num_batched_tokens, _is_multimodal(case)
     because = f"the trial run that measures memory failed: {asked(case)}. It runs one full batch"
@@ -132,20 +132,20 @@ def profile_run(case: Case) -> Explained:
         *case.planned(["--tensor-parallel-size"]),
         Remedy("a quantised checkpoint, or more GPUs", "leaves more beside the weights"),
     ]
-    nots = [
+    not_remedies = [
         "--gpu-memory-utilization: the trial run may use the whole card already; the cache gets its share afterwards",
         "--kv-cache-dtype, --block-size, prefix caching: there is no cache yet",
     ]
-    return Explained("the trial run that measures memory did not fit", because, unique(remedy), nots)
+    return Explanation("the trial run that measures memory did not fit", because, unique(remedy), not_remedies)
 
 
-def _is_multimodal(case: Case) -> bool:
-    frames = case.complaint.raised.frames if case.complaint.raised is not None else ()
+def _is_multimodal(case: FailureCase) -> bool:
+    frames = case.symptom.exception.frames if case.symptom.exception is not None else ()
     words = ("vision", "image", "multimodal", "mm_encoder", "video", "audio", "visual", "_vl")
     return any(word in (frame.function + frame.file).lower() for frame in frames for word in words)
 
 
-def profile_neighbour(case: Case) -> Explained:
+def profile_neighbour(case: FailureCase) -> Explanation:
     """Memory was released by somebody else while vLLM measured."""
     profiled = re.search(_PROFILED, case.line)
     because = (
@@ -161,11 +161,11 @@ def profile_neighbour(case: Case) -> Explained:
     if case.since("0.10.2") is not False:
         why = "gives the cache a fixed size and skips the measurement (0.10.2 and later)"
         remedy.append(Remedy("--kv-cache-memory-bytes N", why, "--kv-cache-memory-bytes"))
-    nots = ["--gpu-memory-utilization, --max-model-len, --max-num-seqs: the assertion is about the neighbour"]
-    return Explained("another process released GPU memory while vLLM measured it", because, remedy, nots)
+    not_remedies = ["--gpu-memory-utilization, --max-model-len, --max-num-seqs: the assertion is about the neighbour"]
+    return Explanation("another process released GPU memory while vLLM measured it", because, remedy, not_remedies)
 
 
-def graph_capture(case: Case) -> Explained:
+def graph_capture(case: FailureCase) -> Explanation:
     """CUDA graphs did not fit into what was left outside the cache."""
     because = f"CUDA graphs are captured after the KV cache took its share, into what is left outside it: {asked(case)}"
     estimated, actual = case.facts.measured.graphs_estimated_bytes, case.facts.measured.graphs_actual_bytes
@@ -193,14 +193,14 @@ def graph_capture(case: Case) -> Explained:
         has = gib(max(0, cache or 0))
         why = f"the KV cache can give the graphs its {has} and no more, and they were estimated at {gib(estimated)}"
         remedy.append(Remedy("a lower --gpu-memory-utilization, beside one of these", why, "--gpu-memory-utilization"))
-    nots = [
+    not_remedies = [
         "a HIGHER --gpu-memory-utilization: it gives the cache more and the graphs less",
         "--max-model-len, --kv-cache-dtype: the cache takes its whole share whatever they say",
     ]
-    return Explained("CUDA graph capture ran out of memory", because, unique(remedy), nots)
+    return Explanation("CUDA graph capture ran out of memory", because, unique(remedy), not_remedies)
 
 
-def sampler_warmup(case: Case) -> Explained:
+def sampler_warmup(case: FailureCase) -> Explanation:
     """The sampler's first full batch did not fit."""
     requests = re.search(r"with (\d{1,7}) dummy requests", case.line)
     rows = int(requests[1]) if requests else case.max_num_seqs
@@ -216,15 +216,15 @@ def sampler_warmup(case: Case) -> Explained:
     if case.oom.is_fragmented:
         remedy.append(EXPANDABLE)
     remedy.append(more_room(case, case.missing or GIB // 2))
-    nots = [
+    not_remedies = [
         "more GPUs: the whole vocabulary is gathered on each",
         "a HIGHER --gpu-memory-utilization: it takes room from exactly what failed",
         "--max-model-len, --max-num-batched-tokens, --kv-cache-dtype: none of them changes the number of requests at once",
     ]
-    return Explained("the sampler's warm-up ran out of memory", because, remedy, nots)
+    return Explanation("the sampler's warm-up ran out of memory", because, remedy, not_remedies)
 
 
-def bad_flag(case: Case) -> Explained:
+def bad_flag(case: FailureCase) -> Explanation:
     """The parser refused the command line."""
     because = "vLLM's own parser refused the command"
     refused = re.search(r"error: (.{1,300})", redact(case.line))  # what was refused may be the word after --api-key
@@ -232,5 +232,5 @@ def bad_flag(case: Case) -> Explained:
         because += f": {without_values(''.join(letter for letter in refused[1] if letter.isprintable()).strip())}"
     does = "says which flag this version does not take, since when, and what replaces it"
     remedy = [Remedy("plimsoll flags -- vllm serve ...", does)]
-    nots = ["any memory setting: the server never got as far as the GPU"]
-    return Explained("vLLM refuses the command line", because, remedy, nots)
+    not_remedies = ["any memory setting: the server never got as far as the GPU"]
+    return Explanation("vLLM refuses the command line", because, remedy, not_remedies)

@@ -15,10 +15,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
-from plimsoll.doctor.rules.symptoms import Complaint, OutOfMemory, parse_oom, parse_size
-from plimsoll.doctor.rules.facts import Case, LogFacts, gib, more_room
-from plimsoll.doctor.rules.log_text import Line
-from plimsoll.doctor.rules.timeline import FOLLOWING, Hit, Raised, Story
+from plimsoll.doctor.rules.facts import FailureCase, LogFacts, gib, more_room
+from plimsoll.doctor.rules.log_text import LogLine
+from plimsoll.doctor.rules.root_cause import OomFigures, Symptom, parse_oom, parse_size
+from plimsoll.doctor.rules.timeline import FOLLOWING, Hit, LoggedException, LogTimeline
 from plimsoll.findings import Code, Evidence, Finding, Remedy, Severity
 from plimsoll.units import GIB, MIB, format_count, format_gib
 from plimsoll.vllm.failure_texts import Role
@@ -250,7 +250,7 @@ _LOST = r"; (?P<preempted>\d{1,9}) requests? preempted, (?P<recomputed>\d{1,12})
 _ABORTED = rf"aborted request \S{{1,300}}: it ran out of device memory alone, in a step of (?P<tokens>\d{{1,9}}) tokens?{_SITE}"
 
 
-class Failure(NamedTuple):
+class ContainedFailure(NamedTuple):
     """One contained failure, or one request that was aborted for one; None for what its line leaves out."""
 
     at: int  # index of its line
@@ -266,7 +266,7 @@ class Failure(NamedTuple):
     process: str = ""
 
 
-class Words(NamedTuple):
+class ContainmentLine(NamedTuple):
     """A line of containment that is no failure."""
 
     at: int
@@ -276,19 +276,19 @@ class Words(NamedTuple):
 class ContainedLines(NamedTuple):
     """All that containment says in a log, in its order."""
 
-    contained: tuple[Failure, ...] = ()
-    aborted: tuple[Failure, ...] = ()
-    armed: tuple[Words, ...] = ()
-    not_armed: tuple[Words, ...] = ()  # the text is the reason alone
-    grown: tuple[Failure, ...] = ()
-    storms: tuple[Words, ...] = ()
-    given_up: tuple[Words, ...] = ()  # also what it could not contain: vLLM ends
+    contained: tuple[ContainedFailure, ...] = ()
+    aborted: tuple[ContainedFailure, ...] = ()
+    armed: tuple[ContainmentLine, ...] = ()
+    not_armed: tuple[ContainmentLine, ...] = ()  # the text is the reason alone
+    grown: tuple[ContainedFailure, ...] = ()
+    storms: tuple[ContainmentLine, ...] = ()
+    given_up: tuple[ContainmentLine, ...] = ()  # also what it could not contain: vLLM ends
 
     def __bool__(self) -> bool:
         return any(self)
 
     @property
-    def failures(self) -> tuple[Failure, ...]:
+    def failures(self) -> tuple[ContainedFailure, ...]:
         """What the server survived, in the order of the log."""
         return tuple(sorted((*self.contained, *self.aborted), key=lambda one: one.at))
 
@@ -309,7 +309,7 @@ class ContainedLines(NamedTuple):
         return sorted([(one.at, True) for one in self.failures] + [(one.at, False) for one in self.given_up])
 
 
-def read_contained(lines: Sequence[Line]) -> ContainedLines:
+def read_contained(lines: Sequence[LogLine]) -> ContainedLines:
     """Everything that containment says in these lines; of lines by the API server nothing."""
     said = [(at, line) for at, line in enumerate(lines) if line.text.startswith(START)][:MOST_LINES]
     if not said:
@@ -332,7 +332,7 @@ def read_contained(lines: Sequence[Line]) -> ContainedLines:
         armed=_words(texts, "armed"),
         not_armed=tuple(one._replace(text=one.text.removeprefix(_NOT_ARMED)) for one in _words(texts, _NOT_ARMED)),
         grown=tuple(
-            Failure(at, limit_tokens=int(limit["tokens"]), limit_sequences=int(limit["sequences"]))
+            ContainedFailure(at, limit_tokens=int(limit["tokens"]), limit_sequences=int(limit["sequences"]))
             for at, text in texts
             if (limit := _compiled(rf"growing back: {_LIMIT}").match(text)) is not None
         ),
@@ -344,11 +344,11 @@ def read_contained(lines: Sequence[Line]) -> ContainedLines:
 _NOT_ARMED = "not armed: "
 
 
-def _words(texts: Sequence[tuple[int, str]], *starts: str) -> tuple[Words, ...]:
-    return tuple(Words(at, text[:LONGEST_REASON]) for at, text in texts if text.startswith(starts))
+def _words(texts: Sequence[tuple[int, str]], *starts: str) -> tuple[ContainmentLine, ...]:
+    return tuple(ContainmentLine(at, text[:LONGEST_REASON]) for at, text in texts if text.startswith(starts))
 
 
-def _contained(at: int, text: str) -> Failure | None:
+def _contained(at: int, text: str) -> ContainedFailure | None:
     match = _compiled(_CONTAINED).match(text)
     if match is None:
         return None
@@ -361,9 +361,9 @@ def _contained(at: int, text: str) -> Failure | None:
     return found
 
 
-def _failure(at: int, match: re.Match[str]) -> Failure:
+def _failure(at: int, match: re.Match[str]) -> ContainedFailure:
     site = match["site"]
-    return Failure(
+    return ContainedFailure(
         at,
         site if site in SITES else UNKNOWN_SITE,
         int(match["tokens"]),
@@ -445,29 +445,29 @@ SURE = 0.95
 _WORKERS = ("Worker", "VllmWorker", "RayWorker")
 
 
-def without_contained(story: Story, said: ContainedLines) -> tuple[Story, tuple[OutOfMemory, ...]]:
+def without_contained(timeline: LogTimeline, said: ContainedLines) -> tuple[LogTimeline, tuple[OomFigures, ...]]:
     """The story without the failures that were contained, and the figures of these as torch printed them."""
     if not said.ends:
-        return story, ()
-    cleared = _cleared(story, said)
-    if not cleared and not any(hit.text.role is Role.OUT_OF_MEMORY for hit in story.hits):
-        return story, ()
-    raised = [one._replace(warned=True) if at in cleared else one for at, one in enumerate(story.raised)]
-    tracebacks = [story.raised[at] for at in cleared]
-    ends = _Ends(story, said)
-    hits = [hit for hit in story.hits if not _is_cleared(story, hit, tracebacks, ends)]
+        return timeline, ()
+    cleared = _cleared(timeline, said)
+    if not cleared and not any(hit.text.role is Role.OUT_OF_MEMORY for hit in timeline.hits):
+        return timeline, ()
+    exceptions = [one._replace(warned=True) if at in cleared else one for at, one in enumerate(timeline.exceptions)]
+    tracebacks = [timeline.exceptions[at] for at in cleared]
+    ends = _StepEnds(timeline, said)
+    hits = [hit for hit in timeline.hits if not _is_cleared(timeline, hit, tracebacks, ends)]
     ooms = tuple(parse_oom(one.message) for one in tracebacks if "ried to allocate" in one.message)
-    return story._replace(raised=raised, hits=hits), ooms
+    return timeline._replace(exceptions=exceptions, hits=hits), ooms
 
 
-class _Ends:
+class _StepEnds:
     """Where the log tells how a failed step ended, for each process that may have failed in it."""
 
-    def __init__(self, story: Story, said: ContainedLines) -> None:
-        self._story = story
+    def __init__(self, timeline: LogTimeline, said: ContainedLines) -> None:
+        self._story = timeline
         self._of: dict[str, list[tuple[int, bool]]] = {"": said.ends}
         for at, is_survived in said.ends:
-            self._of.setdefault(story.log.lines[at].process, []).append((at, is_survived))
+            self._of.setdefault(timeline.log.lines[at].process, []).append((at, is_survived))
 
     def _ends_for(self, process: str) -> list[tuple[int, bool]]:
         # A worker's failure ends in its engine core, whichever that is; of several cores each tells its own.
@@ -484,7 +484,7 @@ class _Ends:
         end, is_survived = ends[place]
         began_s, ended_s = lines[at].at, lines[end].at
         is_late = began_s is not None and ended_s is not None and ended_s - began_s > BEFORE_S
-        is_other_life = self._story.life_at(at) != self._story.life_at(end)
+        is_other_life = self._story.run_at(at) != self._story.run_at(end)
         return None if end - at > BEFORE or is_late or is_other_life else is_survived
 
     def before(self, first: int, process: str) -> bool:
@@ -496,37 +496,37 @@ class _Ends:
         return place >= 0 and ends[place][1] and first - ends[place][0] <= AFTER
 
 
-def _cleared(story: Story, said: ContainedLines) -> set[int]:
+def _cleared(timeline: LogTimeline, said: ContainedLines) -> set[int]:
     """The places of the exceptions that belong to contained steps, with those they were raised from or led to."""
-    ends = _Ends(story, said)
-    deaths = [hit.at for hit in story.hits if hit.text.role is Role.DEATH and hit.text.name != "worker-exception"]
+    ends = _StepEnds(timeline, said)
+    deaths = [hit.at for hit in timeline.hits if hit.text.role is Role.DEATH and hit.text.name != "worker-exception"]
     found: set[int] = set()
-    for place, one in enumerate(story.raised):
+    for place, one in enumerate(timeline.exceptions):
         if not _is_memory(one):
             continue
         survived = ends.after(one.at, one.process)
         if survived is None and ends.before(one.first, one.process):
-            life = story.life_at(one.at)
-            survived = not any(one.first <= at < life.end for at in deaths)
+            run = timeline.run_at(one.at)
+            survived = not any(one.first <= at < run.end for at in deaths)
         if survived:
             found.add(place)
-    for place, one in enumerate(story.raised):  # forward: a cause stands before what it led to
+    for place, one in enumerate(timeline.exceptions):  # forward: a cause stands before what it led to
         if one.cause in found:
             found.add(place)
-    for place in range(len(story.raised) - 1, -1, -1):
-        cause = story.raised[place].cause
+    for place in range(len(timeline.exceptions) - 1, -1, -1):
+        cause = timeline.exceptions[place].cause
         if place in found and cause is not None:
             found.add(cause)
     return found
 
 
-def _is_memory(one: Raised) -> bool:
+def _is_memory(one: LoggedException) -> bool:
     return one.name == "OutOfMemoryError" or "ut of memory" in one.message or "ALLOC_FAILED" in one.message
 
 
-def _is_cleared(story: Story, hit: Hit, tracebacks: Sequence[Raised], ends: _Ends) -> bool:
+def _is_cleared(timeline: LogTimeline, hit: Hit, tracebacks: Sequence[LoggedException], ends: _StepEnds) -> bool:
     """Whether a telling text belongs to a contained step."""
-    role, process = hit.text.role, story.log.lines[hit.at].process
+    role, process = hit.text.role, timeline.log.lines[hit.at].process
     if role is Role.OUT_OF_MEMORY and ends.after(hit.at, process):
         return True
     if role not in (Role.OUT_OF_MEMORY, Role.CAUSE, Role.DEATH):
@@ -545,7 +545,7 @@ def proof_of(said: ContainedLines) -> list[int]:
 
 
 def finding_of_contained(
-    said: ContainedLines, ooms: Sequence[OutOfMemory], facts: LogFacts, proof: Sequence[Evidence], *, is_alive: bool
+    said: ContainedLines, ooms: Sequence[OomFigures], facts: LogFacts, proof: Sequence[Evidence], *, is_alive: bool
 ) -> Finding:
     """runtime.contained, with what it takes to make it impossible on this server."""
     failures = said.failures
@@ -553,7 +553,7 @@ def finding_of_contained(
     worst = max((_figures(one) for one in failures), key=_missing)
     told = max(ooms, key=_missing, default=worst)
     oom = (told if _missing(told) >= _missing(worst) else worst)._replace(total=told.total)
-    case = Case(Complaint(failures[-1].at, Code.RUNTIME_CONTAINED, SURE, oom=oom), facts, "")
+    case = FailureCase(Symptom(failures[-1].at, Code.RUNTIME_CONTAINED, SURE, oom=oom), facts, "")
     room = more_room(case, case.missing if case.missing is not None else GIB)
     tokens, has_neighbour = _worked(said, case.max_num_seqs), any(one.has_neighbour for one in ooms)
     closed = [one.site for one in said.aborted[-1:]]  # what cost a request first
@@ -563,16 +563,16 @@ def finding_of_contained(
             one for site in closed for one in contained_remedies(site, tokens=tokens, room=room, has_neighbour=has_neighbour)
         )
     )
-    lives = "The server lives" if is_alive else "The server survived that; what ended it later is told beside it"
-    because = f"{'; '.join(_because(said, sites, worst))}. {lives}"
+    runs = "The server lives" if is_alive else "The server survived that; what ended it later is told beside it"
+    because = f"{'; '.join(_because(said, sites, worst))}. {runs}"
     return Finding(Code.RUNTIME_CONTAINED, Severity.WARNING, SURE, TITLE, because, tuple(proof), remedy, NOT_REMEDIES)
 
 
-def _figures(one: Failure) -> OutOfMemory:
-    return OutOfMemory(tried=one.asked, free=one.free)
+def _figures(one: ContainedFailure) -> OomFigures:
+    return OomFigures(tried=one.asked, free=one.free)
 
 
-def _missing(oom: OutOfMemory) -> int:
+def _missing(oom: OomFigures) -> int:
     return -1 if oom.tried is None else max(0, oom.tried - (oom.free or 0))
 
 
@@ -582,7 +582,7 @@ def _worked(said: ContainedLines, max_num_seqs: int | None) -> int | None:
     return max(limits[-1], max_num_seqs or 0) if limits else None
 
 
-def _because(said: ContainedLines, sites: Counter[str], worst: OutOfMemory) -> list[str]:
+def _because(said: ContainedLines, sites: Counter[str], worst: OomFigures) -> list[str]:
     count, aborted = said.total, len(said.aborted)
     what = ("1 step" if count == 1 else f"{count} steps") if count else ("1 request" if aborted == 1 else f"{aborted} requests")
     is_one = len(sites) == 1

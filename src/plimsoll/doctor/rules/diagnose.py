@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from plimsoll.doctor.remedies.metrics import wedge_remedies
+from plimsoll.doctor.remedies.runtime import wedge_remedies
 from plimsoll.doctor.rules.contained import finding_of_state, read_survival
-from plimsoll.doctor.rules.diagnose_log import ASKS_OF_AN_END, MOST_NOTES, LogDiagnosis, PlanFor, diagnose_log
+from plimsoll.doctor.rules.diagnose_log import ASKS_OF_AN_END, MOST_NOTES, LogDiagnosis, PlanLookup, diagnose_log
 from plimsoll.doctor.rules.log_text import Log
 from plimsoll.findings import Code, Evidence, Finding, Severity
 from plimsoll.vllm.failure_texts import TEXTS, Text
@@ -25,7 +25,7 @@ _DENIES = re.compile(r"(?:any |changing |GPU )?memory settings?\b")
 _IS_NONE = "this is not a memory failure"
 
 
-def is_trouble(finding: Finding) -> bool:
+def is_memory_trouble(finding: Finding) -> bool:
     """Whether it says that a server is short of memory, also where nothing has failed of it yet."""
     return finding.code.is_memory and finding.severity is not Severity.INFO
 
@@ -35,7 +35,7 @@ def without_denials(findings: Sequence[Finding], *, memory: bool | None) -> Iter
 
     That it is no memory failure at all is said only where that is the answer.
     """
-    wanted = any(is_trouble(one) and one.remedy for one in findings)
+    wanted = any(is_memory_trouble(one) and one.remedy for one in findings)
     for finding in findings:
         kept = tuple(
             one
@@ -64,7 +64,7 @@ ASKS_FOR_A_LOOK = "a second page of the same server, some minutes later; or its 
 _INTRODUCES = ("API server version", "LLM engine (v")
 
 
-class Judged(NamedTuple):
+class InputVerdict(NamedTuple):
     """What an input that is no text said: a metrics page, a range of one, a memory snapshot."""
 
     source: str
@@ -79,10 +79,10 @@ def no_plan(_: object) -> None:
 
 def diagnose(
     logs: Sequence[Log],
-    judged: Sequence[Judged] = (),
+    judged: Sequence[InputVerdict] = (),
     *,
     exit_code: int | None = None,
-    plan_for: PlanFor = no_plan,
+    plan_for: PlanLookup = no_plan,
     texts: Sequence[Text] = TEXTS,
 ) -> Diagnosis:
     """The diagnosis over everything given."""
@@ -151,7 +151,7 @@ def _is_told(exited: Finding, said: Sequence[LogDiagnosis]) -> bool:
     return exited.code is Code.OTHER_KILLED and by_supervisor
 
 
-def _memory(said: Sequence[LogDiagnosis], judged: Sequence[Judged]) -> bool | None:
+def _memory(said: Sequence[LogDiagnosis], judged: Sequence[InputVerdict]) -> bool | None:
     """True where a memory failure is shown, False where all is told and none is, None where the story has a hole."""
     servers = [one for one in said if one.is_server]
     beside = [finding for one in said if not one.is_server for finding in one.findings]
@@ -162,7 +162,7 @@ def _memory(said: Sequence[LogDiagnosis], judged: Sequence[Judged]) -> bool | No
         return True
     if any(finding.code.is_memory and finding.confidence >= 0.5 for finding in causes):
         return True
-    short = [finding for finding in beside if is_trouble(finding)]  # of memory, and the server lives on
+    short = [finding for finding in beside if is_memory_trouble(finding)]  # of memory, and the server lives on
     holes = [one for one in servers if one.memory_failure is None]
     if any(finding.severity is Severity.CRITICAL for one in holes for finding in one.findings):
         return False if causes else None  # what it died of is not told by what it was short of; another's word may tell
@@ -175,7 +175,7 @@ def _memory(said: Sequence[LogDiagnosis], judged: Sequence[Judged]) -> bool | No
     return False if servers or any(_shows_engine(one) for one in judged) else None
 
 
-def _shows_engine(one: Judged) -> bool:
+def _shows_engine(one: InputVerdict) -> bool:
     """Whether figures of vLLM were there to be judged: another program's page says nothing of it."""
     if one.facts.get("is") == "range":
         points = one.facts.get("points", 0)
@@ -210,7 +210,7 @@ def _ordered(findings: Sequence[Finding]) -> Iterator[Finding]:
     yield from merged.values()
 
 
-def _facts(texts: Sequence[LogDiagnosis], judged: Sequence[Judged]) -> dict[str, object]:
+def _facts(texts: Sequence[LogDiagnosis], judged: Sequence[InputVerdict]) -> dict[str, object]:
     """The first server's facts in front, those of the others and of other inputs beside them."""
     facts: dict[str, object] = {"vllm": None, "gpu": None, "model": None, "flags": {}}
     servers = [one for one in texts if one.facts]
@@ -245,17 +245,17 @@ def _facts(texts: Sequence[LogDiagnosis], judged: Sequence[Judged]) -> dict[str,
     return facts
 
 
-def _quiet(one: Judged) -> str:
+def _quiet(one: InputVerdict) -> str:
     is_empty = one.facts.get("is") == "metrics" and not one.facts.get("engines")
     return "nothing of vLLM in it" if is_empty else "nothing wrong in it"
 
 
-def _strings(one: Judged, name: str) -> list[str]:
+def _strings(one: InputVerdict, name: str) -> list[str]:
     value = one.facts.get(name)
     return [str(item) for item in value] if isinstance(value, (list, tuple)) else []
 
 
-def _model(one: Judged) -> str | None:
+def _model(one: InputVerdict) -> str | None:
     """The model that a page of metrics names."""
     engines = one.facts.get("engines")
     named = engines[0].get("model") if isinstance(engines, list) and engines else None
@@ -263,7 +263,7 @@ def _model(one: Judged) -> str | None:
 
 
 def _asks(
-    said: Sequence[LogDiagnosis], judged: Sequence[Judged], findings: Sequence[Finding], *, memory: bool | None
+    said: Sequence[LogDiagnosis], judged: Sequence[InputVerdict], findings: Sequence[Finding], *, memory: bool | None
 ) -> Iterator[str]:
     if memory is not None and findings:
         return
@@ -274,7 +274,7 @@ def _asks(
     if not asked and memory is None and _was_killed(findings):
         asked = list(ASKS_OF_AN_END)
     if memory is None and any(
-        is_trouble(finding) for one in judged if one.facts.get("is") == "metrics" for finding in one.findings
+        is_memory_trouble(finding) for one in judged if one.facts.get("is") == "metrics" for finding in one.findings
     ):
         asked.append(ASKS_FOR_A_LOOK)
     if "supervisor" in given:
@@ -299,7 +299,7 @@ def is_gate_state(log: Log) -> bool:
     return first.startswith("{") and f'"schema":"{SCHEMA}"' in first
 
 
-def judge_gate_state(log: Log) -> Judged:
+def judge_gate_state(log: Log) -> InputVerdict:
     """The finding in it, if there is one; a text that is cut off says nothing."""
     try:
         found = json.loads("\n".join(line.text for line in log.lines))
@@ -308,7 +308,7 @@ def judge_gate_state(log: Log) -> Judged:
     found = found if isinstance(found, dict) else {}
     engine = found.get("engine")
     findings = _findings(log, engine) if isinstance(engine, dict) else ()
-    return Judged(log.source, (*findings, *_contained(log, found)), {"is": "gate state", "ready": found.get("ready")})
+    return InputVerdict(log.source, (*findings, *_contained(log, found)), {"is": "gate state", "ready": found.get("ready")})
 
 
 def _contained(log: Log, found: Mapping[str, object]) -> Iterator[Finding]:

@@ -6,8 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from plimsoll.doctor.remedies.choose import finding_of
-from plimsoll.doctor.rules.symptoms import Complaint
+from plimsoll.doctor.remedies.choose import build_finding
 from plimsoll.doctor.rules.contained import (
     ContainedLines,
     finding_of_contained,
@@ -16,10 +15,10 @@ from plimsoll.doctor.rules.contained import (
     with_containment,
     without_contained,
 )
-from plimsoll.doctor.rules.facts import Case, LogFacts, PlanSays, facts_of, oom_facts, without_values
-from plimsoll.doctor.rules.root_cause import Verdict, judge, spans_of_servers
-from plimsoll.doctor.rules.log_text import Line, Log, kinds_in, without_quotes
-from plimsoll.doctor.rules.timeline import Hit, Progress, Story, read_story
+from plimsoll.doctor.rules.facts import FailureCase, LogFacts, PlanFigures, facts_of, oom_facts, without_values
+from plimsoll.doctor.rules.log_text import Log, LogLine, kinds_in, without_quotes
+from plimsoll.doctor.rules.root_cause import LogVerdict, Symptom, judge, spans_of_servers
+from plimsoll.doctor.rules.timeline import Hit, LogTimeline, ServerProgress, read_timeline
 from plimsoll.doctor.rules.trend_growth import is_full, matters
 from plimsoll.errors import printable
 from plimsoll.findings import Code, Evidence, Finding, Remedy, Severity
@@ -91,46 +90,52 @@ _MIB = 1 << 20
 _MOST_HOLDERS = 4
 _CAME_UP = "Application startup complete"
 _WHEN = {
-    Progress.BEGUN: "before it loads the model",
-    Progress.LOADING: "while it loads the model",
-    Progress.LOADED: "after the model was loaded and before its memory was measured",
-    Progress.MEASURED: "after its memory was measured",
-    Progress.CAPTURING: "while it captures CUDA graphs",
-    Progress.CAPTURED: "right before it would serve",
+    ServerProgress.BEGUN: "before it loads the model",
+    ServerProgress.LOADING: "while it loads the model",
+    ServerProgress.LOADED: "after the model was loaded and before its memory was measured",
+    ServerProgress.MEASURED: "after its memory was measured",
+    ServerProgress.CAPTURING: "while it captures CUDA graphs",
+    ServerProgress.CAPTURED: "right before it would serve",
 }
 
 
-def is_foreign(story: Story, verdict: Verdict) -> bool:
+def is_foreign(timeline: LogTimeline, verdict: LogVerdict) -> bool:
     """Whether vLLM says nothing in this text: no process of its own, no step of its start, not even its name."""
-    if verdict.progress is not Progress.UNKNOWN or story.marks:
+    if verdict.progress is not ServerProgress.UNKNOWN or timeline.milestones:
         return False
-    return not any(line.process or "vllm" in line.text.lower() for line in story.log.lines)
+    return not any(line.process or "vllm" in line.text.lower() for line in timeline.log.lines)
 
 
 def remarks_on(
-    story: Story, verdict: Verdict, last: Evidence | None, *, memory: bool | None, has_findings: bool, is_server: bool
+    timeline: LogTimeline,
+    verdict: LogVerdict,
+    last: Evidence | None,
+    *,
+    memory: bool | None,
+    has_findings: bool,
+    is_server: bool,
 ) -> Iterator[str]:
     """Sentences, most of the time none; `last` is the last line that says anything, `is_server` what a finding rests on."""
-    source = story.log.source
+    source = timeline.log.source
     if last is None:
         yield f"{source} is empty: nothing was written to it"
         return
-    if is_server and verdict.root is not None and is_foreign(story, verdict):
+    if is_server and verdict.root is not None and is_foreign(timeline, verdict):
         yield f"nothing in {source} is recognised as vLLM's own: make sure that it is the server's log before you act on it"
-    yield from list(_servers_at_once(story.log.lines)) or _came_up_later(story.log.lines, verdict)
+    yield from list(_servers_at_once(timeline.log.lines)) or _came_up_later(timeline.log.lines, verdict)
     if verdict.root is not None or verdict.deaths or has_findings:
         return
     if memory is None and verdict.progress in _WHEN:
         at = "" if last.line is None else f" at line {last.line}"
         yield f"{source} breaks off{at}, {_WHEN[verdict.progress]}, and does not say why; its last words: {last.text[:160]}"
-    elif memory is False and verdict.progress is Progress.SERVING:
+    elif memory is False and verdict.progress is ServerProgress.SERVING:
         yield (
             "the log shows a server that came up, and no end of it. If it was restarted, this is the log of the new one: "
             "kubectl logs --previous NAME, or the log from before the restart, has what ended the old one"
         )
 
 
-def _servers_at_once(lines: Sequence[Line]) -> Iterator[str]:
+def _servers_at_once(lines: Sequence[LogLine]) -> Iterator[str]:
     """Two servers that write into one file at the same time: most likely they share the cards, too."""
     spans = spans_of_servers(lines, 0, len(lines))
     up: dict[str, int | None] = {}
@@ -150,7 +155,7 @@ def _servers_at_once(lines: Sequence[Line]) -> Iterator[str]:
                 return
 
 
-def _came_up_later(lines: Sequence[Line], verdict: Verdict) -> Iterator[str]:
+def _came_up_later(lines: Sequence[LogLine], verdict: LogVerdict) -> Iterator[str]:
     """A failure with a start after it that succeeded."""
     if verdict.root is None or verdict.stopped:
         return
@@ -176,7 +181,7 @@ def cards_shown(facts: SmiFacts) -> Iterator[str]:
     yield from facts.notes
 
 
-PlanFor = Callable[[LogFacts], PlanSays | None]
+PlanLookup = Callable[[LogFacts], PlanFigures | None]
 LONGEST_EVIDENCE = 320
 MOST_NOTES = 3  # of each that speaks beside vLLM
 # Where the cure is computed from the plan of the same command; planning costs more than reading the log.
@@ -228,29 +233,29 @@ def evidence(log: Log, index: int) -> Evidence:
     return Evidence(log.source, text if len(text) <= LONGEST_EVIDENCE else text[:LONGEST_EVIDENCE] + "...", line.number)
 
 
-def diagnose_log(log: Log, plan_for: PlanFor, texts: Sequence[Text] = TEXTS) -> LogDiagnosis:
+def diagnose_log(log: Log, plan_for: PlanLookup, texts: Sequence[Text] = TEXTS) -> LogDiagnosis:
     """The findings of one text input, its own root cause first."""
     log, is_written = without_quotes(log)
-    story = read_story(log, texts)
-    contained = read_contained(story.log.lines)
-    story, survived = without_contained(story, contained)
-    verdict = _without_strangers(story, judge(story))
+    timeline = read_timeline(log, texts)
+    contained = read_contained(timeline.log.lines)
+    timeline, survived = without_contained(timeline, contained)
+    verdict = _without_strangers(timeline, judge(timeline))
     is_alive = not verdict.deaths and not contained.given_up and (verdict.root is None or verdict.stopped)
     if contained.failures and is_alive:
         verdict = verdict._replace(memory_failure=True)  # it ran out, and lived
-    facts = facts_of(story, verdict.life)
-    is_server = verdict.progress is not Progress.UNKNOWN or any((verdict.deaths, contained, _is_servers(verdict.root)))
+    facts = facts_of(timeline, verdict.run)
+    is_server = verdict.progress is not ServerProgress.UNKNOWN or any((verdict.deaths, contained, _is_servers(verdict.root)))
     findings: list[Finding] = []
     if verdict.root is not None:
-        findings += _of_root(story, verdict, facts, plan_for)
+        findings += _of_root(timeline, verdict, facts, plan_for)
     elif verdict.deaths:
-        findings.append(_dead(story, verdict, facts))
-    if verdict.lives_failed >= CRASH_LOOP:
-        findings.append(_crash_loop(story, verdict))
+        findings.append(_dead(timeline, verdict, facts))
+    if verdict.runs_failed >= CRASH_LOOP:
+        findings.append(_crash_loop(timeline, verdict))
     if contained:
-        findings[:1] = [_with_containment(story, one, contained) for one in findings[:1]]
+        findings[:1] = [_with_containment(timeline, one, contained) for one in findings[:1]]
     if contained.failures:
-        proof = [evidence(story.log, at) for at in proof_of(contained)]
+        proof = [evidence(timeline.log, at) for at in proof_of(contained)]
         findings.append(finding_of_contained(contained, survived, facts, proof, is_alive=is_alive))
     kinds = kinds_in(log)
     around, remarks = _around(log, verdict, kinds)
@@ -272,10 +277,10 @@ def diagnose_log(log: Log, plan_for: PlanFor, texts: Sequence[Text] = TEXTS) -> 
     if is_kernels and around and findings[0].code is Code.HOST_OUT_OF_MEMORY:
         findings = findings[1:]  # the judge of the kernel's lines says more of it
     findings += [one for one in (*around, *trends) if one.code not in {known.code for known in findings}]
-    shown = _facts(story, verdict, facts) if is_server else {}
+    shown = _facts(timeline, verdict, facts) if is_server else {}
     findings = [fitting(finding, facts.flags) for finding in findings]
     last = next((evidence(log, at) for at in range(len(log.lines) - 1, -1, -1) if log.lines[at].text.strip()), None)
-    remarks += remarks_on(story, verdict, last, memory=memory, has_findings=bool(findings), is_server=is_server)
+    remarks += remarks_on(timeline, verdict, last, memory=memory, has_findings=bool(findings), is_server=is_server)
     return LogDiagnosis(
         log.source,
         tuple(findings),
@@ -289,64 +294,64 @@ def diagnose_log(log: Log, plan_for: PlanFor, texts: Sequence[Text] = TEXTS) -> 
     )
 
 
-def _without_strangers(story: Story, verdict: Verdict) -> Verdict:
+def _without_strangers(timeline: LogTimeline, verdict: LogVerdict) -> LogVerdict:
     """An exception that nobody has words for, in a text in which vLLM says nothing, is some other program's."""
     root = verdict.root
-    if root is None or root.text is not None or not is_foreign(story, verdict):
+    if root is None or root.text is not None or not is_foreign(timeline, verdict):
         return verdict
     return verdict._replace(root=None, memory_failure=None)
 
 
-def _is_servers(root: Complaint | None) -> bool:
+def _is_servers(root: Symptom | None) -> bool:
     """Whether a complaint can only stand in a server's log: the kernel and the driver speak in logs of their own."""
     return root is not None and (root.text is None or root.text.speaker not in ("kernel", "nvml"))
 
 
-def _of_root(story: Story, verdict: Verdict, facts: LogFacts, plan_for: PlanFor) -> Iterator[Finding]:
+def _of_root(timeline: LogTimeline, verdict: LogVerdict, facts: LogFacts, plan_for: PlanLookup) -> Iterator[Finding]:
     root = verdict.root
     assert root is not None
     if root.oom is not None and root.oom.total is not None and facts.measured.total_bytes is None:
         facts = facts._replace(measured=facts.measured._replace(total_bytes=root.oom.total))
     plan = plan_for(facts) if root.code in PLANNED and not verdict.stopped else None
-    case = Case(root, facts, _whole(story, root), plan)
+    case = FailureCase(root, facts, _whole(timeline, root), plan)
     severity = Severity.INFO if verdict.stopped else Severity.CRITICAL
-    yield finding_of(case, list(_proof(story, root, verdict.deaths)), severity)
+    yield build_finding(case, list(_proof(timeline, root, verdict.deaths)), severity)
     if case.oom.is_fragmented and root.code is not Code.ALLOCATOR_FRAGMENTATION:
         pieces = root._replace(code=Code.ALLOCATOR_FRAGMENTATION, confidence=0.6)
-        yield finding_of(case._replace(complaint=pieces), [evidence(story.log, root.at)], Severity.WARNING)
+        yield build_finding(case._replace(symptom=pieces), [evidence(timeline.log, root.at)], Severity.WARNING)
 
 
-def _with_containment(story: Story, found: Finding, contained: ContainedLines) -> Finding:
+def _with_containment(timeline: LogTimeline, found: Finding, contained: ContainedLines) -> Finding:
     """The cause with what containment had to do with it, where it could have had."""
     if not found.code.startswith("runtime.") or found.severity is not Severity.CRITICAL:
         return found
-    proof = [evidence(story.log, one.at) for one in contained.given_up[-1:]]
+    proof = [evidence(timeline.log, one.at) for one in contained.given_up[-1:]]
     reason = printable(hide_user_text(redact(contained.not_armed[-1].text))).strip() if contained.not_armed else ""
     return with_containment(found, contained, proof, reason)
 
 
-def _whole(story: Story, root: Complaint) -> str:
+def _whole(timeline: LogTimeline, root: Symptom) -> str:
     """The line that names the cause and what belongs to it: a message may go on, and figures may stand a line away."""
-    lines = story.log.lines[root.at : root.at + 6]
+    lines = timeline.log.lines[root.at : root.at + 6]
     text = lines[0].text + "\n" + " ".join(line.text for line in lines)
-    return f"{text}\n{root.raised.message}" if root.raised is not None else text
+    return f"{text}\n{root.exception.message}" if root.exception is not None else text
 
 
-def _proof(story: Story, root: Complaint, deaths: Sequence[Hit]) -> Iterator[Evidence]:
+def _proof(timeline: LogTimeline, root: Symptom, deaths: Sequence[Hit]) -> Iterator[Evidence]:
     """The line itself, the innermost call of vLLM's above it, and the end it led to."""
-    yield evidence(story.log, root.at)
-    if root.raised is not None:
-        for index in range(root.raised.at, max(root.raised.first, root.raised.at - 200) - 1, -1):
-            line = story.log.lines[index]
-            if 'File "' in line.text and "/vllm/" in line.text and line.process == root.raised.process:
-                yield evidence(story.log, index)
+    yield evidence(timeline.log, root.at)
+    if root.exception is not None:
+        for index in range(root.exception.at, max(root.exception.first, root.exception.at - 200) - 1, -1):
+            line = timeline.log.lines[index]
+            if 'File "' in line.text and "/vllm/" in line.text and line.process == root.exception.process:
+                yield evidence(timeline.log, index)
                 break
     end = next((hit for hit in deaths if hit.at > root.at), None)
     if end is not None:
-        yield evidence(story.log, end.at)
+        yield evidence(timeline.log, end.at)
 
 
-def _dead(story: Story, verdict: Verdict, facts: LogFacts) -> Finding:
+def _dead(timeline: LogTimeline, verdict: LogVerdict, facts: LogFacts) -> Finding:
     """It died and does not say of what."""
     first = verdict.deaths[0]
     code, because = facts.worker_exit_code, "the log ends in the engine's death and names no cause"
@@ -360,22 +365,22 @@ def _dead(story: Story, verdict: Verdict, facts: LogFacts) -> Finding:
     remedy = (Remedy("dmesg -T | grep -i -e oom -e killed -e xid, and kubectl describe pod", "they say who ended it"),)
     return Finding(
         Code.ENGINE_DEAD, Severity.CRITICAL, 0.6, "the engine died, and the log does not say why", because,
-        (evidence(story.log, first.at),), remedy, ("changing memory settings before the cause is known",),
+        (evidence(timeline.log, first.at),), remedy, ("changing memory settings before the cause is known",),
     )  # fmt: skip
 
 
-def _crash_loop(story: Story, verdict: Verdict) -> Finding:
+def _crash_loop(timeline: LogTimeline, verdict: LogVerdict) -> Finding:
     because = (
-        f"{verdict.lives_failed} starts in this log ended in a failure; starting again changes nothing while its cause stays"
+        f"{verdict.runs_failed} starts in this log ended in a failure; starting again changes nothing while its cause stays"
     )
-    starts = tuple(evidence(story.log, life.first) for life in story.lives[-3:])
+    starts = tuple(evidence(timeline.log, run.first) for run in timeline.runs[-3:])
     remedy = Remedy("stop the restarts, fix the cause above, then start once", "each start takes card and disk from the others")
     return Finding(
         Code.ENGINE_CRASH_LOOP, Severity.WARNING, 0.8, "the server fails again and again", because, starts, (remedy,)
     )
 
 
-def _around(log: Log, verdict: Verdict, kinds: frozenset[str]) -> tuple[list[Finding], list[str]]:
+def _around(log: Log, verdict: LogVerdict, kinds: frozenset[str]) -> tuple[list[Finding], list[str]]:
     """What other speakers in the same text say, and show; each judge is loaded only where its own words occur."""
     found: list[Finding] = []
     shown: list[str] = []
@@ -416,7 +421,7 @@ def _trends(log: Log) -> list[Finding]:
 
 def _ends_full(log: Log) -> bool:
     """Whether one of the last periodic lines shows a full cache and a queue."""
-    from plimsoll.doctor.rules.trend_log import moments_of_log
+    from plimsoll.doctor.rules.trends import moments_of_log
 
     return any(
         is_full(one.kv, one.running, one.most_running) and matters(one.waiting, one.running)
@@ -425,7 +430,7 @@ def _ends_full(log: Log) -> bool:
     )
 
 
-def _facts(story: Story, verdict: Verdict, facts: LogFacts) -> dict[str, object]:
+def _facts(timeline: LogTimeline, verdict: LogVerdict, facts: LogFacts) -> dict[str, object]:
     measured = {name: value for name, value in facts.measured._asdict().items() if value is not None}
     root = verdict.root
     return {
@@ -445,8 +450,8 @@ def _facts(story: Story, verdict: Verdict, facts: LogFacts) -> dict[str, object]
         "scheduler_at_death": dict(facts.scheduler) or None,
         "worker_exit_code": facts.worker_exit_code,
         "processes": [one._asdict() for one in facts.processes if one.process],
-        "harmless": [_with_line(evidence(story.log, hit.at)) for hit in verdict.noise[:3]],
-        "starts": len(story.lives),
+        "harmless": [_with_line(evidence(timeline.log, hit.at)) for hit in verdict.noise[:3]],
+        "starts": len(timeline.runs),
     }
 
 
@@ -454,12 +459,12 @@ def _with_line(one: Evidence) -> str:
     return one.text if one.line is None else f"line {one.line}: {one.text}"
 
 
-def _asks(verdict: Verdict, facts: LogFacts) -> Iterator[str]:
+def _asks(verdict: LogVerdict, facts: LogFacts) -> Iterator[str]:
     """What would settle it, where this log does not."""
     if verdict.memory_failure is not None:
         return
-    if facts.progress is Progress.UNKNOWN and not verdict.deaths:
+    if facts.progress is ServerProgress.UNKNOWN and not verdict.deaths:
         return
     yield from ASKS_OF_AN_END
-    if verdict.progress is not Progress.SERVING:
+    if verdict.progress is not ServerProgress.SERVING:
         yield "the whole log of the start, from its first line to its last, of every process (VLLM_LOGGING_LEVEL=DEBUG helps)"

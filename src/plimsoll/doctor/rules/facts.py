@@ -9,9 +9,9 @@ from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
-from plimsoll.doctor.rules.symptoms import Complaint, OutOfMemory
-from plimsoll.doctor.rules.log_text import Line
-from plimsoll.doctor.rules.timeline import Life, Progress, Story
+from plimsoll.doctor.rules.log_text import LogLine
+from plimsoll.doctor.rules.root_cause import OomFigures, Symptom
+from plimsoll.doctor.rules.timeline import LogTimeline, ServerProgress, ServerRun
 from plimsoll.findings import Remedy
 from plimsoll.redaction import REDACTED, redact_value
 from plimsoll.units import GIB, MIB, format_gib
@@ -138,13 +138,13 @@ def command_words(flags: Mapping[str, str]) -> list[str] | None:
 # The words of a finding, before evidence and code are added.
 
 
-class Explained(NamedTuple):
+class Explanation(NamedTuple):
     """What happened, why, what fixes it, and what does not."""
 
     title: str
     because: str
     remedy: Sequence[Remedy] = ()
-    nots: Sequence[str] = ()
+    not_remedies: Sequence[str] = ()
 
 
 def setting(flag: str, value: object, why: str) -> Remedy:
@@ -190,12 +190,12 @@ class LogFacts(NamedTuple):
     processes: tuple[Timeline, ...]
     scheduler: Mapping[str, float]  # at its death
     worker_exit_code: int | None
-    progress: Progress
+    progress: ServerProgress
 
 
-def facts_of(story: Story, life: Life) -> LogFacts:
+def facts_of(timeline: LogTimeline, run: ServerRun) -> LogFacts:
     """The facts of one life of the server."""
-    lines = story.log.lines[life.first : life.end]
+    lines = timeline.log.lines[run.first : run.end]
     flags: dict[str, str] = {}
     scheduler: dict[str, float] = {}
     version = gpu = exit_code = None
@@ -218,7 +218,7 @@ def facts_of(story: Story, life: Life) -> LogFacts:
     model = flags.get("model") or flags.get("model_tag")
     return LogFacts(
         version or measured.release, model, gpu, flags, measured, tuple(_timelines(lines)), scheduler, exit_code,
-        story.progress_at(life.end),
+        timeline.progress_at(run.end),
     )  # fmt: skip
 
 
@@ -238,7 +238,7 @@ def _scheduler(text: str) -> dict[str, float]:
     return {name: float(value) for name, value in found if value.count(".") <= 1 and value.strip(".")}
 
 
-def _raw(lines: Sequence[Line]) -> Iterator[bytes]:
+def _raw(lines: Sequence[LogLine]) -> Iterator[bytes]:
     """The telling lines as the reader of starts wants them: with their speaker in front."""
     needles = [needle.decode() for needle in NEEDLES]
     for line in lines:
@@ -246,7 +246,7 @@ def _raw(lines: Sequence[Line]) -> Iterator[bytes]:
             yield (f"({line.process}) " if line.process else "").encode() + line.text.encode("utf-8", "replace")
 
 
-def _timelines(lines: Sequence[Line]) -> Iterator[Timeline]:
+def _timelines(lines: Sequence[LogLine]) -> Iterator[Timeline]:
     found: dict[str, Timeline] = {}
     for line in lines:
         known = found.get(line.process)
@@ -263,7 +263,7 @@ def _timelines(lines: Sequence[Line]) -> Iterator[Timeline]:
     yield from found.values()
 
 
-def oom_facts(oom: OutOfMemory) -> dict[str, object]:
+def oom_facts(oom: OomFigures) -> dict[str, object]:
     """The parsed figures of an allocation that failed, for JSON."""
     return {
         "tried_bytes": oom.tried,
@@ -293,7 +293,7 @@ EXPANDABLE = Remedy(
 )
 
 
-class PlanSays(NamedTuple):
+class PlanFigures(NamedTuple):
     """What `plan` computes for the very command that failed."""
 
     weights_bytes: int | None = None
@@ -305,18 +305,18 @@ class PlanSays(NamedTuple):
     advice: tuple[Advice, ...] = ()
 
 
-class Case(NamedTuple):
+class FailureCase(NamedTuple):
     """The failure, its figures and the plan, any of which may be missing."""
 
-    complaint: Complaint
+    symptom: Symptom
     facts: LogFacts
     line: str  # the text of the line that names it, with the lines that belong to it
-    plan: PlanSays | None = None
+    plan: PlanFigures | None = None
 
     @property
-    def oom(self) -> OutOfMemory:
+    def oom(self) -> OomFigures:
         """The figures of the allocation that failed; empty where there are none."""
-        return self.complaint.oom or OutOfMemory()
+        return self.symptom.oom or OomFigures()
 
     @property
     def total(self) -> int | None:
@@ -389,7 +389,7 @@ def default_utilization(version: str | None) -> float | None:
     return next((share for since, share in DEFAULT_UTILIZATION if running >= since), None)
 
 
-def lower_utilization(case: Case, by_bytes: int) -> str | None:
+def lower_utilization(case: FailureCase, by_bytes: int) -> str | None:
     """The utilisation that leaves so much more outside vLLM's share, rounded down; None where it cannot be computed."""
     if case.utilization is None or not case.total:
         return None
@@ -397,7 +397,7 @@ def lower_utilization(case: Case, by_bytes: int) -> str | None:
     return f"{value:.2f}" if value >= 0.1 else None
 
 
-def more_room(case: Case, needed: int) -> Remedy:
+def more_room(case: FailureCase, needed: int) -> Remedy:
     """A smaller cache by what was missing: by its size where that was set by hand, else by the share of the card."""
     given = case.number(BY_HAND)
     if given is not None:
@@ -425,7 +425,7 @@ def gib(size: int | None) -> str:
     return f"{size / MIB:.0f} MiB" if MIB <= abs(size) < GIB else format_gib(size)
 
 
-def asked(case: Case) -> str:
+def asked(case: FailureCase) -> str:
     """What was asked for and what there was, in one clause."""
     oom = case.oom
     if oom.tried is None:

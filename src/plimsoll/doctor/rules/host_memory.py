@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from plimsoll.doctor.rules.log_text import OOM_KILLER, Line, Log, holds, kernel_text, quote, whose
+from plimsoll.doctor.rules.log_text import OOM_KILLER, Log, LogLine, holds, kernel_text, process_owner, quote
 from plimsoll.findings import Code, Finding, Remedy, Severity
 from plimsoll.units import KIB, MIB, format_gib
 
@@ -31,12 +31,12 @@ _EARLYOOM = (
 )
 
 
-class Kill(NamedTuple):
+class OomKill(NamedTuple):
     """One process that was ended because memory ran out, and what is known about why."""
 
     pid: int | None
     name: str
-    whose: str  # "vllm", "python", "compiler", "container" (a unit whose content is not named) or "other"
+    process_owner: str  # "vllm", "python", "compiler", "container" (a unit whose content is not named) or "other"
     scope: str  # "cgroup": a limit was reached; "host": the whole machine was full; "unknown"
     by: str  # "kernel", "systemd-oomd" or "earlyoom"
     rss_bytes: int | None
@@ -45,10 +45,10 @@ class Kill(NamedTuple):
     host_bytes: int | None
     compilers: int  # compiler processes that were running then
     compiler_bytes: int | None
-    lines: tuple[Line, ...]
+    lines: tuple[LogLine, ...]
 
 
-_BLANK = Kill(None, "", "other", "unknown", "kernel", None, None, None, None, 0, None, ())
+_BLANK = OomKill(None, "", "other", "unknown", "kernel", None, None, None, None, 0, None, ())
 
 
 class _Event:
@@ -60,14 +60,14 @@ class _Event:
         self.limit: int | None = None
         self.pages: int | None = None
         self.tasks: dict[int, tuple[str, int]] = {}
-        self.lines: list[Line] = []
+        self.lines: list[LogLine] = []
 
 
-def read_kills(log: Log) -> list[Kill]:
+def read_kills(log: Log) -> list[OomKill]:
     """Every kill that the text tells of, in order; a victim that two lines name counts once."""
     if not holds(log.lines, OOM_KILLER):
         return []
-    kills: list[Kill] = []
+    kills: list[OomKill] = []
     event = _Event()
     for line in log.lines:
         if line.process or not any(word in line.text for word in _GATE):
@@ -81,7 +81,7 @@ def read_kills(log: Log) -> list[Kill]:
     return kills
 
 
-def _add(kills: list[Kill], kill: Kill) -> None:
+def _add(kills: list[OomKill], kill: OomKill) -> None:
     """Put a kill on the list, or join it to the line before it that named the same victim."""
     last = kills[-1] if kills else None
     if last is None or last.by != kill.by or last.pid != kill.pid or (kill.by == "systemd-oomd" and last.name != kill.name):
@@ -91,7 +91,7 @@ def _add(kills: list[Kill], kill: Kill) -> None:
     kills[-1] = last._replace(**known)._replace(lines=(*last.lines, *(x for x in kill.lines if x not in last.lines)))
 
 
-def _by_daemon(text: str, line: Line) -> Kill | None:
+def _by_daemon(text: str, line: LogLine) -> OomKill | None:
     """A kill by systemd-oomd or earlyoom."""
     if "due to memory" in text:
         found = re.search(_OOMD, text)
@@ -100,7 +100,7 @@ def _by_daemon(text: str, line: Line) -> Kill | None:
             total = int(found["total"]) if found["total"] else None
             return _BLANK._replace(
                 name=what,
-                whose=_whose_unit(what),
+                process_owner=_whose_unit(what),
                 scope="host",
                 by="systemd-oomd",
                 cgroup=what,
@@ -113,7 +113,7 @@ def _by_daemon(text: str, line: Line) -> Kill | None:
             rss = int(found["rss"]) * MIB if found["rss"] else None
             pid, name = int(found["pid"]), found["name"]
             return _BLANK._replace(
-                pid=pid, name=name, whose=whose(name), scope="host", by="earlyoom", rss_bytes=rss, lines=(line,)
+                pid=pid, name=name, process_owner=process_owner(name), scope="host", by="earlyoom", rss_bytes=rss, lines=(line,)
             )
     return None
 
@@ -127,7 +127,7 @@ def _whose_unit(path: str) -> str:
     )
 
 
-def _by_kernel(text: str, line: Line, event: _Event) -> tuple[_Event, Kill | None]:
+def _by_kernel(text: str, line: LogLine, event: _Event) -> tuple[_Event, OomKill | None]:
     """Take one kernel line in: the event as it stands after it, and the kill if this line names a victim."""
     if "invoked oom-killer" in text:
         event = _Event()
@@ -155,7 +155,7 @@ def _by_kernel(text: str, line: Line, event: _Event) -> tuple[_Event, Kill | Non
     return event, None
 
 
-def _constraint(text: str, line: Line, event: _Event) -> Kill | None:
+def _constraint(text: str, line: LogLine, event: _Event) -> OomKill | None:
     """The kernel's own summary: which limit was hit, in which group, and which task was chosen."""
     found = re.match(_OOM_KILL, text)
     if found is None:
@@ -168,7 +168,7 @@ def _constraint(text: str, line: Line, event: _Event) -> Kill | None:
     return _kill(int(task[2]), task[1], None, event) if task else None
 
 
-def _victim(found: re.Match[str], text: str, line: Line, event: _Event) -> Kill:
+def _victim(found: re.Match[str], text: str, line: LogLine, event: _Event) -> OomKill:
     """The line that names the victim and what it held."""
     if found["memcg"]:
         event.scope = "cgroup"
@@ -179,13 +179,13 @@ def _victim(found: re.Match[str], text: str, line: Line, event: _Event) -> Kill:
     return _kill(int(found["pid"]), found["name"] or found["old"] or "", sum(held) * KIB if held else None, event)
 
 
-def _kill(pid: int, name: str, rss: int | None, event: _Event) -> Kill:
+def _kill(pid: int, name: str, rss: int | None, event: _Event) -> OomKill:
     page = _page_bytes(event, pid, rss)
-    compilers = [pages for task, pages in event.tasks.values() if whose(task) == "compiler"]
-    return Kill(
+    compilers = [pages for task, pages in event.tasks.values() if process_owner(task) == "compiler"]
+    return OomKill(
         pid=pid,
         name=name,
-        whose=whose(name),
+        process_owner=process_owner(name),
         scope=event.scope,
         by="kernel",
         rss_bytes=rss,
@@ -222,36 +222,36 @@ _LESS_RAM = (
 )
 
 
-def judge_kills(log: Log, kills: Sequence[Kill]) -> tuple[list[Finding], list[str]]:
+def judge_kills(log: Log, kills: Sequence[OomKill]) -> tuple[list[Finding], list[str]]:
     """One finding for the server's own processes and one for its compilers; a stranger's death is only a note."""
     findings = []
-    ours = [kill for kill in kills if kill.whose in ("vllm", "python", "container")]
-    compilers = [kill for kill in kills if kill.whose == "compiler"]
+    ours = [kill for kill in kills if kill.process_owner in ("vllm", "python", "container")]
+    compilers = [kill for kill in kills if kill.process_owner == "compiler"]
     if ours:
         findings.append(_server(log, ours))
     if compilers:
         findings.append(_compiler(log, compilers))
-    strangers = [kill for kill in kills if kill.whose == "other"]
+    strangers = [kill for kill in kills if kill.process_owner == "other"]
     notes = [
         f"{kill.by} killed {kill.name}{_pid(kill)} for want of RAM; that is not a process of vLLM's" for kill in strangers[:20]
     ]
     return findings, notes
 
 
-def _pid(kill: Kill) -> str:
+def _pid(kill: OomKill) -> str:
     return "" if kill.pid is None else f" (pid {kill.pid})"
 
 
-def _server(log: Log, kills: Sequence[Kill]) -> Finding:
+def _server(log: Log, kills: Sequence[OomKill]) -> Finding:
     """The server was the victim: sure when the name says so, less when it is only some python or some container."""
-    kill = min(kills, key=lambda one: ("vllm", "python", "container").index(one.whose))
+    kill = min(kills, key=lambda one: ("vllm", "python", "container").index(one.process_owner))
     held = "" if kill.rss_bytes is None else f", which held {format_gib(kill.rss_bytes)} of RAM,"
     more = f" {len(kills)} processes were killed in all." if len(kills) > 1 else ""
     jobs = _compilers_beside(kill)
     return Finding(
         Code.HOST_OUT_OF_MEMORY,
         Severity.CRITICAL,
-        {"vllm": 0.97, "python": 0.85}.get(kill.whose, 0.5),
+        {"vllm": 0.97, "python": 0.85}.get(kill.process_owner, 0.5),
         _title(kill),
         f"{kill.by.replace('kernel', 'The kernel')} killed {kill.name}{_pid(kill)}{held} {_why(kill)}.{jobs}{more}",
         quote(log, [line for one in kills for line in one.lines]),
@@ -260,7 +260,7 @@ def _server(log: Log, kills: Sequence[Kill]) -> Finding:
     )
 
 
-def _compiler(log: Log, kills: Sequence[Kill]) -> Finding:
+def _compiler(log: Log, kills: Sequence[OomKill]) -> Finding:
     """A compiler that vLLM's libraries started was the victim: the RAM went into building kernels."""
     kill = kills[0]
     held = "" if kill.rss_bytes is None else f", which held {format_gib(kill.rss_bytes)} of RAM,"
@@ -290,14 +290,14 @@ def _fewer_jobs() -> Remedy:
     )
 
 
-def _compilers_beside(kill: Kill) -> str:
+def _compilers_beside(kill: OomKill) -> str:
     if not kill.compilers:
         return ""
     size = "" if kill.compiler_bytes is None else f" with {format_gib(kill.compiler_bytes)} together"
     return f" {kill.compilers} compiler process(es){size} were running then."
 
 
-def _title(kill: Kill) -> str:
+def _title(kill: OomKill) -> str:
     if kill.scope == "cgroup":
         size = f" of {format_gib(kill.limit_bytes)}" if kill.limit_bytes else ""
         return f"the container reached its memory limit{size} and {kill.name} was killed"
@@ -306,7 +306,7 @@ def _title(kill: Kill) -> str:
     return f"{kill.name} was killed for want of RAM"
 
 
-def _why(kill: Kill) -> str:
+def _why(kill: OomKill) -> str:
     if kill.scope == "cgroup":
         limit = f"its limit of {format_gib(kill.limit_bytes)}" if kill.limit_bytes else "its memory limit"
         group = f" ({kill.cgroup[:120]})" if kill.cgroup else ""
@@ -317,7 +317,7 @@ def _why(kill: Kill) -> str:
     return "because memory ran out; whether a limit or the whole machine is not said"
 
 
-def _room(kill: Kill) -> Remedy:
+def _room(kill: OomKill) -> Remedy:
     if kill.scope == "cgroup":
         size = f" above {format_gib(kill.limit_bytes)}" if kill.limit_bytes else ""
         return Remedy(

@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
-from plimsoll.doctor.rules.host_memory import Kill, judge_kills, read_kills
-from plimsoll.doctor.rules.log_text import KERNEL, Line, Log, holds, kernel_text, quote, whose
+from plimsoll.doctor.rules.host_memory import OomKill, judge_kills, read_kills
+from plimsoll.doctor.rules.log_text import KERNEL, Log, LogLine, holds, kernel_text, process_owner, quote
 from plimsoll.findings import Code, Finding, Remedy, Severity
 
 # Judges kernel lines that carry no Xid: lost GPUs, AMD's driver, the bus, broken RAM, disks, crashes in native code.
 
 NOT_MEMORY = "memory settings (utilisation, --max-model-len, --max-num-seqs): nothing ran out"
-Texts = Sequence[tuple[str, Line]]  # the message without its stamps, and the line it came from
+Texts = Sequence[tuple[str, LogLine]]  # the message without its stamps, and the line it came from
 
 
-class Rule(NamedTuple):
+class KernelRule(NamedTuple):
     """Lines that all mean one thing."""
 
     pattern: str
@@ -31,7 +31,7 @@ class Rule(NamedTuple):
 
 
 _RULES = (
-    Rule(
+    KernelRule(
         r"NVRM:.{0,120}fallen off the bus",
         Code.OTHER_HARDWARE,
         0.95,
@@ -39,7 +39,7 @@ _RULES = (
         "reboot the machine; if it returns, check power, heat, seating and slot, or replace the card",
         "the host can no longer reach it",
     ),
-    Rule(
+    KernelRule(
         r"NVRM:.{0,120}RmInitAdapter failed",
         Code.OTHER_HARDWARE,
         0.85,
@@ -47,7 +47,7 @@ _RULES = (
         "power the machine off and on; if it stays, try another driver version, then another card",
         "the card did not answer its driver",
     ),
-    Rule(
+    KernelRule(
         r"NVRM: API mismatch",
         Code.OTHER_INSTALLATION,
         0.9,
@@ -55,7 +55,7 @@ _RULES = (
         "reboot, or reload the module, so that both come from one driver release",
         "the libraries were upgraded under a loaded module",
     ),
-    Rule(
+    KernelRule(
         r"SXid \(",
         Code.OTHER_HARDWARE,
         0.6,
@@ -64,7 +64,7 @@ _RULES = (
         "the GPUs of the node share it",
         unless=r"(?i:non-?fatal)",
     ),
-    Rule(
+    KernelRule(
         r"No space left on device.{0,80}/dev/shm|/dev/shm.{0,80}No space left on device",
         Code.HOST_OUT_OF_MEMORY,
         0.8,
@@ -72,7 +72,7 @@ _RULES = (
         "give the container more: --ipc=host, --shm-size 16g, or a memory-backed volume there",
         "vLLM's processes pass data through it",
     ),
-    Rule(
+    KernelRule(
         r"No space left on device",
         Code.OTHER_DISK,
         0.7,
@@ -81,7 +81,7 @@ _RULES = (
         "weights and compiled kernels are written there",
         unless=r"\b/?dev/shm",
     ),
-    Rule(
+    KernelRule(
         r"(?:Buffer|metadata|medium|nvme\d{1,4}\w{0,10}).{0,60}I/O error|I/O error,? (?:on )?dev|nvme.{0,40}controller is down",
         Code.OTHER_DISK,
         0.6,
@@ -90,7 +90,7 @@ _RULES = (
         "a file that cannot be read ends the start",
         unless=r"dev (?:fd|sr|loop)\d",
     ),
-    Rule(
+    KernelRule(
         r"AER:.{0,60}\(?Fatal|severity=Uncorrect\w{2,4} \(Fatal\)",
         Code.OTHER_HARDWARE,
         0.7,
@@ -99,7 +99,7 @@ _RULES = (
         "a device on a failing link is lost sooner or later",
         unless=r"Non-Fatal",
     ),
-    Rule(
+    KernelRule(
         r"Memory failure: 0x|EDAC MC\d{1,3}: \d{1,6} UE ",
         Code.OTHER_HARDWARE,
         0.8,
@@ -108,7 +108,7 @@ _RULES = (
         "the process that used the page was killed; this is not a shortage",
     ),
 )
-_AMD_BROKEN = Rule(
+_AMD_BROKEN = KernelRule(
     r"(?i:uncorrectable|poison|GPU is lost|hardware error)",
     Code.OTHER_HARDWARE,
     0.85,
@@ -116,7 +116,7 @@ _AMD_BROKEN = Rule(
     "drain the node and reset the GPU (rocm-smi --gpureset), or reboot",
     "the error stays until a reset",
 )
-_AMD_FAULT = Rule(
+_AMD_FAULT = KernelRule(
     r"page fault",
     Code.OTHER_ILLEGAL_ACCESS,
     0.75,
@@ -124,7 +124,7 @@ _AMD_FAULT = Rule(
     "start the server again; upgrade vLLM or change the attention backend",
     "a bug in a kernel, not a shortage; a reset after it is its consequence",
 )
-_AMD_RESET = Rule(
+_AMD_RESET = KernelRule(
     r"GPU reset begin|ring \S{1,30} timeout|GPU reset\(",
     Code.OTHER_HARDWARE,
     0.6,
@@ -152,17 +152,17 @@ def judge_lines(log: Log, texts: Texts) -> tuple[list[Finding], list[str]]:
     return findings + crashes, notes
 
 
-def _apply(log: Log, rule: Rule, texts: Texts) -> Finding | None:
+def _apply(log: Log, rule: KernelRule, texts: Texts) -> Finding | None:
     lines = [line for text, line in texts if re.search(rule.pattern, text) and not re.search(rule.unless, text)]
     return _finding(log, rule, lines, f"The log says so {len(lines)} time(s), first: {_short(lines[0])}") if lines else None
 
 
-def _short(line: Line) -> str:
+def _short(line: LogLine) -> str:
     text = " ".join(line.text.split())
     return text if len(text) <= 160 else f"{text[:160]}..."
 
 
-def _finding(log: Log, rule: Rule, lines: Sequence[Line], because: str) -> Finding:
+def _finding(log: Log, rule: KernelRule, lines: Sequence[LogLine], because: str) -> Finding:
     return Finding(
         rule.code,
         rule.severity,
@@ -188,7 +188,7 @@ def _processes(log: Log, texts: Texts) -> tuple[list[Finding], list[str]]:
             continue
         if match is None:
             continue
-        if whose(match["name"]) not in ("vllm", "python"):
+        if process_owner(match["name"]) not in ("vllm", "python"):
             notes.append(f"not a process of vLLM's: {match[0][:100]}")
         elif "s" in match.groupdict():
             found.setdefault("stuck", _stuck(log, match, line))
@@ -197,8 +197,8 @@ def _processes(log: Log, texts: Texts) -> tuple[list[Finding], list[str]]:
     return list(found.values()), notes[:20]
 
 
-def _stuck(log: Log, match: re.Match[str], line: Line) -> Finding:
-    rule = Rule(
+def _stuck(log: Log, match: re.Match[str], line: LogLine) -> Finding:
+    rule = KernelRule(
         "",
         Code.ENGINE_WEDGED,
         0.5,
@@ -211,11 +211,11 @@ def _stuck(log: Log, match: re.Match[str], line: Line) -> Finding:
     return _finding(log, rule, [line], because)
 
 
-def _crash(log: Log, match: re.Match[str], text: str, line: Line) -> Finding:
+def _crash(log: Log, match: re.Match[str], text: str, line: LogLine) -> Finding:
     inside = re.search(r" in ([^\[\s]{1,80})\[", text)
     where = f" in {inside[1]}" if inside else ""
     if match["how"] == "trap invalid opcode":
-        rule = Rule(
+        rule = KernelRule(
             "",
             Code.OTHER_INSTALLATION,
             0.6,
@@ -224,7 +224,7 @@ def _crash(log: Log, match: re.Match[str], text: str, line: Line) -> Finding:
             "a binary for a newer CPU cannot run here",
         )
         return _finding(log, rule, [line], f"{match['name']} was ended by the CPU{where}: unknown instruction.")
-    rule = Rule(
+    rule = KernelRule(
         "",
         Code.ENGINE_DEAD,
         0.7,
@@ -334,13 +334,13 @@ class XidEvent(NamedTuple):
     pid: int | None
     name: str | None
     text: str
-    line: Line
+    line: LogLine
 
 
 class KernelFacts(NamedTuple):
     """What the kernel said, whether or not it is the server's trouble."""
 
-    kills: tuple[Kill, ...] = ()
+    kills: tuple[OomKill, ...] = ()
     xids: tuple[XidEvent, ...] = ()
     notes: tuple[str, ...] = ()  # seen, and not the cause by itself
 
@@ -356,7 +356,7 @@ def judge_kernel(log: Log) -> KernelVerdict:
     """Say what the kernel lines in this text show; text without any gives nothing."""
     kills = read_kills(log)
     xids: list[XidEvent] = []
-    rest: list[tuple[str, Line]] = []
+    rest: list[tuple[str, LogLine]] = []
     for line in log.lines if holds(log.lines, KERNEL) else ():
         if line.process or not any(word in line.text for word in KERNEL):
             continue
@@ -377,7 +377,7 @@ def judge_kernel(log: Log) -> KernelVerdict:
     return KernelVerdict(findings, KernelFacts(tuple(kills), tuple(xids), tuple(dict.fromkeys(notes))))
 
 
-def _xid(text: str, line: Line) -> XidEvent | None:
+def _xid(text: str, line: LogLine) -> XidEvent | None:
     found = re.search(_XID, text)
     if found is None:
         return None
@@ -400,7 +400,7 @@ def _judge_xids(log: Log, xids: Sequence[XidEvent]) -> tuple[list[Finding], list
     for device in dict.fromkeys(event.device for event in xids):
         here = [event for event in xids if event.device == device]
         by = {blame: [e for e in here if explain(e.number).blame is blame] for blame in Blame}
-        programs = [e for e in by[Blame.PROGRAM] if e.name is None or whose(e.name) in ("vllm", "python")]
+        programs = [e for e in by[Blame.PROGRAM] if e.name is None or process_owner(e.name) in ("vllm", "python")]
         if by[Blame.FAULT]:
             findings.append(_fault(log, device, by[Blame.FAULT], here))
         elif programs:
@@ -460,7 +460,7 @@ def _program(log: Log, device: str, events: Sequence[XidEvent]) -> Finding:
     """A kernel of the server's did wrong; certain of the access, not of whose bug it is."""
     first = explain(events[0].number)
     who = next((f" by {event.name} (pid {event.pid})" for event in events if event.name), "")
-    named = any(event.name and whose(event.name) == "vllm" for event in events)
+    named = any(event.name and process_owner(event.name) == "vllm" for event in events)
     confidence = 0.5 if _numbers(events) == [43] else 0.9 if named else 0.75
     return Finding(
         code=Code.OTHER_ILLEGAL_ACCESS,

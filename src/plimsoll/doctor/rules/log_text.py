@@ -9,7 +9,7 @@ from typing import NamedTuple
 from plimsoll.findings import Evidence
 
 
-class Line(NamedTuple):
+class LogLine(NamedTuple):
     """One line as the program said it: colours, container wrapping and vLLM's own prefix are taken off `text`."""
 
     number: int | None  # counted from 1 in the file as it lies there; None where it cannot be known
@@ -24,7 +24,7 @@ class Log(NamedTuple):
     """One text input: a server's log, kernel lines, the output of a tool, or several of them in one file."""
 
     source: str  # as the user named it
-    lines: Sequence[Line]
+    lines: Sequence[LogLine]
     skipped: tuple[tuple[int, int], ...] = ()  # (index into lines, lines left out before it): a huge file's uneventful middle
     size_bytes: int | None = None
 
@@ -80,12 +80,12 @@ def kinds_in(log: Log) -> frozenset[str]:
     return frozenset(_KINDS) - frozenset(wanted)
 
 
-def holds(lines: Iterable[Line], words: Sequence[str], *, vllm: bool = False) -> bool:
+def holds(lines: Iterable[LogLine], words: Sequence[str], *, vllm: bool = False) -> bool:
     """Whether any line holds any of the words; lines that a vLLM process printed are asked only where `vllm` says so."""
     return any(word in text for text in _batches(lines, vllm=vllm) for word in words)
 
 
-def _batches(lines: Iterable[Line], *, vllm: bool) -> Iterable[str]:
+def _batches(lines: Iterable[LogLine], *, vllm: bool) -> Iterable[str]:
     batch: list[str] = []
     for line in lines:
         if vllm or not line.process:
@@ -124,11 +124,11 @@ def without_quotes(log: Log) -> tuple[Log, bool]:
     return (log if lines is log.lines else log._replace(lines=lines)), bool(prose)
 
 
-def _without_reports(lines: Sequence[Line]) -> Sequence[Line]:
+def _without_reports(lines: Sequence[LogLine]) -> Sequence[LogLine]:
     """The lines without earlier reports of this command."""
     if not any("memory failure: " in line.text for line in lines):
         return lines
-    kept: list[Line] = []
+    kept: list[LogLine] = []
     inside = False
     for line in lines:
         goes_on = inside and not line.level and (bool(line.process) or _GOES_ON.match(line.text) is not None)
@@ -137,7 +137,7 @@ def _without_reports(lines: Sequence[Line]) -> Sequence[Line]:
     return kept
 
 
-def _prose(lines: Sequence[Line]) -> frozenset[int]:
+def _prose(lines: Sequence[LogLine]) -> frozenset[int]:
     """The lines of a page in Markdown that quote something; none where a program speaks in it, or it is no such page."""
     first = next((line.text for line in lines if line.text.strip()), "")
     if not first.startswith(("# ", "<")) or any(map(_is_record, lines)):
@@ -148,7 +148,7 @@ def _prose(lines: Sequence[Line]) -> frozenset[int]:
     return frozenset(at for at, line in enumerate(lines) if _QUOTES.search(line.text))
 
 
-def _is_record(line: Line) -> bool:
+def _is_record(line: LogLine) -> bool:
     return bool(line.level or line.process) or "Traceback (most recent call last)" in line.text
 
 
@@ -178,7 +178,7 @@ def kernel_text(text: str) -> str:
     return text
 
 
-def quote(log: Log, lines: Iterable[Line]) -> tuple[Evidence, ...]:
+def quote(log: Log, lines: Iterable[LogLine]) -> tuple[Evidence, ...]:
     """Lines as evidence: in the order of the file, each once, not too many and not too long."""
     seen: dict[tuple[int | None, str], Evidence] = {}
     for line in lines:
@@ -190,7 +190,7 @@ def quote(log: Log, lines: Iterable[Line]) -> tuple[Evidence, ...]:
     return tuple(seen.values())
 
 
-def whose(name: str) -> str:
+def process_owner(name: str) -> str:
     """Whose process bears this name: "vllm" for sure, "python" (most likely the server), "compiler", or "other"."""
     name = name.strip().lower()
     if name.startswith(_VLLM):

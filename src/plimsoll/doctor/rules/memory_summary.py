@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from plimsoll.doctor.rules.log_text import MEMORY_SUMMARY, Line, Log, holds, quote
+from plimsoll.doctor.rules.log_text import MEMORY_SUMMARY, Log, LogLine, holds, quote
 from plimsoll.findings import Code, Finding, Remedy, Severity
 from plimsoll.units import GIB, format_gib
 
@@ -54,7 +54,7 @@ class MemorySummary(NamedTuple):
     active_allocations: Amount | None = None
     segments: Amount | None = None
     non_releasable_blocks: Amount | None = None
-    lines: tuple[Line, ...] = ()
+    lines: tuple[LogLine, ...] = ()
 
     @property
     def cached(self) -> int | None:
@@ -94,7 +94,7 @@ def read_memory_summaries(log: Log) -> tuple[MemorySummary, ...]:
     return tuple(tables)
 
 
-def _row(tables: list[MemorySummary], line: Line) -> None:
+def _row(tables: list[MemorySummary], line: LogLine) -> None:
     """Take one row in; the two rows under each total (large pool, small pool) are left."""
     found = re.search(_ROW, line.text)
     if found is None:
@@ -111,7 +111,7 @@ def _row(tables: list[MemorySummary], line: Line) -> None:
     _put(tables, line, {field: Amount(*numbers)})
 
 
-def _put(tables: list[MemorySummary], line: Line, values: dict[str, int] | dict[str, Amount]) -> None:
+def _put(tables: list[MemorySummary], line: LogLine, values: dict[str, int] | dict[str, Amount]) -> None:
     """Put values into the table at hand; a value it has already means that a new one began, its head cut off."""
     if not tables or any(getattr(tables[-1], name) is not None for name in values):
         tables.append(MemorySummary())

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from plimsoll.doctor.remedies.metrics import kv_not_remedies, kv_remedies, saturated_remedies, wedge_remedies
+from plimsoll.doctor.remedies.runtime import kv_not_remedies, kv_remedies, saturated_remedies, wedge_remedies
 from plimsoll.doctor.rules.contained import finding_of_page
-from plimsoll.doctor.rules.trend_growth import FULL, ROOM, SEVERE_STORM, STORM, matters, share_done_twice
+from plimsoll.doctor.rules.trend_growth import FULL, ROOM, SEVERE_STORM, STORM, matters, recomputed_share
 from plimsoll.findings import Code, Evidence, Finding, Severity
 from plimsoll.vllm import versions
 from plimsoll.vllm.metrics import figure, on_page
@@ -38,7 +38,7 @@ _CACHE_LABELS = (
 )  # fmt: skip
 
 
-class EngineFacts(NamedTuple):
+class EngineMetrics(NamedTuple):
     """One engine. `figures` by our names: gauges now, totals since its start; what the page does not show is not in it."""
 
     engine: str  # the rank among data-parallel engines; "" where the page has no such label
@@ -61,7 +61,7 @@ class EngineFacts(NamedTuple):
 class MetricsFacts(NamedTuple):
     """All of a page. `release_from` and `release_to` are guessed by the names it shows, and None where they tell nothing."""
 
-    engines: tuple[EngineFacts, ...]
+    engines: tuple[EngineMetrics, ...]
     gap_s: float | None = None
     release_from: str | None = None
     release_to: str | None = None
@@ -95,7 +95,7 @@ def facts_of(first: Page, second: Page | None = None) -> MetricsFacts:
     return MetricsFacts(engines, gap_s, low, high, now.skipped, tuple(notes))
 
 
-def _not_seen(engines: Sequence[EngineFacts], *, looked_twice: bool) -> list[str]:
+def _not_seen(engines: Sequence[EngineMetrics], *, looked_twice: bool) -> list[str]:
     """What a page without anything wrong on it leaves open."""
     busy = any(engine.figures.get("running") or engine.figures.get("waiting") for engine in engines)
     if engines and not looked_twice and busy:
@@ -122,7 +122,7 @@ def _engines(look: _Look) -> list[dict[str, str]]:
     return []
 
 
-def _engine(now: _Look, before: _Look | None, key: Mapping[str, str]) -> EngineFacts:
+def _engine(now: _Look, before: _Look | None, key: Mapping[str, str]) -> EngineMetrics:
     lines: dict[str, tuple[int, str]] = {}
     figures = _figures(now, key, lines)
     change: dict[str, float] = {}
@@ -140,7 +140,7 @@ def _engine(now: _Look, before: _Look | None, key: Mapping[str, str]) -> EngineF
         often = 1 - sum(c for b, c in zip(per_request.bounds, per_request.counts, strict=False) if b <= 1) / per_request.size
     config = next(iter(_samples(now, "vllm:cache_config_info", key)), None)
     cache = {k: v for k in _CACHE_LABELS if config is not None and (v := config.labels.get(k, "None")) != "None"}
-    return EngineFacts(
+    return EngineMetrics(
         key.get("engine", ""), key.get("model_name"), figures, change, first, cache, lines, often, _asleep(now, key), restarted
     )
 
@@ -222,9 +222,9 @@ class MetricsVerdict(NamedTuple):
     facts: MetricsFacts
 
 
-class _Judged(NamedTuple):
+class _EngineFinding(NamedTuple):
     weight: float  # how bad, to pick the worst engine
-    engine: EngineFacts
+    engine: EngineMetrics
     finding: Finding
 
 
@@ -232,7 +232,7 @@ def judge_pages(first: Page, second: Page | None = None, source: str = "", *, he
     """Findings and facts of one page, or of two looks at it in their order; `health` is the status of the server's /health."""
     source = source or first.source
     facts = facts_of(first, second)
-    judged: list[_Judged] = []
+    judged: list[_EngineFinding] = []
     for engine in facts.engines:
         storm = _storm(engine, source)
         full = _kv_full(engine, source) if storm is None else None
@@ -248,7 +248,7 @@ def judge_pages(first: Page, second: Page | None = None, source: str = "", *, he
     return MetricsVerdict(tuple(findings), facts)
 
 
-def _worst(code: Code, judged: list[_Judged], engines: int) -> Finding:
+def _worst(code: Code, judged: list[_EngineFinding], engines: int) -> Finding:
     same = sorted((one for one in judged if one.finding.code == code), key=lambda one: -one.weight)
     worst = same[0].finding
     if engines < 2:
@@ -257,16 +257,16 @@ def _worst(code: Code, judged: list[_Judged], engines: int) -> Finding:
     return worst._replace(because=worst.because + among)
 
 
-def _evidence(engine: EngineFacts, source: str, *figures: str) -> tuple[Evidence, ...]:
+def _evidence(engine: EngineMetrics, source: str, *figures: str) -> tuple[Evidence, ...]:
     return tuple(Evidence(source, engine.lines[f][1], engine.lines[f][0]) for f in figures if f in engine.lines)
 
 
-def _queue(engine: EngineFacts) -> float | None:
+def _queue(engine: EngineMetrics) -> float | None:
     """Those that wait for room; where the page does not say why they wait, all of them."""
     return engine.figures.get("waiting_for_room", engine.figures.get("waiting"))
 
 
-def _kv_full(engine: EngineFacts, source: str) -> _Judged | None:
+def _kv_full(engine: EngineMetrics, source: str) -> _EngineFinding | None:
     usage, running, waiting = engine.figures.get("kv_cache_usage"), engine.figures.get("running"), _queue(engine)
     if usage is None or running is None or waiting is None or usage < FULL or not matters(waiting, running):
         return None
@@ -284,10 +284,10 @@ def _kv_full(engine: EngineFacts, source: str) -> _Judged | None:
         because, _evidence(engine, source, "kv_cache_usage", "running", "waiting_for_room", "waiting"),
         kv_remedies(engine.cache, engine.figures), kv_not_remedies(),
     )  # fmt: skip
-    return _Judged(waiting / max(1.0, running), engine, finding)
+    return _EngineFinding(waiting / max(1.0, running), engine, finding)
 
 
-def _storm(engine: EngineFacts, source: str) -> _Judged | None:
+def _storm(engine: EngineMetrics, source: str) -> _EngineFinding | None:
     since_start = _twice(engine, engine.figures)
     now = _twice(engine, engine.change) if engine.change else None
     preempted, lately = engine.figures.get("preemptions", 0.0), engine.change.get("preemptions", 0.0)
@@ -318,15 +318,15 @@ def _storm(engine: EngineFacts, source: str) -> _Judged | None:
         because, _evidence(engine, source, "preemptions", "success", "kv_cache_usage"),
         kv_remedies(engine.cache, {**engine.figures, "running": 0.0}), kv_not_remedies(),
     )  # fmt: skip
-    return _Judged(share, engine, finding)
+    return _EngineFinding(share, engine, finding)
 
 
-def _twice(engine: EngineFacts, counts: Mapping[str, float]) -> float | None:
+def _twice(engine: EngineMetrics, counts: Mapping[str, float]) -> float | None:
     done = counts.get("prompt_tokens", 0.0) + counts.get("generation_tokens", 0.0) - counts.get("prompt_tokens_cached", 0.0)
-    return share_done_twice(counts.get("preemptions"), done, _length_at_preemption(engine))
+    return recomputed_share(counts.get("preemptions"), done, _length_at_preemption(engine))
 
 
-def _length_at_preemption(engine: EngineFacts) -> float | None:
+def _length_at_preemption(engine: EngineMetrics) -> float | None:
     """The tokens a victim had in the cache, roughly: its prompt and half of its answer."""
     prompt, output = engine.figures.get("prompt_length_mean"), engine.figures.get("output_length_mean")
     finished = engine.figures.get("success")
@@ -336,7 +336,7 @@ def _length_at_preemption(engine: EngineFacts) -> float | None:
     return None if prompt is None or output is None else prompt + output / 2
 
 
-def _wedged(engine: EngineFacts, facts: MetricsFacts, source: str) -> _Judged | None:
+def _wedged(engine: EngineMetrics, facts: MetricsFacts, source: str) -> _EngineFinding | None:
     work = engine.figures.get("running", 0.0) + engine.figures.get("waiting", 0.0)
     before = engine.first.get("running", 0.0) + engine.first.get("waiting", 0.0)
     moved = [engine.change[name] for name in ("steps", "generation_tokens", "prompt_tokens") if name in engine.change]
@@ -354,10 +354,10 @@ def _wedged(engine: EngineFacts, facts: MetricsFacts, source: str) -> _Judged | 
         "The engine has work and makes no step" if long else "The engine may be stuck: it has work and made no step",
         because, _evidence(engine, source, "steps", "generation_tokens", "running", "waiting"), wedge_remedies(), (),
     )  # fmt: skip
-    return _Judged(work, engine, finding)
+    return _EngineFinding(work, engine, finding)
 
 
-def _saturated(engine: EngineFacts, source: str) -> _Judged | None:
+def _saturated(engine: EngineMetrics, source: str) -> _EngineFinding | None:
     usage, running, waiting = engine.figures.get("kv_cache_usage"), engine.figures.get("running"), engine.figures.get("waiting")
     before = engine.first.get("waiting")
     stepped = engine.change.get("steps", engine.change.get("generation_tokens", 0.0))
@@ -377,10 +377,10 @@ def _saturated(engine: EngineFacts, source: str) -> _Judged | None:
         because, _evidence(engine, source, "waiting", "running", "kv_cache_usage"), saturated_remedies(running, usage),
         ("more KV cache: it is not full",),
     )  # fmt: skip
-    return _Judged(waiting, engine, finding)
+    return _EngineFinding(waiting, engine, finding)
 
 
-def _low_hits(engine: EngineFacts, source: str) -> _Judged | None:
+def _low_hits(engine: EngineMetrics, source: str) -> _EngineFinding | None:
     """Told only beside a pressed cache: traffic without common beginnings has no hits and is healthy."""
     if engine.cache.get("enable_prefix_caching", "True") != "True":
         return None
@@ -399,7 +399,7 @@ def _low_hits(engine: EngineFacts, source: str) -> _Judged | None:
         _evidence(engine, source, "prompt_tokens_cached", "prefix_hits"), (),
         ("resetting or turning off the prefix cache: cached blocks that nobody uses count as free",),
     )  # fmt: skip
-    return _Judged(1 - hits / looked, engine, finding)
+    return _EngineFinding(1 - hits / looked, engine, finding)
 
 
 def _dead(source: str) -> Finding:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from plimsoll.doctor.rules.log_text import SMI, SMI_ERROR, Line, Log, holds, quote
+from plimsoll.doctor.rules.log_text import SMI, SMI_ERROR, Log, LogLine, holds, quote
 from plimsoll.findings import Code, Finding, Remedy, Severity
 
 # Reads nvidia-smi's table (all layouts, MIG, processes), its csv queries, and rocm-smi's table.
@@ -37,7 +37,7 @@ class SmiGpu(NamedTuple):
     mig: bool | None = None
     used_percent: int | None = None  # rocm-smi gives only this
     broken: bool = False  # the tool printed ERR!
-    lines: tuple[Line, ...] = ()
+    lines: tuple[LogLine, ...] = ()
 
 
 class SmiProcess(NamedTuple):
@@ -69,7 +69,7 @@ class SmiReading(NamedTuple):
     mig: tuple[MigSlice, ...] = ()
 
 
-def read_tables(lines: Sequence[Line]) -> tuple[SmiReading, ...]:
+def read_tables(lines: Sequence[LogLine]) -> tuple[SmiReading, ...]:
     """Every classic table in the text; `watch nvidia-smi` gives several."""
     readings: list[SmiReading] = []
     row: SmiGpu | None = None  # a card whose second row is still to come
@@ -100,7 +100,7 @@ def read_tables(lines: Sequence[Line]) -> tuple[SmiReading, ...]:
     return tuple(reading for reading in readings if reading != SmiReading())
 
 
-def _first_row(text: str, line: Line) -> SmiGpu | None:
+def _first_row(text: str, line: LogLine) -> SmiGpu | None:
     """Index, name, persistence mode, bus, uncorrected errors."""
     cells = text.strip("|").split("|")
     bus = re.search(_BUS, cells[1]) if len(cells) >= 3 else None
@@ -123,7 +123,7 @@ def _first_row(text: str, line: Line) -> SmiGpu | None:
     )
 
 
-def _second_row(text: str, line: Line, gpu: SmiGpu) -> tuple[SmiGpu, bool]:
+def _second_row(text: str, line: LogLine, gpu: SmiGpu) -> tuple[SmiGpu, bool]:
     """Temperature, memory, use; then the row with the MIG mode. The second value says that the card is complete."""
     cells = text.strip("|").split("|")
     if len(cells) < 3 or text.startswith(("|=", "|-")):
@@ -161,7 +161,7 @@ def _other_row(text: str, reading: SmiReading) -> SmiReading:
     return reading._replace(processes=(*(reading.processes or ()), process)[:2000])
 
 
-def read_csv(lines: Sequence[Line]) -> tuple[SmiReading, ...]:
+def read_csv(lines: Sequence[LogLine]) -> tuple[SmiReading, ...]:
     """`--query-gpu` and `--query-compute-apps` with their header; rows without one are not guessed at."""
     readings: list[SmiReading] = []
     header: list[str] = []
@@ -194,7 +194,7 @@ def _number(text: str | None) -> int | None:
     return int(found[1]) if found else None
 
 
-def _csv_row(row: dict[str, str], reading: SmiReading, line: Line) -> SmiReading:
+def _csv_row(row: dict[str, str], reading: SmiReading, line: LogLine) -> SmiReading:
     if reading.processes is not None:
         pid = _number(row.get("pid"))
         if pid is None:
@@ -218,7 +218,7 @@ def _csv_row(row: dict[str, str], reading: SmiReading, line: Line) -> SmiReading
     return reading._replace(gpus=(*reading.gpus, gpu)[:256], driver=row.get("driver_version") or reading.driver)
 
 
-def read_rocm(lines: Sequence[Line]) -> tuple[SmiReading, ...]:
+def read_rocm(lines: Sequence[LogLine]) -> tuple[SmiReading, ...]:
     """rocm-smi's short table, and `--showmeminfo vram`."""
     gpus: dict[int, SmiGpu] = {}
     table = False
@@ -249,7 +249,7 @@ MOST_CARDS = 512
 _CARD = r"^GPU ([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f])\s{0,8}$"
 
 
-class Health(NamedTuple):
+class CardHealth(NamedTuple):
     """What a card says about itself; False and None where it says nothing."""
 
     gpu: str  # its bus address
@@ -260,7 +260,7 @@ class Health(NamedTuple):
     threshold: bool = False
     unrepairable: bool = False
     recovery: str = ""
-    lines: tuple[Line, ...] = ()
+    lines: tuple[LogLine, ...] = ()
 
 
 class _Card:
@@ -268,12 +268,12 @@ class _Card:
 
     def __init__(self, index: int, bus: str) -> None:
         self.gpu = SmiGpu(index, "", bus=bus)
-        self.health = Health(bus)
+        self.health = CardHealth(bus)
         self.processes: list[SmiProcess] = []
         self.pid: int | None = None
         self.name = ""
 
-    def take(self, path: list[str], key: str, value: str, line: Line) -> None:
+    def take(self, path: list[str], key: str, value: str, line: LogLine) -> None:
         """One `key : value` line, with the headings it stands under."""
         number = int(value.split()[0]) if re.match(r"\d{1,12}(?: |$)", value) else None
         if "FB Memory Usage" in path and key in ("Total", "Used"):
@@ -302,7 +302,7 @@ class _Card:
             self.processes.append(SmiProcess(self.gpu.number, self.pid, self.name, number))
             self.pid = None
 
-    def errors(self, path: list[str], key: str, value: str, number: int | None, line: Line) -> None:
+    def errors(self, path: list[str], key: str, value: str, number: int | None, line: LogLine) -> None:
         """Errors and repairs."""
         old = self.health
         if "Uncorrectable" in key and ("Volatile" in path or "Aggregate" in path) and number is not None:
@@ -331,7 +331,7 @@ class _Card:
             self.health = self.health._replace(lines=(*self.health.lines, line)[:6])
 
 
-def read_full(lines: Sequence[Line]) -> tuple[tuple[SmiReading, ...], tuple[Health, ...]]:
+def read_full(lines: Sequence[LogLine]) -> tuple[tuple[SmiReading, ...], tuple[CardHealth, ...]]:
     """Every `nvidia-smi -q` in the text, also a part of one (`-d MEMORY`)."""
     cards: list[_Card] = []
     driver: str | None = None
@@ -377,7 +377,7 @@ class SmiFacts(NamedTuple):
     """Every reading in the text, in order; the last one is what counts."""
 
     readings: tuple[SmiReading, ...] = ()
-    health: tuple[Health, ...] = ()
+    health: tuple[CardHealth, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -437,7 +437,7 @@ def _notes(facts: SmiFacts) -> list[str]:
     return notes
 
 
-class _Said(NamedTuple):
+class _ToolError(NamedTuple):
     pattern: str
     code: Code
     confidence: float
@@ -447,7 +447,7 @@ class _Said(NamedTuple):
 
 
 _ERRORS = (
-    _Said(
+    _ToolError(
         r"Unable to determine the device handle for|GPU is lost|GPU has fallen off the bus",
         Code.OTHER_HARDWARE,
         0.9,
@@ -455,7 +455,7 @@ _ERRORS = (
         "reboot the machine; look for Xid lines in the kernel log; if it returns, check power, heat and seating",
         "the card does not answer its driver",
     ),
-    _Said(
+    _ToolError(
         r"Failed to initialize NVML: Driver/library version mismatch|NVML library version: \d",
         Code.OTHER_INSTALLATION,
         0.9,
@@ -463,7 +463,7 @@ _ERRORS = (
         "reboot, or reload the NVIDIA modules",
         "the libraries were upgraded under a loaded module; no program can use the GPU until then",
     ),
-    _Said(
+    _ToolError(
         r"NVIDIA-SMI has failed because it couldn.t communicate|Failed to initialize NVML: (?:Unknown|Driver Not)",
         Code.OTHER_INSTALLATION,
         0.8,
@@ -471,7 +471,7 @@ _ERRORS = (
         "load or reinstall the driver; in a container start it again (after a cgroup reload it loses its devices)",
         "no program can use the GPU until then",
     ),
-    _Said(
+    _ToolError(
         r"^\s{0,8}No devices were found\s{0,8}$",
         Code.OTHER_HARDWARE,
         0.8,
@@ -482,7 +482,7 @@ _ERRORS = (
 )
 
 
-def _tool_errors(log: Log, lines: list[Line]) -> list[Finding]:
+def _tool_errors(log: Log, lines: list[LogLine]) -> list[Finding]:
     """What nvidia-smi says instead of a table."""
     shown = [line for line in lines if any(word in line.text for word in SMI_ERROR) and "NVRM" not in line.text]
     findings = []
@@ -540,7 +540,7 @@ def _judge_table(log: Log, facts: SmiFacts, *, lost: bool) -> list[Finding]:
     return findings
 
 
-def _judge_health(log: Log, card: Health) -> Finding | None:
+def _judge_health(log: Log, card: CardHealth) -> Finding | None:
     """What `nvidia-smi -q` says about errors and repairs of one card."""
     if card.remap_failed or card.threshold or card.unrepairable:
         what, confidence, severity = "the card has no way left to repair its memory", 0.9, Severity.CRITICAL

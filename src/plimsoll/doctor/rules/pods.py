@@ -8,14 +8,14 @@ from typing import NamedTuple
 
 from plimsoll.doctor.rules.exit_codes import judge_exit
 from plimsoll.doctor.rules.host_memory import NOT_A_REMEDY
-from plimsoll.doctor.rules.log_text import POD, POD_EVENT, POD_ROW, Line, Log, holds, quote
+from plimsoll.doctor.rules.log_text import POD, POD_EVENT, POD_ROW, Log, LogLine, holds, quote
 from plimsoll.doctor.rules.supervisors import (
     MOST_ENDINGS,
     MOST_EVENTS,
-    Ending,
     PodEvent,
     PodFacts,
-    Probe,
+    PodProbe,
+    Termination,
     integer,
     pair,
     quantity,
@@ -29,7 +29,7 @@ from plimsoll.units import format_gib
 # Judges the events of Kubernetes that keep a pod from running or take it away: evictions, images, scheduling, nodes.
 
 
-class _Rule(NamedTuple):
+class _EventRule(NamedTuple):
     """Events and states that all mean one thing."""
 
     pattern: str  # searched in "reason: message"
@@ -42,7 +42,7 @@ class _Rule(NamedTuple):
 
 
 _RULES = (
-    _Rule(
+    _EventRule(
         r"(?:low on resource: memory|Evict\w{1,12}:.{0,300}memory (?:available|pressure))",
         Code.HOST_OUT_OF_MEMORY,
         0.9,
@@ -56,7 +56,7 @@ _RULES = (
         ),
         not_a_remedy=NOT_A_REMEDY,
     ),
-    _Rule(
+    _EventRule(
         r"low on resource: (?:ephemeral-storage|nodefs|imagefs|inodes)|ephemeral local storage usage exceeds",
         Code.OTHER_DISK,
         0.95,
@@ -69,7 +69,7 @@ _RULES = (
         ),
         not_a_remedy=("memory settings",),
     ),
-    _Rule(
+    _EventRule(
         r'Usage of EmptyDir volume "[^"]{1,80}" exceeds the limit',
         Code.OTHER_BAD_CONFIG,
         0.9,
@@ -77,7 +77,7 @@ _RULES = (
         (Remedy("raise the sizeLimit of the volume that the line names", "a /dev/shm volume wants several GiB"),),
         not_a_remedy=("GPU memory settings",),
     ),
-    _Rule(
+    _EventRule(
         r"FailedScheduling:.{0,1500}Insufficient (?:nvidia|amd|gpu)\S{0,20}",
         Code.OTHER_BAD_CONFIG,
         0.85,
@@ -87,21 +87,21 @@ _RULES = (
             Remedy("check the device plugin on the nodes", "a node whose plugin is down offers no GPU"),
         ),
     ),
-    _Rule(
+    _EventRule(
         r"FailedScheduling:.{0,1500}(?:Insufficient (?:memory|cpu|ephemeral)|untolerated taint|didn't match)",
         Code.OTHER_BAD_CONFIG,
         0.7,
         "no node fits what the pod asks for",
         (Remedy("compare the pod's requests, tolerations and selectors with the nodes", "the line names what is missing"),),
     ),
-    _Rule(
+    _EventRule(
         r"ImagePullBackOff|ErrImagePull|ErrImageNeverPull|InvalidImageName|Failed to pull image|Back-off pulling image",
         Code.OTHER_DOWNLOAD,
         0.95,
         "the container image could not be pulled",
         (Remedy("check the image's name and tag, the pull secret and the way to the registry", "the event names the reason"),),
     ),
-    _Rule(
+    _EventRule(
         r"UnexpectedAdmissionError|requested number of devices unavailable",
         Code.OTHER_HARDWARE,
         0.7,
@@ -112,21 +112,21 @@ _RULES = (
             ),
         ),
     ),
-    _Rule(
+    _EventRule(
         r"CreateContainerConfigError|CreateContainerError|FailedMount|FailedAttachVolume",
         Code.OTHER_BAD_CONFIG,
         0.8,
         "the container could not be prepared (a volume, a secret or a setting is missing)",
         (Remedy("create or correct what the event names", "vLLM was not started"),),
     ),
-    _Rule(
+    _EventRule(
         r"RunContainerError|ContainerCannotRun|StartError|FailedCreatePodSandBox|failed to create (?:containerd|shim) task",
         Code.OTHER_INSTALLATION,
         0.8,
         "the container runtime could not start the container",
         (Remedy("check the command, the image and the NVIDIA container runtime", "the event names the reason"),),
     ),
-    _Rule(
+    _EventRule(
         r"[Pp]reempt(?:ed|ing)|imminent node shutdown|NodeShutdown|TaintManagerEviction|NodeLost|NodeNotReady|DeadlineExceeded",
         Code.OTHER_STOPPED_BY_OPERATOR,
         0.8,
@@ -143,7 +143,7 @@ _RULES = (
 
 def judge_events(log: Log, facts: PodFacts) -> list[Finding]:
     """One finding for each kind of trouble; what a line means once it means however often it is repeated."""
-    said: list[tuple[str, Line]] = [(f"{event.reason}: {event.message}", event.line) for event in facts.events]
+    said: list[tuple[str, LogLine]] = [(f"{event.reason}: {event.message}", event.line) for event in facts.events]
     said += facts.waiting
     said += [(f"{ending.reason}: ", ending.lines[0]) for ending in facts.endings if ending.reason and ending.lines]
     if facts.pod_lines:
@@ -170,7 +170,7 @@ def judge_events(log: Log, facts: PodFacts) -> list[Finding]:
     return [one for one in findings if one not in scheduling[1:]]
 
 
-def _scheduled_later(facts: PodFacts, rule: _Rule) -> bool:
+def _scheduled_later(facts: PodFacts, rule: _EventRule) -> bool:
     """A pod that has run was scheduled in the end: its early waiting is no cause."""
     return rule.pattern.startswith("FailedScheduling") and bool(facts.endings)
 
@@ -196,7 +196,7 @@ _POD_ROW = (
 class _Block:
     """An open part of the text: everything deeper than its own indent belongs to it."""
 
-    def __init__(self, kind: str, indent: int, line: Line) -> None:
+    def __init__(self, kind: str, indent: int, line: LogLine) -> None:
         self.kind, self.indent, self.lines = kind, indent, [line]
         self.values: dict[str, str] = {}
 
@@ -209,12 +209,12 @@ class _Reader:
         self.block: _Block | None = None
         self.which, self.status_indent = "", -1
         self.container, self.in_containers = "", False
-        self.ends: list[Ending] = []
+        self.ends: list[Termination] = []
         self.unnamed: list[tuple[int, int]] = []  # index into ends, indent of the status it stands in
-        self.waiting: list[tuple[str, Line]] = []
-        self.probes: list[Probe] = []
+        self.waiting: list[tuple[str, LogLine]] = []
+        self.probes: list[PodProbe] = []
 
-    def take(self, line: Line) -> None:
+    def take(self, line: LogLine) -> None:
         """One line of describe, YAML or JSON."""
         if _SHM in line.text and ("from" in line.text or "mountPath" in line.text):
             self.facts = self.facts._replace(shm_mounted=True)
@@ -231,7 +231,7 @@ class _Reader:
             return
         self.open(indent, key, value, line)
 
-    def open(self, indent: int, key: str, value: str, line: Line) -> None:
+    def open(self, indent: int, key: str, value: str, line: LogLine) -> None:
         """A key outside any open part."""
         value = "" if value in ("{", "[") else value
         if key in ("laststate", "state"):
@@ -256,7 +256,7 @@ class _Reader:
         elif indent <= 2:
             self.top(key, value, line)
 
-    def top(self, key: str, value: str, line: Line) -> None:
+    def top(self, key: str, value: str, line: LogLine) -> None:
         """The pod's own reason and message."""
         if key == "reason" and value in _POD_REASONS:
             self.facts = self.facts._replace(pod_reason=value, pod_lines=(*self.facts.pod_lines, line))
@@ -276,7 +276,7 @@ class _Reader:
         if len(self.probes) < 100:
             numbers = {name: int(text) for name, text in values.items()}
             self.probes.append(
-                Probe(
+                PodProbe(
                     kind, numbers.get("delay", 0), numbers.get("period", 10), numbers.get("failure", 3)
                 )  # Kubernetes' defaults
             )
@@ -297,7 +297,9 @@ class _Reader:
             reason = values.get("reason", "")
             if not self.container:
                 self.unnamed.append((len(self.ends), self.status_indent))
-            self.ends.append(Ending("pod", self.container, reason, code, reason == "OOMKilled", ran, tuple(block.lines[:6])))
+            self.ends.append(
+                Termination("pod", self.container, reason, code, reason == "OOMKilled", ran, tuple(block.lines[:6]))
+            )
         elif block.kind == "waiting" and values.get("reason") and len(self.waiting) < MOST_EVENTS:
             self.waiting.append((values["reason"][:60], block.lines[-1]))
         elif block.kind == "limits" and (size := quantity(values.get("memory", ""))) is not None:
@@ -334,7 +336,7 @@ def read_pods(log: Log) -> PodFacts:
     )
 
 
-def _event(line: Line) -> PodEvent | None:
+def _event(line: LogLine) -> PodEvent | None:
     text = line.text
     if not any(word in text for word in POD_EVENT):
         return None
@@ -345,7 +347,7 @@ def _event(line: Line) -> PodEvent | None:
     return PodEvent(found["reason"], found["message"].strip(), int(count[1]) if count else 1, line)
 
 
-def _pod_row(reader: _Reader, line: Line) -> None:
+def _pod_row(reader: _Reader, line: LogLine) -> None:
     """One row of `kubectl get pods`."""
     found = re.match(_POD_ROW, line.text)
     if found is None:
@@ -358,7 +360,7 @@ def _pod_row(reader: _Reader, line: Line) -> None:
     elif status in ("OOMKilled", "Error", "Completed"):
         code = 0 if status == "Completed" else None
         if len(reader.ends) < MOST_ENDINGS:
-            reader.ends.append(Ending("pod", found["name"], status, code, status == "OOMKilled", None, (line,)))
+            reader.ends.append(Termination("pod", found["name"], status, code, status == "OOMKilled", None, (line,)))
     elif len(reader.waiting) < MOST_EVENTS:
         reader.waiting.append((status, line))
 
@@ -403,7 +405,7 @@ def _together(*parts: PodFacts) -> PodFacts:
     return first
 
 
-def _ran(ending: Ending) -> str:
+def _ran(ending: Termination) -> str:
     return "" if ending.seconds is None else f" after {ending.seconds:,.0f} s"
 
 
@@ -524,7 +526,7 @@ def _ending(log: Log, facts: PodFacts) -> Finding | None:
     return finding._replace(because=because, evidence=evidence)
 
 
-def _stopped(log: Log, facts: PodFacts, ending: Ending) -> Finding:
+def _stopped(log: Log, facts: PodFacts, ending: Termination) -> Finding:
     hard = ending.exit_code in (137, -9)
     slow = " It did not end within its grace period, so it was killed (SIGKILL)." if hard else ""
     return Finding(

@@ -8,96 +8,534 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from heapq import nsmallest
+from itertools import islice
 from typing import NamedTuple
 
-from plimsoll.doctor.rules.symptoms import Complaint, complaints_in
-from plimsoll.doctor.rules.log_text import Line
-from plimsoll.doctor.rules.timeline import FOLLOWING, Hit, Life, Progress, Raised, Story
+from plimsoll.doctor.rules.log_text import LogLine
+from plimsoll.doctor.rules.timeline import (
+    CODES,
+    FOLLOWING,
+    RUNTIME,
+    FailedStep,
+    Hit,
+    LoggedException,
+    LogTimeline,
+    ServerProgress,
+    ServerRun,
+    TracebackFrame,
+    hinted_by_torch,
+    step_of_frames,
+    step_of_progress,
+)
 from plimsoll.findings import Code
-from plimsoll.vllm.failure_texts import Role
+from plimsoll.units import GIB
+from plimsoll.vllm.failure_texts import CONSEQUENCE_WORDS, CONSEQUENCES, Role, Text
+
+# Reads torch's own words on an allocation that failed: what was asked for, what was free, and who held the rest.
+
+_compiled = cache(re.compile)
+_SIZE = r"(\d{1,12}(?:\.\d{1,6})?) ?(bytes|B|KiB|KB|MiB|MB|GiB|GB|TiB)"
+_UNITS = {"bytes": 1, "B": 1, "KiB": 1 << 10, "KB": 1 << 10, "MiB": 1 << 20, "MB": 1 << 20, "GiB": 1 << 30, "GB": 1 << 30,
+          "TiB": 1 << 40}  # fmt: skip
+_TRIED = rf"Tried to allocate {_SIZE}"
+_CAPACITY = rf"total capaci?ty of {_SIZE} of which {_SIZE} is free"
+_CAPACITY_OLD = rf"\(GPU (\d{{1,4}}); {_SIZE} total capacity; {_SIZE} already allocated; {_SIZE} free(?:; {_SIZE} reserved)?"
+_THIS = rf"this process has {_SIZE} memory in use"
+_PROCESS = rf"Process (\d{{1,10}}) has {_SIZE} memory in use"
+_ALLOCATED = rf"{_SIZE} is allocated by PyTorch"
+_PRIVATE = rf"with {_SIZE} allocated in private pools"
+_RESERVED = rf"{_SIZE} is reserved by PyTorch but unallocated"
+_GPU = r"GPU (\d{1,4}) has a total"
+
+MOST_PROCESSES = 64
+# Where NVML cannot tell, torch prints the largest number there is (17179869184.00 GiB), or 0 bytes.
+BEYOND_ANY_CARD_BYTES = 1 << 42
+# Memory that no listed process accounts for: the driver itself keeps up to about a GiB of a large card.
+HIDDEN_MATTERS_BYTES = 3 * GIB
+# A desktop, a monitoring agent or the API server's own context: real, but not what a server fails for.
+NEIGHBOUR_MATTERS_BYTES = 3 * GIB // 2
+NEIGHBOUR_MATTERS_SHARE = 0.04
 
 
-class Verdict(NamedTuple):
+class OomFigures(NamedTuple):
+    """The figures of one message; None where it does not state them."""
+
+    tried: int | None = None
+    total: int | None = None
+    free: int | None = None
+    gpu: int | None = None
+    allocated: int | None = None  # live, by torch
+    private: int | None = None  # of these, in private pools such as CUDA graphs
+    reserved_unallocated: int | None = None
+    this_process: int | None = None
+    processes: tuple[tuple[int, int], ...] = ()  # (pid, bytes) as listed
+
+    @property
+    def is_fragmented(self) -> bool:
+        """Whether torch held enough unused memory for the request, but not in one piece."""
+        return self.tried is not None and self.reserved_unallocated is not None and self.reserved_unallocated >= self.tried
+
+    @property
+    def own(self) -> int | None:
+        """What this process holds on the card, as far as the message tells."""
+        if self.this_process is not None:
+            return self.this_process
+        if self.allocated is None:
+            return None
+        torch = self.allocated + (self.reserved_unallocated or 0)
+        # Inside a container torch cannot tell which of the listed processes it is itself: the one that could hold its memory.
+        return min((size for _, size in self.processes if size >= torch - GIB // 4), default=torch)
+
+    @property
+    def others(self) -> int:
+        """What other processes hold: as listed, or what nobody accounts for. 0 where the message cannot tell."""
+        own = self.own
+        if own is None:
+            return 0
+        listed = sum(size for _, size in self.processes)
+        if self.this_process is None:
+            return max(0, listed - own) if listed else 0
+        hidden = self.total - self.free - own if self.total is not None and self.free is not None else 0
+        return max(listed, hidden if hidden >= HIDDEN_MATTERS_BYTES else 0)
+
+    @property
+    def neighbours(self) -> tuple[tuple[int, int], ...]:
+        """The listed processes that are not this one."""
+        if self.this_process is not None:
+            return self.processes
+        own = next((one for one in self.processes if one[1] == self.own), None)
+        return tuple(one for one in self.processes if one is not own)
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether the card had what was asked for: then a limit set for this process refused it."""
+        return self.free is not None and self.tried is not None and self.free > self.tried
+
+    @property
+    def has_neighbour(self) -> bool:
+        """Whether others hold enough to be the reason; not where the card had room and a limit of its own stopped it."""
+        if self.is_limited:
+            return False
+        floor = max(NEIGHBOUR_MATTERS_BYTES, NEIGHBOUR_MATTERS_SHARE * (self.total or 0))
+        short = (self.tried or 0) - (self.free or 0)
+        return self.others >= max(floor, short * 0.5)
+
+
+def parse_oom(message: str) -> OomFigures:
+    """The figures of torch's message, in its newer or older wording; empty for a bare driver error."""
+    text = " ".join(message.split())
+    tried = _size(_TRIED, text)
+    old = _compiled(_CAPACITY_OLD).search(text)
+    if old is not None:
+        total, allocated, free = _bytes(old[2], old[3]), _bytes(old[4], old[5]), _bytes(old[6], old[7])
+        reserved = _bytes(old[8], old[9]) if old[8] else None
+        left = max(0, reserved - allocated) if reserved is not None else None
+        return OomFigures(tried, total, free, int(old[1]), allocated, None, left)
+    capacity = _compiled(_CAPACITY).search(text)
+    gpu = _compiled(_GPU).search(text)
+    return OomFigures(
+        tried=tried,
+        total=_bytes(capacity[1], capacity[2]) if capacity else None,
+        free=_bytes(capacity[3], capacity[4]) if capacity else None,
+        gpu=int(gpu[1]) if gpu else None,
+        allocated=_size(_ALLOCATED, text),
+        private=_size(_PRIVATE, text),
+        reserved_unallocated=_size(_RESERVED, text),
+        this_process=_known(_size(_THIS, text)),
+        processes=tuple(islice(_listed(text), MOST_PROCESSES)),
+    )
+
+
+def _listed(text: str) -> Iterator[tuple[int, int]]:
+    for match in _compiled(_PROCESS).finditer(text):
+        if (size := _known(_bytes(match[2], match[3]))) is not None:
+            yield int(match[1]), size
+
+
+def _known(size: int | None) -> int | None:
+    """None for what the driver could not tell."""
+    return size if size is not None and 0 < size < BEYOND_ANY_CARD_BYTES else None
+
+
+def parse_size(text: str) -> int | None:
+    """The bytes of a size that stands alone, as torch writes it: "1.95 GiB"."""
+    return _size(f"^{_SIZE}$", text)
+
+
+def _size(pattern: str, text: str) -> int | None:
+    match = _compiled(pattern).search(text)
+    return _bytes(match[1], match[2]) if match else None
+
+
+def _bytes(number: str, unit: str) -> int:
+    return round(float(number) * _UNITS[unit])
+
+
+MOST_SYMPTOMS = 400  # the first ones decide; a log may repeat one a million times
+NEAR = 64  # exceptions of other processes that may stand between a line and its own
+
+
+class Symptom(NamedTuple):
+    """Something that may be the cause."""
+
+    at: int
+    code: Code
+    confidence: float
+    text: Text | None = None
+    exception: LoggedException | None = None
+    step: FailedStep | None = None
+    oom: OomFigures | None = None
+
+
+def find_symptoms(
+    timeline: LogTimeline, hits: Sequence[Hit], exceptions: Sequence[LoggedException]
+) -> tuple[list[Symptom], tuple[Hit, ...]]:
+    """What may be the cause, in the order of the log, and the out-of-memory words that are not."""
+    noisy = {hit.at for hit in hits if hit.text.role is Role.NOISE}
+    found: list[Symptom] = []
+    noise: list[Hit] = []
+    covered: set[int] = set()
+    owners = _Owners(exceptions)
+    for hit in hits:
+        if hit.text.role not in (Role.CAUSE, Role.OUT_OF_MEMORY) or len(found) >= MOST_SYMPTOMS:
+            continue
+        owner = owners.of(hit.at, timeline.log.lines[hit.at].process)
+        text = timeline.log.lines[hit.at].text
+        if _is_quoted_code(text, hit.at, owner):
+            continue  # what it raised stands below
+        if owner is not None:
+            covered.add(owner.at)
+        if hit.at in noisy or (owner is not None and (owner.in_logging or owner.warned)):
+            noise += [hit] if hit.text.role is Role.OUT_OF_MEMORY else []
+            continue
+        is_nccl = hit.text.code is Code.OTHER_COLLECTIVES and _says_memory(timeline, hit.at)
+        if hit.text.role is Role.OUT_OF_MEMORY or is_nccl:
+            found.append(_out_of_memory(timeline, hit, owner, exceptions))
+        elif hit.text.code is not None and not _is_harmless(hit, owner):
+            found.append(Symptom(hit.at, hit.text.code, 0.95 if owner is not None else 0.85, hit.text, owner))
+    found += [
+        Symptom(one.at, _kind_of(one), 0.6, None, one)
+        for one in exceptions[:MOST_SYMPTOMS]
+        if one.at not in covered
+        and not one.in_logging
+        and not one.warned
+        and not is_consequence(one)
+        and _is_fatal(one, timeline)
+    ]
+    found = found or [*_echoes(exceptions)]
+    return sorted(found, key=lambda one: one.at), tuple(noise)
+
+
+def _is_quoted_code(text: str, at: int, owner: LoggedException | None) -> bool:
+    """Whether a traceback quotes this line as code; where it breaks off, its code is all there is to go by."""
+    if owner is not None and not owner.kind:
+        return False
+    return text.lstrip().startswith("raise ") or (owner is not None and at < owner.at and text.startswith("    "))
+
+
+def _echoes(exceptions: Sequence[LoggedException]) -> Iterator[Symptom]:
+    """The engine's echo of a worker's error, where the worker's own words are lost."""
+    for one in exceptions:
+        match = re.match(r"Worker failed with error '(.{4,})", one.message)
+        if match is not None and not one.in_logging:
+            yield Symptom(one.at, Code.OTHER_ENGINE_ERROR, 0.5, None, one)
+
+
+def _kind_of(one: LoggedException) -> Code:
+    """What can be said of an exception that nobody has words for."""
+    if one.name.endswith("ValidationError"):
+        return Code.OTHER_BAD_CONFIG
+    step = step_of_frames(one.frames)
+    if step is not None and step.name == "weights" and one.name in ("RuntimeError", "AssertionError", "KeyError", "ValueError"):
+        return Code.OTHER_BAD_MODEL
+    return Code.OTHER_ENGINE_ERROR
+
+
+def _says_memory(timeline: LogTimeline, at: int) -> bool:
+    """Whether the few lines that NCCL prints with its error name memory as its reason."""
+    process = timeline.log.lines[at].process
+    return any("out of memory" in line.text for line in timeline.log.lines[at : at + 5] if line.process == process)
+
+
+def _is_harmless(hit: Hit, owner: LoggedException | None) -> bool:
+    """Words inside an exception that only passes on another's failure, and not in the message that it passes on."""
+    if owner is not None and is_consequence(owner) and hit.text.code is not None and hit.text.code.startswith("other."):
+        return hit.text.needle[:12] not in owner.message
+    return False
+
+
+class _Owners:
+    """Which exception a line belongs to: its traceback, its message, or the lines right after it."""
+
+    def __init__(self, exceptions: Sequence[LoggedException]) -> None:
+        self._exceptions = sorted(exceptions, key=lambda one: one.at)
+        self._ends = [one.at for one in self._exceptions]
+
+    def of(self, index: int, process: str) -> LoggedException | None:
+        """The exception that line `index` of this process is part of."""
+        place = bisect_left(self._ends, index)
+        for one in self._exceptions[place : place + NEAR]:
+            if one.at == index or (one.first <= index and one.process == process):
+                return one
+        before = reversed(self._exceptions[max(0, place - NEAR) : place])
+        return next((one for one in before if index <= one.at + FOLLOWING and one.process == process), None)
+
+
+def is_consequence(one: LoggedException) -> bool:
+    """Whether an exception only passes on that something else failed."""
+    said = one.message.partition("\n")[0]
+    return one.name in CONSEQUENCES or any(words in said for words in CONSEQUENCE_WORDS)
+
+
+def _is_fatal(one: LoggedException, timeline: LogTimeline) -> bool:
+    """Whether an exception nobody has words for may have ended the server: raised in the engine, or the last thing said."""
+    if not one.kind or _is_of_one_request(one, timeline):
+        return False
+    inside = one.process.startswith(("EngineCore", "Worker", "VllmWorker", "RayWorker", "Process"))
+    inside = inside or bool(one.functions() & _ENGINE_FUNCTIONS)
+    if not one.frames:  # somebody's complaint on the way, unless nothing came after it
+        goes_on = bool(timeline.milestones) and timeline.milestones[-1][0] > one.at
+        return inside or (not one.process and not goes_on)
+    return inside or not timeline.serves_after(one.at)
+
+
+def _is_of_one_request(one: LoggedException, timeline: LogTimeline) -> bool:
+    """Whether an exception answered one request and left the server as it was.
+
+    A refused start passes through the functions that start an engine; a request's error never does.
+    """
+    functions = one.functions()
+    if functions & _REQUEST_FUNCTIONS or one.message.startswith(_DOOR_REFUSALS):
+        return True
+    if functions & _ENGINE_FUNCTIONS:
+        return False
+    is_invalid = one.name.endswith("ValidationError") and timeline.progress_at(one.at) is ServerProgress.SERVING
+    return is_invalid or not functions.isdisjoint(_STREAM_FUNCTIONS)
+
+
+# The sentences of plimsoll's door (plimsoll.inside.door), which refuses requests one by one.
+_DOOR_REFUSALS = (
+    "this server cannot run this request within its GPU memory", "this server has no GPU memory for this request now",
+)  # fmt: skip
+_ENGINE_FUNCTIONS = frozenset({
+    "run_engine_core", "worker_main", "worker_busy_loop", "execute_model", "init_device", "load_model", "run_busy_loop",
+    "create_engine_config", "from_engine_args", "run_server", "make_async_mp_client", "_run_engine", "run_mp_engine",
+    "engine_step", "build_async_engine_client", "run_engine_loop",
+})  # fmt: skip
+_REQUEST_FUNCTIONS = frozenset({
+    "create_completion", "create_chat_completion", "create_embedding", "_preprocess_chat", "create_responses",
+    "run_endpoint_function", "_validate_input", "create_tokenize", "show_available_models",
+})  # fmt: skip
+_STREAM_FUNCTIONS = frozenset({  # of a streamed answer; each catches what its request raises
+    "completion_stream_generator", "chat_completion_stream_generator", "_speech_to_text_stream_generator",
+    "serve_tokens_stream_generator",
+})  # fmt: skip
+
+
+def _out_of_memory(
+    timeline: LogTimeline, hit: Hit, owner: LoggedException | None, exceptions: Sequence[LoggedException]
+) -> Symptom:
+    """An allocation that failed: which step, and whether somebody else holds the memory."""
+    line = timeline.log.lines[hit.at]
+    oom = parse_oom(owner.message if owner is not None and "ried to allocate" in owner.message else line.text)
+    step = _step(timeline, hit, owner, exceptions)
+    if step is None:
+        code = Code.RUNTIME_COLLECTIVES if hit.text.speaker == "nccl" or hit.text.role is Role.CAUSE else Code.RUNTIME_FORWARD
+        step = FailedStep("unknown", code, 0.4 if code is Code.RUNTIME_FORWARD else 0.7)
+    step = _at_start(timeline, hit, step, oom)
+    code, confidence = step.code, step.confidence
+    progress = timeline.progress_at(hit.at, line.process)
+    is_runtime = step.name in RUNTIME or (
+        step.name == "unknown" and progress in (ServerProgress.SERVING, ServerProgress.UNKNOWN)
+    )
+    if hit.text.name == "cumem-oom" and progress is not ServerProgress.SERVING and step.name in ("unknown", "wake-up"):
+        code = CODES["weights"] if progress in (ServerProgress.LOADING, ServerProgress.BEGUN) else CODES["wake-up"]
+    if oom.has_neighbour and code is not Code.RUNTIME_WAKE_UP:
+        code, confidence = (Code.RUNTIME_NEIGHBOUR if is_runtime else Code.STARTUP_FREE_MEMORY_CHECK), 0.9
+    elif owner is None and not line.process and hit.text.speaker != "nccl" and not _is_first_hand(line.text):
+        confidence = 0.3  # quoted by somebody: not to be called either way
+    elif _is_pinned(owner) and oom.tried is None:
+        code, confidence = Code.HOST_OUT_OF_MEMORY, 0.7
+    return Symptom(hit.at, code, confidence, hit.text, owner, step, oom)
+
+
+_START_DEATHS = frozenset({
+    "initialization-failed", "engine-failed-to-start", "worker-failed-to-start", "worker-init-failed", "engine-process-failed",
+})  # fmt: skip
+
+
+def _at_start(timeline: LogTimeline, hit: Hit, step: FailedStep, oom: OomFigures) -> FailedStep:
+    """A step that also occurs while serving, of a server that never came to serve: one of the start's trial runs."""
+    if step.name not in ("logits", "forward", "multimodal", "unknown"):
+        return step
+    run = timeline.run_at(hit.at)
+    progress = timeline.progress_at(hit.at)
+    died = any(one.text.name in _START_DEATHS for one in timeline.hits if run.first <= one.at < run.end)
+    warmed = oom.private is not None and step.name == "logits" and _quotes(timeline, hit, "dummy_metadata")
+    if progress is ServerProgress.SERVING or not (died or warmed):
+        return step
+    if warmed or oom.private is not None or progress >= ServerProgress.MEASURED:
+        name = "sampler-warmup" if step.name == "logits" else "warm-up"
+    elif progress is ServerProgress.LOADING:
+        name = "weights"
+    else:
+        name = "profile"
+    return FailedStep(name, CODES[name], min(step.confidence, 0.75))
+
+
+def _quotes(timeline: LogTimeline, hit: Hit, word: str) -> bool:
+    first = max(timeline.run_at(hit.at).first, hit.at - 40)
+    return any(word in line.text for line in timeline.log.lines[first : hit.at])
+
+
+def _is_first_hand(text: str) -> bool:
+    """Whether a line begins with the error, and does not merely quote it."""
+    speakers = "CUDA|HIP|XPU|NPU|Cuda|NCCL|terminate"
+    return re.match(rf"\W{{0,4}}(?:\[?rank\d{{1,4}}\]?:? ?)?(?:[\w.]{{0,80}}(?:Error|Exception)|{speakers})", text) is not None
+
+
+def _is_pinned(owner: LoggedException | None) -> bool:
+    return owner is not None and bool(
+        {frame.function for frame in owner.frames[-3:]} & {"pin_memory", "_pin_memory", "is_pinned"}
+    )
+
+
+def _step(
+    timeline: LogTimeline, hit: Hit, owner: LoggedException | None, exceptions: Sequence[LoggedException]
+) -> FailedStep | None:
+    """By the frames of this error, of the same error told again, or by how far the server had come."""
+    if owner is not None and not is_consequence(owner) and (step := step_of_frames(owner.frames)) is not None:
+        return step
+    process = timeline.log.lines[hit.at].process
+    siblings = [
+        one for one in exceptions if one.frames and (not one.kind or "ut of memory" in one.message) and not one.in_logging
+    ]
+    near = nsmallest(16, siblings, key=lambda one: (is_consequence(one), one.process != process, abs(one.at - hit.at)))
+    for one in near:
+        if (step := step_of_frames(one.frames)) is not None:
+            return step._replace(confidence=step.confidence - 0.1)
+    if (method := _method_named(timeline, hit.at)) is not None:
+        return step_of_frames([TracebackFrame("vllm", method)])
+    if (step := _step_of_code(timeline, hit)) is not None:
+        return step
+    if owner is not None and (step := hinted_by_torch(owner.frames)) is not None:
+        return step
+    progress = timeline.progress_at(hit.at, process) or timeline.progress_at(timeline.run_at(hit.at).end)
+    return step_of_progress(progress, frames_seen=bool(owner and owner.frames))
+
+
+def _step_of_code(timeline: LogTimeline, hit: Hit) -> FailedStep | None:
+    """A traceback whose frames are lost still quotes the code: the calls in it name the step."""
+    lines = timeline.log.lines
+    process, first = lines[hit.at].process, max(timeline.run_at(hit.at).first, hit.at - 30)
+    quoted = [
+        line.text
+        for line in lines[first : hit.at]
+        if line.process == process and "(" in line.text and line.level in ("", "ERROR")
+    ]
+    calls = [TracebackFrame("vllm", name) for text in quoted for name in re.findall(r"\b([a-z_]\w{2,60})\(", text[:400])]
+    if any("logits.sort" in text or "log_softmax" in text for text in quoted):
+        calls.append(TracebackFrame("vllm", "compute_logprobs"))
+    step = step_of_frames(calls) if calls else None
+    return step._replace(confidence=0.6) if step is not None and step.name != "forward" else None
+
+
+_METHOD = r"(?:processing method|executing method|[Ii]nvocation of|Call to) '?([a-z_]{3,60})'?"
+
+
+def _method_named(timeline: LogTimeline, at: int) -> str | None:
+    """The worker's method that vLLM itself names around an error whose traceback is lost."""
+    run = timeline.run_at(at)
+    for index in (at, *range(at - 1, max(run.first, at - 60) - 1, -1), *range(at + 1, min(run.end, at + 20))):
+        text = timeline.log.lines[index].text
+        if "method" in text and (match := re.search(_METHOD, text)) is not None:
+            return match[1]
+    return None
+
+
+class LogVerdict(NamedTuple):
     """What ended the server, as far as its log tells."""
 
-    root: Complaint | None
+    root: Symptom | None
     noise: tuple[Hit, ...]  # out-of-memory words that mean nothing here
     deaths: tuple[Hit, ...]
     memory_failure: bool | None
-    progress: Progress
-    life: Life
-    lives_failed: int  # lives that ended in a failure
+    progress: ServerProgress
+    run: ServerRun
+    runs_failed: int  # lives that ended in a failure
     stopped: bool  # somebody ended it on purpose
 
 
-def judge(story: Story) -> Verdict:
+def judge(timeline: LogTimeline) -> LogVerdict:
     """The verdict on one log."""
-    told = _told(story)
-    verdicts = [_judge_life(story, life, told) for life in story.lives]
+    told = _told(timeline)
+    verdicts = [_judge_run(timeline, run, told) for run in timeline.runs]
     failed = [verdict for verdict in verdicts if verdict.root is not None and not verdict.stopped]
     died = [verdict for verdict in verdicts if verdict.deaths and not verdict.stopped]
     stopped = [verdict for verdict in verdicts if verdict.stopped]
     # A port that the last server still holds is found in use by every restart: it says nothing of how that one failed.
     first_hand = [one for one in failed if one.root is not None and one.root.code is not Code.OTHER_PORT_IN_USE]
     chosen = (first_hand or failed or died or stopped or verdicts)[-1]
-    return chosen._replace(lives_failed=len(failed))
+    return chosen._replace(runs_failed=len(failed))
 
 
 def _at(hit: Hit) -> int:
     return hit.at
 
 
-def _judge_life(story: Story, life: Life, told: Mapping[str, int]) -> Verdict:
-    hits = story.hits[bisect_left(story.hits, life.first, key=_at) : bisect_left(story.hits, life.end, key=_at)]
-    raised = [one for one in story.raised if life.first <= one.at < life.end]
-    deaths = tuple(hit for hit in hits if hit.text.role is Role.DEATH and not _is_farewell(story, hit))
-    complaints, noise = complaints_in(story, hits, raised)
-    stop = _stop(story, hits, raised, is_sound=not complaints and not deaths)
-    before_stop = [one for one in complaints if stop is None or one.at < stop]
-    progress = story.progress_at(life.end)
+def _judge_run(timeline: LogTimeline, run: ServerRun, told: Mapping[str, int]) -> LogVerdict:
+    hits = timeline.hits[bisect_left(timeline.hits, run.first, key=_at) : bisect_left(timeline.hits, run.end, key=_at)]
+    exceptions = [one for one in timeline.exceptions if run.first <= one.at < run.end]
+    deaths = tuple(hit for hit in hits if hit.text.role is Role.DEATH and not _is_farewell(timeline, hit))
+    symptoms, noise = find_symptoms(timeline, hits, exceptions)
+    stop = _stop(timeline, hits, exceptions, is_sound=not symptoms and not deaths)
+    before_stop = [one for one in symptoms if stop is None or one.at < stop]
+    progress = timeline.progress_at(run.end)
     stopped = stop is not None and not before_stop and not _died_before(deaths, stop)
-    root = _first(before_stop, deaths, story) if not stopped else None
-    if root is None and not stopped and complaints and stop is not None:
-        root = _first(complaints, deaths, story)
+    root = _first(before_stop, deaths, timeline) if not stopped else None
+    if root is None and not stopped and symptoms and stop is not None:
+        root = _first(symptoms, deaths, timeline)
     if stopped:
         assert stop is not None
         text = next((hit.text for hit in hits if hit.at == stop), None)
-        is_weak = text is not None and text.name == "uvicorn-stopped" and _is_cut(story)
-        root = Complaint(stop, Code.OTHER_STOPPED_BY_OPERATOR, 0.5 if is_weak else 0.9, text)
+        is_weak = text is not None and text.name == "uvicorn-stopped" and _is_cut(timeline)
+        root = Symptom(stop, Code.OTHER_STOPPED_BY_OPERATOR, 0.5 if is_weak else 0.9, text)
         noise = (*noise, *(hit for hit in hits if hit.text.role is Role.OUT_OF_MEMORY and hit.at > stop))
-    memory = _memory(root, deaths, progress, story, life)
-    if stopped and (later := _of_another(story, life, told, [*complaints, *_as_complaints(deaths)])) is not None:
+    memory = _memory(root, deaths, progress, timeline, run)
+    if stopped and (later := _of_another(timeline, run, told, [*symptoms, *_as_symptoms(deaths)])) is not None:
         root, memory = (root if later.code is Code.ENGINE_DEAD else later), None
         noise = tuple(hit for hit in noise if hit.at != later.at)
-    return Verdict(root, tuple(noise), deaths, memory, progress, life, 0, stopped)
+    return LogVerdict(root, tuple(noise), deaths, memory, progress, run, 0, stopped)
 
 
-def _told(story: Story) -> dict[str, int]:
+def _told(timeline: LogTimeline) -> dict[str, int]:
     """When each process was first told to end, in all lives: an older server may still be on its way out."""
     told: dict[str, int] = {}
-    for hit in story.hits:
+    for hit in timeline.hits:
         if hit.text.role is Role.STOP:
-            told.setdefault(story.log.lines[hit.at].process, hit.at)
+            told.setdefault(timeline.log.lines[hit.at].process, hit.at)
     return told
 
 
-def _as_complaints(deaths: Sequence[Hit]) -> list[Complaint]:
-    return [Complaint(hit.at, Code.ENGINE_DEAD, UNSURE, hit.text) for hit in deaths if hit.text.name not in _WEAK_DEATHS]
+def _as_symptoms(deaths: Sequence[Hit]) -> list[Symptom]:
+    return [Symptom(hit.at, Code.ENGINE_DEAD, UNSURE, hit.text) for hit in deaths if hit.text.name not in _WEAK_DEATHS]
 
 
-def _of_another(story: Story, life: Life, told: Mapping[str, int], complaints: Sequence[Complaint]) -> Complaint | None:
+def _of_another(timeline: LogTimeline, run: ServerRun, told: Mapping[str, int], symptoms: Sequence[Symptom]) -> Symptom | None:
     """What failed after one server was stopped, where a second one in the same log went on: whose it was is not said.
 
     The second must have spoken before the stop and after it, and not have been told to end before the complaint; a process
     that was told itself is excused.
     """
-    lines = story.log.lines
-    stop = min((at for at in told.values() if at >= life.first), default=None)
-    later = [one for one in complaints if stop is not None and one.at > stop]
+    lines = timeline.log.lines
+    stop = min((at for at in told.values() if at >= run.first), default=None)
+    later = [one for one in symptoms if stop is not None and one.at > stop]
     if stop is None or not later:
         return None
-    spans = spans_of_servers(lines, life.first, life.end)
+    spans = spans_of_servers(lines, run.first, run.end)
     across = [process for process, (first, last) in spans.items() if first < stop < last]
     for one in later:
         if told.get(lines[one.at].process, one.at) < one.at:
@@ -109,7 +547,7 @@ def _of_another(story: Story, life: Life, told: Mapping[str, int], complaints: S
     return None
 
 
-def spans_of_servers(lines: Sequence[Line], first: int, end: int) -> dict[str, tuple[int, int]]:
+def spans_of_servers(lines: Sequence[LogLine], first: int, end: int) -> dict[str, tuple[int, int]]:
     """The first and the last line of each API server between these."""
     spans: dict[str, tuple[int, int]] = {}
     for index in range(first, end):
@@ -119,11 +557,11 @@ def spans_of_servers(lines: Sequence[Line], first: int, end: int) -> dict[str, t
     return spans
 
 
-def _is_farewell(story: Story, hit: Hit) -> bool:
+def _is_farewell(timeline: LogTimeline, hit: Hit) -> bool:
     """A script that had all its answers ends, and takes its engine with it: the client then calls that a death."""
-    if hit.text.name != "worker-died" or "Engine core proc" not in story.log.lines[hit.at].text:
+    if hit.text.name != "worker-died" or "Engine core proc" not in timeline.log.lines[hit.at].text:
         return False
-    before = story.log.lines[max(story.life_at(hit.at).first, hit.at - 2_000) : hit.at]
+    before = timeline.log.lines[max(timeline.run_at(hit.at).first, hit.at - 2_000) : hit.at]
     bar = next((line.text for line in reversed(before) if "Processed prompts:" in line.text), "")
     return "100%" in bar and not any("Traceback" in line.text or "EngineDeadError" in line.text for line in before)
 
@@ -135,12 +573,12 @@ def _died_before(deaths: Sequence[Hit], stop: int) -> bool:
     return any(hit.at < stop and hit.text.name not in _WEAK_DEATHS for hit in deaths)
 
 
-def _stop(story: Story, hits: Sequence[Hit], raised: Sequence[Raised], *, is_sound: bool) -> int | None:
+def _stop(timeline: LogTimeline, hits: Sequence[Hit], exceptions: Sequence[LoggedException], *, is_sound: bool) -> int | None:
     """The line at which somebody asked it to end, or None. Uvicorn's farewell counts only where nothing else was wrong."""
     hits = [hit for hit in hits if is_sound or hit.text.name != "uvicorn-stopped"]
     # A worker is stopped by its engine, also where the engine failed: only the others hear an operator.
-    asked = [hit.at for hit in hits if hit.text.role is Role.STOP and not _is_worker(story.log.lines[hit.at].process)]
-    for one in raised:
+    asked = [hit.at for hit in hits if hit.text.role is Role.STOP and not _is_worker(timeline.log.lines[hit.at].process)]
+    for one in exceptions:
         if _is_worker(one.process):
             continue
         if one.name == "SystemExit" and one.functions() & {"signal_handler", "_signal_handler", "sigterm_handler"}:
@@ -159,11 +597,11 @@ UNSURE = 0.35  # told, and neither blamed on memory nor ruled out
 _NAMES_STEP = frozenset({"sampler-warmup", "weights-too-large"})
 
 
-def _first(complaints: Sequence[Complaint], deaths: Sequence[Hit], story: Story) -> Complaint | None:
+def _first(symptoms: Sequence[Symptom], deaths: Sequence[Hit], timeline: LogTimeline) -> Symptom | None:
     """The cause: the first complaint that ended something; vLLM's own naming of the step refines an allocation error."""
-    solid = [one for one in complaints if one.text is not None and _ended_something(one, deaths, story)]
+    solid = [one for one in symptoms if one.text is not None and _ended_something(one, deaths, timeline)]
     solid = [one for one in solid if one.code is not Code.OTHER_ENGINE_ERROR] or solid
-    generic = [one for one in complaints if one.text is None]
+    generic = [one for one in symptoms if one.text is None]
     waits = [one for one in solid if one.code is Code.ENGINE_WEDGED]
     solid = [one for one in solid if one.code is not Code.ENGINE_WEDGED]
     solid = solid or ([] if generic or deaths else waits)  # a notice of waiting is no cause beside one, nor of a death
@@ -173,14 +611,14 @@ def _first(complaints: Sequence[Complaint], deaths: Sequence[Hit], story: Story)
     ended = next(
         (one for one in generic if any(one.at <= hit.at < root.at for hit in deaths if hit.text.name not in _WEAK_DEATHS)), None
     )
-    if ended is not None and not _is_chained(root.raised, ended.raised, story):
+    if ended is not None and not _is_chained(root.exception, ended.exception, timeline):
         return ended  # nobody has words for it, but the engine was dead of it before anything else was said
     if root.code is Code.OTHER_COMPILER:  # which the host's memory may have ended
         root = next((one for one in solid if one.code is Code.HOST_OUT_OF_MEMORY), root)
     if root.text is not None and root.text.name in ("kv-negative", "no-gpu-blocks"):  # the figure that vLLM then complains of
-        return next((one for one in solid if one.code is root.code and one.raised is not None), root)
+        return next((one for one in solid if one.code is root.code and one.exception is not None), root)
     if root.text is not None and root.text.name == "validation-error":  # what was invalid stands in the lines below
-        return next((one for one in solid[1:] if one.raised is root.raised and one.at <= root.at + FOLLOWING), root)
+        return next((one for one in solid[1:] if one.exception is root.exception and one.at <= root.at + FOLLOWING), root)
     if root.step is not None and root.code not in (Code.STARTUP_FREE_MEMORY_CHECK, Code.RUNTIME_NEIGHBOUR):
         named = next((one for one in solid if one.text is not None and one.text.name in _NAMES_STEP), None)
         if named is not None:
@@ -188,70 +626,74 @@ def _first(complaints: Sequence[Complaint], deaths: Sequence[Hit], story: Story)
     return root
 
 
-def _is_chained(later: Raised | None, earlier: Raised | None, story: Story) -> bool:
-    return later is not None and earlier is not None and later.cause is not None and story.raised[later.cause] is earlier
+def _is_chained(later: LoggedException | None, earlier: LoggedException | None, timeline: LogTimeline) -> bool:
+    return later is not None and earlier is not None and later.cause is not None and timeline.exceptions[later.cause] is earlier
 
 
-def _ended_something(one: Complaint, deaths: Sequence[Hit], story: Story) -> bool:
+def _ended_something(one: Symptom, deaths: Sequence[Hit], timeline: LogTimeline) -> bool:
     """Whether a death follows, or nothing does: a complaint the server outlived without dying ended nothing."""
     if one.code is Code.ENGINE_WEDGED:  # a notice that it waits: overcome where anything was done afterwards
-        return story.life_at(one.at).end <= one.at or not story.marks or story.marks[-1][0] < one.at
+        return timeline.run_at(one.at).end <= one.at or not timeline.milestones or timeline.milestones[-1][0] < one.at
     if any(hit.at >= one.at for hit in deaths):
         return True
-    if one.code.is_memory and one.raised is not None:
+    if one.code.is_memory and one.exception is not None:
         # A client's own script may fail on the same terminal while the server goes on.
-        is_ours = not one.raised.frames or any("vllm" in frame.file for frame in one.raised.frames)
-        return is_ours or not story.serves_after(one.at)
-    return not story.serves_after(one.at)
+        is_ours = not one.exception.frames or any("vllm" in frame.file for frame in one.exception.frames)
+        return is_ours or not timeline.serves_after(one.at)
+    return not timeline.serves_after(one.at)
 
 
-def _memory(root: Complaint | None, deaths: Sequence[Hit], progress: Progress, story: Story, life: Life) -> bool | None:
+def _memory(
+    root: Symptom | None, deaths: Sequence[Hit], progress: ServerProgress, timeline: LogTimeline, run: ServerRun
+) -> bool | None:
     if root is not None and root.code is Code.OTHER_STOPPED_BY_OPERATOR:
         # Asked to stop: but something may have gone wrong before, of which the log shows no more than a trace.
-        complains = _complains(story, life, root.at)
+        complains = _complains(timeline, run, root.at)
         if root.text is not None and root.text.name == "uvicorn-stopped":  # also printed after the engine has died
-            return None if complains or _is_cut(story) else False
-        return None if complains and _leaves_doubt(story, life, root.at) else False
+            return None if complains or _is_cut(timeline) else False
+        return None if complains and _leaves_doubt(timeline, run, root.at) else False
     if root is not None and root.code is Code.ENGINE_WEDGED:
-        return None if deaths or _complains(story, life, life.end) else False
+        return None if deaths or _complains(timeline, run, run.end) else False
     if root is not None:
         if root.code.is_memory:
             return True if root.confidence >= 0.4 else None
         return None if root.text is None and _smells_of_memory(root) else False
-    if deaths or _complains(story, life, life.end):
+    if deaths or _complains(timeline, run, run.end):
         return None  # something failed, and what is here does not say of what
-    if progress is Progress.SERVING and not _is_cut(story):
+    if progress is ServerProgress.SERVING and not _is_cut(timeline):
         # A collector may call everything a warning: an error that only warns is not ruled out.
-        warned = any(one.warned and "ut of memory" in one.message for one in story.raised if life.first <= one.at < life.end)
+        warned = any(
+            one.warned and "ut of memory" in one.message for one in timeline.exceptions if run.first <= one.at < run.end
+        )
         return None if warned else False
     return None
 
 
-def _smells_of_memory(root: Complaint) -> bool:
+def _smells_of_memory(root: Symptom) -> bool:
     """An exception nobody has words for whose own words are about memory: not to be called either way."""
-    return root.raised is not None and re.search(r"(?i)memory|alloc|\bOOM\b", root.raised.message[:2_000]) is not None
+    return root.exception is not None and re.search(r"(?i)memory|alloc|\bOOM\b", root.exception.message[:2_000]) is not None
 
 
-def _is_cut(story: Story) -> bool:
+def _is_cut(timeline: LogTimeline) -> bool:
     """Whether the log begins in the middle: no server introduces itself in it."""
-    return not any(step is Progress.BEGUN for _, step in story.marks)
+    return not any(step is ServerProgress.BEGUN for _, step in timeline.milestones)
 
 
-def _leaves_doubt(story: Story, life: Life, end: int) -> bool:
+def _leaves_doubt(timeline: LogTimeline, run: ServerRun, end: int) -> bool:
     """Whether an error was reported that may have ended something: its traceback breaks off, or nothing was served after it."""
-    if _is_cut(story) or any(not one.kind and life.first <= one.first < end for one in story.raised):
+    if _is_cut(timeline) or any(not one.kind and run.first <= one.first < end for one in timeline.exceptions):
         return True
-    last = next((at for at in range(end - 1, life.first - 1, -1) if _is_error(story.log.lines[at])), None)
-    return last is not None and not story.serves_after(last)
+    last = next((at for at in range(end - 1, run.first - 1, -1) if _is_error(timeline.log.lines[at])), None)
+    return last is not None and not timeline.serves_after(last)
 
 
-def _complains(story: Story, life: Life, end: int) -> bool:
+def _complains(timeline: LogTimeline, run: ServerRun, end: int) -> bool:
     """Whether an engine or a worker reports an error, or a traceback breaks off, whatever it was about."""
-    if any(not one.kind and life.first <= one.first < life.end for one in story.raised):
+    if any(not one.kind and run.first <= one.first < run.end for one in timeline.exceptions):
         return True
-    return any(_is_error(line) for line in story.log.lines[life.first : end])
+    return any(_is_error(line) for line in timeline.log.lines[run.first : end])
 
 
-def _is_error(line: Line) -> bool:
+def _is_error(line: LogLine) -> bool:
     inside = ("EngineCore", "Worker", "VllmWorker", "RayWorker")
     return line.level in ("ERROR", "CRITICAL") and line.process.startswith(inside)

@@ -15,12 +15,12 @@ from plimsoll.doctor.rules.snapshot_facts import (
     NO_STACK,
     SMALL_PAGE,
     SMALL_REQUEST,
+    BlockCategories,
     Category,
     DeviceFacts,
     FailedRequest,
-    Hole,
+    Gap,
     LogHints,
-    Named,
     Pin,
     Snapshot,
     categories,
@@ -39,7 +39,7 @@ _PLACES_TOLD = 3
 _BY_SIZE = "blocks of "
 
 
-class Grown(NamedTuple):
+class PlaceGrowth(NamedTuple):
     """Live memory of one place in the code, or of one size where no stack was recorded, now less before."""
 
     what: str
@@ -48,7 +48,7 @@ class Grown(NamedTuple):
     blocks: int
 
 
-class Growth(NamedTuple):
+class SnapshotGrowth(NamedTuple):
     """Now less before, in bytes."""
 
     live: int  # without weights, KV cache and graphs
@@ -58,22 +58,22 @@ class Growth(NamedTuple):
     was_starting: bool  # the first snapshot was taken before the server was complete: nothing follows from the rest
     is_large: bool  # far more than before, which traffic rarely makes
     by_category: tuple[tuple[Category, int], ...]
-    places: tuple[Grown, ...]
+    places: tuple[PlaceGrowth, ...]
 
 
-class _Held(NamedTuple):
+class _LiveMemory(NamedTuple):
     bytes: Counter[tuple[str, Category]]
     blocks: Counter[tuple[str, Category]]
 
 
 def growth_between(
-    before: Snapshot, before_named: Named, now: Snapshot, now_named: Named,
+    before: Snapshot, before_named: BlockCategories, now: Snapshot, now_named: BlockCategories,
     before_facts: tuple[DeviceFacts, ...], now_facts: tuple[DeviceFacts, ...],
-) -> Growth:  # fmt: skip
+) -> SnapshotGrowth:  # fmt: skip
     """Compare two snapshots of the same process."""
     old, new = _held(before, before_named), _held(now, now_named)
     places = [
-        Grown(what, category, new.bytes[what, category] - old.bytes[what, category],
+        PlaceGrowth(what, category, new.bytes[what, category] - old.bytes[what, category],
               new.blocks[what, category] - old.blocks[what, category])
         for what, category in new.bytes.keys() | old.bytes.keys()
     ]  # fmt: skip
@@ -85,7 +85,7 @@ def growth_between(
     made_at_start = sum(place.bytes for place in places if place.category in FIXED or _is_new_kind(place, old))
     fixed = sum(size for category, size in by_category.items() if category in FIXED)
     grown = sorted((place for place in places if place.bytes > 0), key=lambda place: (-place.bytes, place.what))
-    return Growth(
+    return SnapshotGrowth(
         live=sum(by_category.values()) - fixed,
         fixed=fixed,
         pinned=sum(each.pinned for each in now_facts) - sum(each.pinned for each in before_facts),
@@ -97,12 +97,12 @@ def growth_between(
     )
 
 
-def _is_new_kind(place: Grown, old: _Held) -> bool:
+def _is_new_kind(place: PlaceGrowth, old: _LiveMemory) -> bool:
     """Without stacks, what is made at the start is told by this: no block of its size was there before."""
     return place.what.startswith(_BY_SIZE) and not old.blocks[place.what, place.category]
 
 
-def _held(snapshot: Snapshot, named: Named) -> _Held:
+def _held(snapshot: Snapshot, named: BlockCategories) -> _LiveMemory:
     """Live bytes and blocks by place. Blocks without a stack go by size: what is fixed is in both and cancels out."""
     sizes: Counter[tuple[str, Category]] = Counter()
     blocks: Counter[tuple[str, Category]] = Counter()
@@ -121,10 +121,10 @@ def _held(snapshot: Snapshot, named: Named) -> _Held:
                 told_stacks[block.stack] = what
             sizes[what, category] += block.size
             blocks[what, category] += 1
-    return _Held(sizes, blocks)
+    return _LiveMemory(sizes, blocks)
 
 
-def growth_finding(growth: Growth, source: str) -> Finding | None:
+def growth_finding(growth: SnapshotGrowth, source: str) -> Finding | None:
     """A finding where live memory grew enough to matter; memory that torch can return is no growth."""
     if growth.was_starting or growth.live < MEANINGFUL_BYTES:
         return None
@@ -190,12 +190,12 @@ class SnapshotVerdict(NamedTuple):
     facts: tuple[DeviceFacts, ...]
     failed: tuple[FailedRequest, ...]  # the last failed request of each device, or the one that was given
     notes: tuple[str, ...]
-    named: Named
-    growth: Growth | None = None
+    named: BlockCategories
+    growth: SnapshotGrowth | None = None
     source: str = ""
 
 
-class _Failed(NamedTuple):
+class _RequestFailure(NamedTuple):
     size: int
     device_free: int | None
     stream: int | None
@@ -250,19 +250,21 @@ def _as_given(failed_bytes: int | None, free: int | None, facts: tuple[DeviceFac
     return (FailedRequest(facts[0].device, failed_bytes, free, None, None, 0, 0),)
 
 
-def _failed(recorded: FailedRequest | None, given: int | None, free: int | None) -> _Failed | None:
+def _failed(recorded: FailedRequest | None, given: int | None, free: int | None) -> _RequestFailure | None:
     """The request to judge by; one in the snapshot's own history is better evidence than one from elsewhere."""
     if recorded is not None and recorded.size > 0:
         if recorded.events_after <= _AT_ONCE:
-            return _Failed(recorded.size, recorded.device_free, recorded.stream, 0.9, "at this moment")
+            return _RequestFailure(recorded.size, recorded.device_free, recorded.stream, 0.9, "at this moment")
         when = f"{recorded.events_after:,} recorded events before this snapshot"
-        return _Failed(recorded.size, recorded.device_free, recorded.stream, 0.6, when)
+        return _RequestFailure(recorded.size, recorded.device_free, recorded.stream, 0.6, when)
     if given is not None and given > 0:
-        return _Failed(given, free, None, 0.7, "by the error that was given")
+        return _RequestFailure(given, free, None, 0.7, "by the error that was given")
     return None
 
 
-def _fragmentation(snapshot: Snapshot, named: Named, facts: DeviceFacts, failed: _Failed, source: str) -> Finding | str:
+def _fragmentation(
+    snapshot: Snapshot, named: BlockCategories, facts: DeviceFacts, failed: _RequestFailure, source: str
+) -> Finding | str:
     """A finding where gaps would have been enough together and none alone; else a sentence that says why they are not it."""
     usable = [hole for hole in facts.holes if _can_serve(snapshot, hole, failed)]
     pinned, largest = sum(hole.pinned for hole in usable), max((hole.size for hole in usable), default=0)
@@ -308,7 +310,7 @@ def _fragmentation(snapshot: Snapshot, named: Named, facts: DeviceFacts, failed:
     )
 
 
-def _had_free(failed: _Failed) -> str:
+def _had_free(failed: _RequestFailure) -> str:
     if failed.device_free is None:
         return ""
     if failed.is_limited:
@@ -319,7 +321,7 @@ def _had_free(failed: _Failed) -> str:
     return f", and the device had {sized(failed.device_free)} free"
 
 
-def _why_kept(snapshot: Snapshot, holes: list[Hole]) -> str:
+def _why_kept(snapshot: Snapshot, holes: list[Gap]) -> str:
     """Why torch holds on to these gaps."""
     if not all(snapshot.segments[hole.segment].is_expandable for hole in holes):
         return "torch cannot return such gaps."
@@ -330,14 +332,14 @@ def _why_kept(snapshot: Snapshot, holes: list[Hole]) -> str:
     )
 
 
-def _can_serve(snapshot: Snapshot, hole: Hole, failed: _Failed) -> bool:
+def _can_serve(snapshot: Snapshot, hole: Gap, failed: _RequestFailure) -> bool:
     """torch keeps pools for small and large requests apart, and each stream's memory to itself."""
     segment = snapshot.segments[hole.segment]
     is_small = failed.size <= SMALL_REQUEST
     return segment.is_small == is_small and failed.stream in (None, segment.stream)
 
 
-def _beside(snapshot: Snapshot, named: Named, holes: list[Hole]) -> str:
+def _beside(snapshot: Snapshot, named: BlockCategories, holes: list[Gap]) -> str:
     """What is live in the segments that have these gaps, most first."""
     held: dict[Category, int] = {}
     for place in {hole.segment for hole in holes}:
@@ -348,7 +350,7 @@ def _beside(snapshot: Snapshot, named: Named, holes: list[Hole]) -> str:
     return ", ".join(f"{sized(size)} of {_PURPOSE_UNKNOWN if c is Category.UNKNOWN else c}" for c, size in most)
 
 
-def _is_of(pin: Pin, holes: list[Hole]) -> bool:
+def _is_of(pin: Pin, holes: list[Gap]) -> bool:
     return any(hole.segment == pin.segment for hole in holes)
 
 
@@ -363,7 +365,9 @@ def _pinned_sentence(snapshot: Snapshot, pins: list[Pin]) -> str:
     return sentence + (f"; {more:,} more segments are held like this." if more > 1 else "; one more is." if more else ".")
 
 
-def _evidence(snapshot: Snapshot, facts: DeviceFacts, failed: _Failed, pins: list[Pin], source: str) -> tuple[Evidence, ...]:
+def _evidence(
+    snapshot: Snapshot, facts: DeviceFacts, failed: _RequestFailure, pins: list[Pin], source: str
+) -> tuple[Evidence, ...]:
     free = "" if failed.device_free is None else f", device free {sized(failed.device_free)}"
     lines = [
         f"device {facts.device}: failed request {sized(failed.size)}{free}",
@@ -380,7 +384,7 @@ def _evidence(snapshot: Snapshot, facts: DeviceFacts, failed: _Failed, pins: lis
     return tuple(Evidence(source, line) for line in lines)
 
 
-def _remedies(facts: DeviceFacts, failed: _Failed, largest: int) -> tuple[Remedy, ...]:
+def _remedies(facts: DeviceFacts, failed: _RequestFailure, largest: int) -> tuple[Remedy, ...]:
     limit = Remedy(
         "raise or drop the memory limit of this process",
         "torch.cuda.set_per_process_memory_fraction, or per_process_memory_fraction in PYTORCH_CUDA_ALLOC_CONF; vLLM itself "

@@ -24,7 +24,7 @@ NO_STACK = 0  # the stack of whatever was recorded without one
 DEFAULT_POOL = (0, 0)  # any other pool is private: CUDA graphs, or a feature that keeps memory apart
 
 
-class Frame(NamedTuple):
+class StackFrame(NamedTuple):
     """One line of code on the way to an allocation."""
 
     filename: str
@@ -71,7 +71,7 @@ class Snapshot(NamedTuple):
     """One file, read: stacks hold places in `frames`, innermost first, and equal ones are kept once."""
 
     segments: tuple[Segment, ...]
-    frames: tuple[Frame, ...]
+    frames: tuple[StackFrame, ...]
     stacks: tuple[tuple[int, ...], ...]
     failures: tuple[FailedRequest, ...] = ()  # the last ones, oldest first
     events: int = 0  # recorded allocator events of all devices
@@ -82,7 +82,7 @@ class Snapshot(NamedTuple):
         """Whether anybody recorded where memory was asked for."""
         return len(self.stacks) > 1
 
-    def stack_of(self, stack: int) -> tuple[Frame, ...]:
+    def stack_of(self, stack: int) -> tuple[StackFrame, ...]:
         """The frames of a stack, innermost first."""
         return tuple(self.frames[place] for place in self.stacks[stack])
 
@@ -109,7 +109,7 @@ class Category(StrEnum):
 FIXED = frozenset((Category.WEIGHTS, Category.KV, Category.WEIGHTS_OR_KV, Category.GRAPHS))  # made at the start, then stays
 
 
-class _Rule(NamedTuple):
+class _StackRule(NamedTuple):
     """A stack with such a function, or with code of such a file of vLLM, asked for this kind of memory."""
 
     category: Category
@@ -125,7 +125,7 @@ def _names(text: str) -> frozenset[str]:
 # KV cache is, an adapter while weights are loaded. The names were looked up in the sources of 0.8.0 to 0.32.0 and in
 # snapshots of a real server; a name that only some releases have costs nothing.
 _RULES = (
-    _Rule(
+    _StackRule(
         Category.LOGITS,
         _names("compute_logits _get_prompt_logprobs_dict compute_prompt_logprobs _dummy_sampler_run"),
         (
@@ -138,7 +138,7 @@ _RULES = (
         ),
     ),
     # Beside scratch memory the worker's own tables: block tables, request states, masks for structured output.
-    _Rule(
+    _StackRule(
         Category.WORKSPACE,
         _names(
             "_ensure_workspace_size get_simultaneous _get_workspace_buffer _get_workspace initialize_metadata_builders"
@@ -155,12 +155,12 @@ _RULES = (
             "v1/worker/gpu/structured_outputs.py",
         ),
     ),
-    _Rule(
+    _StackRule(
         Category.LORA,
         _names("create_lora_weights create_lora_manager load_lora_model maybe_setup_dummy_loras add_lora"),
         ("lora/model_manager.py", "lora/worker_manager.py", "lora/models.py", "lora/lora_model.py", "lora/lora_weights.py"),
     ),
-    _Rule(
+    _StackRule(
         Category.KV,
         _names(
             "initialize_kv_cache initialize_kv_cache_tensors _allocate_kv_cache _allocate_kv_cache_tensors allocate_kv_cache"
@@ -168,7 +168,7 @@ _RULES = (
         ),
         ("worker/cache_engine.py",),
     ),
-    _Rule(
+    _StackRule(
         Category.WEIGHTS,
         _names(
             "load_model load_weights create_weights process_weights_after_loading initialize_model _initialize_model"
@@ -176,24 +176,24 @@ _RULES = (
         ),
         ("model_executor/model_loader/",),
     ),
-    _Rule(
+    _StackRule(
         Category.MULTIMODAL,
         _names("_execute_mm_encoder execute_mm_encoder get_multimodal_embeddings embed_multimodal _gather_mm_embeddings"),
         ("multimodal/", "v1/worker/gpu/mm/"),
     ),
-    _Rule(Category.COLLECTIVES, _names("init_worker_distributed_environment"), ("distributed/device_communicators/",)),
-    _Rule(
+    _StackRule(Category.COLLECTIVES, _names("init_worker_distributed_environment"), ("distributed/device_communicators/",)),
+    _StackRule(
         Category.GRAPHS,
         _names("capture_model _capture_cudagraphs capture_graph capture_graphs _capture_ubatches _capture_budget_graph"),
         ("compilation/cuda_graph.py", "v1/worker/gpu/cudagraph_utils.py", "v1/worker/encoder_cudagraph.py"),
     ),
-    _Rule(
+    _StackRule(
         Category.ACTIVATIONS,
         _names("execute_model _dummy_run profile_run _model_forward"),
         ("model_executor/models/", "model_executor/layers/"),
     ),
     # The worker's own buffers: input ids, positions.
-    _Rule(Category.WORKSPACE, _names("_make_buffer init_device")),
+    _StackRule(Category.WORKSPACE, _names("_make_buffer init_device")),
 )
 
 
@@ -203,7 +203,7 @@ def below_vllm(filename: str) -> str | None:
     return rest if found else None
 
 
-def category_of_stack(frames: Sequence[Frame]) -> Category:
+def category_of_stack(frames: Sequence[StackFrame]) -> Category:
     """What a stack asked memory for; unknown where no rule knows any of its frames."""
     files = {path for frame in frames if (path := below_vllm(frame.filename)) is not None}
     names = {frame.name.rpartition(".")[2] for frame in frames if below_vllm(frame.filename) is not None}
@@ -213,7 +213,7 @@ def category_of_stack(frames: Sequence[Frame]) -> Category:
     return Category.UNKNOWN
 
 
-def is_of_profile_run(frames: Sequence[Frame]) -> bool:
+def is_of_profile_run(frames: Sequence[StackFrame]) -> bool:
     """Whether vLLM's trial run at the start asked for it; what is still live of it once the server is up is no activation."""
     return any(frame.name == "profile_run" and below_vllm(frame.filename) is not None for frame in frames)
 
@@ -237,14 +237,14 @@ class LogHints(NamedTuple):
     kv_bytes: int | None = None  # "Available KV cache memory", or as set by --kv-cache-memory-bytes
 
 
-class Named(NamedTuple):
+class BlockCategories(NamedTuple):
     """The category of each block, as segments and blocks lie in the snapshot; free blocks have none."""
 
     blocks: tuple[tuple[Category | None, ...], ...]
     by_size: frozenset[Category]  # where sizes, not stacks, were the reason
 
 
-def categories(snapshot: Snapshot, hints: LogHints | None = None) -> Named:
+def categories(snapshot: Snapshot, hints: LogHints | None = None) -> BlockCategories:
     """Name every block that is in use."""
     stacks = [category_of_stack(snapshot.stack_of(stack)) for stack in range(len(snapshot.stacks))]
     lasting = [category is Category.ACTIVATIONS and is_of_profile_run(snapshot.stack_of(stack))
@@ -270,7 +270,7 @@ def categories(snapshot: Snapshot, hints: LogHints | None = None) -> Named:
                 category = Category.WORKSPACE  # the KV cache comes after the trial run: what outlived it is cuBLAS's and such
             row.append(category)
         named.append(tuple(row))
-    return Named(tuple(named), frozenset(by_size - {Category.UNKNOWN}))
+    return BlockCategories(tuple(named), frozenset(by_size - {Category.UNKNOWN}))
 
 
 def _asked(block: Block) -> int:
@@ -372,7 +372,7 @@ _STACKS_KEPT = 20
 _FRAMES_TOLD = 4
 
 
-class Hole(NamedTuple):
+class Gap(NamedTuple):
     """A gap in a segment of the common pool that also holds live blocks."""
 
     segment: int
@@ -392,7 +392,7 @@ class Pin(NamedTuple):
     category: Category
 
 
-class Part(NamedTuple):
+class CategoryUse(NamedTuple):
     """Live memory for one purpose."""
 
     category: Category
@@ -425,8 +425,8 @@ class DeviceFacts(NamedTuple):
     segments: int
     expandable_segments: int
     largest_free: int  # the largest free block of the common pool, wherever it lies
-    holes: tuple[Hole, ...]
-    parts: tuple[Part, ...]
+    holes: tuple[Gap, ...]
+    parts: tuple[CategoryUse, ...]
     pins: tuple[Pin, ...]
     stacks: tuple[StackUse, ...]
 
@@ -436,7 +436,7 @@ class DeviceFacts(NamedTuple):
         return max((hole.size for hole in self.holes), default=0)
 
 
-def device_facts(snapshot: Snapshot, named: Named) -> tuple[DeviceFacts, ...]:
+def device_facts(snapshot: Snapshot, named: BlockCategories) -> tuple[DeviceFacts, ...]:
     """The facts of each device that holds anything."""
     devices: dict[int, list[int]] = defaultdict(list)
     for place, segment in enumerate(snapshot.segments):
@@ -444,7 +444,7 @@ def device_facts(snapshot: Snapshot, named: Named) -> tuple[DeviceFacts, ...]:
     return tuple(_of_device(snapshot, named, device, places) for device, places in sorted(devices.items()))
 
 
-def _of_device(snapshot: Snapshot, named: Named, device: int, places: Sequence[int]) -> DeviceFacts:
+def _of_device(snapshot: Snapshot, named: BlockCategories, device: int, places: Sequence[int]) -> DeviceFacts:
     segments = [snapshot.segments[place] for place in places]
     holes = [hole for place in places for hole in _holes(snapshot.segments[place], place)]
     common = [segment for segment in segments if segment.pool == DEFAULT_POOL]
@@ -477,11 +477,11 @@ def _is_free(segment: Segment) -> bool:
     return all(block.state == FREE for block in segment.blocks)
 
 
-def _holes(segment: Segment, place: int) -> list[Hole]:
+def _holes(segment: Segment, place: int) -> list[Gap]:
     if segment.pool != DEFAULT_POOL or _is_free(segment):
         return []
     return [
-        Hole(place, block.address, block.size, block.size - _whole_pages(segment, block))
+        Gap(place, block.address, block.size, block.size - _whole_pages(segment, block))
         for block in segment.blocks
         if block.state == FREE
     ]
@@ -496,7 +496,7 @@ def _whole_pages(segment: Segment, block: Block) -> int:
     return max(0, (start + block.size) // page - -(-start // page)) * page
 
 
-def _pin(segment: Segment, place: int, named: Named) -> Pin | None:
+def _pin(segment: Segment, place: int, named: BlockCategories) -> Pin | None:
     """The segment as one that little memory pins, if it is one."""
     gap = sum(hole.pinned for hole in _holes(segment, place))
     if gap < _PIN_BYTES:
@@ -511,17 +511,17 @@ def _pin(segment: Segment, place: int, named: Named) -> Pin | None:
     return Pin(place, live, len(held), gap, block, category)
 
 
-def _parts(snapshot: Snapshot, named: Named, places: Sequence[int]) -> tuple[Part, ...]:
+def _parts(snapshot: Snapshot, named: BlockCategories, places: Sequence[int]) -> tuple[CategoryUse, ...]:
     sizes: dict[Category, list[int]] = defaultdict(list)
     for place in places:
         for block, category in zip(snapshot.segments[place].blocks, named.blocks[place], strict=True):
             if category is not None:
                 sizes[category].append(block.size)
-    parts = [Part(category, sum(held), len(held), category in named.by_size) for category, held in sizes.items()]
+    parts = [CategoryUse(category, sum(held), len(held), category in named.by_size) for category, held in sizes.items()]
     return tuple(sorted(parts, key=lambda part: -part.bytes))
 
 
-def _stacks(snapshot: Snapshot, named: Named, places: Sequence[int]) -> tuple[StackUse, ...]:
+def _stacks(snapshot: Snapshot, named: BlockCategories, places: Sequence[int]) -> tuple[StackUse, ...]:
     held: dict[tuple[int, Category], list[int]] = defaultdict(list)
     for place in places:
         for block, category in zip(snapshot.segments[place].blocks, named.blocks[place], strict=True):
@@ -540,7 +540,7 @@ def sized(size: int) -> str:
     return f"{size / _MIB:.1f} MiB" if abs(size) >= _MIB // 10 else f"{size:,} bytes"
 
 
-def told(frames: Sequence[Frame], most: int = _FRAMES_TOLD) -> str:
+def told(frames: Sequence[StackFrame], most: int = _FRAMES_TOLD) -> str:
     """A stack in one line: the innermost places in vLLM's code, else the innermost that have a file."""
     ours = [frame for frame in frames if below_vllm(frame.filename) is not None]
     shown = ours or [frame for frame in frames if frame.filename not in ("", "??")] or list(frames)

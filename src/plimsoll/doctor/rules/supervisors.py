@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from plimsoll.doctor.rules.log_text import DOCKER, SYSTEMD, Line, Log, holds
+from plimsoll.doctor.rules.log_text import DOCKER, SYSTEMD, Log, LogLine, holds
 
 # What a supervisor (Kubernetes, docker, systemd) tells about a server's end, as values; and the small readers they share.
 
@@ -19,7 +19,7 @@ _QUANTITY = {
 _MONTHS = "Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split()
 
 
-class Ending(NamedTuple):
+class Termination(NamedTuple):
     """One end of a container or unit, as its supervisor tells it."""
 
     kind: str  # "pod", "docker" or "systemd"
@@ -28,10 +28,10 @@ class Ending(NamedTuple):
     exit_code: int | None = None  # negative for a signal, as Python writes it
     out_of_memory: bool = False
     seconds: float | None = None  # how long it had run
-    lines: tuple[Line, ...] = ()
+    lines: tuple[LogLine, ...] = ()
 
 
-class Probe(NamedTuple):
+class PodProbe(NamedTuple):
     """A liveness or startup probe: how long it lets a server be silent."""
 
     kind: str
@@ -51,27 +51,27 @@ class PodEvent(NamedTuple):
     reason: str
     message: str
     times: int
-    line: Line
+    line: LogLine
 
 
 class PodFacts(NamedTuple):
     """What the supervisors' text says; None and empty where it does not."""
 
-    endings: tuple[Ending, ...] = ()
-    waiting: tuple[tuple[str, Line], ...] = ()  # why a container is not running: CrashLoopBackOff, ImagePullBackOff, ...
+    endings: tuple[Termination, ...] = ()
+    waiting: tuple[tuple[str, LogLine], ...] = ()  # why a container is not running: CrashLoopBackOff, ImagePullBackOff, ...
     restarts: int | None = None
-    restarts_line: Line | None = None
+    restarts_line: LogLine | None = None
     events: tuple[PodEvent, ...] = ()
-    probes: tuple[Probe, ...] = ()
+    probes: tuple[PodProbe, ...] = ()
     memory_limit_bytes: int | None = None
     shm_mounted: bool | None = None
     shm_bytes: int | None = None
     pod_reason: str = ""
     pod_message: str = ""
-    pod_lines: tuple[Line, ...] = ()
-    stop_asked: tuple[Line, ...] = ()
-    start_limit: tuple[Line, ...] = ()  # systemd gave up restarting
-    timeouts: tuple[Line, ...] = ()  # systemd's start took too long
+    pod_lines: tuple[LogLine, ...] = ()
+    stop_asked: tuple[LogLine, ...] = ()
+    start_limit: tuple[LogLine, ...] = ()  # systemd gave up restarting
+    timeouts: tuple[LogLine, ...] = ()  # systemd's start took too long
     notes: tuple[str, ...] = ()
 
 
@@ -155,7 +155,7 @@ def read_docker(log: Log) -> PodFacts:
     """What `docker inspect` and `docker ps` say."""
     if not holds(log.lines, DOCKER):
         return PodFacts()
-    records: list[tuple[dict[str, str], list[Line]]] = []
+    records: list[tuple[dict[str, str], list[LogLine]]] = []
     lines = [line for line in log.lines if not line.process]
     if any('"OOMKilled":' in line.text for line in lines):
         for line in lines:
@@ -181,12 +181,12 @@ def read_docker(log: Log) -> PodFacts:
         if oom or values.get("running") == "false":
             ran = seconds_between(values.get("startedat", ""), values.get("finishedat", ""))
             name = values.get("name", "").strip("/")[:120]
-            endings.append(Ending("docker", name, "OOMKilled" if oom else "", code, oom, ran, tuple(shown[:4])))
+            endings.append(Termination("docker", name, "OOMKilled" if oom else "", code, oom, ran, tuple(shown[:4])))
     found_in_table, notes = _docker_ps(lines)
     return facts._replace(endings=(*endings, *found_in_table), notes=tuple(notes))
 
 
-def _docker_ps(lines: Sequence[Line]) -> tuple[list[Ending], list[str]]:
+def _docker_ps(lines: Sequence[LogLine]) -> tuple[list[Termination], list[str]]:
     """The rows of `docker ps -a` that ended: the one with vllm in it, or the only one; others are notes."""
     rows = []
     for line in lines:
@@ -200,29 +200,29 @@ def _docker_ps(lines: Sequence[Line]) -> tuple[list[Ending], list[str]]:
         for line, code in rows
         if (line, code) not in ours
     ]
-    return [Ending("docker", line.text.split()[-1][:120], exit_code=code, lines=(line,)) for line, code in ours[:50]], notes[
-        :20
-    ]
+    return [
+        Termination("docker", line.text.split()[-1][:120], exit_code=code, lines=(line,)) for line, code in ours[:50]
+    ], notes[:20]
 
 
 class _Units:
     """What systemd said, by unit."""
 
     def __init__(self) -> None:
-        self.endings: dict[str, Ending] = {}
-        self.restarts: dict[str, tuple[int, Line]] = {}
-        self.stops: dict[str, list[Line]] = {}
-        self.limits: dict[str, list[Line]] = {}
-        self.timeouts: dict[str, list[Line]] = {}
+        self.endings: dict[str, Termination] = {}
+        self.restarts: dict[str, tuple[int, LogLine]] = {}
+        self.stops: dict[str, list[LogLine]] = {}
+        self.limits: dict[str, list[LogLine]] = {}
+        self.timeouts: dict[str, list[LogLine]] = {}
 
-    def end(self, unit: str, line: Line, *, reason: str = "", code: int | None = None, oom: bool = False) -> None:
+    def end(self, unit: str, line: LogLine, *, reason: str = "", code: int | None = None, oom: bool = False) -> None:
         """Join what one more line says to the unit's last end; a new exit code after a known one is a new end."""
         old = self.endings.get(unit)
         if old is None and len(self.endings) >= MOST_ENDINGS:
             return
-        old = old or Ending("systemd", unit)
+        old = old or Termination("systemd", unit)
         if code is not None and old.exit_code is not None and code != old.exit_code:
-            old = Ending("systemd", unit)
+            old = Termination("systemd", unit)
         self.endings[unit] = old._replace(
             reason=reason or old.reason,
             exit_code=old.exit_code if code is None else code,
@@ -230,7 +230,7 @@ class _Units:
             lines=(*old.lines, line)[-6:],
         )
 
-    def say(self, unit: str, what: str, line: Line) -> None:
+    def say(self, unit: str, what: str, line: LogLine) -> None:
         """One message about a unit."""
         code = re.search(_CODE, what)
         result = re.search(r"Failed with result '([\w-]{1,30})'|\(Result: ([\w-]{1,30})\)", what)

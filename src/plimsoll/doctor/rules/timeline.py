@@ -9,7 +9,7 @@ from enum import IntEnum
 from functools import cache
 from typing import NamedTuple
 
-from plimsoll.doctor.rules.log_text import Line, Log
+from plimsoll.doctor.rules.log_text import Log, LogLine
 from plimsoll.findings import Code
 from plimsoll.redaction import hide_user_text_lines
 from plimsoll.vllm.failure_texts import (
@@ -54,19 +54,19 @@ _WRITING = frozenset(
 _NOT_RAISED = ("KeyError: 'pynvml'",)
 
 
-class Frame(NamedTuple):
+class TracebackFrame(NamedTuple):
     """One call of a traceback."""
 
     file: str
     function: str
 
 
-class Raised(NamedTuple):
+class LoggedException(NamedTuple):
     """One exception as the log shows it."""
 
     kind: str  # "torch.OutOfMemoryError"; "" where the log breaks off before it says
     message: str  # with the lines that follow it, joined by newlines
-    frames: tuple[Frame, ...]  # outermost first
+    frames: tuple[TracebackFrame, ...]  # outermost first
     process: str
     first: int  # index of its first line
     at: int  # index of the line that names it
@@ -88,7 +88,7 @@ class _Stream:
     """What one process has said of a traceback so far."""
 
     def __init__(self) -> None:
-        self.frames: list[Frame] = []
+        self.frames: list[TracebackFrame] = []
         self.first: int | None = None
         self.chained = False
         self.in_logging = False
@@ -102,9 +102,9 @@ class _Stream:
         self.frames, self.first = [], None
 
 
-def raised_in(lines: Sequence[Line]) -> list[Raised]:
+def read_exceptions(lines: Sequence[LogLine]) -> list[LoggedException]:
     """Every exception in the order the log shows them."""
-    found: list[Raised] = []
+    found: list[LoggedException] = []
     streams: dict[tuple[str, str], _Stream] = {}
     last: _Stream | None = None
     for index, line in enumerate(lines):
@@ -126,7 +126,9 @@ def raised_in(lines: Sequence[Line]) -> list[Raised]:
     for (_, process), stream in streams.items():
         if stream.frames and stream.first is not None:  # its last line is missing
             found.append(
-                Raised("", "", tuple(stream.frames), process, stream.first, len(lines) - 1, None, in_logging=stream.in_logging)
+                LoggedException(
+                    "", "", tuple(stream.frames), process, stream.first, len(lines) - 1, None, in_logging=stream.in_logging
+                )
             )
     return found
 
@@ -145,7 +147,7 @@ def _pieces(text: str) -> Iterator[str]:
         yield text
 
 
-def _take(text: str, index: int, line: Line, stream: _Stream, found: list[Raised]) -> None:
+def _take(text: str, index: int, line: LogLine, stream: _Stream, found: list[LoggedException]) -> None:
     text = _traceback_pattern(_RANK).sub("", text, count=1) if text[:1] in "[|:" else text
     stripped = text.strip()
     if line.level and stream.in_logging and "--- Logging error ---" not in text:
@@ -188,21 +190,21 @@ def _take(text: str, index: int, line: Line, stream: _Stream, found: list[Raised
         _follow(stripped, stream, found, is_code=is_code)
 
 
-def _frame(text: str) -> Frame | None:
+def _frame(text: str) -> TracebackFrame | None:
     """A call, as Python prints it or as a notebook does."""
     if "line " in text and "File " in text[:60]:
         match = _traceback_pattern(_FRAME).match(text)
-        return Frame(match[1], (match[3] or "").split(" ")[0]) if match else None
+        return TracebackFrame(match[1], (match[3] or "").split(" ")[0]) if match else None
     if (
         " in " in text
         and text.removeprefix("File ")[:1] in "/~"
         and (match := _traceback_pattern(_NOTEBOOK_FRAME).match(text)) is not None
     ):
-        return Frame(match[1], match[2].rpartition(".")[2])
+        return TracebackFrame(match[1], match[2].rpartition(".")[2])
     return None
 
 
-def _names_exception(text: str, index: int, line: Line, stream: _Stream, found: list[Raised]) -> bool:
+def _names_exception(text: str, index: int, line: LogLine, stream: _Stream, found: list[LoggedException]) -> bool:
     """Whether this line is the last one of a traceback, or an exception printed without one."""
     if not text or text[0] in " \t":
         return False
@@ -217,12 +219,12 @@ def _names_exception(text: str, index: int, line: Line, stream: _Stream, found: 
     return True
 
 
-def _add(kind: str, message: str, index: int, line: Line, stream: _Stream, found: list[Raised]) -> None:
+def _add(kind: str, message: str, index: int, line: LogLine, stream: _Stream, found: list[LoggedException]) -> None:
     in_logging = stream.in_logging or any(
         frame.function in _WRITING and frame.file.endswith(("logging/__init__.py", "dump_input.py")) for frame in stream.frames
     )
     found.append(
-        Raised(
+        LoggedException(
             kind, message, tuple(stream.frames), line.process, index if stream.first is None else stream.first, index,
             stream.last if stream.chained else None, in_logging, line.level in ("DEBUG", "WARNING"),
         )
@@ -231,9 +233,9 @@ def _add(kind: str, message: str, index: int, line: Line, stream: _Stream, found
     stream.chained, stream.last, stream.awaits, stream.said = False, len(found) - 1, FOLLOWING, (line.level, line.at)
 
 
-def _flattened(text: str, index: int, line: Line, stream: _Stream, found: list[Raised]) -> None:
+def _flattened(text: str, index: int, line: LogLine, stream: _Stream, found: list[LoggedException]) -> None:
     """A whole traceback on one line."""
-    stream.frames += [Frame(m[1], m[3]) for m in _traceback_pattern(_INLINE_FRAME).finditer(text)][
+    stream.frames += [TracebackFrame(m[1], m[3]) for m in _traceback_pattern(_INLINE_FRAME).finditer(text)][
         : MOST_FRAMES - len(stream.frames)
     ]
     stream.first, stream.quiet = index if stream.first is None else stream.first, 0
@@ -243,7 +245,7 @@ def _flattened(text: str, index: int, line: Line, stream: _Stream, found: list[R
         _add(match[1], match[2], index, line, stream, found)
 
 
-def _follow(stripped: str, stream: _Stream, found: list[Raised], *, is_code: bool) -> None:
+def _follow(stripped: str, stream: _Stream, found: list[LoggedException], *, is_code: bool) -> None:
     """A further line of the last message, code that a frame quotes, or a line in between that ends the wait for one."""
     stream.quiet += 0 if is_code else 1
     if stream.quiet > 40:
@@ -258,7 +260,7 @@ def _follow(stripped: str, stream: _Stream, found: list[Raised], *, is_code: boo
 # Which step of a server's life failed: from the traceback's functions where there are any, else from how far it had come.
 
 
-class Progress(IntEnum):
+class ServerProgress(IntEnum):
     """How far a server had come."""
 
     UNKNOWN = 0
@@ -271,7 +273,7 @@ class Progress(IntEnum):
     SERVING = 7
 
 
-class Step(NamedTuple):
+class FailedStep(NamedTuple):
     """A step, and how sure its naming is."""
 
     name: str
@@ -298,7 +300,7 @@ _SERVING = frozenset({"execute_model", "_execute_model", "engine_step", "sample_
 RUNTIME = frozenset({"wake-up", "lora", "multimodal", "logits", "collectives", "forward"})
 
 
-def step_of_frames(frames: Sequence[Frame]) -> Step | None:
+def step_of_frames(frames: Sequence[TracebackFrame]) -> FailedStep | None:
     """The step the traceback passed through; None where it names none."""
     functions = {frame.function for frame in frames if not _is_torchs(frame)}
     for name, members in STEP_FRAMES:
@@ -311,18 +313,18 @@ def step_of_frames(frames: Sequence[Frame]) -> Step | None:
                 continue  # a `load_weights` below `execute_model` is no start
             return _refined(name, frames)
     if any(piece in frame.file for frame in frames for piece in GRAPH_FILES):
-        return Step("graph-capture", CODES["graph-capture"], 0.85)
+        return FailedStep("graph-capture", CODES["graph-capture"], 0.85)
     if _is_built(frames) and not _serves(functions):
-        return Step("weights", CODES["weights"], 0.8)
+        return FailedStep("weights", CODES["weights"], 0.8)
     return _while_serving(frames, functions)
 
 
-def _is_torchs(frame: Frame) -> bool:
+def _is_torchs(frame: TracebackFrame) -> bool:
     """A function of torch's own that merely bears the name of one of vLLM's."""
     return frame.file.startswith("torch/") or "site-packages/torch" in frame.file
 
 
-def _is_built(frames: Sequence[Frame]) -> bool:
+def _is_built(frames: Sequence[TracebackFrame]) -> bool:
     return any(frame.function == "__init__" and piece in frame.file for frame in frames for piece in MODEL_FILES)
 
 
@@ -330,92 +332,92 @@ def _serves(functions: set[str]) -> bool:
     return "load_model" not in functions and not functions.isdisjoint(_SERVING)
 
 
-def _refined(name: str, frames: Sequence[Frame]) -> Step:
+def _refined(name: str, frames: Sequence[TracebackFrame]) -> FailedStep:
     if name == "warm-up" and any(piece in frame.file for frame in frames for piece in GRAPH_FILES):
         name = "graph-capture"
     if name == "lora" and any(frame.function == "load_model" for frame in frames):
         name = "weights"  # the slots of adapters are made with the model
     if name == "device" and _is_collective(frames):
-        return Step("collectives", Code.RUNTIME_COLLECTIVES, 0.8)
-    return Step(name, CODES[name], 0.6 if name == "warm-up" else 0.95)
+        return FailedStep("collectives", Code.RUNTIME_COLLECTIVES, 0.8)
+    return FailedStep(name, CODES[name], 0.6 if name == "warm-up" else 0.95)
 
 
-def _is_collective(frames: Sequence[Frame]) -> bool:
+def _is_collective(frames: Sequence[TracebackFrame]) -> bool:
     return any(piece in frame.file for frame in frames[-6:] for piece in COLLECTIVE_FILES)
 
 
-def _while_serving(frames: Sequence[Frame], functions: set[str]) -> Step | None:
+def _while_serving(frames: Sequence[TracebackFrame], functions: set[str]) -> FailedStep | None:
     members = dict(STEP_FRAMES)
     logits, multimodal, forward = (set(members[name]) for name in ("logits", "multimodal", "forward"))
     if not functions & (logits | multimodal | forward) and not any("vllm" in frame.file for frame in frames):
         return None
     for frame in reversed(frames):  # the innermost call that says what ran
         if any(piece in frame.file for piece in COLLECTIVE_FILES):
-            return Step("collectives", CODES["collectives"], 0.8)
+            return FailedStep("collectives", CODES["collectives"], 0.8)
         if any(piece in frame.file for piece in LOGITS_FILES) or (frame.function in logits and "vllm" in frame.file):
-            return Step("logits", CODES["logits"], 0.9)
+            return FailedStep("logits", CODES["logits"], 0.9)
         if frame.function in multimodal or any(piece in frame.file for piece in MULTIMODAL_FILES):
-            return Step("multimodal", CODES["multimodal"], 0.9)
+            return FailedStep("multimodal", CODES["multimodal"], 0.9)
     if functions & forward:
-        return Step("forward", CODES["forward"], 0.9)
+        return FailedStep("forward", CODES["forward"], 0.9)
     return None
 
 
-def hinted_by_torch(frames: Sequence[Frame]) -> Step | None:
+def hinted_by_torch(frames: Sequence[TracebackFrame]) -> FailedStep | None:
     """Parameters are made under a device context, and little else is: a traceback cut down to torch's own frames."""
     if any(frame.function == "__torch_function__" and frame.file.endswith("_device.py") for frame in frames):
-        return Step("weights", CODES["weights"], 0.6)
+        return FailedStep("weights", CODES["weights"], 0.6)
     return None
 
 
-def step_of_progress(progress: Progress, *, frames_seen: bool) -> Step | None:
+def step_of_progress(progress: ServerProgress, *, frames_seen: bool) -> FailedStep | None:
     """The step that follows what was last reached; a guess, and marked as one."""
     name = {
-        Progress.LOADING: "weights",
-        Progress.LOADED: "profile",
-        Progress.MEASURED: "kv-allocation",
-        Progress.CAPTURING: "graph-capture",
-        Progress.CAPTURED: "sampler-warmup",
-        Progress.SERVING: "forward",
+        ServerProgress.LOADING: "weights",
+        ServerProgress.LOADED: "profile",
+        ServerProgress.MEASURED: "kv-allocation",
+        ServerProgress.CAPTURING: "graph-capture",
+        ServerProgress.CAPTURED: "sampler-warmup",
+        ServerProgress.SERVING: "forward",
     }.get(progress)
     if name is None:
         return None
-    return Step(name, CODES[name], 0.5 if frames_seen else 0.6)
+    return FailedStep(name, CODES[name], 0.5 if frames_seen else 0.6)
 
 
 _compiled = cache(re.compile)
 
 # What each of these lines proves. The newest wording first; all are vLLM's own but uvicorn's two.
-MILESTONES: tuple[tuple[str, Progress], ...] = (
-    ("API server version", Progress.BEGUN),
-    ("LLM engine (v", Progress.BEGUN),
-    ("non-default args: ", Progress.BEGUN),
-    ("Starting to load model", Progress.LOADING),
-    ("Loading safetensors checkpoint shards", Progress.LOADING),
-    ("Loading pt checkpoint shards", Progress.LOADING),
-    ("Using model weights format", Progress.LOADING),
-    ("Loading weights took", Progress.LOADED),
-    ("Model loading took", Progress.LOADED),
-    ("Loading model weights took", Progress.LOADED),
-    ("Available KV cache memory", Progress.MEASURED),
-    ("KV cache size: ", Progress.MEASURED),
-    ("CPU blocks: ", Progress.MEASURED),
-    ("num_gpu_blocks is: ", Progress.MEASURED),
-    ("Maximum concurrency for", Progress.MEASURED),
-    ("the rest of the memory reserved for KV Cache", Progress.MEASURED),
-    ("Capturing the model for CUDA graphs", Progress.CAPTURING),
-    ("Capturing CUDA graph", Progress.CAPTURING),
-    ("Capturing cudagraphs for decoding", Progress.CAPTURING),
-    ("Graph capturing finished", Progress.CAPTURED),
-    ("init engine (profile", Progress.CAPTURED),
-    ("Application startup complete", Progress.SERVING),
-    ("Uvicorn running on", Progress.SERVING),
-    ("Avg prompt throughput", Progress.SERVING),
-    ("Processed prompts:", Progress.SERVING),
-    ('"POST /v1/', Progress.SERVING),
-    ("Available routes are", Progress.CAPTURED),
-    ("Received request ", Progress.SERVING),
-    ("Added request ", Progress.SERVING),
+MILESTONES: tuple[tuple[str, ServerProgress], ...] = (
+    ("API server version", ServerProgress.BEGUN),
+    ("LLM engine (v", ServerProgress.BEGUN),
+    ("non-default args: ", ServerProgress.BEGUN),
+    ("Starting to load model", ServerProgress.LOADING),
+    ("Loading safetensors checkpoint shards", ServerProgress.LOADING),
+    ("Loading pt checkpoint shards", ServerProgress.LOADING),
+    ("Using model weights format", ServerProgress.LOADING),
+    ("Loading weights took", ServerProgress.LOADED),
+    ("Model loading took", ServerProgress.LOADED),
+    ("Loading model weights took", ServerProgress.LOADED),
+    ("Available KV cache memory", ServerProgress.MEASURED),
+    ("KV cache size: ", ServerProgress.MEASURED),
+    ("CPU blocks: ", ServerProgress.MEASURED),
+    ("num_gpu_blocks is: ", ServerProgress.MEASURED),
+    ("Maximum concurrency for", ServerProgress.MEASURED),
+    ("the rest of the memory reserved for KV Cache", ServerProgress.MEASURED),
+    ("Capturing the model for CUDA graphs", ServerProgress.CAPTURING),
+    ("Capturing CUDA graph", ServerProgress.CAPTURING),
+    ("Capturing cudagraphs for decoding", ServerProgress.CAPTURING),
+    ("Graph capturing finished", ServerProgress.CAPTURED),
+    ("init engine (profile", ServerProgress.CAPTURED),
+    ("Application startup complete", ServerProgress.SERVING),
+    ("Uvicorn running on", ServerProgress.SERVING),
+    ("Avg prompt throughput", ServerProgress.SERVING),
+    ("Processed prompts:", ServerProgress.SERVING),
+    ('"POST /v1/', ServerProgress.SERVING),
+    ("Available routes are", ServerProgress.CAPTURED),
+    ("Received request ", ServerProgress.SERVING),
+    ("Added request ", ServerProgress.SERVING),
 )
 _EXCEPTION = r"(?:[A-Za-z_]\w{0,80}\.){0,8}[A-Za-z_]\w{0,80}(?:Error|Exception): "
 _BEGINS = (
@@ -426,7 +428,7 @@ _BEGINS = (
     "█▄█▀",
 )
 MOST_HITS = 20_000
-MOST_LIVES = 50  # the last ones; those before them are one
+MOST_RUNS = 50  # the last ones; those before them are one
 
 
 class Hit(NamedTuple):
@@ -436,66 +438,66 @@ class Hit(NamedTuple):
     at: int
 
 
-class Life(NamedTuple):
+class ServerRun(NamedTuple):
     """One server from its first words to its last."""
 
     first: int
     end: int  # one past its last line
 
 
-class Story(NamedTuple):
+class LogTimeline(NamedTuple):
     """What one log tells, before anything is judged."""
 
     log: Log
-    raised: list[Raised]
+    exceptions: list[LoggedException]
     hits: list[Hit]
-    marks: list[tuple[int, Progress]]
-    lives: list[Life]
+    milestones: list[tuple[int, ServerProgress]]
+    runs: list[ServerRun]
     serving: list[int]  # the lines that show work being done
 
-    def progress_at(self, index: int, process: str = "") -> Progress:
+    def progress_at(self, index: int, process: str = "") -> ServerProgress:
         """How far the server had come before this line: by its own process where that has spoken of it, else by any."""
-        life = self.life_at(max(0, index - 1))
-        if bisect_left(self.serving, index) > bisect_left(self.serving, life.first):
-            return Progress.SERVING
-        reached = self._marked(life.first, index)
+        run = self.run_at(max(0, index - 1))
+        if bisect_left(self.serving, index) > bisect_left(self.serving, run.first):
+            return ServerProgress.SERVING
+        reached = self._marked(run.first, index)
         own = [step for at, step in reached if process and self.log.lines[at].process == process]
-        return max(own or [step for _, step in reached], default=Progress.UNKNOWN)
+        return max(own or [step for _, step in reached], default=ServerProgress.UNKNOWN)
 
-    def life_at(self, index: int) -> Life:
+    def run_at(self, index: int) -> ServerRun:
         """The life this line belongs to."""
-        return self.lives[max(0, bisect_right(self.lives, index, key=lambda life: life.first) - 1)]
+        return self.runs[max(0, bisect_right(self.runs, index, key=lambda run: run.first) - 1)]
 
     def serves_after(self, index: int) -> bool:
         """Whether work was still being done well after this line, in the same life."""
-        life = self.life_at(index)
-        later = bisect_left(self.serving, life.end) - bisect_right(self.serving, index)
+        run = self.run_at(index)
+        later = bisect_left(self.serving, run.end) - bisect_right(self.serving, index)
         return later >= 2 or any(
             '" 200' in self.log.lines[at].text and "POST" in self.log.lines[at].text
-            for at in range(index + 20, min(life.end, index + 2_000))
+            for at in range(index + 20, min(run.end, index + 2_000))
         )
 
-    def _marked(self, first: int, end: int) -> list[tuple[int, Progress]]:
-        return self.marks[bisect_left(self.marks, (first,)) : bisect_left(self.marks, (end,))]
+    def _marked(self, first: int, end: int) -> list[tuple[int, ServerProgress]]:
+        return self.milestones[bisect_left(self.milestones, (first,)) : bisect_left(self.milestones, (end,))]
 
 
-def read_story(log: Log, texts: Sequence[Text] = TEXTS) -> Story:
+def read_timeline(log: Log, texts: Sequence[Text] = TEXTS) -> LogTimeline:
     """Everything the judge needs, in one pass over the lines."""
     log = log._replace(lines=_without_users_words(log.lines))
-    raised = raised_in(log.lines)
+    exceptions = read_exceptions(log.lines)
     hits = list(_hits(log.lines, texts))
-    marks = list(_marks(log.lines))
-    hits += _wrapped_hits(raised, {hit.at for hit in hits}, texts)
+    milestones = list(_milestones(log.lines))
+    hits += _wrapped_hits(exceptions, {hit.at for hit in hits}, texts)
     hits.sort(key=lambda hit: hit.at)
-    serving = [at for at, step in marks if step is Progress.SERVING]
-    return Story(log, raised, hits, marks, _lives(log.lines, hits), serving)
+    serving = [at for at, step in milestones if step is ServerProgress.SERVING]
+    return LogTimeline(log, exceptions, hits, milestones, _runs(log.lines, hits), serving)
 
 
 _USERS = ("Received request ", "prompt: '", 'prompt: "', "Generated response")
 _RECORD = "INFO 01-01 00:00:00 [a.py:1] "  # what a record of vLLM's begins with: it ends a text that was never closed
 
 
-def _without_users_words(lines: Sequence[Line]) -> Sequence[Line]:
+def _without_users_words(lines: Sequence[LogLine]) -> Sequence[LogLine]:
     """The lines without what users wrote: a prompt may quote a traceback, and it is nobody's failure."""
     if not any(word in line.text for line in lines for word in _USERS):
         return lines
@@ -505,15 +507,15 @@ def _without_users_words(lines: Sequence[Line]) -> Sequence[Line]:
     ]
 
 
-def _wrapped_hits(raised: Sequence[Raised], told: set[int], texts: Sequence[Text]) -> Iterator[Hit]:
+def _wrapped_hits(exceptions: Sequence[LoggedException], told: set[int], texts: Sequence[Text]) -> Iterator[Hit]:
     """Texts that a terminal broke over several lines: found in the message put together again."""
-    for one in raised:
+    for one in exceptions:
         if "\n" in one.message and one.at not in told and not any(at in told for at in range(one.at, one.at + 4)):
-            whole = Line(None, one.process, "", None, f"{one.kind}: " + " ".join(one.message.split()))
+            whole = LogLine(None, one.process, "", None, f"{one.kind}: " + " ".join(one.message.split()))
             yield from (Hit(text, one.at) for text in texts if text.needle in whole.text and _counts(text, whole))
 
 
-def _present(lines: Sequence[Line], needles: Sequence[str]) -> set[str]:
+def _present(lines: Sequence[LogLine], needles: Sequence[str]) -> set[str]:
     """Those needles that occur at all: most of them do not, and then no line need be asked."""
     found: set[str] = set()
     step = 4_000
@@ -523,7 +525,7 @@ def _present(lines: Sequence[Line], needles: Sequence[str]) -> set[str]:
     return found
 
 
-def _hits(lines: Sequence[Line], texts: Sequence[Text]) -> Iterator[Hit]:
+def _hits(lines: Sequence[LogLine], texts: Sequence[Text]) -> Iterator[Hit]:
     present = _present(lines, [text.needle for text in texts])
     texts = [text for text in texts if text.needle in present]
     if not texts:
@@ -538,7 +540,7 @@ def _hits(lines: Sequence[Line], texts: Sequence[Text]) -> Iterator[Hit]:
             return
 
 
-def _counts(text: Text, line: Line) -> bool:
+def _counts(text: Text, line: LogLine) -> bool:
     is_quiet = line.level in ("DEBUG", "INFO", "WARNING")
     if is_quiet and line.level != "DEBUG":
         # Who logs another program's output line by line calls all of it INFO, its exceptions too.
@@ -548,7 +550,7 @@ def _counts(text: Text, line: Line) -> bool:
     return text.pattern is None or _compiled(text.pattern).search(line.text) is not None
 
 
-def _marks(lines: Sequence[Line]) -> Iterator[tuple[int, Progress]]:
+def _milestones(lines: Sequence[LogLine]) -> Iterator[tuple[int, ServerProgress]]:
     present = _present(lines, [needle for needle, _ in MILESTONES])
     known = [(needle, step) for needle, step in MILESTONES if needle in present]
     for index, line in enumerate(lines):
@@ -558,7 +560,7 @@ def _marks(lines: Sequence[Line]) -> Iterator[tuple[int, Progress]]:
                 break
 
 
-def _lives(lines: Sequence[Line], hits: Sequence[Hit]) -> list[Life]:
+def _runs(lines: Sequence[LogLine], hits: Sequence[Hit]) -> list[ServerRun]:
     """Split where a server introduces itself after another has come to its end.
 
     The API server speaks first and its engine after it: the engine's introduction begins a life of its own only where no
@@ -578,5 +580,5 @@ def _lives(lines: Sequence[Line], hits: Sequence[Hit]) -> list[Life]:
             starts.append(index)
             by_api = False
         introduced, by_api = True, by_api or is_api
-    starts = starts[-MOST_LIVES:] if len(starts) <= MOST_LIVES else [0, *starts[-MOST_LIVES:]]
-    return [Life(first, end) for first, end in zip(starts, [*starts[1:], len(lines)], strict=True)]
+    starts = starts[-MOST_RUNS:] if len(starts) <= MOST_RUNS else [0, *starts[-MOST_RUNS:]]
+    return [ServerRun(first, end) for first, end in zip(starts, [*starts[1:], len(lines)], strict=True)]

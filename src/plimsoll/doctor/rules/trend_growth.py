@@ -47,7 +47,7 @@ def is_full(usage: float | None, running: float, most_running: float | None = No
     return most_running is not None and 1 <= running < most_running and usage * (1 + 1 / running) > 1
 
 
-def share_done_twice(preemptions: float | None, tokens_done: float, length: float | None) -> float | None:
+def recomputed_share(preemptions: float | None, tokens_done: float, length: float | None) -> float | None:
     """The most that was computed again, as a share of all that was computed; None if it cannot be known.
 
     A victim loses all of its `length` tokens; part of them may still be found in the prefix cache, hence the most.
@@ -99,7 +99,7 @@ class Forecast(NamedTuple):
     latest_s: float
 
 
-class _Line(NamedTuple):
+class _TrendLine(NamedTuple):
     slope: float
     low: float
     high: float
@@ -176,7 +176,7 @@ def _minima(points: list[tuple[float, float]]) -> list[tuple[float, float]] | No
     return kept if len(kept) >= _FILLED * (wanted - 1) and len(kept) >= _STRETCHES_LEAST - 2 else None
 
 
-def _line(at: list[float], low: list[float]) -> _Line:
+def _line(at: list[float], low: list[float]) -> _TrendLine:
     """Theil and Sen's slope with the interval that follows from Kendall's variance, widened by autocorrelation."""
     n = len(low)
     slopes = sorted((low[j] - low[i]) / (at[j] - at[i]) for i in range(n) for j in range(i + 1, n))
@@ -185,13 +185,13 @@ def _line(at: list[float], low: list[float]) -> _Line:
     ties = {v: low.count(v) for v in set(low)}.values()
     variance = (n * (n - 1) * (2 * n + 5) - sum(t * (t - 1) * (2 * t + 5) for t in ties)) / 18
     if variance <= 0:
-        return _Line(slope, slope, slope, 0.0)
+        return _TrendLine(slope, slope, slope, 0.0)
     spread = math.sqrt(variance * _inflation([v - slope * t for t, v in zip(at, low, strict=True)]))
     z = (score - (score > 0) + (score < 0)) / spread
     half = 1.96 * spread
     lower = slopes[max(0, int((len(slopes) - half) / 2))]
     upper = slopes[min(len(slopes) - 1, math.ceil((len(slopes) + half) / 2))]
-    return _Line(slope, lower, upper, z)
+    return _TrendLine(slope, lower, upper, z)
 
 
 def _inflation(rest: list[float]) -> float:
@@ -256,7 +256,7 @@ def _sign(value: float) -> int:
 # One figure over time, with the labels that say whose it is.
 
 
-class Series(NamedTuple):
+class MetricSeries(NamedTuple):
     """The values of one metric of one target; times in seconds, rising; a value may be NaN where the target said so."""
 
     name: str  # as the page, the server or the log names it
@@ -266,7 +266,7 @@ class Series(NamedTuple):
     figure: str = ""  # our name: one of vllm/metrics.py, of OUTSIDE, or of a log's periodic lines; "" where it has none
 
 
-class Outside(NamedTuple):
+class ExternalMetric(NamedTuple):
     """A metric that vLLM does not export itself: our name for it, and what one of its units is in ours."""
 
     figure: str
@@ -274,24 +274,24 @@ class Outside(NamedTuple):
 
 
 # By the names that the exporters use: DCGM's, two of nvidia-smi's, cAdvisor's, and plimsoll's own inside vLLM.
-OUTSIDE: Mapping[str, Outside] = {
-    "DCGM_FI_DEV_FB_USED": Outside("gpu_used", MIB),
-    "DCGM_FI_DEV_FB_FREE": Outside("gpu_free", MIB),
-    "DCGM_FI_DEV_FB_TOTAL": Outside("gpu_total", MIB),
-    "nvidia_gpu_memory_used_bytes": Outside("gpu_used"),
-    "nvidia_gpu_memory_total_bytes": Outside("gpu_total"),
-    "nvidia_smi_memory_used_bytes": Outside("gpu_used"),
-    "nvidia_smi_memory_total_bytes": Outside("gpu_total"),
-    "process_resident_memory_bytes": Outside("host_resident"),
-    "process_start_time_seconds": Outside("started_at"),
-    "container_memory_rss": Outside("container_resident"),
-    "container_memory_working_set_bytes": Outside("container_working_set"),
-    "container_spec_memory_limit_bytes": Outside("container_limit"),
-    "plimsoll_torch_allocated_bytes": Outside("torch_allocated"),
-    "plimsoll_torch_reserved_bytes": Outside("torch_reserved"),
-    "plimsoll_torch_inactive_split_bytes": Outside("torch_inactive_split"),
-    "plimsoll_torch_num_alloc_retries_total": Outside("torch_alloc_retries"),
-    "plimsoll_torch_num_ooms_total": Outside("torch_ooms"),
+EXTERNAL_METRICS: Mapping[str, ExternalMetric] = {
+    "DCGM_FI_DEV_FB_USED": ExternalMetric("gpu_used", MIB),
+    "DCGM_FI_DEV_FB_FREE": ExternalMetric("gpu_free", MIB),
+    "DCGM_FI_DEV_FB_TOTAL": ExternalMetric("gpu_total", MIB),
+    "nvidia_gpu_memory_used_bytes": ExternalMetric("gpu_used"),
+    "nvidia_gpu_memory_total_bytes": ExternalMetric("gpu_total"),
+    "nvidia_smi_memory_used_bytes": ExternalMetric("gpu_used"),
+    "nvidia_smi_memory_total_bytes": ExternalMetric("gpu_total"),
+    "process_resident_memory_bytes": ExternalMetric("host_resident"),
+    "process_start_time_seconds": ExternalMetric("started_at"),
+    "container_memory_rss": ExternalMetric("container_resident"),
+    "container_memory_working_set_bytes": ExternalMetric("container_working_set"),
+    "container_spec_memory_limit_bytes": ExternalMetric("container_limit"),
+    "plimsoll_torch_allocated_bytes": ExternalMetric("torch_allocated"),
+    "plimsoll_torch_reserved_bytes": ExternalMetric("torch_reserved"),
+    "plimsoll_torch_inactive_split_bytes": ExternalMetric("torch_inactive_split"),
+    "plimsoll_torch_num_alloc_retries_total": ExternalMetric("torch_alloc_retries"),
+    "plimsoll_torch_num_ooms_total": ExternalMetric("torch_ooms"),
 }
 
 
@@ -306,7 +306,7 @@ _BREAK_S = 60.0
 _COARSE_S = 900.0  # a week in 720 points; moments further apart than that are not one stretch
 
 
-class Moment(NamedTuple):
+class EngineSample(NamedTuple):
     """What is known of one engine at one time; None where it was not said."""
 
     at_s: float
@@ -323,10 +323,10 @@ class Moment(NamedTuple):
     most_running: float | None = None  # --max-num-seqs, where it is known
 
 
-class Stretch(NamedTuple):
+class QueueSpan(NamedTuple):
     """Moments in a row with a queue that matters."""
 
-    moments: tuple[Moment, ...]
+    moments: tuple[EngineSample, ...]
 
     @property
     def seconds(self) -> float:
@@ -359,12 +359,12 @@ class Stretch(NamedTuple):
         return queue[-1] <= 0.25 * queue[0] and max(queue) <= 1.1 * queue[0]
 
 
-def queued(moments: Sequence[Moment]) -> list[Stretch]:
+def queued(moments: Sequence[EngineSample]) -> list[QueueSpan]:
     """The stretches with a queue that matters, in their order; a gap without any word ends one."""
     usual = _usual_gap(moments)
     longest = max(_BREAK_S, 3 * usual) if usual <= _COARSE_S else _BREAK_S
-    found: list[list[Moment]] = []
-    before: Moment | None = None
+    found: list[list[EngineSample]] = []
+    before: EngineSample | None = None
     for moment in moments:
         if not matters(moment.waiting, moment.running):
             before = None
@@ -374,10 +374,10 @@ def queued(moments: Sequence[Moment]) -> list[Stretch]:
         else:
             found.append([moment])
         before = moment
-    return [Stretch(tuple(one)) for one in found]
+    return [QueueSpan(tuple(one)) for one in found]
 
 
-def saturated(moments: Sequence[Moment]) -> Stretch | None:
+def saturated(moments: Sequence[EngineSample]) -> QueueSpan | None:
     """The longest queue before a full cache, if one lasted."""
     lasting = [s for s in queued(moments) if s.seconds >= LASTS_S - 15 and len(s.moments) >= _FEWEST and s.full >= 0.6]
     # A line every ten seconds: six of them are a minute, from first to last 50 s, and clocks round.
@@ -386,19 +386,19 @@ def saturated(moments: Sequence[Moment]) -> Stretch | None:
     return max(lasting, key=lambda s: s.seconds, default=None)
 
 
-def overrun(moments: Sequence[Moment]) -> Stretch | None:
+def overrun(moments: Sequence[EngineSample]) -> QueueSpan | None:
     """The longest queue that grew although the cache had room."""
     lasting = [s for s in queued(moments) if s.seconds >= GROWS_S and len(s.moments) >= 6 and s.roomy >= 0.8]
     return max((s for s in (_thinned(s) for s in lasting) if s.grows), key=lambda s: s.seconds, default=None)
 
 
-def _thinned(stretch: Stretch) -> Stretch:
+def _thinned(stretch: QueueSpan) -> QueueSpan:
     """At most 300 of its moments, evenly, with both ends: pairs of them are compared."""
     every = len(stretch.moments) // 300 + 1
-    return Stretch((*stretch.moments[:-1:every], stretch.moments[-1]))
+    return QueueSpan((*stretch.moments[:-1:every], stretch.moments[-1]))
 
 
-def _usual_gap(moments: Sequence[Moment]) -> float:
+def _usual_gap(moments: Sequence[EngineSample]) -> float:
     gaps = [b.at_s - a.at_s for a, b in pairwise(moments[:500]) if b.at_s > a.at_s]
     return median(gaps) if gaps else 10.0
 

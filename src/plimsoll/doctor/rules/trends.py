@@ -5,19 +5,22 @@ Every finding says its slope or duration, how sure it is, and the time to the li
 
 from __future__ import annotations
 
+import functools
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
-from plimsoll.doctor.remedies.metrics import kv_not_remedies, kv_remedies, saturated_remedies, wedge_remedies
-from plimsoll.doctor.rules.log_text import Log
+from plimsoll.doctor.remedies.runtime import kv_not_remedies, kv_remedies, saturated_remedies, wedge_remedies
+from plimsoll.doctor.rules.log_text import Log, LogLine
 from plimsoll.doctor.rules.trend_growth import (
     SEVERE_STORM,
     STORM,
+    EngineSample,
     Growth,
-    Moment,
-    Series,
-    Stretch,
+    MetricSeries,
+    QueueSpan,
     ahead,
     duration,
     forecast,
@@ -26,12 +29,120 @@ from plimsoll.doctor.rules.trend_growth import (
     median,
     overrun,
     rate,
+    recomputed_share,
     saturated,
-    share_done_twice,
 )
-from plimsoll.doctor.rules.trend_log import Preempted, kv_tokens_of_log, moments_of_log, preemptions_of_log
 from plimsoll.findings import Code, Evidence, Finding, Remedy, Severity
 from plimsoll.units import GIB, MIB, format_gib
+from plimsoll.vllm.log_lines import log_line
+
+EVERY_S = 10.0
+"""Between two periodic lines, where the lines have no time of their own."""
+TEXT_MAX = 1000
+_MARK, _PREEMPTED = "Avg prompt throughput", "is preempted by"
+
+
+class EngineId(NamedTuple):
+    """The engine a line speaks of: the container it ran in, the process that said it, and its rank where the line has one."""
+
+    server: str
+    process: str
+    engine: str
+
+
+class PreemptionWarning(NamedTuple):
+    """One warning of the first engine (V0), which it prints at every fiftieth preemption."""
+
+    line: LogLine
+    total: int
+
+
+@functools.cache
+def _patterns() -> tuple[re.Pattern[str], ...]:
+    return (
+        re.compile(log_line("periodic-stats").pattern),
+        re.compile(r"Engine (\d{1,6}): Avg prompt"),
+        re.compile(r"Swapped: (\d{1,9}) reqs"),
+        re.compile(r"Preemptions: (\d{1,9})"),
+        re.compile(r"(?<!External )Prefix cache hit rate: (?:GPU: )?([\d.]{1,9})%"),
+    )
+
+
+# The smallest --max-num-seqs that vLLM takes where none is given.
+_LEAST_DEFAULT = 128.0
+
+
+def moments_of_log(log: Log) -> Mapping[EngineId, Sequence[EngineSample]]:
+    """The periodic lines of each engine in their order; without times of their own they count ten seconds each."""
+    found: dict[EngineId, list[EngineSample]] = {}
+    most = None
+    for line in log.lines:
+        if _MARK not in line.text:
+            if "non-default args: " in line.text:
+                given = re.search(r"'max_num_seqs': (\d{1,9})", line.text)
+                most = float(given[1]) if given else _LEAST_DEFAULT
+            continue
+        whose, moment = _moment(line)
+        if moment is None:
+            continue
+        of_it = found.setdefault(whose, [])
+        if line.at is None:
+            moment = moment._replace(at_s=of_it[-1].at_s + EVERY_S if of_it else 0.0)
+        of_it.append(moment._replace(most_running=most))
+    return found
+
+
+def preemptions_of_log(log: Log) -> Mapping[EngineId, Sequence[PreemptionWarning]]:
+    """The warnings of the first engine about preemption, process by process."""
+    total = re.compile(r"total_num_cumulative_preemption=(\d{1,12})")
+    found: dict[EngineId, list[PreemptionWarning]] = {}
+    for line in log.lines:
+        if _PREEMPTED in line.text and "KV cache" in line.text:
+            said = total.search(line.text)
+            found.setdefault(EngineId(line.server, line.process, ""), []).append(
+                PreemptionWarning(line, int(said[1]) if said else 1)
+            )
+    return found
+
+
+def kv_tokens_of_log(log: Log) -> float | None:
+    """How many tokens the KV cache holds, as the start said; the last word counts."""
+    pattern = re.compile(log_line("kv-size").pattern)
+    found: float | None = None
+    for line in log.lines:
+        if "KV cache size: " in line.text and (said := pattern.search(line.text[:TEXT_MAX])) is not None:
+            text = said["tokens"].replace(",", "")
+            found = float(text) if text and len(text) < 16 else found
+    return found
+
+
+def _moment(line: LogLine) -> tuple[EngineId, EngineSample | None]:
+    periodic, rank, swapped, preempted, hits = _patterns()
+    text = line.text[:TEXT_MAX]
+    engine = rank.search(text)
+    whose = EngineId(line.server, line.process, engine[1].lstrip("0") or "0" if engine else "")
+    said = periodic.search(text)
+    if said is None:
+        return whose, None
+    numbers = [_number(said[name]) for name in ("running", "waiting", "kv_percent", "prompt_per_s", "generation_per_s")]
+    running, waiting, percent, prompt, generation = numbers
+    if running is None or waiting is None:
+        return whose, None
+    more = [_number(found[1]) if (found := one.search(text)) else None for one in (swapped, preempted, hits)]
+    moment = EngineSample(
+        line.at or 0.0, running, waiting, percent / 100 if percent is not None else None, prompt, generation,
+        more[0], more[1], more[2] / 100 if more[2] is not None else None, line.number, text,
+    )  # fmt: skip
+    return whose, moment
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text[:24])
+    except ValueError:
+        return None
+    return value
+
 
 # What an engine did over time: a full cache with a queue, work done twice, a queue that grows, no step at all.
 
@@ -42,7 +153,7 @@ _LONG_S = 180.0
 _SWAPPED_LEAST = 6
 
 
-def judge_queue(moments: Sequence[Moment], source: str, who: str) -> Finding | None:
+def judge_queue(moments: Sequence[EngineSample], source: str, who: str) -> Finding | None:
     """kv.saturated or engine.saturated, if a queue lasted; None for a busy server with a short queue."""
     full = saturated(moments)
     if full is not None:
@@ -63,7 +174,7 @@ def judge_queue(moments: Sequence[Moment], source: str, who: str) -> Finding | N
     )  # fmt: skip
 
 
-def _full_finding(full: Stretch, moments: Sequence[Moment], source: str, who: str) -> Finding:
+def _full_finding(full: QueueSpan, moments: Sequence[EngineSample], source: str, who: str) -> Finding:
     share = sum(is_full(m.kv, m.running, m.most_running) for m in moments) / len(moments)
     most = max(full.moments, key=lambda m: m.waiting)
     running = median(m.running for m in full.moments)
@@ -84,12 +195,12 @@ def _full_finding(full: Stretch, moments: Sequence[Moment], source: str, who: st
     )  # fmt: skip
 
 
-def judge_twice(
+def judge_recompute(
     preemptions: float, tokens_done: float, length: float | None, seconds: float, source: str, who: str,
     evidence: tuple[Evidence, ...], figures: Mapping[str, float],
 ) -> Finding | None:  # fmt: skip
     """kv.preemption-storm by the share of work done twice."""
-    share = share_done_twice(preemptions, tokens_done, length)
+    share = recomputed_share(preemptions, tokens_done, length)
     if share is None or share < STORM or preemptions < PREEMPTIONS_LEAST:
         return None
     because = (
@@ -103,7 +214,7 @@ def judge_twice(
     )  # fmt: skip
 
 
-def judge_log_preemption(moments: Sequence[Moment], kv_tokens: float | None, source: str, who: str) -> Finding | None:
+def judge_log_preemption(moments: Sequence[EngineSample], kv_tokens: float | None, source: str, who: str) -> Finding | None:
     """The same from periodic lines: some count preemptions in them, the first engine shows what it swapped out."""
     hit = [m for m in moments if (m.preempted or 0.0) > 0]
     if hit:
@@ -116,7 +227,7 @@ def judge_log_preemption(moments: Sequence[Moment], kv_tokens: float | None, sou
         running = median(m.running for m in hit)
         if lengths:
             evidence = tuple(one for m in (hit[0], hit[-1]) for one in _line(m, source))
-            return judge_twice(preempted, done, median(lengths), seconds, source, who, evidence, {"running": running})
+            return judge_recompute(preempted, done, median(lengths), seconds, source, who, evidence, {"running": running})
         return _counted(hit, preempted, running, source, who) if preempted >= PREEMPTIONS_LEAST else None
     swapped = [m for m in moments if (m.swapped or 0.0) > 0]
     if len(swapped) < _SWAPPED_LEAST:
@@ -124,7 +235,7 @@ def judge_log_preemption(moments: Sequence[Moment], kv_tokens: float | None, sou
     return _counted(swapped, max(m.swapped or 0.0 for m in swapped), median(m.running for m in swapped), source, who)
 
 
-def _counted(hit: Sequence[Moment], count: float, running: float, source: str, who: str) -> Finding | None:
+def _counted(hit: Sequence[EngineSample], count: float, running: float, source: str, who: str) -> Finding | None:
     if len(hit) < _SWAPPED_LEAST and count < running:
         return None
     because = (
@@ -150,12 +261,12 @@ def stuck_finding(seconds: float, work: float, who: str, evidence: tuple[Evidenc
     )  # fmt: skip
 
 
-def judge_stuck_log(moments: Sequence[Moment], last_at_s: float | None, source: str, who: str) -> Finding | None:
+def judge_stuck_log(moments: Sequence[EngineSample], last_at_s: float | None, source: str, who: str) -> Finding | None:
     """A wedge in a log: running requests and no token, for a minute and to the end of the log.
 
     Newer releases print one such line and fall silent. Then the end of the log counts, two minutes later or more.
     """
-    still: list[Moment] = []
+    still: list[EngineSample] = []
     for moment in reversed(moments):
         if moment.running <= 0 or moment.prompt_per_s != 0 or moment.generation_per_s != 0:
             break
@@ -172,11 +283,11 @@ def judge_stuck_log(moments: Sequence[Moment], last_at_s: float | None, source: 
     return stuck_finding(seconds, still[0].running + still[0].waiting, who, evidence, 0.7 if lasted else 0.5)
 
 
-def _engine_ends(stretch: Stretch, source: str) -> tuple[Evidence, ...]:
+def _engine_ends(stretch: QueueSpan, source: str) -> tuple[Evidence, ...]:
     return tuple(one for m in (stretch.moments[0], stretch.moments[-1]) for one in _line(m, source))
 
 
-def _line(moment: Moment, source: str) -> tuple[Evidence, ...]:
+def _line(moment: EngineSample, source: str) -> tuple[Evidence, ...]:
     text = moment.text or (
         f"running {moment.running:.0f}, waiting {moment.waiting:.0f}, KV cache {moment.kv or 0:.1%} @{moment.at_s:.0f}"
     )
@@ -194,7 +305,7 @@ _HELD_LEAST = 512.0 * MIB
 _WHERE = ("instance", "pod", "exported_pod", "container", "job", "gpu", "UUID", "device", "worker", "rank", "engine")
 
 
-def judge_gpu(series: Sequence[Series], source: str) -> list[Finding]:
+def judge_gpu(series: Sequence[MetricSeries], source: str) -> list[Finding]:
     """Growth of what torch cannot give back; where only the driver's figure is known, of that, with less confidence."""
     rising = _retries(series)
     own = list(_held(series))
@@ -209,7 +320,7 @@ def judge_gpu(series: Sequence[Series], source: str) -> list[Finding]:
     return found
 
 
-def judge_host(series: Sequence[Series], source: str) -> list[Finding]:
+def judge_host(series: Sequence[MetricSeries], source: str) -> list[Finding]:
     """Growth of host memory: of processes and containers; of the working set only where nothing better is known."""
     watched = [one for one in series if one.figure in ("host_resident", "container_resident")]
     has_better = bool(watched)
@@ -222,7 +333,7 @@ def judge_host(series: Sequence[Series], source: str) -> list[Finding]:
     return found
 
 
-def _held(series: Sequence[Series]) -> Iterable[Series]:
+def _held(series: Sequence[MetricSeries]) -> Iterable[MetricSeries]:
     """What torch holds and cannot give back, GPU by GPU: live tensors and the unused parts of blocks that hold live ones."""
     for one in series:
         if one.figure != "torch_allocated":
@@ -234,7 +345,7 @@ def _held(series: Sequence[Series]) -> Iterable[Series]:
 
 
 def _gpu_finding(
-    one: Series, grown: Growth, series: Sequence[Series], source: str, rising: Series | None, *, is_own: bool
+    one: MetricSeries, grown: Growth, series: Sequence[MetricSeries], source: str, rising: MetricSeries | None, *, is_own: bool
 ) -> Finding:
     total = _last(_partner(series, one, "gpu_total")) or _sum_of_last(series, one)
     used = _last(_partner(series, one, "gpu_used")) if is_own else grown.level
@@ -264,7 +375,7 @@ def _gpu_finding(
     )  # fmt: skip
 
 
-def _host_finding(one: Series, grown: Growth, series: Sequence[Series], source: str, *, is_sure: bool) -> Finding:
+def _host_finding(one: MetricSeries, grown: Growth, series: Sequence[MetricSeries], source: str, *, is_sure: bool) -> Finding:
     limit = _last(_partner(series, one, "container_limit"))
     limit = limit if limit is not None and 0 < limit < _NO_LIMIT else None
     coming = forecast(grown, limit)
@@ -287,7 +398,7 @@ def _host_finding(one: Series, grown: Growth, series: Sequence[Series], source: 
     )  # fmt: skip
 
 
-def _retry_finding(rising: Series, series: Sequence[Series], source: str, *, is_growing: bool) -> Finding:
+def _retry_finding(rising: MetricSeries, series: Sequence[MetricSeries], source: str, *, is_growing: bool) -> Finding:
     allocated, reserved = (_last(_partner(series, rising, f"torch_{name}")) for name in ("allocated", "reserved"))
     unused = reserved - allocated if reserved is not None and allocated is not None else None
     failed = sum(_memory_increase(one) for one in series if one.figure == "torch_ooms")
@@ -316,7 +427,7 @@ def _retry_finding(rising: Series, series: Sequence[Series], source: str, *, is_
     )  # fmt: skip
 
 
-def _retries(series: Sequence[Series]) -> Series | None:
+def _retries(series: Sequence[MetricSeries]) -> MetricSeries | None:
     """The retry counter that rose most, if one rose in at least two places, one of them in its last half."""
     found = []
     for one in series:
@@ -327,33 +438,33 @@ def _retries(series: Sequence[Series]) -> Series | None:
     return max(found, key=_memory_increase, default=None)
 
 
-def _memory_increase(one: Series) -> float:
+def _memory_increase(one: MetricSeries) -> float:
     return sum(b - a for a, b in pairwise(v for v in one.values if math.isfinite(v)) if b > a)
 
 
-def _caution(grown: Growth, series: Sequence[Series], one: Series) -> str:
+def _caution(grown: Growth, series: Sequence[MetricSeries], one: MetricSeries) -> str:
     if grown.span_s < DAY_S and _load(series, one) is None:
         return " Less than a day was seen, and no load beside it: a daily rhythm would look the same."
     return ""
 
 
-def _confidence(grown: Growth, series: Sequence[Series], one: Series, most: float) -> float:
+def _confidence(grown: Growth, series: Sequence[MetricSeries], one: MetricSeries, most: float) -> float:
     return min(most, 0.5) if _caution(grown, series, one) else most
 
 
-def _restarts(series: Sequence[Series], one: Series) -> tuple[float, ...]:
+def _restarts(series: Sequence[MetricSeries], one: MetricSeries) -> tuple[float, ...]:
     other = _partner(series, one, "started_at", needs=("instance",))
     return tuple(v for v in other.values if math.isfinite(v)) if other is not None else ()
 
 
-def _load(series: Sequence[Series], one: Series) -> tuple[Sequence[float], Sequence[float]] | None:
+def _load(series: Sequence[MetricSeries], one: MetricSeries) -> tuple[Sequence[float], Sequence[float]] | None:
     """The number of running requests beside it, if there is one such series for it or only one at all."""
     running = [s for s in series if s.figure == "running"]
     found = _partner(series, one, "running", needs=("instance",)) or (running[0] if len(running) == 1 else None)
     return (found.times, found.values) if found is not None else None
 
 
-def _partner(series: Sequence[Series], one: Series, figure: str, needs: Iterable[str] = ()) -> Series | None:
+def _partner(series: Sequence[MetricSeries], one: MetricSeries, figure: str, needs: Iterable[str] = ()) -> MetricSeries | None:
     """The series of another figure about the same thing: no label of those that tell things apart differs."""
     found = [s for s in series if s.figure == figure and _same(s.labels, one.labels)]
     found = [s for s in found if all(n in s.labels and n in one.labels for n in needs)]
@@ -364,23 +475,23 @@ def _same(one: Mapping[str, str], two: Mapping[str, str]) -> bool:
     return all(one[k] == two[k] for k in _WHERE if k in one and k in two)
 
 
-def _last(one: Series | None) -> float | None:
+def _last(one: MetricSeries | None) -> float | None:
     values = [v for v in one.values if math.isfinite(v)] if one is not None else []
     return values[-1] if values else None
 
 
-def _sum_of_last(series: Sequence[Series], one: Series) -> float | None:
+def _sum_of_last(series: Sequence[MetricSeries], one: MetricSeries) -> float | None:
     """Used and free together are the whole card."""
     used, free = _last(_partner(series, one, "gpu_used")), _last(_partner(series, one, "gpu_free"))
     return used + free if used is not None and free is not None and used + free > GIB else None
 
 
-def _who(one: Series) -> str:
+def _who(one: MetricSeries) -> str:
     named = [f"{k} {one.labels[k]}" for k in _WHERE if k in one.labels and k != "job"]
     return ", ".join(named[:3]) or one.name
 
 
-def _shown(one: Series, source: str) -> tuple[Evidence, ...]:
+def _shown(one: MetricSeries, source: str) -> tuple[Evidence, ...]:
     finite = [(t, v) for t, v in zip(one.times, one.values, strict=True) if math.isfinite(v)]
     labels = ",".join(f'{k}="{v}"' for k, v in sorted(one.labels.items()) if k in _WHERE)
     ends = [finite[0], finite[-1]] if finite else []
@@ -394,10 +505,10 @@ _TOTALS = ("preemptions", "success", "prompt_tokens", "generation_tokens", "step
 _OFTEN = 51  # the first engine warns at its 1st, 51st, 101st ... preemption
 _A_MINUTE = 1.0
 
-_Engine = Mapping[str, Sequence[Series]]
+_Engine = Mapping[str, Sequence[MetricSeries]]
 
 
-def judge_trends(series: Sequence[Series], source: str) -> tuple[Finding, ...]:
+def judge_trends(series: Sequence[MetricSeries], source: str) -> tuple[Finding, ...]:
     """What a range of time shows: of several series with the same trouble the worst stands for all."""
     found = judge_gpu(series, source) + judge_host(series, source)
     end_s = max((s.times[-1] for s in series if s.times), default=0.0)
@@ -429,7 +540,7 @@ def judge_preemption_lines(log: Log) -> tuple[Finding, ...]:
     return _worst_of_each(found)
 
 
-def _warned(lines: Sequence[Preempted], source: str) -> Finding:
+def _warned(lines: Sequence[PreemptionWarning], source: str) -> Finding:
     shown = sum(_part(part) for part in _parts(lines))
     # The count goes back to the server's start, also where the log does not.
     total = max(shown, *(line.total for line in lines))
@@ -461,9 +572,9 @@ def _warned(lines: Sequence[Preempted], source: str) -> Finding:
     )  # fmt: skip
 
 
-def _parts(lines: Sequence[Preempted]) -> list[list[Preempted]]:
+def _parts(lines: Sequence[PreemptionWarning]) -> list[list[PreemptionWarning]]:
     """Apart at each restart, where the count begins anew."""
-    parts: list[list[Preempted]] = []
+    parts: list[list[PreemptionWarning]] = []
     for one in lines:
         if parts and one.total > parts[-1][-1].total:
             parts[-1].append(one)
@@ -472,7 +583,7 @@ def _parts(lines: Sequence[Preempted]) -> list[list[Preempted]]:
     return parts
 
 
-def _part(part: Sequence[Preempted]) -> int:
+def _part(part: Sequence[PreemptionWarning]) -> int:
     # A log that was cut at its head begins in the middle of the count: only what it shows is counted.
     return part[-1].total if part[0].total == 1 else part[-1].total - part[0].total + 1
 
@@ -488,9 +599,9 @@ def _ends(log: Log) -> dict[tuple[str, str], float]:
     return {key: newest[key[0]] for key in found}
 
 
-def _engines(series: Iterable[Series]) -> dict[tuple[tuple[str, str], ...], dict[str, list[Series]]]:
+def _engines(series: Iterable[MetricSeries]) -> dict[tuple[tuple[str, str], ...], dict[str, list[MetricSeries]]]:
     """The series of vLLM and of logs by engine, then by figure."""
-    found: dict[tuple[tuple[str, str], ...], dict[str, list[Series]]] = {}
+    found: dict[tuple[tuple[str, str], ...], dict[str, list[MetricSeries]]] = {}
     kept = {"running", "waiting", "waiting_by_reason", "kv_cache_usage", "sleep_state", *_TOTALS}
     for one in series:
         if one.figure in kept and one.times:
@@ -514,29 +625,29 @@ def _judge_engine(engine: _Engine, who: str, end_s: float, source: str) -> list[
         for s in engine.get("preemptions", ())
     )
     seconds = moments[-1].at_s - moments[0].at_s
-    storm = judge_twice(totals.get("preemptions", 0.0), tokens, length, seconds, source, who, shown, {})
+    storm = judge_recompute(totals.get("preemptions", 0.0), tokens, length, seconds, source, who, shown, {})
     queue = judge_queue(moments, source, who)
     if storm is not None and queue is not None and queue.code is Code.KV_SATURATED:
         queue = None
     return [one for one in (storm, queue, _stuck(engine, moments, end_s, source, who)) if one is not None]
 
 
-def _moments(engine: _Engine) -> list[Moment]:
+def _moments(engine: _Engine) -> list[EngineSample]:
     room = [s for s in engine.get("waiting_by_reason", ()) if s.labels.get("reason") == "capacity"]
     waiting, kv = _at(room or engine.get("waiting", ())), _at(engine.get("kv_cache_usage", ()))
     return [
-        Moment(t, running, waiting.get(t, 0.0), kv.get(t))
+        EngineSample(t, running, waiting.get(t, 0.0), kv.get(t))
         for t, running in sorted(_at(engine["running"]).items())
         if t in waiting or not waiting
     ]
 
 
-def _at(series: Sequence[Series]) -> dict[float, float]:
+def _at(series: Sequence[MetricSeries]) -> dict[float, float]:
     """Values by time; a figure under its old and its new name is one figure."""
     return {t: v for one in series for t, v in zip(one.times, one.values, strict=True) if math.isfinite(v)}
 
 
-def _stuck(engine: _Engine, moments: Sequence[Moment], end_s: float, source: str, who: str) -> Finding | None:
+def _stuck(engine: _Engine, moments: Sequence[EngineSample], end_s: float, source: str, who: str) -> Finding | None:
     counters = [s for name in ("steps", "generation_tokens", "prompt_tokens") for s in engine.get(name, ())]
     asleep = any(s.values[-1] == 0 for s in engine.get("sleep_state", ()) if s.labels.get("sleep_state") == "awake")
     last = moments[-1].at_s
@@ -555,7 +666,7 @@ def _stuck(engine: _Engine, moments: Sequence[Moment], end_s: float, source: str
     return stuck_finding(last - since, moments[-1].running + moments[-1].waiting, who, shown, 0.75)
 
 
-def _increase(one: Series) -> float:
+def _increase(one: MetricSeries) -> float:
     """What a counter counted, also over restarts, where it begins at nothing again."""
     values = [v for v in one.values if math.isfinite(v)]
     return sum(b - a if b >= a else b for a, b in pairwise(values))

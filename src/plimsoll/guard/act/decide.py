@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from plimsoll.doctor.remedies.metrics import cache_tokens
+from plimsoll.doctor.remedies.runtime import cache_tokens
 from plimsoll.guard.act.capacity import Load, without
 from plimsoll.guard.act.outcome import Outcome, done, failed
 from plimsoll.guard.act.policy import DAY_S, HOUR_S, ActPolicy

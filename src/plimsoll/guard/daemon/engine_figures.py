@@ -24,8 +24,8 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-from plimsoll.doctor.read.prometheus import Span, ask_range
-from plimsoll.doctor.rules.trend_growth import Series
+from plimsoll.doctor.read.prometheus import TimeRange, ask_range
+from plimsoll.doctor.rules.trend_growth import MetricSeries
 from plimsoll.errors import BadInput, PlimsollError, TooLarge, WorldFailed
 from plimsoll.guard.adapters.discovery import Target
 from plimsoll.guard.config import Prometheus
@@ -410,11 +410,11 @@ def read_past(
     """The last day of one engine, since its last start. Raises what a server that is not there or odd raises."""
     end_s = clock() // STEP_S * STEP_S  # the same moments whenever it is asked
     names = tuple(dict.fromkeys(_NAMES))
-    found = ask_range(url, names, Span(end_s - since_s, end_s, STEP_S), match, timeout_s=timeout_s)
+    found = ask_range(url, names, TimeRange(end_s - since_s, end_s, STEP_S), match, timeout_s=timeout_s)
     return past_from_series(found, started_unix_s)
 
 
-def past_from_series(found: Iterable[Series], started_unix_s: float | None) -> RecordedPast:
+def past_from_series(found: Iterable[MetricSeries], started_unix_s: float | None) -> RecordedPast:
     """The same from series. Where nothing tells when the process began, nothing is remembered: it may be another one's."""
     by_name: dict[str, dict[float, dict[tuple[str, ...], float]]] = {}
     for one in found:

@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from plimsoll.doctor.read.bundle import CONTENTS, Limits, TextFile, write_text
+from plimsoll.doctor.read.bundle import CONTENTS, ExcerptLimits, TextFile, write_text
 from plimsoll.doctor.read.redact_text import shown_json, shown_line
 from plimsoll.errors import PlimsollError
 from plimsoll.guard.act.outcome import Outcome, done, failed
@@ -253,7 +253,7 @@ class _EvidenceFolder:
 
     async def _log(self, path: str) -> None:
         # The start is short and says how the engine was set up; the end says what happened.
-        await self._keep(LOG, TextFile(path), Limits(LOG_HEAD_BYTES, LOG_TAIL_BYTES))
+        await self._keep(LOG, TextFile(path), ExcerptLimits(LOG_HEAD_BYTES, LOG_TAIL_BYTES))
         if LOG in self.found and await in_thread(lambda: self._split(path)):
             self.found.append(EARLIER)
 
@@ -308,14 +308,14 @@ class _EvidenceFolder:
             return self.note(f"nvidia-smi.txt: {ran.trouble or 'it says nothing'}")
         return await self._keep("nvidia-smi.txt", ran.output)
 
-    async def _keep(self, name: str, content: bytes | TextFile, limits: Limits = Limits(0, PAGE_BYTES)) -> None:  # noqa: B008
+    async def _keep(self, name: str, content: bytes | TextFile, limits: ExcerptLimits = ExcerptLimits(0, PAGE_BYTES)) -> None:  # noqa: B008
         try:
             await in_thread(lambda: self._write(name, content, limits))
         except (PlimsollError, OSError) as problem:
             return self.note(f"{name}: {problem}")
         return self.found.append(name)
 
-    def _write(self, name: str, content: bytes | TextFile, limits: Limits) -> None:
+    def _write(self, name: str, content: bytes | TextFile, limits: ExcerptLimits) -> None:
         target = self._folder / (re.sub(r"[^A-Za-z0-9_.-]+", "_", name).lstrip(".") or "unnamed")
         if name.endswith(".json") and isinstance(content, bytes) and (text := shown_json(content)) is not None:
             return _write(target, text.encode("utf-8", "replace"))

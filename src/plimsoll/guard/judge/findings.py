@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from plimsoll.doctor.remedies.metrics import cache_tokens, kv_not_remedies, kv_remedies, saturated_remedies, wedge_remedies
+from plimsoll.doctor.remedies.runtime import cache_tokens, kv_not_remedies, kv_remedies, saturated_remedies, wedge_remedies
 from plimsoll.doctor.rules.contained import NOT_REMEDIES, remedies_of
 from plimsoll.findings import Code, Evidence, Finding, Remedy, Severity
 from plimsoll.guard.judge.look import Look

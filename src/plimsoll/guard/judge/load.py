@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from plimsoll.doctor.rules.trend_growth import is_full, matters, share_done_twice
+from plimsoll.doctor.rules.trend_growth import is_full, matters, recomputed_share
 from plimsoll.findings import Evidence
 from plimsoll.guard.judge.history import SURELY_S, History, Window
 from plimsoll.guard.judge.life import rests
@@ -119,7 +119,7 @@ def done_twice(history: History, over_s: float) -> Reading:
     pushed, done, ended = found[0], found[1] + found[2], found[3]
     if pushed == 0:
         return 0.0
-    share = share_done_twice(pushed, done, done / ended if ended > 0 else None)
+    share = recomputed_share(pushed, done, done / ended if ended > 0 else None)
     return NO_LENGTH if share is None else share
 
 
