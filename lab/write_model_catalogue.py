@@ -18,7 +18,7 @@ from plimsoll.models.shape import ModelShape
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = ROOT.parent / "shared" / "data" / "model-configs"
-DATA = ROOT / "src" / "plimsoll" / "sources" / "data" / "models.json"
+DATA = ROOT / "src" / "plimsoll" / "models" / "data" / "models.json"
 PAGE = ROOT / "docs" / "models.md"
 MARK = "<!-- The list below is printed by `python -m lab.write_model_catalogue`; change lab/model_table.py, not this. -->\n"
 

@@ -23,7 +23,7 @@ from lab.catalogue.read_log_lines import read_log_lines
 from lab.catalogue.read_metrics import read_metrics
 from lab.catalogue.source_tree import SourceTree
 
-DATA = Path(__file__).parents[2] / "src" / "plimsoll" / "engine" / "data"
+DATA = Path(__file__).parents[2] / "src" / "plimsoll" / "vllm" / "data"
 
 # What is read, the key that names a row across releases, and how.
 TABLES: dict[str, tuple[tuple[str, ...], Callable[[SourceTree], list[dict[str, Any]]]]] = {

@@ -83,7 +83,7 @@ def _produced() -> dict[str, set[str]]:
     for text in TEXTS:
         if text.code is not None:
             found.setdefault(str(text.code), set()).add(f"text {text.name}")
-    for path in sorted((ROOT / "src" / "plimsoll" / "doctor").glob("*.py")):
+    for path in sorted((ROOT / "src" / "plimsoll" / "doctor").rglob("*.py")):
         for name in re.findall(r"Code\.([A-Z_]+)\b", path.read_text(encoding="utf-8")):
             found.setdefault(str(Code[name]), set()).add(path.name)
     return found
@@ -104,7 +104,7 @@ def test_codes_of_tests_cover_what_is_promised() -> None:
     """At least 28 codes are asserted by name in the tests of doctor, or are the label of a recording."""
     names = {code.name: str(code) for code in Code}
     tested = {code for one in labelled() for code in one.codes[:1]}
-    for path in sorted((ROOT / "tests" / "doctor").glob("test_*.py")):
+    for path in sorted((ROOT / "tests" / "doctor").rglob("test_*.py")):
         text = path.read_text(encoding="utf-8")
         tested |= {names[name] for name in re.findall(r"Code\.([A-Z_]+)\b", text) if name in names}
         tested |= {str(code) for code in Code if f'"{code}"' in text}

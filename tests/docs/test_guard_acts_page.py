@@ -69,12 +69,12 @@ def test_every_end_and_every_condition_that_leads_to_an_action_has_its_row() -> 
 
 def test_every_reason_has_its_row() -> None:
     """Each word with which guard refuses, and no other; those of a decision in the order in which they are looked at."""
-    code = (SOURCE / "guard" / "decide.py").read_text(encoding="utf-8")
+    code = (SOURCE / "guard" / "act" / "decide.py").read_text(encoding="utf-8")
     decided = re.findall(r'^        \("([A-Z]\w+)", ', code, re.MULTILINE)
     assert len(decided) > 10
     asked: set[str] = set()
-    for name in ("guard_act", "guard_asks", "guard_drain", "guard_put_back"):
-        code = (SOURCE / "cli" / f"{name}.py").read_text(encoding="utf-8")
+    for path in [*(SOURCE / "guard" / "daemon").glob("*.py"), *(SOURCE / "guard" / "api").glob("*.py")]:
+        code = path.read_text(encoding="utf-8")
         asked |= set(re.findall(r'Refusal\([^)]*?"([A-Z]\w+)", ', code)) | set(re.findall(r'_refused\("(\w+)", ', code))
     assert "NotWatched" in asked
     first, _, second = between("<!-- reasons:", "<!-- end of reasons -->").partition("To what a person asks for")
@@ -162,10 +162,10 @@ def test_the_role_allows_what_is_asked_and_nothing_else() -> None:
     """The verbs of the manifest are the methods that the code sends."""
     objects = list(yaml.safe_load_all(blocks("yaml")[0]))
     rules = {rule["resources"][0]: set(rule["verbs"]) for one in objects if one["kind"] == "Role" for rule in one["rules"]}
-    lease = (SOURCE / "actuators" / "lease_lock.py").read_text(encoding="utf-8")
+    lease = (SOURCE / "guard" / "adapters" / "lease_lock.py").read_text(encoding="utf-8")
     methods = {"GET": "get", "POST": "create", "PUT": "update"}
     assert rules["leases"] == {methods[name] for name in re.findall(r'_ask\(\s*"([A-Z]+)"', lease)}
-    evict = (SOURCE / "actuators" / "kubernetes_evict.py").read_text(encoding="utf-8")
+    evict = (SOURCE / "guard" / "adapters" / "kubernetes.py").read_text(encoding="utf-8")
     asked = re.findall(r'ask\("([A-Z]+)", self\._path\(f?"([^"{]+)(\{[^"]*)?"', evict)
     assert {(method, path, "eviction" in rest) for method, path, rest in asked} == {
         ("GET", "pods/", False), ("GET", "pods", False), ("POST", "pods/", True),

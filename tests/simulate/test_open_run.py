@@ -7,7 +7,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from plimsoll.simulate import layout as at
-from plimsoll.simulate import open_run as loop
+from plimsoll.simulate import open_loop as loop
 from plimsoll.simulate.clock import advance
 from plimsoll.simulate.open_run import OpenRun
 from plimsoll.simulate.replay import FOREVER, replay

@@ -13,7 +13,7 @@ import numpy as np
 
 from plimsoll.inside.figures import empty_figures
 from plimsoll.simulate import layout as at
-from plimsoll.simulate import open_run as loop
+from plimsoll.simulate import open_loop as loop
 from plimsoll.simulate.open_run import FOREVER, NO_IDS, OpenRun
 from plimsoll.simulate.settings import Settings, StepTime
 from plimsoll.simulate.trace import Integers
