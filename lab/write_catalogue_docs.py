@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from plimsoll.launch.check_flags import BEHAVIOURS
 from plimsoll.vllm import versions
 from plimsoll.vllm.endpoints import ENDPOINTS, GUARDED_PREFIXES
 from plimsoll.vllm.flags import flags_of
 from plimsoll.vllm.log_lines import LOG_LINES
 from plimsoll.vllm.metrics import FIGURES, metrics_of, resolve
-from plimsoll.vllm.versions import engine_named, newest
+from plimsoll.vllm.versions import Behaviour, Coverage, engine_named, newest
 
 PAGE = Path(__file__).parents[1] / "docs" / "catalogue.md"
 ERAS = ("0.6.0", "0.7.3", "0.9.2", "0.11.0", "0.12.0", "0.20.0", "0.24.0", "0.32.0")
@@ -54,6 +53,15 @@ def _eras() -> list[str]:
     return lines
 
 
+def _behaviours() -> list[str]:
+    lines = ["| from | what changed | evidence | name |", "|---|---|---|---|"]
+    for row in Behaviour:
+        since = f"**{row.since}**" if row.is_announced else row.since
+        until = f" (only until {row.last})" if row.last else ""
+        lines.append(f"| {since} | {row.change}{until} | `{row.evidence}` | `{row.name}` |")
+    return lines
+
+
 def _endpoints() -> list[str]:
     lines = ["| endpoint | does | needs | mind | in |", "|---|---|---|---|---|"]
     for endpoint in ENDPOINTS:
@@ -81,10 +89,10 @@ def page() -> str:
         [
             "# What each vLLM version does",
             "",
-            "Made by `python -m lab.write_catalogue_docs` from `src/plimsoll/engine/`; do not edit.",
+            "Made by `python -m lab.write_catalogue_docs` from `src/plimsoll/vllm/`; do not edit.",
             "",
             f"{len(releases)} releases were read, from {releases[0]} to {releases[-1]}, each from the wheel named in",
-            "`src/plimsoll/engine/data/releases.json`, as syntax trees: nothing of vLLM is imported to learn what it does.",
+            "`src/plimsoll/vllm/data/releases.json`, as syntax trees: nothing of vLLM is imported to learn what it does.",
             f"{newest()} has {len(flags)} flags and {len(metrics_of(newest()))} metrics; over all releases there were",
             f"{len(versions.rows('flags'))} flags and {len(versions.rows('environment'))} environment variables.",
             "",
@@ -98,9 +106,20 @@ def page() -> str:
             "",
             *_figures(),
             "",
-            "## What changed without a flag changing",
+            "## What changed, release by release",
             "",
-            *(f"- **{b.since}**: {b.what} (`vllm/{b.evidence}`)" for b in BEHAVIOURS),
+            "All that plimsoll decides by the release is a row here (`Behaviour` in `src/plimsoll/vllm/versions.py`).",
+            "Evidence is a file of vLLM's package, or a page of ours. `flags --from` announces the rows in bold on an upgrade.",
+            "",
+            *_behaviours(),
+            "",
+            "## What was read up to which release",
+            "",
+            "To revisit when a release is added; tables in `src/plimsoll/vllm/data/` are read anew from its wheel.",
+            "",
+            "| | from | to | evidence |",
+            "|---|---|---|---|",
+            *(f"| {c.subject} | {c.first} | {c.last} | `{c.evidence}` |" for c in Coverage),
             "",
             "## Endpoints",
             "",

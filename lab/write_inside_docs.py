@@ -7,7 +7,7 @@ from pathlib import Path
 from plimsoll.vllm.extension_points import NEEDS, Part, Verdict, stretches
 
 PAGE = Path(__file__).parents[1] / "docs" / "support.md"
-BEGIN = "<!-- made by `python -m lab.write_inside_docs` from src/plimsoll/engine/data/inside.json; do not edit -->"
+BEGIN = "<!-- made by `python -m lab.write_inside_docs` from src/plimsoll/vllm/data/inside.json; do not edit -->"
 END = "<!-- end -->"
 
 

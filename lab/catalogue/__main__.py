@@ -1,4 +1,4 @@
-"""Writes src/plimsoll/engine/data/*.json from the wheels: `python -m lab.catalogue [--check] [--cache DIR]`.
+"""Writes src/plimsoll/vllm/data/*.json from the wheels: `python -m lab.catalogue [--check] [--cache DIR]`.
 
 Downloads about 9 GB of wheels once (only their Python files are kept, about 1 GB) and reads them in about two minutes.
 """

@@ -15,7 +15,7 @@ from plimsoll.assets.monitoring import alerts_of, groups_of, monitoring_files, r
 from plimsoll.assets.settings import DOCS_URL, Settings
 from plimsoll.errors import BadInput
 from plimsoll.vllm import versions
-from plimsoll.vllm.flags import is_before
+from plimsoll.vllm.versions import is_before
 from tests.assets.watched import PLANNED, VERSIONS, metrics_known, metrics_of
 
 ROOT = Path(__file__).parents[2]

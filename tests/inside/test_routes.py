@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from plimsoll.inside.answers import ASIDE, FOLLOW_UP, WORK, path_of, route_of
 from plimsoll.vllm import versions
-from plimsoll.vllm.flags import is_before
 
 RELEASE = "0.32.0"
 WORKING = """
@@ -35,8 +34,7 @@ def _rows(method: str) -> set[str]:
     return {
         name.partition(" ")[2]
         for name, found in stretches.items()
-        if name.startswith(f"{method} ")
-        and any(not is_before(RELEASE, s["from"]) and not is_before(s["to"], RELEASE) for s in found)
+        if name.startswith(f"{method} ") and any(versions.is_within(stretch, RELEASE) for stretch in found)
     }
 
 

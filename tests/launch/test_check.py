@@ -193,7 +193,7 @@ def test_an_upgrade_shows_the_defaults_the_command_leaves_alone() -> None:
     assert changed["--gpu-memory-utilization"].since == "0.20.0"
     pinned = _check("m --gpu-memory-utilization 0.9", "0.32.0", "0.19.0")
     assert _item(pinned, "--gpu-memory-utilization").status is Status.OK
-    assert any("CUDA graphs" in change.what for change in pinned.changes)
+    assert any("CUDA graphs" in change.change for change in pinned.changes)
 
 
 def test_one_kind_of_nothing_for_another_is_no_change() -> None:

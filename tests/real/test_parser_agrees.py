@@ -14,14 +14,14 @@ from lab.engine.install import engine_home, site_packages
 from lab.engine.parser import ParserProcess
 from plimsoll.errors import BadInput
 from plimsoll.launch.check_flags import check
-from plimsoll.launch.command_line import RANGES, Unseen, read_command_line, value_problem
+from plimsoll.launch.command_line import Unseen, read_command_line, value_problem
 from plimsoll.launch.files import read_launches
 from plimsoll.launch.launches import EntryPoint, Launch
 from plimsoll.launch.rewrite import Status
 from plimsoll.render.flags import rewritten_line
 from plimsoll.units import parse_vllm_integer, parse_vllm_integer_or_auto
 from plimsoll.vllm import versions
-from plimsoll.vllm.flag_notes import GONE, GONE_VARIABLES, OPEN_LISTS
+from plimsoll.vllm.flag_notes import GONE, GONE_VARIABLES, OPEN_LISTS, RANGES
 from plimsoll.vllm.flags import UNKNOWN_DEFAULT, FlagRow, flags_of, history_of
 from plimsoll.vllm.versions import engine_named
 from tests.real.conftest import need_vllm

@@ -28,11 +28,10 @@ from plimsoll.standin.metrics_page import (
     number,
 )
 from plimsoll.standin.request import ENDS, VALVES, Figures, Histogram
-from plimsoll.vllm.flags import is_before
-from plimsoll.vllm.metrics import V1_DEFAULT_SINCE, metrics_of
+from plimsoll.vllm.metrics import metrics_of
 from plimsoll.vllm.metrics_page import Page as Read
 from plimsoll.vllm.metrics_page import parse_page
-from plimsoll.vllm.versions import wheels
+from plimsoll.vllm.versions import Behaviour, wheels
 
 CAPTURES = Path(__file__).parents[1] / "captures"
 CPU = "vllm-0.32.0-cpu/metrics.txt"
@@ -45,7 +44,7 @@ PAGES = (
 )  # fmt: skip
 CONDITIONAL = ("vllm:kv_block_", "vllm:estimated_", "plimsoll_")  # shown, or moved, by flags that the stand-in does not have
 LEFT_OUT = {"vllm:prompt_tokens_recomputed_total"}  # the last token of a prompt that was cached whole: nobody here counts it
-RELEASES = tuple(r for r in wheels() if not is_before(r, V1_DEFAULT_SINCE))
+RELEASES = tuple(r for r in wheels() if Behaviour.V1_ENGINE.is_in(r))
 # Which figure an attribute, or a histogram, is read back from.
 PLAIN = {
     "running": "vllm:num_requests_running", "waiting": "vllm:num_requests_waiting", "kv_usage": "vllm:kv_cache_usage_perc",
@@ -186,7 +185,7 @@ def test_a_page_has_all_that_its_release_always_shows_and_nothing_else(release: 
         _empty(release), HttpFigures(0), ProcessFigures()
     )
     families = {f.name: f for f in text_string_to_metric_families(text) if f.name.startswith("vllm:")}
-    missing = {n.removesuffix("_total") for n, end in metrics_page.LEFT_OUT_BEFORE.items() if is_before(release, end)}
+    missing = {n.removesuffix("_total") for n, change in metrics_page.LEFT_OUT_BEFORE.items() if not change.is_in(release)}
     assert {name for name in families if not name.endswith("_created")} == set(always) - missing
     for name, entry in always.items():
         if name in families and "labels" in entry:

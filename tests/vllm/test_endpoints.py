@@ -1,16 +1,16 @@
-"""Endpoints and behaviours, release by release."""
+"""Endpoints, release by release."""
 
 from __future__ import annotations
 
-from plimsoll.launch.check_flags import BEHAVIOURS, changes_between
 from plimsoll.vllm import versions
 from plimsoll.vllm.endpoints import ENDPOINTS, Endpoint
-from plimsoll.vllm.flags import holds_in
 from tests.each import each
 
 
 def _exists(endpoint: Endpoint, release: str) -> bool:
-    return any(holds_in(stretch, release) for stretch in versions.rows("endpoints")[f"{endpoint.method} {endpoint.path}"])
+    return any(
+        versions.is_within(stretch, release) for stretch in versions.rows("endpoints")[f"{endpoint.method} {endpoint.path}"]
+    )
 
 
 @each("endpoint", ENDPOINTS, ids=lambda e: e.path)
@@ -23,10 +23,3 @@ def test_endpoints_come_and_go_with_releases() -> None:
     """/pause came with 0.12.0; a request to an older server would be a 404."""
     pause = next(e for e in ENDPOINTS if e.path == "/pause")
     assert (_exists(pause, "0.11.2"), _exists(pause, "0.12.0")) == (False, True)
-
-
-def test_changes_on_an_upgrade_are_those_in_between() -> None:
-    """From the release after the old one up to and including the new one; nothing on the way down."""
-    assert [b.since for b in changes_between("0.19.0", "0.22.0")] == ["0.20.0", "0.22.0"]
-    assert changes_between("0.32.0", "0.19.0") == ()
-    assert all(b.since in versions.wheels() for b in BEHAVIOURS)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from plimsoll.vllm import flag_notes, versions
-from plimsoll.vllm.flags import UNKNOWN_DEFAULT, flags_of, history_of, is_before, release_after
-from plimsoll.vllm.versions import newest
+from plimsoll.vllm.flags import UNKNOWN_DEFAULT, flags_of, history_of, release_after
+from plimsoll.vllm.versions import is_before, newest
 from tests.each import each
 
 

@@ -20,7 +20,7 @@ from plimsoll.launch.rewrite import spelled
 from plimsoll.redaction import REDACTED
 from plimsoll.vllm import versions
 from plimsoll.vllm.extension_points import NEEDS, Part, answers_in, verdicts
-from plimsoll.vllm.flags import flags_of, holds_in
+from plimsoll.vllm.flags import flags_of
 from plimsoll.vllm.versions import Engine
 
 # The paths that clients may reach through a proxy. Everything else stays inside: figures, drains, adapters, admin
@@ -42,7 +42,7 @@ def client_paths(release: str) -> tuple[str, ...]:
     there = {
         name.partition(" ")[2]
         for name, stretches in versions.rows("endpoints").items()
-        if any(holds_in(stretch, release) for stretch in stretches)
+        if any(versions.is_within(stretch, release) for stretch in stretches)
     }
     return tuple(path for path in PATHS if path in there)
 

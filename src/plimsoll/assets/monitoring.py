@@ -14,9 +14,7 @@ from plimsoll.assets.names import GUARD_JOB, Names, about, span
 from plimsoll.assets.settings import DOCS_URL, Settings
 from plimsoll.assets.texts import quoted, yaml_of
 from plimsoll.errors import BadInput
-from plimsoll.vllm.flags import is_before
-from plimsoll.vllm.metrics import V1_DEFAULT_SINCE
-from plimsoll.vllm.versions import engine_named
+from plimsoll.vllm.versions import Behaviour, engine_named
 
 EVALUATED_EVERY_S = 30
 SLOW_EVERY_S = 300
@@ -233,9 +231,9 @@ JOBS_NOTE = """\
 
 def monitoring_files(settings: Settings) -> dict[str, str]:
     """Names and texts; BadInput for a release whose figures do not answer what the alerts ask."""
-    if is_before(engine_named(settings.vllm).release, V1_DEFAULT_SINCE):
+    if not Behaviour.V1_ENGINE.is_in(engine_named(settings.vllm).release):
         raise BadInput(
-            f"monitoring is made for vLLM {V1_DEFAULT_SINCE} and newer: {settings.vllm} counts neither steps nor hits"
+            f"monitoring is made for vLLM {Behaviour.V1_ENGINE.since} and newer: {settings.vllm} counts neither steps nor hits"
         )
     bounds = thresholds_of(settings)
     groups = groups_of(settings, bounds)

@@ -49,9 +49,7 @@ from plimsoll.plan.read import installed_vllm
 from plimsoll.redaction import redact_words
 from plimsoll.render import assets as report
 from plimsoll.render.terminal import show
-from plimsoll.vllm.extension_points import OLDEST
-from plimsoll.vllm.flags import is_before
-from plimsoll.vllm.versions import Engine, engine_named
+from plimsoll.vllm.versions import Behaviour, Engine, engine_named
 
 WHAT = ("systemd", "compose", "kubernetes", "monitoring")
 PLAN_MAX_BYTES = 16 << 20
@@ -172,8 +170,8 @@ def _doubts(plan: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _not_too_old(engine: Engine) -> Engine:
     """The same engine; BadInput for one from before vLLM's present engine and metrics."""
-    if is_before(engine.release, OLDEST):
-        raise BadInput(f"files are made for vLLM {OLDEST} and newer, not for {engine}")
+    if not Behaviour.WORKER_EXTENSIONS.is_in(engine.release):
+        raise BadInput(f"files are made for vLLM {Behaviour.WORKER_EXTENSIONS.since} and newer, not for {engine}")
     return engine
 
 

@@ -27,58 +27,11 @@ from plimsoll.launch.command_line import (
 from plimsoll.launch.launches import EntryPoint, Launch
 from plimsoll.launch.rewrite import Item, Status
 from plimsoll.vllm import flag_notes, flags, versions
-from plimsoll.vllm.flags import UNKNOWN_DEFAULT, FlagRow, flags_of, history_of, is_before, release_after
-from plimsoll.vllm.versions import Engine
-
-# What changed between releases without a flag in the command changing: read in the wheels and checked on live engines.
-
-
-class Behaviour(NamedTuple):
-    """Something vLLM does from one release on."""
-
-    since: str
-    what: str
-    evidence: str  # the file of that release in which it can be read
-
-
-BEHAVIOURS: tuple[Behaviour, ...] = (
-    Behaviour("0.8.0", "the second engine (V1) runs by default: prefix caching and chunked prefill on, preemption by "
-              "recomputation only, no swapping", "engine/arg_utils.py"),
-    Behaviour("0.9.1", "memory of other processes no longer counts against the budget; the start is refused when less than "
-              "the requested share is free", "v1/worker/gpu_worker.py"),
-    Behaviour("0.11.0", "metrics named vllm:gpu_* are hidden unless --show-hidden-metrics-for-version=0.10 is given",
-              "v1/metrics/loggers.py"),
-    Behaviour("0.11.0", "the first engine (V0) is gone; NCCL's buffers no longer count against the budget",
-              "v1/worker/gpu_worker.py"),
-    Behaviour("0.12.0", "metrics named vllm:gpu_* are gone: dashboards and alerts on them see nothing; "
-              "vllm:time_per_output_token_seconds is hidden", "v1/metrics/loggers.py"),
-    Behaviour("0.15.0", "vllm:time_per_output_token_seconds is gone, and so is VLLM_ATTENTION_BACKEND",
-              "v1/metrics/loggers.py, envs.py"),
-    Behaviour("0.18.0", "--shutdown-timeout exists: 0 (the default) aborts requests in flight on SIGTERM",
-              "engine/arg_utils.py"),
-    Behaviour("0.19.0", "a prompt is admitted only when all of it fits the KV cache (--scheduler-reserve-full-isl)",
-              "config/scheduler.py"),
-    Behaviour("0.20.0", "memory for CUDA graphs is estimated and taken from the KV cache by default",
-              "v1/worker/gpu_worker.py"),
-    Behaviour("0.22.0", "the second model runner is the default for some architectures", "config/vllm.py"),
-    Behaviour("0.26.0", "prefix caching is on by default for hybrid (Mamba) models too", "config/model.py"),
-    Behaviour("0.29.0", "the second model runner is the default for every architecture it supports", "config/vllm.py"),
-    Behaviour("0.29.0", "python -m vllm.entrypoints.openai.api_server warns that it is deprecated",
-              "entrypoints/openai/api_server.py"),
-)  # fmt: skip
-
-
-def changes_between(old: str, new: str) -> tuple[Behaviour, ...]:
-    """What begins to hold on the way from one release to a later one, oldest first; empty for a downgrade."""
-    return tuple(b for b in BEHAVIOURS if is_before(old, b.since) and not is_before(new, b.since))
-
+from plimsoll.vllm.flags import UNKNOWN_DEFAULT, FlagRow, flags_of, history_of, release_after
+from plimsoll.vllm.versions import Behaviour, Engine, announced_between
 
 # The verdict on one flag of a command.
 
-# The release that began to take `--model` after `vllm serve`, and to ask for the model as the first word instead.
-MODEL_FLAG_TAKEN = "0.8.3"
-# The first release whose parser joined `--config.key value` into JSON.
-DOTTED_SINCE = "0.9.0"
 _KEYED_KINDS = ("json", "json-or-text", "other")
 _NUMBERS = ("int", "float", "human-int", "human-int-or-auto")
 
@@ -115,8 +68,8 @@ def judge(argument: Argument, engine: Engine, entry: EntryPoint, unseen: Unseen,
 
 def _taken(argument: Argument, row: FlagRow, engine: Engine, beside: Beside, unseen: Unseen) -> Item:
     """The release takes it: does it do anything?"""
-    idle = flag_notes.IDLE.get(row.name)
-    if idle is not None and not is_before(engine.release, idle.since):
+    idle = flag_notes.in_force(flag_notes.IDLE, row.name, engine.release)
+    if idle is not None:
         return item_for(argument, Status.NO_EFFECT, idle.since, note=idle.why)
     if row.is_deprecated:
         stretch = [r for r in history_of(row.name) if r.is_deprecated]
@@ -127,10 +80,8 @@ def _taken(argument: Argument, row: FlagRow, engine: Engine, beside: Beside, uns
 
 def _alone(argument: Argument, row: FlagRow, engine: Engine, beside: Beside) -> Item | None:
     """A flag that acts only beside another, which the command does not give."""
-    needs = flag_notes.NEEDS.get(row.name)
+    needs = flag_notes.in_force(flag_notes.NEEDS, row.name, engine.release)
     if needs is None or not beside.is_whole or needs.flag in beside.given:
-        return None
-    if needs.since is not None and is_before(engine.release, needs.since):
         return None
     since = history_of(row.name)[0].first if needs.since is None else None  # earlier releases were not read: it may be older
     instead = f"{needs.flag} beside it, if it was meant to act"
@@ -161,9 +112,9 @@ def item_for(
 
 
 def _dotted(argument: Argument, row: FlagRow, engine: Engine) -> Item:
-    if is_before(engine.release, DOTTED_SINCE):
-        note = f"dotted keys came with {DOTTED_SINCE}; pass JSON instead"
-        return item_for(argument, Status.NEVER_EXISTED, DOTTED_SINCE, note=note)
+    if not Behaviour.DOTTED_KEYS.is_in(engine.release):
+        since = Behaviour.DOTTED_KEYS.since
+        return item_for(argument, Status.NEVER_EXISTED, since, note=f"dotted keys came with {since}; pass JSON instead")
     if row.kind not in _KEYED_KINDS:
         return item_for(argument, Status.NEVER_EXISTED, note=f"{row.name} takes no keys")
     if argument.lacks_value:
@@ -183,11 +134,11 @@ def _config(argument: Argument, row: FlagRow) -> Item | None:
 def _model(argument: Argument, engine: Engine, entry: EntryPoint) -> Item | None:
     if entry is not EntryPoint.SERVE or argument.source or not argument.values:
         return None
-    instead = "the model as the first word after `vllm serve`"
-    if is_before(engine.release, MODEL_FLAG_TAKEN):
+    instead, since = "the model as the first word after `vllm serve`", Behaviour.MODEL_FLAG.since
+    if not Behaviour.MODEL_FLAG.is_in(engine.release):
         note = f"`vllm serve` of {engine} wants the model as its first word"
-        return item_for(argument, Status.NEVER_EXISTED, MODEL_FLAG_TAKEN, instead, note)
-    return item_for(argument, Status.DEPRECATED, MODEL_FLAG_TAKEN, instead)
+        return item_for(argument, Status.NEVER_EXISTED, since, instead, note)
+    return item_for(argument, Status.DEPRECATED, since, instead)
 
 
 def _false_in_a_file(argument: Argument, row: FlagRow) -> Item:
@@ -210,10 +161,10 @@ def _absent(argument: Argument, engine: Engine) -> Item:
             return item_for(argument, Status.NEVER_EXISTED, note=f"{positive} has no --no- form")
     if not past:
         return _ambiguous(argument) if argument.candidates else _unheard_of(argument, engine)
-    if is_before(engine.release, past[0].first):
+    if past[0].begins_after(engine.release):
         note = f"came with {past[0].first}; {engine} refuses it"
         return item_for(argument, Status.NEVER_EXISTED, past[0].first, note=note)
-    last = [row for row in past if not is_before(engine.release, row.first)][-1]
+    last = [row for row in past if not row.begins_after(engine.release)][-1]
     gone = flag_notes.GONE.get(spelling) or flag_notes.GONE.get(positive)
     note = gone.why if gone else "vLLM refuses to start"
     return item_for(argument, Status.REMOVED, release_after(last.last), gone.instead if gone else None, f"{short_for}{note}")
@@ -261,8 +212,8 @@ def _nearest_of(word: str, known: Iterable[str]) -> str | None:
 def _bad_value(argument: Argument, row: FlagRow, problem: str) -> Item:
     """A value the release refuses: other releases may take it."""
     others = [r for r in history_of(row.name) if r is not row and argument.values and _takes(r, argument)]
-    earlier = [r for r in others if is_before(r.last, row.first)]
-    later = [r for r in others if is_before(row.last, r.first)]
+    earlier = [r for r in others if r.ends_before(row)]
+    later = [r for r in others if row.ends_before(r)]
     instead = _switch(argument, row)
     if (earlier or later) and instead is None:
         instead = _other_form(argument, row)
@@ -308,8 +259,8 @@ def _implied(argument: Argument, row: FlagRow, engine: Engine) -> Item | None:
     if row.takes_value or argument.values:
         return None
     wanted = not argument.is_negated
-    implied = flag_notes.IMPLIED.get(row.name)
-    if implied is not None and wanted and not is_before(engine.release, implied.since):
+    implied = flag_notes.in_force(flag_notes.IMPLIED, row.name, engine.release)
+    if implied is not None and wanted:
         return item_for(argument, Status.REDUNDANT, implied.since, note=implied.why)
     if row.kind == "on-off" and row.default is wanted:
         same = [r for r in history_of(row.name) if r.default is wanted]
@@ -317,8 +268,6 @@ def _implied(argument: Argument, row: FlagRow, engine: Engine) -> Item | None:
     return None
 
 
-# The release that began to print a DeprecationWarning for `python -m vllm.entrypoints.openai.api_server`.
-ENTRY_POINT_DEPRECATED = "0.29.0"
 _DASHES = ("\N{EM DASH}", "\N{EN DASH}", "\N{MINUS SIGN}", "\N{NON-BREAKING HYPHEN}")
 
 
@@ -369,7 +318,7 @@ def check(launch: Launch, engine: Engine, came_from: Engine | None = None, confi
         items += _changed_defaults(line, launch, came_from, engine)
     made = rewrite.rewrite(line, judged, variables, engine)
     notes = (*launch.notes, *_notes(launch, engine, came_from, line, config), *made.notes, *_config_notes(judged))
-    changes = changes_between(came_from.release, engine.release) if came_from is not None else ()
+    changes = announced_between(came_from.release, engine.release) if came_from is not None else ()
     return Checked(
         launch, engine, line.model, tuple(items), made.words, made.environment, unseen, notes, came_from, changes, config
     )
@@ -446,7 +395,7 @@ def _judge_variable(name: str, value: str, engine: Engine) -> Item | None:
         return Item(name, Status.UNKNOWN, note="no release of vLLM reads it; a plugin may", values=(value,))
     if flags.is_read_in(name, engine.release):
         return Item(name, Status.OK, past.first, values=(value,))
-    if is_before(engine.release, past.first):
+    if past.begins_after(engine.release):
         return Item(name, Status.NO_EFFECT, past.first, note=f"came with {past.first}; {engine} ignores it", values=(value,))
     gone = flag_notes.GONE_VARIABLES.get(name)
     note = gone.why if gone else "the variable is no longer read"
@@ -454,9 +403,9 @@ def _judge_variable(name: str, value: str, engine: Engine) -> Item | None:
 
 
 def _entry_point(launch: Launch, engine: Engine) -> list[Item]:
-    if launch.entry is not EntryPoint.API_SERVER or is_before(engine.release, ENTRY_POINT_DEPRECATED):
+    if launch.entry is not EntryPoint.API_SERVER or not Behaviour.API_SERVER_DEPRECATED.is_in(engine.release):
         return []
-    return [Item(launch.entry.value, Status.DEPRECATED, ENTRY_POINT_DEPRECATED, "vllm serve")]
+    return [Item(launch.entry.value, Status.DEPRECATED, Behaviour.API_SERVER_DEPRECATED.since, "vllm serve")]
 
 
 def _changed_defaults(line: CommandLine, launch: Launch, old: Engine, new: Engine) -> list[Item]:
@@ -473,7 +422,7 @@ def _changed_defaults(line: CommandLine, launch: Launch, old: Engine, new: Engin
         note = f"not in the command: {_shown(past.default)} in {old}, {_shown(row.default)} in {new}"
         if name in flag_notes.MEMORY:
             note += f"; {flag_notes.MEMORY[name]}"
-        same = [r for r in history_of(name) if not is_before(r.first, past.first) and r.default == row.default]
+        same = [r for r in history_of(name) if not r.begins_before(past.first) and r.default == row.default]
         items.append(Item(name, Status.DEFAULT_CHANGED, same[0].first if same else None, note=note))
     items.sort(key=lambda item: (item.name not in flag_notes.MEMORY, item.name))
     set_here = dict(launch.environment)

@@ -7,14 +7,15 @@ several values after one flag, and a YAML file of flags (`--config`).
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from plimsoll.errors import BadInput, TooLarge
 from plimsoll.units import parse_vllm_integer, parse_vllm_integer_or_auto
-from plimsoll.vllm.flags import FlagRow, flags_of, history_of, is_before
+from plimsoll.vllm.flag_notes import RANGES, in_force
+from plimsoll.vllm.flags import FlagRow, flags_of, history_of
+from plimsoll.vllm.versions import Behaviour
 
 _NEGATIVE_NUMBER = r"^-\d+$|^-\d*\.\d+$"  # argparse's own
 _TRUE_FALSE = ("true", "false")
@@ -121,7 +122,7 @@ def _optimization(words: Sequence[str], known: Mapping[str, FlagRow], release: s
     for word, following in zip(words, [*words[1:], ""], strict=False):
         if word == "-O" and following in ("0", "1", "2", "3"):
             done.append("--optimization-level")
-        elif word.startswith("-O.") and release == "0.12.0":
+        elif word.startswith("-O.") and Behaviour.DOTTED_O.is_in(release):
             done.append(word.replace("-O", "-cc", 1))
         elif word.startswith("-O") and word != "-O":
             done.append(f"--optimization-level={word[3:] if word[2] == '=' else word[2:]}")
@@ -277,49 +278,6 @@ _NOTHING = ("", "None")
 _HUMAN_NUMBER = r"\b\d+(?:\.\d+)?[kKmMgGtT]\b"
 
 
-class _Range(NamedTuple):
-    """Numbers outside of which vLLM does not start, though its parser takes them."""
-
-    least: float
-    most: float = math.inf
-    above: bool = False  # the least itself is refused
-    below: bool = False  # the most itself is refused
-    since: str | None = None  # the release whose source was read; None: it holds in every release
-    unless: frozenset[str] = frozenset()  # beside these nobody looks at the number
-
-    def problem(self, value: str) -> str | None:
-        """Why the number is refused; None if it is not, or is no number."""
-        try:
-            number = float(value)
-        except ValueError:
-            return None
-        low = number > self.least if self.above else number >= self.least
-        high = number < self.most if self.below else number <= self.most
-        if low and high:
-            return None
-        ends = [f"{'above' if self.above else 'at least'} {self.least:g}"]
-        ends += [f"{'below' if self.below else 'at most'} {self.most:g}"] if self.most < math.inf else []
-        return f"{value!r} is not {' and '.join(ends)}"
-
-
-# The limits in vLLM's configuration classes of 0.32.0; earlier releases had some of them and were not read for it.
-_FROM_ONE = _Range(1, since="0.32.0")
-RANGES = {
-    "--gpu-memory-utilization": _Range(0, 1, above=True),
-    # No socket has another number. With these the server listens elsewhere or not at all.
-    "--port": _Range(0, 65535, unless=frozenset({"--uds", "--headless", "--grpc"})),
-    "--tensor-parallel-size": _FROM_ONE,
-    "--pipeline-parallel-size": _FROM_ONE,
-    "--decode-context-parallel-size": _FROM_ONE,
-    "--max-num-seqs": _FROM_ONE,
-    "--max-num-batched-tokens": _FROM_ONE,
-    "--block-size": _FROM_ONE,
-    "--stream-interval": _FROM_ONE,
-    "--cpu-offload-gb": _Range(0, since="0.32.0"),
-    "--watermark": _Range(0, 1, below=True, since="0.32.0"),
-}
-
-
 def value_problem(argument: Argument, unseen: Unseen) -> str | None:
     """Why the parser refuses the value; None if it takes it or we cannot tell."""
     row = argument.row
@@ -357,10 +315,8 @@ def config_problem(argument: Argument, unseen: Unseen, release: str, given: froz
 
 def out_of_range(name: str, value: str, release: str, given: frozenset[str]) -> str | None:
     """Why vLLM refuses a number that its parser takes; None if it does not, or is no number."""
-    limits = RANGES.get(name)
-    if limits is None or limits.unless & given or (limits.since is not None and is_before(release, limits.since)):
-        return None
-    return limits.problem(value)
+    limits = in_force(RANGES, name, release)
+    return None if limits is None or limits.unless & given else limits.problem(value)
 
 
 def in_form_of(row: FlagRow, values: tuple[str, ...]) -> str | None:

@@ -10,8 +10,8 @@ from typing import NamedTuple
 from plimsoll.launch.command_line import Argument, CommandLine, in_form_of, out_of_range
 from plimsoll.units import shortened
 from plimsoll.vllm import flag_notes
-from plimsoll.vllm.flags import FlagRow, flags_of, is_before
-from plimsoll.vllm.versions import Engine
+from plimsoll.vllm.flags import FlagRow, flags_of
+from plimsoll.vllm.versions import Behaviour, Engine
 
 # The words a verdict is made of.
 
@@ -50,8 +50,6 @@ class Item(NamedTuple):
     values: tuple[str, ...] = ()
 
 
-# The first release with the command `vllm serve`.
-SERVE_SINCE = "0.5.2"
 LEFT_OUT = "left out of the rewritten command"
 
 Judged = tuple[Argument, Item]
@@ -167,7 +165,7 @@ def _says(item: Item) -> bool:
 
 
 def _head(model: str | None, engine: Engine) -> list[str]:
-    if is_before(engine.release, SERVE_SINCE):
+    if not Behaviour.SERVE_COMMAND.is_in(engine.release):
         return ["python", "-m", "vllm.entrypoints.openai.api_server", *(["--model", model] if model else [])]
     return ["vllm", "serve", *([model] if model else [])]
 

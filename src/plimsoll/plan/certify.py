@@ -15,8 +15,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from plimsoll.plan.certify_terms import (
-    READ_FROM,
-    READ_TO,
     Phase,
     RequestLimits,
     Resident,
@@ -36,7 +34,7 @@ from plimsoll.plan.ledger import PIECES_AT_MOST, Ledger, ModelFacts
 from plimsoll.plan.settings import Settings
 from plimsoll.units import GIB, format_count, format_gib
 from plimsoll.unknown import Unknown
-from plimsoll.vllm.flags import is_before
+from plimsoll.vllm.versions import Coverage
 
 LATE = GIB // 2  # kernels that load late, cuBLAS's other workspaces: 0.44 GiB came after the start on an H200
 LATE_TOGETHER = GIB  # and channels of NCCL that open at the first large collective; not measured
@@ -141,9 +139,10 @@ def assess(asked: Question) -> Certificate:
 
 
 def _release(settings: Settings) -> list[str]:
-    if is_before(settings.release, READ_FROM) or is_before(READ_TO, settings.release):
-        return [f"what vLLM {settings.release} allocates in a step: its source was read from {READ_FROM} to {READ_TO}"]
-    return []
+    read = Coverage.STEP_MEMORY
+    if read.has(settings.release):
+        return []
+    return [f"what vLLM {settings.release} allocates in a step: its source was read from {read.first} to {read.last}"]
 
 
 def _room(ledger: Ledger, unseen: int, reserved: int) -> tuple[tuple[Term, ...], int]:

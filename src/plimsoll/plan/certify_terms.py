@@ -17,7 +17,7 @@ from plimsoll.plan.overhead import V2_PENALTY_BYTES, era_of
 from plimsoll.plan.settings import AUTO_FIT, Flags, Settings
 from plimsoll.plan.weights_parts import STYLES, Style
 from plimsoll.units import MIB, ceil_div, round_up
-from plimsoll.vllm.flags import is_before
+from plimsoll.vllm.versions import Behaviour
 
 # What a command says of the requests it admits, and what of it makes a certificate impossible.
 
@@ -98,13 +98,12 @@ def runner_in_doubt(settings: Settings, shape: ModelShape, limits: RequestLimits
     plain = drafting.get("method") in _DRAFTS_ON_SECOND and not drafting.get("parallel_drafting")
     if drafting and settings.v2_runner and not (plain and settings.pipeline_parallel == 1):
         doubts.append("--speculative-config")
-    if is_before(settings.release, "0.29.0") and any(name.startswith(_EARLY_ON_SECOND) for name in shape.architectures):
+    is_early = any(name.startswith(_EARLY_ON_SECOND) for name in shape.architectures)
+    if is_early and not Behaviour.V2_RUNNER_ALL.is_in(settings.release):
         doubts.append(shape.architectures[0])
     return [f"which model runner vLLM takes beside {', '.join(doubts)} (VLLM_USE_V2_MODEL_RUNNER says)"] if doubts else []
 
 
-READ_FROM, READ_TO = "0.25.1", "0.32.0"  # the releases whose source these figures were read in
-LEAN_PROFILE_SINCE = "0.28.0"
 PROMPT_CHUNK = 1024  # rows of logits at once in the second runner, v1/worker/gpu/sample/prompt_logprob.py
 # A chosen log-probability: the top-k's value and index, its sort, the concatenation and the copy as 32-bit ids.
 BYTES_PER_CHOICE = 72
@@ -209,7 +208,7 @@ def reserved_of(ledger: Ledger, shape: ModelShape) -> int:
     The second runner copies the profile's logits to 32 bits only until 0.27 (sample/sampler.py needs_logits_processing).
     """
     settings, low = ledger.settings, ledger.activation.low
-    copies = not settings.v2_runner or is_before(settings.release, LEAN_PROFILE_SINCE)
+    copies = not settings.v2_runner or not Behaviour.LEAN_PROFILE.is_in(settings.release)
     if copies or not ledger.activation.why.startswith("sampler"):
         return low
     return max(0, low - 4 * min(settings.max_num_seqs, settings.max_num_batched_tokens) * shape.vocab_size)

@@ -8,10 +8,9 @@ from plimsoll.findings import Code, Evidence, Finding, Severity
 from plimsoll.launch.rewrite import Item
 from plimsoll.models.shape import ModelShape
 from plimsoll.plan.kv import WhyRefused
-from plimsoll.plan.ledger import NEIGHBOURS_APART, Ledger
-from plimsoll.plan.settings import V1_SINCE
+from plimsoll.plan.ledger import Ledger
 from plimsoll.units import GIB, format_count, format_gib
-from plimsoll.vllm.flags import is_before
+from plimsoll.vllm.versions import Behaviour
 
 # What vLLM refuses whatever the memory: settings that contradict the model, the card or each other. Only what is certain.
 
@@ -86,8 +85,6 @@ def _loras(ledger: Ledger) -> Finding | None:
     return Finding(Code.OTHER_BAD_CONFIG, Severity.CRITICAL, 0.95, TOO_FEW_LORAS_IN_HOST, because)
 
 
-# The release that began to refuse expandable segments beside a KV connector.
-SEGMENTS_REFUSED_SINCE = "0.21.0"
 # Room for lazily loaded kernels, cuBLAS workspaces and the like, on top of what can be computed.
 ROOM_FOR_THE_REST = GIB // 2
 
@@ -138,12 +135,12 @@ def _segments(ledger: Ledger, environment: Mapping[str, str]) -> list[Finding]:
     if (
         "expandable_segments:True" not in conf
         or connector is None
-        or is_before(ledger.settings.release, SEGMENTS_REFUSED_SINCE)
+        or not Behaviour.SEGMENTS_REFUSED.is_in(ledger.settings.release)
     ):
         return []
     return [
         Finding(Code.STARTUP_BAD_FLAG, Severity.CRITICAL, 0.9, "expandable segments beside a KV connector",
-                f"vLLM refuses expandable_segments:True with {connector} since {SEGMENTS_REFUSED_SINCE}",
+                f"vLLM refuses expandable_segments:True with {connector} since {Behaviour.SEGMENTS_REFUSED.since}",
                 (Evidence("environment", f"PYTORCH_CUDA_ALLOC_CONF={conf}"),))
     ]  # fmt: skip
 
@@ -159,7 +156,7 @@ def _weights(ledger: Ledger) -> list[Finding]:
 
 def _free_memory(ledger: Ledger) -> list[Finding]:
     free = ledger.free_bytes
-    if free >= ledger.requested.value or is_before(ledger.settings.release, NEIGHBOURS_APART):
+    if free >= ledger.requested.value or not Behaviour.NEIGHBOURS_APART.is_in(ledger.settings.release):
         return []
     because = (
         f"vLLM asks for {format_gib(ledger.requested.value)} and refuses to start when less is free; "
@@ -265,7 +262,7 @@ def _one_block_short(ledger: Ledger) -> list[Finding]:
     """vLLM counts all blocks when it starts and keeps one for itself when it serves."""
     cache = ledger.kv_plan
     enough = cache.num_blocks > cache.blocks_per_request
-    if enough or not cache.fits_one_request or is_before(ledger.settings.release, V1_SINCE):
+    if enough or not cache.fits_one_request or not Behaviour.V1_ENGINE.is_in(ledger.settings.release):
         return []
     because = (
         f"a request of {format_count(cache.max_model_len)} tokens needs {format_count(cache.blocks_per_request)} blocks, and "

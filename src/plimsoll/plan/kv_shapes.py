@@ -26,11 +26,9 @@ from plimsoll.plan.kv_specs import (
     token_packing,
 )
 from plimsoll.units import ceil_div
-from plimsoll.vllm.versions import Version
+from plimsoll.vllm.versions import Behaviour, Coverage
 
 # What of a launch decides the KV cache, and where vLLM's releases differ in it.
-
-NEWEST = "0.32.0"
 
 
 @dataclass(frozen=True)
@@ -61,20 +59,19 @@ class KvRules:
 def rules_of(version: str) -> KvRules:
     """The rules of a release, given as text; newer ones than we know are taken to be like the newest."""
     try:
-        release = Version(version).release
+        is_half, is_quarter = (b.is_in(version) for b in (Behaviour.GROUPS_WITHIN_A_HALF, Behaviour.GROUPS_WITHIN_A_QUARTER))
     except ValueError as error:
         raise BadInput(str(error)) from None
-    tolerance = 1.5 if release >= (0, 18, 0) else 1.25 if release >= (0, 12, 0) else 1.0
     return KvRules(
-        reserves_null_block=release >= (0, 29, 0),
-        counts_all_batches=release >= (0, 26, 0),
-        tokens_by_concurrency=release >= (0, 21, 0),
-        group_tolerance=tolerance,
-        keeps_checkpoints=release >= (0, 32, 0),
-        reads_state_dtype=release >= (0, 13, 0),
-        v2_runner=release >= (0, 29, 0),
-        hybrid_manager=release >= (0, 9, 1),
-        chooses_block_by_backend=release >= (0, 18, 0),
+        reserves_null_block=Behaviour.NULL_BLOCK.is_in(version),
+        counts_all_batches=Behaviour.ALL_BATCHES_IN_FLIGHT.is_in(version),
+        tokens_by_concurrency=Behaviour.TOKENS_BY_CONCURRENCY.is_in(version),
+        group_tolerance=1.5 if is_half else 1.25 if is_quarter else 1.0,
+        keeps_checkpoints=Behaviour.STATE_CHECKPOINTS.is_in(version),
+        reads_state_dtype=Behaviour.STATE_DTYPE.is_in(version),
+        v2_runner=Behaviour.V2_RUNNER_ALL.is_in(version),
+        hybrid_manager=Behaviour.HYBRID_KV_MANAGER.is_in(version),
+        chooses_block_by_backend=Behaviour.BLOCK_BY_BACKEND.is_in(version),
     )
 
 
@@ -117,7 +114,7 @@ class KvSettings:
     """The GPU's major compute capability, which decides the attention backend and so the default block size."""
     interleaved: bool = False
     """The cache layout has the block outermost (BLHNC, BLNHC): DeepSeek V4, or VLLM_KV_CACHE_LAYOUT."""
-    version: str = NEWEST
+    version: str = Coverage.KV_RULES.last
 
     @property
     def rules(self) -> KvRules:

@@ -21,9 +21,8 @@ from plimsoll.models.shape import ModelShape
 from plimsoll.plan.ledger import Ledger, ModelFacts, Terms, added_up, neighbours_in_budget, sum_of
 from plimsoll.plan.settings import AUTO_FIT
 from plimsoll.units import GIB, MIB, Estimate, format_gib
-from plimsoll.vllm.flags import is_before
 from plimsoll.vllm.log_lines import PRINTED_TOLERANCE, Measured
-from plimsoll.vllm.versions import Version
+from plimsoll.vllm.versions import Behaviour, is_same_release
 
 # What real starts taught, as numbers under a key, and how that is written down.
 
@@ -173,7 +172,6 @@ _REPEATS: dict[str, tuple[float, float]] = {
     "context": (0.05, 0.1),
 }
 _PLAN_RESERVE = 150 * MIB  # vLLM leaves it when it writes a startup plan
-_PLAN_COUNTS_ESTIMATE_SINCE = "0.27.0"  # until then a startup plan did not take the graphs' estimate off
 _FARTHEST_FACTOR = 2.0
 _SHARED = "its share of what was measured for non-torch and activation together"
 _TOKEN_SIZE_TOLERANCE = 0.05
@@ -337,7 +335,7 @@ def _kv(ledger: Ledger, measured: Measured) -> _Figure | None:
     if measured.planned_kv_bytes is not None:
         graphs = ledger.graphs_actual
         value, tolerance = measured.planned_kv_bytes + _PLAN_RESERVE + graphs.value, _half(graphs)
-        if is_before(settings.release, _PLAN_COUNTS_ESTIMATE_SINCE):
+        if not Behaviour.PLAN_COUNTS_GRAPHS.is_in(settings.release):
             value, tolerance = value - ledger.graphs.value, math.ceil(math.hypot(tolerance, _half(ledger.graphs)))
         return _Figure(value, tolerance)
     if measured.blocks and settings.pipeline_parallel == 1 and settings.num_gpu_blocks_override is None:
@@ -435,7 +433,7 @@ def _refuse_another_start(ledger: Ledger, measured: Measured) -> None:
         ("--max-num-seqs", measured.max_num_seqs, settings.max_num_seqs),
         ("--max-model-len", None if settings.max_model_len == AUTO_FIT else measured.max_model_len, settings.max_model_len),
     )
-    if measured.release is not None and Version(measured.release) != Version(settings.release):
+    if measured.release is not None and not is_same_release(measured.release, settings.release):
         raise BadInput(f"the log is of vLLM {measured.release}, the plan of {settings.release}: give --vllm {measured.release}")
     for flag, logged, planned in stated:
         if logged is not None and logged != planned:

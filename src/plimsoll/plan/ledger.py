@@ -22,7 +22,7 @@ from plimsoll.plan.overhead import OverheadInput, overhead, unseen_buffers
 from plimsoll.plan.settings import AUTO_FIT, Settings
 from plimsoll.plan.weights import Placement, lora_bytes, weights_from_shape, weights_from_tensors, weights_from_total
 from plimsoll.units import GIB, Estimate
-from plimsoll.vllm.flags import is_before
+from plimsoll.vllm.versions import Behaviour
 
 # What a worker holds before vLLM's snapshot, in GiB: 19 starts of 0.19.0 on H100 print it (0.51 on one GPU in eleven of
 # eleven, 1.53 to 2.07 with tensor parallelism). Other cards and releases: the band is widened, not measured; a public start
@@ -30,13 +30,6 @@ from plimsoll.vllm.flags import is_before
 _CONTEXT_ALONE = (0.51, 0.25, 0.8)
 _CONTEXT_TOGETHER = (1.55, 1.0, 2.1)
 _CONTEXT_TOGETHER_ELSEWHERE = (0.6, 0.3, 1.6)
-# Until 0.10.2 NCCL came after the snapshot and counted against the budget.
-NCCL_BEFORE_SNAPSHOT = "0.11.0"
-# Until 0.9.0 what other processes hold came out of the budget; since 0.9.1 the start is refused if too little is free.
-NEIGHBOURS_APART = "0.9.1"
-# The first release that loads weights under max_split_size_mb:20, and the first that gives AWQ to Machete on Hopper.
-WHOLE_SEGMENTS_SINCE = "0.21.0"
-MACHETE_FOR_AWQ_SINCE = "0.19.0"
 
 # What torch's pool takes beyond the peak that a full batch allocates, as a share of it: 0.19 to 0.43 in six loads on an H200
 # with room to spare, 0.68 in one that had a cache of a given size beside it and failed (docs/overhead.md).
@@ -171,7 +164,7 @@ def _pieces(settings: Settings, activation: Estimate) -> Estimate:
 
 def neighbours_in_budget(settings: Settings, card: Card) -> int:
     """What other processes hold on the card, in releases that take it off the budget."""
-    return card.used_bytes if is_before(settings.release, NEIGHBOURS_APART) else 0
+    return 0 if Behaviour.NEIGHBOURS_APART.is_in(settings.release) else card.used_bytes
 
 
 def kv_settings(shape: ModelShape, settings: Settings, card: Card) -> KvSettings:
@@ -242,8 +235,8 @@ def _weights(model: ModelFacts, settings: Settings, card: Card) -> Estimate:
         partition=settings.pipeline_partition,
         encoders=not settings.language_model_only,
         encoders_whole=settings.encoders_whole,
-        whole_segments=not is_before(settings.release, WHOLE_SEGMENTS_SINCE),
-        wide_zeros=card.compute_capability == (9, 0) and not is_before(settings.release, MACHETE_FOR_AWQ_SINCE),
+        whole_segments=Behaviour.WHOLE_SEGMENTS.is_in(settings.release),
+        wide_zeros=card.compute_capability == (9, 0) and Behaviour.AWQ_MACHETE.is_in(settings.release),
     )
     dtype = model_dtype(model.shape, settings)
     stored = model.shape.quantization
@@ -282,9 +275,8 @@ def _overhead_input(shape: ModelShape, settings: Settings, card: Card) -> Overhe
 
 
 def _context(settings: Settings, card: Card) -> Estimate:
-    together = settings.tensor_parallel * settings.pipeline_parallel > 1 and not is_before(
-        settings.release, NCCL_BEFORE_SNAPSHOT
-    )
+    is_spread = settings.tensor_parallel * settings.pipeline_parallel > 1
+    together = is_spread and Behaviour.NCCL_BEFORE_SNAPSHOT.is_in(settings.release)
     linked = card.compute_capability is None or card.compute_capability >= (9, 0)
     value, low, high = _CONTEXT_ALONE if not together else _CONTEXT_TOGETHER if linked else _CONTEXT_TOGETHER_ELSEWHERE
     return Estimate(int(value * GIB), int(low * GIB), int(high * GIB), "CUDA context and NCCL before vLLM's snapshot")

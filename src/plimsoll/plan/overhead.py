@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from plimsoll.models.shape import LayerKind, ModelShape, Tower
 from plimsoll.units import GIB, MIB, Estimate, format_gib
-from plimsoll.vllm.versions import Version
+from plimsoll.vllm.versions import Behaviour
 
 # The figures of `overhead`, by vLLM release range; where they come from and how far they are off: docs/overhead.md.
 
@@ -30,7 +30,7 @@ class Era(NamedTuple):
     """A range of releases whose profile run allocates alike."""
 
     name: str
-    since: tuple[int, int, int]  # the first release of the range; it ends where the next one begins
+    since: Behaviour | None  # what the range begins with; it ends where the next one begins
     evidence: str
     sampler_bytes: float  # per row and vocabulary entry at the peak of the sampler's dummy run, first model runner
     forward_hidden: float  # hidden-sized tensors alive beside the widest feed-forward of a compiled pass
@@ -45,32 +45,43 @@ class Era(NamedTuple):
     v2_profiles_encoder: bool = False  # the second runner's profile run left the encoder out until 0.27
     has_rows: bool = True  # whether a start of this range was measured
 
+    @property
+    def first(self) -> str:
+        """The first release of the range."""
+        return self.since.since if self.since is not None else "0"
+
 
 _SNAPSHOT_AFTER_NCCL = NonTorch((0.14, 0.02, 0.25), (0.55, 0.3, 2.2), (0.3, 0.05, 0.9), (0.12, 0.03, 0.3))
 _SINCE_18 = NonTorch((0.27, 0.17, 0.39), (2.21, 2.0, 2.33), (0.6, 0.08, 2.2), (0.12, 0.05, 0.3))
 _SINCE_20 = NonTorch((0.27, 0.17, 0.4), (2.21, 0.5, 2.6), (0.6, 0.08, 2.2), (0.14, 0.04, 0.4))
 
 ERAS: tuple[Era, ...] = (
-    Era("V0", (0, 0, 0), "18 starts of the first engine", 38.0, 4.0,
+    Era("V0", None, "18 starts of the first engine", 38.0, 4.0,
         NonTorch((0.25, 0.03, 0.75), (0.9, 0.1, 8.0), (0.5, 0.1, 1.2), (0.5, 0.05, 2.0)), (0.25, 0.6), 0.15),
-    Era("0.8.0 to 0.9.0", (0, 8, 0), "no start prints a term: the sampler of 0.9 to 0.16, and all memory outside torch counts",
-        38.0, 4.0, NonTorch((0.6, 0.2, 1.2), (2.4, 0.8, 4.5), (1.5, 0.5, 3.0), (1.2, 0.4, 2.5)), (0.15, 0.25), 0.3,
+    Era("0.8.0 to 0.9.0", Behaviour.V1_ENGINE,
+        "no start prints a term: the sampler of 0.9 to 0.16, and all memory outside torch counts", 38.0, 4.0,
+        NonTorch((0.6, 0.2, 1.2), (2.4, 0.8, 4.5), (1.5, 0.5, 3.0), (1.2, 0.4, 2.5)), (0.15, 0.25), 0.3,
         has_rows=False),
-    Era("0.9.1 to 0.10", (0, 9, 1), "2 starts on one GPU; NCCL counts, and no start with several GPUs is known", 38.0, 4.0,
+    Era("0.9.1 to 0.10", Behaviour.NEIGHBOURS_APART,
+        "2 starts on one GPU; NCCL counts, and no start with several GPUs is known", 38.0, 4.0,
         NonTorch((0.1, 0.02, 0.3), (1.6, 0.5, 3.0), (0.8, 0.1, 2.0), (0.8, 0.1, 2.0)), (0.06, 0.12), 0.12),
-    Era("0.11 to 0.12", (0, 11, 0), "7 starts", 38.0, 4.0, _SNAPSHOT_AFTER_NCCL, (0.05, 0.08), 0.08, copies_embedding=True),
-    Era("0.13 to 0.16", (0, 13, 0), "3 starts, and the sampler of 0.11", 38.0, 4.0, _SNAPSHOT_AFTER_NCCL, (0.05, 0.08), 0.08,
-        copies_embedding=True, keeps_moe_workspace=True),
-    Era("0.17", (0, 17, 0), "1 start, and the sampler of 0.18 to 0.19", 14.0, 4.0, _SNAPSHOT_AFTER_NCCL, (0.08, 0.1), 0.1,
+    Era("0.11 to 0.12", Behaviour.NCCL_BEFORE_SNAPSHOT, "7 starts", 38.0, 4.0, _SNAPSHOT_AFTER_NCCL, (0.05, 0.08), 0.08,
+        copies_embedding=True),
+    Era("0.13 to 0.16", Behaviour.MOE_WORKSPACE, "3 starts, and the sampler of 0.11", 38.0, 4.0,
+        _SNAPSHOT_AFTER_NCCL, (0.05, 0.08), 0.08, copies_embedding=True, keeps_moe_workspace=True),
+    Era("0.17", Behaviour.TRITON_TOP_K, "1 start, and the sampler of 0.18 to 0.19", 14.0, 4.0,
+        _SNAPSHOT_AFTER_NCCL, (0.08, 0.1), 0.1, top_k_buffer=True, copies_embedding=True, keeps_moe_workspace=True),
+    Era("0.18 to 0.19", Behaviour.GRAPH_ESTIMATE_ASKED, "20 starts", 14.0, 4.0, _SINCE_18, (0.06, 0.1), 0.08, "opt-in",
         top_k_buffer=True, copies_embedding=True, keeps_moe_workspace=True),
-    Era("0.18 to 0.19", (0, 18, 0), "20 starts", 14.0, 4.0, _SINCE_18, (0.06, 0.1), 0.08, "opt-in",
-        top_k_buffer=True, copies_embedding=True, keeps_moe_workspace=True),
-    Era("0.20 to 0.26", (0, 20, 0), "18 starts of our own (0.25.1, H200, one GPU); none with several GPUs", 14.0, 3.5,
+    Era("0.20 to 0.26", Behaviour.GRAPH_ESTIMATE,
+        "18 starts of our own (0.25.1, H200, one GPU); none with several GPUs", 14.0, 3.5,
         _SINCE_20, (0.1, 0.12), 0.1, "v1", top_k_buffer=True, copies_embedding=True, keeps_moe_workspace=True),
-    Era("0.27 to 0.28", (0, 27, 0), "no start prints a term: the tensors of 0.25.1 under the new accounting", 14.0, 3.5,
+    Era("0.27 to 0.28", Behaviour.CONSUMED_MEMORY,
+        "no start prints a term: the tensors of 0.25.1 under the new accounting", 14.0, 3.5,
         _SINCE_20, (0.2, 0.25), 0.35, "v1", top_k_buffer=True, copies_embedding=True, keeps_moe_workspace=True,
         consumed_counts_all=True, v2_profiles_encoder=True, has_rows=False),
-    Era("0.29 to 0.32", (0, 29, 0), "no start prints a term: the tensors of 0.25.1 under the new accounting", 14.0, 3.5,
+    Era("0.29 to 0.32", Behaviour.V2_RUNNER_ALL,
+        "no start prints a term: the tensors of 0.25.1 under the new accounting", 14.0, 3.5,
         _SINCE_20, (0.25, 0.3), 0.4, "both", top_k_buffer=True, copies_embedding=True, keeps_moe_workspace=True,
         consumed_counts_all=True, v2_profiles_encoder=True, has_rows=False),
 )  # fmt: skip
@@ -91,10 +102,9 @@ V2_SAMPLER_BYTES = 6.0
 # Its penalty counters, allocated when the model is loaded: 4 B an entry and one bit.
 V2_PENALTY_BYTES = 4.125
 # Where it is the default: unquantised models of these architectures, then every dense one, then all.
-V2_EARLY_DENSE = {(0, 22): frozenset({"Qwen3ForCausalLM"}),
-                  (0, 23): frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen3ForCausalLM"})}  # fmt: skip
-V2_SINCE_DENSE = (0, 24, 0)
-V2_SINCE_ALL = (0, 29, 0)
+V2_EARLY_DENSE = {
+    Behaviour.V2_RUNNER_QWEN3: {"Qwen3ForCausalLM"}, Behaviour.V2_RUNNER_LLAMA: {"LlamaForCausalLM", "MistralForCausalLM"}
+}  # fmt: skip
 V2_EARLY_EXPERTS = frozenset({"DeepseekV2ForCausalLM", "Qwen2MoeForCausalLM", "GraniteMoeForCausalLM"})
 
 # CUDA graphs: GiB = fixed + per layer x layers + experts (if any) + quantised (if so), at 51 capture sizes (up to 512).
@@ -304,7 +314,7 @@ def overhead(given: OverheadInput, era: Era | None = None) -> Overhead:
     """The three terms of one start; `era` is for the fit, which holds rows out of the table."""
     era = era or era_of(given.release)
     v2 = v2_by_default(given.release, given.shape) if given.v2_runner is None else given.v2_runner
-    if era.since < (0, 20, 0):
+    if not Behaviour.GRAPH_ESTIMATE.is_in(era.first):
         v2 = False  # the second runner was an experiment until then; no figure of it is known
     actual = _graphs_actual(given, era, v2=v2)
     return Overhead(_activation(given, era, v2=v2), _non_torch(given, era, v2=v2), _graphs(given, era, actual, v2=v2), actual)
@@ -314,36 +324,29 @@ def unseen_buffers(given: OverheadInput) -> int:
     """What the second runner allocates after the weights were weighed and before the profile begins: in no term until 0.27."""
     era = era_of(given.release)
     v2 = v2_by_default(given.release, given.shape) if given.v2_runner is None else given.v2_runner
-    return int(_buffers(given, v2=True)) if v2 and era.since >= (0, 20, 0) and not era.consumed_counts_all else 0
+    is_unseen = Behaviour.GRAPH_ESTIMATE.is_in(era.first) and not era.consumed_counts_all
+    return int(_buffers(given, v2=True)) if v2 and is_unseen else 0
 
 
 def era_of(release: str) -> Era:
     """The range a release belongs to; a newer one than we know is met as the newest range."""
-    number = _number(release)
-    return next(era for era in reversed(ERAS) if era.since <= number)
+    try:
+        return next(era for era in reversed(ERAS) if era.since is None or era.since.is_in(release))
+    except ValueError:  # no version at all
+        return ERAS[-1]
 
 
 def v2_by_default(release: str, shape: ModelShape) -> bool:
     """Whether this release runs this model on the second model runner when nobody asks (config/vllm.py)."""
-    number = _number(release)
-    if number >= V2_SINCE_ALL:
+    if era_of(release) is ERAS[-1]:  # it begins with Behaviour.V2_RUNNER_ALL
         return True
-    hybrid = any(layer.kind.keeps_state for layer in shape.layers)
     architectures = set(shape.architectures)
-    early = V2_EARLY_DENSE.get(number[:2])
-    if early is not None:
+    if not Behaviour.V2_RUNNER_DENSE.is_in(release):
+        early = set().union(*(names for change, names in V2_EARLY_DENSE.items() if change.is_in(release)))
         return bool(architectures & early) and shape.moe is None and shape.quantization is None
-    if number < V2_SINCE_DENSE or hybrid:
+    if any(layer.kind.keeps_state for layer in shape.layers):
         return False
     return shape.moe is None or bool(architectures & V2_EARLY_EXPERTS)
-
-
-def _number(release: str) -> tuple[int, int, int]:
-    try:
-        parts = Version(release).release
-    except ValueError:
-        return ERAS[-1].since
-    return parts[0], parts[1], parts[2]
 
 
 def _capability(given: OverheadInput) -> tuple[int, int]:
@@ -384,7 +387,7 @@ def _activation(given: OverheadInput, era: Era, *, v2: bool) -> Estimate:
     if given.pipeline_parallel > 1:  # only the last rank samples, and it need not be the one that is shown
         low = min(low, 0.9 * contest["forward pass"])
     high = value * (1 + above) + era.band_gib * GIB
-    if era.since >= (0, 8, 0):
+    if era.name != "V0":
         high = max(high, embedding)
     if shape.towers:
         high += encoder_outputs(shape, batch)
@@ -409,13 +412,13 @@ def _non_torch(given: OverheadInput, era: Era, *, v2: bool) -> Estimate:
     else:
         band = terms.alone
     value, low, high = (gib * GIB for gib in band)
-    if given.tensor_parallel == 2 and fast and era.since >= (0, 18, 0):
+    if given.tensor_parallel == 2 and fast and Behaviour.GRAPH_ESTIMATE_ASKED.is_in(era.first):
         value -= TWO_GPUS_LESS_GIB * GIB
     if given.tensor_parallel == 1 and not fast:
         low = min(low, 0.02 * GIB)  # 24 and 48 GB cards showed 0.02 to 0.12 where an H100 showed 0.13
     if given.tensor_parallel == 1 and given.data_parallel > 1:
         high += GIB  # communicators of the data-parallel group: one start showed 0.61
-    if given.shape.vocab_size % 8 and era.since >= (0, 18, 0):
+    if given.shape.vocab_size % 8 and Behaviour.GRAPH_ESTIMATE_ASKED.is_in(era.first):
         value, high = value + ODD_VOCABULARY_GIB * GIB, high + 2 * ODD_VOCABULARY_GIB * GIB
     if era.consumed_counts_all:
         buffers = _buffers(given, v2=v2)

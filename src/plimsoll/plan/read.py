@@ -17,7 +17,7 @@ from plimsoll.models.shape import ModelShape
 from plimsoll.plan.advise import Advice
 from plimsoll.plan.ledger import Card, Ledger, ModelFacts
 from plimsoll.units import GIB, Estimate, format_gib, parse_gib
-from plimsoll.vllm.versions import Engine, engine_named
+from plimsoll.vllm.versions import Behaviour, Engine, engine_named
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -48,9 +48,6 @@ class Planned(NamedTuple):
 
 
 MOST_MEMORY = 1024 * GIB  # beyond what any card has: a figure in MiB, most likely
-
-
-MLA_SINCE = "0.7.1"  # the first release that caches latents for DeepSeek's attention
 
 
 def planned_of(options: Split) -> Planned:
@@ -168,12 +165,10 @@ def _with_drafter(model: ModelFacts, settings: Settings) -> tuple[ModelFacts, tu
 
 def _check_era(shape: ModelShape, release: str) -> None:
     """Refuse what an old release kept in another way than plan describes: a confident wrong answer takes servers down."""
-    from plimsoll.vllm.flags import is_before
-
-    if shape.mla is not None and is_before(release, MLA_SINCE):
-        raise BadInput(
-            f"{release} keeps full heads for this model (latent attention came with {MLA_SINCE}); plan cannot say how many"
-        )
+    if shape.mla is not None and not Behaviour.LATENT_CACHE.is_in(release):
+        since = Behaviour.LATENT_CACHE.since
+        why = f"{release} keeps full heads for this model (latent attention came with {since})"
+        raise BadInput(f"{why}; plan cannot say how many")
 
 
 def _model(

@@ -12,20 +12,11 @@ from plimsoll.models.shape import LayerKind, ModelShape
 from plimsoll.plan.overhead import v2_by_default
 from plimsoll.units import parse_vllm_integer, parse_vllm_integer_or_auto
 from plimsoll.vllm.defaults import batch_limits, batch_limits_v0
-from plimsoll.vllm.flags import UNKNOWN_DEFAULT, flags_of, is_before
-from plimsoll.vllm.versions import Version
+from plimsoll.vllm.flags import UNKNOWN_DEFAULT, flags_of
+from plimsoll.vllm.versions import Behaviour
 
 AUTO_FIT = -1  # --max-model-len auto
-# The first release that lets the scheduler run ahead by default.
-ASYNC_SINCE = "0.14.0"
-GRAPH_ESTIMATE_SINCE = "0.20.0"
-V1_SINCE = "0.8.0"
-V0_GONE_SINCE = "0.11.0"
 V0_CHUNKS_ABOVE = 32768
-PREFIX_CACHING_HYBRID_SINCE = "0.26.0"
-# The first release with --language-model-only, which is all limits at 0: both leave out the same encoders. Earlier ones did so
-# for some models only.
-TOWERS_LEFT_OUT_SINCE = "0.17.0"
 # What an encoder reads, by the names that vLLM 0.32.0 marks it with.
 _BY_TOWER = {"vision": ("image", "video"), "audio": ("audio",)}
 _INPUTS = {
@@ -186,8 +177,8 @@ def read_settings(
     """The values in force, as vLLM of that release would arrive at them on that card."""
     flags = Flags(line, release)
     variables = dict(environment)
-    asks_for_v0 = variables.get("VLLM_USE_V1") == "0" and is_before(release, V0_GONE_SINCE)
-    is_v1 = not is_before(release, V1_SINCE) and not asks_for_v0
+    asks_for_v0 = variables.get("VLLM_USE_V1") == "0" and not Behaviour.V0_GONE.is_in(release)
+    is_v1 = Behaviour.V1_ENGINE.is_in(release) and not asks_for_v0
     context = _context(flags, shape)
     chunked = flags.switch("--enable-chunked-prefill")
     sequences, tokens = _batch(flags, release, gpu_name, gpu_bytes, context, is_v1=is_v1, chunked=chunked)
@@ -225,7 +216,7 @@ def read_settings(
         speculative=flags.mapping("--speculative-config"),
         kv_connector=str(transfer["kv_connector"]) if "kv_connector" in transfer else None,
         pipeline_partition=_partition(variables.get("VLLM_PP_LAYER_PARTITION")),
-        estimates_graphs=(estimate == "1") if estimate is not None else not is_before(release, GRAPH_ESTIMATE_SINCE),
+        estimates_graphs=(estimate == "1") if estimate is not None else Behaviour.GRAPH_ESTIMATE.is_in(release),
         v2_runner=v2_by_default(release, shape) if runner not in ("0", "1") else runner == "1",
         skips_mm_profiling=bool(flags.switch("--skip-mm-profiling")),
         language_model_only=bool(flags.switch("--language-model-only")) or _reads_text_alone(flags, release, shape),
@@ -257,7 +248,7 @@ def _offload(gib: float | None) -> float:
 
 def _reads_text_alone(flags: Flags, release: str, shape: ModelShape) -> bool:
     """Whether --limit-mm-per-prompt is 0 for all that the encoders read: vLLM then does not load them."""
-    if not shape.towers or is_before(release, TOWERS_LEFT_OUT_SINCE):
+    if not shape.towers or not Behaviour.UNREAD_TOWERS.is_in(release):
         return False
     limits = flags.mapping("--limit-mm-per-prompt") or {}
     read = {
@@ -335,13 +326,13 @@ def caches_prefixes_by_default(shape: ModelShape, release: str) -> bool:
     """Whether the second engine (V1) turns prefix caching on for this model when no flag says so."""
     if any(kind.keeps_state for kind in shape.kinds):
         is_hybrid = any(kind.keeps_tokens for kind in shape.kinds)  # attention-free models: off in every release
-        return is_hybrid and Version(release) >= Version(PREFIX_CACHING_HYBRID_SINCE)
+        return is_hybrid and Behaviour.HYBRID_PREFIX_CACHING.is_in(release)
     return not shape.is_encoder_decoder and LayerKind.ENCODER not in shape.kinds
 
 
 def _async(flags: Flags, release: str) -> bool:
     given = flags.switch("--async-scheduling")
-    return given if given is not None else not is_before(release, ASYNC_SINCE)
+    return given if given is not None else Behaviour.ASYNC_SCHEDULING.is_in(release)
 
 
 def _partition(text: str | None) -> tuple[int, ...] | None:

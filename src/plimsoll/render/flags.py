@@ -54,7 +54,7 @@ def flags_json(results: Sequence[Checked]) -> dict[str, object]:
     }
     if first.came_from is not None:
         body["from"] = first.came_from.release
-        body["changes"] = [{"since": change.since, "what": change.what} for change in first.changes]
+        body["changes"] = [{"since": change.since, "what": change.change} for change in first.changes]
     return body
 
 
@@ -153,7 +153,7 @@ def _changes(result: Checked) -> list[str]:
         return []
     lines = ["", f"From {result.came_from.release} to {result.engine.release} vLLM also changed:", ""]
     for change in result.changes:
-        lines += wrapped(f"  {change.since:<{_NAMES}}{change.what}", _INDENT)
+        lines += wrapped(f"  {change.since:<{_NAMES}}{change.change}", _INDENT)
     return lines
 
 

@@ -20,6 +20,7 @@ from plimsoll.simulate.summary import POOR_FIT
 from plimsoll.simulate.trace import Arrivals, Trace
 from plimsoll.simulate.traffic import SCHEME
 from plimsoll.units import parse_vllm_integer
+from plimsoll.vllm.versions import Coverage
 
 if TYPE_CHECKING:
     from plimsoll.simulate.fit import Fit
@@ -273,7 +274,7 @@ NO_SERVER = (
     "--gpu NAME -- vllm serve MODEL ..."
 )
 
-REPLICA_OF = "0.32.0"  # The release whose scheduler is replayed
+REPLICA_OF = Coverage.SCHEDULER.last  # The release whose scheduler is replayed
 _NUMBERS = {
     "--num-blocks": "num_blocks", "--block-size": "block_size", "--max-num-seqs": "max_num_seqs",
     "--max-num-batched-tokens": "max_num_batched_tokens", "--max-model-len": "max_model_len",

@@ -27,79 +27,14 @@ from plimsoll.standin.request import HISTOGRAMS
 from plimsoll.standin.serve.fields import Options
 from plimsoll.standin.start_failures import Failure, failure_of
 from plimsoll.units import parse_vllm_integer
-from plimsoll.vllm.flags import is_before
-
-# The labels of vllm:cache_config_info: the fields of vLLM's CacheConfig, which every few releases gains or loses some.
-
-
-class _Label(NamedTuple):
-    name: str
-    first: str
-    last: str = ""  # "": it is still there
-    value: str = "None"  # as vLLM prints the default
-
-
-OLDEST = "0.11.0"  # The first release that the table knows
-
-# Read from the class definitions of the releases 0.11.0 to 0.32.0. A stretch ends with the last release that has it.
-_LABELS = (
-    _Label("_block_size_resolved", "0.18.0", value="True"),
-    _Label("block_size", OLDEST),
-    _Label("cache_dtype", OLDEST, value="auto"),
-    _Label("cache_hit_alignment_tokens", "0.32.0"),
-    _Label("calculate_kv_scales", OLDEST, "0.27.1", "False"),
-    _Label("cpu_kvcache_space_bytes", OLDEST, "0.19.1"),
-    _Label("cpu_offload_gb", OLDEST, "0.17.1", "0"),
-    _Label("cpu_offload_params", "0.17.0", "0.17.1", "set()"),
-    _Label("effective_attention_block_size", "0.31.0"),
-    _Label("enable_mamba_fine_grained_prefix_cache", "0.30.0", "0.30.0", "False"),
-    _Label("enable_mamba_shared_prefix_checkpoint", "0.31.0", value="False"),
-    _Label("enable_prefix_caching", OLDEST),
-    _Label("gpu_memory_utilization", OLDEST),
-    _Label("hash_block_size", "0.20.0", "0.25.1"),
-    _Label("hash_block_size", "0.32.0"),
-    _Label("is_attention_free", OLDEST, value="False"),
-    _Label("kv_cache_dtype_skip_layers", "0.19.0", value="[]"),
-    _Label("kv_cache_layout", "0.29.0"),
-    _Label("kv_cache_max_concurrency", "0.24.0"),
-    _Label("kv_cache_memory_bytes", OLDEST),
-    _Label("kv_cache_size_tokens", "0.24.0"),
-    _Label("kv_offloading_backend", "0.11.1", "0.13.0"),
-    _Label("kv_offloading_backend", "0.14.0", value="native"),
-    _Label("kv_offloading_size", "0.11.1"),
-    _Label("kv_sharing_fast_prefill", OLDEST, value="False"),
-    _Label("mamba_block_size", "0.11.1"),
-    _Label("mamba_cache_dtype", OLDEST, value="auto"),
-    _Label("mamba_cache_mode", "0.15.0", value="none"),
-    _Label("mamba_page_size_padded", OLDEST),
-    _Label("mamba_ssm_cache_dtype", OLDEST, value="auto"),
-    _Label("num_cpu_blocks", OLDEST),
-    _Label("num_gpu_blocks", OLDEST),
-    _Label("num_gpu_blocks_override", OLDEST),
-    _Label("prefix_cache_retention_interval", "0.29.0", value="0"),
-    _Label("prefix_caching_hash_algo", OLDEST, value="sha256"),
-    _Label("prefix_match_unit", "0.26.0"),
-    _Label("replayssm_buffer_len", "0.27.0", value="16"),
-    _Label("skip_page_size_padded", "0.25.0"),
-    _Label("sliding_window", OLDEST),
-    _Label("swa_bounded_replay", "0.31.0", value="True"),
-    _Label("swap_space", OLDEST, "0.17.1", "4"),
-    _Label("use_kda_recoverssm", "0.29.0", value="False"),
-    _Label("use_replayssm", "0.27.0", value="False"),
-    _Label("user_specified_block_size", "0.18.0", value="False"),
-    _Label("user_specified_mamba_block_size", "0.20.0", "0.31.0", "False"),
-)
+from plimsoll.vllm.metrics import cache_config_labels
+from plimsoll.vllm.versions import Behaviour, Coverage
 
 
 def cache_labels(ledger: Ledger) -> dict[str, str]:
     """The labels of the planned server's release, in the order in which the page sorts them; `engine` is the page's to add."""
-    release = ledger.settings.release
     values = _values(ledger)
-    return {
-        label.name: values.get(label.name, label.value)
-        for label in _LABELS
-        if not is_before(release, label.first) and not (label.last and is_before(label.last, release))
-    }
+    return {name: values.get(name, value) for name, value in cache_config_labels(ledger.settings.release).items()}
 
 
 def _values(ledger: Ledger) -> Mapping[str, str]:
@@ -146,25 +81,25 @@ _NEWEST: dict[str, tuple[float, ...]] = {
     "request_preemptions": (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0),
     "step_tokens": _STEP,
 }
-# What it was before a release, the oldest first.
-_BEFORE: tuple[tuple[str, dict[str, tuple[float, ...]]], ...] = (
+# What it was before a change, the oldest first.
+_BEFORE: tuple[tuple[Behaviour, dict[str, tuple[float, ...]]], ...] = (
     (
-        "0.8.4",
+        Behaviour.LONG_LATENCY_BUCKETS,
         {
             "ttft": _FIRST_TOKEN[:16],
             **dict.fromkeys(("inter_token", "tpot"), _BETWEEN_TOKENS[:13]),
             **dict.fromkeys(("e2e", "queue", "inference", "prefill", "decode"), _LATENCY[:15]),
         },
     ),
-    ("0.8.5", {"step_tokens": _CAPTURE_SIZES}),
+    (Behaviour.STEP_BUCKETS, {"step_tokens": _CAPTURE_SIZES}),
 )
 
 
 def edges_of(release: str, max_model_len: int) -> dict[str, tuple[float, ...]]:
     """The upper bounds, without the infinite one, of each histogram as a release sets them; lengths go up to the context."""
     edges = dict(_NEWEST)
-    for end, older in _BEFORE:
-        if is_before(release, end):
+    for change, older in _BEFORE:
+        if not change.is_in(release):
             edges |= older
     lengths = _one_two_five(max_model_len)
     return {name: edges.get(name, lengths) for name in HISTOGRAMS}
@@ -229,8 +164,8 @@ def launch_of(planned: Planned, *, times: Mapping[str, int] | None = None, start
     """All of it; `times` are fields of StepTime that replace the data sheet's. What cannot be imitated is BadInput."""
     ledger = planned.ledger
     release = ledger.settings.release
-    if is_before(release, OLDEST):
-        raise BadInput(f"the stand-in knows vLLM from {OLDEST} on, not {release}")
+    if Coverage.CACHE_LABELS.begins_after(release):
+        raise BadInput(f"the stand-in knows vLLM from {Coverage.CACHE_LABELS.first} on, not {release}")
     flags = Flags(planned.line, release)
     _refuse(planned, flags)
     options = _options(planned, flags)

@@ -20,7 +20,7 @@ from plimsoll.simulate.trace import Integers
 from plimsoll.standin.faults import NS, Fault, Faults
 from plimsoll.standin.memory import Memory, MemorySizes, OutOfMemory
 from plimsoll.standin.request import Ask, Figures, Request, content_ids
-from plimsoll.vllm.flags import is_before
+from plimsoll.vllm.versions import Behaviour
 
 # From what the scheduler did to the figures of the metrics page, at the moments at which vLLM counts them.
 
@@ -177,7 +177,6 @@ def _grown_bytes(fault: Fault | None, since_ns: int, now_ns: int) -> int:
     return 0 if fault is None else int(fault.value * (now_ns - max(since_ns, fault.at_s * NS)) / NS)
 
 
-COMPUTED_ONLY_SINCE = "0.23.0"  # the release from which vLLM's tokens of a step are those that it computed
 COMPACTION_NS = 2_200_000  # what one took on the H200, median of 20
 PIECE_NS = NS  # what grows is looked at so often
 SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
@@ -235,7 +234,7 @@ class Engine:
             gap_edges=[round(edge * NS) for edge in config.edges.get("inter_token", ())],
             wants_tokens=wants_tokens,
         )
-        self.run.tally.sums[loop.COUNTS_CACHED] = is_before(config.release, COMPUTED_ONLY_SINCE)
+        self.run.tally.sums[loop.COUNTS_CACHED] = not Behaviour.COMPUTED_STEP_TOKENS.is_in(config.release)
         self._held: list[Request] = []  # came while it was paused: vLLM's scheduler does not see them either
         self._woken: dict[int, Request] = {}
         self.stands_still = False  # paused with everything kept where it is

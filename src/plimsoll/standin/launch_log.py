@@ -13,12 +13,10 @@ from plimsoll.models.shape import ModelShape
 from plimsoll.plan.ledger import Ledger, model_dtype
 from plimsoll.plan.settings import AUTO_FIT
 from plimsoll.units import GIB
-from plimsoll.vllm.flags import is_before
+from plimsoll.vllm.versions import Behaviour
 
 # How vLLM writes a line of its log: who speaks, how grave it is, when, where in its source, and what.
 
-# Until 0.30.0 every line that a process printed got its name in front; since 0.31.0 only what went through the logger.
-LOGGER_ALONE_SINCE = "0.31.0"
 API_SERVER = "APIServer"
 ENGINE_CORE = "EngineCore"
 
@@ -99,7 +97,7 @@ def _written(line: Line, stamp: str, pids: Pids, release: str) -> Iterator[str]:
     who = f"({line.process} pid={pids.of(line.process)}) "
     if line.level:
         who += f"{line.level} {stamp} [{line.place}] "
-    elif not is_before(release, LOGGER_ALONE_SINCE):
+    elif Behaviour.LOGGER_NAMES_PROCESS.is_in(release):
         who = ""
     for part in line.text.split("\n"):
         yield who + part
@@ -109,11 +107,6 @@ def gib(size: int) -> str:
     """As vLLM prints sizes: rounded to two digits, the last zero left away."""
     return str(round(size / GIB, 2))
 
-
-ONE_LINE_CACHE_SINCE = "0.28.0"  # tokens and concurrency in one line
-SUMMARY_SHOWN_SINCE = "0.26.0"  # before, the summary of memory was there at DEBUG only
-CONSUMED_SINCE = "0.27.0"  # weights and what is outside torch became one figure
-SECOND_RUNNER_SAYS_MEMORY = "0.28.0"
 
 _BEGUN, _CORE, _DEVICE, _LOADED, _MEASURED, _CAPTURED = 0.0, 0.28, 0.30, 0.35, 0.70, 0.78
 DEV_WARNING = "SECURITY WARNING: Development endpoints are enabled! This should NOT be used in production!"
@@ -230,7 +223,7 @@ def _measured(log: StartLog) -> Iterator[Line]:
     ledger, settings, seconds = log.ledger, log.ledger.settings, log.seconds
     weights = gib(ledger.weights.value)
     took = (_LOADED - _DEVICE) * seconds
-    memory = "memory " if not (settings.v2_runner and is_before(log.release, SECOND_RUNNER_SAYS_MEMORY)) else ""
+    memory = "memory " if not settings.v2_runner or Behaviour.V2_RUNNER_SAYS_MEMORY.is_in(log.release) else ""
     text = f"Model loading took {weights} GiB {memory}and {took:.6f} seconds"
     yield info(log.workers[0], "model_runner.py:425", text, _LOADED)
     if not settings.enforce_eager:
@@ -281,7 +274,7 @@ def _size_lines(log: StartLog) -> Iterator[Line]:
         yield info(ENGINE_CORE, "kv_cache_utils.py:2477", text, _MEASURED)
     size = f"GPU KV cache size: {kv.tokens:,} tokens"
     most = f"Maximum concurrency for {kv.max_model_len:,} tokens per request: {kv.max_concurrency or 0:.2f}x"
-    if is_before(log.release, ONE_LINE_CACHE_SINCE):
+    if not Behaviour.CACHE_IN_ONE_LINE.is_in(log.release):
         yield info(ENGINE_CORE, "kv_cache_utils.py:2146", size, _MEASURED)
         yield info(ENGINE_CORE, "kv_cache_utils.py:2147", most, _MEASURED)
     else:
@@ -308,10 +301,10 @@ def _graph_lines(log: StartLog) -> Iterator[Line]:
 def _summary(log: StartLog) -> Iterator[Line]:
     """The whole ledger in one line, where a release shows it."""
     ledger, settings = log.ledger, log.ledger.settings
-    if is_before(log.release, SUMMARY_SHOWN_SINCE) or settings.kv_cache_memory_bytes is not None:
+    if not Behaviour.MEMORY_SUMMARY.is_in(log.release) or settings.kv_cache_memory_bytes is not None:
         return
     activation = gib(ledger.activation.value + ledger.graphs.value)
-    if is_before(log.release, CONSUMED_SINCE):
+    if not Behaviour.CONSUMED_MEMORY.is_in(log.release):
         used = f"{gib(ledger.weights.value)} GiB for weight, {activation} GiB for peak activation, "
         used += f"{gib(ledger.non_torch.value)} GiB for non-torch memory"
     else:
@@ -374,9 +367,6 @@ _DEAD = (
     "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue. See stack trace (above) for the root cause."
 )
 _CLOSING = ("Shutting down", "Waiting for application shutdown.", "Application shutdown complete.")
-# The release that stopped engines in steps that say so.
-STEPS_SAID_SINCE = "0.23.0"
-PROCESSES_NAMED_SINCE = "0.27.0"
 
 
 class Stats(NamedTuple):
@@ -452,7 +442,7 @@ def after_death_lines(log: StartLog, pid: int, core_pid: int) -> tuple[Line, ...
 def stop_lines(log: StartLog, timeout_s: int, in_flight: int, core_pid: int) -> tuple[Line, ...]:
     """Somebody asked it to stop; with a timeout requests in flight may end first."""
     mode = "drain" if timeout_s else "abort"
-    if is_before(log.release, STEPS_SAID_SINCE):
+    if not Behaviour.SHUTDOWN_STEPS.is_in(log.release):
         return ()
     lines = [
         info(API_SERVER, "launcher.py:254", "[shutdown] API server: shutdown triggered"),
@@ -475,7 +465,7 @@ def stopped_lines(log: StartLog) -> tuple[Line, ...]:
     closing = [
         uvicorn(text) for text in ("Shutting down", "Waiting for application shutdown.", "Application shutdown complete.")
     ]
-    if is_before(log.release, STEPS_SAID_SINCE):
+    if not Behaviour.SHUTDOWN_STEPS.is_in(log.release):
         return tuple(closing)
     done = "[shutdown] EngineCore: request processing complete; starting resource teardown"
     return (
@@ -490,11 +480,11 @@ def stopped_lines(log: StartLog) -> tuple[Line, ...]:
 
 
 def _client_stops(log: StartLog, timeout: str, core_pid: int | None) -> Iterator[Line]:
-    if is_before(log.release, STEPS_SAID_SINCE):
+    if not Behaviour.SHUTDOWN_STEPS.is_in(log.release):
         return
     yield info(API_SERVER, "core_client.py:770", f"[shutdown] MPClient: start timeout={timeout}")
     yield info(API_SERVER, "core_client.py:772", "[shutdown] MPClient: stopping engine manager")
-    are_named = not is_before(log.release, PROCESSES_NAMED_SINCE)
+    are_named = Behaviour.SHUTDOWN_PROCESSES.is_in(log.release)
     if are_named:
         yield info(API_SERVER, "utils.py:628", "[shutdown] Process manager: send sigterm to process EngineCore")
     if core_pid is not None:
@@ -506,7 +496,7 @@ def _client_stops(log: StartLog, timeout: str, core_pid: int | None) -> Iterator
 
 
 def _client_stopped(log: StartLog) -> Iterator[Line]:
-    if is_before(log.release, STEPS_SAID_SINCE):
+    if not Behaviour.SHUTDOWN_STEPS.is_in(log.release):
         return
     yield info(API_SERVER, "core_client.py:774", "[shutdown] MPClient: engine manager stopped")
     yield info(API_SERVER, "core_client.py:775", "[shutdown] MPClient: cleaning up background resources")

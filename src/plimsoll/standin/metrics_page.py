@@ -16,10 +16,9 @@ from typing import NamedTuple
 
 from plimsoll.errors import BadInput
 from plimsoll.standin.request import ENDS, VALVES, Figures, Histogram
-from plimsoll.vllm.flags import is_before
-from plimsoll.vllm.metrics import V1_DEFAULT_SINCE, metrics_of
+from plimsoll.vllm.metrics import metrics_of
 from plimsoll.vllm.metrics_page import escaped_label
-from plimsoll.vllm.versions import newest, wheels
+from plimsoll.vllm.versions import Behaviour, newest, wheels
 
 # Prometheus' text format as prometheus_client writes it: numbers, labels, heads, and lines with a place for the number.
 #
@@ -196,27 +195,29 @@ ROWS: tuple[Row, ...] = (
 )  # fmt: skip
 CACHE_CONFIG = Row("vllm:cache_config_info", "Information of the LLMEngine CacheConfig", lambda _f, _: 1)
 
-# What HELP said before a release, the newest first.
+# What HELP said before a change, the newest first.
 _QUERIES = "GPU prefix cache queries, in terms of number of queried tokens."
 _HITS = "GPU prefix cache hits, in terms of number of cached tokens."
-EARLIER: dict[str, tuple[tuple[str, str], ...]] = {
-    "vllm:gpu_cache_usage_perc": (("0.9.2", "GPU KV-cache usage. 1 means 100 percent usage."),),
+EARLIER: dict[str, tuple[tuple[Behaviour, str], ...]] = {
+    "vllm:gpu_cache_usage_perc": ((Behaviour.KV_METRIC_NAMES, "GPU KV-cache usage. 1 means 100 percent usage."),),
     "vllm:gpu_prefix_cache_queries_total": (
-        ("0.10.0", f"{_QUERIES}DEPRECATED: Use vllm:prefix_cache_queries instead."),
-        ("0.9.2", _QUERIES),
+        (Behaviour.GPU_METRIC_HELP, f"{_QUERIES}DEPRECATED: Use vllm:prefix_cache_queries instead."),
+        (Behaviour.KV_METRIC_NAMES, _QUERIES),
     ),
     "vllm:gpu_prefix_cache_hits_total": (
-        ("0.10.0", f"{_HITS}DEPRECATED: Use vllm:prefix_cache_hits instead."),
-        ("0.9.2", _HITS),
+        (Behaviour.GPU_METRIC_HELP, f"{_HITS}DEPRECATED: Use vllm:prefix_cache_hits instead."),
+        (Behaviour.KV_METRIC_NAMES, _HITS),
     ),
-    "vllm:time_per_output_token_seconds": (("0.10.2", "Histogram of time per output token in seconds."),),
+    "vllm:time_per_output_token_seconds": ((Behaviour.INTER_TOKEN_METRIC, "Histogram of time per output token in seconds."),),
 }
-# The release that first knew a label's value.
-SINCE = {"error": "0.13.0", "repetition": "0.17.0"}
+# Values of labels that not every release knows.
+LATER_VALUES = {"error": Behaviour.ERROR_REASON, "repetition": Behaviour.REPETITION_REASON}
 # Registered whatever the flags; the flag only makes them move.
 ALWAYS_THERE = frozenset(row.name for row in ROWS if row.name.startswith("vllm:estimated_"))
 # What these counted nobody here counts: whole blocks of each prompt.
-LEFT_OUT_BEFORE = {"vllm:gpu_prefix_cache_queries_total": "0.9.0", "vllm:gpu_prefix_cache_hits_total": "0.9.0"}
+LEFT_OUT_BEFORE = dict.fromkeys(
+    ("vllm:gpu_prefix_cache_queries_total", "vllm:gpu_prefix_cache_hits_total"), Behaviour.PREFIX_TOKENS
+)
 
 
 # What a page says of the server itself: its process, its interpreter, and the HTTP requests it has answered.
@@ -369,9 +370,6 @@ def _sizes(http: HttpFigures, name: str, meaning: str, which: int) -> list[str]:
 
 __all__ = ["HttpFigures", "Page", "ProcessFigures"]
 
-# Until then vllm:cache_config_info did not say which engine it is of.
-_CACHE_NAMES_ENGINE_SINCE = "0.9.0"
-
 
 class _Metric(NamedTuple):
     """A row of the table as one release shows it."""
@@ -404,7 +402,7 @@ class Page:
         self._metrics = metrics_shown(release)
         self._created = number(created)
         self._shows_process = process
-        labels = dict(cache_labels) if is_before(release, _CACHE_NAMES_ENGINE_SINCE) else {**cache_labels, "engine": engine}
+        labels = {**cache_labels, "engine": engine} if Behaviour.CACHE_CONFIG_ENGINE.is_in(release) else dict(cache_labels)
         config = CACHE_CONFIG
         self._cache = f"{head(config.name, 'gauge', config.meaning)}{config.name}{labels_text(labels)} {number(1)}\n"
         self._edges: tuple[tuple[float, ...], ...] | None = None
@@ -431,8 +429,8 @@ class Page:
 @functools.cache
 def metrics_shown(release: str) -> tuple[_Metric, ...]:
     """vLLM's own metrics that a release shows whatever the flags, in the order of the page, the cache's configuration aside."""
-    if release not in wheels() or is_before(release, V1_DEFAULT_SINCE):
-        raise BadInput(f"no page of vLLM {release}: only those from {V1_DEFAULT_SINCE} to {newest()} are known")
+    if release not in wheels() or not Behaviour.V1_ENGINE.is_in(release):
+        raise BadInput(f"no page of vLLM {release}: only those from {Behaviour.V1_ENGINE.since} to {newest()} are known")
     known = metrics_of(release)
     shown: list[_Metric] = []
     for row in ROWS:
@@ -441,15 +439,15 @@ def metrics_shown(release: str) -> tuple[_Metric, ...]:
             continue
         if entry["shown"] != "always" and row.name not in ALWAYS_THERE:
             continue
-        if is_before(release, LEFT_OUT_BEFORE.get(row.name, V1_DEFAULT_SINCE)):
+        if not LEFT_OUT_BEFORE.get(row.name, Behaviour.V1_ENGINE).is_in(release):
             continue
         meaning = row.meaning
-        for end, earlier in EARLIER.get(row.name, ()):
-            meaning = earlier if is_before(release, end) else meaning
+        for change, earlier in EARLIER.get(row.name, ()):
+            meaning = meaning if change.is_in(release) else earlier
         labels = entry["labels"]
         assert isinstance(labels, list | tuple)
         more = [str(label) for label in labels if label not in ("model_name", "engine")]
-        values = tuple(value for value in row.by if not is_before(release, SINCE.get(value, V1_DEFAULT_SINCE)))
+        values = tuple(value for value in row.by if LATER_VALUES.get(value, Behaviour.V1_ENGINE).is_in(release))
         shown.append(_Metric(row, str(entry["type"]), meaning, "engine" in labels, (more[0] if more else "", values)))
     return tuple(shown)
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from plimsoll.findings import Code
 from plimsoll.plan.kv import WhyRefused
-from plimsoll.plan.ledger import NEIGHBOURS_APART, Ledger
+from plimsoll.plan.ledger import Ledger
 from plimsoll.standin.launch_log import (
     API_SERVER,
     ENGINE_CORE,
@@ -24,7 +24,7 @@ from plimsoll.standin.launch_log import (
 )
 from plimsoll.standin.memory import MemorySizes, oom_text
 from plimsoll.units import GIB
-from plimsoll.vllm.flags import is_before
+from plimsoll.vllm.versions import Behaviour
 
 _CORE = "vllm/v1/engine/core.py"
 _WORKER = "vllm/v1/worker/gpu_worker.py"
@@ -69,7 +69,7 @@ def failure_of(log: StartLog, sizes: MemorySizes, environment: Mapping[str, str]
     ledger = log.ledger
     if ledger.settings.max_model_len > log.shape.max_context and environment.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") != "1":
         return _too_long_for_the_model(log)
-    if log.free_bytes < ledger.requested.value and not is_before(log.release, NEIGHBOURS_APART):
+    if log.free_bytes < ledger.requested.value and Behaviour.NEIGHBOURS_APART.is_in(log.release):
         return too_little_free(log, log.free_bytes)
     if ledger.weights.value > log.free_bytes:
         return _out_of_memory(log, sizes, "weights")

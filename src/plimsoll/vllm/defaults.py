@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from plimsoll.units import GIB
-from plimsoll.vllm.flags import is_before
+from plimsoll.vllm.versions import Behaviour
 
 
 class BatchLimits(NamedTuple):
@@ -20,7 +20,7 @@ class BatchLimits(NamedTuple):
 
 
 class _Rule(NamedTuple):
-    since: str
+    since: Behaviour
     large_from_bytes: int  # cards with at least this much memory get `large`
     large: BatchLimits
     small: BatchLimits
@@ -31,12 +31,12 @@ class _Rule(NamedTuple):
 
 
 _RULES: tuple[_Rule, ...] = (
-    _Rule("0.8.0", 1 << 62, BatchLimits(1024, 8192), BatchLimits(1024, 2048), large_names=("h100", "h200")),
-    _Rule("0.8.4", 1 << 62, BatchLimits(1024, 8192), BatchLimits(256, 2048), large_names=("h100", "h200")),
-    _Rule("0.8.5", 70 * GIB, BatchLimits(1024, 8192), BatchLimits(256, 2048)),
-    _Rule("0.9.0", 70 * GIB, BatchLimits(1024, 8192), BatchLimits(256, 2048), excludes_a100=True),
+    _Rule(Behaviour.V1_ENGINE, 1 << 62, BatchLimits(1024, 8192), BatchLimits(1024, 2048), large_names=("h100", "h200")),
+    _Rule(Behaviour.FEWER_SEQUENCES, 1 << 62, BatchLimits(1024, 8192), BatchLimits(256, 2048), large_names=("h100", "h200")),
+    _Rule(Behaviour.BATCH_BY_MEMORY, 70 * GIB, BatchLimits(1024, 8192), BatchLimits(256, 2048)),
+    _Rule(Behaviour.A100_BATCH, 70 * GIB, BatchLimits(1024, 8192), BatchLimits(256, 2048), excludes_a100=True),
     _Rule(
-        "0.28.0",
+        Behaviour.LARGEST_BATCH,
         70 * GIB,
         BatchLimits(1024, 8192),
         BatchLimits(256, 2048),
@@ -49,7 +49,7 @@ _RULES: tuple[_Rule, ...] = (
 
 def batch_limits(release: str, gpu_name: str, gpu_bytes: int) -> BatchLimits | None:
     """What the second engine (V1) starts from; None for releases that ran the first one by default."""
-    rules = [rule for rule in _RULES if not is_before(release, rule.since)]
+    rules = [rule for rule in _RULES if rule.since.is_in(release)]
     if not rules:
         return None
     rule = rules[-1]

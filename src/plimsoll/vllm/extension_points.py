@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from plimsoll.vllm import versions
-from plimsoll.vllm.versions import Version
+from plimsoll.vllm.versions import Behaviour, Coverage
 
 # What a Python file defines, read as a syntax tree: classes with their methods and attributes, and the words it uses.
 #
@@ -565,14 +565,11 @@ FIRST_ENGINE = "VLLM_USE_V1"
 PLUGIN_LIST = "VLLM_PLUGINS"
 
 # What was run and not only read.
-TESTED = {"0.32.0": "tested on CPU", "0.25.1": "tested on an H200"}
+TESTED = {Coverage.INSIDE_ON_CPU.last: "tested on CPU", Coverage.INSIDE_ON_GPU.last: "tested on an H200"}
 BY_SIGNATURE = "by signature, read from the wheel"
 
 
 # What each release that was read makes of plimsoll.inside, and the stretches of releases that make the same of it.
-
-OLDEST = "0.8.0"
-"""The first release with worker extensions; nothing is claimed for older ones."""
 
 
 class Stretch(NamedTuple):
@@ -586,12 +583,11 @@ class Stretch(NamedTuple):
 
 def answers_in(release: str) -> tuple[Answer, ...]:
     """What that release's wheel was found to have."""
-    wanted = Version(release)
     found = [(need.name, span) for need in NEEDS for span in versions.spans_of("inside", need.name)]
     return tuple(
         Answer(name, State(span.facts["state"]), note=span.facts.get("note", ""))
         for name, span in found
-        if span.first <= wanted <= span.last
+        if span.covers(release)
     )
 
 
@@ -599,7 +595,7 @@ def stretches() -> list[Stretch]:
     """From the oldest release that is spoken of to the newest."""
     made: list[Stretch] = []
     for release in versions.wheels():
-        if Version(release) < Version(OLDEST):
+        if not Behaviour.WORKER_EXTENSIONS.is_in(release):  # nothing is claimed for older ones
             continue
         found = verdicts(answers_in(release), NEEDS)
         evidence = TESTED.get(release, BY_SIGNATURE)

@@ -7,10 +7,14 @@ the new flag; without one the old flag is simply left out.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+
+from plimsoll.vllm.versions import Behaviour, Coverage, is_before
 
 VALUES = "*"
+_READ = Coverage.CONFIG_CHECKS.first
 
 
 class Gone(NamedTuple):
@@ -210,14 +214,16 @@ class Implied(NamedTuple):
 
 # A bare switch whose effect is the default: chunked prefill (None means on) is not visible in the parser's own default.
 IMPLIED: Mapping[str, Implied] = {
-    "--enable-chunked-prefill": Implied("0.8.0", "on by default for generating models since V1 (0.8.0)"),
+    "--enable-chunked-prefill": Implied(Behaviour.V1_ENGINE.since, "on by default for generating models since V1 (0.8.0)"),
     # Until 0.25.1 hybrid (Mamba) models had it off by default, so the switch was not idle for them.
-    "--enable-prefix-caching": Implied("0.26.0", "on by default where supported; for hybrid models too since 0.26.0"),
+    "--enable-prefix-caching": Implied(
+        Behaviour.HYBRID_PREFIX_CACHING.since, "on by default where supported; for hybrid models too since 0.26.0"
+    ),
 }
 
 # Taken by the parser and used by nothing. 0.32.0 says so itself when the flag is given.
 IDLE: Mapping[str, Implied] = {
-    "--disable-cascade-attn": Implied("0.32.0", "cascade attention is gone; vLLM ignores the flag"),
+    "--disable-cascade-attn": Implied(_READ, "cascade attention is gone; vLLM ignores the flag"),
 }
 
 
@@ -235,15 +241,15 @@ _OF_LORA = """--enable-lora-bias --enable-mixed-moe-lora-format --enable-moe-sha
 
 NEEDS: Mapping[str, Needs] = {
     **dict.fromkeys(_OF_LORA, Needs("--enable-lora")),
-    "--kv-cache-metrics-sample": Needs("--kv-cache-metrics", "0.32.0"),
-    "--kv-offloading-backend": Needs("--kv-offloading-size", "0.32.0"),
-    "--max-log-len": Needs("--enable-log-requests", "0.32.0"),
+    "--kv-cache-metrics-sample": Needs("--kv-cache-metrics", _READ),
+    "--kv-offloading-backend": Needs("--kv-offloading-size", _READ),
+    "--max-log-len": Needs("--enable-log-requests", _READ),
 }
 
 # Names that a release has itself, where a plugin can register more and the parser takes any text. 0.32.0 refuses another
 # name of --quantization once it has read the model (ModelConfig._verify_quantization), unless the model's files overrule it.
 OPEN_LISTS: Mapping[tuple[str, str], frozenset[str]] = {
-    ("--quantization", "0.32.0"): frozenset(
+    ("--quantization", _READ): frozenset(
         "auto_awq auto_gptq awq awq_marlin compressed-tensors deepseek_v4_fp8 experts_int8 fbgemm_fp8 fp8 fp8_per_block"
         " fp8_per_channel fp8_per_tensor fp_quant gpt_oss_mxfp4 gptq gptq_marlin humming inc int8_per_channel_weight_only"
         " modelopt modelopt_fp4 modelopt_mixed modelopt_mxfp8 moe_wna16 mxfp4 mxfp8 nvfp4_per_token online quark"
@@ -290,3 +296,55 @@ MEMORY: Mapping[str, str] = {
     "--speculative-config": "a draft model takes weights and KV of its own",
     "--performance-mode": "throughput doubles the default batch limits",
 }
+
+
+class NumberRange(NamedTuple):
+    """The numbers that vLLM's configuration takes for a flag, once its parser took the word."""
+
+    least: float
+    most: float = math.inf
+    above: bool = False  # the least itself is refused
+    below: bool = False  # the most itself is refused
+    since: str | None = None  # the release whose source was read; None: it is so in every release
+    unless: frozenset[str] = frozenset()  # beside these nobody looks at the number
+
+    def problem(self, value: str) -> str | None:
+        """Why the number is refused; None if it is not, or is no number."""
+        try:
+            number = float(value)
+        except ValueError:
+            return None
+        low = number > self.least if self.above else number >= self.least
+        high = number < self.most if self.below else number <= self.most
+        if low and high:
+            return None
+        ends = [f"{'above' if self.above else 'at least'} {self.least:g}"]
+        ends += [f"{'below' if self.below else 'at most'} {self.most:g}"] if self.most < math.inf else []
+        return f"{value!r} is not {' and '.join(ends)}"
+
+
+# The limits in vLLM's configuration classes; earlier releases had some of them and were not read for it.
+_FROM_ONE = NumberRange(1, since=_READ)
+RANGES: Mapping[str, NumberRange] = {
+    "--gpu-memory-utilization": NumberRange(0, 1, above=True),
+    # No socket has another number. With these the server listens elsewhere or not at all.
+    "--port": NumberRange(0, 65535, unless=frozenset({"--uds", "--headless", "--grpc"})),
+    "--tensor-parallel-size": _FROM_ONE,
+    "--pipeline-parallel-size": _FROM_ONE,
+    "--decode-context-parallel-size": _FROM_ONE,
+    "--max-num-seqs": _FROM_ONE,
+    "--max-num-batched-tokens": _FROM_ONE,
+    "--block-size": _FROM_ONE,
+    "--stream-interval": _FROM_ONE,
+    "--cpu-offload-gb": NumberRange(0, since=_READ),
+    "--watermark": NumberRange(0, 1, below=True, since=_READ),
+}
+
+
+_Note = TypeVar("_Note", Implied, Needs, NumberRange)
+
+
+def in_force(table: Mapping[str, _Note], flag: str, release: str) -> _Note | None:
+    """The flag's note in one of these tables; None where there is none, or it begins with a later release."""
+    note = table.get(flag)
+    return None if note is None or (note.since is not None and is_before(release, note.since)) else note

@@ -31,6 +31,18 @@ class FlagRow(NamedTuple):
         """Whether anything follows the flag."""
         return self.kind not in ("switch", "on-off")
 
+    def begins_before(self, release: str) -> bool:
+        """Whether an earlier release had it already."""
+        return versions.is_before(self.first, release)
+
+    def begins_after(self, release: str) -> bool:
+        """Whether only a later release has it."""
+        return versions.is_before(release, self.first)
+
+    def ends_before(self, other: FlagRow) -> bool:
+        """Whether it was gone when the other stretch began."""
+        return versions.is_before(self.last, other.first)
+
     @property
     def spellings(self) -> tuple[str, ...]:
         """Every option string the parser knows for it, without the `--no-` form."""
@@ -97,16 +109,6 @@ def release_after(release: str) -> str | None:
     return releases[place] if place < len(releases) else None
 
 
-def holds_in(stretch: Mapping[str, Any], release: str) -> bool:
-    """Whether a stretch of a table, from one release to another, has this release in it."""
-    return not is_before(release, stretch["from"]) and not is_before(stretch["to"], release)
-
-
-def is_before(one: str, other: str) -> bool:
-    """Whether one release came out of the catalogue before another."""
-    return _places()[one] < _places()[other]
-
-
 # The environment variables vLLM reads, release by release.
 
 # Not vLLM's own, but read by torch, CUDA, NCCL or the model hub in the same process.
@@ -119,6 +121,10 @@ class VariableHistory(NamedTuple):
 
     first: str
     last: str
+
+    def begins_after(self, release: str) -> bool:
+        """Whether only a later release reads it."""
+        return versions.is_before(release, self.first)
 
     def gone_in(self) -> str | None:
         """The release that no longer names it; None if the newest still does."""
@@ -138,12 +144,12 @@ def variable_history(name: str) -> VariableHistory | None:
 
 def default_in(name: str, release: str) -> object:
     """The default that release declares; None if it declares none."""
-    return next((plain.get("default") for plain in _stretches(name) if holds_in(plain, release)), None)
+    return next((plain.get("default") for plain in _stretches(name) if versions.is_within(plain, release)), None)
 
 
 def is_read_in(name: str, release: str) -> bool:
     """Whether that release's source names the variable."""
-    return any(holds_in(plain, release) for plain in _stretches(name))
+    return any(versions.is_within(plain, release) for plain in _stretches(name))
 
 
 def _stretches(name: str) -> list[dict[str, Any]]:

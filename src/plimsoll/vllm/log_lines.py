@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from plimsoll.units import GIB
-from plimsoll.vllm.versions import Version
+from plimsoll.vllm.versions import plain_version
 
 if TYPE_CHECKING:
     from plimsoll.vllm.versions import Span
@@ -575,10 +575,8 @@ def _speaker(line: str) -> tuple[str, str]:
 def _take(facts: _Facts, field: str, text: str, kind: str) -> None:
     """Keep a figure that makes sense; memory that shrank while graphs were captured is a neighbour's doing."""
     if kind == "version":
-        try:
-            facts[field] = str(Version(text))
-        except ValueError:
-            return
+        if (version := plain_version(text)) is not None:
+            facts[field] = version
     elif kind in ("is", "true"):
         facts[field] = text in ("is", "True")
     elif kind == "count":

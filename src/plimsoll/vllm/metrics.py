@@ -7,16 +7,13 @@ whose version is unknown, newer than the catalogue or a fork's: by what the page
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from plimsoll.vllm import versions
-from plimsoll.vllm.flags import holds_in, is_before
-from plimsoll.vllm.versions import Engine
-
-# The release in which the second engine (V1) became the one that runs unless told otherwise.
-V1_DEFAULT_SINCE = "0.8.0"
+from plimsoll.vllm.versions import Behaviour, Coverage, Engine
 
 
 class Unit(StrEnum):
@@ -42,7 +39,7 @@ class Figure:
     meaning: str
     names: tuple[str, ...]
     traps: tuple[str, ...] = ()
-    blocks_before: str | None = None  # until this release the figure counted blocks, not what `unit` says
+    blocks_before: Behaviour | None = None  # until this the figure counted blocks, not what `unit` says
     nearest: str | None = None  # a metric of another kind that says something similar where none of `names` existed
 
 
@@ -87,13 +84,13 @@ FIGURES: tuple[Figure, ...] = (
     Figure(
         "prefix_queries", Unit.TOKENS, "tokens looked up in the prefix cache",
         ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total"),
-        ("counted at admission; since 0.11.1 preempted requests that resume are left out",), "0.9.0",
+        ("counted at admission; since 0.11.1 preempted requests that resume are left out",), Behaviour.PREFIX_TOKENS,
         "vllm:gpu_prefix_cache_hit_rate",
     ),
     Figure(
         "prefix_hits", Unit.TOKENS, "tokens found in the prefix cache",
         ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"),
-        ("counted at admission; since 0.11.1 preempted requests that resume are left out",), "0.9.0",
+        ("counted at admission; since 0.11.1 preempted requests that resume are left out",), Behaviour.PREFIX_TOKENS,
         "vllm:gpu_prefix_cache_hit_rate",
     ),
     Figure(
@@ -199,7 +196,7 @@ def on_page(name: str, families: Collection[str]) -> str | None:
 
 
 def _default_engine(release: str) -> str:
-    return "V0" if is_before(release, V1_DEFAULT_SINCE) else "V1"
+    return "V1" if Behaviour.V1_ENGINE.is_in(release) else "V0"
 
 
 @functools.cache
@@ -210,7 +207,7 @@ def metrics_of(release: str) -> Mapping[str, Mapping[str, object]]:
     for key, stretches in versions.rows("metrics").items():
         exposition, engine = key.rsplit(" ", 1)
         for plain in stretches:
-            if holds_in(plain, release) and (exposition not in found or engine == first):
+            if versions.is_within(plain, release) and (exposition not in found or engine == first):
                 found[exposition] = {"engine": engine, **plain}
     return found
 
@@ -222,7 +219,7 @@ def _in_release(wanted: Figure, exposition: str, release: str) -> Resolved | Non
     labels = known.get("labels", ())
     assert isinstance(labels, list | tuple)
     runs = known["engine"] in (_default_engine(release), "any")
-    unit = Unit.BLOCKS if wanted.blocks_before and is_before(release, wanted.blocks_before) else wanted.unit
+    unit = Unit.BLOCKS if wanted.blocks_before and not wanted.blocks_before.is_in(release) else wanted.unit
     shown = str(known["shown"]) if runs else "conditional"
     return Resolved(wanted, exposition, str(known["type"]), tuple(labels), unit, shown=shown)
 
@@ -235,3 +232,82 @@ def find(name: str, engine: Engine, families: Collection[str]) -> str | None:
         if spellings & set(families):
             return resolved.exposition
     return on_page(name, families)
+
+
+_LABELS_FROM = Coverage.CACHE_LABELS.first
+
+
+class _Label(NamedTuple):
+    name: str
+    first: str = _LABELS_FROM
+    last: str | None = None
+    value: str = "None"  # as vLLM prints the default
+
+
+# The labels of vllm:cache_config_info: the fields of vLLM's CacheConfig, which every few releases gains or loses some.
+_LABELS = (
+    _Label("_block_size_resolved", "0.18.0", value="True"),
+    _Label("block_size"),
+    _Label("cache_dtype", value="auto"),
+    _Label("cache_hit_alignment_tokens", "0.32.0"),
+    _Label("calculate_kv_scales", _LABELS_FROM, "0.27.1", value="False"),
+    _Label("cpu_kvcache_space_bytes", _LABELS_FROM, "0.19.1"),
+    _Label("cpu_offload_gb", _LABELS_FROM, "0.17.1", value="0"),
+    _Label("cpu_offload_params", "0.17.0", "0.17.1", value="set()"),
+    _Label("effective_attention_block_size", "0.31.0"),
+    _Label("enable_mamba_fine_grained_prefix_cache", "0.30.0", "0.30.0", value="False"),
+    _Label("enable_mamba_shared_prefix_checkpoint", "0.31.0", value="False"),
+    _Label("enable_prefix_caching"),
+    _Label("gpu_memory_utilization"),
+    _Label("hash_block_size", "0.20.0", "0.25.1"),
+    _Label("hash_block_size", "0.32.0"),
+    _Label("is_attention_free", value="False"),
+    _Label("kv_cache_dtype_skip_layers", "0.19.0", value="[]"),
+    _Label("kv_cache_layout", "0.29.0"),
+    _Label("kv_cache_max_concurrency", "0.24.0"),
+    _Label("kv_cache_memory_bytes"),
+    _Label("kv_cache_size_tokens", "0.24.0"),
+    _Label("kv_offloading_backend", "0.11.1", "0.13.0"),
+    _Label("kv_offloading_backend", "0.14.0", value="native"),
+    _Label("kv_offloading_size", "0.11.1"),
+    _Label("kv_sharing_fast_prefill", value="False"),
+    _Label("mamba_block_size", "0.11.1"),
+    _Label("mamba_cache_dtype", value="auto"),
+    _Label("mamba_cache_mode", "0.15.0", value="none"),
+    _Label("mamba_page_size_padded"),
+    _Label("mamba_ssm_cache_dtype", value="auto"),
+    _Label("num_cpu_blocks"),
+    _Label("num_gpu_blocks"),
+    _Label("num_gpu_blocks_override"),
+    _Label("prefix_cache_retention_interval", "0.29.0", value="0"),
+    _Label("prefix_caching_hash_algo", value="sha256"),
+    _Label("prefix_match_unit", "0.26.0"),
+    _Label("replayssm_buffer_len", "0.27.0", value="16"),
+    _Label("skip_page_size_padded", "0.25.0"),
+    _Label("sliding_window"),
+    _Label("swa_bounded_replay", "0.31.0", value="True"),
+    _Label("swap_space", _LABELS_FROM, "0.17.1", value="4"),
+    _Label("use_kda_recoverssm", "0.29.0", value="False"),
+    _Label("use_replayssm", "0.27.0", value="False"),
+    _Label("user_specified_block_size", "0.18.0", value="False"),
+    _Label("user_specified_mamba_block_size", "0.20.0", "0.31.0", value="False"),
+)
+
+
+def cache_config_labels(release: str) -> dict[str, str]:
+    """The labels of vllm:cache_config_info in a release, in the page's order, each with vLLM's default; without `engine`."""
+    return {row.name: row.value for row in _LABELS if versions.covers(row.first, row.last, release)}
+
+
+def releases_with(names: Iterable[str]) -> tuple[str | None, str | None]:
+    """The oldest and the newest release that export all of these metrics; None where nothing bounds it."""
+    wanted = set(names)
+    spans: dict[str, list[tuple[str, str]]] = {}
+    for key, stretches in versions.rows("metrics").items():
+        name = key.rsplit(" ", 1)[0]
+        if name in wanted:
+            spans.setdefault(name, []).extend((row["from"], row["to"]) for row in stretches)
+    shared = versions.shared_span([versions.whole_span(found) for found in spans.values()]) if spans else None
+    if shared is None:
+        return None, None
+    return shared[0], None if shared[1] == versions.newest() else shared[1]

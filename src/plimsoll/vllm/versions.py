@@ -1,17 +1,20 @@
-"""Which release's facts apply to a version that a user typed or a server reported."""
+"""vLLM's releases: what each one changed (`Behaviour`), what was read of them (`Coverage`), and which one stands for a version.
+
+All that depends on a release is decided here: other modules ask `Behaviour.X.is_in(release)` and compare no versions
+themselves. For a new release: read its wheel (`python -m lab.catalogue`), then look down the two tables.
+"""
 
 from __future__ import annotations
 
 import functools
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from enum import Enum
 from os.path import dirname, join
 from typing import Any, NamedTuple
 
 from plimsoll.errors import BadInput
-
-# A vLLM version, as users, wheels and servers spell it.
 
 _FORM = (
     r"v?(?P<release>\d{1,6}(?:\.\d{1,6}){0,3})(?P<pre>\.?(?:rc|a|b)\d+|-rc\d+)?(?P<post>\.post\d+)?(?P<dev>\.?dev\d*)?"
@@ -54,7 +57,51 @@ class Version:
         return self.text
 
 
-# Loads the tables that were read from the wheels, one file at a time and only when asked.
+@functools.lru_cache(maxsize=512)
+def _numbers(version: str) -> tuple[int, ...]:
+    return Version(version).release
+
+
+def is_before(release: str, other: str) -> bool:
+    """Whether one release came before another, by their numbers."""
+    return _numbers(release) < _numbers(other)
+
+
+def is_same_release(version: str, other: str) -> bool:
+    """Whether two versions are builds of one release."""
+    return _numbers(version) == _numbers(other)
+
+
+def covers(first: str, last: str | None, release: str) -> bool:
+    """Whether a release lies between two others, both included; None: there is no last one yet."""
+    return _numbers(first) <= _numbers(release) and (last is None or _numbers(release) <= _numbers(last))
+
+
+def is_within(stretch: Mapping[str, Any], release: str) -> bool:
+    """Whether a stretch of a table, from one release to another, has this release in it."""
+    return covers(stretch["from"], stretch["to"], release)
+
+
+def shared_span(spans: Iterable[tuple[str, str]]) -> tuple[str, str] | None:
+    """The first and the last release that lie in every one of these spans; None where no release does."""
+    firsts, lasts = zip(*spans, strict=True)
+    first, last = max(firsts, key=_numbers), min(lasts, key=_numbers)
+    return None if is_before(last, first) else (first, last)
+
+
+def whole_span(spans: Iterable[tuple[str, str]]) -> tuple[str, str]:
+    """The earliest first and the latest last release of these spans."""
+    firsts, lasts = zip(*spans, strict=True)
+    return min(firsts, key=_numbers), max(lasts, key=_numbers)
+
+
+def plain_version(text: str) -> str | None:
+    """A version as vLLM writes it; None for what is none."""
+    try:
+        return Version(text).text
+    except ValueError:
+        return None
+
 
 _DATA = join(dirname(__file__), "data")  # not pathlib: it would be the dearest import of `plimsoll flags`
 
@@ -62,9 +109,13 @@ _DATA = join(dirname(__file__), "data")  # not pathlib: it would be the dearest 
 class Span(NamedTuple):
     """A stretch of releases over which a row said the same; both ends were seen in a wheel."""
 
-    first: Version
-    last: Version
+    first: str
+    last: str
     facts: Mapping[str, Any]
+
+    def covers(self, release: str) -> bool:
+        """Whether the release lies in the stretch."""
+        return covers(self.first, self.last, release)
 
 
 @functools.cache
@@ -88,13 +139,152 @@ def rows(name: str) -> Mapping[str, list[dict[str, Any]]]:
 
 def spans_of(table: str, key: str) -> tuple[Span, ...]:
     """The stretches of one row, oldest first; empty if no release has it."""
-    return tuple(span_from(row) for row in rows(table).get(key, ()))
+    stretches = rows(table).get(key, ())
+    return tuple(Span(row["from"], row["to"], {k: v for k, v in row.items() if k not in ("from", "to")}) for row in stretches)
 
 
-def span_from(row: Mapping[str, Any]) -> Span:
-    """One stretch out of its plain form."""
-    facts = {k: v for k, v in row.items() if k not in ("from", "to")}
-    return Span(Version(row["from"]), Version(row["to"]), facts)
+class Behaviour(Enum):
+    """A change in what vLLM does: its first release, what changed, and the file of vLLM (or the page of ours) that shows it.
+
+    `is_announced`: `plimsoll flags --from` tells of it on an upgrade. `last`: the release it ended with, if it ended.
+    """
+
+    # fmt: off
+    SERVE_COMMAND = ("0.5.2", "`vllm serve` exists", "scripts.py")
+    LATENT_CACHE = ("0.7.1", "DeepSeek's attention caches latents (MLA), not full heads", "attention/backends/triton_mla.py")
+    V1_ENGINE = ("0.8.0", ("the second engine (V1) runs by default: prefix caching and chunked prefill on, preemption by "
+        "recomputation only, no swapping"), "engine/arg_utils.py", True)
+    WORKER_EXTENSIONS = ("0.8.0", "workers take an extension class (--worker-extension-cls)", "engine/arg_utils.py")
+    MODEL_FLAG = ("0.8.3", "`vllm serve` takes --model, and asks for the model as its first word", "entrypoints/cli/serve.py")
+    FEWER_SEQUENCES = ("0.8.4", "cards other than H100 and H200 batch 256 sequences by default, not 1024",
+        "engine/arg_utils.py")
+    LONG_LATENCY_BUCKETS = ("0.8.4", "histograms of latencies have buckets for minutes and hours", "v1/metrics/loggers.py")
+    BATCH_BY_MEMORY = ("0.8.5", "cards of 70 GiB or more have the larger default batch, whatever their name",
+        "engine/arg_utils.py")
+    STEP_BUCKETS = ("0.8.5", "steps are sorted into fixed buckets, not by the captured graph sizes", "v1/metrics/loggers.py")
+    A100_BATCH = ("0.9.0", "an A100 has the smaller default batch, whatever its memory", "engine/arg_utils.py")
+    DOTTED_KEYS = ("0.9.0", "the parser joins `--config.key value` into JSON", "utils.py: FlexibleArgumentParser")
+    PREFIX_TOKENS = ("0.9.0", "the prefix cache's counters count tokens, not blocks", "v1/metrics/loggers.py: HELP")
+    CACHE_CONFIG_ENGINE = ("0.9.0", "vllm:cache_config_info names its engine", "v1/metrics/loggers.py")
+    NEIGHBOURS_APART = ("0.9.1", ("memory of other processes no longer counts against the budget; the start is refused when "
+        "less than the requested share is free"), "v1/worker/gpu_worker.py", True)
+    HYBRID_KV_MANAGER = ("0.9.1", ("layers of different types have cache groups of their own; before, a window took as much "
+        "as full attention"), "v1/core/kv_cache_utils.py")
+    KV_METRIC_NAMES = ("0.9.2", "vllm:kv_cache_usage_perc and vllm:prefix_cache_* stand beside vllm:gpu_*",
+        "v1/metrics/loggers.py")
+    GPU_METRIC_HELP = ("0.10.0", "HELP of vllm:gpu_prefix_cache_* has its blank in another place", "v1/metrics/loggers.py")
+    FIXED_CACHE_SIZE = ("0.10.2", "--kv-cache-memory-bytes gives the cache a size and skips the profile", "engine/arg_utils.py")
+    INTER_TOKEN_METRIC = ("0.10.2", ("vllm:inter_token_latency_seconds exists, and vllm:time_per_output_token_seconds calls "
+        "itself deprecated"), "v1/metrics/loggers.py")
+    GPU_METRICS_HIDDEN = ("0.11.0", ("metrics named vllm:gpu_* are hidden unless --show-hidden-metrics-for-version=0.10 is "
+        "given"), "v1/metrics/loggers.py", True)
+    V0_GONE = ("0.11.0", "the first engine (V0) is gone; NCCL's buffers no longer count against the budget",
+        "v1/worker/gpu_worker.py", True)
+    NCCL_BEFORE_SNAPSHOT = ("0.11.0", "NCCL starts before vLLM's snapshot, outside the budget",
+        "v1/worker/gpu_worker.py: init_device")
+    GRAPH_SIZE_LIMIT = ("0.11.1", "--max-cudagraph-capture-size limits the captured sizes", "engine/arg_utils.py")
+    GPU_METRICS_GONE = ("0.12.0", ("metrics named vllm:gpu_* are gone: dashboards and alerts on them see nothing; "
+        "vllm:time_per_output_token_seconds is hidden"), "v1/metrics/loggers.py", True)
+    GROUPS_WITHIN_A_QUARTER = ("0.12.0", "cache groups are padded to one length within 1.25 times the shortest",
+        "v1/core/kv_cache_utils.py")
+    DOTTED_O = ("0.12.0", "`-O.key` is short for -cc.key", "utils/argparse_utils.py", False, "0.12.0")
+    STATE_DTYPE = ("0.13.0", "a model's config decides the element type of its state", "model_executor/models/config.py")
+    ERROR_REASON = ("0.13.0", "requests can finish with the reason error", "v1/engine/__init__.py: FinishReason")
+    MOE_WORKSPACE = ("0.13.0", "the experts' workspace outlives a pass", "v1/worker/workspace.py; docs/overhead.md")
+    ASYNC_SCHEDULING = ("0.14.0", "the scheduler runs ahead by default", "config/vllm.py")
+    CONTEXT_AUTO_FIT = ("0.14.0", "--max-model-len auto takes the longest context that fits", "v1/core/kv_cache_utils.py")
+    TPOT_METRIC_GONE = ("0.15.0", "vllm:time_per_output_token_seconds is gone, and so is VLLM_ATTENTION_BACKEND",
+        "v1/metrics/loggers.py, envs.py", True)
+    UNREAD_TOWERS = ("0.17.0", "encoders whose inputs are all limited to 0 are not loaded (--language-model-only)",
+        "config/multimodal.py")
+    REPETITION_REASON = ("0.17.0", "requests can finish with the reason repetition", "v1/engine/__init__.py: FinishReason")
+    TRITON_TOP_K = ("0.17.0", "top-k runs in a Triton kernel: 14 bytes a logit at the sampler's peak, not 38",
+        "v1/sample/ops/topk_topp_triton.py; docs/overhead.md")
+    GROUPS_WITHIN_A_HALF = ("0.18.0", "cache groups are padded to one length within 1.5 times the shortest",
+        "v1/core/kv_cache_utils.py")
+    BLOCK_BY_BACKEND = ("0.18.0", ("the block size is the smallest that every attention backend takes; before, MLA had 64 or "
+        "128"), "platforms/interface.py")
+    GRAPH_ESTIMATE_ASKED = ("0.18.0", "memory for CUDA graphs is estimated where VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=1",
+        "v1/worker/gpu_worker.py; docs/overhead.md")
+    SHUTDOWN_TIMEOUT = ("0.18.0", "--shutdown-timeout exists: 0 (the default) aborts requests in flight on SIGTERM",
+        "engine/arg_utils.py", True)
+    AWQ_MACHETE = ("0.19.0", "AWQ weights go to the Machete kernel on Hopper, with wide zero points",
+        "model_executor/kernels/linear/mixed_precision/machete.py")
+    WHOLE_PROMPT_FITS = ("0.19.0", "a prompt is admitted only when all of it fits the KV cache (--scheduler-reserve-full-isl)",
+        "config/scheduler.py", True)
+    GRAPH_ESTIMATE = ("0.20.0", "memory for CUDA graphs is estimated and taken from the KV cache by default",
+        "v1/worker/gpu_worker.py", True)
+    UTILIZATION_092 = ("0.20.0", "--gpu-memory-utilization is 0.92 by default, not 0.9", "config/cache.py")
+    WHOLE_SEGMENTS = ("0.21.0", "weights are loaded under max_split_size_mb:20", "v1/worker/gpu_worker.py: load_model")
+    SEGMENTS_REFUSED = ("0.21.0", "expandable segments beside a KV connector are refused", "config/vllm.py")
+    TOKENS_BY_CONCURRENCY = ("0.21.0", '"KV cache size" is concurrency x context; before, blocks // groups x block size',
+        "v1/core/kv_cache_utils.py")
+    V2_RUNNER_QWEN3 = ("0.22.0", "the second model runner is the default for some architectures", "config/vllm.py", True)
+    V2_RUNNER_LLAMA = ("0.23.0", "the second model runner is the default for unquantised Llama and Mistral, too",
+        "config/vllm.py")
+    COMPUTED_STEP_TOKENS = ("0.23.0", "a step's tokens are those that it computed, without cached ones", "v1/metrics/stats.py")
+    SHUTDOWN_STEPS = ("0.23.0", "the steps of a shutdown are logged", "entrypoints/launcher.py")
+    V2_RUNNER_DENSE = ("0.24.0", "the second model runner is the default for dense models", "config/vllm.py")
+    ALL_BATCHES_IN_FLIGHT = ("0.26.0", "windows hold the tokens of every concurrent step, not of one",
+        "v1/kv_cache_interface.py")
+    HYBRID_PREFIX_CACHING = ("0.26.0", "prefix caching is on by default for hybrid (Mamba) models too", "config/model.py", True)
+    MEMORY_SUMMARY = ("0.26.0", "the summary of memory is logged at INFO, not DEBUG", "v1/worker/gpu_worker.py")
+    CONSUMED_MEMORY = ("0.27.0", "whatever the device lost counts: weights and memory outside torch are one figure",
+        "v1/worker/gpu_worker.py")
+    PLAN_COUNTS_GRAPHS = ("0.27.0", "a startup plan takes the graphs' estimate off", "v1/worker/startup_plan.py")
+    SHUTDOWN_PROCESSES = ("0.27.0", "the log of a shutdown names the processes", "v1/utils.py")
+    LARGEST_BATCH = ("0.28.0", "cards of 160 GiB or more batch 16384 tokens by default", "engine/arg_utils.py")
+    LEAN_PROFILE = ("0.28.0", "the second runner's profile no longer copies its logits to 32 bits",
+        "v1/worker/gpu/sample/sampler.py: needs_logits_processing")
+    CACHE_IN_ONE_LINE = ("0.28.0", "tokens and concurrency of the cache are logged in one line", "v1/core/kv_cache_utils.py")
+    V2_RUNNER_SAYS_MEMORY = ("0.28.0", 'the second runner logs "GiB memory" after loading, as the first does',
+        "v1/worker/gpu/model_runner.py")
+    NULL_BLOCK = ("0.29.0", "the start-up check leaves out the block that vLLM keeps for itself", "v1/core/kv_cache_utils.py")
+    V2_RUNNER_ALL = ("0.29.0", "the second model runner is the default for every architecture it supports",
+        "config/vllm.py", True)
+    API_SERVER_DEPRECATED = ("0.29.0", "python -m vllm.entrypoints.openai.api_server warns that it is deprecated",
+        "entrypoints/openai/api_server.py", True)
+    LOGGER_NAMES_PROCESS = ("0.31.0", "only lines of the logger carry the process's name, not all that is printed",
+        "utils/system_utils.py: decorate_logs")
+    STATE_CHECKPOINTS = ("0.32.0", "Mamba 2 under prefix caching keeps one more state", "v1/kv_cache_interface.py")
+    # fmt: on
+
+    def __init__(
+        self, since: str, change: str, evidence: str, is_announced: bool = False, last: str | None = None  # noqa: FBT001, FBT002
+    ) -> None:  # fmt: skip
+        self.since, self.change, self.evidence, self.is_announced, self.last = since, change, evidence, is_announced, last
+
+    def is_in(self, version: str) -> bool:
+        """Whether this version does so; ValueError for what is no version."""
+        return covers(self.since, self.last, version)
+
+
+def announced_between(old: str, new: str) -> tuple[Behaviour, ...]:
+    """What an upgrade changes without a flag changing, oldest first; empty for a downgrade."""
+    return tuple(b for b in Behaviour if b.is_announced and b.is_in(new) and not b.is_in(old))
+
+
+class Coverage(Enum):
+    """The releases that a part of plimsoll was read in, built from or run with: `first` and `last`, and what it is."""
+
+    SCHEDULER = ("0.32.0", "0.32.0", "the scheduler that `simulate` and the stand-in replay", "v1/core/sched/scheduler.py")
+    KV_RULES = ("0.8.0", "0.32.0", "how `plan` sizes the KV cache", "v1/core/kv_cache_utils.py, v1/kv_cache_interface.py")
+    STEP_MEMORY = ("0.25.1", "0.32.0", "what a step allocates, for `plan --certify`", "v1/worker/, v1/sample/; docs/certify.md")
+    CACHE_LABELS = ("0.11.0", "0.32.0", "the stand-in's page and the labels of vllm:cache_config_info", "config/cache.py")
+    CONFIG_CHECKS = ("0.32.0", "0.32.0", "limits, idle flags and names that vLLM checks after parsing", "config/")
+    INSIDE_ON_CPU = ("0.32.0", "0.32.0", "plimsoll.inside, run with the CPU build", "docs/inside.md")
+    INSIDE_ON_GPU = ("0.25.1", "0.25.1", "plimsoll.inside, run on an H200", "tests/captures/vllm-0.25.1-h200-inside")
+
+    def __init__(self, first: str, last: str, subject: str, evidence: str) -> None:
+        self.first, self.last, self.subject, self.evidence = first, last, subject, evidence
+
+    def has(self, release: str) -> bool:
+        """Whether the release is among them."""
+        return covers(self.first, self.last, release)
+
+    def begins_after(self, release: str) -> bool:
+        """Whether the release is older than all of them."""
+        return is_before(release, self.first)
 
 
 # Tags of builds of the very same source: CUDA, ROCm, CPU and so on. Any other tag may be a fork.

@@ -21,6 +21,7 @@ from plimsoll.findings import Code, Remedy
 from plimsoll.plan.advise import Advice
 from plimsoll.units import GIB, MIB
 from plimsoll.vllm.log_lines import Measured
+from plimsoll.vllm.versions import Behaviour
 from tests.doctor.case_maker import case_of
 
 ADVICE = Advice("--max-model-len", "8192", "fits", "leaves 2 GiB", Code.STARTUP_CONTEXT_TOO_LONG)
@@ -86,9 +87,9 @@ def test_what_was_missing(tried: int | None, free: int | None, missing: int | No
 @pytest.mark.parametrize(
     ("version", "since"), [("0.20.0", True), ("0.21.1", True), ("0.19.1", False), (None, None), ("dev", None)]
 )
-def test_since_a_release(version: str | None, since: bool | None) -> None:
+def test_a_behaviour_of_the_release(version: str | None, since: bool | None) -> None:
     """Yes, no, or not known."""
-    assert _case(version=version).since("0.20.0") is since
+    assert _case(version=version).has(Behaviour.GRAPH_ESTIMATE) is since
 
 
 def test_the_plans_offers_are_taken_with_their_effect() -> None:

@@ -21,6 +21,7 @@ from plimsoll.doctor.rules.facts import (
 from plimsoll.doctor.rules.timeline import LoggedException, ServerProgress
 from plimsoll.findings import Code, Evidence, Finding, Remedy, Severity
 from plimsoll.units import GIB, MIB, format_count
+from plimsoll.vllm.versions import Behaviour
 
 # Failures that are not about memory: what they are, so that nobody tunes memory for them.
 
@@ -336,7 +337,7 @@ def context_too_long(case: FailureCase) -> Explanation:
         "switching prefix caching off: it takes nothing from the cache",
     ]
     offers = unique(remedy)
-    if case.since("0.14.0"):
+    if case.has(Behaviour.CONTEXT_AUTO_FIT):
         offers.insert(1, setting("--max-model-len", "auto", "vLLM takes the longest that fits (0.14 and later)"))
     return Explanation("one request of full length does not fit the KV cache", because, offers, not_remedies)
 

@@ -10,6 +10,7 @@ from plimsoll.doctor.remedies.start import FREE_OF_TOTAL
 from plimsoll.doctor.rules.facts import EXPANDABLE, Explanation, FailureCase, asked, gib, more_room, setting
 from plimsoll.findings import Remedy
 from plimsoll.units import GIB, format_count
+from plimsoll.vllm.versions import Behaviour
 
 _NOT_THE_CACHE = "prefix caching off, or /reset_prefix_cache: the KV cache was taken whole at start and cannot run out this way"
 _NOT_BY_HAND = "emptying torch's cache by hand: torch did that itself before it raised the error"
@@ -169,7 +170,7 @@ def fragmentation(case: FailureCase) -> Explanation:
         "in pieces smaller than that; they lie between live blocks, so torch could not give them back either"
     )
     remedy = [EXPANDABLE]
-    if case.since("0.21.0") is False:
+    if case.has(Behaviour.WHOLE_SEGMENTS) is False:
         remedy.append(Remedy("vLLM 0.21.0 or later", "limits how weights are cut up while they are prepared"))
     not_remedies = [
         "emptying torch's cache: only whole free segments can go back",

@@ -20,6 +20,7 @@ from plimsoll.doctor.rules.facts import (
 from plimsoll.findings import Remedy
 from plimsoll.redaction import redact
 from plimsoll.units import GIB, format_count
+from plimsoll.vllm.versions import Behaviour
 
 _NUMBER = r"(\d{1,9}(?:\.\d{1,9})?)"
 FREE_OF_TOTAL = rf"\({_NUMBER}/{_NUMBER} GiB\) on "
@@ -158,7 +159,7 @@ def profile_neighbour(case: FailureCase) -> Explanation:
         Remedy("start again once the other process is gone or settled", "nothing is wrong with this server's own flags"),
         Remedy("start servers that share a card one after the other", "each measures the card while the other changes it"),
     ]
-    if case.since("0.10.2") is not False:
+    if case.has(Behaviour.FIXED_CACHE_SIZE) is not False:
         why = "gives the cache a fixed size and skips the measurement (0.10.2 and later)"
         remedy.append(Remedy("--kv-cache-memory-bytes N", why, "--kv-cache-memory-bytes"))
     not_remedies = ["--gpu-memory-utilization, --max-model-len, --max-num-seqs: the assertion is about the neighbour"]
@@ -171,18 +172,19 @@ def graph_capture(case: FailureCase) -> Explanation:
     estimated, actual = case.facts.measured.graphs_estimated_bytes, case.facts.measured.graphs_actual_bytes
     if estimated:
         because += f"; vLLM estimated {gib(estimated)} for the graphs"
-        because += " and did not set it aside (it does by default from 0.20)" if case.since("0.20.0") is False else ""
+        is_left = case.has(Behaviour.GRAPH_ESTIMATE) is False
+        because += " and did not set it aside (it does by default from 0.20)" if is_left else ""
     elif actual:
         because += f"; they took {gib(actual)}"
     remedy = [EXPANDABLE] if case.oom.is_fragmented else []
     needed, cache = max(case.missing or 0, estimated or 0, GIB // 2), case.facts.measured.kv_bytes
     is_enough = not estimated or cache is None or cache > needed or case.number(BY_HAND) is not None
-    if is_enough and estimated and case.since("0.18.0") and not case.since("0.20.0"):
+    if is_enough and estimated and case.has(Behaviour.GRAPH_ESTIMATE_ASKED) and not case.has(Behaviour.GRAPH_ESTIMATE):
         why = "sets the estimate aside before the KV cache is sized; costs that much of it"
         remedy.append(Remedy("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=1", why))
     if is_enough:
         remedy.append(more_room(case, needed))
-    if case.since("0.11.1") is not False:
+    if case.has(Behaviour.GRAPH_SIZE_LIMIT) is not False:
         remedy.append(setting("--max-cudagraph-capture-size", 64, "fewer and smaller graphs; larger batches then run without"))
     if case.max_num_seqs is None or case.max_num_seqs > 64:
         remedy.append(setting("--max-num-seqs", 64, "graphs are captured up to the number of requests at once"))

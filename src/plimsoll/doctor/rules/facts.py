@@ -16,7 +16,7 @@ from plimsoll.findings import Remedy
 from plimsoll.redaction import REDACTED, redact_value
 from plimsoll.units import GIB, MIB, format_gib
 from plimsoll.vllm.log_lines import NEEDLES, Measured, measured_of
-from plimsoll.vllm.versions import Version
+from plimsoll.vllm.versions import Behaviour, plain_version
 
 if TYPE_CHECKING:
     from plimsoll.plan.advise import Advice
@@ -224,12 +224,7 @@ def facts_of(timeline: LogTimeline, run: ServerRun) -> LogFacts:
 
 def _version(text: str) -> str | None:
     match = re.search(_VERSION, text)
-    if match is None:
-        return None
-    try:
-        return str(Version(match[1]))
-    except ValueError:
-        return None
+    return plain_version(match[1]) if match is not None else None
 
 
 def _scheduler(text: str) -> dict[str, float]:
@@ -281,7 +276,6 @@ def oom_facts(oom: OomFigures) -> dict[str, object]:
 
 # One failure with everything that is known around it: what the explanations and the cures are computed from.
 
-DEFAULT_UTILIZATION = ((Version("0.20.0"), 0.92), (Version("0.0"), 0.9))
 MARGIN_BYTES = GIB // 4
 LEAST_CACHE_BYTES = GIB // 4  # less is no cache to serve from
 BY_HAND = "kv_cache_memory_bytes"
@@ -364,10 +358,10 @@ class FailureCase(NamedTuple):
             return None
         return max(0, self.oom.tried - self.oom.free)
 
-    def since(self, release: str) -> bool | None:
-        """Whether the version that ran is this release or later; None where it is not known."""
+    def has(self, behaviour: Behaviour) -> bool | None:
+        """Whether the version that ran does so; None where it is not known."""
         try:
-            return None if self.facts.version is None else Version(self.facts.version) >= Version(release)
+            return None if self.facts.version is None else behaviour.is_in(self.facts.version)
         except ValueError:
             return None
 
@@ -383,10 +377,9 @@ def default_utilization(version: str | None) -> float | None:
     if version is None:
         return None
     try:
-        running = Version(version)
+        return 0.92 if Behaviour.UTILIZATION_092.is_in(version) else 0.9
     except ValueError:
         return None
-    return next((share for since, share in DEFAULT_UTILIZATION if running >= since), None)
 
 
 def lower_utilization(case: FailureCase, by_bytes: int) -> str | None:

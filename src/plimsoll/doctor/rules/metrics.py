@@ -15,10 +15,8 @@ from plimsoll.doctor.remedies.runtime import kv_not_remedies, kv_remedies, satur
 from plimsoll.doctor.rules.contained import finding_of_page
 from plimsoll.doctor.rules.trend_growth import FULL, ROOM, SEVERE_STORM, STORM, matters, recomputed_share
 from plimsoll.findings import Code, Evidence, Finding, Severity
-from plimsoll.vllm import versions
-from plimsoll.vllm.metrics import figure, on_page
+from plimsoll.vllm.metrics import figure, on_page, releases_with
 from plimsoll.vllm.metrics_page import Histogram, Page, Sample
-from plimsoll.vllm.versions import Version
 
 # What one or two looks at a page of vLLM's metrics say of each engine, before anything is judged.
 
@@ -91,7 +89,7 @@ def facts_of(first: Page, second: Page | None = None) -> MetricsFacts:
     notes += _not_seen(engines, looked_twice=second is not None)
     if now.skipped:
         notes.append(f"{now.skipped} lines of the page could not be read")
-    low, high = _releases(looks[-1].names)
+    low, high = releases_with(name for name in looks[-1].names if name.startswith("vllm:"))
     return MetricsFacts(engines, gap_s, low, high, now.skipped, tuple(notes))
 
 
@@ -186,26 +184,6 @@ def _histogram(look: _Look, name: str, key: Mapping[str, str]) -> Histogram | No
 def _asleep(look: _Look, key: Mapping[str, str]) -> bool | None:
     awake = [s for s in _samples(look, figure("sleep_state").names[0], key) if s.labels.get("sleep_state") == "awake"]
     return awake[0].value == 0 if awake else None
-
-
-def _releases(names: Iterable[str]) -> tuple[str | None, str | None]:
-    """The oldest and the newest release that export all of these names; None where nothing bounds it."""
-    shown = {name for name in names if name.startswith("vllm:")}
-    low: Version | None = None
-    high: Version | None = None
-    newest = list(versions.wheels())[-1]
-    spans: dict[str, list[tuple[Version, Version]]] = {}
-    for key, stretches in versions.rows("metrics").items():
-        name = key.rsplit(" ", 1)[0]
-        if name in shown:
-            spans.setdefault(name, []).extend((Version(row["from"]), Version(row["to"])) for row in stretches)
-    for stretch in spans.values():
-        first, last = min(one for one, _ in stretch), max(two for _, two in stretch)
-        low = first if low is None or first > low else low
-        high = last if high is None or last < high else high
-    if low is None or high is None or high < low:
-        return None, None
-    return low.text, None if high.text == newest else high.text
 
 
 _FEWEST = 10.0  # preemptions since the start below which nothing is said
