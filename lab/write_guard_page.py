@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lab.marked import placed
 from plimsoll.guard.config import KEYS, Key
-from plimsoll.guard.judge.policy import GRADES, KNOBS, Knob
+from plimsoll.guard.judge.policy import GRADES, THRESHOLDS, Threshold
 from plimsoll.guard.judge.tracker import Grade
 from plimsoll.units import GIB, MIB
 
@@ -29,7 +29,7 @@ TAKES = {
 def numbers() -> str:
     """Every number that a policy can set."""
     rows = ["| condition | number | default | may be | |", "|---|---|---|---|---|"]
-    for knob in KNOBS:
+    for knob in THRESHOLDS:
         grade = GRADES.get(knob.kind, Grade.ADVICE)
         name = f"`{knob.kind}` ({grade})" if knob.name == "for" else ""
         bounds = f"{_shown(knob, knob.low)} to {_shown(knob, knob.high)}"
@@ -68,7 +68,7 @@ def _time(value: float) -> str:
     return f"{value:g}s"
 
 
-def _shown(knob: Knob, value: float) -> str:
+def _shown(knob: Threshold, value: float) -> str:
     if knob.unit == "s":
         return _time(value)
     if knob.unit == "bytes":

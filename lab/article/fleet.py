@@ -18,7 +18,7 @@ from plimsoll.demo.fleet import GPU, MODEL, NAMES, Fleet, end_process
 from plimsoll.demo.haproxy import Checks
 from plimsoll.errors import WorldFailed
 from plimsoll.guard.config import keys
-from plimsoll.guard.judge.policy import KNOBS
+from plimsoll.guard.judge.policy import THRESHOLDS
 
 ROOT = Path(__file__).resolve().parents[2]
 NOBODY, SIDECAR, GUARD = WATCHERS = ("nobody", "sidecar", "guard")
@@ -103,8 +103,8 @@ class WatchedFleet(Fleet):
 def scaled_numbers(scale: float) -> list[str]:
     """Every time of guard's policy and of its actions, divided by the scale, or the least that guard takes."""
     lines = ["[policy]", f'every = "{max(LEAST_EVERY_S, LOOK_S / scale):g}s"']
-    for kind in dict.fromkeys(knob.kind for knob in KNOBS):
-        times = [knob for knob in KNOBS if knob.kind == kind and knob.unit == "s"]
+    for kind in dict.fromkeys(knob.kind for knob in THRESHOLDS):
+        times = [knob for knob in THRESHOLDS if knob.kind == kind and knob.unit == "s"]
         lines += [f"[policy.{kind}]", *(f'{one.name} = "{max(one.low, one.default / scale):g}s"' for one in times)]
     lines += ["[act]", 'journal = "state/guard.journal"', 'evidence = "state/evidence"']
     for key in keys("act"):

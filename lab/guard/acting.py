@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from plimsoll.guard.act.outcome import Outcome, failed, unsure
+from plimsoll.guard.act.ports import Outcome, failed, unsure
 from plimsoll.guard.act.steps import Step
 from plimsoll.inside import drain as gate
 

@@ -10,10 +10,9 @@ from typing import Any, NamedTuple, Protocol
 
 from lab.guard.acting import Died, World
 from lab.guard.acting_parts import ENGINE, WALL_S, FakeLock, FakeSight, parts_of
-from plimsoll.guard.act.course import open_courses
-from plimsoll.guard.act.decide import BROKEN_KINDS, Plan, View
-from plimsoll.guard.act.journal_entry import INTENT, OUTCOME, Carry, Entry
-from plimsoll.guard.act.policy import ActPolicy
+from plimsoll.guard.act.decide import BROKEN_KINDS, ActionPlan, ActPolicy, FleetView
+from plimsoll.guard.act.journal_entry import INTENT, OUTCOME, CarryOver, Entry
+from plimsoll.guard.act.journal_replay import open_actions
 from plimsoll.guard.act.ports import Lock
 from plimsoll.guard.act.steps import End, steps_of
 from plimsoll.guard.daemon.conductor import ActionPorts, Announcement, Conductor
@@ -37,10 +36,10 @@ class Case(NamedTuple):
     balancer: str = "told"
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> ActionPlan:
         """What is to be done."""
         steps = steps_of(self.grade, is_broken=self.kind in BROKEN_KINDS)
-        return Plan(ENGINE, self.grade, self.kind, "the test wants it", steps)
+        return ActionPlan(ENGINE, self.grade, self.kind, "the test wants it", steps)
 
     def __str__(self) -> str:
         return f"{self.grade}-{self.mode}-{self.balancer}"
@@ -72,7 +71,7 @@ class MemoryBook:
     """A journal that is not on any disk, but keeps the same."""
 
     def __init__(self) -> None:
-        self._carry, self._number = Carry(), 0
+        self._carry, self._number = CarryOver(), 0
         self.entries: list[Entry] = []
 
     def append(
@@ -170,7 +169,7 @@ def ports_of(
     *,
     sight: FakeSight | None = None,
     lock: Lock | None = None,
-    view: Callable[[frozenset[str]], View] = lambda _: View([]),
+    view: Callable[[frozenset[str]], FleetView] = lambda _: FleetView([]),
 ) -> ActionPorts:
     """What a guard in this world is given; at each entry of its journal it may die."""
     names = (f"action-{world.state.life}-{number}" for number in range(1_000))
@@ -200,7 +199,7 @@ def conductor_of(
 async def to_the_end(conductor: Conductor, world: World, book: Inner) -> None:
     """Until no action is open, or guard has stopped acting."""
     for _ in range(ROUNDS):
-        if conductor.stopped_acting or not (conductor.courses or open_courses(book.kept())):
+        if conductor.stopped_acting or not (conductor.courses or open_actions(book.kept())):
             return
         await conductor.turn()
         await asyncio.sleep(10.0)
@@ -210,7 +209,7 @@ async def to_the_end(conductor: Conductor, world: World, book: Inner) -> None:
 def live(
     world: World,
     book: Inner,
-    plan: Plan | None,
+    plan: ActionPlan | None,
     die_at: int | None = None,
     policy: ActPolicy = POLICY,
     *,
@@ -239,7 +238,7 @@ def unsafe(world: World, book: Inner) -> list[str]:
     world.tick()
     found = list(state.harm)
     is_held = any(end == End.HELD for _, end in state.told)
-    if open_courses(book.kept()):
+    if open_actions(book.kept()):
         found.append("an action is still open")
     if state.stops > 1:
         found.append(f"stopped {state.stops} times")

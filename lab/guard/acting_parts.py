@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 from lab.guard.acting import Died, World
-from plimsoll.guard.act.outcome import Outcome, done, failed, unsure
+from plimsoll.guard.act.ports import Outcome, done, failed, unsure
 from plimsoll.guard.daemon.steps import EngineAdapters
-from plimsoll.guard.judge.look import Look, Reach, Worker
+from plimsoll.guard.judge.look import Look, Reach, WorkerMemory
 from plimsoll.inside import drain as gate
 from plimsoll.unknown import Condition, Status
 
@@ -282,7 +282,7 @@ class FakeSight:
         config = {"num_gpu_blocks": "10" if "check" in world.faults and state.starts else "1000", "block_size": "16"}
         return Look(
             state.now, wall, Reach.ANSWERS, health=200, figures=figures, config=config, started_unix_s=WALL_S + state.began,
-            workers=(Worker("0", 0.0, device_free=state.free),),
+            workers=(WorkerMemory("0", 0.0, device_free=state.free),),
         )  # fmt: skip
 
     def conditions(self, engine: str) -> Mapping[str, Condition]:

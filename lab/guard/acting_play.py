@@ -9,8 +9,8 @@ from typing import Any
 from lab.guard.acting import State, World
 from lab.guard.acting_lives import CASES, Case, MemoryBook, conductor_of, live, run_in, to_the_end
 from lab.guard.acting_parts import ENGINE
-from plimsoll.guard.act.capacity import Load
-from plimsoll.guard.act.decide import Engine, View
+from plimsoll.guard.act.capacity import EngineLoad
+from plimsoll.guard.act.decide import EngineStatus, FleetView
 from plimsoll.guard.daemon.conductor import Conductor
 from plimsoll.unknown import Condition, Status
 
@@ -75,9 +75,9 @@ def meanwhile(world: World, book: MemoryBook, step: str, deed: Callable[[Conduct
     return play(world, book, script)
 
 
-def view_of(kind: str, *, is_true: bool = True, name: str = ENGINE) -> View:
+def view_of(kind: str, *, is_true: bool = True, name: str = ENGINE) -> FleetView:
     """A fleet in which this holds of the engine, and another one carries its load."""
     status = Status.TRUE if is_true else Status.FALSE
     conditions = {kind: Condition(kind, status, "Seen", f"it is {kind}", 0.0)}
-    others = Engine("z", {}, Load("z", 0.1, 1.0, 0.0, model="m"), 1.0)
-    return View([Engine(name, conditions, Load(name, 0.1, 1.0, 0.0, model="m"), 1.0), others])
+    others = EngineStatus("z", {}, EngineLoad("z", 0.1, 1.0, 0.0, model="m"), 1.0)
+    return FleetView([EngineStatus(name, conditions, EngineLoad(name, 0.1, 1.0, 0.0, model="m"), 1.0), others])

@@ -27,7 +27,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from lab.guard.epoch_gate import Deed
-from plimsoll.guard.act.outcome import Outcome
+from plimsoll.guard.act.ports import Outcome
 from plimsoll.guard.adapters.etcd_lock import EtcdLock
 from plimsoll.guard.adapters.file_lock import FileLock
 from plimsoll.guard.adapters.lease_lock import LeaseLock

@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from plimsoll.guard.judge.look import Look, Reach, Worker
+from plimsoll.guard.judge.look import Look, Reach, WorkerMemory
 
 
 class Drops(NamedTuple):
@@ -26,7 +26,7 @@ class Drops(NamedTuple):
     at_once: int = 1
 
 
-_PARTS = tuple(name for name in Worker._fields if name not in ("rank", "age_s"))
+_PARTS = tuple(name for name in WorkerMemory._fields if name not in ("rank", "age_s"))
 LOST = ("looks", "answers", "nonsense", "figures", "workers", "parts", "canaries", "gates", "starts", "health")
 
 
@@ -73,7 +73,7 @@ def _without(look: Look, is_lost: dict[str, bool], names: tuple[str, ...], dice:
     return look
 
 
-def _vague(worker: Worker, dice: random.Random) -> Worker:
+def _vague(worker: WorkerMemory, dice: random.Random) -> WorkerMemory:
     """It does not know three things."""
     lost = dice.sample(_PARTS, 3)
-    return Worker(*(None if name in lost else value for name, value in zip(Worker._fields, worker, strict=True)))  # type: ignore[arg-type]
+    return WorkerMemory(*(None if name in lost else value for name, value in zip(WorkerMemory._fields, worker, strict=True)))  # type: ignore[arg-type]

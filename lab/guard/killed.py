@@ -23,8 +23,8 @@ from lab.guard.acting import MAY, Fault, State, World
 from lab.guard.acting_lives import CASES, POLICY, Case, live, ports_of, run_in, unsafe
 from lab.guard.acting_parts import ENGINE, FakeLock, FakeSight, parts_of
 from lab.guard.acting_play import view_of
-from plimsoll.guard.act.decide import Plan
-from plimsoll.guard.act.remembered import PAUSE, RUNGS
+from plimsoll.guard.act.decide import ActionPlan
+from plimsoll.guard.act.journal_replay import PAUSE, RUNGS
 from plimsoll.guard.act.steps import Step
 from plimsoll.guard.daemon.acting import ForeignRestarts
 from plimsoll.guard.daemon.conductor import Conductor
@@ -118,7 +118,7 @@ async def drains_by_hand(world: World, journal: Journal, play: Play) -> None:
     ports = ports_of(world, journal, lock=SharedLock(FakeLock(world)), view=lambda _: view._replace(engines=view.engines[:1]))
     drains = ManualDrains({ENGINE: parts_of(world)}, POLICY._replace(may_be_last=True), ports, {})
     decision = await drains.drain(ENGINE)
-    assert isinstance(decision, Plan) != bool(play.faults), decision
+    assert isinstance(decision, ActionPlan) != bool(play.faults), decision
     await asyncio.sleep(2 * POLICY.lease_s)
     if drains.engines:
         assert world.phase != "serving", "nobody renewed it"
@@ -134,7 +134,7 @@ async def puts_back(world: World, journal: Journal, play: Play) -> None:
     ports = ports_of(world, journal)
     parts = {ENGINE: parts_of(world)}
     decision = await ReturnToService(parts, POLICY, ports, Conductor(parts, POLICY, ports)).put_back(ENGINE)
-    assert isinstance(decision, Plan), decision
+    assert isinstance(decision, ActionPlan), decision
     assert not world.state.is_out
 
 

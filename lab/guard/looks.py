@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from plimsoll.guard.judge.look import Canary, Card, Gate, Look, Reach, Worker
+from plimsoll.guard.judge.look import Canary, CardState, GateState, Look, Reach, WorkerMemory
 from plimsoll.standin import StandIn
 from plimsoll.standin.request import Request
 
@@ -127,14 +127,14 @@ class Watched:
 
     # The gate
 
-    def _gate(self, now_s: float, figures: dict[str, float]) -> Gate:
+    def _gate(self, now_s: float, figures: dict[str, float]) -> GateState:
         steps = int(figures["steps"])
         if steps != self._steps:
             self._steps, self._stepped_at_s = steps, now_s
         requests = len(self.engine.engine.requests)
         wait_s = self._expected_wait(now_s, figures)
         age_s = now_s - self._stepped_at_s
-        return Gate(
+        return GateState(
             ready=True, reason="", in_flight=requests, engine_requests=requests, expected_wait_s=wait_s, last_step_age_s=age_s
         )
 
@@ -154,11 +154,11 @@ class Watched:
 
     # The workers' memory
 
-    def _workers(self) -> tuple[Worker, ...]:
+    def _workers(self) -> tuple[WorkerMemory, ...]:
         found = self.engine.engine.memory.figures()
         torch, device, host = found["allocator"], found["device_memory"], found["host_memory"]
         host_noise, torch_noise, others_noise = self._noise()
-        one = Worker(
+        one = WorkerMemory(
             "0", 0.5, torch["allocated"], torch["reserved"], torch["releasable"], torch["unreleasable"] + torch_noise,
             torch["alloc_retries"], torch["ooms"], device["total"], device["free"], device["by_others"] + others_noise,
             host["resident"] + host_noise, host["limit"],
@@ -180,4 +180,4 @@ class Watched:
         return wander[0] + wander[2] + wander[3], abs(wander[1]), abs(gauss(0.0, 2.0 * MIB))
 
 
-_CARD = Card("0", (), 0)
+_CARD = CardState("0", (), 0)

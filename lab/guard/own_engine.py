@@ -31,7 +31,7 @@ def own_engine(folder: Path, port: int) -> OwnProcess:
 
 async def _main() -> None:
     engine = own_engine(Path(sys.argv[1]), int(sys.argv[2]))
-    print((await engine.start()).says, flush=True)
+    print((await engine.start()).message, flush=True)
     while True:  # as guard does: it looks, and notes the tree
         await engine.is_running()
         await asyncio.sleep(1.0)

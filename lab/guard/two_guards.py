@@ -24,7 +24,7 @@ from lab.guard.command import API_TOKEN, Guard
 from lab.guard.contenders import pause
 from lab.guard.farm import TOKEN, running, stand_in
 from lab.guard.fronts import Trap, World, judge
-from plimsoll.guard.act.course import open_courses
+from plimsoll.guard.act.journal_replay import open_actions
 from plimsoll.guard.daemon.journal import Journal
 
 NAMES = ("one", "two")
@@ -149,10 +149,10 @@ class Scene:
             await asyncio.sleep(2.0)  # what a killed one held of the lock is over
             await hand.guard.start()
             await asyncio.sleep(1.0)
-            await hand.guard.until(lambda entries: not open_courses(entries), PATIENCE_S)
+            await hand.guard.until(lambda entries: not open_actions(entries), PATIENCE_S)
             await hand.guard.stop()
             with Journal(hand.guard.folder / "state" / "journal") as journal:
-                assert open_courses(journal.kept()) == [], f"left open by {hand.name}"
+                assert open_actions(journal.kept()) == [], f"left open by {hand.name}"
         for engine in ENGINES:
             found = await self.gate_state(engine)
             assert found["phase"] == "serving", f"the gate of {engine}: {found}"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from plimsoll.cli.main import main
-from plimsoll.guard.act.course import open_courses
+from plimsoll.guard.act.journal_replay import open_actions
 from plimsoll.guard.adapters.file_lock import FileLock
 from plimsoll.guard.adapters.gate import GateDoor
 from plimsoll.guard.adapters.hooks import ReadinessOnly
@@ -109,7 +109,7 @@ def test_drained_by_hand_until_asked_back_or_undone_by_the_next_guard(
         assert not is_ready(server)
         second = Guard(tmp_path, url)
         assert is_ready(server)
-        assert open_courses(second.book.kept()) == []
+        assert open_actions(second.book.kept()) == []
         second.dies()
     assert main(["guardctl", "history", "--journal", str(tmp_path / "guard.journal")]) == 0
     out = capsys.readouterr().out

@@ -18,7 +18,7 @@ from lab.guard.acting_lives import POLICY, MemoryBook, conductor_of, run_in, to_
 from lab.guard.acting_parts import ENGINE, FakeSight
 from lab.guard.acting_play import ends, killed_at
 from plimsoll.guard.act.journal_entry import RESTART
-from plimsoll.guard.act.remembered import PAUSE
+from plimsoll.guard.act.journal_replay import PAUSE
 from plimsoll.guard.act.steps import BROKEN
 from plimsoll.unknown import Condition, Status
 from tests.guard.daemon.guards import Guard, guarding

@@ -12,10 +12,8 @@ import yaml
 
 from plimsoll.cli.guard import read_options
 from plimsoll.cli.guardctl import REFUSALS_PAGE, WHAT_TO_DO
-from plimsoll.guard.act.course import opened
-from plimsoll.guard.act.decide import Restart, spent
-from plimsoll.guard.act.policy import DAY_S, ActPolicy
-from plimsoll.guard.act.steps import ABOUT, BROKEN, COURSES, SERVING, TRIES, End, Step
+from plimsoll.guard.act.decide import DAY_S, ActPolicy, Restart, spent
+from plimsoll.guard.act.steps import BROKEN, COURSES, SERVING, STEP_TEXTS, TRIES, End, Step, open_action
 from plimsoll.guard.judge.policy import GRADES
 from plimsoll.guard.judge.tracker import Grade
 
@@ -46,7 +44,7 @@ def test_the_table_of_steps_is_that_of_the_code() -> None:
     rows = [line for line in between("<!-- steps:", "<!-- end of steps -->").splitlines() if line.startswith("| `")]
     assert rows == [
         f"| `{step}` | {about.does} | {about.before} | {about.after} | {about.undo} | {TRIES.get(step, 1)} |"
-        for step, about in ABOUT.items()
+        for step, about in STEP_TEXTS.items()
     ]
 
 
@@ -99,7 +97,7 @@ def test_the_example_of_the_budget_is_reckoned_right() -> None:
     """One engine that is restarted whenever it may be, minute by minute over a day."""
     restarts: list[Restart] = []
     for minute in range(int(DAY_S / 60) + 1):
-        if not spent(restarts, "a", ActPolicy(), minute * 60.0).says:
+        if not spent(restarts, "a", ActPolicy(), minute * 60.0).message:
             restarts.append(Restart(minute * 60.0, "a"))
     shown = "  ".join(f"{int(one.at // 3600)}:{int(one.at % 3600 // 60):02}" for one in restarts)
     assert between("<!-- budget:", "and nobody else").split("-->")[1].strip() == shown
@@ -111,7 +109,7 @@ def test_what_follows_a_kill_is_what_the_code_does(step: Step) -> None:
     table = between("| killed in |", "\n\n")
     row = next(line for line in table.splitlines() if f"`{step}`" in line.split(" | ")[0])
     for grade, broken in ((Grade.RESTART, False), (Grade.RESTART, True), (Grade.SHED, False), (Grade.COMPACT, False)):
-        course = opened("x", "a", grade, "asked", is_broken=broken)
+        course = open_action("x", "a", grade, "asked", is_broken=broken)
         if step not in course.steps or (step in (Step.LOCK, Step.UNLOCK) and grade is not Grade.RESTART):
             continue
         turned = course._replace(step=step).begun().taken_over()

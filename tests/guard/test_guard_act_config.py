@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plimsoll.errors import BadInput
-from plimsoll.guard.act.policy import ActPolicy, Hours
+from plimsoll.guard.act.decide import ActPolicy, Hours
 from plimsoll.guard.config import (
     KEYS,
     Act,

@@ -14,7 +14,7 @@ from plimsoll.errors import BadInput
 from plimsoll.guard.adapters.discovery import Kubernetes
 from plimsoll.guard.config import Api, config_in, is_loopback, listen_of, read_guard_config
 from plimsoll.guard.config_values import Lines, read_token
-from plimsoll.guard.judge.policy import KNOBS
+from plimsoll.guard.judge.policy import THRESHOLDS
 
 TOKEN = "a-token-that-is-long-enough"
 WHOLE = """
@@ -245,9 +245,9 @@ def test_a_mistake_in_the_policy_has_its_line(text: str, line: int, says: str, t
 def test_every_number_of_the_policy_is_refused_on_its_own_line(tmp_path: Path) -> None:
     """Whichever number is wrong, it is that line which is named."""
     path = tmp_path / "p.toml"
-    for place, knob in enumerate(KNOBS):
+    for place, knob in enumerate(THRESHOLDS):
         tables: dict[str, list[str]] = {}
-        for other in KNOBS:
+        for other in THRESHOLDS:
             value = repr(other.default) if other is not knob else "-1"
             tables.setdefault(other.kind, []).append(f"{other.name} = {value}")
         lines = ["[[engine]]", "url = 'http://x:1'"]

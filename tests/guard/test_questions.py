@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plimsoll.guard.judge.judge import Judge
-from plimsoll.guard.judge.look import Canary, Gate, Look, Rank, Reach, Worker
+from plimsoll.guard.judge.look import Canary, CoreFigures, GateState, Look, Reach, WorkerMemory
 from plimsoll.guard.judge.policy import Policy
 
 MIB = float(1 << 20)
-GATE = Gate(ready=True, reason="", in_flight=4, engine_requests=4, expected_wait_s=0.0)
+GATE = GateState(ready=True, reason="", in_flight=4, engine_requests=4, expected_wait_s=0.0)
 
 
 def says(kind: str, looks: Iterable[Look]) -> list[tuple[float, str, str]]:
@@ -60,9 +60,9 @@ def test_a_process_that_is_known_to_have_ended_is_dead_without_a_wait() -> None:
     assert says("dead", [*looks(300, busy), *gone])[-1] == (310.0, "true", "ProcessEnded")
 
 
-def ranks(at: float, stuck: int, work: float = 2.0) -> tuple[Rank, ...]:
+def ranks(at: float, stuck: int, work: float = 2.0) -> tuple[CoreFigures, ...]:
     """Eight cores, one of which makes no step from 300 s on."""
-    return tuple(Rank(str(core), 10.0 * (min(at, 300.0) if core == stuck else at), work, 0.0) for core in range(8))
+    return tuple(CoreFigures(str(core), 10.0 * (min(at, 300.0) if core == stuck else at), work, 0.0) for core in range(8))
 
 
 def test_one_stuck_core_of_eight_is_stuck() -> None:
@@ -85,7 +85,7 @@ def test_one_stuck_core_of_eight_is_stuck() -> None:
 def test_our_own_test_request_is_no_work_and_no_idleness() -> None:
     """A stuck engine whose one request cannot be told from ours is still the one it was before."""
 
-    def gate(at: float) -> Gate:
+    def gate(at: float) -> GateState:
         ours = int(at % 30 < 25)
         return GATE._replace(engine_requests=1, ours=ours, last_step_age_s=max(0.0, at - 100.0))
 
@@ -266,10 +266,10 @@ def test_without_its_gate_the_wait_is_unknown() -> None:
     assert says("saturated", lost)[-1][1:] == ("unknown", "NoRate")
 
 
-def probe(**others: float) -> tuple[Worker, ...]:
+def probe(**others: float) -> tuple[WorkerMemory, ...]:
     """A worker on a tight device."""
     plain = {"allocated": 18e9, "unreleasable": 0.0, "releasable": 2e9, "device_free": 2e8, "by_others": 1e9, "retries": 0.0}
-    return (Worker("0", 1.0, **{**plain, **others}),)
+    return (WorkerMemory("0", 1.0, **{**plain, **others}),)
 
 
 def test_some_mib_more_of_others_are_no_neighbour() -> None:

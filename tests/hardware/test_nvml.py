@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from plimsoll.errors import BadInput, WorldFailed
-from plimsoll.hardware.nvml import SeenCard, cards_here
+from plimsoll.hardware.nvml import NvmlCard, read_cards
 
 
 class _Library:
@@ -46,18 +46,18 @@ class _Library:
 def test_cards_are_listed_with_what_others_hold() -> None:
     """Names as text whatever the library's age, memory in bytes, and the library is closed again."""
     library = _Library([("NVIDIA H200", 150, 3), (b"NVIDIA L4", 24, 0)])
-    assert cards_here(library) == [SeenCard("NVIDIA H200", 150, 3), SeenCard("NVIDIA L4", 24, 0)]
+    assert read_cards(library) == [NvmlCard("NVIDIA H200", 150, 3), NvmlCard("NVIDIA L4", 24, 0)]
     assert not library.is_open
 
 
 def test_a_driver_that_does_not_answer_is_the_worlds_fault() -> None:
     """One line that says what to do instead."""
     with pytest.raises(WorldFailed, match="name the card with --gpu"):
-        cards_here(_Library([], broken=True))
+        read_cards(_Library([], broken=True))
 
 
 def test_without_the_library_the_user_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing to read the card with is the user's to mend."""
     monkeypatch.setitem(__import__("sys").modules, "pynvml", None)
     with pytest.raises(BadInput, match="which card"):
-        cards_here()
+        read_cards()

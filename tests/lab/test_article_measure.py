@@ -22,7 +22,7 @@ from lab.article.measure import (
     whole_again_s,
 )
 from plimsoll.guard.config import read_guard_config
-from plimsoll.guard.judge.policy import KNOBS, read_policy
+from plimsoll.guard.judge.policy import THRESHOLDS, read_policy
 from plimsoll.standin.request import encode
 
 BY_NAME = {one.name: one for one in INCIDENTS}
@@ -70,7 +70,7 @@ def test_guard_has_its_own_defaults_but_for_the_scale(tmp_path: Path, scale: flo
     assert [engine.name for engine in found.engines] == ["a", "b", "c"]
     policy = read_policy(tomllib.loads(fleet.config())["policy"])
     assert policy.every_s == max(1.0, 5.0 / scale)
-    for knob in KNOBS:
+    for knob in THRESHOLDS:
         expected = max(knob.low, knob.default / scale) if knob.unit == "s" else knob.default
         assert policy.number(knob.kind, knob.name) == pytest.approx(expected), knob
 

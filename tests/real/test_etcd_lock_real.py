@@ -155,7 +155,7 @@ def test_a_login(etcd: Etcd) -> None:
         for login in (Login(), Login("root", "wrong-password")):
             refused = await EtcdLock([etcd.url], login=login).acquire("b")
             assert refused.is_done is None
-            assert "password" not in str(refused.says).replace("invalid user ID or password", "")
+            assert "password" not in str(refused.message).replace("invalid user ID or password", "")
         assert (await lock.release()).is_done
 
     asyncio.run(act())

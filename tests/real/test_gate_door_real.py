@@ -11,7 +11,7 @@ import pytest
 
 from lab.engine.clients import complete, is_finished
 from lab.engine.server import EngineServer
-from plimsoll.guard.act.idle import Idleness, Sample, idleness
+from plimsoll.guard.act.idle import Idleness, IdleSample, idleness
 from plimsoll.guard.adapters.gate import GateDoor
 from plimsoll.guard.daemon.engine_look import EngineWatcher
 from tests.real.conftest import need_vllm
@@ -33,14 +33,14 @@ def gated() -> Iterator[EngineServer]:
         yield server
 
 
-async def looked(watcher: EngineWatcher, door: GateDoor, samples: list[Sample]) -> Idleness:
+async def looked(watcher: EngineWatcher, door: GateDoor, samples: list[IdleSample]) -> Idleness:
     """One more sample, and what they say together."""
     told = await door.state()
-    samples.append(Sample(await watcher.look(time.monotonic(), time.time()), told.facts if told.is_done else None))
+    samples.append(IdleSample(await watcher.look(time.monotonic(), time.time()), told.facts if told.is_done else None))
     return idleness(samples)
 
 
-async def until_idle(watcher: EngineWatcher, door: GateDoor, samples: list[Sample]) -> None:
+async def until_idle(watcher: EngineWatcher, door: GateDoor, samples: list[IdleSample]) -> None:
     """Look until it is idle."""
     async with asyncio.timeout(WAIT_S):
         while (await looked(watcher, door, samples)).is_idle is not True:
@@ -64,7 +64,7 @@ def test_a_drain_is_led_by_the_door_and_idle_is_confirmed_only_after_the_last_to
         assert (refusing.is_done, refusing.facts["phase"]) == (True, "refusing")
         stale = await door.drain(99, 30.0)
         assert (stale.is_done, stale.facts["stale"], stale.facts["current"]) == (False, True, 100)
-        samples: list[Sample] = []
+        samples: list[IdleSample] = []
         while not all(stream.done() for stream in streams):
             found = await looked(watcher, door, samples)
             assert found.is_idle is not True or all(stream.done() for stream in streams), found
@@ -89,11 +89,11 @@ def test_shedding_and_compaction_through_the_door(gated: EngineServer) -> None:
         assert (shed.is_done, shed.facts["max_wait_s"], shed.facts["is_overruled"]) == (True, 5.0, False)
         assert (await door.unshed()).is_done is True
         async with asyncio.timeout(30):  # the probe writes its first figures within some seconds
-            while "no probe" in (compacted := await door.compact()).says:
+            while "no probe" in (compacted := await door.compact()).message:
                 await asyncio.sleep(0.5)
         assert (compacted.is_done, compacted.facts["workers"]) == (True, 1), compacted
         wrong = await GateDoor(f"http://127.0.0.1:{gated.port}", "another-token-of-some-length").drain(200, 30.0)
         assert wrong.is_done is False
-        assert "does not take this token" in wrong.says
+        assert "does not take this token" in wrong.message
 
     asyncio.run(scene())

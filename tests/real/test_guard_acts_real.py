@@ -21,7 +21,7 @@ from lab.guard.command import Guard, away_s, begun, closed, engine_table, told
 from lab.guard.farm import TOKEN, Balancer, Clients
 from lab.guard.unit import oom_flag, unit, write_unit
 from plimsoll.guard.act.journal_entry import CLOSED, OPENED, OUTCOME, Entry
-from plimsoll.guard.act.remembered import restarts_of
+from plimsoll.guard.act.journal_replay import read_restarts
 from tests.real.conftest import need_vllm
 from tests.real.small_farm import need
 
@@ -228,7 +228,7 @@ async def faults_are_mended_once(here: Farm) -> str:
 
 def restarts(entries: Sequence[Entry]) -> int:
     """Guard's own, as its budget counts them."""
-    return sum(one.is_own for one in restarts_of(entries))
+    return sum(one.is_own for one in read_restarts(entries))
 
 
 async def process_of(here: Farm, name: str, word: str) -> int:

@@ -212,7 +212,7 @@ def test_what_haproxy_refuses_is_said_in_its_words() -> None:
         async with farm(level="operator") as (proxy, _, _):
             told = await HAProxy(proxy.socket, (Place("farm", "a"),)).take_out()
             assert told.is_done is False
-            assert "ermission" in told.says
+            assert "ermission" in told.message
             for place in (Place("farm", "z"), Place("nowhere", "a")):
                 missing = HAProxy(proxy.socket, (place,))
                 assert (await missing.take_out()).is_done is False

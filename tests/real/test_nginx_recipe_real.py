@@ -134,7 +134,7 @@ def test_a_server_is_taken_out_and_put_back_under_load() -> None:
                 assert await served_in(one, 0.7) == 0
                 assert await served_in(two, 0.3) > 0
                 again = await balancer.take_out()
-                assert (again.is_done, again.says) == (True, "it was out already")
+                assert (again.is_done, again.message) == (True, "it was out already")
                 back = await balancer.put_back()
                 assert back.is_done is True, back
                 assert await balancer.is_out() is False
@@ -152,7 +152,7 @@ def test_the_last_one_a_stranger_and_a_broken_configuration_are_refused() -> Non
         async with farm() as (nginx, _, _):
             assert (await nginx.balancer("a").take_out()).is_done is True
             last = await nginx.balancer("b").take_out()
-            assert (last.is_done, last.says) == (False, "exit code 1: nobody else is in: it stays in")
+            assert (last.is_done, last.message) == (False, "exit code 1: nobody else is in: it stays in")
             for name in ("c", ".", "a; reboot", "a|b", ""):
                 assert (await nginx.balancer(name).take_out()).is_done is False, name
             before = nginx.upstream.read_text(encoding="utf-8")
@@ -160,7 +160,7 @@ def test_the_last_one_a_stranger_and_a_broken_configuration_are_refused() -> Non
             nginx.main.write_text(whole + "nonsense;", encoding="utf-8")
             broken = await nginx.balancer("a").put_back()
             assert broken.is_done is False
-            assert "as it was" in broken.says
+            assert "as it was" in broken.message
             assert nginx.upstream.read_text(encoding="utf-8") == before
             nginx.main.write_text(whole, encoding="utf-8")
             assert (await nginx.balancer("a").put_back()).is_done is True

@@ -15,7 +15,7 @@ import pytest
 from lab.engine.clients import Told, ask, complete, is_finished
 from lab.engine.server import KEEPER, READY_LIMIT_S, free_port
 from lab.guard.own_engine import own_engine
-from plimsoll.guard.act.outcome import Outcome
+from plimsoll.guard.act.ports import Outcome
 from plimsoll.guard.adapters.own_process import OwnProcess
 from plimsoll.guard.daemon.evidence import EvidenceSources, EvidenceStore
 from plimsoll.hardware.processes import read_process

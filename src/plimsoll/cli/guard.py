@@ -188,11 +188,11 @@ def _with_api(config: GuardConfig, values: Mapping[str, str], environ: Mapping[s
 
 def _policy(config: GuardConfig, every: str | None) -> Policy:
     from plimsoll.guard.config_values import seconds_in
-    from plimsoll.guard.judge.policy import Misread, read_policy
+    from plimsoll.guard.judge.policy import PolicyError, read_policy
 
     try:
         policy = read_policy(config.policy)
-    except Misread as error:
+    except PolicyError as error:
         table, key = error.place
         path = [int(part) if part.isdecimal() else part for part in (*table.split("."), key) if part]
         raise config.refuse(error.message, "policy", *path) from None

@@ -65,7 +65,7 @@ async def obey(engine: OwnProcess, verb: str) -> int:
         print(f"there is no {verb}")
         return 2
     outcome = await (engine.start() if verb == "start" else engine.stop(float(os.environ.get("PLIMSOLL_DEADLINE_S", STOP_S))))
-    print(outcome.says)
+    print(outcome.message)
     return 0 if outcome.is_done else 1
 
 
@@ -229,7 +229,7 @@ class Fleet:
         self._units[name] = unit(place)
         outcome = await self._units[name].start()
         if not outcome.is_done:
-            raise WorldFailed(f"a stand-in did not start: {outcome.says}")
+            raise WorldFailed(f"a stand-in did not start: {outcome.message}")
 
     async def _is_ready(self, name: str) -> bool:
         end_s = asyncio.get_running_loop().time() + self.start_s

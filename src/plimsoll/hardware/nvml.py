@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from plimsoll.errors import BadInput, WorldFailed
 
 
-class SeenCard(NamedTuple):
+class NvmlCard(NamedTuple):
     """One card: its product name, and the memory that others hold on it now."""
 
     name: str
@@ -15,7 +15,7 @@ class SeenCard(NamedTuple):
     used_bytes: int
 
 
-def cards_here(library: Any = None) -> list[SeenCard]:
+def read_cards(library: Any = None) -> list[NvmlCard]:
     """Every card, in NVML's order; the library is an argument for tests. One line says what is missing."""
     nvml = library if library is not None else _pynvml()
     try:
@@ -36,8 +36,8 @@ def _pynvml() -> Any:
     return pynvml
 
 
-def _card(nvml: Any, index: int) -> SeenCard:
+def _card(nvml: Any, index: int) -> NvmlCard:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     memory = nvml.nvmlDeviceGetMemoryInfo(handle)
     name = nvml.nvmlDeviceGetName(handle)
-    return SeenCard(name.decode() if isinstance(name, bytes) else str(name), int(memory.total), int(memory.used))
+    return NvmlCard(name.decode() if isinstance(name, bytes) else str(name), int(memory.total), int(memory.used))

@@ -241,9 +241,9 @@ def _card_named(options: Split, used: int, given: int | None) -> Card:
 
 def _card_here(used: int) -> Card:
     """The first card of this machine, by its name in our table; what others hold on it counts unless --used-gib says."""
-    from plimsoll.hardware.nvml import cards_here
+    from plimsoll.hardware.nvml import read_cards
 
-    cards = cards_here()
+    cards = read_cards()
     if not cards:
         raise BadInput("this machine has no NVIDIA card; name one with --gpu")
     gpu = gpu_named(cards[0].name)

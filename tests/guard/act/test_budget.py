@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.guard.act.decide import Restart, spent
-from plimsoll.guard.act.policy import DAY_S, HOUR_S, ActPolicy
+from plimsoll.guard.act.decide import DAY_S, HOUR_S, ActPolicy, Restart, spent
 
 NOW = 1_700_000_000.0
 POLICY = ActPolicy()
@@ -20,7 +19,7 @@ def ago(*seconds: float, engine: str = "a", is_own: bool = True) -> list[Restart
 
 def test_nothing_was_restarted_and_everything_is_allowed() -> None:
     """Without a restart no budget is spent."""
-    assert not spent([], "a", POLICY, NOW).says
+    assert not spent([], "a", POLICY, NOW).message
 
 
 def test_each_of_the_four_budgets_ends_by_itself() -> None:
@@ -33,14 +32,14 @@ def test_each_of_the_four_budgets_ends_by_itself() -> None:
     ]
     for restarts, words in cases:
         found = spent(restarts, "a", POLICY, NOW)
-        assert words in found.says
+        assert words in found.message
         assert found.until > NOW
-        assert words not in spent(restarts, "a", POLICY, found.until + 1).says
+        assert words not in spent(restarts, "a", POLICY, found.until + 1).message
 
 
 def test_restarts_of_somebody_else_count() -> None:
     """Two that an operator or systemd made are two that guard may not make."""
-    assert spent(ago(100, 3_000, is_own=False), "a", POLICY, NOW).says
+    assert spent(ago(100, 3_000, is_own=False), "a", POLICY, NOW).message
 
 
 def test_the_pause_after_a_restart_doubles_up_to_its_bound() -> None:
@@ -50,39 +49,39 @@ def test_the_pause_after_a_restart_doubles_up_to_its_bound() -> None:
         others = [80_000.0 - one for one in range(count - 1)]
         if pause_s > 1:
             assert spent(ago(*others, pause_s - 1), "a", WIDE, NOW).until == NOW + 1
-        assert not spent(ago(*others, pause_s + 1), "a", WIDE, NOW).says
+        assert not spent(ago(*others, pause_s + 1), "a", WIDE, NOW).message
 
 
 def test_what_is_older_than_a_day_is_forgotten() -> None:
     """Yesterday's restarts neither count nor prolong a pause."""
-    assert not spent(ago(*(DAY_S + one for one in range(50))), "a", POLICY, NOW).says
+    assert not spent(ago(*(DAY_S + one for one in range(50))), "a", POLICY, NOW).message
 
 
 def test_a_clock_that_went_back_gives_no_new_budget() -> None:
     """What is dated later than now counts as of now, also after a jump of years, until the clock has come there again."""
     for jump_s in (1.0, HOUR_S, 30 * DAY_S, 10 * 365 * DAY_S):
         restarts = ago(-jump_s, -jump_s - 5)
-        assert spent(restarts, "a", POLICY, NOW).says
-        assert spent(restarts, "a", POLICY, NOW + jump_s).says
+        assert spent(restarts, "a", POLICY, NOW).message
+        assert spent(restarts, "a", POLICY, NOW + jump_s).message
 
 
 def test_a_clock_that_went_far_ahead_forgets_and_finds_again() -> None:
     """A year ahead nothing is known of today; back again, today's restarts still count."""
     restarts = ago(10, 20)
-    assert not spent(restarts, "a", POLICY, NOW + 365 * DAY_S).says
-    assert spent(restarts, "a", POLICY, NOW).says
+    assert not spent(restarts, "a", POLICY, NOW + 365 * DAY_S).message
+    assert spent(restarts, "a", POLICY, NOW).message
 
 
 def test_no_restart_at_all_is_a_budget_too() -> None:
     """A budget of nought refuses for ever."""
-    assert spent([], "a", ActPolicy(engine_hour=0), NOW).says
+    assert spent([], "a", ActPolicy(engine_hour=0), NOW).message
 
 
 @given(st.lists(st.tuples(st.floats(-1e9, 1e9), st.sampled_from("ab")), max_size=40))
 def test_whoever_obeys_it_stays_within_every_budget(times: list[tuple[float, str]]) -> None:
     """Where it allows one more, there is one more in each budget, counted by hand."""
     restarts = [Restart(NOW - at, engine) for at, engine in times]
-    if not spent(restarts, "a", POLICY, NOW).says:
+    if not spent(restarts, "a", POLICY, NOW).message:
         for span_s, own, fleet in (
             (HOUR_S, POLICY.engine_hour, POLICY.fleet_hour),
             (DAY_S, POLICY.engine_day, POLICY.fleet_day),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.guard.act.capacity import Load, load_of, without
+from plimsoll.guard.act.capacity import EngineLoad, load_of, without
 from plimsoll.guard.judge.look import Look, Reach
 from plimsoll.unknown import Unknown
 
@@ -16,12 +16,12 @@ MOST = 0.8
 ODD = st.sampled_from([None, math.nan, math.inf, -1.0])
 FIGURE = st.one_of(st.floats(0, 1), ODD)
 MODELS = st.sampled_from(["m", "m", "n", None])
-LOADS = st.builds(Load, st.just("b"), FIGURE, st.floats(0, 200) | ODD, st.floats(0, 50) | ODD, st.booleans(), MODELS)
+LOADS = st.builds(EngineLoad, st.just("b"), FIGURE, st.floats(0, 200) | ODD, st.floats(0, 50) | ODD, st.booleans(), MODELS)
 
 
-def load(kv: float, running: float = 4.0, waiting: float = 0.0, *, is_well: bool = True, model: str | None = "m") -> Load:
+def load(kv: float, running: float = 4.0, waiting: float = 0.0, *, is_well: bool = True, model: str | None = "m") -> EngineLoad:
     """One engine's."""
-    return Load("b", kv, running, waiting, is_well, model)
+    return EngineLoad("b", kv, running, waiting, is_well, model)
 
 
 def test_two_others_with_room_carry_it() -> None:
@@ -41,7 +41,7 @@ def test_two_others_with_room_carry_it() -> None:
         ([load(0.1, 4.0, 3.0)], "has a queue of its own"),
     ],
 )
-def test_each_reason_why_they_cannot_is_said(others: list[Load], words: str) -> None:
+def test_each_reason_why_they_cannot_is_said(others: list[EngineLoad], words: str) -> None:
     """In words with the figures in them."""
     assert words in str(without(load(0.5), others, MOST))
 
@@ -49,8 +49,8 @@ def test_each_reason_why_they_cannot_is_said(others: list[Load], words: str) -> 
 @pytest.mark.parametrize("value", [None, math.nan, math.inf, -0.5])
 def test_a_figure_that_is_missing_or_none_is_unknown(value: float | None) -> None:
     """Of the one that leaves and of those that stay; not a number compares as nothing, and is never enough."""
-    assert isinstance(without(Load("a", value, 1.0, 0.0, model="m"), [load(0.1)], MOST), Unknown)
-    assert isinstance(without(load(0.1), [Load("b", 0.1, 1.0, value, model="m")], MOST), Unknown)
+    assert isinstance(without(EngineLoad("a", value, 1.0, 0.0, model="m"), [load(0.1)], MOST), Unknown)
+    assert isinstance(without(load(0.1), [EngineLoad("b", 0.1, 1.0, value, model="m")], MOST), Unknown)
 
 
 def test_what_serves_another_model_neither_carries_nor_helps() -> None:
@@ -61,7 +61,7 @@ def test_what_serves_another_model_neither_carries_nor_helps() -> None:
 
 
 @given(LOADS, st.lists(LOADS, max_size=4), st.floats(0.1, 1.0))
-def test_yes_means_that_the_sum_fits(leaving: Load, others: list[Load], most: float) -> None:
+def test_yes_means_that_the_sum_fits(leaving: EngineLoad, others: list[EngineLoad], most: float) -> None:
     """Whatever the figures are: where it says yes, all are well, and the sum over those of the same model is in bounds."""
     if without(leaving, others, most) != "":
         return
@@ -79,6 +79,6 @@ def test_a_load_is_of_an_engine_that_answers() -> None:
     """From a look that failed nothing is known, and whoever gave it is not well."""
     figures = {"kv_cache_usage": 0.5, "running": 3.0, "waiting": 1.0}
     answers = Look(0.0, 0.0, Reach.ANSWERS, figures=figures)
-    assert load_of("a", answers, is_well=True, model="m") == Load("a", 0.5, 3.0, 1.0, model="m")
+    assert load_of("a", answers, is_well=True, model="m") == EngineLoad("a", 0.5, 3.0, 1.0, model="m")
     for look in (None, Look(0.0, 0.0, Reach.SILENT, figures=figures)):
-        assert load_of("a", look, is_well=True) == Load("a", None, None, None, is_well=False)
+        assert load_of("a", look, is_well=True) == EngineLoad("a", None, None, None, is_well=False)

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from plimsoll.guard.act.course import Course, open_courses, opened, to_fields
 from plimsoll.guard.act.decide import Restart, Switches
 from plimsoll.guard.act.journal_entry import CLOSED, INTENT, NOTE, OPENED, OUTCOME, RESTART, SWITCH, Entry
-from plimsoll.guard.act.remembered import PAUSE, RUNGS, restarts_of, switches_of
-from plimsoll.guard.act.steps import BROKEN, COURSES, SERVING, End, Step
+from plimsoll.guard.act.journal_replay import PAUSE, RUNGS, open_actions, read_restarts, read_switches
+from plimsoll.guard.act.steps import BROKEN, COURSES, SERVING, ActionRun, End, Step, open_action, opening_fields
 from plimsoll.guard.judge.tracker import Grade
 
 
-def at(steps: tuple[Step, ...], step: Step, *, is_begun: bool, tries: int = 0) -> Course:
+def at(steps: tuple[Step, ...], step: Step, *, is_begun: bool, tries: int = 0) -> ActionRun:
     """An action in this step."""
     grade = next(grade for grade, courses in COURSES.items() if steps in courses)
-    return Course("x", "a", grade, "dead", steps, step, tries=tries, is_begun=is_begun)
+    return ActionRun("x", "a", grade, "dead", steps, step, tries=tries, is_begun=is_begun)
 
 
 @pytest.mark.parametrize("steps", [SERVING, BROKEN])
@@ -81,15 +80,15 @@ def test_a_stop_that_was_refused_is_taken_back_only_if_nothing_was_touched() -> 
 
 def written(*entries: tuple[str, str, dict[str, object]]) -> list[Entry]:
     """The journal of one action."""
-    course = opened("x", "a", Grade.RESTART, "dead", is_broken=False)
-    first = Entry(1, 0.0, OPENED, "a", "x", fields={**to_fields(course), "facts": {"started_before": 5.0}})
+    course = open_action("x", "a", Grade.RESTART, "dead", is_broken=False)
+    first = Entry(1, 0.0, OPENED, "a", "x", fields={**opening_fields(course), "facts": {"started_before": 5.0}})
     return [first, *(Entry(number, 0.0, kind, "a", "x", step, one) for number, (kind, step, one) in enumerate(entries, 2))]
 
 
 def test_the_facts_of_all_steps_are_read_back() -> None:
     """Those it was opened with, and those of its outcomes; the epoch among them."""
     lock = {"done": True, "facts": {"epoch": 7, "left_s": 3.0}}
-    found = open_courses(written((INTENT, "lock", {}), (OUTCOME, "lock", lock)))[0]
+    found = open_actions(written((INTENT, "lock", {}), (OUTCOME, "lock", lock)))[0]
     assert (found.step, found.epoch, found.facts["started_before"]) == (Step.EVIDENCE, 7, 5.0)
 
 
@@ -99,16 +98,16 @@ def test_the_entries_of_a_second_guard_are_understood_by_a_third() -> None:
     entries = [(kind, step, done) for step in ("lock", "evidence") for kind in (INTENT, OUTCOME)]
     note: dict[str, object] = {"take-over": "ours"}
     more = [(INTENT, "drain", done), (NOTE, "", note), (INTENT, "undrain", done)]
-    found = open_courses(written(*entries, *more))[0]
+    found = open_actions(written(*entries, *more))[0]
     assert (found.step, found.is_undoing, found.is_begun) == (Step.UNDRAIN, True, True)
-    found = open_courses(written(*entries, *more, (OUTCOME, "undrain", done)))[0]
+    found = open_actions(written(*entries, *more, (OUTCOME, "undrain", done)))[0]
     assert found.taken_over().end is End.UNDONE
 
 
 def test_what_cannot_be_understood_is_left_alone() -> None:
     """An action of another version of guard, or none at all, is not guessed at."""
     for fields in ({}, {"grade": "restart", "steps": ["lock", "dance"]}, {"grade": "restart", "steps": ["lock"]}, {"steps": 3}):
-        assert open_courses([Entry(1, 0.0, OPENED, "a", "x", fields=fields)]) == []
+        assert open_actions([Entry(1, 0.0, OPENED, "a", "x", fields=fields)]) == []
 
 
 def closed(action: str, end: End, kind: str = "dead", grade: Grade = Grade.RESTART) -> Entry:
@@ -120,14 +119,14 @@ def test_a_restart_counts_once_and_not_where_nothing_was_stopped() -> None:
     """Whoever goes on with it writes it down again; one that was taken back is none; those of others have no action."""
     own = Entry(2, 2.0, RESTART, "a", "x", fields={"own": True})
     foreign = Entry(4, 4.0, RESTART, "a", fields={"own": False})
-    assert restarts_of([own, own._replace(number=3, at=3.0), foreign, foreign]) == [
+    assert read_restarts([own, own._replace(number=3, at=3.0), foreign, foreign]) == [
         Restart(3.0, "a"), Restart(4.0, "a", is_own=False), Restart(4.0, "a", is_own=False),
     ]  # fmt: skip
-    assert len(restarts_of([foreign._replace(fields={"own": False, "times": 3})])) == 3
+    assert len(read_restarts([foreign._replace(fields={"own": False, "times": 3})])) == 3
     for odd in (0, -5, "many", None, 2.5):
-        assert len(restarts_of([foreign._replace(fields={"own": False, "times": odd})])) == 1, odd
-    assert restarts_of([own, closed("x", End.UNDONE)]) == []
-    assert len(restarts_of([own, closed("x", End.HELD)])) == 1
+        assert len(read_restarts([foreign._replace(fields={"own": False, "times": odd})])) == 1, odd
+    assert read_restarts([own, closed("x", End.UNDONE)]) == []
+    assert len(read_restarts([own, closed("x", End.HELD)])) == 1
 
 
 def test_the_last_of_each_switch_holds() -> None:
@@ -137,6 +136,6 @@ def test_the_last_of_each_switch_holds() -> None:
         return Entry(1, 0.0, SWITCH, engine, step=name, fields={"on": is_on})
 
     entries = [switch(PAUSE), switch(PAUSE, "a"), switch(f"{RUNGS}restart"), switch(f"{RUNGS}dance"), switch("else", "b")]
-    assert switches_of(entries) == Switches(True, frozenset({"a"}), frozenset({Grade.RESTART}))
+    assert read_switches(entries) == Switches(True, frozenset({"a"}), frozenset({Grade.RESTART}))
     off = [switch(PAUSE, is_on=False), switch(f"{RUNGS}restart", is_on=False)]
-    assert switches_of(entries + off) == Switches(False, frozenset({"a"}), frozenset())
+    assert read_switches(entries + off) == Switches(False, frozenset({"a"}), frozenset())

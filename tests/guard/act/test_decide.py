@@ -10,21 +10,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.guard.act.capacity import Load
+from plimsoll.guard.act.capacity import EngineLoad
 from plimsoll.guard.act.decide import (
     ASKED,
     BROKEN_KINDS,
-    Engine,
-    LastEnd,
-    Plan,
-    Refusal,
+    ActionPlan,
+    ActPolicy,
+    BlockedAction,
+    EngineStatus,
+    FailedRestarts,
+    FleetView,
+    Hours,
     Restart,
     Switches,
-    View,
     consider,
     decide,
 )
-from plimsoll.guard.act.policy import ActPolicy, Hours
 from plimsoll.guard.act.steps import BROKEN, SERVING
 from plimsoll.guard.judge.policy import GRADES
 from plimsoll.guard.judge.tracker import Grade
@@ -39,18 +40,18 @@ def held(*kinds: str, status: Status = Status.TRUE, reason: str = "Seen") -> dic
     return {kind: Condition(kind, status, reason, f"it is {kind}", 0.0) for kind in kinds}
 
 
-def engine(name: str = "a", conditions: Mapping[str, Condition] | None = None, kv: float = 0.3, **more: Any) -> Engine:
+def engine(name: str = "a", conditions: Mapping[str, Condition] | None = None, kv: float = 0.3, **more: Any) -> EngineStatus:
     """One that is looked at and carries a little."""
-    return Engine(name, conditions or {}, Load(name, kv, 2.0, 0.0, model="m"), 1.0)._replace(**more)
+    return EngineStatus(name, conditions or {}, EngineLoad(name, kv, 2.0, 0.0, model="m"), 1.0)._replace(**more)
 
 
-def view(*engines: Engine, **more: Any) -> View:
+def view(*engines: EngineStatus, **more: Any) -> FleetView:
     """A fleet with one more engine that is well."""
-    return View([*engines, engine("z")], now=NOW)._replace(**more)
+    return FleetView([*engines, engine("z")], now=NOW)._replace(**more)
 
 
 EXHAUSTED, DEAD, FULL = held("exhausted"), held("dead"), held("saturated")
-ONCE: list[tuple[str, View, ActPolicy]] = [
+ONCE: list[tuple[str, FleetView, ActPolicy]] = [
     ("Paused", view(engine(conditions=DEAD), switches=Switches(is_paused=True)), POLICY),
     ("Paused", view(engine(conditions=DEAD), switches=Switches(paused=frozenset("a"))), POLICY),
     ("Paused", view(engine(conditions=DEAD), switches=Switches(rungs_off=frozenset({Grade.RESTART}))), POLICY),
@@ -64,25 +65,25 @@ ONCE: list[tuple[str, View, ActPolicy]] = [
     ("NoRestarter", view(engine(conditions=DEAD, has_restarter=False)), POLICY),
     ("SickCard", view(engine(conditions=DEAD | held("card"))), POLICY),
     ("CrashLoop", view(engine(conditions=DEAD | held("loop"))), POLICY),
-    ("CrashLoop", view(engine(conditions=DEAD, last_end=LastEnd("dead", "failed", frozenset({"broken"})))), POLICY),
-    ("CrashLoop", view(engine(conditions=DEAD, last_end=LastEnd("wedged", "held"))), POLICY),
+    ("CrashLoop", view(engine(conditions=DEAD, last_end=FailedRestarts("dead", "failed", frozenset({"broken"})))), POLICY),
+    ("CrashLoop", view(engine(conditions=DEAD, last_end=FailedRestarts("wedged", "held"))), POLICY),
     ("BudgetSpent", view(engine(conditions=DEAD), restarts=[Restart(NOW - 900, "a", is_own=False)] * 2), POLICY),
     ("Hours", view(engine(conditions=DEAD), minute=600), POLICY._replace(hours=(Hours(1320, 360),))),
-    ("Rollout", View([engine(conditions=DEAD), engine("z", changed_s=60.0)], now=NOW), POLICY),
-    ("TooManyAway", View([engine(conditions=EXHAUSTED), engine("z", is_away=True)], now=NOW), POLICY),
-    ("OthersCannotCarry", View([engine(conditions=EXHAUSTED)], now=NOW), POLICY),
+    ("Rollout", FleetView([engine(conditions=DEAD), engine("z", changed_s=60.0)], now=NOW), POLICY),
+    ("TooManyAway", FleetView([engine(conditions=EXHAUSTED), engine("z", is_away=True)], now=NOW), POLICY),
+    ("OthersCannotCarry", FleetView([engine(conditions=EXHAUSTED)], now=NOW), POLICY),
     ("OthersCannotCarry", view(engine(conditions=EXHAUSTED, kv=0.7)), POLICY),
-    ("OthersCannotCarry", view(engine(conditions=EXHAUSTED, load=Load("a", None, None, None, model="m"))), POLICY),
+    ("OthersCannotCarry", view(engine(conditions=EXHAUSTED, load=EngineLoad("a", None, None, None, model="m"))), POLICY),
 ]
 
 
 @pytest.mark.parametrize(("reason", "fleet", "policy"), ONCE, ids=[f"{n}-{one[0]}" for n, one in enumerate(ONCE)])
-def test_every_reason_refuses_with_a_word_and_a_sentence(reason: str, fleet: View, policy: ActPolicy) -> None:
+def test_every_reason_refuses_with_a_word_and_a_sentence(reason: str, fleet: FleetView, policy: ActPolicy) -> None:
     """The word is for a program, the sentence for a person."""
     found = decide(fleet, policy)[0]
-    assert isinstance(found, Refusal), str(found)
+    assert isinstance(found, BlockedAction), str(found)
     assert found.reason == reason
-    assert len(found.says) > 10
+    assert len(found.message) > 10
     assert str(found).startswith("a: no ")
 
 
@@ -90,7 +91,7 @@ def test_every_reason_refuses_with_a_word_and_a_sentence(reason: str, fleet: Vie
 def test_every_condition_leads_to_its_rung(kind: str) -> None:
     """With nothing against it: the plan names the rung, the reason and the steps, each explained."""
     found = decide(view(engine(conditions=held(kind))), POLICY)[0]
-    assert isinstance(found, Plan), str(found)
+    assert isinstance(found, ActionPlan), str(found)
     assert (found.grade, found.kind, found.why) == (GRADES[kind], kind, f"it is {kind}")
     assert len(found.lines()) == len(found.steps)
     if found.grade is Grade.RESTART:
@@ -102,24 +103,24 @@ def test_the_most_harmed_comes_first_and_one_at_a_time() -> None:
     fleet = view(engine("a", FULL), engine("b", EXHAUSTED), engine("c", DEAD))
     found = decide(fleet, POLICY)
     assert [one.engine for one in found] == ["c", "b", "a"]
-    assert [isinstance(one, Plan) for one in found] == [True, False, False]
-    assert [one.reason for one in found if isinstance(one, Refusal)] == ["Busy", "Busy"]
+    assert [isinstance(one, ActionPlan) for one in found] == [True, False, False]
+    assert [one.reason for one in found if isinstance(one, BlockedAction)] == ["Busy", "Busy"]
 
 
 def test_two_that_died_at_once_are_brought_back_one_after_the_other() -> None:
     """Each is away for the other, and neither carries anything: the first is restarted, the second waits for its turn."""
-    found = decide(View([engine(name, DEAD, is_away=True) for name in "ab"], now=NOW), POLICY)
-    assert [type(one) for one in found] == [Plan, Refusal]
-    assert [one.reason for one in found if isinstance(one, Refusal)] == ["Busy"]
+    found = decide(FleetView([engine(name, DEAD, is_away=True) for name in "ab"], now=NOW), POLICY)
+    assert [type(one) for one in found] == [ActionPlan, BlockedAction]
+    assert [one.reason for one in found if isinstance(one, BlockedAction)] == ["Busy"]
 
 
 def test_whoever_asks_for_a_start_is_not_told_of_those_before_it() -> None:
     """A loop stops guard, not a person who has mended it; one that guard holds must be resumed first all the same."""
     looping = engine(conditions=DEAD | held("loop"))
-    assert isinstance(consider(view(looping), POLICY, looping, Grade.RESTART, ASKED, "somebody asked"), Plan)
-    kept = looping._replace(last_end=LastEnd("dead", "held"))
+    assert isinstance(consider(view(looping), POLICY, looping, Grade.RESTART, ASKED, "somebody asked"), ActionPlan)
+    kept = looping._replace(last_end=FailedRestarts("dead", "held"))
     refused = consider(view(kept), POLICY, kept, Grade.RESTART, ASKED, "somebody asked")
-    assert isinstance(refused, Refusal)
+    assert isinstance(refused, BlockedAction)
     assert refused.reason == "CrashLoop"
 
 
@@ -129,7 +130,7 @@ def test_nothing_is_done_about_what_is_about_to_be_over(kind: str) -> None:
     ending = {name: replace(one, is_ending=True) for name, one in held(kind).items()}
     assert decide(view(engine(conditions=ending)), POLICY) == []
     asked = consider(view(engine(conditions=ending)), POLICY, engine(conditions=ending), Grade.RESTART, ASKED, "asked")
-    assert isinstance(asked, Plan)
+    assert isinstance(asked, ActionPlan)
     assert asked.steps == SERVING, "it serves: it is drained first"
 
 
@@ -140,37 +141,37 @@ def test_the_hours_go_past_midnight() -> None:
     refused = {22 * 60 - 1, 6 * 60, 13 * 60, 10 * 60}
     for minute in allowed | refused:
         found = decide(view(engine(conditions=DEAD), minute=minute), hours)[0]
-        assert isinstance(found, Plan) is (minute in allowed), minute
+        assert isinstance(found, ActionPlan) is (minute in allowed), minute
     any_time = hours._replace(broken_any_time=True)
-    assert isinstance(decide(view(engine(conditions=DEAD), minute=600), any_time)[0], Plan)
-    assert isinstance(decide(view(engine(conditions=EXHAUSTED), minute=600), any_time)[0], Refusal)
+    assert isinstance(decide(view(engine(conditions=DEAD), minute=600), any_time)[0], ActionPlan)
+    assert isinstance(decide(view(engine(conditions=EXHAUSTED), minute=600), any_time)[0], BlockedAction)
 
 
 def test_the_last_one_is_restarted_only_where_that_is_configured() -> None:
     """And a dead one is nobody's last."""
-    alone = View([engine(conditions=EXHAUSTED)], now=NOW)
-    assert isinstance(decide(alone, POLICY)[0], Refusal)
-    assert isinstance(decide(alone, POLICY._replace(may_be_last=True))[0], Plan)
-    assert isinstance(decide(View([engine(conditions=DEAD)], now=NOW), POLICY)[0], Plan)
+    alone = FleetView([engine(conditions=EXHAUSTED)], now=NOW)
+    assert isinstance(decide(alone, POLICY)[0], BlockedAction)
+    assert isinstance(decide(alone, POLICY._replace(may_be_last=True))[0], ActionPlan)
+    assert isinstance(decide(FleetView([engine(conditions=DEAD)], now=NOW), POLICY)[0], ActionPlan)
 
 
 def test_a_person_who_asks_meets_the_same_rules() -> None:
     """The budget, the hours, the load of the others; but a condition is not needed."""
 
-    def asked(one: Engine, **more: Any) -> Plan | Refusal:
+    def asked(one: EngineStatus, **more: Any) -> ActionPlan | BlockedAction:
         return consider(view(one, **more), POLICY, one, Grade.RESTART, ASKED, "somebody asked for it")
 
     well = asked(engine())
-    assert isinstance(well, Plan)
+    assert isinstance(well, ActionPlan)
     assert well.steps == SERVING
     dead = asked(engine(conditions=DEAD))
-    assert isinstance(dead, Plan)
+    assert isinstance(dead, ActionPlan)
     assert dead.steps == BROKEN, "one that is dead cannot be drained"
     for refused in (
         asked(engine(age_s=1e9)), asked(engine(kv=0.9)), asked(engine(), switches=Switches(is_paused=True)),
-        asked(engine(), restarts=[Restart(NOW, "a")]), asked(engine(last_end=LastEnd("dead", "held"))),
+        asked(engine(), restarts=[Restart(NOW, "a")]), asked(engine(last_end=FailedRestarts("dead", "held"))),
     ):  # fmt: skip
-        assert isinstance(refused, Refusal)
+        assert isinstance(refused, BlockedAction)
 
 
 STATUSES = st.sampled_from(list(Status))
@@ -179,8 +180,8 @@ CONDITIONS = st.dictionaries(st.sampled_from([*GRADES, "card", "loop", "creep"])
     lambda found: {kind: Condition(kind, status, "Seen", "so it is", 0.0) for kind, status in found.items()}
 )
 ENGINES = st.builds(
-    lambda name, conditions, kv, running, age_s, away, well, group, model: Engine(
-        name, conditions, Load(name, kv, running, 0.0, is_well=well, model=model), age_s, is_away=away, group=group
+    lambda name, conditions, kv, running, age_s, away, well, group, model: EngineStatus(
+        name, conditions, EngineLoad(name, kv, running, 0.0, is_well=well, model=model), age_s, is_away=away, group=group
     ),
     st.sampled_from("abcd"), CONDITIONS, FIGURES, st.one_of(st.none(), st.floats(0, 50)), st.floats(0, 100), st.booleans(),
     st.booleans(), st.sampled_from(["", "g"]), st.sampled_from(["m", "n", None]),
@@ -190,10 +191,10 @@ SWITCHES = st.builds(Switches, st.booleans(), NAMES, RUNGS)
 
 
 @given(st.lists(ENGINES, max_size=4, unique_by=lambda one: one.name), SWITCHES, st.integers(0, 3))
-def test_no_plan_without_sure_knowledge(engines: list[Engine], switches: Switches, restarts: int) -> None:
+def test_no_plan_without_sure_knowledge(engines: list[EngineStatus], switches: Switches, restarts: int) -> None:
     """At most one plan; its condition holds for certain, the look is fresh, no switch is off, and the others carry the load."""
-    fleet = View(engines, [Restart(NOW - 2_000, "a", is_own=False)] * restarts, switches, now=NOW)
-    plans = [one for one in decide(fleet, POLICY) if isinstance(one, Plan)]
+    fleet = FleetView(engines, [Restart(NOW - 2_000, "a", is_own=False)] * restarts, switches, now=NOW)
+    plans = [one for one in decide(fleet, POLICY) if isinstance(one, ActionPlan)]
     assert len(plans) <= 1
     for plan in plans:
         one = next(one for one in engines if one.name == plan.engine)

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import settings as how
 from hypothesis import strategies as st
 
-from plimsoll.guard.act.idle import APART_S, STALE_S, Sample, idleness
-from plimsoll.guard.judge.look import Look, Rank, Reach
+from plimsoll.guard.act.idle import APART_S, STALE_S, IdleSample, idleness
+from plimsoll.guard.judge.look import CoreFigures, Look, Reach
 
 GATE: dict[str, Any] = {
     "in_flight": 0, "background": 0, "engine_requests": 0, "begun": 41, "steps": 900, "epoch": 7, "api_servers": 2,
@@ -23,12 +23,12 @@ BETWEEN = ("begun", "steps", "epoch", "api_servers")
 NEEDED = (*COUNTS, *BETWEEN, "idle", "is_dead", "is_wedged")
 
 
-def sample(at_s: float, gate: dict[str, Any] | None = None, page: dict[str, float] | None = None, **look: Any) -> Sample:
+def sample(at_s: float, gate: dict[str, Any] | None = None, page: dict[str, float] | None = None, **look: Any) -> IdleSample:
     """One look at an engine with nothing to do, but for what is said otherwise."""
     seen = {"reach": Reach.ANSWERS, "health": 200, **look}
     figures = {name: value for name, value in {**PAGE, **(page or {})}.items() if value is not None}
     facts = {name: value for name, value in {**GATE, **(gate or {})}.items() if value is not None}
-    return Sample(Look(at_s, 1e9 + at_s, figures=figures, **seen), facts)
+    return IdleSample(Look(at_s, 1e9 + at_s, figures=figures, **seen), facts)
 
 
 def test_two_samples_without_work_are_idle() -> None:
@@ -47,7 +47,7 @@ def test_one_witness_is_none(times: list[float]) -> None:
 @pytest.mark.parametrize(
     "work",
     [{"gate": {name: 1}} for name in COUNTS] + [{"page": {name: 1.0}} for name in ("running", "waiting")]
-    + [{"ranks": (Rank("0", 1.0, 0.0, 0.0), Rank("1", 1.0, 0.0, 1.0))}] + [{"gate": {"idle": False}}],
+    + [{"ranks": (CoreFigures("0", 1.0, 0.0, 0.0), CoreFigures("1", 1.0, 0.0, 1.0))}] + [{"gate": {"idle": False}}],
     ids=str,
 )  # fmt: skip
 def test_work_in_any_sample_is_work(work: dict[str, Any], place: int) -> None:
@@ -102,11 +102,16 @@ def test_each_figure_of_the_page_is_needed(name: str, value: float | None) -> No
 
 def test_every_rank_has_to_be_seen() -> None:
     """The sum of a page in which one rank says nothing is no sum."""
-    whole = (Rank("0", 5.0, 0.0, 0.0), Rank("1", 5.0, 0.0, 0.0))
+    whole = (CoreFigures("0", 5.0, 0.0, 0.0), CoreFigures("1", 5.0, 0.0, 0.0))
     assert idleness([sample(0.0, ranks=whole), sample(APART_S, ranks=whole)]).is_idle is True
-    for part in (whole[:1], (whole[0], Rank("1", 5.0, None, 0.0)), (whole[0], Rank("1", None, 0.0, 0.0)), (whole[0], whole[0])):
+    for part in (
+        whole[:1],
+        (whole[0], CoreFigures("1", 5.0, None, 0.0)),
+        (whole[0], CoreFigures("1", None, 0.0, 0.0)),
+        (whole[0], whole[0]),
+    ):
         assert idleness([sample(0.0, ranks=whole), sample(APART_S, ranks=part)]).is_idle is not True
-    stepped = (whole[0], Rank("1", 6.0, 0.0, 0.0))
+    stepped = (whole[0], CoreFigures("1", 6.0, 0.0, 0.0))
     assert idleness([sample(0.0, ranks=whole), sample(APART_S, ranks=stepped)]).is_idle is False
 
 
@@ -115,20 +120,20 @@ STEP = st.sampled_from([900, 900, 900, 901])
 
 
 @st.composite
-def histories(draw: st.DrawFn) -> list[Sample]:
+def histories(draw: st.DrawFn) -> list[IdleSample]:
     """A few samples of an engine that has little to do, of one or two ranks."""
     found, at_s, has_ranks = [], 0.0, draw(st.booleans())
     for _ in range(draw(st.integers(1, 5))):
         at_s += draw(st.sampled_from([0.5, 1.0, 2.0, 2.0, 20.0]))
         gate = {name: draw(SOME) for name in COUNTS} | {"steps": draw(STEP), "idle": draw(st.booleans()) or draw(st.booleans())}
         steps = float(draw(STEP))
-        ranks = tuple(Rank(str(i), steps, float(draw(SOME)), float(draw(SOME))) for i in range(2)) if has_ranks else ()
+        ranks = tuple(CoreFigures(str(i), steps, float(draw(SOME)), float(draw(SOME))) for i in range(2)) if has_ranks else ()
         page = {"running": float(draw(SOME)), "waiting": float(draw(SOME)), "steps": steps}
         found.append(sample(at_s, gate, page, ranks=ranks, health=draw(st.sampled_from([200, 200, 200, 503]))))
     return found
 
 
-def thinned(one: Sample, dice: random.Random) -> Sample:
+def thinned(one: IdleSample, dice: random.Random) -> IdleSample:
     """The sample with something of it lost."""
     look, gate = one.look, dict(one.gate or {})
     what = dice.randrange(6)
@@ -148,7 +153,7 @@ def thinned(one: Sample, dice: random.Random) -> Sample:
 
 @how(max_examples=400, deadline=None)
 @given(seen=histories(), seed=st.integers(0, 2**32), share=st.sampled_from([0.2, 0.5, 1.0]))
-def test_losing_anything_never_makes_it_idle(seen: list[Sample], seed: int, share: float) -> None:
+def test_losing_anything_never_makes_it_idle(seen: list[IdleSample], seed: int, share: float) -> None:
     """With a part of what was seen it is idle only where it is with all of it."""
     dice = random.Random(seed)
     less = [thinned(one, dice) if dice.random() < share else one for one in seen]
@@ -161,7 +166,7 @@ def test_losing_anything_never_makes_it_idle(seen: list[Sample], seed: int, shar
 
 @how(max_examples=200, deadline=None)
 @given(seen=histories())
-def test_idle_means_what_it_says(seen: list[Sample]) -> None:
+def test_idle_means_what_it_says(seen: list[IdleSample]) -> None:
     """Where it is idle, the last sample and one far enough before it show no work, nor does any between them."""
     if idleness(seen).is_idle is not True:
         return

@@ -20,7 +20,7 @@ from plimsoll.guard.act.journal_entry import (
     SEED,
     SWITCH,
     WINDOW_S,
-    Carry,
+    CarryOver,
     Entry,
     LineReader,
     cleaned,
@@ -156,7 +156,7 @@ def entry(number: int, kind: str, action: str = "", *, at: float = 0.0, step: st
 
 def test_what_is_carried_over() -> None:
     """Open actions whole, what budgets count for two days, the last of each switch; and nothing else."""
-    carry = Carry()
+    carry = CarryOver()
     entries = [
         entry(1, OPENED, "old", at=0.0),
         entry(2, CLOSED, "old", at=1.0),
@@ -181,7 +181,7 @@ def test_what_is_carried_over() -> None:
 
 def test_an_action_that_never_ends_is_bounded() -> None:
     """Its first entry and the newest are kept."""
-    carry = Carry()
+    carry = CarryOver()
     for number in range(1, 3 * ENTRIES_PER_ACTION):
         carry.note(entry(number, INTENT, "a"))
     kept = carry.entries(0.0)
@@ -192,7 +192,7 @@ def test_an_action_that_never_ends_is_bounded() -> None:
 @given(st.lists(ENTRIES, max_size=30))
 def test_carrying_twice_is_carrying_once(entries: list[Entry]) -> None:
     """What a file begins with, carried on to the next one, is the same again."""
-    first, second = Carry(), Carry()
+    first, second = CarryOver(), CarryOver()
     for number, one in enumerate(entries, 1):
         first.note(one._replace(number=number, kind=[OPENED, INTENT, CLOSED, SWITCH][number % 4], action=one.action[:1]))
     kept = first.entries(0.0)

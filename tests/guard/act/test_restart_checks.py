@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from plimsoll.guard.act.decide import enough_cache, is_ready, kv_tokens, same_trouble, was_restarted
-from plimsoll.guard.judge.look import Gate, Look, Reach
+from plimsoll.guard.judge.look import GateState, Look, Reach
 from plimsoll.unknown import Condition, Status
 
 ANSWERS = Look(0.0, 0.0, Reach.ANSWERS, health=200)
 
 
-def gate(*, ready: bool, reason: str) -> Gate:
+def gate(*, ready: bool, reason: str) -> GateState:
     """What the gate says."""
-    return Gate(ready, reason, 0, 0)
+    return GateState(ready, reason, 0, 0)
 
 
 @pytest.mark.parametrize(

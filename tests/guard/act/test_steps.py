@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.guard.act.course import Course, open_courses, opened, to_fields
 from plimsoll.guard.act.journal_entry import CLOSED, INTENT, OPENED, OUTCOME, Entry
-from plimsoll.guard.act.steps import ABOUT, COURSES, TRIES, End, Step
+from plimsoll.guard.act.journal_replay import open_actions
+from plimsoll.guard.act.steps import COURSES, STEP_TEXTS, TRIES, ActionRun, End, Step, open_action, opening_fields
 from plimsoll.guard.judge.tracker import Grade
 
 KINDS = [
@@ -19,7 +19,7 @@ KINDS = [
 ANSWERS = (True, False, None)
 
 
-def walks(course: Course, most: int = 40) -> list[list[tuple[Step, bool | None]]]:
+def walks(course: ActionRun, most: int = 40) -> list[list[tuple[Step, bool | None]]]:
     """Every way through it with at most two steps that do not go well."""
     found = []
     for bad in itertools.chain.from_iterable(itertools.combinations(range(16), count) for count in range(4)):
@@ -39,7 +39,7 @@ def walks(course: Course, most: int = 40) -> list[list[tuple[Step, bool | None]]
 @pytest.mark.parametrize(("grade", "is_broken"), KINDS)
 def test_every_way_ends_and_gives_the_lock_back(grade: Grade, is_broken: bool) -> None:
     """Whatever goes wrong, an action that took the lock gives it back, or tried to as often as it may."""
-    for walk in walks(opened("a", "e", grade, "dead", is_broken=is_broken)):
+    for walk in walks(open_action("a", "e", grade, "dead", is_broken=is_broken)):
         steps = [step for step, _ in walk]
         if (Step.LOCK, True) in walk:
             assert Step.UNLOCK in steps, walk
@@ -50,7 +50,7 @@ def test_every_way_ends_and_gives_the_lock_back(grade: Grade, is_broken: bool) -
 @pytest.mark.parametrize("is_broken", [False, True])
 def test_nothing_is_stopped_that_was_not_first_seen_to_be_out_and_idle(is_broken: bool) -> None:
     """A stop comes after the lock, and after a confirmed drain and idleness, or for one that serves nobody after it left."""
-    for walk in walks(opened("a", "e", Grade.RESTART, "dead", is_broken=is_broken)):
+    for walk in walks(open_action("a", "e", Grade.RESTART, "dead", is_broken=is_broken)):
         if Step.STOP in [step for step, _ in walk]:
             before = walk[: [step for step, _ in walk].index(Step.STOP)]
             wanted = {Step.LOCK, Step.LEAVE} if is_broken else {Step.LOCK, Step.DRAIN, Step.IDLE}
@@ -60,8 +60,8 @@ def test_nothing_is_stopped_that_was_not_first_seen_to_be_out_and_idle(is_broken
 @pytest.mark.parametrize("is_broken", [False, True])
 def test_what_was_taken_out_is_put_back_or_held(is_broken: bool) -> None:
     """No way ends with an engine out of service without a word: it is put back, or the end says that it is held."""
-    for walk in walks(opened("a", "e", Grade.RESTART, "dead", is_broken=is_broken)):
-        course = opened("a", "e", Grade.RESTART, "dead", is_broken=is_broken)
+    for walk in walks(open_action("a", "e", Grade.RESTART, "dead", is_broken=is_broken)):
+        course = open_action("a", "e", Grade.RESTART, "dead", is_broken=is_broken)
         for _, answer in walk:
             course = course.begun().after(is_done=answer)
         steps = [step for step, _ in walk]
@@ -73,20 +73,20 @@ def test_what_was_taken_out_is_put_back_or_held(is_broken: bool) -> None:
 def test_a_walk_where_all_goes_well_is_the_course() -> None:
     """With every step done, each is done once and in order."""
     for grade, is_broken in KINDS:
-        course = opened("a", "e", grade, "dead", is_broken=is_broken)
+        course = open_action("a", "e", grade, "dead", is_broken=is_broken)
         assert [step for step, _ in walks(course)[0]] == list(course.steps)
 
 
 def test_every_step_can_be_explained() -> None:
     """What it does, what is checked before and after, and how it is undone."""
-    assert set(ABOUT) == set(Step) == {step for courses in COURSES.values() for course in courses for step in course}
-    assert all(about.does and about.before and about.after and about.undo for about in ABOUT.values())
+    assert set(STEP_TEXTS) == set(Step) == {step for courses in COURSES.values() for course in courses for step in course}
+    assert all(about.does and about.before and about.after and about.undo for about in STEP_TEXTS.values())
     assert set(TRIES) <= set(Step)
 
 
-def entries(course: Course, answers: list[bool | None], cut: int) -> list[Entry]:
+def entries(course: ActionRun, answers: list[bool | None], cut: int) -> list[Entry]:
     """What the journal holds of it after so many writes."""
-    found = [Entry(1, 0.0, OPENED, "e", "a", fields=to_fields(course))]
+    found = [Entry(1, 0.0, OPENED, "e", "a", fields=opening_fields(course))]
     for answer in answers:
         if course.step is None:
             break
@@ -103,10 +103,10 @@ def entries(course: Course, answers: list[bool | None], cut: int) -> list[Entry]
 @given(answers=st.lists(st.sampled_from(ANSWERS), min_size=30, max_size=30), cut=st.integers(1, 60))
 def test_the_journal_tells_where_an_action_is(grade: Grade, is_broken: bool, answers: list[bool | None], cut: int) -> None:
     """A guard that reads it after any write knows the step, whether it was begun, and whether the engine is down."""
-    course = opened("a", "e", grade, "dead", is_broken=is_broken)
+    course = open_action("a", "e", grade, "dead", is_broken=is_broken)
     written = entries(course, answers, cut)
     stopped = any(one.kind == INTENT and one.step == Step.STOP for one in written)
-    found = open_courses(written)
+    found = open_actions(written)
     if written[-1].kind == CLOSED:
         assert found == []
         return

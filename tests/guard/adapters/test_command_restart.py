@@ -46,7 +46,7 @@ def test_start_and_stop(script: str, tmp_path: Path) -> None:
     engine = restarter(script)
     assert asyncio.run(engine.is_running()) is False
     started = asyncio.run(engine.start())
-    assert (started.is_done, started.says) == (True, "started: on its way")
+    assert (started.is_done, started.message) == (True, "started: on its way")
     assert asyncio.run(engine.is_running()) is True
     assert asyncio.run(engine.start()).facts == {"running": True}
     pid = int((tmp_path / "pid").read_text())
@@ -54,7 +54,7 @@ def test_start_and_stop(script: str, tmp_path: Path) -> None:
     assert is_alive(pid)
     stopped = asyncio.run(engine.stop(7.0))
     assert stopped.is_done, stopped
-    assert "hf_0123" not in stopped.says
+    assert "hf_0123" not in stopped.message
     assert not is_alive(pid)
     assert "stop 7" in (tmp_path / "asked").read_text().splitlines()
 
@@ -69,7 +69,7 @@ def test_a_stop_that_is_none(script: str, tmp_path: Path, verb: str, is_done: bo
     engine = restarter(script, stop=verb)
     outcome = asyncio.run(engine.stop(0.5 if verb == "hang" else 5.0))
     assert outcome.is_done is is_done
-    assert says in outcome.says
+    assert says in outcome.message
 
 
 def test_nobody_knows_whether_it_runs(script: str) -> None:

@@ -93,7 +93,7 @@ def test_memory_that_does_not_come_back_is_said() -> None:
     memory = DeviceMemory(FakeNvml(lambda: (20 * GIB, [])), dict)
     outcome = asyncio.run(memory.wait_back([(77, 1)], [Holding(9 * GIB, 70 * GIB)], 0.6))
     assert outcome.is_done is None
-    assert "card 0 lacks 60416 MiB" in outcome.says
+    assert "card 0 lacks 60416 MiB" in outcome.message
 
 
 @pytest.mark.parametrize("running", [None, [], [(77, None)]])

@@ -97,7 +97,7 @@ def test_a_shell_as_first_process_is_said(tmp_path: Path, path: str, args: tuple
         outcome = await engine.stop(1.0)
         assert (outcome.is_done, outcome.facts["how"]) == (True, "kill")
         assert outcome.facts["may_not_pass_on"] is may_not
-        assert ("does not pass signals on" in outcome.says) is may_not
+        assert ("does not pass signals on" in outcome.message) is may_not
 
     run(tmp_path, docker, act)
 
@@ -140,7 +140,7 @@ def test_refusals_and_absence(tmp_path: Path) -> None:
     async def refused(engine: DockerContainer) -> None:
         outcome = await engine.start()
         assert outcome.is_done is False
-        assert "port is already allocated" in outcome.says
+        assert "port is already allocated" in outcome.message
 
     run(tmp_path, Docker(container(Running=False), start=answer(500, {"message": "port is already allocated"})), refused)
     nobody = DockerContainer("x1", str(tmp_path / "none.sock"))

@@ -162,7 +162,7 @@ def test_somebody_was_quicker() -> None:
             etcd.answers = [NOTHING, LEASE, json_bytes(theirs), json_bytes({"header": HEADER})]
             refused = await lock.acquire("a")
             assert refused.is_done is False
-            assert refused.says == "the lock is held by b [31m (epoch 9)"
+            assert refused.message == "the lock is held by b [31m (epoch 9)"
             assert etcd.asked[-1][2] == {"ID": "5"}
 
     run(act)
@@ -180,7 +180,7 @@ def test_a_revision_that_went_back() -> None:
             assert (await lock.release()).is_done
             back = await lock.acquire("a")
             assert back.is_done is None
-            assert "went back from 800 to 8" in back.says
+            assert "went back from 800 to 8" in back.message
 
     run(act)
 
@@ -236,7 +236,7 @@ def test_odd_answers(odd: int, at: int) -> None:
             etcd.answers = [*good[:at], ODD[odd]]
             outcome = await lock.acquire("a")
             assert outcome.is_done is None
-            assert outcome.says.isprintable()
+            assert outcome.message.isprintable()
             assert (await lock.renew()).is_done is False
 
     run(act)
@@ -286,7 +286,7 @@ def test_a_login_is_shown_and_never_told() -> None:
             etcd.answers = [json_bytes({"error": "invalid user ID or password"}, 400)]
             refused = await EtcdLock([etcd.url], login=login).acquire("a")
             assert refused.is_done is None
-            assert "pa55word" not in refused.says + repr(login) + lock.said
+            assert "pa55word" not in refused.message + repr(login) + lock.said
 
     run(act)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from lab.guard.contenders import Contender, judge
 from lab.guard.epoch_gate import open_gate
-from plimsoll.guard.act.outcome import Outcome
+from plimsoll.guard.act.ports import Outcome
 from plimsoll.guard.adapters.file_lock import SLOT, FileLock
 
 
@@ -37,7 +37,7 @@ def test_one_holder_and_a_growing_epoch(tmp_path: Path) -> None:
     assert (taken.is_done, taken.facts) == (True, {"epoch": 1})
     second, refused = acquire(path, "b")
     assert refused.is_done is False
-    assert refused.says == "the lock is held by guard on host-1"
+    assert refused.message == "the lock is held by guard on host-1"
     assert asyncio.run(first.acquire("guard on host-1")).facts == {"epoch": 1}
     assert renew(first).is_done
     assert renew(second).is_done is False
@@ -67,7 +67,7 @@ def test_the_count_survives_a_torn_write(tmp_path: Path) -> None:
     path.write_bytes(b"\0" * len(whole))
     lock, refused = acquire(path)
     assert refused.is_done is None
-    assert "damaged" in refused.says
+    assert "damaged" in refused.message
     path.write_bytes(b"")
     lock, taken = acquire(path)
     assert taken.facts == {"epoch": 1}
@@ -108,7 +108,7 @@ def test_what_cannot_be_a_lock(tmp_path: Path) -> None:
     for name in ("folder", "pipe", "link", "link/below"):
         refused = acquire(tmp_path / name)[1]
         assert refused.is_done is None
-        assert "cannot be used" in refused.says
+        assert "cannot be used" in refused.message
 
 
 def test_a_disk_that_hangs(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from hypothesis import settings as how
 from hypothesis import strategies as st
 
 from plimsoll.errors import BadInput
-from plimsoll.guard.act.outcome import Outcome
+from plimsoll.guard.act.ports import Outcome
 from plimsoll.guard.adapters.gate import GateDoor
 from plimsoll.inside.core import Core
 from plimsoll.inside.tick import OwnPort
@@ -133,7 +133,7 @@ def test_compaction_without_a_probe_is_refused_and_with_one_is_done(tmp_path: Pa
             assert (at_it.is_done, at_it.facts["is_running"]) == (None, True)
             second = await door.compact()
             assert (second.is_done, "stale" in second.facts) == (False, False)
-            assert "one at a time" in second.says
+            assert "one at a time" in second.message
             client.may_answer.set()
             await asyncio.sleep(0.1)
             told = await door.compact()
@@ -156,12 +156,12 @@ def test_a_wrong_token_a_missing_gate_and_one_that_is_off_are_said_clearly(tmp_p
             with served(app) as port:
                 told = await DEEDS[name](GateDoor(f"http://127.0.0.1:{port}", token))
             assert told.is_done is (None if name == "state" else False)
-            assert words in told.says
+            assert words in told.message
             assert token not in f"{told}{dict(told.facts)}"
         async with raw_server(saying(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")) as server:
             told = await DEEDS[name](GateDoor(server.url, TOKEN))
             assert told.is_done is (None if name == "state" else False)
-            assert "no gate" in told.says
+            assert "no gate" in told.message
             assert server.connections == 1
 
     run(scene())
@@ -206,7 +206,7 @@ def test_an_answer_that_is_not_the_gates_leaves_it_unknown(name: str, answer: by
         async with raw_server(saying(answer, first=ASKS)) as server:
             told = await DEEDS[name](GateDoor(server.url, TOKEN, deadline_s=2, compact_s=2))
         assert told.is_done is None
-        assert told.says.isprintable()
+        assert told.message.isprintable()
 
     run(scene())
 
@@ -316,7 +316,7 @@ def test_no_answer_makes_it_raise(words: dict[str, Any], status: int, name: str)
         answer = reply(json.dumps(words).encode(), f"{status} Any")
         async with raw_server(saying(answer, first=ASKS)) as server:
             told = await DEEDS[name](GateDoor(server.url, TOKEN, deadline_s=5))
-        assert told.says.isprintable()
+        assert told.message.isprintable()
         assert all(isinstance(value, str | int | float | bool) for value in told.facts.values())
 
     run(scene())

@@ -207,7 +207,7 @@ def test_no_answer_makes_it_raise(lines: list[str], junk: bytes) -> None:
         async with talking(lambda _: "\n".join(lines).encode() + junk) as (path, _):
             balancer = HAProxy(path, (Place("farm", "a"),))
             for told in (await balancer.take_out(), await balancer.put_back()):
-                assert told.says.isprintable()
+                assert told.message.isprintable()
             assert await balancer.is_out() in (True, False, None)
             found = await balancer.connections()
             assert found is None or found >= 0
@@ -234,7 +234,7 @@ def test_what_an_operator_has_in_maintenance_is_not_taken_out(admin: int) -> Non
         async with talking(Farm(a=(2, 0, 1), a2=(2, admin, 1), b=(2, 0, 1))) as (path, talker):
             told = await HAProxy(path, (Place("farm", "a"), Place("farm", "a2"))).take_out()
             assert (told.is_done, told.facts) == (False, {"maint": True})
-            assert told.says == "an operator has it in maintenance in farm/a2: it is left alone"
+            assert told.message == "an operator has it in maintenance in farm/a2: it is left alone"
             assert not [command for command in talker.asked if command.startswith("set")]
 
     run(scene())

@@ -42,7 +42,7 @@ def test_a_command_is_told_what_and_for_whom_and_nothing_of_ours(tmp_path: Path,
     balancer = command(tmp_path, script, environment={"LB_POOL": "3"})
     balancer.epoch = 42
     told = run(balancer.take_out())
-    assert (told.is_done, told.says) == (True, "fine")
+    assert (told.is_done, told.message) == (True, "fine")
     assert (tmp_path / "words").read_text() == "take-out\n--engine=gpu-1 $(x)\n"
     found = (tmp_path / "env").read_text().splitlines()
     assert {"PLIMSOLL_VERB=take-out", "PLIMSOLL_ENGINE=gpu-1 $(x)", "PLIMSOLL_EPOCH=42", "LB_POOL=3"} <= set(found)
@@ -89,10 +89,10 @@ def test_the_last_line_is_the_sentence_and_holds_no_secret(tmp_path: Path) -> No
         ("printf 'a\\033[2Jb\\n'", "a [2Jb"),
         ("echo --api-key=sk-1234567890abcdefghijkl", "--api-key=[redacted]"),
     ):
-        assert run(command(tmp_path, script).take_out()).says == says
+        assert run(command(tmp_path, script).take_out()).message == says
     told = run(command(tmp_path, "head -c 2000000 /dev/zero | tr '\\0' x").take_out())
     assert told.is_done is True
-    assert len(told.says) <= 300
+    assert len(told.message) <= 300
 
 
 def test_one_that_does_not_end_is_killed_with_all_it_started(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_one_that_does_not_end_is_killed_with_all_it_started(tmp_path: Path) -> 
     began = time.monotonic()
     told = run(balancer.take_out())
     assert told.is_done is None
-    assert "killed" in told.says
+    assert "killed" in told.message
     assert time.monotonic() - began < 5
     child = int((tmp_path / "pid").read_text())
     eventually(lambda: not is_alive(child))
@@ -120,7 +120,7 @@ def test_what_is_left_behind_with_the_output_open_holds_nobody_up(tmp_path: Path
     began = time.monotonic()
     told = run(balancer.take_out())
     os.kill(int((tmp_path / "pid").read_text()), 9)
-    assert (told.is_done, told.says) == (True, "done")
+    assert (told.is_done, told.message) == (True, "done")
     assert time.monotonic() - began < 10
 
 
@@ -204,7 +204,7 @@ def test_a_webhook_is_asked_as_the_contract_says() -> None:
     heads: list[str] = []
     bodies: list[Any] = []
     told = run(asked(reply(b'{"done": true, "says": "out of pool 3"}'), "take_out", heads, bodies))
-    assert (told.is_done, told.says) == (True, "out of pool 3")
+    assert (told.is_done, told.message) == (True, "out of pool 3")
     assert heads[0].startswith("POST /lb?pool=3 HTTP/1.1\r\n")
     assert "\r\nAuthorization: Bearer a-login\r\n" in heads[0]
     assert bodies == [{"schema": "plimsoll.hook/1", "verb": "take-out", "engine": "gpu-1", "epoch": 42}]
@@ -278,4 +278,4 @@ def test_a_real_interpreter_as_a_hook(tmp_path: Path) -> None:
     script = tmp_path / "lb.py"
     script.write_text("import sys; print(sys.argv[1:])", encoding="utf-8")
     balancer = CommandBalancer([sys.executable, str(script), "{verb}/{engine}", "{other}", "{{verb}}"], "{verb}")
-    assert run(balancer.put_back()).says == "['put-back/{verb}', '{other}', '{put-back}']"
+    assert run(balancer.put_back()).message == "['put-back/{verb}', '{other}', '{put-back}']"

@@ -142,7 +142,7 @@ def test_a_pod_that_ends_already_is_only_waited_for(account: str) -> None:
     async def act(engine: PodEviction, _: Any) -> None:
         outcome = await engine.stop(0.2)
         assert outcome.is_done is None
-        assert "still ending" in outcome.says
+        assert "still ending" in outcome.message
 
     assert run(account, act, pods=(pod(POD, "u-1", deletionTimestamp="2026-01-01T00:00:00Z"),)) == []
 
@@ -186,7 +186,7 @@ def test_evictions_that_are_not_taken(account: str, told: Answer, is_done: bool 
         async with on_a_port(reply) as (answers, url):
             outcome = await PodEviction(POD, cluster=ClusterCall(url, account, {}), environ={}).stop(1.0)
             assert (outcome.is_done, outcome.facts) == (is_done, facts), outcome
-            assert TOKEN not in outcome.says
+            assert TOKEN not in outcome.message
             assert [line.split("?")[0] for line in answers.lines] == [
                 f"GET /api/v1/namespaces/llm/pods/{POD}", "GET /api/v1/namespaces/llm/pods", f"POST {EVICTION}"
             ]  # fmt: skip
@@ -236,5 +236,5 @@ def test_names_and_places(account: str) -> None:
     with pytest.raises(BadInput, match="service account"):
         ClusterCall("", account, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"})
     (Path(account) / "token").unlink()
-    assert "no token" in asyncio.run(PodEviction(POD, cluster=cluster, environ={}).stop(1.0)).says
+    assert "no token" in asyncio.run(PodEviction(POD, cluster=cluster, environ={}).stop(1.0)).message
     assert json.dumps(dict(asyncio.run(PodEviction(POD, cluster=cluster, environ={}).learn()).facts)) == "{}"

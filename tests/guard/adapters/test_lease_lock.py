@@ -61,7 +61,7 @@ def test_taken_renewed_and_given_up(api: LeaseApi, folder: str) -> None:
         assert api.spec()["leaseDurationSeconds"] == 1
         other = await second.acquire("guard-0")
         assert other.is_done is False
-        assert "guard-0" in other.says
+        assert "guard-0" in other.message
         before = api.spec()["renewTime"]
         assert (await first.renew()).is_done
         assert api.spec()["renewTime"] > before
@@ -205,13 +205,13 @@ def test_without_a_token(api: LeaseApi, folder: str) -> None:
         lock = lock_at(api, folder)
         refused = await lock.acquire("a")
         assert refused.is_done is None
-        assert "401" in refused.says
-        assert "another-token" not in refused.says
+        assert "401" in refused.message
+        assert "another-token" not in refused.message
         for words in ("ab\r\nX: y", "\udc00".encode("utf-8", "surrogatepass").decode("utf-8", "replace")):
             (Path(folder) / "token").write_text(words, encoding="utf-8")
             assert (await lock.acquire("a")).is_done is None
         (Path(folder) / "token").unlink()
-        assert "no token" in (await lock.acquire("a")).says
+        assert "no token" in (await lock.acquire("a")).message
 
     run(act)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from plimsoll.guard.act.outcome import Outcome
+from plimsoll.guard.act.ports import Outcome
 from plimsoll.guard.adapters.own_process import OwnProcess
 from plimsoll.hardware.processes import boot_mark, read_process, read_processes
 from tests.guard.adapters.own_engine import ROOT, end_all, is_alive, own, wait_up
@@ -114,7 +114,7 @@ def test_an_exit_of_0_that_nobody_asked_for_is_told_as_such(folder: Path) -> Non
             await asyncio.sleep(0.02)
         outcome = await engine.last_exit()
         assert outcome.facts == {"exit_code": 0, "asked": False}
-        assert "without having been asked" in outcome.says
+        assert "without having been asked" in outcome.message
         refused = await engine.start()
         assert (refused.is_done, refused.facts["left"]) == (False, 2)
         assert (await engine.stop(1.0)).facts["killed"] == 2
@@ -145,7 +145,7 @@ def test_a_command_that_cannot_be_run(folder: Path, command: list[str]) -> None:
     )
     outcome = asyncio.run(engine.start())
     assert outcome.is_done is False
-    assert "cannot be started" in outcome.says
+    assert "cannot be started" in outcome.message
     assert asyncio.run(engine.is_running()) is False
 
 
@@ -169,7 +169,7 @@ def test_guard_is_killed_and_another_takes_over(folder: Path) -> None:
     assert (outcome.is_done, outcome.facts["how"], outcome.facts["asked"]) == (True, "term", True)
     assert "exit_code" not in outcome.facts, "it was not this guard's child"
     assert not any(is_alive(pid) for pid in pids.values())
-    assert "nobody saw" in asyncio.run(other.last_exit()).says
+    assert "nobody saw" in asyncio.run(other.last_exit()).message
 
 
 def test_what_an_adopted_engine_left_in_other_sessions_is_known(folder: Path) -> None:
@@ -205,7 +205,7 @@ def test_only_what_agrees_in_everything_is_adopted(folder: Path, change: dict[st
     if is_running is None:
         for outcome in (asyncio.run(other.stop(0.1)), asyncio.run(other.start())):
             assert outcome.is_done is False
-            assert "another command" in outcome.says
+            assert "another command" in outcome.message
     elif "boot" in change:
         assert asyncio.run(other.stop(0.1)).facts["was_running"] is False
     assert is_alive(pids["api"])
@@ -220,7 +220,7 @@ def test_a_damaged_state_file_stops_everything(folder: Path, text: str) -> None:
     assert asyncio.run(engine.is_running()) is None
     for outcome in (asyncio.run(engine.start()), asyncio.run(engine.stop(0.1))):
         assert outcome.is_done is False
-        assert "engine.json" in outcome.says
+        assert "engine.json" in outcome.message
     assert asyncio.run(engine.last_exit()).is_done is False
 
 

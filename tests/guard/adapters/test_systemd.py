@@ -106,7 +106,7 @@ def test_another_kill_mode_is_not_touched(tmp_path: Path, mode: str) -> None:
     fake = Fake(tmp_path, {**GOOD, "KillMode": mode})
     for outcome in (asyncio.run(fake.unit().stop(1.0)), asyncio.run(fake.unit().start())):
         assert outcome.is_done is False
-        assert "only mixed" in outcome.says
+        assert "only mixed" in outcome.message
         assert outcome.facts.get("kill_mode", "") == mode
     assert all("show" in words for words in fake.asked())
 
@@ -124,7 +124,7 @@ def test_a_refusal_is_passed_on(tmp_path: Path) -> None:
     fake = Fake(tmp_path, GOOD, stop={"code": 4, "says": "Failed to stop: Interactive authentication required."})
     outcome = asyncio.run(fake.unit().stop(1.0))
     assert outcome.is_done is False
-    assert "ended with 4: Failed to stop: Interactive authentication required." in outcome.says
+    assert "ended with 4: Failed to stop: Interactive authentication required." in outcome.message
 
 
 def test_start_refuses_a_running_unit_and_tells_of_one_that_fails_at_once(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_no_systemd_at_all(tmp_path: Path) -> None:
 def test_a_unit_that_is_not_there(tmp_path: Path) -> None:
     """systemd shows defaults for it; they are not taken for a stopped unit that could be started."""
     fake = Fake(tmp_path, {**GOOD, "LoadState": "not-found", "ActiveState": "inactive", "KillMode": "control-group"})
-    assert "no such unit (not-found)" in asyncio.run(fake.unit().start()).says
+    assert "no such unit (not-found)" in asyncio.run(fake.unit().start()).message
 
 
 def test_its_processes(tmp_path: Path) -> None:

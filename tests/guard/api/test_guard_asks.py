@@ -17,10 +17,9 @@ import jsonschema
 import pytest
 
 from plimsoll.cli.main import main
-from plimsoll.guard.act.course import opened
-from plimsoll.guard.act.decide import Decision, Plan, Refusal, Switches
+from plimsoll.guard.act.decide import ActionPlan, BlockedAction, Decision, Switches
 from plimsoll.guard.act.journal_entry import CLOSED, INTENT, NOTE, OPENED, OUTCOME, RESTART, SWITCH
-from plimsoll.guard.act.steps import BROKEN, End
+from plimsoll.guard.act.steps import BROKEN, End, open_action
 from plimsoll.guard.api.actions import VERBS, ActionControl, ActionRoutes, RunningAction
 from plimsoll.guard.api.openapi import VERBS as DOCUMENTED
 from plimsoll.guard.api.openapi import document
@@ -39,13 +38,13 @@ class Acts:
     def __init__(self, journal: Path) -> None:
         self.journal, self.trouble, self.switches = journal, "", Switches()
         self.asked: list[tuple[str, ...]] = []
-        self.decision: Decision | None = Plan(NAME, Grade.RESTART, "asked", "somebody asked for it", BROKEN)
+        self.decision: Decision | None = ActionPlan(NAME, Grade.RESTART, "asked", "somebody asked for it", BROKEN)
         self.is_full = False
         self.needing: dict[str, str] = {}
 
     def under_way(self) -> list[RunningAction]:
         """One."""
-        course = opened("x1", NAME, Grade.RESTART, "dead", is_broken=True).begun()
+        course = open_action("x1", NAME, Grade.RESTART, "dead", is_broken=True).begun()
         return [RunningAction(course, 1_700_000_000.0), RunningAction(course._replace(engine="b", kind="drain"), None)]
 
     def ended(self) -> dict[tuple[str, Grade, End], int]:
@@ -210,7 +209,7 @@ def test_one_action_on_one_engine(verb: str, acts: Acts) -> None:
         assert (status, acts.asked) == (200, [(verb, NAME)])
         holds("Accepted", answer)
         assert answer["plan"][0].startswith("1. lock: takes the fleet's lock; before: ")
-        acts.decision = Refusal(NAME, Grade.RESTART, "asked", "BudgetSpent", "2 restarts in an hour")
+        acts.decision = BlockedAction(NAME, Grade.RESTART, "asked", "BudgetSpent", "2 restarts in an hour")
         status, answer = api("POST", path)
         assert (status, answer["reason"], answer["says"]) == (409, "BudgetSpent", "2 restarts in an hour")
         holds("Refused", answer)
@@ -285,7 +284,7 @@ def test_guardctl_tells_it_what_to_do(acts: Acts, capsys: Capsys) -> None:
             assert (code, "say --yes" in err) == (2, True)
         assert acts.asked == []
         assert said(capsys, api, "undrain", NAME)[0] == 0
-        acts.decision = Refusal(NAME, Grade.SHED, "asked", "NoGate", "it has no gate that could do it")
+        acts.decision = BlockedAction(NAME, Grade.SHED, "asked", "NoGate", "it has no gate that could do it")
         code, out, _ = said(capsys, api, "shed", NAME, "--yes")
         assert (code, out.splitlines()[0]) == (1, "refused (NoGate): it has no gate that could do it")
         assert "\n  what to do: start it with the gate" in out

@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from plimsoll.errors import WorldFailed
-from plimsoll.guard.act.capacity import Load
-from plimsoll.guard.act.decide import Engine, View
+from plimsoll.guard.act.capacity import EngineLoad
+from plimsoll.guard.act.decide import ActPolicy, EngineStatus, FleetView
 from plimsoll.guard.act.journal_entry import Entry
-from plimsoll.guard.act.outcome import Outcome, done, failed
-from plimsoll.guard.act.policy import ActPolicy
+from plimsoll.guard.act.ports import Outcome, done, failed
 from plimsoll.guard.daemon.conductor import ActionPorts, Announcement
 from plimsoll.guard.daemon.steps import EngineAdapters
 from plimsoll.guard.judge.look import Look
@@ -26,9 +25,9 @@ class Killed(BaseException):
     """The guard is no more."""
 
 
-def load_of(engine: str, usage: float | None) -> Load:
+def load_of(engine: str, usage: float | None) -> EngineLoad:
     """An engine that is so full, with nobody waiting."""
-    return Load(engine, usage, 1.0, 0.0, model="m")
+    return EngineLoad(engine, usage, 1.0, 0.0, model="m")
 
 
 class World:
@@ -39,7 +38,7 @@ class World:
         self.entries: list[Entry] = []
         self.said: list[str] = []
         self.kill_before = self.kill_after = self.fail_at = NEVER
-        self.engines = [Engine(name, {}, load_of(name, 0.1), 0.0) for name in ("a", "b")]
+        self.engines = [EngineStatus(name, {}, load_of(name, 0.1), 0.0) for name in ("a", "b")]
         self.takes_out = done("out")
 
     @property
@@ -51,9 +50,9 @@ class World:
         """Whether the first is in service: the gate admits, and the balancer sends."""
         return self.drain.phase(self.now, 0.0) == gate.SERVING and not self.is_out
 
-    def view(self, away: frozenset[str]) -> View:
+    def view(self, away: frozenset[str]) -> FleetView:
         """Both of them."""
-        return View([one._replace(is_away=one.name in away) for one in self.engines])
+        return FleetView([one._replace(is_away=one.name in away) for one in self.engines])
 
 
 class Door:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from plimsoll.guard.daemon.engine_look import CanaryPlan, EngineWatcher, read_gate, read_workers
 from plimsoll.guard.judge.judge import Judge
-from plimsoll.guard.judge.look import Look, Rank, Reach
+from plimsoll.guard.judge.look import CoreFigures, Look, Reach
 from plimsoll.guard.judge.policy import read_policy
 from plimsoll.inside.settings import Settings
 from tests.guard.acting import acting
@@ -288,7 +288,7 @@ def test_ranks_of_data_parallelism_are_told_one_by_one() -> None:
         for n in (0, 1, 10)
     )
     (look,), _ = looks(by_path({"/metrics": page}))
-    assert look.ranks == (Rank("0", 0, 0), Rank("1", 1, 1), Rank("10", 10, 10))
+    assert look.ranks == (CoreFigures("0", 0, 0), CoreFigures("1", 1, 1), CoreFigures("10", 10, 10))
     (look,), _ = looks(by_path({"/metrics": CAPTURED}))
     assert look.ranks == ()
 

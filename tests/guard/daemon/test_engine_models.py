@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from plimsoll.guard.act.outcome import Outcome
+from plimsoll.guard.act.ports import Outcome
 from plimsoll.guard.daemon.engine_look import ServedModel, served_model, warm_up
 from tests.net.raw_server import by_path, raw_server
 
@@ -38,7 +38,7 @@ def test_a_first_request_that_the_engine_breaks_over_is_a_failure(answer: bytes 
 def test_without_a_model_nothing_is_asked() -> None:
     """A server that lists none: not known, and it says why."""
     outcome = warmed(TEXT, "404 Not Found")
-    assert (outcome.is_done, "which model it serves is not known" in outcome.says) == (None, True)
+    assert (outcome.is_done, "which model it serves is not known" in outcome.message) == (None, True)
 
 
 @pytest.mark.parametrize(

@@ -177,7 +177,7 @@ def test_a_place_that_is_not_ours_alone(tmp_path: Path, kind: str) -> None:
         root.chmod(0o777)
     outcome = asyncio.run(keeper(tmp_path).take("e", "a", EvidenceSources()))
     assert outcome.is_done is False
-    assert outcome.says.startswith("no evidence was kept: ")
+    assert outcome.message.startswith("no evidence was kept: ")
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families as text_form
 from plimsoll.errors import BadInput, TooLarge
 from plimsoll.guard.daemon import engine_figures
 from plimsoll.guard.daemon.engine_figures import LabelSets, PageReader, read_figures
-from plimsoll.guard.judge.look import Rank
+from plimsoll.guard.judge.look import CoreFigures
 from plimsoll.standin import stand_in
 from plimsoll.vllm.metrics_page import parse_page
 from plimsoll.vllm.versions import engine_named
@@ -216,11 +216,11 @@ def test_each_rank_says_what_it_has_done() -> None:
     page = ranks(CAPTURED, 3).replace(
         b'running{engine="1",model_name="tiny"} 0.0', b'running{engine="1",model_name="tiny"} NaN'
     )
-    assert read_figures(page).ranks == (Rank("0", 24, 0, 0), Rank("1", 24, None, 0), Rank("2", 24, 0, 0))
+    assert read_figures(page).ranks == (CoreFigures("0", 24, 0, 0), CoreFigures("1", 24, None, 0), CoreFigures("2", 24, 0, 0))
     assert read_figures(page, engine_named("0.32.0")).ranks == read_figures(page).ranks
     assert read_figures(CAPTURED).ranks == ()
     two = b'vllm:num_requests_running{engine="0"} 3\nvllm:num_requests_waiting{engine="7"} 1\n'
-    assert read_figures(two).ranks == (Rank("0", None, 3, None), Rank("7", None, None, 1))
+    assert read_figures(two).ranks == (CoreFigures("0", None, 3, None), CoreFigures("7", None, None, 1))
     many = b"".join(b'vllm:num_requests_running{engine="%d"} 1\n' % number for number in range(2_000))
     assert read_figures(many).ranks == ()
     assert read_figures(two + b'vllm:num_requests_running{engine="' + b"x" * 99 + b'"} 3\n').ranks == read_figures(two).ranks

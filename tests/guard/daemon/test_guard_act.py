@@ -14,9 +14,9 @@ from lab.guard.acting_lives import CASES, POLICY, Case, MemoryBook, live, to_the
 from lab.guard.acting_parts import ENGINE, FakeLock, FakeSight, parts_of
 from lab.guard.acting_play import SERVING, ends, killed_at, play, says, until, view_of
 from plimsoll.errors import BadInput, WorldFailed
-from plimsoll.guard.act.decide import Plan, Refusal, View
+from plimsoll.guard.act.decide import ActionPlan, BlockedAction, FleetView
 from plimsoll.guard.act.journal_entry import CLOSED, INTENT, OPENED, OUTCOME, Entry
-from plimsoll.guard.act.remembered import PAUSE, RUNGS
+from plimsoll.guard.act.journal_replay import PAUSE, RUNGS
 from plimsoll.guard.act.steps import End
 from plimsoll.guard.daemon.conductor import ActionPorts, Conductor
 from plimsoll.guard.daemon.journal import Journal
@@ -56,7 +56,7 @@ def test_a_journal_that_fails_in_the_middle_leaves_no_engine_out_of_service(kind
         answer = conductor.ask(Grade.RESTART, ENGINE)
         await conductor.turn()
         found = answer.result()
-        assert isinstance(found, Refusal)
+        assert isinstance(found, BlockedAction)
         assert found.reason == "StoppedActing"
 
     conductor = play(world, book, script, view=lambda _: view_of("none"))
@@ -134,7 +134,7 @@ def test_two_engines_that_only_a_password_tells_apart_are_refused() -> None:
     """The journal could not tell them apart."""
     world = World()
     parts = {f"http://user:{word}@host": parts_of(world) for word in ("one", "two")}
-    ports = ActionPorts(MemoryBook(), FakeLock(world), FakeSight(world), lambda _: View([]), lambda _: None, lambda: 0.0)
+    ports = ActionPorts(MemoryBook(), FakeLock(world), FakeSight(world), lambda _: FleetView([]), lambda _: None, lambda: 0.0)
     with pytest.raises(BadInput, match="same name"):
         Conductor(parts, POLICY, ports)
 
@@ -169,25 +169,25 @@ def test_what_a_person_asks_for_is_done_or_refused_with_a_reason() -> None:
     async def script(conductor: Conductor) -> None:
         answer = conductor.ask(Grade.RESTART, ENGINE)
         second = conductor.ask(Grade.RESTART, ENGINE).result()
-        assert isinstance(second, Refusal)
-        assert "has just asked" in second.says
+        assert isinstance(second, BlockedAction)
+        assert "has just asked" in second.message
         work = asyncio.create_task(conductor.turn())
-        assert isinstance(await answer, Plan)
+        assert isinstance(await answer, ActionPlan)
         await until(lambda: world.intent == "idle")
         third = conductor.ask(Grade.SHED, ENGINE).result()
-        assert isinstance(third, Refusal)
-        assert (third.reason, third.says) == ("Busy", f"guard is at work on {ENGINE}")
+        assert isinstance(third, BlockedAction)
+        assert (third.reason, third.message) == ("Busy", f"guard is at work on {ENGINE}")
         await work
         during = conductor.ask(Grade.RESTART, ENGINE)  # it is in probation now
         await conductor.turn()
         found = during.result()
-        assert isinstance(found, Refusal)
-        assert "probation" in found.says
+        assert isinstance(found, BlockedAction)
+        assert "probation" in found.message
         await to_the_end(conductor, world, book)
         unknown = conductor.ask(Grade.RESTART, "nobody")
         await conductor.turn()
         nobody = unknown.result()
-        assert isinstance(nobody, Refusal)
+        assert isinstance(nobody, BlockedAction)
         assert nobody.reason == "NotWatched"
         gone = conductor.ask(Grade.SHED, ENGINE)
         gone.cancel()

@@ -8,8 +8,8 @@ from lab.guard.acting import World
 from lab.guard.acting_lives import MemoryBook, to_the_end, unsafe
 from lab.guard.acting_parts import ENGINE, FakeRestarter, parts_of
 from lab.guard.acting_play import SERVING, ends, play, says, view_of
-from plimsoll.guard.act.decide import View
-from plimsoll.guard.act.outcome import Outcome, unsure
+from plimsoll.guard.act.decide import FleetView
+from plimsoll.guard.act.ports import Outcome, unsure
 from plimsoll.guard.act.steps import SERVING as COURSE
 from plimsoll.guard.act.steps import End, Step, follows
 from plimsoll.guard.daemon.conductor import Conductor
@@ -36,7 +36,7 @@ def test_under_the_lock_it_is_considered_once_more() -> None:
     """What another guard has done since it was decided is seen: a second engine does not leave."""
     world, book = World(), MemoryBook()
 
-    def view(_: frozenset[str]) -> View:
+    def view(_: frozenset[str]) -> FleetView:
         fleet = view_of("exhausted")
         return fleet._replace(engines=[one._replace(is_away=one.name != ENGINE) for one in fleet.engines])
 

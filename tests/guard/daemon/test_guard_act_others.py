@@ -11,8 +11,8 @@ from lab.guard.acting import State, World
 from lab.guard.acting_lives import CASES, Case, MemoryBook, live, to_the_end, unsafe
 from lab.guard.acting_parts import ENGINE, FakeBalancer, FakeRestarter, FakeSight, parts_of
 from lab.guard.acting_play import SERVING, ends, killed_at, meanwhile, play, says
-from plimsoll.guard.act.outcome import Outcome, done, failed, unsure
-from plimsoll.guard.act.remembered import PAUSE
+from plimsoll.guard.act.journal_replay import PAUSE
+from plimsoll.guard.act.ports import Outcome, done, failed, unsure
 from plimsoll.guard.daemon.acting import last_exit_of
 from plimsoll.guard.daemon.conductor import Conductor
 from plimsoll.guard.judge.look import Look

@@ -12,7 +12,7 @@ from lab.guard.acting_lives import MemoryBook, live, to_the_end, unsafe
 from lab.guard.acting_parts import FakeRestarter, parts_of
 from lab.guard.acting_play import SERVING, ends, play
 from plimsoll.guard.act.journal_entry import INTENT, OUTCOME
-from plimsoll.guard.act.outcome import Outcome, done, failed, unsure
+from plimsoll.guard.act.ports import Outcome, done, failed, unsure
 from plimsoll.guard.daemon.conductor import Conductor
 from plimsoll.guard.daemon.steps import EngineAdapters
 

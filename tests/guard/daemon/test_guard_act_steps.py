@@ -11,9 +11,9 @@ from lab.guard.acting import Fault, World
 from lab.guard.acting_lives import CASES, POLICY, MemoryBook, live, to_the_end, unsafe
 from lab.guard.acting_parts import ENGINE, FakeLock
 from lab.guard.acting_play import SERVING, ends, killed_at, meanwhile, play, says, view_of
-from plimsoll.guard.act.decide import Refusal
-from plimsoll.guard.act.outcome import Outcome, unsure
-from plimsoll.guard.act.remembered import PAUSE, RUNGS
+from plimsoll.guard.act.decide import BlockedAction
+from plimsoll.guard.act.journal_replay import PAUSE, RUNGS
+from plimsoll.guard.act.ports import Outcome, unsure
 from plimsoll.guard.daemon.conductor import Conductor
 from plimsoll.guard.judge.tracker import Grade
 
@@ -91,7 +91,7 @@ def test_what_an_earlier_guard_left_waits_for_the_lock_and_nothing_else_is_begun
         answer = conductor.ask(Grade.RESTART, ENGINE)
         await conductor.turn()
         found = answer.result()
-        assert isinstance(found, Refusal)
+        assert isinstance(found, BlockedAction)
         assert found.reason == "Busy"
         await to_the_end(conductor, world, book)
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from plimsoll.errors import WorldFailed
-from plimsoll.guard.act.course import Course, open_courses
-from plimsoll.guard.act.decide import Decision, LastEnd, Plan, Refusal, Switches
+from plimsoll.guard.act.decide import ActionPlan, BlockedAction, Decision, FailedRestarts, Switches
 from plimsoll.guard.act.journal_entry import CLOSED, INTENT, OPENED
-from plimsoll.guard.act.outcome import failed, unsure
-from plimsoll.guard.act.steps import Step
+from plimsoll.guard.act.journal_replay import open_actions
+from plimsoll.guard.act.ports import failed, unsure
+from plimsoll.guard.act.steps import ActionRun, Step
 from plimsoll.guard.api.actions import ActionDesk
 from plimsoll.guard.daemon.conductor import Conductor
 from plimsoll.guard.daemon.manual_drain import ManualDrains, SharedLock
@@ -40,15 +40,15 @@ def test_out_until_it_is_asked_back() -> None:
 
     async def story(world: World) -> None:
         drains = made(world)
-        assert isinstance(await drains.drain("a"), Plan)
+        assert isinstance(await drains.drain("a"), ActionPlan)
         assert not world.serves()
         assert (drains.engines, drains.courses["a"].step, world.holder) == (frozenset("a"), Step.IDLE, "")
         await asyncio.sleep(3 * POLICY.lease_s)
         assert not world.serves(), "nobody renewed it"
         decision = await drains.drain("a")
-        assert isinstance(decision, Refusal)
+        assert isinstance(decision, BlockedAction)
         assert decision.reason == "Busy"
-        assert isinstance(await drains.undrain("a"), Plan)
+        assert isinstance(await drains.undrain("a"), ActionPlan)
         assert world.serves()
         assert (len(drains.engines), len(drains.courses), world.holder) == (0, 0, "")
 
@@ -58,7 +58,7 @@ def test_out_until_it_is_asked_back() -> None:
     ]  # fmt: skip
     assert (world.entries[0].kind, world.entries[-1].kind) == (OPENED, CLOSED)
     assert world.entries[-1].fields["end"] == "undone"
-    assert open_courses(world.entries) == []
+    assert open_actions(world.entries) == []
     assert world.epoch == 2, "once to take it out, once to put it back"
 
 
@@ -83,7 +83,7 @@ def test_a_guard_that_ends_puts_it_back() -> None:
         await drains.drain("a")
         await drains.close()
         assert world.serves()
-        assert open_courses(world.entries) == []
+        assert open_actions(world.entries) == []
 
     run(story)
 
@@ -105,7 +105,7 @@ def test_what_speaks_against_it(engine: str, change: Mapping[str, Any], reason: 
     async def story(world: World) -> None:
         world.engines = [one._replace(**change) for one in world.engines]
         decision = await made(world).drain(engine)
-        assert isinstance(decision, Refusal)
+        assert isinstance(decision, BlockedAction)
         assert (decision.reason, world.entries) == (reason, [])
 
     run(story)
@@ -115,12 +115,12 @@ def test_what_does_not_speak_against_it() -> None:
     """A person may drain at any hour, with the budget spent, guard paused, a sick card and no way to restart it."""
 
     async def story(world: World) -> None:
-        world.engines[0] = world.engines[0]._replace(has_restarter=False, last_end=LastEnd("asked", "failed"))
+        world.engines[0] = world.engines[0]._replace(has_restarter=False, last_end=FailedRestarts("asked", "failed"))
         drains = made(world)
         drains._policy = POLICY._replace(rungs=frozenset(), engine_hour=0, fleet_hour=0)
         view = world.view
         drains._ports = drains._ports._replace(view=lambda away: view(away)._replace(switches=Switches(is_paused=True)))
-        assert isinstance(await drains.drain("a"), Plan)
+        assert isinstance(await drains.drain("a"), ActionPlan)
         await drains.close()
 
     run(story)
@@ -131,9 +131,9 @@ def test_while_guard_is_at_work_it_is_refused() -> None:
 
     async def story(world: World) -> None:
         drains = made(world)
-        drains.courses["b"] = Course("x", "b", Grade.RESTART, "dead", (Step.LOCK,), Step.LOCK)
+        drains.courses["b"] = ActionRun("x", "b", Grade.RESTART, "dead", (Step.LOCK,), Step.LOCK)
         decision = await drains.drain("a")
-        assert isinstance(decision, Refusal)
+        assert isinstance(decision, BlockedAction)
         assert decision.reason == "Busy"
 
     run(story)
@@ -149,12 +149,12 @@ def test_a_lock_that_is_not_free_or_a_balancer_that_refuses() -> None:
         world.holder = ""
         world.takes_out = failed("it is the last server")
         second = await drains.drain("a")
-        assert [isinstance(one, Refusal) and one.says for one in (first, second)] == [
+        assert [isinstance(one, BlockedAction) and one.message for one in (first, second)] == [
             "another guard has it, not x0 on a", "it is the last server"
         ]  # fmt: skip
         assert (world.serves(), world.holder, drains.courses) == (True, "", {})
         world.takes_out = unsure("no answer")
-        assert isinstance(await drains.drain("a"), Refusal)
+        assert isinstance(await drains.drain("a"), BlockedAction)
         assert world.serves()
 
     world = run(story)
@@ -172,7 +172,7 @@ def test_somebody_else_takes_it_meanwhile() -> None:
         await asyncio.sleep(0.5)
         assert (world.is_out, world.serves(), drains.engines) == (True, False, frozenset())
 
-    assert open_courses(run(story).entries) == []
+    assert open_actions(run(story).entries) == []
 
 
 def test_it_waits_for_the_lock_to_put_it_back() -> None:
@@ -202,7 +202,7 @@ def test_a_lock_that_never_comes_does_not_keep_it_out() -> None:
         await drains.undrain("a")
         assert (world.serves(), world.holder) == (True, "another guard")
 
-    assert open_courses(run(story).entries) == []
+    assert open_actions(run(story).entries) == []
 
 
 def test_whoever_was_killed_is_followed_by_one_who_undoes_it() -> None:
@@ -220,7 +220,7 @@ def test_whoever_was_killed_is_followed_by_one_who_undoes_it() -> None:
             world = World()
             world.kill_before, world.kill_after = before, after
             asyncio.run(_dies_and_is_followed(world))
-            assert open_courses(world.entries) == [], (before, after)
+            assert open_actions(world.entries) == [], (before, after)
 
 
 async def _dies_and_is_followed(world: World) -> None:
@@ -252,7 +252,7 @@ def test_without_a_journal_nothing_is_done() -> None:
         drains = made(world)
         world.fail_at = 6  # before the drain itself
         decision: Decision = await drains.drain("a")
-        assert isinstance(decision, Refusal)
+        assert isinstance(decision, BlockedAction)
         assert world.serves()
         assert any("what is out comes back" in said for said in world.said)
         assert drains.courses == {}
@@ -297,21 +297,21 @@ def test_the_desk_of_a_conductor() -> None:
         desk.resume("b", "")
         desk.resume("", "restart")
         assert (desk.switches, desk.trouble, desk.under_way()) == (Switches(), "", [])
-        assert isinstance(await desk.drain("a"), Plan)
+        assert isinstance(await desk.drain("a"), ActionPlan)
         ((course, since),) = desk.under_way()
         assert (course.engine, course.kind, course.step, since) == ("a", "drain", Step.IDLE, 1_005.0)
         answer = asyncio.create_task(desk.ask(Grade.RESTART, "a"))
         await asyncio.sleep(0)
         await conductor.turn()
         refusal = await answer
-        assert isinstance(refusal, Refusal)
+        assert isinstance(refusal, BlockedAction)
         assert refusal.reason == "Busy", "what a person has drained is left alone"
         assert await conductor.take_over() == []
         assert not world.serves(), "and is not taken for what an earlier guard left"
-        assert isinstance(await desk.undrain("a"), Plan)
-        conductor.courses["b"] = Course("x", "b", Grade.RESTART, "dead", (Step.LOCK,), Step.LOCK)
+        assert isinstance(await desk.undrain("a"), ActionPlan)
+        conductor.courses["b"] = ActionRun("x", "b", Grade.RESTART, "dead", (Step.LOCK,), Step.LOCK)
         refusal = await desk.ask(Grade.COMPACT, "a")
-        assert isinstance(refusal, Refusal)
-        assert refusal.says == "guard is at work on b"
+        assert isinstance(refusal, BlockedAction)
+        assert refusal.message == "guard is at work on b"
 
     run(story)

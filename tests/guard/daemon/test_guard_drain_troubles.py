@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from plimsoll.guard.act.course import open_courses
-from plimsoll.guard.act.decide import Plan, Refusal
-from plimsoll.guard.act.outcome import failed, unsure
+from plimsoll.guard.act.decide import ActionPlan, BlockedAction
+from plimsoll.guard.act.journal_replay import open_actions
+from plimsoll.guard.act.ports import failed, unsure
 from plimsoll.guard.daemon.conductor import Announcement
 from plimsoll.guard.daemon.manual_drain import ManualDrains, SharedLock
 from plimsoll.guard.daemon.steps import EngineAdapters
@@ -72,8 +72,8 @@ def test_a_journal_that_fails_leaves_nothing_out_of_service(number: int) -> None
         world = story.world
         world.fail_at = number
         decision = await story.drains.drain("a")
-        if isinstance(decision, Plan):
-            assert isinstance(await story.drains.undrain("a"), Plan), "what is out may always be asked back"
+        if isinstance(decision, ActionPlan):
+            assert isinstance(await story.drains.undrain("a"), ActionPlan), "what is out may always be asked back"
         assert (world.serves(), world.holder, dict(story.drains.courses)) == (True, "", {})
         assert any("No space left" in said for said in story.urgent)
 
@@ -108,7 +108,7 @@ def test_where_the_balancer_does_not_let_go_again_the_gate_does() -> None:
         await asyncio.sleep(3 * POLICY.lease_s)
         assert world.serves()
         assert any("does not let go: nobody else is up" in said for said in world.said)
-        assert open_courses(world.entries) == []
+        assert open_actions(world.entries) == []
 
     run(does)
 
@@ -160,12 +160,12 @@ def test_a_guard_that_ends_while_another_has_the_lock_puts_it_back_or_says_what_
         given = parts_of(world)["a"]
         parts = {"a": given if has_gate else given._replace(door=None)}
         story.drains = ManualDrains(parts, POLICY, story.drains._ports, {}, pause_s=0.02)
-        assert isinstance(await story.drains.drain("a"), Plan)
+        assert isinstance(await story.drains.drain("a"), ActionPlan)
         world.holder = "another guard"
         await story.drains.close(limit_s=0.6)
         assert world.is_out is not has_gate
         assert bool([said for said in story.urgent if "still drained by hand" in said]) is not has_gate
-        assert bool(open_courses(world.entries)) is not has_gate, "what stays is left to the next guard"
+        assert bool(open_actions(world.entries)) is not has_gate, "what stays is left to the next guard"
 
     run(does)
 
@@ -177,8 +177,8 @@ def test_what_is_in_maintenance_is_not_drained_by_hand() -> None:
         story = Story()
         story.world.takes_out = failed("an operator has it in maintenance in farm/a: it is left alone", maint=True)
         decision = await story.drains.drain("a")
-        assert isinstance(decision, Refusal)
-        assert "in maintenance" in decision.says
+        assert isinstance(decision, BlockedAction)
+        assert "in maintenance" in decision.message
         assert story.world.serves()
 
     run(does)

@@ -9,11 +9,10 @@ from typing import Any, cast
 
 import pytest
 
-from plimsoll.guard.act.course import opened, to_fields
+from plimsoll.guard.act.decide import ActPolicy
 from plimsoll.guard.act.journal_entry import CLOSED, OPENED, RESTART, SWITCH
-from plimsoll.guard.act.policy import ActPolicy
-from plimsoll.guard.act.remembered import PAUSE, switches_of
-from plimsoll.guard.act.steps import ABOUT, BROKEN
+from plimsoll.guard.act.journal_replay import PAUSE, read_switches
+from plimsoll.guard.act.steps import BROKEN, STEP_TEXTS, open_action, opening_fields
 from plimsoll.guard.adapters.command import CommandRestart
 from plimsoll.guard.config import Files, GuardConfig
 from plimsoll.guard.daemon.acting import READ_EVERY_S, ActingSetup, ActionRunner, DryRunJournal, DryRunLock
@@ -41,7 +40,8 @@ def test_the_whole_plan_is_printed_and_nothing_is_done(tmp_path: Path) -> None:
             assert guard.stop() == 0
     lines = [line.rstrip("\n").partition(" one: ")[2] for line in guard.said]
     first = next(place for place, line in enumerate(lines) if line.startswith("with --act guard would restart it: "))
-    steps = [f"{number}. {step}: {ABOUT[step].does}; before: {ABOUT[step].before}" for number, step in enumerate(BROKEN, 1)]
+    texts = [(step, STEP_TEXTS[step]) for step in BROKEN]
+    steps = [f"{number}. {step}: {text.does}; before: {text.before}" for number, (step, text) in enumerate(texts, 1)]
     assert len(lines[first:]) == 1 + len(steps)
     for line, step in zip(lines[first + 1 :], steps, strict=True):
         assert line.startswith(step)
@@ -66,7 +66,7 @@ FIELDS: list[tuple[str, list[tuple[str, dict[str, Any]]]]] = [
     (
         "no restart: guard is at work on it",
         [(OPENED, {"engine": "one", "action": "x",
-                   "fields": to_fields(opened("x", "one", Grade.RESTART, "dead", is_broken=True))})],
+                   "fields": opening_fields(open_action("x", "one", Grade.RESTART, "dead", is_broken=True))})],
     ),
 ]  # fmt: skip
 
@@ -141,10 +141,10 @@ def test_a_journal_that_somebody_writes_is_read_again(tmp_path: Path) -> None:
             assert [one.kind for one in book.kept()] == [SWITCH]
             journal.append(SWITCH, step=PAUSE, fields={"on": False})
         await book.refresh(3 * READ_EVERY_S)
-        assert not switches_of(book.kept()).is_paused
+        assert not read_switches(book.kept()).is_paused
         path.write_bytes(path.read_bytes().replace(b'"on":true', b'"on":null'))
         await book.refresh(5 * READ_EVERY_S)
-        assert switches_of(book.kept()).is_paused
+        assert read_switches(book.kept()).is_paused
         assert "checksum" in book.trouble
 
     asyncio.run(story())

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from plimsoll.guard.act.course import opened
-from plimsoll.guard.act.decide import View
+from plimsoll.guard.act.decide import ActPolicy, FleetView
 from plimsoll.guard.act.journal_entry import RESTART
-from plimsoll.guard.act.policy import ActPolicy
-from plimsoll.guard.act.steps import Step
+from plimsoll.guard.act.steps import Step, open_action
 from plimsoll.guard.daemon.acting import MOST_A_ROUND, ForeignRestarts
 from plimsoll.guard.daemon.conductor import Conductor
 from plimsoll.guard.daemon.journal import Journal
@@ -38,7 +36,7 @@ class Guard:
     def __init__(self, path: Path, sight: Lives, counts: dict[str, int] | None = None) -> None:
         world = World()
         self.journal, self.sight = Journal(path), sight
-        ports = ports_of(world, Lock(world, "one"))._replace(book=self.journal, view=lambda _: View([]))
+        ports = ports_of(world, Lock(world, "one"))._replace(book=self.journal, view=lambda _: FleetView([]))
         self.conductor = Conductor(parts_of(world), ActPolicy(), ports)
         self.foreign = ForeignRestarts(self.conductor, self.journal, sight, (counts or {}).get)
 
@@ -84,7 +82,7 @@ def test_our_own_is_not_counted_twice_and_one_right_after_it_is(tmp_path: Path) 
     one = Guard(tmp_path / "journal", Lives(a=ProcessLife(100.0), b=ProcessLife(1.0)))
     assert one.sees() == 0
     one.journal.append(RESTART, engine="a", action="x1", fields={"own": True})
-    course = opened("x1", "a", Grade.RESTART, "dead", is_broken=True)
+    course = open_action("x1", "a", Grade.RESTART, "dead", is_broken=True)
     one.conductor.courses["a"] = course._replace(step=Step.READY)
     before = one.journal.append("note").number
     assert one.sees(a=ProcessLife(200.0, total=1)) == 1
@@ -92,7 +90,7 @@ def test_our_own_is_not_counted_twice_and_one_right_after_it_is(tmp_path: Path) 
     one.conductor.courses["a"] = course._replace(step=Step.PROBATION)
     assert one.sees(a=ProcessLife(200.0, total=1)) == 1, "this is the one that guard made"
     assert one.sees(a=ProcessLife(300.0, total=2)) == 2
-    one.conductor.courses["a"] = opened("x2", "a", Grade.RESTART, "drain", is_broken=False)._replace(step=Step.IDLE)
+    one.conductor.courses["a"] = open_action("x2", "a", Grade.RESTART, "drain", is_broken=False)._replace(step=Step.IDLE)
     assert one.sees(a=ProcessLife(400.0, total=3)) == 3
     assert [one.is_own for one in one.conductor.restarts] == [True, False, False]
     one.journal.close()

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll.guard.act.course import open_courses
-from plimsoll.guard.act.decide import Plan, Refusal
+from plimsoll.guard.act.decide import ActionPlan, BlockedAction
 from plimsoll.guard.act.journal_entry import CLOSED, INTENT
-from plimsoll.guard.act.outcome import Outcome
+from plimsoll.guard.act.journal_replay import open_actions
+from plimsoll.guard.act.ports import Outcome
 from plimsoll.guard.api.actions import ActionDesk
 from plimsoll.guard.daemon import steps
 from plimsoll.guard.daemon.conductor import Conductor
@@ -59,11 +59,11 @@ def test_it_is_put_back_and_what_is_remembered_of_it_stays(kind: str) -> None:
     async def story() -> None:
         desk, conductor = desk_of(world)
         assert "guardctl undrain a puts it back" in desk.needs()["a"]
-        assert isinstance(await desk.undrain("a"), Plan)
+        assert isinstance(await desk.undrain("a"), ActionPlan)
         assert (world.serves(), world.holder, conductor.courses) == (True, "", {})
         assert "it was put back by hand (guardctl resume a when it is mended)" in desk.needs()["a"]
         again = await desk.undrain("a")
-        assert isinstance(again, Refusal)
+        assert isinstance(again, BlockedAction)
         assert again.reason == "NotDrained"
         desk.resume("", "")
         assert "a" in desk.needs(), "that a pause of everything ends says nothing of this engine"
@@ -72,7 +72,7 @@ def test_it_is_put_back_and_what_is_remembered_of_it_stays(kind: str) -> None:
 
     asyncio.run(story())
     assert [one.step for one in world.entries if one.kind == INTENT] == ["lock", "evidence", "drain", "undrain", "unlock"]
-    assert open_courses(world.entries) == []
+    assert open_actions(world.entries) == []
     assert any("it was held, and is put back" in said for said in world.said)
 
 
@@ -94,7 +94,7 @@ def test_the_lock_is_kept_while_it_is_put_back(monkeypatch: pytest.MonkeyPatch) 
         ports = ports_of(world, SharedLock(Counted(world, "one")))._replace(sight=Looks(Reach.ANSWERS))
         parts = {name: one._replace(balancer=Slow(world)) for name, one in parts_of(world).items()}
         found = await ReturnToService(parts, POLICY, ports, Conductor(parts, POLICY, ports)).put_back("a")
-        assert isinstance(found, Plan)
+        assert isinstance(found, ActionPlan)
         assert (world.serves(), world.holder) == (True, "")
 
     monkeypatch.setattr(steps, "RENEW_S", 0.02)
@@ -110,8 +110,8 @@ def test_one_that_does_not_answer_stays_out() -> None:
         async def story(world: World = world, reach: Reach = reach) -> None:
             desk, conductor = desk_of(world, reach)
             found = await desk.undrain("a")
-            assert isinstance(found, Refusal)
-            assert (found.reason, found.says) == ("NotDone", "it does not answer: start it first")
+            assert isinstance(found, BlockedAction)
+            assert (found.reason, found.message) == ("NotDone", "it does not answer: start it first")
             assert (world.serves(), len(world.entries), conductor.courses) == (False, 1, {})
 
         asyncio.run(story())
@@ -124,15 +124,15 @@ def test_without_the_lock_or_the_journal_it_is_not_done() -> None:
         world.holder = "another guard"
         desk, _ = desk_of(world)
         found = await desk.undrain("a")
-        assert isinstance(found, Refusal)
+        assert isinstance(found, BlockedAction)
         assert (world.serves(), world.holder) == (False, "another guard")
-        assert open_courses(world.entries) == []
+        assert open_actions(world.entries) == []
         assert "puts it back" in desk.needs()["a"]
 
     async def full(world: World) -> None:
         world.fail_at = 8  # before the balancer is told
         desk, conductor = desk_of(world)
-        assert isinstance(await desk.undrain("a"), Refusal)
+        assert isinstance(await desk.undrain("a"), BlockedAction)
         assert (world.serves(), world.holder, conductor.courses) == (False, "", {})
 
     asyncio.run(locked(held()))
@@ -149,7 +149,7 @@ def test_whoever_was_killed_is_followed_by_one_who_brings_it_to_an_end() -> None
             world = held()
             world.kill_before, world.kill_after = before, after
             asyncio.run(_dies_and_is_followed(world))
-            assert open_courses(world.entries) == [], (before, after)
+            assert open_actions(world.entries) == [], (before, after)
 
 
 async def _asked(world: World) -> None:

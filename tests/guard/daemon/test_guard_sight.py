@@ -6,15 +6,14 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, cast
 
-from plimsoll.guard.act.decide import Engine, LastEnd
-from plimsoll.guard.act.policy import ActPolicy
+from plimsoll.guard.act.decide import ActPolicy, EngineStatus, FailedRestarts
 from plimsoll.guard.adapters.discovery import Target
 from plimsoll.guard.daemon.observer import EngineCapabilities, Fleet, FleetObserver, ProcessLife, WatchedEngine
-from plimsoll.guard.judge.look import Gate, Look, Reach
+from plimsoll.guard.judge.look import GateState, Look, Reach
 from plimsoll.guard.judge.policy import Policy
 
 FIGURES = {"kv_cache_usage": 0.1, "running": 1.0, "waiting": 0.0}
-HELD = LastEnd("dead", "held", is_out=True)
+HELD = FailedRestarts("dead", "held", is_out=True)
 
 
 def look(at_s: float = 0.0, **more: Any) -> Look:
@@ -42,13 +41,13 @@ class Few:
         return self._engines.get(name)
 
 
-def sight(fleet: Few, ends: Mapping[str, LastEnd] | None = None) -> FleetObserver:
+def sight(fleet: Few, ends: Mapping[str, FailedRestarts] | None = None) -> FleetObserver:
     """Of a guard that was told of all of them."""
     told = {name: EngineCapabilities(has_gate=True, has_restarter=True) for name in fleet.names()}
     return FleetObserver(cast("Fleet", fleet), told, 5.0, lambda: 1.0, lambda: 0, lambda: ends or {})
 
 
-def seen(found: FleetObserver) -> dict[str, Engine]:
+def seen(found: FleetObserver) -> dict[str, EngineStatus]:
     """By name."""
     return {one.name: one for one in found.view(frozenset()).engines}
 
@@ -60,17 +59,17 @@ def test_one_that_was_held_is_away_until_it_is_put_back() -> None:
     found = sight(fleet, {"a": HELD})
     assert seen(found)["a"].is_away
     assert found.suffering("b", ActPolicy()) == "a is away meanwhile"
-    back = sight(fleet, {"a": HELD._replace(is_out=False), "b": LastEnd("dead", "failed")})
+    back = sight(fleet, {"a": HELD._replace(is_out=False), "b": FailedRestarts("dead", "failed")})
     assert not any(one.is_away for one in seen(back).values())
     assert back.suffering("b", ActPolicy()) == ""
 
 
 def test_whoever_does_not_answer_starts_or_drains_is_away() -> None:
     """And before the first look nothing is known of it."""
-    drains = Gate(True, "", 0, 0, drain="draining")
-    starts = Gate(False, "starting", 0, 0)
+    drains = GateState(True, "", 0, 0, drain="draining")
+    starts = GateState(False, "starting", 0, 0)
     gone = Look(1.0, 1.0, Reach.SILENT)
-    fleet = Few(a=[look(gate=drains)], b=[look(gate=starts)], c=[look(), gone], d=[], e=[look(gate=Gate(True, "", 0, 0))])
+    fleet = Few(a=[look(gate=drains)], b=[look(gate=starts)], c=[look(), gone], d=[], e=[look(gate=GateState(True, "", 0, 0))])
     assert [name for name, one in seen(sight(fleet)).items() if one.is_away] == ["a", "b", "c", "d"]
 
 

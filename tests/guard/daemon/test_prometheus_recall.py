@@ -23,7 +23,7 @@ from plimsoll.guard.daemon.engine_figures import (
     past_from_series,
     read_past,
 )
-from plimsoll.guard.judge.look import Look, Reach, Worker
+from plimsoll.guard.judge.look import Look, Reach, WorkerMemory
 from tests.net.page_server import Handler, serving
 
 GIB = float(1 << 30)
@@ -90,7 +90,7 @@ def look(**more: object) -> Look:
 
 def test_what_fits_is_handed_over_on_guards_own_clock() -> None:
     """The ages stay; a figure that is far from what the engine says now is another one, and is left out and said."""
-    workers = (Worker("0/0", 0.0, allocated=10 * GIB, unreleasable=GIB, host_resident=2 * GIB),)
+    workers = (WorkerMemory("0/0", 0.0, allocated=10 * GIB, unreleasable=GIB, host_resident=2 * GIB),)
     points = tuple((at, {"held": 11 * GIB, "host_resident": 90 * GIB, "running": 1.0}) for at in TIMES)
     now = growing_memory(look(workers=workers))
     assert now == {"held": 11 * GIB, "host_resident": 2 * GIB}

@@ -17,7 +17,7 @@ import pytest
 
 from plimsoll.guard.daemon.engine_look import EngineWatcher, LookLimits
 from plimsoll.guard.daemon.host import FIRST_NAMESPACE, Machine, SameHost
-from plimsoll.guard.judge.look import Card, Look, Reach
+from plimsoll.guard.judge.look import CardState, Look, Reach
 from tests.net.raw_server import by_path, free_port, raw_server
 
 LOOK = Look(1.0, 2.0, Reach.ANSWERS, figures={"running": 3.0})
@@ -212,9 +212,9 @@ def test_cards_are_those_that_the_engine_s_processes_hold_memory_on(machine: Pat
     """With their memory and the engine's share; the cards of others are not told."""
     nvml = library({"3b": {102: 60 << 30, 101: 1 << 30, 900: 7}, "5e": {200: 5}, "af": {300: 1}})
     (card,) = seen(SameHost(8000, fresh(machine, nvml))).cards
-    assert card == Card("3b:00", (), None, 80 << 30, 5 << 30, 61 << 30)
+    assert card == CardState("3b:00", (), None, 80 << 30, 5 << 30, 61 << 30)
     unknown = library({"3b": {102: None}})
-    assert seen(SameHost(8000, fresh(machine, unknown))).cards == (Card("3b:00", (), None, 80 << 30, 5 << 30, None),)
+    assert seen(SameHost(8000, fresh(machine, unknown))).cards == (CardState("3b:00", (), None, 80 << 30, 5 << 30, None),)
 
 
 def test_numbers_of_another_namespace_tie_nothing(machine: Path) -> None:
@@ -290,7 +290,7 @@ def test_a_driver_that_hangs_costs_one_deadline_and_hides_nothing_else(machine: 
     assert time.monotonic() - began < 0.5
     assert len(calls) == 1
     assert "the GPU driver of this machine does not answer" in here.note
-    assert found[0].cards == (Card("3b:00", (79,)),)
+    assert found[0].cards == (CardState("3b:00", (79,)),)
     assert found[0].figures["host_resident"] == 7000 * 1024.0
     go.set()
     assert _soon(lambda: here.note == "")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plimsoll.guard.judge.figures import changes
-from plimsoll.guard.judge.look import Look, Reach
+from plimsoll.guard.judge.look import Look, Reach, describe_changes
 
 
 def look(vllm: str = "0.32.0", **config: str) -> Look:
@@ -25,10 +24,10 @@ def look(vllm: str = "0.32.0", **config: str) -> Look:
 )
 def test_a_cache_that_is_measured_is_never_quite_the_same(before: str, after: str, said: str) -> None:
     """A few blocks more or less are no change: vLLM measures them anew at each start. More than a hundredth is one."""
-    assert changes(look(num_gpu_blocks=before), look(num_gpu_blocks=after)) == said
+    assert describe_changes(look(num_gpu_blocks=before), look(num_gpu_blocks=after)) == said
 
 
 def test_a_setting_is_the_same_or_it_is_not() -> None:
     """Of what somebody sets, and of the version, any difference is told."""
     before, after = look(gpu_memory_utilization="0.92", block_size="16"), look("0.32.1", gpu_memory_utilization="0.921")
-    assert changes(before, after) == "vLLM 0.32.0 became 0.32.1; gpu_memory_utilization 0.92 became 0.921"
+    assert describe_changes(before, after) == "vLLM 0.32.0 became 0.32.1; gpu_memory_utilization 0.92 became 0.921"

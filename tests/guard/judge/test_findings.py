@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from plimsoll.findings import Code, Evidence, Severity
-from plimsoll.guard.judge.findings import PLAN, Planned, as_planned, code_of, finding, findings, severity_of
+from plimsoll.guard.judge.findings import PLAN, PlannedTokens, as_planned, code_of, finding, findings, severity_of
 from plimsoll.guard.judge.judge import QUESTIONS
 from plimsoll.guard.judge.look import Look, Reach
 from plimsoll.unknown import Condition, Status
@@ -96,5 +96,5 @@ def test_a_full_cache_is_advised_with_its_own_numbers() -> None:
 )
 def test_a_start_is_held_against_its_plan(config: dict[str, str], status: Status) -> None:
     """Outside the plan's own band it differs; without figures it is not known; tokens are compared, not blocks."""
-    assert as_planned(Planned(16_000.0, 15_500.0, 16_500.0), LOOK._replace(config=config)).status is status
-    assert as_planned(Planned(1.0, 1.0, 1.0), None).status is Status.UNKNOWN
+    assert as_planned(PlannedTokens(16_000.0, 15_500.0, 16_500.0), LOOK._replace(config=config)).status is status
+    assert as_planned(PlannedTokens(1.0, 1.0, 1.0), None).status is Status.UNKNOWN

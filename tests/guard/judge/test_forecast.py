@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import random
 
-from plimsoll.guard.judge.forecast import kv_forecast, queue_forecast
 from plimsoll.guard.judge.history import History
-from plimsoll.guard.judge.load import NO_LENGTH, done_twice
+from plimsoll.guard.judge.load import NO_LENGTH, kv_forecast, queue_forecast, recompute_share
 from plimsoll.guard.judge.look import Look, Reach
 from plimsoll.guard.judge.policy import Policy
 from plimsoll.unknown import Unknown
@@ -89,9 +88,9 @@ def test_the_share_of_work_done_twice() -> None:
             history.add(Look(5.0 * number, 1e9 + 5.0 * number, Reach.ANSWERS, figures=figures, started_unix_s=1e9 - 100))
         return history
 
-    assert done_twice(worked(0.0, 1.0), 300.0) == 0.0
-    share = done_twice(worked(1.0, 4.0), 300.0)
+    assert recompute_share(worked(0.0, 1.0), 300.0) == 0.0
+    share = recompute_share(worked(1.0, 4.0), 300.0)
     assert not isinstance(share, Unknown)
     assert abs(share - 0.2) < 1e-9, "one of four requests lost its 500 tokens for each 2,000 that were computed"
-    assert done_twice(worked(1.0, 0.0), 300.0) is NO_LENGTH
-    assert isinstance(done_twice(worked(1.0, 4.0, looks=10), 300.0), Unknown)
+    assert recompute_share(worked(1.0, 0.0), 300.0) is NO_LENGTH
+    assert isinstance(recompute_share(worked(1.0, 4.0, looks=10), 300.0), Unknown)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from plimsoll.guard.judge.history import History
-from plimsoll.guard.judge.look import Gate, Look, Rank, Reach, Worker
+from plimsoll.guard.judge.look import CoreFigures, GateState, Look, Reach, WorkerMemory
 from plimsoll.unknown import Unknown
 
 IDLE = {"running": 0.0, "waiting": 0.0}
@@ -73,7 +73,7 @@ def test_idle_time_is_no_step_that_took_long() -> None:
 
 def test_a_worker_that_is_missing_leaves_no_sum() -> None:
     """The sum over some of the workers is not the engine's: without one of them it is unknown, also if it comes back."""
-    both = tuple(Worker(rank, 1.0, by_others=3e9, allocated=1e9, unreleasable=0.0) for rank in "01")
+    both = tuple(WorkerMemory(rank, 1.0, by_others=3e9, allocated=1e9, unreleasable=0.0) for rank in "01")
     history = seen(look(0, workers=both), look(5, workers=both[:1]))
     assert isinstance(history.now("held"), Unknown)
     history.add(look(10, workers=both))
@@ -86,7 +86,7 @@ def test_a_worker_that_is_missing_leaves_no_sum() -> None:
 
 def test_the_sums_before_a_worker_was_first_seen_are_forgotten() -> None:
     """One more worker than before is no growth: what was added up without it is forgotten."""
-    both = tuple(Worker(rank, 1.0, retries=3.0) for rank in "01")
+    both = tuple(WorkerMemory(rank, 1.0, retries=3.0) for rank in "01")
     history = seen(look(0, workers=both[:1]), look(5, workers=both))
     assert list(history.since("retries", 60.0).values) == [6.0]
     alone = [look(at, workers=both[:1]) for at in range(10, 700, 5)]
@@ -152,15 +152,15 @@ def test_a_name_at_every_look_does_not_fill_the_memory() -> None:
     """Workers and cores with other names at every look are not kept for ever."""
     history = History()
     for number in range(60):
-        workers = tuple(Worker(f"{number}/{rank}", 1.0, retries=0.0, by_others=1.0) for rank in range(100))
-        cores = tuple(Rank(f"{number}/{rank}", 1.0, 0.0, 0.0) for rank in range(100))
+        workers = tuple(WorkerMemory(f"{number}/{rank}", 1.0, retries=0.0, by_others=1.0) for rank in range(100))
+        cores = tuple(CoreFigures(f"{number}/{rank}", 1.0, 0.0, 0.0) for rank in range(100))
         history.add(look(5.0 * number, workers=workers, ranks=cores))
     assert all(len(kept) <= 1_024 for kept in (history._ranks, history._least_others, history._pulses))
 
 
 def test_who_told_and_does_not_any_more_is_missed() -> None:
     """A gate that told of this process before and does not now may have told that it sleeps."""
-    gate = Gate(ready=True, reason="", in_flight=0, engine_requests=0)
+    gate = GateState(ready=True, reason="", in_flight=0, engine_requests=0)
     history = seen(look(0, gate=gate), look(5))
     assert history.lost == "gate"
     assert history.has_lost("gate")
@@ -171,7 +171,7 @@ def test_who_told_and_does_not_any_more_is_missed() -> None:
 
 def test_what_a_rule_may_ask_for_is_kept() -> None:
     """Every figure that a rule of the user's own may name can be asked for."""
-    gate = Gate(ready=True, reason="", in_flight=7, engine_requests=3)
+    gate = GateState(ready=True, reason="", in_flight=7, engine_requests=3)
     assert seen(look(0, gate=gate)).now("in_flight") == 7.0
     assert isinstance(seen(look(0)).now("in_flight"), Unknown)
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from plimsoll.doctor.rules.contained import LastFailure, Survival, read_survival
 from plimsoll.findings import Code, Severity
-from plimsoll.guard.act.decide import Plan, Refusal, decide
-from plimsoll.guard.act.policy import ActPolicy
+from plimsoll.guard.act.decide import ActionPlan, ActPolicy, BlockedAction, decide
 from plimsoll.guard.judge.findings import finding, findings
 from plimsoll.guard.judge.judge import Judge
 from plimsoll.guard.judge.look import Canary, Look
@@ -149,13 +148,13 @@ def test_its_restart_goes_by_the_rules_of_others() -> None:
     conditions = {one.kind: one for one in judge.conditions}
     limps, others = engine("a", conditions), (engine("b"), engine("c"))
     (plan,) = decide(view(limps, *others), ActPolicy())
-    assert isinstance(plan, Plan)
+    assert isinstance(plan, ActionPlan)
     assert (plan.grade, plan.kind) == (Grade.RESTART, "limping")
     assert "drain" in [str(step) for step in plan.steps]
     full, blind = view(engine("a", conditions, kv=0.7)), view(limps._replace(has_gate=False), *others)
     for fleet, reason in ((full, "OthersCannotCarry"), (blind, "NoGate")):
         (refusal,) = decide(fleet, ActPolicy())
-        assert isinstance(refusal, Refusal)
+        assert isinstance(refusal, BlockedAction)
         assert refusal.reason == reason
 
 

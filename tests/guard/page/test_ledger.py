@@ -10,18 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.guard.daemon.engine_look import read_workers
-from plimsoll.guard.judge.look import Card, Look, Reach, Worker
+from plimsoll.guard.judge.look import CardState, Look, Reach, WorkerMemory
 from plimsoll.guard.page.engine import NO_FIGURES, NO_LINE, NO_PARTS, card_bar, ledgers, worker_bar
 
 GIB = 2**30
-WHOLE = Worker(
+WHOLE = WorkerMemory(
     "0/0", 1.0, allocated=20 * GIB, reserved=22 * GIB, releasable=1.5 * GIB, unreleasable=0.5 * GIB, device_total=24 * GIB,
     device_free=1 * GIB, by_others=0.25 * GIB, requested=22 * GIB, weights=15 * GIB, kv_cache=4 * GIB, activation_peak=GIB,
     graphs=0.5 * GIB,
 )  # fmt: skip
 
 
-def parts(worker: Worker, usage: float | None = 0.25) -> dict[str, float]:
+def parts(worker: WorkerMemory, usage: float | None = 0.25) -> dict[str, float]:
     """The parts in GiB."""
     bar = worker_bar(worker, usage)
     assert bar is not None
@@ -70,12 +70,12 @@ SIZE = st.none() | st.floats(0, 2e12)
 
 @given(
     st.builds(
-        Worker, st.just("0"), st.just(1.0), SIZE, SIZE, SIZE, SIZE, SIZE, SIZE, SIZE, SIZE, SIZE, SIZE, SIZE, SIZE, SIZE, SIZE,
-        SIZE, SIZE,
+        WorkerMemory, st.just("0"), st.just(1.0), SIZE, SIZE, SIZE, SIZE, SIZE, SIZE, SIZE, SIZE, SIZE, SIZE, SIZE, SIZE, SIZE,
+        SIZE, SIZE, SIZE,
     ),
     st.none() | st.floats(allow_nan=True),
 )  # fmt: skip
-def test_the_bar_always_adds_up_to_the_card(worker: Worker, usage: float | None) -> None:
+def test_the_bar_always_adds_up_to_the_card(worker: WorkerMemory, usage: float | None) -> None:
     """Also where figures of different moments contradict each other: no part is below nothing, and the sum is the card."""
     bar = worker_bar(worker, usage)
     if bar is None:
@@ -88,7 +88,7 @@ def test_the_bar_always_adds_up_to_the_card(worker: Worker, usage: float | None)
 
 def test_the_driver_alone_tells_less() -> None:
     """What the engine holds, what others hold, and what is free."""
-    bar = card_bar(Card("GPU 0", total=24 * GIB, free=4 * GIB, by_engine=18 * GIB))
+    bar = card_bar(CardState("GPU 0", total=24 * GIB, free=4 * GIB, by_engine=18 * GIB))
     assert bar is not None
     assert [(one["part"], one["bytes"] // GIB) for one in bar["parts"]] == [("engine", 18), ("others", 2), ("slack", 4)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from plimsoll.doctor.rules.contained import LastFailure, Survival
-from plimsoll.guard.judge.look import Gate, Look, Reach
+from plimsoll.guard.judge.look import GateState, Look, Reach
 from plimsoll.guard.page.engine import ARMED, LIMPS, NO_SURVIVAL, OFF, STORM, TOO_OLD, survival_of
 
 LAST = LastFailure(12.0, "logits", 8192.0, 48.0, 2.0 * 2**30, None, "prompt_logprobs")
@@ -18,7 +18,7 @@ FOUND = Survival(
 def look(survival: Survival | None) -> Look:
     """A look at an engine whose gate says this."""
     return Look(
-        10.0, 1_000.0, Reach.ANSWERS, gate=Gate(ready=True, reason="", in_flight=0, engine_requests=0, survival=survival)
+        10.0, 1_000.0, Reach.ANSWERS, gate=GateState(ready=True, reason="", in_flight=0, engine_requests=0, survival=survival)
     )
 
 

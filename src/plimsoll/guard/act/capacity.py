@@ -9,7 +9,7 @@ from plimsoll.guard.judge.look import Look, Reach
 from plimsoll.unknown import Unknown
 
 
-class Load(NamedTuple):
+class EngineLoad(NamedTuple):
     """What one engine carries now."""
 
     engine: str
@@ -20,16 +20,16 @@ class Load(NamedTuple):
     model: str | None = None  # what it serves, as it last said
 
 
-def load_of(engine: str, look: Look | None, *, is_well: bool, model: str | None = None) -> Load:
+def load_of(engine: str, look: Look | None, *, is_well: bool, model: str | None = None) -> EngineLoad:
     """From its last look; `model` is known longer than that."""
     figures: Mapping[str, float] = look.figures if look is not None and look.reach is Reach.ANSWERS else {}
-    return Load(
+    return EngineLoad(
         engine, figures.get("kv_cache_usage"), figures.get("running"), figures.get("waiting"),
         is_well=is_well and bool(figures), model=model,
     )  # fmt: skip
 
 
-def without(leaving: Load, others: Sequence[Load], most_full: float) -> str | Unknown:
+def without(leaving: EngineLoad, others: Sequence[EngineLoad], most_full: float) -> str | Unknown:
     """Why the others could not carry it; "" if they can; Unknown where figures are missing.
 
     Only who is known to serve the same model can. And all must be well: what one of them does not take goes to the rest.

@@ -6,14 +6,58 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from plimsoll.doctor.remedies.runtime import cache_tokens
-from plimsoll.guard.act.capacity import Load, without
-from plimsoll.guard.act.outcome import Outcome, done, failed
-from plimsoll.guard.act.policy import DAY_S, HOUR_S, ActPolicy
-from plimsoll.guard.act.steps import ABOUT, Step, steps_of
+from plimsoll.guard.act.capacity import EngineLoad, without
+from plimsoll.guard.act.ports import Outcome, done, failed
+from plimsoll.guard.act.steps import STEP_TEXTS, Step, steps_of
 from plimsoll.guard.judge.look import Look, Reach
 from plimsoll.guard.judge.policy import GRADES
 from plimsoll.guard.judge.tracker import Grade
 from plimsoll.unknown import Condition, Status, Unknown
+
+HOUR_S = 3_600.0
+DAY_S = 86_400.0
+
+
+class Hours(NamedTuple):
+    """A time of day, from and to, in minutes after midnight; past midnight where it ends before it begins."""
+
+    begin: int
+    end: int
+
+    def holds(self, minute: int) -> bool:
+        """Whether this minute of the day is in it."""
+        if self.begin <= self.end:
+            return self.begin <= minute < self.end
+        return minute >= self.begin or minute < self.end
+
+
+class ActPolicy(NamedTuple):
+    """Of the whole fleet. Times are seconds."""
+
+    rungs: frozenset[Grade] = frozenset({Grade.SHED, Grade.COMPACT, Grade.RESTART})
+    engine_hour: int = 2  # restarts of one engine, whoever made them
+    engine_day: int = 6
+    fleet_hour: int = 4
+    fleet_day: int = 20
+    backoff_s: float = 300.0  # after a restart, doubled with each of the same day
+    longest_backoff_s: float = 4 * HOUR_S
+    most_away: int = 1  # engines of a group that are out of service at the same time, for whatever reason
+    carries: float = 0.8  # of the others' KV cache, that their load with this engine's may fill
+    hours: tuple[Hours, ...] = ()  # when engines may be restarted; none: at any time
+    broken_any_time: bool = False  # the hours do not hold for an engine that serves nobody
+    may_be_last: bool = False  # the only engine that serves may be restarted, too
+    rollout_s: float = 900.0  # after a version or a flag of an engine changed, nothing else of its group is touched
+    drain_within_s: float = 300.0
+    lease_s: float = 60.0
+    stragglers: str = "undo"  # what becomes of an engine that is not idle in time: "undo", or "stop" it all the same
+    stop_within_s: float = 120.0
+    gone_within_s: float = 120.0
+    start_still_s: float = 600.0  # a start that shows no progress for so long has failed
+    start_within_s: float = 2 * HOUR_S
+    probation_s: float = 600.0
+    shed_wait_s: float = 20.0
+    shed_lease_s: float = 120.0
+
 
 # Whether one more restart is allowed, everybody's counted in: a guard that restarts for ever is the worse fault.
 
@@ -29,7 +73,7 @@ class Restart(NamedTuple):
 class Spent(NamedTuple):
     """Why there is none left, and when there will be; "" where there is."""
 
-    says: str
+    message: str
     until: float = 0.0
 
 
@@ -54,8 +98,8 @@ def spent(restarts: Sequence[Restart], engine: str, policy: ActPolicy, now: floa
     if own:
         pause_s = min(policy.longest_backoff_s, policy.backoff_s * 2.0 ** (len(own) - 1))
         if now - own[-1] < pause_s:
-            says = f"its last restart was {now - own[-1]:.0f} s ago; after {len(own)} in a day guard waits {pause_s:.0f} s"
-            return Spent(says, own[-1] + pause_s)
+            message = f"its last restart was {now - own[-1]:.0f} s ago; after {len(own)} in a day guard waits {pause_s:.0f} s"
+            return Spent(message, own[-1] + pause_s)
     return Spent("")
 
 
@@ -67,7 +111,7 @@ ORDER = (Grade.RESTART, Grade.COMPACT, Grade.SHED)
 _STALE_LOOKS = 3.5
 
 
-class LastEnd(NamedTuple):
+class FailedRestarts(NamedTuple):
     """How restarts of an engine ended that did not end well, until one does or somebody resumes it."""
 
     kind: str  # the condition that the last of them was about
@@ -76,12 +120,12 @@ class LastEnd(NamedTuple):
     is_out: bool = False  # it was held, and nobody has put it back since
 
 
-class Engine(NamedTuple):
+class EngineStatus(NamedTuple):
     """What is known of one engine, as far as acting is concerned."""
 
     name: str
     conditions: Mapping[str, Condition]
-    load: Load
+    load: EngineLoad
     age_s: float  # of the last look
     every_s: float = 5.0
     group: str = ""
@@ -90,7 +134,7 @@ class Engine(NamedTuple):
     only_observed: str = ""  # why nothing may be done to it: a KV connector, several nodes, no adapter
     has_gate: bool = True
     has_restarter: bool = True
-    last_end: LastEnd | None = None
+    last_end: FailedRestarts | None = None
 
 
 class Switches(NamedTuple):
@@ -101,10 +145,10 @@ class Switches(NamedTuple):
     rungs_off: frozenset[Grade] = frozenset()
 
 
-class View(NamedTuple):
+class FleetView(NamedTuple):
     """The fleet at one moment."""
 
-    engines: Sequence[Engine]
+    engines: Sequence[EngineStatus]
     restarts: Sequence[Restart] = ()
     switches: Switches = Switches()
     busy: str = ""  # the engine that guard does something about already
@@ -112,7 +156,7 @@ class View(NamedTuple):
     minute: int = 0  # of the day, where the hours hold
 
 
-class Plan(NamedTuple):
+class ActionPlan(NamedTuple):
     """What is to be done, and why."""
 
     engine: str
@@ -129,34 +173,34 @@ class Plan(NamedTuple):
         return [
             f"{number}. {step}: {about.does}; before: {about.before}; after: {about.after}; undo: {about.undo}"
             for number, step in enumerate(self.steps, 1)
-            for about in (ABOUT[step],)
+            for about in (STEP_TEXTS[step],)
         ]
 
 
-class Refusal(NamedTuple):
+class BlockedAction(NamedTuple):
     """Why nothing is done about something that could lead to an action."""
 
     engine: str
     grade: Grade
     kind: str
     reason: str  # one word a program can test
-    says: str
+    message: str
 
     def __str__(self) -> str:
-        return f"{self.engine}: no {self.grade}: {self.says}"
+        return f"{self.engine}: no {self.grade}: {self.message}"
 
 
-Decision = Plan | Refusal
+Decision = ActionPlan | BlockedAction
 
 
-def decide(view: View, policy: ActPolicy) -> list[Decision]:
+def decide(view: FleetView, policy: ActPolicy) -> list[Decision]:
     """One decision for every engine of which something holds that could lead to an action; the most harmed first.
 
     At most one of them is a plan that takes an engine away: the next comes when that one is over.
     """
     found: list[Decision] = []
     for engine in view.engines:
-        wanted = wanted_of(engine)
+        wanted = wanted_action(engine)
         if wanted is None:
             continue
         kind, grade = wanted
@@ -169,44 +213,44 @@ def _one_at_a_time(found: list[Decision]) -> list[Decision]:
     is_taken = False
     kept: list[Decision] = []
     for one in found:
-        if isinstance(one, Plan):
+        if isinstance(one, ActionPlan):
             if is_taken:
-                kept.append(Refusal(one.engine, one.grade, one.kind, "Busy", "one engine at a time: another comes first"))
+                kept.append(BlockedAction(one.engine, one.grade, one.kind, "Busy", "one engine at a time: another comes first"))
                 continue
             is_taken = True
         kept.append(one)
     return kept
 
 
-def wanted_of(engine: Engine) -> tuple[str, Grade] | None:
+def wanted_action(engine: EngineStatus) -> tuple[str, Grade] | None:
     """The most harmful remedy that a condition of it calls for; None where none holds."""
-    held = [(kind, GRADES[kind]) for kind, condition in engine.conditions.items() if kind in GRADES and is_there(condition)]
+    held = [(kind, GRADES[kind]) for kind, condition in engine.conditions.items() if kind in GRADES and is_active(condition)]
     return min(held, key=lambda one: (ORDER.index(one[1]), one[0] not in BROKEN_KINDS), default=None)
 
 
-def consider(view: View, policy: ActPolicy, engine: Engine, grade: Grade, kind: str, why: str) -> Decision:
+def consider(view: FleetView, policy: ActPolicy, engine: EngineStatus, grade: Grade, kind: str, why: str) -> Decision:
     """A plan for this remedy, or the first reason against it."""
     is_broken = serves_nobody(engine, kind)
-    for reason, says in _against(view, policy, engine, grade, kind):
-        if says:
-            return Refusal(engine.name, grade, kind, reason, says)
+    for reason, message in _against(view, policy, engine, grade, kind):
+        if message:
+            return BlockedAction(engine.name, grade, kind, reason, message)
     steps = steps_of(grade, is_broken=is_broken)
-    return Plan(engine.name, grade, kind, why, steps)
+    return ActionPlan(engine.name, grade, kind, why, steps)
 
 
-def is_there(condition: Condition) -> bool:
+def is_active(condition: Condition) -> bool:
     """Whether the last look shows it, too: nothing is done about what is about to be over."""
     return condition.is_true and not condition.is_ending
 
 
-def serves_nobody(engine: Engine, kind: str) -> bool:
+def serves_nobody(engine: EngineStatus, kind: str) -> bool:
     """Whether it is about an engine that serves nobody; what a person asks for is not: then its conditions say it."""
     if kind in BROKEN_KINDS:
         return True
-    return kind == ASKED and any(is_there(engine.conditions[one]) for one in BROKEN_KINDS & engine.conditions.keys())
+    return kind == ASKED and any(is_active(engine.conditions[one]) for one in BROKEN_KINDS & engine.conditions.keys())
 
 
-def _against(view: View, policy: ActPolicy, engine: Engine, grade: Grade, kind: str) -> list[tuple[str, str]]:
+def _against(view: FleetView, policy: ActPolicy, engine: EngineStatus, grade: Grade, kind: str) -> list[tuple[str, str]]:
     """Every rule in turn: a word, and what speaks against it, "" for nothing."""
     rules = [
         ("Paused", _paused(view.switches, engine, grade)),
@@ -221,7 +265,7 @@ def _against(view: View, policy: ActPolicy, engine: Engine, grade: Grade, kind: 
     return rules
 
 
-def _no_gate(policy: ActPolicy, engine: Engine, grade: Grade, kind: str) -> str:
+def _no_gate(policy: ActPolicy, engine: EngineStatus, grade: Grade, kind: str) -> str:
     if engine.has_gate:
         return ""
     if grade is not Grade.RESTART:
@@ -231,7 +275,7 @@ def _no_gate(policy: ActPolicy, engine: Engine, grade: Grade, kind: str) -> str:
     return "it has no gate, and without one nobody can say when it is idle"
 
 
-def _paused(switches: Switches, engine: Engine, grade: Grade) -> str:
+def _paused(switches: Switches, engine: EngineStatus, grade: Grade) -> str:
     if switches.is_paused:
         return "guard is paused (guardctl resume)"
     if engine.name in switches.paused:
@@ -239,14 +283,14 @@ def _paused(switches: Switches, engine: Engine, grade: Grade) -> str:
     return f"{grade} is switched off (guardctl resume --rung {grade})" if grade in switches.rungs_off else ""
 
 
-def _unknown(engine: Engine) -> str:
+def _unknown(engine: EngineStatus) -> str:
     if engine.age_s > _STALE_LOOKS * engine.every_s + 10.0:
         return f"the last look is {engine.age_s:.0f} s old"
     doubted = [kind for kind in GRADES if kind in engine.conditions and engine.conditions[kind].reason == "SeveralServers"]
     return "several servers answer at its address" if doubted else ""
 
 
-def others_of(engine: Engine, engines: Sequence[Engine]) -> list[Engine]:
+def group_peers(engine: EngineStatus, engines: Sequence[EngineStatus]) -> list[EngineStatus]:
     """The others of its group. One that is known to serve another model is none of them, whatever the configuration says."""
     mine = engine.load.model
     return [
@@ -261,8 +305,8 @@ def reason_of(kind: str) -> str:
     return "broken" if kind in BROKEN_KINDS or kind == START else kind
 
 
-def _against_restart(view: View, policy: ActPolicy, engine: Engine, kind: str) -> list[tuple[str, str]]:
-    others = others_of(engine, view.engines)
+def _against_restart(view: FleetView, policy: ActPolicy, engine: EngineStatus, kind: str) -> list[tuple[str, str]]:
+    others = group_peers(engine, view.engines)
     away = [one.name for one in others if one.is_away]
     is_broken = serves_nobody(engine, kind)
     budget = spent(view.restarts, engine.name, policy, view.now)
@@ -270,7 +314,7 @@ def _against_restart(view: View, policy: ActPolicy, engine: Engine, kind: str) -
         ("NoRestarter", "" if engine.has_restarter else "guard was not told how to restart it"),
         ("SickCard", _sick(engine)),
         ("CrashLoop", _loops(engine, kind)),
-        ("BudgetSpent", budget.says),
+        ("BudgetSpent", budget.message),
         ("Hours", _hours(view, policy, is_broken=is_broken)),
         ("Rollout", _rollout(others, policy)),
         ("TooManyAway", _too_many(away, policy, is_broken=is_broken)),
@@ -278,7 +322,7 @@ def _against_restart(view: View, policy: ActPolicy, engine: Engine, kind: str) -
     ]
 
 
-def _sick(engine: Engine) -> str:
+def _sick(engine: EngineStatus) -> str:
     card = engine.conditions.get("card")
     if card is None:
         return ""
@@ -286,7 +330,7 @@ def _sick(engine: Engine) -> str:
     return f"its card is sick: {card.message}" if card.status is Status.TRUE else ""
 
 
-def _loops(engine: Engine, kind: str) -> str:
+def _loops(engine: EngineStatus, kind: str) -> str:
     loop = engine.conditions.get("loop")
     # Who asks for a start has been told of those before it, and knows what he has mended since.
     if loop is not None and loop.is_true and kind != ASKED:
@@ -300,13 +344,13 @@ def _loops(engine: Engine, kind: str) -> str:
     return ""
 
 
-def _hours(view: View, policy: ActPolicy, *, is_broken: bool) -> str:
+def _hours(view: FleetView, policy: ActPolicy, *, is_broken: bool) -> str:
     if not policy.hours or (policy.broken_any_time and is_broken):
         return ""
     return "" if any(hours.holds(view.minute) for hours in policy.hours) else "it is outside the hours in which it may"
 
 
-def _rollout(others: Sequence[Engine], policy: ActPolicy) -> str:
+def _rollout(others: Sequence[EngineStatus], policy: ActPolicy) -> str:
     fresh = [one.name for one in others if one.changed_s is not None and one.changed_s < policy.rollout_s]
     return f"a rollout is under way: {fresh[0]} has just been changed" if fresh else ""
 
@@ -316,7 +360,7 @@ def _too_many(away: Sequence[str], policy: ActPolicy, *, is_broken: bool) -> str
     return f"{away[0]} is away already, {policy.most_away} may be" if len(away) >= policy.most_away and not is_broken else ""
 
 
-def _capacity(engine: Engine, others: Sequence[Engine], policy: ActPolicy, *, is_broken: bool) -> str:
+def _capacity(engine: EngineStatus, others: Sequence[EngineStatus], policy: ActPolicy, *, is_broken: bool) -> str:
     if is_broken:
         return ""  # it carries nothing: the others have its load already
     if policy.may_be_last and not others:

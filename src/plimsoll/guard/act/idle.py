@@ -21,7 +21,7 @@ HEALTHY = 200
 Fact = str | int | float | bool
 
 
-class Sample(NamedTuple):
+class IdleSample(NamedTuple):
     """One look at the engine, and the facts of the door's `state()` of that time, None if it said nothing.
 
     The look's own words of the gate are not asked: they know nothing of the background, and leave out guard's test requests.
@@ -35,13 +35,13 @@ class Idleness(NamedTuple):
     """Of one engine at one moment; None is not known, and is never a reason to stop it."""
 
     is_idle: bool | None
-    says: str
+    message: str
 
     def __str__(self) -> str:
-        return self.says
+        return self.message
 
 
-def idleness(samples: Sequence[Sample], apart_s: float = APART_S, stale_s: float = STALE_S) -> Idleness:
+def idleness(samples: Sequence[IdleSample], apart_s: float = APART_S, stale_s: float = STALE_S) -> Idleness:
     """By the last sample and by an earlier one that is old enough to be a second witness; work seen in the last one is work."""
     if not samples:
         return Idleness(None, "it was not looked at yet")
@@ -58,16 +58,16 @@ def idleness(samples: Sequence[Sample], apart_s: float = APART_S, stale_s: float
         before = _in_sample(earlier)
         # Whatever lies between the two witnesses counts too: work or silence there begins the count anew.
         if before.is_idle is not True:
-            return Idleness(before.is_idle, f"{apart:.1f} s ago: {before.says}")
+            return Idleness(before.is_idle, f"{apart:.1f} s ago: {before.message}")
         between = _between(earlier, last)
         if between.is_idle is not True:
             return between
         if apart >= apart_s:
-            return Idleness(is_idle=True, says=f"no work in two samples, {apart:.1f} s apart, and none between them")
+            return Idleness(is_idle=True, message=f"no work in two samples, {apart:.1f} s apart, and none between them")
     return Idleness(None, f"no work, but only seen once in the last {stale_s:g} s")
 
 
-def _in_sample(sample: Sample) -> Idleness:
+def _in_sample(sample: IdleSample) -> Idleness:
     """What one sample shows; work that is seen anywhere outweighs what is missing elsewhere."""
     look, gate = sample.look, sample.gate or {}
     counts: list[tuple[str, object]] = [
@@ -82,7 +82,7 @@ def _in_sample(sample: Sample) -> Idleness:
     read = [(name, _count(value)) for name, value in counts]
     busy = [f"{value:g} {name}" for name, value in read if value]
     if busy:
-        return Idleness(is_idle=False, says=f"there is work: {', '.join(busy[:3])}")
+        return Idleness(is_idle=False, message=f"there is work: {', '.join(busy[:3])}")
     if look.reach is not Reach.ANSWERS or look.health != HEALTHY:
         why = look.why or f"/health says {look.health or 'nothing'}"
         return Idleness(None, f"the engine does not answer: {why}")
@@ -105,7 +105,7 @@ def _by_the_gate(gate: Mapping[str, Fact]) -> Idleness:
     return Idleness(idle, "no work" if idle else "the gate is not sure yet that nothing was left in the background")
 
 
-def _between(earlier: Sample, later: Sample) -> Idleness:
+def _between(earlier: IdleSample, later: IdleSample) -> Idleness:
     """Whether nothing came, nothing stepped and nobody else took its place between the two."""
     before, after = earlier.gate or {}, later.gate or {}
     same: dict[str, tuple[Fact | None, Fact | None]] = {
@@ -120,8 +120,8 @@ def _between(earlier: Sample, later: Sample) -> Idleness:
     if missing := _first(name for name, pair in same.items() if _count(pair[0]) is None or _count(pair[1]) is None):
         return Idleness(None, f"not known in both samples: {missing}")
     if changed := _first(name for name, (one, two) in same.items() if one != two):
-        return Idleness(is_idle=False, says=f"something happened between the samples: {changed}")
-    return Idleness(is_idle=True, says="nothing happened")
+        return Idleness(is_idle=False, message=f"something happened between the samples: {changed}")
+    return Idleness(is_idle=True, message="nothing happened")
 
 
 def _ranks(earlier: Look, later: Look) -> list[tuple[str, tuple[Fact | None, Fact | None]]]:

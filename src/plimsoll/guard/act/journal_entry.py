@@ -200,7 +200,7 @@ def _put(kept: OrderedDict[Any, Entry], key: str | tuple[str | bool, ...], entry
         kept.popitem(last=False)
 
 
-class Carry:
+class CarryOver:
     """Takes the entries in order, and knows which of them are still needed."""
 
     def __init__(self) -> None:

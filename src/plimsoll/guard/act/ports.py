@@ -6,15 +6,40 @@ Every deed ends within its own deadline with an outcome: done, not done, or not 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from plimsoll.guard.act.journal_entry import Entry
-from plimsoll.guard.act.outcome import Outcome
 from plimsoll.guard.judge.look import Look
 from plimsoll.unknown import Condition
 
 
-class Door(Protocol):
+class Outcome(NamedTuple):
+    """Of one deed. Whoever acts on it treats "not known" as neither: it looks again, or stands back."""
+
+    is_done: bool | None  # None: it is not known whether it took effect
+    message: str  # one sentence, with nothing secret in it
+    facts: Mapping[str, str | int | float | bool] = {}
+
+    def __str__(self) -> str:
+        return self.message
+
+
+def done(message: str, **facts: str | float | bool) -> Outcome:
+    """It took effect."""
+    return Outcome(is_done=True, message=message, facts=facts)
+
+
+def failed(message: str, **facts: str | float | bool) -> Outcome:
+    """It did not."""
+    return Outcome(is_done=False, message=message, facts=facts)
+
+
+def unsure(message: str, **facts: str | float | bool) -> Outcome:
+    """Nobody can tell."""
+    return Outcome(is_done=None, message=message, facts=facts)
+
+
+class GateClient(Protocol):
     """The gate of one engine."""
 
     async def drain(self, epoch: int, lease_s: float, *, refuse: bool = False) -> Outcome:
@@ -33,7 +58,7 @@ class Door(Protocol):
         """Give back what torch does not use."""
 
     async def state(self) -> Outcome:
-        """What the gate says of itself, as facts."""
+        """What the gate message of itself, as facts."""
 
 
 class Balancer(Protocol):
@@ -88,7 +113,7 @@ class Lock(Protocol):
         """Give it back."""
 
 
-class Book(Protocol):
+class JournalWriter(Protocol):
     """The journal."""
 
     def append(
@@ -100,7 +125,7 @@ class Book(Protocol):
         """What is still needed of what was written."""
 
 
-class Sight(Protocol):
+class EngineObserver(Protocol):
     """What the judge knows."""
 
     async def look(self, engine: str) -> Look | None:

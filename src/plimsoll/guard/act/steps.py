@@ -6,8 +6,9 @@ only forward helps, and what cannot go on is held, told to a person, and left.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from plimsoll.guard.judge.tracker import Grade
 
@@ -46,7 +47,7 @@ class End(StrEnum):
     FAILED = "failed"  # done, and it did not help
 
 
-class About(NamedTuple):
+class StepText(NamedTuple):
     """What a person reads of a step before it is done."""
 
     does: str
@@ -55,29 +56,29 @@ class About(NamedTuple):
     undo: str
 
 
-ABOUT: dict[Step, About] = {
-    Step.LOCK: About("takes the fleet's lock", "nobody else acts", "its number is higher than any before", "given back"),
-    Step.EVIDENCE: About("keeps the log's end, the page, the stacks", "-", "a folder with what could be had", "-"),
-    Step.LEAVE: About("takes it out of the balancer", "the lock is held", "read back from the balancer", "put back"),
-    Step.DRAIN: About(
+STEP_TEXTS: dict[Step, StepText] = {
+    Step.LOCK: StepText("takes the fleet's lock", "nobody else acts", "its number is higher than any before", "given back"),
+    Step.EVIDENCE: StepText("keeps the log's end, the page, the stacks", "-", "a folder with what could be had", "-"),
+    Step.LEAVE: StepText("takes it out of the balancer", "the lock is held", "read back from the balancer", "put back"),
+    Step.DRAIN: StepText(
         "takes it out of the balancer and drains it at its gate", "the lock is held, the others can carry its load",
         "read back from both", "put back and undrained; its lease ends by itself",
     ),
-    Step.IDLE: About("waits until it is idle", "it drains", "nothing in flight, running or waiting, twice", "undrained"),
-    Step.STOP: About("stops it: SIGTERM to the server alone", "idle, or serving nobody", "it is gone", "started"),
-    Step.GONE: About("waits until the device's memory is back", "it has stopped", "no process of it holds any", "-"),
-    Step.START: About("starts it", "its memory is back", "a process is there", "-"),
-    Step.READY: About("waits until it is ready, for as long as it makes progress", "it was started", "it answers", "-"),
-    Step.CHECK: About("compares its KV cache with its context and its last start", "it answers", "enough for its context", "-"),
-    Step.WARM: About("sends it one request", "it is ready", "answered", "-"),
-    Step.UNDRAIN: About("puts it back", "it answers", "read back from balancer and gate", "-"),
-    Step.UNLOCK: About("gives the lock back", "-", "-", "-"),
-    Step.PROBATION: About("watches it", "it is back", "no trouble of the same kind", "-"),
-    Step.SHED: About("refuses new work that would wait too long", "-", "the gate says so", "its lease ends"),
-    Step.HOLD: About("goes on while the queue grows", "it sheds", "-", "-"),
-    Step.UNSHED: About("takes everything again", "the queue does not grow", "the gate says so", "-"),
-    Step.COMPACT: About("gives back what torch does not use", "a neighbour is in need", "the gate says so", "-"),
-    Step.VERIFY: About("looks whether more is free", "-", "the device has more free than before", "-"),
+    Step.IDLE: StepText("waits until it is idle", "it drains", "nothing in flight, running or waiting, twice", "undrained"),
+    Step.STOP: StepText("stops it: SIGTERM to the server alone", "idle, or serving nobody", "it is gone", "started"),
+    Step.GONE: StepText("waits until the device's memory is back", "it has stopped", "no process of it holds any", "-"),
+    Step.START: StepText("starts it", "its memory is back", "a process is there", "-"),
+    Step.READY: StepText("waits until it is ready, for as long as it makes progress", "it was started", "it answers", "-"),
+    Step.CHECK: StepText("compares its KV cache with its context and last start", "it answers", "enough for its context", "-"),
+    Step.WARM: StepText("sends it one request", "it is ready", "answered", "-"),
+    Step.UNDRAIN: StepText("puts it back", "it answers", "read back from balancer and gate", "-"),
+    Step.UNLOCK: StepText("gives the lock back", "-", "-", "-"),
+    Step.PROBATION: StepText("watches it", "it is back", "no trouble of the same kind", "-"),
+    Step.SHED: StepText("refuses new work that would wait too long", "-", "the gate says so", "its lease ends"),
+    Step.HOLD: StepText("goes on while the queue grows", "it sheds", "-", "-"),
+    Step.UNSHED: StepText("takes everything again", "the queue does not grow", "the gate says so", "-"),
+    Step.COMPACT: StepText("gives back what torch does not use", "a neighbour is in need", "the gate says so", "-"),
+    Step.VERIFY: StepText("looks whether more is free", "-", "the device has more free than before", "-"),
 }  # fmt: skip
 
 _TAIL = (
@@ -102,7 +103,7 @@ def steps_of(grade: Grade, *, is_broken: bool) -> tuple[Step, ...]:
     return COURSES[grade][-1 if is_broken else 0]
 
 
-class Next(NamedTuple):
+class NextStep(NamedTuple):
     """What follows: another step, the same again, or the end. `is_undoing`: back, no longer forward."""
 
     step: Step | None
@@ -118,7 +119,7 @@ def follows(
     tries: int = 1,
     is_undoing: bool = False,
     is_untouched: bool = False,
-) -> Next:
+) -> NextStep:
     """What follows a step that was tried so often and is done, not done, or nobody knows.
 
     `is_untouched`: a stop that was not done, and it is certain that the engine runs as before.
@@ -127,21 +128,21 @@ def follows(
         return _back(step, is_done=is_done, tries=tries)
     if is_done or step in _NEVER_STOPS or (is_done is None and step in _ONLY_A_NO):
         place = course.index(step) + 1
-        return Next(course[place]) if place < len(course) else Next(None, End.DONE)
+        return NextStep(course[place]) if place < len(course) else NextStep(None, End.DONE)
     if is_untouched and step is Step.STOP and is_done is False:
-        return Next(UNDO[0], is_undoing=True)
+        return NextStep(UNDO[0], is_undoing=True)
     if tries < TRIES.get(step, 1):
-        return Next(step)
+        return NextStep(step)
     if step is Step.LOCK:
-        return Next(None, End.STOOD_BACK)
+        return NextStep(None, End.STOOD_BACK)
     if Step.STOP not in course:
         return _small(step)
     if course.index(step) < course.index(Step.STOP):
-        return Next(UNDO[0], is_undoing=True)
+        return NextStep(UNDO[0], is_undoing=True)
     if step is Step.PROBATION:
-        return Next(None, End.FAILED)
+        return NextStep(None, End.FAILED)
     # It is down, or up and not fit to serve. The lock goes back, so that others can be helped.
-    return Next(Step.UNLOCK, End.HELD, is_undoing=True)
+    return NextStep(Step.UNLOCK, End.HELD, is_undoing=True)
 
 
 _ONLY_A_NO = frozenset({Step.CHECK, Step.WARM, Step.VERIFY})
@@ -150,19 +151,113 @@ _NEVER_STOPS = frozenset({Step.EVIDENCE, Step.UNLOCK})
 """What is not had of these is written down, and is no reason to leave an engine as it is."""
 
 
-def _back(step: Step, *, is_done: bool | None, tries: int) -> Next:
+def _back(step: Step, *, is_done: bool | None, tries: int) -> NextStep:
     if not is_done and tries < TRIES.get(step, 1):
-        return Next(step, is_undoing=True)
+        return NextStep(step, is_undoing=True)
     if step is Step.UNDRAIN:
         # What could not be put back is out of service and nobody's: a person has to know.
-        return Next(Step.UNLOCK, None if is_done else End.HELD, is_undoing=True)
-    return Next(None, End.UNDONE, is_undoing=True)
+        return NextStep(Step.UNLOCK, None if is_done else End.HELD, is_undoing=True)
+    return NextStep(None, End.UNDONE, is_undoing=True)
 
 
-def _small(step: Step) -> Next:
+def _small(step: Step) -> NextStep:
     """Of shedding and compaction: what took no effect needs no undoing but the lock's."""
     if step is Step.UNSHED:
-        return Next(None, End.DONE)  # its lease ends by itself
+        return NextStep(None, End.DONE)  # its lease ends by itself
     if step is Step.HOLD:
-        return Next(Step.UNSHED)
-    return Next(Step.UNLOCK, End.FAILED, is_undoing=True)
+        return NextStep(Step.UNSHED)
+    return NextStep(Step.UNLOCK, End.FAILED, is_undoing=True)
+
+
+class ActionRun(NamedTuple):
+    """An action under way."""
+
+    action: str
+    engine: str
+    grade: Grade
+    kind: str  # the condition it is about, or "asked" for one that a person asked for
+    steps: tuple[Step, ...]
+    step: Step | None  # to be done next, or begun; None: it is over
+    tries: int = 0  # of this step, ended without effect
+    is_begun: bool = False  # the step was begun and its end is not known
+    is_undoing: bool = False
+    end: End | None = None  # how it will end, once it is certain
+    facts: Mapping[str, Any] = {}  # what its steps found out
+    epoch: int = 0
+    is_taken_over: bool = False  # begun by a guard that is no more: what it did last is not known
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left to do."""
+        return self.step is None
+
+    @property
+    def is_down(self) -> bool:
+        """Whether the engine was stopped, or may have been."""
+        if Step.STOP not in self.steps:
+            return False
+        if self.is_undoing or self.step is None:
+            return self.end is End.HELD
+        if self.step is Step.STOP:
+            return self.is_begun or self.tries > 0  # tried, with whatever outcome
+        return self.steps.index(self.step) > self.steps.index(Step.STOP)
+
+    def begun(self) -> ActionRun:
+        """Its step is begun."""
+        return self._replace(is_begun=True)
+
+    def after(self, *, is_done: bool | None, facts: Mapping[str, Any] | None = None) -> ActionRun:
+        """Its step has ended so."""
+        assert self.step is not None, "an action that is over has no step"
+        tries = self.tries + 1
+        is_untouched = bool((facts or {}).get("untouched"))  # of this outcome alone, not of one before it
+        found = follows(
+            self.steps, self.step, is_done=is_done, tries=tries, is_undoing=self.is_undoing, is_untouched=is_untouched
+        )
+        known = {**self.facts, **(facts or {})}
+        epoch = int(known.get("epoch", self.epoch) or 0)
+        again = found.step is self.step and found.is_undoing is self.is_undoing
+        return self._replace(
+            step=found.step, tries=tries if again else 0, is_begun=False, is_undoing=found.is_undoing,
+            end=self._ends(found), facts=known, epoch=epoch,
+        )  # fmt: skip
+
+    def _ends(self, found: NextStep) -> End | None:
+        # How it ends is settled by what went wrong, not by how well the lock was given back after it.
+        return self.end if self.end is not None else found.end
+
+    def taken_over(self) -> ActionRun:
+        """For a guard that finds it open: back where nothing was stopped yet, on where something was.
+
+        A lock is not given back: the earlier guard's is gone with it, or ends by itself.
+        """
+        again = self._replace(tries=0, is_begun=False, is_taken_over=True)
+        if self.is_over:
+            return again
+        if self.is_undoing:
+            return again if self.step is not Step.UNLOCK else again._replace(step=None, end=self.end or End.UNDONE)
+        if self.is_down:
+            return again if self.step is not Step.UNLOCK else again._replace(step=Step.PROBATION)
+        if not self._has_changed_anything:
+            return again._replace(step=None, end=End.DONE if self.step is Step.UNLOCK else End.UNDONE)
+        return again._replace(step=Step.UNSHED) if self.grade is Grade.SHED else again._replace(step=UNDO[0], is_undoing=True)
+
+    @property
+    def _has_changed_anything(self) -> bool:
+        """Whether the step was begun from which on there is something to take back; a compaction leaves nothing."""
+        first = next((step for step in self.steps if step in (Step.LEAVE, Step.DRAIN, Step.SHED)), None)
+        if first is None or self.step is None:
+            return False
+        place, begins = self.steps.index(self.step), self.steps.index(first)
+        return place > begins or (place == begins and self.is_begun)
+
+
+def open_action(action: str, engine: str, grade: Grade, kind: str, *, is_broken: bool) -> ActionRun:
+    """A new one."""
+    steps = steps_of(grade, is_broken=is_broken)
+    return ActionRun(action, engine, grade, kind, steps, steps[0])
+
+
+def opening_fields(course: ActionRun) -> dict[str, Any]:
+    """What its first entry holds."""
+    return {"grade": str(course.grade), "kind": course.kind, "steps": [str(step) for step in course.steps]}

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
-from plimsoll.guard.act.outcome import Outcome, done, unsure
+from plimsoll.guard.act.ports import Outcome, done, unsure
 from plimsoll.hardware.processes import Mark, Table, read_processes
 
 LOOK_EVERY_S = 0.5

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from plimsoll.doctor.read.redact_text import shown_line
 from plimsoll.errors import BadInput
-from plimsoll.guard.act.outcome import Outcome, done, failed, unsure
+from plimsoll.guard.act.ports import Outcome, done, failed, unsure
 from plimsoll.net.http_call import Lost, Reply, Server, table
 
 SOCKET = "/var/run/docker.sock"
@@ -61,7 +61,7 @@ class DockerContainer:
         """
         found = await self._inspect()
         if isinstance(found, Outcome):
-            return found if found.is_done is None else unsure(found.says)
+            return found if found.is_done is None else unsure(found.message)
         state, facts = table(found.get("State")), _facts(found)
         if state.get("Running") is not False or state.get("Restarting") is True:
             return failed("it has not ended")
@@ -121,7 +121,7 @@ class DockerContainer:
     async def _seen_to_be_over(self, wait_s: int) -> Outcome:
         found = await self._inspect()
         if isinstance(found, Outcome):
-            return unsure(f"it was told to stop, but whether it has is not known: {found.says}")
+            return unsure(f"it was told to stop, but whether it has is not known: {found.message}")
         facts = _facts(found)
         if table(found.get("State")).get("Running") is not False:
             return unsure("it was told to stop, but runs still", **facts)

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from plimsoll.errors import BadInput
-from plimsoll.guard.act.outcome import Outcome, failed, unsure
+from plimsoll.guard.act.ports import Outcome, failed, unsure
 from plimsoll.guard.adapters.locks import (
     OWNER_MAX,
     TIMEOUT_S,

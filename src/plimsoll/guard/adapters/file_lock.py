@@ -26,7 +26,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from plimsoll.guard.act.outcome import Outcome, done, failed, unsure
+from plimsoll.guard.act.ports import Outcome, done, failed, unsure
 from plimsoll.guard.adapters.locks import TIMEOUT_S, is_epoch, shown
 from plimsoll.guard.adapters.run_command import in_thread
 from plimsoll.guard.daemon.journal import sync_folder

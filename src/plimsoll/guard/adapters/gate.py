@@ -14,7 +14,7 @@ from typing import Any
 
 from plimsoll.doctor.read.redact_text import shown_line
 from plimsoll.errors import printable
-from plimsoll.guard.act.outcome import Outcome, done, failed, unsure
+from plimsoll.guard.act.ports import Outcome, done, failed, unsure
 from plimsoll.net.cluster import bearer
 from plimsoll.net.http_call import Lost, Reply, Server, number, table
 

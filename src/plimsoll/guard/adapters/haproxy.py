@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from plimsoll.errors import BadInput
-from plimsoll.guard.act.outcome import Outcome, done, failed, unsure
+from plimsoll.guard.act.ports import Outcome, done, failed, unsure
 from plimsoll.guard.adapters.gate import quoted_words
 
 DEADLINE_S = 10.0

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from plimsoll.errors import BadInput
-from plimsoll.guard.act.outcome import Outcome, done, failed, unsure
+from plimsoll.guard.act.ports import Outcome, done, failed, unsure
 from plimsoll.guard.adapters.gate import quoted_words
 from plimsoll.guard.adapters.run_command import PLAIN, last_line, run_command, small_environment
 from plimsoll.net.http_call import Lost, Server, number

@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from plimsoll.doctor.read.redact_text import shown_line
 from plimsoll.errors import BadInput
-from plimsoll.guard.act.outcome import Outcome, done, failed, unsure
+from plimsoll.guard.act.ports import Outcome, done, failed, unsure
 from plimsoll.guard.adapters.cluster import ClusterCall
 from plimsoll.net.http_call import Lost, Reply, table
 
@@ -203,7 +203,7 @@ class PodEviction:
             if isinstance(found, str):
                 return done("the pod was evicted and is gone", was_running=True, **self._facts())
             if time.monotonic() >= end:
-                says = found.says if isinstance(found, Outcome) else "it is still ending"
+                says = found.message if isinstance(found, Outcome) else "it is still ending"
                 return unsure(f"the pod was evicted, but {says}", **self._facts())
             await asyncio.sleep(self._look_every_s)
 

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from plimsoll.errors import BadInput
-from plimsoll.guard.act.outcome import Outcome, failed
+from plimsoll.guard.act.ports import Outcome, failed
 from plimsoll.guard.adapters.cluster import ClusterCall
 from plimsoll.guard.adapters.locks import (
     TIMEOUT_S,

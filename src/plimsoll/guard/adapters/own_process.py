@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from plimsoll.guard.act.outcome import Outcome, done, failed, unsure
+from plimsoll.guard.act.ports import Outcome, done, failed, unsure
 from plimsoll.guard.daemon.journal import sync_folder
 from plimsoll.hardware.processes import Mark, Process, Table, family, marks
 

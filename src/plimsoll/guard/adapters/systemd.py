@@ -16,7 +16,7 @@ from pathlib import Path
 
 from plimsoll.doctor.read.redact_text import shown_line
 from plimsoll.errors import BadInput
-from plimsoll.guard.act.outcome import Outcome, done, failed, unsure
+from plimsoll.guard.act.ports import Outcome, done, failed, unsure
 from plimsoll.guard.adapters.run_command import Ran, run_command, small_environment
 
 ASK_LIMIT_S = 10.0

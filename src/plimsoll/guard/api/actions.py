@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from plimsoll.errors import PlimsollError
-from plimsoll.guard.act.course import Course
-from plimsoll.guard.act.decide import ASKED, Decision, Plan, Refusal, Switches
+from plimsoll.guard.act.decide import ASKED, ActionPlan, BlockedAction, Decision, Switches
 from plimsoll.guard.act.journal_entry import OPENED
-from plimsoll.guard.act.ports import Book
-from plimsoll.guard.act.remembered import PAUSE, RUNGS
-from plimsoll.guard.act.steps import End
+from plimsoll.guard.act.journal_replay import PAUSE, RUNGS
+from plimsoll.guard.act.ports import JournalWriter
+from plimsoll.guard.act.steps import ActionRun, End
 from plimsoll.guard.daemon.conductor import QUIET_STEPS, Conductor
 from plimsoll.guard.daemon.journal import read_history
 from plimsoll.guard.daemon.manual_drain import ManualDrains, ReturnToService
@@ -35,7 +34,7 @@ _WHO = "the API"
 class RunningAction(NamedTuple):
     """An action under way."""
 
-    course: Course
+    course: ActionRun
     since: float | None  # seconds since 1970
 
 
@@ -83,7 +82,12 @@ class ActionDesk:
     """A conductor and its drains by hand, as the API sees them."""
 
     def __init__(
-        self, conductor: Conductor, drains: ManualDrains, book: Book, journal: Path, back: ReturnToService | None = None
+        self,
+        conductor: Conductor,
+        drains: ManualDrains,
+        book: JournalWriter,
+        journal: Path,
+        back: ReturnToService | None = None,
     ) -> None:
         self._conductor, self._drains, self._book, self.journal, self._back = conductor, drains, book, journal, back
 
@@ -123,7 +127,7 @@ class ActionDesk:
         at_work = [name for name, one in self._conductor.courses.items() if one.step not in QUIET_STEPS]
         others = [name for name in at_work if name not in self._drains.engines]
         if others:
-            return Refusal(engine, grade, ASKED, "Busy", f"guard is at work on {others[0]}")
+            return BlockedAction(engine, grade, ASKED, "Busy", f"guard is at work on {others[0]}")
         return await self._conductor.ask(grade, engine)
 
     async def drain(self, engine: str) -> Decision:
@@ -204,10 +208,10 @@ class ActionRoutes:
             decision = await asyncio.wait_for(_awaited(deed), ASK_S)
         except TimeoutError:
             return _refused("Busy", "guard is at work, and has not said whether it will: ask again")
-        if isinstance(decision, Plan):
+        if isinstance(decision, ActionPlan):
             said = f"{clean(engine)}: {verb} is accepted"
             return _answer(200, {"accepted": True, "plan": [clean(line) for line in decision.lines()], "says": said})
-        return _refused(decision.reason, decision.says)
+        return _refused(decision.reason, decision.message)
 
     async def _journal(self, actions: ActionControl, query: Mapping[str, str]) -> Answer:
         last = query.get("last", "100")

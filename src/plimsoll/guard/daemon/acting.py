@@ -16,13 +16,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from plimsoll.errors import PlimsollError, WorldFailed
-from plimsoll.guard.act.course import open_courses
-from plimsoll.guard.act.decide import LastEnd, Refusal, View
-from plimsoll.guard.act.journal_entry import SEEN, SWITCH, Carry, Entry
-from plimsoll.guard.act.outcome import Outcome, done, failed
-from plimsoll.guard.act.policy import ActPolicy, Hours
-from plimsoll.guard.act.ports import Balancer, Book, Lock, Restarter
-from plimsoll.guard.act.remembered import PAUSE, Known, Seen, foreign, known_of
+from plimsoll.guard.act.decide import ActPolicy, BlockedAction, FailedRestarts, FleetView, Hours
+from plimsoll.guard.act.journal_entry import SEEN, SWITCH, CarryOver, Entry
+from plimsoll.guard.act.journal_replay import (
+    PAUSE,
+    EngineProcess,
+    KnownProcess,
+    foreign_restarts,
+    known_processes,
+    open_actions,
+)
+from plimsoll.guard.act.ports import Balancer, JournalWriter, Lock, Outcome, Restarter, done, failed
 from plimsoll.guard.act.steps import Step
 from plimsoll.guard.adapters.command import CommandRestart
 from plimsoll.guard.adapters.device_memory import DeviceMemory, Holding
@@ -82,7 +86,7 @@ class DryRunJournal:
 
     def __init__(self, path: Path, wall: Callable[[], float]) -> None:
         self._path, self._wall = path, wall
-        self._carry, self._number = Carry(), 0
+        self._carry, self._number = CarryOver(), 0
         self._signature: tuple[int, ...] | None = None
         self._next_s = 0.0
         self.trouble = ""  # why what was before is not known
@@ -99,7 +103,7 @@ class DryRunJournal:
 
     def _take(self, reading: JournalContents) -> None:
         """What was noted here before is in it by now, or will be."""
-        self._carry, self._number = Carry(), 0
+        self._carry, self._number = CarryOver(), 0
         for entry in reading.entries:
             self._carry.note(entry)
             self._number = entry.number
@@ -156,7 +160,9 @@ MOST_A_ROUND = 20  # entries: each is brought to the disk before the next
 class ForeignRestarts:
     """Of one fleet. `counts`: how often whoever runs an engine has started it again by itself; None where nobody says."""
 
-    def __init__(self, conductor: Conductor, book: Book, sight: FleetObserver, counts: Callable[[str], int | None]) -> None:
+    def __init__(
+        self, conductor: Conductor, book: JournalWriter, sight: FleetObserver, counts: Callable[[str], int | None]
+    ) -> None:
         self._conductor, self._book, self._sight, self._counts = conductor, book, sight, counts
         self._totals: dict[str, int] = {}
 
@@ -164,17 +170,17 @@ class ForeignRestarts:
         """One round. What becomes of those that guard itself stops and starts just now is looked at when that is over."""
         courses = self._conductor.courses.items()
         at_work = {name for name, course in courses if course.is_down and course.step is not Step.PROBATION}
-        known, left = known_of(self._conductor.kept()), MOST_A_ROUND
+        known, left = known_processes(self._conductor.kept()), MOST_A_ROUND
         for name in self._sight.engines():
             if name in at_work or left <= 0:
                 continue
-            life, before = self._sight.life(name), known.get(name, Known())
+            life, before = self._sight.life(name), known.get(name, KnownProcess())
             if life.is_shared:  # which of them answers says nothing
                 self._totals[name] = life.total
                 continue
             count = self._counts(name)
-            seen = Seen(life.started, life.restarts if count is None else count)
-            found = foreign(before, seen, max(0, life.total - self._totals.get(name, 0)))
+            seen = EngineProcess(life.started, life.restarts if count is None else count)
+            found = foreign_restarts(before, seen, max(0, life.total - self._totals.get(name, 0)))
             if found.is_new:
                 left -= 1
                 fields = {"started": found.seen.started, "count": found.seen.restarts, "awaited": found.is_awaited}
@@ -215,7 +221,7 @@ class EngineEvidence:
         codes = await doctor_on(Path(folder)) if outcome.is_done and isinstance(folder, str) else ""
         if not codes:
             return outcome
-        return outcome._replace(says=f"{outcome.says}; doctor: {codes}", facts={**outcome.facts, "doctor": codes})
+        return outcome._replace(message=f"{outcome.message}; doctor: {codes}", facts={**outcome.facts, "doctor": codes})
 
     async def _fetch(self, url: str, path: str, token: str | None = None) -> bytes:
         client = EngineClient(url.rstrip("/").removesuffix("/metrics"))
@@ -453,7 +459,7 @@ class ActionRunner:
         self._dry = DryRunJournal(files.journal, time.time)
         if not is_dry:
             self.journal = Journal(files.journal)
-        book: Book = self.journal or self._dry
+        book: JournalWriter = self.journal or self._dry
         lock = SharedLock(DryRunLock() if is_dry else lock_of(config.lock, files))
         ports = Ports(book, lock, self.sight, self._view, tell, time.time)
         parts = {
@@ -468,7 +474,7 @@ class ActionRunner:
             self._back = ReturnToService(made.parts, made.policy, ports._replace(lock=lock.other()), self.conductor)
             self.desk = ActionDesk(self.conductor, self._drains, self.journal, self.journal.path, self._back)
 
-    def _last_ends(self) -> Mapping[str, LastEnd]:
+    def _last_ends(self) -> Mapping[str, FailedRestarts]:
         return self.conductor.last_ends()
 
     def _starts_again(self, name: str) -> int | None:
@@ -476,9 +482,9 @@ class ActionRunner:
         parts = self._made.parts.get(name)
         return None if parts is None else getattr(parts.restarter, "restarts_seen", None)
 
-    def _view(self, at_work: frozenset[str]) -> View:
+    def _view(self, at_work: frozenset[str]) -> FleetView:
         if self._is_dry:  # what an earlier guard left would come first
-            at_work |= {course.engine for course in open_courses(self.conductor.kept())}
+            at_work |= {course.engine for course in open_actions(self.conductor.kept())}
         view = self.sight.view(at_work)
         if not self._stopped:
             return view
@@ -500,12 +506,12 @@ class ActionRunner:
         if is_running or why:
             return
         if is_running is False and not self._is_dry and (last := await own.last_exit()).is_done:
-            await self.conductor.start(name, f"the server that guard was given does not run: {last.says}")
+            await self.conductor.start(name, f"the server that guard was given does not run: {last.message}")
             return
         outcome = await own.start()
         if not outcome.is_done:
-            raise WorldFailed(f"the server was not started: {outcome.says}")
-        self._tell(Announcement(name, outcome.says))
+            raise WorldFailed(f"the server was not started: {outcome.message}")
+        self._tell(Announcement(name, outcome.message))
 
     async def run(self) -> None:
         """For ever: first what an earlier guard left, then round after round."""
@@ -548,10 +554,10 @@ class ActionRunner:
             said[""] = f"what was done before is not known, and does not count: {self._dry.trouble}"
         lines: dict[str, list[str]] = {}
         for one in self.conductor.decisions():
-            said[one.engine] = f"{one.kind}: {one.reason if isinstance(one, Refusal) else ''}"
+            said[one.engine] = f"{one.kind}: {one.reason if isinstance(one, BlockedAction) else ''}"
             lines[one.engine] = (
-                [f"no {one.grade}: {one.says}"]
-                if isinstance(one, Refusal)
+                [f"no {one.grade}: {one.message}"]
+                if isinstance(one, BlockedAction)
                 else [f"with --act guard would {one.grade} it: {one.why}", *one.lines()]
             )
         for engine, what in said.items():
@@ -592,4 +598,4 @@ async def last_exit_of(parts: EngineAdapters) -> tuple[str, str]:
     outcome = await restarter.last_exit() if isinstance(restarter, KnowsExit) else None
     if outcome is None or not outcome.is_done or outcome.facts.get("asked"):
         return "", ""
-    return ("", outcome.says) if outcome.facts.get("by_hand") else (outcome.says, "")
+    return ("", outcome.message) if outcome.facts.get("by_hand") else (outcome.message, "")

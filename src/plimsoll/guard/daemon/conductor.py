@@ -13,27 +13,25 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from plimsoll.errors import BadInput, PlimsollError
-from plimsoll.guard.act.course import Course, open_courses, to_fields
 from plimsoll.guard.act.decide import (
     ASKED,
     START,
+    ActionPlan,
+    ActPolicy,
+    BlockedAction,
     Decision,
-    LastEnd,
-    Plan,
-    Refusal,
+    FailedRestarts,
+    FleetView,
     Restart,
     Switches,
-    View,
     consider,
     decide,
     kv_tokens,
 )
 from plimsoll.guard.act.journal_entry import CLOSED, INTENT, NOTE, OPENED, OUTCOME, RESTART, SWITCH, Entry, cleaned
-from plimsoll.guard.act.outcome import Outcome, failed
-from plimsoll.guard.act.policy import ActPolicy
-from plimsoll.guard.act.ports import Book, Lock, Sight
-from plimsoll.guard.act.remembered import PAUSE, last_ends_of, restarts_of, switches_of
-from plimsoll.guard.act.steps import BROKEN, COURSES, End, Step
+from plimsoll.guard.act.journal_replay import PAUSE, failed_restarts, open_actions, read_restarts, read_switches
+from plimsoll.guard.act.ports import EngineObserver, JournalWriter, Lock, Outcome, failed
+from plimsoll.guard.act.steps import BROKEN, COURSES, ActionRun, End, Step, opening_fields
 from plimsoll.guard.daemon.journal import DAMAGED
 from plimsoll.guard.daemon.steps import EngineAdapters, Hands
 from plimsoll.guard.judge.tracker import Grade
@@ -50,7 +48,7 @@ class Announcement(NamedTuple):
     fields: Mapping[str, Any] = {}
 
 
-def attention_message(engine: str, end: LastEnd) -> str:
+def attention_message(engine: str, end: FailedRestarts) -> str:
     """What is said of an engine that restarts did not mend, and what a person does then."""
     resume = f"guardctl resume {engine} when it is mended"
     if end.end != "held":
@@ -63,25 +61,25 @@ def attention_message(engine: str, end: LastEnd) -> str:
 class ActionPorts(NamedTuple):
     """What the conductor is given, as is whoever does a person's wish. What cannot be written down raises WorldFailed."""
 
-    book: Book
+    book: JournalWriter
     lock: Lock
-    sight: Sight
-    view: Callable[[frozenset[str]], View]  # the fleet now; those that are being worked on are named
+    sight: EngineObserver
+    view: Callable[[frozenset[str]], FleetView]  # the fleet now; those that are being worked on are named
     tell: Callable[[Announcement], None]
     wall: Callable[[], float]
     name: Callable[[], str] = lambda: secrets.token_hex(4)
 
-    def write(self, kind: str, course: Course, fields: Mapping[str, Any], step: str = "") -> None:
+    def write(self, kind: str, course: ActionRun, fields: Mapping[str, Any], step: str = "") -> None:
         """One entry about an action."""
         self.book.append(kind, engine=course.engine, action=course.action, step=step, fields=fields)
 
-    def write_end(self, course: Course, end: End, why: str) -> None:
+    def write_end(self, course: ActionRun, end: End, why: str) -> None:
         """That it is over."""
         self.write(CLOSED, course, {"end": str(end), "grade": str(course.grade), "kind": course.kind, "why": why})
 
     async def step(
-        self, course: Course, do: Callable[[Course], Awaitable[Outcome]], show: Callable[[Course], None]
-    ) -> tuple[Course, Outcome]:
+        self, course: ActionRun, do: Callable[[ActionRun], Awaitable[Outcome]], show: Callable[[ActionRun], None]
+    ) -> tuple[ActionRun, Outcome]:
         """Its next step, written down before it is done and after; it is shown as begun, and as it stands then."""
         step = course.step
         assert step is not None
@@ -90,7 +88,7 @@ class ActionPorts(NamedTuple):
             self.write(RESTART, course, {"own": True})
         show(course.begun())
         outcome = await do(course)
-        fields = {"done": outcome.is_done, "says": outcome.says, "facts": dict(outcome.facts)}
+        fields = {"done": outcome.is_done, "says": outcome.message, "facts": dict(outcome.facts)}
         self.write(OUTCOME, course, fields, str(step))
         course = course.after(is_done=outcome.is_done, facts=outcome.facts)
         show(course)
@@ -118,7 +116,7 @@ class ActionHistory:
     @property
     def switches(self) -> Switches:
         """What people have switched off."""
-        return switches_of(self.kept())
+        return read_switches(self.kept())
 
     def switch(self, name: str, engine: str, *, is_on: bool, who: str = "") -> None:
         """Switch off and on; JournalFailed where it cannot be written down."""
@@ -129,11 +127,11 @@ class ActionHistory:
     @property
     def restarts(self) -> list[Restart]:
         """All that the journal counts, everybody's."""
-        return restarts_of(self.kept())
+        return read_restarts(self.kept())
 
-    def last_ends(self) -> dict[str, LastEnd]:
+    def last_ends(self) -> dict[str, FailedRestarts]:
         """The engines that restarts did not mend, unless somebody has resumed them since."""
-        return last_ends_of(self.kept())
+        return failed_restarts(self.kept())
 
     def needs(self) -> dict[str, str]:
         """Engines that guard can do no more about, and why: until somebody resumes them."""
@@ -169,7 +167,7 @@ def _written(name: str) -> str:
 
 
 async def finish_without_journal(
-    course: Course, do: Callable[[Course], Awaitable[Outcome]], tell: Callable[[Announcement], None]
+    course: ActionRun, do: Callable[[ActionRun], Awaitable[Outcome]], tell: Callable[[Announcement], None]
 ) -> None:
     """What the next guard would do by what the journal says already is done at once, as far as `do` does it.
 
@@ -178,7 +176,7 @@ async def finish_without_journal(
     course = course.taken_over()
     while course.step is not None and course.step is not Step.PROBATION:
         outcome = await do(course)
-        tell(Announcement(course.engine, f"{course.step}: {outcome.says}", fields={"done": outcome.is_done}))
+        tell(Announcement(course.engine, f"{course.step}: {outcome.message}", fields={"done": outcome.is_done}))
         course = course.after(is_done=outcome.is_done, facts=outcome.facts)
     if course.end is End.HELD:
         says = f"{course.grade} is held: the journal cannot be written, and it could not be brought back"
@@ -205,10 +203,10 @@ class Conductor(ActionHistory):
         self._refused: dict[str, str] = {}
         self._asked: tuple[Grade, str, asyncio.Future[Decision]] | None = None
         self._is_looked_at = False  # the journal, for damage
-        self._left: list[Course] = []  # of an earlier guard, still waiting for the lock
+        self._left: list[ActionRun] = []  # of an earlier guard, still waiting for the lock
         self._ended: Counter[tuple[str, Grade, End]] = Counter()  # in this life, by engine
         self.stopped_acting = ""  # why nothing is done any more, such as a full disk
-        self.courses: dict[str, Course] = {}
+        self.courses: dict[str, ActionRun] = {}
 
     def ended(self) -> dict[tuple[str, Grade, End], int]:
         """How often each has ended since guard began; what has not happened yet is there, so that its first time is a rise."""
@@ -229,7 +227,7 @@ class Conductor(ActionHistory):
             elif not asked[2].done():  # whoever asked may have gone away since: then nothing is done
                 plan = self._consider_asked(asked[0], asked[1])
                 asked[2].set_result(plan)
-                if isinstance(plan, Plan):
+                if isinstance(plan, ActionPlan):
                     await self.carry_out(plan)
         except PlimsollError as error:
             self.stop_acting(error)
@@ -251,20 +249,20 @@ class Conductor(ActionHistory):
             self._asked = (grade, engine, answer)
         return answer
 
-    def _busy(self, grade: Grade, engine: str) -> Refusal:
+    def _busy(self, grade: Grade, engine: str) -> BlockedAction:
         if self.stopped_acting:
-            return Refusal(engine, grade, ASKED, "StoppedActing", f"guard does not act any more: {self.stopped_acting}")
+            return BlockedAction(engine, grade, ASKED, "StoppedActing", f"guard does not act any more: {self.stopped_acting}")
         why = f"guard is at work on {self._at_work}" if self._at_work else "somebody else has just asked for something"
-        return Refusal(engine, grade, ASKED, "Busy", why)
+        return BlockedAction(engine, grade, ASKED, "Busy", why)
 
     def _consider_asked(self, grade: Grade, engine: str) -> Decision:
         view = self._view()
         found = next((one for one in view.engines if one.name == engine), None)
         if found is None:
-            return Refusal(engine, grade, ASKED, "NotWatched", "no engine of that name is watched")
+            return BlockedAction(engine, grade, ASKED, "NotWatched", "no engine of that name is watched")
         if engine in self._open():
             step = self.courses[engine].step if engine in self.courses else "what an earlier guard left"
-            return Refusal(engine, grade, ASKED, "Busy", f"an action of it is not over yet: {step}")
+            return BlockedAction(engine, grade, ASKED, "Busy", f"an action of it is not over yet: {step}")
         return consider(view, self._policy, found, grade, ASKED, "somebody asked for it")
 
     def decisions(self) -> list[Decision]:
@@ -275,11 +273,11 @@ class Conductor(ActionHistory):
         decisions = self.decisions()
         self._tell_refusals(decisions)
         for plan in decisions:
-            if isinstance(plan, Plan) and plan.engine not in self._open() and self._may_try(plan.engine):
+            if isinstance(plan, ActionPlan) and plan.engine not in self._open() and self._may_try(plan.engine):
                 await self.carry_out(plan)
                 return
 
-    def _view(self) -> View:
+    def _view(self) -> FleetView:
         return self._ports.view(self._open())._replace(
             restarts=self.restarts, switches=self.switches, busy=self._at_work, now=self._ports.wall()
         )
@@ -289,13 +287,16 @@ class Conductor(ActionHistory):
         return frozenset(self.courses) | {course.engine for course in self._left}
 
     def _tell_refusals(self, decisions: Sequence[Decision]) -> None:
-        now = {one.engine: one for one in decisions if isinstance(one, Refusal) and one.engine not in self.courses}
+        now = {one.engine: one for one in decisions if isinstance(one, BlockedAction) and one.engine not in self.courses}
         for engine, refusal in now.items():
             if self._refused.get(engine) != refusal.reason:
                 urgent = refusal.reason in ("CrashLoop", "SickCard", "BudgetSpent")
                 self._ports.tell(
                     Announcement(
-                        engine, f"no {refusal.grade}: {refusal.says}", urgent, {"reason": refusal.reason, "kind": refusal.kind}
+                        engine,
+                        f"no {refusal.grade}: {refusal.message}",
+                        urgent,
+                        {"reason": refusal.reason, "kind": refusal.kind},
                     )
                 )
         self._refused = {engine: refusal.reason for engine, refusal in now.items()}
@@ -317,30 +318,30 @@ class Conductor(ActionHistory):
     async def start(self, engine: str, why: str) -> None:
         """Start one that has ended: as a restart, under the lock and when its memory is back, whatever hours and budget say."""
         try:
-            await self.carry_out(Plan(engine, Grade.RESTART, START, why, BROKEN))
+            await self.carry_out(ActionPlan(engine, Grade.RESTART, START, why, BROKEN))
         except PlimsollError as error:
             self.stop_acting(error)
 
-    async def carry_out(self, plan: Plan) -> None:
+    async def carry_out(self, plan: ActionPlan) -> None:
         """One action, up to where it only waits."""
-        course = Course(self._ports.name(), plan.engine, plan.grade, plan.kind, plan.steps, plan.steps[0])
+        course = ActionRun(self._ports.name(), plan.engine, plan.grade, plan.kind, plan.steps, plan.steps[0])
         self._at_work, self.courses[plan.engine] = plan.engine, course  # before anything is waited for
         look = await self._ports.sight.look(plan.engine) if plan.grade is Grade.RESTART else None
         facts = {"kv_tokens_before": kv_tokens(look), "started_before": None if look is None else look.started_unix_s}
         course = course._replace(facts={name: value for name, value in facts.items() if value is not None})
-        self._ports.write(OPENED, course, {**to_fields(course), "why": plan.why, "facts": dict(course.facts)})
+        self._ports.write(OPENED, course, {**opening_fields(course), "why": plan.why, "facts": dict(course.facts)})
         self._ports.tell(Announcement(plan.engine, f"{plan.grade} because {plan.why}", fields={"action": course.action}))
         await self._go(course)
 
     # What an earlier guard left
 
-    async def take_over(self) -> list[Course]:
+    async def take_over(self) -> list[ActionRun]:
         """At the start: finish or take back whatever an earlier guard left open; what had to wait for the lock stays open.
 
         That is tried again at later turns; until then nothing else is done with those engines.
         """
         self._look_for_damage()
-        self._left = [course for course in open_courses(self.kept()) if course.engine not in self.courses]
+        self._left = [course for course in open_actions(self.kept()) if course.engine not in self.courses]
         for course in list(self._left):
             hands = self._hands(course)
             if hands is None:
@@ -354,12 +355,12 @@ class Conductor(ActionHistory):
             self._again.pop(_LEFT, None)
         return list(self._left)
 
-    async def _take_over_one(self, course: Course, hands: Hands) -> bool:
+    async def _take_over_one(self, course: ActionRun, hands: Hands) -> bool:
         turned = course.taken_over()
         if turned.step not in QUIET_STEPS and turned.step is not None:
             # With a lock of its own: the earlier guard's is gone, or will be refused as older.
             lock = await hands.do(Step.LOCK, turned)
-            self._ports.write(NOTE, course, {"take-over": lock.says, "done": lock.is_done})
+            self._ports.write(NOTE, course, {"take-over": lock.message, "done": lock.is_done})
             if not lock.is_done:
                 return False
             turned = turned._replace(epoch=int(lock.facts["epoch"]), facts={**turned.facts, "epoch": lock.facts["epoch"]})
@@ -382,7 +383,7 @@ class Conductor(ActionHistory):
 
     # One action
 
-    async def _go(self, course: Course, hands: Hands | None = None) -> None:
+    async def _go(self, course: ActionRun, hands: Hands | None = None) -> None:
         hands = hands or self._hands(course)
         assert hands is not None, "who is planned for is watched"
         self._at_work = course.engine
@@ -417,7 +418,7 @@ class Conductor(ActionHistory):
         else:
             self._beside[course.engine] = asyncio.create_task(self._wait_out(course, hands))
 
-    async def _take_back(self, course: Course, hands: Hands) -> None:
+    async def _take_back(self, course: ActionRun, hands: Hands) -> None:
         """Guard is to end: what can be taken back soon, is; what is down is left to the next guard."""
         course = course.taken_over()
         while course.is_undoing and course.step is not None:
@@ -425,7 +426,7 @@ class Conductor(ActionHistory):
         if course.step is None:
             self._close(course, "guard was ended")
 
-    async def _wait_out(self, course: Course, hands: Hands) -> None:
+    async def _wait_out(self, course: ActionRun, hands: Hands) -> None:
         try:
             while course.step is not None:
                 course = await self._step(course, hands)
@@ -434,26 +435,26 @@ class Conductor(ActionHistory):
             self.courses.pop(course.engine, None)
             self.stop_acting(error)
 
-    async def _step(self, course: Course, hands: Hands) -> Course:
+    async def _step(self, course: ActionRun, hands: Hands) -> ActionRun:
         step = course.step
         if course.tries:
             await asyncio.sleep(self._pause_s * 2.0**course.tries)
         course, outcome = await self._ports.step(course, lambda one: self._done(one, hands), self._show)
         self._ports.tell(
-            Announcement(course.engine, f"{step}: {outcome.says}", fields={"action": course.action, "done": outcome.is_done})
+            Announcement(course.engine, f"{step}: {outcome.message}", fields={"action": course.action, "done": outcome.is_done})
         )
         return course
 
-    def _show(self, course: Course) -> None:
+    def _show(self, course: ActionRun) -> None:
         self.courses[course.engine] = course
 
-    async def _done(self, course: Course, hands: Hands) -> Outcome:
+    async def _done(self, course: ActionRun, hands: Hands) -> Outcome:
         assert course.step is not None
         if course.step in (Step.DRAIN, Step.LEAVE) and not course.is_undoing and (why := self._against(course)):
             return failed(why)
         return await hands.do(course.step, course)
 
-    def _against(self, course: Course) -> str:
+    def _against(self, course: ActionRun) -> str:
         """What speaks against it now that the lock is ours: somebody else may have acted since it was decided."""
         if course.kind == START:
             return ""
@@ -463,9 +464,9 @@ class Conductor(ActionHistory):
         if found is None:
             return ""  # nothing new is known of it: what was decided holds
         decision = consider(view, self._policy, found, course.grade, course.kind, "")
-        return decision.says if isinstance(decision, Refusal) else ""
+        return decision.message if isinstance(decision, BlockedAction) else ""
 
-    def _close(self, course: Course, why: str) -> None:
+    def _close(self, course: ActionRun, why: str) -> None:
         end = course.end or End.DONE
         # Told first: a guard that dies in between tells it twice, and the other way round nobody would know.
         says = f"{course.grade} is {end}" + (f": {why}" if why else "")
@@ -481,7 +482,7 @@ class Conductor(ActionHistory):
         else:
             self._again.pop(course.engine, None)
 
-    def _hands(self, course: Course) -> Hands | None:
+    def _hands(self, course: ActionRun) -> Hands | None:
         parts = self._parts.get(course.engine)
         if parts is None:
             return None

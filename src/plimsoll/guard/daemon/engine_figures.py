@@ -30,7 +30,7 @@ from plimsoll.errors import BadInput, PlimsollError, TooLarge, WorldFailed
 from plimsoll.guard.adapters.discovery import Target
 from plimsoll.guard.config import Prometheus
 from plimsoll.guard.daemon.observer import Points
-from plimsoll.guard.judge.look import Look, Rank, Worker
+from plimsoll.guard.judge.look import CoreFigures, Look, WorkerMemory
 from plimsoll.net.http_get import address
 from plimsoll.vllm import metrics
 from plimsoll.vllm.metrics_page import LINE_MAX, parse_page
@@ -105,9 +105,9 @@ class PageFigures(NamedTuple):
     model: str | None  # the first name it is served by
     started_unix_s: float | None
     config: Labels  # the labels of vllm:cache_config_info, of the first engine
-    workers: tuple[Worker, ...]
+    workers: tuple[WorkerMemory, ...]
     is_cut: bool  # the page ends in the middle of a line
-    ranks: tuple[Rank, ...] = ()  # where it is of several engines
+    ranks: tuple[CoreFigures, ...] = ()  # where it is of several engines
 
 
 class LabelSets:
@@ -303,7 +303,7 @@ def _figures(samples: Samples, engine: Engine | None) -> dict[str, float]:
     return figures
 
 
-def _ranks(samples: Samples, engine: Engine | None, engines: tuple[str, ...]) -> tuple[Rank, ...]:
+def _ranks(samples: Samples, engine: Engine | None, engines: tuple[str, ...]) -> tuple[CoreFigures, ...]:
     """What each engine of the page says of itself."""
     names = _names(frozenset(samples), engine)
     found: list[dict[str, float]] = []
@@ -314,7 +314,7 @@ def _ranks(samples: Samples, engine: Engine | None, engines: tuple[str, ...]) ->
             # A number that cannot be leaves the sum at what cannot be, whatever is added to it.
             sums[rank] = sums.get(rank, 0.0) + (value if 0.0 <= value <= NUMBER_MAX else math.nan)
         found.append({rank: value for rank, value in sums.items() if not math.isnan(value)})
-    return tuple(Rank(name, *(values.get(name) for values in found)) for name in engines if len(name) <= NAME_MAX)
+    return tuple(CoreFigures(name, *(values.get(name) for values in found)) for name in engines if len(name) <= NAME_MAX)
 
 
 def _one(samples: Samples, name: str) -> float | None:
@@ -350,7 +350,7 @@ def _config(samples: Samples) -> Labels:
     return min(found, key=lambda labels: _order(labels.get("engine", "")), default={})
 
 
-def _workers(samples: Samples) -> tuple[Worker, ...]:
+def _workers(samples: Samples) -> tuple[WorkerMemory, ...]:
     ages = {_worker(labels): value for labels, value in samples.get(AGE, ())}
     parts: dict[tuple[str, str], dict[str, float]] = {}
     for name, field in OF_WORKER.items():
@@ -360,7 +360,7 @@ def _workers(samples: Samples) -> tuple[Worker, ...]:
     found = []
     for key in sorted(parts, key=lambda key: (_order(key[0]), _order(key[1])))[:WORKERS_MAX]:
         age = ages.get(key, math.inf)
-        found.append(Worker("/".join(key), age if age >= 0.0 else math.inf, **parts[key]))
+        found.append(WorkerMemory("/".join(key), age if age >= 0.0 else math.inf, **parts[key]))
     return tuple(found)
 
 

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 from plimsoll.doctor.rules.contained import read_survival
 from plimsoll.errors import BadInput, TooLarge
-from plimsoll.guard.act.outcome import Outcome, done, failed, unsure
+from plimsoll.guard.act.ports import Outcome, done, failed, unsure
 from plimsoll.guard.daemon.engine_figures import LabelSets, PageFigures, PageReader
 from plimsoll.guard.daemon.engine_http import EngineClient, EngineReply, RequestFailed, RequestTimedOut, invalid_answer
 from plimsoll.guard.daemon.host import SameHost
-from plimsoll.guard.judge.look import Canary, Gate, Look, Reach, Worker
+from plimsoll.guard.judge.look import Canary, GateState, Look, Reach, WorkerMemory
 from plimsoll.net.cluster import bearer
 from plimsoll.vllm.versions import Engine, engine_named
 
@@ -479,7 +479,7 @@ class EngineWatcher:
                 self._engine = None
         self._asked_version.note(now_s, is_answered=False)
 
-    async def _ask_gate(self, now_s: float, end_s: float) -> tuple[Gate | None, tuple[Worker, ...]]:
+    async def _ask_gate(self, now_s: float, end_s: float) -> tuple[GateState | None, tuple[WorkerMemory, ...]]:
         if not self._auth or not self._gate.is_due(now_s):
             return None, ()
         try:
@@ -549,7 +549,7 @@ GATE_NOTES = {
 }
 
 
-def read_gate(found: Mapping[str, Any]) -> Gate | None:
+def read_gate(found: Mapping[str, Any]) -> GateState | None:
     """What /plimsoll/state answered; None if it is something else."""
     ready, reason = found.get("ready"), found.get("reason")
     in_flight, requests = _number(found.get("in_flight")), _number(found.get("engine_requests"))
@@ -557,7 +557,7 @@ def read_gate(found: Mapping[str, Any]) -> Gate | None:
         return None
     engine, shed, drain = (_table(found.get(name)) for name in ("engine", "shed", "drain"))
     asleep, phase = engine.get("asleep"), drain.get("phase")
-    return Gate(
+    return GateState(
         ready,
         reason[:100],
         int(in_flight),
@@ -571,7 +571,7 @@ def read_gate(found: Mapping[str, Any]) -> Gate | None:
     )
 
 
-def read_workers(found: Mapping[str, Any]) -> tuple[Worker, ...]:
+def read_workers(found: Mapping[str, Any]) -> tuple[WorkerMemory, ...]:
     """What /plimsoll/memory answered, of every worker that lives."""
     listed = found.get("workers")
     workers = []
@@ -582,7 +582,7 @@ def read_workers(found: Mapping[str, Any]) -> tuple[Worker, ...]:
         torch, device, host, budget = (_table(one.get(name)) for name in FIGURES)
         pool = _number(torch.get("private_pool_bytes"))  # what the graphs have taken, where torch tells; else the estimate
         workers.append(
-            Worker(
+            WorkerMemory(
                 f"{_number(one.get('engine')) or 0:.0f}/{_number(one.get('rank')) or 0:.0f}",
                 age_s,
                 *(_number(torch.get(name)) for name in ALLOCATOR),
@@ -598,7 +598,7 @@ FIGURES = ("allocator", "device_memory", "host_memory", "budget")
 ALLOCATOR = ("allocated", "reserved", "releasable", "unreleasable", "alloc_retries", "ooms")
 
 
-def _rests(page: PageFigures, gate: Gate | None, *, is_paused: bool) -> bool:
+def _rests(page: PageFigures, gate: GateState | None, *, is_paused: bool) -> bool:
     """Whether no token can be expected: then a test request would prove nothing, and would wait there."""
     return is_paused or page.figures.get("asleep", 0.0) > 0 or (gate is not None and bool(gate.asleep))
 

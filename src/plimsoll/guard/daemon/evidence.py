@@ -22,7 +22,7 @@ from typing import NamedTuple
 from plimsoll.doctor.read.bundle import CONTENTS, ExcerptLimits, TextFile, write_text
 from plimsoll.doctor.read.redact_text import shown_json, shown_line
 from plimsoll.errors import PlimsollError
-from plimsoll.guard.act.outcome import Outcome, done, failed
+from plimsoll.guard.act.ports import Outcome, done, failed
 from plimsoll.guard.adapters.own_process import NEW_LIFE
 from plimsoll.guard.adapters.run_command import in_thread, run_command, small_environment
 from plimsoll.redaction import redact_words

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from plimsoll.guard.judge.look import Card, Look, Reach
+from plimsoll.guard.judge.look import CardState, Look, Reach
 from plimsoll.hardware.processes import Process, Table, pids, read_process, read_processes, text_of
 
 # The cards of this machine: what NVML says of each, and the errors that the kernel's log tells of.
@@ -483,7 +483,7 @@ class SameHost:
             self._is_open = False
             self._machine.leave(self._port)
 
-    def _cards(self, found: ServerProcess | None, cards: Mapping[str, CardNow] | None) -> tuple[Card, ...]:
+    def _cards(self, found: ServerProcess | None, cards: Mapping[str, CardNow] | None) -> tuple[CardState, ...]:
         seen, self._xids = self._machine.kernel.since(self._xids)
         tree = frozenset(() if found is None else found.tree)
         tied = frozenset(name for name, card in (cards or {}).items() if not tree.isdisjoint(card.held))
@@ -503,10 +503,10 @@ def _is_engine(found: ServerProcess, cards: Mapping[str, CardNow] | None) -> boo
     return found.is_python or any(not card.held.keys().isdisjoint(found.tree) for card in (cards or {}).values())
 
 
-def _card(name: str, now: CardNow | None, xids: tuple[int, ...], tree: frozenset[int]) -> Card:
+def _card(name: str, now: CardNow | None, xids: tuple[int, ...], tree: frozenset[int]) -> CardState:
     if now is None:
-        return Card(name, xids)
+        return CardState(name, xids)
     held = [size for pid, size in now.held.items() if pid in tree]
     known = [size for size in held if size is not None]
     by_engine = sum(known) if known and len(known) == len(held) else None
-    return Card(name, xids, now.uncorrectable, now.total, now.free, by_engine)
+    return CardState(name, xids, now.uncorrectable, now.total, now.free, by_engine)

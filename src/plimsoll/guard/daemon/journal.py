@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from plimsoll.errors import WorldFailed
-from plimsoll.guard.act.journal_entry import BEGUN, LINE_MAX, SCHEMA, Carry, Entry, LineReader, cleaned, encode
+from plimsoll.guard.act.journal_entry import BEGUN, LINE_MAX, SCHEMA, CarryOver, Entry, LineReader, cleaned, encode
 
 # Reads guard's journal from a file, piece by piece, as far as it can be believed.
 #
@@ -191,7 +191,7 @@ class Journal:
         self._clock, self._rotate_bytes = clock, rotate_bytes
         self._mutex = threading.Lock()
         self._reader = LineReader()  # number and sum of the last line
-        self._carry = Carry()
+        self._carry = CarryOver()
         self._file = self._lock = -1
         self._size = self._rotate_at = 0
         self._broken = ""

@@ -13,14 +13,22 @@ import contextlib
 from collections.abc import Mapping
 
 from plimsoll.errors import PlimsollError
-from plimsoll.guard.act.course import Course, opened, to_fields
-from plimsoll.guard.act.decide import ASKED, Decision, Engine, Plan, Refusal, Switches, View, consider, is_ready
+from plimsoll.guard.act.decide import (
+    ASKED,
+    ActionPlan,
+    ActPolicy,
+    BlockedAction,
+    Decision,
+    EngineStatus,
+    FleetView,
+    Switches,
+    consider,
+    is_ready,
+)
 from plimsoll.guard.act.journal_entry import NOTE, OPENED
-from plimsoll.guard.act.outcome import Outcome, done, failed, unsure
-from plimsoll.guard.act.policy import ActPolicy
-from plimsoll.guard.act.ports import Lock
-from plimsoll.guard.act.remembered import DRAIN, UNDRAIN
-from plimsoll.guard.act.steps import End, Step
+from plimsoll.guard.act.journal_replay import DRAIN, UNDRAIN
+from plimsoll.guard.act.ports import Lock, Outcome, done, failed, unsure
+from plimsoll.guard.act.steps import ActionRun, End, Step, open_action, opening_fields
 from plimsoll.guard.daemon.conductor import QUIET_STEPS, Announcement, Conductor, finish_without_journal
 from plimsoll.guard.daemon.conductor import ActionPorts as Ports
 from plimsoll.guard.daemon.steps import EngineAdapters, Hands
@@ -81,7 +89,7 @@ class ManualDrains:
         parts: Mapping[str, EngineAdapters],
         policy: ActPolicy,
         ports: Ports,
-        courses: dict[str, Course],
+        courses: dict[str, ActionRun],
         *,
         longest_s: float = LONGEST_S,
         patience_s: float = PATIENCE_S,
@@ -100,10 +108,10 @@ class ManualDrains:
     async def drain(self, engine: str) -> Decision:
         """Take it out of service; the answer comes when it is out, or after a few seconds."""
         decision = self._consider(engine)
-        if isinstance(decision, Refusal):
+        if isinstance(decision, BlockedAction):
             return decision
-        course = opened(self._ports.name(), engine, Grade.RESTART, DRAIN, is_broken=False)
-        self._ports.write(OPENED, course, {**to_fields(course), "why": decision.why})
+        course = open_action(self._ports.name(), engine, Grade.RESTART, DRAIN, is_broken=False)
+        self._ports.write(OPENED, course, {**opening_fields(course), "why": decision.why})
         self.courses[engine] = course
         self._back[engine] = asyncio.Event()
         self._tasks[engine] = task = asyncio.create_task(self._run(course))
@@ -111,17 +119,17 @@ class ManualDrains:
         await asyncio.wait({task, out}, timeout=ANSWER_S, return_when=asyncio.FIRST_COMPLETED)
         out.cancel()
         if task.done() and not task.cancelled() and task.exception() is None:
-            return Refusal(engine, Grade.RESTART, DRAIN, "NotDone", task.result().says)
+            return BlockedAction(engine, Grade.RESTART, DRAIN, "NotDone", task.result().message)
         return decision
 
     async def undrain(self, engine: str) -> Decision:
         """Put it back."""
         task = self._tasks.get(engine)
         if task is None:
-            return Refusal(engine, Grade.RESTART, DRAIN, "NotDrained", "nobody has drained it by hand (guardctl actions)")
+            return BlockedAction(engine, Grade.RESTART, DRAIN, "NotDrained", "nobody has drained it by hand (guardctl actions)")
         self._back[engine].set()
         await asyncio.wait({task}, timeout=ANSWER_S)
-        return Plan(engine, Grade.RESTART, DRAIN, "somebody asked for it", (Step.UNDRAIN, Step.UNLOCK))
+        return ActionPlan(engine, Grade.RESTART, DRAIN, "somebody asked for it", (Step.UNDRAIN, Step.UNLOCK))
 
     async def close(self, limit_s: float = ANSWER_S) -> None:
         """Put back what is out; what cannot be in this time is told, and left to the next guard and to its lease."""
@@ -145,21 +153,23 @@ class ManualDrains:
         view = self._ports.view(frozenset(self.courses))
         found = next((one for one in view.engines if one.name == engine), None)
         if found is None:
-            return Refusal(engine, Grade.RESTART, DRAIN, "NotWatched", "no engine of that name is watched")
+            return BlockedAction(engine, Grade.RESTART, DRAIN, "NotWatched", "no engine of that name is watched")
         if engine in self.courses:
-            return Refusal(engine, Grade.RESTART, DRAIN, "Busy", "guard is at work on it already")
+            return BlockedAction(engine, Grade.RESTART, DRAIN, "Busy", "guard is at work on it already")
         parts = self._parts.get(engine)
         if parts is None or (parts.door is None and parts.balancer is None):
-            return Refusal(engine, Grade.RESTART, DRAIN, "NoGate", "it has neither a gate nor a balancer that could do it")
+            return BlockedAction(
+                engine, Grade.RESTART, DRAIN, "NoGate", "it has neither a gate nor a balancer that could do it"
+            )
         at_work = (name for name, one in self.courses.items() if one.step not in QUIET_STEPS and one.kind != DRAIN)
         decision = _for_drain(view._replace(busy=next(at_work, "")), self._policy, found)
-        if isinstance(decision, Refusal):
+        if isinstance(decision, BlockedAction):
             return decision._replace(kind=DRAIN)
         return decision._replace(kind=DRAIN, steps=(Step.LOCK, Step.DRAIN, Step.UNLOCK))
 
     # Doing
 
-    async def _run(self, course: Course) -> Outcome:
+    async def _run(self, course: ActionRun) -> Outcome:
         parts = self._parts[course.engine]
         hands = Hands(parts, self._ports.lock, self._ports.sight, self._policy, pause_s=self._pause_s)
         keeper = asyncio.create_task(hands.keep_lock())
@@ -182,13 +192,13 @@ class ManualDrains:
                 del self.courses[course.engine]
         return outcome
 
-    async def _done(self, course: Course, hands: Hands) -> Outcome:
+    async def _done(self, course: ActionRun, hands: Hands) -> Outcome:
         assert course.step is not None
         if course.step is Step.EVIDENCE:
             return done("none is kept of an engine that a person drains")
         return await (self._hold(course, hands) if course.step is Step.IDLE else hands.do(course.step, course))
 
-    async def _put_back_unwritten(self, course: Course, hands: Hands, why: str) -> None:
+    async def _put_back_unwritten(self, course: ActionRun, hands: Hands, why: str) -> None:
         """Without its journal guard cannot answer for a drain: what is out comes back, with the lock if it can be had.
 
         The gate refuses where it is somebody else's by now; a balancer that has it in again then is told again by them.
@@ -201,7 +211,7 @@ class ManualDrains:
         await finish_without_journal(mine, lambda one: self._done(one, hands), self._ports.tell)
         await self._ports.lock.release()
 
-    async def _hold(self, course: Course, hands: Hands) -> Outcome:
+    async def _hold(self, course: ActionRun, hands: Hands) -> Outcome:
         """Renew until it is wanted back; ends as not done, which is the way back."""
         engine, door = course.engine, self._parts[course.engine].door
         if hands.is_lock_lost:
@@ -218,8 +228,8 @@ class ManualDrains:
             if loop.time() >= renew_s:
                 renewed = await self._renew(course)
                 if renewed.facts.get("stale"):
-                    return failed(f"somebody else acts on it now: {renewed.says}")
-                why = renewed.says if renewed.is_done is False else ""
+                    return failed(f"somebody else acts on it now: {renewed.message}")
+                why = renewed.message if renewed.is_done is False else ""
                 renew_s = loop.time() + self._policy.lease_s / 3
             if not self._back[engine].is_set() and (why := why or await self._why_back(engine, end_s)):
                 says = why
@@ -233,7 +243,7 @@ class ManualDrains:
                 waits_since_s = waits_since_s or loop.time()
                 if door is not None and loop.time() >= waits_since_s + self._patience_s:
                     # With our old number: where somebody else drains it now, the gate refuses, and it is left to them.
-                    return failed(f"{says}; without the lock: {taken.says}")
+                    return failed(f"{says}; without the lock: {taken.message}")
                 await asyncio.sleep(
                     self._pause_s
                 )  # it stays out and is renewed; without a gate only the lock tells whose it is
@@ -241,7 +251,7 @@ class ManualDrains:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._back[engine].wait(), min(self._pause_s, max(0.01, renew_s - loop.time())))
 
-    async def _renew(self, course: Course) -> Outcome:
+    async def _renew(self, course: ActionRun) -> Outcome:
         """Drained a while longer, and out of a balancer that forgot it (a reload); not done where it cannot be kept out."""
         door, balancer = self._parts[course.engine].door, self._parts[course.engine].balancer
         # The gate first: where it is somebody else's by now, the balancer is theirs, too.
@@ -252,8 +262,8 @@ class ManualDrains:
         if balancer is not None and await balancer.is_out() is False:
             taken = await balancer.take_out()
             if taken.is_done is False:
-                return failed(f"its balancer sends to it again, and does not let go: {taken.says}")
-            self._ports.tell(Announcement(course.engine, f"its balancer had it in again, and was told again: {taken.says}"))
+                return failed(f"its balancer sends to it again, and does not let go: {taken.message}")
+            self._ports.tell(Announcement(course.engine, f"its balancer had it in again, and was told again: {taken.message}"))
         return done("it is out")
 
     async def _why_back(self, engine: str, end_s: float) -> str:
@@ -269,27 +279,29 @@ class ManualDrains:
         while engine in self.courses and self.courses[engine].step is not Step.IDLE:
             await asyncio.sleep(0.02)
 
-    async def _note(self, course: Course, what: str, outcome: Outcome) -> None:
-        self._ports.write(NOTE, course, {what: outcome.says, "done": outcome.is_done})
+    async def _note(self, course: ActionRun, what: str, outcome: Outcome) -> None:
+        self._ports.write(NOTE, course, {what: outcome.message, "done": outcome.is_done})
 
-    def _show(self, course: Course) -> None:
+    def _show(self, course: ActionRun) -> None:
         """Unless the conductor has begun something with it, as somebody asked it to."""
         mine = self.courses.get(course.engine)
         if mine is None or mine.action == course.action:
             self.courses[course.engine] = course
 
-    def _close(self, course: Course, outcome: Outcome) -> None:
+    def _close(self, course: ActionRun, outcome: Outcome) -> None:
         end = course.end or End.UNDONE
-        self._ports.write_end(course, end, outcome.says)
+        self._ports.write_end(course, end, outcome.message)
         says = {
-            End.STOOD_BACK: f"it was not drained: {outcome.says}",
+            End.STOOD_BACK: f"it was not drained: {outcome.message}",
             End.HELD: "it is out of service and could not be put back",
         }
-        said = says.get(end, "it is not drained by hand any more" if outcome.is_done else f"it was not drained: {outcome.says}")
+        said = says.get(
+            end, "it is not drained by hand any more" if outcome.is_done else f"it was not drained: {outcome.message}"
+        )
         self._ports.tell(Announcement(course.engine, said, end is End.HELD, {"action": course.action, "end": str(end)}))
 
 
-def _for_drain(view: View, policy: ActPolicy, engine: Engine) -> Decision:
+def _for_drain(view: FleetView, policy: ActPolicy, engine: EngineStatus) -> Decision:
     """A person may do so at any hour, whatever the budget, and also while guard itself is paused."""
     conditions = {kind: one for kind, one in engine.conditions.items() if kind not in _NOT_ABOUT_DRAINING}
     bare = engine._replace(conditions=conditions, has_restarter=True, last_end=None)
@@ -324,16 +336,16 @@ class ReturnToService:
         """Put it back, if it answers."""
         parts = self._parts.get(engine)
         if parts is None:
-            return Refusal(engine, Grade.RESTART, UNDRAIN, "NotWatched", "no engine of that name is watched")
+            return BlockedAction(engine, Grade.RESTART, UNDRAIN, "NotWatched", "no engine of that name is watched")
         if engine in self._conductor.courses:
-            return Refusal(engine, Grade.RESTART, UNDRAIN, "Busy", "guard is at work on it already")
-        course = opened(self._ports.name(), engine, Grade.RESTART, UNDRAIN, is_broken=False)
+            return BlockedAction(engine, Grade.RESTART, UNDRAIN, "Busy", "guard is at work on it already")
+        course = open_action(self._ports.name(), engine, Grade.RESTART, UNDRAIN, is_broken=False)
         self._conductor.courses[engine] = course  # before anything is waited for
         self._tasks[engine] = task = asyncio.create_task(self._run(course, parts))
         await asyncio.wait({task}, timeout=ANSWER_S)  # it goes on all the same
         if task.done() and not (outcome := task.result()).is_done:
-            return Refusal(engine, Grade.RESTART, UNDRAIN, "NotDone", outcome.says)
-        return Plan(engine, Grade.RESTART, UNDRAIN, WHY, (Step.LOCK, Step.UNDRAIN, Step.UNLOCK))
+            return BlockedAction(engine, Grade.RESTART, UNDRAIN, "NotDone", outcome.message)
+        return ActionPlan(engine, Grade.RESTART, UNDRAIN, WHY, (Step.LOCK, Step.UNDRAIN, Step.UNLOCK))
 
     async def close(self) -> None:
         """Wait a moment for what is under way; what is left the next guard does."""
@@ -344,14 +356,14 @@ class ReturnToService:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _run(self, course: Course, parts: EngineAdapters) -> Outcome:
+    async def _run(self, course: ActionRun, parts: EngineAdapters) -> Outcome:
         hands = Hands(parts, self._ports.lock, self._ports.sight, self._policy)
         keeper = asyncio.create_task(hands.keep_lock())
         try:
             look = await self._ports.sight.look(course.engine)
             if look is None or look.reach is not Reach.ANSWERS:
                 return failed("it does not answer: start it first")
-            self._ports.write(OPENED, course, {**to_fields(course), "why": WHY})
+            self._ports.write(OPENED, course, {**opening_fields(course), "why": WHY})
             return await self._steps(course, hands)
         except PlimsollError as error:
             await self._ports.lock.release()
@@ -362,19 +374,19 @@ class ReturnToService:
             self._tasks.pop(course.engine, None)
             self._conductor.courses.pop(course.engine, None)
 
-    async def _steps(self, course: Course, hands: Hands) -> Outcome:
+    async def _steps(self, course: ActionRun, hands: Hands) -> Outcome:
         result = unsure("it was not begun")
         while course.step is not None:
             step = course.step
             course, outcome = await self._ports.step(course, lambda one: self._done(one, hands), self._show)
             result = outcome if step in (Step.LOCK, Step.UNDRAIN) else result
         end = End.DONE if course.end is End.UNDONE else course.end or End.DONE
-        self._ports.write_end(course, end, result.says)
-        says = f"it was held, and is put back: {result.says}" if result.is_done else f"it was not put back: {result.says}"
+        self._ports.write_end(course, end, result.message)
+        says = f"it was held, and is put back: {result.message}" if result.is_done else f"it was not put back: {result.message}"
         self._ports.tell(Announcement(course.engine, says, end is End.HELD, {"action": course.action, "end": str(end)}))
         return result
 
-    async def _done(self, course: Course, hands: Hands) -> Outcome:
+    async def _done(self, course: ActionRun, hands: Hands) -> Outcome:
         assert course.step is not None
         if course.step is Step.EVIDENCE:
             return done("none is kept of an engine that a person puts back")
@@ -382,5 +394,5 @@ class ReturnToService:
             return failed(WHY)  # which is the way back
         return await hands.do(course.step, course)
 
-    def _show(self, course: Course) -> None:
+    def _show(self, course: ActionRun) -> None:
         self._conductor.courses[course.engine] = course

@@ -14,13 +14,12 @@ from typing import NamedTuple, Protocol
 from plimsoll.doctor.rules.trend_growth import Forecast, duration
 from plimsoll.errors import PlimsollError
 from plimsoll.guard.act.capacity import load_of, without
-from plimsoll.guard.act.decide import Engine, LastEnd, View, others_of
-from plimsoll.guard.act.policy import ActPolicy
+from plimsoll.guard.act.decide import ActPolicy, EngineStatus, FailedRestarts, FleetView, group_peers
 from plimsoll.guard.adapters.discovery import Target
 from plimsoll.guard.judge import memory
-from plimsoll.guard.judge.findings import PLAN, Planned, as_planned, finding, findings
-from plimsoll.guard.judge.forecast import kv_forecast, queue_forecast
+from plimsoll.guard.judge.findings import PLAN, PlannedTokens, as_planned, finding, findings
 from plimsoll.guard.judge.judge import Judge
+from plimsoll.guard.judge.load import kv_forecast, queue_forecast
 from plimsoll.guard.judge.look import Look, Reach
 from plimsoll.guard.judge.policy import GRADES, Policy
 from plimsoll.guard.judge.tracker import Tracker
@@ -208,7 +207,7 @@ class WatchedEngine:
         self.task: asyncio.Task[None] | None = None
         self.is_wanted = asyncio.Event()  # somebody waits for the next look
         self.waiters: list[asyncio.Future[Look | None]] = []
-        self._planned = None if target.plan is None else Planned(*target.plan)
+        self._planned = None if target.plan is None else PlannedTokens(*target.plan)
         self._plan = Tracker(PLAN, 0.0, 0.0, policy.every_s)
 
     @property
@@ -497,7 +496,7 @@ class FleetObserver:
 
     def __init__(
         self, fleet: Fleet, capabilities: Mapping[str, EngineCapabilities], every_s: float, clock: Callable[[], float],
-        minute: Callable[[], int], ends: Callable[[], Mapping[str, LastEnd]] = dict,
+        minute: Callable[[], int], ends: Callable[[], Mapping[str, FailedRestarts]] = dict,
     ) -> None:  # fmt: skip
         self._fleet, self._capabilities, self._every_s, self._clock, self._minute = fleet, capabilities, every_s, clock, minute
         self._ends = ends
@@ -519,7 +518,7 @@ class FleetObserver:
         """Why this one must stay after all: another of its group has left meanwhile, or cannot carry its load; or nothing."""
         view = self.view(frozenset({engine}))
         mine = next((one for one in view.engines if one.name == engine), None)
-        others = [] if mine is None else others_of(mine, view.engines)
+        others = [] if mine is None else group_peers(mine, view.engines)
         if mine is None or not others:
             return ""
         away = [one.name for one in others if one.is_away]
@@ -543,16 +542,16 @@ class FleetObserver:
             lives.is_shared(self._clock()),
         )  # fmt: skip
 
-    def view(self, at_work: frozenset[str]) -> View:
+    def view(self, at_work: frozenset[str]) -> FleetView:
         """The fleet now. Nothing is decided about those that are being worked on."""
         found, last_ends = [], self._ends()
         for name in self.engines():
             one = self._fleet.engine(name)
             if one is not None:
                 found.append(self._engine(one, last_ends.get(name), is_at_work=name in at_work))
-        return View(found, minute=self._minute())
+        return FleetView(found, minute=self._minute())
 
-    def _engine(self, one: WatchedEngine, last_end: LastEnd | None, *, is_at_work: bool) -> Engine:
+    def _engine(self, one: WatchedEngine, last_end: FailedRestarts | None, *, is_at_work: bool) -> EngineStatus:
         history, name = one.judge.history, one.target.name
         model = None if history.last_answer is None else history.last_answer.model
         is_held = last_end is not None and last_end.is_out
@@ -565,7 +564,7 @@ class FleetObserver:
         doubted = one.teller.doubted  # it held, and whether it still does is not known
         holds = any((kind in doubted or found.is_true) and kind in GRADES for kind, found in conditions.items())
         observed = "guard is at work on it" if is_at_work else told.only_observed or _connector(last)
-        return Engine(
+        return EngineStatus(
             name, conditions, load_of(name, last, is_well=not holds, model=model),
             math.inf if last is None else max(0.0, now_s - last.at_s), self._every_s, told.group,
             _is_away(last) or is_at_work or is_held,

@@ -7,13 +7,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from plimsoll.errors import PlimsollError
-from plimsoll.guard.act.course import Course
-from plimsoll.guard.act.decide import BROKEN_KINDS, enough_cache, is_ready, same_trouble, troubles, was_restarted
-from plimsoll.guard.act.idle import Sample, idleness
-from plimsoll.guard.act.outcome import Outcome, done, failed, unsure
-from plimsoll.guard.act.policy import ActPolicy
-from plimsoll.guard.act.ports import Balancer, Door, Lock, Restarter, Sight
-from plimsoll.guard.act.steps import TRIES, Step
+from plimsoll.guard.act.decide import BROKEN_KINDS, ActPolicy, enough_cache, is_ready, same_trouble, troubles, was_restarted
+from plimsoll.guard.act.idle import IdleSample, idleness
+from plimsoll.guard.act.ports import Balancer, EngineObserver, GateClient, Lock, Outcome, Restarter, done, failed, unsure
+from plimsoll.guard.act.steps import TRIES, ActionRun, Step
 from plimsoll.guard.judge.look import Look, Reach
 from plimsoll.guard.judge.policy import GRADES
 from plimsoll.guard.judge.tracker import Grade
@@ -64,7 +61,7 @@ class EngineAdapters(NamedTuple):
     """What can be done to one engine; None is what guard was not told how to do."""
 
     name: str
-    door: Door | None = None
+    door: GateClient | None = None
     balancer: Balancer | None = None
     restarter: Restarter | None = None
     evidence: Evidence | None = None
@@ -82,7 +79,7 @@ class LightHands:
         self,
         parts: EngineAdapters,
         lock: Lock,
-        sight: Sight,
+        sight: EngineObserver,
         policy: ActPolicy,
         *,
         pause_s: float = 1.0,
@@ -97,7 +94,7 @@ class LightHands:
 
     # The lock
 
-    async def _take_lock(self, course: Course) -> Outcome:
+    async def _take_lock(self, course: ActionRun) -> Outcome:
         outcome = await self._lock.acquire(f"{course.action} on {course.engine}")
         if outcome.is_done and not isinstance(outcome.facts.get("epoch"), int):
             return unsure("the lock was taken, but its number is not known")
@@ -105,7 +102,7 @@ class LightHands:
         self._note_lock(outcome)
         return outcome
 
-    async def _unlock(self, course: Course) -> Outcome:
+    async def _unlock(self, course: ActionRun) -> Outcome:
         del course
         self._has_lock = False
         return await self._lock.release()
@@ -131,13 +128,13 @@ class LightHands:
 
     # Without stopping anything
 
-    async def _shed(self, course: Course) -> Outcome:
+    async def _shed(self, course: ActionRun) -> Outcome:
         del course
         if self._parts.door is None:
             return failed("it has no gate")
         return await self._parts.door.shed(self._policy.shed_wait_s, self._policy.shed_lease_s)
 
-    async def _hold(self, course: Course) -> Outcome:
+    async def _hold(self, course: ActionRun) -> Outcome:
         """Renew while the queue grows; a guard that dies leaves it to the lease."""
         renew_s = now_s() + self._policy.shed_lease_s / 3
         while True:
@@ -154,22 +151,22 @@ class LightHands:
             if now_s() >= renew_s:
                 outcome = await self._shed(course)
                 if not outcome.is_done:
-                    return done(f"it could not be renewed: {outcome.says}")
+                    return done(f"it could not be renewed: {outcome.message}")
                 renew_s = now_s() + self._policy.shed_lease_s / 3
             await asyncio.sleep(self._pause_s)
 
-    async def _unshed(self, course: Course) -> Outcome:
+    async def _unshed(self, course: ActionRun) -> Outcome:
         del course
         return failed("it has no gate") if self._parts.door is None else await self._parts.door.unshed()
 
-    async def _compact(self, course: Course) -> Outcome:
+    async def _compact(self, course: ActionRun) -> Outcome:
         if self._parts.door is None:
             return failed("it has no gate")
         before = free_of(await self._sight.look(course.engine))
         outcome = await self._parts.door.compact()
         return outcome if before is None else outcome._replace(facts={**outcome.facts, "free_before": before})
 
-    async def _verify(self, course: Course) -> Outcome:
+    async def _verify(self, course: ActionRun) -> Outcome:
         """More is free than before, at a look that is later than the probe's next figures."""
         before, after = course.facts.get("free_before"), None
         for _ in range(5):
@@ -203,7 +200,7 @@ OLD_TROUBLE_S = 120.0  # by then what was said of the process before is over, or
 class UpHands(LightHands):
     """Carries out the steps after a stop; each may be done again by a guard that was killed in it."""
 
-    async def _gone(self, course: Course) -> Outcome:
+    async def _gone(self, course: ActionRun) -> Outcome:
         del course
         restarter = self._parts.restarter
         if restarter is not None and not restarter.replaces and await restarter.is_running() is True:
@@ -212,7 +209,7 @@ class UpHands(LightHands):
             return done("nobody here can see the device's memory")
         return await self._parts.memory.wait_back(self._policy.gone_within_s)
 
-    async def _start(self, course: Course) -> Outcome:
+    async def _start(self, course: ActionRun) -> Outcome:
         del course
         restarter = self._parts.restarter
         if restarter is None:
@@ -227,7 +224,7 @@ class UpHands(LightHands):
                 return outcome
             await asyncio.sleep(self._pause_s)
 
-    async def _ready(self, course: Course) -> Outcome:
+    async def _ready(self, course: ActionRun) -> Outcome:
         """For as long as something moves: a large model takes long, and one that hangs would for ever."""
         restarter, policy = self._parts.restarter, self._policy
         began_s = moved_s = now_s()
@@ -251,12 +248,12 @@ class UpHands(LightHands):
                 return failed(f"not ready after {now_s() - began_s:.0f} s, and nothing has moved for {now_s() - moved_s:.0f} s")
             await asyncio.sleep(self._pause_s)
 
-    async def _check(self, course: Course) -> Outcome:
+    async def _check(self, course: ActionRun) -> Outcome:
         look = await self._sight.look(course.engine)
         context = None if self._parts.context is None else await self._parts.context()
         return enough_cache(look, context, course.facts.get("kv_tokens_before"))
 
-    async def _warm(self, course: Course) -> Outcome:
+    async def _warm(self, course: ActionRun) -> Outcome:
         if self._parts.ask_once is None:
             return done("no request for warming up is configured")
         outcome = await self._parts.ask_once()
@@ -264,10 +261,10 @@ class UpHands(LightHands):
             # What nobody could ask is no failure. But the request may have ended the engine: then it is not put back.
             await asyncio.sleep(self._pause_s)
             if not is_ready(await self._sight.look(course.engine)):
-                return failed(f"{outcome.says}; now it does not answer any more")
+                return failed(f"{outcome.message}; now it does not answer any more")
         return outcome
 
-    async def _probation(self, course: Course) -> Outcome:
+    async def _probation(self, course: ActionRun) -> Outcome:
         began_s = now_s()
         old = troubles(
             course.kind, self._sight.conditions(course.engine)
@@ -295,7 +292,7 @@ class Hands(UpHands):
     """Carries out the steps of one action on one engine."""
 
     @property
-    def _deeds(self) -> Mapping[Step, Callable[[Course], Awaitable[Outcome]]]:
+    def _deeds(self) -> Mapping[Step, Callable[[ActionRun], Awaitable[Outcome]]]:
         return {
             Step.EVIDENCE: self._evidence, Step.LEAVE: self._leave, Step.DRAIN: self._drain, Step.IDLE: self._idle,
             Step.STOP: self._stop, Step.GONE: self._gone, Step.START: self._start, Step.READY: self._ready,
@@ -304,7 +301,7 @@ class Hands(UpHands):
             Step.COMPACT: self._compact, Step.VERIFY: self._verify, Step.LOCK: self._take_lock,
         }  # fmt: skip
 
-    async def do(self, step: Step, course: Course) -> Outcome:
+    async def do(self, step: Step, course: ActionRun) -> Outcome:
         """One step of it; after a mistake of ours in it the table says what follows, as after any other failure."""
         try:
             return await self._do(step, course)
@@ -313,7 +310,7 @@ class Hands(UpHands):
         except Exception as problem:
             return unsure(f"a mistake of ours: {type(problem).__name__}")
 
-    async def _do(self, step: Step, course: Course) -> Outcome:
+    async def _do(self, step: Step, course: ActionRun) -> Outcome:
         if step in _BEFORE_HARM and self.is_lock_lost:
             return failed("the lock was lost meanwhile: somebody else may act")
         if step in _BEFORE_HARM and (why := self._is_off()):
@@ -326,14 +323,14 @@ class Hands(UpHands):
             setattr(self._parts.balancer, "epoch", course.epoch)  # noqa: B010  (not of every balancer)
         return await self._deeds[step](course)
 
-    async def _evidence(self, course: Course) -> Outcome:
+    async def _evidence(self, course: ActionRun) -> Outcome:
         if self._parts.evidence is None:
             return done("no folder for evidence is configured")
         return await self._parts.evidence.take(course.engine, course.action)
 
     # Out of service
 
-    async def _leave(self, course: Course) -> Outcome:
+    async def _leave(self, course: ActionRun) -> Outcome:
         """The balancer's own checks see a dead engine too: that it cannot be told is no reason to leave the engine dead."""
         del course
         learned = await self._learn()
@@ -347,7 +344,7 @@ class Hands(UpHands):
             return outcome._replace(facts={**outcome.facts, **learned.facts})
         if outcome.facts.get("maint"):
             return outcome
-        return done(f"{outcome.says}; it serves nobody anyway", is_out=False, **learned.facts)
+        return done(f"{outcome.message}; it serves nobody anyway", is_out=False, **learned.facts)
 
     async def _learn(self) -> Outcome:
         """Whom the restarter would stop: it stands in the journal before anything is done."""
@@ -357,7 +354,7 @@ class Hands(UpHands):
         outcome = await restarter.learn()
         return outcome._replace(facts={LEARNED + name: value for name, value in outcome.facts.items()})
 
-    async def _drain(self, course: Course) -> Outcome:
+    async def _drain(self, course: ActionRun) -> Outcome:
         door, balancer = self._parts.door, self._parts.balancer
         if door is None and balancer is None:
             return failed("it has neither a gate nor a balancer that could keep new work away")
@@ -378,10 +375,10 @@ class Hands(UpHands):
         says = "it is out of the balancer" if door is None else "it drains, and is out of the balancer"
         return done(says, **learned.facts)
 
-    async def _idle(self, course: Course) -> Outcome:
+    async def _idle(self, course: ActionRun) -> Outcome:
         """Wait for it, renewing the lease; when the balancer is seen to have let go, the gate refuses what still comes."""
         end_s = now_s() + self._policy.drain_within_s
-        samples: list[Sample] = []
+        samples: list[IdleSample] = []
         renew_s = 0.0
         says = "it was not looked at"
         while True:
@@ -401,9 +398,9 @@ class Hands(UpHands):
                 renew_s = now_s() + self._policy.lease_s / 3 if outcome.is_done else 0.0
             look = await self._sight.look(course.engine)
             if look is not None:
-                samples = [*samples[-30:], Sample(look, await self._door_facts())]
+                samples = [*samples[-30:], IdleSample(look, await self._door_facts())]
                 found = idleness(samples)
-                says = found.says
+                says = found.message
                 if found.is_idle and await self._has_let_go():
                     return done(says)
             if now_s() >= end_s:
@@ -414,7 +411,7 @@ class Hands(UpHands):
                 return failed(f"not idle after {self._policy.drain_within_s:.0f} s: {says}")
             await asyncio.sleep(self._pause_s)
 
-    async def _keep_out(self, course: Course) -> Outcome:
+    async def _keep_out(self, course: ActionRun) -> Outcome:
         """Out of the balancer, also where that forgot it (a reload), and drained a while longer."""
         door, balancer = self._parts.door, self._parts.balancer
         is_out = None if balancer is None else await balancer.is_out()
@@ -443,7 +440,7 @@ class Hands(UpHands):
 
     # Down and up
 
-    async def _stop(self, course: Course) -> Outcome:
+    async def _stop(self, course: ActionRun) -> Outcome:
         """Only what is certainly idle or broken; `untouched` where nothing was done to it, so that it can be put back."""
         restarter, memory = self._parts.restarter, self._parts.memory
         if restarter is None:
@@ -471,7 +468,7 @@ class Hands(UpHands):
         is_refused = outcome.is_done is False and (outcome.facts.get("budget") is True or await self._goes_on_serving(course))
         return outcome._replace(facts={**outcome.facts, "untouched": True}) if is_refused else outcome
 
-    def _is_first(self, course: Course) -> bool:
+    def _is_first(self, course: ActionRun) -> bool:
         """Whether nothing was stopped yet, neither by this guard nor by one before it."""
         return not course.is_taken_over and not self._has_sent_stop
 
@@ -484,23 +481,23 @@ class Hands(UpHands):
             return "the lock is not certainly ours any more"
         balancer = self._parts.balancer
         told = None if balancer is None else await balancer.take_out()
-        return told.says if told is not None and told.facts.get("maint") else ""  # it is an operator's since it left
+        return told.message if told is not None and told.facts.get("maint") else ""  # it is an operator's since it left
 
-    async def _stopped_by_hand(self, course: Course) -> str:
+    async def _stopped_by_hand(self, course: ActionRun) -> str:
         """Who stopped it where it was not guard: what a person stops, guard does not start."""
         restarter: object = self._parts.restarter
         if not self._is_first(course) or not isinstance(restarter, KnowsExit):
             return ""
         outcome = await restarter.last_exit()
-        return f"{outcome.says}: it is left so" if outcome.is_done and outcome.facts.get("by_hand") else ""
+        return f"{outcome.message}: it is left so" if outcome.is_done and outcome.facts.get("by_hand") else ""
 
-    async def _began_anew(self, course: Course) -> bool:
+    async def _began_anew(self, course: ActionRun) -> bool:
         """Whether another process is there than the one that was to be stopped."""
         if not course.is_taken_over:
             return False
         return was_restarted(await self._sight.look(course.engine), course.facts.get("started_before"))
 
-    async def _wait_while_it_loads(self, course: Course) -> None:
+    async def _wait_while_it_loads(self, course: ActionRun) -> None:
         """One that served, runs and does not answer: somebody has started it anew, or it ends. Either shows soon."""
         if not course.is_taken_over or Step.DRAIN not in course.steps:
             return
@@ -508,7 +505,7 @@ class Hands(UpHands):
         if look is None or look.reach is not Reach.ANSWERS:
             await self._ready(course)
 
-    async def _why_not_stop(self, course: Course) -> str:
+    async def _why_not_stop(self, course: ActionRun) -> str:
         """What speaks against it at the last moment."""
         restarter = self._parts.restarter
         if restarter is not None and not restarter.replaces and await restarter.is_running() is False:
@@ -521,12 +518,12 @@ class Hands(UpHands):
             # The lease may have ended meanwhile, and work may have come.
             outcome = await self._idle(course)
             if not outcome.is_done:
-                return outcome.says
+                return outcome.message
         if self._parts.suffering is not None and (who := self._parts.suffering()):
             return who
         return "" if await self._is_down() else await self._why_not_idle(course)
 
-    async def _is_broken_or_down(self, course: Course) -> bool:
+    async def _is_broken_or_down(self, course: ActionRun) -> bool:
         """As it is judged now. An earlier guard may have stopped it a moment ago: then it is given the time to end."""
         end_s = now_s() + (self._policy.stop_within_s if course.is_taken_over else 0.0)
         while True:
@@ -545,7 +542,7 @@ class Hands(UpHands):
             return False
         return (await self._parts.balancer.connections() or 0) > 0
 
-    async def _why_not_idle(self, course: Course) -> str:
+    async def _why_not_idle(self, course: ActionRun) -> str:
         """The lease must outlive the stop; without a gate there is none, and the balancer keeps work away."""
         door = self._parts.door
         if door is None:
@@ -556,18 +553,18 @@ class Hands(UpHands):
         lease_s = min(LONGEST_LEASE_S, self._policy.stop_within_s + LEASE_MARGIN_S)
         outcome = await door.drain(course.epoch, lease_s, refuse=facts.get("phase") == "refusing")
         if not outcome.is_done:
-            return outcome.says
+            return outcome.message
         facts = await self._door_facts() or {}
         is_idle = facts.get("phase") == "refusing" and facts.get("in_flight") == 0
         return "" if is_idle or self._policy.stragglers == "stop" else "work came in at the last moment"
 
-    async def _is_untouched(self, course: Course) -> bool:
+    async def _is_untouched(self, course: ActionRun) -> bool:
         """Whether it runs as it did before: by what this guard did, or by what is seen of it."""
         # What was broken before goes back to where it was, also when it is ending by now: then it is found dead.
         is_sure = Step.DRAIN not in course.steps or not course.is_taken_over
         return (is_sure and not self._has_sent_stop) or await self._serves(course)
 
-    async def _goes_on_serving(self, course: Course) -> bool:
+    async def _goes_on_serving(self, course: ActionRun) -> bool:
         """Whether the stop had no effect: one that ends still answers for a while, so it is watched for longer than that."""
         end_s = now_s() + STILL_SERVES_S
         while await self._serves(course):
@@ -576,7 +573,7 @@ class Hands(UpHands):
             await asyncio.sleep(self._pause_s)
         return False
 
-    async def _serves(self, course: Course) -> bool:
+    async def _serves(self, course: ActionRun) -> bool:
         restarter = self._parts.restarter
         is_running = restarter is not None and await restarter.is_running() is True
         return is_running and is_ready(await self._sight.look(course.engine))
@@ -588,7 +585,7 @@ class Hands(UpHands):
         look = await self._sight.look(self._parts.name)
         return look is None or look.reach is not Reach.ANSWERS
 
-    async def _undrain(self, course: Course) -> Outcome:
+    async def _undrain(self, course: ActionRun) -> Outcome:
         door, balancer = self._parts.door, self._parts.balancer
         says = []
         if door is not None:
@@ -596,7 +593,7 @@ class Hands(UpHands):
             if outcome.facts.get("stale"):
                 state = await door.state()
                 if state.facts.get("phase") != "serving":
-                    return done(f"somebody else drains it now: {outcome.says}") if state.is_done else state
+                    return done(f"somebody else drains it now: {outcome.message}") if state.is_done else state
                 # Whoever drained it later has ended that. A take-out of ours that came late would keep it out for ever.
                 outcome = done("its gate takes work")
             # One that is down has no drain: a new process begins without one. And one that was never drained needs no end.

@@ -9,7 +9,7 @@ from plimsoll.doctor.remedies.runtime import cache_tokens, kv_not_remedies, kv_r
 from plimsoll.doctor.rules.contained import NOT_REMEDIES, remedies_of
 from plimsoll.findings import Code, Evidence, Finding, Remedy, Severity
 from plimsoll.guard.judge.look import Look
-from plimsoll.guard.judge.tracker import Seen, no, unknown, yes
+from plimsoll.guard.judge.tracker import Assessment, no, unknown, yes
 from plimsoll.unknown import Condition
 
 PLAN = "plan"  # the kind of the question whether the start was as planned; asked only where a plan is known
@@ -260,7 +260,7 @@ def _rank(found: Finding) -> tuple[int, float]:
     return _ORDER.index(found.severity), -found.confidence
 
 
-class Planned(NamedTuple):
+class PlannedTokens(NamedTuple):
     """What the plan of an engine says of its KV cache, in tokens, with the plan's own band."""
 
     tokens: float
@@ -268,7 +268,7 @@ class Planned(NamedTuple):
     high: float
 
 
-def as_planned(planned: Planned, look: Look | None) -> Seen:
+def as_planned(planned: PlannedTokens, look: Look | None) -> Assessment:
     """Whether the KV cache that the engine says it has lies in the band of its plan."""
     tokens = cache_tokens(look.config) if look is not None else None
     if tokens is None:

@@ -14,14 +14,112 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from plimsoll.guard.judge.figures import FINE, TOTALS, WORKERS, Pulse, changes, is_resting, values_of, work_of
-from plimsoll.guard.judge.look import Look, Reach
+from plimsoll.guard.judge.look import (
+    FINE,
+    TOTALS,
+    WORKERS,
+    Look,
+    Reach,
+    count_requests,
+    describe_changes,
+    is_resting,
+    read_figures,
+)
 from plimsoll.unknown import Reading, Unknown
+
+# The steps of one engine core: when it last made one, for how long that is known, and since when it has had work.
+
+LONGEST_GAP_S = 600.0  # a step that took longer teaches nothing: three times it would be for ever
+_NEAR = 1e-6
+
+
+class CoreSteps:
+    """Of one core. With data parallelism every rank has its own: one that stands still is not seen in a sum."""
+
+    __slots__ = (
+        "_had_work", "_known_at_s", "_known_from_s", "_total", "_worked_at_s", "idle_at_s", "longest_gap_s", "step_at_s",
+        "work", "work_since_s",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.step_at_s: float | None = None  # when a step was last seen to have been made
+        self.longest_gap_s = 0.0  # between two steps while there was work
+        self.idle_at_s = -math.inf  # when it was last seen with nothing to do, or at rest
+        self.work: float | None = None  # at the last look; None if nobody tells
+        self.work_since_s = math.inf  # since when every look has shown work
+        self._worked_at_s = -math.inf
+        self._total: float | None = None
+        self._known_from_s = self._known_at_s = -math.inf
+        self._had_work = False
+
+    @property
+    def has_ever_stepped(self) -> bool:
+        """Whether it has made a step in its life; the first request of one may compile for minutes."""
+        return self.step_at_s is not None or (self._total or 0.0) > 0
+
+    def note(self, at_s: float, steps: float | None, work: float | None, age_s: float | None, hole_s: float) -> None:
+        """One look: steps ever made, requests there, and how long ago the gate saw one. None is what nobody tells."""
+        self.work = work
+        self._note_work(at_s, work, hole_s)
+        if steps is not None and self._total is not None and steps < self._total:
+            steps = None  # a total that falls is a lie
+        if steps is None and age_s is None:
+            return
+        if at_s - self._known_at_s > hole_s:
+            self._known_from_s = at_s
+        self._known_at_s = at_s
+        self._note_step(at_s, steps, age_s)
+        self._had_work = work is None or work > 0
+
+    def rest(self, at_s: float) -> None:
+        """It is paused or asleep: no step is due, and how long that lasts is no gap between two."""
+        self.idle_at_s, self.work_since_s = at_s, math.inf
+
+    def _note_work(self, at_s: float, work: float | None, hole_s: float) -> None:
+        if work == 0:
+            self.idle_at_s = at_s
+        if work is None or work <= 0:
+            self.work_since_s = math.inf
+            return
+        if self.work_since_s == math.inf or at_s - self._worked_at_s > hole_s:
+            self.work_since_s = at_s
+        self._worked_at_s = at_s
+
+    def _note_step(self, at_s: float, steps: float | None, age_s: float | None) -> None:
+        before = self._total
+        self._total = before if steps is None else steps
+        stepped_at = None if age_s is None else at_s - age_s
+        if stepped_at is None and steps is not None and before is not None and steps > before:
+            stepped_at = at_s
+        if stepped_at is None:
+            return
+        if self.step_at_s is not None and stepped_at > self.step_at_s + 1e-3 and self._had_work:
+            # While it had nothing to do, no step was due.
+            gap_s = stepped_at - max(self.step_at_s, self.idle_at_s)
+            self.longest_gap_s = max(self.longest_gap_s, min(LONGEST_GAP_S, gap_s))
+        self.step_at_s = stepped_at if self.step_at_s is None else max(self.step_at_s, stepped_at)
+
+    def has_stepped(self, now_s: float, seconds: float) -> bool | Unknown:
+        """Whether a step was made in the last so many seconds, if that is known for all of them."""
+        if self.step_at_s is not None and now_s - self.step_at_s < seconds - _NEAR:
+            return True
+        if self._known_at_s < now_s - _NEAR:
+            return Unknown("how many steps it made is not on the page")
+        if now_s - self._known_from_s < seconds - _NEAR:
+            return Unknown(f"its steps have been seen for {now_s - self._known_from_s:.0f} s only")
+        return False
+
+    @property
+    def came_after_last_step(self) -> bool:
+        """Whether what is there came after the last step: the core stopped while it had nothing to do."""
+        step_at_s = -math.inf if self.step_at_s is None else self.step_at_s
+        return self.idle_at_s > -math.inf and step_at_s <= self.idle_at_s
+
 
 # The least of the last so many seconds, in a few numbers: only those that could still become it are kept.
 
 
-class Lowest:
+class SlidingMinimum:
     """A least that forgets."""
 
     __slots__ = ("_kept", "_seconds")
@@ -48,7 +146,7 @@ class Lowest:
 # Times and one column of numbers for each figure, the oldest forgotten; NaN for what was not known.
 
 
-class Window(NamedTuple):
+class FigureSeries(NamedTuple):
     """A figure over some time: only what is known of it."""
 
     times: Sequence[float]
@@ -60,17 +158,17 @@ class Window(NamedTuple):
         return self.times[-1] - self.times[0] if self.times else 0.0
 
 
-class Stretch(NamedTuple):
+class KnownSpan(NamedTuple):
     """From when to when a figure has been known without a hole."""
 
     start_s: float
     end_s: float
 
 
-_NEVER = Stretch(math.inf, -math.inf)
+_NEVER = KnownSpan(math.inf, -math.inf)
 
 
-class Table:
+class FigureTable:
     """Rows in the order of their times. A quarter more than `size` is kept before the oldest go, all at once."""
 
     def __init__(self, names: Iterable[str], size: int, hole_s: float = math.inf) -> None:
@@ -79,7 +177,7 @@ class Table:
         self.times = array("d")
         self._columns = {name: array("d") for name in names}
         self._pairs = tuple(self._columns.items())
-        self._stretches: dict[str, Stretch] = {}
+        self._stretches: dict[str, KnownSpan] = {}
 
     def add(self, at_s: float, values: Mapping[str, float]) -> None:
         """One more row."""
@@ -90,7 +188,7 @@ class Table:
         for name, known in self._stretches.items():
             if name in values:
                 start_s = known.start_s if at_s - known.end_s <= self._hole_s else at_s
-                self._stretches[name] = Stretch(start_s, at_s)
+                self._stretches[name] = KnownSpan(start_s, at_s)
         if len(self.times) > self._most:
             extra = len(self.times) - self._size
             del self.times[:extra]
@@ -122,15 +220,15 @@ class Table:
         """Of the last row; NaN where it is not known."""
         return self._columns[name][-1] if self.times else math.nan
 
-    def since(self, name: str, from_s: float) -> Window:
+    def since(self, name: str, from_s: float) -> FigureSeries:
         """What is known of it from this moment on."""
         return self._known(name, bisect_left(self.times, from_s))
 
-    def last(self, name: str, rows: int) -> Window:
+    def last(self, name: str, rows: int) -> FigureSeries:
         """What is known of it in the last so many rows."""
         return self._known(name, max(0, len(self.times) - min(rows, self._size)))
 
-    def from_before(self, name: str, from_s: float) -> Window | None:
+    def from_before(self, name: str, from_s: float) -> FigureSeries | None:
         """What is known of it, from the last that was known at this moment; None if nothing was."""
         place = self._known_before(name, from_s)
         return None if place is None else self._known(name, place)
@@ -156,21 +254,21 @@ class Table:
             end -= 1
         return column[end]
 
-    def stretch(self, name: str) -> Stretch | None:
+    def stretch(self, name: str) -> KnownSpan | None:
         """The last time without a hole longer than `hole_s`; None if it was never known."""
         known = self._stretches.get(name)
         if known is None:  # from now on it is kept up to date
             self._stretches[name] = known = self._find_stretch(name)
         return None if known is _NEVER else known
 
-    def _find_stretch(self, name: str) -> Stretch:
+    def _find_stretch(self, name: str) -> KnownSpan:
         times = self._known(name, 0).times
         if not times:
             return _NEVER
         place = len(times) - 1
         while place > 0 and times[place] - times[place - 1] <= self._hole_s:
             place -= 1
-        return Stretch(times[place], times[-1])
+        return KnownSpan(times[place], times[-1])
 
     def _known_before(self, name: str, from_s: float) -> int | None:
         column, place = self._columns[name], bisect_right(self.times, from_s) - 1
@@ -178,12 +276,12 @@ class Table:
             place -= 1
         return place if place >= 0 else None
 
-    def _known(self, name: str, place: int) -> Window:
+    def _known(self, name: str, place: int) -> FigureSeries:
         times, values = self.times[place:], self._columns[name][place:]
         if math.isnan(math.fsum(values)):
             kept = [(at, value) for at, value in zip(times, values, strict=True) if value == value]
-            return Window([at for at, _ in kept], [value for _, value in kept])
-        return Window(times, values)
+            return FigureSeries([at for at, _ in kept], [value for _, value in kept])
+        return FigureSeries(times, values)
 
 
 # The lives of one engine: when each process began that answered at its address, whoever started it.
@@ -193,7 +291,7 @@ SHARED_S = 600.0
 SAME_S = 1.0  # two start times that are this near are one
 
 
-class Lives:
+class ProcessLives:
     """What tells one process from the next. Times are guard's own clock: an engine's may be hours off."""
 
     def __init__(self) -> None:
@@ -259,7 +357,6 @@ CANARIES_KEPT = 16
 GAP_LOOKS = 3.5  # a hole of more looks than this: what happened in it is not known
 STALE_S = 30.0  # what a worker wrote so long ago is not what it holds now
 COARSE = ("held", "host_resident", "running")
-_NEAR = 1e-6
 _KEPT = frozenset(TOTALS)
 
 
@@ -283,21 +380,21 @@ class History:
         self.said_dead_since_s: float | None = None  # by its own /health
         self._cpu: float | None = None
         self._cpu_since_s = -math.inf
-        self.lives = Lives()
-        self._pulse = Pulse()
-        self._pulses: dict[str, Pulse] = {}
+        self.lives = ProcessLives()
+        self._pulse = CoreSteps()
+        self._pulses: dict[str, CoreSteps] = {}
         self.changed: str = ""  # what the last restart changed, in words
         self.changed_at_s = -math.inf
         self.memo: dict[Any, tuple[int, Any]] = {}  # answers that hold until the next coarse point
         self.points = 0  # coarse points ever made
         self._has_recalled = False
-        self._fine = Table(FINE, max(FINE_LOOKS, math.ceil(FINE_S / every_s) + 1), GAP_LOOKS * every_s)
-        self._coarse = Table(COARSE, COARSE_POINTS)
+        self._fine = FigureTable(FINE, max(FINE_LOOKS, math.ceil(FINE_S / every_s) + 1), GAP_LOOKS * every_s)
+        self._coarse = FigureTable(COARSE, COARSE_POINTS)
         self._lowest: dict[str, float] = {}
         self._coarse_from_s = -math.inf
         self._totals: dict[str, float] = {}
         self._ranks: dict[str, float] = {}  # workers, and when each was last heard of
-        self._least_others: dict[str, Lowest] = {}
+        self._least_others: dict[str, SlidingMinimum] = {}
         self._told: dict[str, bool] = {}  # who has told in this life whether it rests, and whether they do at the last look
 
     def add(self, look: Look) -> bool:
@@ -310,7 +407,7 @@ class History:
         self.lives.count(look)
         if look.reach is not Reach.ANSWERS:
             return True
-        values = values_of(look, self._is_whole(look))
+        values = read_figures(look, self._is_whole(look))
         if self.lives.begins(look, has_fallen=self._fell(values) >= 2):
             self._begin_anew(look)
         self._without_falls(values)
@@ -336,12 +433,12 @@ class History:
         value = self._fine.newest(name)
         return value if value == value else Unknown(f"{_said(name)}: not on the page")
 
-    def since(self, name: str, seconds: float) -> Window:
+    def since(self, name: str, seconds: float) -> FigureSeries:
         """What is known of a figure in the last so many seconds before the last look."""
         end = self.last.at_s if self.last is not None else 0.0
         return self._fine.since(name, end - seconds - _NEAR)
 
-    def over(self, name: str, seconds: float) -> Window | Unknown:
+    def over(self, name: str, seconds: float) -> FigureSeries | Unknown:
         """The same, if it is known for all that time, without a hole of more than a few looks.
 
         It begins with what was known at the window's beginning, which may be a look before it: never with less than all.
@@ -372,7 +469,7 @@ class History:
         """By how much it surely rose in that time: from the first to the last that is known of it."""
         return self._fine.rise_after(name, self._end() - seconds - _NEAR)
 
-    def long(self, name: str, points: int = COARSE_POINTS) -> Window:
+    def long(self, name: str, points: int = COARSE_POINTS) -> FigureSeries:
         """The smallest value of each two minutes, for up to a day."""
         return self._coarse.last(name, points)
 
@@ -405,7 +502,7 @@ class History:
         return 0.0 if kept is None else others - min(others, kept.least)
 
     @property
-    def cores(self) -> list[tuple[str, Pulse]]:
+    def cores(self) -> list[tuple[str, CoreSteps]]:
         """The pulse of every engine core at the last look, by name; one without a name where there is but one."""
         ranks = () if self.last is None else self.last.ranks
         if not ranks:
@@ -431,8 +528,8 @@ class History:
         self.memo.clear()
         self._least_others.clear()
         self._ranks = {worker.rank: look.at_s for worker in look.workers if worker.age_s < STALE_S}
-        self._pulse, self._pulses = Pulse(), {}
-        changed = changes(before, look) if before is not None else ""
+        self._pulse, self._pulses = CoreSteps(), {}
+        changed = describe_changes(before, look) if before is not None else ""
         if changed:
             self.changed, self.changed_at_s = changed, look.at_s
 
@@ -508,7 +605,7 @@ class History:
         """A step was made since the last look if its counter rose, or if the gate saw one."""
         hole_s = GAP_LOOKS * self.every_s
         age_s = look.gate.last_step_age_s if look.gate is not None else None
-        self._pulse.note(look.at_s, values.get("steps"), work_of(look, self._pulse), age_s, hole_s)
+        self._pulse.note(look.at_s, values.get("steps"), count_requests(look, self._pulse.work), age_s, hole_s)
         rests = is_resting(look)
         if rests:
             self._pulse.rest(look.at_s)
@@ -517,7 +614,7 @@ class History:
             if pulse is None:
                 if len(self._pulses) >= RANKS_MOST:
                     continue
-                pulse = self._pulses[rank.name] = Pulse()
+                pulse = self._pulses[rank.name] = CoreSteps()
             work = None if rank.running is None or rank.waiting is None else rank.running + rank.waiting
             pulse.note(look.at_s, rank.steps, work, None, hole_s)
             if rests:
@@ -528,7 +625,7 @@ class History:
             if worker.age_s < STALE_S and worker.by_others is not None and worker.rank in self._ranks:
                 kept = self._least_others.get(worker.rank)
                 if kept is None:
-                    kept = self._least_others[worker.rank] = Lowest(SURELY_S)
+                    kept = self._least_others[worker.rank] = SlidingMinimum(SURELY_S)
                 kept.add(look.at_s, worker.by_others)
 
     def _note_rest(self, look: Look) -> None:

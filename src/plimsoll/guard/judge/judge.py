@@ -11,10 +11,10 @@ from plimsoll.guard.judge import memory as card
 from plimsoll.guard.judge.history import History
 from plimsoll.guard.judge.look import Look
 from plimsoll.guard.judge.policy import GRADES, Policy
-from plimsoll.guard.judge.tracker import Grade, Seen, Tracker, unknown, yes
+from plimsoll.guard.judge.tracker import Assessment, Grade, Tracker, unknown, yes
 from plimsoll.unknown import Condition
 
-Question = Callable[[History, Policy, float], Seen]
+Question = Callable[[History, Policy, float], Assessment]
 QUESTIONS: tuple[tuple[str, Question], ...] = (
     ("dead", life.dead), ("wedged", life.wedged), ("hung", life.hung), ("slow", life.slow), ("garbage", life.garbage),
     ("stalled", life.stalled),
@@ -76,7 +76,7 @@ class Judge:
         ]
         for rule in policy.rules:
             tracker = self._rules[rule.name]
-            if tracker.note(load.own_rule(rule, history), now_s):
+            if tracker.note(load.user_rule(rule, history), now_s):
                 changed.append(tracker)
         return self._told(changed)
 

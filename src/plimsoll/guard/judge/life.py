@@ -6,11 +6,10 @@ import math
 
 from plimsoll.doctor.rules.contained import Survival, cost_words, last_words
 from plimsoll.findings import Evidence
-from plimsoll.guard.judge.figures import Pulse, is_resting
-from plimsoll.guard.judge.history import SURELY_S, History
-from plimsoll.guard.judge.look import Canary, Reach
+from plimsoll.guard.judge.history import SURELY_S, CoreSteps, History
+from plimsoll.guard.judge.look import Canary, Reach, is_resting
 from plimsoll.guard.judge.policy import Policy
-from plimsoll.guard.judge.tracker import WORST, Seen, no, unknown, yes
+from plimsoll.guard.judge.tracker import WORST, Assessment, no, unknown, yes
 from plimsoll.unknown import Status, Unknown
 
 # Steps that ran out of memory and did not end the engine: that it happens, that it happens too often, and what it excuses.
@@ -22,11 +21,11 @@ SOURCE = "plimsoll_survive_contained_total"
 OFF = "a step that runs out of memory ends the engine"
 
 
-def contained(history: History, policy: Policy, now_s: float) -> Seen:
+def contained(history: History, policy: Policy, now_s: float) -> Assessment:
     """A step ran out of memory lately and was contained. One run of them is told once: until none has come for a while."""
     del now_s
     found = _survival(history)
-    if isinstance(found, Seen):
+    if isinstance(found, Assessment):
         return found
     if found.contained is None:
         return unknown("NoCount", "the gate does not say how many failures were contained")
@@ -51,11 +50,11 @@ def _steps(count: float) -> str:
     return "1 step" if count == 1 else f"{count:.0f} steps"
 
 
-def limping(history: History, policy: Policy, now_s: float) -> Seen:
+def limping(history: History, policy: Policy, now_s: float) -> Assessment:
     """The server says itself that it is far slower than it was, or that it fails too often: only a restart mends that."""
     del policy, now_s
     found = _survival(history)
-    if isinstance(found, Seen):
+    if isinstance(found, Assessment):
         return found
     if found.storm is None or found.limping is None:
         return unknown("NotTold", "the gate does not say whether it limps")
@@ -68,7 +67,7 @@ def limping(history: History, policy: Policy, now_s: float) -> Seen:
     return no("AtSpeed", "it neither limps nor fails again and again")
 
 
-def recomputes(history: History, policy: Policy) -> Seen | None:
+def recomputes(history: History, policy: Policy) -> Assessment | None:
     """Says that it is not stuck while a step was contained lately: its loop lives, and computes again; else None."""
     last = history.last
     if last is None or last.reach is not Reach.ANSWERS:
@@ -82,7 +81,7 @@ def recomputes(history: History, policy: Policy) -> Seen | None:
     return no("Recomputes", f"a step ran out of memory less than {still_s:.0f} s ago, and its requests are computed again")
 
 
-def _survival(history: History) -> Survival | Seen:
+def _survival(history: History) -> Survival | Assessment:
     last = history.last
     if last is None or last.reach is not Reach.ANSWERS:
         return unknown("Unreachable", "it could not be asked")
@@ -101,7 +100,7 @@ CORE_CANARIES = 2  # that must have failed before one core of several is stuck
 FRESH_LOOKS = 4.0  # where guard looks more rarely
 
 
-def dead(history: History, policy: Policy, now_s: float) -> Seen:
+def dead(history: History, policy: Policy, now_s: float) -> Assessment:
     """/health says 503, or nobody has listened for longer than a start takes. Silence is no knowledge."""
     last = history.last
     if last is None:
@@ -136,7 +135,7 @@ def _works_all_the_same(history: History) -> bool:
     return stepped or history.canary_answered_at_s > since_s
 
 
-def wedged(history: History, policy: Policy, now_s: float) -> Seen:
+def wedged(history: History, policy: Policy, now_s: float) -> Assessment:
     """No step for longer than the bound and three times the longest seen, with work waiting, and a test request that failed."""
     last = history.last
     if last is None or last.reach is not Reach.ANSWERS:
@@ -154,7 +153,7 @@ def wedged(history: History, policy: Policy, now_s: float) -> Seen:
     return min(found, key=lambda seen: WORST.index(seen.status), default=unknown("NoFigures", "no core is on the page"))
 
 
-def _stands_still(history: History, name: str, pulse: Pulse, policy: Policy, now_s: float) -> Seen:
+def _stands_still(history: History, name: str, pulse: CoreSteps, policy: Policy, now_s: float) -> Assessment:
     """Whether one core is stuck."""
     whose = f"core {name}: " if name else ""
     work = pulse.work
@@ -198,7 +197,7 @@ def fresh_s(history: History) -> float:
     return max(FRESH_S, FRESH_LOOKS * history.every_s)
 
 
-def hung(history: History, policy: Policy, now_s: float) -> Seen:
+def hung(history: History, policy: Policy, now_s: float) -> Assessment:
     """An engine with nothing to do that answers no test request: only the test shows it."""
     last = history.last
     if last is None or last.reach is not Reach.ANSWERS:
@@ -240,7 +239,7 @@ def hung(history: History, policy: Policy, now_s: float) -> Seen:
     )  # fmt: skip
 
 
-def stalled(history: History, policy: Policy, now_s: float) -> Seen:
+def stalled(history: History, policy: Policy, now_s: float) -> Assessment:
     """It looks stuck, whether or not that can be proved: no step with work there, or test requests without an answer.
 
     What is proved is `wedged` or `hung`. This is for everybody who has no canary, several cores, or a page that does not tell.
@@ -274,14 +273,14 @@ def _all_step(history: History, now_s: float) -> bool:
     return all(pulse.has_stepped(now_s, span_s) is True for _, pulse in history.cores)
 
 
-def _unless_proved(seen: Seen, history: History, policy: Policy, now_s: float) -> Seen:
+def _unless_proved(seen: Assessment, history: History, policy: Policy, now_s: float) -> Assessment:
     """What is proved is said under its own name, and once."""
     if seen.status is Status.TRUE and Status.TRUE in (one(history, policy, now_s).status for one in (wedged, hung)):
         return no("Proved", "it is stuck, and that is proved")
     return seen
 
 
-def _no_step(name: str, pulse: Pulse, policy: Policy, now_s: float) -> Seen:
+def _no_step(name: str, pulse: CoreSteps, policy: Policy, now_s: float) -> Assessment:
     whose = f"core {name}: " if name else ""
     if pulse.work is None:
         return unknown("NoFigures", f"{whose}how many requests are there is not on the page")
@@ -297,10 +296,10 @@ def _no_step(name: str, pulse: Pulse, policy: Policy, now_s: float) -> Seen:
     return yes("NoStep", text, Evidence("steps", text))
 
 
-def slow(history: History, policy: Policy, now_s: float) -> Seen:
+def slow(history: History, policy: Policy, now_s: float) -> Assessment:
     """Test requests are answered, and each takes long: one token is what every user waits for first."""
     canary, bound_s = _answer(history, now_s), policy.number("slow", "takes")
-    if isinstance(canary, Seen):
+    if isinstance(canary, Assessment):
         return canary
     if canary.seconds is None:
         return unknown("NoTime", "how long the test request took is not known")
@@ -310,18 +309,18 @@ def slow(history: History, policy: Policy, now_s: float) -> Seen:
     return no("Quick", text)
 
 
-def garbage(history: History, policy: Policy, now_s: float) -> Seen:
+def garbage(history: History, policy: Policy, now_s: float) -> Assessment:
     """Test requests are answered with what is no text: the engine lives, and what it computes is wrong."""
     del policy
     canary = _answer(history, now_s)
-    if isinstance(canary, Seen):
+    if isinstance(canary, Assessment):
         return canary
     if canary.is_garbage:
         return yes("NoText", "its answer to a test request is no text", Evidence("canary", "an answer that is no text"))
     return no("Text", "its answer to a test request is text")
 
 
-def _answer(history: History, now_s: float) -> Canary | Seen:
+def _answer(history: History, now_s: float) -> Canary | Assessment:
     """The last test request, if it was answered lately; else why nothing can be said of its answer."""
     last = history.last
     canary = None if last is None else last.canary
@@ -332,7 +331,7 @@ def _answer(history: History, now_s: float) -> Canary | Seen:
     return canary
 
 
-def crash_loop(history: History, policy: Policy, now_s: float) -> Seen:
+def crash_loop(history: History, policy: Policy, now_s: float) -> Assessment:
     """Several starts in a short time, whoever made them."""
     del now_s  # the last look's, which may be older
     last = history.last
@@ -348,7 +347,7 @@ def crash_loop(history: History, policy: Policy, now_s: float) -> Seen:
     return yes("StartsAgain", message, Evidence("process_start_time_seconds", message))
 
 
-def changed(history: History, policy: Policy, now_s: float) -> Seen:
+def changed(history: History, policy: Policy, now_s: float) -> Assessment:
     """The last restart brought another version or other settings."""
     clear_s = policy.number("changed", "clear")
     if history.last is None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from itertools import pairwise
 
-from plimsoll.doctor.rules.trend_growth import is_full, matters, recomputed_share
+from plimsoll.doctor.rules.trend_growth import Forecast, is_full, matters, median, recomputed_share
 from plimsoll.findings import Evidence
-from plimsoll.guard.judge.history import SURELY_S, History, Window
+from plimsoll.guard.judge.history import SURELY_S, FigureSeries, History
 from plimsoll.guard.judge.life import rests
-from plimsoll.guard.judge.policy import Policy, Rule
-from plimsoll.guard.judge.tracker import Seen, no, unknown, yes
+from plimsoll.guard.judge.policy import Policy, UserRule
+from plimsoll.guard.judge.tracker import Assessment, no, unknown, yes
 from plimsoll.unknown import Reading, Unknown
 
 RATE_S = 60.0
@@ -20,7 +21,7 @@ WITH_HOLES = 1.3  # so much more clearly it must rise where looks are missing: w
 RISES = 0.10  # of the queue at the end that must have come from the first third to the second, and again to the last
 
 
-def saturated(history: History, policy: Policy, now_s: float) -> Seen:
+def saturated(history: History, policy: Policy, now_s: float) -> Assessment:
     """The expected wait of a new request is past the bound, and the queue has grown all along."""
     del now_s
     bound_s = policy.number("saturated", "wait")
@@ -45,7 +46,7 @@ def saturated(history: History, policy: Policy, now_s: float) -> Seen:
     return yes("WaitGrows", f"a new request would wait {wait_s:.0f} s and the queue grows", seen)
 
 
-def _grew(history: History, seconds: float) -> Window | Unknown | None:
+def _grew(history: History, seconds: float) -> FigureSeries | Unknown | None:
     """The shortest time over which the queue grew from third to third: a jump is no growth. None if over none.
 
     A small overload shows only over a longer time, a large one would look small there.
@@ -62,7 +63,7 @@ def _grew(history: History, seconds: float) -> Window | Unknown | None:
     return None
 
 
-def _against(window: Window, every_s: float) -> list[float]:
+def _against(window: FigureSeries, every_s: float) -> list[float]:
     """The values at every look, with those that were lost as they would speak against growth.
 
     In the first half the larger of both neighbours, in the second the smaller: to lose looks must not make a queue grow.
@@ -108,7 +109,7 @@ def expected_wait(history: History) -> float | Unknown:
 NO_LENGTH = Unknown("no request has ended: how much work was lost is not known")
 
 
-def done_twice(history: History, over_s: float) -> Reading:
+def recompute_share(history: History, over_s: float) -> Reading:
     """The share of all work that was done twice in that time, at most."""
     found = []
     for name in ("preemptions", "prompt_tokens", "generation_tokens", "success"):
@@ -123,7 +124,7 @@ def done_twice(history: History, over_s: float) -> Reading:
     return NO_LENGTH if share is None else share
 
 
-def storm(history: History, policy: Policy, now_s: float) -> Seen:
+def storm(history: History, policy: Policy, now_s: float) -> Assessment:
     """Requests are thrown out and computed again: by the share of all work that was done twice."""
     del now_s
     over_s = policy.number("storm", "over")
@@ -132,7 +133,7 @@ def storm(history: History, policy: Policy, now_s: float) -> Seen:
         return unknown("NoFigures", pushed.reason)
     if pushed < policy.number("storm", "least"):
         return no("Calm", f"{pushed:.0f} preemptions in {over_s / 60:.0f} min")
-    share = done_twice(history, over_s)
+    share = recompute_share(history, over_s)
     if isinstance(share, Unknown):
         return unknown("NoLength" if share is NO_LENGTH else "NoFigures", share.reason)
     seen = Evidence("vllm:num_preemptions_total", f"+{pushed:.0f} in {over_s:.0f} s, {share:.0%} of all tokens computed twice")
@@ -141,7 +142,7 @@ def storm(history: History, policy: Policy, now_s: float) -> Seen:
     return yes("DoneTwice", f"up to {share:.0%} of the work is done twice", seen)
 
 
-def backlog(history: History, policy: Policy, now_s: float) -> Seen:
+def backlog(history: History, policy: Policy, now_s: float) -> Assessment:
     """The KV cache is full and a queue waits for it. Full with a short queue is a busy, healthy server."""
     del now_s
     usage, running, waiting = (history.now(name) for name in ("kv_cache_usage", "running", "waiting"))
@@ -157,7 +158,7 @@ def backlog(history: History, policy: Policy, now_s: float) -> Seen:
     return no("Room" if usage < policy.number("backlog", "full") else "ShortQueue", text)
 
 
-def low_hits(history: History, policy: Policy, now_s: float) -> Seen:
+def low_hits(history: History, policy: Policy, now_s: float) -> Assessment:
     """Much is looked up in the prefix cache and next to nothing found: worth a word, and no remedy for memory."""
     del now_s
     asked = history.rise("prefix_queries", SURELY_S)
@@ -175,7 +176,7 @@ def low_hits(history: History, policy: Policy, now_s: float) -> Seen:
     return no("Hits", f"{share:.0%} of the looked-up tokens were found", seen)
 
 
-def own_rule(rule: Rule, history: History) -> Seen:
+def user_rule(rule: UserRule, history: History) -> Assessment:
     """A question of the user's own."""
     shown = []
     for term in rule.terms:
@@ -195,3 +196,62 @@ def own_rule(rule: Rule, history: History) -> Seen:
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
+
+
+# When a new request will have to wait too long, and when the KV cache is full, if both go on as they do.
+
+WINDOW_S = 300.0
+POINTS = 24
+FAR_S = 3_600.0
+VAGUE = 5.0
+FULL = 0.98
+
+
+def queue_forecast(history: History, policy: Policy) -> Forecast | Unknown:
+    """Seconds until the expected wait passes the bound of `saturated`."""
+    wait_s, bound_s = expected_wait(history), policy.number("saturated", "wait")
+    if isinstance(wait_s, Unknown):
+        return wait_s
+    if wait_s >= bound_s:
+        return Unknown("it is past the bound already")
+    window = history.since("waiting", WINDOW_S)
+    if len(window.times) < POINTS:
+        return Unknown("too little of the queue has been seen")
+    now = window.values[-1]
+    # The wait grows with the queue, as long as requests end at the same rate.
+    left = now * (bound_s / wait_s - 1) if wait_s > 0 else 0.0
+    return _ahead(window, left, "the queue does not grow") if now > 0 else Unknown("the queue does not grow")
+
+
+def kv_forecast(history: History) -> Forecast | Unknown:
+    """Seconds until the KV cache is full, which is no trouble by itself: what comes then has to wait."""
+    usage = history.now("kv_cache_usage")
+    if isinstance(usage, Unknown):
+        return usage
+    if usage >= FULL:
+        return Unknown("it is full already")
+    window = history.since("kv_cache_usage", WINDOW_S)
+    if len(window.times) < POINTS:
+        return Unknown("too little of the cache has been seen")
+    return _ahead(window, 1.0 - usage, "the cache does not fill")
+
+
+def _ahead(window: FigureSeries, left: float, why_not: str) -> Forecast | Unknown:
+    """When so much more is there, if it goes on as it did in the window."""
+    slopes = _slopes(window.times, window.values)
+    low, slope, high = slopes[len(slopes) // 10], median(slopes), slopes[-len(slopes) // 10]
+    if low <= 0:
+        return Unknown(why_not)
+    soonest, likely, latest = left / high, left / slope, left / low
+    if likely > FAR_S or latest > VAGUE * soonest:
+        return Unknown("it would be a guess")
+    return Forecast(soonest, likely, latest)
+
+
+def _slopes(times: Sequence[float], values: Sequence[float]) -> list[float]:
+    """The slopes between stretches of the window, sorted: one that goes up and down has them on both sides of nothing."""
+    size = max(1, len(times) // 8)
+    middles = [
+        (sum(times[at : at + size]) / size, sum(values[at : at + size]) / size) for at in range(0, len(times) - size + 1, size)
+    ]
+    return sorted((later[1] - sooner[1]) / (later[0] - sooner[0]) for sooner, later in pairwise(middles))

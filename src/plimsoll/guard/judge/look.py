@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import NamedTuple
@@ -18,7 +19,7 @@ class Reach(StrEnum):
     NONSENSE = "nonsense"  # an answer that is no page of metrics, is cut off or too large, or wants us elsewhere
 
 
-class Worker(NamedTuple):
+class WorkerMemory(NamedTuple):
     """The memory of one worker as its probe wrote it; None for what it does not know."""
 
     rank: str
@@ -42,7 +43,7 @@ class Worker(NamedTuple):
     graphs: float | None = None
 
 
-class Gate(NamedTuple):
+class GateState(NamedTuple):
     """What plimsoll's gate says of the engine behind it."""
 
     ready: bool
@@ -58,7 +59,7 @@ class Gate(NamedTuple):
     survival: Survival | None = None  # None where the plimsoll inside does not know of it
 
 
-class Rank(NamedTuple):
+class CoreFigures(NamedTuple):
     """One of several engine cores behind one page (data parallelism); None for what the page does not show of it."""
 
     name: str
@@ -67,7 +68,7 @@ class Rank(NamedTuple):
     waiting: float | None = None
 
 
-class Card(NamedTuple):
+class CardState(NamedTuple):
     """What the driver says of one card that the engine runs on."""
 
     name: str
@@ -103,14 +104,116 @@ class Look(NamedTuple):
     vllm: str | None = None
     config: Mapping[str, str] = {}
     """What the engine says of its own settings: the labels of vllm:cache_config_info."""
-    gate: Gate | None = None
-    workers: tuple[Worker, ...] = ()
-    cards: tuple[Card, ...] = ()
+    gate: GateState | None = None
+    workers: tuple[WorkerMemory, ...] = ()
+    cards: tuple[CardState, ...] = ()
     canary: Canary | None = None
     is_paused: bool | None = None
     is_rest_unknown: bool = False
     """Whether it is paused was asked, and the answer was lost on the way: it may rest."""
-    ranks: tuple[Rank, ...] = ()  # only where the page shows several
+    ranks: tuple[CoreFigures, ...] = ()  # only where the page shows several
     container_restarts: int | None = None  # as its cluster counts them
     ended: str = ""  # somebody who knows says that its process has ended and that nobody starts it; in words
     model: str | None = None  # the first name it is served by
+
+
+COUNTERS = ("steps", "preemptions", "prompt_tokens", "generation_tokens", "success", "prefix_queries", "prefix_hits")
+GAUGES = ("running", "waiting", "kv_cache_usage")
+WORKERS = ("held", "releasable", "device_free", "room", "retries", "ooms", "host_resident")
+OWN = ("expected_wait", "engine_requests", "in_flight", "contained", *WORKERS)
+TOTALS = (*COUNTERS, "contained")  # what only rises while one process lives
+FINE = (*COUNTERS, *GAUGES, *OWN)
+_PAGE = (*COUNTERS, *GAUGES)
+_MOST = 1e18
+MEASURED = ("kv_cache_max_concurrency", "kv_cache_size_tokens", "num_gpu_blocks")  # of vllm:cache_config_info
+MEASURED_RATIO = 0.01  # two starts of one command: 0.03 % apart on a CPU and on an H200 (docs/learn.md)
+
+
+def read_figures(look: Look, is_whole: bool) -> dict[str, float]:  # noqa: FBT001
+    """Every figure that is a number such a figure can be. `is_whole`: all workers are there, so that they can be added up."""
+    figures = look.figures
+    found: dict[str, float] = {}
+    for name in _PAGE:
+        value = figures.get(name)
+        if value is not None:
+            found[name] = value
+    gate = look.gate
+    if gate is not None:
+        found["engine_requests"], found["in_flight"] = gate.engine_requests, gate.in_flight
+        if gate.expected_wait_s is not None:
+            found["expected_wait"] = gate.expected_wait_s
+        if gate.survival is not None and gate.survival.contained is not None:
+            found["contained"] = gate.survival.contained
+    if is_whole:
+        _add_workers(look.workers, found)
+    elif look.cards and not look.workers:
+        free = [card.free for card in look.cards]
+        if None not in free:
+            found["device_free"] = min(value for value in free if value is not None)
+    if "host_resident" in figures and not look.workers:
+        found["host_resident"] = figures["host_resident"]
+    wrong = [name for name, value in found.items() if not 0.0 <= value < _MOST]
+    for name in wrong:
+        del found[name]
+    return found
+
+
+def _add_workers(workers: tuple[WorkerMemory, ...], found: dict[str, float]) -> None:
+    """Sums over all of them, and the least of what is free; a sum that one cannot be added to is not known."""
+    sums = dict.fromkeys(("held", "releasable", "retries", "ooms", "host_resident"), 0.0)
+    free = room = math.inf
+    for one in workers:
+        held = None if one.allocated is None or one.unreleasable is None else one.allocated + one.unreleasable
+        for name, value in (
+            ("held", held), ("releasable", one.releasable), ("retries", one.retries), ("ooms", one.ooms),
+            ("host_resident", one.host_resident),
+        ):  # fmt: skip
+            sums[name] = math.nan if value is None else sums[name] + value
+        free = math.nan if one.device_free is None or free != free else min(free, one.device_free)
+        # Card by card: what one worker could give back is of no use to another.
+        left = math.nan if one.device_free is None or one.releasable is None else one.device_free + one.releasable
+        room = math.nan if left != left or room != room else min(room, left)
+    found.update({name: value for name, value in (*sums.items(), ("device_free", free), ("room", room)) if value == value})
+
+
+def count_requests(look: Look, before: float | None) -> float | None:
+    """Requests that are with the engine: the gate's own count, else what the page says; None if neither tells.
+
+    Where one of them may be a test request of guard's own, it is what it was, as long as there was no step meanwhile.
+    """
+    gate = look.gate
+    if gate is None:
+        running, waiting = look.figures.get("running"), look.figures.get("waiting")
+        return None if running is None or waiting is None else running + waiting
+    others = gate.engine_requests - gate.ours
+    if gate.ours and others <= 0 < gate.engine_requests:
+        return before
+    return float(max(0, others))
+
+
+def is_resting(look: Look) -> bool:
+    """Whether it says that it is paused or asleep."""
+    is_asleep = look.gate is not None and bool(look.gate.asleep)
+    return is_asleep or bool(look.is_paused) or look.figures.get("asleep", 0.0) > 0
+
+
+def _differs(name: str, before: Look, now: Look) -> bool:
+    """Whether a setting is another one; what vLLM measures at its start is never quite the same twice."""
+    one, other = before.config[name], now.config[name]
+    if one == other or name not in MEASURED:
+        return one != other
+    try:
+        sizes = float(one), float(other)
+    except ValueError:
+        return True
+    return not abs(sizes[0] - sizes[1]) <= MEASURED_RATIO * max(sizes)
+
+
+def describe_changes(before: Look, now: Look) -> str:
+    """What is another one after a restart, in words."""
+    parts = []
+    if before.vllm and now.vllm and before.vllm != now.vllm:
+        parts.append(f"vLLM {before.vllm} became {now.vllm}")
+    names = sorted(name for name in before.config.keys() & now.config.keys() if _differs(name, before, now))
+    parts += [f"{name} {before.config[name]} became {now.config[name]}" for name in names[:6]]
+    return "; ".join(parts)

@@ -6,16 +6,16 @@ from plimsoll.doctor.rules.kernel import Blame, explain
 from plimsoll.doctor.rules.trend_growth import SPAN_LEAST_S, Forecast, Growth, forecast, growth, rate
 from plimsoll.findings import Evidence
 from plimsoll.guard.judge.history import History
-from plimsoll.guard.judge.look import Worker
+from plimsoll.guard.judge.look import WorkerMemory
 from plimsoll.guard.judge.policy import Policy
-from plimsoll.guard.judge.tracker import WORST, Seen, no, unknown, yes
+from plimsoll.guard.judge.tracker import WORST, Assessment, no, unknown, yes
 from plimsoll.units import format_gib
 from plimsoll.unknown import Status, Unknown
 
 # Whether the card is sick: then nothing is restarted onto it.
 
 
-def sick(history: History, policy: Policy, now_s: float) -> Seen:
+def sick(history: History, policy: Policy, now_s: float) -> Assessment:
     """An Xid that means hardware, or an ECC error that was not mended, since guard looks."""
     del policy, now_s
     last = history.last
@@ -35,13 +35,13 @@ WINDOWS = ((0, 2), (150, 5), (720, 15))  # coarse points (none: the last half ho
 NO_PROBE = "no probe tells of the worker's memory: start vLLM with --worker-extension-cls plimsoll.inside.Probe"
 
 
-def retries(history: History, policy: Policy, now_s: float) -> Seen:
+def retries(history: History, policy: Policy, now_s: float) -> Assessment:
     """Allocations that failed at first: torch gave its cache back and tried again. The leading sign of real trouble."""
     del now_s
     return _retries(history, policy, policy.number("retries", "least"))
 
 
-def _retries(history: History, policy: Policy, least: float) -> Seen:
+def _retries(history: History, policy: Policy, least: float) -> Assessment:
     over_s = policy.number("retries", "over")
     if isinstance(history.now("retries"), Unknown):
         return unknown("NoProbe", _no_probe(history))
@@ -52,13 +52,13 @@ def _retries(history: History, policy: Policy, least: float) -> Seen:
     return no("NoRetries", text)
 
 
-def held_growth(history: History, policy: Policy, now_s: float) -> Seen:
+def held_growth(history: History, policy: Policy, now_s: float) -> Assessment:
     """What torch holds and cannot give back grows and goes on growing; a staircase that has ended does not."""
     del now_s
     return _growing(_grown(history, "held", policy.number("growth", "least")), "held", "memory that nothing gives back")
 
 
-def _growing(grown: Growth | Unknown | None, name: str, what: str) -> Seen:
+def _growing(grown: Growth | Unknown | None, name: str, what: str) -> Assessment:
     if isinstance(grown, Unknown):
         return unknown("NotLongEnough", grown.reason)
     if grown is None:
@@ -67,7 +67,7 @@ def _growing(grown: Growth | Unknown | None, name: str, what: str) -> Seen:
     return yes("Grows", f"{what} {text}", Evidence(name, text))
 
 
-def exhausted(history: History, policy: Policy, now_s: float) -> Seen:
+def exhausted(history: History, policy: Policy, now_s: float) -> Assessment:
     """Both: growth that nothing gives back, and an allocation that failed already. Only a restart helps, and soon."""
     failing = _retries(history, policy, policy.number("exhausted", "least"))
     if failing.status is not Status.TRUE:
@@ -78,7 +78,7 @@ def exhausted(history: History, policy: Policy, now_s: float) -> Seen:
     return yes("GrowsAndFails", f"{growing.message}; {failing.message}", *growing.evidence, *failing.evidence)
 
 
-def slack(history: History, policy: Policy, now_s: float) -> Seen:
+def slack(history: History, policy: Policy, now_s: float) -> Assessment:
     """Little of a device is free, and little could be given back: on the worker that has the least of both."""
     del now_s
     room = history.now("room")
@@ -90,7 +90,7 @@ def slack(history: History, policy: Policy, now_s: float) -> Seen:
     return no("Room", text)
 
 
-def neighbour(history: History, policy: Policy, now_s: float) -> Seen:
+def neighbour(history: History, policy: Policy, now_s: float) -> Assessment:
     """Something outside torch came and needs memory on a card where torch holds much that it does not use."""
     del now_s
     last = history.last
@@ -100,7 +100,7 @@ def neighbour(history: History, policy: Policy, now_s: float) -> Seen:
     return min(found, key=lambda seen: WORST.index(seen.status), default=unknown("NoProbe", NO_PROBE))
 
 
-def _neighbour_of(history: History, policy: Policy, worker: Worker) -> Seen:
+def _neighbour_of(history: History, policy: Policy, worker: WorkerMemory) -> Assessment:
     free, releasable, others = worker.device_free, worker.releasable, worker.by_others
     if free is None or releasable is None or others is None:
         return unknown("NoProbe", f"worker {worker.rank} does not tell who holds its device")
@@ -118,7 +118,7 @@ def _no_probe(history: History) -> str:
     return "not every worker tells of its memory at this look" if history.has_workers else NO_PROBE
 
 
-def host_growth(history: History, policy: Policy, now_s: float) -> Seen:
+def host_growth(history: History, policy: Policy, now_s: float) -> Assessment:
     """Host memory that grows and goes on growing."""
     del now_s
     return _growing(_grown(history, "host_resident", policy.number("host", "least")), "host_resident", "host memory")

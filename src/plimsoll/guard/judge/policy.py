@@ -18,7 +18,7 @@ SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 BYTES = {"KiB": 1024.0, "MiB": float(MIB), "GiB": float(GIB), "TiB": 1024.0 * GIB, "MB": 1e6, "GB": 1e9}
 
 
-class Knob(NamedTuple):
+class Threshold(NamedTuple):
     """One number: its condition, its name, its unit, what it is unless set, and between what it may lie."""
 
     kind: str
@@ -30,71 +30,71 @@ class Knob(NamedTuple):
     says: str
 
 
-def _windows(kind: str, for_s: float, clear_s: float) -> tuple[Knob, Knob]:
+def _windows(kind: str, for_s: float, clear_s: float) -> tuple[Threshold, Threshold]:
     return (
-        Knob(kind, "for", "s", for_s, 0.0, 86_400.0, "how long it must be seen before it is said"),
-        Knob(kind, "clear", "s", clear_s, 0.0, 86_400.0, "how long it must be gone before it is over"),
+        Threshold(kind, "for", "s", for_s, 0.0, 86_400.0, "how long it must be seen before it becomes active"),
+        Threshold(kind, "clear", "s", clear_s, 0.0, 86_400.0, "how long it must be gone before it clears"),
     )
 
 
-KNOBS: tuple[Knob, ...] = (
+THRESHOLDS: tuple[Threshold, ...] = (
     *_windows("dead", 10.0, 10.0),
     # A start that compiles, or reads its weights over a network, takes many minutes: to restart it then is to never have it.
     # That nobody listens is told at once all the same, and a process that is known to have ended is dead without a wait.
-    Knob("dead", "refused", "s", 1_800.0, 10.0, 86_400.0, "how long nobody may listen; or three times the longest start"),
+    Threshold("dead", "refused", "s", 1_800.0, 10.0, 86_400.0, "longest time refused; or three times the longest start"),
     *_windows("wedged", 0.0, 0.0),
-    Knob("wedged", "still", "s", 120.0, 10.0, 86_400.0, "how long no step with work there; also three times the longest seen"),
+    Threshold("wedged", "still", "s", 120.0, 10.0, 86_400.0, "longest time without a step; or three times the longest step"),
     *_windows("hung", 0.0, 0.0),
-    Knob("hung", "canaries", "count", 3.0, 2.0, 100.0, "test requests in a row that an idle engine leaves without an answer"),
+    Threshold("hung", "canaries", "count", 3.0, 2.0, 100.0, "canary requests in a row that an idle engine leaves unanswered"),
     *_windows("slow", 120.0, 120.0),
-    Knob("slow", "takes", "s", 10.0, 0.1, 3_600.0, "for a test request of one token"),
+    Threshold("slow", "takes", "s", 10.0, 0.1, 3_600.0, "duration of a one-token canary request"),
     *_windows("garbage", 60.0, 60.0),
     *_windows("stalled", 0.0, 30.0),
     *_windows("saturated", 60.0, 60.0),
-    Knob("saturated", "wait", "s", 30.0, 0.1, 86_400.0, "how long a new request may be expected to wait"),
-    Knob("saturated", "grows", "s", 120.0, 10.0, 1_500.0, "over how long the queue must have grown"),
+    Threshold("saturated", "wait", "s", 30.0, 0.1, 86_400.0, "longest expected wait of a new request"),
+    Threshold("saturated", "grows", "s", 120.0, 10.0, 1_500.0, "window over which the queue must grow"),
     *_windows("storm", 30.0, 600.0),
-    Knob("storm", "over", "s", 300.0, 60.0, 1_500.0, "over how long work done twice is added up"),
-    Knob("storm", "share", "share", 0.05, 0.001, 1.0, "of all computed tokens, those computed a second time"),
-    Knob("storm", "least", "count", 10.0, 1.0, 1e6, "preemptions below which nothing is said"),
+    Threshold("storm", "over", "s", 300.0, 60.0, 1_500.0, "window over which recomputed tokens are added up"),
+    Threshold("storm", "share", "share", 0.05, 0.001, 1.0, "recomputed tokens, as a share of all computed tokens"),
+    Threshold("storm", "least", "count", 10.0, 1.0, 1e6, "fewest preemptions in the window"),
     *_windows("backlog", 180.0, 120.0),
-    Knob("backlog", "full", "share", 0.95, 0.5, 1.0, "of the KV cache, from which it is full"),
+    Threshold("backlog", "full", "share", 0.95, 0.5, 1.0, "share of the KV cache from which it counts as full"),
     *_windows("retries", 0.0, 600.0),
-    Knob("retries", "over", "s", 600.0, 60.0, 1_500.0, "over how long they are counted"),
-    Knob("retries", "least", "count", 3.0, 1.0, 1e6, "allocations that failed at first in that time"),
+    Threshold("retries", "over", "s", 600.0, 60.0, 1_500.0, "window over which retries are counted"),
+    Threshold("retries", "least", "count", 3.0, 1.0, 1e6, "fewest allocation retries in the window"),
     *_windows("growth", 0.0, 600.0),
-    Knob("growth", "least", "bytes", 256.0 * MIB, 1.0 * MIB, 1e13, "of growth over what was seen, below which nothing is said"),
+    Threshold("growth", "least", "bytes", 256.0 * MIB, 1.0 * MIB, 1e13, "smallest growth over the observed time"),
     *_windows("exhausted", 0.0, 600.0),
     # With a leak the first refusal comes a minute before the end, and often the second never comes.
-    Knob("exhausted", "least", "count", 1.0, 1.0, 1e6, "allocations that failed at first while it grows"),
+    Threshold("exhausted", "least", "count", 1.0, 1.0, 1e6, "fewest allocation retries while memory grows"),
     *_windows("slack", 60.0, 60.0),
-    Knob("slack", "least", "bytes", 256.0 * MIB, 0.0, 1e13, "of the device that must be free or could be given back"),
+    Threshold("slack", "least", "bytes", 256.0 * MIB, 0.0, 1e13, "least device memory that is free or releasable"),
     *_windows("neighbour", 30.0, 60.0),
     # What the driver counts for others moves by some MiB on its own.
-    Knob("neighbour", "came", "bytes", 256.0 * MIB, 0.0, 1e13, "that others took in the last 25 minutes"),
-    Knob("neighbour", "free", "bytes", 512.0 * MIB, 0.0, 1e13, "free on the device, below which another process is in need"),
-    Knob("neighbour", "releasable", "bytes", 1.0 * GIB, 0.0, 1e13, "that torch must hold without use: else it is not worth it"),
+    Threshold("neighbour", "came", "bytes", 256.0 * MIB, 0.0, 1e13, "memory that other processes took in the last 25 minutes"),
+    Threshold("neighbour", "free", "bytes", 512.0 * MIB, 0.0, 1e13, "free memory below which another process is in need"),
+    Threshold("neighbour", "releasable", "bytes", 1.0 * GIB, 0.0, 1e13, "least unused memory in torch's cache"),
     *_windows("contained", 0.0, 0.0),
-    Knob("contained", "over", "s", 900.0, 60.0, 1_500.0, "without a contained failure until it is over"),
+    Threshold("contained", "over", "s", 900.0, 60.0, 1_500.0, "time without a contained failure until it clears"),
     *_windows("limping", 180.0, 120.0),
     *_windows("host", 0.0, 600.0),
-    Knob("host", "least", "bytes", 512.0 * MIB, 1.0 * MIB, 1e13, "of growth over what was seen, below which nothing is said"),
+    Threshold("host", "least", "bytes", 512.0 * MIB, 1.0 * MIB, 1e13, "smallest growth over the observed time"),
     *_windows("card", 0.0, 86_400.0),
     *_windows("prefix", 600.0, 600.0),
-    Knob("prefix", "share", "share", 0.02, 0.0, 1.0, "of looked-up tokens that were found, below which it is worth a word"),
-    Knob("prefix", "least", "count", 1e6, 1.0, 1e15, "tokens looked up in the last half hour, below which nothing is said"),
+    Threshold("prefix", "share", "share", 0.02, 0.0, 1.0, "prefix cache hit rate below which it is reported"),
+    Threshold("prefix", "least", "count", 1e6, 1.0, 1e15, "fewest tokens looked up in the last half hour"),
     *_windows("loop", 0.0, 1_800.0),
-    Knob("loop", "starts", "count", 3.0, 2.0, 100.0, "starts in that time"),
-    Knob("loop", "over", "s", 1_800.0, 60.0, 86_400.0, "over how long starts are counted"),
+    Threshold("loop", "starts", "count", 3.0, 2.0, 100.0, "starts in the window"),
+    Threshold("loop", "over", "s", 1_800.0, 60.0, 86_400.0, "window over which starts are counted"),
     *_windows("changed", 0.0, 3_600.0),
 )  # fmt: skip
-KINDS = tuple(dict.fromkeys(knob.kind for knob in KNOBS))
+KINDS = tuple(dict.fromkeys(knob.kind for knob in THRESHOLDS))
 GRADES: Mapping[str, Grade] = {
     "dead": Grade.RESTART, "wedged": Grade.RESTART, "hung": Grade.RESTART, "exhausted": Grade.RESTART, "saturated": Grade.SHED,
     "neighbour": Grade.COMPACT, "limping": Grade.RESTART,
 }  # fmt: skip
 """The others advise. Growth with retries, which is a reason to restart, is `exhausted`."""
-_BY_PLACE = {(knob.kind, knob.name): knob for knob in KNOBS}
+_BY_PLACE = {(knob.kind, knob.name): knob for knob in THRESHOLDS}
 RULE_FIGURES = ("kv_cache_usage", "running", "waiting", "preemptions", "device_free", "host_resident", "in_flight")
 _TERM = re.compile(
     r"\s*([a-z_]{1,40})\s*(>=|<=|>|<)\s*(?:(\d{1,12}(?:\.\d{1,9})?)\s*(?:\*\s*([a-z_]{1,40}))?|([a-z_]{1,40}))\s*"
@@ -110,7 +110,7 @@ class Term(NamedTuple):
     other: str = ""
 
 
-class Rule(NamedTuple):
+class UserRule(NamedTuple):
     """A question of the user's own; it can only advise."""
 
     name: str
@@ -124,7 +124,7 @@ class Policy(NamedTuple):
     """All of it."""
 
     numbers: Mapping[tuple[str, str], float] = {}
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[UserRule, ...] = ()
     every_s: float = 5.0
 
     def number(self, kind: str, name: str) -> float:
@@ -134,15 +134,15 @@ class Policy(NamedTuple):
 
 
 # What a widely read article recommends. As rules that can only advise: a full cache with a short queue is a healthy server.
-PRESETS: Mapping[str, tuple[Rule, ...]] = {
+PRESETS: Mapping[str, tuple[UserRule, ...]] = {
     "article": (
-        Rule("article-cache", (Term("kv_cache_usage", ">", 0.95),), 300.0, 60.0, "the KV cache is over 95 % for five minutes"),
-        Rule("article-queue", (Term("waiting", ">", 2.0, "running"),), 300.0, 60.0, "twice as many wait as run, five minutes"),
+        UserRule("article-cache", (Term("kv_cache_usage", ">", 0.95),), 300.0, 60.0, "KV cache over 95 % for 5 min"),
+        UserRule("article-queue", (Term("waiting", ">", 2.0, "running"),), 300.0, 60.0, "waiting over 2x running for 5 min"),
     ),
 }  # fmt: skip
 
 
-class Misread(BadInput):
+class PolicyError(BadInput):
     """Something in a policy that cannot be: with the table and the key, so that its line can be found."""
 
     def __init__(self, place: tuple[str, str], message: str) -> None:
@@ -154,7 +154,7 @@ class Misread(BadInput):
 def read_policy(tables: Mapping[str, Any]) -> Policy:
     """The policy in a parsed TOML document; Misread with its place for whatever is wrong."""
     numbers: dict[tuple[str, str], float] = {}
-    rules: list[Rule] = []
+    rules: list[UserRule] = []
     every_s = 5.0
     for kind, table in tables.items():
         if kind == "every":
@@ -164,23 +164,23 @@ def read_policy(tables: Mapping[str, Any]) -> Policy:
         elif kind == "rule":
             rules += [_rule(one, number) for number, one in enumerate(_list(kind, table))]
         elif kind not in KINDS:
-            raise Misread(("", str(kind)), f"there is no condition {str(kind)[:40]!r}; there is: {', '.join(KINDS)}")
+            raise PolicyError(("", str(kind)), f"there is no condition {str(kind)[:40]!r}; there is: {', '.join(KINDS)}")
         elif not isinstance(table, dict):
-            raise Misread(("", kind), f"[{kind}] is a table: {kind} = ... says nothing")
+            raise PolicyError(("", kind), f"[{kind}] is a table: {kind} = ... says nothing")
         else:
             numbers |= {(kind, name): _knob(kind, name, value) for name, value in table.items()}
     names = [rule.name for rule in rules]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise Misread(("", "rule"), f"there are two rules called {twice}")
+        raise PolicyError(("", "rule"), f"there are two rules called {twice}")
     return Policy(numbers, tuple(rules), every_s)
 
 
 def _knob(kind: str, name: str, value: Any) -> float:
     knob = _BY_PLACE.get((kind, str(name)))
     if knob is None:
-        known = ", ".join(one.name for one in KNOBS if one.kind == kind)
-        raise Misread((kind, str(name)), f"[{kind}] has no {str(name)[:40]!r}; it has: {known}")
+        known = ", ".join(one.name for one in THRESHOLDS if one.kind == kind)
+        raise PolicyError((kind, str(name)), f"[{kind}] has no {str(name)[:40]!r}; it has: {known}")
     return _amount((kind, str(name)), value, knob.unit, knob.low, knob.high)
 
 
@@ -188,58 +188,58 @@ def _amount(place: tuple[str, str], value: Any, unit: str, low: float, high: flo
     name = ".".join(filter(None, place))
     units = SECONDS if unit == "s" else BYTES if unit.startswith("bytes") else {}
     if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise Misread(place, f"{name} is a number{' with a unit' if units else ''}")
+        raise PolicyError(place, f"{name} is a number{' with a unit' if units else ''}")
     if isinstance(value, str):
         found = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*([A-Za-z%]{0,3})\s*", value)
         factor = None if found is None else {**units, "%": 0.01, "": 1.0}.get(found[2])
         if found is None or factor is None or (found[2] == "%" and unit != "share"):
             shown = {"s": "30s, 5m or 2h", "bytes": "512MiB or 2GiB", "share": "5% or 0.05"}.get(unit, "a number")
-            raise Misread(place, f"{name}: {value[:40]!r} is none; write {shown}")
+            raise PolicyError(place, f"{name}: {value[:40]!r} is none; write {shown}")
         value = float(found[1]) * factor
     if not low <= float(value) <= high:
-        raise Misread(place, f"{name} must lie between {low:g} and {high:g}, not {value:g}")
+        raise PolicyError(place, f"{name} must lie between {low:g} and {high:g}, not {value:g}")
     return float(value)
 
 
 def _list(kind: str, table: Any) -> list[Any]:
     if not isinstance(table, list):
-        raise Misread(("", kind), f"write [[{kind}]], once for each")
+        raise PolicyError(("", kind), f"write [[{kind}]], once for each")
     return table
 
 
-def _presets(table: Any) -> list[Rule]:
+def _presets(table: Any) -> list[UserRule]:
     names = [table] if isinstance(table, str) else table
     if not isinstance(names, list) or not all(isinstance(name, str) and name in PRESETS for name in names):
-        raise Misread(("", "preset"), f"preset is one of {', '.join(PRESETS)}, or a list of them")
+        raise PolicyError(("", "preset"), f"preset is one of {', '.join(PRESETS)}, or a list of them")
     return [rule for name in names for rule in PRESETS[name]]
 
 
-def _rule(table: Any, number: int) -> Rule:
+def _rule(table: Any, number: int) -> UserRule:
     place = (f"rule.{number}", "when")
     if not isinstance(table, dict) or set(table) - {"name", "when", "for", "clear", "says"}:
-        raise Misread((f"rule.{number}", ""), "a [[rule]] has name, when, for, clear and says")
+        raise PolicyError((f"rule.{number}", ""), "a [[rule]] has name, when, for, clear and says")
     name, when = table.get("name"), table.get("when")
     if not isinstance(name, str) or not re.fullmatch(r"[a-z][a-z0-9-]{0,39}", name):
-        raise Misread((f"rule.{number}", "name"), "a rule's name is a word of small letters, digits and dashes")
+        raise PolicyError((f"rule.{number}", "name"), "a rule's name is a word of small letters, digits and dashes")
     if name in KINDS or name == "plan":
-        raise Misread((f"rule.{number}", "name"), f"{name} is a condition of guard's own; give the rule another name")
+        raise PolicyError((f"rule.{number}", "name"), f"{name} is a condition of guard's own; give the rule another name")
     if not isinstance(when, str) or len(when) > 400:
-        raise Misread(place, f'rule {name}: when = "kv_cache_usage > 0.95 and waiting > 10"')
+        raise PolicyError(place, f'rule {name}: when = "kv_cache_usage > 0.95 and waiting > 10"')
     terms = tuple(_term(place, name, text) for text in re.split(r"\sand\s", when))
     says = table.get("says", when)
     if not isinstance(says, str):
-        raise Misread((f"rule.{number}", "says"), f"rule {name}: says is a sentence")
+        raise PolicyError((f"rule.{number}", "says"), f"rule {name}: says is a sentence")
     for_s = _amount((f"rule.{number}", "for"), table.get("for", 60.0), "s", 0.0, 86_400.0)
     clear_s = _amount((f"rule.{number}", "clear"), table.get("clear", 60.0), "s", 0.0, 86_400.0)
-    return Rule(name, terms, for_s, clear_s, says[:200])
+    return UserRule(name, terms, for_s, clear_s, says[:200])
 
 
 def _term(place: tuple[str, str], name: str, text: str) -> Term:
     found = _TERM.fullmatch(text)
     if found is None:
-        raise Misread(place, f"rule {name}: {text.strip()[:60]!r} is no comparison such as waiting > 2 * running")
+        raise PolicyError(place, f"rule {name}: {text.strip()[:60]!r} is no comparison such as waiting > 2 * running")
     figure, sign, number, times, other = found.groups()
     for one in (figure, times, other):
         if one is not None and one not in RULE_FIGURES:
-            raise Misread(place, f"rule {name}: there is no figure {one!r}; there is: {', '.join(RULE_FIGURES)}")
+            raise PolicyError(place, f"rule {name}: there is no figure {one!r}; there is: {', '.join(RULE_FIGURES)}")
     return Term(figure, sign, float(number) if number is not None else 1.0, times or other or "")

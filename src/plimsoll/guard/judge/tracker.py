@@ -38,7 +38,7 @@ YES_SHARE = 0.8
 LOOK_S = 5.0  # a look may take as long: however often guard wants to look, more than one in this time is not asked for
 
 
-class Seen(NamedTuple):
+class Assessment(NamedTuple):
     """What one look says to one question."""
 
     status: Status
@@ -47,19 +47,19 @@ class Seen(NamedTuple):
     evidence: tuple[Evidence, ...] = ()
 
 
-def yes(reason: str, message: str, *evidence: Evidence) -> Seen:
+def yes(reason: str, message: str, *evidence: Evidence) -> Assessment:
     """It holds at this look."""
-    return Seen(Status.TRUE, reason, message, evidence)
+    return Assessment(Status.TRUE, reason, message, evidence)
 
 
-def no(reason: str, message: str, *evidence: Evidence) -> Seen:
+def no(reason: str, message: str, *evidence: Evidence) -> Assessment:
     """It does not."""
-    return Seen(Status.FALSE, reason, message, evidence)
+    return Assessment(Status.FALSE, reason, message, evidence)
 
 
-def unknown(reason: str, message: str) -> Seen:
+def unknown(reason: str, message: str) -> Assessment:
     """It cannot be told."""
-    return Seen(Status.UNKNOWN, reason, message)
+    return Assessment(Status.UNKNOWN, reason, message)
 
 
 WORST = (Status.TRUE, Status.UNKNOWN, Status.FALSE)
@@ -90,12 +90,12 @@ class Tracker:
         self._is_held = False  # it was true when it could last be told
         self._held = _NOT_YET
 
-    def see(self, seen: Seen, now_s: float) -> Condition:
+    def see(self, seen: Assessment, now_s: float) -> Condition:
         """The condition after this look."""
         self.note(seen, now_s)
         return self.condition
 
-    def note(self, seen: Seen, now_s: float) -> bool:
+    def note(self, seen: Assessment, now_s: float) -> bool:
         """Take this look; whether the status is another one."""
         before = self.status
         if self._wanted:
@@ -143,7 +143,7 @@ class Tracker:
             return is_whole and self._yes >= max(self._wanted, YES_SHARE * len(self._looks))
         return self._true_since is not None and now_s - self._true_since >= self._for_s
 
-    def _become(self, seen: Seen, status: Status, now_s: float) -> None:
+    def _become(self, seen: Assessment, status: Status, now_s: float) -> None:
         if status is not self.status:
             self.status, self._since_s = status, now_s
         self._seen, self._watching_s = seen, None

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from plimsoll.doctor.rules.contained import Survival, last_words
-from plimsoll.guard.judge.look import Card, Look, Reach, Worker
+from plimsoll.guard.judge.look import CardState, Look, Reach, WorkerMemory
 from plimsoll.redaction import hide_user_text, redact
 from plimsoll.render.doctor import finding_json
 from plimsoll.render.guard import (
@@ -149,7 +149,7 @@ def ledgers(look: Look | None) -> dict[str, Any]:
     return {"bars": bars[:MOST_CARDS], "why": "" if bars else NO_FIGURES, "left_out": max(0, len(bars) - MOST_CARDS)}
 
 
-def worker_bar(worker: Worker, usage: float | None) -> dict[str, Any] | None:
+def worker_bar(worker: WorkerMemory, usage: float | None) -> dict[str, Any] | None:
     """The card of one worker; None where its size or what is free is not known."""
     total, free, live = worker.device_total, worker.device_free, worker.allocated
     if total is None or free is None or not 0 <= free <= total or total <= 0:
@@ -175,7 +175,7 @@ def worker_bar(worker: Worker, usage: float | None) -> dict[str, Any] | None:
     return _bar(f"worker {worker.rank}", total, [*parts, ("slack", free)], worker.requested, notes, worker.activation_peak)
 
 
-def _inside(worker: Worker, live: float, usage: float | None) -> tuple[list[tuple[str, float]], bool]:
+def _inside(worker: WorkerMemory, live: float, usage: float | None) -> tuple[list[tuple[str, float]], bool]:
     """Live memory by what it is for, and whether that is known."""
     if worker.weights is None or worker.kv_cache is None:
         return [("live", live)], False
@@ -187,7 +187,7 @@ def _inside(worker: Worker, live: float, usage: float | None) -> tuple[list[tupl
     return [("weights", weights), *known, ("activation", live - weights - kv - graphs), *cache], True
 
 
-def card_bar(card: Card) -> dict[str, Any] | None:
+def card_bar(card: CardState) -> dict[str, Any] | None:
     """What the driver says of one card."""
     if card.total is None or card.free is None or not 0 <= card.free <= card.total or card.total <= 0:
         return None

@@ -14,7 +14,7 @@ import plimsoll
 from plimsoll.guard.api.actions import NOT_ACTING, ActionControl, RunningAction
 from plimsoll.guard.daemon.journal import read_history
 from plimsoll.guard.daemon.observer import Fleet, WatchedEngine
-from plimsoll.guard.judge.load import done_twice, expected_wait
+from plimsoll.guard.judge.load import expected_wait, recompute_share
 from plimsoll.guard.judge.look import Reach
 from plimsoll.guard.page.engine import (
     ActionInProgress,
@@ -278,7 +278,7 @@ def _readings(one: WatchedEngine) -> dict[str, Reading]:
     }  # fmt: skip
     is_there = history.last is not None and history.last.reach is Reach.ANSWERS
     found["expected_wait"] = expected_wait(history) if is_there else history.now("waiting")
-    found["twice"] = done_twice(history, one.judge.policy.number("storm", "over"))
+    found["twice"] = recompute_share(history, one.judge.policy.number("storm", "over"))
     return found
 
 

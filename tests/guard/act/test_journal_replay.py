@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from plimsoll.guard.act.capacity import Load
-from plimsoll.guard.act.decide import Engine, LastEnd, Plan, View, decide
-from plimsoll.guard.act.journal_entry import CLOSED, RESTART, SEEN, SWITCH, WINDOW_S, Carry, Entry
-from plimsoll.guard.act.policy import ActPolicy
-from plimsoll.guard.act.remembered import PAUSE, known_of, last_ends_of, switches_of
+from plimsoll.guard.act.capacity import EngineLoad
+from plimsoll.guard.act.decide import ActionPlan, ActPolicy, EngineStatus, FailedRestarts, FleetView, decide
+from plimsoll.guard.act.journal_entry import CLOSED, RESTART, SEEN, SWITCH, WINDOW_S, CarryOver, Entry
+from plimsoll.guard.act.journal_replay import PAUSE, failed_restarts, known_processes, read_switches
 from plimsoll.unknown import Condition, Status
 
 YEAR_S = 365 * 86_400.0
@@ -20,7 +19,7 @@ class Story:
     """A journal as it is written, and what is still needed of it."""
 
     def __init__(self) -> None:
-        self.carry, self.number, self.at = Carry(), 0, 1_000.0
+        self.carry, self.number, self.at = CarryOver(), 0, 1_000.0
 
     def note(self, what: str, engine: str = "a", action: str = "", step: str = "", **fields: Any) -> Story:
         """One entry more."""
@@ -36,9 +35,9 @@ class Story:
         """Somebody paused or resumed."""
         return self.note(SWITCH, engine, step=PAUSE, on=is_on)
 
-    def ends(self, later_s: float = 0.0) -> dict[str, LastEnd]:
+    def ends(self, later_s: float = 0.0) -> dict[str, FailedRestarts]:
         """What is remembered so much later."""
-        return last_ends_of(self.carry.entries(self.at + later_s))
+        return failed_restarts(self.carry.entries(self.at + later_s))
 
 
 @pytest.mark.parametrize("end", ["failed", "held"])
@@ -58,7 +57,7 @@ def test_a_restart_that_is_done_or_somebody_who_resumes_the_engine_ends_it() -> 
     assert Story().closed("wedged", "held").switch("a", is_on=False).ends(YEAR_S) == {}
     story = Story().closed("wedged", "held").switch("a", is_on=False).switch("a", is_on=True)
     assert story.ends() == {}
-    assert switches_of(story.carry.entries(story.at)).paused == {"a"}
+    assert read_switches(story.carry.entries(story.at)).paused == {"a"}
 
 
 def test_that_it_does_not_work_is_one_reason_and_reasons_add_up() -> None:
@@ -68,12 +67,14 @@ def test_that_it_does_not_work_is_one_reason_and_reasons_add_up() -> None:
 
     def decided(kind: str) -> object:
         condition = {kind: Condition(kind, Status.TRUE, "Seen", "so it is", 0.0)}
-        engine = Engine("a", condition, Load("a", 0.1, 1.0, 0.0, model="m"), 1.0, last_end=story.ends()["a"])
-        return decide(View([engine, Engine("b", {}, Load("b", 0.1, 1.0, 0.0, model="m"), 1.0)], now=1e9), ActPolicy())[0]
+        engine = EngineStatus("a", condition, EngineLoad("a", 0.1, 1.0, 0.0, model="m"), 1.0, last_end=story.ends()["a"])
+        return decide(
+            FleetView([engine, EngineStatus("b", {}, EngineLoad("b", 0.1, 1.0, 0.0, model="m"), 1.0)], now=1e9), ActPolicy()
+        )[0]
 
     for kind in ("dead", "wedged", "hung", "exhausted"):
         assert getattr(decided(kind), "reason", "") == "CrashLoop", kind
-    assert isinstance(decided("neighbour"), Plan), "a compaction is no restart"
+    assert isinstance(decided("neighbour"), ActionPlan), "a compaction is no restart"
 
 
 def test_one_that_was_held_is_out_until_it_is_put_back_and_is_remembered_still() -> None:
@@ -84,7 +85,7 @@ def test_one_that_was_held_is_out_until_it_is_put_back_and_is_remembered_still()
         )
         assert story.ends(YEAR_S)["a"].is_out
         story.closed("undrain", "done")
-        assert story.ends(YEAR_S)["a"] == LastEnd(kind, "held", frozenset({"broken" if kind == "dead" else kind}))
+        assert story.ends(YEAR_S)["a"] == FailedRestarts(kind, "held", frozenset({"broken" if kind == "dead" else kind}))
     assert not Story().closed("dead", "failed").ends()["a"].is_out
 
 
@@ -93,7 +94,7 @@ def test_which_process_answered_is_kept_whatever_its_age() -> None:
     story = Story().note(SEEN, started=5.0, count=1).note(RESTART, own=False, started=7.0, count=None, awaited=True)
     story.at += YEAR_S
     story.note(RESTART, action="x1", own=True).note(RESTART, action="x2", own=True).note(CLOSED, action="x2", end="undone")
-    found = known_of(story.carry.entries(story.at))["a"]
+    found = known_processes(story.carry.entries(story.at))["a"]
     assert found.seen is not None
     assert (found.seen.started, found.seen.restarts, found.own, found.is_awaited) == (7.0, None, 1, True)
-    assert known_of(story.carry.entries(story.at + YEAR_S))["a"].seen == found.seen
+    assert known_processes(story.carry.entries(story.at + YEAR_S))["a"].seen == found.seen

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from plimsoll.guard.act.decide import LastEnd, Restart, Switches, reason_of
-from plimsoll.guard.act.journal_entry import CLOSED, RESTART, SEEN, SWITCH, Entry
-from plimsoll.guard.act.steps import End
+from plimsoll.guard.act.decide import FailedRestarts, Restart, Switches, reason_of
+from plimsoll.guard.act.journal_entry import CLOSED, INTENT, OPENED, OUTCOME, RESTART, SEEN, SWITCH, Entry
+from plimsoll.guard.act.steps import COURSES, ActionRun, End, Step
 from plimsoll.guard.judge.history import SAME_S
 from plimsoll.guard.judge.tracker import Grade
 
@@ -18,33 +18,33 @@ from plimsoll.guard.judge.tracker import Grade
 # looked; the count of systemd or a cluster knows only what that started again by itself.
 
 
-class Seen(NamedTuple):
+class EngineProcess(NamedTuple):
     """Which process of an engine answers; None where that is not known."""
 
     started: float | None = None  # as its page says
     restarts: int | None = None  # how often whoever runs it has started it again
 
 
-class Known(NamedTuple):
+class KnownProcess(NamedTuple):
     """The same as the journal has it, and what came after."""
 
-    seen: Seen | None = None  # None: it was never seen
+    seen: EngineProcess | None = None  # None: it was never seen
     own: int = 0  # restarts of our own since
     is_awaited: bool = False  # one was counted whose process has not answered yet
 
 
-class Found(NamedTuple):
+class ProcessChange(NamedTuple):
     """What is new."""
 
     times: int  # restarts of somebody else
-    seen: Seen
+    seen: EngineProcess
     is_awaited: bool
     is_new: bool  # whether there is anything to write down
 
 
-def foreign(known: Known, now: Seen, lives: int) -> Found:
+def foreign_restarts(known: KnownProcess, now: EngineProcess, lives: int) -> ProcessChange:
     """How many restarts of somebody else there were. `lives`: how often another process was seen to answer since then."""
-    before = known.seen or Seen()
+    before = known.seen or EngineProcess()
     is_another = before.started is not None and now.started is not None and abs(now.started - before.started) > SAME_S
     answered = max(lives, int(is_another))
     # One of them may be the process that we started, or that was counted before it answered.
@@ -52,11 +52,11 @@ def foreign(known: Known, now: Seen, lives: int) -> Found:
     # A count that fell was begun anew: it says nothing of what was before.
     counted = 0 if before.restarts is None or now.restarts is None else max(0, now.restarts - before.restarts)
     started = before.started if now.started is None else now.started
-    seen = Seen(started, before.restarts if now.restarts is None else now.restarts)
+    seen = EngineProcess(started, before.restarts if now.restarts is None else now.restarts)
     is_awaited = not answered and (known.is_awaited or counted > 0)
     is_first = seen.started is not None and before.started is None
     is_new = bool(theirs or counted or is_another or is_first or lives or seen.restarts != before.restarts)
-    return Found(max(theirs, counted), seen, is_awaited, is_new)
+    return ProcessChange(max(theirs, counted), seen, is_awaited, is_new)
 
 
 PAUSE, RUNGS = "pause", "rung-"
@@ -65,7 +65,7 @@ DRAIN, UNDRAIN = "drain", "undrain"
 MOST_TIMES = 1_000  # restarts that one entry may stand for
 
 
-def switches_of(entries: Iterable[Entry]) -> Switches:
+def read_switches(entries: Iterable[Entry]) -> Switches:
     """What people have switched off, and not on again."""
     last = {(one.engine, one.step): bool(one.fields.get("on")) for one in entries if one.kind == SWITCH}
     off = [key for key, is_on in last.items() if is_on]
@@ -73,7 +73,7 @@ def switches_of(entries: Iterable[Entry]) -> Switches:
     return Switches(("", PAUSE) in off, frozenset(engine for engine, name in off if engine and name == PAUSE), rungs)
 
 
-def restarts_of(entries: Iterable[Entry]) -> list[Restart]:
+def read_restarts(entries: Iterable[Entry]) -> list[Restart]:
     """Everybody's. An action of ours counts once, whoever went on with it, and not at all where nothing was stopped."""
     found: dict[str, list[Restart]] = {}
     for number, entry in enumerate(entries):
@@ -91,13 +91,13 @@ def _times(entry: Entry) -> int:
     return min(MOST_TIMES, max(1, times)) if isinstance(times, int) else 1
 
 
-def last_ends_of(entries: Iterable[Entry]) -> dict[str, LastEnd]:
+def failed_restarts(entries: Iterable[Entry]) -> dict[str, FailedRestarts]:
     """The engines that restarts did not mend.
 
     Only a restart that is done changes it, or somebody who resumes that engine: neither what was taken back, nor a drain by
     hand, nor the end of a pause of everything says that it is mended.
     """
-    found: dict[str, LastEnd] = {}
+    found: dict[str, FailedRestarts] = {}
     for entry in entries:
         if entry.kind == SWITCH and entry.step == PAUSE and not entry.fields.get("on"):
             found.pop(entry.engine, None)
@@ -112,28 +112,28 @@ def last_ends_of(entries: Iterable[Entry]) -> dict[str, LastEnd]:
         elif end in (End.FAILED, End.HELD):
             unmended = frozenset() if before is None else before.unmended
             is_held = end == End.HELD or (before is not None and before.end == End.HELD)
-            found[entry.engine] = LastEnd(
+            found[entry.engine] = FailedRestarts(
                 kind, str(End.HELD if is_held else End.FAILED), unmended | {reason_of(kind)},
                 is_out=end == End.HELD or (before is not None and before.is_out),
             )  # fmt: skip
     return found
 
 
-def known_of(entries: Iterable[Entry]) -> dict[str, Known]:
+def known_processes(entries: Iterable[Entry]) -> dict[str, KnownProcess]:
     """What was last known of each engine's processes, and how many restarts of our own came after that."""
-    found: dict[str, Known] = {}
+    found: dict[str, KnownProcess] = {}
     own: dict[str, set[str]] = {}
     for entry in entries:
         fields = entry.fields
         if entry.kind == SEEN or (entry.kind == RESTART and "started" in fields):
-            seen = Seen(_number(fields.get("started")), _count(fields.get("count")))
-            found[entry.engine] = Known(seen, is_awaited=bool(fields.get("awaited")))
+            seen = EngineProcess(_number(fields.get("started")), _count(fields.get("count")))
+            found[entry.engine] = KnownProcess(seen, is_awaited=bool(fields.get("awaited")))
             own[entry.engine] = set()
         elif entry.kind == RESTART and entry.action:
             own.setdefault(entry.engine, set()).add(entry.action)
         elif entry.kind == CLOSED and fields.get("end") == End.UNDONE:
             own.get(entry.engine, set()).discard(entry.action)
-    return {name: found.get(name, Known())._replace(own=len(own.get(name, ()))) for name in {*found, *own}}
+    return {name: found.get(name, KnownProcess())._replace(own=len(own.get(name, ()))) for name in {*found, *own}}
 
 
 def _number(value: object) -> float | None:
@@ -142,3 +142,52 @@ def _number(value: object) -> float | None:
 
 def _count(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def open_actions(entries: Iterable[Entry]) -> list[ActionRun]:
+    """Every action that was begun and is not over, as the journal tells it; one that cannot be understood is left out."""
+    found: dict[str, ActionRun] = {}
+    for entry in entries:
+        if entry.kind == OPENED:
+            course = _read(entry)
+            if course is not None:
+                found[entry.action] = course
+        elif entry.action in found:
+            if entry.kind == CLOSED:
+                del found[entry.action]
+            else:
+                found[entry.action] = _moved(found[entry.action], entry)
+    return list(found.values())
+
+
+def _read(entry: Entry) -> ActionRun | None:
+    fields = entry.fields
+    try:
+        grade, steps = Grade(fields["grade"]), tuple(Step(name) for name in fields["steps"])
+    except (KeyError, ValueError, TypeError):
+        return None
+    if steps not in COURSES.get(grade, ()):
+        return None  # of another version of guard: its steps are not ours
+    facts = fields.get("facts")
+    course = ActionRun(entry.action, entry.engine, grade, str(fields.get("kind", "")), steps, steps[0])
+    return course._replace(facts=facts) if isinstance(facts, dict) else course
+
+
+def _moved(course: ActionRun, entry: Entry) -> ActionRun:
+    if course.step is None or entry.step != course.step:
+        return _took_over(course, entry)
+    if entry.kind == INTENT:
+        return course.begun()
+    if entry.kind == OUTCOME:
+        facts = entry.fields.get("facts")
+        done = entry.fields.get("done")
+        return course.after(is_done=done if isinstance(done, bool) else None, facts=facts if isinstance(facts, dict) else {})
+    return course
+
+
+def _took_over(course: ActionRun, entry: Entry) -> ActionRun:
+    """A later guard may have turned it round: then its entries are those of the way back."""
+    if entry.kind != INTENT:
+        return course
+    turned = course.taken_over()
+    return turned.begun() if turned.step is not None and entry.step == turned.step else course
