@@ -73,7 +73,7 @@ def test_every_reason_has_its_row() -> None:
     asked: set[str] = set()
     for path in [*(SOURCE / "guard" / "daemon").glob("*.py"), *(SOURCE / "guard" / "api").glob("*.py")]:
         code = path.read_text(encoding="utf-8")
-        asked |= set(re.findall(r'Refusal\([^)]*?"([A-Z]\w+)", ', code)) | set(re.findall(r'_refused\("(\w+)", ', code))
+        asked |= set(re.findall(r'BlockedAction\([^)]*?"([A-Z]\w+)", ', code)) | set(re.findall(r'_refused\("(\w+)", ', code))
     assert "NotWatched" in asked
     first, _, second = between("<!-- reasons:", "<!-- end of reasons -->").partition("To what a person asks for")
     rows = [re.findall(r"`(\w+)`", line.split(" | ")[0]) for line in first.splitlines() if line.startswith("| `")]
