@@ -16,7 +16,7 @@ import pytest
 import plimsoll
 from plimsoll.cli.main import main
 from plimsoll.errors import BadInput
-from plimsoll.standin.launch import CARD, MODEL, read_asked
+from plimsoll.standin.launch import CARD, MODEL, read_options
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -132,12 +132,12 @@ def test_a_start_that_does_not_fit_ends_as_vllms(capsys: pytest.CaptureFixture[s
 
 def test_nothing_said_is_a_known_model_on_a_known_card() -> None:
     """Without a word it is a bundled model on an L4 that fits, on this machine's own address."""
-    asked = read_asked([], {"HF_HUB_OFFLINE": "1"})
-    (launch,) = asked.launches
+    options = read_options([], {"HF_HUB_OFFLINE": "1"})
+    (launch,) = options.launches
     assert launch.failure is None
     assert (launch.config.model, launch.log.ledger.card.name, launch.config.max_model_len) == (MODEL, CARD, 8192)
     assert (launch.options.host, launch.options.port) == ("127.0.0.1", 8000)
-    assert (asked.speed, asked.faults) == (1.0, ())
+    assert (options.speed, options.faults) == (1.0, ())
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_nothing_said_is_a_known_model_on_a_known_card() -> None:
 )
 def test_a_command_may_be_written_in_many_ways(words: tuple[str, ...]) -> None:
     """Flags alone, a command as pasted, or one in quotes: the same server."""
-    (launch,) = read_asked(words, {}).launches
+    (launch,) = read_options(words, {}).launches
     assert (launch.config.model, launch.config.max_model_len, launch.options.port) == (MODEL, 4096, 9009)
 
 
@@ -164,18 +164,18 @@ def test_files_are_read(tmp_path: Path) -> None:
     script.write_text(
         f"#!/bin/sh\nexport VLLM_SERVER_DEV_MODE=1\nvllm serve {MODEL} --config c.yaml --port 9101\n", encoding="utf-8"
     )
-    (launch,) = read_asked([str(script)], {}).launches
+    (launch,) = read_options([str(script)], {}).launches
     assert (launch.config.max_model_len, launch.options.port, launch.config.served_names) == (2048, 9101, ("a", "b"))
     assert launch.options.is_dev_mode
 
 
 def test_faults_may_be_many() -> None:
     """--fault is taken as often as it is given, also with an equals sign; after -- the stand-in says where it belongs."""
-    asked = read_asked(["--fault", "wedge@60s:30s", "--fault=neighbour@10s=3GiB"], {})
-    assert [(fault.kind, fault.at_s) for fault in asked.faults] == [("wedge", 60.0), ("neighbour", 10.0)]
-    assert asked.faults[1].value == 3 << 30
+    options = read_options(["--fault", "wedge@60s:30s", "--fault=neighbour@10s=3GiB"], {})
+    assert [(fault.kind, fault.at_s) for fault in options.faults] == [("wedge", 60.0), ("neighbour", 10.0)]
+    assert options.faults[1].value == 3 << 30
     with pytest.raises(BadInput, match="in front of --"):
-        read_asked(["--", "vllm", "serve", MODEL, "--fault", "oom"], {})
+        read_options(["--", "vllm", "serve", MODEL, "--fault", "oom"], {})
 
 
 def test_where_it_listens_can_be_said_beside_a_command(tmp_path: Path) -> None:
@@ -185,13 +185,13 @@ def test_where_it_listens_can_be_said_beside_a_command(tmp_path: Path) -> None:
     place = ["--host", "127.0.0.1", "--port", "9123"]
     command = ["vllm", "serve", MODEL, "--max-model-len", "4096", "--host", "0.0.0.0"]
     for words in ([str(script), *place], [*place, "--", *command]):
-        options = read_asked(words, {}).launches[0].options
+        options = read_options(words, {}).launches[0].options
         assert (options.host, options.port) == ("127.0.0.1", 9123)
 
 
 def test_what_is_not_imitated_is_said() -> None:
     """A version that is not known and flags that do nothing here get a word each."""
-    notes = " ".join(read_asked(["--vllm", "9.9.9", "--enable-lora", "--kv-cache-metrics"], {}).notes)
+    notes = " ".join(read_options(["--vllm", "9.9.9", "--enable-lora", "--kv-cache-metrics"], {}).notes)
     assert "9.9.9" in notes
     assert "--enable-lora" in notes
     assert "--kv-cache-metrics" in notes
@@ -199,11 +199,11 @@ def test_what_is_not_imitated_is_said() -> None:
 
 def test_a_fleet_has_ports_of_its_own() -> None:
     """Each of them listens elsewhere, answers with other words, and says so in its log."""
-    launches = read_asked(["--fleet", "3", "--port-range", "9000-9499", "--max-num-seqs", "8"], {}).launches
+    launches = read_options(["--fleet", "3", "--port-range", "9000-9499", "--max-num-seqs", "8"], {}).launches
     assert [launch.options.port for launch in launches] == [9000, 9001, 9002]
     assert len({launch.config.seed for launch in launches}) == 3
     assert launches[2].log.address == "http://127.0.0.1:9002"
-    assert len(read_asked(["--port-range", "9000-9009"], {}).launches) == 10
+    assert len(read_options(["--port-range", "9000-9009"], {}).launches) == 10
 
 
 @pytest.mark.parametrize(
@@ -219,21 +219,21 @@ def test_a_fleet_has_ports_of_its_own() -> None:
 )
 def test_an_open_address_needs_a_secret(words: list[str], environ: dict[str, str]) -> None:
     """With a token or a key any address will do; this machine's own needs none."""
-    assert read_asked(words, environ).launches[0].options.host == words[1]
+    assert read_options(words, environ).launches[0].options.host == words[1]
 
 
 def test_what_is_left_out_is_said() -> None:
     """A flag that moves the scheduler and is not imitated is named."""
-    notes = read_asked(["--max-num-scheduled-tokens", "512", "--max-num-queued-reqs", "5"], {}).notes
+    notes = read_options(["--max-num-scheduled-tokens", "512", "--max-num-queued-reqs", "5"], {}).notes
     assert any("--max-num-scheduled-tokens" in note for note in notes)
     assert not any("--max-num-queued-reqs" in note for note in notes)
 
 
 def test_a_later_version_may_know_more() -> None:
     """For a version newer than we know, an unknown flag is not refused."""
-    assert read_asked(["--vllm", "99.0.0", "--made-up"], {}).launches[0].failure is None
+    assert read_options(["--vllm", "99.0.0", "--made-up"], {}).launches[0].failure is None
     with pytest.raises(BadInput):
-        read_asked(["--vllm", "99.0.0", "--port", "70000"], {})
+        read_options(["--vllm", "99.0.0", "--port", "70000"], {})
 
 
 def test_it_serves_until_it_is_stopped() -> None:

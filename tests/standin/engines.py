@@ -8,7 +8,7 @@ from plimsoll.simulate.settings import Settings, StepTime
 from plimsoll.standin.engine import Engine, EngineConfig
 from plimsoll.standin.faults import Fault, parse_fault
 from plimsoll.standin.memory import MemorySizes
-from plimsoll.standin.request import Ask, Request
+from plimsoll.standin.request import Request, RequestSpec
 
 MIB, GIB = 1 << 20, 1 << 30
 NS = 10**9
@@ -38,9 +38,9 @@ def engine(*faults: str | Fault, **changes: object) -> Engine:
     return Engine(config(**changes), made)  # type: ignore[arg-type]
 
 
-def ask(prompt: int = 100, output: int = 10, seed: int = 1) -> Ask:
+def ask(prompt: int = 100, output: int = 10, seed: int = 1) -> RequestSpec:
     """A request with a prompt of its own."""
-    return Ask(np.arange(seed * 10_000, seed * 10_000 + prompt, dtype=np.int64), output, seed=seed)
+    return RequestSpec(np.arange(seed * 10_000, seed * 10_000 + prompt, dtype=np.int64), output, seed=seed)
 
 
 def served(one: Engine, request: Request, limit_s: float = 60.0) -> Request:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from plimsoll.doctor.rules.log_text import Log
 from plimsoll.standin.config import Launchable
-from plimsoll.standin.launch import read_asked
+from plimsoll.standin.launch import read_options
 from plimsoll.standin.launch_log import Line, Pids, written
 from tests.log_bytes import log_of_bytes
 
@@ -17,7 +17,7 @@ PIDS = Pids(100, 200, (300, 301))
 
 def launchable(*words: str, **environ: str) -> Launchable:
     """The one server that these words ask for."""
-    return read_asked(words, environ).launches[0]
+    return read_options(words, environ).launches[0]
 
 
 def text_of(lines: Iterable[Line], release: str) -> str:

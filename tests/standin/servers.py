@@ -14,10 +14,9 @@ from typing import Any, NamedTuple
 from plimsoll.inside.settings import Settings
 from plimsoll.simulate.settings import StepTime
 from plimsoll.standin.engine import Engine
-from plimsoll.standin.serve.driver import Driver
 from plimsoll.standin.serve.fields import Options
-from plimsoll.standin.serve.port import Port
-from plimsoll.standin.serve.server import Assembled, assemble
+from plimsoll.standin.serve.server import AssembledServer, Port, assemble
+from plimsoll.standin.serve.service import Driver
 from tests.standin.engines import engine
 
 TOKEN = "a-token-that-is-long-enough"
@@ -48,7 +47,7 @@ class Server(NamedTuple):
     """One stand-in that runs in a thread."""
 
     port: int
-    made: Assembled
+    made: AssembledServer
     loop: asyncio.AbstractEventLoop
 
     def ask(self, method: str, path: str, body: object = None, **headers: str) -> Got:
@@ -83,7 +82,7 @@ def standin(
     thread.start()
     port = Port("127.0.0.1", 0)
 
-    async def begin() -> Assembled:
+    async def begin() -> AssembledServer:
         driver = Driver(found, time.monotonic_ns, speed)
         made = assemble(found, driver, options or Options(is_dev_mode=True, token=TOKEN), settings=settings)
         await port.open(made.app, root_path=options.root_path if options else "")

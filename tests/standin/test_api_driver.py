@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from plimsoll.standin.serve.driver import Driver
+from plimsoll.standin.serve.service import Driver
 from tests.standin.engines import NS, ask, engine
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from plimsoll.inside.answers import Message, Receive, Scope, Send
 from plimsoll.standin.faults import Fault
-from plimsoll.standin.serve.port import Port
+from plimsoll.standin.serve.server import Port
 from tests.fakes import eventually
 from tests.standin.engines import engine
 from tests.standin.servers import Server, standin

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from plimsoll.standin.serve.port import Port, PortTaken
+from plimsoll.standin.serve.server import Port, PortTaken
 from tests.fakes import eventually
 from tests.standin.servers import TOKEN, Got
 

@@ -14,7 +14,7 @@ from plimsoll.simulate.inputs import _data_sheet, _plan, settings_of_plan
 from plimsoll.simulate.settings import StepTime
 from plimsoll.standin.engine import Engine
 from plimsoll.standin.memory import Memory
-from plimsoll.standin.request import Ask
+from plimsoll.standin.request import RequestSpec
 from tests.standin.launches import LLAMA, launchable
 
 CAPTURES = Path(__file__).parents[1] / "captures"
@@ -61,7 +61,7 @@ def test_an_engine_runs_on_it() -> None:
     engine = Engine(launchable("--gpu", "L4").config)
     import numpy as np
 
-    engine.submit(Ask(np.arange(100, dtype=np.int64), 5), 0)
+    engine.submit(RequestSpec(np.arange(100, dtype=np.int64), 5), 0)
     engine.advance(10 * 10**9)
     assert engine.figures.generation_tokens == 5
 

@@ -8,7 +8,7 @@ import pytest
 from plimsoll.simulate.settings import Settings, StepTime
 from plimsoll.standin.engine import EngineDead
 from plimsoll.standin.faults import parse_fault
-from plimsoll.standin.request import Ask, Family
+from plimsoll.standin.request import Family, RequestSpec
 from tests.standin.engines import GIB, MIB, NS, SETTINGS, SIZES, ask, engine, served
 
 STEP = 10_000_000
@@ -51,8 +51,8 @@ def test_the_next_turn_hits_the_answer() -> None:
     """vLLM knows the content of what it generated: a prompt that holds it finds it."""
     one = engine()
     first = served(one, one.submit(ask(32, 64), 0))
-    turn = np.concatenate((first.ask.prompt, first.output_ids, np.arange(8, dtype=np.int64)))
-    second = served(one, one.submit(Ask(turn, 2), one.now_ns))
+    turn = np.concatenate((first.spec.prompt, first.output_ids, np.arange(8, dtype=np.int64)))
+    second = served(one, one.submit(RequestSpec(turn, 2), one.now_ns))
     assert second.cached_tokens == 80  # of 96 tokens the last was never computed, so its block was never full
 
 

@@ -36,7 +36,7 @@ SHAPE = re.compile(r"\((APIServer|EngineCore|Worker\w*) pid=\d+\) (INFO|WARNING|
 def lines_of_a_failure(launch: Launchable) -> tuple[Line, ...]:
     """The log of a start that does not succeed."""
     assert launch.failure is not None
-    return failed_lines(launch.log, launch.failure)
+    return tuple(failed_lines(launch.log, launch.failure))
 
 
 @pytest.mark.parametrize("release", ["0.25.1", "0.32.0"])

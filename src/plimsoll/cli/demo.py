@@ -23,7 +23,7 @@ import signal
 import sys
 import time
 
-from plimsoll.cli.standin import need_parts
+from plimsoll.cli.standin import need_packages
 from plimsoll.errors import BadInput
 from plimsoll.launch.options import split_options
 from plimsoll.render.terminal import show
@@ -49,7 +49,7 @@ def run(words: list[str]) -> int:
         show(__doc__.rstrip() if __doc__ else "")
         return 0
     options, as_json = _read(words)
-    need_parts("demo", or_else=" or make demo")
+    need_packages("demo", or_else=" or make demo")
     from plimsoll.demo.play import show_summary
     from plimsoll.demo.screen import Screen, wants_colour
 

@@ -32,15 +32,14 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterable
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 from plimsoll.errors import WorldFailed, printable
 from plimsoll.render.terminal import show
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from plimsoll.standin.config import Launchable
-    from plimsoll.standin.launch_log import Line
 
 
 def run(words: list[str]) -> int:
@@ -49,55 +48,41 @@ def run(words: list[str]) -> int:
     if {"--help", "-h"} & set(before):
         show(__doc__.rstrip() if __doc__ else "")
         return 0
-    need_parts("standin")
-    from plimsoll.standin.launch import ParserRefused, read_asked
-
-    try:
-        asked = read_asked(words, os.environ)
-    except ParserRefused as error:
-        print(_one_line(str(error)), file=sys.stderr, flush=True)
-        return error.exit_code
-    for note in asked.notes:
-        print(f"plimsoll: {note}", file=sys.stderr, flush=True)
-    first = asked.launches[0]
-    if first.failure is not None:
-        return _fail(first, asked.speed)
+    need_packages("standin")
+    from plimsoll.standin.launch import ParserRefused, read_options
     from plimsoll.standin.serve.server import serve
 
-    return serve(asked.launches, speed=asked.speed, faults=asked.faults)
+    try:
+        options = read_options(words, os.environ)
+    except ParserRefused as error:
+        print(printable(str(error), "?")[:2000], file=sys.stderr, flush=True)
+        return error.exit_code
+    for note in options.notes:
+        print(f"plimsoll: {note}", file=sys.stderr, flush=True)
+    first = options.launches[0]
+    if first.failure is not None:
+        _print_failure(first, options.speed)
+        return 1
+    return serve(options.launches, speed=options.speed, faults=options.faults)
 
 
-def need_parts(extra: str, *, or_else: str = "") -> None:
+def need_packages(extra: str, *, or_else: str = "") -> None:
     """The packages of a stand-in, which are an extra; one that is missing is named with what brings it."""
-    from importlib.util import find_spec
-
     missing = [name for name in ("numpy", "uvicorn", "uvloop", "httptools", "prometheus_client") if find_spec(name) is None]
     if missing:
         install = f"pip install 'plimsoll-line[{extra}]', or in a clone pip install '.[{extra}]'{or_else}"
         raise WorldFailed(f"a stand-in needs {', '.join(missing)}: {install}")
 
 
-def _one_line(text: str) -> str:
-    """What was typed may hold anything; a terminal gets none of it."""
-    return printable(text, "?")[:2000]
-
-
-def _fail(launch: Launchable, speed: float) -> int:
-    """The start that the plan says will not succeed."""
+def _print_failure(launch: Launchable, speed: float) -> None:
+    """The log of a start that fails: each line when its share of the start's time has passed."""
+    from plimsoll.standin.launch_log import Pids, written
     from plimsoll.standin.start_failures import failed_lines
 
     assert launch.failure is not None
-    _print(failed_lines(launch.log, launch.failure), launch, speed)
-    return 1
-
-
-def _print(lines: Iterable[Line], launch: Launchable, speed: float) -> None:
-    """Each line when its share of the start's time has passed."""
-    from plimsoll.standin.launch_log import Pids, written
-
     pids = Pids(os.getpid(), os.getpid())
     passed = 0.0
-    for line in lines:
+    for line in failed_lines(launch.log, launch.failure):
         time.sleep(max(0.0, line.share - passed) * launch.log.seconds / speed)
         passed = max(passed, line.share)
         text = written(line, time.strftime("%m-%d %H:%M:%S"), pids, launch.log.release)

@@ -26,10 +26,10 @@ def stand_in(command: str = "", *, gpu: str = "L4", vllm: str = "", faults: Sequ
 
     from plimsoll.errors import BadInput
     from plimsoll.standin.clocked import StandIn
-    from plimsoll.standin.launch import read_asked
+    from plimsoll.standin.launch import read_options
 
     words = ["--gpu", gpu, *(["--vllm", vllm] if vllm else []), *shlex.split(command)]
-    launch = read_asked(words, os.environ).launches[0]
+    launch = read_options(words, os.environ).launches[0]
     if launch.failure is not None:
         raise BadInput(f"vLLM would not start: {launch.failure.message}")
     return StandIn(launch.config, faults)

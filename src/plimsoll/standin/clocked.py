@@ -10,7 +10,7 @@ import numpy as np
 from plimsoll.standin.engine import Engine, EngineConfig
 from plimsoll.standin.faults import NS, Fault, parse_fault
 from plimsoll.standin.metrics_page import HttpFigures, Page, ProcessFigures
-from plimsoll.standin.request import Ask, Figures, Request
+from plimsoll.standin.request import Figures, Request, RequestSpec
 
 SOME_TOKENS = 1_000  # ids above this are no words of an answer
 
@@ -71,7 +71,7 @@ class StandIn:
         if at < self.now_s:
             raise ValueError(f"{at} s is over: it is {self.now_s} s now")
         tokens = np.arange(prompt, dtype=np.int64) + SOME_TOKENS * (subject + 2)
-        wanted = Ask(tokens, output, seed=self._sent, max_tokens=output, shared=shared)
+        wanted = RequestSpec(tokens, output, seed=self._sent, max_tokens=output, shared=shared)
         if self._down_until_s is not None and at >= self._down_until_s:
             self._coming.append((at, Request(wanted, 0, lambda: None)))
             return self._coming[-1][1]

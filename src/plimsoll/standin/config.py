@@ -33,14 +33,8 @@ from plimsoll.vllm.versions import Behaviour, Coverage
 
 def cache_labels(ledger: Ledger) -> dict[str, str]:
     """The labels of the planned server's release, in the order in which the page sorts them; `engine` is the page's to add."""
-    values = _values(ledger)
-    return {name: values.get(name, value) for name, value in cache_config_labels(ledger.settings.release).items()}
-
-
-def _values(ledger: Ledger) -> Mapping[str, str]:
-    """What the plan decides; the rest stays at vLLM's defaults."""
     settings, kv = ledger.settings, ledger.kv_plan
-    return {
+    planned = {
         "block_size": str(kv.block_size),
         "cache_dtype": settings.kv_cache_dtype,
         "cpu_offload_gb": f"{settings.cpu_offload_gib:g}",
@@ -54,6 +48,7 @@ def _values(ledger: Ledger) -> Mapping[str, str]:
         "num_gpu_blocks_override": str(settings.num_gpu_blocks_override),
         "user_specified_block_size": str(settings.block_size is not None),
     }
+    return {name: planned.get(name, value) for name, value in cache_config_labels(settings.release).items()}
 
 
 # The bucket edges of vLLM's histograms, release by release.
@@ -101,21 +96,10 @@ def edges_of(release: str, max_model_len: int) -> dict[str, tuple[float, ...]]:
     for change, older in _BEFORE:
         if not change.is_in(release):
             edges |= older
-    lengths = _one_two_five(max_model_len)
+    powers = range(len(str(max_model_len)))
+    lengths = tuple(float(digit * 10**n) for n in powers for digit in (1, 2, 5) if digit * 10**n <= max_model_len)
     return {name: edges.get(name, lengths) for name in HISTOGRAMS}
 
-
-def _one_two_five(most: int) -> tuple[float, ...]:
-    """1, 2, 5, 10, 20, 50 and so on, as far as `most` goes."""
-    found: list[float] = []
-    power = 1
-    while power <= most:
-        found += [float(digit * power) for digit in (1, 2, 5) if digit * power <= most]
-        power *= 10
-    return tuple(found)
-
-
-__all__ = ["EngineConfig", "Launchable", "Planned", "launch_of", "step_time_of"]
 
 HOST = "127.0.0.1"  # Where it listens unless told otherwise; vLLM itself would listen everywhere
 PROBE = ("plimsoll.inside.Probe", "plimsoll.inside.probe.Probe")
@@ -156,8 +140,9 @@ class Launchable(NamedTuple):
 
     def at_port(self, port: int, seed: int) -> Launchable:
         """The same on another port, with answers of its own."""
-        log = self.log._replace(address=_address(self.options.host, port))
-        return self._replace(config=self.config._replace(seed=seed), options=self.options._replace(port=port), log=log)
+        options = self.options._replace(port=port)
+        log = self.log._replace(address=options.address)
+        return self._replace(config=self.config._replace(seed=seed), options=options, log=log)
 
 
 def launch_of(planned: Planned, *, times: Mapping[str, int] | None = None, start_s: float = 0.0) -> Launchable:
@@ -176,7 +161,7 @@ def launch_of(planned: Planned, *, times: Mapping[str, int] | None = None, start
         planned.shape,
         planned.model,
         _non_default(planned),
-        _address(options.host, options.port),
+        options.address,
         options.is_dev_mode,
         start_s,
         interval if has_stats else 0.0,
@@ -327,10 +312,6 @@ def _seconds(environment: Mapping[str, str], name: str, default: float) -> float
     if not 0 < seconds < 1e9:
         raise BadInput(f"{name} must be a number of seconds, not {environment[name][:40]!r}")
     return seconds
-
-
-def _address(host: str, port: int) -> str:
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _non_default(planned: Planned) -> str:

@@ -19,7 +19,7 @@ from plimsoll.simulate.settings import Settings, StepTime
 from plimsoll.simulate.trace import Integers
 from plimsoll.standin.faults import NS, Fault, Faults
 from plimsoll.standin.memory import Memory, MemorySizes, OutOfMemory
-from plimsoll.standin.request import Ask, Figures, Request, content_ids
+from plimsoll.standin.request import Figures, Request, RequestSpec, content_ids
 from plimsoll.vllm.versions import Behaviour
 
 # From what the scheduler did to the figures of the metrics page, at the moments at which vLLM counts them.
@@ -30,7 +30,7 @@ def count_first(figures: Figures, run: OpenRun, request: Request, row: int, now_
     request.first_ns = now_ns
     request.cached_tokens = int(run.state.requests[row, at.CACHED])
     figures.prompt_cached += request.cached_tokens
-    figures.prompt_computed += len(request.ask.prompt) - request.cached_tokens
+    figures.prompt_computed += len(request.spec.prompt) - request.cached_tokens
     figures.histograms["ttft"].observe((now_ns - request.arrival_ns) / NS)
 
 
@@ -41,12 +41,12 @@ def count_end(figures: Figures, run: OpenRun, request: Request, row: int | None,
     request.finished_ns = now_ns
     figures.success[request.finish] += 1
     shown["e2e"].observe((now_ns - request.arrival_ns) / NS)
-    shown["prompt"].observe(len(request.ask.prompt))
+    shown["prompt"].observe(len(request.spec.prompt))
     shown["output"].observe(request.produced)
     _count_family(figures, request)
-    if request.ask.max_tokens is not None:
-        shown["params_max_tokens"].observe(request.ask.max_tokens)
-    shown["prefill_kv_computed"].observe(len(request.ask.prompt) - request.cached_tokens)
+    if request.spec.max_tokens is not None:
+        shown["params_max_tokens"].observe(request.spec.max_tokens)
+    shown["prefill_kv_computed"].observe(len(request.spec.prompt) - request.cached_tokens)
     if row is not None:
         request.scheduled_ns = int(run.state.stamps[row, at.FIRST_SCHED])
         request.preemptions = int(run.state.requests[row, at.PREEMPTIONS])
@@ -63,14 +63,14 @@ def count_end(figures: Figures, run: OpenRun, request: Request, row: int | None,
 
 def _count_family(figures: Figures, request: Request) -> None:
     """What is counted once for all answers to a prompt: with the last of them."""
-    family, longest = request.ask.family, request.produced
+    family, longest = request.spec.family, request.produced
     if family is not None:
         family.left -= 1
         family.longest = longest = max(family.longest, longest)
         if family.left > 0:
             return
     figures.histograms["max_output"].observe(longest)
-    figures.histograms["params_n"].observe(request.ask.n)
+    figures.histograms["params_n"].observe(request.spec.n)
 
 
 def show_step(figures: Figures, run: OpenRun) -> None:
@@ -92,7 +92,7 @@ KILLED = "Worker proc VllmWorker-0 died unexpectedly (exit code: -9), shutting d
 KEPT_UP = ("growth", "host-growth", "preemption-storm", "neighbour")
 
 
-class Troubles:
+class FaultEffects:
     """Of one engine."""
 
     def __init__(self, engine: Engine) -> None:
@@ -162,8 +162,8 @@ class Troubles:
         output = max(2, min(6 * prompt + block, config.max_model_len - prompt, pool - prompt - block))
         for one in range(max(0, wanted - len(self._engine.requests))):
             seed = now_ns + 31 * one
-            ask = Ask(np.full(prompt, 1000 + seed % 30_000, dtype=np.int64), output, seed=seed)
-            self._storm.append(self._engine.submit(ask, now_ns))
+            spec = RequestSpec(np.full(prompt, 1000 + seed % 30_000, dtype=np.int64), output, seed=seed)
+            self._storm.append(self._engine.submit(spec, now_ns))
         self._storm = [request for request in self._storm if request.finish is None]
 
     def _end_storm(self, now_ns: int) -> None:
@@ -238,7 +238,7 @@ class Engine:
         self._held: list[Request] = []  # came while it was paused: vLLM's scheduler does not see them either
         self._woken: dict[int, Request] = {}
         self.stands_still = False  # paused with everything kept where it is
-        self._troubles = Troubles(self)
+        self._troubles = FaultEffects(self)
         self._shown_steps = 0
         self._owes_a_step = False
 
@@ -249,11 +249,11 @@ class Engine:
 
     # Requests
 
-    def submit(self, ask: Ask, now_ns: int, wake: Callable[[], None] = lambda: None) -> Request:
+    def submit(self, spec: RequestSpec, now_ns: int, wake: Callable[[], None] = lambda: None) -> Request:
         """A new request; it may be one that will arrive later, as long as all that come after it do, too."""
         if self.death is not None:
             raise EngineDead(self.death)
-        request = Request(ask, now_ns, wake)
+        request = Request(spec, now_ns, wake)
         if self.is_paused:
             self._held.append(request)
         else:
@@ -266,14 +266,14 @@ class Engine:
 
     def _admit(self, request: Request, now_ns: int) -> None:
         """Give it to the scheduler, which takes it for one that comes now."""
-        ask, block = request.ask, self.run.prefix_block
+        spec, block = request.spec, self.run.prefix_block
         ids = NO_IDS
-        if self.config.settings.prefix_caching and ask.shared != 0:
+        if self.config.settings.prefix_caching and spec.shared != 0:
             # What the answer will be is known beforehand, and so is its content: the next turn's prompt may hold it.
-            tokens = np.concatenate((ask.prompt, request.output_ids)) if ask.shared is None else ask.prompt[: ask.shared]
+            tokens = np.concatenate((spec.prompt, request.output_ids)) if spec.shared is None else spec.prompt[: spec.shared]
             ids = content_ids(tokens, block)
         request.number = self.run.submit(
-            len(ask.prompt), ask.output, now_ns, priority=ask.priority, ids=ids, ids_tokens=len(ids) * block
+            len(spec.prompt), spec.output, now_ns, priority=spec.priority, ids=ids, ids_tokens=len(ids) * block
         )
         self.requests[request.number] = request
 
@@ -397,7 +397,7 @@ class Engine:
             for kind, row, number, when in events.tolist():
                 request = self.requests[number]
                 if kind == loop.DONE:
-                    request.finish = request.ask.reason
+                    request.finish = request.spec.reason
                     request.produced = int(self.run.state.requests[row, at.PRODUCED])
                     self._woken[id(request)] = request
                     del self.requests[number]
@@ -412,7 +412,7 @@ class Engine:
                 self._woken[id(request)] = request
             if self.on_steps is not None:
                 show_step(self.figures, self.run)
-                self.on_steps(Steps(first, ended, sum(len(one.ask.prompt) for one in first), generated))
+                self.on_steps(Steps(first, ended, sum(len(one.spec.prompt) for one in first), generated))
 
     # What an operator can do
 

@@ -12,6 +12,7 @@ from plimsoll.inside.settings import Settings as InsideSettings
 from plimsoll.launch.arguments import config_of, launches_named
 from plimsoll.launch.check_flags import with_config
 from plimsoll.launch.command_line import Argument, CommandLine, Unseen, read_command_line, row_problem
+from plimsoll.launch.files import find_launch
 from plimsoll.launch.launches import EntryPoint, Launch
 from plimsoll.launch.options import Split, split_options
 from plimsoll.plan.read import planned_launch
@@ -111,8 +112,8 @@ class ConfigRefused(ParserRefused):
     exit_code = 1
 
 
-class Asked(NamedTuple):
-    """Everything that was asked for."""
+class StandinOptions(NamedTuple):
+    """Servers to start, and how: the words of one command line, read and checked."""
 
     launches: tuple[Launchable, ...]
     speed: float
@@ -120,8 +121,8 @@ class Asked(NamedTuple):
     notes: tuple[str, ...]
 
 
-def read_asked(words: Sequence[str], environ: Mapping[str, str]) -> Asked:
-    """All of it, or one line that says what is wrong."""
+def read_options(words: Sequence[str], environ: Mapping[str, str]) -> StandinOptions:
+    """Read the command line; BadInput, or the refusal of vLLM's own parser, in one line."""
     own, faults = _split_faults(words)
     if "--" in own and any(word.partition("=")[0] == "--fault" for word in own[own.index("--") :]):
         raise BadInput("--fault is the stand-in's own: it goes in front of --")
@@ -140,7 +141,8 @@ def read_asked(words: Sequence[str], environ: Mapping[str, str]) -> Asked:
         raise BadInput(f"{config.name}: no such file (--config)")
     line = with_config(_line(launch, engine.release), config, engine)
     if line.model is None:
-        added = () if _is_given(line, "--max-model-len") else ("--max-model-len", CONTEXT)
+        has_length = any(argument.row is not None and argument.row.name == "--max-model-len" for argument in line.arguments)
+        added = () if has_length else ("--max-model-len", CONTEXT)
         launch = launch._replace(arguments=(MODEL, *launch.arguments, *added))
         line = with_config(_line(launch, engine.release), config, engine)
     refused = complaint_of(line, Unseen(launch.unresolved), knows_all=engine.is_exact)
@@ -150,10 +152,22 @@ def read_asked(words: Sequence[str], environ: Mapping[str, str]) -> Asked:
     planned = planned_launch(options, launch, folder, learned=False)  # what was learned differs from machine to machine
     token = InsideSettings(environ).token
     subject = Planned(planned.model, planned.ledger, planned.shape, line, {**environment, "PLIMSOLL_TOKEN": token})
-    one = launch_of(subject, times=said_times(options.values), start_s=_start_seconds(options.values))
-    launches = _fleet(one, options.values)
-    _check_address(one)
-    return Asked(launches, _speed(options.values), faults, tuple(_notes(line, engine)))
+    values = options.values
+    start_s = decimal(values.get("--start-seconds", "0"), "--start-seconds")
+    if not 0 <= start_s <= 86_400:
+        raise BadInput(f"--start-seconds must lie between 0 and 86400, not {values['--start-seconds'][:40]}")
+    server = launch_of(subject, times=said_times(values), start_s=start_s)
+    launches = _fleet(server, values)
+    listening = server.options
+    if not (_is_loopback(listening.host) or any(listening.api_keys) or listening.token):  # open to others only with a secret
+        raise BadInput(
+            f"--host {listening.host} can be reached from elsewhere: set PLIMSOLL_TOKEN or --api-key, or stay on 127.0.0.1 "
+            "(the token guards /standin and /plimsoll, the key /v1 as in vLLM)"
+        )
+    speed = decimal(values.get("--speed", "1"), "--speed")
+    if not 0 < speed <= _FASTEST:
+        raise BadInput(f"--speed must lie above 0 and at most at {_FASTEST:.0f}, not {values['--speed'][:40]}")
+    return StandinOptions(launches, speed, faults, tuple(_notes(line, engine)))
 
 
 def _split_places(words: list[str]) -> tuple[list[str], list[str]]:
@@ -212,8 +226,6 @@ def _split_faults(words: Sequence[str]) -> tuple[list[str], tuple[Fault, ...]]:
 
 def _launch(options: Split) -> tuple[Launch, str]:
     """The start that is meant: a whole command, a file that holds one, or nothing but vLLM's flags."""
-    from plimsoll.launch.files import find_launch
-
     if options.verbatim is not None or (len(options.rest) == 1 and (" " in options.rest[0] or _is_file(options.rest[0]))):
         found = launches_named(options, "standin")
         if len(found) > 1:
@@ -228,29 +240,11 @@ def _line(launch: Launch, release: str) -> CommandLine:
     return read_command_line(launch.arguments, release, takes_model=takes_model, unseen=Unseen(launch.unresolved))
 
 
-def _is_given(line: CommandLine, name: str) -> bool:
-    return any(argument.row is not None and argument.row.name == name for argument in line.arguments)
-
-
-def _start_seconds(values: Mapping[str, str]) -> float:
-    seconds = decimal(values.get("--start-seconds", "0"), "--start-seconds")
-    if not 0 <= seconds <= 86_400:
-        raise BadInput(f"--start-seconds must lie between 0 and 86400, not {values['--start-seconds'][:40]}")
-    return seconds
-
-
-def _speed(values: Mapping[str, str]) -> float:
-    speed = decimal(values.get("--speed", "1"), "--speed")
-    if not 0 < speed <= _FASTEST:
-        raise BadInput(f"--speed must lie above 0 and at most at {_FASTEST:.0f}, not {values['--speed'][:40]}")
-    return speed
-
-
-def _fleet(one: Launchable, values: Mapping[str, str]) -> tuple[Launchable, ...]:
+def _fleet(server: Launchable, values: Mapping[str, str]) -> tuple[Launchable, ...]:
     """So many of the same, each on a port of its own."""
     if not {"--fleet", "--port-range"} & values.keys():
-        return (one,)
-    first, last = one.options.port, 65535
+        return (server,)
+    first, last = server.options.port, 65535
     if "--port-range" in values:
         begin, dash, end = values["--port-range"].partition("-")
         if not dash:
@@ -263,17 +257,7 @@ def _fleet(one: Launchable, values: Mapping[str, str]) -> tuple[Launchable, ...]
         raise BadInput(f"{count} servers need {count} ports; from {first} to {last} there are {last - first + 1}")
     if first == 0 and count > 1:
         raise BadInput("--port 0 takes any free port, which a fleet cannot: give --port-range")
-    return tuple(one.at_port(first + place, one.config.seed + place) for place in range(count))
-
-
-def _check_address(launch: Launchable) -> None:
-    """Open to others only with a secret."""
-    options = launch.options
-    if not (_is_loopback(options.host) or any(options.api_keys) or options.token):
-        raise BadInput(
-            f"--host {options.host} can be reached from elsewhere: set PLIMSOLL_TOKEN or --api-key, or stay on 127.0.0.1 "
-            "(the token guards /standin and /plimsoll, the key /v1 as in vLLM)"
-        )
+    return tuple(server.at_port(first + place, server.config.seed + place) for place in range(count))
 
 
 def _is_loopback(host: str) -> bool:

@@ -58,17 +58,14 @@ class Frame(NamedTuple):
 
 
 def info(process: str, place: str, text: str, share: float = 0.0) -> Line:
-    """A line of the logger."""
     return Line(process, "INFO", place, text, share)
 
 
 def warning(process: str, place: str, text: str, share: float = 0.0) -> Line:
-    """A line of the logger that somebody should read."""
     return Line(process, "WARNING", place, text, share)
 
 
 def error(process: str, place: str, text: str, share: float = 0.0) -> Line:
-    """A line of the logger that says what failed."""
     return Line(process, "ERROR", place, text, share)
 
 
@@ -90,17 +87,12 @@ def worker_failed(message: str) -> str:
 
 def written(line: Line, stamp: str, pids: Pids, release: str) -> str:
     """The line as it stands in the log, without its end; `stamp` is like 11-15 12:00:00. A text of several lines stays so."""
-    return "\n".join(_written(line, stamp, pids, release))
-
-
-def _written(line: Line, stamp: str, pids: Pids, release: str) -> Iterator[str]:
     who = f"({line.process} pid={pids.of(line.process)}) "
     if line.level:
         who += f"{line.level} {stamp} [{line.place}] "
     elif Behaviour.LOGGER_NAMES_PROCESS.is_in(release):
         who = ""
-    for part in line.text.split("\n"):
-        yield who + part
+    return "\n".join(who + part for part in line.text.split("\n"))
 
 
 def gib(size: int) -> str:
@@ -110,11 +102,11 @@ def gib(size: int) -> str:
 
 _BEGUN, _CORE, _DEVICE, _LOADED, _MEASURED, _CAPTURED = 0.0, 0.28, 0.30, 0.35, 0.70, 0.78
 DEV_WARNING = "SECURITY WARNING: Development endpoints are enabled! This should NOT be used in production!"
+# The routes that the stand-in serves, too.
 ROUTES = (
     ("/health", "GET"), ("/metrics", "GET"), ("/version", "GET"), ("/ping", "GET"), ("/ping", "POST"), ("/tokenize", "POST"),
     ("/detokenize", "POST"), ("/v1/models", "GET"), ("/v1/chat/completions", "POST"), ("/v1/completions", "POST"),
 )  # fmt: skip
-"""Those that the stand-in serves, too."""
 
 
 class StartLog(NamedTuple):
@@ -172,19 +164,16 @@ def start_lines(log: StartLog, pid: int) -> tuple[Line, ...]:
     return (*opening_lines(log), *measured, *_ready_lines(log, pid))
 
 
-def opening_lines(log: StartLog) -> tuple[Line, ...]:
-    """Until the engine's process is there."""
-    return tuple(_opening(log))
-
-
-def _opening(log: StartLog) -> Iterator[Line]:
+def opening_lines(log: StartLog) -> Iterator[Line]:
+    """Lines until the engine's process is there."""
     settings = log.ledger.settings
     # Since 0.15 vLLM draws its name here, the version beside it. The drawing is its own: one line, as before, says as much.
     yield info(API_SERVER, "api_server.py:1839", f"vLLM API server version {log.release}")
     yield info(API_SERVER, "api_utils.py:286", f"non-default args: {log.arguments}")
     architecture = log.shape.architectures[0] if log.shape.architectures else log.shape.model_type
     yield info(API_SERVER, "model.py:733", f"Resolved architecture: {architecture}")
-    yield info(API_SERVER, "model.py:2152", f"Using max model len {_asked_length(log)}")
+    length = log.shape.max_context if settings.max_model_len == AUTO_FIT else settings.max_model_len
+    yield info(API_SERVER, "model.py:2152", f"Using max model len {length}")
     if settings.chunked_prefill:
         tokens = settings.max_num_batched_tokens
         yield info(API_SERVER, "scheduler.py:307", f"Chunked prefill is enabled with max_num_batched_tokens={tokens}.")
@@ -196,30 +185,18 @@ def _opening(log: StartLog) -> Iterator[Line]:
     yield info(ENGINE_CORE, "core.py:133", text, _CORE)
 
 
-def _asked_length(log: StartLog) -> int:
-    asked = log.ledger.settings.max_model_len
-    return log.shape.max_context if asked == AUTO_FIT else asked
-
-
-def loading_lines(log: StartLog) -> tuple[Line, ...]:
-    """The device is there and the model is about to be loaded."""
-    found = []
-    world = len(log.workers)
+def loading_lines(log: StartLog) -> Iterator[Line]:
+    """Lines from the device's start until the model is about to be loaded."""
     for rank, worker in enumerate(log.workers):
-        assigned = f"rank {rank} in world size {world} is assigned as DP rank 0"
-        found.append(info(worker, "parallel_state.py:2350", assigned, _DEVICE))
+        assigned = f"rank {rank} in world size {len(log.workers)} is assigned as DP rank 0"
+        yield info(worker, "parallel_state.py:2350", assigned, _DEVICE)
     if log.ledger.settings.v2_runner:
-        found.append(info(log.workers[0], "gpu_worker.py:518", "Using V2 Model Runner", _DEVICE))
-    found.append(info(log.workers[0], "model_runner.py:400", f"Starting to load model {log.model}...", _DEVICE))
-    return tuple(found)
+        yield info(log.workers[0], "gpu_worker.py:518", "Using V2 Model Runner", _DEVICE)
+    yield info(log.workers[0], "model_runner.py:400", f"Starting to load model {log.model}...", _DEVICE)
 
 
-def measured_lines(log: StartLog) -> tuple[Line, ...]:
-    """Weights are loaded, and it is known what is left for the cache."""
-    return tuple(_measured(log))
-
-
-def _measured(log: StartLog) -> Iterator[Line]:
+def measured_lines(log: StartLog) -> Iterator[Line]:
+    """Lines until it is known what is left for the cache."""
     ledger, settings, seconds = log.ledger, log.ledger.settings, log.seconds
     weights = gib(ledger.weights.value)
     took = (_LOADED - _DEVICE) * seconds
@@ -402,12 +379,9 @@ def answer_line(client: str, method: str, path: str, status: str) -> Line:
     return uvicorn(f'{client} - "{method} {path} HTTP/1.1" {status}')._replace(is_error=False)
 
 
-def death_lines(log: StartLog, failure: str, stats: Stats, *, is_logits: bool = False) -> tuple[Line, ...]:
-    """The engine's end by an exception in a step: `failure` is torch's message, `is_logits` says where it was raised."""
-    return tuple(_death(log, failure, stats, _SAMPLE if is_logits else _EXECUTE))
-
-
-def _death(log: StartLog, failure: str, stats: Stats, frames: tuple[Frame, ...]) -> Iterator[Line]:
+def death_lines(log: StartLog, failure: str, stats: Stats, *, is_logits: bool = False) -> Iterator[Line]:
+    """The engine's end by an exception in a step: `failure` is torch's message, `is_logits` tells where it was raised."""
+    frames = _SAMPLE if is_logits else _EXECUTE
     raised = f"torch.OutOfMemoryError: {failure}"
     inner: tuple[Frame, ...] = (Frame("vllm/v1/executor/uniproc_executor.py", 120, "execute_model"), *frames)
     if len(log.workers) > 1:
@@ -462,9 +436,7 @@ def stop_lines(log: StartLog, timeout_s: int, in_flight: int, core_pid: int) -> 
 
 def stopped_lines(log: StartLog) -> tuple[Line, ...]:
     """Nothing is in flight any more: the rest of a stop that was asked for."""
-    closing = [
-        uvicorn(text) for text in ("Shutting down", "Waiting for application shutdown.", "Application shutdown complete.")
-    ]
+    closing = [uvicorn(text) for text in _CLOSING]
     if not Behaviour.SHUTDOWN_STEPS.is_in(log.release):
         return tuple(closing)
     done = "[shutdown] EngineCore: request processing complete; starting resource teardown"

@@ -26,7 +26,7 @@ run), layers of unlike shapes, expandable segments. Other models get a Llama's p
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 # torch's caching allocator, as far as its figures go: segments, best fit, splitting, and a cache that is kept.
@@ -228,22 +228,16 @@ NEIGHBOUR_PID = 4711  # a process that is not there, as torch's message would na
 
 def oom_text(*, total: int, graphs: int, tried: int, free: int, own: int, live: int, left: int, neighbours: int) -> str:
     """The whole message. `own`: all that this process holds; `left`: reserved by torch, and not live."""
-    return " ".join(_sentences(total, graphs, tried, free, own, live, left, neighbours))
-
-
-def _sentences(
-    total: int, graphs: int, tried: int, free: int, own: int, live: int, left: int, neighbours: int
-) -> Iterator[str]:
-    yield f"CUDA out of memory. Tried to allocate {in_words(tried)}."
-    yield f"GPU 0 has a total capacity of {in_words(total)} of which {in_words(free)} is free."
-    yield f"Including non-PyTorch memory, this process has {in_words(own)} memory in use."
-    if neighbours:
-        yield f"Process {NEIGHBOUR_PID} has {in_words(neighbours)} memory in use."
+    neighbour = f"Process {NEIGHBOUR_PID} has {in_words(neighbours)} memory in use. " if neighbours else ""
     pool = f"with {in_words(graphs)} allocated in private pools (e.g., CUDA Graphs), " if graphs else ""
-    yield f"Of the allocated memory {in_words(live)} is allocated by PyTorch, {pool}and {in_words(left)} is reserved by PyTorch"
-    yield "but unallocated. If reserved but unallocated memory is large try setting"
-    yield "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See documentation for Memory Management "
-    yield "(https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-cuda-alloc-conf)"
+    return (
+        f"CUDA out of memory. Tried to allocate {in_words(tried)}. GPU 0 has a total capacity of {in_words(total)} of which "
+        f"{in_words(free)} is free. Including non-PyTorch memory, this process has {in_words(own)} memory in use. {neighbour}"
+        f"Of the allocated memory {in_words(live)} is allocated by PyTorch, {pool}and {in_words(left)} is reserved by PyTorch "
+        "but unallocated. If reserved but unallocated memory is large try setting "
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See documentation for Memory Management  "
+        "(https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-cuda-alloc-conf)"
+    )
 
 
 def in_words(size: int) -> str:
@@ -526,49 +520,29 @@ class Memory:
         used = self.host_resident + HOST_BESIDE
         return {
             "allocator": {
-                "allocated": self.allocated,
-                "reserved": self.reserved,
-                "active": self.allocated,
-                "inactive_split": left,
-                "releasable": allocator.releasable,
-                "unreleasable": left,
-                "segments": weights_segments + allocator.segments,
-                "allocated_peak": max(self._allocated_peak, self.allocated),
-                "reserved_peak": base + allocator.reserved_peak,
-                "alloc_retries": allocator.retries,
-                "ooms": allocator.ooms,
-                "expandable": False,
-                "private_pool_bytes": sizes.graphs,
-                "largest_free_block": allocator.largest_free_block,
-                "walked_age_s": 0.0,
+                "allocated": self.allocated, "reserved": self.reserved, "active": self.allocated, "inactive_split": left,
+                "releasable": allocator.releasable, "unreleasable": left, "segments": weights_segments + allocator.segments,
+                "allocated_peak": max(self._allocated_peak, self.allocated), "reserved_peak": base + allocator.reserved_peak,
+                "alloc_retries": allocator.retries, "ooms": allocator.ooms, "expandable": False,
+                "private_pool_bytes": sizes.graphs, "largest_free_block": allocator.largest_free_block, "walked_age_s": 0.0,
             },
             "device_memory": {
-                "total": sizes.total,
-                "free": self.free,
-                "used": sizes.total - self.free,
-                "by_this_process": self.own,
-                "by_others": self._neighbours,
-                "source": "nvml",
+                "total": sizes.total, "free": self.free, "used": sizes.total - self.free, "by_this_process": self.own,
+                "by_others": self._neighbours, "source": "nvml",
             },
             "host_memory": {
-                "resident": self.host_resident,
-                "resident_peak": max(self.host_resident_peak, self.host_resident),
-                "total": self.host_total,
-                "available": max(0, self.host_total - used),
-                "limit": self.host_limit,
+                "resident": self.host_resident, "resident_peak": max(self.host_resident_peak, self.host_resident),
+                "total": self.host_total, "available": max(0, self.host_total - used), "limit": self.host_limit,
                 "used_by_group": used,
             },
             "budget": {
-                "requested": sizes.requested,
-                "weights": sizes.weights,
-                "kv_cache": sizes.kv_cache,
+                "requested": sizes.requested, "weights": sizes.weights, "kv_cache": sizes.kv_cache,
                 "activation_peak": sizes.activation_peak if sizes.is_profiled else None,
                 "non_torch": sizes.non_torch if sizes.is_profiled else None,
                 "graphs": sizes.graphs if sizes.is_profiled else None,
-                "free_at_start": max(0, sizes.total - sizes.context - sizes.neighbours),
-                "total_at_start": sizes.total,
+                "free_at_start": max(0, sizes.total - sizes.context - sizes.neighbours), "total_at_start": sizes.total,
             },
-        }
+        }  # fmt: skip
 
     def _out_of_memory(self, failure: Failure) -> OutOfMemory:
         live = self.allocated + failure.live

@@ -368,9 +368,6 @@ def _sizes(http: HttpFigures, name: str, meaning: str, which: int) -> list[str]:
     return parts + _since(f"{name}_created", meaning, created)
 
 
-__all__ = ["HttpFigures", "Page", "ProcessFigures"]
-
-
 class _Metric(NamedTuple):
     """A row of the table as one release shows it."""
 

@@ -144,7 +144,7 @@ class Family:
         self.longest = 0
 
 
-class Ask(NamedTuple):
+class RequestSpec(NamedTuple):
     """What a request wants of the engine."""
 
     prompt: Ids
@@ -163,12 +163,12 @@ class Request:
     """One that is with the engine. Times are ns since the engine's start, -1 for what has not come yet."""
 
     __slots__ = (
-        "_output_ids", "arrival_ns", "ask", "cached_tokens", "finish", "finished_ns", "first_ns", "number", "preemptions",
-        "produced", "scheduled_ns", "wake",
+        "_output_ids", "arrival_ns", "cached_tokens", "finish", "finished_ns", "first_ns", "number", "preemptions",
+        "produced", "scheduled_ns", "spec", "wake",
     )  # fmt: skip
 
-    def __init__(self, ask: Ask, arrival_ns: int, wake: Callable[[], None]) -> None:
-        self.ask = ask
+    def __init__(self, spec: RequestSpec, arrival_ns: int, wake: Callable[[], None]) -> None:
+        self.spec = spec
         self.arrival_ns = arrival_ns
         self.wake = wake
         self.number = -1  # held back while the engine is paused
@@ -181,5 +181,5 @@ class Request:
     def output_ids(self) -> Ids:
         """All the tokens it will have produced."""
         if self._output_ids is None:
-            self._output_ids = draw(self.ask.seed, self.ask.output)
+            self._output_ids = draw(self.spec.seed, self.spec.output)
         return self._output_ids

@@ -239,13 +239,9 @@ def _out_of_memory(log: StartLog, sizes: MemorySizes, step: str) -> Failure:
     return Failure(known.code, f"torch.OutOfMemoryError: {text}", known.frames, known.steps)
 
 
-def failed_lines(log: StartLog, failure: Failure) -> tuple[Line, ...]:
+def failed_lines(log: StartLog, failure: Failure) -> Iterator[Line]:
     """The log of a start that fails."""
-    return tuple(_failed(log, failure))
-
-
-def _failed(log: StartLog, failure: Failure) -> Iterator[Line]:
-    opening = opening_lines(log)
+    opening = tuple(opening_lines(log))
     if failure.steps == 0:
         # The API server itself gives up, before there is an engine.
         yield from (line for line in opening if line.process == API_SERVER and "max model len" not in line.text)
@@ -254,9 +250,9 @@ def _failed(log: StartLog, failure: Failure) -> Iterator[Line]:
     yield from opening
     passed = opening[-1].share
     for step, lines in ((2, loading_lines(log)), (3, measured_lines(log))):
-        if failure.steps >= step:
-            yield from lines
-            passed = lines[-1].share
+        for line in lines if failure.steps >= step else ():
+            yield line
+            passed = line.share
     frames, message = failure.frames, failure.message
     if failure.is_workers and len(log.workers) > 1:
         said = traceback(frames, message)

@@ -29,25 +29,18 @@ def query_of(raw: bytes) -> Query:
 
 
 def _number(query: Query, name: str, default: int, least: int, most: int) -> int:
-    if name not in query:
-        return default
-    value, wrong = fields.value_of(Field("int", least=least, most=most), query[name][-1], ("query", name))
-    if wrong:
-        raise fields.refusal(wrong)
-    return int(value)
+    return int(_value(query, name, Field("int", least=least, most=most))) if name in query else default
 
 
 def _switch(query: Query, name: str, *, default: bool) -> bool:
-    if name not in query:
-        return default
-    value, wrong = fields.value_of(Field("bool"), query[name][-1], ("query", name))
+    return bool(_value(query, name, Field("bool"))) if name in query else default
+
+
+def _value(query: Query, name: str, field: Field) -> Any:
+    value, wrong = fields.value_of(field, query[name][-1], ("query", name))
     if wrong:
         raise fields.refusal(wrong)
-    return bool(value)
-
-
-def _mode(query: Query) -> str:
-    return _word(query, "mode", MODES)
+    return value
 
 
 def _word(query: Query, name: str, words: tuple[str, ...]) -> str:
@@ -62,7 +55,7 @@ def _word(query: Query, name: str, words: tuple[str, ...]) -> str:
 
 async def _pause(service: Service, query: Query, body: bytes) -> JsonAnswer:
     del body
-    mode, clears = _mode(query), _switch(query, "clear_cache", default=True)
+    mode, clears = _word(query, "mode", MODES), _switch(query, "clear_cache", default=True)
     await _quiet(service, mode, lambda: service.engine.pause(mode, service.driver.now_ns()))
     if clears and mode != "keep":
         service.engine.reset_prefix_cache(reset_running=False)
@@ -95,7 +88,7 @@ async def _is_paused(service: Service, query: Query, body: bytes) -> JsonAnswer:
 
 async def _sleep(service: Service, query: Query, body: bytes) -> JsonAnswer:
     del body
-    level, mode = _number(query, "level", 1, 0, 2), _mode(query)
+    level, mode = _number(query, "level", 1, 0, 2), _word(query, "mode", MODES)
     await _quiet(service, mode, lambda: _fall_asleep(service, level, mode))
     service.tell_sleep(is_asleep=True, level=level)
     return JsonAnswer(200, {"status": "sleeping", "level": level})

@@ -14,10 +14,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from plimsoll.errors import BadInput
-from plimsoll.inside.answers import ALLOWED, OFF, App, Headers, Message, Receive, Scope, Send, Tokens, path_of
+from plimsoll.inside.answers import ALLOWED, OFF, App, Message, Receive, Scope, Send, Tokens, path_of
 from plimsoll.standin.faults import NS, make_fault
 from plimsoll.standin.serve import admin, chat, completions, fields
-from plimsoll.standin.serve import fields as errors
 from plimsoll.standin.serve.chat import chat_text
 from plimsoll.standin.serve.completions import encoded, words_of
 from plimsoll.standin.serve.fields import NO_VARY, Detail, Field, JsonAnswer, Refused, send_bytes, send_json
@@ -31,7 +30,7 @@ ONLY_AT_START = ("slow-start", "start-failure")
 KNOWN = ("kind", "at_s", "for_s", "value")
 
 
-class Faulting:
+class FaultEndpoints:
     """The endpoints of one server."""
 
     def __init__(self, service: Service) -> None:
@@ -52,24 +51,24 @@ class Faulting:
             raise Detail(405, ((b"allow", ", ".join(methods).encode()),))
         if scope["method"] == "GET":
             return JsonAnswer(200, self._faults() if path.endswith("faults") else self._state())
-        fields = _fields(body)
+        wanted = _fault_fields(body)
         try:
-            return self._clear(fields) if scope["method"] == "DELETE" else self._add(fields)
+            return self._clear(wanted) if scope["method"] == "DELETE" else self._add(wanted)
         except BadInput as error:
             raise Refused(400, str(error), "BadRequestError") from None
 
-    def _add(self, fields: dict[str, Any]) -> JsonAnswer:
-        kind = fields.get("kind")
+    def _add(self, wanted: dict[str, Any]) -> JsonAnswer:
+        kind = wanted.get("kind")
         if kind in ONLY_AT_START:
             raise BadInput(f"fault {kind}: it has started; name it with --fault at the next start")
         service = self._service
-        found = make_fault(str(kind), fields.get("at_s") or 0, fields.get("for_s"), fields.get("value"))
+        found = make_fault(str(kind), wanted.get("at_s") or 0, wanted.get("for_s"), wanted.get("value"))
         service.engine.faults.add(found._replace(at_s=found.at_s + service.driver.now_ns() / NS))
         service.driver.turn()
         return JsonAnswer(200, self._faults())
 
-    def _clear(self, fields: dict[str, Any]) -> JsonAnswer:
-        kind = fields.get("kind")
+    def _clear(self, wanted: dict[str, Any]) -> JsonAnswer:
+        kind = wanted.get("kind")
         self._service.engine.faults.clear(None if kind is None else str(kind))
         self._service.driver.turn()
         return JsonAnswer(200, self._faults())
@@ -114,7 +113,7 @@ class Faulting:
         }
 
 
-def _fields(body: bytes) -> dict[str, Any]:
+def _fault_fields(body: bytes) -> dict[str, Any]:
     if not body.strip():
         return {}
     try:
@@ -136,6 +135,12 @@ MESSAGES = {
     "return_token_strs": Field("bool"),
 }
 TOKENS = {"model": Field("str"), "tokens": Field("ids", may_be_null=False)}
+
+
+PERMISSION = {
+    "allow_create_engine": False, "allow_sampling": True, "allow_logprobs": True, "allow_search_indices": False,
+    "allow_view": True, "allow_fine_tuning": False, "organization": "*", "group": None, "is_blocking": False,
+}  # fmt: skip
 
 
 async def tokenize(service: Service, body: dict[str, Any]) -> JsonAnswer:
@@ -176,28 +181,13 @@ def models(service: Service) -> JsonAnswer:
             "root": config.model,
             "parent": None,
             "max_model_len": config.max_model_len,
-            "permission": [_permission(created)],
+            "permission": [
+                {"id": f"modelperm-{uuid.uuid4().hex[:16]}", "object": "model_permission", "created": created, **PERMISSION}
+            ],
         }
         for name in service.names
     ]
     return JsonAnswer(200, {"object": "list", "data": cards})
-
-
-def _permission(created: int) -> dict[str, Any]:
-    return {
-        "id": f"modelperm-{uuid.uuid4().hex[:16]}",
-        "object": "model_permission",
-        "created": created,
-        "allow_create_engine": False,
-        "allow_sampling": True,
-        "allow_logprobs": True,
-        "allow_search_indices": False,
-        "allow_view": True,
-        "allow_fine_tuning": False,
-        "organization": "*",
-        "group": None,
-        "is_blocking": False,
-    }
 
 
 LOG = logging.getLogger("vllm.standin")
@@ -220,7 +210,7 @@ PREFLIGHT = (
 )
 
 
-class Gone(Exception):
+class ClientGone(Exception):
     """The client left before it had said what it wants."""
 
 
@@ -230,7 +220,7 @@ class Api:
     def __init__(self, service: Service, metrics: Metrics) -> None:
         self._service = service
         self._metrics = metrics
-        self._faulting = Faulting(service)
+        self._faulting = FaultEndpoints(service)
         self._admin = admin.ROUTES if service.options.is_dev_mode else {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -244,18 +234,19 @@ class Api:
         began, is_route = time.monotonic(), True
         try:
             status, size = await self._answer(scope, path, receive, send)
-        except Gone:
+        except ClientGone:
             return None
-        except errors.Detail as detail:
+        except fields.Detail as detail:
             is_route = detail.status not in (404, 405)
             status, size = await _send(send, JsonAnswer(detail.status, {"detail": str(detail)}, detail.headers))
-        except errors.Refused as refused:
-            status, size = await _send(send, JsonAnswer(refused.status, refused.body(), _headers(refused)))
-            if refused.message == errors.DEAD:
+        except fields.Refused as refused:
+            headers = (NO_VARY,) if refused.message == fields.STOPPED else ()  # it comes from outside the layer for origins
+            status, size = await _send(send, JsonAnswer(refused.status, refused.body(), headers))
+            if refused.message == fields.DEAD:
                 self._service.tell_death()
         except Exception as error:
             LOG.exception("plimsoll: a mistake of the stand-in's own")
-            mistake = errors.Refused(500, str(error), "InternalServerError")
+            mistake = fields.Refused(500, str(error), "InternalServerError")
             with contextlib.suppress(RuntimeError):  # its answer has begun
                 await _send(send, JsonAnswer(500, mistake.body()))
             status, size = 500, 0
@@ -294,8 +285,8 @@ class Api:
             _only(method, "POST")
             body = await _read(receive)
             if service.is_stopping:
-                raise errors.stopped()
-            return await _send(send, await TOKENISING[path](service, fields.object_of(body, _content_type(scope))))
+                raise fields.stopped()
+            return await _send(send, await TOKENISING[path](service, fields.object_of(body, _header(scope, b"content-type"))))
         if path in self._admin:
             wanted, handler = self._admin[path]
             _only(method, wanted)
@@ -307,17 +298,15 @@ class Api:
             return await _send(send, found)
         if path.startswith(OWN):
             return await _send(send, self._faulting.answer(scope, path, await _read(receive)))
-        if path.endswith("/") and self._has(path.rstrip("/")):
+        routes = (GENERATING, HEALTH, LOOKING, TOKENISING, self._admin)
+        if path.endswith("/") and any(path.rstrip("/") in paths for paths in routes):
             await send_bytes(send, 307, b"", headers=((b"location", _without_slash(scope, path)),))
             return 307, 0
-        raise errors.Detail(404)
-
-    def _has(self, path: str) -> bool:
-        return path in GENERATING or path in HEALTH or path in LOOKING or path in TOKENISING or path in self._admin
+        raise fields.Detail(404)
 
     async def _generate(self, scope: Scope, path: str, receive: Receive, send: Send) -> tuple[int, int]:
         service = self._service
-        body = fields.object_of(await _read(receive), _content_type(scope))
+        body = fields.object_of(await _read(receive), _header(scope, b"content-type"))
         create = GENERATING[path] or (chat.create if "messages" in body else completions.create)
         service.load += service.options.has_load_tracking
         try:
@@ -334,11 +323,6 @@ def _without_slash(scope: Scope, path: str) -> bytes:
     return where.encode("latin-1", "replace") + (b"?" + query if query else b"")
 
 
-def _headers(refused: errors.Refused) -> Headers:
-    """One kind of answer comes from outside the layer that names the origin."""
-    return (NO_VARY,) if refused.message == errors.STOPPED else ()
-
-
 async def _send(send: Send, answer: JsonAnswer) -> tuple[int, int]:
     sizes: list[int] = []
 
@@ -352,15 +336,11 @@ async def _send(send: Send, answer: JsonAnswer) -> tuple[int, int]:
 
 def _only(method: str, *allowed: str) -> None:
     if method not in allowed:
-        raise errors.Detail(405, ((b"allow", ", ".join(allowed).encode()),))
+        raise fields.Detail(405, ((b"allow", ", ".join(allowed).encode()),))
 
 
 def _header(scope: Scope, name: bytes) -> str:
     return next((bytes(value).decode("latin-1") for key, value in scope["headers"] if key == name), "")
-
-
-def _content_type(scope: Scope) -> str:
-    return _header(scope, b"content-type")
 
 
 def _length(scope: Scope) -> int:
@@ -374,7 +354,7 @@ async def _read(receive: Receive) -> bytes:
     while True:
         message = await receive()
         if message["type"] != "http.request":
-            raise Gone
+            raise ClientGone
         parts.append(message.get("body", b""))
         if not message.get("more_body"):
             return b"".join(parts)

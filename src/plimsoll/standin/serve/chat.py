@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from plimsoll.inside.answers import Receive, Scope, Send
-from plimsoll.standin.serve import completions, fields, generation, sampling
+from plimsoll.standin.serve import completions, fields, generation
 from plimsoll.standin.serve.completions import ids_of, prompt_logprobs, prompt_of, truncated
 from plimsoll.standin.serve.fields import (
     DONE,
@@ -24,7 +24,7 @@ from plimsoll.standin.serve.generation import Generation
 from plimsoll.standin.serve.service import Choice, Service
 
 FIELDS = {
-    **sampling.FIELDS,
+    **generation.FIELDS,
     "messages": Field("list", may_be_null=False),
     "logprobs": Field("bool"),
     "top_logprobs": Field("int"),
@@ -57,7 +57,7 @@ async def create(service: Service, scope: Scope, body: dict[str, Any], receive: 
     service.check_model(good.get("model"))
     asked = good.get("max_completion_tokens", good.get("max_tokens"))
     top = good.get("top_logprobs", 0) if good.get("logprobs") else None
-    wish = sampling.wish_of(good, asked, top, forces_usage=service.options.forces_usage)
+    wish = generation.sampling_params(good, asked, top, forces_usage=service.options.forces_usage)
     wish = wish._replace(priority=generation.priority_of(scope["headers"], wish.priority))
     if good.get("echo") and "prompt_logprobs" not in good:
         wish = wish._replace(prompt_logprobs=good.get("top_logprobs", 0))
@@ -72,7 +72,7 @@ async def create(service: Service, scope: Scope, body: dict[str, Any], receive: 
             f"{named}={asked} cannot be greater than max_model_len={limit}. Please request fewer output tokens.", named, asked
         )
     prompt = prompt_of(service, truncated(await ids_of(text, good, limit), good, limit), text, asked)
-    sampling.check_bounds(good, wish, prompt.most, service.engine.config.sizes.vocab)
+    generation.check_bounds(good, wish, prompt.most, service.engine.config.sizes.vocab)
     found = Generation(service, generation.request_name("chatcmpl", scope["headers"], good.get("request_id")), [prompt], wish)
     try:
         await found.begin(receive)
@@ -94,7 +94,7 @@ def _check_before(body: dict[str, Any], *, has_tools: bool) -> None:
         )
     if body.get("tool_choice") not in (None, "none") and not body.get("tools"):
         raise invalid("When using `tool_choice`, `tools` must be set.", "tool_choice")
-    sampling.check_before(body, "top_logprobs")
+    generation.check_before(body, "top_logprobs")
     if body.get("tools") and body.get("tool_choice", "auto") == "auto" and not has_tools:
         says = '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'
         raise Refused(400, says, "BadRequestError")

@@ -11,7 +11,7 @@ import numpy as np
 
 from plimsoll.inside.answers import Receive, Scope, Send
 from plimsoll.standin.request import RESERVED, decode, encode, piece
-from plimsoll.standin.serve import fields, generation, sampling
+from plimsoll.standin.serve import fields, generation
 from plimsoll.standin.serve.fields import (
     DONE,
     Field,
@@ -113,7 +113,7 @@ def encoded_in_pieces(text: str, size: int = PIECE) -> list[int]:
 
 
 FIELDS = {
-    **sampling.FIELDS,
+    **generation.FIELDS,
     "prompt": Field("prompt"),
     "echo": Field("bool"),
     "logprobs": Field("int"),
@@ -132,7 +132,7 @@ async def create(service: Service, scope: Scope, body: dict[str, Any], receive: 
     good = fields.check(FIELDS, body)
     service.check_model(good.get("model"))
     asked = good.get("max_tokens", USUAL_TOKENS)
-    wish = sampling.wish_of(good, asked, good.get("logprobs"), forces_usage=service.options.forces_usage)
+    wish = generation.sampling_params(good, asked, good.get("logprobs"), forces_usage=service.options.forces_usage)
     wish = wish._replace(priority=generation.priority_of(scope["headers"], wish.priority))
     if wish.streams and good.get("use_beam_search"):
         raise Refused(400, "Streaming is not currently supported with beam search", "BadRequestError")
@@ -141,13 +141,13 @@ async def create(service: Service, scope: Scope, body: dict[str, Any], receive: 
     each = _each(good["prompt"])
     if service.is_stopping and any(isinstance(one, str) for one in each):
         raise stopped()  # its tokeniser ends first
-    sampling.check_count(len(each), wish)
+    generation.check_count(len(each), wish)
     prompts = [await _prompt(service, one, asked, good) for one in each]
     is_echo_only = bool(good.get("echo")) and asked == 0
     if is_echo_only:
         prompts = [prompt._replace(most=1) for prompt in prompts]
     for prompt in prompts:
-        sampling.check_bounds(good, wish, prompt.most, service.engine.config.sizes.vocab)
+        generation.check_bounds(good, wish, prompt.most, service.engine.config.sizes.vocab)
     name = generation.request_name("cmpl", scope["headers"], good.get("request_id"))
     found = Generation(service, name, prompts, wish)
     try:
@@ -172,7 +172,7 @@ def _check_before(body: dict[str, Any]) -> None:
         )
     if prompt is None or prompt == "":
         raise invalid("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
-    sampling.check_before(body, "logprobs")
+    generation.check_before(body, "logprobs")
 
 
 def _check_suffix(good: dict[str, Any]) -> None:

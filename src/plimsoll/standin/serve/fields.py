@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
@@ -59,12 +59,6 @@ def invalid(message: str, param: str | None = None, value: object = None) -> Ref
 def plain(status: int, message: str) -> Refused:
     """An error that is known by its status alone."""
     return Refused(status, message, HTTPStatus(status).phrase)
-
-
-def no_model(name: object, served: tuple[str, ...]) -> Refused:
-    """404: it serves other models."""
-    message = f"The model `{name}` does not exist. Valid aliases: {', '.join(served)}."
-    return Refused(404, message, "NotFoundError", "model")
 
 
 def dead() -> Refused:
@@ -121,6 +115,11 @@ class Options(NamedTuple):
     has_tools: bool = False  # --enable-auto-tool-choice with a parser: calls are allowed, and this model never makes one
     has_sleep_mode: bool = True  # --enable-sleep-mode: without it an engine that sleeps keeps its memory
     token: str = ""  # PLIMSOLL_TOKEN: opens /standin/
+
+    @property
+    def address(self) -> str:
+        """The URL it listens at, as its log prints it."""
+        return f"http://[{self.host}]:{self.port}" if ":" in self.host else f"http://{self.host}:{self.port}"
 
 
 # How answers leave: JSON as vLLM's framework writes it, and streams of events.
@@ -322,22 +321,18 @@ def _bool(value: Any, loc: tuple[str | int, ...]) -> Checked:
     return None, [problem("bool_type", loc, "Input should be a valid boolean", value)]
 
 
-def _str(value: Any, loc: tuple[str | int, ...]) -> Checked:
-    if isinstance(value, str):
-        return value, []
-    return None, [problem("string_type", loc, "Input should be a valid string", value)]
+def _instance(kind: type, name: str, noun: str) -> Callable[[Any, tuple[str | int, ...]], Checked]:
+    def checked(value: Any, loc: tuple[str | int, ...]) -> Checked:
+        if isinstance(value, kind):
+            return value, []
+        return None, [problem(f"{name}_type", loc, f"Input should be a valid {noun}", value)]
+
+    return checked
 
 
-def _list(value: Any, loc: tuple[str | int, ...]) -> Checked:
-    if isinstance(value, list):
-        return value, []
-    return None, [problem("list_type", loc, "Input should be a valid list", value)]
-
-
-def _dict(value: Any, loc: tuple[str | int, ...]) -> Checked:
-    if isinstance(value, dict):
-        return value, []
-    return None, [problem("dict_type", loc, "Input should be a valid dictionary", value)]
+_str, _list, _dict = (
+    _instance(*row) for row in ((str, "string", "string"), (list, "list", "list"), (dict, "dict", "dictionary"))
+)
 
 
 def _floats(value: Any, loc: tuple[str | int, ...]) -> Checked:
@@ -349,20 +344,15 @@ def _floats(value: Any, loc: tuple[str | int, ...]) -> Checked:
     return {name: one for name, (one, _) in each.items()}, [trouble for _, troubles in each.values() for trouble in troubles]
 
 
-def _ints(value: Any, loc: tuple[str | int, ...]) -> Checked:
-    found, wrong = _list(value, loc)
-    if wrong:
-        return None, wrong
-    each = [_int(one, (*loc, place)) for place, one in enumerate(found)]
-    return [one for one, _ in each], [trouble for _, troubles in each for trouble in troubles]
+def _items(field: Field) -> Callable[[Any, tuple[str | int, ...]], Checked]:
+    def checked(value: Any, loc: tuple[str | int, ...]) -> Checked:
+        found, wrong = _list(value, loc)
+        if wrong:
+            return None, wrong
+        each = [value_of(field, item, (*loc, place)) for place, item in enumerate(found)]
+        return [item for item, _ in each], [trouble for _, troubles in each for trouble in troubles]
 
-
-def _ids(value: Any, loc: tuple[str | int, ...]) -> Checked:
-    found, wrong = _list(value, loc)
-    if wrong:
-        return None, wrong
-    each = [value_of(Field("int", least=0, most=INT64), one, (*loc, place)) for place, one in enumerate(found)]
-    return [one for one, _ in each], [trouble for _, troubles in each for trouble in troubles]
+    return checked
 
 
 def _strs(value: Any, loc: tuple[str | int, ...]) -> Checked:
@@ -400,7 +390,8 @@ def _is_prompt_list(value: list[Any]) -> bool:
 
 
 _KINDS = {
-    "int": _int, "float": _float, "bool": _bool, "str": _str, "list": _list, "dict": _dict, "ints": _ints, "ids": _ids,
+    "int": _int, "float": _float, "bool": _bool, "str": _str, "list": _list, "dict": _dict, "ints": _items(Field("int")),
+    "ids": _items(Field("int", least=0, most=INT64)),
     "strs": _strs, "prompt": _prompt, "floats": _floats,
 }  # fmt: skip
 

@@ -22,7 +22,7 @@ from plimsoll.standin.serve.service import Service
 LOOK_S = 0.1  # how soon a slow answer sees that it need not be slow any more
 
 
-class Leaving:
+class ClientWatch:
     """An ear on one client; begun when its body has been read, or is of no interest any more."""
 
     def __init__(self, receive: Receive) -> None:
@@ -56,16 +56,16 @@ class Leaving:
 
 
 @contextlib.asynccontextmanager
-async def listening(receive: Receive) -> AsyncIterator[Leaving]:
+async def listening(receive: Receive) -> AsyncIterator[ClientWatch]:
     """An ear on a client for as long as the block runs."""
-    found = Leaving(receive)
+    found = ClientWatch(receive)
     try:
         yield found
     finally:
         found.end()
 
 
-def byte_by_byte(send: Send, client: Leaving, pause_s: Callable[[], float | None]) -> Send:
+def byte_by_byte(send: Send, client: ClientWatch, pause_s: Callable[[], float | None]) -> Send:
     """A `send` with a pause behind every byte; `pause_s` is asked for each, and None ends the slowness."""
 
     async def pause() -> bool:

@@ -1,24 +1,32 @@
-"""Serves one stand-in or a whole fleet of them in one process and on one event loop, each on a port of its own."""
+"""Serves one stand-in or a whole fleet in one process and on one event loop, each on a port of its own."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import gc
 import importlib
 import inspect
 import logging
 import os
+import resource
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from email.utils import formatdate
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
+import uvicorn
+from uvicorn.lifespan.on import LifespanOn
+from uvicorn.server import ServerState
 
-from plimsoll.errors import BadInput
+from plimsoll.errors import BadInput, PlimsollError
 from plimsoll.inside import places
 from plimsoll.inside.answers import App
 from plimsoll.inside.gate import Gate
@@ -29,21 +37,131 @@ from plimsoll.standin.config import Launchable
 from plimsoll.standin.engine import Engine
 from plimsoll.standin.faults import NS, Fault
 from plimsoll.standin.launch_log import Line, Pids, start_lines, written
-from plimsoll.standin.request import Ask
+from plimsoll.standin.request import RequestSpec
 from plimsoll.standin.serve.api import Api, Authentication, Front
-from plimsoll.standin.serve.client_view import ClientView, one_token
-from plimsoll.standin.serve.driver import NS as LIFE_NS
-from plimsoll.standin.serve.driver import Driver
 from plimsoll.standin.serve.fields import Options
 from plimsoll.standin.serve.metrics import Metrics
-from plimsoll.standin.serve.port import Port, StartFailed, allow_many_sockets, keep_dates
-from plimsoll.standin.serve.service import Service
+from plimsoll.standin.serve.service import ClientView, Driver, Service, one_token
 from plimsoll.standin.start_failures import failed_lines, want_of_memory
+
+BACKLOG = 2048
+KEEP_ALIVE_S = 5  # VLLM_HTTP_TIMEOUT_KEEP_ALIVE
+LAST_ANSWERS_S = 3.0  # that clients have to take what is left for them
+LAST_WORDS_S = 0.5  # that whoever answers has to see that nobody is there any more
+
+
+class PortTaken(PlimsollError):
+    """Nobody can listen there; vLLM ends with the same code."""
+
+    exit_code = 1
+
+
+class StartFailed(PlimsollError):
+    """Something that was to stand before the engine did not come up; vLLM ends with the same code."""
+
+    exit_code = 1
+
+
+class Port:
+    """Nobody is let in before `open`: a client is refused, as it is by vLLM while it starts."""
+
+    def __init__(self, host: str, port: int) -> None:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._socket = socket.socket(family, socket.SOCK_STREAM)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            self._socket.bind((host, port))
+        except OSError as error:
+            self._socket.close()
+            raise PortTaken(f"{host or '*'}:{port}: {error.strerror or error}") from None
+        self.number: int = self._socket.getsockname()[1]
+        self._state = ServerState()
+        self._config: uvicorn.Config | None = None
+        self._life: LifespanOn | None = None
+        self._server: asyncio.Server | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether clients are let in."""
+        return self._server is not None
+
+    async def open(self, app: App, *, root_path: str = "", has_access_log: bool = False) -> None:
+        """Let clients in."""
+        config = uvicorn.Config(
+            app,
+            ws="none",
+            lifespan="on",
+            log_config=None,
+            access_log=has_access_log,
+            root_path=root_path,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            backlog=BACKLOG,
+        )
+        config.load()
+        self._config = config
+        self.date()
+        self._life = LifespanOn(config)
+        await self._life.startup()
+        if self._life.should_exit:
+            raise StartFailed("a --middleware failed in its lifespan.startup; the lines above say how")
+        loop = asyncio.get_running_loop()
+        made: Any = config.http_protocol_class  # the base class that it is declared as takes no arguments
+        protocol = functools.partial(made, config=config, server_state=self._state, app_state=self._life.state, _loop=loop)
+        self._server = await loop.create_server(protocol, sock=self._socket, backlog=BACKLOG)
+
+    def date(self) -> None:
+        """Bring the date in the answers' headers up to now; due once a second."""
+        if self._config is not None:
+            self._state.default_headers = [
+                (b"date", formatdate(time.time(), usegmt=True).encode()),
+                *self._config.encoded_headers,
+            ]
+
+    async def close(self) -> None:
+        """Let nobody in any more, and leave when the last answer is sent."""
+        if self._server is None:
+            self._socket.close()
+            return
+        self._server.close()
+        for connection in list(self._state.connections):
+            connection.shutdown()
+        if not await self._is_quiet_within(LAST_ANSWERS_S):
+            for connection in list(self._state.connections):
+                connection.transport.abort()
+            if not await self._is_quiet_within(LAST_WORDS_S):
+                for task in list(self._state.tasks):
+                    task.cancel()
+        if self._life is not None:
+            await self._life.shutdown()
+        self._server = None
+
+    async def _is_quiet_within(self, seconds: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self._state.connections or self._state.tasks:
+                    await asyncio.sleep(0.01)
+        return not (self._state.connections or self._state.tasks)
+
+
+async def keep_dates(ports: Iterable[Port]) -> None:
+    """For ever: the date in the headers of all of them."""
+    while True:
+        await asyncio.sleep(1.0)
+        for port in ports:
+            port.date()
+
+
+def allow_many_sockets() -> None:
+    """As many as this user may have: vLLM does so, too."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
 
 # Puts one server together: its routes, vLLM's own layers around them, and the middlewares that it was told to have.
 
 
-class Assembled(NamedTuple):
+class AssembledServer(NamedTuple):
     """One server, to be put behind a port."""
 
     app: App
@@ -60,7 +178,7 @@ def assemble(
     has_stats: bool = True,
     is_alone: bool = True,
     settings: Settings | None = None,
-) -> Assembled:
+) -> AssembledServer:
     """`has_probe`: the workers tell their memory, as with the gate's extension; `settings` are the gate's.
 
     `is_alone`: no other server is in this process.
@@ -74,7 +192,7 @@ def assemble(
     for path, one in zip(options.middleware, classes, strict=True):
         app = Gate(app, settings, client.alone(registry), one_token) if one is Gate else _around(path, one, app)
     args = SimpleNamespace(max_num_queued_reqs=options.max_num_queued_reqs, max_num_queued_tokens=options.max_num_queued_tokens)
-    return Assembled(Front(app, service, SimpleNamespace(engine_client=client, args=args)), service, client)
+    return AssembledServer(Front(app, service, SimpleNamespace(engine_client=client, args=args)), service, client)
 
 
 def _around(path: str, middleware: Any, app: App) -> App:
@@ -156,7 +274,7 @@ class Life:
         self._speed = speed
         self._change = asyncio.Event()  # dead, met dead, or told to stop
         self._is_stopped = self._is_met_dead = False
-        self.made: Assembled | None = None
+        self.made: AssembledServer | None = None
 
     def stop(self) -> None:
         """Somebody has sent SIGTERM."""
@@ -167,7 +285,7 @@ class Life:
         """All of it; the exit code of the process that vLLM's would be."""
         seconds = self.launch.log.seconds / self._speed
         if self._fails:
-            is_over = await self._pass(failed_lines(self.launch.log, want_of_memory(self.launch.log)), seconds)
+            is_over = await self._pass(tuple(failed_lines(self.launch.log, want_of_memory(self.launch.log))), seconds)
             await self.port.close()
             return HAS_FAILED if is_over else HAS_ENDED
         made, driver = self._make()
@@ -186,7 +304,7 @@ class Life:
         stopping.cancel()
         return is_over
 
-    def _make(self) -> tuple[Assembled, Driver]:
+    def _make(self) -> tuple[AssembledServer, Driver]:
         launch = self.launch
         driver = Driver(Engine(launch.config, self._faults), time.monotonic_ns, self._speed)
         self.made = assemble(
@@ -201,7 +319,7 @@ class Life:
         self.made.service.on_death = self._meet
         return self.made, driver
 
-    async def _serve(self, made: Assembled, driver: Driver) -> int:
+    async def _serve(self, made: AssembledServer, driver: Driver) -> int:
         launch = self.launch
         shows = launch.log.shows_requests and not self.log.is_quiet
         await self.port.open(made.app, root_path=launch.options.root_path, has_access_log=shows)
@@ -241,7 +359,7 @@ class Life:
         await self.port.close()
         self.log.say(launch_log.after_death_lines(log, self.log.pids.api, self.log.pids.core))
 
-    async def _stop(self, made: Assembled) -> None:
+    async def _stop(self, made: AssembledServer) -> None:
         service, log = made.service, self.launch.log
         timeout_s = self.launch.options.shutdown_timeout_s
         self.log.say(launch_log.stop_lines(log, int(timeout_s), len(service.states), self.log.pids.core))
@@ -268,7 +386,7 @@ class Life:
         while True:
             await asyncio.sleep(max(SHORTEST_S, every_s / self._speed))
             now, now_ns = (figures.prompt_tokens, figures.generation_tokens), driver.now_ns()
-            passed_s = max(1e-9, (now_ns - before_ns) / LIFE_NS)
+            passed_s = max(1e-9, (now_ns - before_ns) / NS)
             is_idle = now == before and not figures.running and not figures.waiting
             was_idle = was_idle + 1 if is_idle else 0
             if was_idle < 2:
@@ -364,7 +482,7 @@ async def _lived(life: Life, *, is_fleet: bool) -> int:
 def _warm_up(launch: Launchable) -> None:
     """A request to an engine that is thrown away: the scheduler is compiled at its first step, which clients would wait for."""
     engine = Engine(launch.config)
-    engine.submit(Ask(np.arange(launch.config.settings.block_size, dtype=np.int64), 2), 0)
+    engine.submit(RequestSpec(np.arange(launch.config.settings.block_size, dtype=np.int64), 2), 0)
     engine.advance(NS)
 
 

@@ -1,36 +1,136 @@
-"""What all endpoints of one server share: its engine, its time, its limits, and the answers that are in the making."""
+"""One server without its routes: the time its engine runs in, the answers in the making, and the client that the gate sees."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
+import logging
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
-from plimsoll.standin.engine import Engine, EngineDead
-from plimsoll.standin.request import Ask, Request
+import numpy as np
+
+from plimsoll.inside.core import Alone
+from plimsoll.inside.engine_view import canary_fails
+from plimsoll.inside.listener import Listener
+from plimsoll.inside.pulse import Pulse
+from plimsoll.inside.recorder import ON_REQUEST, RECORDER, Seen, from_stats
+from plimsoll.standin.engine import Engine, EngineDead, Steps
+from plimsoll.standin.faults import NS
+from plimsoll.standin.request import Request, RequestSpec
 from plimsoll.standin.serve import fields
-from plimsoll.standin.serve.driver import Driver
 from plimsoll.standin.serve.fields import Options
+
+LOG = logging.getLogger("vllm.standin")
+SHORTEST_PAUSE_S = 0.0005  # between two turns: with time scaled a thousandfold the loop has other things to do, too
+LONGEST_PAUSE_S = 3600.0
+WOKEN_AT_ONCE = 64  # then whoever else waits has a turn: a step may wake a thousand streams, and somebody scrapes metrics
+
+
+class Driver:
+    """One engine's time. `clock` counts real ns; the engine's time began at 0 when the driver was started."""
+
+    def __init__(self, engine: Engine, clock: Callable[[], int], speed: float = 1.0) -> None:
+        self.engine = engine
+        self.speed = speed
+        self.on_turn: Callable[[], None] | None = None  # told after every turn
+        self._clock = clock
+        self._origin_ns: int | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_stopped = False
+        self._to_wake: deque[Callable[[], None]] = deque()
+        self._is_waking = False
+
+    def start(self) -> None:
+        """The engine is ready: its time begins, and what is due of itself (faults) will happen."""
+        if self._origin_ns is None:
+            self._origin_ns = self._clock()
+        self.plan()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is due and no timer runs."""
+        return self._timer is None
+
+    def now_ns(self) -> int:
+        """The engine's time."""
+        if self._origin_ns is None:
+            return 0
+        # What is due is due at a moment of the engine's time; a turn may have been made for one that rounding puts later.
+        return max(self.engine.now_ns, int((self._clock() - self._origin_ns) * self.speed))
+
+    def submit(self, spec: RequestSpec, wake: Callable[[], None]) -> Request:
+        """Hand a request in, now."""
+        request = self.engine.submit(spec, self.now_ns(), wake)
+        self.plan()
+        return request
+
+    def abort(self, request: Request, *, is_told: bool = False) -> None:
+        """Take it back, now."""
+        self.engine.abort(request, self.now_ns(), is_told=is_told)
+        self.plan()
+
+    def turn(self) -> None:
+        """Do what is due, and plan the next turn."""
+        self._timer = None
+        try:
+            self.engine.advance(self.now_ns())
+        except Exception as error:
+            self._die_of(error)
+        if self.on_turn is not None:
+            self.on_turn()
+        self.plan()
+
+    def _die_of(self, error: Exception) -> None:
+        """A mistake of the stand-in's own: without another turn everybody would wait for ever, so they are told."""
+        says = " ".join(f"{type(error).__name__}: {error}".split())
+        LOG.error("plimsoll: a mistake of the stand-in's own; its engine ends: %s", says)
+        self.engine.die(f"a mistake of the stand-in's own: {says}")
+        self.engine.advance(self.engine.now_ns)  # a dead one only wakes who waits
+
+    def wake_soon(self, wake: Callable[[], None]) -> None:
+        """Call it in one of the next turns of the loop, in the order of asking."""
+        self._to_wake.append(wake)
+        if not self._is_waking:
+            self._is_waking = True
+            asyncio.get_running_loop().call_soon(self._wake_some)
+
+    def _wake_some(self) -> None:
+        for _ in range(min(WOKEN_AT_ONCE, len(self._to_wake))):
+            self._to_wake.popleft()()
+        self._is_waking = bool(self._to_wake)
+        if self._is_waking:
+            asyncio.get_running_loop().call_soon(self._wake_some)
+
+    def plan(self) -> None:
+        """Set the timer anew; to be called after everything that may change what is due."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._is_stopped or self._origin_ns is None:
+            return
+        due_ns = self.engine.next_ns()
+        if due_ns is None:
+            return
+        pause_s = (due_ns - self.now_ns()) / NS / self.speed
+        pause_s = min(max(pause_s, SHORTEST_PAUSE_S), LONGEST_PAUSE_S)
+        self._timer = asyncio.get_running_loop().call_later(pause_s, self.turn)
+
+    def stop(self) -> None:
+        """No turn any more."""
+        self._is_stopped = True
+        self.plan()
 
 
 class Choice:
     """One answer in the making: a request of the engine. The gate looks at these as it does at vLLM's own."""
 
     __slots__ = (
-        "_hear",
-        "_service",
-        "index",
-        "is_over",
-        "is_streamed",
-        "key",
-        "name",
-        "prompt_len",
-        "request",
-        "sent",
-        "stop",
-        "text",
-    )
+        "_hear", "_service", "index", "is_over", "is_streamed", "key", "name", "prompt_len", "request", "sent", "stop", "text",
+    )  # fmt: skip
 
     def __init__(self, name: str, index: int, prompt_len: int, hear: Waiter, service: Service) -> None:
         self.name = name
@@ -107,7 +207,8 @@ class Service:
     def check_model(self, name: object) -> None:
         """404 for a model that it does not serve; no name is any."""
         if name and name not in self.names:
-            raise fields.no_model(name, self.names)
+            message = f"The model `{name}` does not exist. Valid aliases: {', '.join(self.names)}."
+            raise fields.Refused(404, message, "NotFoundError", "model")
 
     def admit(self, count: int) -> None:
         """Refuse what must be refused before an answer begins: the engine is dead, or the queue is full."""
@@ -125,14 +226,14 @@ class Service:
         """Prompt tokens of those that have answered nothing yet."""
         return sum(choice.prompt_len for choice in self.states.values() if choice.is_prefilling)
 
-    def submit(self, choice: Choice, ask: Ask) -> None:
+    def submit(self, choice: Choice, spec: RequestSpec) -> None:
         """Hand it to the engine. One that is told to end takes nothing new, and says so by ending it at once."""
         if self.is_stopping:
-            choice.request = Request(ask, self.driver.now_ns(), choice.wake)
+            choice.request = Request(spec, self.driver.now_ns(), choice.wake)
             choice.request.finish = "abort"
             return choice.wake()
         try:
-            choice.request = self.driver.submit(ask, choice.wake)
+            choice.request = self.driver.submit(spec, choice.wake)
         except EngineDead:
             raise fields.dead() from None
         self._handed_in += 1
@@ -168,3 +269,129 @@ class Service:
     def created(self) -> int:
         """Now, as answers have it."""
         return int(time.time())
+
+
+one_token = functools.partial(canary_fails, params=())  # the gate's own test; a stand-in needs no parameters of vLLM's
+
+
+class ClientView:
+    """The engine client of one server."""
+
+    def __init__(self, service: Service, *, has_probe: bool = True) -> None:
+        settings, limits = service.engine.config.settings, service.options
+        self._service = service
+        self._has_probe = has_probe
+        self.output_processor = SimpleNamespace(request_states=service.states)
+        self.vllm_config = SimpleNamespace(
+            scheduler_config=SimpleNamespace(
+                max_num_seqs=settings.max_num_seqs,
+                max_num_queued_reqs=limits.max_num_queued_reqs,
+                max_num_queued_tokens=limits.max_num_queued_tokens,
+            ),
+            parallel_config=SimpleNamespace(data_parallel_size=1),
+            shutdown_timeout=limits.shutdown_timeout_s,
+        )
+        self._listener = Listener()
+        self.pulse = Pulse()
+        self._listener.listen(0, self.pulse)
+        self.logger_manager = SimpleNamespace(stat_loggers=[self._listener], engine_indexes=[0])
+        service.engine.on_steps = self._hear
+        service.on_sleep = self._listener.record_sleep_state
+        service.on_give_up = self._hear_of_leaving
+
+    @property
+    def errored(self) -> bool:
+        """Whether the engine is dead."""
+        return self._service.engine.is_dead
+
+    async def collective_rpc(
+        self, method: str, timeout: float | None = None, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> list[dict[str, Any]]:
+        """Run it in every worker: those calls of the probe that a stand-in can make."""
+        del timeout, args, kwargs
+        if method == "plimsoll_snapshot":
+            refused = "a stand-in has no torch to take a memory snapshot of"
+            return [{"pid": rank + 1, "rank": rank, "refused": refused} for rank in range(self._service.engine.config.workers)]
+        if method != "plimsoll_compact":
+            raise NotImplementedError(f"a stand-in has no workers that could run {method}")
+        found = self._service.engine.compact(self._service.driver.now_ns())
+        self._service.driver.plan()
+        return found
+
+    async def generate(self, prompt: dict[str, Any], params: object, request_id: str) -> AsyncIterator[int]:
+        """The first token of an answer to these token ids: all that the gate's test request wants."""
+        del params
+        service, waiter = self._service, Waiter()
+        ids = np.array(prompt["prompt_token_ids"], dtype=np.int64)
+        choice = Choice(request_id, 0, len(ids), waiter, service)
+        service.submit(choice, RequestSpec(ids, 1))
+        try:
+            await waiter.wait()
+            if choice.request is not None and choice.request.finish == "error":
+                raise RuntimeError("the engine is dead")
+            yield 0
+        finally:
+            service.give_up([choice])
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """Take nothing new. What is there ends now, or without a timeout of 0 by itself."""
+        service = self._service
+        service.is_stopping = True
+        if not timeout:
+            service.abort(list(service.states.values()))
+
+    def alone(self, registry: Any) -> Alone:
+        """What a gate around this server has for itself."""
+        return Alone(self.pulse, self._figures, registry)
+
+    def _figures(self) -> list[dict[str, Any]]:
+        service = self._service
+        return service.engine.worker_figures(service.driver.now_ns()) if self._has_probe else []
+
+    def _hear(self, steps: Steps) -> None:
+        """One step, or a few, in the shape in which vLLM tells its stat loggers."""
+        figures, speed = self._service.engine.figures, self._service.driver.speed
+        scheduler = SimpleNamespace(
+            num_running_reqs=figures.running,
+            num_waiting_reqs=figures.waiting,
+            num_skipped_waiting_reqs=figures.waiting_deferred,
+            kv_cache_usage=figures.kv_usage,
+        )
+        iteration = SimpleNamespace(
+            iteration_timestamp=time.time(),
+            num_prompt_tokens=steps.prompt_tokens,
+            num_generation_tokens=steps.generated,
+            finished_requests=[_finished(request, speed) for request in steps.ended],
+        )
+        self._listener.record(scheduler, iteration, engine_idx=0)
+
+    def _hear_of_leaving(self, request: Request) -> None:
+        """A request whose client has gone: vLLM's own loggers are not told, the gate's hooks tell it there."""
+        self.pulse.note_finished(len(request.spec.prompt), None)
+        if RECORDER.is_on:
+            now_ns, speed = self._service.driver.now_ns(), self._service.driver.speed
+            RECORDER.note_finished(from_stats(_finished(request, speed, now_ns), time.time(), 0))
+
+
+def _finished(request: Request, speed: float, now_ns: int | None = None) -> SimpleNamespace:
+    """vLLM's figures of a request that has ended; times as a client saw them, not as the engine counts them."""
+    end = request.finished_ns if now_ns is None else now_ns
+    ids: list[int] | None = request.spec.prompt.tolist() if RECORDER.wants_prefixes else None
+
+    def since(moment: int) -> float:
+        return (end - moment) / NS / speed if moment >= 0 else float("nan")
+
+    return SimpleNamespace(
+        **{
+            "finish_reason": request.finish,
+            "e2e_latency": since(request.arrival_ns),
+            "num_prompt_tokens": len(request.spec.prompt),
+            "num_generation_tokens": request.produced,
+            "num_cached_tokens": request.cached_tokens,
+            "num_preemptions": request.preemptions,
+            "max_tokens_param": request.spec.max_tokens,
+            "inference_time": since(request.scheduled_ns),
+            "decode_time": since(request.first_ns),
+            ON_REQUEST: Seen(request.spec.priority, ids, "", ()),
+        }
+    )
