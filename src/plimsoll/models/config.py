@@ -41,14 +41,7 @@ _TOWERS = (
     ("audio", ("audio_config", "audio_encoder_config", "sound_config", "audio_processor", "encoder_config")),
 )
 # Every name that means "leave these modules alone".
-_IGNORED = (
-    "ignore",
-    "modules_to_not_convert",
-    "ignored_layers",
-    "exclude_modules",
-    "exclude",
-    "llm_int8_skip_modules",
-)
+_IGNORED = ("ignore", "modules_to_not_convert", "ignored_layers", "exclude_modules", "exclude", "llm_int8_skip_modules")
 # Methods that say their width by their name.
 _BITS = {
     "fp8": 8,

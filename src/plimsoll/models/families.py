@@ -72,13 +72,7 @@ _SAY_SO_THEMSELVES = frozenset({"exaone", "plamo2", "plamo3", "telechat2"})
 KNOWN = TIED | UNTIED | _SAY_SO_THEMSELVES
 
 _MAMBA_GROUP_OF_ONE = {"mamba_n_groups": 1, "mamba_d_conv": 4, "mamba_expand": 2}
-_DEEPSEEK = {
-    "kv_lora_rank": 512,
-    "q_lora_rank": 1536,
-    "qk_rope_head_dim": 64,
-    "qk_nope_head_dim": 128,
-    "v_head_dim": 128,
-}
+_DEEPSEEK = {"kv_lora_rank": 512, "q_lora_rank": 1536, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}
 _GEMMA = {"head_dim": 256}
 
 # Only for families whose published files lean on them: Gemma 3 states no heads, LLaVA's text_config almost nothing.

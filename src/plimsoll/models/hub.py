@@ -128,9 +128,7 @@ def get(url: str, *, token: str | None, most_bytes: int, part: tuple[int, int] |
     """The file at `url`, or its bytes from `part[0]` up to `part[1]`, within four times `timeout_s` whatever happens."""
     late = f"did not finish its answer within {_PATIENCE * timeout_s:g} s"
     return within(
-        _PATIENCE * timeout_s,
-        lambda: _exchange(url, token=token, most_bytes=most_bytes, part=part, timeout_s=timeout_s),
-        late,
+        _PATIENCE * timeout_s, lambda: _exchange(url, token=token, most_bytes=most_bytes, part=part, timeout_s=timeout_s), late
     )
 
 

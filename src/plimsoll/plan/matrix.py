@@ -86,12 +86,7 @@ class _Column(NamedTuple):
 
 
 def plan_matrix(
-    spec: MatrixSpec,
-    settings: Settings,
-    replan: Replan,
-    *,
-    longest: int | None = None,
-    progress: Progress | None = None,
+    spec: MatrixSpec, settings: Settings, replan: Replan, *, longest: int | None = None, progress: Progress | None = None
 ) -> Matrix:
     """Plan every cell; `longest` is the model's own limit, beyond which vLLM refuses --max-model-len."""
     columns = []

@@ -167,12 +167,7 @@ class Flags:
 
 
 def read_settings(
-    line: CommandLine,
-    environment: Sequence[tuple[str, str]],
-    release: str,
-    shape: ModelShape,
-    gpu_name: str,
-    gpu_bytes: int,
+    line: CommandLine, environment: Sequence[tuple[str, str]], release: str, shape: ModelShape, gpu_name: str, gpu_bytes: int
 ) -> Settings:
     """The values in force, as vLLM of that release would arrive at them on that card."""
     flags = Flags(line, release)

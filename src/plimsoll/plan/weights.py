@@ -510,10 +510,7 @@ ONE_GPU = Placement()
 
 
 def weights_from_shape(
-    shape: ModelShape,
-    placement: Placement = ONE_GPU,
-    dtype: str | None = None,
-    quantization: Quantization | str | None = None,
+    shape: ModelShape, placement: Placement = ONE_GPU, dtype: str | None = None, quantization: Quantization | str | None = None
 ) -> Estimate:
     """The weights of the rank that rules, from the sizes in config.json; the checkpoint's own quantisation wins."""
     check_divides(shape, placement)

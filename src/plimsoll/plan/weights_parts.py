@@ -82,8 +82,7 @@ FAMILIES = MappingProxyType(
         ),
         "qwen3_next": _QWEN3._replace(shared_gate=True, rotary=0.25),
         **dict.fromkeys(
-            "qwen3_5_text qwen3_5_moe_text".split(),
-            _QWEN3._replace(shared_gate=True, rotary=0.25, interleaved_positions=True),
+            "qwen3_5_text qwen3_5_moe_text".split(), _QWEN3._replace(shared_gate=True, rotary=0.25, interleaved_positions=True)
         ),
         "gemma2": Family(norms=4),
         **dict.fromkeys("gemma3 gemma3_text".split(), Family(norms=4, query_norm="head")),

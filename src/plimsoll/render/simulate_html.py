@@ -175,10 +175,7 @@ def cache_use(replay: Replay, series: Series, summary: Summary) -> str:
 def running_and_waiting(replay: Replay, series: Series, summary: Summary) -> str:
     """How many requests ran and how many waited."""
     span, first = span_of(replay, series)
-    lines = (
-        Line("waiting", series.waiting[first:], "wait", is_area=True),
-        Line("running", series.running[first:], "run"),
-    )
+    lines = (Line("waiting", series.waiting[first:], "wait", is_area=True), Line("running", series.running[first:], "run"))
     ticks = round_ticks(max(1.0, *(float(line.values.max(initial=0.0)) for line in lines)), 5)
     frame = Frame(height=230)
     says = f"At most {summary.peak_running:,} running and {summary.peak_waiting:,} waiting at once."
