@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 
 from benchmarks import weights_accuracy
 from lab import fit_overhead
-from plimsoll.models.shape import ModelShape
-from plimsoll.plan.kv import KvSettings, plan_kv, specs_of_all_stages
-from plimsoll.plan.kv_shapes import is_interleaved
+from plimsoll.models.shape import LayerKind, ModelShape
+from plimsoll.plan.kv import plan_kv
+from plimsoll.plan.kv_layers import specs_of_all_stages
 from plimsoll.plan.ledger import left_of
-from plimsoll.plan.settings import caches_prefixes_by_default
-from plimsoll.plan.weights import Placement, weights_from_shape
+from plimsoll.plan.settings import Settings, caches_prefixes_by_default
+from plimsoll.plan.weights import weights_from_shape
 from plimsoll.units import GIB, Estimate
 
 ROOT = Path(__file__).parents[1]
@@ -66,8 +66,7 @@ def scored() -> list[Scored]:
         shape = ModelShape.from_config(weights_accuracy.config_of(row["arch_ref"], DATA / "model-configs", architectures))
         others = [other for other in starts if not fit_overhead.same_architecture(other, start)]
         terms = fit_overhead.predicted(start, fit_overhead.fit(others))
-        placement = Placement(start.given.tensor_parallel, start.given.pipeline_parallel, start.given.data_parallel)
-        weights = weights_from_shape(shape, placement, row.get("dtype"), weights_accuracy.quantization_of(row))
+        weights = weights_from_shape(*weights_accuracy.placed(row, shape))
         kv = left_of(Estimate.exact(int(start.requested * GIB)), (weights, terms.non_torch, terms.activation, terms.graphs))
         rounding = int(0.01 * GIB)
         found.append(
@@ -83,10 +82,11 @@ def _concurrency(row: dict[str, Any], shape: ModelShape, start: fit_overhead.Sta
     if row.get("max_concurrency") is None or row.get("max_model_len") is None or kv.value <= 0:
         return None
     prefix = caches_prefixes_by_default(shape, start.given.release) and "no prefix caching" not in (row["other_flags"] or "")
-    settings = KvSettings(
+    settings = Settings(
         max_model_len=row["max_model_len"], max_num_batched_tokens=start.given.max_num_batched_tokens, prefix_caching=prefix,
-        tp=start.given.tensor_parallel, pp=start.given.pipeline_parallel, block_size=row.get("block_size"),
-        kv_cache_dtype=row.get("kv_cache_dtype") or "auto", interleaved=is_interleaved(shape), version=start.given.release,
+        tensor_parallel=start.given.tensor_parallel, pipeline_parallel=start.given.pipeline_parallel,
+        block_size=row.get("block_size"), kv_cache_dtype=row.get("kv_cache_dtype") or "auto",
+        interleaved=LayerKind.MLA_COMPRESSED in shape.kinds, release=start.given.release,
     )  # fmt: skip
     planned = plan_kv(specs_of_all_stages(shape, settings), settings, kv.value)
     return (planned.max_concurrency, row["max_concurrency"]) if planned.max_concurrency else None

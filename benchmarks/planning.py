@@ -16,8 +16,8 @@ from pathlib import Path
 
 from plimsoll.launch.command_line import read_command_line
 from plimsoll.models.shape import ModelShape
-from plimsoll.plan.ledger import Card, ModelFacts, plan_ledger
-from plimsoll.plan.settings import read_settings
+from plimsoll.plan.ledger import ModelFacts, plan_ledger
+from plimsoll.plan.settings import Card, Flags, read_settings
 from plimsoll.units import GIB
 
 CONFIG = {
@@ -51,7 +51,7 @@ def main() -> None:
     line = read_command_line(["m", "--max-model-len", "32k"], "0.32.0")
     start = time.perf_counter()
     for _ in range(PLANS):
-        plan_ledger(shape, read_settings(line, (), "0.32.0", shape.shape, CARD.name, CARD.total_bytes), CARD)
+        plan_ledger(shape, read_settings(Flags(line, "0.32.0"), {}, shape.shape, CARD), CARD)
     taken = time.perf_counter() - start
     print(f"plimsoll plan FOLDER             {plan * 1000:6.1f} ms   {plan / base:5.2f}x python -c pass   promised 12x")
     print(f"peak memory of the command       {peak:6.1f} MB              promised 60 MB")

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from lab.marked import placed
 from plimsoll.launch.options import split_options
-from plimsoll.plan.read import ready_of
+from plimsoll.plan.read import read_command
 from plimsoll.simulate.trace_files import read_trace
 from plimsoll.tune.answer import Server, Tuning, tune
 from plimsoll.tune.goodput import Score, parse_slo
@@ -90,7 +90,7 @@ class Outcome(NamedTuple):
 def measure(case: Case, folder: str, grid_run: RunAll) -> Outcome:
     """Everything, then the search; the search keeps nothing and is given nothing of what the grid found."""
     words = ["--gpu", case.gpu, "--", "vllm", "serve", *case.serve.split()]
-    ready = ready_of(split_options(words, with_value=["--gpu"], switches=[]), learned=False)
+    ready = read_command(split_options(words, with_value=["--gpu"], switches=[]), learned=False)
     ledger, _ = ready.replan(ready.settings)
     traffic = Traffic(read_trace(str(Path(folder) / case.trace)), case.speed, parse_slo(case.slo))
     server = Server(ledger, ready.model.shape, ready.replan)

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from plimsoll.models.shape import ModelShape, Quantization
-from plimsoll.plan.weights import ALLOCATOR_SLACK, Placement, lora_bytes, weights_from_shape
+from plimsoll.plan.settings import Settings
+from plimsoll.plan.weights import ALLOCATOR_SLACK, ONE_GPU, lora_bytes, weights_from_shape
 
 DATA = Path(__file__).resolve().parents[1].parent / "shared" / "data"
 CAMPAIGN = "llm-d-incubation/llm-d-planner#205"
@@ -158,6 +159,19 @@ def lora_of(row: dict[str, Any]) -> tuple[int, int] | None:
     return 1, 16
 
 
+def placed(row: dict[str, Any], shape: ModelShape) -> tuple[ModelShape, Settings]:
+    """The model as this row's start stored it, and over how many GPUs it was spread."""
+    stored = quantization_of(row)
+    if isinstance(stored, Quantization) and shape.quantization is None:
+        shape = replace(shape, quantization=stored)
+    slots, rank = lora_of(row) or (0, 16)
+    return shape, ONE_GPU._replace(
+        tensor_parallel=row["tensor_parallel"] or 1, pipeline_parallel=row.get("pipeline_parallel") or 1,
+        data_parallel=row.get("data_parallel") or 1, dtype=row.get("dtype") or "auto", max_loras=slots, max_lora_rank=rank,
+        quantization=stored if isinstance(stored, str) else None,
+    )  # fmt: skip
+
+
 class Score(NamedTuple):
     """One start: what was measured and what was said."""
 
@@ -180,11 +194,9 @@ def scores(rows: Iterable[dict[str, Any]], configs: Path, architectures: dict[st
         if not row.get("weights_gib") or row["id"] in NOT_SCORED:
             continue
         shape = ModelShape.from_config(config_of(row["arch_ref"], configs, architectures))
-        placement = Placement(
-            row["tensor_parallel"], row.get("pipeline_parallel") or 1, data_parallel=row.get("data_parallel") or 1
-        )
-        estimate = weights_from_shape(shape, placement, row.get("dtype"), quantization_of(row))
-        extra = lora_bytes(shape, placement, *lora).value if (lora := lora_of(row)) else 0
+        shape, settings = placed(row, shape)
+        estimate = weights_from_shape(shape, settings)
+        extra = lora_bytes(shape, settings).value if settings.max_loras else 0
         low, high = (estimate.low + extra) / GIB, (estimate.high + extra) / GIB
         measured = row["weights_gib"]
         rounding = 0.005  # most logs print two decimals

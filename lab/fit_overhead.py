@@ -19,9 +19,11 @@ from typing import Any, NamedTuple
 from plimsoll.models.shape import ModelShape, Quantization, Tower
 from plimsoll.plan import overhead as peaks
 from plimsoll.plan import overhead as table
-from plimsoll.plan.overhead import Overhead, OverheadInput, era_of, overhead
+from plimsoll.plan.overhead import Overhead, era_of, overhead
+from plimsoll.plan.settings import Settings, v2_by_default
 from plimsoll.units import GIB, Estimate
 from plimsoll.vllm.defaults import batch_limits, batch_limits_v0
+from plimsoll.vllm.versions import Behaviour
 
 STARTUPS = Path(__file__).parents[2] / "shared" / "data" / "startups"
 DOCS = Path(__file__).parents[1] / "docs" / "overhead.md"
@@ -50,7 +52,8 @@ class Start(NamedTuple):
     name: str
     architecture: str
     is_campaign: bool
-    given: OverheadInput
+    shape: ModelShape
+    given: Settings
     requested: float
     weights: float
     kv: float
@@ -77,9 +80,9 @@ def _start(row: dict[str, Any], shapes: dict[str, Any]) -> Start | None:
     assert release is not None
     assert total is not None
     tokens, sequences, guessed = _batch(row, release, total)
-    given = OverheadInput(
+    shape = _shape(row["arch_ref"], shapes[row["arch_ref"]], row["quantization"])
+    given = Settings(
         release=release,
-        shape=_shape(row["arch_ref"], shapes[row["arch_ref"]], row["quantization"]),
         gpu_bytes=int(total * GIB),
         compute_capability=next((cc for name, cc in CAPABILITY.items() if name in (row["gpu"] or "")), None),
         tensor_parallel=row["tensor_parallel"] or 1,
@@ -89,9 +92,11 @@ def _start(row: dict[str, Any], shapes: dict[str, Any]) -> Start | None:
         max_num_batched_tokens=tokens,
         max_model_len=row["max_model_len"] or 4096,
         enforce_eager=bool(row["enforce_eager"]),
+        estimates_graphs=Behaviour.GRAPH_ESTIMATE.is_in(release),
+        v2_runner=v2_by_default(release, shape),
     )
     requested = total * row["gpu_memory_utilization"]
-    return Start(row["id"], row["arch_ref"], row["source"] == CAMPAIGN, given, requested, row["weights_gib"],
+    return Start(row["id"], row["arch_ref"], row["source"] == CAMPAIGN, shape, given, requested, row["weights_gib"],
                  row["kv_available_gib"], row["activation_peak_gib"], row["non_torch_gib"], row["graph_gib"],
                  row["graph_est_gib"], guessed)  # fmt: skip
 
@@ -188,7 +193,7 @@ def fit(starts: Iterable[Start]) -> Fit:
         era = era_of(start.given.release).name
         if (implied := _implied_bytes(start)) is not None:
             sampler.setdefault(era, []).append(implied)
-        fast = start.given.compute_capability == (9, 0) and not start.given.shape.vocab_size % 8 and era != "V0"
+        fast = start.given.compute_capability == (9, 0) and not start.shape.vocab_size % 8 and era != "V0"
         if start.non_torch is not None and fast and start.given.pipeline_parallel == 1:
             (alone if start.given.tensor_parallel == 1 else together).setdefault(era, []).append(start.non_torch)
     graphs = [start for start in starts if start.is_campaign and start.graph is not None]
@@ -206,28 +211,21 @@ def _upper(values: list[float]) -> tuple[float, float, float]:
 
 
 def _graph_features(start: Start) -> tuple[float, ...]:
-    shape = start.given.shape
+    shape = start.shape
     return 1.0, float(len(shape.layers)), float(shape.moe is not None), float(shape.quantization is not None)
 
 
 def _implied_bytes(start: Start) -> float | None:
     """Bytes per logit the printed peak implies, where the sampler's is by far the largest peak."""
     era, given = era_of(start.given.release), start.given
-    if start.activation is None or given.shape.towers:
+    if start.activation is None or start.shape.towers:
         return None
-    without = overhead(given, era._replace(sampler_bytes=0.0)).activation
-    batch_bytes = min(given.max_num_seqs, given.max_num_batched_tokens) * given.shape.vocab_size
+    without = overhead(start.shape, given, era._replace(sampler_bytes=0.0)).activation
+    batch_bytes = min(given.max_num_seqs, given.max_num_batched_tokens) * start.shape.vocab_size
     if start.activation * GIB < 1.5 * without.value and "sampler" not in without.why:
         return None
-    rest = peaks.sampler_peak(given.shape, _peaks_batch(given), era._replace(sampler_bytes=0.0), v2=False)
+    rest = peaks.sampler_peak(start.shape, peaks.batch_of(given), era._replace(sampler_bytes=0.0), v2=False)
     return (start.activation * GIB - rest) / batch_bytes
-
-
-def _peaks_batch(given: OverheadInput) -> peaks.Batch:
-    hopper = given.compute_capability is not None and given.compute_capability >= (9, 0)
-    rows = min(given.max_num_seqs, given.max_num_batched_tokens)
-    return peaks.Batch(given.max_num_batched_tokens, rows, given.max_model_len, given.tensor_parallel, 2, hopper,
-                       peaks.multiprocessors_of(given.compute_capability or (9, 0)))  # fmt: skip
 
 
 def predicted(start: Start, fitted: Fit) -> Overhead:
@@ -239,7 +237,7 @@ def predicted(start: Start, fitted: Fit) -> Overhead:
         non_torch=terms._replace(alone=fitted.alone.get(era.name, terms.alone),
                                  together=fitted.together.get(era.name, terms.together)),
     )  # fmt: skip
-    return overhead(start.given, era)
+    return overhead(start.shape, start.given, era)
 
 
 class Score(NamedTuple):
@@ -271,7 +269,7 @@ def _ends(term: Estimate) -> tuple[int, int]:
 
 
 def same_architecture(one: Start, other: Start) -> bool:
-    a, b = one.given.shape, other.given.shape
+    a, b = one.shape, other.shape
     return one.architecture == other.architecture or (
         (a.hidden_size, len(a.layers), a.intermediate_size) == (b.hidden_size, len(b.layers), b.intermediate_size)
     )

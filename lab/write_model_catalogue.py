@@ -1,4 +1,4 @@
-"""Write sources/data/models.json and docs/models.md: `python -m lab.write_model_catalogue [FOLDER_OF_CONFIG_JSONS]`.
+"""Write models/data/models.json and docs/models.md: `python -m lab.write_model_catalogue [FOLDER_OF_CONFIG_JSONS]`.
 
 Out of each config.json only the keys that ModelShape reads are kept, found by watching it read. Further models come
 from lab/model_table.py, whose every row names where its facts are known from.

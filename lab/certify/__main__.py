@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from lab.gpu.models import config_of
-from plimsoll.cli.plan import OPTIONS_WITH_VALUE, certificate_of
+from plimsoll.cli.plan import OPTIONS_WITH_VALUE
 from plimsoll.errors import PlimsollError
 from plimsoll.launch.options import split_options
 from plimsoll.plan.certify import Certificate, Kind, smallest_request
-from plimsoll.plan.read import ready_of
+from plimsoll.plan.read import read_command
 
 HERE = Path(__file__).resolve().parent
 MODELS = HERE.parent / "gpu" / "failure_runs.json"
@@ -46,7 +46,7 @@ def certified(entry: Entry, models: Path, own: set[str]) -> Certificate:
     words += ["--used-gib", entry["used_gib"]] if "used_gib" in entry else []
     words += ["--", "env", *(f"{name}={value}" for name, value in entry.get("env", {}).items())]
     words += ["vllm", "serve", model, *entry["args"]]
-    return certificate_of(ready_of(split_options(words, with_value=OPTIONS_WITH_VALUE, switches=()), learned=False))
+    return read_command(split_options(words, with_value=OPTIONS_WITH_VALUE, switches=()), learned=False).certify()
 
 
 def request_of(kind: Kind, share: float, certificate: Certificate) -> Entry | None:
@@ -54,7 +54,7 @@ def request_of(kind: Kind, share: float, certificate: Certificate) -> Entry | No
 
     Where any request of a kind does it, the longest one is the one outside, and none is inside.
     """
-    units, longest = int((kind.smallest or 0) * share), certificate.step.context - 8
+    units, longest = int((kind.smallest or 0) * share), certificate.step.batch.context - 8
     if kind.smallest == 1:
         if share < 1:
             return None
@@ -73,7 +73,7 @@ def request_of(kind: Kind, share: float, certificate: Certificate) -> Entry | No
 def plain_load(certificate: Certificate) -> Entry:
     """Requests that fill steps without asking for anything that is open."""
     settings, kinds = certificate.ledger.settings, {kind.phase.kind for kind in certificate.open_kinds}
-    tokens = certificate.step.context // 2
+    tokens = certificate.step.batch.context // 2
     if "batch" in kinds or "sampling" in kinds:
         return {"prompt_tokens": 64, "prompt_logprobs": None, "logprobs": None, "n": 4, "max_tokens": 16}
     asks = 1 if "prompt_logprobs" not in kinds else None
@@ -85,7 +85,7 @@ def trial(entry: Entry, certificate: Certificate) -> Entry:
     """A server for the GPU with the requests that must not fail it, and those that may."""
     inside = [plain_load(certificate), *_requests(INSIDE, certificate)]
     if certificate.certified:
-        longest = certificate.step.context - 8
+        longest = certificate.step.batch.context - 8
         inside.append({"prompt_tokens": longest, "prompt_logprobs": 20, "logprobs": 20, "n": 4, "max_tokens": 4})
     return {
         "name": entry["name"], "model": entry["model"], "args": entry["args"], "env": entry.get("env", {}),

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from plimsoll.plan.kv import plan_kv
-from plimsoll.plan.kv_shapes import KvSettings
-from plimsoll.plan.kv_specs import (
+from plimsoll.plan.kv_layers import (
     CannotGroupError,
     ChunkedSpec,
     FullSpec,
@@ -20,8 +19,10 @@ from plimsoll.plan.kv_specs import (
     SlidingSpec,
     StateSpec,
     packing,
+    state_mode_of,
     token_packing,
 )
+from plimsoll.plan.settings import AUTO_FIT, Settings
 
 GIB = 1 << 30
 
@@ -32,7 +33,7 @@ class Case:
 
     name: str
     ranks: tuple[RankSpecs, ...]
-    settings: KvSettings
+    settings: Settings
     available: tuple[int, ...]
 
 
@@ -44,10 +45,10 @@ def named(specs: Sequence[KvSpec]) -> RankSpecs:
 def published() -> Iterator[Case]:
     """Models people run, spec by spec, as vLLM's layers would declare them at TP 1."""
 
-    def case(name: str, specs: list[KvSpec], gib: int, settings: KvSettings) -> Case:
+    def case(name: str, specs: list[KvSpec], gib: int, settings: Settings) -> Case:
         return Case(name, (named(specs),), settings, (gib * GIB,))
 
-    long = KvSettings(max_model_len=131072, prefix_caching=False)
+    long = Settings(max_model_len=131072, prefix_caching=False)
     llama = FullSpec(block_size=16, heads=8, head_size=128, head_size_v=128, dtype="bfloat16")
     yield case("llama-3.1-8b", [llama] * 32, 40, long)
     yield case("llama-3.1-8b fp8", [replace(llama, dtype="uint8", quant="fp8")] * 32, 40, long)
@@ -59,14 +60,14 @@ def published() -> Iterator[Case]:
     full = FullSpec(block_size=16, heads=8, head_size=64, head_size_v=64, dtype="bfloat16")
     slide = SlidingSpec(block_size=16, heads=8, head_size=64, head_size_v=64, dtype="bfloat16", window=128)
     yield case("gpt-oss-20b async", [slide, full] * 12, 10, long)
-    yield case("gpt-oss-20b sync", [slide, full] * 12, 10, replace(long, async_scheduling=False))
+    yield case("gpt-oss-20b sync", [slide, full] * 12, 10, long._replace(async_scheduling=False))
     wide = replace(full, heads=16, head_size=128, head_size_v=128)
     narrow = replace(slide, heads=16, head_size=128, head_size_v=128, window=1024)
     gemma: list[KvSpec] = [wide if (layer + 1) % 6 == 0 else narrow for layer in range(62)]
     yield case("gemma-3-27b", gemma, 40, long)
-    yield case("gemma-3-27b without hybrid manager", gemma, 80, replace(long, hybrid_manager=False))
+    yield case("gemma-3-27b without hybrid manager", gemma, 80, long._replace(hybrid_manager=False))
     for mode in ("none", "align"):
-        settings = KvSettings(max_model_len=262144, prefix_caching=mode == "align")
+        settings = Settings(max_model_len=262144, prefix_caching=mode == "align")
         attention = FullSpec(block_size=1056, heads=2, head_size=256, head_size_v=256, dtype="bfloat16")
         state = StateSpec(
             block_size=1056 if mode == "align" else 262144, shapes=((3, 8192), (32, 128, 128)), dtypes=("bfloat16", "float32"),
@@ -78,16 +79,17 @@ def published() -> Iterator[Case]:
 
 def random_case(dice: random.Random) -> Case:
     """Layers of one or several kinds, split over ranks, with memory that is ample, scarce, or within a byte of a limit."""
-    settings = KvSettings(
-        max_model_len=dice.choice((1, 17, 2048, 4096, 32768, 131072, dice.randint(1, 300_000))),
-        auto_fit=dice.random() < 0.15,
+    context = dice.choice((1, 17, 2048, 4096, 32768, 131072, dice.randint(1, 300_000)))
+    settings = Settings(
+        max_model_len=AUTO_FIT if dice.random() < 0.15 else context,
+        model_context=context,
         max_num_batched_tokens=dice.choice((256, 2048, 8192, dice.randint(1, 20000))),
         async_scheduling=dice.random() < 0.6,
         prefix_caching=dice.random() < 0.5,
         hybrid_manager=dice.random() > 0.2,
-        num_blocks_override=dice.choice((1, 2, 40, 5000)) if dice.random() < 0.1 else None,
-        pp=dice.choice((1, 1, 2, 3)),
-        dcp=dice.choice((1, 1, 1, 2, 4)),
+        num_gpu_blocks_override=dice.choice((1, 2, 40, 5000)) if dice.random() < 0.1 else None,
+        pipeline_parallel=dice.choice((1, 1, 2, 3)),
+        decode_context_parallel=dice.choice((1, 1, 1, 2, 4)),
         prefill_lookahead=dice.choice((0, 0, 0, 1, 3)),
         v2_runner=dice.random() < 0.7,
         interleaved=dice.random() < 0.2,
@@ -96,8 +98,8 @@ def random_case(dice: random.Random) -> Case:
     layers = declare(dice, settings)
     if dice.random() < 0.1:
         dice.shuffle(layers)
-    settings = replace(settings, pp=min(settings.pp, len(layers)))
-    ranks = _split(dice, named(layers), settings.pp)
+    settings = settings._replace(pipeline_parallel=min(settings.pipeline_parallel, len(layers)))
+    ranks = _split(dice, named(layers), settings.pipeline_parallel)
     return Case(name, ranks, settings, tuple(_memory(dice, ranks, settings)))
 
 
@@ -107,7 +109,7 @@ def _split(dice: random.Random, specs: RankSpecs, stages: int) -> tuple[RankSpec
     return tuple(specs[start:end] for start, end in zip([0, *cuts], [*cuts, len(specs)], strict=True))
 
 
-def _memory(dice: random.Random, ranks: tuple[RankSpecs, ...], settings: KvSettings) -> list[int]:
+def _memory(dice: random.Random, ranks: tuple[RankSpecs, ...], settings: Settings) -> list[int]:
     """Bytes for each rank, often just around what one request or one more block needs."""
     try:
         plan = plan_kv(ranks, settings, 1 << 40)
@@ -151,16 +153,16 @@ def _repeat(dice: random.Random, *specs: KvSpec) -> list[KvSpec]:
     return (pattern * dice.randint(1, 6))[: dice.randint(len(pattern), 64)]
 
 
-def _uniform(dice: random.Random, _: KvSettings) -> list[KvSpec]:
+def _uniform(dice: random.Random, _: Settings) -> list[KvSpec]:
     return [_full(dice)] * dice.randint(1, 64)
 
 
-def _mixed_sizes(dice: random.Random, _: KvSettings) -> list[KvSpec]:
+def _mixed_sizes(dice: random.Random, _: Settings) -> list[KvSpec]:
     first = _full(dice)
     return _repeat(dice, first, *(_full(dice, block_size=first.block_size) for _ in range(dice.randint(1, 3))))
 
 
-def _windows(dice: random.Random, _: KvSettings) -> list[KvSpec]:
+def _windows(dice: random.Random, _: Settings) -> list[KvSpec]:
     common = _common(dice)
     specs: list[KvSpec] = [FullSpec(**common)] if dice.random() < 0.8 else []  # type: ignore[arg-type]
     for _number in range(dice.randint(1, 2)):
@@ -173,7 +175,7 @@ def _windows(dice: random.Random, _: KvSettings) -> list[KvSpec]:
     return _repeat(dice, *specs)
 
 
-def _latents(dice: random.Random, _: KvSettings) -> list[KvSpec]:
+def _latents(dice: random.Random, _: Settings) -> list[KvSpec]:
     dtype = dice.choice(("auto", "fp8", "fp8_ds_mla", "nvfp4_ds_mla"))
     element, quant = packing(dtype, "bfloat16")
     block = dice.choice((16, 32, 64, 128))
@@ -193,11 +195,11 @@ def _latents(dice: random.Random, _: KvSettings) -> list[KvSpec]:
     return _repeat(dice, *specs)
 
 
-def _states(dice: random.Random, settings: KvSettings) -> list[KvSpec]:
+def _states(dice: random.Random, settings: Settings) -> list[KvSpec]:
     heads, width = dice.choice((8, 16, 32)), dice.choice((64, 128))
-    mode = settings.resolved_state_mode
+    mode = state_mode_of(settings)
     state = StateSpec(
-        block_size=settings.max_model_len, shapes=((3, heads * width * 2), (heads, width, 128)),
+        block_size=settings.context, shapes=((3, heads * width * 2), (heads, width, 128)),
         dtypes=("bfloat16", dice.choice(("bfloat16", "float32"))), mode=mode, mixer=dice.choice(("mamba2", "gdn", "linear")),
         spec_blocks=dice.choice((0, 0, 1, 3)), checkpoint_blocks=dice.choice((0, 0, 1)),
     )  # fmt: skip
@@ -210,14 +212,14 @@ def _states(dice: random.Random, settings: KvSettings) -> list[KvSpec]:
         block *= -(-state.page_bytes // (block * token))
         state = replace(state, page_padded=block * token)
     attention = replace(attention, block_size=block, stride_kernel=None)
-    state = replace(state, block_size=block if mode == "align" else settings.max_model_len)
+    state = replace(state, block_size=block if mode == "align" else settings.context)
     specs: list[KvSpec] = [attention, state]
     if dice.random() < 0.2:
         specs.append(SlidingSpec(**{**_common(dice), "block_size": block}, window=512))  # type: ignore[arg-type]
     return _repeat(dice, *specs)
 
 
-def _compressed(dice: random.Random, _: KvSettings) -> list[KvSpec]:
+def _compressed(dice: random.Random, _: Settings) -> list[KvSpec]:
     """DeepSeek V4's four kinds of cache."""
     alignment = dice.choice((512, 576, None))
     window = SlidingMlaSpec(
@@ -235,12 +237,12 @@ def _compressed(dice: random.Random, _: KvSettings) -> list[KvSpec]:
     return _repeat(dice, *dice.sample(pool, dice.randint(1, len(pool))))
 
 
-def _anything(dice: random.Random, settings: KvSettings) -> list[KvSpec]:
+def _anything(dice: random.Random, settings: Settings) -> list[KvSpec]:
     drawn = [declare(dice, settings)[0] for declare in (_uniform, _windows, _latents, _states)]
     return _repeat(dice, *dice.sample(drawn, dice.randint(2, 4)))
 
 
-FAMILIES: dict[str, Callable[[random.Random, KvSettings], list[KvSpec]]] = {
+FAMILIES: dict[str, Callable[[random.Random, Settings], list[KvSpec]]] = {
     "uniform": _uniform,
     "full attention of mixed sizes": _mixed_sizes,
     "windows and chunks": _windows,

@@ -8,8 +8,7 @@ from typing import Any
 
 from lab.engine.install import model_home
 from lab.engine.parser import ParserProcess
-from plimsoll.plan.kv_shapes import KvSettings
-from plimsoll.plan.kv_specs import (
+from plimsoll.plan.kv_layers import (
     AttentionSpec,
     ChunkedSpec,
     FullSpec,
@@ -19,7 +18,9 @@ from plimsoll.plan.kv_specs import (
     SlidingMlaSpec,
     SlidingSpec,
     StateSpec,
+    state_mode_of,
 )
+from plimsoll.plan.settings import Settings
 
 ASK_PLANNER = Path(__file__).resolve().parent / "ask_planner.py"
 # Ours to vLLM's KVQuantMode and MambaAttentionBackendEnum.
@@ -39,23 +40,22 @@ class PlannerProcess(ParserProcess):
     def __init__(self) -> None:
         super().__init__(ASK_PLANNER, str(model_home()))
 
-    def plan(self, ranks: Sequence[RankSpecs], settings: KvSettings, available: Sequence[int]) -> dict[str, Any]:
+    def plan(self, ranks: Sequence[RankSpecs], settings: Settings, available: Sequence[int]) -> dict[str, Any]:
         """What vLLM answers: num_blocks, bytes_per_block, groups, tokens, ...; or `ok` false with error and message."""
-        v2_runner = settings.rules.v2_runner if settings.v2_runner is None else settings.v2_runner
         return self._ask(
             {
                 "ranks": [[{"layer": name, **as_vllm(spec)} for name, spec in rank] for rank in ranks],
                 "available": list(available),
-                "max_model_len": settings.max_model_len,
+                "max_model_len": settings.context,
                 "auto_fit": settings.auto_fit,
                 "max_num_batched_tokens": settings.max_num_batched_tokens,
                 "async_scheduling": settings.async_scheduling,
                 "hybrid_manager": settings.hybrid_manager is not False,
-                "state_mode": settings.resolved_state_mode,
-                "num_blocks_override": settings.num_blocks_override,
-                "pp": settings.pp,
-                "dcp": settings.dcp,
-                "v2_runner": v2_runner,
+                "state_mode": state_mode_of(settings),
+                "num_blocks_override": settings.num_gpu_blocks_override,
+                "pp": settings.pipeline_parallel,
+                "dcp": settings.decode_context_parallel,
+                "v2_runner": settings.v2_runner,
                 "prefill_lookahead": settings.prefill_lookahead,
                 "layout": "BLHNC" if settings.interleaved else "LBNHC",
             }

@@ -24,7 +24,7 @@ from typing import Any
 from lab.gpu.models import config_of
 from plimsoll.launch.options import split_options
 from plimsoll.plan.ledger import Ledger
-from plimsoll.plan.read import Planned, planned_of
+from plimsoll.plan.read import MemoryPlan, plan_command
 
 ENTRIES = Path(__file__).with_name("entries.json")
 GPU, RELEASE = "H200", "0.25.1"
@@ -35,11 +35,11 @@ TOLD = ("name", "kind", "half", "model", "args", "env", "ballast", "edge", "expe
 Entry = dict[str, Any]
 
 
-def answer(entry: Entry, models: Path) -> Planned:
+def answer(entry: Entry, models: Path) -> MemoryPlan:
     """Plan's answer to one run, by the way the command takes."""
     words = ["--gpu", GPU, "--vllm", RELEASE, *_neighbour(entry), "--", *command(entry, str(models / entry["model"]))]
     options = split_options(words, with_value=("--gpu", "--vllm", "--used-gib"), switches=())
-    return planned_of(options)
+    return plan_command(options)
 
 
 def command(entry: Entry, model: str) -> list[str]:
@@ -129,7 +129,7 @@ def _turned(entry: Entry, knob: str, value: float) -> Entry:
     return entry | {"args": [*entry["args"], knob, str(value)]}
 
 
-def prediction(planned: Planned) -> Entry:
+def prediction(planned: MemoryPlan) -> Entry:
     """What is kept of an answer: sizes in bytes, codes by severity."""
     ledger = planned.ledger
     terms = ("requested", "weights", "non_torch", "activation", "graphs", "graphs_actual", "context", "kv", "slack")

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from lab.service.runs import Load, measured
 from plimsoll.launch.options import split_options
-from plimsoll.plan.read import Ready, ready_of
+from plimsoll.plan.read import PlanInput, read_command
 from plimsoll.simulate.fit import Fit, duration_error, error_of, fit
 from plimsoll.simulate.planned import captured_sizes, planned_settings
 from plimsoll.simulate.replay import replay
@@ -35,9 +35,9 @@ class Planned(NamedTuple):
     sizes: tuple[int, ...]
 
 
-def _ready(load: Load, model: Path) -> Ready:
+def _ready(load: Load, model: Path) -> PlanInput:
     words = ["--gpu", GPU, "--vllm", RELEASE, "--", "vllm", "serve", str(model), *load.flags]
-    return ready_of(split_options(words, with_value=("--gpu", "--vllm"), switches=()), learned=False)
+    return read_command(split_options(words, with_value=("--gpu", "--vllm"), switches=()), learned=False)
 
 
 def activation_bytes(load: Load, model: Path) -> int:

@@ -9,10 +9,9 @@ import pytest
 from plimsoll.findings import Code, Finding, Severity
 from plimsoll.launch.command_line import read_command_line
 from plimsoll.models.shape import ModelShape
-from plimsoll.plan.advise import Advice, advise
-from plimsoll.plan.findings import findings_of
-from plimsoll.plan.ledger import Card, Ledger, ModelFacts, plan_ledger
-from plimsoll.plan.settings import Settings, read_settings
+from plimsoll.plan.findings import Advice, advise, findings_of
+from plimsoll.plan.ledger import Ledger, ModelFacts, plan_ledger
+from plimsoll.plan.settings import Card, Flags, Settings, read_settings
 from plimsoll.units import GIB
 
 QWEN = ModelShape.from_config(
@@ -32,7 +31,7 @@ def _planned(command: str, card: Card, environment: dict[str, str]) -> tuple[Led
         return ledger, findings_of(ledger, QWEN, (), environment)
 
     line = read_command_line(["m", *shlex.split(command)], "0.32.0")
-    ledger, findings = replan(read_settings(line, (), "0.32.0", QWEN, card.name, card.total_bytes))
+    ledger, findings = replan(read_settings(Flags(line, "0.32.0"), {}, QWEN, card))
     return ledger, findings, advise(ledger, QWEN, findings, replan)
 
 
@@ -72,9 +71,7 @@ def test_the_same_cache_has_the_same_tokens() -> None:
 
 def test_what_no_value_clears_hides_no_offer() -> None:
     """A checkpoint that is not quantised has to be left to the user; the context is cleared all the same."""
-    settings = read_settings(
-        read_command_line(["m", "--quantization", "awq"], "0.32.0"), (), "0.32.0", QWEN, "L4", L4.total_bytes
-    )
+    settings = read_settings(Flags(read_command_line(["m", "--quantization", "awq"], "0.32.0"), "0.32.0"), {}, QWEN, L4)
 
     def replan(changed: Settings) -> tuple[Ledger, list[Finding]]:
         ledger = plan_ledger(ModelFacts("m", QWEN), changed, L4._replace(total_bytes=10 * GIB, low_bytes=10 * GIB))

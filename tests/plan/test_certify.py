@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from lab.gpu.models import config_of
-from plimsoll.cli.plan import OPTIONS_WITH_VALUE, certificate_of
+from plimsoll.cli.plan import OPTIONS_WITH_VALUE
 from plimsoll.launch.options import split_options
 from plimsoll.plan.certify import Certificate, Kind
-from plimsoll.plan.read import ready_of
+from plimsoll.plan.read import read_command
 
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = json.loads((ROOT / "lab" / "gpu" / "failure_runs.json").read_text(encoding="utf-8"))["models"]
@@ -26,7 +26,7 @@ FIRST = ("env", "VLLM_USE_V2_MODEL_RUNNER=0")
 def certificate(*words: str, gpu: str = "H100", vllm: str = "0.32.0", used: str = "0") -> Certificate:
     """The certificate of a command."""
     whole = ["--gpu", gpu, "--vllm", vllm, "--used-gib", used, "--", *words]
-    return certificate_of(ready_of(split_options(whole, with_value=OPTIONS_WITH_VALUE, switches=()), learned=False))
+    return read_command(split_options(whole, with_value=OPTIONS_WITH_VALUE, switches=()), learned=False).certify()
 
 
 def recorded(name: str, folder: Path, used: str = "0") -> Certificate:

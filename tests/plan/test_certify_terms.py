@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from plimsoll.plan.certify_terms import item_tokens, reserved_of
+from plimsoll.plan.certify import item_tokens, reserved_of
 from tests.plan.test_certify import FIRST, LLAMA, certificate, kind_of, recorded
 
 LOGS = Path(__file__).resolve().parents[1] / "captures" / "vllm-0.25.1-h200-failures"

@@ -11,11 +11,10 @@ import pytest
 from plimsoll.findings import Code, Finding, Severity
 from plimsoll.launch.command_line import read_command_line
 from plimsoll.models.shape import ModelShape
-from plimsoll.plan.advise import advise
-from plimsoll.plan.findings import findings_of
-from plimsoll.plan.ledger import Card, Ledger, ModelFacts, plan_ledger
-from plimsoll.plan.settings import Settings, read_settings
-from plimsoll.plan.weights import Placement, weights_from_shape, weights_from_tensors
+from plimsoll.plan.findings import advise, findings_of
+from plimsoll.plan.ledger import Ledger, ModelFacts, plan_ledger
+from plimsoll.plan.settings import Card, Flags, Settings, read_settings
+from plimsoll.plan.weights import weights_from_shape, weights_from_tensors
 from plimsoll.plan.weights_parts import held
 from plimsoll.units import GIB
 
@@ -39,7 +38,7 @@ def _planned(
 ) -> tuple[Ledger, dict[Code, Severity]]:
     shape = ModelShape.from_config(json.loads(json.dumps(config)))
     line = read_command_line(["m", *shlex.split(command)], release)
-    settings = read_settings(line, (), release, shape, card.name, card.total_bytes)
+    settings = read_settings(Flags(line, release), {}, shape, card)
     ledger = plan_ledger(ModelFacts("m", shape), settings, card)
     return ledger, {finding.code: finding.severity for finding in findings_of(ledger, shape, (), {})}
 
@@ -113,7 +112,10 @@ def test_zero_points_of_a_checkpoint_grow_as_well() -> None:
     shape = ModelShape.from_config(LLAMA | {"num_hidden_layers": 1, "quantization_config": AWQ})
     zeros = [("model.layers.0.mlp.down_proj.qzeros", "I32", (86, 512))]
     narrow = weights_from_tensors(zeros, shape).value
-    assert weights_from_tensors(zeros, shape, Placement(wide_zeros=True)).value - narrow == 3 * 86 * 512 * 4
+    assert (
+        weights_from_tensors(zeros, shape, Settings(release="0.19.0", compute_capability=(9, 0))).value - narrow
+        == 3 * 86 * 512 * 4
+    )
 
 
 def test_the_rest_of_a_large_segment_counts() -> None:
@@ -123,7 +125,7 @@ def test_the_rest_of_a_large_segment_counts() -> None:
     assert held(size, whole_segments=True) == 28 * MIB
     assert held(int(12.5 * MIB), whole_segments=True) == held(int(12.5 * MIB))
     shape = ModelShape.from_config(QWEN)
-    more = weights_from_shape(shape, Placement(whole_segments=True)).value - weights_from_shape(shape).value
+    more = weights_from_shape(shape, Settings(release="0.21.0")).value - weights_from_shape(shape).value
     assert more == 28 * (1.75 + 1.5) * MIB  # down projection, and gate with up, of every layer
 
 

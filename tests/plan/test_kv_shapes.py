@@ -11,20 +11,35 @@ from typing import Any
 import pytest
 
 from plimsoll.errors import BadInput
+from plimsoll.launch.command_line import read_command_line
 from plimsoll.models.shape import Indexer, Layer, LayerKind, LinearAttention, Mamba, Mla, ModelShape, Quantization, ShortConv
-from plimsoll.plan.kv import KvPlan, KvSettings, plan_kv, specs_of_all_stages
-from plimsoll.plan.kv_shapes import block_size_of, cache_dtype_of, is_interleaved
-from plimsoll.plan.kv_specs import AttentionSpec, RankSpecs, SlidingMlaSpec, StateSpec
-from plimsoll.plan.settings import caches_prefixes_by_default
+from plimsoll.plan.kv import KvPlan, plan_kv
+from plimsoll.plan.kv_layers import (
+    AttentionSpec,
+    RankSpecs,
+    SlidingMlaSpec,
+    StateSpec,
+    block_size_of,
+    cache_dtype_of,
+    specs_of_all_stages,
+)
+from plimsoll.plan.settings import (
+    Card,
+    Flags,
+    Settings,
+    caches_prefixes_by_default,
+    read_settings,
+    v2_by_default,
+)
 from tests.each import each
 
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 NO_DATA = "the shared data folder is not beside the repository"
 GIB = 1 << 30
-LONG = KvSettings(max_model_len=131072)
+LONG = Settings(max_model_len=131072)
 
 
-def specs_of(model: ModelShape, settings: KvSettings) -> RankSpecs:
+def specs_of(model: ModelShape, settings: Settings) -> RankSpecs:
     """The caches of the first stage."""
     return specs_of_all_stages(model, settings)[0]
 
@@ -50,7 +65,7 @@ def sliding(heads: int, size: int, window: int) -> Layer:
     return Layer(LayerKind.SLIDING, kv_heads=heads, head_dim=size, v_head_dim=size, window=window)
 
 
-def planned(model: ModelShape, settings: KvSettings, memory: int = 40 * GIB) -> KvPlan:
+def planned(model: ModelShape, settings: Settings, memory: int = 40 * GIB) -> KvPlan:
     """The plan over all stages."""
     return plan_kv(specs_of_all_stages(model, settings), settings, memory)
 
@@ -73,26 +88,26 @@ QWEN_NEXT = shape(
 )  # fmt: skip
 def test_a_cache_type_costs_what_it_packs(dtype: str, bytes_per_token: int) -> None:
     """Bytes per token and layer of a Llama 8B under every --kv-cache-dtype."""
-    result = planned(LLAMA, replace(LONG, kv_cache_dtype=dtype))
+    result = planned(LLAMA, LONG._replace(kv_cache_dtype=dtype))
     assert result.bytes_per_block == 32 * 16 * bytes_per_token
 
 
 def test_published_models_from_their_shapes() -> None:
     """Shapes give the numbers vLLM's planner gave for hand-made specs."""
     assert planned(LLAMA, LONG).tokens == 327_680
-    assert planned(shape([LATENT] * 61), replace(LONG, block_size=64)).num_blocks == 9549
+    assert planned(shape([LATENT] * 61), LONG._replace(block_size=64)).num_blocks == 9549
     gpt = planned(shape([sliding(8, 64, 128), full(8, 64)] * 12), LONG, 10 * GIB)
     assert (gpt.tokens, [group.blocks_per_request for group in gpt.groups]) == (387_973, [1033, 8192])
     gemma = shape([full(16) if (layer + 1) % 6 == 0 else sliding(16, 128, 1024) for layer in range(62)])
     assert planned(gemma, LONG).blocks_per_request == 14726
-    alone = planned(gemma, replace(LONG, hybrid_manager=False), 80 * GIB)
+    alone = planned(gemma, LONG._replace(hybrid_manager=False), 80 * GIB)
     assert (alone.num_blocks, alone.bytes_for_one_request) == (10570, 62 * GIB)
 
 
 @pytest.mark.parametrize(("prefix_caching", "blocks"), [(False, 252), (True, 255)])
 def test_a_hybrids_blocks_are_as_long_as_its_states_are_large(prefix_caching: bool, blocks: int) -> None:
     """Qwen3-Next with float32 states: blocks of 1056 tokens, and states padded to their pages."""
-    settings = KvSettings(max_model_len=262144, prefix_caching=prefix_caching, mamba_ssm_cache_dtype="float32")
+    settings = Settings(max_model_len=262144, prefix_caching=prefix_caching, mamba_ssm_cache_dtype="float32")
     result = planned(QWEN_NEXT, settings)
     assert (result.block_size, result.bytes_per_block, result.num_blocks) == (1056, 25_952_256, 1654)
     assert result.blocks_per_request == blocks
@@ -101,7 +116,7 @@ def test_a_hybrids_blocks_are_as_long_as_its_states_are_large(prefix_caching: bo
 @pytest.mark.parametrize(("tp", "heads"), [(1, 8), (2, 4), (8, 1), (16, 1), (32, 1)])
 def test_tensor_parallelism_splits_heads_and_then_copies_them(tp: int, heads: int) -> None:
     """Beyond one head a rank, more ranks hold copies."""
-    spec = specs_of(LLAMA, replace(LONG, tp=tp))[0].spec
+    spec = specs_of(LLAMA, LONG._replace(tensor_parallel=tp))[0].spec
     assert isinstance(spec, AttentionSpec)
     assert spec.heads == heads
 
@@ -109,24 +124,27 @@ def test_tensor_parallelism_splits_heads_and_then_copies_them(tp: int, heads: in
 def test_mla_is_copied_to_every_rank_and_dcp_shards_its_tokens() -> None:
     """TP does not make MLA's cache smaller; DCP does."""
     model = shape([LATENT] * 61, attention_heads=128)
-    alone, wide = planned(model, LONG), planned(model, replace(LONG, tp=8))
+    alone, wide = planned(model, LONG), planned(model, LONG._replace(tensor_parallel=8))
     assert alone.tokens == wide.tokens
-    assert planned(model, replace(LONG, tp=8, dcp=8)).blocks_per_request == alone.blocks_per_request // 8
+    assert (
+        planned(model, LONG._replace(tensor_parallel=8, decode_context_parallel=8)).blocks_per_request
+        == alone.blocks_per_request // 8
+    )
 
 
 def test_splits_vllm_refuses_are_refused() -> None:
     """Heads that TP does not divide, too many stages, a DCP that TP is no multiple of."""
     for changes, words in [
-        ({"tp": 3}, "32 attention heads"),
-        ({"pp": 33}, "more than the model's 32 layers"),
-        ({"tp": 4, "dcp": 3}, "decode-context-parallel-size 3"),
+        ({"tensor_parallel": 3}, "32 attention heads"),
+        ({"pipeline_parallel": 33}, "more than the model's 32 layers"),
+        ({"tensor_parallel": 4, "decode_context_parallel": 3}, "decode-context-parallel-size 3"),
         ({"kv_cache_dtype": "turboquant_k8v4"}, "turboquant_k8v4"),
-        ({"model_dtype": "int3"}, "int3"),
+        ({"dtype": "int3"}, "int3"),
     ]:  # fmt: skip
         with pytest.raises(BadInput, match=words):
-            specs_of(LLAMA, replace(LONG, **changes))  # type: ignore[arg-type]
+            specs_of(LLAMA, LONG._replace(**changes))  # type: ignore[arg-type]
     with pytest.raises(BadInput, match="6 key-value heads"):
-        specs_of(shape([full(6)] * 2), replace(LONG, tp=4))
+        specs_of(shape([full(6)] * 2), LONG._replace(tensor_parallel=4))
 
 
 def test_layers_without_a_cache_of_their_own_cost_nothing() -> None:
@@ -141,7 +159,7 @@ def test_two_caches_in_one_layer() -> None:
     """Falcon-H1 keeps keys and a state in every layer: two groups of all layers."""
     both = Layer(LayerKind.FULL_AND_MAMBA2, kv_heads=2, head_dim=128, v_head_dim=128)
     mamba = Mamba(inner_size=3072, state_size=256, conv_kernel=4, heads=24, head_dim=128, groups=1)
-    result = planned(shape([both] * 36, mamba=mamba, attention_heads=12), KvSettings(max_model_len=8192, prefix_caching=False))
+    result = planned(shape([both] * 36, mamba=mamba, attention_heads=12), Settings(max_model_len=8192, prefix_caching=False))
     assert [(group.layers, group.kind) for group in result.groups] == [(36, "full"), (36, "state")]
 
 
@@ -149,19 +167,19 @@ def test_states_are_split_over_ranks_with_their_groups_copied() -> None:
     """Mamba 2 with one group copies it to every rank; a state TP does not divide is refused."""
     mamba = Mamba(inner_size=4096, state_size=128, conv_kernel=4, heads=64, head_dim=64, groups=1, ssm_dtype="float32")
     model = shape([Layer(LayerKind.MAMBA2), full(2)], mamba=mamba, attention_heads=32)
-    state = specs_of(model, replace(LONG, tp=4, num_spec=2))[0].spec
+    state = specs_of(model, LONG._replace(tensor_parallel=4, speculative={"num_speculative_tokens": 2}))[0].spec
     assert isinstance(state, StateSpec)
     assert state.shapes == ((5, (4096 + 2 * 4 * 128) // 4), (16, 64, 128))
     assert (state.dtypes, state.spec_blocks, state.checkpoint_blocks) == (("bfloat16", "float32"), 2, 1)
     with pytest.raises(BadInput, match="Mamba heads"):
-        specs_of(replace(model, mamba=replace(mamba, heads=66)), replace(LONG, tp=4))
+        specs_of(replace(model, mamba=replace(mamba, heads=66)), LONG._replace(tensor_parallel=4))
 
 
 def test_nemotron_h_keeps_float32_states_unless_its_config_says_otherwise() -> None:
     """Of all families only this one has a default of its own, and before 0.13 it was not heard."""
     mamba = Mamba(inner_size=4096, state_size=128, conv_kernel=4, heads=64, head_dim=64, groups=8)
     model = shape([Layer(LayerKind.MAMBA2), full(2)], mamba=mamba, text_model_type="nemotron_h")
-    for settings, dtype in [(LONG, "float32"), (replace(LONG, version="0.12.0"), "bfloat16")]:
+    for settings, dtype in [(LONG, "float32"), (LONG._replace(release="0.12.0"), "bfloat16")]:
         state = specs_of(model, settings)[0].spec
         assert isinstance(state, StateSpec)
         assert state.dtypes == ("bfloat16", dtype)
@@ -192,32 +210,34 @@ def test_sparse_mla_keeps_an_indexer_beside_its_latents() -> None:
     """DeepSeek V3.2: 656 and 132 bytes a token on Hopper with fp8, in blocks of 64."""
     sparse = Layer(LayerKind.MLA, kv_heads=1, head_dim=576, indexer=True)
     model = shape([sparse] * 61, mla=Mla(512, 64), indexer=Indexer(128))
-    fp8 = planned(model, replace(LONG, kv_cache_dtype="fp8"))
+    fp8 = planned(model, LONG._replace(kv_cache_dtype="fp8"))
     assert (fp8.block_size, fp8.bytes_per_block, fp8.num_blocks) == (64, 3_076_352, 13961)
     assert planned(model, LONG).bytes_per_block == 61 * 64 * (1152 + 132)
-    assert cache_dtype_of(model, replace(LONG, kv_cache_dtype="fp8", capability=10)) == "fp8"
-    assert cache_dtype_of(model, replace(LONG, capability=12)) == "fp8_ds_mla"
+    assert cache_dtype_of(model, LONG._replace(kv_cache_dtype="fp8", compute_capability=(10, 0))) == "fp8"
+    assert cache_dtype_of(model, LONG._replace(compute_capability=(12, 0))) == "fp8_ds_mla"
 
 
 def test_block_sizes_by_backend() -> None:
     """The default block follows the backend of the GPU; a given one is kept."""
     mla = shape([LATENT] * 2)
-    assert [block_size_of(mla, replace(LONG, capability=major)) for major in (8, 9, 10, 12)] == [16, 16, 32, 16]
-    assert block_size_of(mla, replace(LONG, kv_cache_dtype="fp8")) == 64
-    assert block_size_of(mla, replace(LONG, version="0.12.0")) == 64
-    assert block_size_of(LLAMA, replace(LONG, block_size=32)) == 32
+    assert [block_size_of(mla, LONG._replace(compute_capability=(major, 0))) for major in (8, 9, 10, 12)] == [16, 16, 32, 16]
+    assert block_size_of(mla, LONG._replace(kv_cache_dtype="fp8")) == 64
+    assert block_size_of(mla, LONG._replace(release="0.12.0")) == 64
+    assert block_size_of(LLAMA, LONG._replace(block_size=32)) == 32
 
 
 def test_auto_takes_the_checkpoints_word() -> None:
     """A checkpoint that stores fp8 scales for its cache gets an fp8 cache under auto."""
     quantized = replace(LLAMA, quantization=Quantization("modelopt", kv_cache="fp8"))
     assert planned(quantized, LONG).bytes_per_block == planned(LLAMA, LONG).bytes_per_block // 2
-    assert planned(quantized, replace(LONG, kv_cache_dtype="bfloat16")).bytes_per_block == 2 << 20
+    assert planned(quantized, LONG._replace(kv_cache_dtype="bfloat16")).bytes_per_block == 2 << 20
 
 
 def test_draft_layers_join_the_last_stage() -> None:
     """The MTP head's layer has a cache like the last attention layer's, on the last pipeline stage."""
-    stages = specs_of_all_stages(LLAMA, replace(LONG, pp=2, mtp_layers=1))
+    stages = specs_of_all_stages(
+        replace(LLAMA, mtp_layers=1), LONG._replace(pipeline_parallel=2, speculative={"method": "mtp"})
+    )
     assert [len(stage) for stage in stages] == [16, 17]
     assert stages[1][-1].layer == "layers.32.attn"
 
@@ -227,7 +247,7 @@ def test_chunked_attention_is_allocated_as_full_unless_told() -> None:
     local = Layer(LayerKind.CHUNKED_LOCAL, kv_heads=8, head_dim=128, v_head_dim=128)
     scout = shape([local, local, local, full()] * 12, chunk_size=8192)
     assert [group.kind for group in planned(scout, LONG).groups] == ["full"]
-    assert len(planned(scout, replace(LONG, hybrid_manager=True)).groups) == 4
+    assert len(planned(scout, LONG._replace(hybrid_manager=True)).groups) == 4
 
 
 def test_deepseek_v4_packs_its_caches() -> None:
@@ -240,8 +260,9 @@ def test_deepseek_v4_packs_its_caches() -> None:
     assert len(specs) == 1 + 5 + 3
     assert sum(isinstance(spec, SlidingMlaSpec) for spec in specs.values()) == 1 + 3 + 2
     assert specs["layers.1.attn"].page_bytes == specs["layers.0.swa_cache"].page_bytes == 37440  # 64 x 584, to 576
-    assert is_interleaved(model)
-    assert planned(model, replace(LONG, interleaved=True)).block_size == 256
+    card = Card("H100", 79 * GIB, 79 * GIB, 79 * GIB, (9, 0))
+    assert read_settings(Flags(read_command_line(["m"], "0.32.0"), "0.32.0"), {}, model, card).interleaved
+    assert planned(model, LONG._replace(interleaved=True)).block_size == 256
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason=NO_DATA)
@@ -250,7 +271,12 @@ def test_every_public_config_has_caches_or_a_clear_no(path: Path) -> None:
     """Whatever the family, TP and PP, a config gives a plan or one line that says why not."""
     model = ModelShape.from_config(json.loads(path.read_text(encoding="utf-8")))
     for tp, pp in ((1, 1), (8, 1), (2, 4)):
-        settings = KvSettings(max_model_len=model.default_context, tp=tp, pp=pp, interleaved=is_interleaved(model))
+        settings = Settings(
+            max_model_len=model.default_context,
+            tensor_parallel=tp,
+            pipeline_parallel=pp,
+            interleaved=LayerKind.MLA_COMPRESSED in model.kinds,
+        )
         if model.attention_heads % tp:
             with pytest.raises(BadInput, match="tensor-parallel-size"):
                 planned(model, settings)
@@ -277,15 +303,16 @@ def _agrees(row: dict[str, Any], path: Path) -> bool:
     model = ModelShape.from_config(json.loads(path.read_text(encoding="utf-8")))
     version = re.search(r"0\.\d+(\.\d+)?", row.get("vllm_version") or "0.19.0")
     release = version[0] if version else "0.32.0"
-    settings = KvSettings(
+    settings = Settings(
         max_model_len=row.get("max_model_len") or model.default_context,
         prefix_caching=caches_prefixes_by_default(model, release),
-        tp=row.get("tensor_parallel") or 1,
-        pp=row.get("pipeline_parallel") or 1,
+        tensor_parallel=row.get("tensor_parallel") or 1,
+        pipeline_parallel=row.get("pipeline_parallel") or 1,
         kv_cache_dtype=row.get("kv_cache_dtype") or "auto",
-        model_dtype={"half": "float16"}.get(row.get("dtype") or "", row.get("dtype") or model.dtype or "bfloat16"),
-        version=release,
-        interleaved=is_interleaved(model),
+        dtype={"half": "float16"}.get(row.get("dtype") or "", row.get("dtype") or model.dtype or "bfloat16"),
+        release=release,
+        v2_runner=v2_by_default(release, model),
+        interleaved=LayerKind.MLA_COMPRESSED in model.kinds,
     )
     low, high = (planned(model, settings, int((row["kv_available_gib"] + off) * GIB)) for off in (-0.0051, 0.0051))
     if row.get("kv_tokens"):

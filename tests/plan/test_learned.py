@@ -13,8 +13,8 @@ from plimsoll.errors import BadInput
 from plimsoll.launch.command_line import read_command_line
 from plimsoll.models.shape import ModelShape
 from plimsoll.plan.learned import Correction, Learned, Start, TermDifference, compare, corrected, correction_from, key_of
-from plimsoll.plan.ledger import Card, Ledger, ModelFacts, plan_ledger
-from plimsoll.plan.settings import read_settings
+from plimsoll.plan.ledger import Ledger, ModelFacts, plan_ledger
+from plimsoll.plan.settings import Card, Flags, read_settings
 from plimsoll.plan.store import read_start
 from plimsoll.units import GIB, MIB
 from plimsoll.vllm.log_lines import Measured
@@ -41,7 +41,7 @@ MODEL = ModelFacts("m", LLAMA)
 
 def _plan(command: str = BASE, release: str = "0.25.1", card: Card = H200, shape: ModelShape = LLAMA) -> Ledger:
     line = read_command_line(["m", *shlex.split(command)], release)
-    settings = read_settings(line, (), release, shape, card.name, card.total_bytes)
+    settings = read_settings(Flags(line, release), {}, shape, card)
     return plan_ledger(ModelFacts("m", shape), settings, card)
 
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from plimsoll.findings import Code, Finding, Severity
 from plimsoll.launch.command_line import read_command_line
 from plimsoll.models.shape import ModelShape, Tower
-from plimsoll.plan.advise import Advice, advise
-from plimsoll.plan.findings import findings_of
-from plimsoll.plan.ledger import Card, Ledger, ModelFacts, kv_settings, plan_ledger
-from plimsoll.plan.settings import Settings, read_settings
+from plimsoll.plan.findings import Advice, advise, findings_of
+from plimsoll.plan.kv_layers import in_flight_tokens
+from plimsoll.plan.ledger import Ledger, ModelFacts, plan_ledger
+from plimsoll.plan.settings import Card, Flags, Settings, read_settings
 from plimsoll.units import GIB, Estimate
 
 H100 = Card("H100 SXM 80GB", int(79.19 * GIB), int(79.15 * GIB), int(79.25 * GIB), (9, 0))
@@ -39,7 +39,7 @@ LLAMA_70B = _llama(80, 8192, 64, 8, 28672)
 
 def _settings(model: ModelFacts, card: Card, command: str = "", release: str = "0.25.1") -> Settings:
     line = read_command_line(["m", *shlex.split(command)], release)
-    return read_settings(line, (), release, model.shape, card.name, card.total_bytes)
+    return read_settings(Flags(line, release), {}, model.shape, card)
 
 
 def _plan(model: ModelFacts, card: Card, command: str = "", release: str = "0.25.1") -> Ledger:
@@ -145,9 +145,8 @@ def test_flags_of_the_states_are_heard() -> None:
 def test_the_runner_decides_what_is_in_flight(runner: str, batches: int) -> None:
     """Two stages with async scheduling: the second runner has a batch more under way, which a window must hold."""
     line = read_command_line(["m", "--pipeline-parallel-size", "2", "--max-num-batched-tokens", "8192"], "0.32.0")
-    variables = (("VLLM_USE_V2_MODEL_RUNNER", runner),)
-    chosen = read_settings(line, variables, "0.32.0", LLAMA_8B.shape, H100.name, H100.total_bytes)
-    assert kv_settings(LLAMA_8B.shape, chosen, H100).in_flight_tokens == batches * 8192
+    variables = {"VLLM_USE_V2_MODEL_RUNNER": runner}
+    assert in_flight_tokens(read_settings(Flags(line, "0.32.0"), variables, LLAMA_8B.shape, H100)) == batches * 8192
 
 
 def test_a_whole_encoder_on_every_rank() -> None:

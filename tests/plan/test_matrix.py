@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from plimsoll.errors import BadInput
 from plimsoll.launch.command_line import read_command_line
 from plimsoll.models.shape import ModelShape
-from plimsoll.plan.ledger import Card, Ledger, ModelFacts, plan_ledger
+from plimsoll.plan.ledger import Ledger, ModelFacts, plan_ledger
 from plimsoll.plan.matrix import Matrix, MatrixSpec, State, plan_matrix
-from plimsoll.plan.settings import Settings, read_settings
+from plimsoll.plan.settings import Card, Flags, Settings, read_settings
 from plimsoll.units import GIB
 
 CARD = Card("H100", 79 * GIB, 79 * GIB, 79 * GIB, (9, 0))
@@ -26,7 +26,7 @@ FORTY = ("--kv-cache-memory-bytes", str(40 * GIB))
 
 def _settings(*flags: str) -> Settings:
     line = read_command_line(["m", *flags], "0.32.0")
-    return read_settings(line, (), "0.32.0", LLAMA.shape, CARD.name, CARD.total_bytes)
+    return read_settings(Flags(line, "0.32.0"), {}, LLAMA.shape, CARD)
 
 
 def _replan(changed: Settings) -> Ledger:

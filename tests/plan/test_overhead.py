@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plimsoll.models.shape import ModelShape, Tower
-from plimsoll.plan.overhead import ERAS, OverheadInput, era_of, overhead, v2_by_default
+from plimsoll.plan.overhead import ERAS, Overhead, era_of, overhead
+from plimsoll.plan.settings import Settings, v2_by_default
 from plimsoll.units import GIB
-from plimsoll.vllm.versions import Version
+from plimsoll.vllm.versions import Behaviour, Version
 from tests.each import each
 from tests.models.model_configs import LLAMA_8B
 
@@ -27,9 +29,14 @@ def llama(**changes: object) -> ModelShape:
     return ModelShape.from_config({**LLAMA_8B, **changes})
 
 
-def on_h100(release: str = "0.19.0", **changes: object) -> OverheadInput:
-    plain = OverheadInput(release, llama(), int(79.19 * GIB), (9, 0), max_num_seqs=1024, max_num_batched_tokens=8192)
-    return replace(plain, **changes)  # type: ignore[arg-type]
+def on_h100(release: str = "0.19.0", shape: ModelShape | None = None, **changes: Any) -> Overhead:
+    shape = shape or llama()
+    plain = Settings(
+        release=release, gpu_bytes=int(79.19 * GIB), compute_capability=(9, 0), max_num_seqs=1024, max_num_batched_tokens=8192,
+        max_model_len=4096, v2_runner=v2_by_default(release, shape),
+        estimates_graphs=Behaviour.GRAPH_ESTIMATE.is_in(release),
+    )  # fmt: skip
+    return overhead(shape, plain._replace(**changes))
 
 
 def test_every_release_has_a_range() -> None:
@@ -52,7 +59,7 @@ def test_unknown_release_is_met_as_the_newest(release: str) -> None:
 @each("field", ["max_num_seqs", "max_num_batched_tokens"])
 def test_more_batch_never_takes_less(release: str, field: str) -> None:
     """More sequences or more tokens never need less memory."""
-    values = [overhead(on_h100(release, **{field: size})).activation.value for size in (1, 16, 64, 256, 1024, 4096, 16384)]
+    values = [on_h100(release, None, **{field: size}).activation.value for size in (1, 16, 64, 256, 1024, 4096, 16384)]
     assert values == sorted(values)
 
 
@@ -60,26 +67,26 @@ def test_more_batch_never_takes_less(release: str, field: str) -> None:
 def test_more_vocabulary_never_takes_less(release: str) -> None:
     """A larger vocabulary never needs less memory."""
     shapes = [llama(vocab_size=size) for size in (32000, 49152, 128256, 151936, 256000)]
-    values = [overhead(on_h100(release, shape=shape)).activation.value for shape in shapes]
+    values = [on_h100(release, shape=shape).activation.value for shape in shapes]
     assert values == sorted(values)
 
 
 @each("release", RELEASES)
 def test_eager_has_no_graphs(release: str) -> None:
     """Under --enforce-eager there are no graphs, neither subtracted nor captured."""
-    terms = overhead(on_h100(release, enforce_eager=True, estimates_graphs=True))
+    terms = on_h100(release, enforce_eager=True, estimates_graphs=True)
     assert terms.graphs.high == terms.graphs_actual.high == 0
 
 
 def test_graphs_are_subtracted_when_vllm_subtracts_them() -> None:
     """Not before 0.18, on request in 0.18 and 0.19, by default from 0.20; the second runner estimates 0 until 0.28."""
-    assert overhead(on_h100("0.17.0", estimates_graphs=True)).graphs.high == 0
-    assert overhead(on_h100("0.19.0")).graphs.high == 0
-    assert overhead(on_h100("0.19.0", estimates_graphs=True)).graphs.value > 0
-    assert overhead(on_h100("0.20.0")).graphs.value > 0
-    assert overhead(on_h100("0.20.0", estimates_graphs=False)).graphs.high == 0
-    assert overhead(on_h100("0.25.1", v2_runner=True)).graphs.high == 0
-    assert overhead(on_h100("0.29.0")).graphs.value > 0
+    assert on_h100("0.17.0", estimates_graphs=True).graphs.high == 0
+    assert on_h100("0.19.0").graphs.high == 0
+    assert on_h100("0.19.0", estimates_graphs=True).graphs.value > 0
+    assert on_h100("0.20.0").graphs.value > 0
+    assert on_h100("0.20.0", estimates_graphs=False).graphs.high == 0
+    assert on_h100("0.25.1", v2_runner=True).graphs.high == 0
+    assert on_h100("0.29.0").graphs.value > 0
 
 
 def test_the_default_runner_follows_the_release() -> None:
@@ -93,13 +100,13 @@ def test_the_default_runner_follows_the_release() -> None:
 
 def test_tensor_parallel_leaves_the_sampler_alone() -> None:
     """Logits are gathered on every rank, so the sampler's peak does not shrink with tensor parallelism."""
-    one, four = (overhead(on_h100(tensor_parallel=size)).activation.value for size in (1, 4))
+    one, four = (on_h100(tensor_parallel=size).activation.value for size in (1, 4))
     assert abs(one - four) < GIB // 100
 
 
 def test_a_range_without_starts_says_so() -> None:
     """Where no start was measured the band is wider and the reason is in the estimate."""
-    measured, unmeasured = overhead(on_h100("0.26.0")).activation, overhead(on_h100("0.29.0")).activation
+    measured, unmeasured = on_h100("0.26.0").activation, on_h100("0.29.0").activation
     assert "wide band" in unmeasured.why
     assert "wide band" not in measured.why
     assert (unmeasured.high - unmeasured.low) / unmeasured.value > (measured.high - measured.low) / measured.value
@@ -118,7 +125,7 @@ def test_figures_of_the_campaign() -> None:
     )  # fmt: skip
     gemma = replace(gemma, towers=(Tower("vision", patch_size=14),))
     for shape, printed in ((qwen, 2.21), (moe, 2.68), (gemma, 3.99)):
-        assert overhead(on_h100(shape=shape)).activation.value / GIB == pytest.approx(printed, abs=0.02)
+        assert on_h100(shape=shape).activation.value / GIB == pytest.approx(printed, abs=0.02)
 
 
 SHAPES = st.builds(
@@ -138,15 +145,19 @@ SHAPES = st.builds(
 @settings(max_examples=200, deadline=None)
 @given(
     SHAPES, st.sampled_from([*RELEASES, "x", "9.9"]), st.integers(0, 10**6), st.integers(0, 10**6), st.integers(1, 64),
-    st.integers(1, 16), st.booleans(), st.sampled_from([None, True, False]),
+    st.integers(1, 16), st.booleans(), st.booleans(),
     st.sampled_from([None, (3, 5), (8, 0), (9, 0), (12, 0), (99, 0)]), st.sampled_from(["bfloat16", "float32", "odd"]),
 )  # fmt: skip
 def test_bands_hold_for_any_input(
-    shape: ModelShape, release: str, sequences: int, tokens: int, tensor: int, pipeline: int, eager: bool, v2: bool | None,
+    shape: ModelShape, release: str, sequences: int, tokens: int, tensor: int, pipeline: int, eager: bool, v2: bool,
     capability: tuple[int, int] | None, dtype: str,
 ) -> None:  # fmt: skip
     """No input makes a term negative, turns its band around or raises."""
-    asked = OverheadInput(release, shape, 1, capability, tensor, pipeline, 1, sequences, tokens, 0, eager, v2, v2, dtype)
-    for term in overhead(asked):
+    asked = Settings(
+        release=release, gpu_bytes=1, compute_capability=capability, tensor_parallel=tensor, pipeline_parallel=pipeline,
+        max_num_seqs=sequences, max_num_batched_tokens=tokens, max_model_len=0, enforce_eager=eager, estimates_graphs=v2,
+        v2_runner=v2, dtype=dtype,
+    )  # fmt: skip
+    for term in overhead(shape, asked):
         assert 0 <= term.low <= term.value <= term.high
         assert term.why

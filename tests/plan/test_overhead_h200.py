@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from plimsoll.models.shape import ModelShape
-from plimsoll.plan.overhead import OverheadInput, overhead
+from plimsoll.plan.overhead import Overhead, overhead
+from plimsoll.plan.settings import Settings
 from plimsoll.units import GIB
 
 LLAMA: dict[str, object] = {
@@ -72,15 +73,16 @@ STARTS = [
 ]
 
 
-def on_h200(config: dict[str, object], tokens: int, sequences: int, *, eager: bool, v2: bool | None = None) -> OverheadInput:
-    return OverheadInput("0.25.1", ModelShape.from_config(config), 150109880320, (9, 0), max_num_seqs=sequences, v2_runner=v2,
-                         max_num_batched_tokens=tokens, max_model_len=8192, enforce_eager=eager)  # fmt: skip
+def on_h200(config: dict[str, object], tokens: int, sequences: int, *, eager: bool, v2: bool = True) -> Overhead:
+    settings = Settings(release="0.25.1", gpu_bytes=150109880320, compute_capability=(9, 0), max_num_seqs=sequences,
+                        v2_runner=v2, max_num_batched_tokens=tokens, max_model_len=8192, enforce_eager=eager)  # fmt: skip
+    return overhead(ModelShape.from_config(config), settings)
 
 
 @pytest.mark.parametrize(("name", "tokens", "sequences", "eager", "measured"), CAPTURES, ids=[row[0] for row in CAPTURES])
 def test_captures(name: str, tokens: int, sequences: int, eager: bool, measured: float) -> None:
     """What is neither weights nor KV is within 0.3 GiB or 15 %, and never under by more than 0.3 GiB."""
-    predicted = overhead(on_h200(LLAMA, tokens, sequences, eager=eager)).subtracted / GIB
+    predicted = on_h200(LLAMA, tokens, sequences, eager=eager).subtracted / GIB
     assert abs(predicted - measured) <= max(0.3, 0.15 * measured), name
     assert predicted >= measured - 0.3, name
 
@@ -89,7 +91,7 @@ def test_captures(name: str, tokens: int, sequences: int, eager: bool, measured:
 def test_starts(row: tuple[dict[str, object], int, bool, bool, int, int, int, int, int, int]) -> None:
     """Each peak is within 0.07 GiB of the allocator's, and every term lies in its band."""
     config, layers, v2, eager, tokens, sequences, *measured = row
-    terms = overhead(on_h200(config | {"num_hidden_layers": layers}, tokens, sequences, eager=eager, v2=v2))
+    terms = on_h200(config | {"num_hidden_layers": layers}, tokens, sequences, eager=eager, v2=v2)
     assert terms.activation.value / GIB == pytest.approx(measured[0] / GIB, abs=0.07)
     for term, figure in zip(terms, measured, strict=True):
         assert term.low <= figure <= term.high

@@ -15,8 +15,8 @@ from plimsoll.launch.command_line import read_command_line
 from plimsoll.models.folders import read_model
 from plimsoll.models.shape import ModelShape
 from plimsoll.plan.findings import findings_of
-from plimsoll.plan.ledger import Card, Ledger, ModelFacts, plan_ledger
-from plimsoll.plan.settings import read_settings
+from plimsoll.plan.ledger import Ledger, ModelFacts, plan_ledger
+from plimsoll.plan.settings import Card, Flags, read_settings
 from plimsoll.units import GIB
 
 
@@ -25,7 +25,7 @@ def _plan(model: str, gpu: str, release: str, command: str) -> tuple[Ledger, lis
     card = gpu_named(gpu)
     seen = Card(card.name, card.total_bytes, card.total_low_bytes, card.total_high_bytes, card.compute_capability)
     line = read_command_line(["m", *shlex.split(command)], release)
-    ledger = plan_ledger(facts, read_settings(line, (), release, facts.shape, seen.name, seen.total_bytes), seen)
+    ledger = plan_ledger(facts, read_settings(Flags(line, release), {}, facts.shape, seen), seen)
     return ledger, [finding.code for finding in findings_of(ledger, facts.shape, (), {})]
 
 

@@ -10,7 +10,7 @@ import pytest
 from plimsoll.errors import BadInput
 from plimsoll.launch.command_line import read_command_line
 from plimsoll.models.shape import ModelShape, Tower
-from plimsoll.plan.settings import AUTO_FIT, Settings, read_settings
+from plimsoll.plan.settings import AUTO_FIT, Card, Flags, Settings, read_settings
 from plimsoll.units import GIB
 
 LLAMA = ModelShape.from_config(
@@ -24,7 +24,8 @@ LLAMA = ModelShape.from_config(
 
 def _settings(command: str = "", release: str = "0.32.0", gib: float = 79.2, **environment: str) -> Settings:
     line = read_command_line(["m", *shlex.split(command)], release)
-    return read_settings(line, tuple(environment.items()), release, LLAMA, "NVIDIA H100 80GB HBM3", int(gib * GIB))
+    size = int(gib * GIB)
+    return read_settings(Flags(line, release), environment, LLAMA, Card("NVIDIA H100 80GB HBM3", size, size, size))
 
 
 def test_defaults_of_the_release_and_the_card() -> None:
@@ -114,5 +115,6 @@ def test_encoders_that_nothing_may_reach_are_left_out(
     """A limit of 0 for every kind of input that the encoders read is --language-model-only; for a part of them it is not."""
     shape = replace(LLAMA, model_type=model_type, towers=tuple(Tower(what) for what in towers))
     line = read_command_line(["m", *shlex.split(limits)], release)
-    found = read_settings(line, (), release, shape, "NVIDIA H100 80GB HBM3", 79 * GIB)
+    card = Card("NVIDIA H100 80GB HBM3", 79 * GIB, 79 * GIB, 79 * GIB)
+    found = read_settings(Flags(line, release), {}, shape, card)
     assert found.language_model_only is text_alone

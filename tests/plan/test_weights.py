@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from plimsoll.errors import BadInput
 from plimsoll.models.shape import ModelShape, Quantization
-from plimsoll.plan.weights import Placement, lora_bytes, parameters, weights_from_shape, weights_from_total
+from plimsoll.plan.settings import Settings
+from plimsoll.plan.weights import lora_bytes, parameters, weights_from_shape, weights_from_total
 from tests.each import each
 
 GIB = 2**30
@@ -50,6 +51,12 @@ NEMOTRON_H_8B = config(
 QWEN_VL_7B = config("qwen2_5_vl", 3584, 28, 28, 4, 18944, 152064) | {
     "vision_config": {"depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "patch_size": 14}
 }
+
+
+def _on(tensor: int = 1, pipeline: int = 1, data: int = 1, **changes: Any) -> Settings:
+    """The GPUs of a start before vLLM kept whole segments."""
+    settings = Settings(release="0.18.0", tensor_parallel=tensor, pipeline_parallel=pipeline, data_parallel=data)
+    return settings._replace(**changes)
 
 
 def shape_of(config: dict[str, Any]) -> ModelShape:
@@ -99,19 +106,19 @@ def test_parameter_counts_published_in_billions(config: dict[str, Any], billions
 @pytest.mark.parametrize(
     ("config", "placement", "quantization", "measured"),
     [
-        (QWEN_72B | {"max_position_embeddings": 131072}, Placement(2), None, 67.82),
-        (GEMMA_2_27B | {"max_position_embeddings": 8192}, Placement(), None, 50.72),
-        (MIXTRAL | {"max_position_embeddings": 32768}, Placement(2), None, 43.51),
-        (QWEN3_30B | {"max_position_embeddings": 40960}, Placement(), None, 56.88),
-        (QWEN3_30B | {"max_position_embeddings": 40960}, Placement(2), "fp8", 14.53),
-        (OPT_6_7B, Placement(), None, 12.40),
+        (QWEN_72B | {"max_position_embeddings": 131072}, _on(2), None, 67.82),
+        (GEMMA_2_27B | {"max_position_embeddings": 8192}, _on(), None, 50.72),
+        (MIXTRAL | {"max_position_embeddings": 32768}, _on(2), None, 43.51),
+        (QWEN3_30B | {"max_position_embeddings": 40960}, _on(), None, 56.88),
+        (QWEN3_30B | {"max_position_embeddings": 40960}, _on(2), "fp8", 14.53),
+        (OPT_6_7B, _on(), None, 12.40),
     ],
 )
 def test_a_start_that_was_logged(
-    config: dict[str, Any], placement: Placement, quantization: str | None, measured: float
+    config: dict[str, Any], placement: Settings, quantization: str | None, measured: float
 ) -> None:
     """What vLLM printed as "Model loading took" is met to the last decimal it printed."""
-    estimate = weights_from_shape(shape_of(config), placement, "bfloat16", quantization)
+    estimate = weights_from_shape(shape_of(config), placement._replace(quantization=quantization))
     assert estimate.value / GIB == pytest.approx(measured, abs=0.0101)
     assert estimate.low <= measured * GIB <= estimate.high
 
@@ -122,7 +129,7 @@ def test_tied_embeddings_count_once() -> None:
     embedding = 128256 * 4096 * 2
     one = weights_from_shape(untied).value - weights_from_shape(tied).value
     assert embedding <= one <= embedding + 2**20
-    two = Placement(pipeline_parallel=2)
+    two = _on(pipeline_parallel=2)
     assert abs(weights_from_shape(untied, two).value - weights_from_shape(tied, two).value) < 2**20
 
 
@@ -136,7 +143,7 @@ def test_the_vocabulary_is_padded() -> None:
 def test_keys_are_copied_beyond_the_kv_heads() -> None:
     """With more ranks than KV heads every rank keeps one whole head of keys and values."""
     shape = shape_of(config("llama", 4096, 32, 32, 2, 14336, 128256))
-    four, eight = (weights_from_shape(shape, Placement(n)).value for n in (4, 8))
+    four, eight = (weights_from_shape(shape, _on(n)).value for n in (4, 8))
     keys = 32 * 2 * 128 * 4096 * 2  # one head of k and of v in each of 32 layers
     assert 2 * eight - four == pytest.approx(keys, rel=0.15)
 
@@ -144,10 +151,10 @@ def test_keys_are_copied_beyond_the_kv_heads() -> None:
 def test_experts_are_spread_over_data_parallel_ranks_too() -> None:
     """Expert parallelism over 2 x 4 ranks leaves an eighth of the experts, the rest as tensor parallelism leaves it."""
     shape = shape_of(QWEN3_30B)
-    both = weights_from_shape(shape, Placement(4, data_parallel=2, expert_parallel=True)).value
-    wide = weights_from_shape(shape, Placement(4, data_parallel=2)).value
+    both = weights_from_shape(shape, _on(4, data_parallel=2, expert_parallel=True)).value
+    wide = weights_from_shape(shape, _on(4, data_parallel=2)).value
     assert both == pytest.approx(wide, rel=0.001)  # 128 experts and their width divide by eight alike
-    assert both < weights_from_shape(shape, Placement(4)).value
+    assert both < weights_from_shape(shape, _on(4)).value
 
 
 @pytest.mark.parametrize(
@@ -171,7 +178,7 @@ def test_quantised_sizes(quantization: Quantization, bytes_per_weight: float) ->
     shape = shape_of(LLAMA)
     ends = 2 * 128256 * 4096
     expected = ends * 2 + (parameters(shape) - ends) * bytes_per_weight
-    assert weights_from_shape(shape, quantization=quantization).value == pytest.approx(expected, rel=0.003)
+    assert weights_from_shape(replace(shape, quantization=quantization)).value == pytest.approx(expected, rel=0.003)
 
 
 def test_ignored_modules_stay_as_they_are() -> None:
@@ -179,14 +186,14 @@ def test_ignored_modules_stay_as_they_are() -> None:
     shape = shape_of(QWEN3_30B)
     fp8 = Quantization("fp8", bits=8, block=(128, 128))
     attention = 2048 * (32 + 8) * 128 + 32 * 128 * 2048  # q, k, v and o of one layer
-    plain = weights_from_shape(shape, quantization=fp8).value
+    plain = weights_from_shape(replace(shape, quantization=fp8)).value
     for ignored, layers in (
         (("re:.*self_attn.*",), 48),
         (("model.layers.*.self_attn",), 48),
         (("model.layers.3.self_attn*", "lm_head"), 1),
         (tuple(f"model.layers.{n}.self_attn.{p}" for n in range(5) for p in ("q_proj", "o_proj")), 5),
     ):
-        more = weights_from_shape(shape, quantization=replace(fp8, ignored=ignored)).value - plain
+        more = weights_from_shape(replace(shape, quantization=replace(fp8, ignored=ignored))).value - plain
         assert more == pytest.approx(layers * attention, rel=0.02), ignored
 
 
@@ -202,9 +209,9 @@ def test_encoders_are_on_every_stage_unless_switched_off() -> None:
     """The vision tower is loaded by each pipeline stage, cut by tensor parallelism or not, or not at all."""
     shape = shape_of(QWEN_VL_7B)
     tower = 2 * (8_292_166_656 - 7_615_616_512)
-    with_it, without = (weights_from_shape(shape, Placement(1, 2, encoders=on)).value for on in (True, False))
+    with_it, without = (weights_from_shape(shape, _on(1, 2, language_model_only=not on)).value for on in (True, False))
     assert with_it - without == pytest.approx(tower, rel=0.02)
-    cut, whole = (weights_from_shape(shape, Placement(4, encoders_whole=on)).value for on in (False, True))
+    cut, whole = (weights_from_shape(shape, _on(4, encoders_whole=on)).value for on in (False, True))
     assert whole - cut == pytest.approx(tower * 3 / 4, rel=0.02)
 
 
@@ -215,27 +222,27 @@ def test_every_public_config_is_planned(path: Path) -> None:
     shape = shape_of(json.loads(path.read_text(encoding="utf-8")))
     one = weights_from_shape(shape)
     assert 0 < one.low <= one.value <= one.high
-    for placement in (Placement(2), Placement(1, 2), Placement(2, 2, 2, expert_parallel=True)):
+    for placement in (_on(2), _on(1, 2), _on(2, 2, 2, expert_parallel=True)):
         assert weights_from_shape(shape, placement).value < one.value
-    assert lora_bytes(shape, Placement(2), 1, 16).value > 0
+    assert lora_bytes(shape, _on(2, max_loras=1, max_lora_rank=16)).value > 0
 
 
 def test_lora_slots() -> None:
     """One slot of rank 16 on Mistral 7B takes the 0.08 GiB that its start shows."""
     mistral = shape_of(config("mistral", 4096, 32, 32, 8, 14336, 32000))
-    assert lora_bytes(mistral, Placement(), 1, 16).value == 83_886_080
-    assert lora_bytes(mistral, Placement(), 4, 16).value == 4 * 83_886_080
+    assert lora_bytes(mistral, _on(max_loras=1, max_lora_rank=16)).value == 83_886_080
+    assert lora_bytes(mistral, _on(max_loras=4, max_lora_rank=16)).value == 4 * 83_886_080
 
 
 def test_lora_slots_of_words() -> None:
     """Llama's embedding table and head have slots too: with them its start took the 6.34 GiB that an H200 showed."""
     llama = config("llama", 4096, 4, 32, 8, 14336, 256000) | {"architectures": ["LlamaForCausalLM"]}
     shape = shape_of(llama)
-    slots = lora_bytes(shape, Placement(), 1, 512)
-    found = weights_from_shape(shape, Placement(whole_segments=True))
+    slots = lora_bytes(shape, _on(max_loras=1, max_lora_rank=512))
+    found = weights_from_shape(shape, _on(release="0.21.0"))
     assert (found.value + slots.value) / GIB == pytest.approx(6.34, abs=0.02)
     assert slots.low <= slots.value - 2 * 512 * 2 * 256000 <= slots.value <= slots.high
-    other = lora_bytes(shape_of(llama | {"architectures": ["MistralForCausalLM"]}), Placement(), 1, 512)
+    other = lora_bytes(shape_of(llama | {"architectures": ["MistralForCausalLM"]}), _on(max_loras=1, max_lora_rank=512))
     assert other.value < slots.value
     assert other.high == slots.high
 
@@ -253,7 +260,7 @@ def test_lora_slots_are_those_that_vllm_builds(name: str, architecture: str | No
     """One slot of rank 16, as LoRAModelManager of vLLM 0.32.0 laid it out on torch's meta device: dense, Qwen3.5, Mamba 2."""
     told = json.loads((CONFIGS[0].parent / f"{name}.json").read_text(encoding="utf-8"))
     own = told["text_config"] | {"architectures": [architecture]} if architecture else told
-    slots = lora_bytes(shape_of(own), Placement(), 1, 16)
+    slots = lora_bytes(shape_of(own), _on(max_loras=1, max_lora_rank=16))
     assert slots.value == pytest.approx(allocated, rel=1e-4)
     assert slots.low <= allocated <= slots.high
 
@@ -262,8 +269,11 @@ def test_the_last_stage_of_a_tied_model_has_slots_for_the_table_and_the_head() -
     """Over two pipeline stages the last one holds both; on one GPU there is one of each."""
     llama = config("llama", 4096, 4, 32, 8, 14336, 256000) | {"architectures": ["LlamaForCausalLM"]}
     apart, tied = (shape_of(llama | {"tie_word_embeddings": is_tied}) for is_tied in (False, True))
-    assert lora_bytes(tied, Placement(), 1, 16) == lora_bytes(apart, Placement(), 1, 16)
-    more = lora_bytes(tied, Placement(1, 2), 1, 16).value - lora_bytes(apart, Placement(1, 2), 1, 16).value
+    assert lora_bytes(tied, _on(max_loras=1, max_lora_rank=16)) == lora_bytes(apart, _on(max_loras=1, max_lora_rank=16))
+    more = (
+        lora_bytes(tied, _on(1, 2, max_loras=1, max_lora_rank=16)).value
+        - lora_bytes(apart, _on(1, 2, max_loras=1, max_lora_rank=16)).value
+    )
     assert more == 16 * 2 * (256000 + 4096)
 
 
@@ -278,7 +288,7 @@ def test_bands_widen_with_what_is_not_known() -> None:
     strange = weights_from_shape(shape_of(LLAMA | {"model_type": "never_heard"}))
     assert strange.high > 1.1 * strange.value
     assert "never_heard" in strange.why
-    unclear = weights_from_shape(shape_of(LLAMA), quantization="some_method")
+    unclear = weights_from_shape(shape_of(LLAMA), _on(quantization="some_method"))
     assert unclear.high > 1.9 * unclear.value
     assert "bits" in unclear.why
     dense = weights_from_shape(shape_of(LLAMA))
@@ -287,9 +297,9 @@ def test_bands_widen_with_what_is_not_known() -> None:
 
 @pytest.mark.parametrize(
     ("placement", "said"),
-    [(Placement(3), "attention heads"), (Placement(pipeline_parallel=33), "32 layers"), (Placement(0), "start at 1")],
+    [(_on(3), "attention heads"), (_on(pipeline_parallel=33), "32 layers"), (_on(0), "start at 1")],
 )
-def test_a_split_that_vllm_refuses(placement: Placement, said: str) -> None:
+def test_a_split_that_vllm_refuses(placement: Settings, said: str) -> None:
     """A split that does not divide is one line, as in vLLM."""
     with pytest.raises(BadInput, match=said):
         weights_from_shape(shape_of(LLAMA), placement)
@@ -298,8 +308,8 @@ def test_a_split_that_vllm_refuses(placement: Placement, said: str) -> None:
 def test_a_total_is_cut_like_the_shape() -> None:
     """The index's total, halved by tensor parallelism, is the shape's estimate again."""
     shape = shape_of(LLAMA)
-    total = weights_from_total(2 * 8_030_261_248, shape, Placement(2))
-    assert total.value == pytest.approx(weights_from_shape(shape, Placement(2)).value, rel=0.002)
+    total = weights_from_total(2 * 8_030_261_248, shape, _on(2))
+    assert total.value == pytest.approx(weights_from_shape(shape, _on(2)).value, rel=0.002)
     assert total.low < total.value < total.high
 
 
@@ -311,7 +321,7 @@ SHAPES = st.sampled_from([LLAMA, MIXTRAL, QWEN3_30B, GEMMA_2_27B, NEMOTRON_H_8B,
 def test_the_ranks_together_hold_the_model(shape: ModelShape, tensor: int, pipeline: int, experts: bool) -> None:
     """The heaviest rank is at least the mean and at most the whole; more ranks never make it heavier."""
     whole = weights_from_shape(shape).value
-    placement = Placement(tensor, pipeline, expert_parallel=experts)
+    placement = _on(tensor, pipeline, expert_parallel=experts)
     rank = weights_from_shape(shape, placement).value
     assert rank * tensor * pipeline >= parameters(shape) * 2
     assert rank <= whole + 2**21
@@ -322,7 +332,7 @@ def test_the_ranks_together_hold_the_model(shape: ModelShape, tensor: int, pipel
 @given(SHAPES, st.sampled_from([2, 4, 8]))
 def test_what_is_replicated_is_all_that_is_paid_twice(shape: ModelShape, tensor: int) -> None:
     """The ranks of one stage exceed the model by no more than its norms, routers, down-projections, tables and padding."""
-    extra = weights_from_shape(shape, Placement(tensor)).value * tensor - weights_from_shape(shape).value
+    extra = weights_from_shape(shape, _on(tensor)).value * tensor - weights_from_shape(shape).value
     rounding = 4 * len(shape.layers) * 2**20  # the allocator keeps up to 1 MiB beside a large tensor
     assert -rounding <= extra <= (0.01 * parameters(shape) * 2 + rounding) * (tensor - 1)
 
@@ -336,5 +346,5 @@ def test_one_estimate_is_quick() -> None:
 
 def _seconds(shape: ModelShape) -> float:
     begin = time.perf_counter()
-    weights_from_shape(shape, Placement(4))
+    weights_from_shape(shape, _on(4))
     return time.perf_counter() - begin

@@ -9,7 +9,8 @@ import pytest
 
 from plimsoll.errors import BadInput
 from plimsoll.models.shape import ModelShape
-from plimsoll.plan.weights import Placement, parameters, weights_from_shape, weights_from_tensors
+from plimsoll.plan.settings import Settings
+from plimsoll.plan.weights import parameters, weights_from_shape, weights_from_tensors
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
@@ -21,6 +22,11 @@ MOE: dict[str, Any] = LLAMA | {
 }  # fmt: skip
 Tensor = tuple[str, str, tuple[int, ...]]
 ROTARY = 4096 * 128 * 2
+
+
+def _on(tensor: int = 1, pipeline: int = 1, data: int = 1, **changes: Any) -> Settings:
+    settings = Settings(release="0.18.0", tensor_parallel=tensor, pipeline_parallel=pipeline, data_parallel=data)
+    return settings._replace(**changes)
 
 
 def dense_tensors(shape: ModelShape, dtype: str = "BF16") -> Iterator[Tensor]:
@@ -77,11 +83,11 @@ def test_a_32_bit_checkpoint_is_served_in_16_bits() -> None:
     """What is stored in 32 bits is loaded in the served type, unless that is float32."""
     shape = ModelShape.from_config(LLAMA)
     assert weights_from_tensors(dense_tensors(shape, "F32"), shape).value == 2 * 8_030_261_248 + ROTARY
-    assert weights_from_tensors(dense_tensors(shape), shape, dtype="float32").value == 2 * (2 * 8_030_261_248 + ROTARY)
+    assert weights_from_tensors(dense_tensors(shape), shape, _on(dtype="float32")).value == 2 * (2 * 8_030_261_248 + ROTARY)
 
 
-@pytest.mark.parametrize("placement", [Placement(2), Placement(8), Placement(16), Placement(4, 2), Placement(1, 3)])
-def test_the_shape_agrees_with_the_tensors(placement: Placement) -> None:
+@pytest.mark.parametrize("placement", [_on(2), _on(8), _on(16), _on(4, 2), _on(1, 3)])
+def test_the_shape_agrees_with_the_tensors(placement: Settings) -> None:
     """Cut by name or by the family's rules, a rank weighs the same but for the allocator's rounding."""
     shape = ModelShape.from_config(LLAMA)
     exact = weights_from_tensors(dense_tensors(shape), shape, placement)
@@ -89,8 +95,8 @@ def test_the_shape_agrees_with_the_tensors(placement: Placement) -> None:
     assert weights_from_shape(shape, placement).value == pytest.approx(exact.value, rel=0.002)
 
 
-@pytest.mark.parametrize("placement", [Placement(), Placement(4), Placement(4, expert_parallel=True), Placement(2, 1, 4, True)])
-def test_experts_agree_too(placement: Placement) -> None:
+@pytest.mark.parametrize("placement", [_on(), _on(4), _on(4, expert_parallel=True), _on(2, 1, 4, expert_parallel=True)])
+def test_experts_agree_too(placement: Settings) -> None:
     """Experts cut by width or by count weigh the same either way."""
     shape = ModelShape.from_config(MOE)
     exact = weights_from_tensors(moe_tensors(shape), shape, placement)
@@ -122,7 +128,7 @@ def test_scales_and_packed_weights_follow_their_matrix() -> None:
         ("model.layers.0.mlp.down_proj.weight_scale", "F32", (4096, 1)),
         ("model.layers.0.mlp.down_proj.input_scale", "F32", ()),
     ]
-    two = Placement(2)
+    two = _on(2)
     assert weights_from_tensors(column, shape, two).value == (14336 * 4096 + 14336 * 4) // 2 + ROTARY
     assert weights_from_tensors(row, shape, two).value == 14336 * 4096 // 2 + 4096 * 4 + 4 + ROTARY
 
@@ -131,7 +137,7 @@ def test_unknown_names_have_a_band() -> None:
     """A tensor whose name says nothing is counted whole, and the band reaches down to its share."""
     shape = ModelShape.from_config(LLAMA)
     strange: list[Tensor] = [("model.layers.0.mystery.weight", "BF16", (1024, 1024))]
-    estimate = weights_from_tensors(strange, shape, Placement(2))
+    estimate = weights_from_tensors(strange, shape, _on(2))
     assert estimate.high == estimate.value == 2 * 2**20 + ROTARY
     assert estimate.low == 2**20 + ROTARY
 

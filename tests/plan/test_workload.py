@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -12,11 +12,11 @@ from lab.engine.kv_cases import named, published
 from plimsoll.errors import BadInput
 from plimsoll.launch.command_line import read_command_line
 from plimsoll.models.shape import ModelShape
-from plimsoll.plan.kv import KvSettings, plan_kv
-from plimsoll.plan.kv_specs import FullSpec, KvSpec, SlidingSpec, StateSpec
-from plimsoll.plan.ledger import Card, ModelFacts, plan_ledger
-from plimsoll.plan.settings import read_settings
-from plimsoll.plan.workload import Pool, Verdict, Workload, judge, judge_pool, waste_of
+from plimsoll.plan.kv import plan_kv
+from plimsoll.plan.kv_layers import FullSpec, KvSpec, SlidingSpec, StateSpec
+from plimsoll.plan.ledger import ModelFacts, plan_ledger
+from plimsoll.plan.settings import Card, Flags, Settings, read_settings
+from plimsoll.plan.workload import Pool, Verdict, Workload, judge, pool_of, waste_of
 from plimsoll.units import GIB
 
 CASES = {case.name: case for case in published()}
@@ -25,23 +25,22 @@ WINDOW = SlidingSpec(block_size=16, heads=8, head_size=128, head_size_v=128, dty
 STATE = StateSpec(block_size=16, shapes=((1024,),), dtypes=("float32",))
 
 
-def _pool(name: str, **changes: int | bool) -> Pool:
+def _pool(name: str, **changes: Any) -> Pool:
     case = CASES[name]
     plan = plan_kv(case.ranks, case.settings, case.available)
-    pool = Pool(plan, case.ranks, case.settings, plan.num_blocks, plan.num_blocks, max_num_seqs=1024)
-    return pool._replace(**changes)  # type: ignore[arg-type]
+    return Pool(plan, case.ranks, case.settings._replace(**changes), plan.num_blocks, plan.num_blocks)
 
 
-def _pool_of(specs: list[KvSpec], blocks: int, cache: KvSettings | None = None) -> Pool:
+def _pool_of(specs: list[KvSpec], blocks: int, settings: Settings | None = None) -> Pool:
     ranks = (named(specs),)
-    chosen = replace(cache or KvSettings(max_model_len=8192, prefix_caching=False), num_blocks_override=blocks)
+    chosen = (settings or Settings(max_model_len=8192, prefix_caching=False))._replace(num_gpu_blocks_override=blocks)
     plan = plan_kv(ranks, chosen, 0)
-    return Pool(plan, ranks, chosen, plan.num_blocks, plan.num_blocks, max_num_seqs=1024)
+    return Pool(plan, ranks, chosen, plan.num_blocks, plan.num_blocks)
 
 
 def test_llama_with_forty_gibibytes() -> None:
     """2 MiB a block: 40 GiB are 20,480 blocks, one is vLLM's own, and a request of 1,500 tokens takes 94 of the rest."""
-    answer = judge_pool(Workload.parse("prompt=1200,output=300,concurrency=64"), _pool("llama-3.1-8b"))
+    answer = judge(Workload.parse("prompt=1200,output=300,concurrency=64"), _pool("llama-3.1-8b"))
     assert answer.usable_blocks == 20479
     assert [group.blocks_per_request for group in answer.largest_groups] == [94]
     assert answer.at_once == answer.at_once_settled == 20479 // 94 == 217
@@ -61,13 +60,13 @@ def test_llama_with_forty_gibibytes() -> None:
 )
 def test_the_edges_between_the_verdicts(concurrency: int, verdict: Verdict) -> None:
     """217 x 94 blocks fit at the end, 273 x 75 with prompts alone; one more of each does not."""
-    answer = judge_pool(Workload(((1200, 300),), concurrency), _pool("llama-3.1-8b"))
+    answer = judge(Workload(((1200, 300),), concurrency), _pool("llama-3.1-8b"))
     assert answer.verdict is verdict
 
 
 def test_seventeen_tokens_take_two_blocks() -> None:
     """The second block of a 17-token request is 93.75 % empty at block size 16."""
-    answer = judge_pool(Workload(((16, 1),), 1), _pool("llama-3.1-8b"))
+    answer = judge(Workload(((16, 1),), 1), _pool("llama-3.1-8b"))
     assert answer.blocks_per_request == 2
     waste = next(row for row in answer.waste if row.in_force)
     assert (waste.block_size, waste.slots, waste.last_block_empty) == (16, 15, 0.9375)
@@ -86,7 +85,7 @@ def test_waste_by_block_size() -> None:
 def test_windows_are_counted_as_vllm_does_and_once_slid() -> None:
     """gpt-oss at 1,500 tokens: 94 full and 95 window blocks while a batch is in flight, 94 and 10 once windows have slid."""
     pool = _pool("gpt-oss-20b async")
-    answer = judge_pool(Workload(((1200, 300),), 64), pool)
+    answer = judge(Workload(((1200, 300),), 64), pool)
     assert sorted(group.blocks_per_request for group in answer.largest_groups) == [94, 95]
     assert answer.at_once == 27305 // 189
     assert answer.at_once_settled == 27305 // 104
@@ -95,7 +94,7 @@ def test_windows_are_counted_as_vllm_does_and_once_slid() -> None:
 def test_a_state_is_counted_whatever_the_length() -> None:
     """Beside full attention a state takes its one block, and it wastes no slots."""
     pool = _pool_of([FULL, STATE], 1000)
-    short, long = (judge_pool(Workload(((1, length),), 1), pool) for length in (15, 1599))
+    short, long = (judge(Workload(((1, length),), 1), pool) for length in (15, 1599))
     assert {g.kind: g.blocks_per_request for g in short.largest_groups} == {"full": 1, "state": 1}
     assert {g.kind: g.blocks_per_request for g in long.largest_groups} == {"full": 100, "state": 1}
     assert [row.block_size for row in long.waste if row.in_force] == [
@@ -106,11 +105,11 @@ def test_a_state_is_counted_whatever_the_length() -> None:
 def test_a_trace_fits_by_its_largest_and_on_average() -> None:
     """Of requests with 1, 2 and 7 blocks the largest rule what surely fits, the average what usually does."""
     trace = Workload.from_trace([(15, 1), (16, 16), (100, 12)], 3)
-    answer = judge_pool(trace, _pool_of([FULL], 21))
+    answer = judge(trace, _pool_of([FULL], 21))
     assert answer.blocks_per_request == pytest.approx(10 / 3)
     assert answer.at_once == 6  # 20 blocks: twice all three
     assert answer.at_once_typical == 6
-    tight = judge_pool(trace._replace(concurrency=2), _pool_of([FULL], 9))
+    tight = judge(trace._replace(concurrency=2), _pool_of([FULL], 9))
     assert tight.at_once == 1  # 7 + 2 are more than 8
     assert tight.at_once_typical == 2
     assert tight.verdict is Verdict.PREEMPTS
@@ -119,24 +118,24 @@ def test_a_trace_fits_by_its_largest_and_on_average() -> None:
 def test_what_is_too_long_is_left_out() -> None:
     """A request beyond max_model_len is refused by vLLM; if all are, the answer says so."""
     pool = _pool_of([FULL], 10_000)
-    mixed = judge_pool(Workload.from_trace([(100, 28), (8000, 193)], 4), pool)
+    mixed = judge(Workload.from_trace([(100, 28), (8000, 193)], 4), pool)
     assert (mixed.too_long, mixed.verdict, mixed.blocks_per_request) == (1, Verdict.FITS, 8)
-    assert judge_pool(Workload(((8000, 193),), 1), pool).verdict is Verdict.TOO_LONG
-    assert judge_pool(Workload(((8000, 192),), 1), pool).verdict is Verdict.FITS
+    assert judge(Workload(((8000, 193),), 1), pool).verdict is Verdict.TOO_LONG
+    assert judge(Workload(((8000, 192),), 1), pool).verdict is Verdict.FITS
 
 
 def test_replicas_and_max_num_seqs() -> None:
     """Two data-parallel engines hold twice as many; beyond max_num_seqs of both the rest waits."""
-    answer = judge_pool(Workload(((1200, 300),), 434), _pool("llama-3.1-8b", engines=2, max_num_seqs=200))
+    answer = judge(Workload(((1200, 300),), 434), _pool("llama-3.1-8b", data_parallel=2, max_num_seqs=200))
     assert answer.at_once == 434
     assert answer.verdict is Verdict.FITS
     assert answer.waits == 34
-    assert judge_pool(Workload(((1200, 300),), 435), _pool("llama-3.1-8b", engines=2)).verdict is Verdict.PREEMPTS
+    assert judge(Workload(((1200, 300),), 435), _pool("llama-3.1-8b", data_parallel=2)).verdict is Verdict.PREEMPTS
 
 
 def test_a_model_that_keeps_nothing() -> None:
     """An encoder has no blocks to run out of."""
-    answer = judge_pool(Workload(((100, 1),), 1000), _pool_of([], 1))
+    answer = judge(Workload(((100, 1),), 1000), _pool_of([], 1))
     assert (answer.at_once, answer.use_at_end, answer.saved_share, answer.verdict) == (None, None, 0.0, Verdict.FITS)
 
 
@@ -152,8 +151,8 @@ def test_a_whole_launch() -> None:
 
     def planned(*flags: str) -> tuple[Verdict, int | None, int | None, int | None]:
         line = read_command_line(["m", *flags], "0.32.0")
-        ledger = plan_ledger(model, read_settings(line, (), "0.32.0", model.shape, card.name, card.total_bytes), card)
-        answer = judge(Workload(((1200, 300),), 64), ledger, model)
+        ledger = plan_ledger(model, read_settings(Flags(line, "0.32.0"), {}, model.shape, card), card)
+        answer = judge(Workload(((1200, 300),), 64), pool_of(ledger, model))
         return answer.verdict, answer.at_once_low, answer.at_once, answer.at_once_high
 
     assert planned("--kv-cache-memory-bytes", str(40 * GIB)) == (Verdict.FITS, 217, 217, 217)
@@ -176,8 +175,8 @@ def test_a_drafter_keeps_blocks_too() -> None:
     model = ModelFacts("large", ModelShape.from_config(large), drafter=ModelFacts("small", ModelShape.from_config(small)))
     card = Card("H100", 79 * GIB, 79 * GIB, 79 * GIB, (9, 0))
     line = read_command_line(["m", "--speculative-config", '{"model": "small", "num_speculative_tokens": 3}'], "0.32.0")
-    ledger = plan_ledger(model, read_settings(line, (), "0.32.0", model.shape, card.name, card.total_bytes), card)
-    answer = judge(Workload(((8000, 192),), 1), ledger, model)
+    ledger = plan_ledger(model, read_settings(Flags(line, "0.32.0"), {}, model.shape, card), card)
+    answer = judge(Workload(((8000, 192),), 1), pool_of(ledger, model))
     assert answer.blocks_per_request == ledger.kv_plan.blocks_per_request
     assert len(answer.largest_groups) == len(ledger.kv_plan.groups) > 1
 
@@ -224,20 +223,20 @@ def test_more_at_once_never_fits_when_less_does_not(
     """The verdict only gets worse with the concurrency, and `at_once` is exactly where it stops to fit."""
     pool = _pool_of(layers, blocks)
     trace = Workload.from_trace(requests)
-    less, much = (judge_pool(trace._replace(concurrency=n), pool) for n in sorted((fewer, more)))
+    less, much = (judge(trace._replace(concurrency=n), pool) for n in sorted((fewer, more)))
     assert ORDER.index(less.verdict) <= ORDER.index(much.verdict)
     edge = less.at_once
     assert edge is not None
     if edge:
-        assert judge_pool(trace._replace(concurrency=edge), pool).verdict is Verdict.FITS
-    assert judge_pool(trace._replace(concurrency=edge + 1), pool).verdict is not Verdict.FITS
+        assert judge(trace._replace(concurrency=edge), pool).verdict is Verdict.FITS
+    assert judge(trace._replace(concurrency=edge + 1), pool).verdict is not Verdict.FITS
 
 
 @settings(max_examples=60, deadline=None)
 @given(REQUESTS, LAYERS)
 def test_figures_are_in_their_order(requests: list[tuple[int, int]], layers: list[KvSpec]) -> None:
     """What surely fits <= what usually fits <= what fits once windows slid <= prompts alone, and paging never costs more."""
-    answer = judge_pool(Workload.from_trace(requests), _pool_of(layers, 5000))
+    answer = judge(Workload.from_trace(requests), _pool_of(layers, 5000))
     assert answer.at_once is not None
     assert answer.at_once_typical is not None
     assert answer.at_once_settled is not None
@@ -260,6 +259,6 @@ def test_waste_is_less_than_a_block(lengths: list[int], size: int) -> None:
 def test_counts_are_the_planners_own(length: int, layers: list[KvSpec]) -> None:
     """Blocks of a request equal those of a plan whose max_model_len is its length."""
     pool = _pool_of(layers, 5000)
-    answer = judge_pool(Workload(((length, 0),)), pool)
-    alone = plan_kv(pool.specs, replace(pool.cache, max_model_len=length), 0)
+    answer = judge(Workload(((length, 0),)), pool)
+    alone = plan_kv(pool.specs, pool.settings._replace(max_model_len=length), 0)
     assert answer.blocks_per_request == alone.blocks_per_request

@@ -8,6 +8,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,10 @@ import pytest
 from lab.engine.kv_cases import FAMILIES, GIB, Case, published, random_case
 from lab.engine.planner import PlannerProcess
 from plimsoll.errors import BadInput
-from plimsoll.models.shape import ModelShape
-from plimsoll.plan.kv import KvPlan, KvSettings, WhyRefused, plan_kv, specs_of_all_stages
-from plimsoll.plan.kv_shapes import is_interleaved
-from plimsoll.plan.kv_specs import CannotGroupError
+from plimsoll.models.shape import LayerKind, ModelShape
+from plimsoll.plan.kv import KvPlan, WhyRefused, plan_kv
+from plimsoll.plan.kv_layers import CannotGroupError, specs_of_all_stages
+from plimsoll.plan.settings import Settings
 from tests.real.conftest import need_vllm
 
 CASES = int(os.environ.get("PLIMSOLL_KV_CASES", "600"))
@@ -127,12 +128,13 @@ def test_the_layers_of_public_models_agree(planner: PlannerProcess) -> None:
     for path in sorted(CONFIGS.glob("*.json")):
         model = ModelShape.from_config(json.loads(path.read_text(encoding="utf-8")))
         for tp, pp, mtp in ((1, 1, 0), (4, 1, 1), (2, 3, 0)):
-            settings = KvSettings(
-                max_model_len=model.default_context, tp=tp, pp=pp, mtp_layers=mtp, hybrid_manager=model.chunk_size is None,
-                interleaved=is_interleaved(model), num_spec=mtp,
+            settings = Settings(
+                max_model_len=model.default_context, tensor_parallel=tp, pipeline_parallel=pp,
+                hybrid_manager=model.chunk_size is None, interleaved=LayerKind.MLA_COMPRESSED in model.kinds,
+                speculative={"method": "mtp", "num_speculative_tokens": mtp} if mtp else None,
             )  # fmt: skip
             try:
-                ranks = specs_of_all_stages(model, settings)
+                ranks = specs_of_all_stages(replace(model, mtp_layers=mtp), settings)
             except BadInput:
                 continue  # TP does not divide its heads
             case = Case(path.stem, ranks, settings, (40 * GIB,) * pp)

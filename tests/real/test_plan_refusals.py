@@ -14,9 +14,9 @@ from plimsoll.launch.command_line import read_command_line
 from plimsoll.models.folders import read_model
 from plimsoll.models.shape import ModelShape
 from plimsoll.plan.findings import findings_of, stops_the_start
-from plimsoll.plan.kv import specs_of_all_stages
-from plimsoll.plan.ledger import Card, Ledger, ModelFacts, kv_settings, plan_ledger
-from plimsoll.plan.settings import Settings, read_settings
+from plimsoll.plan.kv_layers import specs_of_all_stages
+from plimsoll.plan.ledger import Ledger, ModelFacts, plan_ledger
+from plimsoll.plan.settings import Card, Flags, Settings, read_settings
 from tests.real.conftest import need_vllm
 
 RELEASE = "0.32.0"
@@ -40,11 +40,10 @@ def _plan(model: ModelFacts, card: Card, settings: Settings) -> tuple[Ledger, se
     return ledger, {f.code for f in findings_of(ledger, model.shape, (), {}) if stops_the_start(f)}
 
 
-def _says(planner: PlannerProcess, model: ModelFacts, card: Card, ledger: Ledger) -> Code | None:
+def _says(planner: PlannerProcess, model: ModelFacts, ledger: Ledger) -> Code | None:
     """What vLLM's planner makes of the same layers and the same bytes."""
-    settings = kv_settings(model.shape, ledger.settings, card)
-    ranks = specs_of_all_stages(model.shape, settings)
-    answer = planner.plan(ranks, settings, (max(ledger.kv.value, 0),) * len(ranks))
+    ranks = specs_of_all_stages(model.shape, ledger.settings)
+    answer = planner.plan(ranks, ledger.settings, (max(ledger.kv.value, 0),) * len(ranks))
     if answer["ok"]:
         return None
     return (
@@ -61,7 +60,7 @@ def test_starts_at_the_edge_are_called_as_vllm_calls_them(planner: PlannerProces
             gpu = gpu_named(card_name)
             card = Card(gpu.name, gpu.total_bytes, gpu.total_low_bytes, gpu.total_high_bytes, gpu.compute_capability)
             line = read_command_line(["m"], RELEASE)
-            settings = read_settings(line, (), RELEASE, model.shape, card.name, card.total_bytes)
+            settings = read_settings(Flags(line, RELEASE), {}, model.shape, card)
             at_most = plan_ledger(model, settings, card).kv_plan.largest_context_that_fits
             edge = [settings._replace(max_model_len=at_most), settings._replace(max_model_len=at_most + 32)] if at_most else []
             small = plan_ledger(model, settings, card)
@@ -72,7 +71,7 @@ def test_starts_at_the_edge_are_called_as_vllm_calls_them(planner: PlannerProces
                 ledger, codes = _plan(model, card, changed)
                 if Code.STARTUP_WEIGHTS_DO_NOT_FIT in codes:
                     continue  # it fails before the cache is looked at
-                truth = _says(planner, model, card, ledger)
+                truth = _says(planner, model, ledger)
                 assert codes & {Code.STARTUP_CONTEXT_TOO_LONG, Code.STARTUP_NO_CACHE_BLOCKS} == ({truth} if truth else set()), (
                     name, card_name, changed.max_model_len, changed.utilization, codes, truth,
                 )  # fmt: skip

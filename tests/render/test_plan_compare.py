@@ -9,10 +9,10 @@ from plimsoll.launch.check_flags import check
 from plimsoll.launch.command_line import read_command_line
 from plimsoll.launch.launches import EntryPoint, Launch
 from plimsoll.models.shape import ModelShape
-from plimsoll.plan.ledger import Card, ModelFacts, plan_ledger
-from plimsoll.plan.read import Planned
-from plimsoll.plan.settings import read_settings
-from plimsoll.render.plan import Compared, compare_as_json, compare_as_text, letter
+from plimsoll.plan.ledger import ModelFacts, plan_ledger
+from plimsoll.plan.read import MemoryPlan
+from plimsoll.plan.settings import Card, Flags, read_settings
+from plimsoll.render.plan import ComparedPlan, compare_as_json, compare_as_text, letter
 from plimsoll.render.terminal import WRAPPING_WIDTH
 from plimsoll.units import GIB
 from plimsoll.vllm.versions import engine_named
@@ -26,13 +26,13 @@ LLAMA = ModelFacts("llama", ModelShape.from_config(CONFIG))
 SECRET = "hf_" + "abcdefghijklmnopqrstuvwxyzABCDEFGH"
 
 
-def _planned(*flags: str, model: str = "org/llama", gib: int = 79) -> Planned:
+def _planned(*flags: str, model: str = "org/llama", gib: int = 79) -> MemoryPlan:
     card = Card("H100", gib * GIB, gib * GIB, gib * GIB, (9, 0))
     line = read_command_line(["m", *flags], "0.32.0")
-    ledger = plan_ledger(LLAMA, read_settings(line, (), "0.32.0", LLAMA.shape, "H100", card.total_bytes), card)
+    ledger = plan_ledger(LLAMA, read_settings(Flags(line, "0.32.0"), {}, LLAMA.shape, card), card)
     checked = check(Launch("command line", EntryPoint.SERVE, (model, *flags)), engine_named("0.32.0"))
     trouble = Finding(Code.STARTUP_CONTEXT_TOO_LONG, Severity.CRITICAL, 0.9, "one request does not fit", "it is long")
-    return Planned(model, ledger, [] if ledger.fits else [trouble], [], checked, LLAMA.shape)
+    return MemoryPlan(model, ledger, [] if ledger.fits else [trouble], [], checked, LLAMA.shape)
 
 
 def _line(text: str, name: str) -> str:
@@ -41,7 +41,7 @@ def _line(text: str, name: str) -> str:
 
 def test_rows_that_differ_are_marked() -> None:
     """An fp8 cache doubles the tokens: those rows have a mark, the model and the card do not."""
-    text = compare_as_text([Compared("f:1", _planned()), Compared("f:2", _planned("--kv-cache-dtype", "fp8"))])
+    text = compare_as_text([ComparedPlan("f:1", _planned()), ComparedPlan("f:2", _planned("--kv-cache-dtype", "fp8"))])
     assert _line(text, "kv-cache-dtype").split() == ["*", "kv-cache-dtype", "auto", "fp8"]
     assert _line(text, "bytes per block").split()[-2:] == ["2,097,152", "1,048,576"]
     assert _line(text, "KV tokens").startswith("*")
@@ -51,7 +51,7 @@ def test_rows_that_differ_are_marked() -> None:
 
 def test_bytes_say_by_how_much() -> None:
     """A smaller share of the card is shown with what it takes away, in GiB."""
-    text = compare_as_text([Compared("f:1", _planned()), Compared("f:2", _planned("--gpu-memory-utilization", "0.82"))])
+    text = compare_as_text([ComparedPlan("f:1", _planned()), ComparedPlan("f:2", _planned("--gpu-memory-utilization", "0.82"))])
     assert "(-7.90)" in _line(text, "requested")
     assert "(-7.90)" in _line(text, "KV cache")
     assert _line(text, "weights").startswith("  ")
@@ -59,14 +59,14 @@ def test_bytes_say_by_how_much() -> None:
 
 def test_nothing_differs() -> None:
     """Two equal commands have no mark, and the text says so."""
-    text = compare_as_text([Compared("f:1", _planned()), Compared("f:2", _planned())])
+    text = compare_as_text([ComparedPlan("f:1", _planned()), ComparedPlan("f:2", _planned())])
     assert [line for line in text.splitlines() if line.startswith("* ")] == [text.splitlines()[-1]]
     assert "nothing differs" in text
 
 
 def test_a_line_that_cannot_be_planned_stays_in_its_place() -> None:
     """One bad line does not hide the others; it is neither a plan nor a difference."""
-    both = [Compared("f:1", _planned()), Compared("f:2", None, f"no such\nmodel {SECRET}")]
+    both = [ComparedPlan("f:1", _planned()), ComparedPlan("f:2", None, f"no such\nmodel {SECRET}")]
     text, body = compare_as_text(both), json.loads(compare_as_json(both))
     assert "B  f:2: not planned: no such model [redacted]" in text
     assert "nothing differs" in text
@@ -77,15 +77,15 @@ def test_a_line_that_cannot_be_planned_stays_in_its_place() -> None:
 
 def test_findings_are_listed_by_letter() -> None:
     """What stops a plan is named under the table with the plan's letter."""
-    text = compare_as_text([Compared("f:1", _planned()), Compared("f:2", _planned(gib=20))])
+    text = compare_as_text([ComparedPlan("f:1", _planned()), ComparedPlan("f:2", _planned(gib=20))])
     assert _line(text, "verdict").split() == ["*", "verdict", "fits", "does", "not", "fit"]
     assert "  B  startup.context-too-long: one request does not fit" in text
 
 
 def test_many_plans_fit_the_screen() -> None:
     """Nine plans make three tables, each beside the first plan, none wider than a screen; marks count in their own table."""
-    plans = [Compared(f"f:{n}", _planned()) for n in range(8)]
-    text = compare_as_text([*plans, Compared("f:9", _planned("--enforce-eager"))])
+    plans = [ComparedPlan(f"f:{n}", _planned()) for n in range(8)]
+    text = compare_as_text([*plans, ComparedPlan("f:9", _planned("--enforce-eager"))])
     assert max(map(len, text.splitlines())) <= WRAPPING_WIDTH
     eager = [line for line in text.splitlines() if line[2:].startswith("eager")]
     assert [line[0] for line in eager] == [" ", " ", "*"]
@@ -95,7 +95,9 @@ def test_many_plans_fit_the_screen() -> None:
 
 def test_the_json_has_whole_plans_and_raw_differences() -> None:
     """Every plan is there as `plan --json` has it, and differences are numbers, not words."""
-    body = json.loads(compare_as_json([Compared("f:1", _planned()), Compared("f:2", _planned("--max-model-len", "8192"))]))
+    body = json.loads(
+        compare_as_json([ComparedPlan("f:1", _planned()), ComparedPlan("f:2", _planned("--max-model-len", "8192"))])
+    )
     assert body["schema"] == "plimsoll.plan/1"
     assert body["fits"] is True
     assert [one["plan"]["settings"]["max_model_len"] for one in body["compare"]] == [131072, 8192]
@@ -104,7 +106,7 @@ def test_the_json_has_whole_plans_and_raw_differences() -> None:
 
 def test_hostile_and_secret_text() -> None:
     """Control characters and tokens in a model's name reach neither the table nor the JSON."""
-    one = Compared("f\x1b[31m:1", _planned(model=f"a\x1b[2J\n{SECRET}"))
+    one = ComparedPlan("f\x1b[31m:1", _planned(model=f"a\x1b[2J\n{SECRET}"))
     for text in (compare_as_text([one]), compare_as_json([one])):
         assert "\x1b" not in text
         assert "\\u001b" not in text

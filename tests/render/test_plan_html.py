@@ -13,12 +13,12 @@ from plimsoll.launch.check_flags import check
 from plimsoll.launch.command_line import read_command_line
 from plimsoll.launch.launches import EntryPoint, Launch
 from plimsoll.models.shape import ModelShape
-from plimsoll.plan.advise import Advice
-from plimsoll.plan.ledger import Card, ModelFacts, plan_ledger
+from plimsoll.plan.findings import Advice
+from plimsoll.plan.ledger import ModelFacts, plan_ledger
 from plimsoll.plan.matrix import Matrix, MatrixSpec, plan_matrix
-from plimsoll.plan.read import Planned
-from plimsoll.plan.settings import read_settings
-from plimsoll.plan.workload import Workload, WorkloadAnswer, judge
+from plimsoll.plan.read import MemoryPlan
+from plimsoll.plan.settings import Card, Flags, read_settings
+from plimsoll.plan.workload import Workload, WorkloadAnswer, judge, pool_of
 from plimsoll.render.plan_html import as_html
 from plimsoll.units import GIB
 from plimsoll.vllm.versions import engine_named
@@ -34,24 +34,24 @@ SECRET = "hf_" + "abcdefghijklmnopqrstuvwxyzABCDEFGH"
 HOSTILE = "\"><script>alert('x')</script><img src=//evil.example/x onerror=alert(1)>"
 
 
-def _planned(model: str = "meta-llama/Llama-3.1-8B", gib: int = 79, *flags: str, notes: tuple[str, ...] = ()) -> Planned:
+def _planned(model: str = "meta-llama/Llama-3.1-8B", gib: int = 79, *flags: str, notes: tuple[str, ...] = ()) -> MemoryPlan:
     card = Card(f"card of {model}", gib * GIB, gib * GIB - 10, gib * GIB + 10, (9, 0), used_bytes=GIB)
     line = read_command_line(["m", *flags], "0.32.0")
-    ledger = plan_ledger(LLAMA, read_settings(line, (), "0.32.0", LLAMA.shape, "H100", card.total_bytes), card)
+    ledger = plan_ledger(LLAMA, read_settings(Flags(line, "0.32.0"), {}, LLAMA.shape, card), card)
     finding = Finding(Code.STARTUP_CONTEXT_TOO_LONG, Severity.CRITICAL, 0.9, f"title {model}", f"because {model}")
     advice = Advice("--max-model-len", "1024", f"why {model}", f"effect {model}", Code.STARTUP_CONTEXT_TOO_LONG)
     checked = check(Launch("command line", EntryPoint.SERVE, (model, *flags)), engine_named("0.32.0"))
-    return Planned(model, ledger, [finding], [advice], checked, LLAMA.shape, notes)
+    return MemoryPlan(model, ledger, [finding], [advice], checked, LLAMA.shape, notes)
 
 
-def _more(planned: Planned) -> tuple[Matrix, WorkloadAnswer]:
+def _more(planned: MemoryPlan) -> tuple[Matrix, WorkloadAnswer]:
     spec = MatrixSpec.parse("context=8k,32k,128k,200k concurrency=1..2048")
     ledger = planned.ledger
     matrix = plan_matrix(spec, ledger.settings, lambda s: plan_ledger(LLAMA, s, ledger.card), longest=131072)
-    return matrix, judge(Workload(((1200, 300),), 64), ledger, LLAMA)
+    return matrix, judge(Workload(((1200, 300),), 64), pool_of(ledger, LLAMA))
 
 
-def _whole(planned: Planned) -> HtmlPage:
+def _whole(planned: MemoryPlan) -> HtmlPage:
     matrix, workload = _more(planned)
     page = as_html(planned, matrix=matrix, workload=workload)
     _check_alone(page)

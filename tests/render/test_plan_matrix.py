@@ -6,10 +6,11 @@ import json
 
 import pytest
 
-from plimsoll.plan.kv import GroupPlan, KvPlan, KvSettings, plan_kv
-from plimsoll.plan.kv_specs import FullSpec, NamedSpec, SlidingSpec
+from plimsoll.plan.kv import GroupPlan, KvPlan, plan_kv
+from plimsoll.plan.kv_layers import FullSpec, NamedSpec, SlidingSpec
 from plimsoll.plan.matrix import Cell, Matrix, MatrixSpec, State
-from plimsoll.plan.workload import Pool, Workload, WorkloadAnswer, judge_pool
+from plimsoll.plan.settings import Settings
+from plimsoll.plan.workload import Pool, Workload, WorkloadAnswer, judge
 from plimsoll.render.plan import cell_text, matrix_json, matrix_lines, percent, workload_json, workload_lines
 from plimsoll.render.terminal import WRAPPING_WIDTH
 
@@ -20,9 +21,9 @@ WINDOW = SlidingSpec(block_size=16, heads=8, head_size=128, head_size_v=128, dty
 def _answer(workload: Workload, *, windows: bool = False, starts: bool = True, blocks: int = 20480) -> WorkloadAnswer:
     layers = [FULL, WINDOW] if windows else [FULL]
     specs = (tuple(NamedSpec(f"layers.{n}", layers[n % len(layers)]) for n in range(32)),)
-    cache = KvSettings(max_model_len=131072, prefix_caching=False, num_blocks_override=blocks)
+    cache = Settings(max_model_len=131072, prefix_caching=False, num_gpu_blocks_override=blocks, max_num_seqs=256)
     plan: KvPlan = plan_kv(specs, cache, 0)
-    return judge_pool(workload, Pool(plan, specs, cache, blocks - 1000, blocks + 1000, max_num_seqs=256, starts=starts))
+    return judge(workload, Pool(plan, specs, cache, blocks - 1000, blocks + 1000, starts=starts))
 
 
 def _cell(context: int, number: int, state: State, use: float | None, *, starts: bool = True, waits: int = 0) -> Cell:

@@ -7,7 +7,6 @@ import re
 
 import pytest
 
-from plimsoll.plan.read import planned_from
 from plimsoll.render.charts import POLICY
 from plimsoll.render.tune import BAR, Shown, as_json, as_text, commands, sentences
 from plimsoll.render.tune_html import page
@@ -27,7 +26,7 @@ def tuning() -> Tuning:
 @pytest.fixture
 def shown(tuning: Tuning) -> Shown:
     """The tuning, with the plan of the user's own command in the place of each."""
-    own = planned_from(ready())
+    own = ready().plan()
     return Shown(tuning, own, own, own, ("a note",))
 
 
@@ -61,7 +60,7 @@ def test_each_command_is_written_once(shown: Shown) -> None:
 def test_a_name_that_is_an_attack_stays_text(tuning: Tuning) -> None:
     """No escape code on the screen, no tag on the page, and the page loads nothing."""
     trace = tuning.traffic.trace._replace(name=HOSTILE)
-    own = planned_from(ready())._replace(model=HOSTILE)
+    own = ready().plan()._replace(model=HOSTILE)
     shown = Shown(tuning._replace(traffic=tuning.traffic._replace(trace=trace)), own, None, None, (HOSTILE,))
     assert "\x1b" not in as_text(shown) + page(shown) + as_json(shown)
     assert "<script" not in page(shown)
@@ -71,7 +70,7 @@ def test_a_name_that_is_an_attack_stays_text(tuning: Tuning) -> None:
 def test_without_a_safe_setting_the_advice_is_the_answer(tuning: Tuning) -> None:
     """No command, no curves, and every flag that plan would change."""
     nothing = tuning._replace(found=None)
-    own = planned_from(ready("--max-model-len", "131072"))
+    own = ready("--max-model-len", "131072").plan()
     shown = Shown(nothing, own, None, None)
     text = as_text(shown)
     assert "requests a second as promised\n" not in text
@@ -84,6 +83,6 @@ def test_without_a_safe_setting_the_advice_is_the_answer(tuning: Tuning) -> None
 def test_without_a_promise_none_is_mentioned(tuning: Tuning) -> None:
     """The first line has no `promised` where nothing was."""
     bare = tuning._replace(traffic=tuning.traffic._replace(slo=Slo()))
-    own = planned_from(ready())
+    own = ready().plan()
     assert ", promised" in as_text(Shown(tuning, own, own, None)).splitlines()[0]
     assert ", promised" not in as_text(Shown(bare, own, own, None)).splitlines()[0]

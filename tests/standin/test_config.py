@@ -9,7 +9,7 @@ import pytest
 
 from plimsoll.errors import BadInput
 from plimsoll.launch.options import Split, split_options
-from plimsoll.plan.read import planned_of
+from plimsoll.plan.read import plan_command
 from plimsoll.simulate.inputs import _data_sheet, _plan, settings_of_plan
 from plimsoll.simulate.settings import StepTime
 from plimsoll.standin.engine import Engine
@@ -44,7 +44,7 @@ def test_scheduler_and_times_are_those_of_simulate(model: str) -> None:
 def test_memory_is_the_ledger() -> None:
     """Every term of the plan is a term of the worker's memory, and what the plan leaves free is free."""
     launch = launchable("--gpu", "L4")
-    ledger = planned_of(
+    ledger = plan_command(
         plan_options("--gpu", "L4", "--vllm", "0.32.0", "--", "vllm", "serve", LLAMA, "--max-model-len", "8192")
     ).ledger
     sizes = launch.config.sizes

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 
 from plimsoll.launch.options import split_options
-from plimsoll.plan.read import Ready, ready_of
+from plimsoll.plan.read import PlanInput, read_command
 from plimsoll.simulate.traffic import generate, parse_synthetic
 from plimsoll.tune.answer import Server
 from plimsoll.tune.goodput import parse_slo
@@ -18,10 +18,10 @@ SMALL = Space((8, 16, 32, 64), (512, 1024, 2048), (16, 32), (0.88, 0.92, 0.94))
 
 
 @cache
-def ready(*flags: str) -> Ready:
+def ready(*flags: str) -> PlanInput:
     """The command, read once."""
     words = ["--gpu", "L4", "--vllm", "0.32.0", "--", "vllm", "serve", LLAMA, *(flags or ("--max-model-len", "8192"))]
-    return ready_of(split_options(words, with_value=["--gpu", "--vllm"], switches=[]), learned=False)
+    return read_command(split_options(words, with_value=["--gpu", "--vllm"], switches=[]), learned=False)
 
 
 def server(*flags: str) -> Server:

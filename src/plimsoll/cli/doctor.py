@@ -252,11 +252,11 @@ class Planner:
     def _plan(self, words: list[str], facts: LogFacts, card: dict[str, str]) -> PlanFigures:
         import os
 
-        from plimsoll.plan.read import planned_of
+        from plimsoll.plan.read import plan_command
 
         os.environ["HF_HUB_OFFLINE"] = "1"  # a diagnosis must not wait for a hub, nor tell it anything
         values = {**card, **({"--vllm": facts.version} if facts.version else {})}
-        planned = planned_of(Split(values, frozenset(), (), tuple(words)))
+        planned = plan_command(Split(values, frozenset(), (), tuple(words)))
         ledger = planned.ledger
         says = PlanFigures(
             ledger.weights.value, ledger.kv.value, ledger.slack.value, ledger.card.total_bytes, ledger.requested.value,

@@ -287,6 +287,7 @@ class Checked(NamedTuple):
     items: tuple[Item, ...]
     rewritten: tuple[str, ...]  # the words of a command that the version takes
     rewritten_environment: tuple[tuple[str, str], ...]
+    line: CommandLine  # the flags that take effect: the rewritten command's and its --config file's
     unseen: Unseen
     notes: tuple[str, ...] = ()
     came_from: Engine | None = None
@@ -319,8 +320,11 @@ def check(launch: Launch, engine: Engine, came_from: Engine | None = None, confi
     made = rewrite.rewrite(line, judged, variables, engine)
     notes = (*launch.notes, *_notes(launch, engine, came_from, line, config), *made.notes, *_config_notes(judged))
     changes = announced_between(came_from.release, engine.release) if came_from is not None else ()
+    taken = line
+    if any(item.status.is_problem or item.status is Status.REDUNDANT for item in items):  # mended, or left out
+        taken = with_config(read_command_line(made.words[2:], engine.release, unseen=unseen), config, engine)
     return Checked(
-        launch, engine, line.model, tuple(items), made.words, made.environment, unseen, notes, came_from, changes, config
+        launch, engine, line.model, tuple(items), made.words, made.environment, taken, unseen, notes, came_from, changes, config
     )
 
 

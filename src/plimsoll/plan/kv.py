@@ -16,8 +16,7 @@ from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from functools import cached_property
 
-from plimsoll.plan.kv_shapes import KvSettings, specs_of_all_stages
-from plimsoll.plan.kv_specs import (
+from plimsoll.plan.kv_layers import (
     AttentionSpec,
     CannotGroupError,
     ChunkedSpec,
@@ -30,19 +29,24 @@ from plimsoll.plan.kv_specs import (
     SlidingMlaSpec,
     SlidingSpec,
     StateSpec,
+    in_flight_tokens,
+    state_mode_of,
 )
+from plimsoll.plan.settings import Settings
 from plimsoll.units import ceil_div, round_up
+from plimsoll.vllm.versions import Behaviour
 
-# Which layers share a block table, and what one block costs: vLLM 0.32's `get_kv_cache_groups`.
+# Layers that share a block table form a group (vLLM 0.32's `get_kv_cache_groups`). All groups draw their blocks from one pool,
+# so every block costs what the dearest group needs:
 #
-# All groups draw their blocks from one pool, so every block costs what the dearest group needs:
-#
-# group 0 (full)      | full.0  | full.1  |         a block id belongs to one group at a time;
-# group 1 (sliding)   | slide.0 | slide.2 |         short groups leave the rest of the block unused
-# group 2 (sliding)   | slide.1 | padding |
-# |<-- bytes per block -->|
+#   group 0 (full)      | full.0  | full.1  |         a block id belongs to one group at a time;
+#   group 1 (sliding)   | slide.0 | slide.2 |         short groups leave the rest of the block unused
+#   group 2 (sliding)   | slide.1 | padding |
+#                       |<- bytes per block ->|
 
 Layers = dict[str, KvSpec]
+# Types are padded to one length when the longest is shorter than this times the shortest.
+_GROUP_TOLERANCES = ((Behaviour.GROUPS_WITHIN_A_HALF, 1.5), (Behaviour.GROUPS_WITHIN_A_QUARTER, 1.25))
 
 
 @dataclass(frozen=True)
@@ -306,9 +310,6 @@ def _least_padding(counts: Sequence[int], lowest: int) -> int:
     return min(lengths, key=lambda length: (sum(-count % length for count in counts), -length))
 
 
-__all__ = ["GroupPlan", "KvPlan", "KvRefusal", "KvSettings", "WhyRefused", "plan_kv", "specs_of_all_stages"]
-
-
 class WhyRefused(StrEnum):
     """Which of vLLM's three checks stops the start."""
 
@@ -364,32 +365,52 @@ class KvPlan:
     refusal: KvRefusal | None = None
 
 
-def plan_kv(specs_per_rank: Sequence[RankSpecs], settings: KvSettings, available_bytes: int | Sequence[int]) -> KvPlan:
+def plan_kv(
+    specs_per_rank: Sequence[RankSpecs],
+    settings: Settings,
+    available_bytes: int | Sequence[int],
+    longest: int | None = None,
+) -> KvPlan:
     """Plan the cache of these ranks (TP ranks are alike: one per pipeline stage is enough).
 
-    CannotGroupError where vLLM refuses the layers themselves; too little memory is told in the plan.
+    The largest context that fits is looked for up to `longest`, or the command's own. CannotGroupError where vLLM refuses the
+    layers themselves; too little memory is told in the plan.
     """
     available = [available_bytes] * len(specs_per_rank) if isinstance(available_bytes, int) else list(available_bytes)
     assert len(available) == len(specs_per_rank) > 0, "one amount of memory for each rank"
     groups = _model_groups(specs_per_rank, settings)
-    if not groups:
-        return _nothing_kept(settings, len(available))
+    length, refusal = settings.context, None
+    longest = longest or length
+    if not groups:  # an encoder keeps nothing; vLLM still makes the null block
+        return KvPlan(
+            block_size=settings.block_size or 16,
+            bytes_per_block=0,
+            num_blocks=1,
+            tokens=0,
+            max_concurrency=None,
+            groups=(),
+            max_model_len=length,
+            blocks_per_request=0,
+            bytes_for_one_request=0,
+            fits_one_request=True,
+            largest_context_that_fits=longest,
+            bytes_per_block_by_rank=(0,) * len(available),
+        )
     pool = _Pool(groups, specs_per_rank, available, settings)
-    limit = settings.context_limit or settings.max_model_len
-    length, refusal = settings.max_model_len, None
     if settings.auto_fit:
-        length = pool.largest_context(settings.max_model_len)
+        length = pool.largest_context(length)
         if length == 0:
-            refusal = KvRefusal(WhyRefused.NOTHING_FITS, pool.needed(1), min(pool.checked), 0)
-            length = settings.max_model_len
+            length = settings.context
+            needed = pool.blocks_at(1) * pool.block_bytes[pool.ruling_rank]
+            refusal = KvRefusal(WhyRefused.NOTHING_FITS, needed, min(pool.checked), 0)
     refusal = refusal or pool.refusal(length)
     blocks = pool.blocks_at(length)
     rank = pool.ruling_rank
     concurrency = pool.num_blocks / blocks
-    if settings.rules.tokens_by_concurrency:
+    if Behaviour.TOKENS_BY_CONCURRENCY.is_in(settings.release):
         tokens = int(concurrency * length)
     else:
-        tokens = pool.num_blocks // len(groups) * min(group.block_size for group in groups) * settings.dcp
+        tokens = pool.num_blocks // len(groups) * min(group.block_size for group in groups) * settings.decode_context_parallel
     return KvPlan(
         block_size=_block_size(groups),
         bytes_per_block=pool.block_bytes[rank],
@@ -401,7 +422,7 @@ def plan_kv(specs_per_rank: Sequence[RankSpecs], settings: KvSettings, available
         blocks_per_request=blocks,
         bytes_for_one_request=blocks * pool.block_bytes[rank],
         fits_one_request=refusal is None,
-        largest_context_that_fits=pool.largest_context(limit),
+        largest_context_that_fits=pool.largest_context(longest),
         bytes_per_block_by_rank=tuple(pool.block_bytes),
         refusal=refusal,
     )
@@ -410,32 +431,26 @@ def plan_kv(specs_per_rank: Sequence[RankSpecs], settings: KvSettings, available
 class _Pool:
     """The memory of all ranks, cut into blocks of the same groups."""
 
-    def __init__(self, groups: list[Group], specs: Sequence[RankSpecs], available: Sequence[int], settings: KvSettings) -> None:
-        self.settings = settings
+    def __init__(self, groups: list[Group], specs: Sequence[RankSpecs], available: Sequence[int], settings: Settings) -> None:
         self.block_bytes = _block_bytes(groups, specs, settings)
-        override = settings.num_blocks_override
+        override = settings.num_gpu_blocks_override
         if override is not None:
             available = [override * cost for cost in self.block_bytes]
         self.per_rank = [max(0, memory // cost) for memory, cost in zip(available, self.block_bytes, strict=True)]
         self.num_blocks = min(self.per_rank)
         self.ruling_rank = self.per_rank.index(self.num_blocks)
-        reserved = 1 if settings.rules.reserves_null_block else 0
+        reserved = 1 if Behaviour.NULL_BLOCK.is_in(settings.release) else 0
         self.checked = [memory - reserved * cost for memory, cost in zip(available, self.block_bytes, strict=True)]
         # Equal groups need equally many blocks, so each is counted once.
         self._counts = Counter(tuple(group.kinds) for group in groups)
+        self._conditions = in_flight_tokens(settings), settings.decode_context_parallel, state_mode_of(settings)
 
     def load(self, length: int) -> Load:
-        settings = self.settings
-        return Load(length, settings.in_flight_tokens, settings.dcp, settings.resolved_state_mode)
+        return Load(length, *self._conditions)
 
     def blocks_at(self, length: int) -> int:
         load = self.load(length)
-        return sum(
-            groups * max(spec.blocks_at(load) for spec in specs) for specs, groups in self._counts.items()
-        )  # fmt: skip
-
-    def needed(self, length: int) -> int:
-        return self.blocks_at(length) * self.block_bytes[self.ruling_rank]
+        return sum(groups * max(spec.blocks_at(load) for spec in specs) for specs, groups in self._counts.items())
 
     def largest_context(self, limit: int, rank: int | None = None) -> int:
         """The longest request up to `limit` that passes the check, of one rank or of all; 0 where one token does not."""
@@ -461,7 +476,7 @@ class _Pool:
         return None
 
 
-def _model_groups(specs_per_rank: Sequence[RankSpecs], settings: KvSettings) -> list[Group]:
+def _model_groups(specs_per_rank: Sequence[RankSpecs], settings: Settings) -> list[Group]:
     """Groups of the whole model: a pipeline stage has its part of each."""
     merged: dict[str, KvSpec] = {}
     for specs in specs_per_rank:
@@ -476,16 +491,16 @@ def _model_groups(specs_per_rank: Sequence[RankSpecs], settings: KvSettings) -> 
         for name, spec in merged.items()
     )
     chunked = any(isinstance(spec, ChunkedSpec) for spec in merged.values())
-    by_default = settings.rules.hybrid_manager and not chunked
+    by_default = Behaviour.HYBRID_KV_MANAGER.is_in(settings.release) and not chunked
     return groups_of(
         named,
         hybrid_manager=by_default if settings.hybrid_manager is None else settings.hybrid_manager,
         interleaved=settings.interleaved,
-        tolerance=settings.rules.group_tolerance,
+        tolerance=next((limit for change, limit in _GROUP_TOLERANCES if change.is_in(settings.release)), 1.0),
     )
 
 
-def _block_bytes(groups: list[Group], specs_per_rank: Sequence[RankSpecs], settings: KvSettings) -> list[int]:
+def _block_bytes(groups: list[Group], specs_per_rank: Sequence[RankSpecs], settings: Settings) -> list[int]:
     costs = []
     for specs in specs_per_rank:
         here = None if len(specs_per_rank) == 1 else frozenset(name for name, _ in specs)
@@ -520,22 +535,3 @@ def _kind(spec: KvSpec) -> str:
     if isinstance(spec, MlaSpec):
         return "indexer" if spec.indexer else "mla"
     return "chunked" if isinstance(spec, ChunkedSpec) else "full"
-
-
-def _nothing_kept(settings: KvSettings, ranks: int) -> KvPlan:
-    """An encoder keeps nothing; vLLM still makes the null block."""
-    limit = settings.context_limit or settings.max_model_len
-    return KvPlan(
-        block_size=settings.block_size or 16,
-        bytes_per_block=0,
-        num_blocks=1,
-        tokens=0,
-        max_concurrency=None,
-        groups=(),
-        max_model_len=settings.max_model_len,
-        blocks_per_request=0,
-        bytes_for_one_request=0,
-        fits_one_request=True,
-        largest_context_that_fits=limit,
-        bytes_per_block_by_rank=(0,) * ranks,
-    )

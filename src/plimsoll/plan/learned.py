@@ -19,7 +19,6 @@ from typing import NamedTuple
 from plimsoll.errors import BadInput
 from plimsoll.models.shape import ModelShape
 from plimsoll.plan.ledger import Ledger, ModelFacts, Terms, added_up, neighbours_in_budget, sum_of
-from plimsoll.plan.settings import AUTO_FIT
 from plimsoll.units import GIB, MIB, Estimate, format_gib
 from plimsoll.vllm.log_lines import PRINTED_TOLERANCE, Measured
 from plimsoll.vllm.versions import Behaviour, is_same_release
@@ -431,7 +430,7 @@ def _refuse_another_start(ledger: Ledger, measured: Measured) -> None:
         ("--enforce-eager", measured.enforce_eager, settings.enforce_eager),
         ("--max-num-batched-tokens", measured.max_num_batched_tokens, settings.max_num_batched_tokens),
         ("--max-num-seqs", measured.max_num_seqs, settings.max_num_seqs),
-        ("--max-model-len", None if settings.max_model_len == AUTO_FIT else measured.max_model_len, settings.max_model_len),
+        ("--max-model-len", None if settings.auto_fit else measured.max_model_len, settings.max_model_len),
     )
     if measured.release is not None and not is_same_release(measured.release, settings.release):
         raise BadInput(f"the log is of vLLM {measured.release}, the plan of {settings.release}: give --vllm {measured.release}")

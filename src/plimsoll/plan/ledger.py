@@ -11,16 +11,14 @@ left at the right, the slack, is all there is for everything that vLLM's own pro
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import NamedTuple
 
 from plimsoll.models.shape import ModelShape
-from plimsoll.plan.kv import KvPlan, KvSettings, plan_kv, specs_of_all_stages
-from plimsoll.plan.kv_shapes import is_interleaved
-from plimsoll.plan.kv_specs import RankSpecs
-from plimsoll.plan.overhead import OverheadInput, overhead, unseen_buffers
-from plimsoll.plan.settings import AUTO_FIT, Settings
-from plimsoll.plan.weights import Placement, lora_bytes, weights_from_shape, weights_from_tensors, weights_from_total
+from plimsoll.plan.kv import KvPlan, plan_kv
+from plimsoll.plan.kv_layers import RankSpecs, specs_of_all_stages
+from plimsoll.plan.overhead import overhead, unseen_buffers
+from plimsoll.plan.settings import Card, Settings, auto_dtype_of
+from plimsoll.plan.weights import lora_bytes, weights_from_shape, weights_from_tensors, weights_from_total
 from plimsoll.units import GIB, Estimate
 from plimsoll.vllm.versions import Behaviour
 
@@ -34,17 +32,6 @@ _CONTEXT_TOGETHER_ELSEWHERE = (0.6, 0.3, 1.6)
 # What torch's pool takes beyond the peak that a full batch allocates, as a share of it: 0.19 to 0.43 in six loads on an H200
 # with room to spare, 0.68 in one that had a cache of a given size beside it and failed (docs/overhead.md).
 PIECES_AT_MOST = 0.7
-
-
-class Card(NamedTuple):
-    """The GPU that is planned for."""
-
-    name: str
-    total_bytes: int
-    low_bytes: int
-    high_bytes: int
-    compute_capability: tuple[int, int] | None = None
-    used_bytes: int = 0  # by others, before vLLM starts
 
 
 class ModelFacts(NamedTuple):
@@ -87,7 +74,7 @@ class Ledger(NamedTuple):
     @property
     def fits_at_low_end(self) -> bool:
         """Whether that is so too where the KV cache comes out at the low end of its band."""
-        needed = 1 if self.settings.max_model_len == AUTO_FIT else max(1, self.kv_plan.bytes_for_one_request)
+        needed = 1 if self.settings.auto_fit else max(1, self.kv_plan.bytes_for_one_request)
         return self.fits and (self.kv.is_exact or self.kv.low >= needed)
 
     @property
@@ -116,9 +103,9 @@ class Terms(NamedTuple):
 
 def plan_ledger(model: ModelFacts, settings: Settings, card: Card) -> Ledger:
     """Predict every term and add it all up."""
-    predicted = overhead(_overhead_input(model.shape, settings, card))
+    predicted = overhead(model.shape, settings)
     terms = Terms(
-        weights=_all_weights(model, settings, card),
+        weights=_all_weights(model, settings),
         non_torch=predicted.non_torch,
         activation=predicted.activation,
         graphs=predicted.graphs,
@@ -137,14 +124,13 @@ def added_up(model: ModelFacts, settings: Settings, card: Card, terms: Terms, re
         kv = Estimate.exact(settings.kv_cache_memory_bytes, "--kv-cache-memory-bytes")
     else:
         kv = left_of(requested, (*spent, Estimate.exact(neighbours_in_budget(settings, card))))
-    cache = kv_settings(model.shape, settings, card)
-    planned = plan_kv(cache_specs(model, cache), cache, max(kv.value, 0))
+    planned = plan_kv(cache_specs(model, settings), settings, max(kv.value, 0))
     if settings.num_gpu_blocks_override is not None:
         kv = Estimate.exact(planned.num_blocks * planned.bytes_per_block, "--num-gpu-blocks-override")
     # With a fixed cache vLLM takes what it takes, whatever the utilisation says.
     taken = sum_of((*spent, kv)) if settings.has_fixed_cache else requested
     free = Estimate(card.total_bytes - card.used_bytes, card.low_bytes - card.used_bytes, card.high_bytes - card.used_bytes)
-    unseen = unseen_buffers(_overhead_input(model.shape, settings, card))
+    unseen = unseen_buffers(model.shape, settings)
     return Ledger(
         card=card,
         settings=settings,
@@ -167,116 +153,49 @@ def neighbours_in_budget(settings: Settings, card: Card) -> int:
     return 0 if Behaviour.NEIGHBOURS_APART.is_in(settings.release) else card.used_bytes
 
 
-def kv_settings(shape: ModelShape, settings: Settings, card: Card) -> KvSettings:
-    """The launch as the block arithmetic sees it."""
-    context = shape.max_context if settings.max_model_len == AUTO_FIT else settings.max_model_len
-    return KvSettings(
-        max_model_len=context,
-        auto_fit=settings.max_model_len == AUTO_FIT,
-        max_num_batched_tokens=settings.max_num_batched_tokens,
-        async_scheduling=settings.async_scheduling,
-        prefix_caching=settings.prefix_caching,
-        tp=settings.tensor_parallel,
-        pp=settings.pipeline_parallel,
-        dcp=settings.decode_context_parallel,
-        pp_partition=settings.pipeline_partition,
-        block_size=settings.block_size,
-        kv_cache_dtype=settings.kv_cache_dtype,
-        model_dtype=model_dtype(shape, settings),
-        mamba_cache_dtype=settings.mamba_cache_dtype,
-        mamba_ssm_cache_dtype=settings.mamba_ssm_cache_dtype,
-        state_mode=settings.mamba_cache_mode,
-        num_spec=settings.speculative_tokens,
-        mtp_layers=shape.mtp_layers if settings.drafts_with_own_head else 0,
-        hybrid_manager=None if settings.hybrid_manager else False,
-        interleaved=is_interleaved(shape),
-        num_blocks_override=settings.num_gpu_blocks_override,
-        v2_runner=settings.v2_runner,
-        capability=card.compute_capability[0] if card.compute_capability else 9,
-        version=settings.release,
-    )
-
-
-def cache_specs(model: ModelFacts, cache: KvSettings) -> tuple[RankSpecs, ...]:
+def cache_specs(model: ModelFacts, settings: Settings) -> tuple[RankSpecs, ...]:
     """The caches of every stage; a drafter's layers live on the last one."""
-    ranks = specs_of_all_stages(model.shape, cache)
+    ranks = specs_of_all_stages(model.shape, settings)
     if model.drafter is None:
         return ranks
-    alone = replace(cache, pp=1, pp_partition=None, mtp_layers=0)
-    (drafted,) = specs_of_all_stages(model.drafter.shape, alone)
+    (drafted,) = specs_of_all_stages(model.drafter.shape, settings._replace(pipeline_parallel=1, pipeline_partition=None))
     return (*ranks[:-1], (*ranks[-1], *(spec._replace(layer=f"drafter.{spec.layer}") for spec in drafted)))
 
 
-def _all_weights(model: ModelFacts, settings: Settings, card: Card) -> Estimate:
-    weights = _weights(model, settings, card)
+def _all_weights(model: ModelFacts, settings: Settings) -> Estimate:
+    weights = _weights(model, settings)
     if model.drafter is None:
         return weights
     own = (settings.speculative or {}).get("draft_tensor_parallel_size")
     ranks = own if isinstance(own, int) and own > 0 else settings.tensor_parallel
-    alone = settings._replace(tensor_parallel=ranks, pipeline_parallel=1, max_loras=0, cpu_offload_gib=0)
-    drafted = _weights(model.drafter, alone, card)
+    alone = settings._replace(
+        tensor_parallel=ranks, pipeline_parallel=1, pipeline_partition=None, max_loras=0, cpu_offload_gib=0,
+        auto_dtype=auto_dtype_of(model.drafter.shape),
+    )  # fmt: skip
+    drafted = _weights(model.drafter, alone)
     return sum_of((weights, drafted))._replace(why=f"{weights.why}, and the draft model {model.drafter.name}")
 
 
-def model_dtype(shape: ModelShape, settings: Settings) -> str:
-    """The type activations and an unquantised cache have: as given, else 16 bits as vLLM picks."""
-    given = {"half": "float16", "float": "float32"}.get(settings.dtype, settings.dtype)
-    if given != "auto":
-        return given
-    return "bfloat16" if shape.dtype in (None, "bfloat16", "float32") else shape.dtype
-
-
-def _weights(model: ModelFacts, settings: Settings, card: Card) -> Estimate:
-    placement = Placement(
-        tensor_parallel=settings.tensor_parallel,
-        pipeline_parallel=settings.pipeline_parallel,
-        data_parallel=settings.data_parallel,
-        expert_parallel=settings.expert_parallel,
-        partition=settings.pipeline_partition,
-        encoders=not settings.language_model_only,
-        encoders_whole=settings.encoders_whole,
-        whole_segments=Behaviour.WHOLE_SEGMENTS.is_in(settings.release),
-        wide_zeros=card.compute_capability == (9, 0) and Behaviour.AWQ_MACHETE.is_in(settings.release),
-    )
-    dtype = model_dtype(model.shape, settings)
+def _weights(model: ModelFacts, settings: Settings) -> Estimate:
     stored = model.shape.quantization
     is_as_stored = settings.quantization in (None, stored.method if stored is not None else None)
     if model.tensors is not None and is_as_stored:
-        found = weights_from_tensors(model.tensors, model.shape, placement, dtype)
+        weights = weights_from_tensors(model.tensors, model.shape, settings)
     elif model.total_bytes is not None and is_as_stored:
-        found = weights_from_total(model.total_bytes, model.shape, placement)
+        weights = weights_from_total(model.total_bytes, model.shape, settings)
     else:
-        found = weights_from_shape(model.shape, placement, dtype, settings.quantization)
+        weights = weights_from_shape(model.shape, settings)
     if settings.max_loras:
-        slots = lora_bytes(model.shape, placement, settings.max_loras, settings.max_lora_rank, dtype)
-        found = sum_of((found, slots))._replace(why=f"{found.why}, and {slots.why}")
+        slots = lora_bytes(model.shape, settings)
+        weights = sum_of((weights, slots))._replace(why=f"{weights.why}, and {slots.why}")
     offloaded = int(settings.cpu_offload_gib * GIB)
-    return Estimate(max(0, found.value - offloaded), max(0, found.low - offloaded), max(0, found.high - offloaded), found.why)
-
-
-def _overhead_input(shape: ModelShape, settings: Settings, card: Card) -> OverheadInput:
-    context = shape.max_context if settings.max_model_len == AUTO_FIT else settings.max_model_len
-    return OverheadInput(
-        release=settings.release,
-        shape=shape,
-        gpu_bytes=card.total_bytes,
-        compute_capability=card.compute_capability,
-        tensor_parallel=settings.tensor_parallel,
-        pipeline_parallel=settings.pipeline_parallel,
-        data_parallel=settings.data_parallel,
-        max_num_seqs=settings.max_num_seqs,
-        max_num_batched_tokens=settings.max_num_batched_tokens,
-        max_model_len=context,
-        enforce_eager=settings.enforce_eager,
-        estimates_graphs=settings.estimates_graphs,
-        v2_runner=settings.v2_runner,
-        dtype=model_dtype(shape, settings),
-    )
+    value, low, high = (max(0, size - offloaded) for size in (weights.value, weights.low, weights.high))
+    return Estimate(value, low, high, weights.why)
 
 
 def _context(settings: Settings, card: Card) -> Estimate:
-    is_spread = settings.tensor_parallel * settings.pipeline_parallel > 1
-    together = is_spread and Behaviour.NCCL_BEFORE_SNAPSHOT.is_in(settings.release)
+    several = settings.tensor_parallel * settings.pipeline_parallel > 1
+    together = several and Behaviour.NCCL_BEFORE_SNAPSHOT.is_in(settings.release)
     linked = card.compute_capability is None or card.compute_capability >= (9, 0)
     value, low, high = _CONTEXT_ALONE if not together else _CONTEXT_TOGETHER if linked else _CONTEXT_TOGETHER_ELSEWHERE
     return Estimate(int(value * GIB), int(low * GIB), int(high * GIB), "CUDA context and NCCL before vLLM's snapshot")

@@ -1,7 +1,7 @@
 """What vLLM subtracts beside weights and KV: activation peak, memory outside torch, CUDA graphs, each with its band.
 
-All that changes with the release is data in `overhead_table`; the tensors are counted in `overhead_peaks`. Where two
-figures are equally likely the larger one is the value: too little KV is an inconvenience, too much takes a server down.
+All that changes with the release is data in ERAS; docs/overhead.md says where the figures come from and how far they are off.
+Where two figures are equally likely the larger is the value: too little KV is an inconvenience, too much takes a server down.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ from math import ceil
 from typing import NamedTuple
 
 from plimsoll.models.shape import LayerKind, ModelShape, Tower
+from plimsoll.plan.settings import Settings
 from plimsoll.units import GIB, MIB, Estimate, format_gib
 from plimsoll.vllm.versions import Behaviour
-
-# The figures of `overhead`, by vLLM release range; where they come from and how far they are off: docs/overhead.md.
 
 
 class NonTorch(NamedTuple):
@@ -101,11 +100,6 @@ V0_ITEM_TOKENS = 256
 V2_SAMPLER_BYTES = 6.0
 # Its penalty counters, allocated when the model is loaded: 4 B an entry and one bit.
 V2_PENALTY_BYTES = 4.125
-# Where it is the default: unquantised models of these architectures, then every dense one, then all.
-V2_EARLY_DENSE = {
-    Behaviour.V2_RUNNER_QWEN3: {"Qwen3ForCausalLM"}, Behaviour.V2_RUNNER_LLAMA: {"LlamaForCausalLM", "MistralForCausalLM"}
-}  # fmt: skip
-V2_EARLY_EXPERTS = frozenset({"DeepseekV2ForCausalLM", "Qwen2MoeForCausalLM", "GraniteMoeForCausalLM"})
 
 # CUDA graphs: GiB = fixed + per layer x layers + experts (if any) + quantised (if so), at 51 capture sizes (up to 512).
 # Least absolute deviations over the 0.19.0 campaign, by lab.fit_overhead.
@@ -121,10 +115,8 @@ MULTIPROCESSORS = {(7, 0): 80, (7, 5): 72, (8, 0): 108, (8, 6): 84, (8, 9): 142,
 CUBLAS_WORKSPACE = {True: 32 * MIB, False: 8 * MIB + 128 * 1024}  # torch's own, by whether the card is Hopper or newer
 
 
-# The peaks of vLLM's profile run, as its tensors add up: the sampler's, the forward pass's, the embedding's, the encoder's.
-#
-# Each was checked to a few MiB against starts whose allocator we read (docs/overhead.md); the largest one is what vLLM
-# subtracts.
+# The peaks of vLLM's profile run, as its tensors add up: of the sampler, the forward pass, the embedding, the encoder. Each was
+# checked to a few MiB against starts whose allocator we read (docs/overhead.md); the largest one is what vLLM subtracts.
 
 _MIXERS = (LayerKind.MAMBA1, LayerKind.MAMBA2, LayerKind.FULL_AND_MAMBA2)
 _DELTAS = (LayerKind.GATED_DELTA_NET, LayerKind.KIMI_DELTA, LayerKind.LINEAR)
@@ -133,7 +125,7 @@ _MLA_WORKSPACE_TOKENS = 65536  # the most context MLA up-projects at once, mla_a
 
 @dataclass(frozen=True)
 class Batch:
-    """What the dummy batch looks like to one rank."""
+    """A full batch as one rank sees it."""
 
     tokens: int
     rows: int  # of logits: sequences that sample
@@ -142,12 +134,6 @@ class Batch:
     dtype_bytes: int
     is_hopper: bool
     multiprocessors: int
-
-
-def multiprocessors_of(capability: tuple[int, int]) -> int:
-    """How many multiprocessors a card of this compute capability has at most."""
-    known = [count for have, count in MULTIPROCESSORS.items() if have <= capability]
-    return known[-1] if known else 80
 
 
 def sampler_peak(shape: ModelShape, batch: Batch, era: Era, *, v2: bool) -> int:
@@ -276,26 +262,6 @@ def _mixer_width(shape: ModelShape, batch: Batch) -> float:
 _DTYPE_BYTES = {"float32": 4, "float": 4, "float64": 8}
 
 
-@dataclass(frozen=True)
-class OverheadInput:
-    """What the overhead depends on; `v2_runner` and `estimates_graphs` are None where nobody chose."""
-
-    release: str
-    shape: ModelShape
-    gpu_bytes: int
-    compute_capability: tuple[int, int] | None = None
-    tensor_parallel: int = 1
-    pipeline_parallel: int = 1
-    data_parallel: int = 1
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int = 2048
-    max_model_len: int = 4096
-    enforce_eager: bool = False
-    estimates_graphs: bool | None = None
-    v2_runner: bool | None = None
-    dtype: str = "bfloat16"
-
-
 class Overhead(NamedTuple):
     """The terms per GPU, of the rank that holds most."""
 
@@ -310,22 +276,26 @@ class Overhead(NamedTuple):
         return self.activation.value + self.non_torch.value + self.graphs.value
 
 
-def overhead(given: OverheadInput, era: Era | None = None) -> Overhead:
+def overhead(shape: ModelShape, settings: Settings, era: Era | None = None) -> Overhead:
     """The three terms of one start; `era` is for the fit, which holds rows out of the table."""
-    era = era or era_of(given.release)
-    v2 = v2_by_default(given.release, given.shape) if given.v2_runner is None else given.v2_runner
-    if not Behaviour.GRAPH_ESTIMATE.is_in(era.first):
-        v2 = False  # the second runner was an experiment until then; no figure of it is known
-    actual = _graphs_actual(given, era, v2=v2)
-    return Overhead(_activation(given, era, v2=v2), _non_torch(given, era, v2=v2), _graphs(given, era, actual, v2=v2), actual)
+    era = era or era_of(settings.release)
+    v2 = settings.v2_runner and Behaviour.GRAPH_ESTIMATE.is_in(
+        era.first
+    )  # it was an experiment until then; no figure of it is known
+    actual = _graphs_actual(shape, settings, era, v2=v2)
+    return Overhead(
+        _activation(shape, settings, era, v2=v2),
+        _non_torch(shape, settings, era, v2=v2),
+        _graphs(shape, settings, era, actual, v2=v2),
+        actual,
+    )
 
 
-def unseen_buffers(given: OverheadInput) -> int:
+def unseen_buffers(shape: ModelShape, settings: Settings) -> int:
     """What the second runner allocates after the weights were weighed and before the profile begins: in no term until 0.27."""
-    era = era_of(given.release)
-    v2 = v2_by_default(given.release, given.shape) if given.v2_runner is None else given.v2_runner
-    is_unseen = Behaviour.GRAPH_ESTIMATE.is_in(era.first) and not era.consumed_counts_all
-    return int(_buffers(given, v2=True)) if v2 and is_unseen else 0
+    era = era_of(settings.release)
+    is_unseen = settings.v2_runner and Behaviour.GRAPH_ESTIMATE.is_in(era.first) and not era.consumed_counts_all
+    return int(_buffers(shape, settings, v2=True)) if is_unseen else 0
 
 
 def era_of(release: str) -> Era:
@@ -336,39 +306,29 @@ def era_of(release: str) -> Era:
         return ERAS[-1]
 
 
-def v2_by_default(release: str, shape: ModelShape) -> bool:
-    """Whether this release runs this model on the second model runner when nobody asks (config/vllm.py)."""
-    if era_of(release) is ERAS[-1]:  # it begins with Behaviour.V2_RUNNER_ALL
-        return True
-    architectures = set(shape.architectures)
-    if not Behaviour.V2_RUNNER_DENSE.is_in(release):
-        early = set().union(*(names for change, names in V2_EARLY_DENSE.items() if change.is_in(release)))
-        return bool(architectures & early) and shape.moe is None and shape.quantization is None
-    if any(layer.kind.keeps_state for layer in shape.layers):
-        return False
-    return shape.moe is None or bool(architectures & V2_EARLY_EXPERTS)
-
-
-def _capability(given: OverheadInput) -> tuple[int, int]:
+def likely_capability(settings: Settings) -> tuple[int, int]:
     """The card's compute capability; one that is known by its size alone is taken for a Hopper card if large."""
-    return given.compute_capability or ((9, 0) if given.gpu_bytes >= 70 * GIB else (8, 6))
+    return settings.compute_capability or ((9, 0) if settings.gpu_bytes >= 70 * GIB else (8, 6))
 
 
-def _batch(given: OverheadInput) -> Batch:
-    tokens = max(1, given.max_num_batched_tokens)
+def batch_of(settings: Settings) -> Batch:
+    """The largest batch that vLLM builds, which its profile run tries."""
+    capability = likely_capability(settings)
+    known = [count for have, count in MULTIPROCESSORS.items() if have <= capability]
+    tokens = max(1, settings.max_num_batched_tokens)
     return Batch(
         tokens=tokens,
-        rows=max(1, min(given.max_num_seqs, tokens)),
-        context=max(1, given.max_model_len),
-        tensor_parallel=max(1, given.tensor_parallel),
-        dtype_bytes=_DTYPE_BYTES.get(given.dtype, 2),
-        is_hopper=_capability(given) >= (9, 0),
-        multiprocessors=multiprocessors_of(_capability(given)),
+        rows=max(1, min(settings.max_num_seqs, tokens)),
+        context=max(1, settings.context),
+        tensor_parallel=max(1, settings.tensor_parallel),
+        dtype_bytes=_DTYPE_BYTES.get(settings.model_dtype, 2),
+        is_hopper=capability >= (9, 0),
+        multiprocessors=known[-1] if known else 80,
     )
 
 
-def _activation(given: OverheadInput, era: Era, *, v2: bool) -> Estimate:
-    shape, batch, compiled = given.shape, _batch(given), not given.enforce_eager and era.name != "V0"
+def _activation(shape: ModelShape, settings: Settings, era: Era, *, v2: bool) -> Estimate:
+    batch, compiled = batch_of(settings), not settings.enforce_eager and era.name != "V0"
     if v2 and not era.v2_profiles_encoder:
         shape = replace(shape, towers=())
     contest = {
@@ -384,7 +344,7 @@ def _activation(given: OverheadInput, era: Era, *, v2: bool) -> Estimate:
     value = contest[winner]
     below, above = era.activation_band
     low = value * (1 - below) - era.band_gib * GIB
-    if given.pipeline_parallel > 1:  # only the last rank samples, and it need not be the one that is shown
+    if settings.pipeline_parallel > 1:  # only the last rank samples, and it need not be the one that is shown
         low = min(low, 0.9 * contest["forward pass"])
     high = value * (1 + above) + era.band_gib * GIB
     if era.name != "V0":
@@ -401,71 +361,71 @@ def _activation(given: OverheadInput, era: Era, *, v2: bool) -> Estimate:
     return _estimate(value, low, high, f"{winner} of the profile run, vLLM {era.name}{_thin(era)}")
 
 
-def _non_torch(given: OverheadInput, era: Era, *, v2: bool) -> Estimate:
-    fast = (9, 0) <= _capability(given) < (12, 0)
+def _non_torch(shape: ModelShape, settings: Settings, era: Era, *, v2: bool) -> Estimate:
+    fast = (9, 0) <= likely_capability(settings) < (12, 0)
     terms, name = era.non_torch, "one GPU"
-    if given.tensor_parallel > 1:
+    if settings.tensor_parallel > 1:
         band = terms.together if fast else terms.together_slow_link
-        name = f"tensor parallel {given.tensor_parallel}"
-    elif given.pipeline_parallel > 1:
+        name = f"tensor parallel {settings.tensor_parallel}"
+    elif settings.pipeline_parallel > 1:
         band, name = terms.staged, "pipeline parallel"
     else:
         band = terms.alone
     value, low, high = (gib * GIB for gib in band)
-    if given.tensor_parallel == 2 and fast and Behaviour.GRAPH_ESTIMATE_ASKED.is_in(era.first):
+    if settings.tensor_parallel == 2 and fast and Behaviour.GRAPH_ESTIMATE_ASKED.is_in(era.first):
         value -= TWO_GPUS_LESS_GIB * GIB
-    if given.tensor_parallel == 1 and not fast:
+    if settings.tensor_parallel == 1 and not fast:
         low = min(low, 0.02 * GIB)  # 24 and 48 GB cards showed 0.02 to 0.12 where an H100 showed 0.13
-    if given.tensor_parallel == 1 and given.data_parallel > 1:
+    if settings.tensor_parallel == 1 and settings.data_parallel > 1:
         high += GIB  # communicators of the data-parallel group: one start showed 0.61
-    if given.shape.vocab_size % 8 and Behaviour.GRAPH_ESTIMATE_ASKED.is_in(era.first):
+    if shape.vocab_size % 8 and Behaviour.GRAPH_ESTIMATE_ASKED.is_in(era.first):
         value, high = value + ODD_VOCABULARY_GIB * GIB, high + 2 * ODD_VOCABULARY_GIB * GIB
     if era.consumed_counts_all:
-        buffers = _buffers(given, v2=v2)
+        buffers = _buffers(shape, settings, v2=v2)
         value, low, high = value + buffers + 0.05 * GIB, low + 0.8 * buffers, high + buffers + 0.5 * GIB
         name += f", and {format_gib(int(buffers))} of torch's buffers outside the weights"
     return _estimate(value, low, high, f"{name}, vLLM {era.name}{_thin(era)}")
 
 
-def _buffers(given: OverheadInput, *, v2: bool) -> float:
+def _buffers(shape: ModelShape, settings: Settings, *, v2: bool) -> float:
     """What the runner allocates beside the weights and 0.27 began to count: penalty counters, or input embeddings."""
     if v2:
-        return V2_PENALTY_BYTES * max(1, given.max_num_seqs) * given.shape.vocab_size
-    return float(_DTYPE_BYTES.get(given.dtype, 2) * max(1, given.max_num_batched_tokens) * given.shape.hidden_size)
+        return V2_PENALTY_BYTES * max(1, settings.max_num_seqs) * shape.vocab_size
+    return float(_DTYPE_BYTES.get(settings.model_dtype, 2) * max(1, settings.max_num_batched_tokens) * shape.hidden_size)
 
 
-def _graphs_actual(given: OverheadInput, era: Era, *, v2: bool) -> Estimate:
-    if given.enforce_eager:
+def _graphs_actual(shape: ModelShape, settings: Settings, era: Era, *, v2: bool) -> Estimate:
+    if settings.enforce_eager:
         return Estimate.exact(0, "eager: no graphs")
     shares = GRAPH_V2 if v2 else GRAPH_ACTUAL
-    value = _graph_gib(given, shares, largest=given.max_num_seqs * (1 if v2 else 2)) * GIB
+    value = _graph_gib(shape, settings, shares, largest=settings.max_num_seqs * (1 if v2 else 2)) * GIB
     band = GRAPH_BAND_GIB * GIB
     if era.name in ("V0", "0.8.0 to 0.9.0", "0.9.1 to 0.10"):  # up to 3.2 GiB was seen on one GPU
         return _estimate(value, 0.1 * value, 3.0 * value + band, f"graphs of 0.19 by layers, vLLM {era.name} differs widely")
     return _estimate(value, 0.5 * value - band / 2, value + 2 * band, "layers, experts and capture sizes")
 
 
-def _graphs(given: OverheadInput, era: Era, actual: Estimate, *, v2: bool) -> Estimate:
-    if given.enforce_eager:
+def _graphs(shape: ModelShape, settings: Settings, era: Era, actual: Estimate, *, v2: bool) -> Estimate:
+    if settings.enforce_eager:
         return Estimate.exact(0, "eager: no graphs")
-    asked = era.graph_estimate in ("v1", "both") if given.estimates_graphs is None else given.estimates_graphs
-    if era.graph_estimate == "none" or not asked:
-        return Estimate.exact(0, f"vLLM {era.name} does not subtract graphs{' unless asked' if not asked else ''}")
+    if era.graph_estimate == "none" or not settings.estimates_graphs:
+        unless = "" if settings.estimates_graphs else " unless asked"
+        return Estimate.exact(0, f"vLLM {era.name} does not subtract graphs{unless}")
     if v2 and era.graph_estimate != "both":
         return Estimate.exact(0, f"the second model runner of {era.name} estimates 0")
     if v2:
         return _estimate(actual.value, 0.4 * actual.low, actual.high, f"as captured, vLLM {era.name}{_thin(era)}")
-    value, band = _graph_gib(given, GRAPH_ESTIMATE, largest=2 * given.max_num_seqs) * GIB, GRAPH_BAND_GIB * GIB
+    value, band = _graph_gib(shape, settings, GRAPH_ESTIMATE, largest=2 * settings.max_num_seqs) * GIB, GRAPH_BAND_GIB * GIB
     return _estimate(value, 0.9 * value - band, value + band, f"layers, experts and capture sizes, vLLM {era.name}")
 
 
-def _graph_gib(given: OverheadInput, shares: tuple[float, float, float, float], largest: int) -> float:
+def _graph_gib(shape: ModelShape, settings: Settings, shares: tuple[float, float, float, float], largest: int) -> float:
     """Graphs in GiB; `largest` is the largest batch captured, at most 512, and the fewer sizes there are the less they take."""
     fixed, per_layer, experts, quantised = shares
-    layers = max(1, len(given.shape.layers)) / max(1, given.pipeline_parallel)
+    layers = max(1, len(shape.layers)) / max(1, settings.pipeline_parallel)
     gib = fixed + per_layer * layers
-    gib += experts if given.shape.moe is not None else 0.0
-    gib += quantised if given.shape.quantization is not None else 0.0
+    gib += experts if shape.moe is not None else 0.0
+    gib += quantised if shape.quantization is not None else 0.0
     reach = min(1.0, max(1, largest) / GRAPH_LARGEST_SIZE)
     return max(GRAPH_LEAST_GIB, gib) * (0.1 + 0.9 * reach)
 

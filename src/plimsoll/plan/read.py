@@ -1,36 +1,41 @@
-"""Reads a command into a plan: the model, the card, the settings, then the ledger. Of plan's modules this one reads files."""
+"""Reads a command into a plan: the model, the card, the settings, then the ledger. Of plan's modules this one reads files.
+
+launch ──> check ──> Settings ─┐
+config.json, headers ──> shape ─┼──> PlanInput ──> plan() ──> MemoryPlan: ledger, findings, advice
+--gpu, NVML ──> Card ───────────┘        └──> replan(other settings), for tune, the matrix and the advice
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import NamedTuple
 
 from plimsoll.errors import BadInput, PlimsollError
-from plimsoll.findings import Finding, Severity
+from plimsoll.findings import Finding
 from plimsoll.hardware.cards import gpu_named
+from plimsoll.hardware.nvml import read_cards
 from plimsoll.launch.arguments import config_of, launches_named
-from plimsoll.launch.check_flags import Checked, check, with_config
-from plimsoll.launch.command_line import read_command_line
+from plimsoll.launch.check_flags import Checked, check
+from plimsoll.launch.launches import Launch
 from plimsoll.launch.options import Split
 from plimsoll.launch.rewrite import LEFT_OUT
+from plimsoll.models.folders import ModelFiles, read_model
+from plimsoll.models.hub import Hub
 from plimsoll.models.shape import ModelShape
-from plimsoll.plan.advise import Advice
-from plimsoll.plan.ledger import Card, Ledger, ModelFacts
+from plimsoll.plan.certify import Certificate, certificate_of
+from plimsoll.plan.findings import Advice, advise, findings_of, stops_the_start
+from plimsoll.plan.ledger import Ledger, ModelFacts, plan_ledger
+from plimsoll.plan.settings import Card, Flags, Settings, read_settings
+from plimsoll.plan.store import read_corrections
 from plimsoll.units import GIB, Estimate, format_gib, parse_gib
-from plimsoll.vllm.versions import Behaviour, Engine, engine_named
+from plimsoll.vllm.versions import Behaviour, engine_named
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from plimsoll.findings import Finding
-    from plimsoll.launch.launches import Launch
-    from plimsoll.models.folders import ModelFiles
-    from plimsoll.plan.ledger import Ledger
-    from plimsoll.plan.settings import Settings
+MOST_MEMORY = 1024 * GIB  # beyond what any card has: a figure in MiB, most likely
 
 
-class Planned(NamedTuple):
-    """A plan and all that was said about it."""
+class MemoryPlan(NamedTuple):
+    """A plan and all that was found out about it."""
 
     model: str
     ledger: Ledger
@@ -44,78 +49,72 @@ class Planned(NamedTuple):
     @property
     def fits(self) -> bool:
         """Whether it will start and serve, as far as we can tell."""
-        return self.ledger.fits and not any(finding.severity is Severity.CRITICAL for finding in self.findings)
+        return self.ledger.fits and not any(map(stops_the_start, self.findings))
 
 
-MOST_MEMORY = 1024 * GIB  # beyond what any card has: a figure in MiB, most likely
+class PlanInput(NamedTuple):
+    """A command that was read, with all that is needed to plan it, and to plan it again with other settings."""
+
+    checked: Checked
+    flags: Flags
+    model: ModelFacts
+    settings: Settings
+    replan: Callable[[Settings], tuple[Ledger, list[Finding]]]
+    notes: tuple[str, ...]
+
+    def plan(self) -> MemoryPlan:
+        """The command's plan, with findings and advice."""
+        ledger, findings = self.replan(self.settings)
+        advice = advise(ledger, self.model.shape, findings, self.replan)
+        before = None
+        if (old := self.checked.came_from) is not None:
+            flags = Flags(check(self.checked.launch, old, config=self.checked.config).line, old.release)
+            settings = read_settings(flags, dict(self.checked.launch.environment), self.model.shape, ledger.card)
+            before = plan_ledger(self.model, settings, ledger.card)
+        return MemoryPlan(self.model.name, ledger, findings, advice, self.checked, self.model.shape, self.notes, before)
+
+    def certify(self) -> Certificate:
+        """Whether any request that the command admits can exceed the card."""
+        environment = dict(self.checked.launch.environment)
+        return certificate_of(self.model, self.settings, self.flags, environment, self.replan)
 
 
-def planned_of(options: Split) -> Planned:
-    """The plan of the command after `--`, for `doctor`: nothing is printed."""
-    return planned_launch(options, *launches_named(options, "plan")[0], learned=False)
+def plan_command(options: Split) -> MemoryPlan:
+    """The plan of the command after `--`, without what real starts taught."""
+    return read_command(options, "plan", learned=False).plan()
 
 
-def planned_launch(options: Split, launch: Launch, folder: str, *, learned: bool = True) -> Planned:
+def plan_launch(options: Split, launch: Launch, folder: str, *, learned: bool = True) -> MemoryPlan:
     """The plan of a start that was found already."""
-    return planned_from(read_launch(options, launch, folder, learned=learned))
+    return read_launch(options, launch, folder, learned=learned).plan()
 
 
-def read_launch(options: Split, launch: Launch, folder: str, *, learned: bool = True) -> Ready:
-    checked, engine, gpus = _checked(options, launch, folder)
-    return _ready(checked, engine, card_of(options), learned=learned, gpus=gpus)
+def read_command(options: Split, command: str = "tune", *, learned: bool = True) -> PlanInput:
+    """The command after `--`, for those that plan it many times; `command` is the one that error lines name."""
+    return read_launch(options, *launches_named(options, command)[0], learned=learned)
 
 
-def _checked(options: Split, launch: Launch, folder: str) -> tuple[Checked, Engine, int | None]:
+def read_launch(options: Split, launch: Launch, folder: str, *, learned: bool = True) -> PlanInput:
+    """A start that was found already, on the card that the options name; `learned`: with what real starts taught."""
     engine = engine_named(options.values.get("--vllm") or installed_vllm())
     came_from = engine_named(options.values["--from"], "--from") if "--from" in options.values else None
     checked = check(launch, engine, came_from, config_of(launch, folder))
     gpus = options.values.get("--gpus")
     if gpus is not None and (not gpus.isascii() or not gpus.isdigit()):
         raise BadInput(f"--gpus {gpus!r} is not a number")
-    return checked, engine, int(gpus) if gpus else None
-
-
-class Ready(NamedTuple):
-    """A command that was read, with all that is needed to plan it, and to plan it again with other settings."""
-
-    checked: Checked
-    model: ModelFacts
-    settings: Settings
-    replan: Callable[[Settings], tuple[Ledger, list[Finding]]]
-    notes: tuple[str, ...]
-
-
-def ready_of(options: Split, *, learned: bool = True) -> Ready:
-    """The command after `--`, for `tune` and `sweep`, which plan it many times."""
-    return read_launch(options, *launches_named(options, "tune")[0], learned=learned)
-
-
-def planned_from(ready: Ready) -> Planned:
-    """Its plan, with findings and advice."""
-    from plimsoll.plan.advise import advise
-
-    ledger, findings = ready.replan(ready.settings)
-    advice = advise(ledger, ready.model.shape, findings, ready.replan)
-    before = _before(ready.checked, ready.model, ledger.card)
-    return Planned(ready.model.name, ledger, findings, advice, ready.checked, ready.model.shape, ready.notes, before)
-
-
-def _ready(checked: Checked, engine: Engine, card: Card, *, learned: bool, gpus: int | None) -> Ready:
-    from plimsoll.plan.findings import findings_of
-    from plimsoll.plan.ledger import plan_ledger
-    from plimsoll.plan.settings import overrides_of, read_settings, revision_of
-    from plimsoll.plan.store import read_corrections
-
+    card = card_of(options)
     if checked.model is None:
         raise BadInput("the command names no model")
-    line = read_command_line(checked.rewritten[2:], engine.release, unseen=checked.unseen)
-    line = with_config(line, checked.config, engine)
-    model, notes = _model(checked.model, revision_of(line, engine.release), overrides_of(line, engine.release))
-    _check_era(model.shape, engine.release)
-    environment = dict(checked.launch.environment)
-    settings = read_settings(line, checked.launch.environment, engine.release, model.shape, card.name, card.total_bytes)
+    flags = Flags(checked.line, engine.release)
+    model, notes = _read_model(checked.model, flags.text("--revision"), flags.mapping("--hf-overrides"))
+    if model.shape.mla is not None and not Behaviour.LATENT_CACHE.is_in(
+        engine.release
+    ):  # a confident wrong answer takes servers down
+        why = f"latent attention came with {Behaviour.LATENT_CACHE.since}"
+        raise BadInput(f"{engine.release} keeps full heads for this model ({why}); plan cannot say how many")
+    environment = dict(launch.environment)
+    settings = read_settings(flags, environment, model.shape, card)
     model, left_out = _with_drafter(model, settings)
-
     # What was learned of the model alone says nothing of it with a drafter beside it.
     corrections = read_corrections() if learned and model.drafter is None else {}
 
@@ -124,28 +123,14 @@ def _ready(checked: Checked, engine: Engine, card: Card, *, learned: bool, gpus:
         if corrections:
             from plimsoll.plan.learned import corrected, key_of
 
-            found = corrections.get(key_of(ledger, model.shape))
-            ledger = corrected(ledger, found, model) if found is not None else ledger
+            correction = corrections.get(key_of(ledger, model.shape))
+            ledger = corrected(ledger, correction, model) if correction is not None else ledger
         return ledger, findings_of(ledger, model.shape, checked.items, environment, unquantised=model.unquantised)
 
-    if gpus is not None and gpus < settings.gpus:
-        raise BadInput(f"the command needs {settings.gpus} GPUs (TP x PP x DP), --gpus says {gpus}")
-    said = (note.replace(LEFT_OUT, "planned without", 1) for note in checked.notes)  # no rewritten command is shown here
-    return Ready(checked, model, settings, replan, (*notes, *said, *left_out))
-
-
-def _before(checked: Checked, model: ModelFacts, card: Card) -> Ledger | None:
-    """The same command in the release the upgrade starts from."""
-    if checked.came_from is None:
-        return None
-    from plimsoll.plan.ledger import plan_ledger
-    from plimsoll.plan.settings import read_settings
-
-    old = checked.came_from
-    line = read_command_line(check(checked.launch, old).rewritten[2:], old.release, unseen=checked.unseen)
-    line = with_config(line, checked.config, old)
-    settings = read_settings(line, checked.launch.environment, old.release, model.shape, card.name, card.total_bytes)
-    return plan_ledger(model, settings, card)
+    if gpus and int(gpus) < settings.gpus:
+        raise BadInput(f"the command needs {settings.gpus} GPUs (TP x PP x DP), --gpus says {int(gpus)}")
+    of_flags = (note.replace(LEFT_OUT, "planned without", 1) for note in checked.notes)  # no rewritten command is shown here
+    return PlanInput(checked, flags, model, settings, replan, (*notes, *of_flags, *left_out))
 
 
 def _with_drafter(model: ModelFacts, settings: Settings) -> tuple[ModelFacts, tuple[str, ...]]:
@@ -157,34 +142,21 @@ def _with_drafter(model: ModelFacts, settings: Settings) -> tuple[ModelFacts, tu
     if not isinstance(name, str):
         return model, ()
     try:
-        drafter, notes = _model(name, revision if isinstance(revision, str) else None)
+        drafter, notes = _read_model(name, revision if isinstance(revision, str) else None, {})
     except PlimsollError as error:
         return model, (f"the draft model {name} takes weights and KV of its own that are not in these figures: {error}",)
     return model._replace(drafter=drafter), notes
 
 
-def _check_era(shape: ModelShape, release: str) -> None:
-    """Refuse what an old release kept in another way than plan describes: a confident wrong answer takes servers down."""
-    if shape.mla is not None and not Behaviour.LATENT_CACHE.is_in(release):
-        since = Behaviour.LATENT_CACHE.since
-        why = f"{release} keeps full heads for this model (latent attention came with {since})"
-        raise BadInput(f"{why}; plan cannot say how many")
-
-
-def _model(
-    name: str, revision: str | None, overrides: Mapping[str, object] | None = None
-) -> tuple[ModelFacts, tuple[str, ...]]:
-    from plimsoll.models.folders import read_model
-    from plimsoll.models.hub import Hub
-
+def _read_model(name: str, revision: str | None, overrides: Mapping[str, object]) -> tuple[ModelFacts, tuple[str, ...]]:
     files = read_model(name, hub=Hub.from_environment(), revision=revision)
-    shape = ModelShape.from_config(_overridden(files.config, overrides or {}))
+    shape = ModelShape.from_config(_overridden(files.config, overrides))
     tensors = None if files.tensors is None else tuple((t.name, t.dtype, t.shape) for t in files.tensors)
-    plain = _is_plain(files, overrides or {})
-    return ModelFacts(name, shape, tensors, files.total_bytes, plain), (*files.notes, *shape.notes)
+    facts = ModelFacts(name, shape, tensors, files.total_bytes, _is_unquantised(files, overrides))
+    return facts, (*files.notes, *shape.notes)
 
 
-def _is_plain(files: ModelFiles, overrides: Mapping[str, object]) -> bool:
+def _is_unquantised(files: ModelFiles, overrides: Mapping[str, object]) -> bool:
     """Whether the weights are known not to be packed: by their names, or because the catalogue holds such models' originals.
 
     A folder or a repository may say so in a file of its own, and --hf-overrides may name one.
@@ -208,59 +180,39 @@ def _overridden(config: Mapping[str, object], overrides: Mapping[str, object]) -
 def card_of(options: Split) -> Card:
     """The card that --gpu or --gpu-memory-gib names, else this machine's."""
     used = parse_gib(options.values["--used-gib"]) if "--used-gib" in options.values else 0
-    given = parse_gib(options.values["--gpu-memory-gib"]) if "--gpu-memory-gib" in options.values else None
-    if given == 0:
+    memory = parse_gib(options.values["--gpu-memory-gib"]) if "--gpu-memory-gib" in options.values else None
+    if memory == 0:
         raise BadInput("--gpu-memory-gib 0: a card has memory")
-    if given is not None and given > MOST_MEMORY:
-        said = options.values["--gpu-memory-gib"]
+    if memory is not None and memory > MOST_MEMORY:
+        typed = options.values["--gpu-memory-gib"]
         raise BadInput(
-            f"--gpu-memory-gib {said}: no card has {format_gib(given)}; a number alone is GiB, nvidia-smi's are MiB: 23034MiB"
+            f"--gpu-memory-gib {typed}: no card has {format_gib(memory)}; a number alone is GiB, nvidia-smi's are MiB: 23034MiB"
         )
-    card = _card_named(options, used, given)
+    if "--gpu" not in options.values and memory is not None:
+        card = Card(f"a card of {memory / GIB:.6g} GiB", memory, memory, memory, None, used)
+    else:
+        name = options.values.get("--gpu")
+        if name is None:
+            cards = read_cards()
+            if not cards:
+                raise BadInput("this machine has no NVIDIA card; name one with --gpu")
+            name, used = cards[0].name, used or cards[0].used_bytes
+        gpu = gpu_named(name)
+        total = Estimate(gpu.total_bytes, gpu.total_low_bytes, gpu.total_high_bytes)
+        if memory is not None:
+            total = Estimate.exact(memory)
+        card = Card(gpu.name, total.value, total.low, total.high, gpu.compute_capability, used)
     if used >= card.total_bytes:
+        typed = options.values.get("--used-gib", format_gib(used))
         raise BadInput(
-            f"--used-gib {options.values['--used-gib']}: {card.name} has {format_gib(card.total_bytes)} in all; a number alone "
+            f"--used-gib {typed}: {card.name} has {format_gib(card.total_bytes)} in all; a number alone "
             "is GiB, nvidia-smi's are MiB: 4096MiB"
         )
     return card
 
 
-def _card_named(options: Split, used: int, given: int | None) -> Card:
-    if "--gpu" in options.values:
-        from plimsoll.hardware.cards import gpu_named
-
-        gpu = gpu_named(options.values["--gpu"])
-        total = Estimate(gpu.total_bytes, gpu.total_low_bytes, gpu.total_high_bytes)
-        if given is not None:
-            total = Estimate.exact(given)
-        return Card(gpu.name, total.value, total.low, total.high, gpu.compute_capability, used)
-    if given is None:
-        return _card_here(used)
-    return Card(f"a card of {given / GIB:.6g} GiB", given, given, given, None, used)
-
-
-def _card_here(used: int) -> Card:
-    """The first card of this machine, by its name in our table; what others hold on it counts unless --used-gib says."""
-    from plimsoll.hardware.nvml import read_cards
-
-    cards = read_cards()
-    if not cards:
-        raise BadInput("this machine has no NVIDIA card; name one with --gpu")
-    gpu = gpu_named(cards[0].name)
-    return Card(
-        gpu.name,
-        gpu.total_bytes,
-        gpu.total_low_bytes,
-        gpu.total_high_bytes,
-        gpu.compute_capability,
-        used or cards[0].used_bytes,
-    )
-
-
 def installed_vllm() -> str | None:
     """The version of the vLLM beside plimsoll, if there is one."""
-    from importlib.metadata import PackageNotFoundError, version
-
     try:
         return version("vllm")
     except PackageNotFoundError:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from plimsoll.errors import BadInput
 from plimsoll.launch.command_line import Argument, CommandLine
 from plimsoll.models.shape import LayerKind, ModelShape
-from plimsoll.plan.overhead import v2_by_default
-from plimsoll.units import parse_vllm_integer, parse_vllm_integer_or_auto
+from plimsoll.units import GIB, parse_vllm_integer, parse_vllm_integer_or_auto
 from plimsoll.vllm.defaults import batch_limits, batch_limits_v0
 from plimsoll.vllm.flags import UNKNOWN_DEFAULT, flags_of
-from plimsoll.vllm.versions import Behaviour
+from plimsoll.vllm.versions import Behaviour, Coverage, plain_version
 
 AUTO_FIT = -1  # --max-model-len auto
 V0_CHUNKS_ABOVE = 32768
+# Where the second model runner is the default: unquantised models of these architectures, then every dense one, then all.
+V2_EARLY_DENSE = {
+    Behaviour.V2_RUNNER_QWEN3: {"Qwen3ForCausalLM"}, Behaviour.V2_RUNNER_LLAMA: {"LlamaForCausalLM", "MistralForCausalLM"}
+}  # fmt: skip
+V2_EARLY_EXPERTS = frozenset({"DeepseekV2ForCausalLM", "Qwen2MoeForCausalLM", "GraniteMoeForCausalLM"})
 # What an encoder reads, by the names that vLLM 0.32.0 marks it with.
 _BY_TOWER = {"vision": ("image", "video"), "audio": ("audio",)}
 _INPUTS = {
@@ -26,14 +30,28 @@ _INPUTS = {
 }
 
 
-class Settings(NamedTuple):
-    """What the planner needs of a command; sizes in bytes, lengths in tokens."""
+class Card(NamedTuple):
+    """The GPU that is planned for."""
 
-    release: str
-    utilization: float
-    max_model_len: int  # AUTO_FIT where vLLM is to choose
-    max_num_seqs: int
-    max_num_batched_tokens: int
+    name: str
+    total_bytes: int
+    low_bytes: int
+    high_bytes: int
+    compute_capability: tuple[int, int] | None = None
+    used_bytes: int = 0  # by others, before vLLM starts
+
+
+class Settings(NamedTuple):
+    """The values in force of one launch, for one model on one card; sizes in bytes, lengths in tokens.
+
+    Weights, KV cache and overhead all read this one. Defaults are those of vLLM 0.32.0 for Llama on an H100.
+    """
+
+    release: str = Coverage.KV_RULES.last
+    utilization: float = 0.92
+    max_model_len: int = 8192  # AUTO_FIT where vLLM is to choose: it lowers `model_context` to what fits
+    max_num_seqs: int = 1024
+    max_num_batched_tokens: int = 8192
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
     data_parallel: int = 1
@@ -48,14 +66,15 @@ class Settings(NamedTuple):
     enforce_eager: bool = False
     prefix_caching: bool = True
     async_scheduling: bool = True
-    hybrid_manager: bool = True
+    hybrid_manager: bool | None = None  # None: as vLLM decides it: on, but off for chunked local attention and before 0.9.1
     cpu_offload_gib: float = 0.0
     max_loras: int = 0  # 0: LoRA is off
     max_lora_rank: int = 16
     max_cpu_loras: int = 0  # 0: as many as on the GPU
     speculative: Mapping[str, Any] | None = None
+    prefill_lookahead: int = 0  # tokens that a drafter of several modules reads ahead
     kv_connector: str | None = None
-    pipeline_partition: tuple[int, ...] | None = None
+    pipeline_partition: tuple[int, ...] | None = None  # layers of each stage, VLLM_PP_LAYER_PARTITION
     estimates_graphs: bool = True
     v2_runner: bool = True
     skips_mm_profiling: bool = False
@@ -70,11 +89,33 @@ class Settings(NamedTuple):
     long_prefill_token_threshold: int = 0
     watermark: float = 0.0
     reserve_full_isl: bool = True
+    # Of the model and the card, as far as vLLM's own choices depend on them.
+    model_context: int = 8192  # the model's own longest
+    auto_dtype: str = "bfloat16"  # what --dtype auto comes to
+    interleaved: bool = False  # a cache layout with the block outermost (BLHNC, BLNHC): DeepSeek V4
+    gpu_bytes: int = 80 * GIB
+    compute_capability: tuple[int, int] | None = None
 
     @property
     def gpus(self) -> int:
         """How many GPUs the command needs."""
         return self.tensor_parallel * self.pipeline_parallel * self.data_parallel
+
+    @property
+    def auto_fit(self) -> bool:
+        """Whether vLLM chooses the context: --max-model-len auto, or -1."""
+        return self.max_model_len == AUTO_FIT
+
+    @property
+    def context(self) -> int:
+        """The longest request that the command asks for."""
+        return self.model_context if self.auto_fit else self.max_model_len
+
+    @property
+    def model_dtype(self) -> str:
+        """The type that activations and an unquantised cache have: as given, else 16 bits as vLLM picks."""
+        given = {"half": "float16", "float": "float32"}.get(self.dtype, self.dtype)
+        return self.auto_dtype if given == "auto" else given
 
     @property
     def has_fixed_cache(self) -> bool:
@@ -110,23 +151,35 @@ class Flags:
                 self.given[argument.row.name] = argument
 
     def text(self, name: str) -> str | None:
+        """The value as typed; None where there is none, or where it is a variable nobody resolved."""
         argument = self.given.get(name)
         if argument is None or not argument.values or argument.values[-1] in ("", "None") or "$" in argument.values[-1]:
             return None
         return argument.values[-1]
 
     def default(self, name: str) -> Any:
+        """The release's own value; None where it has none, or none that is known."""
         row = flags_of(self.release).get(name)
         return None if row is None or row.default is UNKNOWN_DEFAULT else row.default
 
     def integer(self, name: str) -> int | None:
+        """The value as a whole number, in vLLM's notation (8k, 1M)."""
         text = self.text(name)
         if text is None:
             default = self.default(name)
             return default if isinstance(default, int) and not isinstance(default, bool) else None
         return parse_vllm_integer(text)
 
+    def at_least_one(self, name: str) -> int:
+        """A whole number that counts something; 1 where nothing is said."""
+        given = self.integer(name)
+        value = 1 if given is None else given
+        if value < 1:
+            raise BadInput(f"{name} must be at least 1, not {value}")
+        return value
+
     def number(self, name: str) -> float | None:
+        """The value as a fraction."""
         text = self.text(name)
         if text is None:
             default = self.default(name)
@@ -137,10 +190,12 @@ class Flags:
             raise BadInput(f"{name} {text!r} is not a number") from None
 
     def word(self, name: str, otherwise: str = "auto") -> str:
+        """The value as a word."""
         default = self.default(name)
         return self.text(name) or (default if isinstance(default, str) and default else otherwise)
 
     def switch(self, name: str) -> bool | None:
+        """Whether a switch is on; None where nobody says."""
         argument = self.given.get(name)
         if argument is None:
             default = self.default(name)
@@ -149,72 +204,78 @@ class Flags:
             return argument.values[-1].lower() not in ("false", "0", "no")
         return not argument.is_negated
 
-    def mapping(self, name: str) -> dict[str, Any] | None:
+    def mapping(self, name: str) -> dict[str, Any]:
+        """The value as a JSON object, with the dotted flags laid over it; empty where nothing is said."""
         text = self.text(name)
-        found: dict[str, Any] = {}
+        merged: dict[str, Any] = {}
         if text is not None:
             try:
                 loaded = json.loads(text)
             except ValueError:
                 raise BadInput(f"{name} is not JSON: {text[:60]!r}") from None
-            found.update(loaded if isinstance(loaded, dict) else {})
+            merged.update(loaded if isinstance(loaded, dict) else {})
         for path, value in self.dotted.get(name, {}).items():
             try:
-                found[path] = json.loads(value)
+                merged[path] = json.loads(value)
             except ValueError:
-                found[path] = value
-        return found or None
+                merged[path] = value
+        return merged
 
 
-def read_settings(
-    line: CommandLine, environment: Sequence[tuple[str, str]], release: str, shape: ModelShape, gpu_name: str, gpu_bytes: int
-) -> Settings:
+def read_settings(flags: Flags, environment: Mapping[str, str], shape: ModelShape, card: Card) -> Settings:
     """The values in force, as vLLM of that release would arrive at them on that card."""
-    flags = Flags(line, release)
-    variables = dict(environment)
-    asks_for_v0 = variables.get("VLLM_USE_V1") == "0" and not Behaviour.V0_GONE.is_in(release)
+    release = flags.release
+    asks_for_v0 = environment.get("VLLM_USE_V1") == "0" and not Behaviour.V0_GONE.is_in(release)
     is_v1 = Behaviour.V1_ENGINE.is_in(release) and not asks_for_v0
-    context = _context(flags, shape)
+    typed_context = flags.text("--max-model-len")
+    context = shape.default_context if typed_context is None else parse_vllm_integer_or_auto(typed_context)
+    if context < 1 and context != AUTO_FIT:
+        raise BadInput(f"--max-model-len must be at least 1 (or auto), not {context}")
+    utilization = flags.number("--gpu-memory-utilization")
+    if utilization is None or not 0 < utilization <= 1:
+        raise BadInput(f"--gpu-memory-utilization must lie above 0 and at most at 1, not {utilization}")
+    offloaded = flags.number("--cpu-offload-gb") or 0.0
+    if not 0 <= offloaded < 1e6:
+        raise BadInput(f"--cpu-offload-gb must be a size in GiB, not {offloaded}")
     chunked = flags.switch("--enable-chunked-prefill")
-    sequences, tokens = _batch(flags, release, gpu_name, gpu_bytes, context, is_v1=is_v1, chunked=chunked)
-    compilation = flags.mapping("--compilation-config") or {}
-    transfer = flags.mapping("--kv-transfer-config") or {}
-    lora = bool(flags.switch("--enable-lora"))
-    eager = bool(flags.switch("--enforce-eager")) or compilation.get("cudagraph_mode") == "NONE"
-    runner = variables.get("VLLM_USE_V2_MODEL_RUNNER")
-    estimate = variables.get("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS")
+    sequences, tokens = _batch(flags, card, context, is_v1=is_v1, chunked=chunked)
+    transfer = flags.mapping("--kv-transfer-config")
+    eager = flags.mapping("--compilation-config").get("cudagraph_mode") == "NONE"
+    prefix_caching, runs_ahead = flags.switch("--enable-prefix-caching"), flags.switch("--async-scheduling")
+    runner = environment.get("VLLM_USE_V2_MODEL_RUNNER")
+    estimate = environment.get("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS")
     return Settings(
         release=release,
-        utilization=_share(flags.number("--gpu-memory-utilization")),
+        utilization=utilization,
         max_model_len=context,
         max_num_seqs=sequences,
         max_num_batched_tokens=tokens,
-        tensor_parallel=_at_least_one(flags, "--tensor-parallel-size"),
-        pipeline_parallel=_at_least_one(flags, "--pipeline-parallel-size"),
-        data_parallel=_at_least_one(flags, "--data-parallel-size"),
-        decode_context_parallel=_at_least_one(flags, "--decode-context-parallel-size"),
+        tensor_parallel=flags.at_least_one("--tensor-parallel-size"),
+        pipeline_parallel=flags.at_least_one("--pipeline-parallel-size"),
+        data_parallel=flags.at_least_one("--data-parallel-size"),
+        decode_context_parallel=flags.at_least_one("--decode-context-parallel-size"),
         expert_parallel=bool(flags.switch("--enable-expert-parallel")),
         kv_cache_memory_bytes=flags.integer("--kv-cache-memory-bytes"),
         kv_cache_dtype=flags.word("--kv-cache-dtype"),
         dtype=flags.word("--dtype"),
         quantization=flags.text("--quantization"),
-        block_size=_at_least_one(flags, "--block-size") if flags.text("--block-size") else None,
+        block_size=flags.at_least_one("--block-size") if flags.text("--block-size") else None,
         num_gpu_blocks_override=flags.integer("--num-gpu-blocks-override"),
-        enforce_eager=eager,
-        prefix_caching=_prefix_caching(flags, shape, release, is_v1=is_v1),
-        async_scheduling=_async(flags, release),
-        hybrid_manager=not flags.switch("--disable-hybrid-kv-cache-manager"),
-        cpu_offload_gib=_offload(flags.number("--cpu-offload-gb")),
-        max_loras=(flags.integer("--max-loras") or 1) if lora else 0,
+        enforce_eager=bool(flags.switch("--enforce-eager")) or eager,
+        prefix_caching=is_v1 and caches_prefixes_by_default(shape, release) if prefix_caching is None else prefix_caching,
+        async_scheduling=Behaviour.ASYNC_SCHEDULING.is_in(release) if runs_ahead is None else runs_ahead,
+        hybrid_manager=False if flags.switch("--disable-hybrid-kv-cache-manager") else None,
+        cpu_offload_gib=offloaded,
+        max_loras=(flags.integer("--max-loras") or 1) if flags.switch("--enable-lora") else 0,
         max_lora_rank=flags.integer("--max-lora-rank") or 16,
         max_cpu_loras=flags.integer("--max-cpu-loras") or 0,
-        speculative=flags.mapping("--speculative-config"),
+        speculative=flags.mapping("--speculative-config") or None,
         kv_connector=str(transfer["kv_connector"]) if "kv_connector" in transfer else None,
-        pipeline_partition=_partition(variables.get("VLLM_PP_LAYER_PARTITION")),
+        pipeline_partition=_partition(environment.get("VLLM_PP_LAYER_PARTITION")),
         estimates_graphs=(estimate == "1") if estimate is not None else Behaviour.GRAPH_ESTIMATE.is_in(release),
         v2_runner=v2_by_default(release, shape) if runner not in ("0", "1") else runner == "1",
         skips_mm_profiling=bool(flags.switch("--skip-mm-profiling")),
-        language_model_only=bool(flags.switch("--language-model-only")) or _reads_text_alone(flags, release, shape),
+        language_model_only=bool(flags.switch("--language-model-only")) or _reads_text_alone(flags, shape),
         encoders_whole=flags.text("--mm-encoder-tp-mode") == "data",
         mamba_cache_dtype=flags.word("--mamba-cache-dtype"),
         mamba_ssm_cache_dtype=flags.word("--mamba-ssm-cache-dtype"),
@@ -224,72 +285,44 @@ def read_settings(
         long_prefill_token_threshold=flags.integer("--long-prefill-token-threshold") or 0,
         watermark=flags.number("--watermark") or 0.0,
         reserve_full_isl=flags.switch("--scheduler-reserve-full-isl") is not False,
+        model_context=shape.max_context,
+        auto_dtype=auto_dtype_of(shape),
+        interleaved=LayerKind.MLA_COMPRESSED in shape.kinds,
+        gpu_bytes=card.total_bytes,
+        compute_capability=card.compute_capability,
     )
 
 
-def _context(flags: Flags, shape: ModelShape) -> int:
-    text = flags.text("--max-model-len")
-    context = shape.default_context if text is None else parse_vllm_integer_or_auto(text)
-    if context < 1 and context != AUTO_FIT:
-        raise BadInput(f"--max-model-len must be at least 1 (or auto), not {context}")
-    return context
+def auto_dtype_of(shape: ModelShape) -> str:
+    """The 16 bits that vLLM picks for a checkpoint where --dtype says nothing."""
+    return "bfloat16" if shape.dtype in (None, "bfloat16", "float32") else shape.dtype
 
 
-def _offload(gib: float | None) -> float:
-    if gib is not None and not 0 <= gib < 1e6:
-        raise BadInput(f"--cpu-offload-gb must be a size in GiB, not {gib}")
-    return gib or 0.0
-
-
-def _reads_text_alone(flags: Flags, release: str, shape: ModelShape) -> bool:
-    """Whether --limit-mm-per-prompt is 0 for all that the encoders read: vLLM then does not load them."""
-    if not shape.towers or not Behaviour.UNREAD_TOWERS.is_in(release):
+def v2_by_default(release: str, shape: ModelShape) -> bool:
+    """Whether this release runs this model on the second model runner when nobody asks (config/vllm.py)."""
+    if plain_version(release) is None or Behaviour.V2_RUNNER_ALL.is_in(release):
+        return True
+    architectures = set(shape.architectures)
+    if not Behaviour.V2_RUNNER_DENSE.is_in(release):
+        early = set().union(*(names for change, names in V2_EARLY_DENSE.items() if change.is_in(release)))
+        return bool(architectures & early) and shape.moe is None and shape.quantization is None
+    if any(layer.kind.keeps_state for layer in shape.layers):
         return False
-    limits = flags.mapping("--limit-mm-per-prompt") or {}
-    read = {
-        kind
-        for tower in shape.towers
-        for kind in _INPUTS.get((shape.model_type, tower.what), _BY_TOWER.get(tower.what, (tower.what,)))
-    }
-    return all(_limit(limits, kind) == 0 for kind in read)
+    return shape.moe is None or bool(architectures & V2_EARLY_EXPERTS)
 
 
-def _limit(limits: Mapping[str, Any], kind: str) -> object:
-    """The limit of one kind of input: a number, or an object (or a dotted flag) that holds a count."""
-    given = limits.get(kind, limits.get(f"{kind}.count"))
-    return given.get("count") if isinstance(given, dict) else given
+def caches_prefixes_by_default(shape: ModelShape, release: str) -> bool:
+    """Whether the second engine (V1) turns prefix caching on for this model when no flag says so."""
+    if any(kind.keeps_state for kind in shape.kinds):
+        is_hybrid = any(kind.keeps_tokens for kind in shape.kinds)  # attention-free models: off in every release
+        return is_hybrid and Behaviour.HYBRID_PREFIX_CACHING.is_in(release)
+    return not shape.is_encoder_decoder and LayerKind.ENCODER not in shape.kinds
 
 
-def overrides_of(line: CommandLine, release: str) -> dict[str, Any]:
-    """What --hf-overrides puts in place of the model's own configuration."""
-    return Flags(line, release).mapping("--hf-overrides") or {}
-
-
-def revision_of(line: CommandLine, release: str) -> str | None:
-    """The branch, tag or commit of the model's repository that --revision names."""
-    return Flags(line, release).text("--revision")
-
-
-def _share(utilization: float | None) -> float:
-    if utilization is None or not 0 < utilization <= 1:
-        raise BadInput(f"--gpu-memory-utilization must lie above 0 and at most at 1, not {utilization}")
-    return utilization
-
-
-def _at_least_one(flags: Flags, name: str) -> int:
-    given = flags.integer(name)
-    value = 1 if given is None else given
-    if value < 1:
-        raise BadInput(f"{name} must be at least 1, not {value}")
-    return value
-
-
-def _batch(
-    flags: Flags, release: str, gpu_name: str, gpu_bytes: int, context: int, *, is_v1: bool, chunked: bool | None
-) -> tuple[int, int]:
+def _batch(flags: Flags, card: Card, context: int, *, is_v1: bool, chunked: bool | None) -> tuple[int, int]:
     """max_num_seqs and max_num_batched_tokens, with each other's limits applied as vLLM applies them."""
     sequences, tokens = flags.integer("--max-num-seqs"), flags.integer("--max-num-batched-tokens")
-    limits = batch_limits(release, gpu_name, gpu_bytes) if is_v1 else None
+    limits = batch_limits(flags.release, card.name, card.total_bytes) if is_v1 else None
     if limits is None:
         limits = batch_limits_v0(context, chunked=bool(chunked) or (chunked is None and context > V0_CHUNKS_ABOVE))
     doubled = 2 if flags.text("--performance-mode") == "throughput" else 1
@@ -310,24 +343,23 @@ def _batch(
     return wanted_sequences, tokens
 
 
-def _prefix_caching(flags: Flags, shape: ModelShape, release: str, *, is_v1: bool) -> bool:
-    given = flags.switch("--enable-prefix-caching")
-    if given is not None:
-        return given
-    return is_v1 and caches_prefixes_by_default(shape, release)
+def _reads_text_alone(flags: Flags, shape: ModelShape) -> bool:
+    """Whether --limit-mm-per-prompt is 0 for all that the encoders read: vLLM then does not load them."""
+    if not shape.towers or not Behaviour.UNREAD_TOWERS.is_in(flags.release):
+        return False
+    limits = flags.mapping("--limit-mm-per-prompt")
+    kinds = {
+        kind
+        for tower in shape.towers
+        for kind in _INPUTS.get((shape.model_type, tower.what), _BY_TOWER.get(tower.what, (tower.what,)))
+    }
+    return all(limit_of(limits, kind) == 0 for kind in kinds)
 
 
-def caches_prefixes_by_default(shape: ModelShape, release: str) -> bool:
-    """Whether the second engine (V1) turns prefix caching on for this model when no flag says so."""
-    if any(kind.keeps_state for kind in shape.kinds):
-        is_hybrid = any(kind.keeps_tokens for kind in shape.kinds)  # attention-free models: off in every release
-        return is_hybrid and Behaviour.HYBRID_PREFIX_CACHING.is_in(release)
-    return not shape.is_encoder_decoder and LayerKind.ENCODER not in shape.kinds
-
-
-def _async(flags: Flags, release: str) -> bool:
-    given = flags.switch("--async-scheduling")
-    return given if given is not None else Behaviour.ASYNC_SCHEDULING.is_in(release)
+def limit_of(limits: Mapping[str, Any], kind: str) -> object:
+    """The limit of one kind of input: a number, or an object (or a dotted flag) that holds a count."""
+    given = limits.get(kind, limits.get(f"{kind}.count"))
+    return given.get("count") if isinstance(given, dict) else given
 
 
 def _partition(text: str | None) -> tuple[int, ...] | None:

@@ -18,7 +18,8 @@ from typing import NamedTuple
 
 from plimsoll.errors import BadInput
 from plimsoll.models.shape import FeedForward, Layer, LayerKind, ModelShape, Quantization
-from plimsoll.plan.kv_shapes import layers_by_stage
+from plimsoll.plan.kv_layers import layers_by_stage
+from plimsoll.plan.settings import Settings
 from plimsoll.plan.weights_parts import (
     Family,
     Part,
@@ -39,6 +40,7 @@ from plimsoll.plan.weights_parts import (
     tower_parts,
 )
 from plimsoll.units import MIB, Estimate
+from plimsoll.vllm.versions import Behaviour
 
 # What mixes the tokens in one layer: attention in all its forms, and the layers that keep a state.
 
@@ -463,7 +465,6 @@ def _experts(prefix: str, shape: ModelShape, family: Family, ranks: Ranks) -> li
     return parts
 
 
-_FOUR_BYTES = frozenset({"float32", "float"})
 _PROJECTIONS = frozenset({"self_attn.kv_b_proj"})
 # Whose embedding table and head can have a LoRA too: `embedding_modules` in the models of vLLM 0.32.0. It takes a row of the
 # rank for every word, on every rank of a tensor-parallel server.
@@ -481,81 +482,65 @@ _ADAPTED_PLAIN = frozenset({"conv1d", "linear_attn.in_proj_ba", "self_attn.b_pro
 """Matrices that no quantisation touches and that vLLM holds as linear layers all the same: they have slots, too."""
 
 
-class Placement(NamedTuple):
-    """Over how many GPUs the model is spread, and how."""
-
-    tensor_parallel: int = 1
-    pipeline_parallel: int = 1
-    data_parallel: int = 1
-    expert_parallel: bool = False
-    partition: tuple[int, ...] | None = None
-    """Layers per stage, as VLLM_PP_LAYER_PARTITION gives them."""
-    encoders: bool = True
-    """False where --limit-mm-per-prompt is 0 for all they read, or --language-model-only: vLLM does not load them."""
-    encoders_whole: bool = False
-    """--mm-encoder-tp-mode data: every rank has the whole encoder."""
-    whole_segments: bool = False
-    """vLLM forbids the allocator to split large segments while it loads (0.21 and newer)."""
-    wide_zeros: bool = False
-    """AWQ's zero points take 16 bits: Machete, the kernel for Hopper cards, multiplies them by the scales (0.19 and newer)."""
-
-    @property
-    def ranks(self) -> Ranks:
-        """Over how many ranks each kind of tensor is cut; experts also over the data-parallel ones."""
-        experts = self.tensor_parallel * self.data_parallel
-        return Ranks(self.tensor_parallel, experts, self.expert_parallel and experts > 1)
+# What a checkpoint holds by itself: one GPU, no segment kept whole, no zero points widened.
+ONE_GPU = Settings(release="0.18.0")
 
 
-ONE_GPU = Placement()
+def _ranks(settings: Settings) -> Ranks:
+    """Over how many ranks each kind of tensor is cut; experts also over the data-parallel ones."""
+    experts = settings.tensor_parallel * settings.data_parallel
+    return Ranks(settings.tensor_parallel, experts, settings.expert_parallel and experts > 1)
 
 
-def weights_from_shape(
-    shape: ModelShape, placement: Placement = ONE_GPU, dtype: str | None = None, quantization: Quantization | str | None = None
-) -> Estimate:
+def _has_wide_zeros(settings: Settings) -> bool:
+    """Whether AWQ's zero points take 16 bits: Machete multiplies them by the scales."""
+    return settings.compute_capability == (9, 0) and Behaviour.AWQ_MACHETE.is_in(settings.release)
+
+
+def weights_from_shape(shape: ModelShape, settings: Settings = ONE_GPU) -> Estimate:
     """The weights of the rank that rules, from the sizes in config.json; the checkpoint's own quantisation wins."""
-    check_divides(shape, placement)
+    check_divides(shape, settings)
     family = family_of(shape)
-    stored = shape.quantization or (named_scheme(quantization) if isinstance(quantization, str) else quantization)
-    scheme = scheme_of(stored, shape.moe.expert_dtype if shape.moe else None, wide_zeros=placement.wide_zeros)
-    unclear = scheme is None and (stored is not None or isinstance(quantization, str))
+    stored = shape.quantization or (named_scheme(settings.quantization) if settings.quantization else None)
+    scheme = scheme_of(stored, shape.moe.expert_dtype if shape.moe else None, wide_zeros=_has_wide_zeros(settings))
+    unclear = scheme is None and (stored is not None or settings.quantization is not None)
     if unclear:  # half a byte to two bytes a weight: the middle of what it may be
         scheme = scheme_of(Quantization("fp8", bits=8))
-    storing = _Storing(item_bytes(dtype), scheme, stored.ignored if stored else (), placement.whole_segments)
-    counted = _count(shape, placement, family, storing)
+    whole_segments = Behaviour.WHOLE_SEGMENTS.is_in(settings.release)
+    storing = _Storing(item_bytes(settings), scheme, stored.ignored if stored else (), whole_segments)
+    counted = _count(shape, settings, family, storing)
     found = _with_band(counted.heaviest, band_of(shape, family, scheme, unclear=unclear, towers_known=counted.towers_known))
     if scheme is None or scheme.expert_padding == (1, 1):
         return found
     # Which kernel runs depends on what is installed, and Triton's does not pad: gpt-oss-120b took 61.29 GiB with it, not 65.97.
-    bare = _count(shape, placement, family, storing._replace(scheme=scheme._replace(expert_padding=(1, 1))))
+    bare = _count(shape, settings, family, storing._replace(scheme=scheme._replace(expert_padding=(1, 1))))
     return found._replace(low=min(found.low, bare.heaviest))
 
 
 def weights_from_tensors(
-    tensors: Iterable[tuple[str, str, Sequence[int]]],
-    shape: ModelShape,
-    placement: Placement = ONE_GPU,
-    dtype: str | None = None,
+    tensors: Iterable[tuple[str, str, Sequence[int]]], shape: ModelShape, settings: Settings = ONE_GPU
 ) -> Estimate:
     """The weights of the rank that rules, from the names, types and shapes in the headers of a checkpoint."""
     # Imported here because its many patterns are compiled at once, and most plans have no tensors to look at.
     from plimsoll.plan.weights_parts import EVERY_STAGE, NUMBERED_EXPERT, Cut, place_of, rank_bytes
 
-    check_divides(shape, placement)
-    ranks, item = placement.ranks, item_bytes(dtype)
+    check_divides(shape, settings)
+    ranks, item = _ranks(settings), item_bytes(settings)
+    wide_zeros = _has_wide_zeros(settings)
     by_layer = [0] * len(shape.layers)
     singles: dict[tuple[int, str], int] = {}
     first = last = every = embedding = unsure = 0
     for name, kind, size in tensors:
         place = place_of(name, shape)
-        if place.cut is Cut.SKIPPED or (place.layer == EVERY_STAGE and not placement.encoders):
+        if place.cut is Cut.SKIPPED or (place.layer == EVERY_STAGE and settings.language_model_only):
             continue
-        if place.layer == EVERY_STAGE and placement.encoders_whole:
+        if place.layer == EVERY_STAGE and settings.encoders_whole:
             place = place._replace(cut=Cut.WHOLE)
         held_here = rank_bytes(name, kind, tuple(size), place.cut, shape, ranks, item)
-        if placement.wide_zeros and name.endswith(".qzeros"):
+        if wide_zeros and name.endswith(".qzeros"):
             held_here *= 4
         if place.cut is Cut.UNKNOWN:
-            unsure += held_here - held_here // placement.tensor_parallel
+            unsure += held_here - held_here // settings.tensor_parallel
         if place.layer is None:
             last += held_here
         elif place.layer == EVERY_STAGE:
@@ -571,12 +556,12 @@ def weights_from_tensors(
     for (number, _), all_experts in singles.items():
         count = shape.moe.experts if shape.moe is not None else 1
         by_layer[number] += all_experts * share(count, ranks.experts) // count
-    if placement.pipeline_parallel > 1 and shape.tie_word_embeddings:
+    if settings.pipeline_parallel > 1 and shape.tie_word_embeddings:
         last += embedding
-    value = _heaviest(by_layer, placement, first, last) + every + rotary_bytes(shape, family_of(shape), item)
+    value = _heaviest(by_layer, settings, first, last) + every + rotary_bytes(shape, family_of(shape), item)
     scheme = scheme_of(shape.quantization)
     if scheme is not None and scheme.expert_padding != (1, 1):  # gpt-oss: a file of 60.8 GiB is held as 65.9
-        padded = weights_from_shape(shape, placement, dtype)
+        padded = weights_from_shape(shape, settings)
         return Estimate(
             max(value, padded.value), value, max(value, padded.high), "checkpoint, its experts padded for the kernel"
         )
@@ -585,16 +570,16 @@ def weights_from_tensors(
     return Estimate.exact(value, "checkpoint: every tensor by its name, type and shape")
 
 
-def weights_from_total(total_bytes: int, shape: ModelShape, placement: Placement = ONE_GPU) -> Estimate:
+def weights_from_total(total_bytes: int, shape: ModelShape, settings: Settings = ONE_GPU) -> Estimate:
     """The weights of the rank that rules, from the total in a checkpoint's index: the total times this rank's share.
 
     The total may hold MTP layers that vLLM does not load, and the share of a family we do not know is a guess; a
     checkpoint is not smaller in memory than by its MTP layers, so the band below is one layer in so many.
     """
-    whole, here = weights_from_shape(shape), weights_from_shape(shape, placement)
+    whole, here = weights_from_shape(shape), weights_from_shape(shape, settings._replace(dtype="bfloat16"))
     value = total_bytes * here.value // max(1, whole.value)
     below = 0.01 + shape.mtp_layers / len(shape.layers)
-    above = 0.01 if family_of(shape).known or placement.ranks == Ranks() else 0.1
+    above = 0.01 if family_of(shape).known or _ranks(settings) == Ranks() else 0.1
     return Estimate(
         value, int(value * (1 - below)), int(value * (1 + above)), "checkpoint: the index's total, by this rank's share"
     )
@@ -627,43 +612,43 @@ def routed_parameters(shape: ModelShape) -> int:
     )
 
 
-def lora_bytes(shape: ModelShape, placement: Placement, max_loras: int, max_rank: int, dtype: str | None = None) -> Estimate:
+def lora_bytes(shape: ModelShape, settings: Settings) -> Estimate:
     """The LoRA slots vLLM allocates at start: an A and a B of full rank for every matrix it can adapt, experts included.
 
     Of models that are not listed the band reaches up to where the words have one, too: which have differs by release.
     """
-    family, ranks = family_of(shape), placement.ranks
+    family, ranks = family_of(shape), _ranks(settings)
     sizes = []
     for layer in shape.layers:
         parts = mixer_parts(layer, shape, family, ranks.tensor) + feed_forward_parts(layer, shape, family, ranks)
         touched = (part for part in parts if part.storage in (Storage.LINEAR, Storage.EXPERTS) or part.name in _ADAPTED_PLAIN)
         sizes.append(sum(part.stack * (part.pieces * part.inputs + part.outputs) for part in touched))
-    each = max_loras * max_rank * item_bytes(dtype)
+    each = settings.max_loras * settings.max_lora_rank * item_bytes(settings)
     words = shape.vocab_size + shape.hidden_size
     # A last stage of its own has the table as well where it is tied to the head.
-    ends = words * (2 if placement.pipeline_parallel > 1 and shape.tie_word_embeddings else 1)
-    low, high = each * _heaviest(sizes, placement), each * _heaviest(sizes, placement, words, ends)
+    ends = words * (2 if settings.pipeline_parallel > 1 and shape.tie_word_embeddings else 1)
+    low, high = each * _heaviest(sizes, settings), each * _heaviest(sizes, settings, words, ends)
     value = high if _ADAPTED_WORDS.intersection(shape.architectures) else low
-    return Estimate(value, int(low * 0.9), int(high * 1.1), f"{max_loras} LoRA slots of rank {max_rank}")
+    return Estimate(value, int(low * 0.9), int(high * 1.1), f"{settings.max_loras} LoRA slots of rank {settings.max_lora_rank}")
 
 
-def check_divides(shape: ModelShape, placement: Placement) -> None:
+def check_divides(shape: ModelShape, settings: Settings) -> None:
     """BadInput where vLLM would refuse the split."""
-    tensor = placement.tensor_parallel
-    if min(tensor, placement.pipeline_parallel, placement.data_parallel) < 1:
+    tensor = settings.tensor_parallel
+    if min(tensor, settings.pipeline_parallel, settings.data_parallel) < 1:
         raise BadInput("parallel sizes start at 1")
     if shape.attention_heads % tensor:
         raise BadInput(f"--tensor-parallel-size {tensor} does not divide the model's {shape.attention_heads} attention heads")
     if padded_vocabulary(shape.vocab_size) % tensor:
         rows = padded_vocabulary(shape.vocab_size)
         raise BadInput(f"--tensor-parallel-size {tensor} does not divide the padded vocabulary of {rows}")
-    if placement.pipeline_parallel > len(shape.layers):
-        raise BadInput(f"--pipeline-parallel-size {placement.pipeline_parallel} is more than the {len(shape.layers)} layers")
+    if settings.pipeline_parallel > len(shape.layers):
+        raise BadInput(f"--pipeline-parallel-size {settings.pipeline_parallel} is more than the {len(shape.layers)} layers")
 
 
-def item_bytes(dtype: str | None) -> int:
+def item_bytes(settings: Settings) -> int:
     """Bytes of an unquantised weight; a 32-bit checkpoint is served in 16 bits unless --dtype says otherwise."""
-    return 4 if dtype in _FOUR_BYTES else 2
+    return 4 if settings.model_dtype == "float32" else 2
 
 
 class _Storing(NamedTuple):
@@ -681,9 +666,9 @@ class _Counted(NamedTuple):
     towers_known: bool
 
 
-def _count(shape: ModelShape, placement: Placement, family: Family, storing: _Storing) -> _Counted:
+def _count(shape: ModelShape, settings: Settings, family: Family, storing: _Storing) -> _Counted:
     """Bytes of the heaviest stage; layers that are alike are counted once."""
-    ranks = placement.ranks
+    ranks = _ranks(settings)
     ends = end_parts(shape, family, ranks.tensor)
     extras = _sum(layer_extras(shape, family), storing, (), ())
     rules, single = sorted_rules(storing.ignored) if storing.ignored else ((), {})
@@ -697,22 +682,22 @@ def _count(shape: ModelShape, placement: Placement, family: Family, storing: _St
             size = seen[key] = _sum(parts, storing, rules, key[1]) + extras
         per_layer.append(size)
     towers_known, every = True, storing.held(rotary_bytes(shape, family, storing.item))
-    for tower in shape.towers if placement.encoders else ():
-        encoder = tower_parts(tower, shape, 1 if placement.encoders_whole else ranks.tensor)
+    for tower in shape.towers if not settings.language_model_only else ():
+        encoder = tower_parts(tower, shape, 1 if settings.encoders_whole else ranks.tensor)
         towers_known = towers_known and encoder.known
         quantised = storing.scheme is not None and storing.scheme.towers
         how = storing if quantised else storing._replace(scheme=None)
         every += _sum(encoder.layer, how, rules, ()) * encoder.layers + _sum(encoder.rest, how, rules, ())
     last = _sum(ends.last, storing, (), ())
-    if placement.pipeline_parallel > 1:
+    if settings.pipeline_parallel > 1:
         last += _sum(ends.tied, storing, (), ())
     first = _sum(ends.first, storing, (), ())
-    return _Counted(_heaviest(per_layer, placement, first, last) + every, towers_known)
+    return _Counted(_heaviest(per_layer, settings, first, last) + every, towers_known)
 
 
-def _heaviest(per_layer: Sequence[int], placement: Placement, first: int = 0, last: int = 0) -> int:
+def _heaviest(per_layer: Sequence[int], settings: Settings, first: int = 0, last: int = 0) -> int:
     """Of all pipeline stages, with what the first holds before its layers and the last after them."""
-    spans = layers_by_stage(len(per_layer), placement.pipeline_parallel, placement.partition)
+    spans = layers_by_stage(len(per_layer), settings.pipeline_parallel, settings.pipeline_partition)
     totals = [sum(per_layer[span.start : span.stop]) for span in spans]
     totals[0] += first
     totals[-1] += last

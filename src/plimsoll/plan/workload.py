@@ -14,15 +14,16 @@ import math
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from itertools import accumulate
 from typing import NamedTuple
 
 from plimsoll.errors import BadInput
-from plimsoll.plan.kv import GroupPlan, KvPlan, KvSettings, plan_kv
-from plimsoll.plan.kv_specs import RankSpecs
-from plimsoll.plan.ledger import Ledger, ModelFacts, cache_specs, kv_settings
+from plimsoll.plan.kv import GroupPlan, KvPlan, plan_kv
+from plimsoll.plan.kv_layers import RankSpecs, state_mode_of
+from plimsoll.plan.ledger import Ledger, ModelFacts, cache_specs
+from plimsoll.plan.settings import Settings
 from plimsoll.units import parse_vllm_integer, round_up, shortened
 
 BLOCK_SIZES = (8, 16, 32, 64, 128)
@@ -112,11 +113,9 @@ class Pool(NamedTuple):
 
     plan: KvPlan
     specs: Sequence[RankSpecs]
-    cache: KvSettings
+    settings: Settings
     blocks_low: int
     blocks_high: int
-    max_num_seqs: int
-    engines: int = 1
     starts: bool = True
 
     @property
@@ -170,30 +169,15 @@ class WorkloadAnswer:
 
 def pool_of(ledger: Ledger, model: ModelFacts) -> Pool:
     """The cache of a planned launch."""
-    cache = kv_settings(model.shape, ledger.settings, ledger.card)
     plan = ledger.kv_plan
     cost = max(plan.bytes_per_block_by_rank)
     exact = cost == 0 or ledger.settings.num_gpu_blocks_override is not None
     low, high = (plan.num_blocks if exact else max(0, end // cost) for end in (ledger.kv.low, ledger.kv.high))
-    return Pool(
-        plan=plan,
-        specs=cache_specs(model, cache),
-        cache=cache,
-        blocks_low=low,
-        blocks_high=high,
-        max_num_seqs=ledger.settings.max_num_seqs,
-        engines=ledger.settings.data_parallel,
-        starts=ledger.fits,
-    )
+    return Pool(plan, cache_specs(model, ledger.settings), ledger.settings, low, high, starts=ledger.fits)
 
 
-def judge(workload: Workload, ledger: Ledger, model: ModelFacts) -> WorkloadAnswer:
-    """What the planned launch makes of the workload."""
-    return judge_pool(workload, pool_of(ledger, model))
-
-
-def judge_pool(workload: Workload, pool: Pool) -> WorkloadAnswer:
-    """The same, of a cache that is known."""
+def judge(workload: Workload, pool: Pool) -> WorkloadAnswer:
+    """What a launch with this cache makes of the workload."""
     limit = pool.plan.max_model_len
     served = [request for request in workload.requests if sum(request) <= limit]
     kept = served or list(workload.requests)
@@ -203,13 +187,14 @@ def judge_pool(workload: Workload, pool: Pool) -> WorkloadAnswer:
     prompts = _Load(settled(prompt) for prompt, _ in kept)
     ends_settled = _Load(settled(prompt + output) for prompt, output in kept)
     ends = _Load(count(prompt + output) for prompt, output in kept)
-    wanted = None if workload.concurrency is None else -(-workload.concurrency // pool.engines)
+    engines = pool.settings.data_parallel
+    wanted = None if workload.concurrency is None else -(-workload.concurrency // engines)
     largest = max(sum(request) for request in kept)
     counted = wanted if wanted is not None else ends.fit_together(pool.usable) or 1
     reserved = pool.plan.blocks_per_request
 
     def everywhere(number: int | None) -> int | None:
-        return None if number is None else number * pool.engines
+        return None if number is None else number * engines
 
     return WorkloadAnswer(
         workload=workload,
@@ -229,11 +214,11 @@ def judge_pool(workload: Workload, pool: Pool) -> WorkloadAnswer:
         counted=counted,
         paged_bytes=round(counted * ends.mean * pool.plan.bytes_per_block),
         reserved_bytes=counted * reserved * pool.plan.bytes_per_block,
-        reserved_at_once=pool.usable // reserved * pool.engines if reserved else None,
+        reserved_at_once=pool.usable // reserved * engines if reserved else None,
         waste=waste_of([sum(request) for request in kept], _block_sizes(pool)),
         too_long=len(workload.requests) - len(served),
         max_model_len=limit,
-        waits=max(0, (workload.concurrency or 0) - pool.max_num_seqs * pool.engines),
+        waits=max(0, (workload.concurrency or 0) - pool.settings.max_num_seqs * engines),
     )
 
 
@@ -296,14 +281,14 @@ def _verdict(pool: Pool, wanted: int | None, prompts: _Load, ends: _Load, *, any
 
 def _plan_at(pool: Pool, length: int, *, is_settled: bool = False) -> KvPlan:
     """The plan's own count for one request of that length: the layers of this launch, another length."""
-    batch = 1 + pool.cache.num_spec if is_settled else pool.cache.max_num_batched_tokens
-    cache = replace(pool.cache, max_model_len=length, auto_fit=False, context_limit=1, max_num_batched_tokens=batch)
-    return plan_kv(pool.specs, cache, 0)
+    batch = 1 + pool.settings.speculative_tokens if is_settled else pool.settings.max_num_batched_tokens
+    settings = pool.settings._replace(max_model_len=length, max_num_batched_tokens=batch)
+    return plan_kv(pool.specs, settings, 0, longest=1)
 
 
 def _counter(pool: Pool, *, is_settled: bool = False) -> Callable[[int], int]:
     """Blocks of a request by its length; lengths that end in the same block are counted once."""
-    by_length = pool.cache.resolved_state_mode == "all"  # states are then kept along the whole request
+    by_length = state_mode_of(pool.settings) == "all"  # states are then kept along the whole request
     step = math.gcd(*(group.block_size for group in pool.plan.groups if by_length or group.kind != "state")) or 1
     known: dict[int, int] = {}
 
@@ -318,7 +303,7 @@ def _counter(pool: Pool, *, is_settled: bool = False) -> Callable[[int], int]:
 
 def _block_sizes(pool: Pool) -> set[int]:
     """Tokens of a block in each group that keeps tokens; a state fills its block."""
-    return {group.block_size * pool.cache.dcp for group in pool.plan.groups if group.kind != "state"}
+    return {group.block_size * pool.settings.decode_context_parallel for group in pool.plan.groups if group.kind != "state"}
 
 
 def _share(blocks: float, number: int | None, usable: int) -> float | None:

@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 from plimsoll.findings import Finding, Severity
 from plimsoll.models.shape import ModelShape
-from plimsoll.plan.advise import NOT_OF_MEMORY, Advice, is_for_the_user
+from plimsoll.plan.findings import NOT_OF_MEMORY, Advice, is_for_the_user
 from plimsoll.plan.kv import GroupPlan
 from plimsoll.plan.learned import TermDifference
 from plimsoll.plan.ledger import Ledger
 from plimsoll.plan.matrix import Cell, Matrix, State
-from plimsoll.plan.read import Planned
+from plimsoll.plan.read import MemoryPlan
 from plimsoll.plan.workload import Verdict, Waste, WorkloadAnswer
 from plimsoll.redaction import redact_words
 from plimsoll.render.flags import clean, flags_json, rewritten_line
@@ -258,7 +258,7 @@ def workload_json(answer: WorkloadAnswer) -> dict[str, object]:
     }
 
 
-# Planned against measured, term by term.
+# MemoryPlan against measured, term by term.
 
 _NAMES = {
     "non_torch": "non-torch",
@@ -316,14 +316,14 @@ def gpus_of(ledger: Ledger) -> str:
     return f"{number} x {name}" if number > 1 else name
 
 
-def as_json(planned: Planned, matrix: Matrix | None = None, workload: WorkloadAnswer | None = None) -> str:
+def as_json(planned: MemoryPlan, matrix: Matrix | None = None, workload: WorkloadAnswer | None = None) -> str:
     """One object of the schema plimsoll.plan/1; sizes in bytes."""
     import json
 
     return json.dumps(_body(planned, matrix, workload), indent=2, ensure_ascii=False)
 
 
-def _body(planned: Planned, matrix: Matrix | None, workload: WorkloadAnswer | None) -> dict[str, object]:
+def _body(planned: MemoryPlan, matrix: Matrix | None, workload: WorkloadAnswer | None) -> dict[str, object]:
     ledger, kv = planned.ledger, planned.ledger.kv_plan
     body: dict[str, object] = {
         "schema": "plimsoll.plan/1",
@@ -437,7 +437,7 @@ def _finding_json(finding: Finding) -> dict[str, object]:
     }
 
 
-def as_text(planned: Planned, matrix: Matrix | None = None, workload: WorkloadAnswer | None = None) -> str:
+def as_text(planned: MemoryPlan, matrix: Matrix | None = None, workload: WorkloadAnswer | None = None) -> str:
     """The verdict, the bar, the terms, the cache, the trouble and what helps."""
     ledger = planned.ledger
     lines = [*wrapped(_verdict(planned, workload), "  "), "", *_bar(ledger), "", *_terms(ledger), "", *_cache(ledger)]
@@ -469,7 +469,7 @@ def _upgrade(old: Ledger, new: Ledger) -> list[str]:
     return [f"From {old.settings.release} to {new.settings.release}: {sizes}, {tokens}"]
 
 
-def _verdict(planned: Planned, workload: WorkloadAnswer | None) -> str:
+def _verdict(planned: MemoryPlan, workload: WorkloadAnswer | None) -> str:
     what = f"{clean(planned.model)} on {gpus_of(planned.ledger)}, vLLM {planned.ledger.settings.release}"
     stops = [finding for finding in planned.findings if finding.severity is Severity.CRITICAL]
     memory_first = sorted(stops, key=lambda finding: finding.code in NOT_OF_MEMORY)
@@ -478,7 +478,7 @@ def _verdict(planned: Planned, workload: WorkloadAnswer | None) -> str:
     return f"{verdict(planned)}{beside}: {what}" + ("" if planned.fits else f": {told}")
 
 
-def verdict(planned: Planned) -> str:
+def verdict(planned: MemoryPlan) -> str:
     """In a word or a few: whether it will start, by the central figures and by the low end of the band."""
     if planned.fits:
         return "fits" if planned.ledger.fits_at_low_end else "fits by the estimate, not at its low end"
@@ -554,11 +554,11 @@ _MARK, _COMPARE_NAMES, _COMPARE_COLUMN = 2, 24, 21
 _SAME, _DIFFERENT = "  ", "* "
 
 
-class Compared(NamedTuple):
+class ComparedPlan(NamedTuple):
     """One line of the file: its plan, or why there is none."""
 
     source: str  # "FILE:3"
-    planned: Planned | None
+    plan: MemoryPlan | None
     problem: str = ""
 
 
@@ -575,11 +575,11 @@ class _Row(NamedTuple):
         return len({value for value in chosen if value is not None}) > 1
 
 
-def compare_as_text(compared: Sequence[Compared], notes: Sequence[str] = ()) -> str:
+def compare_as_text(compared: Sequence[ComparedPlan], notes: Sequence[str] = ()) -> str:
     """The legend of the columns, the table with a mark at every row that differs, the problems, and what was left out."""
     lines = []
     for number, one in enumerate(compared):
-        line = rewritten_line(one.planned.checked) if one.planned is not None else f"not planned: {clean(one.problem)}"
+        line = rewritten_line(one.plan.checked) if one.plan is not None else f"not planned: {clean(one.problem)}"
         lines += wrapped(f"{letter(number):>3}  {clean(one.source)}: {line}", " " * 5)
     rows, own = _rows(compared), _own_flags(compared)
     per_page = max(2, (WIDTH - _MARK - _COMPARE_NAMES) // _COMPARE_COLUMN)
@@ -595,26 +595,26 @@ def compare_as_text(compared: Sequence[Compared], notes: Sequence[str] = ()) -> 
     same = "" if any(row.differs() for row in rows) else "; nothing differs"
     lines += ["", f"{_DIFFERENT}differs between the plans; in brackets: GiB more or less than {letter(0)}{same}"]
     for number, one in enumerate(compared):
-        for finding in one.planned.findings if one.planned is not None else ():
+        for finding in one.plan.findings if one.plan is not None else ():
             lines += wrapped(f"{letter(number):>3}  {finding.code.value}: {clean(finding.title)}", " " * 5)
     for note in notes:
         lines += wrapped(f"  note: {clean(note)}", " " * 8)
     return "\n".join(lines)
 
 
-def compare_as_json(compared: Sequence[Compared], notes: Sequence[str] = ()) -> str:
+def compare_as_json(compared: Sequence[ComparedPlan], notes: Sequence[str] = ()) -> str:
     """One object: `compare` has a whole plan a line, `differences` the rows that differ."""
     import json
 
     body = {
         "schema": "plimsoll.plan/1",
-        "fits": all(one.planned is not None and one.planned.fits for one in compared),
+        "fits": all(one.plan is not None and one.plan.fits for one in compared),
         "compare": [
             {
                 "source": clean(one.source),
-                "command": None if one.planned is None else rewritten_line(one.planned.checked),
+                "command": None if one.plan is None else rewritten_line(one.plan.checked),
                 "problem": clean(one.problem) or None,
-                "plan": None if one.planned is None else json.loads(as_json(one.planned)),
+                "plan": None if one.plan is None else json.loads(as_json(one.plan)),
             }
             for one in compared
         ],
@@ -630,14 +630,14 @@ def letter(number: int) -> str:
     return chr(ord("A") + index) + (str(rounds + 1) if rounds else "")
 
 
-def _own_flags(compared: Sequence[Compared]) -> list[list[str]]:
+def _own_flags(compared: Sequence[ComparedPlan]) -> list[list[str]]:
     """For each plan the flags as they were written that not all of the commands have."""
-    written = [_flags(one.planned) for one in compared]
-    planned = [flags for one, flags in zip(compared, written, strict=True) if one.planned is not None]
+    written = [_flags(one.plan) for one in compared]
+    planned = [flags for one, flags in zip(compared, written, strict=True) if one.plan is not None]
     return [[flag for flag in flags if not all(flag in others for others in planned)] for flags in written]
 
 
-def _flags(planned: Planned | None) -> list[str]:
+def _flags(planned: MemoryPlan | None) -> list[str]:
     """A start's flags, each with its values; secrets are hidden."""
     found: list[str] = []
     for word in redact_words(list(planned.checked.launch.arguments)) if planned is not None else ():
@@ -672,9 +672,9 @@ def _pages(count: int, per_page: int) -> list[list[int]]:
     return pages + [[0, *range(start, min(count, start + per_page - 1))] for start in others]
 
 
-def _rows(compared: Sequence[Compared]) -> list[_Row]:
+def _rows(compared: Sequence[ComparedPlan]) -> list[_Row]:
     return [
-        _Row(name, tuple(None if one.planned is None else read(one.planned) for one in compared), show)
+        _Row(name, tuple(None if one.plan is None else read(one.plan) for one in compared), show)
         for name, read, show in _READERS
     ]
 
@@ -699,17 +699,17 @@ def _bytes(value: Value, first: Value) -> str:
     return format_gib(value) + (f" ({apart / GIB:+.2f})" if apart else "")
 
 
-def _compare_verdict(planned: Planned) -> str:
+def _compare_verdict(planned: MemoryPlan) -> str:
     """As a plan alone says it; only what would not go into a column is said shorter."""
     return "fits, may not start" if planned.fits and not planned.ledger.fits_at_low_end else verdict(planned)
 
 
-def _findings(planned: Planned) -> str:
+def _findings(planned: MemoryPlan) -> str:
     codes = [finding.code.value for finding in planned.findings]
     return f"{len(codes)}: {', '.join(codes)}" if codes else "none"
 
 
-_READERS: tuple[tuple[str, Callable[[Planned], Value], Callable[[Value, Value], str]], ...] = (
+_READERS: tuple[tuple[str, Callable[[MemoryPlan], Value], Callable[[Value, Value], str]], ...] = (
     ("verdict", _compare_verdict, _plain),
     ("model", lambda p: clean(p.model), _plain),
     ("GPU", lambda p: gpus_of(p.ledger), _plain),

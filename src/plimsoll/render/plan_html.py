@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from plimsoll.plan.ledger import Ledger
 from plimsoll.plan.matrix import Cell, Matrix, State
-from plimsoll.plan.read import Planned
+from plimsoll.plan.read import MemoryPlan
 from plimsoll.plan.workload import WorkloadAnswer
 from plimsoll.render.charts import bullets, document, table, text
 from plimsoll.render.flags import rewritten_line
@@ -51,7 +51,7 @@ class _Term(NamedTuple):
     start: int  # where it begins on the card
 
 
-def as_html(planned: Planned, *, matrix: Matrix | None = None, workload: WorkloadAnswer | None = None) -> str:
+def as_html(planned: MemoryPlan, *, matrix: Matrix | None = None, workload: WorkloadAnswer | None = None) -> str:
     """The whole page."""
     what = f"{planned.model} on {gpus_of(planned.ledger)}, vLLM {planned.ledger.settings.release}"
     parts = [
@@ -69,7 +69,7 @@ def as_html(planned: Planned, *, matrix: Matrix | None = None, workload: Workloa
     return document(f"{verdict(planned)}: {what}", _STYLE, parts, footer=footer)
 
 
-def _command(planned: Planned) -> list[str]:
+def _command(planned: MemoryPlan) -> list[str]:
     return ["<h2>Command</h2>", f"<pre>{text(rewritten_line(planned.checked))}</pre>"]
 
 
@@ -175,7 +175,7 @@ def _cache(ledger: Ledger) -> list[str]:
     return ["<h2>KV cache</h2>", f"<p>{text(said)}.</p>", *table("Groups of layers", head, body)]
 
 
-def _findings(planned: Planned) -> list[str]:
+def _findings(planned: MemoryPlan) -> list[str]:
     items = [
         f'<strong class="{"bad" if f.severity.value == "critical" else ""}">{f.severity.value}</strong> '
         f"<code>{f.code.value}</code> {text(f.title)}<br>{text(f.because)}"
@@ -184,7 +184,7 @@ def _findings(planned: Planned) -> list[str]:
     return bullets(items, "Findings") or ["<h2>Findings</h2>", "<p>Nothing found.</p>"]
 
 
-def _advice(planned: Planned) -> list[str]:
+def _advice(planned: MemoryPlan) -> list[str]:
     items = [
         f"<code>{text(a.words)}</code><br>{text(a.why)}: {text(a.effect)}" for a in planned.advice
     ]  # fmt: skip

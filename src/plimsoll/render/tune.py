@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from plimsoll.plan.read import Planned
+from plimsoll.plan.read import MemoryPlan
 from plimsoll.render.flags import clean, rewritten_line
 from plimsoll.render.plan import as_json as plan_json
 from plimsoll.render.plan import gpus_of
@@ -165,9 +165,9 @@ class Shown(NamedTuple):
     """A tuning, and the plans of the commands in it."""
 
     tuning: Tuning
-    own: Planned
-    chosen: Planned | None
-    second: Planned | None
+    own: MemoryPlan
+    chosen: MemoryPlan | None
+    second: MemoryPlan | None
     """The runner-up's."""
     notes: Sequence[str] = ()
 

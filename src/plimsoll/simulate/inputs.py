@@ -531,7 +531,7 @@ def _group_of_plan(group: Mapping[str, object]) -> Group:
 
 def plan_as_json(options: Split) -> str:
     """The plan of the command after `--`."""
-    from plimsoll.plan.read import planned_launch
+    from plimsoll.plan.read import plan_launch
     from plimsoll.render import plan as report
 
-    return report.as_json(planned_launch(options, *launches_named(options, "plan")[0]), None, None)
+    return report.as_json(plan_launch(options, *launches_named(options, "plan")[0]), None, None)

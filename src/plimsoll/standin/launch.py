@@ -15,7 +15,7 @@ from plimsoll.launch.command_line import Argument, CommandLine, Unseen, read_com
 from plimsoll.launch.files import find_launch
 from plimsoll.launch.launches import EntryPoint, Launch
 from plimsoll.launch.options import Split, split_options
-from plimsoll.plan.read import planned_launch
+from plimsoll.plan.read import plan_launch
 from plimsoll.plan.settings import Flags
 from plimsoll.simulate.inputs import NOT_REPLAYED, REPLICA_OF, decimal, said_times, whole
 from plimsoll.standin.config import Launchable, Planned, launch_of
@@ -149,7 +149,7 @@ def read_options(words: Sequence[str], environ: Mapping[str, str]) -> StandinOpt
     if refused is not None:
         raise ParserRefused(refused)
     _check_batch(Flags(line, engine.release))
-    planned = planned_launch(options, launch, folder, learned=False)  # what was learned differs from machine to machine
+    planned = plan_launch(options, launch, folder, learned=False)  # what was learned differs from machine to machine
     token = InsideSettings(environ).token
     subject = Planned(planned.model, planned.ledger, planned.shape, line, {**environment, "PLIMSOLL_TOKEN": token})
     values = options.values

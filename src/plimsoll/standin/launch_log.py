@@ -10,8 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from plimsoll.models.shape import ModelShape
-from plimsoll.plan.ledger import Ledger, model_dtype
-from plimsoll.plan.settings import AUTO_FIT
+from plimsoll.plan.ledger import Ledger
 from plimsoll.units import GIB
 from plimsoll.vllm.versions import Behaviour
 
@@ -150,7 +149,7 @@ class StartLog(NamedTuple):
         settings, length = self.ledger.settings, self.ledger.kv_plan.max_model_len
         return (
             f"model={self.model!r}, speculative_config={settings.speculative!r}, tokenizer={self.model!r}, "
-            f"dtype=torch.{model_dtype(self.shape, settings)}, max_seq_len={length}, "
+            f"dtype=torch.{settings.model_dtype}, max_seq_len={length}, "
             f"tensor_parallel_size={settings.tensor_parallel}, pipeline_parallel_size={settings.pipeline_parallel}, "
             f"data_parallel_size={settings.data_parallel}, quantization={settings.quantization}, "
             f"enforce_eager={settings.enforce_eager}, kv_cache_dtype={settings.kv_cache_dtype}, device_config=cuda, "
@@ -172,7 +171,7 @@ def opening_lines(log: StartLog) -> Iterator[Line]:
     yield info(API_SERVER, "api_utils.py:286", f"non-default args: {log.arguments}")
     architecture = log.shape.architectures[0] if log.shape.architectures else log.shape.model_type
     yield info(API_SERVER, "model.py:733", f"Resolved architecture: {architecture}")
-    length = log.shape.max_context if settings.max_model_len == AUTO_FIT else settings.max_model_len
+    length = settings.context
     yield info(API_SERVER, "model.py:2152", f"Using max model len {length}")
     if settings.chunked_prefill:
         tokens = settings.max_num_batched_tokens
@@ -243,7 +242,7 @@ def _size_lines(log: StartLog) -> Iterator[Line]:
         computed = max(0, _available(ledger) if given is None else given) // kv.bytes_per_block
         text = f"Overriding num_gpu_blocks={computed} with num_gpu_blocks_override={settings.num_gpu_blocks_override}"
         yield info(ENGINE_CORE, "kv_cache_utils.py:2619", text, _MEASURED)
-    if settings.max_model_len == AUTO_FIT:
+    if settings.auto_fit:
         is_whole = kv.max_model_len >= log.shape.max_context
         fits = f"full model context length {kv.max_model_len} fits in available KV cache memory"
         reduced = f"reduced from {log.shape.max_context} to {kv.max_model_len} to fit in available KV cache memory"

@@ -10,7 +10,7 @@ from plimsoll.errors import BadInput
 from plimsoll.launch.options import Split
 
 if TYPE_CHECKING:
-    from plimsoll.plan.read import Planned
+    from plimsoll.plan.read import MemoryPlan
     from plimsoll.simulate.inputs import Times
     from plimsoll.tune.answer import Last, Server
     from plimsoll.tune.runners import KeptRuns
@@ -26,15 +26,15 @@ class Asked(NamedTuple):
     traffic: Traffic
     server: Server
     space: Space
-    planned: Planned
+    planned: MemoryPlan
     options: Split
     last: Last | None
     notes: tuple[str, ...]
 
-    def replanned(self, candidate: Candidate) -> Planned:
+    def replanned(self, candidate: Candidate) -> MemoryPlan:
         """The plan of the command with this setting in it."""
         from plimsoll.launch.files import find_launch
-        from plimsoll.plan.read import planned_launch
+        from plimsoll.plan.read import plan_launch
         from plimsoll.tune.answer import flags_of, with_flags
         from plimsoll.tune.space import candidate_of
 
@@ -42,7 +42,7 @@ class Asked(NamedTuple):
         words = with_flags(checked.rewritten, flags_of(candidate, candidate_of(self.planned.ledger)))
         launch = find_launch(words, checked.launch.environment, "tune")
         assert launch is not None, "a vLLM start with other flags is one still"
-        return planned_launch(self.options, launch, "")
+        return plan_launch(self.options, launch, "")
 
 
 def split_axes(options: Split) -> tuple[Split, dict[str, str]]:
@@ -84,7 +84,7 @@ def read_promise(options: Split) -> Traffic:
 
 def read_asked(given: Split) -> Asked:
     """All of it, or one line that says what is wrong."""
-    from plimsoll.plan.read import planned_from, ready_of
+    from plimsoll.plan.read import read_command
     from plimsoll.simulate.compiled import HAS_NUMBA
     from plimsoll.simulate.inputs import WITHOUT_NUMBA
     from plimsoll.tune.answer import Server
@@ -93,8 +93,8 @@ def read_asked(given: Split) -> Asked:
     options, axes = split_axes(with_model(given))
     space = parse_space(axes)
     last = read_last(options.values["--last"]) if "--last" in options.values else None
-    ready = ready_of(options._replace(rest=()))
-    planned = planned_from(ready)
+    ready = read_command(options._replace(rest=()))
+    planned = ready.plan()
     traffic = read_promise(options)
     times, notes = _times(options, planned, traffic)
     step_time = times.step_time if times.fitted is not None else None
@@ -104,7 +104,7 @@ def read_asked(given: Split) -> Asked:
     return Asked(traffic, server, space, planned, options._replace(rest=()), last, (*planned.notes, *notes))
 
 
-def _times(options: Split, planned: Planned, traffic: Traffic) -> tuple[Times, tuple[str, ...]]:
+def _times(options: Split, planned: MemoryPlan, traffic: Traffic) -> tuple[Times, tuple[str, ...]]:
     """How long a step takes, and what is to be said of it and of the settings."""
     import json
 

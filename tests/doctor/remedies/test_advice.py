@@ -13,7 +13,7 @@ from plimsoll.doctor.rules.facts import FailureCase, PlanFigures
 from plimsoll.doctor.rules.root_cause import OomFigures, parse_oom
 from plimsoll.doctor.rules.timeline import TracebackFrame
 from plimsoll.findings import Code, Evidence, Finding, Severity
-from plimsoll.plan.advise import Advice
+from plimsoll.plan.findings import Advice
 from plimsoll.units import GIB, MIB
 from plimsoll.vllm.failure_texts import TEXTS, Text
 from plimsoll.vllm.flags import flags_of, history_of

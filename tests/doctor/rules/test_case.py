@@ -18,7 +18,7 @@ from plimsoll.doctor.rules.facts import (
 )
 from plimsoll.doctor.rules.root_cause import OomFigures
 from plimsoll.findings import Code, Remedy
-from plimsoll.plan.advise import Advice
+from plimsoll.plan.findings import Advice
 from plimsoll.units import GIB, MIB
 from plimsoll.vllm.log_lines import Measured
 from plimsoll.vllm.versions import Behaviour

@@ -19,7 +19,7 @@ from plimsoll.vllm.log_lines import NEEDLES, Measured, measured_of
 from plimsoll.vllm.versions import Behaviour, plain_version
 
 if TYPE_CHECKING:
-    from plimsoll.plan.advise import Advice
+    from plimsoll.plan.findings import Advice
 
 
 # The flags a server was started with, from the line in which vLLM prints them; secrets are hidden before anything else.

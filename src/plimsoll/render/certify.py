@@ -1,0 +1,153 @@
+"""A certificate as text, as JSON, and as the table that the door reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from plimsoll.plan.certify import Certificate, Kind, assumptions_of, smallest_request
+from plimsoll.units import GIB, format_count
+
+SCHEMA, TABLE_SCHEMA = "plimsoll.certify/1", "plimsoll.certificate/1"
+
+
+def table_of(certificate: Certificate, model: str, made: str) -> dict[str, Any]:
+    """The table that the door reads. A kind that no request can exceed costs nothing: its worst is held back already."""
+    return {
+        "schema": TABLE_SCHEMA,
+        "vllm": certificate.ledger.settings.release,
+        "model": model,
+        "gpu": certificate.ledger.card.name,
+        "made": made,
+        "certified": certificate.certified,
+        "spare_bytes": certificate.spare,
+        "assumes": _assumes(certificate),
+        "kinds": [
+            _kind_row(kind) | ({} if kind.is_open else {"fixed_bytes": 0, "bytes_per_unit": 0}) for kind in certificate.kinds
+        ],
+    }
+
+
+def table_json(certificate: Certificate, model: str, made: str) -> str:
+    """The door's table as its file holds it."""
+    return json.dumps(table_of(certificate, model, made), indent=1) + "\n"
+
+
+def _assumes(certificate: Certificate) -> dict[str, int | float]:
+    """What must be so; the door holds the names of vLLM's settings against the engine's own."""
+    settings = certificate.ledger.settings
+    assumes: dict[str, int | float] = {
+        "free_bytes_at_start": certificate.free_at_start,
+        "neighbours_bytes": certificate.ledger.card.used_bytes,
+        "pieces_bytes": certificate.pieces,
+        "alive_bytes": certificate.alive,
+        "max_num_batched_tokens": settings.max_num_batched_tokens,
+        "max_num_seqs": settings.max_num_seqs,
+        "max_logprobs": certificate.step.limits.max_logprobs,
+        "tensor_parallel_size": settings.tensor_parallel,
+        "pipeline_parallel_size": settings.pipeline_parallel,
+        "v2_model_runner": settings.v2_runner,
+    }
+    if not settings.auto_fit:
+        assumes["max_model_len"] = settings.max_model_len
+    if not settings.has_fixed_cache:
+        assumes["gpu_memory_utilization"] = settings.utilization
+    if settings.max_loras:
+        assumes |= {"max_loras": settings.max_loras, "max_lora_rank": settings.max_lora_rank}
+    return assumes
+
+
+def _kind_row(kind: Kind) -> dict[str, Any]:
+    phase = kind.phase
+    return {
+        "kind": phase.kind,
+        "unit": phase.unit,
+        "fixed_bytes": phase.fixed_bytes,
+        "bytes_per_unit": phase.bytes_per_unit,
+        "most_units": phase.most_units,
+        "scope": phase.scope,
+        "smallest": kind.smallest,
+        "closes": kind.closes,
+        "source": phase.source,
+    }
+
+
+def as_json(certificate: Certificate, model: str, notes: Sequence[str]) -> str:
+    """The answer as one object."""
+    card = certificate.ledger.card
+    body = {
+        "schema": SCHEMA,
+        "certified": certificate.certified,
+        "fits": certificate.ledger.fits,
+        "vllm": certificate.ledger.settings.release,
+        "model": model,
+        "gpu": {"name": card.name, "total_bytes": card.total_bytes},
+        "room_bytes": certificate.room,
+        "spare_bytes": certificate.spare,
+        "terms": [{"name": term.name, "bytes": term.size, "source": term.source} for term in certificate.terms]
+        + [{"name": found.name, "bytes": -found.size, "source": found.source} for found in certificate.residents],
+        "kinds": [
+            _kind_row(kind)
+            | {
+                "worst_bytes": kind.phase.bytes_of(kind.phase.most_units),
+                "spare_bytes": kind.spare,
+                "covered_by_profile": kind.phase.covered,
+                "why": kind.phase.why,
+                "request": smallest_request(kind) if kind.is_open else None,
+            }
+            for kind in certificate.kinds
+        ],
+        "unknown": [unknown.reason for unknown in certificate.unknown],
+        "closes_all": certificate.closes_all or None,
+        "assumes": _assumes(certificate),
+        "assumptions": assumptions_of(certificate),
+        "notes": list(notes),
+    }
+    return json.dumps(body, indent=2)
+
+
+def as_text(certificate: Certificate, model: str, notes: Sequence[str]) -> str:
+    """The answer in words: the verdict, the kinds that are open, the account, what is assumed."""
+    release, card = certificate.ledger.settings.release, certificate.ledger.card.name
+    lines = [_verdict(certificate), f"{model} on {card}, vLLM {release}"]
+    for kind in certificate.open_kinds:
+        closes = kind.closes or "no flag that plan knows"
+        lines += [f"  {smallest_request(kind)}", f"    closed by: {closes}   ({kind.phase.source})"]
+    lines += [f"  not known: {unknown.reason}" for unknown in certificate.unknown]
+    if certificate.closes_all:
+        lines.append(f"  all of them closed by: {certificate.closes_all}")
+    lines += ["", "What is left for a step, at the bad end of every band:"]
+    lines += [_row(term.name, term.size, term.source) for term in certificate.terms]
+    lines += [_row(found.name, -found.size, found.source) for found in certificate.residents]
+    lines += [_row("spare", certificate.spare, "for each phase of a step"), "", "The most that a step's phases take:"]
+    lines += [_phase_row(kind) for kind in certificate.kinds]
+    lines += ["", "Assumed:", *(f"  {sentence}" for sentence in assumptions_of(certificate))]
+    lines += [f"  note: {note}" for note in notes]
+    return "\n".join(lines)
+
+
+def _verdict(certificate: Certificate) -> str:
+    if certificate.certified:
+        return "Certified: no admitted request can exceed the card"
+    if not certificate.starts or not certificate.ledger.fits:
+        return "Not certified: vLLM would not start with it (plan says why)"
+    if certificate.open_kinds:
+        count = len(certificate.open_kinds)
+        return f"Not certified: {format_count(count)} kind{'s' if count > 1 else ''} of request can exceed the card"
+    return f"Not certified: {certificate.unknown[0].reason} is not known"
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.2f} GiB"
+
+
+def _row(name: str, size: int, source: str) -> str:
+    return f"  {name:<44} {_gib(size):>11}   {source}"
+
+
+def _phase_row(kind: Kind) -> str:
+    phase = kind.phase
+    most = f"{phase.kind}, {format_count(phase.most_units)} {phase.unit}"
+    size = "in profile" if phase.covered else _gib(phase.bytes_of(phase.most_units))
+    return f"  {most:<44} {size:>11}   {phase.source}: {phase.why}"
