@@ -279,9 +279,7 @@ class Overhead(NamedTuple):
 def overhead(shape: ModelShape, settings: Settings, era: Era | None = None) -> Overhead:
     """The three terms of one start; `era` is for the fit, which holds rows out of the table."""
     era = era or era_of(settings.release)
-    v2 = settings.v2_runner and Behaviour.GRAPH_ESTIMATE.is_in(
-        era.first
-    )  # it was an experiment until then; no figure of it is known
+    v2 = settings.v2_runner and Behaviour.GRAPH_ESTIMATE.is_in(era.first)  # an experiment until then, without figures
     actual = _graphs_actual(shape, settings, era, v2=v2)
     return Overhead(
         _activation(shape, settings, era, v2=v2),

@@ -107,9 +107,7 @@ def read_launch(options: Split, launch: Launch, folder: str, *, learned: bool = 
         raise BadInput("the command names no model")
     flags = Flags(checked.line, engine.release)
     model, notes = _read_model(checked.model, flags.text("--revision"), flags.mapping("--hf-overrides"))
-    if model.shape.mla is not None and not Behaviour.LATENT_CACHE.is_in(
-        engine.release
-    ):  # a confident wrong answer takes servers down
+    if model.shape.mla is not None and not Behaviour.LATENT_CACHE.is_in(engine.release):  # a wrong answer takes servers down
         why = f"latent attention came with {Behaviour.LATENT_CACHE.since}"
         raise BadInput(f"{engine.release} keeps full heads for this model ({why}); plan cannot say how many")
     environment = dict(launch.environment)
