@@ -96,12 +96,12 @@ def full_judge(first: Look) -> Judge:
 
 async def watch(first_port: int, count: int) -> dict[str, float]:
     """Watch so many engines for a while; what it took in this process."""
-    from plimsoll.guard.adapters.discovery import Target
     from plimsoll.guard.api.api import GuardApi
     from plimsoll.guard.daemon.engine_figures import LabelSets
     from plimsoll.guard.daemon.engine_look import EngineWatcher
     from plimsoll.guard.daemon.host import SameHost
     from plimsoll.guard.daemon.observer import Fleet, ObserverPorts
+    from plimsoll.guard.engine_config import EngineConfig
     from plimsoll.guard.judge.look import Reach
     from plimsoll.guard.judge.policy import read_policy
 
@@ -109,7 +109,7 @@ async def watch(first_port: int, count: int) -> dict[str, float]:
     said: list[Event] = []
     policy = read_policy({})._replace(every_s=EVERY_S)
 
-    def watcher(target: Target) -> EngineWatcher:
+    def watcher(target: EngineConfig) -> EngineWatcher:
         same_host = SameHost(first_port) if count == 1 else None
         return EngineWatcher(target.url, labels=labels, same_host=same_host)
 
@@ -119,7 +119,7 @@ async def watch(first_port: int, count: int) -> dict[str, float]:
     assert first.reach is Reach.ANSWERS, first.why
     full = full_judge(first)
     fleet = Fleet(policy, ObserverPorts(watcher, said.append))
-    fleet.watch([Target(f"engine-{number}", f"http://127.0.0.1:{first_port + number}") for number in range(count)])
+    fleet.watch([EngineConfig(f"engine-{number}", f"http://127.0.0.1:{first_port + number}") for number in range(count)])
     for one in fleet._engines.values():  # noqa: SLF001  # none of them has been looked at yet
         one.judge = copy.deepcopy(full)
     asked = asyncio.create_task(_asked(GuardApi(fleet, time.time())))

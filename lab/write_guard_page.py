@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 from lab.marked import placed
-from plimsoll.guard.config import KEYS, Key
+from plimsoll.guard.config import KEYS
+from plimsoll.guard.config_fields import Key
 from plimsoll.guard.judge.policy import GRADES, THRESHOLDS, Threshold
 from plimsoll.guard.judge.tracker import Grade
 from plimsoll.units import GIB, MIB
@@ -22,7 +23,8 @@ KEYS_BEGIN, KEYS_END = "<!-- keys: made by `python -m lab.write_guard_page` -->"
 TAKES = {
     "time": "a time", "count": "a whole number", "share": "a share", "switch": "true or false", "text": "a text",
     "texts": "a text, or a list", "words": "a command as a list", "path": "a path", "url": "an address", "table": "a table",
-    "one of": "a word",
+    "one of": "a word", "canary": "a time", "files": "a text, or a list", "gate": "an address", "labels": "a table",
+    "plan": "a path", "secret": "a path", "socket": "a path", "timezone": "a text", "urls": "a text, or a list",
 }  # fmt: skip
 
 
@@ -45,20 +47,23 @@ def keys() -> str:
         name = f"`[[{key.table}]]`" if key.table == "engine" else f"`[{key.table}]`"
         shown, last = ("" if key.table == last else name), key.table
         bounds = f"{_set(key, key.low)} to {_set(key, key.high)}" if key.high else ", ".join(key.choices)
-        rows.append(f"| {shown} | `{key.name}` | {TAKES[key.kind]} | {_set(key, key.default)} | {bounds} | {key.says} |")
+        default = _set(key, key.shown_default or key.default)
+        rows.append(f"| {shown} | `{key.name}` | {TAKES[key.kind]} | {default} | {bounds} | {key.text} |")
     return "\n".join(rows)
 
 
 def _set(key: Key, value: object) -> str:
-    if value in (None, "", ()):
+    if value in (None, "", (), {}):
         return ""
     if isinstance(value, tuple):
         return ", ".join(str(one) for one in value)
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int | float):
-        return _time(value) if key.kind == "time" else f"{100 * value:g}%" if key.kind == "share" else f"{value:,.0f}"
-    return f"`{value}`" if key.kind in ("text", "path") else str(value)
+        if key.kind in ("time", "canary"):
+            return _time(value)
+        return f"{100 * value:g}%" if key.kind == "share" else f"{value:,.0f}"
+    return f"`{value}`" if key.kind in ("text", "path", "socket", "timezone") else str(value)
 
 
 def _time(value: float) -> str:

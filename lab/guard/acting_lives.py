@@ -10,9 +10,10 @@ from typing import Any, NamedTuple, Protocol
 
 from lab.guard.acting import Died, World
 from lab.guard.acting_parts import ENGINE, WALL_S, FakeLock, FakeSight, parts_of
-from plimsoll.guard.act.decide import BROKEN_KINDS, ActionPlan, ActPolicy, FleetView
+from plimsoll.guard.act.decide import BROKEN_KINDS, ActionPlan, FleetView
 from plimsoll.guard.act.journal_entry import INTENT, OUTCOME, CarryOver, Entry
 from plimsoll.guard.act.journal_replay import open_actions
+from plimsoll.guard.act.policy import ActPolicy
 from plimsoll.guard.act.ports import Lock
 from plimsoll.guard.act.steps import End, steps_of
 from plimsoll.guard.daemon.conductor import ActionPorts, Announcement, Conductor

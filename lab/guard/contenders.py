@@ -28,7 +28,7 @@ from urllib.parse import urlsplit
 
 from lab.guard.epoch_gate import Deed
 from plimsoll.guard.act.ports import Outcome
-from plimsoll.guard.adapters.etcd_lock import EtcdLock
+from plimsoll.guard.adapters.etcd_lock import EtcdLock, EtcdLockConfig
 from plimsoll.guard.adapters.file_lock import FileLock
 from plimsoll.guard.adapters.lease_lock import LeaseLock
 
@@ -53,7 +53,7 @@ def lock_of(word: str, ttl_s: int, timeout_s: float) -> Lock:
     kind, _, rest = word.partition(":")
     place, _, name = rest.partition("#")
     if kind == "etcd":
-        return EtcdLock(place.split(","), name or "plimsoll/contenders", ttl_s=ttl_s, timeout_s=timeout_s)
+        return EtcdLock(EtcdLockConfig(tuple(place.split(",")), name or "plimsoll/contenders", ttl_s), timeout_s=timeout_s)
     if kind == "lease":
         return LeaseLock("guard", "default", url=place, folder=name, ttl_s=ttl_s, timeout_s=timeout_s)
     assert kind == "file", word

@@ -16,6 +16,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -116,7 +117,7 @@ async def drains_by_hand(world: World, journal: Journal, play: Play) -> None:
     world.may = MAY_BY_HAND
     view = view_of("saturated", is_true=False)
     ports = ports_of(world, journal, lock=SharedLock(FakeLock(world)), view=lambda _: view._replace(engines=view.engines[:1]))
-    drains = ManualDrains({ENGINE: parts_of(world)}, POLICY._replace(may_be_last=True), ports, {})
+    drains = ManualDrains({ENGINE: parts_of(world)}, replace(POLICY, may_be_last=True), ports, {})
     decision = await drains.drain(ENGINE)
     assert isinstance(decision, ActionPlan) != bool(play.faults), decision
     await asyncio.sleep(2 * POLICY.lease_s)

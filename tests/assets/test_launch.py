@@ -112,8 +112,7 @@ def test_guards_configuration_is_one(way: str, words: tuple[str, ...], tmp_path:
     (engine,) = asked.config.engines
     assert engine.token is not None
     assert asked.config.warnings == ()
-    acting = asked.config.acting[engine.name]
-    assert (acting.restart is not None) == (way != "compose" and words != ("--kv-offloading-size", "8"))
+    assert (engine.restart is not None) == (way != "compose" and words != ("--kv-offloading-size", "8"))
 
 
 def test_the_unit_says_what_a_unit_of_vllm_must() -> None:

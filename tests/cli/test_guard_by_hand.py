@@ -7,6 +7,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,7 @@ class Guard:
     async def _open(self) -> int:
         self.book = Journal(self._folder / "guard.journal")
         parts = {"a": EngineAdapters("a", GateDoor(self._url, TOKEN), ReadinessOnly())}
-        policy, world = POLICY._replace(lease_s=LEASE_S), World()
+        policy, world = replace(POLICY, lease_s=LEASE_S), World()
         lock = SharedLock(FileLock(self._folder / "fleet.lock"))
         ports = ActionPorts(self.book, lock, Sight(), world.view, lambda _: None, time.time)
         self.conductor = Conductor(parts, policy, ports, pause_s=0.05)

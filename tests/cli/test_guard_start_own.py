@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def one_life(world: World, book: MemoryBook, die_at: int | None = None, **more: 
 def test_it_is_a_restart_with_all_its_steps() -> None:
     """Under the lock, when the memory is back, counted and watched afterwards; neither hours nor budget speak against it."""
     world, book = World(State("down")), MemoryBook()
-    assert one_life(world, book, policy=POLICY._replace(engine_hour=0, fleet_hour=0)) == ""
+    assert one_life(world, book, policy=replace(POLICY, restarts_per_hour=0, fleet_restarts_per_hour=0)) == ""
     assert [one.step for one in book.entries if one.kind == "intent"] == [str(step) for step in BROKEN]
     assert [one.fields["own"] for one in book.entries if one.kind == RESTART] == [True]
     assert (world.state.starts, ends(world)) == (1, ["done"])

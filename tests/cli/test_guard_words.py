@@ -29,14 +29,14 @@ def test_a_server_of_its_own_is_watched_where_its_command_says(words: str, url: 
     assert (engine.url, asked.own, engine.token) == (url, engine.name, "t" * 16)
     assert asked.command == (*words.split(), "--act", "--engine", "http://not.ours")
     assert asked.is_acting
-    assert asked.config.acting[asked.own].only_observed == ""
+    assert asked.config.engines[0].only_observed == ""
 
 
 def test_a_server_of_its_own_that_guard_may_not_touch() -> None:
     """A KV connector or a second machine in the command is enough: it is only observed."""
     for words in ("--kv-transfer-config {}", "--nnodes 2", "--nnodes $N", "--data-parallel-address 10.0.0.1"):
         asked = read_options(["--", "vllm", "serve", "m", *words.split()], {})
-        assert asked.config.acting[asked.own].only_observed, words
+        assert asked.config.engines[0].only_observed, words
         assert not asked.is_acting
 
 
@@ -45,7 +45,7 @@ def test_a_server_of_its_own_may_be_named_in_the_configuration(tmp_path: Path) -
     text = "[[engine]]\nurl = 'http://b:1'\n[[engine]]\nurl = 'http://127.0.0.1:8000'\nname = 'mine'\ngroup = 'g'\n"
     asked = read_options(["--config", config(tmp_path, text), "--act", "--", "vllm", "serve", "m"], {})
     assert [one.name for one in asked.config.engines] == ["mine", "b:1"]
-    assert (asked.own, asked.config.acting["mine"].group) == ("mine", "g")
+    assert (asked.own, asked.config.engines[0].group) == ("mine", "g")
     with pytest.raises(BadInput, match=r"line 9: mine is started by guard itself"):
         read_options(["--config", config(tmp_path, text + "restart = {docker = 'x'}"), "--", "vllm", "serve", "m"], {})
     asked = read_options(["--engine", "http://127.0.0.1:7", "--", "./start.sh"], {})

@@ -12,7 +12,8 @@ import yaml
 
 from plimsoll.cli.guard import read_options
 from plimsoll.cli.guardctl import REFUSALS_PAGE, WHAT_TO_DO
-from plimsoll.guard.act.decide import DAY_S, ActPolicy, Restart, spent
+from plimsoll.guard.act.decide import Restart, spent
+from plimsoll.guard.act.policy import DAY_S, ActPolicy
 from plimsoll.guard.act.steps import BROKEN, COURSES, SERVING, STEP_TEXTS, TRIES, End, Step, open_action
 from plimsoll.guard.judge.policy import GRADES
 from plimsoll.guard.judge.tracker import Grade
@@ -130,7 +131,7 @@ def test_the_example_is_a_configuration(tmp_path: Path) -> None:
     path = tmp_path / "plimsoll.toml"
     path.write_text(blocks("toml")[0], encoding="utf-8")
     asked = read_options(["--config", str(path), "--act"], {})
-    assert set(asked.config.acting) == {"a", "b"}
+    assert {engine.name for engine in asked.config.engines} == {"a", "b"}
     assert asked.is_acting
 
 

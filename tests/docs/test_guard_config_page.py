@@ -9,7 +9,10 @@ import pytest
 from lab import write_guard_page
 from plimsoll.cli.guard import read_options
 from plimsoll.cli.guardctl import VERBS
-from plimsoll.guard.config import KEYS, CommandsAt, EtcdLockAt, HaproxyAt
+from plimsoll.guard.adapters.command import CommandRestartConfig
+from plimsoll.guard.adapters.etcd_lock import EtcdLockConfig
+from plimsoll.guard.adapters.haproxy import HaproxyConfig
+from plimsoll.guard.config import KEYS
 
 Capsys = pytest.CaptureFixture[str]
 DOCS = Path(__file__).parents[2] / "docs"
@@ -25,8 +28,8 @@ def test_every_key_has_its_row_and_its_sentence() -> None:
     table = write_guard_page.keys()
     for key in KEYS:
         assert f"| `{key.name}` | {write_guard_page.TAKES[key.kind]} |" in table
-        assert key.says
-        assert "|" not in key.says
+        assert key.text
+        assert "|" not in key.text
     assert len({(key.table, key.name) for key in KEYS}) == len(KEYS) == table.count("\n") - 1
 
 
@@ -39,10 +42,11 @@ def test_the_example_is_a_configuration(tmp_path: Path) -> None:
     path = tmp_path / "plimsoll.toml"
     path.write_text(text, encoding="utf-8")
     asked = read_options(["--config", str(path), "--act"], {})
-    first, second = (asked.config.acting[name] for name in ("llama-a", "llama-b"))
-    assert isinstance(first.balancer, HaproxyAt)
-    assert isinstance(second.restart, CommandsAt)
-    assert isinstance(asked.config.lock, EtcdLockAt)
+    first, second = asked.config.engines
+    assert (first.name, second.name) == ("llama-a", "llama-b")
+    assert isinstance(first.balancer, HaproxyConfig)
+    assert isinstance(second.restart, CommandRestartConfig)
+    assert isinstance(asked.config.lock, EtcdLockConfig)
     assert asked.is_acting
 
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from plimsoll.cli.guard import read_options
 from plimsoll.errors import BadInput
-from plimsoll.guard.adapters.discovery import Kubernetes
-from plimsoll.guard.config import Api, config_in, is_loopback, listen_of, read_guard_config
-from plimsoll.guard.config_values import Lines, read_token
+from plimsoll.guard.adapters.discovery import PodsConfig
+from plimsoll.guard.config import ApiConfig, Listen, config_in, is_loopback, listen_of, read_guard_config
+from plimsoll.guard.config_reader import Lines, read_token
 from plimsoll.guard.judge.policy import THRESHOLDS
 
 TOKEN = "a-token-that-is-long-enough"
@@ -80,9 +80,13 @@ def test_the_whole_of_it(tmp_path: Path) -> None:
     assert first.plan == pytest.approx((16_000.0, 14_400.0, 17_600.0))
     assert (second.name, second.token, second.canary_s, second.plan) == ("10.0.0.2:8443/base", None, None, None)
     assert found.discover.file_sd == (str(tmp_path / "engines" / "*.json"),)
-    assert found.discover.kubernetes == Kubernetes("app=vllm", "models", 8000)
-    assert (found.discover.every_s, found.webhook, found.repeat_s) == (60.0, "http://127.0.0.1:9093/api/v2/alerts", 300.0)
-    assert found.api == Api("0.0.0.0", 9999, TOKEN, ("guard.example",), is_asked=True)
+    assert found.discover.kubernetes == PodsConfig("app=vllm", "models", 8000)
+    assert (found.discover.every_s, found.notify.webhook, found.notify.repeat_s) == (
+        60.0,
+        "http://127.0.0.1:9093/api/v2/alerts",
+        300.0,
+    )
+    assert found.api == ApiConfig(Listen("0.0.0.0", 9999), TOKEN, None, ("guard.example",))
     asked = read_options(["--config", str(path)], {})
     assert asked.policy.every_s == 10.0
     assert asked.policy.number("dead", "refused") == 180.0
@@ -157,7 +161,8 @@ def test_a_secret_that_everybody_can_read_is_said_once(tmp_path: Path) -> None:
 def test_an_empty_one_is_one() -> None:
     """Nothing need be set."""
     found = config_in("", "x.toml")
-    assert (found.engines, found.webhook, found.api) == ((), None, Api())
+    assert (found.engines, found.notify.webhook, found.api) == ((), None, ApiConfig())
+    assert (found.api.host, found.api.port) == ("127.0.0.1", 9790)
 
 
 @pytest.mark.parametrize(
@@ -166,12 +171,12 @@ def test_an_empty_one_is_one() -> None:
         ("a = ", 1, "not TOML"),
         ("[api]\nlisten = 'x", 2, "not TOML"),
         ("\n\n[[engine\n", 3, "not TOML"),
-        ("[engines]\nurl = 'http://x:1'", 1, "there is no 'engines'"),
+        ("[engines]\nurl = 'http://x:1'", 1, "there is no 'engines'; did you mean engine? known: engine, discover"),
         ("engine = 3", 1, "write [[engine]]"),
         ("[engine]\nurl = 'http://x:1'", 1, "write [[engine]]"),
         ("[[engine]]\nname = 'a'", 1, "needs its url"),
         ("[[engine]]\nurl = 'http://x:1'\n[[engine]]\nurl = 'ftp://x'", 4, "http://HOST:PORT"),
-        ("[[engine]]\nurl = 'http://x:1'\nurll = 'y'", 3, "has no 'urll'"),
+        ("[[engine]]\nurl = 'http://x:1'\nurll = 'y'", 3, "[engine] has no 'urll'; did you mean url? known: name, url"),
         ("[[engine]]\nurl = 'http://x:1'\n\n[[engine]]\nurl = 'http://x:1'", 5, "is an engine already, in line 1"),
         ("[[engine]]\nurl = 'http://x:1'\nname = 'a'\n[[engine]]\nurl = 'http://y:1'\nname = 'a'", 6, "in line 1"),
         ("[[engine]]\nurl = 'http://x:1'\ncanary = '1s'", 3, "between 5 and 60"),
@@ -192,8 +197,9 @@ def test_an_empty_one_is_one() -> None:
         ("[discover]\nfile_sd = 'x.toml'", 2, "reads .json"),
         ("[discover]\nfile_sd = 3", 2, "a text or a list"),
         ("[discover]\nhttp_sd = [\n  'http://x:1',\n  'no',\n]", 2, "http://HOST:PORT"),
-        ("[discover]\n[discover.kubernetes]\nport = 1", 2, "label selector"),
-        ("[discover.kubernetes]\nselector = 'a=b'\nport = 70000", 3, "from 1 to 65535"),
+        ("[discover]\n[discover.kubernetes]\nport = 1", 2, '[discover.kubernetes] needs its selector = "app=vllm"'),
+        ("[discover]\nkubernetes = ''", 2, "not a label selector"),
+        ("[discover.kubernetes]\nselector = 'a=b'\nport = 70000", 3, "port is a whole number from 1 to 65535"),
         ("[discover.kubernetes]\nselector = 'a=b'\nnamespace = 'A/B'", 3, "not the name of a namespace"),
         ("discover.every = '2h'", 1, "between 1 and 3600"),
         ("[notify]\nwebhook = 'file:///etc/passwd'", 2, "http://HOST:PORT"),

@@ -15,7 +15,7 @@ import pytest
 from lab.guard.contenders import Contender, judge, pause
 from lab.guard.epoch_gate import EpochGate, open_gate
 from lab.guard.etcd import Etcd
-from plimsoll.guard.adapters.etcd_lock import EtcdLock, Login
+from plimsoll.guard.adapters.etcd_lock import EtcdLock, EtcdLockConfig
 from plimsoll.net.http_call import Reply, Server
 from tests.real.small_farm import need
 
@@ -117,7 +117,7 @@ def test_an_etcd_that_is_stopped(etcd: Etcd) -> None:
     """One that takes connections and says nothing is not waited for: unsure while the lease runs, lost after it."""
 
     async def act() -> None:
-        lock = EtcdLock([etcd.url], ttl_s=2, timeout_s=0.5)
+        lock = EtcdLock(EtcdLockConfig((etcd.url,), ttl_s=2), timeout_s=0.5)
         first = await lock.acquire("a")
         assert first.is_done
         pause(etcd.process.pid)
@@ -129,7 +129,7 @@ def test_an_etcd_that_is_stopped(etcd: Etcd) -> None:
             assert again.facts["epoch"] == first.facts["epoch"]
             await asyncio.sleep(2.5)
             assert (await lock.renew()).is_done is False
-            assert (await EtcdLock([etcd.url], timeout_s=0.5).acquire("b")).is_done is None
+            assert (await EtcdLock(EtcdLockConfig((etcd.url,)), timeout_s=0.5).acquire("b")).is_done is None
         finally:
             etcd.process.send_signal(signal.SIGCONT)
 
@@ -146,14 +146,14 @@ def test_a_login(etcd: Etcd) -> None:
         assert etcd.ask(path, dict(body)) == 200, path
 
     async def act() -> None:
-        lock = EtcdLock(["http://127.0.0.1:9", etcd.url], ttl_s=5, login=Login("root", "r00t-password"))
+        lock = EtcdLock(EtcdLockConfig(("http://127.0.0.1:9", etcd.url), ttl_s=5, user="root", password="r00t-password"))
         first = await lock.acquire("a")
         assert first.is_done, first
         lock._token = "made-up.7"
         assert (await lock.renew()).is_done
         assert lock._token != "made-up.7"
-        for login in (Login(), Login("root", "wrong-password")):
-            refused = await EtcdLock([etcd.url], login=login).acquire("b")
+        for user, password in (("", None), ("root", "wrong-password")):
+            refused = await EtcdLock(EtcdLockConfig((etcd.url,), user=user, password=password)).acquire("b")
             assert refused.is_done is None
             assert "password" not in str(refused.message).replace("invalid user ID or password", "")
         assert (await lock.release()).is_done
@@ -166,7 +166,7 @@ def test_a_key_that_was_taken_away(etcd: Etcd) -> None:
 
     async def act() -> None:
         for path, more in (("/v3/kv/deleterange", {}), ("/v3/kv/put", {"value": "eA=="})):
-            lock = EtcdLock([etcd.url], "k", ttl_s=5)
+            lock = EtcdLock(EtcdLockConfig((etcd.url,), "k", 5))
             assert (await lock.acquire("a")).is_done
             told = await Server(etcd.url).call("POST", path, json.dumps({"key": "aw==", **more}).encode(), {}, 5.0)
             assert isinstance(told, Reply)

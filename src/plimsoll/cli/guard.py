@@ -28,15 +28,18 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from plimsoll.errors import BadInput
+from plimsoll.guard.config import GuardConfig, is_loopback, listen_of, read_guard_config
+from plimsoll.guard.config_fields import SHORTEST_TOKEN
+from plimsoll.guard.config_reader import USUAL_CANARY_S, is_open_to_all, open_to_all, read_token, seconds_in
+from plimsoll.guard.daemon.run import GuardOptions, OwnEngine, own_engine, watch
+from plimsoll.guard.engine_config import EngineConfig, host_and_port
+from plimsoll.guard.judge.policy import Policy, PolicyError, read_policy
+from plimsoll.launch.options import split_options
+from plimsoll.net.http_get import address
 from plimsoll.render.terminal import show
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from plimsoll.guard.config import GuardConfig
-    from plimsoll.guard.daemon.run import GuardOptions, OwnEngine
-    from plimsoll.guard.judge.policy import Policy
 
 
 def run(words: list[str]) -> int:
@@ -44,16 +47,11 @@ def run(words: list[str]) -> int:
     if {"--help", "-h"} & set(words):
         show(__doc__.rstrip() if __doc__ else "")
         return 0
-    options = read_options(words, os.environ)
-    from plimsoll.guard.daemon.run import watch
-
-    return watch(options)
+    return watch(read_options(words, os.environ))
 
 
 def read_options(words: Sequence[str], environ: Mapping[str, str]) -> GuardOptions:
     """Everything that was asked for; BadInput for whatever cannot be."""
-    from plimsoll.launch.options import split_options
-
     place = words.index("--") if "--" in words else len(words)
     urls, rest = _engines(words[:place])
     options = split_options(
@@ -65,16 +63,13 @@ def read_options(words: Sequence[str], environ: Mapping[str, str]) -> GuardOptio
         if word.startswith("-"):
             raise BadInput(f"there is no option {word!r}; plimsoll guard --help lists them")
         raise BadInput(f"guard takes no {word!r}; give engines with --engine URL, a command behind --")
-    from plimsoll.guard.config import GuardConfig, read_guard_config
-    from plimsoll.guard.daemon.run import GuardOptions
-
     path = options.values.get("--config")
     config = GuardConfig() if path is None else read_guard_config(path)
-    own = None if options.verbatim is None else _own_engine(options.verbatim, urls)
+    own = None if options.verbatim is None else own_engine(options.verbatim, urls[0] if len(urls) == 1 else None)
     urls = urls if own is None else list(dict.fromkeys([*urls, own.url]))
     config = _with_engines(config, urls, environ, has_canary="--canary" in options.switches)
-    name = "" if own is None else _named(config, own.url)
-    config = config if own is None else _with_own(config, name, own)
+    config = config if own is None else _with_own(config, own)
+    name = "" if own is None else config.engines[0].name
     is_acting = "--act" in options.switches
     discover = config.discover
     if not config.engines and not (discover.file_sd or discover.http_sd or discover.kubernetes):
@@ -84,42 +79,23 @@ def read_options(words: Sequence[str], environ: Mapping[str, str]) -> GuardOptio
     config = _with_api(config, options.values, environ)
     looks = _looks(options.values.get("--looks"))
     policy = _policy(config, options.values.get("--every"))
-    if is_acting:
-        _check_acting(config, has_own=own is not None)
+    # With nothing in hand it could never do anything: better said now than in the night.
+    has_gate = config.discover.token is not None or any(engine.token is not None for engine in config.engines)
+    if is_acting and not has_gate and own is None and all(engine.restart is None for engine in config.engines):
+        raise BadInput("--act: nothing can be done: no engine has a restart, and none has a token_file for its gate")
     has_api, is_json = "--no-api" not in options.switches, "--json" in options.switches
     return GuardOptions(config, policy, looks, has_api, is_json, is_acting, options.verbatim or (), name)
 
 
-def _own_engine(command: Sequence[str], urls: Sequence[str]) -> OwnEngine:
-    from plimsoll.guard.daemon.run import own_engine
-
-    return own_engine(command, urls[0] if len(urls) == 1 else None)
-
-
-def _named(config: GuardConfig, url: str) -> str:
-    """The engine of the list that answers there: one of the configuration may have a name of its own."""
-    from plimsoll.guard.adapters.discovery import named
-
-    return next(one.name for one in config.engines if named(one.url) == named(url))
-
-
-def _with_own(config: GuardConfig, name: str, own: OwnEngine) -> GuardConfig:
-    from plimsoll.guard.config import EngineAct
-
-    said = config.acting.get(name, EngineAct())
-    if said.restart is not None:
-        number = next(place for place, one in enumerate(config.engines) if one.name == name)
-        raise config.refuse(f"{name} is started by guard itself (--): leave its restart out", "engine", number, "restart")
-    said = said._replace(has_connector=said.has_connector or own.has_connector, nodes=max(said.nodes, own.nodes))
-    engines = sorted(config.engines, key=lambda one: one.name != name)  # the first of them
-    return config._replace(acting={**config.acting, name: said}, engines=tuple(engines))
-
-
-def _check_acting(config: GuardConfig, *, has_own: bool) -> None:
-    """With nothing in hand it could never do anything: better said now than in the night."""
-    has_gate = config.discover.token is not None or any(one.token is not None for one in config.engines)
-    if not has_gate and not has_own and not any(said.restart is not None for said in config.acting.values()):
-        raise BadInput("--act: nothing can be done: no engine has a restart, and none has a token_file for its gate")
+def _with_own(config: GuardConfig, own: OwnEngine) -> GuardConfig:
+    """The engine that guard starts itself comes first; the configuration may have said more of it, and given it a name."""
+    place = [host_and_port(engine.url) for engine in config.engines].index(host_and_port(own.url))
+    engine = config.engines[place]
+    if engine.restart is not None:
+        raise config.refuse(f"{engine.name} is started by guard itself (--): leave its restart out", "engine", place, "restart")
+    engine = replace(engine, kv_connector=engine.kv_connector or own.has_connector, nodes=max(engine.nodes, own.nodes))
+    others = (other for other in config.engines if other.name != engine.name)
+    return replace(config, engines=(engine, *others))
 
 
 def _engines(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -143,53 +119,44 @@ def _engines(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _with_engines(config: GuardConfig, urls: Sequence[str], environ: Mapping[str, str], *, has_canary: bool) -> GuardConfig:
-    from plimsoll.guard.adapters.discovery import Target, named
-    from plimsoll.net.http_get import address
-
-    engines = {target.name: target for target in config.engines}
-    places = {named(target.url) for target in config.engines}
+    engines = {engine.name: engine for engine in config.engines}
+    places = {host_and_port(engine.url) for engine in config.engines}
+    token = environ.get("PLIMSOLL_TOKEN") or None
     for url in urls:
         try:
             address(url)
         except BadInput as error:
             raise BadInput(f"--engine: {error}") from None
-        token = environ.get("PLIMSOLL_TOKEN") or None
-        if named(url) in places:
-            continue  # the configuration has said more of it
-        engines.setdefault(named(url), Target(named(url), url.strip(), token, 30.0 if has_canary else None))
-    return config._replace(engines=tuple(engines.values()))
+        name = host_and_port(url)
+        if name not in places:  # else the configuration has said more of it
+            engines.setdefault(name, EngineConfig(name, url.strip(), token, USUAL_CANARY_S if has_canary else None))
+    return replace(config, engines=tuple(engines.values()))
 
 
 def _with_api(config: GuardConfig, values: Mapping[str, str], environ: Mapping[str, str]) -> GuardConfig:
-    from plimsoll.guard.config import is_loopback, listen_of
-    from plimsoll.guard.config_values import SHORTEST_TOKEN, is_open_to_all, open_to_all, read_token
-
     api = config.api
     if "--token-file" in values:
         path = values["--token-file"]
-        api = api._replace(token=read_token(path))
+        api = replace(api, token=read_token(path))
         if is_open_to_all(path):
-            config = config._replace(warnings=tuple(dict.fromkeys((*config.warnings, open_to_all(path)))))
+            config = replace(config, warnings=tuple(dict.fromkeys((*config.warnings, open_to_all(path)))))
     elif api.token is None and environ.get("PLIMSOLL_GUARD_TOKEN"):
-        api = api._replace(token=environ["PLIMSOLL_GUARD_TOKEN"])
+        api = replace(api, token=environ["PLIMSOLL_GUARD_TOKEN"])
         if not re.fullmatch(rf"[\x21-\x7e]{{{SHORTEST_TOKEN},4096}}", environ["PLIMSOLL_GUARD_TOKEN"]):
             raise BadInput(f"PLIMSOLL_GUARD_TOKEN holds no token (one word of {SHORTEST_TOKEN} letters at least)")
     if api.read_token is not None and api.read_token == api.token:
         raise BadInput("[api] read_token_file: the token that only reads must be another one than the API's own")
     if "--listen" in values:
-        found = listen_of(values["--listen"])
-        if found is None:
+        listen = listen_of(values["--listen"])
+        if listen is None:
             raise BadInput(f"--listen {values['--listen'][:100]!r} is not HOST:PORT")
-        api = api._replace(host=found[0], port=found[1], is_asked=True)
+        api = replace(api, listen=listen)
         if not is_loopback(api.host) and api.token is None:
             raise BadInput(f"--listen {api.host} is not this machine alone: that needs --token-file or $PLIMSOLL_GUARD_TOKEN")
-    return config._replace(api=api)
+    return replace(config, api=api)
 
 
 def _policy(config: GuardConfig, every: str | None) -> Policy:
-    from plimsoll.guard.config_values import seconds_in
-    from plimsoll.guard.judge.policy import PolicyError, read_policy
-
     try:
         policy = read_policy(config.policy)
     except PolicyError as error:

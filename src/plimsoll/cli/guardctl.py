@@ -319,7 +319,7 @@ def _read(shown: str, status: int, data: bytes, known: Sequence[int]) -> tuple[i
 def _token(values: Mapping[str, str], environ: Mapping[str, str], url: str) -> str | None:
     """What was given, or what a guard of this user left; None where there is none."""
     from plimsoll.guard.api import api as guard_token
-    from plimsoll.guard.config_values import read_token
+    from plimsoll.guard.config_reader import read_token
 
     if "--token-file" in values:
         return read_token(values["--token-file"])

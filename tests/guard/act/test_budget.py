@@ -5,11 +5,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.guard.act.decide import DAY_S, HOUR_S, ActPolicy, Restart, spent
+from plimsoll.guard.act.decide import Restart, spent
+from plimsoll.guard.act.policy import DAY_S, HOUR_S, ActPolicy
 
 NOW = 1_700_000_000.0
 POLICY = ActPolicy()
-WIDE = ActPolicy(engine_hour=99, engine_day=99, fleet_hour=99, fleet_day=99)
+WIDE = ActPolicy(restarts_per_hour=99, restarts_per_day=99, fleet_restarts_per_hour=99, fleet_restarts_per_day=99)
 
 
 def ago(*seconds: float, engine: str = "a", is_own: bool = True) -> list[Restart]:
@@ -74,7 +75,7 @@ def test_a_clock_that_went_far_ahead_forgets_and_finds_again() -> None:
 
 def test_no_restart_at_all_is_a_budget_too() -> None:
     """A budget of nought refuses for ever."""
-    assert spent([], "a", ActPolicy(engine_hour=0), NOW).message
+    assert spent([], "a", ActPolicy(restarts_per_hour=0), NOW).message
 
 
 @given(st.lists(st.tuples(st.floats(-1e9, 1e9), st.sampled_from("ab")), max_size=40))
@@ -83,8 +84,8 @@ def test_whoever_obeys_it_stays_within_every_budget(times: list[tuple[float, str
     restarts = [Restart(NOW - at, engine) for at, engine in times]
     if not spent(restarts, "a", POLICY, NOW).message:
         for span_s, own, fleet in (
-            (HOUR_S, POLICY.engine_hour, POLICY.fleet_hour),
-            (DAY_S, POLICY.engine_day, POLICY.fleet_day),
+            (HOUR_S, POLICY.restarts_per_hour, POLICY.fleet_restarts_per_hour),
+            (DAY_S, POLICY.restarts_per_day, POLICY.fleet_restarts_per_day),
         ):
             recent = [one for one in restarts if one.at > NOW - span_s]
             assert len(recent) < fleet

@@ -15,17 +15,16 @@ from plimsoll.guard.act.decide import (
     ASKED,
     BROKEN_KINDS,
     ActionPlan,
-    ActPolicy,
     BlockedAction,
     EngineStatus,
     FailedRestarts,
     FleetView,
-    Hours,
     Restart,
     Switches,
     consider,
     decide,
 )
+from plimsoll.guard.act.policy import ActPolicy, Hours
 from plimsoll.guard.act.steps import BROKEN, SERVING
 from plimsoll.guard.judge.policy import GRADES
 from plimsoll.guard.judge.tracker import Grade
@@ -56,7 +55,7 @@ ONCE: list[tuple[str, FleetView, ActPolicy]] = [
     ("Paused", view(engine(conditions=DEAD), switches=Switches(paused=frozenset("a"))), POLICY),
     ("Paused", view(engine(conditions=DEAD), switches=Switches(rungs_off=frozenset({Grade.RESTART}))), POLICY),
     ("Busy", view(engine(conditions=DEAD), busy="b"), POLICY),
-    ("RungOff", view(engine(conditions=DEAD)), POLICY._replace(rungs=frozenset({Grade.SHED}))),
+    ("RungOff", view(engine(conditions=DEAD)), replace(POLICY, rungs=(Grade.SHED,))),
     ("OnlyObserved", view(engine(conditions=DEAD, only_observed="it has a KV connector")), POLICY),
     ("Unknown", view(engine(conditions=DEAD, age_s=120.0)), POLICY),
     ("Unknown", view(engine(conditions=DEAD | held("hung", status=Status.UNKNOWN, reason="SeveralServers"))), POLICY),
@@ -68,7 +67,7 @@ ONCE: list[tuple[str, FleetView, ActPolicy]] = [
     ("CrashLoop", view(engine(conditions=DEAD, last_end=FailedRestarts("dead", "failed", frozenset({"broken"})))), POLICY),
     ("CrashLoop", view(engine(conditions=DEAD, last_end=FailedRestarts("wedged", "held"))), POLICY),
     ("BudgetSpent", view(engine(conditions=DEAD), restarts=[Restart(NOW - 900, "a", is_own=False)] * 2), POLICY),
-    ("Hours", view(engine(conditions=DEAD), minute=600), POLICY._replace(hours=(Hours(1320, 360),))),
+    ("Hours", view(engine(conditions=DEAD), minute=600), replace(POLICY, hours=(Hours(1320, 360),))),
     ("Rollout", FleetView([engine(conditions=DEAD), engine("z", changed_s=60.0)], now=NOW), POLICY),
     ("TooManyAway", FleetView([engine(conditions=EXHAUSTED), engine("z", is_away=True)], now=NOW), POLICY),
     ("OthersCannotCarry", FleetView([engine(conditions=EXHAUSTED)], now=NOW), POLICY),
@@ -136,13 +135,13 @@ def test_nothing_is_done_about_what_is_about_to_be_over(kind: str) -> None:
 
 def test_the_hours_go_past_midnight() -> None:
     """From ten in the evening to six in the morning, the first minute in and the last one out."""
-    hours = POLICY._replace(hours=(Hours(22 * 60, 6 * 60), Hours(12 * 60, 13 * 60)))
+    hours = replace(POLICY, hours=(Hours(22 * 60, 6 * 60), Hours(12 * 60, 13 * 60)))
     allowed = {22 * 60, 23 * 60 + 59, 0, 5 * 60 + 59, 12 * 60}
     refused = {22 * 60 - 1, 6 * 60, 13 * 60, 10 * 60}
     for minute in allowed | refused:
         found = decide(view(engine(conditions=DEAD), minute=minute), hours)[0]
         assert isinstance(found, ActionPlan) is (minute in allowed), minute
-    any_time = hours._replace(broken_any_time=True)
+    any_time = replace(hours, broken_any_time=True)
     assert isinstance(decide(view(engine(conditions=DEAD), minute=600), any_time)[0], ActionPlan)
     assert isinstance(decide(view(engine(conditions=EXHAUSTED), minute=600), any_time)[0], BlockedAction)
 
@@ -151,7 +150,7 @@ def test_the_last_one_is_restarted_only_where_that_is_configured() -> None:
     """And a dead one is nobody's last."""
     alone = FleetView([engine(conditions=EXHAUSTED)], now=NOW)
     assert isinstance(decide(alone, POLICY)[0], BlockedAction)
-    assert isinstance(decide(alone, POLICY._replace(may_be_last=True))[0], ActionPlan)
+    assert isinstance(decide(alone, replace(POLICY, may_be_last=True))[0], ActionPlan)
     assert isinstance(decide(FleetView([engine(conditions=DEAD)], now=NOW), POLICY)[0], ActionPlan)
 
 
@@ -204,8 +203,8 @@ def test_no_plan_without_sure_knowledge(engines: list[EngineStatus], switches: S
         assert one.name not in switches.paused
         assert plan.grade not in switches.rungs_off
         if plan.grade is Grade.RESTART:
-            assert not (one.name == "a" and restarts >= POLICY.engine_hour)
-            assert restarts < POLICY.fleet_hour
+            assert not (one.name == "a" and restarts >= POLICY.restarts_per_hour)
+            assert restarts < POLICY.fleet_restarts_per_hour
         if plan.steps == SERVING:
             others = [two.load for two in engines if two.group == one.group and two is not one and not two.is_away]
             same = [load for load in others if load.model == one.load.model is not None]

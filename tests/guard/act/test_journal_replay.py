@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from plimsoll.guard.act.capacity import EngineLoad
-from plimsoll.guard.act.decide import ActionPlan, ActPolicy, EngineStatus, FailedRestarts, FleetView, decide
+from plimsoll.guard.act.decide import ActionPlan, EngineStatus, FailedRestarts, FleetView, decide
 from plimsoll.guard.act.journal_entry import CLOSED, RESTART, SEEN, SWITCH, WINDOW_S, CarryOver, Entry
 from plimsoll.guard.act.journal_replay import PAUSE, failed_restarts, known_processes, read_switches
+from plimsoll.guard.act.policy import ActPolicy
 from plimsoll.unknown import Condition, Status
 
 YEAR_S = 365 * 86_400.0

@@ -19,7 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plimsoll.errors import BadInput, TooLarge
-from plimsoll.guard.adapters.discovery import FileSd, HttpSd, Kubernetes, Pods, Target, groups_in, named, read_pod
+from plimsoll.guard.adapters.discovery import FileSd, HttpSd, Pods, PodsConfig, groups_in, read_pod
+from plimsoll.guard.engine_config import EngineConfig, host_and_port
 from plimsoll.net.cluster import Cluster
 from tests.certificates import certificate
 from tests.net.page_server import Handler, serving
@@ -48,12 +49,12 @@ def test_a_list_of_targets() -> None:
         {"targets": ["[::1]:8000"]},
     ]
     assert groups_in(groups, "x").targets == (
-        Target("10.0.0.1:8000", "http://10.0.0.1:8000"),
-        Target("10.0.0.2:8000", "http://10.0.0.2:8000"),
-        Target("big", "https://h:1/vllm"),
-        Target("[::1]:8000", "http://[::1]:8000"),
+        EngineConfig("10.0.0.1:8000", "http://10.0.0.1:8000"),
+        EngineConfig("10.0.0.2:8000", "http://10.0.0.2:8000"),
+        EngineConfig("big", "https://h:1/vllm"),
+        EngineConfig("[::1]:8000", "http://[::1]:8000"),
     )
-    assert named("http://user:secret@h:1/a/?q=1") == "h:1/a"
+    assert host_and_port("http://user:secret@h:1/a/?q=1") == "h:1/a"
 
 
 @pytest.mark.parametrize("tree", [None, {}, "x", [1], [{}], [{"targets": "x"}]])
@@ -103,7 +104,7 @@ def test_files_are_read_again_when_they_change(tmp_path: Path) -> None:
     assert finder.find() == ()
     assert "no such file" in finder.trouble
     (tmp_path / "c.yml").write_text("- targets: ['h:3']\n  labels:\n    name: third\n", encoding="utf-8")
-    assert FileSd(str(tmp_path / "c.yml")).find() == (Target("third", "http://h:3"),)
+    assert FileSd(str(tmp_path / "c.yml")).find() == (EngineConfig("third", "http://h:3"),)
 
 
 def test_a_broken_file_hides_no_other_and_stays_as_it_was(tmp_path: Path) -> None:
@@ -186,11 +187,11 @@ def test_pods_are_asked_page_by_page(tmp_path: Path) -> None:
 
     with serving(act) as server:
         cluster = Cluster(f"http://{server.host}", account(tmp_path))
-        found = Pods(Kubernetes("app=vllm,tier in (a)"), cluster).find()
+        found = Pods(PodsConfig("app=vllm,tier in (a)"), cluster).find()
         assert [urlsplit(path).path for path, _ in server.seen] == ["/api/v1/namespaces/models/pods"] * 2
         assert {login for _, login in server.seen} == {"Bearer pod-token"}
         (tmp_path / "token").write_text("another", encoding="utf-8")
-        by_port = Pods(Kubernetes("app=vllm,tier in (a)", "models", 5000), cluster).find()
+        by_port = Pods(PodsConfig("app=vllm,tier in (a)", "models", 5000), cluster).find()
         assert server.seen[-1][1] == "Bearer another"
     assert [(target.name, target.url) for target in found] == [
         ("models/a", "http://10.1.2.3:8000"), ("models/b", "http://[fd00::1]:8000"),
@@ -208,10 +209,10 @@ def test_the_clusters_certificate_is_checked(tmp_path: Path) -> None:
         secure.socket = context.wrap_socket(secure.socket, server_side=True)
         threading.Thread(target=secure.serve_forever, daemon=True).start()
         where = f"https://127.0.0.1:{secure.server_address[1]}"
-        assert len(Pods(Kubernetes("a=b"), Cluster(where, account(tmp_path))).find()) == 1
+        assert len(Pods(PodsConfig("a=b"), Cluster(where, account(tmp_path))).find()) == 1
         stranger = tmp_path / "other"
         certificate(stranger)
-        distrusting = Pods(Kubernetes("a=b"), Cluster(where, account(stranger)))
+        distrusting = Pods(PodsConfig("a=b"), Cluster(where, account(stranger)))
         assert distrusting.find() == ()
         assert "cannot be asked" in distrusting.trouble
         secure.shutdown()
@@ -234,7 +235,7 @@ def test_the_clusters_certificate_is_checked(tmp_path: Path) -> None:
 def test_a_cluster_that_does_not_answer(act: Any, says: str, tmp_path: Path) -> None:
     """One line each; the token is in none of them."""
     with serving(act) as server:
-        finder = Pods(Kubernetes("a=b"), Cluster(f"http://{server.host}", account(tmp_path), timeout_s=1.0))
+        finder = Pods(PodsConfig("a=b"), Cluster(f"http://{server.host}", account(tmp_path), timeout_s=1.0))
         assert finder.find() == ()
     assert says in finder.trouble
     assert "pod-token" not in finder.trouble
@@ -258,7 +259,7 @@ def test_restarts_and_ends_of_pods(tmp_path: Path) -> None:
         pod("g", spec=bare, status=failed, metadata={"deletionTimestamp": "now"}),
     ]  # fmt: skip
     with serving(lambda ask: ask.answer(json.dumps({"items": running if len(server.seen) == 1 else over}).encode())) as server:
-        finder = Pods(Kubernetes("a=b"), Cluster(f"http://{server.host}", account(tmp_path)))
+        finder = Pods(PodsConfig("a=b"), Cluster(f"http://{server.host}", account(tmp_path)))
         before = {target.name: target for target in finder.find()}
         assert (finder.restarts, finder.ended) == ({"models/a": 3, "models/b": 9}, {})
         after = {target.name: target for target in finder.find()}
@@ -312,4 +313,4 @@ def test_no_list_is_more_than_a_refusal(tree: Any) -> None:
         found = groups_in(tree, "here").targets
     except BadInput:
         found = ()
-    assert all(isinstance(target, Target) for target in found)
+    assert all(isinstance(target, EngineConfig) for target in found)

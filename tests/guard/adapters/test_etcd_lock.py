@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plimsoll.errors import BadInput
-from plimsoll.guard.adapters.etcd_lock import MOST_BYTES, EtcdLock, Login
+from plimsoll.guard.adapters.etcd_lock import MOST_BYTES, EtcdLock, EtcdLockConfig
 from plimsoll.net.http_call import Lost, Server
 
 HEADER = {"revision": "7"}
@@ -101,7 +101,7 @@ def test_what_is_sent() -> None:
 
     async def act() -> None:
         async with scripted() as etcd:
-            lock = EtcdLock([etcd.url], "fleet", ttl_s=30)
+            lock = EtcdLock(EtcdLockConfig((etcd.url,), "fleet", 30))
             etcd.answers = [NOTHING, LEASE, given_to(lock._mark)]
             taken = await lock.acquire("guard-0")
             assert (taken.is_done, taken.facts["epoch"]) == (True, 8)
@@ -122,7 +122,7 @@ def test_a_lost_answer_is_found_again() -> None:
 
     async def act() -> None:
         async with scripted() as etcd:
-            lock = EtcdLock([etcd.url], timeout_s=2.0)
+            lock = EtcdLock(EtcdLockConfig((etcd.url,)), timeout_s=2.0)
             etcd.answers = [NOTHING, LEASE, b""]
             assert (await lock.acquire("a")).is_done is None
             own = json_bytes(key(8, lock._mark))
@@ -144,7 +144,7 @@ def test_an_answer_that_is_read_too_late() -> None:
 
     async def act() -> None:
         async with scripted() as etcd:
-            lock = Stopped([etcd.url], ttl_s=1)
+            lock = Stopped(EtcdLockConfig((etcd.url,), ttl_s=1))
             short = json_bytes({"header": HEADER, "ID": "5", "TTL": "1"})
             etcd.answers = [NOTHING, short, given_to(lock._mark)]
             assert (await lock.acquire("a")).is_done is None
@@ -157,7 +157,7 @@ def test_somebody_was_quicker() -> None:
 
     async def act() -> None:
         async with scripted() as etcd:
-            lock = EtcdLock([etcd.url])
+            lock = EtcdLock(EtcdLockConfig((etcd.url,)))
             theirs = {"header": HEADER, "responses": [{"response_range": key(9, "other", "77", "b\x1b[31m\n")}]}
             etcd.answers = [NOTHING, LEASE, json_bytes(theirs), json_bytes({"header": HEADER})]
             refused = await lock.acquire("a")
@@ -173,7 +173,7 @@ def test_a_revision_that_went_back() -> None:
 
     async def act() -> None:
         async with scripted() as etcd:
-            lock = EtcdLock([etcd.url])
+            lock = EtcdLock(EtcdLockConfig((etcd.url,)))
             done = json_bytes({"header": HEADER})
             etcd.answers = [NOTHING, LEASE, given_to(lock._mark, 800), done, NOTHING, LEASE, given_to(lock._mark, 8), done]
             assert (await lock.acquire("a")).is_done
@@ -190,7 +190,7 @@ def test_the_next_endpoint_is_asked() -> None:
 
     async def act() -> None:
         async with scripted(None) as silent, scripted(json_bytes({"error": "no leader"}, 503)) as headless, scripted() as good:
-            lock = EtcdLock(["http://127.0.0.1:9", silent.url, headless.url, good.url], timeout_s=2.0)
+            lock = EtcdLock(EtcdLockConfig(("http://127.0.0.1:9", silent.url, headless.url, good.url)), timeout_s=2.0)
             good.answers = [NOTHING, LEASE, given_to(lock._mark)]
             assert (await lock.acquire("a")).is_done
             assert len(good.asked) == 3
@@ -231,7 +231,7 @@ def test_odd_answers(odd: int, at: int) -> None:
 
     async def act() -> None:
         async with scripted() as etcd:
-            lock = EtcdLock([etcd.url], timeout_s=0.5)
+            lock = EtcdLock(EtcdLockConfig((etcd.url,)), timeout_s=0.5)
             good = [NOTHING, LEASE, given_to(lock._mark)]
             etcd.answers = [*good[:at], ODD[odd]]
             outcome = await lock.acquire("a")
@@ -268,7 +268,7 @@ def test_any_json(bodies: list[dict[str, Any]]) -> None:
             del path, body, deadline
             return bodies.pop(0) if bodies else {"header": {}}
 
-    assert not asyncio.run(Scripted(["http://h"]).acquire("a")).is_done
+    assert not asyncio.run(Scripted(EtcdLockConfig(("http://h",))).acquire("a")).is_done
 
 
 def test_a_login_is_shown_and_never_told() -> None:
@@ -276,17 +276,17 @@ def test_a_login_is_shown_and_never_told() -> None:
 
     async def act() -> None:
         async with scripted() as etcd:
-            login = Login("guard", "pa55word-very-secret")
-            lock = EtcdLock([etcd.url], login=login)
+            config = EtcdLockConfig((etcd.url,), user="guard", password="pa55word-very-secret")
+            lock = EtcdLock(config)
             token = json_bytes({"header": HEADER, "token": "tok.1"})
             over = json_bytes({"error": "etcdserver: invalid auth token"}, 401)
             etcd.answers = [token, over, token, NOTHING, LEASE, given_to(lock._mark)]
             assert (await lock.acquire("a")).is_done
             assert [headers.get("authorization") for _, headers, _ in etcd.asked] == [None, "tok.1", None, *["tok.1"] * 3]
             etcd.answers = [json_bytes({"error": "invalid user ID or password"}, 400)]
-            refused = await EtcdLock([etcd.url], login=login).acquire("a")
+            refused = await EtcdLock(config).acquire("a")
             assert refused.is_done is None
-            assert "pa55word" not in refused.message + repr(login) + lock.said
+            assert "pa55word" not in refused.message + repr(config) + lock.said
 
     run(act)
 
@@ -295,11 +295,11 @@ def test_wrong_settings() -> None:
     """Addresses that are none, a login in an address, no key, no time: refused at the start, without repeating a password."""
     for url in ("127.0.0.1:2379", "ftp://h", "http://u:s3cret@h:1", "http://h:99999", "http://h:0", "http://h/?x", "unix:/h"):
         with pytest.raises(BadInput) as problem:
-            EtcdLock([url])
+            EtcdLock(EtcdLockConfig((url,)))
         assert "s3cret" not in str(problem.value)
     for endpoints, name, ttl_s in ((), "k", 30), (("http://h",), "", 30), (("http://h",), "k", 0):
         with pytest.raises(BadInput):
-            EtcdLock(endpoints, name, ttl_s=ttl_s)
+            EtcdLock(EtcdLockConfig(tuple(endpoints), name, ttl_s))
 
 
 def certificate(folder: Path, name: str) -> tuple[Path, Path]:
@@ -327,13 +327,13 @@ def test_tls_in_both_directions(tmp_path: Path) -> None:
         script = Script()
         server = await asyncio.start_server(script.visited, "127.0.0.1", 0, ssl=context)
         url = f"https://localhost:{server.sockets[0].getsockname()[1]}"
-        lock = EtcdLock([url], login=Login("", "", str(server_crt), str(client_crt), str(client_key)))
+        lock = EtcdLock(EtcdLockConfig((url,), ca_file=str(server_crt), cert_file=str(client_crt), key_file=str(client_key)))
         script.answers = [NOTHING, LEASE, given_to(lock._mark)]
         assert (await lock.acquire("a")).is_done
-        strangers = [Login(), Login(ca_file=str(client_crt)), Login(ca_file=str(server_crt)), Login(ca_file="/nonexistent")]
-        for login in strangers:
+        strangers = ["", str(client_crt), str(server_crt), "/nonexistent"]
+        for ca_file in strangers:
             asked = len(script.asked)
-            assert (await EtcdLock([url], login=login).acquire("a")).is_done is None
+            assert (await EtcdLock(EtcdLockConfig((url,), ca_file=ca_file)).acquire("a")).is_done is None
             assert len(script.asked) == asked
         server.close()
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from plimsoll.errors import WorldFailed
 from plimsoll.guard.act.capacity import EngineLoad
-from plimsoll.guard.act.decide import ActPolicy, EngineStatus, FleetView
+from plimsoll.guard.act.decide import EngineStatus, FleetView
 from plimsoll.guard.act.journal_entry import Entry
+from plimsoll.guard.act.policy import ActPolicy
 from plimsoll.guard.act.ports import Outcome, done, failed
 from plimsoll.guard.daemon.conductor import ActionPorts, Announcement
 from plimsoll.guard.daemon.steps import EngineAdapters

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from dataclasses import replace
 
 import pytest
 
@@ -144,7 +145,7 @@ def test_stragglers_end_as_it_is_configured(stragglers: str, end: str) -> None:
     """Not idle in time: taken back, or stopped all the same where somebody wants that."""
     world, book = World(faults={"idle": Fault("fails")}), MemoryBook()
     world.may_lose = stragglers == "stop"
-    live(world, book, SERVING.plan, policy=POLICY._replace(stragglers=stragglers))
+    live(world, book, SERVING.plan, policy=replace(POLICY, stragglers=stragglers))
     assert ends(world) == [end]
     assert world.state.harm == []
 

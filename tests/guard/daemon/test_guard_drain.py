@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +118,7 @@ def test_what_does_not_speak_against_it() -> None:
     async def story(world: World) -> None:
         world.engines[0] = world.engines[0]._replace(has_restarter=False, last_end=FailedRestarts("asked", "failed"))
         drains = made(world)
-        drains._policy = POLICY._replace(rungs=frozenset(), engine_hour=0, fleet_hour=0)
+        drains._policy = replace(POLICY, rungs=(), restarts_per_hour=0, fleet_restarts_per_hour=0)
         view = world.view
         drains._ports = drains._ports._replace(view=lambda away: view(away)._replace(switches=Switches(is_paused=True)))
         assert isinstance(await drains.drain("a"), ActionPlan)

@@ -9,9 +9,9 @@ from typing import Any, cast
 
 import pytest
 
-from plimsoll.guard.act.decide import ActPolicy
 from plimsoll.guard.act.journal_entry import CLOSED, OPENED, RESTART, SWITCH
 from plimsoll.guard.act.journal_replay import PAUSE, read_switches
+from plimsoll.guard.act.policy import ActPolicy
 from plimsoll.guard.act.steps import BROKEN, STEP_TEXTS, open_action, opening_fields
 from plimsoll.guard.adapters.command import CommandRestart
 from plimsoll.guard.config import Files, GuardConfig

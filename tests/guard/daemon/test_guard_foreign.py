@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from plimsoll.guard.act.decide import ActPolicy, FleetView
+from plimsoll.guard.act.decide import FleetView
 from plimsoll.guard.act.journal_entry import RESTART
+from plimsoll.guard.act.policy import ActPolicy
 from plimsoll.guard.act.steps import Step, open_action
 from plimsoll.guard.daemon.acting import MOST_A_ROUND, ForeignRestarts
 from plimsoll.guard.daemon.conductor import Conductor

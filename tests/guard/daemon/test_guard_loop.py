@@ -8,9 +8,9 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from plimsoll.guard.adapters.discovery import Target
 from plimsoll.guard.daemon import observer
 from plimsoll.guard.daemon.observer import DiscoveredFacts, Fleet, ObserverPorts, WatchedEngine
+from plimsoll.guard.engine_config import EngineConfig
 from plimsoll.guard.judge.look import Look, Reach
 from plimsoll.guard.judge.policy import Policy
 from plimsoll.render.guard import Event, EventKind, sentence, status_line
@@ -65,7 +65,7 @@ def watched(
 
     async def run() -> Fleet:
         fleet = Fleet(POLICY, ObserverPorts(lambda target: watchers[target.name], said.append))
-        fleet.watch([Target(name, f"http://{number}.example:1") for number, name in enumerate(acts)])
+        fleet.watch([EngineConfig(name, f"http://{number}.example:1") for number, name in enumerate(acts)])
         await asyncio.sleep(seconds)
         await fleet.close()
         return fleet
@@ -91,7 +91,7 @@ def test_looks_that_somebody_asks_for_put_off_no_other() -> None:
 
     async def run() -> int:
         fleet = Fleet(POLICY, ObserverPorts(lambda _: watcher, lambda _: None))
-        fleet.watch([Target("a", "http://0.example:1")])
+        fleet.watch([EngineConfig("a", "http://0.example:1")])
         for _ in range(200):
             await fleet.look_now("a")
         before = watcher.looks
@@ -132,7 +132,7 @@ def test_whoever_waits_for_a_look_is_answered_also_when_the_engine_leaves_the_li
 
     async def run() -> list[Look | None]:
         fleet = Fleet(Policy(every_s=0.01), ObserverPorts(lambda _: Scripted(stuck), lambda _: None))
-        fleet.watch([Target("a", "http://a.example:1")])
+        fleet.watch([EngineConfig("a", "http://a.example:1")])
         first = asyncio.ensure_future(fleet.look_now("a"))
         await asyncio.sleep(0.1)  # its look has begun, and does not end
         later = asyncio.ensure_future(fleet.look_now("a"))
@@ -154,7 +154,7 @@ def test_many_engines_are_spread_over_the_interval() -> None:
 
     async def run() -> None:
         fleet = Fleet(Policy(every_s=1.0), ObserverPorts(lambda _: Scripted(noted), lambda _: None), looks=1)
-        fleet.watch([Target(str(number), f"http://{number}.example:1") for number in range(200)])
+        fleet.watch([EngineConfig(str(number), f"http://{number}.example:1") for number in range(200)])
         await fleet.wait()
         await fleet.close()
 
@@ -182,7 +182,7 @@ def test_a_teller_that_fails_ends_no_watching() -> None:
 
     async def run() -> Fleet:
         fleet = Fleet(POLICY, ObserverPorts(lambda _: watcher, fail))
-        fleet.watch([Target("e", "http://x:1")])
+        fleet.watch([EngineConfig("e", "http://x:1")])
         await asyncio.sleep(0.4)
         fleet.watch([])
         await fleet.close()
@@ -205,7 +205,7 @@ def test_what_is_known_of_its_process_is_there_when_it_is_judged() -> None:
         facts = {"ended": DiscoveredFacts(2, "its pod has failed")}
         ports = ObserverPorts(lambda _: Scripted(refused), said.append, facts=lambda name: facts.get(name, DiscoveredFacts()))
         fleet = Fleet(policy, ports)
-        fleet.watch([Target("ended", "http://x:1"), Target("other", "http://y:1")])
+        fleet.watch([EngineConfig("ended", "http://x:1"), EngineConfig("other", "http://y:1")])
         await asyncio.sleep(0.3)
         await fleet.close()
 
@@ -217,7 +217,7 @@ def test_what_is_known_of_its_process_is_there_when_it_is_judged() -> None:
 def test_a_watcher_that_cannot_be_made_blinds_no_other() -> None:
     """Also a mistake of ours in one entry is said of that entry alone."""
 
-    def make(target: Target) -> Scripted:
+    def make(target: EngineConfig) -> Scripted:
         if target.name == "odd":
             raise ZeroDivisionError
         return Scripted(well)
@@ -225,7 +225,7 @@ def test_a_watcher_that_cannot_be_made_blinds_no_other() -> None:
     async def run() -> Fleet:
         fleet = Fleet(POLICY, ObserverPorts(make, said.append))
         for _ in range(3):
-            fleet.watch([Target("odd", "http://x:1"), Target("well", "http://y:1")])
+            fleet.watch([EngineConfig("odd", "http://x:1"), EngineConfig("well", "http://y:1")])
         await asyncio.sleep(0.2)
         await fleet.close()
         return fleet
@@ -243,7 +243,7 @@ def test_the_past_is_asked_for_once() -> None:
     asked: list[str] = []
     points = [(-100_000.0 + 120.0 * n, {"host_resident": 1e9 + n}) for n in range(700)]
 
-    async def recall(target: Target, found: Look) -> list[tuple[float, dict[str, float]]]:
+    async def recall(target: EngineConfig, found: Look) -> list[tuple[float, dict[str, float]]]:
         asked.append(target.name)
         assert found.reach is Reach.ANSWERS
         if target.name == "bad":
@@ -258,7 +258,7 @@ def test_the_past_is_asked_for_once() -> None:
 
     async def run() -> Fleet:
         fleet = Fleet(POLICY, ObserverPorts(lambda _: Scripted(later), lambda _: None, recall=recall))
-        fleet.watch([Target("good", "http://x:1"), Target("bad", "http://y:1")])
+        fleet.watch([EngineConfig("good", "http://x:1"), EngineConfig("bad", "http://y:1")])
         await asyncio.sleep(0.5)
         await fleet.close()
         return fleet
@@ -275,7 +275,7 @@ def test_the_past_is_asked_for_once() -> None:
 
 def test_a_start_is_held_against_its_plan() -> None:
     """An engine with a plan is asked one question more, and what differs is said under its own code."""
-    one = WatchedEngine(Target("e", "http://x:1", plan=(16_000.0, 15_000.0, 17_000.0)), POLICY, Scripted(well), 0.0)
+    one = WatchedEngine(EngineConfig("e", "http://x:1", plan=(16_000.0, 15_000.0, 17_000.0)), POLICY, Scripted(well), 0.0)
     same = {"num_gpu_blocks": "1000", "block_size": "16"}
     assert [told.what for told in one.take(look(1, config=same))] == [EventKind.REACHED]
     (told,) = one.take(look(2, config={**same, "num_gpu_blocks": "800"}))
@@ -286,7 +286,7 @@ def test_a_start_is_held_against_its_plan() -> None:
 
 def test_a_line_of_status() -> None:
     """How many, how many are not seen, and what holds; unseen is not well."""
-    one = WatchedEngine(Target("e", "http://x:1"), POLICY, Scripted(well), 0.0)
+    one = WatchedEngine(EngineConfig("e", "http://x:1"), POLICY, Scripted(well), 0.0)
     assert status_line([one.view(0.0)]) == "1 engine, 1 not answering (1 never did); no other trouble is known"
     one.take(look(1, figures={"running": math.nan}))
     assert status_line([one.view(2.0)]) == "1 engine; no trouble is known, but not whether it is stuck"
@@ -300,9 +300,9 @@ def test_only_so_many_changes_are_kept() -> None:
 
     async def run() -> Fleet:
         fleet = Fleet(POLICY, ObserverPorts(lambda _: Scripted(stuck), lambda _: None))
-        fleet.watch([Target("a", "http://x:1")])
+        fleet.watch([EngineConfig("a", "http://x:1")])
         for number in range(800):
-            fleet.watch([Target(str(number), "http://x:1")])
+            fleet.watch([EngineConfig(str(number), "http://x:1")])
         await fleet.close()
         return fleet
 
@@ -313,7 +313,7 @@ def test_only_so_many_changes_are_kept() -> None:
 
 def test_a_fleet_costs_little_time() -> None:
     """A view of 200 engines, as each scrape of the API takes one, is made in a blink."""
-    many = [WatchedEngine(Target(str(number), "http://x:1"), POLICY, Scripted(well), 0.0) for number in range(200)]
+    many = [WatchedEngine(EngineConfig(str(number), "http://x:1"), POLICY, Scripted(well), 0.0) for number in range(200)]
     for one in many:
         one.take(look(1))
     begun = time.perf_counter()
@@ -335,7 +335,7 @@ def test_what_holds_or_is_in_doubt_is_sent_again() -> None:
             POLICY._replace(numbers={("dead", "for"): 0.0, ("dead", "clear"): 0.0}),
             ObserverPorts(lambda _: Scripted(act), lambda _: None),
         )
-        fleet.watch([Target("e", "http://x:1")])
+        fleet.watch([EngineConfig("e", "http://x:1")])
         seen = []
         for status in (503, 0, 200):
             health[0] = status

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, cast
 
-from plimsoll.guard.act.decide import ActPolicy, EngineStatus, FailedRestarts
-from plimsoll.guard.adapters.discovery import Target
+from plimsoll.guard.act.decide import EngineStatus, FailedRestarts
+from plimsoll.guard.act.policy import ActPolicy
 from plimsoll.guard.daemon.observer import EngineCapabilities, Fleet, FleetObserver, ProcessLife, WatchedEngine
+from plimsoll.guard.engine_config import EngineConfig
 from plimsoll.guard.judge.look import GateState, Look, Reach
 from plimsoll.guard.judge.policy import Policy
 
@@ -27,7 +28,7 @@ class Few:
     def __init__(self, **looks: list[Look]) -> None:
         self._engines: dict[str, WatchedEngine] = {}
         for name, seen in looks.items():
-            one = WatchedEngine(Target(name, "http://x:1"), Policy(), cast("Any", SimpleNamespace()), 0.0)
+            one = WatchedEngine(EngineConfig(name, "http://x:1"), Policy(), cast("Any", SimpleNamespace()), 0.0)
             for found in seen:
                 one.take(found)
             self._engines[name] = one

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from plimsoll.guard.adapters.discovery import Target
 from plimsoll.guard.api.api import metrics_page
 from plimsoll.guard.daemon.observer import EventReporter, WatchedEngine
+from plimsoll.guard.engine_config import EngineConfig
 from plimsoll.guard.judge.look import Reach
 from plimsoll.render.guard import Event, EventKind, alert, line_json, sentence, status_line
 from plimsoll.unknown import Status
@@ -37,7 +37,7 @@ def test_an_engine_that_starts_later_answers_for_the_first_time() -> None:
 
 def test_an_engine_that_never_answers_is_said_to_be_such_after_a_minute() -> None:
     """Once, beside the first sentence; it counts as unreachable from the first look on, and after an answer it is over."""
-    one = WatchedEngine(Target("e", "http://x:1"), POLICY, Scripted(well), 0.0)
+    one = WatchedEngine(EngineConfig("e", "http://x:1"), POLICY, Scripted(well), 0.0)
     said = [told for n in range(200) for told in one.take(look(n, Reach.REFUSED, why="nobody listens there"))]
     assert [(told.unix_s - 1e9, told.what) for told in said] == [(0, EventKind.UNREACHABLE), (60, EventKind.UNREACHABLE)]
     assert said[1].message.startswith("has not answered since guard began: it is still starting, was never started")

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from plimsoll.errors import WorldFailed
-from plimsoll.guard.adapters.discovery import Target
-from plimsoll.guard.config import Discover, GuardConfig
+from plimsoll.guard.adapters.discovery import DiscoverConfig
+from plimsoll.guard.config import GuardConfig
 from plimsoll.guard.daemon.observer import DiscoveredFacts
 from plimsoll.guard.daemon.run import MOST_TEXTS, EngineLists, TroubleLog
+from plimsoll.guard.engine_config import EngineConfig
 from plimsoll.guard.judge.look import Look, Reach
 from tests.cli.test_guard import QUICK, config, url
 from tests.guard.adapters.test_webhook import receiving
@@ -72,9 +73,9 @@ class Finder:
         self.trouble = ""
         self.restarts: Mapping[str, int] = {}
         self.ended: Mapping[str, str] = {}
-        self.targets: tuple[Target, ...] = ()
+        self.targets: tuple[EngineConfig, ...] = ()
 
-    def find(self) -> tuple[Target, ...]:
+    def find(self) -> tuple[EngineConfig, ...]:
         """All there are."""
         if self.problem is not None:
             raise self.problem
@@ -95,7 +96,7 @@ def test_no_finder_ends_it(problem: Exception) -> None:
     noted: list[tuple[str, str]] = []
     lists = EngineLists(GuardConfig(), lambda what, text: noted.append((what, text)))
     finder = Finder()
-    finder.targets = (Target("a", "http://a:1"),)
+    finder.targets = (EngineConfig("a", "http://a:1"),)
     assert asked(lists, finder) == ["a"]
     finder.problem = problem
     assert asked(lists, finder) == ["a"]
@@ -108,10 +109,10 @@ def test_no_finder_ends_it(problem: Exception) -> None:
 
 def test_what_a_finder_knows_reaches_the_look_under_the_name_it_has_here() -> None:
     """Restarts of its container and its end, also where two finders call two engines the same."""
-    discover = Discover(token="t" * 16, canary_s=30.0, api_key="k")
-    lists = EngineLists(GuardConfig(engines=(Target("pod", "http://named:1"),), discover=discover), lambda *_: None)
+    discover = DiscoverConfig(token="t" * 16, canary_s=30.0, api_key="k")
+    lists = EngineLists(GuardConfig(engines=(EngineConfig("pod", "http://named:1"),), discover=discover), lambda *_: None)
     finder = Finder()
-    finder.targets = (Target("pod", "http://found:1"), Target("other", "http://other:1"))
+    finder.targets = (EngineConfig("pod", "http://found:1"), EngineConfig("other", "http://other:1"))
     finder.restarts, finder.ended = {"pod": 4}, {"other": "its pod has failed"}
     assert asked(lists, finder) == ["pod", "pod http://found:1", "other"]
     assert lists.facts("pod http://found:1") == DiscoveredFacts(4, "")

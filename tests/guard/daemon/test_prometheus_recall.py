@@ -11,8 +11,7 @@ import pytest
 
 from plimsoll.doctor.rules.trend_growth import MetricSeries
 from plimsoll.errors import BadInput, WorldFailed
-from plimsoll.guard.adapters.discovery import Target
-from plimsoll.guard.config import Prometheus
+from plimsoll.guard.config import PrometheusConfig
 from plimsoll.guard.daemon import engine_figures as guard_recall
 from plimsoll.guard.daemon.engine_figures import (
     STEP_S,
@@ -23,6 +22,7 @@ from plimsoll.guard.daemon.engine_figures import (
     past_from_series,
     read_past,
 )
+from plimsoll.guard.engine_config import EngineConfig
 from plimsoll.guard.judge.look import Look, Reach, WorkerMemory
 from tests.net.page_server import Handler, serving
 
@@ -126,11 +126,11 @@ def test_a_server_that_fails_is_one_trouble_and_is_not_asked_for_everybody() -> 
         raise WorldFailed(f"{url}: not there {started}")
 
     async def run() -> PrometheusHistory:
-        recaller = PrometheusHistory(Prometheus("http://p:9090", {"job": "vllm"}), fail)
+        recaller = PrometheusHistory(PrometheusConfig("http://p:9090", {"job": "vllm"}), fail)
         assert recaller.trouble == ""
         for number in range(50):
             found = look(figures={"host_resident": GIB}, started_unix_s=1.0)
-            assert await recaller.fill(Target(f"e{number}", f"http://e{number}:1"), found) == []
+            assert await recaller.fill(EngineConfig(f"e{number}", f"http://e{number}:1"), found) == []
         recaller.close()
         return recaller
 
@@ -154,8 +154,8 @@ def test_a_server_that_never_answers_holds_up_the_first_judgement_for_a_while_on
         raise WorldFailed(f"{url} {match} {started}")
 
     async def run() -> PrometheusHistory:
-        recaller = PrometheusHistory(Prometheus("http://p:9090"), wait)
-        assert await recaller.fill(Target("e", "http://e:1"), look(figures={"host_resident": GIB})) == []
+        recaller = PrometheusHistory(PrometheusConfig("http://p:9090"), wait)
+        assert await recaller.fill(EngineConfig("e", "http://e:1"), look(figures={"host_resident": GIB})) == []
         is_over.set()
         recaller.close()
         return recaller

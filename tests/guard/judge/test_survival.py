@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from plimsoll.doctor.rules.contained import LastFailure, Survival, read_survival
 from plimsoll.findings import Code, Severity
-from plimsoll.guard.act.decide import ActionPlan, ActPolicy, BlockedAction, decide
+from plimsoll.guard.act.decide import ActionPlan, BlockedAction, decide
+from plimsoll.guard.act.policy import ActPolicy
 from plimsoll.guard.judge.findings import finding, findings
 from plimsoll.guard.judge.judge import Judge
 from plimsoll.guard.judge.look import Canary, Look

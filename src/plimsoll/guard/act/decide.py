@@ -7,57 +7,13 @@ from typing import NamedTuple
 
 from plimsoll.doctor.remedies.runtime import cache_tokens
 from plimsoll.guard.act.capacity import EngineLoad, without
+from plimsoll.guard.act.policy import DAY_S, HOUR_S, ActPolicy
 from plimsoll.guard.act.ports import Outcome, done, failed
 from plimsoll.guard.act.steps import STEP_TEXTS, Step, steps_of
 from plimsoll.guard.judge.look import Look, Reach
 from plimsoll.guard.judge.policy import GRADES
 from plimsoll.guard.judge.tracker import Grade
 from plimsoll.unknown import Condition, Status, Unknown
-
-HOUR_S = 3_600.0
-DAY_S = 86_400.0
-
-
-class Hours(NamedTuple):
-    """A time of day, from and to, in minutes after midnight; past midnight where it ends before it begins."""
-
-    begin: int
-    end: int
-
-    def holds(self, minute: int) -> bool:
-        """Whether this minute of the day is in it."""
-        if self.begin <= self.end:
-            return self.begin <= minute < self.end
-        return minute >= self.begin or minute < self.end
-
-
-class ActPolicy(NamedTuple):
-    """Of the whole fleet. Times are seconds."""
-
-    rungs: frozenset[Grade] = frozenset({Grade.SHED, Grade.COMPACT, Grade.RESTART})
-    engine_hour: int = 2  # restarts of one engine, whoever made them
-    engine_day: int = 6
-    fleet_hour: int = 4
-    fleet_day: int = 20
-    backoff_s: float = 300.0  # after a restart, doubled with each of the same day
-    longest_backoff_s: float = 4 * HOUR_S
-    most_away: int = 1  # engines of a group that are out of service at the same time, for whatever reason
-    carries: float = 0.8  # of the others' KV cache, that their load with this engine's may fill
-    hours: tuple[Hours, ...] = ()  # when engines may be restarted; none: at any time
-    broken_any_time: bool = False  # the hours do not hold for an engine that serves nobody
-    may_be_last: bool = False  # the only engine that serves may be restarted, too
-    rollout_s: float = 900.0  # after a version or a flag of an engine changed, nothing else of its group is touched
-    drain_within_s: float = 300.0
-    lease_s: float = 60.0
-    stragglers: str = "undo"  # what becomes of an engine that is not idle in time: "undo", or "stop" it all the same
-    stop_within_s: float = 120.0
-    gone_within_s: float = 120.0
-    start_still_s: float = 600.0  # a start that shows no progress for so long has failed
-    start_within_s: float = 2 * HOUR_S
-    probation_s: float = 600.0
-    shed_wait_s: float = 20.0
-    shed_lease_s: float = 120.0
-
 
 # Whether one more restart is allowed, everybody's counted in: a guard that restarts for ever is the worse fault.
 
@@ -85,10 +41,10 @@ def spent(restarts: Sequence[Restart], engine: str, policy: ActPolicy, now: floa
     times = sorted(min(one.at, now) for one in restarts if one.at > now - DAY_S)
     own = sorted(min(one.at, now) for one in restarts if one.at > now - DAY_S and one.engine == engine)
     limits = (
-        (own, policy.engine_hour, HOUR_S, "of this engine in an hour"),
-        (own, policy.engine_day, DAY_S, "of this engine in a day"),
-        (times, policy.fleet_hour, HOUR_S, "of the fleet in an hour"),
-        (times, policy.fleet_day, DAY_S, "of the fleet in a day"),
+        (own, policy.restarts_per_hour, HOUR_S, "of this engine in an hour"),
+        (own, policy.restarts_per_day, DAY_S, "of this engine in a day"),
+        (times, policy.fleet_restarts_per_hour, HOUR_S, "of the fleet in an hour"),
+        (times, policy.fleet_restarts_per_day, DAY_S, "of the fleet in a day"),
     )
     for when, most, span_s, words in limits:
         recent = [at for at in when if at > now - span_s]

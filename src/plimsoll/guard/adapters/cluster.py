@@ -10,11 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from plimsoll.errors import BadInput
+from plimsoll.guard import config_fields as key
 from plimsoll.net.cluster import SERVICE_ACCOUNT, bearer, in_cluster
 from plimsoll.net.http_call import Lost, Reply, Server
 
 DEADLINE_S = 10.0
 MOST_BYTES = 16 << 20
+OBJECT_NAME = r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?"
+NAMESPACE = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
+
+
+def namespace_key(text: str) -> Any:
+    """The key of a namespace; guard's own where it is left out."""
+    return key.word("", text, pattern=f"(?:{NAMESPACE})?", pattern_name="the name of a namespace")
 
 
 class ClusterCall:

@@ -13,9 +13,11 @@ when the engine is on its way, and sends its output to a place of its own.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from plimsoll.doctor.read.redact_text import shown_line
 from plimsoll.errors import BadInput
+from plimsoll.guard import config_fields as key
 from plimsoll.guard.act.ports import Outcome, done, failed, unsure
 from plimsoll.guard.adapters.run_command import Ran, run_command, small_environment
 
@@ -25,6 +27,23 @@ GRACE_S = 5.0  # past the deadline that the command itself was told
 NOT_RUNNING = 3  # as in the convention of init scripts
 BY_HAND, ENDED = 150, 151  # the first of those that the convention leaves to programs
 MOST_PIDS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class CommandRestartConfig(key.Table):
+    """restart = {stop = [...], start = [...], is_running = [...]}."""
+
+    stop: tuple[str, ...] = key.command("a command that stops it: SIGTERM to the server alone", example='["ctl", "stop"]')
+    start: tuple[str, ...] = key.command("a command that starts it and returns", example='["ctl", "start"]')
+    is_running: tuple[str, ...] = key.command(
+        "whether it runs: exit code 0 yes, 3 no, 150 no: somebody stopped it, 151 no: it ended by itself",
+        example='["ctl", "status"]',
+    )
+    pids: tuple[str, ...] = key.command("a command that prints its processes, for evidence")
+
+    def build(self) -> CommandRestart:
+        """The engine behind these commands."""
+        return CommandRestart(self.stop, self.start, self.is_running, self.pids)
 
 
 class CommandRestart:

@@ -9,12 +9,16 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
-from urllib.parse import urlencode, urlsplit
+from typing import Any, ClassVar, NamedTuple, Protocol
+from urllib.parse import urlencode
 
 from plimsoll.errors import BadInput, PlimsollError, TimedOut, TooLarge, WorldFailed
+from plimsoll.guard import config_fields as key
+from plimsoll.guard.adapters.cluster import namespace_key
 from plimsoll.guard.daemon.engine_http import EngineClient
+from plimsoll.guard.engine_config import LONGEST_NAME, EngineConfig, host_and_port
 from plimsoll.net import http_get
 from plimsoll.net.cluster import Cluster
 
@@ -106,28 +110,45 @@ MOST_PAGES = 100
 PAGE_PODS = 500
 TIMEOUT_S = 10.0
 LIST_S = 30.0  # for all pages of a list
-LONGEST_NAME = 200
 TROUBLES_SAID = 3
 
 
-class Target(NamedTuple):
-    """One engine to look at."""
+@dataclass(frozen=True, slots=True)
+class PodsConfig(key.Table):
+    """[discover.kubernetes]: which pods are engines."""
 
-    name: str
-    url: str
-    token: str | None = None  # of its gate
-    canary_s: float | None = None  # how often a test request is made; None: never
-    plan: tuple[float, float, float] | None = None  # tokens of KV cache that were planned, and their band
-    gate_url: str | None = None  # where the gate has a port of its own
-    api_key: str | None = None  # vLLM's own, for test requests
+    short_key: ClassVar[str] = "selector"
+
+    selector: str = key.word(
+        None, "labels of the pods; needed", example='"app=vllm"', pattern=".+", pattern_name="a label selector"
+    )
+    namespace: str = namespace_key("default: guard's own")
+    port: int | None = key.count(None, 1, 65_535, "default: the port called http, else the only one, else 8000")
 
 
-class Kubernetes(NamedTuple):
-    """Which pods are engines. Without a namespace it is the one that guard runs in."""
+def _lists(files: tuple[str, ...]) -> tuple[str, ...]:
+    for file in files:
+        if not file.endswith((".json", ".yml", ".yaml")):
+            raise ValueError(f"{file!r}: file_sd reads .json, .yml and .yaml")
+    return files
 
-    selector: str
-    namespace: str = ""
-    port: int | None = None
+
+@dataclass(frozen=True, slots=True)
+class DiscoverConfig(key.Table):
+    """[discover]: where engines are found, and what guard uses for those that it finds."""
+
+    file_sd: tuple[str, ...] = key.other("files", "files in Prometheus's own form, .json, .yml or .yaml", (), convert=_lists)
+    http_sd: tuple[str, ...] = key.other("urls", "addresses that answer with such a list", ())
+    kubernetes: PodsConfig | None = key.table("pods of this cluster (below); or a label selector alone", PodsConfig)
+    every_s: float = key.duration(30.0, 1.0, 3_600.0, "how often http_sd and kubernetes are asked")
+    token: str | None = key.secret("of the gates of what is found")
+    canary_s: float | None = key.canary("as for an engine")
+    api_key: str | None = key.secret("as for an engine", shortest=1)
+
+    def finders(self) -> list[Finder]:
+        """One for each place where engines are found; BadInput for pods where guard runs in no cluster."""
+        pods = [] if self.kubernetes is None else [Pods(self.kubernetes, Cluster())]
+        return [*map(FileSd, self.file_sd), *map(HttpSd, self.http_sd), *pods]
 
 
 class Finder(Protocol):
@@ -138,21 +159,15 @@ class Finder(Protocol):
     restarts: Mapping[str, int]  # how often what runs an engine was started again, by the target's name, where that is known
     ended: Mapping[str, str]  # why a target will not come back, by its name, where that is known
 
-    def find(self) -> tuple[Target, ...]:
+    def find(self) -> tuple[EngineConfig, ...]:
         """All that there are now; what is wrong is in `trouble`, and is never raised."""
 
 
 class Listed(NamedTuple):
     """What a list names, and what of it is no engine's address."""
 
-    targets: tuple[Target, ...] = ()
+    targets: tuple[EngineConfig, ...] = ()
     troubles: tuple[str, ...] = ()
-
-
-def named(url: str) -> str:
-    """What an engine is called that has no name: its host and port."""
-    parts = urlsplit(http_get.address(url).shown)
-    return f"{parts.netloc}{parts.path.rstrip('/')}"[:LONGEST_NAME]
 
 
 class FileSd:
@@ -166,7 +181,7 @@ class FileSd:
         self._pattern = Path(pattern)
         self._known: dict[Path, tuple[tuple[int, int, int], Listed]] = {}
 
-    def find(self) -> tuple[Target, ...]:
+    def find(self) -> tuple[EngineConfig, ...]:
         """The targets of every file there is; a file that goes takes its own with it."""
         try:
             paths = sorted(self._pattern.parent.glob(self._pattern.name))
@@ -184,7 +199,7 @@ class FileSd:
         self.trouble = _words(troubles)
         return self._targets()
 
-    def _targets(self) -> tuple[Target, ...]:
+    def _targets(self) -> tuple[EngineConfig, ...]:
         return tuple(target for path in sorted(self._known) for target in self._known[path][1].targets)
 
     def _read(self, path: Path) -> None:
@@ -209,13 +224,13 @@ class HttpSd:
     def __init__(self, url: str, timeout_s: float = TIMEOUT_S) -> None:
         self._where = http_get.address(url)
         self._timeout_s = timeout_s
-        self._known: tuple[Target, ...] = ()
+        self._known: tuple[EngineConfig, ...] = ()
         self.said = f"http_sd {self._where.shown}"
         self.trouble = ""
         self.restarts: Mapping[str, int] = {}
         self.ended: Mapping[str, str] = {}
 
-    def find(self) -> tuple[Target, ...]:
+    def find(self) -> tuple[EngineConfig, ...]:
         """The targets it names; those that it named last while it names none."""
         try:
             found = self._ask()
@@ -239,15 +254,15 @@ class HttpSd:
 class Pods:
     """The pods of a label selector that have an address, asked of the cluster's own API."""
 
-    def __init__(self, asked: Kubernetes, cluster: Cluster) -> None:
+    def __init__(self, asked: PodsConfig, cluster: Cluster) -> None:
         self._asked, self._cluster = asked, cluster
-        self._known: dict[str, Target] = {}
+        self._known: dict[str, EngineConfig] = {}
         self.said = f"kubernetes {asked.selector}"
         self.trouble = ""
         self.restarts: Mapping[str, int] = {}
         self.ended: Mapping[str, str] = {}
 
-    def find(self) -> tuple[Target, ...]:
+    def find(self) -> tuple[EngineConfig, ...]:
         """Running pods, named namespace/pod; without those that are being deleted.
 
         A pod that was seen to run and has ended for good stays, with its end, until it is deleted.
@@ -257,7 +272,7 @@ class Pods:
         except PlimsollError as error:
             self.trouble = f"{error}; what is known stays"
             return tuple(self._known.values())
-        known, found = self._known, dict[str, Target]()
+        known, found = self._known, dict[str, EngineConfig]()
         troubles = []
         for pod in pods:
             name = pod.name[:LONGEST_NAME]
@@ -297,10 +312,10 @@ class Pods:
         raise TooLarge(f"{self.said}: the list of pods does not end")
 
 
-def _of_pod(pod: Pod) -> Target:
+def _of_pod(pod: Pod) -> EngineConfig:
     url = f"http://{f'[{pod.address}]' if ':' in pod.address else pod.address}:{pod.port}"
     EngineClient(url)
-    return Target(pod.name[:LONGEST_NAME], url)
+    return EngineConfig(pod.name[:LONGEST_NAME], url)
 
 
 def _words(troubles: list[str] | tuple[str, ...]) -> str:
@@ -315,7 +330,7 @@ def groups_in(tree: Any, name: str) -> Listed:
     """
     if not isinstance(tree, list):
         raise BadInput(f'{name}: not a list of {{"targets": [...], "labels": {{...}}}}')
-    found: list[Target] = []
+    found: list[EngineConfig] = []
     troubles: list[str] = []
     for number, group in enumerate(tree):
         targets, labels = as_dict(group).get("targets"), as_dict(as_dict(group).get("labels"))
@@ -331,7 +346,7 @@ def groups_in(tree: Any, name: str) -> Listed:
     return Listed(tuple(found), tuple(troubles))
 
 
-def _target(text: Any, labels: Mapping[str, Any], *, is_alone: bool) -> Target:
+def _target(text: Any, labels: Mapping[str, Any], *, is_alone: bool) -> EngineConfig:
     """`__scheme__`, `__metrics_path__` and, where it can be meant for one engine only, `instance` or `name` are heeded."""
     if not isinstance(text, str) or not text:
         raise BadInput("a target is a text, host:port")
@@ -345,7 +360,7 @@ def _target(text: Any, labels: Mapping[str, Any], *, is_alone: bool) -> Target:
     except BadInput as error:
         raise BadInput(f"{text.rpartition('@')[2][:80]!r}: {error}") from None
     called = next((labels[key] for key in ("name", "instance") if is_alone and isinstance(labels.get(key), str)), "")
-    return Target(called[:LONGEST_NAME] if called.isprintable() and called else named(where.url), where.url)
+    return EngineConfig(called[:LONGEST_NAME] if called.isprintable() and called else host_and_port(where.url), where.url)
 
 
 def _tree(text: str, name: str) -> Any:

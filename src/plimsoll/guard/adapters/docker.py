@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
 from plimsoll.doctor.read.redact_text import shown_line
 from plimsoll.errors import BadInput
+from plimsoll.guard import config_fields as key
 from plimsoll.guard.act.ports import Outcome, done, failed, unsure
 from plimsoll.net.http_call import Lost, Reply, Server, table
 
@@ -26,8 +28,22 @@ MOST_PIDS = 4096
 STOPPED = (0, 143)  # exit codes of a server that was told to stop
 KILLED = 137
 KEPT_UP = ("always", "unless-stopped")  # restart policies by which Docker starts all that nobody stopped
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,250}")
+_NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,250}"
 _SHELLS = frozenset("sh bash dash ash zsh ksh busybox su sudo".split())
+
+
+@dataclass(frozen=True, slots=True)
+class DockerConfig(key.Table):
+    """restart = {docker = ...}."""
+
+    container: str = key.word(
+        None, "a container by its name", key="docker", example='"vllm"', pattern=_NAME, pattern_name="the name of a container"
+    )
+    socket: str = key.other("socket", "where Docker listens", SOCKET)
+
+    def build(self) -> DockerContainer:
+        """The container."""
+        return DockerContainer(self.container, self.socket)
 
 
 class DockerContainer:
@@ -37,7 +53,7 @@ class DockerContainer:
 
     def __init__(self, container: str, socket: str = SOCKET, *, grace_s: float = GRACE_S) -> None:
         """BadInput if the name cannot be one."""
-        if not _NAME.fullmatch(container):
+        if not re.fullmatch(_NAME, container):
             raise BadInput(f"{shown_line(container)!r} is no name of a container")
         self._container, self._grace_s = container, grace_s
         self._server = Server(f"unix:{socket}")

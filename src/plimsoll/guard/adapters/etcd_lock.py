@@ -13,15 +13,16 @@ import contextlib
 import json
 import ssl
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
 
 from plimsoll.errors import BadInput
+from plimsoll.guard import config_fields as key
 from plimsoll.guard.act.ports import Outcome, failed, unsure
 from plimsoll.guard.adapters.locks import (
     OWNER_MAX,
     TIMEOUT_S,
-    TTL_S,
     Held,
     ServiceLock,
     Unanswered,
@@ -31,6 +32,7 @@ from plimsoll.guard.adapters.locks import (
     now_s,
     ours,
     shown,
+    ttl_key,
 )
 from plimsoll.net.http_call import Server
 
@@ -39,17 +41,32 @@ _LEAST_S = 0.05
 _UNAUTHENTICATED = ("invalid auth token", "user name is empty", "revision of auth store is old")
 
 
-class Login(NamedTuple):
-    """How to show etcd who we are, and to know it; empty where it does not matter."""
+@dataclass(frozen=True, slots=True)
+class EtcdLockConfig(key.Table):
+    """[lock] with etcd."""
 
-    user: str = ""
-    password: str = ""
-    ca_file: str = ""
-    cert_file: str = ""
-    key_file: str = ""
+    endpoints: tuple[str, ...] = key.other(
+        "urls", "etcd's addresses, for guards on several hosts", (), key="etcd", example='"http://HOST:2379"'
+    )
+    lock_key: str = key.word("plimsoll/guard", "the lock's key there; one for each fleet", key="key")
+    ttl_s: int = ttl_key()
+    user: str = key.word("", "of etcd")
+    password: str | None = key.secret("of that user", shortest=1)
+    ca_file: str = key.path("who vouches for etcd's certificate", "")
+    cert_file: str = key.path("guard's own certificate for etcd", "")
+    key_file: str = key.path("its key", "")
 
-    def __repr__(self) -> str:
-        return f"Login(user={self.user!r})"  # never the password
+    def checked(self, given: Collection[str]) -> Self:
+        """An address and a key; a user with a password, a certificate with its key."""
+        if not self.endpoints or not self.lock_key:
+            raise key.WrongKey("key" if self.endpoints else "etcd", "etcd needs an address and a key")
+        if ("user" in given) != ("password_file" in given) or ("cert_file" in given) != ("key_file" in given):
+            raise key.WrongKey("", "user and password_file go together, and so do cert_file and key_file")
+        return self
+
+    def build(self) -> EtcdLock:
+        """The lock."""
+        return EtcdLock(self)
 
 
 class _Key(NamedTuple):
@@ -64,23 +81,17 @@ class _Key(NamedTuple):
 class EtcdLock(ServiceLock):
     """The lock under one key, at whichever endpoint answers."""
 
-    def __init__(
-        self,
-        endpoints: Sequence[str],
-        key: str = "plimsoll/guard",
-        *,
-        ttl_s: int = TTL_S,
-        timeout_s: float = TIMEOUT_S,
-        login: Login = Login(),  # noqa: B008  (a value that nobody can change)
-    ) -> None:
-        if not endpoints or not key or not 1 <= ttl_s <= 3600:
+    def __init__(self, config: EtcdLockConfig, *, timeout_s: float = TIMEOUT_S) -> None:
+        endpoints, lock_key, ttl_s = config.endpoints, config.lock_key, config.ttl_s
+        if not endpoints or not lock_key or not 1 <= ttl_s <= 3600:
             raise BadInput("a lock in etcd needs an endpoint, a key, and 1 to 3600 seconds to live")
         if any("?" in endpoint or endpoint.startswith("unix:") for endpoint in endpoints):
             raise BadInput("a lock's address must look like http://HOST:PORT or https://HOST:PORT")
         self._servers = [Server(endpoint, self._trust) for endpoint in endpoints]
-        super().__init__("etcd", f"etcd key {shown(key)} at {', '.join(one.netloc for one in self._servers)}", ttl_s, timeout_s)
-        self._key = base64.b64encode(key.encode("utf-8", "surrogateescape")).decode()
-        self._login, self._token = login, ""
+        places = ", ".join(server.netloc for server in self._servers)
+        super().__init__("etcd", f"etcd key {shown(lock_key)} at {places}", ttl_s, timeout_s)
+        self._key = base64.b64encode(lock_key.encode("utf-8", "surrogateescape")).decode()
+        self._config, self._token = config, ""
         self._lease = self._last_epoch = 0
 
     async def _acquire(self, owner: str, deadline: float) -> Outcome:
@@ -165,10 +176,10 @@ class EtcdLock(ServiceLock):
             await self._revoke(lease, deadline)
 
     async def _ask(self, path: str, body: Mapping[str, Any], deadline: float) -> Mapping[str, Any]:
-        if self._login.user and not self._token:
+        if self._config.user and not self._token:
             await self._authenticate(deadline)
         status, found = await self._anywhere(path, body, deadline)
-        if self._login.user and status in (400, 401) and any(words in _error(found) for words in _UNAUTHENTICATED):
+        if self._config.user and status in (400, 401) and any(words in _error(found) for words in _UNAUTHENTICATED):
             await self._authenticate(deadline)  # a token of etcd's lasts some minutes
             status, found = await self._anywhere(path, body, deadline)
         if status == 200:
@@ -179,7 +190,7 @@ class EtcdLock(ServiceLock):
 
     async def _authenticate(self, deadline: float) -> None:
         self._token = ""
-        asked = {"name": self._login.user, "password": self._login.password}
+        asked = {"name": self._config.user, "password": self._config.password or ""}
         status, found = await self._anywhere("/v3/auth/authenticate", asked, deadline)
         token = found.get("token")
         if status == 200 and isinstance(token, str) and token:
@@ -207,10 +218,10 @@ class EtcdLock(ServiceLock):
         raise last
 
     def _trust(self) -> ssl.SSLContext:
-        login = self._login
-        context = ssl.create_default_context(cafile=login.ca_file or None)
-        if login.cert_file:
-            context.load_cert_chain(login.cert_file, login.key_file or None)
+        config = self._config
+        context = ssl.create_default_context(cafile=config.ca_file or None)
+        if config.cert_file:
+            context.load_cert_chain(config.cert_file, config.key_file or None)
         return context
 
 

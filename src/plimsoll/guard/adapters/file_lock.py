@@ -23,9 +23,11 @@ import threading
 import time
 import zlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from plimsoll.guard import config_fields as key
 from plimsoll.guard.act.ports import Outcome, done, failed, unsure
 from plimsoll.guard.adapters.locks import TIMEOUT_S, is_epoch, shown
 from plimsoll.guard.adapters.run_command import in_thread
@@ -33,6 +35,21 @@ from plimsoll.guard.daemon.journal import sync_folder
 
 SLOT = 2048
 _FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+
+
+@dataclass(frozen=True, slots=True)
+class FileLockConfig(key.Table):
+    """[lock] with file."""
+
+    path: str = key.path(
+        "for guards on one host; without [lock]: fleet.lock beside the journal",
+        key="file",
+        example='"/run/fleet.lock"',
+    )
+
+    def build(self) -> FileLock:
+        """The lock."""
+        return FileLock(Path(self.path))
 
 
 class _Count(NamedTuple):

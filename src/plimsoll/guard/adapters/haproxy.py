@@ -14,16 +14,18 @@ from __future__ import annotations
 import asyncio
 import csv
 import re
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, Self
 
 from plimsoll.errors import BadInput
+from plimsoll.guard import config_fields as key
 from plimsoll.guard.act.ports import Outcome, done, failed, unsure
 from plimsoll.guard.adapters.gate import quoted_words
 
 DEADLINE_S = 10.0
 MOST_BYTES = 4 << 20  # of one answer; a server has a line of 100 bytes
-_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,200}")
+_NAME = r"[A-Za-z0-9_.:-]{1,200}"
 
 # srv_admin_state, by HAProxy's own numbers
 FORCED_MAINT = 0x01
@@ -57,6 +59,34 @@ class _Cannot(Exception):
     """HAProxy could not be asked, or answers something else; the message is one sentence's worth."""
 
 
+@dataclass(frozen=True, slots=True)
+class HaproxyConfig(key.Table):
+    """balancer = {haproxy = ...}."""
+
+    socket: str = key.other("socket", "the path of HAProxy's admin socket", key="haproxy", example='"/run/haproxy/admin.sock"')
+    backends: tuple[str, ...] = key.words(
+        (), "HAProxy's backend; needed with haproxy; several in a list",
+        key="backend", example='"llm"', pattern=_NAME, pattern_name="the name of a backend",
+    )  # fmt: skip
+    server: str = key.word(
+        None, "this engine's server line there; needed with haproxy",
+        example='"a"', pattern=_NAME, pattern_name="the name of a server",
+    )  # fmt: skip
+    may_be_last: bool = key.switch("it is taken out also where no other server of the backend is up")
+
+    def checked(self, given: Collection[str]) -> Self:
+        """A list of backends may not be empty."""
+        del given
+        if not self.backends:
+            raise key.WrongKey("backend", "backend is one at least")
+        return self
+
+    def build(self, engine: str) -> HAProxy:
+        """This engine's server line, in all of its backends."""
+        del engine
+        return HAProxy(self.socket, tuple(Place(each, self.server) for each in self.backends), may_be_last=self.may_be_last)
+
+
 class HAProxy:
     """One engine behind HAProxy: its places, all of which are taken out and put back together."""
 
@@ -64,7 +94,7 @@ class HAProxy:
         self, socket_path: str, places: tuple[Place, ...], *, may_be_last: bool = False, deadline_s: float = DEADLINE_S
     ) -> None:
         """`may_be_last`: take it out also where no other server of a backend is up. BadInput for names HAProxy cannot have."""
-        if not places or not all(_NAME.fullmatch(name) for place in places for name in place):
+        if not places or not all(re.fullmatch(_NAME, name) for place in places for name in place):
             raise BadInput("HAProxy: a backend and a server are named by letters, digits and _ . : -")
         if not socket_path.startswith("/") or not socket_path.isprintable():
             raise BadInput("HAProxy: the path of its admin socket starts with /")

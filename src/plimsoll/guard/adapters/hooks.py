@@ -10,9 +10,11 @@ import abc
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 from plimsoll.errors import BadInput
+from plimsoll.guard import config_fields as key
 from plimsoll.guard.act.ports import Outcome, done, failed, unsure
 from plimsoll.guard.adapters.gate import quoted_words
 from plimsoll.guard.adapters.run_command import PLAIN, last_line, run_command, small_environment
@@ -66,6 +68,19 @@ class _Hook(abc.ABC):
         """Say one verb, and hear what came of it."""
 
 
+@dataclass(frozen=True, slots=True)
+class CommandBalancerConfig(key.Table):
+    """balancer = {command = [...]}."""
+
+    command: tuple[str, ...] = key.command(
+        "a command of yours, with {verb} and {engine}: docs/balancers.md", example='["/usr/local/bin/lb", "{verb}", "{engine}"]'
+    )
+
+    def build(self, engine: str) -> CommandBalancer:
+        """The command, for this engine."""
+        return CommandBalancer(self.command, engine)
+
+
 class CommandBalancer(_Hook):
     """A balancer that a command speaks to: `["/usr/local/bin/lb", "{verb}", "{engine}"]`."""
 
@@ -108,6 +123,18 @@ class CommandBalancer(_Hook):
         return Told(is_so=False if verb in DEEDS and ran.code > 0 else None, says=f"{how}{': ' if says else ''}{says}")
 
 
+@dataclass(frozen=True, slots=True)
+class WebhookBalancerConfig(key.Table):
+    """balancer = {webhook = ...}."""
+
+    url: str = key.url("an address of yours: docs/balancers.md", key="webhook", example='"http://HOST:PORT/PATH"')
+    token: str | None = key.secret("shown to the webhook as Authorization: Bearer", shortest=1)
+
+    def build(self, engine: str) -> WebhookBalancer:
+        """The webhook, for this engine."""
+        return WebhookBalancer(self.url, engine, None if self.token is None else f"Bearer {self.token}")
+
+
 class WebhookBalancer(_Hook):
     """A balancer that something behind an address speaks to; `login` goes into the Authorization header and nowhere else."""
 
@@ -138,6 +165,18 @@ class WebhookBalancer(_Hook):
         if verb == CONNECTIONS and counted is None:
             return Told(is_so=None, says=says or "it does not know")
         return Told(is_so=is_so, says=says, number=None if counted is None else int(counted), may_come=is_so is False)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadinessConfig(key.Table):
+    """balancer = "readiness"."""
+
+    word: ClassVar[str] = "readiness"
+
+    def build(self, engine: str) -> ReadinessOnly:
+        """A balancer that is told nothing."""
+        del engine
+        return ReadinessOnly()
 
 
 class ReadinessOnly:

@@ -11,21 +11,40 @@ import os
 import re
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
 from plimsoll.doctor.read.redact_text import shown_line
 from plimsoll.errors import BadInput
+from plimsoll.guard import config_fields as key
 from plimsoll.guard.act.ports import Outcome, done, failed, unsure
-from plimsoll.guard.adapters.cluster import ClusterCall
+from plimsoll.guard.adapters.cluster import OBJECT_NAME, ClusterCall, namespace_key
 from plimsoll.net.http_call import Lost, Reply, table
 
 LOOK_EVERY_S = 1.0
 MOST_PODS = 500
-_NAME = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?")
-_LABELS = re.compile(r"[A-Za-z0-9_./=!,() -]{0,512}")
+_LABELS = r"[A-Za-z0-9_./=!,() -]{0,512}"
 _UID = re.compile(r"[A-Za-z0-9-]{1,64}")
 _GONE = "gone"
+
+
+@dataclass(frozen=True, slots=True)
+class PodConfig(key.Table):
+    """restart = {kubernetes = ...}."""
+
+    pod: str = key.word(
+        None, "a pod by its name, which is evicted",
+        key="kubernetes", example='"vllm-0"', pattern=OBJECT_NAME, pattern_name="the name of a pod",
+    )  # fmt: skip
+    namespace: str = namespace_key("of the pod; default: guard's own")
+    selector: str = key.word(
+        "", "labels by which the pod that takes its place is known", pattern=_LABELS, pattern_name="a label selector"
+    )
+
+    def build(self) -> PodEviction:
+        """The pod; BadInput where guard runs in no cluster."""
+        return PodEviction(self.pod, self.namespace, selector=self.selector)
 
 
 class PodEviction:
@@ -54,9 +73,9 @@ class PodEviction:
         self._cluster = cluster or ClusterCall(environ=environ)
         own = self._cluster.namespace()
         namespace = namespace or own
-        if not _NAME.fullmatch(pod) or not _NAME.fullmatch(namespace):
+        if not re.fullmatch(OBJECT_NAME, pod) or not re.fullmatch(OBJECT_NAME, namespace):
             raise BadInput(f"{shown_line(f'{namespace}/{pod}')!r} is no name of a pod")
-        if not _LABELS.fullmatch(selector) or (uid and not _UID.fullmatch(uid)):
+        if not re.fullmatch(_LABELS, selector) or (uid and not _UID.fullmatch(uid)):
             raise BadInput("the selector or the uid holds letters that it cannot have")
         here = {environ.get(name, "") for name in ("PLIMSOLL_POD", "POD_NAME", "HOSTNAME")}
         self.is_own_pod = pod in here and own in ("", namespace)

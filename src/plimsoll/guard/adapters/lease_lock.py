@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from plimsoll.errors import BadInput
+from plimsoll.guard import config_fields as key
 from plimsoll.guard.act.ports import Outcome, failed
-from plimsoll.guard.adapters.cluster import ClusterCall
+from plimsoll.guard.adapters.cluster import NAMESPACE, OBJECT_NAME, ClusterCall, namespace_key
 from plimsoll.guard.adapters.locks import (
     TIMEOUT_S,
     TTL_S,
@@ -30,11 +32,25 @@ from plimsoll.guard.adapters.locks import (
     now_s,
     ours,
     shown,
+    ttl_key,
 )
 from plimsoll.net.cluster import SERVICE_ACCOUNT
 
-_NAME = re.compile(r"[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?")
-_NAMESPACE = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
+
+@dataclass(frozen=True, slots=True)
+class LeaseLockConfig(key.Table):
+    """[lock] with lease."""
+
+    name: str = key.word(
+        None, "the name of a Kubernetes Lease",
+        key="lease", example='"plimsoll-guard"', pattern=OBJECT_NAME, pattern_name="the name of a Lease",
+    )  # fmt: skip
+    namespace: str = namespace_key("of the Lease; default: guard's own")
+    ttl_s: int = ttl_key()
+
+    def build(self) -> LeaseLock:
+        """The lock; BadInput where guard runs in no cluster."""
+        return LeaseLock(self.name, self.namespace, ttl_s=self.ttl_s)
 
 
 class _Seen(NamedTuple):
@@ -61,7 +77,7 @@ class LeaseLock(ServiceLock):
         namespace = namespace or self._cluster.namespace()
         if not namespace:
             raise BadInput("a Lease needs a namespace: this is no pod of a cluster that could tell its own")
-        if not _NAME.fullmatch(name) or not _NAMESPACE.fullmatch(namespace) or not 1 <= ttl_s <= 3600:
+        if not re.fullmatch(OBJECT_NAME, name) or not re.fullmatch(NAMESPACE, namespace) or not 1 <= ttl_s <= 3600:
             raise BadInput("a Lease needs a name and a namespace as Kubernetes has them, and 1 to 3600 seconds to live")
         super().__init__("the cluster's API", f"Lease {namespace}/{name}", ttl_s, timeout_s)
         self._path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"

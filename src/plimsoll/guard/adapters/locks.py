@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from plimsoll.errors import printable
+from plimsoll.guard import config_fields as key
 from plimsoll.guard.act.ports import Outcome, done, failed, unsure
 from plimsoll.net.http_call import Lost, Reply
 from plimsoll.redaction import redact
@@ -26,6 +27,12 @@ EPOCH_MAX = 2**62  # what a gate takes
 OWNER_MAX = 200
 TTL_S = 30
 TIMEOUT_S = 5.0
+
+
+def ttl_key() -> Any:
+    """The key of the time for which a service grants the lock."""
+    text = "of etcd's key and the Lease: so long after a guard died another may act"
+    return key.duration(TTL_S, 15.0, 300.0, text, convert=int)
 
 
 def now_s() -> float:

@@ -25,9 +25,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from plimsoll.guard import config_fields as key
 from plimsoll.guard.act.ports import Outcome, done, failed, unsure
 from plimsoll.guard.daemon.journal import sync_folder
 from plimsoll.hardware.processes import Mark, Process, Table, family, marks
@@ -284,6 +286,15 @@ ORPHANS_S = 5.0  # Python's resource tracker tidies up after the API server has 
 KILL_LIMIT_S = 15.0
 
 OURS, GONE, OTHER, UNKNOWN = "ours", "gone", "other", "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class OwnProcessConfig(key.Table):
+    """[own]: the server that guard starts itself."""
+
+    log: str | None = key.path("of the server behind --; default: engine.log beside the journal")
+    state: str | None = key.path("who it is, to find it again; default: engine.state beside the journal")
+    cgroup: str | None = key.path("a folder under /sys/fs/cgroup that guard may make cgroups in; default: none")
 
 
 class OwnProcess:

@@ -12,10 +12,12 @@ import contextlib
 import re
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from plimsoll.doctor.read.redact_text import shown_line
 from plimsoll.errors import BadInput
+from plimsoll.guard import config_fields as key
 from plimsoll.guard.act.ports import Outcome, done, failed, unsure
 from plimsoll.guard.adapters.run_command import Ran, run_command, small_environment
 
@@ -27,13 +29,28 @@ MOST_PIDS = 4096
 SAFE_KILL_MODE = "mixed"
 PROPERTIES = ("LoadState", "ActiveState", "SubState", "MainPID", "KillMode", "NRestarts", "TimeoutStopUSec", "ControlGroup",
               "Result", "ExecMainStatus")  # fmt: skip
-_UNIT = re.compile(r"[A-Za-z0-9:_.\\][A-Za-z0-9:_.\\@-]{0,240}\.service")
+_UNIT = r"[A-Za-z0-9:_.\\][A-Za-z0-9:_.\\@-]{0,240}\.service"
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)(y|month|w|d|h|min|s|ms|us)")
 _SECONDS = {"y": 31557600.0, "month": 2629800.0, "w": 604800.0, "d": 86400.0, "h": 3600.0, "min": 60.0, "s": 1.0, "ms": 1e-3,
             "us": 1e-6}  # fmt: skip
 _WORDS = {"ActiveState": "active_state", "SubState": "sub_state", "KillMode": "kill_mode", "Result": "result"}
 _NUMBERS = {"MainPID": "pid", "NRestarts": "restarts", "ExecMainStatus": "exit_code"}
 _OVER = ("inactive", "failed")
+
+
+@dataclass(frozen=True, slots=True)
+class SystemdConfig(key.Table):
+    """restart = {systemd = ...}."""
+
+    unit: str = key.word(
+        None, "a unit; it needs KillMode=mixed", key="systemd", example='"vllm.service"',
+        pattern=_UNIT, pattern_name="the name of a service, such as vllm.service",
+    )  # fmt: skip
+    is_user: bool = key.switch("the unit is one of this user's own manager", key="user")
+
+    def build(self) -> SystemdUnit:
+        """The unit."""
+        return SystemdUnit(self.unit, is_user=self.is_user)
 
 
 class SystemdUnit:
@@ -54,7 +71,7 @@ class SystemdUnit:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         """BadInput unless the name is that of one service, in full."""
-        if not _UNIT.fullmatch(unit):
+        if not re.fullmatch(_UNIT, unit):
             raise BadInput(f"{shown_line(unit)!r} is no name of a unit: it ends in .service, and patterns are not taken")
         self._unit, self._cgroups, self._environment = unit, cgroups, small_environment(environment)
         self._base = [systemctl, *(["--user"] if is_user else []), "--no-pager", "--no-ask-password"]

@@ -11,8 +11,10 @@ import json
 import ssl
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from plimsoll.guard import config_fields as key
 from plimsoll.net.http_call import Lost, Server
 
 MOST_WAITING = 1_000
@@ -20,6 +22,14 @@ FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 300.0
 MOST_TRIES = 20
 TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class NotifyConfig(key.Table):
+    """[notify]."""
+
+    webhook: str | None = key.url("where changes are sent, as Alertmanager takes them")
+    repeat_s: float = key.duration(3_600.0, 60.0, key.DAY_S, "how often what is still true is sent again")
 
 
 class Counts(NamedTuple):

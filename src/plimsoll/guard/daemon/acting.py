@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from plimsoll.errors import PlimsollError, WorldFailed
-from plimsoll.guard.act.decide import ActPolicy, BlockedAction, FailedRestarts, FleetView, Hours
+from plimsoll.guard.act.decide import BlockedAction, FailedRestarts, FleetView
 from plimsoll.guard.act.journal_entry import SEEN, SWITCH, CarryOver, Entry
 from plimsoll.guard.act.journal_replay import (
     PAUSE,
@@ -26,42 +26,15 @@ from plimsoll.guard.act.journal_replay import (
     known_processes,
     open_actions,
 )
-from plimsoll.guard.act.ports import Balancer, JournalWriter, Lock, Outcome, Restarter, done, failed
+from plimsoll.guard.act.policy import ActPolicy
+from plimsoll.guard.act.ports import JournalWriter, Outcome, Restarter, done, failed
 from plimsoll.guard.act.steps import Step
-from plimsoll.guard.adapters.command import CommandRestart
 from plimsoll.guard.adapters.device_memory import DeviceMemory, Holding
-from plimsoll.guard.adapters.discovery import Target
-from plimsoll.guard.adapters.docker import DockerContainer
-from plimsoll.guard.adapters.etcd_lock import EtcdLock, Login
 from plimsoll.guard.adapters.file_lock import FileLock
 from plimsoll.guard.adapters.gate import GateDoor
-from plimsoll.guard.adapters.haproxy import HAProxy, Place
-from plimsoll.guard.adapters.hooks import CommandBalancer, ReadinessOnly, WebhookBalancer
-from plimsoll.guard.adapters.kubernetes import PodEviction
-from plimsoll.guard.adapters.lease_lock import LeaseLock
-from plimsoll.guard.adapters.own_process import OwnProcess
-from plimsoll.guard.adapters.systemd import SystemdUnit
+from plimsoll.guard.adapters.own_process import OwnProcess, OwnProcessConfig
 from plimsoll.guard.api.actions import ActionDesk
-from plimsoll.guard.config import (
-    Act,
-    BalancerAt,
-    CommandAt,
-    CommandsAt,
-    DockerAt,
-    EngineAct,
-    EtcdLockAt,
-    FileLockAt,
-    Files,
-    GuardConfig,
-    HaproxyAt,
-    LeaseLockAt,
-    LockAt,
-    Own,
-    ReadinessAt,
-    RestartAt,
-    SystemdAt,
-    WebhookAt,
-)
+from plimsoll.guard.config import Files, GuardConfig
 from plimsoll.guard.daemon.conductor import ActionPorts as Ports
 from plimsoll.guard.daemon.conductor import Announcement, Conductor
 from plimsoll.guard.daemon.engine_http import EngineClient, RequestFailed
@@ -72,7 +45,7 @@ from plimsoll.guard.daemon.manual_drain import ManualDrains, ReturnToService, Sh
 from plimsoll.guard.daemon.observer import EngineCapabilities as Told
 from plimsoll.guard.daemon.observer import Fleet, FleetObserver
 from plimsoll.guard.daemon.steps import EngineAdapters, KnowsExit
-from plimsoll.guard.judge.tracker import Grade
+from plimsoll.guard.engine_config import EngineConfig
 from plimsoll.hardware.processes import Mark, boot_mark, read_process, read_processes
 from plimsoll.net.cluster import bearer
 
@@ -305,22 +278,6 @@ def environment_of(guards: Mapping[str, str]) -> dict[str, str]:
 
 # From the configuration to what can be done: the adapters of each engine, the lock, and the numbers of acting.
 
-_NAMES = {
-    "restarts_per_hour": "engine_hour", "restarts_per_day": "engine_day", "fleet_restarts_per_hour": "fleet_hour",
-    "fleet_restarts_per_day": "fleet_day",
-}  # fmt: skip
-_OTHERS = ("rungs", "hours", "timezone", "journal", "evidence")
-
-
-def policy_of(act: Act | None) -> ActPolicy:
-    """The numbers of acting."""
-    if act is None:
-        return ActPolicy()
-    plain = {_NAMES.get(name, name): value for name, value in act._asdict().items() if name not in _OTHERS}
-    return ActPolicy(
-        rungs=frozenset(Grade(rung) for rung in act.rungs), hours=tuple(Hours(*hours) for hours in act.hours), **plain
-    )
-
 
 def minute_in(timezone: str) -> Callable[[], int]:
     """The minute of the day there, now."""
@@ -333,47 +290,9 @@ def minute_in(timezone: str) -> Callable[[], int]:
     return minute
 
 
-def lock_of(where: LockAt | None, files: Files) -> Lock:
-    """The fleet's lock; without one that is named, a file beside the journal."""
-    if isinstance(where, EtcdLockAt):
-        login = Login(where.user, where.password, where.ca_file, where.cert_file, where.key_file)
-        return EtcdLock(where.endpoints, where.key, ttl_s=where.ttl_s, login=login)
-    if isinstance(where, LeaseLockAt):
-        return LeaseLock(where.name, where.namespace, ttl_s=where.ttl_s)
-    return FileLock(Path(where.path) if isinstance(where, FileLockAt) else files.lock)
-
-
-def balancer_of(where: BalancerAt | None, engine: str) -> Balancer | None:
-    """What sends requests to one engine."""
-    match where:
-        case HaproxyAt():
-            return HAProxy(where.socket, tuple(Place(*place) for place in where.places), may_be_last=where.may_be_last)
-        case CommandAt():
-            return CommandBalancer(where.command, engine)
-        case WebhookAt():
-            return WebhookBalancer(where.url, engine, None if where.token is None else f"Bearer {where.token}")
-        case ReadinessAt():
-            return ReadinessOnly()
-        case None:
-            return None
-
-
-def restarter_of(where: RestartAt | None) -> Restarter | None:
-    """What stops and starts one engine."""
-    match where:
-        case SystemdAt():
-            return SystemdUnit(where.unit, is_user=where.is_user)
-        case CommandsAt():
-            return CommandRestart(where.stop, where.start, where.is_running, where.pids)
-        case DockerAt():
-            return DockerContainer(where.container, where.socket)
-        case None:
-            return None
-        case _:
-            return PodEviction(where.pod, where.namespace, selector=where.selector)
-
-
-def own_process(command: tuple[str, ...], own: Own, files: Files, environ: Mapping[str, str] = os.environ) -> OwnProcess:
+def own_process(
+    command: tuple[str, ...], own: OwnProcessConfig, files: Files, environ: Mapping[str, str] = os.environ
+) -> OwnProcess:
     """The server that guard starts itself."""
     return OwnProcess(
         command, environment=environment_of(environ), state_path=files.own_state, log_path=files.own_log,
@@ -381,29 +300,29 @@ def own_process(command: tuple[str, ...], own: Own, files: Files, environ: Mappi
     )  # fmt: skip
 
 
-def adapters_of(target: Target, acting: EngineAct, files: Files, own: OwnProcess | None = None) -> EngineAdapters:
+def adapters_of(engine: EngineConfig, files: Files, own: OwnProcess | None = None) -> EngineAdapters:
     """All that can be done to one engine."""
-    restarter = own or restarter_of(acting.restart)
-    log = str(files.own_log) if own is not None else acting.log
-    door = None if target.token is None else GateDoor(target.gate_url or target.url, target.token)
+    restarter = own or (engine.restart.build() if engine.restart is not None else None)
+    log = str(files.own_log) if own is not None else engine.log
+    door = None if engine.token is None else GateDoor(engine.gate_url or engine.url, engine.token)
     evidence = EngineEvidence(
-        EvidenceStore(files.evidence), target.url, log=log, restarter=restarter, gate_url=target.gate_url, token=target.token
+        EvidenceStore(files.evidence), engine.url, log=log, restarter=restarter, gate_url=engine.gate_url, token=engine.token
     )
 
     async def context() -> float | None:
-        model = await served_model(target.url, target.api_key)
+        model = await served_model(engine.url, engine.api_key)
         return None if model is None else model.context
 
     return EngineAdapters(
-        target.name, door, balancer_of(acting.balancer, target.name), restarter, evidence,
+        engine.name, door, None if engine.balancer is None else engine.balancer.build(engine.name), restarter, evidence,
         None if restarter is None else EngineMemory(restarter, DeviceMemory()),
-        lambda: warm_up(target.url, target.api_key), context, None if log is None else log_progress(log),
+        lambda: warm_up(engine.url, engine.api_key), context, None if log is None else log_progress(log),
     )  # fmt: skip
 
 
-def capabilities_of(acting: EngineAct, parts: EngineAdapters) -> Told:
+def capabilities_of(engine: EngineConfig, parts: EngineAdapters) -> Told:
     """What may be done to it, for whoever decides."""
-    return Told(acting.group, acting.only_observed, has_gate=parts.door is not None, has_restarter=parts.restarter is not None)
+    return Told(engine.group, engine.only_observed, has_gate=parts.door is not None, has_restarter=parts.restarter is not None)
 
 
 ROUND_S = 1.0
@@ -420,15 +339,16 @@ class ActingSetup(NamedTuple):
     own: OwnProcess | None
 
 
-def set_up_acting(config: GuardConfig, targets: tuple[Target, ...], files: Files, command: tuple[str, ...] = ()) -> ActingSetup:
+def set_up_acting(
+    config: GuardConfig, engines: tuple[EngineConfig, ...], files: Files, command: tuple[str, ...] = ()
+) -> ActingSetup:
     """The adapters of every engine. `command`: the server that guard starts itself, which is the first of them."""
     own = own_process(command, config.own, files) if command else None
     parts, told = {}, {}
-    for place, target in enumerate(targets):
-        acting = config.acting.get(target.name, EngineAct())
-        parts[target.name] = adapters_of(target, acting, files, own if place == 0 else None)
-        told[target.name] = capabilities_of(acting, parts[target.name])
-    return ActingSetup(parts, told, policy_of(config.act), own)
+    for place, engine in enumerate(engines):
+        parts[engine.name] = adapters_of(engine, files, own if place == 0 else None)
+        told[engine.name] = capabilities_of(engine, parts[engine.name])
+    return ActingSetup(parts, told, config.act or ActPolicy(), own)
 
 
 class ActionRunner:
@@ -448,7 +368,7 @@ class ActionRunner:
         self._stopped: dict[str, str] = {}  # by somebody, on purpose
         self.ended: dict[str, str] = {}
         """Of engines whose process is known to have ended on its own: why."""
-        minute = minute_in("UTC" if config.act is None else config.act.timezone)
+        minute = minute_in(made.policy.timezone)
         self.sight = FleetObserver(fleet, made.told, fleet.every_s, time.monotonic, minute, self._last_ends)
         self.journal: Journal | None = None
         self.desk: ActionDesk | None = None
@@ -460,7 +380,7 @@ class ActionRunner:
         if not is_dry:
             self.journal = Journal(files.journal)
         book: JournalWriter = self.journal or self._dry
-        lock = SharedLock(DryRunLock() if is_dry else lock_of(config.lock, files))
+        lock = SharedLock(DryRunLock() if is_dry else FileLock(files.lock) if config.lock is None else config.lock.build())
         ports = Ports(book, lock, self.sight, self._view, tell, time.time)
         parts = {
             name: one._replace(suffering=functools.partial(self.sight.suffering, name, made.policy))

@@ -17,7 +17,6 @@ from plimsoll.guard.act.decide import (
     ASKED,
     START,
     ActionPlan,
-    ActPolicy,
     BlockedAction,
     Decision,
     FailedRestarts,
@@ -30,6 +29,7 @@ from plimsoll.guard.act.decide import (
 )
 from plimsoll.guard.act.journal_entry import CLOSED, INTENT, NOTE, OPENED, OUTCOME, RESTART, SWITCH, Entry, cleaned
 from plimsoll.guard.act.journal_replay import PAUSE, failed_restarts, open_actions, read_restarts, read_switches
+from plimsoll.guard.act.policy import ActPolicy
 from plimsoll.guard.act.ports import EngineObserver, JournalWriter, Lock, Outcome, failed
 from plimsoll.guard.act.steps import BROKEN, COURSES, ActionRun, End, Step, opening_fields
 from plimsoll.guard.daemon.journal import DAMAGED

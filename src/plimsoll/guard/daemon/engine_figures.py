@@ -27,9 +27,9 @@ from typing import NamedTuple
 from plimsoll.doctor.read.prometheus import TimeRange, ask_range
 from plimsoll.doctor.rules.trend_growth import MetricSeries
 from plimsoll.errors import BadInput, PlimsollError, TooLarge, WorldFailed
-from plimsoll.guard.adapters.discovery import Target
-from plimsoll.guard.config import Prometheus
+from plimsoll.guard.config import PrometheusConfig
 from plimsoll.guard.daemon.observer import Points
+from plimsoll.guard.engine_config import EngineConfig
 from plimsoll.guard.judge.look import CoreFigures, Look, WorkerMemory
 from plimsoll.net.http_get import address
 from plimsoll.vllm import metrics
@@ -476,7 +476,7 @@ APART, APART_BYTES = 0.25, float(512 << 20)
 class PrometheusHistory:
     """One Prometheus server."""
 
-    def __init__(self, config: Prometheus, ask: Callable[..., RecordedPast] = read_past) -> None:
+    def __init__(self, config: PrometheusConfig, ask: Callable[..., RecordedPast] = read_past) -> None:
         self._config, self._ask = config, ask
         self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="prometheus")
         self.said = f"prometheus {address(config.url).shown}"
@@ -492,7 +492,7 @@ class PrometheusHistory:
         more = f", and of {len(self._failed) - 1} more" if len(self._failed) > 1 else ""
         return f"{why}; growth of {name}{more} is judged from guard's own looks alone"
 
-    async def fill(self, target: Target, look: Look) -> Points:
+    async def fill(self, target: EngineConfig, look: Look) -> Points:
         """What is surely this engine's. It is asked for in a thread, and that has its deadline."""
         now = growing_memory(look)
         if not now:

@@ -16,7 +16,6 @@ from plimsoll.errors import PlimsollError
 from plimsoll.guard.act.decide import (
     ASKED,
     ActionPlan,
-    ActPolicy,
     BlockedAction,
     Decision,
     EngineStatus,
@@ -27,6 +26,7 @@ from plimsoll.guard.act.decide import (
 )
 from plimsoll.guard.act.journal_entry import NOTE, OPENED
 from plimsoll.guard.act.journal_replay import DRAIN, UNDRAIN
+from plimsoll.guard.act.policy import ActPolicy
 from plimsoll.guard.act.ports import Lock, Outcome, done, failed, unsure
 from plimsoll.guard.act.steps import ActionRun, End, Step, open_action, opening_fields
 from plimsoll.guard.daemon.conductor import QUIET_STEPS, Announcement, Conductor, finish_without_journal

@@ -14,8 +14,9 @@ from typing import NamedTuple, Protocol
 from plimsoll.doctor.rules.trend_growth import Forecast, duration
 from plimsoll.errors import PlimsollError
 from plimsoll.guard.act.capacity import load_of, without
-from plimsoll.guard.act.decide import ActPolicy, EngineStatus, FailedRestarts, FleetView, group_peers
-from plimsoll.guard.adapters.discovery import Target
+from plimsoll.guard.act.decide import EngineStatus, FailedRestarts, FleetView, group_peers
+from plimsoll.guard.act.policy import ActPolicy
+from plimsoll.guard.engine_config import EngineConfig
 from plimsoll.guard.judge import memory
 from plimsoll.guard.judge.findings import PLAN, PlannedTokens, as_planned, finding, findings
 from plimsoll.guard.judge.judge import Judge
@@ -183,19 +184,19 @@ class DiscoveredFacts(NamedTuple):
 class ObserverPorts(NamedTuple):
     """What the loop is given: how to look, whom to tell, the clocks and the dice."""
 
-    watcher: Callable[[Target], Watcher]
+    watcher: Callable[[EngineConfig], Watcher]
     tell: Callable[[Event], None]
     clock: Callable[[], float] = time.monotonic
     wall: Callable[[], float] = time.time
     dice: Callable[[], float] = random.random
     facts: Callable[[str], DiscoveredFacts] = lambda _: DiscoveredFacts()
-    recall: Callable[[Target, Look], Awaitable[Points]] | None = None
+    recall: Callable[[EngineConfig, Look], Awaitable[Points]] | None = None
 
 
 class WatchedEngine:
     """One engine: who looks, who judges, and how it went."""
 
-    def __init__(self, target: Target, policy: Policy, watcher: Watcher, now_s: float) -> None:
+    def __init__(self, target: EngineConfig, policy: Policy, watcher: Watcher, now_s: float) -> None:
         self.target = target
         self.watcher = watcher
         self.judge = Judge(target.name, policy)
@@ -275,7 +276,7 @@ class Fleet:
 
     # Who is watched
 
-    def watch(self, targets: Sequence[Target]) -> None:
+    def watch(self, targets: Sequence[EngineConfig]) -> None:
         """From now on these and no others."""
         wanted = {target.name: target for target in targets}
         for name in [name for name, one in self._engines.items() if wanted.get(name) != one.target]:
@@ -285,7 +286,7 @@ class Fleet:
                 self._begin(target)
         self.is_listed = True
 
-    def _begin(self, target: Target) -> None:
+    def _begin(self, target: EngineConfig) -> None:
         try:
             watcher = self._ports.watcher(target)
         except Exception as error:  # one odd entry of a list must not blind guard to the rest of the fleet

@@ -17,16 +17,17 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from plimsoll.errors import BadInput, WorldFailed
 from plimsoll.findings import Severity
-from plimsoll.guard.adapters.discovery import FileSd, Finder, HttpSd, Pods, Target
+from plimsoll.guard.adapters.discovery import FileSd, Finder
 from plimsoll.guard.adapters.webhook import Counts, Webhook
 from plimsoll.guard.api import api as guard_token
 from plimsoll.guard.api.api import GuardApi, GuardHealth
-from plimsoll.guard.config import Discover, GuardConfig, files_of
+from plimsoll.guard.config import GuardConfig, files_of
 from plimsoll.guard.daemon.acting import ActionRunner, set_up_acting
 from plimsoll.guard.daemon.conductor import Announcement
 from plimsoll.guard.daemon.engine_figures import LabelSets, PrometheusHistory
@@ -35,6 +36,7 @@ from plimsoll.guard.daemon.engine_look import CanaryPlan, EngineWatcher
 from plimsoll.guard.daemon.host import SameHost
 from plimsoll.guard.daemon.observer import DiscoveredFacts, Fleet
 from plimsoll.guard.daemon.observer import ObserverPorts as Ports
+from plimsoll.guard.engine_config import EngineConfig
 from plimsoll.guard.judge.findings import severity_of
 from plimsoll.guard.judge.look import Reach
 from plimsoll.guard.judge.policy import Policy
@@ -43,7 +45,7 @@ from plimsoll.launch.check_flags import with_config
 from plimsoll.launch.command_line import CommandLine, Unseen, read_command_line
 from plimsoll.launch.files import find_launch
 from plimsoll.launch.launches import EntryPoint
-from plimsoll.net.cluster import Cluster, bearer
+from plimsoll.net.cluster import bearer
 from plimsoll.net.http_get import address
 from plimsoll.net.server import GuardServer
 from plimsoll.render.doctor import clean
@@ -243,11 +245,11 @@ class EngineLists:
 
     def __init__(self, config: GuardConfig, note: Callable[[str, str], None]) -> None:
         self._config, self._note = config, note
-        self._found: dict[str, tuple[Target, ...]] = {}
+        self._found: dict[str, tuple[EngineConfig, ...]] = {}
         self._facts: dict[str, dict[str, DiscoveredFacts]] = {}  # by finder, by the name that it gave
         self._own: dict[str, tuple[str, str]] = {}  # by the name here: who found it, and as what
         try:
-            self.finders = finders(config.discover)
+            self.finders = config.discover.finders()
         except BadInput as error:  # outside a cluster
             raise config.refuse(str(error), "discover", "kubernetes") from None
 
@@ -265,7 +267,7 @@ class EngineLists:
         }
         self._note(finder.said, finder.trouble)
 
-    def targets(self) -> list[Target]:
+    def targets(self) -> list[EngineConfig]:
         """All of them, each name and each address once."""
         discover = self._config.discover
         by_name = {target.name: target for target in self._config.engines}
@@ -282,8 +284,8 @@ class EngineLists:
                     is_own = name not in by_name and called[name] <= 1
                     name = name if is_own else f"{name} {address(url).shown}"
                     own[name] = said, target.name
-                    by_name[name] = target._replace(
-                        name=name, token=discover.token, canary_s=discover.canary_s, api_key=discover.api_key
+                    by_name[name] = replace(
+                        target, name=name, token=discover.token, canary_s=discover.canary_s, api_key=discover.api_key
                     )
         self._own = own
         return list(by_name.values())
@@ -295,14 +297,6 @@ class EngineLists:
 
 
 _NOTHING = DiscoveredFacts()
-
-
-def finders(discover: Discover) -> list[Finder]:
-    """One for each place where engines are found."""
-    found: list[Finder] = [FileSd(pattern) for pattern in discover.file_sd]
-    found += [HttpSd(url) for url in discover.http_sd]
-    found += [Pods(discover.kubernetes, Cluster())] if discover.kubernetes is not None else []
-    return found
 
 
 # What goes wrong with guard itself: one sentence when it begins, one when it is over, and shown for as long as it lasts.
@@ -383,7 +377,7 @@ class Daemon:
         ports = Ports(self._watcher, self._tell, facts=self._facts, recall=recall)
         self._fleet = Fleet(asked.policy, ports, looks=asked.looks)
         self._acting = self._make_acting()
-        self._webhook = _webhook(asked.config.webhook)
+        self._webhook = _webhook(asked.config.notify.webhook)
         self._alerts: dict[tuple[str, str], float] = {}  # what fires, and since when
         self._is_begun = False  # whether what an earlier guard could not mend was told
         self._systemd = SystemdNotifier()
@@ -475,7 +469,7 @@ class Daemon:
 
     # Its parts
 
-    def _watcher(self, target: Target) -> EngineWatcher:
+    def _watcher(self, target: EngineConfig) -> EngineWatcher:
         canary = None if target.canary_s is None else CanaryPlan(target.canary_s, api_key=target.api_key)
         return EngineWatcher(
             target.url, target.token, canary, gate_url=target.gate_url, labels=self._labels, same_host=_same_host(target.url)
@@ -498,7 +492,7 @@ class Daemon:
             if error.errno == errno.EADDRINUSE:
                 why = "somebody listens there already, another guard perhaps (plimsoll guardctl status asks it)"
             reason = f"the API cannot be served at {api.host}:{api.port}: {why}"
-            if api.is_asked:
+            if api.listen is not None:
                 raise WorldFailed(reason) from None
             warn(f"{reason}; it watches without one")
 
@@ -531,9 +525,9 @@ class Daemon:
             await asyncio.sleep(TROUBLE_EVERY_S)
             self._troubles.note("standard output", self._out.trouble)
             self._troubles.note("this machine", self._fleet.host_note)
-            if self._webhook is not None and self._config.webhook is not None:
+            if self._webhook is not None and self._config.notify.webhook is not None:
                 # Its host alone: the path of such an address is often the secret.
-                said = f"webhook {urlsplit(self._config.webhook).hostname or ''}"
+                said = f"webhook {urlsplit(self._config.notify.webhook).hostname or ''}"
                 self._troubles.note(said, self._webhook.trouble, patience_s=WEBHOOK_PATIENCE_S)
             self._keep_needs()
             if self._recaller is not None:
@@ -578,7 +572,7 @@ class Daemon:
     async def _repeat(self) -> None:
         """What still holds is sent again: a receiver that was restarted has forgotten it."""
         while True:
-            await asyncio.sleep(self._config.repeat_s)
+            await asyncio.sleep(self._config.notify.repeat_s)
             self._notify(self._fleet.firing())
 
     def _notify(self, changes: Sequence[Event]) -> None:
@@ -592,7 +586,7 @@ class Daemon:
                 self._alerts[key] = starts
             elif told.what in (EventKind.OVER, EventKind.REACHED) and self._alerts.pop(key, None) is None:
                 continue  # nobody was told that it began
-            found = alert(told, starts_unix_s=starts, lasts_s=3 * self._config.repeat_s)
+            found = alert(told, starts_unix_s=starts, lasts_s=3 * self._config.notify.repeat_s)
             alerts += [] if found is None else [found]
         if alerts:
             self._webhook.put(alerts)

@@ -7,8 +7,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from plimsoll.errors import PlimsollError
-from plimsoll.guard.act.decide import BROKEN_KINDS, ActPolicy, enough_cache, is_ready, same_trouble, troubles, was_restarted
+from plimsoll.guard.act.decide import BROKEN_KINDS, enough_cache, is_ready, same_trouble, troubles, was_restarted
 from plimsoll.guard.act.idle import IdleSample, idleness
+from plimsoll.guard.act.policy import ActPolicy
 from plimsoll.guard.act.ports import Balancer, EngineObserver, GateClient, Lock, Outcome, Restarter, done, failed, unsure
 from plimsoll.guard.act.steps import TRIES, ActionRun, Step
 from plimsoll.guard.judge.look import Look, Reach

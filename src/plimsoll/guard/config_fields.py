@@ -1,0 +1,157 @@
+"""Declares guard's configuration: each table is one frozen dataclass, each key is one field made by a function of this module.
+
+The reader (config_reader.py) takes names, defaults and bounds from these declarations, and docs/guard-config.md is generated
+from them. A field's name is the key's name, but for two endings: a time `backoff_s` is the key `backoff`, a secret `token` is
+read from the file that the key `token_file` names. Where the two differ otherwise, `key` says so.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection
+from typing import Any, ClassVar, Self
+
+DAY_S = 86_400.0
+SHORTEST_TOKEN = 16
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """One key of the configuration."""
+
+    kind: str  # how the reader reads it, and what the documentation says that it takes
+    text: str  # its line in the documentation
+    table: str = ""  # "act"; "engine.balancer" is a table inside an [[engine]]
+    name: str = ""
+    default: Any = None
+    low: float = 0.0
+    high: float = 0.0
+    choices: tuple[str, ...] = ()
+    pattern: str = ""
+    pattern_name: str = ""  # "the name of a pod"
+    example: str = ""  # of a key that must be there
+    shown_default: str = ""  # where the default itself is None
+    convert: Callable[[Any], Any] | None = None  # the last step; a ValueError's message follows the file and the line
+    classes: tuple[type[Table], ...] = ()  # of a table: those that it may be
+
+
+class WrongKey(Exception):
+    """A value that does not go with the others of its table; `key` is the place, empty for the table itself."""
+
+    def __init__(self, key: str, message: str) -> None:
+        super().__init__(message)
+        self.key, self.message = key, message
+
+
+class Table:
+    """A table of the configuration."""
+
+    __slots__ = ()
+    word: ClassVar[str] = ""  # the text that may stand in place of the whole table
+    short_key: ClassVar[str] = ""  # the key whose value may stand in place of the whole table
+
+    def checked(self, given: Collection[str]) -> Self:
+        """The table with what follows from other keys filled in; WrongKey where keys contradict each other."""
+        del given
+        return self
+
+
+def declared(table: type) -> list[tuple[str, Key]]:
+    """The fields of a table that are keys, each with its key."""
+    pairs = []
+    for field in dataclasses.fields(table):
+        key = field.metadata.get("key")
+        if key is not None:
+            ending = {"time": "_s", "canary": "_s"}.get(key.kind, "")
+            derived = field.name.removesuffix(ending) + ("_file" if key.kind == "secret" else "")
+            pairs.append((field.name, key if key.name else dataclasses.replace(key, name=derived)))
+    return pairs
+
+
+def all_keys(table: type, path: str = "") -> list[Key]:
+    """Every key of a table and of the tables in it, in the order of the documentation."""
+    fields = declared(table)
+    keys = {(path, key.name): dataclasses.replace(key, table=path) for _, key in fields} if path else {}
+    for _, key in fields:
+        for inner in key.classes:
+            for each in all_keys(inner, f"{path}.{key.name}" if path else key.name):
+                keys.setdefault((each.table, each.name), each)
+    return list(keys.values())
+
+
+def _field(kind: str, text: str, default: Any = None, *, key: str = "", **more: Any) -> Any:
+    about = Key(kind=kind, text=text, name=key, default=None if default is dataclasses.MISSING else default, **more)
+    shape: dict[str, Any] = {"metadata": {"key": about}, "repr": kind not in ("secret", "url")}
+    if default == {}:
+        return dataclasses.field(default_factory=dict, **shape)
+    return dataclasses.field(default=dataclasses.MISSING if about.example else default, **shape)
+
+
+def duration(default: float | None, low: float, high: float, text: str, **more: Any) -> Any:
+    """A time: seconds, or "30s", "5m", "2h", "1d"."""
+    return _field("time", text, default, low=low, high=high, **more)
+
+
+def canary(text: str) -> Any:
+    """How often a canary request is sent: a time, or true for every 30 s."""
+    return _field("canary", text, low=5.0, high=60.0)
+
+
+def count(default: int | None, low: int, high: int, text: str) -> Any:
+    """A whole number."""
+    return _field("count", text, default, low=low, high=high)
+
+
+def share(default: float, low: float, high: float, text: str) -> Any:
+    """A share: 0.8, or "80%"."""
+    return _field("share", text, default, low=low, high=high)
+
+
+def switch(text: str, *, key: str = "") -> Any:
+    """True or false; false unless set."""
+    return _field("switch", text, default=False, key=key)
+
+
+def word(default: Any, text: str, **more: Any) -> Any:
+    """A text on one line; `choices`, `pattern` and `convert` narrow it."""
+    return _field("text", text, default, **more)
+
+
+def choice(default: str, choices: tuple[str, ...], text: str) -> Any:
+    """One word of several."""
+    return _field("one of", text, default, choices=choices)
+
+
+def words(default: tuple[str, ...], text: str, **more: Any) -> Any:
+    """A text, or a list of texts."""
+    return _field("texts", text, default, **more)
+
+
+def path(text: str, default: str | None = None, **more: Any) -> Any:
+    """A file or folder, relative to the configuration's own folder."""
+    return _field("path", text, default, **more)
+
+
+def secret(text: str, *, shortest: int = SHORTEST_TOKEN) -> Any:
+    """One word in a file of its own, which is named here; it is never printed."""
+    return _field("secret", text, low=shortest)
+
+
+def url(text: str, **more: Any) -> Any:
+    """An address: http://HOST:PORT."""
+    return _field("url", text, **more)
+
+
+def command(text: str, default: tuple[str, ...] = (), **more: Any) -> Any:
+    """A program and its arguments, as a list: no shell takes a line apart."""
+    return _field("words", text, default, **more)
+
+
+def other(kind: str, text: str, default: Any = None, **more: Any) -> Any:
+    """A kind that the reader knows by name: "gate", "labels", "plan", "socket", "timezone", "urls", "files"."""
+    return _field(kind, text, default, **more)
+
+
+def table(text: str, *classes: type[Table], default: Any = None, is_list: bool = False, key: str = "") -> Any:
+    """A table of one of these classes; which one is told by the first key of each."""
+    return _field("tables" if is_list else "table", text, default, classes=classes, key=key)

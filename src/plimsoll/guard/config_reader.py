@@ -1,0 +1,380 @@
+"""Reads guard's TOML file into the classes that declare it; whatever is wrong in it is one line with the file and the line."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import re
+import stat
+import tomllib
+import zoneinfo
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from plimsoll.errors import BadInput
+from plimsoll.guard.config_fields import SHORTEST_TOKEN, Key, Table, WrongKey, declared
+from plimsoll.net.http_get import address
+
+MOST_BYTES = 4 << 20
+MOST_TOKEN_BYTES = 4_096
+MOST_WORDS = 200  # of a command
+LONGEST_SOCKET = 107  # bytes of a path that the kernel takes
+USUAL_CANARY_S = 30.0
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+
+KeyPath = tuple[str | int, ...]
+_KEY = r"(?:[A-Za-z0-9_-]+|\"(?:[^\"\\]|\\.)*\"|'[^']*')"
+_DOTTED = rf"{_KEY}(?:[ \t]*\.[ \t]*{_KEY})*"
+_HEADER = re.compile(rf"[ \t]*(\[\[?)[ \t]*({_DOTTED})[ \t]*\]\]?[ \t]*(?:#.*)?$")
+_PAIR = re.compile(rf"[ \t]*({_DOTTED})[ \t]*=")
+_LONGEST_LINE = 4_096
+
+
+class Lines:
+    """The line of every table and key of a TOML text: tomllib reads the values and forgets the places."""
+
+    def __init__(self, text: str) -> None:
+        self._lines: dict[KeyPath, int] = {(): 1}
+        self._counts: dict[KeyPath, int] = {}
+        self._read(text)
+
+    def of(self, *path: str | int) -> int:
+        """The line of a table or key, else that of the nearest table around it."""
+        place: KeyPath = path
+        while place not in self._lines:
+            place = place[:-1]
+        return self._lines[place]
+
+    def _read(self, text: str) -> None:
+        table: KeyPath = ()
+        closes = ""  # the quotes that end the text of several lines that we are in
+        for number, line in enumerate(text.split("\n"), 1):
+            if closes:
+                closes = "" if closes in line else closes
+                continue
+            short = line[:_LONGEST_LINE].rstrip("\r")
+            if (header := _HEADER.match(short)) is not None:
+                table = self._opened(header[1] == "[[", _parts(header[2]), number)
+            elif (pair := _PAIR.match(short)) is not None:
+                self._note((*table, *_parts(pair[1])), number)
+                closes = _left_open(line[pair.end() :])
+
+    def _opened(self, is_list: bool, parts: tuple[str, ...], number: int) -> KeyPath:  # noqa: FBT001
+        """The path of the table that begins here; a table inside a list belongs to the last one of it."""
+        table: KeyPath = ()
+        for part in parts[:-1]:
+            table = self._into((*table, part))
+        last: KeyPath = (*table, parts[-1])
+        if is_list:
+            self._counts[last] = self._counts.get(last, -1) + 1
+            self._note(last, number)
+            last = (*last, self._counts[last])
+        else:
+            last = self._into(last)
+        self._note(last, number)
+        return last
+
+    def _into(self, path: KeyPath) -> KeyPath:
+        return (*path, self._counts[path]) if path in self._counts else path
+
+    def _note(self, path: KeyPath, number: int) -> None:
+        for length in range(1, len(path) + 1):
+            self._lines.setdefault(path[:length], number)
+
+
+def _parts(dotted: str) -> tuple[str, ...]:
+    return tuple(part.strip("\"'") for part in re.findall(_KEY, dotted))
+
+
+def _left_open(value: str) -> str:
+    for quotes in ('"""', "'''"):
+        if value.count(quotes) % 2:
+            return quotes
+    return ""
+
+
+T = TypeVar("T", bound=Table)
+
+
+class ConfigReader:
+    """One file; `warnings` collects what is not wrong and still should be said."""
+
+    def __init__(self, name: str, text: str) -> None:
+        """BadInput where the text is no TOML; paths in it are relative to the folder of `name`."""
+        self.name, self.lines = name, Lines(text)
+        self.warnings: dict[str, None] = {}
+        self._folder = Path(name).parent
+        try:
+            self.tables = tomllib.loads(text)
+        except ValueError as error:  # TOMLDecodeError, and Python's own for a number of thousands of digits
+            at = re.search(r"\(at line (\d+), column \d+\)", str(error))
+            line = int(at[1]) if at else text.count("\n") + 1
+            reason = re.sub(r"\s*\(at [^()]*\)$", "", str(error))
+            raise BadInput(f"{name}, line {line}: not TOML: {reason[:200]}") from None
+        except RecursionError:
+            raise BadInput(f"{name}, line 1: nested too deeply") from None
+
+    def wrong(self, place: Sequence[str | int], message: str) -> BadInput:
+        """An error with the line of this place."""
+        return BadInput(f"{self.name}, line {self.lines.of(*place)}: {message}")
+
+    def read(self, place: KeyPath, value: Any, *classes: type[T]) -> T:
+        """The table at this place, as the one of these classes whose first key it has."""
+        for table in classes:
+            if table.word and value == table.word:
+                return table()
+            if isinstance(value, str) and table.short_key:
+                value = {table.short_key: value}
+        tags = {keys[0][1].name: table for table in classes if (keys := declared(table))}
+        if not isinstance(value, dict):
+            words = "".join(f'"{table.word}", or ' for table in classes if table.word)
+            tables = f"{place[-1]} is {words}a table with {', '.join(tags)}" if len(classes) > 1 else f"[{place[0]}] is a table"
+            raise self.wrong(place, tables)
+        self.check_known(place, value, dict.fromkeys(key.name for table in classes for _, key in declared(table)))
+        if len(classes) == 1:
+            return self._build(place, value, classes[0])
+        present = [tag for tag in tags if tag in value]
+        if len(present) != 1:
+            raise self.wrong(place, f"{place[-1]} is exactly one of: {', '.join(tags)}")
+        own = {key.name for _, key in declared(tags[present[0]])}
+        if strange := [name for name in value if name not in own]:
+            raise self.wrong((*place, strange[0]), f"{strange[0]} does not go with {present[0]}")
+        return self._build(place, value, tags[present[0]])
+
+    def check_known(self, place: KeyPath, row: Collection[str], known: Collection[str]) -> None:
+        """BadInput for a key that nobody knows, with the nearest one that is known."""
+        for name in row:
+            if name not in known:
+                where = f"{_shown(place)} has" if place else "there is"
+                near = "".join(f"did you mean {match}? " for match in difflib.get_close_matches(name[:40], known, 1))
+                raise self.wrong((*place, name), f"{where} no {name[:40]!r}; {near}known: {', '.join(known)}")
+
+    def _build(self, place: KeyPath, row: dict[str, Any], table: type[T]) -> T:
+        values = {}
+        for field, key in declared(table):
+            if key.name in row:
+                values[field] = self._value((*place, key.name), key, row[key.name])
+            elif key.example:
+                raise self.wrong(place, f"{_shown(place)} needs its {key.name} = {key.example}")
+            else:
+                values[field] = key.default
+        try:
+            return table(**values).checked(row)
+        except WrongKey as error:
+            raise self.wrong((*place, error.key) if error.key else place, error.message) from None
+
+    def _value(self, place: KeyPath, key: Key, value: Any) -> Any:
+        try:
+            plain = self._plain(place, key, value)
+            return plain if key.convert is None else key.convert(plain)
+        except ValueError as error:
+            raise self.wrong(place, str(error)) from None
+
+    def _plain(self, place: KeyPath, key: Key, value: Any) -> Any:
+        """The value as its kind says; ValueError for what cannot be."""
+        name = key.name
+        match key.kind:
+            case "tables":
+                if not isinstance(value, list):
+                    raise ValueError(f"write [[{name}]], once for each")
+                return tuple(self.read((*place, number), row, *key.classes) for number, row in enumerate(value))
+            case "table" if key.classes:
+                return self.read(place, value, *key.classes)
+            case "table":
+                if not isinstance(value, dict):
+                    raise ValueError(f"[{name}] is a table")
+                return value
+            case "canary" if isinstance(value, bool):
+                return USUAL_CANARY_S if value else None
+            case "time" | "canary":
+                return _seconds(key, value)
+            case "count":
+                if isinstance(value, bool) or not isinstance(value, int) or not key.low <= value <= key.high:
+                    raise ValueError(f"{name} is a whole number from {key.low:g} to {key.high:g}")
+                return value
+            case "share":
+                return _share(key, value)
+            case "switch":
+                if not isinstance(value, bool):
+                    raise ValueError(f"{name} is true or false")
+                return value
+            case "words":
+                return _command(name, value)
+            case "texts" | "urls" | "files":
+                return self._several(key, value)
+            case "labels":
+                return self._labels(place, value)
+            case _:
+                return self._one(key, _text(name, value))
+
+    def _several(self, key: Key, value: Any) -> tuple[str, ...]:
+        values = [value] if isinstance(value, str) else value
+        if not isinstance(values, list):
+            raise ValueError(f"{key.name} is a text or a list of texts")
+        return tuple(dict.fromkeys(self._one(key, _text(key.name, each)) for each in values))
+
+    def _one(self, key: Key, text: str) -> Any:
+        if key.choices and text not in key.choices:
+            raise ValueError(f"{key.name} has no {text[:40]!r}; there is: {', '.join(key.choices)}")
+        if key.pattern and not re.fullmatch(key.pattern, text):
+            raise ValueError(f"{text[:70]!r} is not {key.pattern_name}")
+        try:
+            match key.kind:
+                case "url" | "urls":
+                    address(text)
+                    return text.strip()
+                case "gate":
+                    return _gate(text)
+                case "files":
+                    return str(self._folder / text)
+                case "path" | "socket":
+                    return self._path(key, text)
+                case "secret":
+                    return self._secret(self._path(key, text), int(key.low))
+                case "plan":
+                    return _planned_tokens(self._folder / text)
+                case "timezone":
+                    return _timezone(text)
+                case _:
+                    return text
+        except BadInput as error:
+            raise ValueError(str(error)) from None
+
+    def _path(self, key: Key, text: str) -> str:
+        if not text:
+            raise ValueError(f"{key.name} is the path of a file or folder")
+        try:
+            path = str((self._folder / Path(text).expanduser()).absolute())
+        except RuntimeError:
+            raise ValueError(f"{text[:100]!r}: there is no such user") from None
+        if key.kind == "socket" and len(path.encode("utf-8", "replace")) > LONGEST_SOCKET:
+            raise ValueError(f"the path of a socket has {LONGEST_SOCKET} letters at most")
+        return path
+
+    def _secret(self, path: str, shortest: int) -> str:
+        token = read_token(path, shortest)
+        if is_open_to_all(path):
+            self.warnings[open_to_all(path)] = None
+        return token
+
+    def _labels(self, place: KeyPath, value: Any) -> dict[str, str]:
+        if not isinstance(value, dict):
+            raise ValueError(f"[{place[0]}] is a table")
+        for name, text in value.items():
+            if not name.isascii() or not name.isidentifier():
+                raise self.wrong((*place, name), f"{name[:40]!r} is not the name of a label")
+            try:
+                _text(name, text)
+            except ValueError as error:
+                raise self.wrong((*place, name), str(error)) from None
+        return value
+
+
+def _shown(place: KeyPath) -> str:
+    return f"[{'.'.join(part for part in place if isinstance(part, str))}]"
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str) or len(value) > 1_000 or not value.isprintable():
+        raise ValueError(f"{name} is a text on one line")
+    return value
+
+
+def _seconds(key: Key, value: Any) -> float:
+    try:
+        seconds = seconds_in(value)
+    except BadInput as error:
+        raise ValueError(f"{key.name}: {error}") from None
+    if not key.low <= seconds <= key.high:
+        raise ValueError(f"{key.name} must lie between {key.low:g} and {key.high:g} s, not {seconds:g}")
+    return seconds
+
+
+def _share(key: Key, value: Any) -> float:
+    percent = re.fullmatch(r"(\d{1,3}(?:\.\d{1,6})?)\s*%", value) if isinstance(value, str) else None
+    share = float(percent[1]) / 100 if percent else value
+    if isinstance(share, bool) or not isinstance(share, int | float) or not key.low <= share <= key.high:
+        raise ValueError(f"{key.name} is a share from {key.low:g} to {key.high:g}, or in percent")
+    return float(share)
+
+
+def _command(name: str, value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not value or len(value) > MOST_WORDS:
+        raise ValueError(f'{name} is a command as a list of words: ["/usr/local/bin/it", "now"]')
+    words = tuple(_text(name, word) for word in value)
+    if not words[0].strip():
+        raise ValueError(f"{name}: the first word is the program")
+    return words
+
+
+def _gate(text: str) -> str:
+    """Where a gate listens: an address, or a socket of this machine."""
+    if not text.startswith("unix:"):
+        address(text)
+        return text.strip()
+    path = text.removeprefix("unix:")
+    if not path.startswith("/") or not path.isascii() or len(path) > LONGEST_SOCKET:
+        raise ValueError(f"a socket is unix:/PATH, of {LONGEST_SOCKET} letters at most")
+    return text
+
+
+def _planned_tokens(path: Path) -> tuple[float, float, float]:
+    """The tokens of KV cache in what `plimsoll plan --json` printed, and the band around them."""
+    try:
+        body = json.loads(path.read_bytes()[:MOST_BYTES])
+        kv, band = body["kv"], body["ledger"]["kv"]
+        tokens_per_byte = float(kv["tokens"]) / float(kv["num_blocks"]) / float(kv["bytes_per_block"])
+        return float(kv["tokens"]), float(band["low"]) * tokens_per_byte, float(band["high"]) * tokens_per_byte
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror or 'cannot be read'}") from None
+    except (ValueError, KeyError, TypeError, ZeroDivisionError, RecursionError):
+        raise ValueError(f"{path}: not a plan with a KV cache, as plimsoll plan --json prints it") from None
+
+
+def _timezone(name: str) -> str:
+    if name != "UTC":  # which is known also where the machine has no list of them
+        try:
+            zoneinfo.ZoneInfo(name)
+        except (KeyError, ValueError, OSError):
+            raise ValueError(f"{name[:60]!r} is no time zone that this machine knows; such as Europe/Berlin") from None
+    return name
+
+
+def read_token(path: str, shortest: int = SHORTEST_TOKEN) -> str:
+    """The token in a file: one word, not short; BadInput never shows any of it."""
+    try:
+        with Path(path).open("rb") as file:
+            token = file.read(MOST_TOKEN_BYTES + 1).strip()
+    except OSError as error:
+        raise BadInput(f"{path}: {error.strerror or 'cannot be read'}") from None
+    if len(token) > MOST_TOKEN_BYTES or not re.fullmatch(rb"[\x21-\x7e]+", token):
+        raise BadInput(f"{path}: holds no token (one word of printable letters)")
+    if len(token) < shortest:
+        raise BadInput(f"{path}: a token has {shortest} letters at least")
+    return token.decode("ascii")
+
+
+def is_open_to_all(path: str) -> bool:
+    """Whether every user of this machine can read it."""
+    try:
+        return bool(Path(path).stat().st_mode & stat.S_IROTH)
+    except OSError:
+        return False
+
+
+def open_to_all(path: str) -> str:
+    """What is said of such a file."""
+    return f"{path}: every user of this machine can read this secret; chmod 600, or systemd's LoadCredential="
+
+
+def seconds_in(value: Any) -> float:
+    """5, "5s", "2m" or "1h" in seconds."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value) if abs(value) < 1e15 else math.inf  # a whole number of TOML may be longer than a float is
+    found = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*([a-z]{0,2})\s*", value) if isinstance(value, str) else None
+    factor = None if found is None else {**_SECONDS, "": 1.0}.get(found[2])
+    if found is None or factor is None:
+        raise BadInput(f"{str(value)[:40]!r} is no time; write 30s, 5m or 2h")
+    return float(found[1]) * factor

@@ -1,0 +1,89 @@
+"""An engine as guard knows it: what its [[engine]] says, or what discovery found of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import MISSING, dataclass, replace
+from typing import Protocol, Self
+from urllib.parse import urlsplit
+
+from plimsoll.guard import config_fields as key
+from plimsoll.guard.act.ports import Balancer, Restarter
+from plimsoll.guard.adapters.command import CommandRestartConfig
+from plimsoll.guard.adapters.docker import DockerConfig
+from plimsoll.guard.adapters.haproxy import HaproxyConfig
+from plimsoll.guard.adapters.hooks import CommandBalancerConfig, ReadinessConfig, WebhookBalancerConfig
+from plimsoll.guard.adapters.kubernetes import PodConfig
+from plimsoll.guard.adapters.systemd import SystemdConfig
+from plimsoll.net import http_get
+
+LONGEST_NAME = 200
+BALANCERS = (HaproxyConfig, CommandBalancerConfig, WebhookBalancerConfig, ReadinessConfig)
+RESTARTERS = (SystemdConfig, CommandRestartConfig, DockerConfig, PodConfig)
+
+
+class BalancerConfig(Protocol):
+    """One of BALANCERS."""
+
+    def build(self, engine: str) -> Balancer:
+        """The balancer of this engine; BadInput where it cannot be."""
+
+
+class RestarterConfig(Protocol):
+    """One of RESTARTERS."""
+
+    def build(self) -> Restarter:
+        """The restarter; BadInput where it cannot be."""
+
+
+def instance_template(text: str) -> str:
+    """The text, where its braces hold nothing but host, port and name."""
+    if unknown := [blank for blank in re.findall(r"\{(\w+)\}", text) if blank not in ("host", "port", "name")]:
+        raise ValueError(f"{{{unknown[0][:40]}}} stands for nothing; there is: {{host}}, {{port}}, {{name}}")
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig(key.Table):
+    """[[engine]]: one engine that guard watches, and what guard may do to it."""
+
+    name: str = key.word(MISSING, "what it is called; default: host and port", convert=str.strip)
+    url: str = key.url("what stands before /metrics; needed", example='"http://HOST:PORT"')
+    token: str | None = key.secret("of its gate; without it guard does nothing at the gate")
+    canary_s: float | None = key.canary("how often a request of one token is sent; true is 30s")
+    plan: tuple[float, float, float] | None = key.other(
+        "plan", "what `plimsoll plan --json` printed: a start that differs is said"
+    )
+    gate_url: str | None = key.other("gate", "where the gate has a port of its own; or a socket: unix:/PATH", key="gate")
+    api_key: str | None = key.secret("vLLM's own --api-key, for canary requests and for warming up", shortest=1)
+    instance: str | None = key.word(None, "what Prometheus calls it; default: that of [prometheus]", convert=instance_template)
+    group: str = key.word(
+        "", "engines of one group carry each other's load; those without one are a group, too", convert=str.strip
+    )
+    balancer: BalancerConfig | None = key.table(
+        'what sends requests to it (below); or "readiness": it asks /plimsoll/ready', *BALANCERS
+    )
+    restart: RestarterConfig | None = key.table("how it is stopped and started (below)", *RESTARTERS)
+    log: str | None = key.path("its log: for evidence, and to see that a start goes on")
+    kv_connector: bool = key.switch("it shares its KV cache with others: it is only observed")
+    nodes: int = key.count(1, 1, 1_000, "machines that it runs on: with more than one it is only observed")
+
+    @property
+    def only_observed(self) -> str:
+        """Why guard never acts on it; empty where it may."""
+        if self.kv_connector:
+            return "it has a KV connector: guard only observes it"
+        return f"it runs on {self.nodes} machines: guard only observes it" if self.nodes > 1 else ""
+
+    def checked(self, given: Collection[str]) -> Self:
+        """With the name that it has by default."""
+        if "name" in given and not self.name:
+            raise key.WrongKey("name", "an empty name is none; leave it out for host and port")
+        return self if self.name else replace(self, name=host_and_port(self.url))
+
+
+def host_and_port(url: str) -> str:
+    """What an engine is called that has no name."""
+    parts = urlsplit(http_get.address(url).shown)
+    return f"{parts.netloc}{parts.path.rstrip('/')}"[:LONGEST_NAME]
