@@ -38,10 +38,7 @@ def test_functions_are_short_and_tests_say_what_they_promise(path: Path) -> None
 def test_files_stay_small(path: Path) -> None:
     """A file that outgrows its name is two files."""
     lines = len(path.read_text(encoding="utf-8").splitlines())
-    if _name(path) in LONG_FILES:
-        assert lines > LINES_PER_FILE, f"{_name(path)} is short again: take it off the list"
-    else:
-        assert lines <= LINES_PER_FILE, f"{_name(path)} has {lines} lines"
+    assert lines <= LINES_PER_FILE, f"{_name(path)} has {lines} lines"
 
 
 def test_nothing_of_this_machine_is_written_down() -> None:
