@@ -9,7 +9,7 @@ from typing import Any
 from plimsoll.assets.launch_command import REFUSED, Ready, facts_of, planned_line, ready, release_of
 from plimsoll.assets.settings import Settings
 from plimsoll.errors import PlimsollError
-from plimsoll.launch.arguments import launches_named
+from plimsoll.launch.inputs import launches_named
 from plimsoll.launch.options import Split
 from plimsoll.simulate.inputs import plan_as_json
 from plimsoll.vllm.flags import FlagRow, flags_of

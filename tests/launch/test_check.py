@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll.launch.check_flags import Checked, ConfigFile, check
+from plimsoll.launch.check_flags import ConfigFile, FlagReport, check
 from plimsoll.launch.command_line import read_command_line
 from plimsoll.launch.files import read_launches
-from plimsoll.launch.launches import EntryPoint, Launch
+from plimsoll.launch.recognise import EntryPoint, Launch
 from plimsoll.launch.rewrite import Item, Status
 from plimsoll.vllm.flag_notes import GONE
 from plimsoll.vllm.flags import history_of
@@ -19,14 +19,14 @@ from plimsoll.vllm.versions import engine_named
 ARTICLE = Path(__file__).parents[2] / "examples" / "article-start.sh"
 
 
-def _check(command: str, vllm: str = "0.32.0", came_from: str | None = None, **environment: str) -> Checked:
+def _check(command: str, vllm: str = "0.32.0", came_from: str | None = None, **environment: str) -> FlagReport:
     words = tuple(shlex.split(command))
     unresolved = tuple(word[1:] for word in words if word.startswith("$"))
     launch = Launch("test", EntryPoint.SERVE, words, tuple(environment.items()), unresolved=unresolved)
     return check(launch, engine_named(vllm), engine_named(came_from) if came_from else None)
 
 
-def _item(checked: Checked, name: str) -> Item:
+def _item(checked: FlagReport, name: str) -> Item:
     return next(item for item in checked.items if item.name == name)
 
 

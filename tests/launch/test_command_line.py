@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plimsoll.errors import TooLarge
-from plimsoll.launch.command_line import Argument, CommandLine, Unseen, arguments_from_config, read_command_line
+from plimsoll.launch.command_line import Argument, CommandLine, UnresolvedWords, arguments_from_config, read_command_line
 from plimsoll.vllm.flags import FlagRow, flags_of
 
 RELEASE = "0.32.0"
@@ -140,7 +140,7 @@ def test_a_config_file_whose_aliases_multiply_is_refused() -> None:
 
 def test_a_variable_that_may_hold_flags_stays_where_it_stands() -> None:
     """An unassigned variable between flags is neither the model nor a stray word, and keeps its place."""
-    line = read_command_line(["m", "$EXTRA", "--port", "$PORT"], RELEASE, unseen=Unseen(["EXTRA", "PORT"]))
+    line = read_command_line(["m", "$EXTRA", "--port", "$PORT"], RELEASE, unseen=UnresolvedWords(["EXTRA", "PORT"]))
     assert (line.model, line.leftovers) == ("m", ())
     assert [(a.typed, a.is_opaque) for a in line.arguments] == [("$EXTRA", True), ("--port", False)]
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import pytest
 
 from plimsoll.launch.check_flags import ConfigFile
-from plimsoll.launch.inside_command import FLAGS, Fitted, Plugins, fit, with_remarks
-from plimsoll.launch.launches import EntryPoint, Launch
+from plimsoll.launch.inside_command import FLAGS, InsideLaunch, Plugins, fit, with_remarks
+from plimsoll.launch.recognise import EntryPoint, Launch
 from plimsoll.vllm.extension_points import Part, Verdict
 from plimsoll.vllm.versions import engine_named
 
@@ -22,12 +22,12 @@ def _fit(
     vllm: str = "0.32.0",
     plugins: Plugins = ALL,
     config: ConfigFile | None = None,
-) -> Fitted:
+) -> InsideLaunch:
     launch = Launch("command line", EntryPoint.SERVE, ("m", *words), tuple((variables or {}).items()))
     return fit(launch, engine_named(vllm), config, plugins)
 
 
-def _lost(fitted: Fitted) -> dict[str, str]:
+def _lost(fitted: InsideLaunch) -> dict[str, str]:
     return {v.part.value: v.works for v in with_remarks(YES, fitted.remarks) if v.works != "yes"}
 
 

@@ -7,7 +7,7 @@ import shlex
 import pytest
 
 from plimsoll.launch.check_flags import ConfigFile, check
-from plimsoll.launch.launches import EntryPoint, Launch
+from plimsoll.launch.recognise import EntryPoint, Launch
 from plimsoll.launch.rewrite import Item, Status
 from plimsoll.vllm import flag_notes
 from plimsoll.vllm.flags import flags_of, history_of

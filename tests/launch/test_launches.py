@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plimsoll.errors import BadInput, TooLarge
-from plimsoll.launch.files import BYTES_MAX, find_launch, read_launches
-from plimsoll.launch.launches import EntryPoint, Launch
+from plimsoll.launch.files import BYTES_MAX, read_launches
+from plimsoll.launch.recognise import EntryPoint, Launch, find_launch
 
 CAPTURES = Path(__file__).parent.parent / "captures" / "launches"
 

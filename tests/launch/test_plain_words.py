@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plimsoll.errors import BadInput
-from plimsoll.launch.containers import plain_words
+from plimsoll.launch.interpolate import plain_words
 
 
 @settings(max_examples=500, deadline=None)

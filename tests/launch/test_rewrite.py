@@ -6,12 +6,12 @@ import shlex
 
 import pytest
 
-from plimsoll.launch.check_flags import Checked, ConfigFile, check
-from plimsoll.launch.launches import EntryPoint, Launch
+from plimsoll.launch.check_flags import ConfigFile, FlagReport, check
+from plimsoll.launch.recognise import EntryPoint, Launch
 from plimsoll.vllm.versions import engine_named
 
 
-def _check(command: str, vllm: str = "0.32.0", config: ConfigFile | None = None) -> Checked:
+def _check(command: str, vllm: str = "0.32.0", config: ConfigFile | None = None) -> FlagReport:
     return check(Launch("test", EntryPoint.SERVE, tuple(shlex.split(command))), engine_named(vllm), config=config)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from plimsoll.errors import BadInput, WorldFailed
-from plimsoll.launch.vllm_tree import version_beside, vllm_in, vllm_of, vllm_of_this_python
+from plimsoll.launch.installed_vllm import version_beside, vllm_in, vllm_of, vllm_of_this_python
 from plimsoll.vllm.extension_points import NEEDS, judge
 from tests.vllm.vllm_like import write_vllm
 

@@ -14,9 +14,9 @@ from lab.engine.install import engine_home, site_packages
 from lab.engine.parser import ParserProcess
 from plimsoll.errors import BadInput
 from plimsoll.launch.check_flags import check
-from plimsoll.launch.command_line import Unseen, read_command_line, value_problem
+from plimsoll.launch.command_line import UnresolvedWords, read_command_line, value_problem
 from plimsoll.launch.files import read_launches
-from plimsoll.launch.launches import EntryPoint, Launch
+from plimsoll.launch.recognise import EntryPoint, Launch
 from plimsoll.launch.rewrite import Status
 from plimsoll.render.flags import rewritten_line
 from plimsoll.units import parse_vllm_integer, parse_vllm_integer_or_auto
@@ -265,7 +265,7 @@ def test_random_command_lines_are_read_alike(parser: ParserProcess) -> None:
         answer = parser.parse(["serve", *words])
         line = read_command_line(words, RELEASE)
         refused = bool(line.leftovers) or any(
-            a.row is None or (value_problem(a, Unseen()) is not None if not a.path else False) for a in line.arguments
+            a.row is None or (value_problem(a, UnresolvedWords()) is not None if not a.path else False) for a in line.arguments
         )
         # What only vLLM can judge (JSON for a config class, a plugin's name) it may refuse on top.
         if refused or _is_about_words(answer):

@@ -15,7 +15,7 @@ from plimsoll.hardware.cards import Vendor, gpu_named
 from plimsoll.launch.check_flags import check
 from plimsoll.launch.command_line import Argument, read_command_line
 from plimsoll.launch.inside_command import Plugins, fit, with_remarks
-from plimsoll.launch.launches import EntryPoint, Launch
+from plimsoll.launch.recognise import EntryPoint, Launch
 from plimsoll.launch.rewrite import spelled
 from plimsoll.redaction import REDACTED
 from plimsoll.vllm import versions

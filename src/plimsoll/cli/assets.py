@@ -42,7 +42,7 @@ from plimsoll.assets.monitoring import monitoring_files
 from plimsoll.assets.settings import Settings, Slo
 from plimsoll.assets.texts import headed
 from plimsoll.errors import BadInput, Found
-from plimsoll.launch.arguments import launches_named
+from plimsoll.launch.inputs import launches_named
 from plimsoll.launch.options import Split, split_options
 from plimsoll.models.folders import parse_json, read_json
 from plimsoll.plan.read import installed_vllm

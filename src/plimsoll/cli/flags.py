@@ -20,8 +20,8 @@ Read on: docs/flags.md
 
 from __future__ import annotations
 
-from plimsoll.launch.arguments import config_of, launches_named
 from plimsoll.launch.check_flags import check, with_branches
+from plimsoll.launch.inputs import config_of, launches_named
 from plimsoll.launch.options import split_options
 from plimsoll.render.terminal import show
 from plimsoll.vllm.versions import engine_named

@@ -31,8 +31,8 @@ from plimsoll.render.terminal import show
 
 if TYPE_CHECKING:
     from plimsoll.launch.inside_command import Plugins
-    from plimsoll.launch.launches import Launch
-    from plimsoll.launch.vllm_tree import InstalledVllm
+    from plimsoll.launch.installed_vllm import InstalledVllm
+    from plimsoll.launch.recognise import Launch
     from plimsoll.vllm.extension_points import Answer
     from plimsoll.vllm.versions import Engine
 
@@ -52,7 +52,7 @@ def run(words: list[str]) -> int:
 
 def _check(options: Split) -> int:
     from plimsoll.inside.survive.support import proven_lines
-    from plimsoll.launch.arguments import config_of, launches_named
+    from plimsoll.launch.inputs import config_of, launches_named
     from plimsoll.launch.inside_command import fit, with_remarks
     from plimsoll.render import inside as report
     from plimsoll.vllm.extension_points import BY_SIGNATURE, NEEDS, TESTED, judge, verdicts
@@ -95,17 +95,17 @@ def _plugins(vllm: InstalledVllm, answers: Sequence[Answer]) -> Plugins:
 
 
 def _vllm(options: Split, launches: list[Launch]) -> InstalledVllm:
-    from plimsoll.launch import vllm_tree
+    from plimsoll.launch import installed_vllm
 
     python, folder = options.values.get("--python"), options.values.get("--vllm-dir")
     if python is not None and folder is not None:
         raise BadInput("--python and --vllm-dir name two places; give one")
     if folder is not None:
-        return vllm_tree.vllm_in(folder)
+        return installed_vllm.vllm_in(folder)
     if python is None:
-        return vllm_tree.vllm_of_this_python()
+        return installed_vllm.vllm_of_this_python()
     # What the command puts on PYTHONPATH is what vLLM will see.
-    return vllm_tree.vllm_of(python, dict(launches[0].environment) if launches else {})
+    return installed_vllm.vllm_of(python, dict(launches[0].environment) if launches else {})
 
 
 def _engine(vllm: InstalledVllm) -> Engine:

@@ -34,10 +34,10 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from plimsoll.errors import BadInput, PlimsollError, WorldFailed
-from plimsoll.launch.arguments import launches_named
 from plimsoll.launch.files import read_list
-from plimsoll.launch.launches import Launch
+from plimsoll.launch.inputs import launches_named
 from plimsoll.launch.options import Split, split_options
+from plimsoll.launch.recognise import Launch
 from plimsoll.plan.ledger import Ledger, ModelFacts
 from plimsoll.plan.matrix import Matrix, MatrixSpec, plan_matrix
 from plimsoll.plan.read import PlanInput, card_of, plan_launch, read_launch

@@ -15,7 +15,7 @@ from plimsoll.launch import rewrite
 from plimsoll.launch.command_line import (
     Argument,
     CommandLine,
-    Unseen,
+    UnresolvedWords,
     arguments_from_config,
     config_problem,
     in_form_of,
@@ -24,7 +24,7 @@ from plimsoll.launch.command_line import (
     row_problem,
     value_problem,
 )
-from plimsoll.launch.launches import EntryPoint, Launch
+from plimsoll.launch.recognise import EntryPoint, Launch
 from plimsoll.launch.rewrite import Item, Status
 from plimsoll.vllm import flag_notes, flags, versions
 from plimsoll.vllm.flags import UNKNOWN_DEFAULT, FlagRow, flags_of, history_of, release_after
@@ -36,7 +36,7 @@ _KEYED_KINDS = ("json", "json-or-text", "other")
 _NUMBERS = ("int", "float", "human-int", "human-int-or-auto")
 
 
-class Beside(NamedTuple):
+class OtherFlags(NamedTuple):
     """What stands beside a flag in its command."""
 
     given: frozenset[str]
@@ -44,7 +44,7 @@ class Beside(NamedTuple):
     is_whole: bool = True  # False: more flags may come from a variable or a file that was not seen
 
 
-def judge(argument: Argument, engine: Engine, entry: EntryPoint, unseen: Unseen, beside: Beside) -> Item:
+def judge(argument: Argument, engine: Engine, entry: EntryPoint, unseen: UnresolvedWords, beside: OtherFlags) -> Item:
     """What the release does with the flag."""
     row = argument.row
     if row is None:
@@ -66,7 +66,7 @@ def judge(argument: Argument, engine: Engine, entry: EntryPoint, unseen: Unseen,
     return _taken(argument, row, engine, beside, unseen)
 
 
-def _taken(argument: Argument, row: FlagRow, engine: Engine, beside: Beside, unseen: Unseen) -> Item:
+def _taken(argument: Argument, row: FlagRow, engine: Engine, beside: OtherFlags, unseen: UnresolvedWords) -> Item:
     """The release takes it: does it do anything?"""
     idle = flag_notes.in_force(flag_notes.IDLE, row.name, engine.release)
     if idle is not None:
@@ -78,7 +78,7 @@ def _taken(argument: Argument, row: FlagRow, engine: Engine, beside: Beside, uns
     return doubt or item_for(argument, Status.OK, history_of(row.name)[0].first)
 
 
-def _alone(argument: Argument, row: FlagRow, engine: Engine, beside: Beside) -> Item | None:
+def _alone(argument: Argument, row: FlagRow, engine: Engine, beside: OtherFlags) -> Item | None:
     """A flag that acts only beside another, which the command does not give."""
     needs = flag_notes.in_force(flag_notes.NEEDS, row.name, engine.release)
     if needs is None or not beside.is_whole or needs.flag in beside.given:
@@ -88,7 +88,7 @@ def _alone(argument: Argument, row: FlagRow, engine: Engine, beside: Beside) -> 
     return item_for(argument, Status.NO_EFFECT, since, instead, f"vLLM looks at it only where {needs.flag} is given")
 
 
-def _unlisted(argument: Argument, row: FlagRow, engine: Engine, unseen: Unseen) -> Item | None:
+def _unlisted(argument: Argument, row: FlagRow, engine: Engine, unseen: UnresolvedWords) -> Item | None:
     """A name that is not in vLLM's own list, where a plugin or the model can still make something of it."""
     names = flag_notes.OPEN_LISTS.get((row.name, engine.release))
     value = argument.values[0] if argument.values else ""
@@ -278,7 +278,7 @@ class ConfigFile(NamedTuple):
     entries: Mapping[str, object] | None
 
 
-class Checked(NamedTuple):
+class FlagReport(NamedTuple):
     """Everything one version says about one launch."""
 
     launch: Launch
@@ -288,7 +288,7 @@ class Checked(NamedTuple):
     rewritten: tuple[str, ...]  # the words of a command that the version takes
     rewritten_environment: tuple[tuple[str, str], ...]
     line: CommandLine  # the flags that take effect: the rewritten command's and its --config file's
-    unseen: Unseen
+    unseen: UnresolvedWords
     notes: tuple[str, ...] = ()
     came_from: Engine | None = None
     changes: tuple[Behaviour, ...] = ()  # what else the upgrade changes
@@ -300,14 +300,14 @@ class Checked(NamedTuple):
         return not any(item.status.is_refused for item in self.items)
 
 
-def check(launch: Launch, engine: Engine, came_from: Engine | None = None, config: ConfigFile | None = None) -> Checked:
+def check(launch: Launch, engine: Engine, came_from: Engine | None = None, config: ConfigFile | None = None) -> FlagReport:
     """Judge every flag and variable of a launch against one version."""
-    unseen = Unseen(launch.unresolved)
+    unseen = UnresolvedWords(launch.unresolved)
     takes_model = launch.entry is not EntryPoint.API_SERVER
     line = read_command_line(launch.arguments, engine.release, takes_model=takes_model, unseen=unseen)
     line = with_config(line, config, engine)
     is_whole = _is_whole(line, config, unseen) and not launch.otherwise
-    beside = Beside(line.given, _overruled(line), is_whole)
+    beside = OtherFlags(line.given, _overruled(line), is_whole)
     judged = [(a, judge(a, engine, launch.entry, unseen, beside)) for a in line.arguments if not a.is_opaque]
     variables = [(name, value, _judge_variable(name, value, engine)) for name, value in dict(launch.environment).items()]
     items = [item for _, item in judged]
@@ -323,12 +323,12 @@ def check(launch: Launch, engine: Engine, came_from: Engine | None = None, confi
     taken = line
     if any(item.status.is_problem or item.status is Status.REDUNDANT for item in items):  # mended, or left out
         taken = with_config(read_command_line(made.words[2:], engine.release, unseen=unseen), config, engine)
-    return Checked(
+    return FlagReport(
         launch, engine, line.model, tuple(items), made.words, made.environment, taken, unseen, notes, came_from, changes, config
     )
 
 
-def with_branches(checked: Checked) -> Checked:
+def with_branches(checked: FlagReport) -> FlagReport:
     """The same with the flags that the version refuses in the branches of the script that were not taken."""
     seen = {(item.name, item.values) for item in checked.items}
     items = list(checked.items)
@@ -347,7 +347,7 @@ def _overruled(line: CommandLine) -> frozenset[int]:
     return frozenset(id(a) for a in line.arguments if a.row is not None and last.get(a.row.name) != id(a))
 
 
-def _is_whole(line: CommandLine, config: ConfigFile | None, unseen: Unseen) -> bool:
+def _is_whole(line: CommandLine, config: ConfigFile | None, unseen: UnresolvedWords) -> bool:
     """Whether no flag can come from a file or a variable that was not seen."""
     is_file_missing = config is not None and config.entries is None
     is_opaque = any(a.is_opaque for a in line.arguments) or unseen.is_whole(line.model or "")
@@ -450,7 +450,7 @@ def _shown(default: object) -> str:
 def _notes(launch: Launch, engine: Engine, came_from: Engine | None, line: CommandLine, config: ConfigFile | None) -> list[str]:
     notes = [e.note for e in (engine, came_from) if e is not None and e.note is not None]
     if launch.unresolved:
-        shown = ", ".join(Unseen([name]).markers[0] for name in launch.unresolved if name)
+        shown = ", ".join(UnresolvedWords([name]).markers[0] for name in launch.unresolved if name)
         notes.append(f"set elsewhere and not seen: {shown}")
     tag = launch.image.rpartition(":")[2] if launch.image and ":" in launch.image.rpartition("/")[2] else ""
     if tag[:1] in ("v", "0") and tag.lstrip("v").split("-")[0] != engine.release:

@@ -58,7 +58,7 @@ def _says_off(argument: Argument) -> bool:
     return argument.is_negated or (is_switch and argument.values[:1] != () and argument.values[0].lower() == "false")
 
 
-class Unseen:
+class UnresolvedWords:
     """Recognises the words whose text depends on something that could not be seen."""
 
     def __init__(self, names: Iterable[str] = ()) -> None:
@@ -74,10 +74,10 @@ class Unseen:
 
 
 def read_command_line(
-    words: Sequence[str], release: str, *, takes_model: bool = True, unseen: Unseen | None = None
+    words: Sequence[str], release: str, *, takes_model: bool = True, unseen: UnresolvedWords | None = None
 ) -> CommandLine:
     """Sort the words into flags, their values and the model, by the rules of that release's parser."""
-    return _Walk(words, release, takes_model=takes_model, unseen=unseen or Unseen()).run()
+    return _ArgumentParser(words, release, takes_model=takes_model, unseen=unseen or UnresolvedWords()).run()
 
 
 def arguments_from_config(config: Mapping[str, object], release: str, name: str) -> CommandLine:
@@ -131,10 +131,10 @@ def _optimization(words: Sequence[str], known: Mapping[str, FlagRow], release: s
     return done
 
 
-class _Walk:
+class _ArgumentParser:
     """One pass over the words, left to right."""
 
-    def __init__(self, words: Sequence[str], release: str, *, takes_model: bool, unseen: Unseen) -> None:
+    def __init__(self, words: Sequence[str], release: str, *, takes_model: bool, unseen: UnresolvedWords) -> None:
         self.known = flags_of(release)
         self.given = words
         self.words = _optimization(words, self.known, release)
@@ -278,7 +278,7 @@ _NOTHING = ("", "None")
 _HUMAN_NUMBER = r"\b\d+(?:\.\d+)?[kKmMgGtT]\b"
 
 
-def value_problem(argument: Argument, unseen: Unseen) -> str | None:
+def value_problem(argument: Argument, unseen: UnresolvedWords) -> str | None:
     """Why the parser refuses the value; None if it takes it or we cannot tell."""
     row = argument.row
     assert row is not None
@@ -302,7 +302,7 @@ def row_problem(row: FlagRow, value: str) -> str | None:
     return _wrong_kind(row.kind, value)
 
 
-def config_problem(argument: Argument, unseen: Unseen, release: str, given: frozenset[str]) -> str | None:
+def config_problem(argument: Argument, unseen: UnresolvedWords, release: str, given: frozenset[str]) -> str | None:
     """Why vLLM does not start with values that its parser takes; None if it does, or we cannot tell."""
     assert argument.row is not None
     name = argument.row.name

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from plimsoll.launch.check_flags import Checked, ConfigFile, check, with_config
-from plimsoll.launch.command_line import Argument, Unseen, read_command_line
-from plimsoll.launch.launches import EntryPoint, Launch
+from plimsoll.launch.check_flags import ConfigFile, FlagReport, check, with_config
+from plimsoll.launch.command_line import Argument, UnresolvedWords, read_command_line
+from plimsoll.launch.recognise import EntryPoint, Launch
 from plimsoll.vllm import flags
 from plimsoll.vllm.extension_points import FIRST_ENGINE, PLUGIN_LIST, RUST_FRONT_END, Part, Verdict
 from plimsoll.vllm.versions import Engine
@@ -40,14 +40,14 @@ class Plugins(NamedTuple):
     has_probe: bool
 
 
-class Fitted(NamedTuple):
+class InsideLaunch(NamedTuple):
     """The command with plimsoll.inside, as far as the command allows it."""
 
-    checked: Checked  # its words and variables are those of the new command
+    checked: FlagReport  # its words and variables are those of the new command
     remarks: tuple[Remark, ...]
 
 
-class _Given:
+class _CommandFlags:
     """The flags and variables of a command, by name."""
 
     def __init__(self, arguments: Iterable[Argument], variables: Mapping[str, str], engine: Engine, plugins: Plugins) -> None:
@@ -80,22 +80,22 @@ class _Given:
         return is_read and self.variables.get(variable, "").strip().lower() in ("1", "true", "yes", "on")
 
 
-def fit(launch: Launch, engine: Engine, config: ConfigFile | None, plugins: Plugins) -> Fitted:
+def fit(launch: Launch, engine: Engine, config: ConfigFile | None, plugins: Plugins) -> InsideLaunch:
     """Judge a command and put the flags into it."""
     checked = check(launch, engine, None, config)
     takes_model = launch.entry is not EntryPoint.API_SERVER
-    unseen = Unseen(launch.unresolved)
+    unseen = UnresolvedWords(launch.unresolved)
     line = read_command_line(launch.arguments, engine.release, takes_model=takes_model, unseen=unseen)
     arguments = with_config(line, config, engine).arguments
-    given = _Given(arguments, dict(launch.environment), engine, plugins)
+    given = _CommandFlags(arguments, dict(launch.environment), engine, plugins)
     remarks = [remark for rule in _RULES if (remark := rule(given)) is not None]
     opaque = [argument.typed for argument in arguments if argument.is_opaque]
     if opaque:
         remarks.append(Remark(opaque[0], f"what it holds was not seen: look that there is no {EXTENSION_FLAG} in it"))
-    return Fitted(_with_ours(checked, given), tuple(remarks))
+    return InsideLaunch(_with_ours(checked, given), tuple(remarks))
 
 
-def _with_ours(checked: Checked, given: _Given) -> Checked:
+def _with_ours(checked: FlagReport, given: _CommandFlags) -> FlagReport:
     words = list(checked.rewritten)
     variables = dict(checked.rewritten_environment)
     plugins = [PLUGIN_NAME] if given.plugins.has_stat_logger else []
@@ -112,13 +112,13 @@ def _with_ours(checked: Checked, given: _Given) -> Checked:
     return checked._replace(rewritten=tuple(words), rewritten_environment=tuple(variables.items()))
 
 
-def _other_extension(given: _Given) -> str:
+def _other_extension(given: _CommandFlags) -> str:
     """Another worker extension: vLLM takes one alone."""
     value = given.value(EXTENSION_FLAG)
     return "" if value == PROBE else value
 
 
-def _extension(given: _Given) -> Remark | None:
+def _extension(given: _CommandFlags) -> Remark | None:
     other = _other_extension(given)
     if not other:
         return None
@@ -128,13 +128,13 @@ def _extension(given: _Given) -> Remark | None:
     return Remark(EXTENSION_FLAG, f"{says}, but only where plimsoll is installed or its wheel is mounted", (Part.PROBE,), "no")
 
 
-def _worker_class(given: _Given) -> Remark | None:
+def _worker_class(given: _CommandFlags) -> Remark | None:
     if given.value("--worker-cls") in ("", "auto"):
         return None
     return Remark("--worker-cls", "a worker class of its own: its names were not read, and vLLM refuses one that ours has too")
 
 
-def _middleware_order(given: _Given) -> Remark | None:
+def _middleware_order(given: _CommandFlags) -> Remark | None:
     values = given.values(MIDDLEWARE_FLAG)
     if GATE not in values or values[-1] == GATE:
         return None
@@ -144,14 +144,14 @@ def _middleware_order(given: _Given) -> Remark | None:
     )
 
 
-def _rust(given: _Given) -> Remark | None:
+def _rust(given: _CommandFlags) -> Remark | None:
     if not given.is_on(RUST_FRONT_END):
         return None
     says = "the Rust front-end takes neither middleware nor stat loggers; the probe's figures stay in their files"
     return Remark(RUST_FRONT_END, says, (*_SERVER_PARTS, Part.RECORDER), "no")
 
 
-def _first_engine(given: _Given) -> Remark | None:
+def _first_engine(given: _CommandFlags) -> Remark | None:
     is_read = flags.is_read_in(FIRST_ENGINE, given.engine.release)
     if not is_read or given.variables.get(FIRST_ENGINE, "").strip() != "0":
         return None
@@ -159,18 +159,18 @@ def _first_engine(given: _Given) -> Remark | None:
     return Remark(FIRST_ENGINE, says, (*_SERVER_PARTS, Part.RECORDER), "no")
 
 
-def _grpc(given: _Given) -> Remark | None:
+def _grpc(given: _CommandFlags) -> Remark | None:
     return Remark("--grpc", "a gRPC server has no middleware", _SERVER_PARTS, "no") if given.has("--grpc") else None
 
 
-def _headless(given: _Given) -> Remark | None:
+def _headless(given: _CommandFlags) -> Remark | None:
     if not given.has("--headless"):
         return None
     says = "no API server runs here: the gate belongs to the command that has one, and it does not see these workers' figures"
     return Remark("--headless", says, (*_SERVER_PARTS, Part.RECORDER), "no")
 
 
-def _nodes(given: _Given) -> Remark | None:
+def _nodes(given: _CommandFlags) -> Remark | None:
     spread = "--nnodes" if given.number("--nnodes") > 1 else given.has("--data-parallel-address", "--data-parallel-start-rank")
     local, size = given.number("--data-parallel-size-local"), given.number("--data-parallel-size")
     spread = spread or ("--data-parallel-size-local" if 0 < local < size else "")
@@ -179,7 +179,7 @@ def _nodes(given: _Given) -> Remark | None:
     return Remark(spread, "several machines: figures of workers on the others are not seen here", (Part.PROBE,), "partly")
 
 
-def _ray(given: _Given) -> Remark | None:
+def _ray(given: _CommandFlags) -> Remark | None:
     for flag in ("--distributed-executor-backend", "--data-parallel-backend"):
         if given.value(flag) == "ray":
             says = "Ray starts the workers, so they are not known to be this server's: their figures are written but not shown"
@@ -187,7 +187,7 @@ def _ray(given: _Given) -> Remark | None:
     return None
 
 
-def _servers(given: _Given) -> Remark | None:
+def _servers(given: _CommandFlags) -> Remark | None:
     count = given.number("--api-server-count")
     if given.has("--headless") or (count < 2 and (count or given.number("--data-parallel-size") < 2)):
         return None
@@ -196,7 +196,7 @@ def _servers(given: _Given) -> Remark | None:
     return Remark(name, says)
 
 
-def _no_stats(given: _Given) -> Remark | None:
+def _no_stats(given: _CommandFlags) -> Remark | None:
     flag = "--disable-log-stats"
     if not given.has(flag):
         return None
@@ -207,7 +207,7 @@ def _no_stats(given: _Given) -> Remark | None:
     return Remark(flag, says, (Part.SHED, Part.RECORDER), "no")
 
 
-def _plugin_list(given: _Given) -> Remark | None:
+def _plugin_list(given: _CommandFlags) -> Remark | None:
     if PLUGIN_LIST not in given.variables or not given.plugins.has_stat_logger:
         return None
     if PLUGIN_NAME in given.variables[PLUGIN_LIST].split(","):
@@ -217,23 +217,23 @@ def _plugin_list(given: _Given) -> Remark | None:
     )
 
 
-def _connector(given: _Given) -> Remark | None:
+def _connector(given: _CommandFlags) -> Remark | None:
     flag = given.has("--kv-transfer-config", "--kv-offloading-size")
     says = "finished requests may still hold blocks for the connector: an idle count does not mean that all is sent"
     return Remark(flag, says) if flag else None
 
 
-def _own_valve(given: _Given) -> Remark | None:
+def _own_valve(given: _CommandFlags) -> Remark | None:
     flag = given.has("--max-num-queued-reqs", "--max-num-queued-tokens")
     return Remark(flag, "vLLM bounds its queue itself: shed adds nothing but Retry-After") if flag else None
 
 
-def _elastic(given: _Given) -> Remark | None:
+def _elastic(given: _CommandFlags) -> Remark | None:
     flag = "--enable-elastic-ep"
     return Remark(flag, "scaling makes vLLM's loggers anew; the gate puts the recorder back") if given.has(flag) else None
 
 
-def _one_process(given: _Given) -> Remark | None:
+def _one_process(given: _CommandFlags) -> Remark | None:
     flag = "--disable-frontend-multiprocessing"
     return Remark(flag, "changes nothing here: it concerns the first engine (V0) alone") if given.has(flag) else None
 

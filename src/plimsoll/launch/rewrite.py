@@ -76,7 +76,7 @@ class _Words:
     def has(self, flag: str) -> bool:
         return any(words[0] == flag for words in self.flags)
 
-    def add_instead(self, gone: flag_notes.Gone | None, values: tuple[str, ...], old: str) -> None:
+    def add_instead(self, gone: flag_notes.Removal | None, values: tuple[str, ...], old: str) -> None:
         """Put what replaces a flag in its place, unless the command has that already or the release lacks it."""
         if gone is None or not gone.rewrite:
             self.left_out.append(old)

@@ -15,10 +15,10 @@ from plimsoll.errors import BadInput, PlimsollError
 from plimsoll.findings import Finding
 from plimsoll.hardware.cards import gpu_named
 from plimsoll.hardware.nvml import read_cards
-from plimsoll.launch.arguments import config_of, launches_named
-from plimsoll.launch.check_flags import Checked, check
-from plimsoll.launch.launches import Launch
+from plimsoll.launch.check_flags import FlagReport, check
+from plimsoll.launch.inputs import config_of, launches_named
 from plimsoll.launch.options import Split
+from plimsoll.launch.recognise import Launch
 from plimsoll.launch.rewrite import LEFT_OUT
 from plimsoll.models.folders import ModelFiles, read_model
 from plimsoll.models.hub import Hub
@@ -41,7 +41,7 @@ class MemoryPlan(NamedTuple):
     ledger: Ledger
     findings: Sequence[Finding]
     advice: Sequence[Advice]
-    checked: Checked
+    checked: FlagReport
     shape: ModelShape  # what the workload and the matrix are judged by
     notes: Sequence[str] = ()
     before: Ledger | None = None  # the same command in the release an upgrade starts from
@@ -55,7 +55,7 @@ class MemoryPlan(NamedTuple):
 class PlanInput(NamedTuple):
     """A command that was read, with all that is needed to plan it, and to plan it again with other settings."""
 
-    checked: Checked
+    checked: FlagReport
     flags: Flags
     model: ModelFacts
     settings: Settings

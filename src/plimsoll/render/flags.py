@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from plimsoll.launch.check_flags import Checked
-from plimsoll.launch.command_line import Unseen
+from plimsoll.launch.check_flags import FlagReport
+from plimsoll.launch.command_line import UnresolvedWords
 from plimsoll.launch.rewrite import Item, Status
 from plimsoll.redaction import REDACTED, redact, redact_value, redact_words
 from plimsoll.render.terminal import wrapped
@@ -20,14 +20,14 @@ _ORDER = (
 )  # fmt: skip
 
 
-def as_json(results: Sequence[Checked]) -> str:
+def as_json(results: Sequence[FlagReport]) -> str:
     """One object; `items` and `rewritten` cover every command, `commands` has them apart."""
     import json
 
     return json.dumps(flags_json(results), indent=2, ensure_ascii=False)
 
 
-def flags_json(results: Sequence[Checked]) -> dict[str, object]:
+def flags_json(results: Sequence[FlagReport]) -> dict[str, object]:
     """The same as plain data, for a plan to carry."""
     first = results[0]
     commands = [
@@ -75,12 +75,12 @@ def _item_json(item: Item) -> dict[str, object]:
     }
 
 
-def as_text(results: Sequence[Checked]) -> str:
+def as_text(results: Sequence[FlagReport]) -> str:
     """One section a command."""
     return "\n\n".join(_section(result) for result in results)
 
 
-def _section(result: Checked) -> str:
+def _section(result: FlagReport) -> str:
     lines = [f"vLLM {result.engine.release}: {_verdict(result)}", f"  {clean(result.launch.source)}", ""]
     for status in _ORDER:
         for item in result.items:
@@ -105,7 +105,7 @@ def put_back(command: str) -> list[str]:
     return ["", f"Secrets are not shown: where it says {REDACTED}, put yours back before you run it."]
 
 
-def _verdict(result: Checked) -> str:
+def _verdict(result: FlagReport) -> str:
     refused = sum(item.status.is_refused for item in result.items)
     idle = sum(item.status is Status.NO_EFFECT for item in result.items)
     parts = []
@@ -148,7 +148,7 @@ def _shown_values(item: Item) -> list[str]:
     return [word if len(word) <= 80 else word[:77] + "..." for word in shown]
 
 
-def _changes(result: Checked) -> list[str]:
+def _changes(result: FlagReport) -> list[str]:
     if result.came_from is None or not result.changes:
         return []
     lines = ["", f"From {result.came_from.release} to {result.engine.release} vLLM also changed:", ""]
@@ -157,17 +157,17 @@ def _changes(result: Checked) -> list[str]:
     return lines
 
 
-def rewritten_line(result: Checked) -> str:
+def rewritten_line(result: FlagReport) -> str:
     """The rewritten command on one line, secrets hidden, ready for a shell."""
     return " ".join([*_assignments(result), *(_quoted(word, result.unseen) for word in redact_words(list(result.rewritten)))])
 
 
-def _assignments(result: Checked) -> list[str]:
+def _assignments(result: FlagReport) -> list[str]:
     pairs = result.rewritten_environment
     return [f"{name}={_quoted(redact_value(name, value), result.unseen, is_value=True)}" for name, value in pairs]
 
 
-def _command_lines(result: Checked) -> list[str]:
+def _command_lines(result: FlagReport) -> list[str]:
     """The rewritten command with one flag a line."""
     groups: list[list[str]] = [[]]
     for word in redact_words(list(result.rewritten)):
@@ -182,7 +182,7 @@ def _command_lines(result: Checked) -> list[str]:
     ]
 
 
-def _quoted(word: str, unseen: Unseen, *, is_value: bool = False) -> str:
+def _quoted(word: str, unseen: UnresolvedWords, *, is_value: bool = False) -> str:
     """One shell word; a variable we could not see stays one, and so does a home folder."""
     if re.fullmatch(r"[A-Za-z0-9_@%+=:,./\-]+|~(/[A-Za-z0-9_@%+=:,./\-]*)?", word):
         return word

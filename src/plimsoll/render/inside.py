@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from plimsoll.launch.inside_command import FLAGS, PLUGIN_NAME, PROBE_PLUGIN_NAME, Fitted
+from plimsoll.launch.inside_command import FLAGS, PLUGIN_NAME, PROBE_PLUGIN_NAME, InsideLaunch
 from plimsoll.render.flags import clean, put_back, rewritten_line
 from plimsoll.render.terminal import wrapped
 from plimsoll.vllm.extension_points import Answer, Need, Part, Verdict
@@ -33,7 +33,7 @@ class Checkup(NamedTuple):
     entry_points: tuple[str, ...]
     answers: tuple[Answer, ...]
     verdicts: tuple[Verdict, ...]
-    fitted: tuple[Fitted, ...]  # one for each command that was given
+    fitted: tuple[InsideLaunch, ...]  # one for each command that was given
     needs: tuple[Need, ...]
     survive: tuple[str, ...] = ()  # where containment is armed with this release, in lines
 
@@ -86,7 +86,7 @@ def _need_json(answer: Answer, need: Need) -> dict[str, object]:
     }
 
 
-def _command_json(fitted: Fitted) -> dict[str, object]:
+def _command_json(fitted: InsideLaunch) -> dict[str, object]:
     return {
         "source": clean(fitted.checked.launch.source),
         "starts": fitted.checked.starts,
@@ -160,7 +160,7 @@ def _notes(checkup: Checkup) -> list[str]:
     return notes
 
 
-def _command_text(fitted: Fitted) -> list[str]:
+def _command_text(fitted: InsideLaunch) -> list[str]:
     lines = ["", clean(fitted.checked.launch.source)]
     for item in fitted.checked.items:
         if item.status.is_refused:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from plimsoll.errors import BadInput
 from plimsoll.hardware.cards import gpu_named
-from plimsoll.launch.arguments import launches_named
+from plimsoll.launch.inputs import launches_named
 from plimsoll.launch.options import Split
 from plimsoll.render.terminal import bar, write_file
 from plimsoll.simulate.compiled import HAS_NUMBA

@@ -9,12 +9,11 @@ from typing import NamedTuple
 
 from plimsoll.errors import BadInput, PlimsollError
 from plimsoll.inside.settings import Settings as InsideSettings
-from plimsoll.launch.arguments import config_of, launches_named
 from plimsoll.launch.check_flags import with_config
-from plimsoll.launch.command_line import Argument, CommandLine, Unseen, read_command_line, row_problem
-from plimsoll.launch.files import find_launch
-from plimsoll.launch.launches import EntryPoint, Launch
+from plimsoll.launch.command_line import Argument, CommandLine, UnresolvedWords, read_command_line, row_problem
+from plimsoll.launch.inputs import config_of, launches_named
 from plimsoll.launch.options import Split, split_options
+from plimsoll.launch.recognise import EntryPoint, Launch, find_launch
 from plimsoll.plan.read import plan_launch
 from plimsoll.plan.settings import Flags
 from plimsoll.simulate.inputs import NOT_REPLAYED, REPLICA_OF, decimal, said_times, whole
@@ -28,7 +27,7 @@ from plimsoll.vllm.versions import Engine, engine_named
 _KINDS = {"int": "int", "float": "float", "human-int": "human_readable_int", "human-int-or-auto": "human_readable_int_or_auto"}
 
 
-def complaint_of(line: CommandLine, unseen: Unseen, *, knows_all: bool = True) -> str | None:
+def complaint_of(line: CommandLine, unseen: UnresolvedWords, *, knows_all: bool = True) -> str | None:
     """The last line that it prints; None if it takes the command.
 
     `knows_all`: what our table of the release does not have is refused, too.
@@ -57,7 +56,7 @@ def _words(argument: Argument) -> list[str]:
     return [f"{argument.typed}={argument.values[0]}"] if argument.has_equals else [argument.typed, *argument.values]
 
 
-def _problem(argument: Argument, unseen: Unseen) -> str | None:
+def _problem(argument: Argument, unseen: UnresolvedWords) -> str | None:
     row = argument.row
     if row is None or argument.path:
         return None
@@ -145,7 +144,7 @@ def read_options(words: Sequence[str], environ: Mapping[str, str]) -> StandinOpt
         added = () if has_length else ("--max-model-len", CONTEXT)
         launch = launch._replace(arguments=(MODEL, *launch.arguments, *added))
         line = with_config(_line(launch, engine.release), config, engine)
-    refused = complaint_of(line, Unseen(launch.unresolved), knows_all=engine.is_exact)
+    refused = complaint_of(line, UnresolvedWords(launch.unresolved), knows_all=engine.is_exact)
     if refused is not None:
         raise ParserRefused(refused)
     _check_batch(Flags(line, engine.release))
@@ -237,7 +236,7 @@ def _launch(options: Split) -> tuple[Launch, str]:
 
 def _line(launch: Launch, release: str) -> CommandLine:
     takes_model = launch.entry is not EntryPoint.API_SERVER
-    return read_command_line(launch.arguments, release, takes_model=takes_model, unseen=Unseen(launch.unresolved))
+    return read_command_line(launch.arguments, release, takes_model=takes_model, unseen=UnresolvedWords(launch.unresolved))
 
 
 def _fleet(server: Launchable, values: Mapping[str, str]) -> tuple[Launchable, ...]:

@@ -33,7 +33,7 @@ class Asked(NamedTuple):
 
     def replanned(self, candidate: Candidate) -> MemoryPlan:
         """The plan of the command with this setting in it."""
-        from plimsoll.launch.files import find_launch
+        from plimsoll.launch.recognise import find_launch
         from plimsoll.plan.read import plan_launch
         from plimsoll.tune.answer import flags_of, with_flags
         from plimsoll.tune.space import candidate_of

@@ -17,7 +17,7 @@ VALUES = "*"
 _READ = Coverage.CONFIG_CHECKS.first
 
 
-class Gone(NamedTuple):
+class Removal(NamedTuple):
     """A flag that a release dropped."""
 
     why: str
@@ -29,128 +29,130 @@ class Gone(NamedTuple):
 
 _V0 = "belonged to the first engine (V0), which is gone"
 
-GONE: Mapping[str, Gone] = {
+GONE: Mapping[str, Removal] = {
     # Memory and scheduling of the first engine.
-    "--swap-space": Gone(
+    "--swap-space": Removal(
         "preempted requests are recomputed, never swapped to host memory (since V1, 0.8.0)",
         "--kv-offloading-size keeps evicted prefix-cache blocks in host memory, which is the nearest thing",
     ),
-    "--preemption-mode": Gone("preemption is always by recomputation now"),
-    "--scheduler-delay-factor": Gone(_V0),
-    "--num-scheduler-steps": Gone(f"multi-step scheduling {_V0}", "async scheduling is on by default where it can be"),
-    "--multi-step-stream-outputs": Gone(f"multi-step scheduling {_V0}"),
-    "--use-v2-block-manager": Gone("the second block manager became the only one"),
-    "--num-lookahead-slots": Gone("derived from the speculative configuration"),
-    "--disable-async-output-proc": Gone(_V0),
-    "--max-num-partial-prefills": Gone("the scheduler no longer limits partial prefills", "--long-prefill-token-threshold"),
-    "--max-long-partial-prefills": Gone("the scheduler no longer limits partial prefills", "--long-prefill-token-threshold"),
-    "--max-paddings": Gone("batches are no longer padded"),
-    "--forced-num-gpu-blocks": Gone("renamed", "--num-gpu-blocks-override", ("--num-gpu-blocks-override", VALUES)),
+    "--preemption-mode": Removal("preemption is always by recomputation now"),
+    "--scheduler-delay-factor": Removal(_V0),
+    "--num-scheduler-steps": Removal(f"multi-step scheduling {_V0}", "async scheduling is on by default where it can be"),
+    "--multi-step-stream-outputs": Removal(f"multi-step scheduling {_V0}"),
+    "--use-v2-block-manager": Removal("the second block manager became the only one"),
+    "--num-lookahead-slots": Removal("derived from the speculative configuration"),
+    "--disable-async-output-proc": Removal(_V0),
+    "--max-num-partial-prefills": Removal("the scheduler no longer limits partial prefills", "--long-prefill-token-threshold"),
+    "--max-long-partial-prefills": Removal("the scheduler no longer limits partial prefills", "--long-prefill-token-threshold"),
+    "--max-paddings": Removal("batches are no longer padded"),
+    "--forced-num-gpu-blocks": Removal("renamed", "--num-gpu-blocks-override", ("--num-gpu-blocks-override", VALUES)),
     # CUDA graphs.
-    "--max-seq-len-to-capture": Gone("graphs are captured by batch size, not by context length", "--cudagraph-capture-sizes"),
-    "--max-context-len-to-capture": Gone("graphs are captured by batch size, not by context length"),
-    "--cuda-graph-sizes": Gone("renamed", "--cudagraph-capture-sizes", ("--cudagraph-capture-sizes", VALUES)),
-    "-O": Gone("sets the optimisation level only, as -O0 to -O3", "--compilation-config"),
+    "--max-seq-len-to-capture": Removal(
+        "graphs are captured by batch size, not by context length", "--cudagraph-capture-sizes"
+    ),
+    "--max-context-len-to-capture": Removal("graphs are captured by batch size, not by context length"),
+    "--cuda-graph-sizes": Removal("renamed", "--cudagraph-capture-sizes", ("--cudagraph-capture-sizes", VALUES)),
+    "-O": Removal("sets the optimisation level only, as -O0 to -O3", "--compilation-config"),
     # Logging.
-    "--disable-log-requests": Gone("request logging is off unless --enable-log-requests (0.10.1) asks for it"),
+    "--disable-log-requests": Removal("request logging is off unless --enable-log-requests (0.10.1) asks for it"),
     # KV cache and quantisation.
-    "--calculate-kv-scales": Gone("scales come from the checkpoint, or are 1.0"),
-    "--quantization-param-path": Gone("KV scales come from the checkpoint"),
-    "--override-attention-dtype": Gone("no longer offered; it had an effect on ROCm only"),
+    "--calculate-kv-scales": Removal("scales come from the checkpoint, or are 1.0"),
+    "--quantization-param-path": Removal("KV scales come from the checkpoint"),
+    "--override-attention-dtype": Removal("no longer offered; it had an effect on ROCm only"),
     # Models and tokenizers.
-    "--task": Gone("split in two", "--runner pooling, with --convert embed or classify to adapt a generative model"),
-    "--rope-scaling": Gone("set through the model's configuration", "--hf-overrides", ("--hf-overrides.rope_scaling", VALUES)),
-    "--rope-theta": Gone("set through the model's configuration", "--hf-overrides", ("--hf-overrides.rope_theta", VALUES)),
-    "--device": Gone("the device is detected"),
-    "--override-pooler-config": Gone("renamed", "--pooler-config", ("--pooler-config", VALUES)),
-    "--override-neuron-config": Gone("Neuron moved to a plugin of its own", "--additional-config"),
-    "--tokenizer-pool-size": Gone("tokenisation no longer runs in a pool"),
-    "--tokenizer-pool-type": Gone("tokenisation no longer runs in a pool"),
-    "--tokenizer-pool-extra-config": Gone("tokenisation no longer runs in a pool"),
-    "--logits-processor-pattern": Gone("logits processors are loaded at start", "--logits-processors"),
-    "--use-gpu-for-pooling-score": Gone("no longer a choice"),
+    "--task": Removal("split in two", "--runner pooling, with --convert embed or classify to adapt a generative model"),
+    "--rope-scaling": Removal(
+        "set through the model's configuration", "--hf-overrides", ("--hf-overrides.rope_scaling", VALUES)
+    ),
+    "--rope-theta": Removal("set through the model's configuration", "--hf-overrides", ("--hf-overrides.rope_theta", VALUES)),
+    "--device": Removal("the device is detected"),
+    "--override-pooler-config": Removal("renamed", "--pooler-config", ("--pooler-config", VALUES)),
+    "--override-neuron-config": Removal("Neuron moved to a plugin of its own", "--additional-config"),
+    "--tokenizer-pool-size": Removal("tokenisation no longer runs in a pool"),
+    "--tokenizer-pool-type": Removal("tokenisation no longer runs in a pool"),
+    "--tokenizer-pool-extra-config": Removal("tokenisation no longer runs in a pool"),
+    "--logits-processor-pattern": Removal("logits processors are loaded at start", "--logits-processors"),
+    "--use-gpu-for-pooling-score": Removal("no longer a choice"),
     # Distribution.
-    "--worker-use-ray": Gone("renamed", "--distributed-executor-backend ray", ("--distributed-executor-backend", "ray")),
-    "--engine-use-ray": Gone("the engine runs in a process of its own"),
-    "--disable-frontend-multiprocessing": Gone("the engine always runs in a process of its own"),
-    "--num-redundant-experts": Gone(
+    "--worker-use-ray": Removal("renamed", "--distributed-executor-backend ray", ("--distributed-executor-backend", "ray")),
+    "--engine-use-ray": Removal("the engine runs in a process of its own"),
+    "--disable-frontend-multiprocessing": Removal("the engine always runs in a process of its own"),
+    "--num-redundant-experts": Removal(
         "moved", "--eplb-config.num_redundant_experts", ("--eplb-config.num_redundant_experts", VALUES)
     ),
-    "--eplb-window-size": Gone("moved", "--eplb-config.window_size", ("--eplb-config.window_size", VALUES)),
-    "--eplb-step-interval": Gone("moved", "--eplb-config.step_interval", ("--eplb-config.step_interval", VALUES)),
-    "--eplb-log-balancedness": Gone("moved", "--eplb-config.log_balancedness", ("--eplb-config.log_balancedness", "true")),
-    "--enable-bf16x3-router-gemm": Gone("no longer a choice"),
+    "--eplb-window-size": Removal("moved", "--eplb-config.window_size", ("--eplb-config.window_size", VALUES)),
+    "--eplb-step-interval": Removal("moved", "--eplb-config.step_interval", ("--eplb-config.step_interval", VALUES)),
+    "--eplb-log-balancedness": Removal("moved", "--eplb-config.log_balancedness", ("--eplb-config.log_balancedness", "true")),
+    "--enable-bf16x3-router-gemm": Removal("no longer a choice"),
     # Structured output.
-    "--guided-decoding-backend": Gone(
+    "--guided-decoding-backend": Removal(
         "moved", "--structured-outputs-config.backend", ("--structured-outputs-config.backend", VALUES), ":"
     ),
-    "--guided-decoding-disable-fallback": Gone("the backend either works or the request fails"),
+    "--guided-decoding-disable-fallback": Removal("the backend either works or the request fails"),
     # Neither is rewritten: the new keys are taken only beside a backend that has them.
-    "--guided-decoding-disable-any-whitespace": Gone(
+    "--guided-decoding-disable-any-whitespace": Removal(
         "moved", "--structured-outputs-config.disable_any_whitespace with backend xgrammar or guidance"
     ),
-    "--guided-decoding-disable-additional-properties": Gone(
+    "--guided-decoding-disable-additional-properties": Removal(
         "moved", "--structured-outputs-config.disable_additional_properties with backend guidance"
     ),
-    "--enable-reasoning": Gone("--reasoning-parser alone switches it on"),
-    "--expand-tools-even-if-tool-choice-none": Gone(
+    "--enable-reasoning": Removal("--reasoning-parser alone switches it on"),
+    "--expand-tools-even-if-tool-choice-none": Removal(
         "it is the default now; the opposite has a flag", "--exclude-tools-when-tool-choice-none"
     ),
-    "--chat-template-text-format": Gone(
+    "--chat-template-text-format": Removal(
         "renamed", "--chat-template-content-format", ("--chat-template-content-format", VALUES)
     ),
     # LoRA and prompt adapters.
-    "--enable-lora-bias": Gone("LoRA biases are no longer supported"),
-    "--lora-extra-vocab-size": Gone("adapters no longer add vocabulary"),
-    "--long-lora-scaling-factors": Gone("long LoRA is no longer supported"),
-    "--qlora-adapter-name-or-path": Gone("adapters are loaded with --lora-modules", "--lora-modules"),
-    "--enable-prompt-adapter": Gone("prompt adapters are gone; LoRA stays"),
-    "--prompt-adapters": Gone("prompt adapters are gone; LoRA stays"),
-    "--max-prompt-adapters": Gone("prompt adapters are gone; LoRA stays"),
-    "--max-prompt-adapter-token": Gone("prompt adapters are gone; LoRA stays"),
+    "--enable-lora-bias": Removal("LoRA biases are no longer supported"),
+    "--lora-extra-vocab-size": Removal("adapters no longer add vocabulary"),
+    "--long-lora-scaling-factors": Removal("long LoRA is no longer supported"),
+    "--qlora-adapter-name-or-path": Removal("adapters are loaded with --lora-modules", "--lora-modules"),
+    "--enable-prompt-adapter": Removal("prompt adapters are gone; LoRA stays"),
+    "--prompt-adapters": Removal("prompt adapters are gone; LoRA stays"),
+    "--max-prompt-adapters": Removal("prompt adapters are gone; LoRA stays"),
+    "--max-prompt-adapter-token": Removal("prompt adapters are gone; LoRA stays"),
     # Multimodal.
-    "--disable-mm-preprocessor-cache": Gone("renamed", "--mm-processor-cache-gb 0", ("--mm-processor-cache-gb", "0")),
-    "--mm-cache-preprocessor": Gone("the cache is on by default", "--mm-processor-cache-gb"),
-    "--enable-multimodal-encoder-data-parallel": Gone("renamed", "--mm-encoder-tp-mode data", ("--mm-encoder-tp-mode", "data")),
-    "--image-feature-size": Gone("read from the model"),
-    "--image-input-shape": Gone("read from the model"),
-    "--image-input-type": Gone("read from the model"),
-    "--image-token-id": Gone("read from the model"),
+    "--disable-mm-preprocessor-cache": Removal("renamed", "--mm-processor-cache-gb 0", ("--mm-processor-cache-gb", "0")),
+    "--mm-cache-preprocessor": Removal("the cache is on by default", "--mm-processor-cache-gb"),
+    "--enable-multimodal-encoder-data-parallel": Removal(
+        "renamed", "--mm-encoder-tp-mode data", ("--mm-encoder-tp-mode", "data")
+    ),
+    "--image-feature-size": Removal("read from the model"),
+    "--image-input-shape": Removal("read from the model"),
+    "--image-input-type": Removal("read from the model"),
+    "--image-token-id": Removal("read from the model"),
     # Mamba.
-    "--enable-mamba-fine-grained-prefix-cache": Gone("no longer a choice"),
+    "--enable-mamba-fine-grained-prefix-cache": Removal("no longer a choice"),
     # Speculative decoding: one JSON argument took the place of a dozen flags in 0.8.3.
-    "--speculative-model": Gone("moved", "--speculative-config.model", ("--speculative-config.model", VALUES)),
-    "--num-speculative-tokens": Gone(
+    "--speculative-model": Removal("moved", "--speculative-config.model", ("--speculative-config.model", VALUES)),
+    "--num-speculative-tokens": Removal(
         "moved", "--speculative-config.num_speculative_tokens", ("--speculative-config.num_speculative_tokens", VALUES)
     ),
-    "--speculative-draft-tensor-parallel-size": Gone(
-        "moved",
-        "--speculative-config.draft_tensor_parallel_size",
-        ("--speculative-config.draft_tensor_parallel_size", VALUES),
+    "--speculative-draft-tensor-parallel-size": Removal(
+        "moved", "--speculative-config.draft_tensor_parallel_size", ("--speculative-config.draft_tensor_parallel_size", VALUES)
     ),
-    "-spec-draft-tp": Gone(
-        "moved",
-        "--speculative-config.draft_tensor_parallel_size",
-        ("--speculative-config.draft_tensor_parallel_size", VALUES),
+    "-spec-draft-tp": Removal(
+        "moved", "--speculative-config.draft_tensor_parallel_size", ("--speculative-config.draft_tensor_parallel_size", VALUES)
     ),
-    "--speculative-max-model-len": Gone(
+    "--speculative-max-model-len": Removal(
         "moved", "--speculative-config.max_model_len", ("--speculative-config.max_model_len", VALUES)
     ),
-    "--speculative-model-quantization": Gone(
+    "--speculative-model-quantization": Removal(
         "moved", "--speculative-config.quantization", ("--speculative-config.quantization", VALUES)
     ),
-    "--ngram-prompt-lookup-max": Gone(
+    "--ngram-prompt-lookup-max": Removal(
         "moved", "--speculative-config.prompt_lookup_max", ("--speculative-config.prompt_lookup_max", VALUES)
     ),
-    "--ngram-prompt-lookup-min": Gone(
+    "--ngram-prompt-lookup-min": Removal(
         "moved", "--speculative-config.prompt_lookup_min", ("--speculative-config.prompt_lookup_min", VALUES)
     ),
-    "--speculative-disable-by-batch-size": Gone("no longer offered"),
-    "--speculative-disable-mqa-scorer": Gone(f"the scorer {_V0}"),
-    "--spec-decoding-acceptance-method": Gone(f"the acceptance samplers {_V0}", "--speculative-config"),
-    "--typical-acceptance-sampler-posterior-threshold": Gone(f"that sampler {_V0}"),
-    "--typical-acceptance-sampler-posterior-alpha": Gone(f"that sampler {_V0}"),
-    "--disable-logprobs-during-spec-decoding": Gone("logprobs follow the request"),
+    "--speculative-disable-by-batch-size": Removal("no longer offered"),
+    "--speculative-disable-mqa-scorer": Removal(f"the scorer {_V0}"),
+    "--spec-decoding-acceptance-method": Removal(f"the acceptance samplers {_V0}", "--speculative-config"),
+    "--typical-acceptance-sampler-posterior-threshold": Removal(f"that sampler {_V0}"),
+    "--typical-acceptance-sampler-posterior-alpha": Removal(f"that sampler {_V0}"),
+    "--disable-logprobs-during-spec-decoding": Removal("logprobs follow the request"),
 }
 
 # Of AttentionBackendEnum in v1/attention/backends/registry.py, those that 0.25.1 and 0.32.0 both have. XFORMERS and the names
@@ -161,35 +163,35 @@ _BACKENDS = frozenset(
     "ROCM_AITER_UNIFIED_ATTN ROCM_ATTN TORCH_SDPA TRITON_ATTN TRITON_MLA".split()
 )
 
-GONE_VARIABLES: Mapping[str, Gone] = {
-    "VLLM_ATTENTION_BACKEND": Gone(
+GONE_VARIABLES: Mapping[str, Removal] = {
+    "VLLM_ATTENTION_BACKEND": Removal(
         "the variable is no longer read", "--attention-backend", ("--attention-backend", VALUES), only=_BACKENDS
     ),
-    "VLLM_FLASH_ATTN_VERSION": Gone(
+    "VLLM_FLASH_ATTN_VERSION": Removal(
         "the variable is no longer read",
         "--attention-config.flash_attn_version",
         ("--attention-config.flash_attn_version", VALUES),
     ),
-    "VLLM_ALL2ALL_BACKEND": Gone("the variable is no longer read", "--all2all-backend", ("--all2all-backend", VALUES)),
-    "VLLM_USE_V1": Gone("V1 is the only engine"),
-    "VLLM_MM_INPUT_CACHE_GIB": Gone("renamed", "--mm-processor-cache-gb", ("--mm-processor-cache-gb", VALUES)),
-    "VLLM_TORCH_PROFILER_DIR": Gone(
+    "VLLM_ALL2ALL_BACKEND": Removal("the variable is no longer read", "--all2all-backend", ("--all2all-backend", VALUES)),
+    "VLLM_USE_V1": Removal("V1 is the only engine"),
+    "VLLM_MM_INPUT_CACHE_GIB": Removal("renamed", "--mm-processor-cache-gb", ("--mm-processor-cache-gb", VALUES)),
+    "VLLM_TORCH_PROFILER_DIR": Removal(
         "moved to the profiler's configuration",
         "--profiler-config.torch_profiler_dir with --profiler-config.profiler torch",
         ("--profiler-config.profiler", "torch", "--profiler-config.torch_profiler_dir", VALUES),
     ),
-    "VLLM_RPC_TIMEOUT": Gone("the variable is no longer read"),
-    "VLLM_ENGINE_ITERATION_TIMEOUT_S": Gone(
+    "VLLM_RPC_TIMEOUT": Removal("the variable is no longer read"),
+    "VLLM_ENGINE_ITERATION_TIMEOUT_S": Removal(
         "the variable is no longer read", "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS bounds one step of the model"
     ),
-    "VLLM_USE_RAY_COMPILED_DAG": Gone("the variable is no longer read"),
-    "VLLM_USE_RAY_SPMD_WORKER": Gone("the variable is no longer read"),
-    "VLLM_USE_TRITON_FLASH_ATTN": Gone("chosen by the attention backend", "--attention-backend"),
-    "VLLM_FUSED_MOE_CHUNK_SIZE": Gone("the variable is no longer read"),
-    "VLLM_NVFP4_GEMM_BACKEND": Gone("moved", "--linear-backend"),
-    "VLLM_FLASHINFER_MOE_BACKEND": Gone("moved", "--moe-backend"),
-    "VLLM_USE_TRTLLM_ATTENTION": Gone("moved", "--attention-config"),
-    "VLLM_SLEEP_WHEN_IDLE": Gone("the variable is no longer read"),
+    "VLLM_USE_RAY_COMPILED_DAG": Removal("the variable is no longer read"),
+    "VLLM_USE_RAY_SPMD_WORKER": Removal("the variable is no longer read"),
+    "VLLM_USE_TRITON_FLASH_ATTN": Removal("chosen by the attention backend", "--attention-backend"),
+    "VLLM_FUSED_MOE_CHUNK_SIZE": Removal("the variable is no longer read"),
+    "VLLM_NVFP4_GEMM_BACKEND": Removal("moved", "--linear-backend"),
+    "VLLM_FLASHINFER_MOE_BACKEND": Removal("moved", "--moe-backend"),
+    "VLLM_USE_TRTLLM_ATTENTION": Removal("moved", "--attention-config"),
+    "VLLM_SLEEP_WHEN_IDLE": Removal("the variable is no longer read"),
 }
 
 # Flags that article after article passes on, and that no release ever had.
@@ -205,7 +207,7 @@ FOLKLORE: Mapping[str, str] = {
 }
 
 
-class Implied(NamedTuple):
+class Implicit(NamedTuple):
     """What became of a switch from some release on."""
 
     since: str
@@ -213,21 +215,19 @@ class Implied(NamedTuple):
 
 
 # A bare switch whose effect is the default: chunked prefill (None means on) is not visible in the parser's own default.
-IMPLIED: Mapping[str, Implied] = {
-    "--enable-chunked-prefill": Implied(Behaviour.V1_ENGINE.since, "on by default for generating models since V1 (0.8.0)"),
+IMPLIED: Mapping[str, Implicit] = {
+    "--enable-chunked-prefill": Implicit(Behaviour.V1_ENGINE.since, "on by default for generating models since V1 (0.8.0)"),
     # Until 0.25.1 hybrid (Mamba) models had it off by default, so the switch was not idle for them.
-    "--enable-prefix-caching": Implied(
+    "--enable-prefix-caching": Implicit(
         Behaviour.HYBRID_PREFIX_CACHING.since, "on by default where supported; for hybrid models too since 0.26.0"
     ),
 }
 
 # Taken by the parser and used by nothing. 0.32.0 says so itself when the flag is given.
-IDLE: Mapping[str, Implied] = {
-    "--disable-cascade-attn": Implied(_READ, "cascade attention is gone; vLLM ignores the flag"),
-}
+IDLE: Mapping[str, Implicit] = {"--disable-cascade-attn": Implicit(_READ, "cascade attention is gone; vLLM ignores the flag")}
 
 
-class Needs(NamedTuple):
+class Requirement(NamedTuple):
     """The flag without which another does nothing."""
 
     flag: str
@@ -239,11 +239,11 @@ _OF_LORA = """--enable-lora-bias --enable-mixed-moe-lora-format --enable-moe-sha
  --fully-sharded-loras --lora-dtype --lora-extra-vocab-size --lora-target-modules --max-cpu-loras --max-lora-cls-labels
  --max-lora-rank --max-loras --specialize-active-lora""".split()
 
-NEEDS: Mapping[str, Needs] = {
-    **dict.fromkeys(_OF_LORA, Needs("--enable-lora")),
-    "--kv-cache-metrics-sample": Needs("--kv-cache-metrics", _READ),
-    "--kv-offloading-backend": Needs("--kv-offloading-size", _READ),
-    "--max-log-len": Needs("--enable-log-requests", _READ),
+NEEDS: Mapping[str, Requirement] = {
+    **dict.fromkeys(_OF_LORA, Requirement("--enable-lora")),
+    "--kv-cache-metrics-sample": Requirement("--kv-cache-metrics", _READ),
+    "--kv-offloading-backend": Requirement("--kv-offloading-size", _READ),
+    "--max-log-len": Requirement("--enable-log-requests", _READ),
 }
 
 # Names that a release has itself, where a plugin can register more and the parser takes any text. 0.32.0 refuses another
@@ -254,7 +254,7 @@ OPEN_LISTS: Mapping[tuple[str, str], frozenset[str]] = {
         " fp8_per_channel fp8_per_tensor fp_quant gpt_oss_mxfp4 gptq gptq_marlin humming inc int8_per_channel_weight_only"
         " modelopt modelopt_fp4 modelopt_mixed modelopt_mxfp8 moe_wna16 mxfp4 mxfp8 nvfp4_per_token online quark"
         " torchao".split()
-    ),
+    )
 }
 
 # What a flag does to memory: shown beside changed defaults and used by the planner's advice.
@@ -341,7 +341,7 @@ RANGES: Mapping[str, NumberRange] = {
 }
 
 
-_Note = TypeVar("_Note", Implied, Needs, NumberRange)
+_Note = TypeVar("_Note", Implicit, Requirement, NumberRange)
 
 
 def in_force(table: Mapping[str, _Note], flag: str, release: str) -> _Note | None:

@@ -300,12 +300,7 @@ LOG_LINES: tuple[LogLine, ...] = (
         "the same in older versions",
         "tokens that can be stored in KV cache",
     ),
-    LogLine(
-        "auto-fit-failed",
-        r"Cannot auto-fit max_model_len",
-        "not one token fits",
-        "Cannot auto-fit max_model_len",
-    ),
+    LogLine("auto-fit-failed", r"Cannot auto-fit max_model_len", "not one token fits", "Cannot auto-fit max_model_len"),
     LogLine(
         "sampler-warmup",
         r"out of memory occurred when warming up (?:sampler|pooler) with (?P<requests>\d+) dummy requests",
@@ -388,10 +383,7 @@ LOG_LINES: tuple[LogLine, ...] = (
         speaker="kernel",
     ),
     LogLine(
-        "kernel-cgroup-oom",
-        r"oom-kill:constraint=CONSTRAINT_MEMCG",
-        "the container's memory limit was hit",
-        speaker="kernel",
+        "kernel-cgroup-oom", r"oom-kill:constraint=CONSTRAINT_MEMCG", "the container's memory limit was hit", speaker="kernel"
     ),
     LogLine("nvidia-xid", r"NVRM: Xid \([^)]*\): (?P<xid>\d+)", "the GPU driver reports a fault", speaker="kernel"),
 )

@@ -44,7 +44,7 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Resolved:
+class ResolvedMetric:
     """The metric that carries a figure."""
 
     figure: Figure
@@ -168,7 +168,7 @@ def figure(name: str) -> Figure:
     return _by_name()[name]
 
 
-def resolve(name: str, engine: Engine) -> Resolved | None:
+def resolve(name: str, engine: Engine) -> ResolvedMetric | None:
     """The metric that carries a figure in a release; None if nothing there does.
 
     Of several, the one shown by default is preferred, then the newest name. Where the figure did not exist yet but a
@@ -181,7 +181,7 @@ def resolve(name: str, engine: Engine) -> Resolved | None:
     if wanted.nearest is not None:
         relative = _in_release(wanted, wanted.nearest, engine.release)
         if relative is not None:
-            return Resolved(
+            return ResolvedMetric(
                 wanted, relative.exposition, relative.type, relative.labels, Unit.RATIO, is_exact=False, shown=relative.shown
             )
     return None
@@ -212,7 +212,7 @@ def metrics_of(release: str) -> Mapping[str, Mapping[str, object]]:
     return found
 
 
-def _in_release(wanted: Figure, exposition: str, release: str) -> Resolved | None:
+def _in_release(wanted: Figure, exposition: str, release: str) -> ResolvedMetric | None:
     known = metrics_of(release).get(exposition) or metrics_of(release).get(exposition.removesuffix("_total"))
     if known is None:
         return None
@@ -221,7 +221,7 @@ def _in_release(wanted: Figure, exposition: str, release: str) -> Resolved | Non
     runs = known["engine"] in (_default_engine(release), "any")
     unit = Unit.BLOCKS if wanted.blocks_before and not wanted.blocks_before.is_in(release) else wanted.unit
     shown = str(known["shown"]) if runs else "conditional"
-    return Resolved(wanted, exposition, str(known["type"]), tuple(labels), unit, shown=shown)
+    return ResolvedMetric(wanted, exposition, str(known["type"]), tuple(labels), unit, shown=shown)
 
 
 def find(name: str, engine: Engine, families: Collection[str]) -> str | None:

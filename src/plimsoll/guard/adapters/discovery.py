@@ -372,7 +372,7 @@ def _tree(text: str, name: str) -> Any:
             raise BadInput(f"{name}, line {line}: not JSON") from None
         except RecursionError:
             raise BadInput(f"{name}: nested too deeply") from None
-    from plimsoll.launch.yaml_tree import documents_in
+    from plimsoll.launch.manifests import documents_in
 
     documents = documents_in(text, name)
     return documents[0] if len(documents) == 1 else documents or None

@@ -40,11 +40,10 @@ from plimsoll.guard.engine_config import EngineConfig
 from plimsoll.guard.judge.findings import severity_of
 from plimsoll.guard.judge.look import Reach
 from plimsoll.guard.judge.policy import Policy
-from plimsoll.launch.arguments import config_of
 from plimsoll.launch.check_flags import with_config
-from plimsoll.launch.command_line import CommandLine, Unseen, read_command_line
-from plimsoll.launch.files import find_launch
-from plimsoll.launch.launches import EntryPoint
+from plimsoll.launch.command_line import CommandLine, UnresolvedWords, read_command_line
+from plimsoll.launch.inputs import config_of
+from plimsoll.launch.recognise import EntryPoint, find_launch
 from plimsoll.net.cluster import bearer
 from plimsoll.net.http_get import address
 from plimsoll.net.server import GuardServer
@@ -88,7 +87,9 @@ def own_engine(command: Sequence[str], url: str | None) -> OwnEngine:
         )
     engine = engine_named(None)
     takes_model = launch.entry is not EntryPoint.API_SERVER
-    line = read_command_line(launch.arguments, engine.release, takes_model=takes_model, unseen=Unseen(launch.unresolved))
+    line = read_command_line(
+        launch.arguments, engine.release, takes_model=takes_model, unseen=UnresolvedWords(launch.unresolved)
+    )
     line = with_config(line, config_of(launch, ""), engine)
     if _last(line, "--headless") is not None:
         raise BadInput("a --headless server answers nobody: guard belongs to the machine that has the API server")

@@ -45,7 +45,7 @@ print("plimsoll-answer " + json.dumps(answer))
 """
 
 
-class Seen(NamedTuple):
+class InsideVisibility(NamedTuple):
     """What the Python that runs vLLM sees of plimsoll.inside."""
 
     is_visible: bool
@@ -59,7 +59,7 @@ class InstalledVllm(NamedTuple):
     folder: str
     version: str | None  # None: neither its metadata nor its own file says
     sources: Sources
-    seen: Seen | None  # None: no Python was asked
+    seen: InsideVisibility | None  # None: no Python was asked
 
 
 def vllm_in(folder: str) -> InstalledVllm:
@@ -125,7 +125,7 @@ def _from_answer(answer: Mapping[str, Any], nothing: str) -> InstalledVllm:
     names = [str(p[1]) for p in points if isinstance(p, list) and len(p) == 3] if isinstance(points, list) else []
     place = inside or (folders[0] if folders else None)
     version = answer.get("version")
-    seen = Seen(inside is not None, place, tuple(sorted(set(names))))
+    seen = InsideVisibility(inside is not None, place, tuple(sorted(set(names))))
     return _installed(Path(origin).parent, version if isinstance(version, str) else None, seen)
 
 
@@ -135,7 +135,7 @@ def _place(value: object) -> tuple[str | None, list[str]]:
     return (value[0] if isinstance(value[0], str) else None), [str(inner) for inner in value[1]]
 
 
-def _installed(package: Path, version: str | None, seen: Seen | None) -> InstalledVllm:
+def _installed(package: Path, version: str | None, seen: InsideVisibility | None) -> InstalledVllm:
     return InstalledVllm(str(package), version_beside(package) or version, sources_in(package), seen)
 
 

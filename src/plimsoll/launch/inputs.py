@@ -10,41 +10,40 @@ from pathlib import Path
 
 from plimsoll.errors import BadInput, TooLarge
 from plimsoll.launch.check_flags import ConfigFile
-from plimsoll.launch.files import find_launch
-from plimsoll.launch.launches import Launch
+from plimsoll.launch.files import read_launches
+from plimsoll.launch.manifests import documents_in
 from plimsoll.launch.options import Split
+from plimsoll.launch.recognise import Launch, find_launch
+from plimsoll.launch.shell_script import commands_in
 
 _FILES = (".sh", ".bash", ".yaml", ".yml", ".json", ".txt", ".service", ".env", ".log", ".gz")
 
 
 def launches_named(options: Split, command_name: str) -> list[tuple[Launch, str]]:
     """The starts that were meant, each with the folder that relative paths in it most likely mean."""
-    here = ""
     if "--pid" in options.values:
         if options.rest or options.verbatim:
             raise BadInput("--pid names a running server; give no command or file beside it")
         pid = options.values["--pid"]
         if not pid.isascii() or not pid.isdigit():
             raise BadInput(f"--pid {pid!r} is not a process id")
-        return [(launch_of_process(int(pid)), here)]
-    from plimsoll.launch.files import find_launch, read_launches
-
+        return [(launch_of_process(int(pid)), "")]
     if options.verbatim is not None and options.rest:
         raise BadInput(f"{options.rest[0]!r} stands in front of --; give a file or a command, not both")
     command = options.verbatim if options.verbatim is not None else options.rest
     if not command:
         raise BadInput(f"nothing to look at; give a command, a file, --pid N or - (plimsoll {command_name} --help)")
-    if options.verbatim is None and len(command) == 1 and _is_file(command[0]):
+    if options.verbatim is None and len(command) == 1 and not any(blank in command[0] for blank in " \t\n"):
         stdin = sys.stdin.buffer if command[0] == "-" and sys.stdin is not None else None
-        folder = here if command[0] == "-" else dirname(command[0])
+        folder = "" if command[0] == "-" else dirname(command[0])
         _check_no_model(command[0])
         return [(launch, folder) for launch in read_launches(command[0], stdin)]
     if len(command) == 1:
-        return [(launch, here) for launch in _pasted(command[0])]
+        return [(launch, "") for launch in _pasted(command[0])]
     launch = find_launch(command, (), "command line")
     if launch is None or launch.in_front:
         raise BadInput(_not_a_command(command, command_name, has_start=launch is not None))
-    return [(launch, here)]
+    return [(launch, "")]
 
 
 def _not_a_command(words: tuple[str, ...], command_name: str, *, has_start: bool) -> str:
@@ -61,29 +60,19 @@ def _not_a_command(words: tuple[str, ...], command_name: str, *, has_start: bool
     return f"no vLLM start in `{shown}`; it begins with `vllm serve`, `python -m vllm...` or `docker run`"
 
 
-def _is_file(word: str) -> bool:
-    return word == "-" or not any(blank in word for blank in " \t\n")
-
-
 def _check_no_model(word: str) -> None:
     """BadInput where a model stands alone: a folder with a config.json, or no file and a name as the hub's are."""
     is_folder = isfile(join(word, "config.json"))
-    if not is_folder and (exists(word) or word.endswith(_FILES) or not _is_id(word)):
+    owner, _, name = word.partition("/")
+    is_id = all(part[:1].isalnum() and part.isascii() and "/" not in part for part in (owner, name))
+    if not is_folder and (exists(word) or word.endswith(_FILES) or not is_id):
         return
     what = "the folder of a model" if is_folder else "no such file"
     raise BadInput(f"{word}: {what}; a model goes behind `vllm serve`: vllm serve {word}")
 
 
-def _is_id(word: str) -> bool:
-    owner, _, name = word.partition("/")
-    return all(part[:1].isalnum() and part.isascii() and "/" not in part for part in (owner, name))
-
-
 def _pasted(text: str) -> list[Launch]:
     """A whole command in one pair of quotes."""
-    from plimsoll.launch.files import find_launch
-    from plimsoll.launch.shell_script import commands_in
-
     found = [
         launch
         for command in commands_in(text)
@@ -115,27 +104,12 @@ def config_named(words: tuple[str, ...]) -> str | None:
     return None
 
 
-# Reads the command line and environment of a running vLLM server from /proc.
-
 _READ_MAX = 4 * 1024 * 1024  # twice Linux's usual limit on arguments and environment together
 _PARENTS_MAX = 16
 # vLLM renames its processes ("VLLM::EngineCore", the prefix can be set); before that they are Python's own children.
 _RENAMED = re.compile(r"[\w.-]+::\w.*")
-_RELEVANT = (
-    "VLLM_",
-    "CUDA_",
-    "PYTORCH_",
-    "TORCH_",
-    "NCCL_",
-    "HF_",
-    "TRANSFORMERS_",
-    "OMP_",
-    "RAY_",
-    "PROMETHEUS_",
-    "TRITON_",
-    "LD_PRELOAD",
-    "UCX_",
-    "GLOO_",
+_RELEVANT = tuple(
+    "VLLM_ CUDA_ PYTORCH_ TORCH_ NCCL_ HF_ TRANSFORMERS_ OMP_ RAY_ PROMETHEUS_ TRITON_ LD_PRELOAD UCX_ GLOO_".split()
 )
 
 
@@ -145,7 +119,7 @@ def launch_of_process(pid: int, proc: Path = Path("/proc")) -> Launch:
     if not words:
         raise BadInput(f"pid {pid} has no command line: a kernel thread, or a process that has ended")
     title = words[0] if len(words) == 1 and _RENAMED.fullmatch(words[0]) else None
-    if title is None and not _is_python_child(words):
+    if title is None and not any(word.startswith("from multiprocessing.") for word in words):
         launch = _launch(words, pid, proc)
         if launch is None:
             raise BadInput(f"pid {pid} is not a vLLM server: {words[0]}")
@@ -157,10 +131,6 @@ def launch_of_process(pid: int, proc: Path = Path("/proc")) -> Launch:
             note = f"pid {pid} is {what}; the command line is that of its parent, pid {parent}"
             return launch._replace(source=f"pid {pid}", notes=(*launch.notes, note))
     raise BadInput(f"pid {pid} is {what}, and none of its parents shows the command that started it")
-
-
-def _is_python_child(words: tuple[str, ...]) -> bool:
-    return any(word.startswith("from multiprocessing.") for word in words)
 
 
 def _launch(words: tuple[str, ...], pid: int, proc: Path) -> Launch | None:
@@ -214,9 +184,7 @@ def _read(path: Path) -> str:
         return file.read(_READ_MAX).decode("utf-8", errors="replace")
 
 
-# Reads the YAML file that `vllm serve --config FILE` takes flags from.
-
-BYTES_MAX = 1024 * 1024
+CONFIG_BYTES_MAX = 1024 * 1024
 
 
 def read_vllm_config(path: str) -> Mapping[str, object]:
@@ -225,13 +193,11 @@ def read_vllm_config(path: str) -> Mapping[str, object]:
         raise BadInput(f"{path}: vLLM reads --config only from a .yaml or .yml file")
     try:
         with Path(path).open("rb") as file:
-            content = file.read(BYTES_MAX + 1)
+            content = file.read(CONFIG_BYTES_MAX + 1)
     except OSError as error:
         raise BadInput(f"{path}: {error.strerror or error}") from None
-    if len(content) > BYTES_MAX:
-        raise TooLarge(f"{path}: larger than {BYTES_MAX // 1024} KiB, which is no list of flags")
-    from plimsoll.launch.yaml_tree import documents_in  # brings pyyaml
-
+    if len(content) > CONFIG_BYTES_MAX:
+        raise TooLarge(f"{path}: larger than {CONFIG_BYTES_MAX // 1024} KiB, which is no list of flags")
     try:
         documents = documents_in(content.decode("utf-8"), path, booleans=True)
     except UnicodeDecodeError:
