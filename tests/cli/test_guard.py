@@ -132,7 +132,7 @@ def test_a_dead_engine_is_said_shown_and_notified(tmp_path: Path) -> None:
             guard.hears("one: answers")
             kill_engine(server)
             line = guard.hears("engine.dead")
-            assert "one: the engine is dead (engine.dead): its own /health says that its engine is dead" in line
+            assert "one: the engine is dead (engine.dead): its /health reports a dead engine" in line
             (found,) = guard.json("/findings")["findings"]
             assert (found["engine"], found["code"], found["severity"]) == ("one", "engine.dead", "critical")
             assert found["remedy"]

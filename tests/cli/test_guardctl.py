@@ -46,7 +46,7 @@ def test_it_asks_the_guard_of_this_user(tmp_path: Path, capsys: Capsys, monkeypa
             assert said(capsys, "status", "one", *at)[0] == 0
             code, out, _ = said(capsys, "status", "gone", *at)
             assert code == 1
-            assert "  dead         nobody listens there, and nobody has since guard looks" in out
+            assert "  dead         connection refused since guard started" in out
             kill_engine(server)
             guard.hears("engine.dead")
             code, out, _ = said(capsys, "status", *at)
@@ -162,6 +162,6 @@ def test_a_guard_of_somebody_else_wants_its_token(capsys: Capsys, monkeypatch: p
 
 def test_what_cannot_be_foreseen_is_no_forecast() -> None:
     """Not "none", which reads as an all-clear."""
-    forecasts = {"device": {"unknown": "too little is known", "likely_s": None, "soonest_s": None, "latest_s": None}}
+    forecasts = {"device": {"unknown": "not enough data", "likely_s": None, "soonest_s": None, "latest_s": None}}
     one: dict[str, object] = {"findings": [], "conditions": [], "canary": None, "forecasts": forecasts}
-    assert guardctl._detail(one)[-1] == "runs out of device memory: no forecast, too little is known"
+    assert guardctl._detail(one)[-1] == "runs out of device memory: no forecast, not enough data"

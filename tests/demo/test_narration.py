@@ -9,13 +9,13 @@ from plimsoll.guard.act.journal_entry import CLOSED, INTENT, OPENED, OUTCOME, SE
 
 BEGINS = {
     "at": 12.5, "engine": "b", "what": "begins", "kind": "saturated", "code": "engine.saturated",
-    "sentence": "b: more requests come than it can serve (engine.saturated): a new request would wait 7 s and the queue grows",
+    "sentence": "b: more requests come than it can serve (engine.saturated): expected wait 7 s and the queue grows",
 }  # fmt: skip
 
 
 def test_what_begins_to_hold_is_what_guard_saw() -> None:
     """The reason comes first and the code stands behind it, with the time that guard gave."""
-    assert of_change(BEGINS) == Line(12.5, SAW, "b", "a new request would wait 7 s and the queue grows (engine.saturated)")
+    assert of_change(BEGINS) == Line(12.5, SAW, "b", "expected wait 7 s and the queue grows (engine.saturated)")
 
 
 def test_a_sentence_of_another_form_is_shown_whole() -> None:

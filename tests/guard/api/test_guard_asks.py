@@ -284,9 +284,9 @@ def test_guardctl_tells_it_what_to_do(acts: Acts, capsys: Capsys) -> None:
             assert (code, "say --yes" in err) == (2, True)
         assert acts.asked == []
         assert said(capsys, api, "undrain", NAME)[0] == 0
-        acts.decision = BlockedAction(NAME, Grade.SHED, "asked", "NoGate", "it has no gate that could do it")
+        acts.decision = BlockedAction(NAME, Grade.SHED, "asked", "NoGate", "it has no gate")
         code, out, _ = said(capsys, api, "shed", NAME, "--yes")
-        assert (code, out.splitlines()[0]) == (1, "refused (NoGate): it has no gate that could do it")
+        assert (code, out.splitlines()[0]) == (1, "refused (NoGate): it has no gate")
         assert "\n  what to do: start it with the gate" in out
         code, out, _ = said(capsys, api, "shed", NAME, "--yes", "--json")
         assert (code, json.loads(out)["reason"]) == (1, "NoGate")

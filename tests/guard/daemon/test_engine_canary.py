@@ -152,7 +152,7 @@ def test_no_name_no_test_request() -> None:
     talk = remembering({"/metrics": b"vllm:num_requests_running 1\n"}, paths)
     (_, look), _ = looks(talk, 2, canary=CanaryPlan(every_s=5))
     assert look.canary is not None
-    assert (look.canary.is_answered, look.canary.why) == (None, "which model it serves is not known")
+    assert (look.canary.is_answered, look.canary.why) == (None, "its model is unknown")
     assert "/v1/completions" not in paths
 
 

@@ -71,7 +71,7 @@ def test_a_question_that_nobody_answers_keeps_no_engine_out_of_service() -> None
     world, book = World(), MemoryBook()
 
     async def nobody() -> Outcome:
-        return unsure("which model it serves is not known")
+        return unsure("its model is unknown")
 
     play(world, book, lambda conductor: carried_out(conductor, world, book), parts=parts_of(world)._replace(ask_once=nobody))
     assert ends(world) == ["done"]

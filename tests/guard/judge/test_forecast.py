@@ -68,8 +68,8 @@ def test_a_cache_that_fills_steadily_is_foretold() -> None:
 def test_a_cache_that_is_full_empties_or_was_hardly_seen_is_not() -> None:
     """No forecast, with the reason."""
     cases = {
-        "it is full already": [0.99] * 50, "the cache does not fill": [0.9 - 0.01 * number for number in range(50)],
-        "too little of the cache has been seen": [0.01 * number for number in range(10)],
+        "already full": [0.99] * 50, "the cache does not fill": [0.9 - 0.01 * number for number in range(50)],
+        "not enough samples of the cache": [0.01 * number for number in range(10)],
     }  # fmt: skip
     for reason, usage in cases.items():
         assert kv_forecast(filling(usage)) == Unknown(reason)

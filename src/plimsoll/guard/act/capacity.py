@@ -35,9 +35,9 @@ def without(leaving: EngineLoad, others: Sequence[EngineLoad], most_full: float)
     Only who is known to serve the same model can. And all must be well: what one of them does not take goes to the rest.
     """
     if not others:
-        return "no other engine of its group is there to carry its load"
+        return "no other engine of its group can carry its load"
     if leaving.model is None:
-        return Unknown("which model it serves is not known")
+        return Unknown("its model is unknown")
     unwell = [one.engine for one in others if not one.is_well]
     if unwell:
         return f"{unwell[0]} is not well"
@@ -46,7 +46,7 @@ def without(leaving: EngineLoad, others: Sequence[EngineLoad], most_full: float)
         return "no other engine of its group is known to serve the same model"
     figures = [(one.kv_usage, one.running, one.waiting) for one in (leaving, *same)]
     if any(value is None or not 0.0 <= value < float("inf") for row in figures for value in row):
-        return Unknown("how much they carry is not known of all of them")
+        return Unknown("the load of some of them is unknown")
     usage = sum(row[0] or 0.0 for row in figures)
     queued = [one.engine for one in same if (one.waiting or 0.0) > max(1.0, 0.1 * (one.running or 0.0))]
     if queued:

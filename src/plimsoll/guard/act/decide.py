@@ -54,7 +54,9 @@ def spent(restarts: Sequence[Restart], engine: str, policy: ActPolicy, now: floa
     if own:
         pause_s = min(policy.longest_backoff_s, policy.backoff_s * 2.0 ** (len(own) - 1))
         if now - own[-1] < pause_s:
-            message = f"its last restart was {now - own[-1]:.0f} s ago; after {len(own)} in a day guard waits {pause_s:.0f} s"
+            message = (
+                f"its last restart was {now - own[-1]:.0f} s ago; after {len(own)} in a day the cooldown is {pause_s:.0f} s"
+            )
             return Spent(message, own[-1] + pause_s)
     return Spent("")
 
@@ -171,7 +173,9 @@ def _one_at_a_time(found: list[Decision]) -> list[Decision]:
     for one in found:
         if isinstance(one, ActionPlan):
             if is_taken:
-                kept.append(BlockedAction(one.engine, one.grade, one.kind, "Busy", "one engine at a time: another comes first"))
+                kept.append(
+                    BlockedAction(one.engine, one.grade, one.kind, "Busy", "one engine at a time: another one goes first")
+                )
                 continue
             is_taken = True
         kept.append(one)
@@ -210,7 +214,7 @@ def _against(view: FleetView, policy: ActPolicy, engine: EngineStatus, grade: Gr
     """Every rule in turn: a word, and what speaks against it, "" for nothing."""
     rules = [
         ("Paused", _paused(view.switches, engine, grade)),
-        ("Busy", f"guard is at work on {view.busy}" if view.busy else ""),
+        ("Busy", f"guard is acting on {view.busy}" if view.busy else ""),
         ("RungOff", "" if grade in policy.rungs else f"{grade} is not among the rungs of its configuration"),
         ("OnlyObserved", engine.only_observed),
         ("Unknown", _unknown(engine)),
@@ -225,10 +229,10 @@ def _no_gate(policy: ActPolicy, engine: EngineStatus, grade: Grade, kind: str) -
     if engine.has_gate:
         return ""
     if grade is not Grade.RESTART:
-        return "it has no gate that could do it"
+        return "it has no gate"
     if serves_nobody(engine, kind) or policy.stragglers == "stop":
         return ""
-    return "it has no gate, and without one nobody can say when it is idle"
+    return "it has no gate, and without one idleness is unknown"
 
 
 def _paused(switches: Switches, engine: EngineStatus, grade: Grade) -> str:
@@ -267,7 +271,7 @@ def _against_restart(view: FleetView, policy: ActPolicy, engine: EngineStatus, k
     is_broken = serves_nobody(engine, kind)
     budget = spent(view.restarts, engine.name, policy, view.now)
     return [
-        ("NoRestarter", "" if engine.has_restarter else "guard was not told how to restart it"),
+        ("NoRestarter", "" if engine.has_restarter else "no restarter is configured for it"),
         ("SickCard", _sick(engine)),
         ("CrashLoop", _loops(engine, kind)),
         ("BudgetSpent", budget.message),
@@ -290,20 +294,20 @@ def _loops(engine: EngineStatus, kind: str) -> str:
     loop = engine.conditions.get("loop")
     # Who asks for a start has been told of those before it, and knows what he has mended since.
     if loop is not None and loop.is_true and kind != ASKED:
-        return f"it does not stay up: {loop.message}; one more start would not either"
+        return f"it does not stay up: {loop.message}; another start would not help"
     if engine.last_end is None:
         return ""
     if engine.last_end.end == "held":
-        return "its last restart could not be finished: a person is needed (guardctl resume ENGINE when it is mended)"
+        return "its last restart did not finish: needs attention (guardctl resume ENGINE once fixed)"
     if reason_of(kind) in engine.last_end.unmended:
-        return "a restart for the same reason did not help: a person is needed (guardctl resume ENGINE when it is mended)"
+        return "a restart for the same reason did not help: needs attention (guardctl resume ENGINE once fixed)"
     return ""
 
 
 def _hours(view: FleetView, policy: ActPolicy, *, is_broken: bool) -> str:
     if not policy.hours or (policy.broken_any_time and is_broken):
         return ""
-    return "" if any(hours.holds(view.minute) for hours in policy.hours) else "it is outside the hours in which it may"
+    return "" if any(hours.holds(view.minute) for hours in policy.hours) else "outside the maintenance window"
 
 
 def _rollout(others: Sequence[EngineStatus], policy: ActPolicy) -> str:
@@ -313,7 +317,11 @@ def _rollout(others: Sequence[EngineStatus], policy: ActPolicy) -> str:
 
 def _too_many(away: Sequence[str], policy: ActPolicy, *, is_broken: bool) -> str:
     # One that serves nobody is away itself: its restart takes no more. Of two that died at once, neither would ever return.
-    return f"{away[0]} is away already, {policy.most_away} may be" if len(away) >= policy.most_away and not is_broken else ""
+    return (
+        f"{away[0]} is away already; at most {policy.most_away} may be"
+        if len(away) >= policy.most_away and not is_broken
+        else ""
+    )
 
 
 def _capacity(engine: EngineStatus, others: Sequence[EngineStatus], policy: ActPolicy, *, is_broken: bool) -> str:
@@ -322,7 +330,7 @@ def _capacity(engine: EngineStatus, others: Sequence[EngineStatus], policy: ActP
     if policy.may_be_last and not others:
         return ""
     answer = without(engine.load, [one.load for one in others if not one.is_away], policy.carries)
-    return f"whether the others can carry its load is not known: {answer.reason}" if isinstance(answer, Unknown) else answer
+    return f"unknown whether the others can carry its load: {answer.reason}" if isinstance(answer, Unknown) else answer
 
 
 # What is asked of an engine after it was started: whether it is ready, whether its cache suffices, whether it is well.
@@ -355,7 +363,7 @@ def enough_cache(look: Look | None, context: float | None, before: object) -> Ou
     """Held back only where the longest request that it lets in does not fit; less than at the last start is told."""
     tokens = kv_tokens(look)
     if tokens is None:
-        return done("how large its KV cache is, it does not say: not compared")
+        return done("it does not report its KV cache size: not compared")
     if context is not None and tokens < context:
         return failed(f"its KV cache holds {tokens:,.0f} tokens, and it lets in requests of {context:,.0f}", kv_tokens=tokens)
     if isinstance(before, int | float) and tokens < LOWER * before:

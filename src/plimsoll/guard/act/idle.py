@@ -24,7 +24,7 @@ Fact = str | int | float | bool
 class IdleSample(NamedTuple):
     """One look at the engine, and the facts of the door's `state()` of that time, None if it said nothing.
 
-    The look's own words of the gate are not asked: they know nothing of the background, and leave out guard's test requests.
+    The look's own words of the gate are not asked: they know nothing of the background, and leave out guard's canary requests.
     """
 
     look: Look
@@ -44,7 +44,7 @@ class Idleness(NamedTuple):
 def idleness(samples: Sequence[IdleSample], apart_s: float = APART_S, stale_s: float = STALE_S) -> Idleness:
     """By the last sample and by an earlier one that is old enough to be a second witness; work seen in the last one is work."""
     if not samples:
-        return Idleness(None, "it was not looked at yet")
+        return Idleness(None, "no look yet")
     last = samples[-1]
     now = _in_sample(last)
     if now.is_idle is not True:

@@ -76,7 +76,7 @@ class CanarySender:
         if self.is_asking or (self._next_s is not None and now_s < self._next_s):
             return
         if name is None:
-            self.last = Canary(now_s, None, why="which model it serves is not known")
+            self.last = Canary(now_s, None, why="its model is unknown")
             return
         self._next_s = now_s + self._plan.every_s
         self._task = asyncio.get_running_loop().create_task(self._ask(now_s, name))
@@ -214,7 +214,7 @@ async def warm_up(url: str, api_key: str | None = None, *, deadline_s: float = W
     """One request of one token: answered, or not."""
     model = await served_model(url, api_key)
     if model is None:
-        return unsure("which model it serves is not known: no request was sent")
+        return unsure("its model is unknown: no request was sent")
     asker = CanarySender(url, CanaryPlan(deadline_s=deadline_s, model=model.name, api_key=api_key))
     try:
         asker.begin(0.0, model.name)

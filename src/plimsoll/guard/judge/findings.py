@@ -85,23 +85,23 @@ _KINDS: Mapping[str, _Kind] = {
     ),
     "hung": _Kind(
         Code.ENGINE_WEDGED, Severity.CRITICAL, 0.9, "the engine is idle and answers no request", lambda _: wedge_remedies(),
-        ("waiting for traffic to wake it: the test requests were traffic", "a liveness probe on /health: it stays 200"),
+        ("waiting for traffic to wake it: the canary requests were traffic", "a liveness probe on /health: it stays 200"),
     ),
     "stalled": _Kind(
         Code.ENGINE_STALLED, Severity.CRITICAL, 0.7, "the engine looks stuck, and nothing has proved it",
         _always(
             Remedy("send it one request by hand: curl /v1/completions with max_tokens 1", "an answer proves that it lives"),
-            Remedy("turn guard's test requests on (canary), or start vLLM with the gate", "then guard proves it by itself"),
+            Remedy("turn guard's canary requests on (canary), or start vLLM with the gate", "then guard proves it by itself"),
             *wedge_remedies(),
         ),
         ("a liveness probe on /health: it stays 200",),
     ),
     "slow": _Kind(
         Code.ENGINE_SLOW, Severity.WARNING, 0.8, "one token takes long", _queue,
-        ("a restart: it comes back to the same load", "a longer deadline of the test request: users wait as long"),
+        ("a restart: it comes back to the same load", "a longer deadline of the canary request: users wait as long"),
     ),
     "garbage": _Kind(
-        Code.ENGINE_GARBAGE, Severity.CRITICAL, 0.7, "the engine answers what is no text",
+        Code.ENGINE_GARBAGE, Severity.CRITICAL, 0.7, "the engine's answers are not text",
         _always(
             Remedy("ask it by hand, at temperature 0, and compare with another replica", "one odd token proves little"),
             Remedy("look at the card: Xid, ECC, dmesg (plimsoll doctor DMESG)", "a sick card computes wrong before it fails"),
@@ -115,7 +115,7 @@ _KINDS: Mapping[str, _Kind] = {
         ("a restart: it loses the queue and comes back to the same load", _NOT_THE_CACHE),
     ),
     "storm": _Kind(
-        Code.KV_PREEMPTION_STORM, Severity.WARNING, 0.9, "requests are thrown out and computed again", _cache,
+        Code.KV_PREEMPTION_STORM, Severity.WARNING, 0.9, "requests are preempted and recomputed", _cache,
         kv_not_remedies(),
     ),
     "backlog": _Kind(
@@ -145,7 +145,7 @@ _KINDS: Mapping[str, _Kind] = {
         ("emptying torch's cache: torch does so itself before it tries again", _NOT_THE_CACHE),
     ),
     "slack": _Kind(
-        Code.GPU_THIN_SLACK, Severity.WARNING, 0.8, "next to nothing of the card is left",
+        Code.GPU_THIN_SLACK, Severity.WARNING, 0.8, "the card has almost no spare memory",
         _always(
             _ROOM,
             Remedy("bound the largest step with a smaller --max-num-batched-tokens", "costs time to first token",
@@ -188,7 +188,7 @@ _KINDS: Mapping[str, _Kind] = {
         ("restarting the engine onto the same card", "any setting of vLLM"),
     ),
     "prefix": _Kind(
-        Code.PREFIX_CACHE_LOW_HIT_RATE, Severity.INFO, 0.9, "the prefix cache finds next to nothing",
+        Code.PREFIX_CACHE_LOW_HIT_RATE, Severity.INFO, 0.9, "the prefix cache has almost no hits",
         _always(
             Remedy("put what all prompts share at their beginning, letter for letter", "only equal beginnings are found"),
             Remedy("send requests that share a beginning to the same replica", "each replica has a cache of its own"),
@@ -272,7 +272,7 @@ def as_planned(planned: PlannedTokens, look: Look | None) -> Assessment:
     """Whether the KV cache that the engine says it has lies in the band of its plan."""
     tokens = cache_tokens(look.config) if look is not None else None
     if tokens is None:
-        return unknown("NotOnThePage", "the engine does not say how large its KV cache is")
+        return unknown("NotOnThePage", "the engine does not report its KV cache size")
     text = f"{tokens:,.0f} tokens of KV cache; planned were {planned.tokens:,.0f} ({planned.low:,.0f} to {planned.high:,.0f})"
     if planned.low <= tokens <= planned.high:
         return no("AsPlanned", text)

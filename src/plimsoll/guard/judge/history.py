@@ -598,7 +598,7 @@ class History:
 
     @property
     def failing_since_s(self) -> float | None:
-        """When the first of the test requests was made that got no answer, in a row up to now."""
+        """When the first of the canary requests was made that got no answer, in a row up to now."""
         return self._failing_since_s
 
     def _note_steps(self, look: Look, values: dict[str, float]) -> None:

@@ -26,7 +26,7 @@ QUESTIONS: tuple[tuple[str, Question], ...] = (
 )  # fmt: skip
 
 
-SEVERAL = yes("SeveralServers", "several servers answer at this address in turn: nothing can be said of any of them")
+SEVERAL = yes("SeveralServers", "several servers answer at this address in turn: none of them can be judged")
 SHARED = unknown("SeveralServers", "several servers answer at this address in turn: give guard the address of each")
 
 

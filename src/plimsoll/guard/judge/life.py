@@ -28,7 +28,7 @@ def contained(history: History, policy: Policy, now_s: float) -> Assessment:
     if isinstance(found, Assessment):
         return found
     if found.contained is None:
-        return unknown("NoCount", "the gate does not say how many failures were contained")
+        return unknown("NoCount", "the gate does not report the number of contained failures")
     over_s = policy.number("contained", "over")
     rose = history.rise_within("contained", over_s)
     age_s = None if found.last is None else found.last.age_s
@@ -57,7 +57,7 @@ def limping(history: History, policy: Policy, now_s: float) -> Assessment:
     if isinstance(found, Assessment):
         return found
     if found.storm is None or found.limping is None:
-        return unknown("NotTold", "the gate does not say whether it limps")
+        return unknown("NotTold", "the gate does not report whether it limps")
     if found.storm:
         count = "" if found.contained is None else f": {found.contained:.0f} in all"
         return yes("Storm", f"steps run out of memory again and again{count}", Evidence("gate", "storm"))
@@ -84,7 +84,7 @@ def recomputes(history: History, policy: Policy) -> Assessment | None:
 def _survival(history: History) -> Survival | Assessment:
     last = history.last
     if last is None or last.reach is not Reach.ANSWERS:
-        return unknown("Unreachable", "it could not be asked")
+        return unknown("Unreachable", "unreachable")
     if last.gate is None:
         return unknown("NoGate", "only the gate's state tells this (docs/inside.md)")
     if last.gate.survival is None:
@@ -94,7 +94,7 @@ def _survival(history: History) -> Survival | Assessment:
 
 LONGEST_STEPS = 3.0
 LONGEST_STARTS = 3.0  # a start with cold caches takes longer than a warm one
-FRESH_S = 90.0  # a test request that is older says nothing about now
+FRESH_S = 90.0  # a canary request that is older says nothing about now
 FIRST_STEP_S = 600.0
 CORE_CANARIES = 2  # that must have failed before one core of several is stuck
 FRESH_LOOKS = 4.0  # where guard looks more rarely
@@ -109,25 +109,25 @@ def dead(history: History, policy: Policy, now_s: float) -> Assessment:
         return yes("ProcessEnded", last.ended, Evidence("process", last.ended))
     if last.health == 503 or (last.gate is not None and last.gate.reason == "dead"):
         if _works_all_the_same(history):
-            return unknown("Contradicted", "its /health says 503, and it makes steps or answers all the same")
-        return yes("HealthSaysSo", "its own /health says that its engine is dead", Evidence("health", "503"))
+            return unknown("Contradicted", "/health returns 503, but the engine makes steps or answers")
+        return yes("HealthSaysSo", "its /health reports a dead engine", Evidence("health", "503"))
     if last.reach is Reach.ANSWERS:
         return no("Answers", "it answers")
     if last.reach is Reach.REFUSED and history.refused_since_s is not None:
         if history.first_answer_s is None:
-            return unknown("NeverSeen", "nobody listens there, and nobody has since guard looks: starting, or never started")
+            return unknown("NeverSeen", "connection refused since guard started: still starting, or never started")
         bound_s = max(policy.number("dead", "refused"), LONGEST_STARTS * history.longest_start_s)
         quiet_s = now_s - history.refused_since_s
-        message = f"nobody has listened there for {quiet_s:.0f} s"
+        message = f"connection refused for {quiet_s:.0f} s"
         seen = Evidence("connection", f"refused for {quiet_s:.0f} s; a start may take {bound_s:.0f} s")
         if quiet_s >= bound_s:
             return yes("NobodyListens", message, seen)
-        return no("Starting", f"{message}: a start takes as long", seen)
-    return unknown("Unreachable", f"it could not be asked: {last.why or last.reach}")
+        return no("Starting", f"{message}: a start may take that long", seen)
+    return unknown("Unreachable", f"unreachable: {last.why or last.reach}")
 
 
 def _works_all_the_same(history: History) -> bool:
-    """Whether it has made a step or answered a test request since its health was first bad: something else said 503."""
+    """Whether it has made a step or answered a canary request since its health was first bad: something else said 503."""
     since_s = history.said_dead_since_s
     if since_s is None:
         return False
@@ -136,16 +136,16 @@ def _works_all_the_same(history: History) -> bool:
 
 
 def wedged(history: History, policy: Policy, now_s: float) -> Assessment:
-    """No step for longer than the bound and three times the longest seen, with work waiting, and a test request that failed."""
+    """No step for longer than the bound and three times the longest seen, with work waiting, and a canary request that failed."""
     last = history.last
     if last is None or last.reach is not Reach.ANSWERS:
-        return unknown("Unreachable", "it could not be asked")
+        return unknown("Unreachable", "unreachable")
     if (busy := recomputes(history, policy)) is not None:
         return busy
     if last.gate is not None and last.gate.is_wedged:
-        return yes("GateProved", "the gate's own test request got no answer while work waited", Evidence("gate", "is_wedged"))
+        return yes("GateProved", "the gate's canary request got no answer while requests waited", Evidence("gate", "is_wedged"))
     if rests(history):
-        return no("Paused", "it is paused or asleep: no step is due")
+        return no("Paused", "paused or asleep: no step is due")
     if (doubt := _may_rest(history)) is not None:
         return unknown("MayRest", doubt.reason)
     found = [_stands_still(history, name, pulse, policy, now_s) for name, pulse in history.cores]
@@ -158,9 +158,9 @@ def _stands_still(history: History, name: str, pulse: CoreSteps, policy: Policy,
     whose = f"core {name}: " if name else ""
     work = pulse.work
     if work is None:
-        return unknown("NoFigures", f"{whose}how many requests are there is not on the page")
+        return unknown("NoFigures", f"{whose}the number of requests is not on the page")
     if work <= 0:
-        return no("Idle", f"{whose}nothing is there to do")
+        return no("Idle", f"{whose}no requests")
     bound_s = max(policy.number("wedged", "still"), LONGEST_STEPS * pulse.longest_gap_s)
     has_stepped = pulse.has_stepped(now_s, bound_s)
     if isinstance(has_stepped, Unknown):
@@ -168,22 +168,22 @@ def _stands_still(history: History, name: str, pulse: CoreSteps, policy: Policy,
     if has_stepped:
         return no("Steps", f"{whose}a step was made in the last {bound_s:.0f} s")
     if pulse.came_after_last_step or now_s - pulse.work_since_s < bound_s:
-        return no("JustCame", f"{whose}its work came less than {bound_s:.0f} s ago, or after its last step")
+        return no("JustCame", f"{whose}its requests came less than {bound_s:.0f} s ago, or after its last step")
     longest = f"the longest seen took {pulse.longest_gap_s:.1f} s"
     found = Evidence("steps", f"{whose}none in {bound_s:.0f} s with {work:.0f} requests there; {longest}")
     last, is_one = history.last, not name
     canary = None if last is None else last.canary
     if canary is None or canary.is_answered is None or now_s - canary.at_s > fresh_s(history):
-        return unknown("NotProved", f"{found.text}; no test request has proved it{_why(canary)}")
+        return unknown("NotProved", f"{found.text}; no canary request has proved it{_why(canary)}")
     if canary.is_answered and is_one:
-        return no("CanaryAnswered", "its test request was answered")
-    # Of several cores a test request reaches one, and an answer is another core's: two must have failed since, and the last.
+        return no("CanaryAnswered", "canary request answered")
+    # Of several cores a canary request reaches one, and an answer is another core's: two must have failed since, and the last.
     since_s = -math.inf if pulse.step_at_s is None else pulse.step_at_s
     if not is_one and (canary.is_answered or sum(at_s > since_s for at_s in history.canary_failures) < CORE_CANARIES):
-        return unknown("NotProved", f"{found.text}; too few test requests have failed since")
+        return unknown("NotProved", f"{found.text}; too few canary requests have failed since")
     if history.page_stood_still_s() >= bound_s:
-        return unknown("OldPage", "the page itself stands still: somebody in between shows an old one")
-    return yes("NoStep", f"{whose}no step is made though work waits, and a test request got no answer", found)
+        return unknown("OldPage", "the metrics page does not change: a proxy may serve a stale one")
+    return yes("NoStep", f"{whose}no step while requests wait, and a canary request got no answer", found)
 
 
 def _why(canary: Canary | None) -> str:
@@ -193,79 +193,79 @@ def _why(canary: Canary | None) -> str:
 
 
 def fresh_s(history: History) -> float:
-    """How old a test request may be that still says something."""
+    """How old a canary request may be that still says something."""
     return max(FRESH_S, FRESH_LOOKS * history.every_s)
 
 
 def hung(history: History, policy: Policy, now_s: float) -> Assessment:
-    """An engine with nothing to do that answers no test request: only the test shows it."""
+    """An engine with nothing to do that answers no canary request: only the test shows it."""
     last = history.last
     if last is None or last.reach is not Reach.ANSWERS:
-        return unknown("Unreachable", "it could not be asked")
+        return unknown("Unreachable", "unreachable")
     canary = last.canary
     if canary is None or now_s - canary.at_s > fresh_s(history):
-        return unknown("NoCanary", "only a test request can show this, and none is made")
+        return unknown("NoCanary", "only a canary request can show this, and none is sent")
     if canary.is_answered is None:
-        return unknown("CanaryNotMade", f"the test request could not be made{_why(canary)}")
+        return unknown("CanaryNotMade", f"the canary request could not be sent{_why(canary)}")
     if canary.is_answered or rests(history):
-        return no("CanaryAnswered", "its test request was answered" if canary.is_answered else "it is paused or asleep")
+        return no("CanaryAnswered", "canary request answered" if canary.is_answered else "paused or asleep")
     if (busy := recomputes(history, policy)) is not None:
         return busy
     wanted, since_s = policy.number("hung", "canaries"), history.failing_since_s
     if history.failed_canaries < wanted or since_s is None:
-        return no("Watching", f"{history.failed_canaries} of {wanted:.0f} test requests without an answer")
+        return no("Watching", f"{history.failed_canaries} of {wanted:.0f} canary requests unanswered")
     if (doubt := _may_rest(history)) is not None:
         return unknown("MayRest", doubt.reason)
     cores = history.cores
     if len(cores) != 1:
-        return unknown("SeveralCores", "which of its cores was asked is not known")
+        return unknown("SeveralCores", "several cores: which one got the canary request is unknown")
     pulse = cores[0][1]
     if pulse.work is None:
-        return unknown("NoFigures", "how many requests are there is not on the page")
+        return unknown("NoFigures", "the number of requests is not on the page")
     has_stepped = pulse.has_stepped(now_s, min(now_s - since_s, SURELY_S))
     if isinstance(has_stepped, Unknown):
         return unknown("NotLongEnough", has_stepped.reason)
     if has_stepped:
-        return no("Steps", "steps are made: it is busy, not stuck")
+        return no("Steps", "it makes steps: busy, not stuck")
     if not pulse.has_ever_stepped and now_s - since_s < FIRST_STEP_S:
-        return no("NotWarm", "it has not made a step yet: the first may compile for minutes")
+        return no("NotWarm", "no step yet: the first one may compile for minutes")
     if history.page_stood_still_s() >= now_s - since_s:
-        return unknown("OldPage", "the page itself stands still: somebody in between shows an old one")
+        return unknown("OldPage", "the metrics page does not change: a proxy may serve a stale one")
     if pulse.work > 0 and not pulse.came_after_last_step:
-        return no("HasWork", "it stopped with work there: whether it is wedged is another question")
+        return no("HasWork", "it stopped with requests waiting: see `wedged`")
     return yes(
-        "IdleAndSilent", f"{history.failed_canaries} test requests in a row got no answer, and no step was made meanwhile",
+        "IdleAndSilent", f"{history.failed_canaries} canary requests in a row got no answer, and no step was made meanwhile",
         Evidence("canary", f"{history.failed_canaries} without an answer, {pulse.work:.0f} requests on the page"),
     )  # fmt: skip
 
 
 def stalled(history: History, policy: Policy, now_s: float) -> Assessment:
-    """It looks stuck, whether or not that can be proved: no step with work there, or test requests without an answer.
+    """It looks stuck, whether or not that can be proved: no step with work there, or canary requests without an answer.
 
     What is proved is `wedged` or `hung`. This is for everybody who has no canary, several cores, or a page that does not tell.
     """
     last = history.last
     if last is None or (last.reach is not Reach.ANSWERS and history.failed_canaries == 0):
-        return unknown("Unreachable", "it could not be asked")
+        return unknown("Unreachable", "unreachable")
     if rests(history):
-        return no("Paused", "it is paused or asleep: no step is due")
+        return no("Paused", "paused or asleep: no step is due")
     if (busy := recomputes(history, policy)) is not None:
         return busy
     wanted, failed = policy.number("hung", "canaries"), history.failed_canaries
     canary = last.canary
     is_late = canary is not None and failed >= wanted and now_s - canary.at_s <= fresh_s(history)
     if is_late and not _all_step(history, now_s):
-        text = f"{failed} test requests in a row got no answer"
+        text = f"{failed} canary requests in a row got no answer"
         return _unless_proved(yes("NoAnswer", text, Evidence("canary", text)), history, policy, now_s)
     if last.reach is not Reach.ANSWERS:
-        return unknown("Unreachable", "it could not be asked")
+        return unknown("Unreachable", "unreachable")
     found = [_no_step(name, pulse, policy, now_s) for name, pulse in history.cores]
     seen = min(found, key=lambda seen: WORST.index(seen.status), default=unknown("NoFigures", "no core is on the page"))
     return _unless_proved(seen, history, policy, now_s)
 
 
 def _all_step(history: History, now_s: float) -> bool:
-    """Whether every core is known to have made a step since test requests began to fail: then it is busy, and they wait."""
+    """Whether every core is known to have made a step since canary requests began to fail: then it is busy, and they wait."""
     since_s = history.failing_since_s
     if since_s is None or history.last is None or history.last.reach is not Reach.ANSWERS:
         return False
@@ -276,14 +276,14 @@ def _all_step(history: History, now_s: float) -> bool:
 def _unless_proved(seen: Assessment, history: History, policy: Policy, now_s: float) -> Assessment:
     """What is proved is said under its own name, and once."""
     if seen.status is Status.TRUE and Status.TRUE in (one(history, policy, now_s).status for one in (wedged, hung)):
-        return no("Proved", "it is stuck, and that is proved")
+        return no("Proved", "proved: see `wedged` or `hung`")
     return seen
 
 
 def _no_step(name: str, pulse: CoreSteps, policy: Policy, now_s: float) -> Assessment:
     whose = f"core {name}: " if name else ""
     if pulse.work is None:
-        return unknown("NoFigures", f"{whose}how many requests are there is not on the page")
+        return unknown("NoFigures", f"{whose}the number of requests is not on the page")
     bound_s = max(policy.number("wedged", "still"), LONGEST_STEPS * pulse.longest_gap_s)
     if now_s - pulse.work_since_s < bound_s:
         return no("Works", f"{whose}no work has waited for {bound_s:.0f} s")
@@ -302,8 +302,8 @@ def slow(history: History, policy: Policy, now_s: float) -> Assessment:
     if isinstance(canary, Assessment):
         return canary
     if canary.seconds is None:
-        return unknown("NoTime", "how long the test request took is not known")
-    text = f"a test request of one token took {canary.seconds:.1f} s"
+        return unknown("NoTime", "the canary request's duration is unknown")
+    text = f"a one-token canary request took {canary.seconds:.1f} s"
     if canary.seconds > bound_s:
         return yes("TakesLong", text, Evidence("canary", text))
     return no("Quick", text)
@@ -316,18 +316,18 @@ def garbage(history: History, policy: Policy, now_s: float) -> Assessment:
     if isinstance(canary, Assessment):
         return canary
     if canary.is_garbage:
-        return yes("NoText", "its answer to a test request is no text", Evidence("canary", "an answer that is no text"))
-    return no("Text", "its answer to a test request is text")
+        return yes("NoText", "its answer to a canary request is not text", Evidence("canary", "an answer that is no text"))
+    return no("Text", "its answer to a canary request is text")
 
 
 def _answer(history: History, now_s: float) -> Canary | Assessment:
-    """The last test request, if it was answered lately; else why nothing can be said of its answer."""
+    """The last canary request, if it was answered lately; else why nothing can be said of its answer."""
     last = history.last
     canary = None if last is None else last.canary
     if last is None or canary is None or now_s - canary.at_s > fresh_s(history):
-        return unknown("NoCanary", "only a test request can show this, and none is made")
+        return unknown("NoCanary", "only a canary request can show this, and none is sent")
     if not canary.is_answered:
-        return unknown("NoAnswer", f"the test request has no answer{_why(canary)}")
+        return unknown("NoAnswer", f"the canary request is unanswered{_why(canary)}")
     return canary
 
 
@@ -341,9 +341,9 @@ def crash_loop(history: History, policy: Policy, now_s: float) -> Assessment:
     starts = history.lives.since(last.at_s - over_s)
     if starts < least:
         if last.reach not in (Reach.ANSWERS, Reach.REFUSED):
-            return unknown("Unreachable", "it could not be asked: what it does now is not known")
+            return unknown("Unreachable", "unreachable: its current state is unknown")
         return no("Settled", f"{starts} starts in the last {over_s / 60:.0f} min")
-    message = f"it was started {starts} times in {over_s / 60:.0f} min"
+    message = f"started {starts} times in {over_s / 60:.0f} min"
     return yes("StartsAgain", message, Evidence("process_start_time_seconds", message))
 
 
@@ -355,7 +355,7 @@ def changed(history: History, policy: Policy, now_s: float) -> Assessment:
     if history.changed and now_s - history.changed_at_s < clear_s:
         return yes("AnotherOne", f"since its last start {history.changed}", Evidence("page", history.changed))
     if history.last.reach not in (Reach.ANSWERS, Reach.REFUSED):
-        return unknown("Unreachable", "it could not be asked")
+        return unknown("Unreachable", "unreachable")
     return no("AsBefore", "as before")
 
 
@@ -372,5 +372,5 @@ def _may_rest(history: History) -> Unknown | None:
     lost = history.lost
     has_gate = history.last is not None and history.last.gate is not None
     if lost and not (has_gate and lost == "pause"):
-        return Unknown(f"whether it rests is not known: the {lost} does not tell now")
+        return Unknown(f"it may be paused or asleep: the {lost} stopped reporting")
     return None

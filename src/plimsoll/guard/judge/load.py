@@ -26,7 +26,7 @@ def saturated(history: History, policy: Policy, now_s: float) -> Assessment:
     del now_s
     bound_s = policy.number("saturated", "wait")
     if rests(history):
-        return no("Paused", "it is paused or asleep: who waits is not waited for")
+        return no("Paused", "paused or asleep: the queue is expected to wait")
     waiting, running = history.now("waiting"), history.now("running")
     if isinstance(waiting, Unknown) or isinstance(running, Unknown):
         return unknown("NoFigures", waiting.reason if isinstance(waiting, Unknown) else str(running))
@@ -36,14 +36,14 @@ def saturated(history: History, policy: Policy, now_s: float) -> Assessment:
     if isinstance(wait_s, Unknown):
         return unknown("NoRate", wait_s.reason)
     if wait_s <= bound_s:
-        return no("WaitIsShort", f"a new request would wait {wait_s:.0f} s")
+        return no("WaitIsShort", f"expected wait {wait_s:.0f} s")
     grew = _grew(history, policy.number("saturated", "grows"))
     if isinstance(grew, Unknown):
         return unknown("NotLongEnough", grew.reason)
     if grew is None:
-        return no("DoesNotGrow", f"a new request would wait {wait_s:.0f} s, but the queue does not grow")
+        return no("DoesNotGrow", f"expected wait {wait_s:.0f} s, but the queue does not grow")
     seen = Evidence("waiting", f"{grew.values[0]:.0f} to {grew.values[-1]:.0f} in {grew.span_s:.0f} s; wait {wait_s:.0f} s")
-    return yes("WaitGrows", f"a new request would wait {wait_s:.0f} s and the queue grows", seen)
+    return yes("WaitGrows", f"expected wait {wait_s:.0f} s and the queue grows", seen)
 
 
 def _grew(history: History, seconds: float) -> FigureSeries | Unknown | None:
@@ -95,7 +95,7 @@ def _rises(values: Sequence[float], clearly: float = 1.0) -> bool:
 def expected_wait(history: History) -> float | Unknown:
     """How long a new request waits: the gate's own figure where there is one, else the queue over the rate of ends."""
     if history.has_lost("gate"):
-        return Unknown("the gate told before, and does not now")
+        return Unknown("the gate stopped reporting")
     if history.last is not None and history.last.gate is not None:
         return history.now("expected_wait")
     waiting, ended = history.now("waiting"), history.rise("success", RATE_S)
@@ -106,7 +106,7 @@ def expected_wait(history: History) -> float | Unknown:
     return waiting * RATE_S / ended if ended > 0 else Unknown("no request has ended for a minute")
 
 
-NO_LENGTH = Unknown("no request has ended: how much work was lost is not known")
+NO_LENGTH = Unknown("no request has ended: the recompute share is unknown")
 
 
 def recompute_share(history: History, over_s: float) -> Reading:
@@ -136,10 +136,12 @@ def storm(history: History, policy: Policy, now_s: float) -> Assessment:
     share = recompute_share(history, over_s)
     if isinstance(share, Unknown):
         return unknown("NoLength" if share is NO_LENGTH else "NoFigures", share.reason)
-    seen = Evidence("vllm:num_preemptions_total", f"+{pushed:.0f} in {over_s:.0f} s, {share:.0%} of all tokens computed twice")
+    seen = Evidence(
+        "vllm:num_preemptions_total", f"+{pushed:.0f} in {over_s:.0f} s, {share:.0%} of all computed tokens recomputed"
+    )
     if share < policy.number("storm", "share"):
-        return no("LittleLost", f"up to {share:.1%} of the work is done twice", seen)
-    return yes("DoneTwice", f"up to {share:.0%} of the work is done twice", seen)
+        return no("LittleLost", f"up to {share:.1%} of all computed tokens are recomputed", seen)
+    return yes("DoneTwice", f"up to {share:.0%} of all computed tokens are recomputed", seen)
 
 
 def backlog(history: History, policy: Policy, now_s: float) -> Assessment:
@@ -213,10 +215,10 @@ def queue_forecast(history: History, policy: Policy) -> Forecast | Unknown:
     if isinstance(wait_s, Unknown):
         return wait_s
     if wait_s >= bound_s:
-        return Unknown("it is past the bound already")
+        return Unknown("already past the bound")
     window = history.since("waiting", WINDOW_S)
     if len(window.times) < POINTS:
-        return Unknown("too little of the queue has been seen")
+        return Unknown("not enough samples of the queue")
     now = window.values[-1]
     # The wait grows with the queue, as long as requests end at the same rate.
     left = now * (bound_s / wait_s - 1) if wait_s > 0 else 0.0
@@ -229,10 +231,10 @@ def kv_forecast(history: History) -> Forecast | Unknown:
     if isinstance(usage, Unknown):
         return usage
     if usage >= FULL:
-        return Unknown("it is full already")
+        return Unknown("already full")
     window = history.since("kv_cache_usage", WINDOW_S)
     if len(window.times) < POINTS:
-        return Unknown("too little of the cache has been seen")
+        return Unknown("not enough samples of the cache")
     return _ahead(window, 1.0 - usage, "the cache does not fill")
 
 
@@ -244,7 +246,7 @@ def _ahead(window: FigureSeries, left: float, why_not: str) -> Forecast | Unknow
         return Unknown(why_not)
     soonest, likely, latest = left / high, left / slope, left / low
     if likely > FAR_S or latest > VAGUE * soonest:
-        return Unknown("it would be a guess")
+        return Unknown("too uncertain to forecast")
     return Forecast(soonest, likely, latest)
 
 

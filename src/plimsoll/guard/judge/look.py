@@ -55,7 +55,7 @@ class GateState(NamedTuple):
     is_wedged: bool = False
     asleep: str = ""
     drain: str = "serving"
-    ours: int = 0  # of its requests, how many may be test requests of our own
+    ours: int = 0  # of its requests, how many may be canary requests of our own
     survival: Survival | None = None  # None where the plimsoll inside does not know of it
 
 
@@ -80,7 +80,7 @@ class CardState(NamedTuple):
 
 
 class Canary(NamedTuple):
-    """The last test request of one token."""
+    """The last canary request of one token."""
 
     at_s: float
     is_answered: bool | None  # None: it could not be asked, which says nothing
@@ -179,7 +179,7 @@ def _add_workers(workers: tuple[WorkerMemory, ...], found: dict[str, float]) -> 
 def count_requests(look: Look, before: float | None) -> float | None:
     """Requests that are with the engine: the gate's own count, else what the page says; None if neither tells.
 
-    Where one of them may be a test request of guard's own, it is what it was, as long as there was no step meanwhile.
+    Where one of them may be a canary request of guard's own, it is what it was, as long as there was no step meanwhile.
     """
     gate = look.gate
     if gate is None:

@@ -20,7 +20,7 @@ def sick(history: History, policy: Policy, now_s: float) -> Assessment:
     del policy, now_s
     last = history.last
     if last is None or not last.cards:
-        return unknown("NotReadable", "the driver's word is not at hand: guard runs on another host, or without NVML")
+        return unknown("NotReadable", "no NVML on this host, or the engine runs on another host")
     errors = []
     for one in last.cards:
         errors += [f"Xid {xid} on card {one.name}" for xid in one.xids if explain(xid).blame is Blame.FAULT]
@@ -32,7 +32,7 @@ def sick(history: History, policy: Policy, now_s: float) -> Assessment:
 
 LATELY_S = 1_800.0
 WINDOWS = ((0, 2), (150, 5), (720, 15))  # coarse points (none: the last half hour), and how many new ones until it is due
-NO_PROBE = "no probe tells of the worker's memory: start vLLM with --worker-extension-cls plimsoll.inside.Probe"
+NO_PROBE = "no probe reports the workers' memory: start vLLM with --worker-extension-cls plimsoll.inside.Probe"
 
 
 def retries(history: History, policy: Policy, now_s: float) -> Assessment:
@@ -103,7 +103,7 @@ def neighbour(history: History, policy: Policy, now_s: float) -> Assessment:
 def _neighbour_of(history: History, policy: Policy, worker: WorkerMemory) -> Assessment:
     free, releasable, others = worker.device_free, worker.releasable, worker.by_others
     if free is None or releasable is None or others is None:
-        return unknown("NoProbe", f"worker {worker.rank} does not tell who holds its device")
+        return unknown("NoProbe", f"worker {worker.rank} does not report who holds its device")
     text = f"others hold {format_gib(int(others))}, {format_gib(int(free))} free, {format_gib(int(releasable))} unused by torch"
     if free >= policy.number("neighbour", "free") or releasable < policy.number("neighbour", "releasable"):
         return no("Room", text)
@@ -115,7 +115,7 @@ def _neighbour_of(history: History, policy: Policy, worker: WorkerMemory) -> Ass
 
 def _no_probe(history: History) -> str:
     """Why there are no figures of the workers: those that were there and are not now are another matter."""
-    return "not every worker tells of its memory at this look" if history.has_workers else NO_PROBE
+    return "not every worker reports its memory" if history.has_workers else NO_PROBE
 
 
 def host_growth(history: History, policy: Policy, now_s: float) -> Assessment:
@@ -129,9 +129,9 @@ def device_forecast(history: History, policy: Policy) -> Forecast | Unknown:
     grown = _grown(history, "held", policy.number("growth", "least"))
     room = history.now("room")
     if grown is None or isinstance(grown, Unknown) or isinstance(room, Unknown):
-        return Unknown("no growth is seen" if grown is None else "too little is known")
+        return Unknown("no growth" if grown is None else "not enough data")
     # Growth is of all workers together, room of the tightest: were it to grow there alone, this is when it is used up.
-    return forecast(grown, grown.level + room) or Unknown("it would be a guess")
+    return forecast(grown, grown.level + room) or Unknown("too uncertain to forecast")
 
 
 def host_forecast(history: History, policy: Policy) -> Forecast | Unknown:
@@ -142,8 +142,8 @@ def host_forecast(history: History, policy: Policy) -> Forecast | Unknown:
     if last is not None and last.figures.get("host_limit", 0.0) > 0:
         limits.append(last.figures["host_limit"])
     if grown is None or isinstance(grown, Unknown) or not limits:
-        return Unknown("no growth is seen" if grown is None else "no limit is known")
-    return forecast(grown, min(limits)) or Unknown("it would be a guess")
+        return Unknown("no growth" if grown is None else "no limit is known")
+    return forecast(grown, min(limits)) or Unknown("too uncertain to forecast")
 
 
 def _grown(history: History, name: str, least: float) -> Growth | Unknown | None:
