@@ -136,7 +136,7 @@ def _works_all_the_same(history: History) -> bool:
 
 
 def wedged(history: History, policy: Policy, now_s: float) -> Assessment:
-    """No step for longer than the bound and three times the longest seen, with work waiting, and a canary request that failed."""
+    """No step for longer than the bound and three times the longest seen while requests wait, and a failed canary request."""
     last = history.last
     if last is None or last.reach is not Reach.ANSWERS:
         return unknown("Unreachable", "unreachable")
