@@ -31,10 +31,8 @@ class LayerKind(StrEnum):
     KIMI_DELTA = "kimi-delta"
     LINEAR = "linear"
     SHORT_CONV = "short-conv"
-    ENCODER = "encoder"
-    """Attention in both directions over the whole prompt: nothing is kept."""
-    NONE = "none"
-    """No mixing at all: a layer that is only a feed-forward block, or whose attention was pruned."""
+    ENCODER = "encoder"  # attention in both directions over the whole prompt: nothing is kept
+    NONE = "none"  # no mixing at all: a layer that is only a feed-forward block, or whose attention was pruned
 
     @property
     def keeps_tokens(self) -> bool:
@@ -138,10 +136,8 @@ class Moe:
     experts_per_token: int | None = None
     intermediate_size: int | None = None
     shared_experts: int = 0
-    shared_intermediate_size: int | None = None
-    """Width of all shared experts of one layer together."""
-    latent_size: int | None = None
-    """Width the experts work in, where it is not the hidden size."""
+    shared_intermediate_size: int | None = None  # width of all shared experts of one layer together
+    latent_size: int | None = None  # width the experts work in, where it is not the hidden size
     expert_dtype: str | None = None
 
 
@@ -215,16 +211,12 @@ class ModelShape:
     layers: tuple[Layer, ...]
     attention_heads: int
     kv_heads: int
-    head_dim: int
-    """As the file gives it, for MLA the cached width; `layers` has the values of layers that differ (Gemma 4)."""
+    head_dim: int  # as the file gives it, for MLA the cached width; `layers` has the values of layers that differ (Gemma 4)
     v_head_dim: int
     vocab_size: int
-    max_context: int
-    """The longest --max-model-len the file allows."""
-    default_context: int
-    """What vLLM takes when --max-model-len is not given; shorter than `max_context` under LongRoPE only."""
-    embedding_size: int
-    """Width of the token embeddings: the hidden size, except in OPT-350m."""
+    max_context: int  # the longest --max-model-len the file allows
+    default_context: int  # what vLLM takes when --max-model-len is not given; shorter than `max_context` under LongRoPE only
+    embedding_size: int  # width of the token embeddings: the hidden size, except in OPT-350m
     tie_word_embeddings: bool | None = None
     dtype: str | None = None
     intermediate_size: int | None = None

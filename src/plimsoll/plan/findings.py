@@ -327,8 +327,7 @@ class Advice(NamedTuple):
     why: str
     effect: str
     clears: Code
-    also: tuple[tuple[str, str], ...] = ()
-    """Further flags with their values, where one change alone is not enough."""
+    also: tuple[tuple[str, str], ...] = ()  # further flags with their values, where one change alone is not enough
 
     @property
     def words(self) -> str:

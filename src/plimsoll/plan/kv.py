@@ -313,12 +313,9 @@ def _least_padding(counts: Sequence[int], lowest: int) -> int:
 class WhyRefused(StrEnum):
     """Which of vLLM's three checks stops the start."""
 
-    NO_MEMORY = "no-memory"
-    """"No available memory for the cache blocks.\""""
-    TOO_LONG = "too-long"
-    """"To serve at least one request with the model's max seq len ...\""""
-    NOTHING_FITS = "nothing-fits"
-    """"Cannot auto-fit max_model_len ...\""""
+    NO_MEMORY = "no-memory"  # "No available memory for the cache blocks."
+    TOO_LONG = "too-long"  # "To serve at least one request with the model's max seq len ..."
+    NOTHING_FITS = "nothing-fits"  # "Cannot auto-fit max_model_len ..."
 
 
 @dataclass(frozen=True)
@@ -339,8 +336,7 @@ class GroupPlan:
     kind: str
     block_size: int
     blocks_per_request: int
-    window: int | None = None
-    """Tokens that a sliding group looks back at."""
+    window: int | None = None  # tokens that a sliding group looks back at
 
 
 @dataclass(frozen=True)
@@ -350,13 +346,10 @@ class KvPlan:
     block_size: int
     bytes_per_block: int
     num_blocks: int
-    tokens: int
-    """What vLLM prints as "GPU KV cache size"."""
-    max_concurrency: float | None
-    """None for a model that keeps nothing."""
+    tokens: int  # what vLLM prints as "GPU KV cache size"
+    max_concurrency: float | None  # None for a model that keeps nothing
     groups: tuple[GroupPlan, ...]
-    max_model_len: int
-    """As auto-fit leaves it."""
+    max_model_len: int  # as auto-fit leaves it
     blocks_per_request: int
     bytes_for_one_request: int
     fits_one_request: bool

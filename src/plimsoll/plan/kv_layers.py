@@ -46,8 +46,7 @@ class Load:
     """What decides how many blocks one request may hold."""
 
     max_model_len: int
-    in_flight_tokens: int = 0
-    """Tokens scheduled but not yet settled: one whole batch for every concurrent step."""
+    in_flight_tokens: int = 0  # tokens scheduled but not yet settled: one whole batch for every concurrent step
     dcp: int = 1
     state_mode: str = "none"
 
@@ -58,10 +57,8 @@ class KvSpec:
 
     block_size: int
     dcp_sharded: bool = False
-    stride_alignment: int | None = None
-    """Bytes between physical blocks are a multiple of this."""
-    stride_kernel: int | None = None
-    """Or of a whole kernel block of up to so many tokens."""
+    stride_alignment: int | None = None  # bytes between physical blocks are a multiple of this
+    stride_kernel: int | None = None  # or of a whole kernel block of up to so many tokens
 
     @property
     def page_bytes(self) -> int:
@@ -107,8 +104,7 @@ class AttentionSpec(KvSpec):
     tp_shards: int | None = None
     page_padded: int | None = None
     head_slots: int | None = None
-    content_bytes: int | None = None
-    """Bytes of one head and state where they do not follow from the head size."""
+    content_bytes: int | None = None  # bytes of one head and state where they do not follow from the head size
     tokens_per_state: int = 1
 
     @property
@@ -171,8 +167,7 @@ class MlaSpec(FullSpec):
     cache_dtype: str | None = None
     alignment: int | None = None
     version: str | None = None
-    indexer: bool = False
-    """The cache is the sparse indexer's, not the latents'."""
+    indexer: bool = False  # the cache is the sparse indexer's, not the latents'
     leader: bool = False
 
     def __post_init__(self) -> None:
@@ -192,8 +187,7 @@ class SlidingSpec(AttentionSpec):
     """Attention over the last `window` tokens."""
 
     window: int
-    retained: int = 0
-    """Tokens kept below the window for drafters that read them again."""
+    retained: int = 0  # tokens kept below the window for drafters that read them again
 
     def blocks_at(self, load: Load) -> int:
         if self.dcp_sharded and load.dcp > 1:

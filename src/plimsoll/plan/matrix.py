@@ -58,8 +58,7 @@ class Cell(NamedTuple):
     use: float | None
     """Share of the pool when every request has its full context; above 1 it does not fit, None: there is no pool."""
     tokens: int
-    waits: int
-    """Requests beyond --max-num-seqs."""
+    waits: int  # requests beyond --max-num-seqs
     why: str
 
 

@@ -262,8 +262,7 @@ class Ends(NamedTuple):
 
     first: list[Part]
     last: list[Part]
-    tied: list[Part]
-    """The embedding again, where a last stage of its own needs it for a tied head."""
+    tied: list[Part]  # the embedding again, where a last stage of its own needs it for a tied head
 
 
 def end_parts(shape: ModelShape, family: Family, ranks: int) -> Ends:

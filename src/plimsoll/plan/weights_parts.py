@@ -31,21 +31,16 @@ class Family(NamedTuple):
     norms: int = 2
     norm_bias: bool = False
     final_norm: bool = True
-    query_norm: str = ""
-    """"head": one weight per head dimension; "full": one per projected column."""
+    query_norm: str = ""  # "head": one weight per head dimension; "full": one per projected column
     head_bias: bool = False
-    positions: int | None = None
-    """Learned positions: this many rows more than the context, or None where there are none."""
-    rotary: float = 1.0
-    """The part of a head that turns; 0 where there are no rotary positions."""
-    router_bias: str = ""
-    """"float32": a correction per expert kept in 32 bits; "plain": a bias of the model's type."""
+    positions: int | None = None  # learned positions: this many rows more than the context, or None where there are none
+    rotary: float = 1.0  # the part of a head that turns; 0 where there are no rotary positions
+    router_bias: str = ""  # "float32": a correction per expert kept in 32 bits; "plain": a bias of the model's type
     router_float32: bool = False
     expert_bias: bool = False
     sinks: bool = False
     shared_gate: bool = False
-    interleaved_positions: bool = False
-    """Multimodal rotary tables, which vLLM makes four times as long."""
+    interleaved_positions: bool = False  # multimodal rotary tables, which vLLM makes four times as long
     known: bool = True
 
 
@@ -159,8 +154,7 @@ class Part(NamedTuple):
     inputs: int = 1
     storage: Storage = Storage.PLAIN
     stack: int = 1
-    pieces: int = 1
-    """How many matrices of the checkpoint are fused in it: each has a LoRA of its own."""
+    pieces: int = 1  # how many matrices of the checkpoint are fused in it: each has a LoRA of its own
 
     @property
     def elements(self) -> int:
@@ -246,11 +240,9 @@ class Scheme(NamedTuple):
 
     linear_size: Sizes | None
     expert_size: Sizes
-    width: str
-    """"8", "4", or "nested" for bitsandbytes' four bits: which band applies."""
+    width: str  # "8", "4", or "nested" for bitsandbytes' four bits: which band applies
     towers: bool = False
-    expert_padding: tuple[int, int] = (1, 1)
-    """To which multiple an expert's width and the hidden size grow."""
+    expert_padding: tuple[int, int] = (1, 1)  # to which multiple an expert's width and the hidden size grow
 
 
 def scheme_of(quantization: Quantization | None, expert_dtype: str | None = None, *, wide_zeros: bool = False) -> Scheme | None:
@@ -526,22 +518,16 @@ class Style(NamedTuple):
     bias: bool = True
     norm_bias: bool = True
     norms: int = 2
-    positions: int = 0
-    """Rows of learned positions."""
-    frames: int = 1
-    """Frames per patch."""
-    merge: int = 2
-    """Patches joined along each side before they enter the language model."""
+    positions: int = 0  # rows of learned positions
+    frames: int = 1  # frames per patch
+    merge: int = 2  # patches joined along each side before they enter the language model
     mergers: int = 1
     inner: str = "merged"
     """Width between the two matrices of the projector: the merged patch, or the language model's hidden size."""
-    projector: str = "merger"
-    """"merger": two matrices; "single": one; "pixtral" and "llama4": as those do."""
-    skipped: int = 0
-    """Layers at the end that vLLM does not load."""
+    projector: str = "merger"  # "merger": two matrices; "single": one; "pixtral" and "llama4": as those do
+    skipped: int = 0  # layers at the end that vLLM does not load
     patch_bias: bool = True
-    width: int | None = None
-    """The encoder's width, where `hidden_size` in its config means what it puts out."""
+    width: int | None = None  # the encoder's width, where `hidden_size` in its config means what it puts out
 
 
 _QWEN2_5 = Style(gated=True, norm_bias=False, frames=2, patch_bias=False)

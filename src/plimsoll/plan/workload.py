@@ -37,12 +37,9 @@ class Verdict(StrEnum):
     """What becomes of the workload."""
 
     FITS = "fits"
-    PREEMPTS = "may-preempt"
-    """The prompts fit, all requests at their end do not: some may be preempted and computed again."""
-    NO = "does-not-fit"
-    """Not even the prompts fit at once: the rest waits."""
-    TOO_LONG = "too-long"
-    """No request is as short as --max-model-len allows: vLLM refuses them."""
+    PREEMPTS = "may-preempt"  # the prompts fit, all requests at their end do not: some may be preempted and computed again
+    NO = "does-not-fit"  # not even the prompts fit at once: the rest waits
+    TOO_LONG = "too-long"  # no request is as short as --max-model-len allows: vLLM refuses them
     NO_START = "does-not-start"
 
     @property
@@ -97,14 +94,10 @@ class Waste(NamedTuple):
 
     block_size: int
     in_force: bool
-    slots: float
-    """At the requests' end, on average over them."""
-    last_block_empty: float
-    """The same as a share of the block."""
-    share: float
-    """The same as a share of all slots taken."""
-    uniform_slots: float
-    """On average where every length is equally likely: (block - 1) / 2."""
+    slots: float  # at the requests' end, on average over them
+    last_block_empty: float  # the same as a share of the block
+    share: float  # the same as a share of all slots taken
+    uniform_slots: float  # on average where every length is equally likely: (block - 1) / 2
     uniform_share: float
 
 
@@ -130,36 +123,26 @@ class WorkloadAnswer:
 
     workload: Workload
     verdict: Verdict
-    at_once: int | None
-    """Requests that fit at their end, even if the largest come together; None: the model keeps no cache."""
+    at_once: int | None  # requests that fit at their end, even if the largest come together; None: the model keeps no cache
     at_once_low: int | None
     at_once_high: int | None
-    at_once_typical: int | None
-    """The same for the average mixture."""
-    at_once_settled: int | None
-    """The same once all of them decode: windows have slid, nothing is in flight."""
-    at_once_prompts: int | None
-    """How many fit when each has just its prompt."""
+    at_once_typical: int | None  # the same for the average mixture
+    at_once_settled: int | None  # the same once all of them decode: windows have slid, nothing is in flight
+    at_once_prompts: int | None  # how many fit when each has just its prompt
     largest_tokens: int
-    largest_groups: tuple[GroupPlan, ...]
-    """Blocks of the largest request, group by group."""
+    largest_groups: tuple[GroupPlan, ...]  # blocks of the largest request, group by group
     blocks_per_request: float
     usable_blocks: int
-    use_at_prompt: float | None
-    """Share of the pool at the asked concurrency; above 1 it does not fit."""
+    use_at_prompt: float | None  # share of the pool at the asked concurrency; above 1 it does not fit
     use_at_end: float | None
-    counted: int
-    """The number of requests on one engine that the following bytes are for."""
+    counted: int  # the number of requests on one engine that the following bytes are for
     paged_bytes: int
-    reserved_bytes: int
-    """What `counted` requests take if each reserves max_model_len."""
+    reserved_bytes: int  # what `counted` requests take if each reserves max_model_len
     reserved_at_once: int | None
     waste: tuple[Waste, ...]
-    too_long: int
-    """Requests longer than max_model_len, left out of everything else."""
+    too_long: int  # requests longer than max_model_len, left out of everything else
     max_model_len: int
-    waits: int
-    """Requests beyond --max-num-seqs, which wait whatever the cache has."""
+    waits: int  # requests beyond --max-num-seqs, which wait whatever the cache has
 
     @property
     def saved_share(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 
@@ -22,8 +23,6 @@ _ORDER = (
 
 def as_json(results: Sequence[FlagReport]) -> str:
     """One object; `items` and `rewritten` cover every command, `commands` has them apart."""
-    import json
-
     return json.dumps(flags_json(results), indent=2, ensure_ascii=False)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -283,8 +284,6 @@ def learned_as_text(differences: Sequence[TermDifference]) -> str:
 
 def learned_as_json(differences: Sequence[TermDifference]) -> str:
     """One object of the schema plimsoll.plan/1 with the key `learned`."""
-    import json
-
     rows = [
         {
             "term": d.term,
@@ -318,8 +317,6 @@ def gpus_of(ledger: Ledger) -> str:
 
 def as_json(planned: MemoryPlan, matrix: Matrix | None = None, workload: WorkloadAnswer | None = None) -> str:
     """One object of the schema plimsoll.plan/1; sizes in bytes."""
-    import json
-
     return json.dumps(_body(planned, matrix, workload), indent=2, ensure_ascii=False)
 
 
@@ -604,8 +601,6 @@ def compare_as_text(compared: Sequence[ComparedPlan], notes: Sequence[str] = ())
 
 def compare_as_json(compared: Sequence[ComparedPlan], notes: Sequence[str] = ()) -> str:
     """One object: `compare` has a whole plan a line, `differences` the rows that differ."""
-    import json
-
     body = {
         "schema": "plimsoll.plan/1",
         "fits": all(one.plan is not None and one.plan.fits for one in compared),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from html import escape
+from pathlib import Path
 from typing import NamedTuple
 
 from plimsoll.plan.ledger import Ledger
@@ -15,29 +16,7 @@ from plimsoll.render.flags import rewritten_line
 from plimsoll.render.plan import WASTE_NOTE, cell_text, gpus_of, legend_of, verdict, waste_cells, workload_sentences
 from plimsoll.units import Estimate, format_count, format_gib
 
-_STYLE = """
-:root{color-scheme:light dark;--back:#fff;--ink:#1b1f24;--dim:#57606a;--line:#d0d7de;--bad:#b3261e;--good:#116329;
---green:46 160 67;--amber:210 153 34;--red:207 34 46}
-@media (prefers-color-scheme:dark){:root{
---back:#0d1117;--ink:#e6edf3;--dim:#9aa4af;--line:#3d444d;--bad:#ff8f86;--good:#6fdd8b}}
-*{box-sizing:border-box}
-body{margin:0 auto;max-width:68rem;padding:1.5rem;background:var(--back);color:var(--ink);font:16px/1.5 system-ui,sans-serif}
-h1{font-size:1.5rem;overflow-wrap:anywhere}h2{font-size:1.15rem;margin-top:2.2rem}
-p,li,pre,dd{overflow-wrap:anywhere}pre{white-space:pre-wrap;border:1px solid var(--line);padding:.75rem;border-radius:6px}
-.scroll{overflow-x:auto}.scroll:focus-visible{outline:2px solid currentColor;outline-offset:2px}
-table{border-collapse:collapse}caption{text-align:left;color:var(--dim);padding-bottom:.4rem}
-th,td{border:1px solid var(--line);padding:.3rem .6rem;text-align:right;font-variant-numeric:tabular-nums}
-th[scope=row],td.text{text-align:left}td.text{color:var(--dim)}
-.bad{color:var(--bad)}.good{color:var(--good)}.dim{color:var(--dim)}
-svg{width:100%;height:auto}svg text{fill:currentColor;font-size:15px}svg .edge{fill:none;stroke:currentColor}
-svg .band{fill:none;stroke:currentColor;stroke-width:2}svg .line{stroke:var(--dim);stroke-dasharray:5 4}
-.t0{fill:#8c959f}.t1{fill:#6e7781}.t2{fill:#3b82d0}.t3{fill:#a371d9}.t4{fill:#d97a2b}.t5{fill:#c2528b}.t6{fill:#2f9e55}
-.t7{fill:none;stroke:currentColor;stroke-dasharray:3 3}.missing{fill:none;stroke:var(--bad);stroke-width:2}
-.fits{background:rgb(var(--green)/var(--a))}.preemption-risk{background:rgb(var(--amber)/var(--a))}
-.does-not-fit{background:rgb(var(--red)/var(--a))}
-.u0{--a:.10}.u1{--a:.18}.u2{--a:.26}.u3{--a:.34}.u4{--a:.42}
-@media print{body{max-width:none}}
-"""
+_STYLE = (Path(__file__).parent / "plan.css").read_text(encoding="utf-8")
 _WIDTH, _LEFT, _ROW = 1000, 130, 30
 _SCALE_NOTE = (
     "The dashed line is the end of the card; a whisker is the band of its term; a red frame is memory that is missing. "
@@ -56,7 +35,8 @@ def as_html(planned: MemoryPlan, *, matrix: Matrix | None = None, workload: Work
     what = f"{planned.model} on {gpus_of(planned.ledger)}, vLLM {planned.ledger.settings.release}"
     parts = [
         f'<h1><span class="{"good" if planned.fits else "bad"}">{verdict(planned)}</span>: {text(what)}</h1>',
-        *_command(planned),
+        "<h2>Command</h2>",
+        f"<pre>{text(rewritten_line(planned.checked))}</pre>",
         *_ledger(planned.ledger),
         *_cache(planned.ledger),
         *_findings(planned),
@@ -67,10 +47,6 @@ def as_html(planned: MemoryPlan, *, matrix: Matrix | None = None, workload: Work
     ]
     footer = "plimsoll plan. Sizes are per GPU, of the rank that rules."
     return document(f"{verdict(planned)}: {what}", _STYLE, parts, footer=footer)
-
-
-def _command(planned: MemoryPlan) -> list[str]:
-    return ["<h2>Command</h2>", f"<pre>{text(rewritten_line(planned.checked))}</pre>"]
 
 
 def _ledger(ledger: Ledger) -> list[str]:
@@ -136,9 +112,7 @@ def _drawing(ledger: Ledger, terms: Sequence[_Term]) -> list[str]:
         low, high, middle = x(t.start + t.term.low), x(t.start + t.term.high), y + 10
         lines += [f'<text x="0" y="{y + 15}">{t.name}</text>', _box(x, t, number, y, 20)]
         if not t.term.is_exact:
-            lines.append(
-                f'<path class="band" d="M{low} {middle}H{high}M{low} {middle - 6}v12M{high} {middle - 6}v12"/>'
-            )  # fmt: skip
+            lines.append(f'<path class="band" d="M{low} {middle}H{high}M{low} {middle - 6}v12M{high} {middle - 6}v12"/>')
         tip = max(high, x(t.start), x(t.start + t.term.value))
         before = min(low, x(t.start), x(t.start + t.term.value))
         place = f'x="{round(tip + 6, 1)}"'
@@ -185,9 +159,7 @@ def _findings(planned: MemoryPlan) -> list[str]:
 
 
 def _advice(planned: MemoryPlan) -> list[str]:
-    items = [
-        f"<code>{text(a.words)}</code><br>{text(a.why)}: {text(a.effect)}" for a in planned.advice
-    ]  # fmt: skip
+    items = (f"<code>{text(a.words)}</code><br>{text(a.why)}: {text(a.effect)}" for a in planned.advice)
     return bullets(items, "What would help, planned again to be sure")
 
 
@@ -203,9 +175,10 @@ def _workload(answer: WorkloadAnswer) -> list[str]:
 
 def _matrix(matrix: Matrix) -> list[str]:
     head = ("at once", *(format_count(context) for context in matrix.spec.contexts))
-    body = []
-    for number, row in zip(matrix.spec.concurrencies, matrix.rows, strict=True):
-        body.append(f'<tr><th scope="row">{format_count(number)}</th>{"".join(map(_cell, row))}</tr>')
+    body = [
+        f'<tr><th scope="row">{format_count(number)}</th>{"".join(map(_cell, row))}</tr>'
+        for number, row in zip(matrix.spec.concurrencies, matrix.rows, strict=True)
+    ]
     most = "".join(f"<td>{'-' if number is None else format_count(number)}</td>" for number in matrix.at_once)
     body.append(f'<tr><th scope="row">at most</th>{most}</tr>')
     caption = "Requests at once (rows) by context in tokens (columns)"

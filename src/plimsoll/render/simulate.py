@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 from plimsoll.render.flags import clean
 from plimsoll.render.terminal import wrapped
 from plimsoll.simulate.planned import REPLAYED_ALL_THE_SAME
-from plimsoll.simulate.settings import Settings, StepTime
 from plimsoll.simulate.summary import NEARLY_FULL_PERCENT, POOR_FIT, POOR_GUIDE, Latency, Summary
 from plimsoll.units import format_count
 
@@ -24,38 +24,28 @@ _UNKNOWN = "-"
 
 def as_json(summary: Summary, *, notes: Sequence[str] = ()) -> str:
     """One object of the schema plimsoll.simulate/1; what the run does not say is null."""
-    import json
-
-    return json.dumps(_body(summary, notes), indent=2, ensure_ascii=False, allow_nan=False)
-
-
-def _body(summary: Summary, notes: Sequence[str]) -> dict[str, object]:
     parts = {name: getattr(summary, name)._asdict() for name in "kv_usage waste prefix throughput ttft tpot e2e queue".split()}
     plain = (
         "requests finished rejected bad_rows steps sim_seconds arrival_seconds busy_seconds wall_seconds "
         "scheduled_tokens output_tokens preemptions preempted_requests recomputed_tokens peak_blocks peak_running peak_waiting"
     )
-    return {
+    body = {
         "schema": SCHEMA,
         "units": UNITS,
         "trace": clean(summary.trace),
         **{name: getattr(summary, name) for name in plain.split()},
         "servers_to_keep_up": summary.servers_to_keep_up or (1 if summary.finished else None),
         **parts,
-        "settings": _settings_json(summary.settings),
-        "step_time": _step_time_json(summary.step_time, summary.step_time_label),
+        "settings": {**summary.settings._asdict(), "groups": [group._asdict() for group in summary.settings.groups]},
+        "step_time": {
+            **summary.step_time._asdict(),
+            "by_tokens": summary.step_time.by_tokens is not None,
+            "label": clean(summary.step_time_label),
+        },
         "reading": [clean(sentence) for sentence in (*first_of_all(notes), headline(summary), *reading(summary))],
         "notes": [clean(note) for note in notes],
     }
-
-
-def _settings_json(settings: Settings) -> dict[str, object]:
-    return {**settings._asdict(), "groups": [group._asdict() for group in settings.groups]}
-
-
-def _step_time_json(times: StepTime, label: str) -> dict[str, object]:
-    constants = {name: value for name, value in times._asdict().items() if name != "by_tokens"}
-    return {**constants, "by_tokens": times.by_tokens is not None, "label": clean(label)}
+    return json.dumps(body, indent=2, ensure_ascii=False, allow_nan=False)
 
 
 def as_text(summary: Summary, *, notes: Sequence[str] = ()) -> str:
@@ -64,7 +54,9 @@ def as_text(summary: Summary, *, notes: Sequence[str] = ()) -> str:
     for sentence in (*first_of_all(notes), headline(summary), *reading(summary)):
         lines += wrapped(f"  {clean(sentence)}", "  ")
     if summary.requests:
-        lines += ["", *_happened(summary)]
+        lines.append("")
+        for name, said in facts(summary):
+            lines += wrapped(f"  {name:<14}{said}", " " * 16)
     if summary.finished:
         lines += ["", *_latencies(summary)]
     for note in notes:
@@ -80,13 +72,6 @@ def first_of_all(notes: Sequence[str]) -> list[str]:
 def is_urgent(note: str) -> bool:
     """Whether a note stands above the finding instead of below the figures."""
     return note == POOR_FIT or note.endswith(REPLAYED_ALL_THE_SAME)
-
-
-def _happened(summary: Summary) -> list[str]:
-    lines: list[str] = []
-    for name, said in facts(summary):
-        lines += wrapped(f"  {name:<14}{said}", " " * 16)
-    return lines
 
 
 def _latencies(summary: Summary) -> list[str]:

@@ -55,8 +55,6 @@ from plimsoll.simulate.summary import NEARLY_FULL_PERCENT, Latency, Summary, lat
 from plimsoll.simulate.trace import Floats
 from plimsoll.units import format_count
 
-# The block map as a small picture: a PNG of five colours, written by hand because it is thirty lines.
-
 MOST_COLUMNS, MOST_ROWS = 900, 512
 _CLEAR = 0
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -86,14 +84,11 @@ STATES = (
 class Drawing(NamedTuple):
     """The picture, and by what rule it was made smaller."""
 
-    png: str
-    """As a data URI."""
+    png: str  # as a data URI
     columns: int
     rows: int
-    every: int
-    """One block in so many is drawn."""
-    shares: tuple[float, ...]
-    """Of each state, over all blocks and moments, drawn or not."""
+    every: int  # one block in so many is drawn
+    shares: tuple[float, ...]  # of each state, over all blocks and moments, drawn or not
 
 
 def draw(blocks: BlockMap) -> Drawing | None:
@@ -137,8 +132,6 @@ def _png(pixels: Pixels) -> bytes:
 def _chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
-
-# The charts of a simulation: the run over time, waste by block size, how long requests took, and the block map.
 
 _MOST_BARS = 125
 _MOST_POINTS = 200
@@ -337,7 +330,7 @@ def page(
 ) -> str:
     """The whole page; what was not measured is left out."""
     title = headline(summary)
-    parts = [*_opening(summary, title, notes)]
+    parts = _opening(summary, title, notes)
     if summary.requests:
         parts += _tiles(summary)
     if len(series.running):
@@ -348,7 +341,12 @@ def page(
         parts += _block_sizes(waste_by_block_size, summary.settings.block_size)
     if block_map is not None:
         parts += _block_map(block_map)
-    parts += [*_all_figures(summary), *_settings(summary), *_command(command), *bullets(map(text, notes), "Notes")]
+    if summary.requests:
+        body = [f'<tr><th scope="row">{name}</th><td class="text">{text(said)}</td></tr>' for name, said in facts(summary)]
+        parts += ["<h2>What happened</h2>", *table("Every figure in words", ("", ""), body)]
+    parts += _settings(summary)
+    parts += ["<h2>Command</h2>", f"<pre>{text(command)}</pre>"] if command else []
+    parts += bullets(map(text, notes), "Notes")
     return document(f"{title} - {summary.trace}", STYLE, parts, footer=_FOOTER, policy=policy(), script=SCRIPT)
 
 
@@ -375,7 +373,7 @@ def _tiles(summary: Summary) -> list[str]:
     shown = [
         ("Finished", format_count(summary.finished), f"of {format_count(summary.requests)}, {summary.rejected:,} rejected"),
         ("Preemptions", format_count(summary.preemptions), f"of {counted(summary.preempted_requests, 'request')}"),
-        ("Work done twice", percent(summary.recomputed_share), f"{counted(summary.recomputed_tokens, 'token')} again"),
+        ("Recomputed", percent(summary.recomputed_share), f"{counted(summary.recomputed_tokens, 'token')} again"),
         ("Cache use", percent(usage.mean), f"mean; {percent(usage.p99)} p99, {percent(usage.peak)} peak"),
         ("Prefix hits", percent(prefix.hit_rate), looked_up if summary.settings.prefix_caching else "prefix caching is off"),
         ("Waste", percent(waste), "of the used slots are empty"),
@@ -502,15 +500,14 @@ def _nth(number: int) -> str:
     return f"{number}{ending}"
 
 
-def _all_figures(summary: Summary) -> list[str]:
-    if not summary.requests:
-        return []
-    body = [f'<tr><th scope="row">{name}</th><td class="text">{text(said)}</td></tr>' for name, said in facts(summary)]
-    return ["<h2>What happened</h2>", *table("Every figure in words", ("", ""), body)]
-
-
 def _settings(summary: Summary) -> list[str]:
     settings, times = summary.settings, summary.step_time
+
+    def shown(value: object) -> str:
+        if isinstance(value, bool):
+            return "on" if value else "off"
+        return format_count(value) if isinstance(value, int) else str(value)
+
     groups = ", ".join(f"{group.kind} {group.block_size}" + (f" window {group.window}" if group.window else "")
                        for group in settings.groups)  # fmt: skip
     pairs = [(name, value) for name, value in settings._asdict().items() if name != "groups"]
@@ -523,19 +520,9 @@ def _settings(summary: Summary) -> list[str]:
     return [
         "<h2>Settings</h2>",
         '<dl class="columns">',
-        *(f"<div><dt>{text(name)}</dt><dd>{text(_plain(value))}</dd></div>" for name, value in pairs),
+        *(f"<div><dt>{text(name)}</dt><dd>{text(shown(value))}</dd></div>" for name, value in pairs),
         "</dl>",
     ]
-
-
-def _plain(value: object) -> str:
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return format_count(value) if isinstance(value, int) else str(value)
-
-
-def _command(command: str) -> list[str]:
-    return ["<h2>Command</h2>", f"<pre>{text(command)}</pre>"] if command else []
 
 
 def _figure(title: str, drawn: str, keys: str = "", *, is_wide: bool = True) -> list[str]:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 import shlex
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -32,8 +36,6 @@ from plimsoll.tune.verdict import (
 from plimsoll.tune.work import Failed, Result, Traffic
 from plimsoll.units import format_count, format_gib
 
-# What `plimsoll sweep` found: a ranked table, JSON, and CSV with a row a setting.
-
 SWEEP_SCHEMA = "plimsoll.sweep/1"
 SWEEP_UNITS = "requests a second, tokens and seconds; shares from 0 to 1"
 
@@ -45,8 +47,7 @@ class Swept(NamedTuple):
     axes: Axes
     points: Sequence[Point]
     results: Sequence[Result | None]
-    label: str
-    """How far the times can be trusted."""
+    label: str  # how far the times can be trusted
     notes: Sequence[str]
 
     @property
@@ -69,8 +70,6 @@ class Swept(NamedTuple):
 
 def sweep_as_json(swept: Swept) -> str:
     """One object of the schema plimsoll.sweep/1; results in the order of the combinations."""
-    import json
-
     body = {
         "schema": SWEEP_SCHEMA,
         "units": SWEEP_UNITS,
@@ -99,9 +98,6 @@ def _row(point: Point, result: Result | None) -> dict[str, object]:
 
 def as_csv(swept: Swept) -> str:
     """A row a setting, in the order of the combinations; empty cells where nothing is known."""
-    import csv
-    import io
-
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     names = list(swept.axes.values)
@@ -139,15 +135,11 @@ def sweep_as_text(swept: Swept, top: int) -> str:
         )
     if len(ranked) > top:
         lines.append(f"  and {format_count(len(ranked) - top)} more; --top N, --csv FILE and --json show them")
-    for why, count in _counted([why for _, why in failed]):
+    for why, count in Counter(why for _, why in failed).items():
         lines += wrapped(f"  not replayed: {format_count(count)}: {clean(why)}", "    ")
     for note in swept.notes:
         lines += wrapped(f"  note: {clean(note)}", " " * 8) if not is_urgent(note) else ()
     return "\n".join(lines)
-
-
-def _counted(reasons: Sequence[str]) -> list[tuple[str, int]]:
-    return [(why, sum(one == why for one in reasons)) for why in dict.fromkeys(reasons)]
 
 
 def sweep_value_text(value: object) -> str:
@@ -167,8 +159,7 @@ class Shown(NamedTuple):
     tuning: Tuning
     own: MemoryPlan
     chosen: MemoryPlan | None
-    second: MemoryPlan | None
-    """The runner-up's."""
+    second: MemoryPlan | None  # the runner-up's
     notes: Sequence[str] = ()
 
 
@@ -180,18 +171,10 @@ def commands(shown: Shown) -> list[str]:
 
 def as_json(shown: Shown) -> str:
     """One object of the schema plimsoll.tune/1."""
-    import json
-
-    return json.dumps(_body(shown), indent=2, ensure_ascii=False, allow_nan=False)
-
-
-def _body(shown: Shown) -> dict[str, object]:
-    import json
-
     tuning, found = shown.tuning, shown.tuning.found
     second = runner_up(tuning)
     ledger = tuning.server.ledger
-    return {
+    body = {
         "schema": SCHEMA,
         "units": UNITS,
         "label": label(tuning),
@@ -226,6 +209,7 @@ def _body(shown: Shown) -> dict[str, object]:
         "reading": [*(clean(one) for one in first_of_all(shown.notes)), *sentences(shown)],
         "notes": [clean(note) for note in shown.notes],
     }
+    return json.dumps(body, indent=2, ensure_ascii=False, allow_nan=False)
 
 
 def _tried(one: Tried) -> dict[str, object]:
@@ -266,7 +250,9 @@ def sentences(shown: Shown) -> list[str]:
     if serves_none(tuning):
         return [clean(one) for one in (*said, *drift_sentences(tuning))]
     if second is not None and tuning.found is not None:
-        said.append(f"Runner-up: {_setting(second.option.candidate)}, {_loses(second, tuning.found.best)}.")
+        candidate = second.option.candidate
+        setting = " ".join(f"{FLAGS[name]} {value_text(candidate, name)}" for name in candidate._fields)
+        said.append(f"Runner-up: {setting}, {_loses(second, tuning.found.best)}.")
     if tuning.found is not None:
         said.append(f"Margin: {margin(tuning)}")
     said += [f'"{one.said}": {one.here} here; {one.because}.' for one in folklore(tuning)]
@@ -285,15 +271,11 @@ def _loses(second: Tried, best: Tried) -> str:
     return f"loses {lost:.1%}" if lost >= 0.0005 else "as good within 0.05 %"
 
 
-def _setting(candidate: Candidate) -> str:
-    return " ".join(f"{FLAGS[name]} {value_text(candidate, name)}" for name in candidate._fields)
-
-
 def as_text(shown: Shown) -> str:
     """The finding, the command, the reasons, two curves and what it cost, on one screen."""
-    tuning = shown.tuning
-    said = sentences(shown)
-    lines = [*wrapped(f"tuned: {_what(shown)}", "  "), *wrapped(f"  {label(tuning)}{_fit(tuning)}", "  "), ""]
+    tuning, said = shown.tuning, sentences(shown)
+    fit = f"; step times {clean(tuning.server.fitted)}" if tuning.server.fitted is not None else ""
+    lines = [*wrapped(f"tuned: {_what(shown)}", "  "), *wrapped(f"  {label(tuning)}{fit}", "  "), ""]
     for sentence in first_of_all(shown.notes):
         lines += [*wrapped(f"  {clean(sentence)}", "  "), ""]
     lines += wrapped(f"  {said[0]}", "  ")
@@ -305,8 +287,7 @@ def as_text(shown: Shown) -> str:
         for advice in shown.own.advice:
             lines += wrapped(f"  - {advice.words}: {advice.why}", "    ")
         if shown.own.advice:
-            first = shown.own.advice[0]
-            command = f"vllm serve {clean(shown.own.model)} ... {first.words}"
+            command = f"vllm serve {clean(shown.own.model)} ... {shown.own.advice[0].words}"
             lines += wrapped(f"  Give it with the command, behind `--`: -- {command}", "    ")
     if tuning.found is not None:
         lines += ["", *_compared(shown)]
@@ -325,10 +306,6 @@ def _what(shown: Shown) -> str:
         f"{clean(shown.own.model)} on {gpus_of(tuning.server.ledger)} for {clean(tuning.traffic.trace.name)}: "
         f"{format_count(seen.requests)} requests, {seen.rate:.3g} a second{promise}"
     )
-
-
-def _fit(tuning: Tuning) -> str:
-    return f"; step times {clean(tuning.server.fitted)}" if tuning.server.fitted is not None else ""
 
 
 def _compared(shown: Shown) -> list[str]:
