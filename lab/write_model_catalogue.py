@@ -144,7 +144,7 @@ def catalogue(folder: Path) -> str:
 
 def page(text: str) -> str:
     """docs/models.md with its list made anew from the catalogue."""
-    from plimsoll.models.catalogue import bundled_model, bundled_names
+    from plimsoll.models.files import bundled_model, bundled_names
 
     head = text.partition(MARK)[0]
     rows = ["", f"{len(bundled_names())} models.", "", "| Model | Known from |", "|---|---|"]

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from plimsoll.errors import BadInput, WorldFailed
-from plimsoll.models.folders import TensorInfo, read_model
+from plimsoll.models.files import read_model
 from plimsoll.models.hub import ENDPOINT, Hub, cache_file
+from plimsoll.models.safetensors import TensorInfo
 from tests.models.hub_server import COMMIT, CONFIG, TOKEN, Server, hub_of, running, shard
 
 pytestmark = pytest.mark.usefixtures("no_proxy")

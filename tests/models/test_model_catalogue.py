@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from lab.write_model_catalogue import CONFIGS, DATA, PAGE, catalogue, original, pack, page
-from plimsoll.models.catalogue import bundled_model, bundled_names, nearest_names, unpack
+from plimsoll.models.files import bundled_model, bundled_names, nearest_names, unpack
 from plimsoll.models.shape import FeedForward, LayerKind, ModelShape
 from tests.each import each
 
@@ -164,8 +164,8 @@ def test_the_catalogue_is_small_and_read_only_when_asked() -> None:
     """One file under 200 kB, and importing the door does not open it."""
     assert DATA.stat().st_size < 200_000
     code = (
-        "import sys, plimsoll.models.folders as m, plimsoll.models.catalogue as c;"
-        "assert c._catalogue.cache_info().currsize == 0;"
+        "import sys, plimsoll.models.files as files;"
+        "assert files._catalogue.cache_info().currsize == 0;"
         "assert not {'ssl', 'http.client', 'urllib.request', 'socket', 'tempfile'} & set(sys.modules), 'network imported'"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from plimsoll.errors import BadInput, TooLarge, WorldFailed
-from plimsoll.models.folders import ModelFiles, TensorInfo, read_model
+from plimsoll.models.files import ModelFiles, read_model
 from plimsoll.models.hub import keep
+from plimsoll.models.safetensors import TensorInfo
 from plimsoll.models.shape import ModelShape
 from tests.models.hub_server import shard
 
@@ -176,7 +177,7 @@ def test_links_that_lead_nowhere_and_pipes_are_refused(tmp_path: Path) -> None:
 
 def test_a_folder_of_thousands_of_files_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The listing is bounded, whatever stands in the folder."""
-    monkeypatch.setattr("plimsoll.models.folders._ENTRIES_MAX", 3)
+    monkeypatch.setattr("plimsoll.models.files._ENTRIES_MAX", 3)
     for number in range(5):
         (tmp_path / f"{number}").write_bytes(b"")
     with pytest.raises(TooLarge, match="more than 3 files"):

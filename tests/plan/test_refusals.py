@@ -12,7 +12,7 @@ import pytest
 from plimsoll.findings import Code, Severity
 from plimsoll.hardware.cards import gpu_named
 from plimsoll.launch.command_line import read_command_line
-from plimsoll.models.folders import read_model
+from plimsoll.models.files import read_model
 from plimsoll.models.shape import ModelShape
 from plimsoll.plan.findings import findings_of
 from plimsoll.plan.ledger import Ledger, ModelFacts, plan_ledger

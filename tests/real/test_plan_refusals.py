@@ -11,7 +11,7 @@ from lab.engine.planner import PlannerProcess
 from plimsoll.findings import Code
 from plimsoll.hardware.cards import gpu_named
 from plimsoll.launch.command_line import read_command_line
-from plimsoll.models.folders import read_model
+from plimsoll.models.files import read_model
 from plimsoll.models.shape import ModelShape
 from plimsoll.plan.findings import findings_of, stops_the_start
 from plimsoll.plan.kv_layers import specs_of_all_stages

@@ -44,7 +44,7 @@ from plimsoll.assets.texts import headed
 from plimsoll.errors import BadInput, Found
 from plimsoll.launch.inputs import launches_named
 from plimsoll.launch.options import Split, split_options
-from plimsoll.models.folders import parse_json, read_json
+from plimsoll.models.files import parse_json, read_json
 from plimsoll.plan.read import installed_vllm
 from plimsoll.redaction import redact_words
 from plimsoll.render import assets as report

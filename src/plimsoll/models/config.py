@@ -34,8 +34,6 @@ from plimsoll.models.shape import (
     Tower,
 )
 
-# What stands beside the language model in a config.json: encoders, next-token heads, quantisation.
-
 _TOWERS = (
     ("vision", ("vision_config", "visual", "vision_tower_config", "vit_config", "img_processor", "vision")),
     ("audio", ("audio_config", "audio_encoder_config", "sound_config", "audio_processor", "encoder_config")),
@@ -44,16 +42,9 @@ _TOWERS = (
 _IGNORED = ("ignore", "modules_to_not_convert", "ignored_layers", "exclude_modules", "exclude", "llm_int8_skip_modules")
 # Methods that say their width by their name.
 _BITS = {
-    "fp8": 8,
-    "fbgemm_fp8": 8,
-    "ptpc_fp8": 8,
-    "modelopt": None,
-    "modelopt_fp4": 4,
-    "mxfp4": 4,
-    "gpt_oss_mxfp4": 4,
-    "mxfp8": 8,
+    "fp8": 8, "fbgemm_fp8": 8, "ptpc_fp8": 8, "modelopt": None, "modelopt_fp4": 4, "mxfp4": 4, "gpt_oss_mxfp4": 4, "mxfp8": 8,
     "experts_int8": 8,
-}
+}  # fmt: skip
 _ALGORITHM = {"FP8": (8, None), "FP8_PER_CHANNEL_PER_TOKEN": (8, None), "FP8_PB_WO": (8, 128), "NVFP4": (4, 16)}
 _GROUP = {"mxfp4": 32, "gpt_oss_mxfp4": 32, "mxfp8": 32, "modelopt_fp4": 16}
 
@@ -168,16 +159,9 @@ _KV_HEADS = ("n_head_kv", "num_kv_heads", "num_key_value_heads", "multi_query_gr
 _EXPERTS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
 _PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_top_k", "moe_k")
 _CONTEXT = (
-    "max_position_embeddings",
-    "n_positions",
-    "max_seq_len",
-    "seq_length",
-    "model_max_length",
-    "max_target_positions",
-    "max_sequence_length",
-    "max_seq_length",
-    "seq_len",
-)
+    "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length", "max_target_positions",
+    "max_sequence_length", "max_seq_length", "seq_len",
+)  # fmt: skip
 # Where a model of several parts keeps its language model.
 _TEXT_PARTS = ("thinker_config", "text_config", "llm_config", "language_config", "text_model", "decoder", "generator")
 _NESTING_MAX = 4
@@ -241,6 +225,8 @@ def _shape_of_text(text: Keys, family: str, notes: list[str], *, encoder_decoder
     layers = build_layers(text, heads, kinds, moe)
     indexer, marked = with_indexers(layers, text)
     longest, default, rope = _context(text, family, notes)
+    gate = text.flag("attn_output_gate")
+    has_conv = LayerKind.SHORT_CONV in kinds
     return ModelShape(
         architectures=(),
         model_type=family,
@@ -258,8 +244,8 @@ def _shape_of_text(text: Keys, family: str, notes: list[str], *, encoder_decoder
         intermediate_size=dense_width(text, family),
         rope=rope,
         sliding_window=max((a.window for a in marked if a.window is not None), default=None),
-        chunk_size=_chunk(text, kinds),
-        attention_output_gate=_output_gate(text, family),
+        chunk_size=text.count("attention_chunk_size", most=CONTEXT_MAX) if LayerKind.CHUNKED_LOCAL in kinds else None,
+        attention_output_gate=family.startswith(("qwen3_next", "qwen3_5")) if gate is None else gate,
         per_layer_input_size=text.count("hidden_size_per_layer_input", least=0) or None,
         per_layer_vocab_size=text.count("vocab_size_per_layer_input", least=0, most=VOCAB_MAX) or None,
         mla=mla,
@@ -267,7 +253,7 @@ def _shape_of_text(text: Keys, family: str, notes: list[str], *, encoder_decoder
         moe=moe,
         mamba=_mamba(text, family, hidden, kinds),
         linear=_linear(text, hidden, kinds),
-        short_conv=_short_conv(text, hidden, kinds),
+        short_conv=ShortConv(text.count("conv_dim") or hidden, text.need("conv_L_cache")) if has_conv else None,
         mtp_layers=next_token_layers(text),
     )
 
@@ -433,15 +419,6 @@ def _ropes(text: Keys) -> list[RopeScaling]:
     ]
 
 
-def _chunk(text: Keys, kinds: Sequence[LayerKind]) -> int | None:
-    return text.count("attention_chunk_size", most=CONTEXT_MAX) if LayerKind.CHUNKED_LOCAL in kinds else None
-
-
-def _output_gate(text: Keys, family: str) -> bool:
-    gate = text.flag("attn_output_gate")
-    return family.startswith(("qwen3_next", "qwen3_5")) if gate is None else gate
-
-
 def _mamba(text: Keys, family: str, hidden: int, kinds: Sequence[LayerKind]) -> Mamba | None:
     """The Mamba state, by the names of whichever family has one."""
     two = LayerKind.MAMBA2 in kinds or LayerKind.FULL_AND_MAMBA2 in kinds
@@ -492,12 +469,6 @@ def _linear(text: Keys, hidden: int, kinds: Sequence[LayerKind]) -> LinearAttent
         width = text.count("head_dim", least=0) or max(1, hidden // heads)
         return LinearAttention(heads, heads, width, width, None, dtype)
     return None
-
-
-def _short_conv(text: Keys, hidden: int, kinds: Sequence[LayerKind]) -> ShortConv | None:
-    if LayerKind.SHORT_CONV not in kinds:
-        return None
-    return ShortConv(text.count("conv_dim") or hidden, text.need("conv_L_cache"))
 
 
 def _tied(parts: Sequence[Keys], family: str) -> bool | None:

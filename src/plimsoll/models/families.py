@@ -26,31 +26,19 @@ ENCODER_FAMILIES = _names("bert roberta xlm-roberta xlm-roberta-xl distilbert mo
 # Whose sliding_window means nothing unless use_sliding_window is true.
 WINDOW_NEEDS_A_FLAG = ("qwen2", "qwen3", "mimo", "dots1", "smollm3")
 # Every n-th layer is full attention and the others slide, where the file has neither layer_types nor its own pattern.
-FULL_EVERY = MappingProxyType(
-    {
-        "gemma2": 2,
-        "gemma3_text": 6,
-        "gemma3": 6,
-        "gemma3n_text": 5,
-        "gemma4_text": 6,
-        "cohere2": 4,
-        "olmo3": 4,
-        "exaone4": 4,
-        "afmoe": 4,
-    }
-)
+FULL_EVERY = MappingProxyType({
+    "gemma2": 2, "gemma3_text": 6, "gemma3": 6, "gemma3n_text": 5, "gemma4_text": 6, "cohere2": 4, "olmo3": 4, "exaone4": 4,
+    "afmoe": 4,
+})  # fmt: skip
 # The window counts the token itself on top of sliding_window (vLLM's commandr.py).
 WINDOW_PLUS_ONE = frozenset({"cohere2", "cohere2_moe"})
 
-TIED = (
-    _names(
-        """
+TIED = ENCODER_FAMILIES | _names(
+    """
     bloom cohere cohere2 ernie4_5 ernie4_5_moe falcon falcon_mamba gemma gemma2 gemma3 gemma3_text gemma3n_text
     gemma4_text gpt2 gpt_bigcode lfm2 lfm2_moe mamba minicpm minicpm3 mpt opt RefinedWeb RefinedWebModel smollm3
     starcoder2 whisper zamba2
     """
-    )
-    | ENCODER_FAMILIES
 )
 UNTIED = _names(
     """
@@ -76,88 +64,41 @@ _DEEPSEEK = {"kv_lora_rank": 512, "q_lora_rank": 1536, "qk_rope_head_dim": 64, "
 _GEMMA = {"head_dim": 256}
 
 # Only for families whose published files lean on them: Gemma 3 states no heads, LLaVA's text_config almost nothing.
-DEFAULTS: Mapping[str, Mapping[str, object]] = MappingProxyType(
-    {
-        "llama": {
-            "hidden_size": 4096,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "intermediate_size": 11008,
-            "vocab_size": 32000,
-            "max_position_embeddings": 2048,
-        },
-        "mistral": {
-            "hidden_size": 4096,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "intermediate_size": 14336,
-            "vocab_size": 32000,
-            "max_position_embeddings": 131072,
-            "sliding_window": 4096,
-        },
-        "mixtral": {"num_key_value_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2},
-        "gemma": _GEMMA,
-        "gemma2": _GEMMA | {"num_attention_heads": 8, "num_key_value_heads": 4, "sliding_window": 4096},
-        "gemma3_text": _GEMMA
-        | {
-            "num_attention_heads": 8,
-            "num_key_value_heads": 4,
-            "vocab_size": 262208,
-            "sliding_window": 4096,
-            "max_position_embeddings": 131072,
-        },
-        "gemma3n_text": _GEMMA
-        | {
-            "num_attention_heads": 8,
-            "num_key_value_heads": 2,
-            "vocab_size": 262400,
-            "sliding_window": 512,
-            "max_position_embeddings": 32768,
-            "num_kv_shared_layers": 15,
-            "hidden_size_per_layer_input": 256,
-            "vocab_size_per_layer_input": 262144,
-        },
-        "gemma4_text": _GEMMA
-        | {
-            "global_head_dim": 512,
-            "vocab_size": 262144,
-            "sliding_window": 512,
-            "max_position_embeddings": 131072,
-            "hidden_size_per_layer_input": 256,
-            "vocab_size_per_layer_input": 262144,
-        },
-        "falcon": {"multi_query": True, "max_position_embeddings": 2048},
-        "gpt_bigcode": {"multi_query": True},
-        "cohere2": {"sliding_window": 4096},
-        "olmo3": {"sliding_window": 4096},
-        "mpt": {"max_seq_len": 2048},
-        "deepseek_v3": _DEEPSEEK,
-        "deepseek_v2": _DEEPSEEK,
-        "llama4_text": {"attention_chunk_size": 8192, "head_dim": 128},
-        "jamba": {
-            "num_key_value_heads": 8,
-            "attn_layer_period": 8,
-            "attn_layer_offset": 4,
-            "expert_layer_period": 2,
-            "expert_layer_offset": 1,
-            "mamba_d_state": 16,
-            "mamba_d_conv": 4,
-            "mamba_expand": 2,
-        },
-        "bamba": _MAMBA_GROUP_OF_ONE,
-        "granitemoehybrid": _MAMBA_GROUP_OF_ONE,
-        "falcon_h1": _MAMBA_GROUP_OF_ONE,
-        "zamba2": {"mamba_ngroups": 1, "mamba_d_conv": 4, "mamba_expand": 2},
-        "mamba": {"state_size": 16, "conv_kernel": 4, "expand": 2},
-        "falcon_mamba": {"state_size": 16, "conv_kernel": 4, "expand": 2},
-        "mamba2": {"state_size": 128, "conv_kernel": 4, "expand": 2, "n_groups": 8},
-        "nemotron_h": {"n_groups": 8, "head_dim": 128},
-    }
-)
-
-
-# Reading the keys of a config.json: by every name a family gives them, typed, bounded, with transformers' defaults.
+DEFAULTS: Mapping[str, Mapping[str, object]] = MappingProxyType({
+    "llama": {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "intermediate_size": 11008,
+              "vocab_size": 32000, "max_position_embeddings": 2048},
+    "mistral": {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+                "intermediate_size": 14336, "vocab_size": 32000, "max_position_embeddings": 131072, "sliding_window": 4096},
+    "mixtral": {"num_key_value_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2},
+    "gemma": _GEMMA,
+    "gemma2": _GEMMA | {"num_attention_heads": 8, "num_key_value_heads": 4, "sliding_window": 4096},
+    "gemma3_text": _GEMMA | {"num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 262208, "sliding_window": 4096,
+                             "max_position_embeddings": 131072},
+    "gemma3n_text": _GEMMA | {"num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 262400, "sliding_window": 512,
+                              "max_position_embeddings": 32768, "num_kv_shared_layers": 15,
+                              "hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": 262144},
+    "gemma4_text": _GEMMA | {"global_head_dim": 512, "vocab_size": 262144, "sliding_window": 512,
+                             "max_position_embeddings": 131072, "hidden_size_per_layer_input": 256,
+                             "vocab_size_per_layer_input": 262144},
+    "falcon": {"multi_query": True, "max_position_embeddings": 2048},
+    "gpt_bigcode": {"multi_query": True},
+    "cohere2": {"sliding_window": 4096},
+    "olmo3": {"sliding_window": 4096},
+    "mpt": {"max_seq_len": 2048},
+    "deepseek_v3": _DEEPSEEK,
+    "deepseek_v2": _DEEPSEEK,
+    "llama4_text": {"attention_chunk_size": 8192, "head_dim": 128},
+    "jamba": {"num_key_value_heads": 8, "attn_layer_period": 8, "attn_layer_offset": 4, "expert_layer_period": 2,
+              "expert_layer_offset": 1, "mamba_d_state": 16, "mamba_d_conv": 4, "mamba_expand": 2},
+    "bamba": _MAMBA_GROUP_OF_ONE,
+    "granitemoehybrid": _MAMBA_GROUP_OF_ONE,
+    "falcon_h1": _MAMBA_GROUP_OF_ONE,
+    "zamba2": {"mamba_ngroups": 1, "mamba_d_conv": 4, "mamba_expand": 2},
+    "mamba": {"state_size": 16, "conv_kernel": 4, "expand": 2},
+    "falcon_mamba": {"state_size": 16, "conv_kernel": 4, "expand": 2},
+    "mamba2": {"state_size": 128, "conv_kernel": 4, "expand": 2, "n_groups": 8},
+    "nemotron_h": {"n_groups": 8, "head_dim": 128},
+})  # fmt: skip
 
 # Far beyond any model, and small enough that nothing we build from them can grow large.
 LAYERS_MAX = 4096

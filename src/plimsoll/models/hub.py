@@ -21,16 +21,17 @@ from typing import IO, NamedTuple
 from urllib.parse import quote, urljoin, urlsplit
 
 from plimsoll.errors import BadInput, TimedOut, TooLarge, WorldFailed
-from plimsoll.models.catalogue import nearest_names
-from plimsoll.models.folders import (
+from plimsoll.models.files import (
     CONFIG,
     CONFIG_MAX_BYTES,
     INDEX_MAX_BYTES,
     INDEXES,
     PICKLE_INDEX,
+    PICKLES_BY_INDEX,
     QUANTIZATION,
     Index,
     ModelFiles,
+    nearest_names,
     parse_index,
     parse_json,
     size_note,
@@ -38,8 +39,6 @@ from plimsoll.models.folders import (
 )
 from plimsoll.models.safetensors import PREFIX_BYTES, Header, TensorInfo, header_length, join_headers, parse_header
 from plimsoll.net.http_get import MOVED, NoRedirect, failure, read_up_to, within
-
-# Keeps what the hub answered: one JSON file a model and revision, written whole or not at all.
 
 _SCHEMA = "plimsoll.model-files/1"
 _MAX_BYTES = 512 << 20
@@ -100,8 +99,6 @@ def keep(cache: Path, files: ModelFiles, revision: str) -> ModelFiles:
     return files
 
 
-# One GET with a limit on everything: time, size, redirects, and who is shown the token.
-
 REDIRECTS_MAX = 5
 _PATIENCE = 4  # a whole answer may take that many times the timeout of a single read
 _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
@@ -126,10 +123,9 @@ class Answer(NamedTuple):
 
 def get(url: str, *, token: str | None, most_bytes: int, part: tuple[int, int] | None, timeout_s: float) -> Answer:
     """The file at `url`, or its bytes from `part[0]` up to `part[1]`, within four times `timeout_s` whatever happens."""
-    late = f"did not finish its answer within {_PATIENCE * timeout_s:g} s"
-    return within(
-        _PATIENCE * timeout_s, lambda: _exchange(url, token=token, most_bytes=most_bytes, part=part, timeout_s=timeout_s), late
-    )
+    patience = _PATIENCE * timeout_s
+    late = f"did not finish its answer within {patience:g} s"
+    return within(patience, lambda: _exchange(url, token=token, most_bytes=most_bytes, part=part, timeout_s=timeout_s), late)
 
 
 def _exchange(url: str, *, token: str | None, most_bytes: int, part: tuple[int, int] | None, timeout_s: float) -> Answer:
@@ -306,9 +302,7 @@ class Hub:
         if answer := self._get(name, commit, PICKLE_INDEX, INDEX_MAX_BYTES):
             where = f"{name}: {PICKLE_INDEX}"
             total = parse_index(parse_json(answer.body, INDEX_MAX_BYTES, where), where).total_bytes
-            return Weights(
-                None, total, "The weights are pickles, which are never opened: their size is the one in their index."
-            )
+            return Weights(None, total, PICKLES_BY_INDEX)
         if (size := self._get(name, commit, _PICKLE, 1, (0, 1))) is not None:
             return Weights(None, size.total_bytes, "The weights are one pickle, which is never opened: its size was taken.")
         return Weights(
@@ -348,8 +342,6 @@ class Hub:
 
     def _get(self, name: str, revision: str, file: str, most: int, part: tuple[int, int] | None = None) -> Answer | None:
         """One file or a part of it; None where the repository does not have it."""
-        from urllib.parse import quote
-
         url = f"{self.endpoint}/{quote(name)}/resolve/{quote(revision, safe='')}/{quote(file)}"
         try:
             return get(url, token=self._token, most_bytes=most, part=part, timeout_s=self.timeout_s)

@@ -26,15 +26,9 @@ FULL, SLIDING, NONE = LayerKind.FULL, LayerKind.SLIDING, LayerKind.NONE
 
 # The spellings of layer_types and layers_block_type; the linear ones depend on the family.
 _BY_NAME = {
-    "full_attention": FULL,
-    "attention": FULL,
-    "global_attention": FULL,
-    "indexed_attention": FULL,
-    "deepseek_sparse_attention": FULL,
+    **dict.fromkeys("full_attention attention global_attention indexed_attention deepseek_sparse_attention".split(), FULL),
     "qwen_sparse_attention": FULL,
-    "sliding_attention": SLIDING,
-    "sliding_window_attention": SLIDING,
-    "local_attention": SLIDING,
+    **dict.fromkeys(("sliding_attention", "sliding_window_attention", "local_attention"), SLIDING),
     "chunked_attention": LayerKind.CHUNKED_LOCAL,
     "hybrid": LayerKind.FULL_AND_MAMBA2,
     "conv": LayerKind.SHORT_CONV,
@@ -184,21 +178,14 @@ def _by_list(text: Keys, heads: Heads, layers: int, notes: list[str]) -> list[La
     return None
 
 
-def _by_hybrid_layers(text: Keys, _heads: Heads, layers: int, notes: list[str]) -> list[LayerKind] | None:
-    """MiMo-V2: 1 for a sliding layer."""
-    pattern = text.counts("hybrid_layer_pattern", most=1)
-    if pattern is None:
-        return None
-    return [SLIDING if slides else FULL for slides in _first(pattern, "hybrid_layer_pattern", layers, notes)]
-
-
-def _by_compression(text: Keys, _heads: Heads, layers: int, _notes: list[str]) -> list[LayerKind] | None:
-    """DeepSeek V4: how many tokens one compressed latent stands for; the list goes on with the MTP layers."""
-    ratios = text.counts("compress_ratios", most=CONTEXT_MAX)
-    if ratios is None:
-        return None
-    taken = _first(ratios, "compress_ratios", layers, [])
-    return [LayerKind.MLA_COMPRESSED if ratio > 1 else LayerKind.MLA_SLIDING for ratio in taken]
+def _by_numbers(text: Keys, _heads: Heads, layers: int, notes: list[str]) -> list[LayerKind] | None:
+    """Families with a number for each layer."""
+    for key, most, chosen, other, is_chosen in _NUMBERED:
+        if (numbers := text.counts(key, most=most)) is not None:
+            # DeepSeek V4's list goes on with the MTP layers.
+            kept = _first(numbers, key, layers, [] if key == "compress_ratios" else notes)
+            return [chosen if is_chosen(number) else other for number in kept]
+    return None
 
 
 def _by_linear_config(text: Keys, _heads: Heads, layers: int, _notes: list[str]) -> list[LayerKind] | None:
@@ -210,14 +197,12 @@ def _by_linear_config(text: Keys, _heads: Heads, layers: int, _notes: list[str])
     return [LayerKind.KIMI_DELTA if n in delta else FULL for n in range(1, layers + 1)]
 
 
-def _by_attention_types(text: Keys, _heads: Heads, layers: int, notes: list[str]) -> list[LayerKind] | None:
-    """MiniMax: 1 for attention, 0 for lightning attention."""
-    types = text.counts("attn_type_list", most=2)
-    if types is None:
-        return None
-    return [FULL if kind == 1 else LayerKind.LINEAR for kind in _first(types, "attn_type_list", layers, notes)]
-
-
+# MiMo-V2 marks the layers that slide, DeepSeek V4 says how many tokens one latent stands for, MiniMax marks full attention.
+_NUMBERED: tuple[tuple[str, int, LayerKind, LayerKind, Callable[[int], bool]], ...] = (
+    ("hybrid_layer_pattern", 1, SLIDING, FULL, bool),
+    ("compress_ratios", CONTEXT_MAX, LayerKind.MLA_COMPRESSED, LayerKind.MLA_SLIDING, lambda ratio: ratio > 1),
+    ("attn_type_list", 2, FULL, LayerKind.LINEAR, lambda kind: kind == 1),
+)
 # Bamba, LFM2 and Zamba2 number the layers that have attention.
 _CHOSEN_LAYERS = (
     ("attn_layer_indices", FULL, LayerKind.MAMBA2),
@@ -288,20 +273,13 @@ _Describe = Callable[[Keys, Heads, int, list[str]], list[LayerKind] | None]
 _DESCRIPTIONS: tuple[_Describe, ...] = (
     _by_block_configs,
     _by_pattern,
-    _by_hybrid_layers,
-    _by_compression,
+    _by_numbers,
     _by_linear_config,
-    _by_attention_types,
     _by_list,
     _by_interval,
     _by_chunks,
     _by_window_list,
 )
-
-
-# What each layer of a model has: its heads, its window, what follows the mixing, and an indexer or not.
-
-MODEL_LAYERS_FULL, MODEL_LAYERS_SLIDING = LayerKind.FULL, LayerKind.SLIDING
 
 
 def build_layers(text: Keys, heads: Heads, kinds: Sequence[LayerKind], moe: Moe | None) -> list[Layer]:
@@ -337,11 +315,11 @@ def dense_width(text: Keys, family: str) -> int | None:
 
 def _with_heads(layer: Layer, text: Keys, heads: Heads) -> Layer:
     """The layer with the heads of its kind."""
-    window = heads.window if layer.kind in (MODEL_LAYERS_SLIDING, LayerKind.MLA_SLIDING, LayerKind.MLA_COMPRESSED) else None
+    window = heads.window if layer.kind in (SLIDING, LayerKind.MLA_SLIDING, LayerKind.MLA_COMPRESSED) else None
     plain = replace(layer, attention_heads=heads.attention, kv_heads=heads.kv, window=window)
     if layer.kind in (LayerKind.MLA, LayerKind.MLA_SLIDING, LayerKind.MLA_COMPRESSED):
         return replace(plain, kv_heads=1, head_dim=heads.head_dim, v_head_dim=0)
-    if layer.kind is MODEL_LAYERS_SLIDING and text.has("swa_num_key_value_heads"):  # MiMo-V2
+    if layer.kind is SLIDING and text.has("swa_num_key_value_heads"):  # MiMo-V2
         head_dim = text.count("swa_head_dim") or heads.head_dim
         return replace(
             plain,
@@ -350,7 +328,7 @@ def _with_heads(layer: Layer, text: Keys, heads: Heads) -> Layer:
             head_dim=head_dim,
             v_head_dim=text.count("swa_v_head_dim") or head_dim,
         )
-    if layer.kind is MODEL_LAYERS_FULL and heads.family.startswith("gemma4") and text.count("global_head_dim"):
+    if layer.kind is FULL and heads.family.startswith("gemma4") and text.count("global_head_dim"):
         head_dim = text.need("global_head_dim")
         kv = text.count("num_global_key_value_heads", most=HEADS_MAX) if text.flag("attention_k_eq_v") else None
         return replace(plain, kv_heads=kv or heads.kv, head_dim=head_dim, v_head_dim=head_dim)
@@ -369,13 +347,13 @@ def _varied(layers: list[Layer], text: Keys, heads: Heads) -> list[Layer]:
         layer = general
         if n < len(per_layer) and layer.kind.keeps_tokens:
             layer = replace(layer, attention_heads=per_layer[n])
-        if n < len(windows) and layer.kind is MODEL_LAYERS_SLIDING:
+        if n < len(windows) and layer.kind is SLIDING:
             layer = replace(layer, window=windows[n])
         if n < len(ratios):
             layer = replace(layer, compress_ratio=max(1, ratios[n]))
         if n < len(blocks):
             layer = _from_block(layer, blocks[n], text, heads)
-        if other is not None and layer.kind is MODEL_LAYERS_SLIDING and other.word("attention_type") == "sliding_attention":
+        if other is not None and layer.kind is SLIDING and other.word("attention_type") == "sliding_attention":
             head_dim = other.count("head_dim") or heads.head_dim
             layer = replace(
                 layer,
@@ -391,7 +369,7 @@ def _varied(layers: list[Layer], text: Keys, heads: Heads) -> list[Layer]:
 def _from_block(layer: Layer, block: Keys, text: Keys, heads: Heads) -> Layer:
     """A Nemotron-NAS block: its own KV heads, its own width, or neither."""
     attention, ffn = block.child("attention"), block.child("ffn")
-    if attention is not None and layer.kind is MODEL_LAYERS_FULL:
+    if attention is not None and layer.kind is FULL:
         group = attention.count("n_heads_in_group", most=HEADS_MAX)
         kv = heads.attention // group if group else heads.kv
         layer = replace(layer, kv_heads=max(1, kv), window=attention.count("window_length", most=CONTEXT_MAX))

@@ -20,7 +20,7 @@ from plimsoll.launch.inputs import config_of, launches_named
 from plimsoll.launch.options import Split
 from plimsoll.launch.recognise import Launch
 from plimsoll.launch.rewrite import LEFT_OUT
-from plimsoll.models.folders import ModelFiles, read_model
+from plimsoll.models.files import ModelFiles, read_model
 from plimsoll.models.hub import Hub
 from plimsoll.models.shape import ModelShape
 from plimsoll.plan.certify import Certificate, certificate_of

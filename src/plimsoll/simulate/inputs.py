@@ -190,7 +190,7 @@ def _kept(path: str, settings: Settings) -> Times:
 
     import numpy as np
 
-    from plimsoll.models.folders import read_json
+    from plimsoll.models.files import read_json
 
     said = read_json(Path(path), 1 << 28)
     if said.get("schema") != TIMES_SCHEMA:
@@ -400,7 +400,7 @@ def _plan(options: Split) -> Mapping[str, object] | None:
         return None
     from pathlib import Path
 
-    from plimsoll.models.folders import read_json
+    from plimsoll.models.files import read_json
 
     path = options.values["--plan"]
     return _as_plan(read_json(Path(path), PLAN_MAX_BYTES), path)

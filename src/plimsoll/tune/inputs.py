@@ -121,7 +121,7 @@ def _times(options: Split, planned: MemoryPlan, traffic: Traffic) -> tuple[Times
 
 def read_last(path: str) -> Last:
     """What an earlier `tune --json` saw and chose."""
-    from plimsoll.models.folders import read_json
+    from plimsoll.models.files import read_json
     from plimsoll.tune.answer import Fingerprint, Last
     from plimsoll.tune.space import Candidate
 

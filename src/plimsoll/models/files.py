@@ -1,20 +1,26 @@
-"""Reads a model's folder: config.json, how its weights are quantised, and how large they are, without opening any weights.
+"""Finds a model by the word that follows `vllm serve`, and reads its config.json and the size of its weights.
 
-A safetensors file is read up to the end of its header. A pickle (.bin, .pt, .pth) is never opened: only its size is taken.
+    folder, or path to config.json  ->  Hugging Face's cache  ->  our own cache  ->  bundled catalogue  ->  hub, if allowed
+
+Only the last step uses the network. The first source that knows the model answers, and says who it was. No weights are
+opened: a safetensors file is read up to the end of its header, of a pickle (.bin, .pt, .pth) only the size is taken.
+
+The bundled data/models.json is written by `python -m lab.write_model_catalogue`: one model a line, only the keys that
+ModelShape reads, each with where it is known from. A model may be "like" another, with the keys in which it differs.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from os import scandir
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from plimsoll.errors import BadInput, TooLarge, WorldFailed
-from plimsoll.models.catalogue import bundled_model, bundled_names, nearest_names
 from plimsoll.models.safetensors import SHARDS_MAX, TensorInfo, join_headers, open_plain, read_header
 
 if TYPE_CHECKING:
@@ -27,9 +33,12 @@ INDEX = "model.safetensors.index.json"
 # In the order in which vLLM prefers them: Mistral's own file only where there is no other.
 INDEXES = (INDEX, "consolidated.safetensors.index.json")
 PICKLE_INDEX = "pytorch_model.bin.index.json"
+PICKLES_BY_INDEX = "The weights are pickles, which are never opened: their size is the one in their index."
 CONFIG_MAX_BYTES = 16 << 20
 INDEX_MAX_BYTES = 128 << 20
 
+_CATALOGUE = Path(__file__).parent / "data" / "models.json"
+_LIKE_MAX = 4
 _ENTRIES_MAX = 20_000
 _PICKLES = (".bin", ".pt", ".pth")
 # What a trainer leaves behind and vLLM passes over.
@@ -63,18 +72,14 @@ class _Weights(NamedTuple):
 
 def read_folder(folder: Path, name: str, source: str) -> ModelFiles:
     """The model in a local folder; BadInput where it has no config.json or something in it is broken."""
-    config_path = folder / CONFIG
     names = _names_in(folder)
     if CONFIG not in names:
         raise BadInput(f"{folder}: no config.json in it{_instead(names)}")
-    config = dict(read_json(config_path, CONFIG_MAX_BYTES))
-    notes: list[str] = []
+    config = dict(read_json(folder / CONFIG, CONFIG_MAX_BYTES))
     if QUANTIZATION in names:
         config = with_quantization(config, lambda: read_json(folder / QUANTIZATION, INDEX_MAX_BYTES))
     weights = _weights(folder, names)
-    if weights.note is not None:
-        notes.append(weights.note)
-    return ModelFiles(name, config, weights.tensors, weights.total_bytes, source, tuple(notes))
+    return ModelFiles(name, config, weights.tensors, weights.total_bytes, source, (weights.note,) if weights.note else ())
 
 
 def with_quantization(config: dict[str, object], read: Callable[[], Mapping[str, object] | None]) -> dict[str, object]:
@@ -176,7 +181,7 @@ def _weights(folder: Path, names: frozenset[str]) -> _Weights:
         return _from_headers(folder, files, None)
     if PICKLE_INDEX in names:
         total = parse_index(read_json(folder / PICKLE_INDEX, INDEX_MAX_BYTES), str(folder / PICKLE_INDEX)).total_bytes
-        return _Weights(None, total, "The weights are pickles, which are never opened: their size is the one in their index.")
+        return _Weights(None, total, PICKLES_BY_INDEX)
     pickles = [name for name in names if name.endswith(_PICKLES) and name not in _NOT_WEIGHTS]
     if pickles:
         note = f"The weights are pickles, which are never opened: the size is that of {len(pickles)} files on disk."
@@ -210,14 +215,6 @@ def _size(path: Path) -> int:
         raise BadInput(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
-# Finds a model by the word that follows `vllm serve`: a folder, an id in a local cache, in our catalogue or on the hub.
-#
-# folder, or path to config.json  ->  Hugging Face's cache  ->  our own cache  ->  bundled catalogue  ->  hub, if allowed
-#
-# Only the last step uses the network. The first source that knows the model answers, and says who it was.
-
-__all__ = ["ModelFiles", "TensorInfo", "bundled_names", "nearest_names", "read_model"]
-
 _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,95}(?:/[A-Za-z0-9_][A-Za-z0-9_.\-]{0,95})?")
 _REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-/+]{0,199}")
 
@@ -235,7 +232,9 @@ def read_model(
         raise BadInput(f"{shown!a}: {_not_an_id(name)}")
     if revision is not None and (_REVISION.fullmatch(revision) is None or ".." in revision):
         raise BadInput(f"{shown}: {ascii(revision)[:80]} is not a revision: a branch, a tag or a commit")
-    known = _cached(name, revision, env) or _from_own_cache(name, revision, env)
+    from plimsoll.models.hub import kept, own_cache  # which imports this module
+
+    known = _cached(name, revision, env) or kept(own_cache(env, _home(env)), name, revision or "main")
     if known is not None:
         return known
     # The catalogue knows models as they stand on main: for a revision of its own, the hub is the better witness.
@@ -319,12 +318,6 @@ def _cached(name: str, revision: str | None, environment: Mapping[str, str]) -> 
     return read_folder(snapshot, name, f"local Hugging Face cache {snapshot}")
 
 
-def _from_own_cache(name: str, revision: str | None, environment: Mapping[str, str]) -> ModelFiles | None:
-    from plimsoll.models.hub import kept, own_cache
-
-    return kept(own_cache(environment, _home(environment)), name, revision or "main")
-
-
 def _bundled(name: str, revision: str | None) -> ModelFiles | None:
     model = bundled_model(name)
     if model is None:
@@ -338,3 +331,95 @@ def _bundled(name: str, revision: str | None) -> ModelFiles | None:
     if revision not in (None, "main"):
         notes.append("The catalogue knows no revisions: this is the model as it stands on main.")
     return ModelFiles(name, model.config, None, None, f"bundled catalogue ({model.source})", tuple(notes))
+
+
+class BundledModel(NamedTuple):
+    """A model of the catalogue: as much of its config.json as decides its shape, and where that is known from."""
+
+    name: str
+    config: Mapping[str, object]
+    source: str
+    is_from_config: bool
+    """Whether the facts were read from a copy of the model's config.json, not from another public description."""
+
+
+@functools.cache
+def _catalogue() -> Mapping[str, Any]:
+    loaded: Mapping[str, Any] = json.loads(_CATALOGUE.read_bytes())
+    return loaded
+
+
+def bundled_names() -> tuple[str, ...]:
+    """The ids of all bundled models, in order."""
+    return tuple(_catalogue()["models"])
+
+
+def bundled_model(name: str) -> BundledModel | None:
+    """The bundled model of that id; case does not matter."""
+    models = _catalogue()["models"]
+    if name not in models:
+        found = [known for known in models if known.lower() == name.lower()]
+        if len(found) != 1:
+            return None
+        name = found[0]
+    source = _catalogue()["sources"][models[name]["source"]]
+    return BundledModel(name, _bundled_config(name), source["says"], bool(source["config"]))
+
+
+def nearest_names(name: str, most: int = 3) -> tuple[str, ...]:
+    """The bundled ids that look most like `name`, the likeliest first."""
+    from difflib import SequenceMatcher  # only for a name that is not known
+
+    wanted = name.strip("/").lower()[:200]
+    model = wanted.rsplit("/", 1)[-1]
+
+    def likeness(known: str) -> float:
+        whole = SequenceMatcher(None, wanted, known.lower()).ratio()
+        # The organisation is what people leave out or get wrong.
+        return max(whole, SequenceMatcher(None, model, known.lower().rsplit("/", 1)[-1]).ratio())
+
+    ranked = sorted(((likeness(known), known) for known in bundled_names()), key=lambda pair: (-pair[0], pair[1]))
+    return tuple(known for ratio, known in ranked[:most] if ratio >= 0.5)
+
+
+def _bundled_config(name: str) -> dict[str, object]:
+    """The facts of one model, laid over those of the models it is like."""
+    layers: list[Mapping[str, Any]] = []
+    at: str | None = name
+    while at is not None:
+        entry = _catalogue()["models"][at]
+        layers.append(entry.get("config", {}))
+        at = entry.get("like")
+        assert len(layers) <= _LIKE_MAX, f"{name} is like too many models in turn"
+    config: dict[str, object] = {}
+    for layer in reversed(layers):
+        config = _over(config, layer)
+    return config
+
+
+def _over(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, object]:
+    """`changes` laid over `base`, object by object; what is null in a config.json counts as absent there too."""
+    merged: dict[str, object] = dict(base)
+    for key, value in changes.items():
+        old = merged.get(key)
+        if isinstance(value, dict) and "~of" not in value and isinstance(old, dict):
+            merged[key] = _over(old, value)
+        else:
+            merged[key] = unpack(value)
+    return merged
+
+
+def unpack(value: Any) -> object:
+    """Undo `pack`."""
+    if isinstance(value, list):
+        return [unpack(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if "~of" not in value:
+        return {key: unpack(inner) for key, inner in value.items()}
+    items = []
+    for word in value["~in"].split():
+        which, _, number = word.partition(":")
+        item = unpack(value["~of"][int(which)])
+        items.append(item.replace("#", number, 1) if number and isinstance(item, str) else item)
+    return items
