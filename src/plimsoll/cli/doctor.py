@@ -147,13 +147,9 @@ def bundle(options: Split, given: Inputs, diagnosis: Diagnosis, as_text: str) ->
         for source, _ in given.snapshots
     ]
     written = write_bundle(
-        options.values["--bundle"],
-        _parts(given, diagnosis, as_text),
-        made_with=f"plimsoll {plimsoll.__version__}",
-        at=int(time.time()),
-        force="--force" in options.switches,
-        left_out=left_out,
-    )
+        options.values["--bundle"], _parts(given, diagnosis, as_text), made_with=f"plimsoll {plimsoll.__version__}",
+        at=int(time.time()), force="--force" in options.switches, left_out=left_out,
+    )  # fmt: skip
     return (
         f"Wrote {written.path}: {len(written.members)} files, {format_count(written.size_bytes)} bytes, "
         "secrets and users' text hidden. Look at its CONTENTS.txt before you send it."

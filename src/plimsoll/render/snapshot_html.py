@@ -200,14 +200,13 @@ def _pieces(segment: Segment, named: Sequence[Category | None]) -> list[BarPiece
         else:
             pieces.append(BarPiece(kind, number / _CELLS, (number + 1) / _CELLS, ""))
     least = _LEAST / (_WIDTH - _LEFT - _RIGHT)
-    pieces = [piece._replace(says=_said(piece, size)) for piece in pieces]
+    pieces = [
+        piece._replace(says=f"mostly {_kind_name(piece.kind)}, about {sized(int((piece.end - piece.start) * size))}")
+        for piece in pieces
+    ]
     if len(live) <= _ALWAYS_SHOWN:
         pieces += [piece._replace(end=max(piece.end, min(1.0, piece.start + least))) for piece in live]
     return pieces
-
-
-def _said(piece: BarPiece, size: int) -> str:
-    return f"mostly {_kind_name(piece.kind)}, about {sized(int((piece.end - piece.start) * size))}"
 
 
 def _kind_name(kind: str) -> str:

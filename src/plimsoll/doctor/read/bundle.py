@@ -137,16 +137,9 @@ UNPACKED_MAX_BYTES = 4 << 30
 _SAMPLE_BYTES = 64 << 10
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _PACKED = (
-    b"BZh",
-    b"\xfd7zXZ\0",
-    b"PK\x03\x04",
-    b"7z\xbc\xaf",
-    b"\x04\x22\x4d\x18",
-    b"\x80\x02",
-    b"\x80\x03",
-    b"\x80\x04",
+    b"BZh", b"\xfd7zXZ\0", b"PK\x03\x04", b"7z\xbc\xaf", b"\x04\x22\x4d\x18", b"\x80\x02", b"\x80\x03", b"\x80\x04",
     b"\x80\x05",
-)
+)  # fmt: skip
 _TEXT_BYTES = bytes([0, 7, 8, 9, 10, 11, 12, 13, 27, *range(32, 127), *range(128, 256)])
 
 
@@ -194,7 +187,10 @@ def _kept_of_file(path: str, limits: ExcerptLimits) -> TextExcerpt:
             and _encoding(start) is None
             and not start.startswith((_GZIP, _ZSTD))
         ):
-            return _ends_of(descriptor, what.st_size, limits)
+            head = list(_as_text(_read(descriptor, 0, limits.head_bytes)))
+            from_byte = what.st_size - limits.tail_bytes - CONTEXT_BYTES
+            tail = list(_read(descriptor, from_byte, what.st_size))
+            return TextExcerpt(head, tail, CONTEXT_BYTES, what.st_size - limits.tail_bytes - limits.head_bytes)
         return _kept(_as_text(_read(descriptor)), limits)
     except OSError as problem:
         raise BadInput(f"could not be read: {problem.strerror or problem}") from None
@@ -206,14 +202,6 @@ def _read(descriptor: int, at: int = 0, end: int = 1 << 62) -> Iterator[bytes]:
     while at < end and (block := os.pread(descriptor, min(BLOCK_BYTES, end - at), at)):
         at += len(block)
         yield block
-
-
-def _ends_of(descriptor: int, size: int, limits: ExcerptLimits) -> TextExcerpt:
-    """Start and end of a large plain file; the middle is not even read."""
-    head = list(_as_text(_read(descriptor, 0, limits.head_bytes)))
-    from_byte = size - limits.tail_bytes - CONTEXT_BYTES
-    tail = list(_read(descriptor, from_byte, size))
-    return TextExcerpt(head, tail, CONTEXT_BYTES, size - limits.tail_bytes - limits.head_bytes)
 
 
 def _kept(blocks: Iterator[bytes], limits: ExcerptLimits) -> TextExcerpt:
@@ -572,19 +560,15 @@ def _versions(root: Path) -> dict[str, object]:
             packages[name] = None
     release = dict(line.partition("=")[::2] for line in _file_start(root / "etc/os-release").splitlines() if "=" in line)
     kernel = os.uname()
+    lines = _file_start(root / "proc/driver/nvidia/version").splitlines()
     return {
         "plimsoll": __version__,
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "system": redact(release.get("PRETTY_NAME", "").strip('"'))[:200] or None,
         "kernel": f"{kernel.sysname} {kernel.release} {kernel.machine}",
-        "kernel_module_nvidia": _module(root),
+        "kernel_module_nvidia": (redact(lines[0].strip())[:300] if lines else None),
         "packages": packages,
     }
-
-
-def _module(root: Path) -> str | None:
-    lines = _file_start(root / "proc/driver/nvidia/version").splitlines()
-    return redact(lines[0].strip())[:300] if lines else None
 
 
 def _smi(command: Sequence[str], wait_s: float) -> str:

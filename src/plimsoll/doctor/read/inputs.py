@@ -179,15 +179,9 @@ def read_inputs(options: Split) -> Inputs:
                 raise
             notes.append(f"left out: {error}")  # one bad file of a folder does not hide the others
     return Inputs(
-        tuple(reader.logs),
-        tuple(reader.pages),
-        tuple(reader.ranges),
-        tuple(reader.snapshots),
-        (*notes, *reader.notes),
-        reader.paths,
-        reader.spool,
-        tuple(reader.gates),
-    )
+        tuple(reader.logs), tuple(reader.pages), tuple(reader.ranges), tuple(reader.snapshots), (*notes, *reader.notes),
+        reader.paths, reader.spool, tuple(reader.gates),
+    )  # fmt: skip
 
 
 class _Reader:

@@ -98,7 +98,9 @@ def fetch_range(
     asked = span(start_s=start_s, end_s=end_s, since_s=since_s, step_s=step_s, now_s=clock())
     deadline = time.monotonic() + timeout_s
     found: list[MetricSeries] = []
-    for names in _questions():
+    vllm = tuple(name for of in (*_FIGURES, *_BY_LABEL) for name in figure(of).names) + tuple(_COUNTS)
+    gpu = tuple(name for name, of in EXTERNAL_METRICS.items() if of.figure.startswith(("gpu_", "torch_")))
+    for names in (vllm, gpu, tuple(name for name in EXTERNAL_METRICS if name not in gpu)):
         left_s = max(0.1, deadline - time.monotonic())
         found.extend(_answered(where, names, asked, match or {}, left_s))
         if len(found) > SERIES_MAX or sum(len(s.times) for s in found) > VALUES_MAX:
@@ -127,13 +129,6 @@ def _figures() -> dict[str, tuple[str, float]]:
         | {name: (of, 1.0) for name, of in _COUNTS.items()}
         | {n: (o.figure, o.factor) for n, o in EXTERNAL_METRICS.items()}
     )
-
-
-def _questions() -> tuple[tuple[str, ...], ...]:
-    """The names in a few groups, so that no single answer grows too long."""
-    vllm = tuple(name for of in (*_FIGURES, *_BY_LABEL) for name in figure(of).names) + tuple(_COUNTS)
-    gpu = tuple(name for name, of in EXTERNAL_METRICS.items() if of.figure.startswith(("gpu_", "torch_")))
-    return vllm, gpu, tuple(name for name in EXTERNAL_METRICS if name not in gpu)
 
 
 def _answered(

@@ -10,7 +10,6 @@ import json
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator
-from functools import cache
 from itertools import islice
 from typing import NamedTuple
 
@@ -38,24 +37,18 @@ class _Wrapped(NamedTuple):
         return self.head + (json.dumps(text)[1:-1] if self.is_json else text) + self.tail
 
 
-@cache
-def _json() -> re.Pattern[str]:
-    return re.compile(
-        r'(\{[^\n]{0,4000}?"(?:log|MESSAGE|message|msg|text|textPayload|body)"\s{0,4}:\s{0,4}")((?:[^"\\]|\\.){0,16000})("[^\n]*\n?)'
-    )
-
-
-@cache
-def _prefix() -> re.Pattern[str]:
-    return re.compile(
-        r"(?:\x1b\[[0-9;]{0,16}m|<\d{1,3}>|\[\d{4}-\d\d-\d\d[T ][\d:.,Z+\-]{8,24}\] ?|\d\d:\d\d:\d\d\S{0,8} "
-        r"|\[pod/[^\]\s]{1,200}\] ?"
-        r"|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S{0,20}(?: (?:stdout|stderr) [FP])? "
-        r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S{1,64} [^\s:]{1,80}: ?"
-        r"|[A-Za-z0-9][\w.\-]{0,80} {0,40}\| ?"
-        r"|\([A-Za-z][^()\n]{0,80}pid=\d{1,10}[^()\n]{0,60}\) ?"
-        r"|(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[[^\]\s]{1,200}\] ?){1,8}"
-    )
+_JSON_RE = re.compile(
+    r'(\{[^\n]{0,4000}?"(?:log|MESSAGE|message|msg|text|textPayload|body)"\s{0,4}:\s{0,4}")((?:[^"\\]|\\.){0,16000})("[^\n]*\n?)'
+)
+_PREFIX_RE = re.compile(
+    r"(?:\x1b\[[0-9;]{0,16}m|<\d{1,3}>|\[\d{4}-\d\d-\d\d[T ][\d:.,Z+\-]{8,24}\] ?|\d\d:\d\d:\d\d\S{0,8} "
+    r"|\[pod/[^\]\s]{1,200}\] ?"
+    r"|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S{0,20}(?: (?:stdout|stderr) [FP])? "
+    r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S{1,64} [^\s:]{1,80}: ?"
+    r"|[A-Za-z0-9][\w.\-]{0,80} {0,40}\| ?"
+    r"|\([A-Za-z][^()\n]{0,80}pid=\d{1,10}[^()\n]{0,60}\) ?"
+    r"|(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[[^\]\s]{1,200}\] ?){1,8}"
+)
 
 
 def hide_wrapped(lines: Iterable[str]) -> Iterator[str]:
@@ -90,7 +83,7 @@ def _below(above: Iterable[str], bare: str) -> str:
 
 
 def _apart(line: str) -> _Wrapped:
-    if line.startswith("{") and (match := _json().match(line)) is not None:
+    if line.startswith("{") and (match := _JSON_RE.match(line)) is not None:
         try:
             inner = json.loads(f'"{match[2]}"')
         except ValueError:
@@ -98,7 +91,7 @@ def _apart(line: str) -> _Wrapped:
         bare = str(inner).removesuffix("\n")
         end = "\\n" if str(inner).endswith("\n") else ""
         return _Wrapped(match[1], bare, end + match[3], is_json=True)
-    match = _prefix().match(line)
+    match = _PREFIX_RE.match(line)
     at = match.end() if match is not None else 0
     text = line[at:].rstrip("\r\n")
     return _Wrapped(line[:at], text, line[at + len(text) :])
@@ -113,16 +106,8 @@ _DEEPEST = 16
 _USER_KEYS = frozenset(
     "prompt prompts messages content image_url prompt_token_ids token_ids output_token_ids tool_calls".split()
 )
-
-
-@cache
-def _spaced() -> re.Pattern[str]:
-    return re.compile(r"(?:[^\0]\0){4,}")  # UTF-16 in the middle of other text
-
-
-@cache
-def _control() -> re.Pattern[str]:
-    return re.compile(r"[\x00-\x08\x0b\x0e-\x1a\x1c-\x1f\x7f]")
+_SPACED_RE = re.compile(r"(?:[^\0]\0){4,}")  # UTF-16 in the middle of other text
+_CONTROL_RE = re.compile(r"[\x00-\x08\x0b\x0e-\x1a\x1c-\x1f\x7f]")
 
 
 class LineSplitter:
@@ -151,8 +136,8 @@ class LineSplitter:
             self.cut += 1
             text = text[: max(text.rfind(" "), 0)] + " [the rest of this line was left out]"
         if "\0" in text:
-            text = _spaced().sub(lambda found: found[0].replace("\0", ""), text)
-        return _control().sub(" ", text)
+            text = _SPACED_RE.sub(lambda found: found[0].replace("\0", ""), text)
+        return _CONTROL_RE.sub(" ", text)
 
 
 def shown_text(
@@ -231,7 +216,7 @@ def _is_safe(text: str, at: int) -> bool:
 
 def shown_line(text: str) -> str:
     """What may be shown of a name or a sentence: one line, no secret, no home folder, no control character."""
-    one = " ".join(_control().sub(" ", text.replace("\n", " ").replace("\r", " ")).split())
+    one = " ".join(_CONTROL_RE.sub(" ", text.replace("\n", " ").replace("\r", " ")).split())
     return hide_homes(redact(hide_user_text(one)))[:500]
 
 

@@ -171,15 +171,11 @@ class _Converter:
         if at - address != size:
             raise self.bad(f"its blocks have {at - address} bytes together, the segment {size}")
         return Segment(
-            device=self.number(table, "device", 0),
-            address=address,
-            size=size,
-            stream=self.number(table, "stream", 0, least=-_TOO_BIG),
-            is_small=kind == "small",
-            pool=self.pool(table.get("segment_pool_id", DEFAULT_POOL)),
-            is_expandable=table.get("is_expandable") is True,
+            device=self.number(table, "device", 0), address=address, size=size,
+            stream=self.number(table, "stream", 0, least=-_TOO_BIG), is_small=kind == "small",
+            pool=self.pool(table.get("segment_pool_id", DEFAULT_POOL)), is_expandable=table.get("is_expandable") is True,
             blocks=tuple(blocks),
-        )
+        )  # fmt: skip
 
     def pool(self, value: object) -> tuple[int, int]:
         """Two numbers; (0, 0) is everybody's."""

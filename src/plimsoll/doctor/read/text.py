@@ -113,26 +113,10 @@ SAMPLED_LINES, SAMPLED_BYTES = 2_000, 1 << 10
 
 PERIODIC = b"Avg prompt throughput"
 TELLING: tuple[bytes, ...] = (
-    b"Traceback (most",
-    b"ERROR",
-    b"CRITICAL",
-    b"out of memory",
-    b"Out of memory",
-    b"OutOfMemory",
-    b"LLM engine (v",
-    b"API server version",
-    b"non-default args",
-    b"Available KV cache memory",
-    b"died unexpectedly",
-    b"Killed",
-    b"preempted by",
-    b"[shutdown]",
-    b"SIGTERM",
-    b"Segmentation fault",
-    b"NCCL WARN",
-    b"NVRM: Xid",
-    b"plimsoll: survive: ",
-)
+    b"Traceback (most", b"ERROR", b"CRITICAL", b"out of memory", b"Out of memory", b"OutOfMemory", b"LLM engine (v",
+    b"API server version", b"non-default args", b"Available KV cache memory", b"died unexpectedly", b"Killed", b"preempted by",
+    b"[shutdown]", b"SIGTERM", b"Segmentation fault", b"NCCL WARN", b"NVRM: Xid", b"plimsoll: survive: ",
+)  # fmt: skip
 
 
 class Chunk(NamedTuple):

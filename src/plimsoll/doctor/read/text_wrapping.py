@@ -6,9 +6,9 @@ hold one of docker, and that one a stamp.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable
-from functools import cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -43,35 +43,16 @@ class ParsedLine(NamedTuple):
     text: str
 
 
-@cache
-def _process() -> re.Pattern[str]:
-    return re.compile(_PROCESS)
-
-
-@cache
-def _own() -> re.Pattern[str]:
-    return re.compile(_OWN)
-
-
-@cache
-def _rank() -> re.Pattern[str]:
-    return re.compile(r"\[rank(\d{1,5})\]: ?")
-
-
-@cache
-def _collision() -> re.Pattern[str]:
-    # A process that names itself, or a whole prefix, right after what somebody else was writing.
-    process, own = (re.sub(r"\?P<\w+>", "?:", one) for one in (_PROCESS, _OWN))
-    return re.compile(rf"(?<![\s(]){process} (?:{own})?|(?<![(\"'`])(?:{process} )?{own}")
+_PROCESS_RE = re.compile(_PROCESS)
+_OWN_RE = re.compile(_OWN)
+_RANK_RE = re.compile(r"\[rank(\d{1,5})\]: ?")
 
 
 _OWN_WORDS = ("DEBUG ", "INFO ", "WARNING ", "ERROR ", "CRITICAL ")
-
-
-@cache
-def _foreign() -> re.Pattern[str]:
-    names = "|".join(LEVELS)
-    return re.compile(rf"[\s|\-\[(]{{0,6}}(?P<level>{names})\b(?:[\])]? ?[:|\-]|[\])]|\s{{1,8}}[|\[])")
+# A process that names itself, or a whole prefix, right after what somebody else was writing.
+_BARE_PROCESS, _BARE_OWN = (re.sub(r"\?P<\w+>", "?:", pattern) for pattern in (_PROCESS, _OWN))
+_COLLISION_RE = re.compile(rf"(?<![\s(]){_BARE_PROCESS} (?:{_BARE_OWN})?|(?<![(\"'`])(?:{_BARE_PROCESS} )?{_BARE_OWN}")
+_FOREIGN_RE = re.compile(rf"[\s|\-\[(]{{0,6}}(?P<level>{'|'.join(LEVELS)})\b(?:[\])]? ?[:|\-]|[\])]|\s{{1,8}}[|\[])")
 
 
 def said(text: str) -> ParsedLine:
@@ -80,23 +61,23 @@ def said(text: str) -> ParsedLine:
     if text[:1] == " " and (bare := text.lstrip(" "))[:1] in "(DIWEC" and is_prefixed(bare):
         text = bare  # the whole log was indented to post it
     for _ in range(3):  # Ray's prefix may stand before the process's own, which says more
-        if not text.startswith("(") or (match := _process().match(text)) is None:
+        if not text.startswith("(") or (match := _PROCESS_RE.match(text)) is None:
             break
         found = match["process"]
         if not process or not found.startswith("pid="):
             process = found
         text = text[match.end() + 1 :] if text.startswith(" ", match.end()) else text[match.end() :]
-    if text.startswith("[rank") and (match := _rank().match(text)):
+    if text.startswith("[rank") and (match := _RANK_RE.match(text)):
         process = process or f"rank{match[1]}"
         text = text[match.end() :]
-    if text[:1] in "DIWEC" and (match := _own().match(text)):
+    if text[:1] in "DIWEC" and (match := _OWN_RE.match(text)):
         return ParsedLine(process, match["level"], match["stamp"], text[match.end() :])
     return ParsedLine(process, foreign_level(text), "", text)
 
 
 def is_prefixed(text: str) -> bool:
     """Whether the line begins as vLLM's own do."""
-    return _process().match(text) is not None or _own().match(text) is not None
+    return _PROCESS_RE.match(text) is not None or _OWN_RE.match(text) is not None
 
 
 def foreign_level(text: str) -> str:
@@ -106,7 +87,7 @@ def foreign_level(text: str) -> str:
         return {"I": "INFO", "W": "WARNING", "E": "ERROR", "F": "CRITICAL"}[text[1]]  # torch: [W1115 08:00:00.0 file.cpp:1]
     if first not in "TDINWECF|-[( " or first == "":
         return ""
-    match = _foreign().match(text)
+    match = _FOREIGN_RE.match(text)
     return LEVELS[match["level"]] if match else ""
 
 
@@ -114,7 +95,7 @@ def apart(text: str) -> list[str]:
     """The text cut where another process's message begins in the middle of it: two writers shared one terminal."""
     if "pid=" not in text and not any(word in text for word in _OWN_WORDS):
         return [text]
-    cuts = [match.start() for match in _collision().finditer(text) if match.start() > 0][:MOST_PARTS]
+    cuts = [match.start() for match in _COLLISION_RE.finditer(text) if match.start() > 0][:MOST_PARTS]
     if not cuts:
         return [text]
     return [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
@@ -125,40 +106,30 @@ def apart(text: str) -> list[str]:
 _PIECES = 400  # of one line, from its end
 
 
-@cache
-def _colours() -> re.Pattern[str]:
-    # The escape itself, or what is left of it where a collector or a copy spelled it out.
-    return re.compile(
-        r"(?:\x1b|\^\[|\\u001[bB]|\\x1[bB]|\\033|#033)\[[0-9;:?]{0,24}[A-Za-z]|\x1b\][^\x07\x1b]{0,400}(?:\x07|\x1b\\)|\x1b[()][0-9A-B]"
-    )
-
-
-@cache
-def _lost_escape() -> re.Pattern[str]:
-    # "[0;36m(APIServer pid=1)[0;0m text": the escape character was lost on the way.
-    return re.compile(r"(?:^|(?<=\)))\[(?:\d{1,2};){0,2}\d{1,2}m|\[(?:\d{1,2};){0,2}\d{1,2}m(?=\()")
-
-
-@cache
-def _progress() -> re.Pattern[str]:
-    return re.compile(
-        r"\d{1,3}%(?:\s{0,3}\||\s{1,3}Completed)|\d{1,9}/\d{1,9} {1,3}\[|\d(?:it/s|s/it)\b|"
-        r"^\s{0,8}\d{1,3}(?:\.\d{1,2})?%\s{0,4}$"
-    )
+# The escape itself, or what is left of it where a collector or a copy spelled it out.
+_COLOURS_RE = re.compile(
+    r"(?:\x1b|\^\[|\\u001[bB]|\\x1[bB]|\\033|#033)\[[0-9;:?]{0,24}[A-Za-z]|\x1b\][^\x07\x1b]{0,400}(?:\x07|\x1b\\)|\x1b[()][0-9A-B]"
+)
+# [0;36m(APIServer pid=1)[0;0m text": the escape character was lost on the way.
+_LOST_ESCAPE_RE = re.compile(r"(?:^|(?<=\)))\[(?:\d{1,2};){0,2}\d{1,2}m|\[(?:\d{1,2};){0,2}\d{1,2}m(?=\()")
+_PROGRESS_RE = re.compile(
+    r"\d{1,3}%(?:\s{0,3}\||\s{1,3}Completed)|\d{1,9}/\d{1,9} {1,3}\[|\d(?:it/s|s/it)\b|"
+    r"^\s{0,8}\d{1,3}(?:\.\d{1,2})?%\s{0,4}$"
+)
 
 
 def without_colours(text: str) -> str:
     """The text without terminal escapes."""
     if "\x1b" in text or "^[[" in text or "\\u001" in text or "\\x1" in text or "\\033[" in text or "#033[" in text:
-        text = _colours().sub("", text)
+        text = _COLOURS_RE.sub("", text)
     if "m(" in (start := text[:200]) or ")[" in start or start.startswith("["):
-        text = _lost_escape().sub("", text)
+        text = _LOST_ESCAPE_RE.sub("", text)
     return text
 
 
 def is_progress(text: str) -> bool:
     """Whether this is one frame of a progress bar and no message."""
-    return _progress().search(text[:400]) is not None and "rror" not in text and "ERROR" not in text
+    return _PROGRESS_RE.search(text[:400]) is not None and "rror" not in text and "ERROR" not in text
 
 
 def shown(text: str) -> list[str]:
@@ -213,59 +184,23 @@ class LineFormat(NamedTuple):
     field: str = ""  # '"textPayload": ' of JSON with a line for each field: the others are not the program's words
 
 
-@cache
-def _cri() -> re.Pattern[str]:
-    return re.compile(rf"({_STAMPED}) (?:stdout|stderr) ([FP])(?::[^ ]{{0,20}})?(?: |$)")
+_CRI_RE = re.compile(rf"({_STAMPED}) (?:stdout|stderr) ([FP])(?::[^ ]{{0,20}})?(?: |$)")
+_STAMP_RE = re.compile(rf"({_STAMPED})(?: |\t|$)")
+_SYSLOG_RE = re.compile(r"(?P<host>[\w.\-]{1,64}) (?P<unit>[\w.@/\-]{1,64})(?:\[(?P<pid>\d{1,10})\])?: ?")
+_JOURNAL_RE = re.compile(r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d{1,6})? ")
+_COMPOSE_RE = re.compile(r"(?P<service>[A-Za-z0-9][\w.\-]{0,80}?(?P<number>[_-]\d{1,4})?) {0,40}\| ?")
+_POD_RE = re.compile(r"\[pod/(?P<name>[\w.\-]{1,120}/[\w.\-]{1,120})\] ?")
+_BRACKETED_RE = re.compile(rf"\[({_STAMPED})\] ?")
+_LEVELLED_RE = re.compile(rf'"(?:{"|".join(_JSON_LEVEL)})"\s{{0,4}}:\s{{0,4}}"(\w{{1,20}})"')
+_WORD_RE = re.compile(r"[A-Za-z][\w.\-]{1,60}: ?(?=\S|$)|\[[A-Za-z][\w.\-/ ]{0,40}\] ?")
 
 
-@cache
-def _stamp() -> re.Pattern[str]:
-    return re.compile(rf"({_STAMPED})(?: |\t|$)")
-
-
-@cache
-def _syslog() -> re.Pattern[str]:
-    return re.compile(r"(?P<host>[\w.\-]{1,64}) (?P<unit>[\w.@/\-]{1,64})(?:\[(?P<pid>\d{1,10})\])?: ?")
-
-
-@cache
-def _journal() -> re.Pattern[str]:
-    return re.compile(r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d{1,6})? ")
-
-
-@cache
-def _compose() -> re.Pattern[str]:
-    return re.compile(r"(?P<service>[A-Za-z0-9][\w.\-]{0,80}?(?P<number>[_-]\d{1,4})?) {0,40}\| ?")
-
-
-@cache
-def _pod() -> re.Pattern[str]:
-    return re.compile(r"\[pod/(?P<name>[\w.\-]{1,120}/[\w.\-]{1,120})\] ?")
-
-
-@cache
-def _bracketed() -> re.Pattern[str]:
-    return re.compile(rf"\[({_STAMPED})\] ?")
-
-
-@cache
-def _levelled() -> re.Pattern[str]:
-    return re.compile(rf'"(?:{"|".join(_JSON_LEVEL)})"\s{{0,4}}:\s{{0,4}}"(\w{{1,20}})"')
-
-
-@cache
-def _word() -> re.Pattern[str]:
-    return re.compile(r"[A-Za-z][\w.\-]{1,60}: ?(?=\S|$)|\[[A-Za-z][\w.\-/ ]{0,40}\] ?")
-
-
-@cache
-def _logger() -> re.Pattern[str]:
-    """What a program that logs another's output puts between the time and the line: Python's logging, loguru."""
-    level = "DEBUG|INFO|WARNING|ERROR|CRITICAL"
-    place = r"[\w./<>]{1,100}:[\w<>]{1,60}(?::\d{1,6})?"
-    tag = r"(?:\[[A-Za-z][\w.\-]{0,30}\] )?"
-    python = rf"(?:- )?(?:[\w.\-<>]{{1,80}} - )?(?P<level>{level}) - (?:{place} - )?{tag}"
-    return re.compile(rf"{python}|\| (?P<loguru>{level}) {{0,8}}\| {place} - ")
+# What a program that logs another's output puts between the time and the line: Python's logging, loguru.
+_LOGGED_LEVEL, _LOGGED_PLACE = "DEBUG|INFO|WARNING|ERROR|CRITICAL", r"[\w./<>]{1,100}:[\w<>]{1,60}(?::\d{1,6})?"
+_LOGGER_RE = re.compile(
+    rf"(?:- )?(?:[\w.\-<>]{{1,80}} - )?(?P<level>{_LOGGED_LEVEL}) - (?:{_LOGGED_PLACE} - )?(?:\[[A-Za-z][\w.\-]{{0,30}}\] )?"
+    rf"|\| (?P<loguru>{_LOGGED_LEVEL}) {{0,8}}\| {_LOGGED_PLACE} - "
+)
 
 
 def unwrapped(text: str, habits: LineFormat, *, up_to_record: bool = False) -> list[UnwrappedLine]:
@@ -303,23 +238,23 @@ def _one_off(text: str, habits: LineFormat) -> UnwrappedLine | None:
     if first.isdigit():
         return _of_stamp(text) or (_of_compose(text, habits) if "|" in text[:130] else None)
     if first == "[":
-        if match := _pod().match(text):
+        if match := _POD_RE.match(text):
             return UnwrappedLine(text[match.end() :], match["name"])
-        if match := _bracketed().match(text):
+        if match := _BRACKETED_RE.match(text):
             return UnwrappedLine(text[match.end() :], stamp=match[1])
         return None
     if first == ">" and habits.quoted:
         return UnwrappedLine(text[2:] if text.startswith("> ") else text[1:])
     if not first.isalpha():
         return None
-    if text[3:4] == " " and (match := _journal().match(text)) and (unit := _syslog().match(text, match.end())):
+    if text[3:4] == " " and (match := _JOURNAL_RE.match(text)) and (unit := _SYSLOG_RE.match(text, match.end())):
         return UnwrappedLine(text[unit.end() :], unit["unit"], match[0].strip())
     return _of_compose(text, habits) if "|" in text[:130] else None
 
 
 def _of_compose(text: str, habits: LineFormat) -> UnwrappedLine | None:
     """A line of `docker compose logs`: the service with its number, or a name this file is known to use as one."""
-    match = _compose().match(text)
+    match = _COMPOSE_RE.match(text)
     if match is None or not (match["number"] or match["service"] in habits.services):
         return None
     return UnwrappedLine(text[match.end() :], match["service"])
@@ -329,15 +264,15 @@ def _of_stamp(text: str) -> UnwrappedLine | None:
     """A line that begins with the date: CRI, `docker logs -t`, `kubectl logs --timestamps`, GitHub Actions, syslog."""
     if text[4:5] != "-":
         return None
-    if match := _cri().match(text):
+    if match := _CRI_RE.match(text):
         return UnwrappedLine(text[match.end() :], stamp=match[1], goes_on=match[2] == "P", is_record=True)
-    match = _stamp().match(text)
+    match = _STAMP_RE.match(text)
     if match is None:
         return None
     # Without a process number "host unit:" could as well be "CUDA error:".
-    if (unit := _syslog().match(text, match.end())) and (unit["pid"] or unit["unit"] == "kernel"):
+    if (unit := _SYSLOG_RE.match(text, match.end())) and (unit["pid"] or unit["unit"] == "kernel"):
         return UnwrappedLine(text[unit.end() :], unit["unit"], match[1])
-    if text.startswith(("- ", "| "), match.end()) and (logger := _logger().match(text, match.end())):
+    if text.startswith(("- ", "| "), match.end()) and (logger := _LOGGER_RE.match(text, match.end())):
         return UnwrappedLine(text[logger.end() :], stamp=match[1], level=logger["level"] or logger["loguru"])
     return UnwrappedLine(text[match.end() :], stamp=match[1])
 
@@ -346,8 +281,6 @@ def _of_json(text: str) -> UnwrappedLine | None:
     """One JSON object with the message in a field of its own."""
     if text[1:2] not in ('"', " ") or not text.rstrip().endswith("}"):
         return None
-    import json
-
     try:
         tree = json.loads(text)
     except (ValueError, RecursionError):
@@ -378,8 +311,6 @@ def _of_field(text: str, field: str) -> str | None:
     bare = text.strip().removesuffix(",")
     if not bare.startswith(field):
         return None
-    import json
-
     try:
         said = json.loads(bare.removeprefix(field))
     except ValueError:
@@ -419,7 +350,7 @@ def habits_of(sample: Iterable[str]) -> LineFormat:
     bare = [line[2:] if quoted and line.startswith("> ") else line for line in lines]
     services: dict[str, list[str]] = {}
     for line in bare:
-        if "|" in line[:130] and (match := _compose().match(line)):
+        if "|" in line[:130] and (match := _COMPOSE_RE.match(line)):
             services.setdefault(match["service"], []).append(line[match.end() :])
     most = sum(map(len, services.values())) >= max(3, 0.6 * len(bare)) and len(services) <= 40
     # A table has words and bars as well; what speaks like vLLM behind them is a server.
@@ -427,12 +358,12 @@ def habits_of(sample: Iterable[str]) -> LineFormat:
     known = {name for name in known if any(map(str.strip, services[name]))}  # a server says something behind its name
     words: dict[str, int] = {}
     for line in bare:
-        if match := _word().match(line):
+        if match := _WORD_RE.match(line):
             words[match[0]] = words.get(match[0], 0) + 1
     word = max(words, key=lambda one: words[one], default="")
     if word.strip("[]: ").upper() in LEVELS or words.get(word, 0) < max(3, 0.9 * len(bare)):
         word = ""
-    levels = [match[1] for line in lines if line.startswith("{") and (match := _levelled().search(line))]
+    levels = [match[1] for line in lines if line.startswith("{") and (match := _LEVELLED_RE.search(line))]
     one_level = len(levels) >= 8 and len(set(levels)) == 1
     return LineFormat(frozenset(known), word, quoted, one_level, _width_of(lines), _field_of(lines))
 

@@ -38,17 +38,15 @@ def other(case: FailureCase) -> Explanation:
     elif code is Code.OTHER_ENGINE_ERROR and exception is not None and exception.name:
         because = f"{exception.name} was raised{_where(exception)}, and nothing in the log points to memory"
     elif code is Code.OTHER_STOPPED_BY_OPERATOR and ServerProgress.UNKNOWN < case.facts.progress < ServerProgress.SERVING:
-        because, remedy = _stopped_while_starting(because, remedy)
+        why = "`failed liveness probe` there says that the start got too little time"
+        asks = Remedy("kubectl describe pod NAME, and give that to doctor, too", why)
+        because, remedy = (
+            f"{because}; it was still starting then, and a probe that gives up sends the same signal",
+            (asks, *remedy),
+        )
     elif code is Code.OTHER_INSTALLATION and (missing := re.search(_NO_MODULE, case.line)):
         because, remedy = _missing(missing[1])
     return Explanation(title, because, remedy, () if code.is_memory else _NOT_MEMORY)
-
-
-def _stopped_while_starting(because: str, remedy: Sequence[Remedy]) -> tuple[str, tuple[Remedy, ...]]:
-    """A server that never came up: it may have been wanted, and a probe that gave up sends the same signal."""
-    why = "`failed liveness probe` there says that the start got too little time"
-    asks = Remedy("kubectl describe pod NAME, and give that to doctor, too", why)
-    return f"{because}; it was still starting then, and a probe that gives up sends the same signal", (asks, *remedy)
 
 
 def _missing(module: str) -> tuple[str, tuple[Remedy, ...]]:
@@ -397,27 +395,16 @@ def _fitting(case: FailureCase, given: int) -> int:
 
 
 EXPLAIN: dict[Code, Callable[[FailureCase], Explanation]] = {
-    Code.STARTUP_WEIGHTS_DO_NOT_FIT: start.weights,
-    Code.STARTUP_FREE_MEMORY_CHECK: start.free_memory,
-    Code.STARTUP_PROFILE_RUN: start.profile_run,
-    Code.STARTUP_PROFILE_NEIGHBOUR: start.profile_neighbour,
-    Code.STARTUP_NO_CACHE_BLOCKS: no_cache_blocks,
-    Code.STARTUP_CONTEXT_TOO_LONG: context_too_long,
-    Code.STARTUP_KV_ALLOCATION: kv_allocation,
-    Code.STARTUP_GRAPH_CAPTURE: start.graph_capture,
-    Code.STARTUP_SAMPLER_WARMUP: start.sampler_warmup,
-    Code.STARTUP_BAD_FLAG: start.bad_flag,
-    Code.RUNTIME_FORWARD: runtime.forward,
-    Code.RUNTIME_LOGITS: runtime.logits,
-    Code.RUNTIME_MULTIMODAL: runtime.multimodal,
-    Code.RUNTIME_LORA: runtime.lora,
-    Code.RUNTIME_NEIGHBOUR: runtime.neighbour,
-    Code.RUNTIME_WAKE_UP: runtime.wake_up,
-    Code.RUNTIME_COLLECTIVES: runtime.collectives,
-    Code.ALLOCATOR_FRAGMENTATION: runtime.fragmentation,
-    Code.HOST_OUT_OF_MEMORY: runtime.host,
-    Code.KV_PREEMPTION_STORM: runtime.preemption,
-}
+    Code.STARTUP_WEIGHTS_DO_NOT_FIT: start.weights, Code.STARTUP_FREE_MEMORY_CHECK: start.free_memory,
+    Code.STARTUP_PROFILE_RUN: start.profile_run, Code.STARTUP_PROFILE_NEIGHBOUR: start.profile_neighbour,
+    Code.STARTUP_NO_CACHE_BLOCKS: no_cache_blocks, Code.STARTUP_CONTEXT_TOO_LONG: context_too_long,
+    Code.STARTUP_KV_ALLOCATION: kv_allocation, Code.STARTUP_GRAPH_CAPTURE: start.graph_capture,
+    Code.STARTUP_SAMPLER_WARMUP: start.sampler_warmup, Code.STARTUP_BAD_FLAG: start.bad_flag,
+    Code.RUNTIME_FORWARD: runtime.forward, Code.RUNTIME_LOGITS: runtime.logits, Code.RUNTIME_MULTIMODAL: runtime.multimodal,
+    Code.RUNTIME_LORA: runtime.lora, Code.RUNTIME_NEIGHBOUR: runtime.neighbour, Code.RUNTIME_WAKE_UP: runtime.wake_up,
+    Code.RUNTIME_COLLECTIVES: runtime.collectives, Code.ALLOCATOR_FRAGMENTATION: runtime.fragmentation,
+    Code.HOST_OUT_OF_MEMORY: runtime.host, Code.KV_PREEMPTION_STORM: runtime.preemption,
+}  # fmt: skip
 
 
 def build_finding(case: FailureCase, evidence: Sequence[Evidence], severity: Severity = Severity.CRITICAL) -> Finding:

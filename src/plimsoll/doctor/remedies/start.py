@@ -114,7 +114,12 @@ def _at(case: FailureCase) -> str:
 
 def profile_run(case: FailureCase) -> Explanation:
     """The trial run before the cache is sized."""
-    tokens, multimodal = case.max_num_batched_tokens, _is_multimodal(case)
+    frames = case.symptom.exception.frames if case.symptom.exception is not None else ()
+    words = ("vision", "image", "multimodal", "mm_encoder", "video", "audio", "visual", "_vl")
+    tokens, multimodal = (
+        case.max_num_batched_tokens,
+        any(word in (frame.function + frame.file).lower() for frame in frames for word in words),
+    )
     because = f"the trial run that measures memory failed: {asked(case)}. It runs one full batch"
     because += f" of {format_count(tokens)} tokens" if tokens else " (--max-num-batched-tokens)"
     because += " with the largest images or videos the model takes" if multimodal else ""
@@ -138,12 +143,6 @@ def profile_run(case: FailureCase) -> Explanation:
         "--kv-cache-dtype, --block-size, prefix caching: there is no cache yet",
     ]
     return Explanation("the trial run that measures memory did not fit", because, unique(remedy), not_remedies)
-
-
-def _is_multimodal(case: FailureCase) -> bool:
-    frames = case.symptom.exception.frames if case.symptom.exception is not None else ()
-    words = ("vision", "image", "multimodal", "mm_encoder", "video", "audio", "visual", "_vl")
-    return any(word in (frame.function + frame.file).lower() for frame in frames for word in words)
 
 
 def profile_neighbour(case: FailureCase) -> Explanation:

@@ -147,20 +147,13 @@ def read_survival(found: object) -> Survival | None:
     tokens, sequences = _table(found.get("tokens_per_step")), _table(found.get("sequences"))
     why = found.get("why")
     return Survival(
-        armed=_yes_or_no(found.get("armed")),
-        why=why[:LONGEST_WHY] if isinstance(why, str) else "",
-        contained=_number(found.get("contained")),
-        aborted=_number(found.get("aborted")),
-        recomputed_tokens=_number(found.get("recomputed_tokens")),
-        stalled_s=_number(found.get("stalled_s")),
-        last=_last(found.get("last")),
-        tokens_now=_number(tokens.get("now")),
-        tokens_start=_number(tokens.get("start")),
-        sequences_now=_number(sequences.get("now")),
-        sequences_start=_number(sequences.get("start")),
-        limping=_yes_or_no(found.get("limping")),
-        storm=_yes_or_no(found.get("storm")),
-    )
+        armed=_yes_or_no(found.get("armed")), why=why[:LONGEST_WHY] if isinstance(why, str) else "",
+        contained=_number(found.get("contained")), aborted=_number(found.get("aborted")),
+        recomputed_tokens=_number(found.get("recomputed_tokens")), stalled_s=_number(found.get("stalled_s")),
+        last=_last(found.get("last")), tokens_now=_number(tokens.get("now")), tokens_start=_number(tokens.get("start")),
+        sequences_now=_number(sequences.get("now")), sequences_start=_number(sequences.get("start")),
+        limping=_yes_or_no(found.get("limping")), storm=_yes_or_no(found.get("storm")),
+    )  # fmt: skip
 
 
 def _last(found: object) -> LastFailure | None:
@@ -168,14 +161,11 @@ def _last(found: object) -> LastFailure | None:
         return None
     site, kind = found.get("site"), found.get("kind")
     return LastFailure(
-        age_s=_number(found.get("age_s")),
-        site=site if isinstance(site, str) and site in SITES else UNKNOWN_SITE,
-        tokens=_number(found.get("tokens")),
-        requests=_number(found.get("requests")),
-        asked_bytes=_number(found.get("asked_bytes")),
-        free_bytes=_number(found.get("free_bytes")),
+        age_s=_number(found.get("age_s")), site=site if isinstance(site, str) and site in SITES else UNKNOWN_SITE,
+        tokens=_number(found.get("tokens")), requests=_number(found.get("requests")),
+        asked_bytes=_number(found.get("asked_bytes")), free_bytes=_number(found.get("free_bytes")),
         kind=kind if isinstance(kind, str) and kind in KINDS else "",
-    )
+    )  # fmt: skip
 
 
 def _table(found: object) -> Mapping[str, Any]:
@@ -502,7 +492,7 @@ def _cleared(timeline: LogTimeline, said: ContainedLines) -> set[int]:
     deaths = [hit.at for hit in timeline.hits if hit.text.role is Role.DEATH and hit.text.name != "worker-exception"]
     found: set[int] = set()
     for place, one in enumerate(timeline.exceptions):
-        if not _is_memory(one):
+        if not (one.name == "OutOfMemoryError" or "ut of memory" in one.message or "ALLOC_FAILED" in one.message):
             continue
         survived = ends.after(one.at, one.process)
         if survived is None and ends.before(one.first, one.process):
@@ -518,10 +508,6 @@ def _cleared(timeline: LogTimeline, said: ContainedLines) -> set[int]:
         if place in found and cause is not None:
             found.add(cause)
     return found
-
-
-def _is_memory(one: LoggedException) -> bool:
-    return one.name == "OutOfMemoryError" or "ut of memory" in one.message or "ALLOC_FAILED" in one.message
 
 
 def _is_cleared(timeline: LogTimeline, hit: Hit, tracebacks: Sequence[LoggedException], ends: _StepEnds) -> bool:
@@ -550,7 +536,7 @@ def finding_of_contained(
     """runtime.contained, with what it takes to make it impossible on this server."""
     failures = said.failures
     sites = Counter(one.site for one in said.contained or said.aborted)  # an aborted request's step is counted once
-    worst = max((_figures(one) for one in failures), key=_missing)
+    worst = max((OomFigures(tried=one.asked, free=one.free) for one in failures), key=_missing)
     told = max(ooms, key=_missing, default=worst)
     oom = (told if _missing(told) >= _missing(worst) else worst)._replace(total=told.total)
     case = FailureCase(Symptom(failures[-1].at, Code.RUNTIME_CONTAINED, SURE, oom=oom), facts, "")
@@ -566,10 +552,6 @@ def finding_of_contained(
     runs = "The server lives" if is_alive else "The server survived that; what ended it later is told beside it"
     because = f"{'; '.join(_because(said, sites, worst))}. {runs}"
     return Finding(Code.RUNTIME_CONTAINED, Severity.WARNING, SURE, TITLE, because, tuple(proof), remedy, NOT_REMEDIES)
-
-
-def _figures(one: ContainedFailure) -> OomFigures:
-    return OomFigures(tried=one.asked, free=one.free)
 
 
 def _missing(oom: OomFigures) -> int:

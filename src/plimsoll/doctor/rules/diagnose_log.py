@@ -244,7 +244,13 @@ def diagnose_log(log: Log, plan_for: PlanLookup, texts: Sequence[Text] = TEXTS) 
     if contained.failures and is_alive:
         verdict = verdict._replace(memory_failure=True)  # it ran out, and lived
     facts = facts_of(timeline, verdict.run)
-    is_server = verdict.progress is not ServerProgress.UNKNOWN or any((verdict.deaths, contained, _is_servers(verdict.root)))
+    is_server = verdict.progress is not ServerProgress.UNKNOWN or any(
+        (
+            verdict.deaths,
+            contained,
+            (verdict.root is not None and (verdict.root.text is None or verdict.root.text.speaker not in ("kernel", "nvml"))),
+        )
+    )
     findings: list[Finding] = []
     if verdict.root is not None:
         findings += _of_root(timeline, verdict, facts, plan_for)
@@ -282,16 +288,9 @@ def diagnose_log(log: Log, plan_for: PlanLookup, texts: Sequence[Text] = TEXTS) 
     last = next((evidence(log, at) for at in range(len(log.lines) - 1, -1, -1) if log.lines[at].text.strip()), None)
     remarks += remarks_on(timeline, verdict, last, memory=memory, has_findings=bool(findings), is_server=is_server)
     return LogDiagnosis(
-        log.source,
-        tuple(findings),
-        memory if is_server else None,
-        shown,
-        tuple(_asks(verdict, facts)),
-        is_server,
-        kinds,
-        tuple(around),
-        tuple(hide_user_text(redact(remark)) for remark in remarks),
-    )
+        log.source, tuple(findings), memory if is_server else None, shown, tuple(_asks(verdict, facts)), is_server, kinds,
+        tuple(around), tuple(hide_user_text(redact(remark)) for remark in remarks),
+    )  # fmt: skip
 
 
 def _without_strangers(timeline: LogTimeline, verdict: LogVerdict) -> LogVerdict:
@@ -302,18 +301,15 @@ def _without_strangers(timeline: LogTimeline, verdict: LogVerdict) -> LogVerdict
     return verdict._replace(root=None, memory_failure=None)
 
 
-def _is_servers(root: Symptom | None) -> bool:
-    """Whether a complaint can only stand in a server's log: the kernel and the driver speak in logs of their own."""
-    return root is not None and (root.text is None or root.text.speaker not in ("kernel", "nvml"))
-
-
 def _of_root(timeline: LogTimeline, verdict: LogVerdict, facts: LogFacts, plan_for: PlanLookup) -> Iterator[Finding]:
     root = verdict.root
     assert root is not None
     if root.oom is not None and root.oom.total is not None and facts.measured.total_bytes is None:
         facts = facts._replace(measured=facts.measured._replace(total_bytes=root.oom.total))
     plan = plan_for(facts) if root.code in PLANNED and not verdict.stopped else None
-    case = FailureCase(root, facts, _whole(timeline, root), plan)
+    lines = timeline.log.lines[root.at : root.at + 6]
+    text = lines[0].text + "\n" + " ".join(line.text for line in lines)
+    case = FailureCase(root, facts, f"{text}\n{root.exception.message}" if root.exception is not None else text, plan)
     severity = Severity.INFO if verdict.stopped else Severity.CRITICAL
     yield build_finding(case, list(_proof(timeline, root, verdict.deaths)), severity)
     if case.oom.is_fragmented and root.code is not Code.ALLOCATOR_FRAGMENTATION:
@@ -328,13 +324,6 @@ def _with_containment(timeline: LogTimeline, found: Finding, contained: Containe
     proof = [evidence(timeline.log, one.at) for one in contained.given_up[-1:]]
     reason = printable(hide_user_text(redact(contained.not_armed[-1].text))).strip() if contained.not_armed else ""
     return with_containment(found, contained, proof, reason)
-
-
-def _whole(timeline: LogTimeline, root: Symptom) -> str:
-    """The line that names the cause and what belongs to it: a message may go on, and figures may stand a line away."""
-    lines = timeline.log.lines[root.at : root.at + 6]
-    text = lines[0].text + "\n" + " ".join(line.text for line in lines)
-    return f"{text}\n{root.exception.message}" if root.exception is not None else text
 
 
 def _proof(timeline: LogTimeline, root: Symptom, deaths: Sequence[Hit]) -> Iterator[Evidence]:

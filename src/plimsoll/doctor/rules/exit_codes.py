@@ -55,9 +55,7 @@ _PLAIN: dict[int, _Meaning] = {
     1: _Meaning("Exit code 1: the start failed, or an error ended the server.", _ABOVE),
     2: _Meaning(
         "Exit code 2: the command line was refused; vLLM's parser ends like this before anything is loaded.",
-        "which option it was: the line `error: ...` above names it; other programs use 2 as well",
-        Code.STARTUP_BAD_FLAG,
-        0.5,
+        "which option it was: the line `error: ...` above names it; other programs use 2 as well", Code.STARTUP_BAD_FLAG, 0.5,
         "the command line was refused",
         remedy=(Remedy("run `plimsoll flags -- <the command>`", "it names the option and what replaces it"),),
         not_a_remedy=("memory settings: nothing was loaded",),
@@ -65,34 +63,21 @@ _PLAIN: dict[int, _Meaning] = {
     3: _Meaning("Exit code 3: uvicorn ends like this when the application could not start.", _ABOVE),
     124: _Meaning(
         "Exit code 124: the command `timeout` ended it after its time was over.",
-        "that anything failed: the limit may simply have been too short",
-        Code.OTHER_STOPPED_BY_OPERATOR,
-        0.6,
-        "a time limit ended the server",
-        Severity.WARNING,
-        _OPERATOR,
+        "that anything failed: the limit may simply have been too short", Code.OTHER_STOPPED_BY_OPERATOR, 0.6,
+        "a time limit ended the server", Severity.WARNING, _OPERATOR,
     ),
     125: _Meaning(
         "Exit code 125: docker itself failed before the container ran (options, runtime, image).",
-        "anything about vLLM, which never ran",
-        Code.OTHER_INSTALLATION,
-        0.6,
-        "the container could not be created",
+        "anything about vLLM, which never ran", Code.OTHER_INSTALLATION, 0.6, "the container could not be created",
         remedy=(Remedy("read docker's own message", "a missing NVIDIA container runtime is the usual one"),),
     ),
     126: _Meaning(
-        "Exit code 126: the command was found and could not be executed.",
-        "anything about vLLM, which never ran",
-        Code.OTHER_INSTALLATION,
-        0.8,
-        "the command could not be executed",
+        "Exit code 126: the command was found and could not be executed.", "anything about vLLM, which never ran",
+        Code.OTHER_INSTALLATION, 0.8, "the command could not be executed",
         remedy=(Remedy("check the file's rights and whether it is made for this machine (x86 or ARM)", "it never ran"),),
     ),
     127: _Meaning(
-        "Exit code 127: the command was not found.",
-        "anything about vLLM, which never ran",
-        Code.OTHER_INSTALLATION,
-        0.8,
+        "Exit code 127: the command was not found.", "anything about vLLM, which never ran", Code.OTHER_INSTALLATION, 0.8,
         "the command was not found",
         remedy=(Remedy("check the image, the PATH and the virtual environment", "`vllm` is not where it was looked for"),),
     ),
@@ -101,48 +86,32 @@ _PLAIN: dict[int, _Meaning] = {
         "Exit code 255: an exit value out of range (-1), or a wrapper (ssh, a shell, a runtime) that failed itself.",
         "anything about the cause; many programs use it for every error",
     ),
-}
+}  # fmt: skip
 
 _BY_SIGNAL: dict[int, _Meaning] = {
     1: _Meaning(
-        "the terminal or session that started it was closed",
-        "that anything failed",
-        Code.OTHER_STOPPED_BY_OPERATOR,
-        0.6,
-        "the server ended with its terminal (SIGHUP)",
-        Severity.WARNING,
+        "the terminal or session that started it was closed", "that anything failed", Code.OTHER_STOPPED_BY_OPERATOR, 0.6,
+        "the server ended with its terminal (SIGHUP)", Severity.WARNING,
         (Remedy("start it from systemd, docker or with nohup", "it then outlives the session"), *_OPERATOR),
     ),
     2: _Meaning(
         "somebody or a script sent an interrupt (Ctrl-C)",
-        "that it was wanted, or why: a script may interrupt a server that is slow",
-        Code.OTHER_STOPPED_BY_OPERATOR,
-        0.8,
-        "the server was interrupted (SIGINT)",
-        Severity.INFO,
-        _OPERATOR,
+        "that it was wanted, or why: a script may interrupt a server that is slow", Code.OTHER_STOPPED_BY_OPERATOR, 0.8,
+        "the server was interrupted (SIGINT)", Severity.INFO, _OPERATOR,
     ),
     4: _Meaning(
-        "a library used an instruction that this CPU does not have",
-        "which library; the kernel log names it",
-        Code.OTHER_INSTALLATION,
-        0.6,
-        "a library is not made for this CPU (SIGILL)",
+        "a library used an instruction that this CPU does not have", "which library; the kernel log names it",
+        Code.OTHER_INSTALLATION, 0.6, "a library is not made for this CPU (SIGILL)",
         remedy=(Remedy("install builds made for this CPU", "AVX-512 builds do not run on older ones"),),
     ),
     6: _Meaning(
         "native code gave up by itself: an uncaught C++ exception, a failed check, or NCCL's watchdog",
-        "the cause, which stands in the last lines before it; a CUDA error of any kind can end like this",
-        Code.ENGINE_DEAD,
-        0.6,
-        "the server aborted in native code (SIGABRT)",
-        remedy=_NATIVE,
+        "the cause, which stands in the last lines before it; a CUDA error of any kind can end like this", Code.ENGINE_DEAD,
+        0.6, "the server aborted in native code (SIGABRT)", remedy=_NATIVE,
     ),
     7: _Meaning(
         "memory that was mapped could not be delivered; most often /dev/shm was too small (64 MiB is docker's default)",
-        "that /dev/shm was full: a model file that shrank, or a broken disk, gives the same signal",
-        Code.OTHER_BAD_CONFIG,
-        0.5,
+        "that /dev/shm was full: a model file that shrank, or a broken disk, gives the same signal", Code.OTHER_BAD_CONFIG, 0.5,
         "a bus error (SIGBUS), most often a too small /dev/shm",
         remedy=(
             Remedy("docker: --ipc=host or --shm-size 16g", "vLLM's processes pass data through /dev/shm"),
@@ -153,31 +122,21 @@ _BY_SIGNAL: dict[int, _Meaning] = {
     8: _Meaning("native code divided by zero", "where", Code.ENGINE_DEAD, 0.5, "a crash (SIGFPE)", remedy=_NATIVE),
     _KILL: _Meaning(
         "somebody sent SIGKILL: the kernel's OOM killer, the kubelet after a failed probe or a slow stop, or a person",
-        "that memory ran out: only the kernel's line, or the reason OOMKilled, shows that",
-        Code.OTHER_KILLED,
-        0.5,
+        "that memory ran out: only the kernel's line, or the reason OOMKilled, shows that", Code.OTHER_KILLED, 0.5,
         "the server was killed (SIGKILL); by whom is not known yet",
         remedy=(_KERNEL_LOG, Remedy("kubectl describe pod, or docker inspect (OOMKilled)", "they name the reason")),
         not_a_remedy=("changing memory settings before it is known who killed it",),
     ),
     11: _Meaning(
-        "native code touched memory of the host it must not touch",
-        "that memory ran out: it is a bug or a mix of libraries",
-        Code.ENGINE_DEAD,
-        0.6,
-        "the server crashed in native code (SIGSEGV)",
-        remedy=_NATIVE,
+        "native code touched memory of the host it must not touch", "that memory ran out: it is a bug or a mix of libraries",
+        Code.ENGINE_DEAD, 0.6, "the server crashed in native code (SIGSEGV)", remedy=_NATIVE,
         not_a_remedy=("GPU memory settings",),
     ),
     13: _Meaning("it wrote to a pipe that nobody read any more", "that vLLM failed: the reader of its output went first"),
     15: _Meaning(
         "somebody asked it to stop (SIGTERM): a deployment, a drain, a probe, systemctl, a person",
-        "who asked, or why; a failed liveness probe sends it too",
-        Code.OTHER_STOPPED_BY_OPERATOR,
-        0.75,
-        "the server was asked to stop (SIGTERM)",
-        Severity.INFO,
-        _OPERATOR,
+        "who asked, or why; a failed liveness probe sends it too", Code.OTHER_STOPPED_BY_OPERATOR, 0.75,
+        "the server was asked to stop (SIGTERM)", Severity.INFO, _OPERATOR,
     ),
 }  # fmt: skip
 
@@ -210,15 +169,10 @@ def _finding(code: int, meaning: _Meaning, sentence: str) -> Finding | None:
     if meaning.code is None:
         return None
     return Finding(
-        code=meaning.code,
-        severity=meaning.severity,
-        confidence=meaning.confidence,
-        title=meaning.title,
-        because=f"{sentence} It does not prove {meaning.does_not_prove}.",
-        evidence=(Evidence("exit code", str(code)),),
-        remedy=meaning.remedy,
-        not_a_remedy=meaning.not_a_remedy,
-    )
+        code=meaning.code, severity=meaning.severity, confidence=meaning.confidence, title=meaning.title,
+        because=f"{sentence} It does not prove {meaning.does_not_prove}.", evidence=(Evidence("exit code", str(code)),),
+        remedy=meaning.remedy, not_a_remedy=meaning.not_a_remedy,
+    )  # fmt: skip
 
 
 def _zero(*, stop_seen: bool | None) -> ExitVerdict:
@@ -229,16 +183,12 @@ def _zero(*, stop_seen: bool | None) -> ExitVerdict:
     if stop_seen is None:
         return ExitVerdict(None, "Exit code 0: a clean stop, or a dead engine if nobody asked it to stop.", unproven)
     meaning = _Meaning(
-        "",
-        unproven,
-        Code.ENGINE_DEAD,
-        0.6,
-        "the server ended by itself with exit code 0: its engine died",
+        "", unproven, Code.ENGINE_DEAD, 0.6, "the server ended by itself with exit code 0: its engine died",
         remedy=(
             Remedy(f"start it again, {_UNIT}", "on-failure does not fire on exit code 0"),
             Remedy("read the log upward from its end to the first error of any process", "the cause stands there"),
         ),
         not_a_remedy=("Restart=on-failure: 0 counts as success",),
-    )
+    )  # fmt: skip
     sentence = "Exit code 0 and nobody asked it to stop: vLLM ends like this when its engine died while serving."
     return ExitVerdict(_finding(0, meaning, sentence), sentence, unproven)

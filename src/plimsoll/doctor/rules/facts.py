@@ -63,12 +63,12 @@ def flags_of(text: str) -> Mapping[str, str]:
             pairs = ((name, value) for name, value in _split(inner, "=") if name in _TELLING and value != "None")
         else:
             pairs = _of_config(inner)
-        return {name: _shown(name, value) for name, value in islice(pairs, MOST_FLAGS) if _is_name(name)}
+        return {
+            name: _shown(name, value)
+            for name, value in islice(pairs, MOST_FLAGS)
+            if len(name) <= LONGEST_NAME and name.isidentifier()
+        }
     return {}
-
-
-def _is_name(name: str) -> bool:
-    return len(name) <= LONGEST_NAME and name.isidentifier()
 
 
 def _of_config(inner: str) -> Iterator[tuple[str, str]]:

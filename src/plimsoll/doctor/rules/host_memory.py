@@ -99,14 +99,9 @@ def _by_daemon(text: str, line: LogLine) -> OomKill | None:
             what = found["what"]
             total = int(found["total"]) if found["total"] else None
             return _BLANK._replace(
-                name=what,
-                process_owner=_whose_unit(what),
-                scope="host",
-                by="systemd-oomd",
-                cgroup=what,
-                host_bytes=total,
+                name=what, process_owner=_whose_unit(what), scope="host", by="systemd-oomd", cgroup=what, host_bytes=total,
                 lines=(line,),
-            )
+            )  # fmt: skip
     if "sending SIG" in text:
         found = re.search(_EARLYOOM, text)
         if found:
@@ -183,19 +178,11 @@ def _kill(pid: int, name: str, rss: int | None, event: _Event) -> OomKill:
     page = _page_bytes(event, pid, rss)
     compilers = [pages for task, pages in event.tasks.values() if process_owner(task) == "compiler"]
     return OomKill(
-        pid=pid,
-        name=name,
-        process_owner=process_owner(name),
-        scope=event.scope,
-        by="kernel",
-        rss_bytes=rss,
-        cgroup=event.cgroup,
-        limit_bytes=event.limit if event.scope == "cgroup" else None,
-        host_bytes=event.pages * page if event.pages and page else None,
-        compilers=len(compilers),
-        compiler_bytes=sum(compilers) * page if compilers and page else None,
-        lines=tuple(event.lines),
-    )
+        pid=pid, name=name, process_owner=process_owner(name), scope=event.scope, by="kernel", rss_bytes=rss,
+        cgroup=event.cgroup, limit_bytes=event.limit if event.scope == "cgroup" else None,
+        host_bytes=event.pages * page if event.pages and page else None, compilers=len(compilers),
+        compiler_bytes=sum(compilers) * page if compilers and page else None, lines=tuple(event.lines),
+    )  # fmt: skip
 
 
 def _page_bytes(event: _Event, pid: int, rss: int | None) -> int | None:
@@ -249,15 +236,11 @@ def _server(log: Log, kills: Sequence[OomKill]) -> Finding:
     more = f" {len(kills)} processes were killed in all." if len(kills) > 1 else ""
     jobs = _compilers_beside(kill)
     return Finding(
-        Code.HOST_OUT_OF_MEMORY,
-        Severity.CRITICAL,
-        {"vllm": 0.97, "python": 0.85}.get(kill.process_owner, 0.5),
-        _title(kill),
+        Code.HOST_OUT_OF_MEMORY, Severity.CRITICAL, {"vllm": 0.97, "python": 0.85}.get(kill.process_owner, 0.5), _title(kill),
         f"{kill.by.replace('kernel', 'The kernel')} killed {kill.name}{_pid(kill)}{held} {_why(kill)}.{jobs}{more}",
         quote(log, [line for one in kills for line in one.lines]),
-        (_room(kill), *((_fewer_jobs(),) if jobs else ()), *_LESS_RAM),
-        NOT_A_REMEDY,
-    )
+        (_room(kill), *((_fewer_jobs(),) if jobs else ()), *_LESS_RAM), NOT_A_REMEDY,
+    )  # fmt: skip
 
 
 def _compiler(log: Log, kills: Sequence[OomKill]) -> Finding:

@@ -32,106 +32,69 @@ class KernelRule(NamedTuple):
 
 _RULES = (
     KernelRule(
-        r"NVRM:.{0,120}fallen off the bus",
-        Code.OTHER_HARDWARE,
-        0.95,
-        "a GPU has fallen off the bus",
+        r"NVRM:.{0,120}fallen off the bus", Code.OTHER_HARDWARE, 0.95, "a GPU has fallen off the bus",
         "reboot the machine; if it returns, check power, heat, seating and slot, or replace the card",
         "the host can no longer reach it",
     ),
     KernelRule(
-        r"NVRM:.{0,120}RmInitAdapter failed",
-        Code.OTHER_HARDWARE,
-        0.85,
-        "the driver could not start a GPU",
+        r"NVRM:.{0,120}RmInitAdapter failed", Code.OTHER_HARDWARE, 0.85, "the driver could not start a GPU",
         "power the machine off and on; if it stays, try another driver version, then another card",
         "the card did not answer its driver",
     ),
     KernelRule(
-        r"NVRM: API mismatch",
-        Code.OTHER_INSTALLATION,
-        0.9,
+        r"NVRM: API mismatch", Code.OTHER_INSTALLATION, 0.9,
         "the driver's kernel module and its libraries are of different versions",
         "reboot, or reload the module, so that both come from one driver release",
         "the libraries were upgraded under a loaded module",
     ),
     KernelRule(
-        r"SXid \(",
-        Code.OTHER_HARDWARE,
-        0.6,
-        "an NVLink switch reported an error",
+        r"SXid \(", Code.OTHER_HARDWARE, 0.6, "an NVLink switch reported an error",
         "look the SXid up in the Fabric Manager guide; for a fatal one reset all GPUs and switches of the node",
-        "the GPUs of the node share it",
-        unless=r"(?i:non-?fatal)",
+        "the GPUs of the node share it", unless=r"(?i:non-?fatal)",
     ),
     KernelRule(
-        r"No space left on device.{0,80}/dev/shm|/dev/shm.{0,80}No space left on device",
-        Code.HOST_OUT_OF_MEMORY,
-        0.8,
+        r"No space left on device.{0,80}/dev/shm|/dev/shm.{0,80}No space left on device", Code.HOST_OUT_OF_MEMORY, 0.8,
         "the shared memory folder (/dev/shm) is too small",
         "give the container more: --ipc=host, --shm-size 16g, or a memory-backed volume there",
         "vLLM's processes pass data through it",
     ),
     KernelRule(
-        r"No space left on device",
-        Code.OTHER_DISK,
-        0.7,
-        "a disk is full",
+        r"No space left on device", Code.OTHER_DISK, 0.7, "a disk is full",
         "free space, or move HF_HOME, VLLM_CACHE_ROOT and the temporary folder to a larger disk",
-        "weights and compiled kernels are written there",
-        unless=r"\b/?dev/shm",
+        "weights and compiled kernels are written there", unless=r"\b/?dev/shm",
     ),
     KernelRule(
         r"(?:Buffer|metadata|medium|nvme\d{1,4}\w{0,10}).{0,60}I/O error|I/O error,? (?:on )?dev|nvme.{0,40}controller is down",
-        Code.OTHER_DISK,
-        0.6,
-        "a disk reports read or write errors",
-        "check the disk (smartctl) and copy the model to another one",
-        "a file that cannot be read ends the start",
+        Code.OTHER_DISK, 0.6, "a disk reports read or write errors",
+        "check the disk (smartctl) and copy the model to another one", "a file that cannot be read ends the start",
         unless=r"dev (?:fd|sr|loop)\d",
     ),
     KernelRule(
-        r"AER:.{0,60}\(?Fatal|severity=Uncorrect\w{2,4} \(Fatal\)",
-        Code.OTHER_HARDWARE,
-        0.7,
-        "the PCIe bus reported a fatal error",
-        "drain the node, reboot, and check the slot and riser that the line names",
-        "a device on a failing link is lost sooner or later",
-        unless=r"Non-Fatal",
+        r"AER:.{0,60}\(?Fatal|severity=Uncorrect\w{2,4} \(Fatal\)", Code.OTHER_HARDWARE, 0.7,
+        "the PCIe bus reported a fatal error", "drain the node, reboot, and check the slot and riser that the line names",
+        "a device on a failing link is lost sooner or later", unless=r"Non-Fatal",
     ),
     KernelRule(
-        r"Memory failure: 0x|EDAC MC\d{1,3}: \d{1,6} UE ",
-        Code.OTHER_HARDWARE,
-        0.8,
+        r"Memory failure: 0x|EDAC MC\d{1,3}: \d{1,6} UE ", Code.OTHER_HARDWARE, 0.8,
         "the host's own memory (RAM) has an uncorrectable error",
         "drain the node and replace the memory module that the line names",
         "the process that used the page was killed; this is not a shortage",
     ),
-)
+)  # fmt: skip
 _AMD_BROKEN = KernelRule(
-    r"(?i:uncorrectable|poison|GPU is lost|hardware error)",
-    Code.OTHER_HARDWARE,
-    0.85,
-    "an AMD GPU reported an uncorrectable error",
-    "drain the node and reset the GPU (rocm-smi --gpureset), or reboot",
+    r"(?i:uncorrectable|poison|GPU is lost|hardware error)", Code.OTHER_HARDWARE, 0.85,
+    "an AMD GPU reported an uncorrectable error", "drain the node and reset the GPU (rocm-smi --gpureset), or reboot",
     "the error stays until a reset",
-)
+)  # fmt: skip
 _AMD_FAULT = KernelRule(
-    r"page fault",
-    Code.OTHER_ILLEGAL_ACCESS,
-    0.75,
-    "a GPU program touched memory it must not touch",
+    r"page fault", Code.OTHER_ILLEGAL_ACCESS, 0.75, "a GPU program touched memory it must not touch",
     "start the server again; upgrade vLLM or change the attention backend",
     "a bug in a kernel, not a shortage; a reset after it is its consequence",
-)
+)  # fmt: skip
 _AMD_RESET = KernelRule(
-    r"GPU reset begin|ring \S{1,30} timeout|GPU reset\(",
-    Code.OTHER_HARDWARE,
-    0.6,
-    "an AMD GPU hung and was reset",
-    "start the server again; if it returns on the same card, have the card checked",
-    "the reset ended every program on it",
-)
+    r"GPU reset begin|ring \S{1,30} timeout|GPU reset\(", Code.OTHER_HARDWARE, 0.6, "an AMD GPU hung and was reset",
+    "start the server again; if it returns on the same card, have the card checked", "the reset ended every program on it",
+)  # fmt: skip
 _CRASH = r"(?P<name>\S{1,40})\[\d{1,10}\]:? (?P<how>segfault|general protection|trap invalid opcode)"
 _STUCK = r"task (?P<name>.{1,40}?):\d{1,10} blocked for more than (?P<s>\d{1,6}) seconds"
 
@@ -164,15 +127,9 @@ def _short(line: LogLine) -> str:
 
 def _finding(log: Log, rule: KernelRule, lines: Sequence[LogLine], because: str) -> Finding:
     return Finding(
-        rule.code,
-        rule.severity,
-        rule.confidence,
-        rule.title,
-        because,
-        quote(log, lines),
-        (Remedy(rule.do, rule.why),),
+        rule.code, rule.severity, rule.confidence, rule.title, because, quote(log, lines), (Remedy(rule.do, rule.why),),
         (NOT_MEMORY,),
-    )
+    )  # fmt: skip
 
 
 def _processes(log: Log, texts: Texts) -> tuple[list[Finding], list[str]]:
@@ -199,14 +156,10 @@ def _processes(log: Log, texts: Texts) -> tuple[list[Finding], list[str]]:
 
 def _stuck(log: Log, match: re.Match[str], line: LogLine) -> Finding:
     rule = KernelRule(
-        "",
-        Code.ENGINE_WEDGED,
-        0.5,
-        "a process of the server was stuck inside the kernel",
+        "", Code.ENGINE_WEDGED, 0.5, "a process of the server was stuck inside the kernel",
         "look at the disk or network file system, and at the GPU (nvidia-smi), at that minute",
-        "a process waits there for hardware or for a remote disk",
-        severity=Severity.WARNING,
-    )
+        "a process waits there for hardware or for a remote disk", severity=Severity.WARNING,
+    )  # fmt: skip
     because = f"{match['name']} did not move for more than {match['s']} s: it waited for a device or a file system."
     return _finding(log, rule, [line], because)
 
@@ -216,22 +169,15 @@ def _crash(log: Log, match: re.Match[str], text: str, line: LogLine) -> Finding:
     where = f" in {inside[1]}" if inside else ""
     if match["how"] == "trap invalid opcode":
         rule = KernelRule(
-            "",
-            Code.OTHER_INSTALLATION,
-            0.6,
-            "a library uses an instruction that this CPU does not have",
-            "install builds made for this CPU",
-            "a binary for a newer CPU cannot run here",
-        )
+            "", Code.OTHER_INSTALLATION, 0.6, "a library uses an instruction that this CPU does not have",
+            "install builds made for this CPU", "a binary for a newer CPU cannot run here",
+        )  # fmt: skip
         return _finding(log, rule, [line], f"{match['name']} was ended by the CPU{where}: unknown instruction.")
     rule = KernelRule(
-        "",
-        Code.ENGINE_DEAD,
-        0.7,
-        f"a process of the server crashed in native code{where}",
+        "", Code.ENGINE_DEAD, 0.7, f"a process of the server crashed in native code{where}",
         "bring vLLM, torch and the driver to releases that belong together; keep the core dump for the bug report",
         "mixed libraries are the most common cause",
-    )
+    )  # fmt: skip
     because = f"The kernel reports a {match['how']} of {match['name']}{where}: a bug or a broken library, not a shortage."
     return _finding(log, rule, [line], because)
 
@@ -384,13 +330,9 @@ def _xid(text: str, line: LogLine) -> XidEvent | None:
     pid = found["pid"] or ""
     name = (found["name"] or "").strip("<>' ")
     return XidEvent(
-        number=int(found["number"]),
-        device=found["device"],
-        pid=int(pid) if pid.isascii() and pid.isdecimal() else None,
-        name=None if name in ("", "unknown") else name,
-        text=found["rest"].strip(),
-        line=line,
-    )
+        number=int(found["number"]), device=found["device"], pid=int(pid) if pid.isascii() and pid.isdecimal() else None,
+        name=None if name in ("", "unknown") else name, text=found["rest"].strip(), line=line,
+    )  # fmt: skip
 
 
 def _judge_xids(log: Log, xids: Sequence[XidEvent]) -> tuple[list[Finding], list[str]]:
@@ -445,15 +387,12 @@ def _fault(log: Log, device: str, faults: Sequence[XidEvent], here: Sequence[Xid
 def _repaired(log: Log, device: str, events: Sequence[XidEvent]) -> Finding:
     first = explain(events[0].number)
     return Finding(
-        code=Code.OTHER_HARDWARE,
-        severity=Severity.INFO,
-        confidence=0.4,
+        code=Code.OTHER_HARDWARE, severity=Severity.INFO, confidence=0.4,
         title=f"GPU {device} corrected a fault: {first.meaning}",
         because=f"Xid {first.number} on GPU {device} ({len(events)} line(s)): {first.meaning}. Alone it ends no server.",
         evidence=quote(log, [event.line for event in events]),
-        remedy=(Remedy(first.cure, "such events grow in number before a card fails"),),
-        not_a_remedy=(NOT_MEMORY,),
-    )
+        remedy=(Remedy(first.cure, "such events grow in number before a card fails"),), not_a_remedy=(NOT_MEMORY,),
+    )  # fmt: skip
 
 
 def _program(log: Log, device: str, events: Sequence[XidEvent]) -> Finding:

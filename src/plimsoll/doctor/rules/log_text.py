@@ -55,13 +55,8 @@ SMI = (
     "memory.total", "memory.free", "utilization.gpu", "used_memory", "used_gpu_memory", "process_name", "Processes:",
 )  # fmt: skip
 MEMORY_SUMMARY = (
-    "memory summary, device ID",
-    "CUDA OOMs:",
-    "GPU reserved ",
-    "Non-releasable ",
-    "Allocated memory  ",
-    "Active memory  ",
-)
+    "memory summary, device ID", "CUDA OOMs:", "GPU reserved ", "Non-releasable ", "Allocated memory  ", "Active memory  ",
+)  # fmt: skip
 
 _KINDS = {
     "kernel": (*OOM_KILLER, *KERNEL),

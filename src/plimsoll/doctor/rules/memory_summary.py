@@ -16,12 +16,9 @@ _CELL = r"\s{0,12}(\d{1,20}) ?([KMGTP]iB|B|K|M|)\s{0,6}"
 _ROW = rf"\|\s{{1,4}}(?P<name>[A-Za-z][A-Za-z \-]{{3,30}}?)\s{{0,24}}\|{_CELL}\|{_CELL}\|{_CELL}\|{_CELL}\|?"
 _COUNTS = r"CUDA OOMs: (\d{1,12})\s{0,16}\|\s{0,16}cudaMalloc retries: (\d{1,12})"
 _SIZES = {
-    "Allocated memory": "allocated",
-    "Active memory": "active",
-    "Requested memory": "requested",
-    "GPU reserved memory": "reserved",
-    "Non-releasable memory": "non_releasable",
-}
+    "Allocated memory": "allocated", "Active memory": "active", "Requested memory": "requested",
+    "GPU reserved memory": "reserved", "Non-releasable memory": "non_releasable",
+}  # fmt: skip
 _NUMBERS = {
     "Allocations": "allocations",
     "Active allocs": "active_allocations",

@@ -138,9 +138,11 @@ def _engine(now: _Look, before: _Look | None, key: Mapping[str, str]) -> EngineM
         often = 1 - sum(c for b, c in zip(per_request.bounds, per_request.counts, strict=False) if b <= 1) / per_request.size
     config = next(iter(_samples(now, "vllm:cache_config_info", key)), None)
     cache = {k: v for k in _CACHE_LABELS if config is not None and (v := config.labels.get(k, "None")) != "None"}
+    awake = [s for s in _samples(now, figure("sleep_state").names[0], key) if s.labels.get("sleep_state") == "awake"]
     return EngineMetrics(
-        key.get("engine", ""), key.get("model_name"), figures, change, first, cache, lines, often, _asleep(now, key), restarted
-    )
+        key.get("engine", ""), key.get("model_name"), figures, change, first, cache, lines, often,
+        awake[0].value == 0 if awake else None, restarted,
+    )  # fmt: skip
 
 
 def _figures(look: _Look, key: Mapping[str, str], lines: dict[str, tuple[int, str]]) -> dict[str, float]:
@@ -181,11 +183,6 @@ def _histogram(look: _Look, name: str, key: Mapping[str, str]) -> Histogram | No
     return look.page.histogram(shown, key)
 
 
-def _asleep(look: _Look, key: Mapping[str, str]) -> bool | None:
-    awake = [s for s in _samples(look, figure("sleep_state").names[0], key) if s.labels.get("sleep_state") == "awake"]
-    return awake[0].value == 0 if awake else None
-
-
 _FEWEST = 10.0  # preemptions since the start below which nothing is said
 _FEWEST_NOW = 3.0  # the same within a few seconds
 _HINT_S, _WEDGED_S = 60.0, 120.0
@@ -222,7 +219,14 @@ def judge_pages(first: Page, second: Page | None = None, source: str = "", *, he
     contained = finding_of_page(first if second is None else second, None if second is None else first, source)
     findings += [] if contained is None else [contained]
     if health == 503:
-        findings.insert(0, _dead(source))
+        findings.insert(
+            0,
+            Finding(
+                Code.ENGINE_DEAD, Severity.CRITICAL, 0.9, "The engine is dead; only the web server still answers",
+                "/health answers 503: the engine's process has failed. The page's gauges are those of its last step.",
+                (Evidence(source, "/health answers 503"),), wedge_remedies(), (),
+            ),
+        )  # fmt: skip
     return MetricsVerdict(tuple(findings), facts)
 
 
@@ -239,13 +243,12 @@ def _evidence(engine: EngineMetrics, source: str, *figures: str) -> tuple[Eviden
     return tuple(Evidence(source, engine.lines[f][1], engine.lines[f][0]) for f in figures if f in engine.lines)
 
 
-def _queue(engine: EngineMetrics) -> float | None:
-    """Those that wait for room; where the page does not say why they wait, all of them."""
-    return engine.figures.get("waiting_for_room", engine.figures.get("waiting"))
-
-
 def _kv_full(engine: EngineMetrics, source: str) -> _EngineFinding | None:
-    usage, running, waiting = engine.figures.get("kv_cache_usage"), engine.figures.get("running"), _queue(engine)
+    usage, running, waiting = (
+        engine.figures.get("kv_cache_usage"),
+        engine.figures.get("running"),
+        engine.figures.get("waiting_for_room", engine.figures.get("waiting")),
+    )
     if usage is None or running is None or waiting is None or usage < FULL or not matters(waiting, running):
         return None
     twice_seen = engine.first.get("kv_cache_usage", 0.0) >= FULL and matters(engine.first.get("waiting", 0.0), running)
@@ -380,14 +383,6 @@ def _low_hits(engine: EngineMetrics, source: str) -> _EngineFinding | None:
     return _EngineFinding(1 - hits / looked, engine, finding)
 
 
-def _dead(source: str) -> Finding:
-    return Finding(
-        Code.ENGINE_DEAD, Severity.CRITICAL, 0.9, "The engine is dead; only the web server still answers",
-        "/health answers 503: the engine's process has failed. The page's gauges are those of its last step.",
-        (Evidence(source, "/health answers 503"),), wedge_remedies(), (),
-    )  # fmt: skip
-
-
 # Which saved pages of metrics are looks at one and the same server, and in which order they were taken.
 #
 # A page names its server by the moment at which that began: the process's start, or the birth of each counter. Counters
@@ -409,17 +404,12 @@ def judge_saved(pages: Sequence[Page]) -> Iterator[tuple[Page, MetricsVerdict]]:
             yield looks[0], judge_pages(looks[0])
             continue
         later = [judge_pages(first, second, second.source) for first, second in pairwise(looks)]
-        yield looks[0], _first(looks, later)
+        verdict = judge_pages(looks[0])
+        pressed = any(one.code.startswith("kv.") and one.severity is not Severity.INFO for two in later for one in two.findings)
+        found = () if pressed else tuple(one for one in verdict.findings if one.code is Code.KV_SATURATED)
+        note = f"the first of {len(looks)} looks at one server, by the start that they name; the next is {looks[1].source}"
+        yield looks[0], MetricsVerdict(found, verdict.facts._replace(notes=(note,)))
         yield from zip(looks[1:], later, strict=True)
-
-
-def _first(looks: Sequence[Page], later: Sequence[MetricsVerdict]) -> MetricsVerdict:
-    """What only the first look shows: a cache that was full at that moment; of counters the later ones know more."""
-    verdict = judge_pages(looks[0])
-    pressed = any(one.code.startswith("kv.") and one.severity is not Severity.INFO for two in later for one in two.findings)
-    found = () if pressed else tuple(one for one in verdict.findings if one.code is Code.KV_SATURATED)
-    note = f"the first of {len(looks)} looks at one server, by the start that they name; the next is {looks[1].source}"
-    return MetricsVerdict(found, verdict.facts._replace(notes=(note,)))
 
 
 def chains(pages: Sequence[Page]) -> list[list[int]]:
@@ -427,22 +417,17 @@ def chains(pages: Sequence[Page]) -> list[list[int]]:
     found: list[list[int]] = []
     of: dict[Identity, list[int]] = {}
     for place, page in enumerate(pages):
-        known = of.get(began := _began(page))
+        shown = {(_STARTED, sample.value) for sample in page.of(_STARTED) if math.isfinite(sample.value)}
+        if not shown:
+            births = (name for name in page.by_name if name.startswith("vllm:") and name.endswith("_created"))
+            shown = {(name, page.by_name[name][0].value) for name in births}
+        known = of.get(began := frozenset(shown))
         if began and known is not None:
             known.append(place)
             continue
         found.append([place])
         of[began] = found[-1]
     return [part for chain in found for part in _in_order(pages, chain)]
-
-
-def _began(page: Page) -> Identity:
-    """The moments at which what the page shows began; empty where it does not say."""
-    shown = {(_STARTED, sample.value) for sample in page.of(_STARTED) if math.isfinite(sample.value)}
-    if not shown:
-        births = (name for name in page.by_name if name.startswith("vllm:") and name.endswith("_created"))
-        shown = {(name, page.by_name[name][0].value) for name in births}
-    return frozenset(shown)
 
 
 def _in_order(pages: Sequence[Page], chain: list[int]) -> list[list[int]]:

@@ -113,14 +113,10 @@ def _first_row(text: str, line: LogLine) -> SmiGpu | None:
         return None
     errors = cells[2].strip()
     return SmiGpu(
-        number=int(head[1]),
-        name=head[2].strip(),
-        persistence={"On": True, "Off": False}.get(head[3] or ""),
-        bus=bus[1],
+        number=int(head[1]), name=head[2].strip(), persistence={"On": True, "Off": False}.get(head[3] or ""), bus=bus[1],
         uncorrected=int(errors) if errors.isascii() and errors.isdecimal() and len(errors) < 12 else None,
-        broken="ERR!" in text,
-        lines=(line,),
-    )
+        broken="ERR!" in text, lines=(line,),
+    )  # fmt: skip
 
 
 def _second_row(text: str, line: LogLine, gpu: SmiGpu) -> tuple[SmiGpu, bool]:
@@ -203,18 +199,13 @@ def _csv_row(row: dict[str, str], reading: SmiReading, line: LogLine) -> SmiRead
         size = _number(row.get("used_memory") or row.get("used_gpu_memory"))
         return reading._replace(processes=(*reading.processes, SmiProcess(None, pid, name, size))[:2000])
     gpu = SmiGpu(
-        number=_number(row.get("index", str(len(reading.gpus)))),
-        name=row.get("name") or row.get("gpu_name", ""),
-        used_mib=_number(row.get("memory.used")),
-        total_mib=_number(row.get("memory.total")),
-        util_percent=_number(row.get("utilization.gpu")),
-        temperature_c=_number(row.get("temperature.gpu")),
-        persistence={"Enabled": True, "Disabled": False}.get(row.get("persistence_mode", "")),
-        bus=row.get("pci.bus_id"),
+        number=_number(row.get("index", str(len(reading.gpus)))), name=row.get("name") or row.get("gpu_name", ""),
+        used_mib=_number(row.get("memory.used")), total_mib=_number(row.get("memory.total")),
+        util_percent=_number(row.get("utilization.gpu")), temperature_c=_number(row.get("temperature.gpu")),
+        persistence={"Enabled": True, "Disabled": False}.get(row.get("persistence_mode", "")), bus=row.get("pci.bus_id"),
         uncorrected=_number(row.get("ecc.errors.uncorrected.volatile.total")),
-        broken=any(value in ("[GPU is lost]", "[Unknown Error]", "ERR!") for value in row.values()),
-        lines=(line,),
-    )
+        broken=any(value in ("[GPU is lost]", "[Unknown Error]", "ERR!") for value in row.values()), lines=(line,),
+    )  # fmt: skip
     return reading._replace(gpus=(*reading.gpus, gpu)[:256], driver=row.get("driver_version") or reading.driver)
 
 
@@ -411,7 +402,16 @@ def judge_nvidia_smi(log: Log) -> SmiVerdict:
     cards = [one for card in health if (one := _judge_health(log, card))] + _judge_table(log, facts, lost=lost)
     found = errors + cards
     found.sort(key=lambda one: (one.severity is not Severity.CRITICAL, -one.confidence))
-    return SmiVerdict(found, facts._replace(notes=tuple(_notes(facts))))
+    reading = facts.last
+    notes = []
+    for gpu in reading.gpus if reading else ():
+        missing = unlisted_mib(reading, gpu) if reading else None
+        if missing is not None and missing >= _CONTEXT_MIB:
+            notes.append(
+                f"GPU {gpu.number}: {missing:,} MiB in use belong to no listed process (another container, another user, "
+                "or a process that is ending); inside a container nvidia-smi lists no process of others"
+            )
+    return SmiVerdict(found, facts._replace(notes=tuple(notes)))
 
 
 def unlisted_mib(reading: SmiReading, gpu: SmiGpu) -> int | None:
@@ -422,19 +422,6 @@ def unlisted_mib(reading: SmiReading, gpu: SmiGpu) -> int | None:
     if any(size is None for size in held):
         return None
     return max(0, gpu.used_mib - sum(size for size in held if size is not None))
-
-
-def _notes(facts: SmiFacts) -> list[str]:
-    reading = facts.last
-    notes = []
-    for gpu in reading.gpus if reading else ():
-        missing = unlisted_mib(reading, gpu) if reading else None
-        if missing is not None and missing >= _CONTEXT_MIB:
-            notes.append(
-                f"GPU {gpu.number}: {missing:,} MiB in use belong to no listed process (another container, another user, "
-                "or a process that is ending); inside a container nvidia-smi lists no process of others"
-            )
-    return notes
 
 
 class _ToolError(NamedTuple):
@@ -491,16 +478,11 @@ def _tool_errors(log: Log, lines: list[LogLine]) -> list[Finding]:
         if found:
             findings.append(
                 Finding(
-                    code=said.code,
-                    severity=Severity.CRITICAL,
-                    confidence=said.confidence,
-                    title=said.title,
-                    because=f"nvidia-smi says: {' '.join(found[0].text.split())[:200]}",
-                    evidence=quote(log, found),
-                    remedy=(Remedy(said.do, said.why),),
-                    not_a_remedy=_NOT_MEMORY,
-                )
-            )
+                    code=said.code, severity=Severity.CRITICAL, confidence=said.confidence, title=said.title,
+                    because=f"nvidia-smi says: {' '.join(found[0].text.split())[:200]}", evidence=quote(log, found),
+                    remedy=(Remedy(said.do, said.why),), not_a_remedy=_NOT_MEMORY,
+                ),
+            )  # fmt: skip
     return findings
 
 
@@ -522,11 +504,8 @@ def _judge_table(log: Log, facts: SmiFacts, *, lost: bool) -> list[Finding]:
             continue
         findings.append(
             Finding(
-                code=Code.OTHER_HARDWARE,
-                severity=Severity.CRITICAL if gpu.broken else Severity.WARNING,
-                confidence=confidence,
-                title=f"GPU {gpu.number} ({gpu.name or 'unknown'}) is not healthy",
-                because=f"GPU {gpu.number}: {why}.",
+                code=Code.OTHER_HARDWARE, severity=Severity.CRITICAL if gpu.broken else Severity.WARNING, confidence=confidence,
+                title=f"GPU {gpu.number} ({gpu.name or 'unknown'}) is not healthy", because=f"GPU {gpu.number}: {why}.",
                 evidence=quote(log, gpu.lines),
                 remedy=(
                     Remedy(
@@ -535,8 +514,8 @@ def _judge_table(log: Log, facts: SmiFacts, *, lost: bool) -> list[Finding]:
                     ),
                 ),
                 not_a_remedy=_NOT_MEMORY,
-            )
-        )
+            ),
+        )  # fmt: skip
     return findings
 
 
@@ -561,12 +540,7 @@ def _judge_health(log: Log, card: CardHealth) -> Finding | None:
     else:
         return None
     return Finding(
-        code=Code.OTHER_HARDWARE,
-        severity=severity,
-        confidence=confidence,
-        title=f"GPU {card.gpu}: {what}",
-        because=f"nvidia-smi -q says of GPU {card.gpu}: {what}.",
-        evidence=quote(log, card.lines),
-        remedy=(Remedy(do, "memory faults of a card return until then"),),
-        not_a_remedy=_NOT_MEMORY,
-    )
+        code=Code.OTHER_HARDWARE, severity=severity, confidence=confidence, title=f"GPU {card.gpu}: {what}",
+        because=f"nvidia-smi -q says of GPU {card.gpu}: {what}.", evidence=quote(log, card.lines),
+        remedy=(Remedy(do, "memory faults of a card return until then"),), not_a_remedy=_NOT_MEMORY,
+    )  # fmt: skip

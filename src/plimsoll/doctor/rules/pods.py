@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from plimsoll.doctor.rules.exit_codes import judge_exit
@@ -43,13 +42,11 @@ class _EventRule(NamedTuple):
 
 _RULES = (
     _EventRule(
-        r"(?:low on resource: memory|Evict\w{1,12}:.{0,300}memory (?:available|pressure))",
-        Code.HOST_OUT_OF_MEMORY,
-        0.9,
+        r"(?:low on resource: memory|Evict\w{1,12}:.{0,300}memory (?:available|pressure))", Code.HOST_OUT_OF_MEMORY, 0.9,
         "the pod was evicted because its node ran out of RAM",
         (
             Remedy(
-                "set the pod's memory request (and limit) to what it really uses", "evicted first is who exceeds the request"
+                "set the pod's memory request (and limit) to what it really uses", "evicted first is who exceeds the request",
             ),
             Remedy("move other pods off the node, or use a node with more RAM", "the node itself was full"),
             Remedy("hold fewer prepared images", "4 GiB for each API server and rank", "--mm-processor-cache-gb", "0"),
@@ -57,10 +54,8 @@ _RULES = (
         not_a_remedy=NOT_A_REMEDY,
     ),
     _EventRule(
-        r"low on resource: (?:ephemeral-storage|nodefs|imagefs|inodes)|ephemeral local storage usage exceeds",
-        Code.OTHER_DISK,
-        0.95,
-        "the pod was evicted because a disk was full",
+        r"low on resource: (?:ephemeral-storage|nodefs|imagefs|inodes)|ephemeral local storage usage exceeds", Code.OTHER_DISK,
+        0.95, "the pod was evicted because a disk was full",
         (
             Remedy(
                 "put HF_HOME and the compile caches on a volume of their own, or raise the ephemeral-storage limit",
@@ -70,17 +65,13 @@ _RULES = (
         not_a_remedy=("memory settings",),
     ),
     _EventRule(
-        r'Usage of EmptyDir volume "[^"]{1,80}" exceeds the limit',
-        Code.OTHER_BAD_CONFIG,
-        0.9,
+        r'Usage of EmptyDir volume "[^"]{1,80}" exceeds the limit', Code.OTHER_BAD_CONFIG, 0.9,
         "the pod was evicted because an emptyDir volume passed its size limit",
         (Remedy("raise the sizeLimit of the volume that the line names", "a /dev/shm volume wants several GiB"),),
         not_a_remedy=("GPU memory settings",),
     ),
     _EventRule(
-        r"FailedScheduling:.{0,1500}Insufficient (?:nvidia|amd|gpu)\S{0,20}",
-        Code.OTHER_BAD_CONFIG,
-        0.85,
+        r"FailedScheduling:.{0,1500}Insufficient (?:nvidia|amd|gpu)\S{0,20}", Code.OTHER_BAD_CONFIG, 0.85,
         "no node has as many free GPUs as the pod asks for",
         (
             Remedy("free GPUs, add a node, or ask for fewer GPUs", "the pod waits until then"),
@@ -89,56 +80,44 @@ _RULES = (
     ),
     _EventRule(
         r"FailedScheduling:.{0,1500}(?:Insufficient (?:memory|cpu|ephemeral)|untolerated taint|didn't match)",
-        Code.OTHER_BAD_CONFIG,
-        0.7,
-        "no node fits what the pod asks for",
+        Code.OTHER_BAD_CONFIG, 0.7, "no node fits what the pod asks for",
         (Remedy("compare the pod's requests, tolerations and selectors with the nodes", "the line names what is missing"),),
     ),
     _EventRule(
         r"ImagePullBackOff|ErrImagePull|ErrImageNeverPull|InvalidImageName|Failed to pull image|Back-off pulling image",
-        Code.OTHER_DOWNLOAD,
-        0.95,
-        "the container image could not be pulled",
+        Code.OTHER_DOWNLOAD, 0.95, "the container image could not be pulled",
         (Remedy("check the image's name and tag, the pull secret and the way to the registry", "the event names the reason"),),
     ),
     _EventRule(
-        r"UnexpectedAdmissionError|requested number of devices unavailable",
-        Code.OTHER_HARDWARE,
-        0.7,
+        r"UnexpectedAdmissionError|requested number of devices unavailable", Code.OTHER_HARDWARE, 0.7,
         "the node could not hand out a healthy GPU",
         (
             Remedy(
-                "look at the node's kernel log for Xid lines and at the device plugin", "unhealthy GPUs are taken off the list"
+                "look at the node's kernel log for Xid lines and at the device plugin", "unhealthy GPUs are taken off the list",
             ),
         ),
     ),
     _EventRule(
-        r"CreateContainerConfigError|CreateContainerError|FailedMount|FailedAttachVolume",
-        Code.OTHER_BAD_CONFIG,
-        0.8,
+        r"CreateContainerConfigError|CreateContainerError|FailedMount|FailedAttachVolume", Code.OTHER_BAD_CONFIG, 0.8,
         "the container could not be prepared (a volume, a secret or a setting is missing)",
         (Remedy("create or correct what the event names", "vLLM was not started"),),
     ),
     _EventRule(
         r"RunContainerError|ContainerCannotRun|StartError|FailedCreatePodSandBox|failed to create (?:containerd|shim) task",
-        Code.OTHER_INSTALLATION,
-        0.8,
-        "the container runtime could not start the container",
+        Code.OTHER_INSTALLATION, 0.8, "the container runtime could not start the container",
         (Remedy("check the command, the image and the NVIDIA container runtime", "the event names the reason"),),
     ),
     _EventRule(
         r"[Pp]reempt(?:ed|ing)|imminent node shutdown|NodeShutdown|TaintManagerEviction|NodeLost|NodeNotReady|DeadlineExceeded",
-        Code.OTHER_STOPPED_BY_OPERATOR,
-        0.8,
+        Code.OTHER_STOPPED_BY_OPERATOR, 0.8,
         "the cluster took the pod away (a more important pod, a node that went down, or a deadline)",
         (
             Remedy("look at the node and at the priority classes", "nothing in vLLM failed"),
             Remedy("run a second replica on another node", "it keeps serving meanwhile"),
         ),
-        Severity.WARNING,
-        ("memory settings",),
+        Severity.WARNING, ("memory settings",),
     ),
-)
+)  # fmt: skip
 
 
 def judge_events(log: Log, facts: PodFacts) -> list[Finding]:
@@ -151,28 +130,20 @@ def judge_events(log: Log, facts: PodFacts) -> list[Finding]:
     findings = []
     for rule in _RULES:
         found = [(text, line) for text, line in said if re.search(rule.pattern, text)]
-        if not found or (rule.code is Code.OTHER_BAD_CONFIG and _scheduled_later(facts, rule)):
+        if not found or (
+            rule.code is Code.OTHER_BAD_CONFIG and rule.pattern.startswith("FailedScheduling") and bool(facts.endings)
+        ):
             continue
         text = " ".join(found[-1][0].split())
         findings.append(
             Finding(
-                code=rule.code,
-                severity=rule.severity,
-                confidence=rule.confidence,
-                title=rule.title,
+                code=rule.code, severity=rule.severity, confidence=rule.confidence, title=rule.title,
                 because=f"Kubernetes says so {len(found)} time(s): {text if len(text) <= 240 else text[:240] + '...'}",
-                evidence=quote(log, [line for _, line in found]),
-                remedy=rule.remedy,
-                not_a_remedy=rule.not_a_remedy,
-            )
-        )
+                evidence=quote(log, [line for _, line in found]), remedy=rule.remedy, not_a_remedy=rule.not_a_remedy,
+            ),
+        )  # fmt: skip
     scheduling = [one for one in findings if "FailedScheduling" in one.because]
     return [one for one in findings if one not in scheduling[1:]]
-
-
-def _scheduled_later(facts: PodFacts, rule: _EventRule) -> bool:
-    """A pod that has run was scheduled in the end: its early waiting is no cause."""
-    return rule.pattern.startswith("FailedScheduling") and bool(facts.endings)
 
 
 # Reads Kubernetes text: `kubectl describe pod`, `get pod -o yaml` or `-o json`, `get pods` and events.
@@ -392,16 +363,13 @@ def _together(*parts: PodFacts) -> PodFacts:
     first = parts[0]
     for other in parts[1:]:
         first = first._replace(
-            endings=first.endings + other.endings,
-            restarts=other.restarts if first.restarts is None else first.restarts,
+            endings=first.endings + other.endings, restarts=other.restarts if first.restarts is None else first.restarts,
             restarts_line=first.restarts_line or other.restarts_line,
             memory_limit_bytes=first.memory_limit_bytes or other.memory_limit_bytes,
-            shm_bytes=first.shm_bytes or other.shm_bytes,
-            stop_asked=first.stop_asked + other.stop_asked,
-            start_limit=first.start_limit + other.start_limit,
-            timeouts=first.timeouts + other.timeouts,
+            shm_bytes=first.shm_bytes or other.shm_bytes, stop_asked=first.stop_asked + other.stop_asked,
+            start_limit=first.start_limit + other.start_limit, timeouts=first.timeouts + other.timeouts,
             notes=first.notes + other.notes,
-        )
+        )  # fmt: skip
     return first
 
 
@@ -447,7 +415,18 @@ def _probe(log: Log, facts: PodFacts) -> Finding | None:
     kind = "startup" if "startup" in kills[-1].message else "liveness"
     seen = " ".join(event.message for event in failed)
     if "statuscode: 503" in seen or "statuscode: 500" in seen:
-        return _dead_by_probe(log, kills, failed)
+        return Finding(
+            code=Code.ENGINE_DEAD,
+            severity=Severity.CRITICAL,
+            confidence=0.6,
+            title="the server answered its probe with an error, and was restarted for it",
+            because="The probe got HTTP 503 or 500: vLLM answers like this when its engine has died. The probe did its work.",
+            evidence=quote(log, [event.line for event in (*failed, *kills)]),
+            remedy=(
+                Remedy("kubectl logs --previous, upward to the first error", "the cause of the engine's death stands there"),
+            ),
+            not_a_remedy=("a more patient probe: a dead engine does not come back",),
+        )
     refused = "connection refused" in seen
     times = sum(event.times for event in failed)
     patience = next((probe.patience_s for probe in facts.probes if probe.kind == kind), None)
@@ -475,19 +454,6 @@ def _probe(log: Log, facts: PodFacts) -> Finding | None:
     )
 
 
-def _dead_by_probe(log: Log, kills: Sequence[PodEvent], failed: Sequence[PodEvent]) -> Finding:
-    return Finding(
-        code=Code.ENGINE_DEAD,
-        severity=Severity.CRITICAL,
-        confidence=0.6,
-        title="the server answered its probe with an error, and was restarted for it",
-        because="The probe got HTTP 503 or 500: vLLM answers like this when its engine has died. The probe did its work.",
-        evidence=quote(log, [event.line for event in (*failed, *kills)]),
-        remedy=(Remedy("kubectl logs --previous, upward to the first error", "the cause of the engine's death stands there"),),
-        not_a_remedy=("a more patient probe: a dead engine does not come back",),
-    )
-
-
 def _timeout(log: Log, facts: PodFacts) -> Finding | None:
     if not facts.timeouts:
         return None
@@ -511,7 +477,21 @@ def _ending(log: Log, facts: PodFacts) -> Finding | None:
     ending = ends[-1]
     assert ending.exit_code is not None
     if facts.stop_asked and ending.exit_code in (0, 137, 143, -9, -15):
-        return _stopped(log, facts, ending)
+        hard = ending.exit_code in (137, -9)
+        slow = " It did not end within its grace period, so it was killed (SIGKILL)." if hard else ""
+        return Finding(
+            code=Code.OTHER_STOPPED_BY_OPERATOR,
+            severity=Severity.INFO,
+            confidence=0.8,
+            title="the server was asked to stop",
+            because=f"The supervisor stopped it, exit code {ending.exit_code}{_ran(ending)}.{slow} Nothing in this text failed.",
+            evidence=quote(log, [*facts.stop_asked, *ending.lines]),
+            remedy=(
+                Remedy("let running requests finish", "the default aborts them at once", "--shutdown-timeout", "120"),
+                Remedy("give the pod or unit a longer grace period than that", "else it is killed in the middle"),
+            ),
+            not_a_remedy=("memory settings",),
+        )
     asked = bool(facts.stop_asked) if ending.kind == "pod" or facts.stop_asked else None
     verdict = judge_exit(ending.exit_code, stop_seen=asked)
     if verdict.finding is None:
@@ -524,24 +504,6 @@ def _ending(log: Log, facts: PodFacts) -> Finding | None:
         else finding.because
     )
     return finding._replace(because=because, evidence=evidence)
-
-
-def _stopped(log: Log, facts: PodFacts, ending: Termination) -> Finding:
-    hard = ending.exit_code in (137, -9)
-    slow = " It did not end within its grace period, so it was killed (SIGKILL)." if hard else ""
-    return Finding(
-        code=Code.OTHER_STOPPED_BY_OPERATOR,
-        severity=Severity.INFO,
-        confidence=0.8,
-        title="the server was asked to stop",
-        because=f"The supervisor stopped it, exit code {ending.exit_code}{_ran(ending)}.{slow} Nothing in this text failed.",
-        evidence=quote(log, [*facts.stop_asked, *ending.lines]),
-        remedy=(
-            Remedy("let running requests finish", "the default aborts them at once", "--shutdown-timeout", "120"),
-            Remedy("give the pod or unit a longer grace period than that", "else it is killed in the middle"),
-        ),
-        not_a_remedy=("memory settings",),
-    )
 
 
 def _loop(log: Log, facts: PodFacts) -> Finding | None:

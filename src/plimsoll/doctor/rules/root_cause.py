@@ -137,16 +137,11 @@ def parse_oom(message: str) -> OomFigures:
     capacity = _compiled(_CAPACITY).search(text)
     gpu = _compiled(_GPU).search(text)
     return OomFigures(
-        tried=tried,
-        total=_bytes(capacity[1], capacity[2]) if capacity else None,
-        free=_bytes(capacity[3], capacity[4]) if capacity else None,
-        gpu=int(gpu[1]) if gpu else None,
-        allocated=_size(_ALLOCATED, text),
-        private=_size(_PRIVATE, text),
-        reserved_unallocated=_size(_RESERVED, text),
-        this_process=_known(_size(_THIS, text)),
-        processes=tuple(islice(_listed(text), MOST_PROCESSES)),
-    )
+        tried=tried, total=_bytes(capacity[1], capacity[2]) if capacity else None,
+        free=_bytes(capacity[3], capacity[4]) if capacity else None, gpu=int(gpu[1]) if gpu else None,
+        allocated=_size(_ALLOCATED, text), private=_size(_PRIVATE, text), reserved_unallocated=_size(_RESERVED, text),
+        this_process=_known(_size(_THIS, text)), processes=tuple(islice(_listed(text), MOST_PROCESSES)),
+    )  # fmt: skip
 
 
 def _listed(text: str) -> Iterator[tuple[int, int]]:
@@ -357,7 +352,9 @@ def _out_of_memory(
         code, confidence = (Code.RUNTIME_NEIGHBOUR if is_runtime else Code.STARTUP_FREE_MEMORY_CHECK), 0.9
     elif owner is None and not line.process and hit.text.speaker != "nccl" and not _is_first_hand(line.text):
         confidence = 0.3  # quoted by somebody: not to be called either way
-    elif _is_pinned(owner) and oom.tried is None:
+    elif (
+        owner is not None and bool({frame.function for frame in owner.frames[-3:]} & {"pin_memory", "_pin_memory", "is_pinned"})
+    ) and oom.tried is None:
         code, confidence = Code.HOST_OUT_OF_MEMORY, 0.7
     return Symptom(hit.at, code, confidence, hit.text, owner, step, oom)
 
@@ -395,12 +392,6 @@ def _is_first_hand(text: str) -> bool:
     """Whether a line begins with the error, and does not merely quote it."""
     speakers = "CUDA|HIP|XPU|NPU|Cuda|NCCL|terminate"
     return re.match(rf"\W{{0,4}}(?:\[?rank\d{{1,4}}\]?:? ?)?(?:[\w.]{{0,80}}(?:Error|Exception)|{speakers})", text) is not None
-
-
-def _is_pinned(owner: LoggedException | None) -> bool:
-    return owner is not None and bool(
-        {frame.function for frame in owner.frames[-3:]} & {"pin_memory", "_pin_memory", "is_pinned"}
-    )
 
 
 def _step(
@@ -494,7 +485,9 @@ def _judge_run(timeline: LogTimeline, run: ServerRun, told: Mapping[str, int]) -
     stop = _stop(timeline, hits, exceptions, is_sound=not symptoms and not deaths)
     before_stop = [one for one in symptoms if stop is None or one.at < stop]
     progress = timeline.progress_at(run.end)
-    stopped = stop is not None and not before_stop and not _died_before(deaths, stop)
+    stopped = (
+        stop is not None and not before_stop and not any(hit.at < stop and hit.text.name not in _WEAK_DEATHS for hit in deaths)
+    )
     root = _first(before_stop, deaths, timeline) if not stopped else None
     if root is None and not stopped and symptoms and stop is not None:
         root = _first(symptoms, deaths, timeline)
@@ -505,7 +498,25 @@ def _judge_run(timeline: LogTimeline, run: ServerRun, told: Mapping[str, int]) -
         root = Symptom(stop, Code.OTHER_STOPPED_BY_OPERATOR, 0.5 if is_weak else 0.9, text)
         noise = (*noise, *(hit for hit in hits if hit.text.role is Role.OUT_OF_MEMORY and hit.at > stop))
     memory = _memory(root, deaths, progress, timeline, run)
-    if stopped and (later := _of_another(timeline, run, told, [*symptoms, *_as_symptoms(deaths)])) is not None:
+    if (
+        stopped
+        and (
+            later := _of_another(
+                timeline,
+                run,
+                told,
+                [
+                    *symptoms,
+                    *[
+                        Symptom(hit.at, Code.ENGINE_DEAD, UNSURE, hit.text)
+                        for hit in deaths
+                        if hit.text.name not in _WEAK_DEATHS
+                    ],
+                ],
+            )
+        )
+        is not None
+    ):
         root, memory = (root if later.code is Code.ENGINE_DEAD else later), None
         noise = tuple(hit for hit in noise if hit.at != later.at)
     return LogVerdict(root, tuple(noise), deaths, memory, progress, run, 0, stopped)
@@ -518,10 +529,6 @@ def _told(timeline: LogTimeline) -> dict[str, int]:
         if hit.text.role is Role.STOP:
             told.setdefault(timeline.log.lines[hit.at].process, hit.at)
     return told
-
-
-def _as_symptoms(deaths: Sequence[Hit]) -> list[Symptom]:
-    return [Symptom(hit.at, Code.ENGINE_DEAD, UNSURE, hit.text) for hit in deaths if hit.text.name not in _WEAK_DEATHS]
 
 
 def _of_another(timeline: LogTimeline, run: ServerRun, told: Mapping[str, int], symptoms: Sequence[Symptom]) -> Symptom | None:
@@ -569,10 +576,6 @@ def _is_farewell(timeline: LogTimeline, hit: Hit) -> bool:
 _WEAK_DEATHS = frozenset({"worker-exception", "terminate-called"})  # printed before the error they belong to, or long after
 
 
-def _died_before(deaths: Sequence[Hit], stop: int) -> bool:
-    return any(hit.at < stop and hit.text.name not in _WEAK_DEATHS for hit in deaths)
-
-
 def _stop(timeline: LogTimeline, hits: Sequence[Hit], exceptions: Sequence[LoggedException], *, is_sound: bool) -> int | None:
     """The line at which somebody asked it to end, or None. Uvicorn's farewell counts only where nothing else was wrong."""
     hits = [hit for hit in hits if is_sound or hit.text.name != "uvicorn-stopped"]
@@ -611,7 +614,12 @@ def _first(symptoms: Sequence[Symptom], deaths: Sequence[Hit], timeline: LogTime
     ended = next(
         (one for one in generic if any(one.at <= hit.at < root.at for hit in deaths if hit.text.name not in _WEAK_DEATHS)), None
     )
-    if ended is not None and not _is_chained(root.exception, ended.exception, timeline):
+    if ended is not None and not (
+        root.exception is not None
+        and ended.exception is not None
+        and root.exception.cause is not None
+        and timeline.exceptions[root.exception.cause] is ended.exception
+    ):
         return ended  # nobody has words for it, but the engine was dead of it before anything else was said
     if root.code is Code.OTHER_COMPILER:  # which the host's memory may have ended
         root = next((one for one in solid if one.code is Code.HOST_OUT_OF_MEMORY), root)
@@ -624,10 +632,6 @@ def _first(symptoms: Sequence[Symptom], deaths: Sequence[Hit], timeline: LogTime
         if named is not None:
             return root._replace(code=named.code, confidence=0.97, text=named.text)
     return root
-
-
-def _is_chained(later: LoggedException | None, earlier: LoggedException | None, timeline: LogTimeline) -> bool:
-    return later is not None and earlier is not None and later.cause is not None and timeline.exceptions[later.cause] is earlier
 
 
 def _ended_something(one: Symptom, deaths: Sequence[Hit], timeline: LogTimeline) -> bool:

@@ -82,7 +82,11 @@ def growth_between(
         by_category[place.category] += place.bytes
     more = sum(by_category.values())
     is_large = more > sum(old.bytes.values()) * _START_SHARE
-    made_at_start = sum(place.bytes for place in places if place.category in FIXED or _is_new_kind(place, old))
+    made_at_start = sum(
+        place.bytes
+        for place in places
+        if place.category in FIXED or (place.what.startswith(_BY_SIZE) and not old.blocks[place.what, place.category])
+    )
     fixed = sum(size for category, size in by_category.items() if category in FIXED)
     grown = sorted((place for place in places if place.bytes > 0), key=lambda place: (-place.bytes, place.what))
     return SnapshotGrowth(
@@ -95,11 +99,6 @@ def growth_between(
         by_category=tuple(sorted(((c, size) for c, size in by_category.items() if size), key=lambda pair: -pair[1])),
         places=tuple([place for place in grown if place.category not in FIXED][:_PLACES_KEPT]),
     )
-
-
-def _is_new_kind(place: PlaceGrowth, old: _LiveMemory) -> bool:
-    """Without stacks, what is made at the start is told by this: no block of its size was there before."""
-    return place.what.startswith(_BY_SIZE) and not old.blocks[place.what, place.category]
 
 
 def _held(snapshot: Snapshot, named: BlockCategories) -> _LiveMemory:
@@ -147,24 +146,19 @@ def growth_finding(growth: SnapshotGrowth, source: str) -> Finding | None:
         for place in growth.places[:_PLACES_TOLD]
     ]
     return Finding(
-        Code.GPU_GROWTH,
-        Severity.WARNING,
-        0.3 if growth.is_large else 0.4,
-        f"{sized(growth.live)} more live GPU memory than in the first snapshot",
-        because,
-        tuple(told_places),
+        Code.GPU_GROWTH, Severity.WARNING, 0.3 if growth.is_large else 0.4,
+        f"{sized(growth.live)} more live GPU memory than in the first snapshot", because, tuple(told_places),
         (
             Remedy(
-                "take a third snapshot after the same traffic again", "growth that goes on is trouble, a step that stays is not"
+                "take a third snapshot after the same traffic again",
+                "growth that goes on is trouble, a step that stays is not",
             ),
             Remedy(
                 "lower --gpu-memory-utilization by the growth you saw, divided by the card's memory",
-                "it leaves room for a plateau; costs KV cache",
-                "--gpu-memory-utilization",
+                "it leaves room for a plateau; costs KV cache", "--gpu-memory-utilization",
             ),
             Remedy(
-                "lower --max-num-batched-tokens",
-                "it bounds the largest step; costs time to first token",
+                "lower --max-num-batched-tokens", "it bounds the largest step; costs time to first token",
                 "--max-num-batched-tokens",
             ),
         ),
@@ -173,7 +167,7 @@ def growth_finding(growth: SnapshotGrowth, source: str) -> Finding | None:
             "emptying torch's cache: it returns free segments, and what grew is live",
             "restarting at a fixed used percentage: a healthy vLLM sits above 90 % from its first minute",
         ),
-    )
+    )  # fmt: skip
 
 
 _AT_ONCE = 8  # recorded events after a failure that belong to it: what it returned, and the taking of the snapshot
@@ -295,19 +289,15 @@ def _fragmentation(
     )
     beside = _beside(snapshot, named, usable)
     because += f" Live in the same segments: {beside}." if beside else ""
-    pins = [pin for pin in facts.pins if _is_of(pin, usable)]
+    pins = [pin for pin in facts.pins if any(hole.segment == pin.segment for hole in usable)]
     if pins:
         because += f" {_pinned_sentence(snapshot, pins)}"
     return Finding(
-        Code.ALLOCATOR_FRAGMENTATION,
-        Severity.CRITICAL,
+        Code.ALLOCATOR_FRAGMENTATION, Severity.CRITICAL,
         round(failed.confidence * (_UNDER_A_LIMIT if failed.is_limited else 1), 2),
-        f"GPU memory is in pieces too small for {asked}",
-        because,
-        _evidence(snapshot, facts, failed, pins, source),
-        _remedies(facts, failed, largest),
-        _NOT_A_REMEDY,
-    )
+        f"GPU memory is in pieces too small for {asked}", because, _evidence(snapshot, facts, failed, pins, source),
+        _remedies(facts, failed, largest), _NOT_A_REMEDY,
+    )  # fmt: skip
 
 
 def _had_free(failed: _RequestFailure) -> str:
@@ -348,10 +338,6 @@ def _beside(snapshot: Snapshot, named: BlockCategories, holes: list[Gap]) -> str
                 held[category] = held.get(category, 0) + block.size
     most = sorted(held.items(), key=lambda pair: -pair[1])[:_BESIDE_TOLD]
     return ", ".join(f"{sized(size)} of {_PURPOSE_UNKNOWN if c is Category.UNKNOWN else c}" for c, size in most)
-
-
-def _is_of(pin: Pin, holes: list[Gap]) -> bool:
-    return any(hole.segment == pin.segment for hole in holes)
 
 
 def _pinned_sentence(snapshot: Snapshot, pins: list[Pin]) -> str:

@@ -454,23 +454,17 @@ def _of_device(snapshot: Snapshot, named: BlockCategories, device: int, places: 
     pins = [pin for place in places if (pin := _pin(snapshot.segments[place], place, named)) is not None]
     asked = [block.requested for block in live]
     return DeviceFacts(
-        device=device,
-        reserved=sum(segment.size for segment in segments),
-        allocated=sum(block.size for block in live),
+        device=device, reserved=sum(segment.size for segment in segments), allocated=sum(block.size for block in live),
         active=sum(block.size for segment in segments for block in segment.blocks if block.state != FREE),
-        releasable=whole + sum(hole.size - hole.pinned for hole in holes),
-        pinned=sum(hole.pinned for hole in holes),
+        releasable=whole + sum(hole.size - hole.pinned for hole in holes), pinned=sum(hole.pinned for hole in holes),
         private_reserved=sum(segment.size for segment in private),
         private_free=sum(block.size for segment in private for block in segment.blocks if block.state == FREE),
         rounding=None if None in asked else sum(block.size for block in live) - sum(size or 0 for size in asked),
-        segments=len(segments),
-        expandable_segments=sum(segment.is_expandable for segment in segments),
+        segments=len(segments), expandable_segments=sum(segment.is_expandable for segment in segments),
         largest_free=max((b.size for segment in common for b in segment.blocks if b.state == FREE), default=0),
-        holes=tuple(holes),
-        parts=_parts(snapshot, named, places),
-        pins=tuple(sorted(pins, key=lambda pin: -pin.gap_bytes)[:_PINS_KEPT]),
-        stacks=_stacks(snapshot, named, places),
-    )
+        holes=tuple(holes), parts=_parts(snapshot, named, places),
+        pins=tuple(sorted(pins, key=lambda pin: -pin.gap_bytes)[:_PINS_KEPT]), stacks=_stacks(snapshot, named, places),
+    )  # fmt: skip
 
 
 def _is_free(segment: Segment) -> bool:

@@ -132,18 +132,8 @@ _UNIT = r"[\w@.\\:\-]{1,150}$"
 _HEADER = r"^\s{0,4}[^\w\s] (?P<unit>[\w@.\\:\-]{1,150}\.(?:service|scope))"
 _CODE = r"code=(?P<how>exited|killed|dumped)(?:, (?:status=(?P<status>\d{1,5})|signal=(?P<signal>[A-Z]{2,9})))?"
 _NUMBERS = {
-    "HUP": 1,
-    "INT": 2,
-    "QUIT": 3,
-    "ILL": 4,
-    "ABRT": 6,
-    "BUS": 7,
-    "FPE": 8,
-    "KILL": 9,
-    "SEGV": 11,
-    "PIPE": 13,
-    "TERM": 15,
-}
+    "HUP": 1, "INT": 2, "QUIT": 3, "ILL": 4, "ABRT": 6, "BUS": 7, "FPE": 8, "KILL": 9, "SEGV": 11, "PIPE": 13, "TERM": 15,
+}  # fmt: skip
 _SYSTEM_UNITS = (
     "user@", "session-", "systemd-", "snap", "ssh", "dbus", "getty", "cron", "init.", "networkmanager", "apt-", "unattended",
     "packagekit", "fwupd", "gdm", "polkit", "rsyslog", "run-", "app-", "dracut", "logrotate", "motd",

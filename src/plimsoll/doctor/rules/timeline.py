@@ -115,7 +115,7 @@ def read_exceptions(lines: Sequence[LogLine]) -> list[LoggedException]:
             and last is not None
             and last.frames
             and last.quiet == 0
-            and _ends_it(line.text)
+            and _traceback_pattern(_RAISED).match(line.text) is not None
         ):
             stream = last  # its prefix was lost on the line that matters
         last = stream
@@ -131,10 +131,6 @@ def read_exceptions(lines: Sequence[LogLine]) -> list[LoggedException]:
                 )
             )
     return found
-
-
-def _ends_it(text: str) -> bool:
-    return _traceback_pattern(_RAISED).match(text) is not None
 
 
 def _pieces(text: str) -> Iterator[str]:
@@ -282,27 +278,22 @@ class FailedStep(NamedTuple):
 
 
 CODES = {
-    "weights": Code.STARTUP_WEIGHTS_DO_NOT_FIT,
-    "profile": Code.STARTUP_PROFILE_RUN,
-    "kv-allocation": Code.STARTUP_KV_ALLOCATION,
-    "graph-capture": Code.STARTUP_GRAPH_CAPTURE,
-    "sampler-warmup": Code.STARTUP_SAMPLER_WARMUP,
-    "warm-up": Code.STARTUP_GRAPH_CAPTURE,
-    "device": Code.STARTUP_FREE_MEMORY_CHECK,
-    "wake-up": Code.RUNTIME_WAKE_UP,
-    "lora": Code.RUNTIME_LORA,
-    "multimodal": Code.RUNTIME_MULTIMODAL,
-    "logits": Code.RUNTIME_LOGITS,
-    "collectives": Code.RUNTIME_COLLECTIVES,
+    "weights": Code.STARTUP_WEIGHTS_DO_NOT_FIT, "profile": Code.STARTUP_PROFILE_RUN,
+    "kv-allocation": Code.STARTUP_KV_ALLOCATION, "graph-capture": Code.STARTUP_GRAPH_CAPTURE,
+    "sampler-warmup": Code.STARTUP_SAMPLER_WARMUP, "warm-up": Code.STARTUP_GRAPH_CAPTURE,
+    "device": Code.STARTUP_FREE_MEMORY_CHECK, "wake-up": Code.RUNTIME_WAKE_UP, "lora": Code.RUNTIME_LORA,
+    "multimodal": Code.RUNTIME_MULTIMODAL, "logits": Code.RUNTIME_LOGITS, "collectives": Code.RUNTIME_COLLECTIVES,
     "forward": Code.RUNTIME_FORWARD,
-}
+}  # fmt: skip
 _SERVING = frozenset({"execute_model", "_execute_model", "engine_step", "sample_tokens"})
 RUNTIME = frozenset({"wake-up", "lora", "multimodal", "logits", "collectives", "forward"})
 
 
 def step_of_frames(frames: Sequence[TracebackFrame]) -> FailedStep | None:
     """The step the traceback passed through; None where it names none."""
-    functions = {frame.function for frame in frames if not _is_torchs(frame)}
+    functions = {
+        frame.function for frame in frames if not (frame.file.startswith("torch/") or "site-packages/torch" in frame.file)
+    }
     for name, members in STEP_FRAMES:
         if name == "forward":
             break
@@ -314,18 +305,11 @@ def step_of_frames(frames: Sequence[TracebackFrame]) -> FailedStep | None:
             return _refined(name, frames)
     if any(piece in frame.file for frame in frames for piece in GRAPH_FILES):
         return FailedStep("graph-capture", CODES["graph-capture"], 0.85)
-    if _is_built(frames) and not _serves(functions):
+    if any(frame.function == "__init__" and piece in frame.file for frame in frames for piece in MODEL_FILES) and not _serves(
+        functions
+    ):
         return FailedStep("weights", CODES["weights"], 0.8)
     return _while_serving(frames, functions)
-
-
-def _is_torchs(frame: TracebackFrame) -> bool:
-    """A function of torch's own that merely bears the name of one of vLLM's."""
-    return frame.file.startswith("torch/") or "site-packages/torch" in frame.file
-
-
-def _is_built(frames: Sequence[TracebackFrame]) -> bool:
-    return any(frame.function == "__init__" and piece in frame.file for frame in frames for piece in MODEL_FILES)
 
 
 def _serves(functions: set[str]) -> bool:
@@ -337,13 +321,9 @@ def _refined(name: str, frames: Sequence[TracebackFrame]) -> FailedStep:
         name = "graph-capture"
     if name == "lora" and any(frame.function == "load_model" for frame in frames):
         name = "weights"  # the slots of adapters are made with the model
-    if name == "device" and _is_collective(frames):
+    if name == "device" and any(piece in frame.file for frame in frames[-6:] for piece in COLLECTIVE_FILES):
         return FailedStep("collectives", Code.RUNTIME_COLLECTIVES, 0.8)
     return FailedStep(name, CODES[name], 0.6 if name == "warm-up" else 0.95)
-
-
-def _is_collective(frames: Sequence[TracebackFrame]) -> bool:
-    return any(piece in frame.file for frame in frames[-6:] for piece in COLLECTIVE_FILES)
 
 
 def _while_serving(frames: Sequence[TracebackFrame], functions: set[str]) -> FailedStep | None:
@@ -389,44 +369,27 @@ _compiled = cache(re.compile)
 
 # What each of these lines proves. The newest wording first; all are vLLM's own but uvicorn's two.
 MILESTONES: tuple[tuple[str, ServerProgress], ...] = (
-    ("API server version", ServerProgress.BEGUN),
-    ("LLM engine (v", ServerProgress.BEGUN),
-    ("non-default args: ", ServerProgress.BEGUN),
-    ("Starting to load model", ServerProgress.LOADING),
-    ("Loading safetensors checkpoint shards", ServerProgress.LOADING),
-    ("Loading pt checkpoint shards", ServerProgress.LOADING),
-    ("Using model weights format", ServerProgress.LOADING),
-    ("Loading weights took", ServerProgress.LOADED),
-    ("Model loading took", ServerProgress.LOADED),
-    ("Loading model weights took", ServerProgress.LOADED),
-    ("Available KV cache memory", ServerProgress.MEASURED),
-    ("KV cache size: ", ServerProgress.MEASURED),
-    ("CPU blocks: ", ServerProgress.MEASURED),
-    ("num_gpu_blocks is: ", ServerProgress.MEASURED),
+    ("API server version", ServerProgress.BEGUN), ("LLM engine (v", ServerProgress.BEGUN),
+    ("non-default args: ", ServerProgress.BEGUN), ("Starting to load model", ServerProgress.LOADING),
+    ("Loading safetensors checkpoint shards", ServerProgress.LOADING), ("Loading pt checkpoint shards", ServerProgress.LOADING),
+    ("Using model weights format", ServerProgress.LOADING), ("Loading weights took", ServerProgress.LOADED),
+    ("Model loading took", ServerProgress.LOADED), ("Loading model weights took", ServerProgress.LOADED),
+    ("Available KV cache memory", ServerProgress.MEASURED), ("KV cache size: ", ServerProgress.MEASURED),
+    ("CPU blocks: ", ServerProgress.MEASURED), ("num_gpu_blocks is: ", ServerProgress.MEASURED),
     ("Maximum concurrency for", ServerProgress.MEASURED),
     ("the rest of the memory reserved for KV Cache", ServerProgress.MEASURED),
-    ("Capturing the model for CUDA graphs", ServerProgress.CAPTURING),
-    ("Capturing CUDA graph", ServerProgress.CAPTURING),
-    ("Capturing cudagraphs for decoding", ServerProgress.CAPTURING),
-    ("Graph capturing finished", ServerProgress.CAPTURED),
-    ("init engine (profile", ServerProgress.CAPTURED),
-    ("Application startup complete", ServerProgress.SERVING),
-    ("Uvicorn running on", ServerProgress.SERVING),
-    ("Avg prompt throughput", ServerProgress.SERVING),
-    ("Processed prompts:", ServerProgress.SERVING),
-    ('"POST /v1/', ServerProgress.SERVING),
-    ("Available routes are", ServerProgress.CAPTURED),
-    ("Received request ", ServerProgress.SERVING),
+    ("Capturing the model for CUDA graphs", ServerProgress.CAPTURING), ("Capturing CUDA graph", ServerProgress.CAPTURING),
+    ("Capturing cudagraphs for decoding", ServerProgress.CAPTURING), ("Graph capturing finished", ServerProgress.CAPTURED),
+    ("init engine (profile", ServerProgress.CAPTURED), ("Application startup complete", ServerProgress.SERVING),
+    ("Uvicorn running on", ServerProgress.SERVING), ("Avg prompt throughput", ServerProgress.SERVING),
+    ("Processed prompts:", ServerProgress.SERVING), ('"POST /v1/', ServerProgress.SERVING),
+    ("Available routes are", ServerProgress.CAPTURED), ("Received request ", ServerProgress.SERVING),
     ("Added request ", ServerProgress.SERVING),
-)
+)  # fmt: skip
 _EXCEPTION = r"(?:[A-Za-z_]\w{0,80}\.){0,8}[A-Za-z_]\w{0,80}(?:Error|Exception): "
 _BEGINS = (
-    "API server version",
-    "Initializing a V1 LLM engine",
-    "Initializing a V0 LLM engine",
-    "Initializing an LLM engine",
-    "█▄█▀",
-)
+    "API server version", "Initializing a V1 LLM engine", "Initializing a V0 LLM engine", "Initializing an LLM engine", "█▄█▀",
+)  # fmt: skip
 MOST_HITS = 20_000
 MOST_RUNS = 50  # the last ones; those before them are one
 

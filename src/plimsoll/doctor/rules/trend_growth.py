@@ -275,16 +275,12 @@ class ExternalMetric(NamedTuple):
 
 # By the names that the exporters use: DCGM's, two of nvidia-smi's, cAdvisor's, and plimsoll's own inside vLLM.
 EXTERNAL_METRICS: Mapping[str, ExternalMetric] = {
-    "DCGM_FI_DEV_FB_USED": ExternalMetric("gpu_used", MIB),
-    "DCGM_FI_DEV_FB_FREE": ExternalMetric("gpu_free", MIB),
-    "DCGM_FI_DEV_FB_TOTAL": ExternalMetric("gpu_total", MIB),
-    "nvidia_gpu_memory_used_bytes": ExternalMetric("gpu_used"),
-    "nvidia_gpu_memory_total_bytes": ExternalMetric("gpu_total"),
-    "nvidia_smi_memory_used_bytes": ExternalMetric("gpu_used"),
+    "DCGM_FI_DEV_FB_USED": ExternalMetric("gpu_used", MIB), "DCGM_FI_DEV_FB_FREE": ExternalMetric("gpu_free", MIB),
+    "DCGM_FI_DEV_FB_TOTAL": ExternalMetric("gpu_total", MIB), "nvidia_gpu_memory_used_bytes": ExternalMetric("gpu_used"),
+    "nvidia_gpu_memory_total_bytes": ExternalMetric("gpu_total"), "nvidia_smi_memory_used_bytes": ExternalMetric("gpu_used"),
     "nvidia_smi_memory_total_bytes": ExternalMetric("gpu_total"),
     "process_resident_memory_bytes": ExternalMetric("host_resident"),
-    "process_start_time_seconds": ExternalMetric("started_at"),
-    "container_memory_rss": ExternalMetric("container_resident"),
+    "process_start_time_seconds": ExternalMetric("started_at"), "container_memory_rss": ExternalMetric("container_resident"),
     "container_memory_working_set_bytes": ExternalMetric("container_working_set"),
     "container_spec_memory_limit_bytes": ExternalMetric("container_limit"),
     "plimsoll_torch_allocated_bytes": ExternalMetric("torch_allocated"),
@@ -292,7 +288,7 @@ EXTERNAL_METRICS: Mapping[str, ExternalMetric] = {
     "plimsoll_torch_inactive_split_bytes": ExternalMetric("torch_inactive_split"),
     "plimsoll_torch_num_alloc_retries_total": ExternalMetric("torch_alloc_retries"),
     "plimsoll_torch_num_ooms_total": ExternalMetric("torch_ooms"),
-}
+}  # fmt: skip
 
 
 # An engine from moment to moment: queues that last, whatever the moments were read from.
@@ -361,7 +357,8 @@ class QueueSpan(NamedTuple):
 
 def queued(moments: Sequence[EngineSample]) -> list[QueueSpan]:
     """The stretches with a queue that matters, in their order; a gap without any word ends one."""
-    usual = _usual_gap(moments)
+    gaps = [b.at_s - a.at_s for a, b in pairwise(moments[:500]) if b.at_s > a.at_s]
+    usual = median(gaps) if gaps else 10.0
     longest = max(_BREAK_S, 3 * usual) if usual <= _COARSE_S else _BREAK_S
     found: list[list[EngineSample]] = []
     before: EngineSample | None = None
@@ -396,11 +393,6 @@ def _thinned(stretch: QueueSpan) -> QueueSpan:
     """At most 300 of its moments, evenly, with both ends: pairs of them are compared."""
     every = len(stretch.moments) // 300 + 1
     return QueueSpan((*stretch.moments[:-1:every], stretch.moments[-1]))
-
-
-def _usual_gap(moments: Sequence[EngineSample]) -> float:
-    gaps = [b.at_s - a.at_s for a, b in pairwise(moments[:500]) if b.at_s > a.at_s]
-    return median(gaps) if gaps else 10.0
 
 
 # How trends are told: amounts, rates and times in words a tired person reads.

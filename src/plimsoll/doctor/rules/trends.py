@@ -466,13 +466,13 @@ def _load(series: Sequence[MetricSeries], one: MetricSeries) -> tuple[Sequence[f
 
 def _partner(series: Sequence[MetricSeries], one: MetricSeries, figure: str, needs: Iterable[str] = ()) -> MetricSeries | None:
     """The series of another figure about the same thing: no label of those that tell things apart differs."""
-    found = [s for s in series if s.figure == figure and _same(s.labels, one.labels)]
+    found = [
+        s
+        for s in series
+        if s.figure == figure and all(s.labels[k] == one.labels[k] for k in _WHERE if k in s.labels and k in one.labels)
+    ]
     found = [s for s in found if all(n in s.labels and n in one.labels for n in needs)]
     return max(found, key=lambda s: sum(s.labels.get(k) == v for k, v in one.labels.items()), default=None)
-
-
-def _same(one: Mapping[str, str], two: Mapping[str, str]) -> bool:
-    return all(one[k] == two[k] for k in _WHERE if k in one and k in two)
 
 
 def _last(one: MetricSeries | None) -> float | None:
@@ -541,7 +541,7 @@ def judge_preemption_lines(log: Log) -> tuple[Finding, ...]:
 
 
 def _warned(lines: Sequence[PreemptionWarning], source: str) -> Finding:
-    shown = sum(_part(part) for part in _parts(lines))
+    shown = sum((part[-1].total if part[0].total == 1 else part[-1].total - part[0].total + 1) for part in _parts(lines))
     # The count goes back to the server's start, also where the log does not.
     total = max(shown, *(line.total for line in lines))
     first, last = lines[0].line, lines[-1].line
@@ -581,11 +581,6 @@ def _parts(lines: Sequence[PreemptionWarning]) -> list[list[PreemptionWarning]]:
         else:
             parts.append([one])
     return parts
-
-
-def _part(part: Sequence[PreemptionWarning]) -> int:
-    # A log that was cut at its head begins in the middle of the count: only what it shows is counted.
-    return part[-1].total if part[0].total == 1 else part[-1].total - part[0].total + 1
 
 
 def _ends(log: Log) -> dict[tuple[str, str], float]:
