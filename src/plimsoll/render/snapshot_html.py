@@ -129,7 +129,7 @@ def whole_bar(facts: DeviceFacts) -> str:
 
 
 def is_dense(segment: Segment) -> bool:
-    """Whether a row cannot show every block of it."""
+    """True if a row cannot show every block of it."""
     return len(segment.blocks) > _CELLS
 
 

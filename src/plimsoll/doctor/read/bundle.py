@@ -28,8 +28,6 @@ from plimsoll.errors import BadInput, PlimsollError, WorldFailed
 from plimsoll.net.inputs import BLOCK_BYTES, gunzipped, recoded
 from plimsoll.redaction import hide_homes, redact
 
-# What goes into an archive for a ticket: its parts, as they are before anything in them is hidden.
-
 
 class TextFile(NamedTuple):
     """A text that lies in a file, plain or packed; it is read when the archive is written."""
@@ -63,8 +61,6 @@ class Archive(NamedTuple):
     members: tuple[ArchiveMember, ...]
     left_out: tuple[str, ...]
 
-
-# zstd by whichever library is there: the zstandard package, or Python's own from 3.14.
 
 _BLOCK_BYTES = 1 << 20
 _LEVEL = 10
@@ -125,11 +121,7 @@ def unpacked_zstd(blocks: Iterator[bytes]) -> Iterator[bytes]:
                 unpack = None if unpack.eof else unpack
 
 
-# What is kept of a part that goes into an archive: all of a small text; of a large one its start and its end.
-#
-# Only plain files are opened, what is packed is unpacked, and what is no text is refused: a snapshot of memory is never
-# copied.
-
+# Only plain files are opened, packed ones are unpacked, and what is no text is refused: a memory snapshot is never copied.
 HEAD_BYTES = 8 << 20
 TAIL_BYTES = 24 << 20
 CONTEXT_BYTES = 256 << 10  # read before the tail, so that what began there is known; never written
@@ -323,7 +315,6 @@ def write_bundle(
 
 
 def _checked(path: str, *, force: bool) -> Path:
-    """The file to write; refused before any work is done."""
     if "\0" in path or not path.endswith(_ENDINGS) or Path(path).name in _ENDINGS:
         raise BadInput(f"{path!r}: name the archive .tar.zst, .tar.gz or .tar")
     if path.endswith(".zst") and library() is None:
@@ -388,7 +379,6 @@ def _base(path: str) -> str:
 
 
 def _write_shown(part: ArchivePart, spool: IO[bytes]) -> str:
-    """Write what may be shown of this part; what was left out of it."""
     if part.kind == "json" and isinstance(part.content, bytes) and len(part.content) <= _LARGEST_JSON:
         facts = shown_json(part.content)
         if facts is not None:
@@ -420,7 +410,6 @@ def write_text(
 
 
 def _lines_in(blocks: list[bytes], size: int) -> int:
-    """How many lines begin in so many first bytes."""
     count = 1
     for block in blocks:
         count += block.count(b"\n", 0, max(0, size))
@@ -533,7 +522,6 @@ def collect_here(
 
 
 def _file_start(path: Path, most_bytes: int = _FILE_BYTES) -> str:
-    """The start of a file; nothing where it cannot be read."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError):

@@ -116,7 +116,6 @@ def _judged_page(source: str, verdict: MetricsVerdict) -> InputVerdict:
 
 
 def _seen(series: tuple[MetricSeries, ...]) -> dict[str, object]:
-    """How much of the time a range covers."""
     stamps = [at for one in series for at in (one.times[:1] + one.times[-1:])]
     seconds = max(stamps, default=0.0) - min(stamps, default=0.0)
     return {"points": max((len(one.times) for one in series), default=0), "seconds": seconds}
@@ -261,7 +260,6 @@ class _Reader:
 
 
 def _is_packed_snapshot(path: str) -> bool:
-    """Whether a gzip file holds a pickle."""
     from plimsoll.net.inputs import named_packed
 
     if not named_packed(path):

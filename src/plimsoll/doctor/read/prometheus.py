@@ -43,7 +43,7 @@ class TimeRange(NamedTuple):
 
 
 def is_prometheus(url: str, *, timeout_s: float = 5.0) -> bool:
-    """Whether a Prometheus server answers there; a vLLM server, or nobody, is not one."""
+    """True if a Prometheus server answers there; a vLLM server, or nobody, is not one."""
     where = _base(url)
     try:
         reply = http_get.get(where.at(_path(where, "/api/v1/status/buildinfo")), most_bytes=1 << 20, timeout_s=timeout_s)

@@ -15,10 +15,8 @@ from typing import NamedTuple
 
 from plimsoll.redaction import HIDDEN, REDACTED, hide_homes, hide_user_text, hide_user_text_lines, redact, redact_value
 
-# Secrets told over several lines, each of which carries a prefix of its own: a stamp, a pod's name, docker's JSON.
-#
-# `redact` knows them by the lines above, so it must see these lines without what stands in front of them.
-
+# A secret may span lines that each carry a prefix (a stamp, a pod's name, docker's JSON). `redact` knows it by the lines above,
+# so it must see these lines without their prefixes.
 REACH = 8  # lines above that may name what this one holds
 FURTHEST = 500  # characters of a line above that are looked at
 MOST_KEY_LINES = 120
@@ -33,7 +31,6 @@ class _Wrapped(NamedTuple):
     is_json: bool = False
 
     def holding(self, text: str) -> str:
-        """The line with another text inside."""
         return self.head + (json.dumps(text)[1:-1] if self.is_json else text) + self.tail
 
 

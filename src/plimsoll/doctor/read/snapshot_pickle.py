@@ -18,14 +18,8 @@ from typing import NamedTuple, Protocol, cast
 from plimsoll.doctor.rules.snapshot_facts import StackFrame
 from plimsoll.errors import BadInput, TooLarge
 
-# Recorded events in one step each: a snapshot with history is little else, and nearly all of them are written alike.
-#
-# The first event of a kind is read opcode by opcode as everything is. What it looks like is kept as a pattern, in which
-# names
-# and words stand as they are and only numbers and frames may differ; an event that fits it means what the first one meant,
-# and
-# any other is read opcode by opcode again.
-
+# A snapshot with history is little else than events, nearly all written alike. The first event of a kind is read opcode by
+# opcode and kept as a pattern, in which only numbers and frames may differ; an event that fits it means the same.
 _PAIRS_MAX = 24
 _ATTEMPTS_MAX = 200  # patterns cost time to make: a file with ever new ones is read without them
 _NUMBER = rb"(?:K.|M..|J....|\x8a(?:\x01.|\x02.{2}|\x03.{3}|\x04.{4}|\x05.{5}|\x06.{6}|\x07.{7}|\x08.{8}))"
@@ -132,8 +126,6 @@ def places_of(run: bytes) -> list[int]:
             at += 5
     return places
 
-
-# A moving window over a file of unknown length: what was read is dropped, what is next is there.
 
 SIZE_MAX = 4 << 30
 CHUNK = 1 << 20
@@ -401,7 +393,7 @@ class PickleReader:
         return stack, below, place
 
     def _is_new(self, container: object, place: int) -> bool:
-        """Whether it is empty and was put at that place of the memo, which makes it ours to replace."""
+        """True if it is empty and was put at that place of the memo, which makes it ours to replace."""
         return not container and 0 <= place < len(self._memo) and self._memo[place] is container
 
     def _fill(self, stack: list[object], items: list[object], place: int) -> None:

@@ -38,7 +38,7 @@ _Table = dict[str, object]
 
 
 def is_pickle(head: bytes) -> bool:
-    """Whether a file that begins like this may be a snapshot: pickle with its protocol in front, as torch writes it."""
+    """True if a file that begins like this may be a snapshot: pickle with its protocol in front, as torch writes it."""
     return len(head) > 2 and head[0] == 0x80 and 2 <= head[1] <= 5
 
 
@@ -98,7 +98,6 @@ class _Zstd:
         self.source, self.name = source, name
 
     def read(self, size: int, /) -> bytes:
-        """At most so many bytes, unpacked."""
         try:
             return self.source.read(size)
         except Exception as error:
@@ -136,7 +135,6 @@ class _Converter:
         return Snapshot(tuple(segments), tuple(self.frames), tuple(self.stacks), failures, events, self.settings(tree))
 
     def bad(self, what: str) -> BadInput:
-        """One line, with where it is."""
         return BadInput(f"{self.where}: {what}")
 
     def table(self, value: object) -> _Table:
@@ -178,7 +176,6 @@ class _Converter:
         )  # fmt: skip
 
     def pool(self, value: object) -> tuple[int, int]:
-        """Two numbers; (0, 0) is everybody's."""
         if isinstance(value, tuple | list) and len(value) == 2:
             first, second = value
             if type(first) is int and type(second) is int:
@@ -226,7 +223,6 @@ class _Converter:
         return known
 
     def frame(self, frame: int) -> int:
-        """Where a frame that is referred to is kept."""
         place = self.frame_places.get(frame)
         if place is None:
             place = self.frame_places[frame] = len(self.frames)
@@ -262,7 +258,6 @@ class _Converter:
         return FailedRequest(device, self.number(event, "size"), free, stream, time, self.stack(event.get("frames")), after)
 
     def settings(self, tree: _Table) -> tuple[tuple[str, str], ...]:
-        """The allocator's settings that are plain values."""
         table = tree.get("allocator_settings")
         if not isinstance(table, dict):
             return ()

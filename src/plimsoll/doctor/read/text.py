@@ -35,8 +35,6 @@ from plimsoll.doctor.rules.log_text import LONGEST, Log, LogLine
 from plimsoll.errors import BadInput
 from plimsoll.net.inputs import SAMPLE_BYTES, Budget, blocks_of_descriptor, checked, is_plain, is_text, opened, unpacked
 
-# Turns the stamps of one file into seconds that can be compared within that file.
-
 _DAYS_BEFORE = (0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334)
 _MONTHS = {
     name: at for at, name in enumerate(("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"), 1)
@@ -99,11 +97,8 @@ def _split_offset(rest: str) -> tuple[str, int]:
     return rest, 0
 
 
-# Sifts the middle of a huge text: what stands around a telling word is kept, the rest is only counted.
-#
-# Of each word the first few and the last few places are kept, with the lines around them, and of the periodic lines an even
-# sample. Everything is bounded: a log of nothing but errors costs no more than one with none.
-
+# Of each telling word in the middle of a huge text, the first and the last few places are kept with the lines around them; of
+# the periodic lines an even sample. Everything is bounded: a log of nothing but errors costs no more than one with none.
 BLOCK_BYTES = 1 << 20
 HEAD_BYTES, HEAD_LINES = 2 << 20, 30_000
 LINES_BEFORE, BYTES_BEFORE = 120, 48 << 10
@@ -240,11 +235,9 @@ class MiddleSifter:
         return spans
 
     def _near(self, at: int, spans: Iterable[_Span]) -> _Span | None:
-        """The lines around another word that are around this place as well."""
         return next((span for span in spans if span.start <= at < span.end), None)
 
     def _around(self, at: int) -> _Span:
-        """The lines around this place."""
         floor, ceiling = max(0, at - BYTES_BEFORE), min(len(self._buffer), at + BYTES_AFTER)
         before = self._buffer[floor:at].rsplit(b"\n", LINES_BEFORE + 1)
         after = self._buffer[at:ceiling].split(b"\n", LINES_AFTER + 1)
@@ -255,7 +248,6 @@ class MiddleSifter:
         return _Span(start, end)
 
     def _sampled(self, low: int, high: int) -> list[_Span]:
-        """The periodic lines that are due, one a stride."""
         spans = []
         at = max(low, self._next_sample - self._base)
         while at < high and (at := self._buffer.find(PERIODIC, at, high + len(PERIODIC) - 1)) >= 0:
@@ -292,10 +284,7 @@ class MiddleSifter:
             self._stride = max(2 * self._stride, (self._samples[-1].start - self._samples[0].start) // SAMPLED_LINES)
 
 
-# Which parts of a text are kept: a small one whole; of a huge one the end, the start, and what is telling in between.
-#
 # A plain file is read tail first: if time runs out in its middle, the end and the start are there, the end without numbers.
-
 WHOLE_BYTES, WHOLE_LINES = 8 << 20, 120_000
 TAIL_BYTES, TAIL_LINES = 4 << 20, 60_000
 PROBES = 16  # places of a file that are looked at to tell whether it is text
@@ -390,7 +379,6 @@ def _next_data(descriptor: int, at: int) -> int:
 
 
 def _probes(descriptor: int, size: int) -> Iterator[int]:
-    """Places to look at: the end, the first data, and evenly between."""
     yield max(0, size - SAMPLE_BYTES)
     for part in range(PROBES):
         at = _next_data(descriptor, size * part // PROBES)
@@ -427,7 +415,7 @@ def _log(source: str, kept: Excerpt) -> Log:
 
 
 def _is_newest_first(lines: Sequence[LogLine]) -> bool:
-    """Whether a console showed the last line on top: nearly every stamp is older than the one above it."""
+    """True if a console showed the last line on top: nearly every stamp is older than the one above it."""
     stamps = [line.at for line in lines if line.at is not None]
     if len(stamps) < max(8, len(lines) // 3):
         return False
@@ -485,7 +473,6 @@ class _Reader:
                 self._add_whole(at, whole)
 
     def flush(self) -> None:
-        """Give up waiting for the rest of lines the runtime cut."""
         for number, bare in self._begun.values():
             self._add_whole(number, bare)
         self._begun.clear()

@@ -12,14 +12,12 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import NamedTuple
 
-# What a line says of itself before its message: which process speaks, at what level, and when.
-#
+# The prefixes of a line: which process speaks, at what level, and when.
 # (EngineCore_DP0 pid=12) ERROR 11-15 08:00:00 [core.py:700] text         vLLM 0.10 and later
 # (VllmWorker rank=0 pid=1) ERROR 05-20 12:00:00 [file.py:1] text         0.8 to 0.10
 # ERROR 12-16 21:40:15 engine.py:135] text                                the first engine (V0)
 # (RayWorkerWrapper pid=1, ip=10.0.0.1) text                              Ray
 # [rank0]: text                                                           torch
-#
 # vLLM's own prefix is cut off; the level of somebody else's format is only read, and the text left whole.
 
 LEVELS = {"TRACE": "DEBUG", "DEBUG": "DEBUG", "INFO": "INFO", "NOTICE": "INFO", "WARN": "WARNING", "WARNING": "WARNING",
@@ -76,7 +74,7 @@ def said(text: str) -> ParsedLine:
 
 
 def is_prefixed(text: str) -> bool:
-    """Whether the line begins as vLLM's own do."""
+    """True if the line begins as vLLM's own do."""
     return _PROCESS_RE.match(text) is not None or _OWN_RE.match(text) is not None
 
 
@@ -100,8 +98,6 @@ def apart(text: str) -> list[str]:
         return [text]
     return [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
 
-
-# What a terminal would have shown of a line: colours taken off, progress bars that overwrite themselves shown once.
 
 _PIECES = 400  # of one line, from its end
 
@@ -128,7 +124,7 @@ def without_colours(text: str) -> str:
 
 
 def is_progress(text: str) -> bool:
-    """Whether this is one frame of a progress bar and no message."""
+    """True if this is one frame of a progress bar and no message."""
     return _PROGRESS_RE.search(text[:400]) is not None and "rror" not in text and "ERROR" not in text
 
 
@@ -229,7 +225,6 @@ def inside(inner: UnwrappedLine, outer: UnwrappedLine) -> UnwrappedLine:
 
 
 def _one_off(text: str, habits: LineFormat) -> UnwrappedLine | None:
-    """The line without its outermost wrapping, or None where it has none."""
     first = text[:1]
     if first == "{":
         return _of_json(text)
@@ -307,7 +302,6 @@ def _of_json(text: str) -> UnwrappedLine | None:
 
 
 def _of_field(text: str, field: str) -> str | None:
-    """The words in this line of a record, or None where the line is another field's."""
     bare = text.strip().removesuffix(",")
     if not bare.startswith(field):
         return None

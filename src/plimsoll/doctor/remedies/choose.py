@@ -23,8 +23,6 @@ from plimsoll.findings import Code, Evidence, Finding, Remedy, Severity
 from plimsoll.units import GIB, MIB, format_count
 from plimsoll.vllm.versions import Behaviour
 
-# Failures that are not about memory: what they are, so that nobody tunes memory for them.
-
 _NO_MODULE = r"No module named '([\w.]{1,80})'"
 _NOT_MEMORY = ("any memory setting: this is not a memory failure",)
 
@@ -172,7 +170,7 @@ _BY_CODE: dict[Code, _Words] = {
     ),
 }  # fmt: skip
 
-# What metrics, trends and snapshots show: a log alone never leads here, and then says only that much.
+# Metrics, trends and snapshots lead here; a log alone never does.
 ELSEWHERE: dict[Code, _Words] = {
     Code.GPU_GROWTH: ("GPU memory grows", "more is held on the card than the start had measured", ()),
     Code.HOST_GROWTH: ("host memory grows", "the server's processes hold more and more of the host's memory", ()),
@@ -190,7 +188,7 @@ _INDIVISIBLE = (
     "a size of the model does not divide by the number of GPUs",
     (Remedy("--tensor-parallel-size 1, 2, 4 or 8", "heads and vocabulary must divide", "--tensor-parallel-size"),),
 )
-# Where the text itself allows a truer sentence than its code.
+# A sentence by the text that matched, where its code alone says less.
 _BY_TEXT: dict[str, tuple[str, tuple[Remedy, ...]]] = {
     "longer-than-derived": (
         "--max-model-len is larger than the model's own maximum",
@@ -223,8 +221,6 @@ _BY_TEXT: dict[str, tuple[str, tuple[Remedy, ...]]] = {
     ),
 }  # fmt: skip
 
-
-# Failures of the start over the KV cache: it got nothing, too little, or could not be taken.
 
 _NUMBER = r"(-?\d{1,9}(?:\.\d{1,9})?)"
 _NEEDED = rf"{_NUMBER} GiB KV cache is needed.{{0,60}}available KV cache memory \({_NUMBER} GiB\)"
@@ -272,7 +268,7 @@ def no_cache_blocks(case: FailureCase) -> Explanation:
 
 
 def _more_of_the_card(case: FailureCase, weights: int | None) -> tuple[list[Remedy], list[str]]:
-    """Whether a larger share helps: offered where the figures allow it, refused where they do not."""
+    """True if a larger share helps: offered where the figures allow it, refused where they do not."""
     kv, total, share = case.facts.measured.kv_bytes, case.total, case.utilization
     if weights is not None and total is not None and weights > FILLED_SHARE * total:
         return [], ["raising --gpu-memory-utilization, as vLLM advises: the weights fill the card"]

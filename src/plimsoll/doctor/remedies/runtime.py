@@ -83,7 +83,6 @@ def _measured(case: FailureCase) -> Remedy:
 
 
 def multimodal(case: FailureCase) -> Explanation:
-    """An image, a video or a sound."""
     because = f"the encoder of images, video or sound ran out of GPU memory: {asked(case)}{_fragments(case)}"
     is_unmeasured = case.facts.flags.get("skip_mm_profiling") == "True"
     if is_unmeasured:
@@ -101,7 +100,6 @@ def multimodal(case: FailureCase) -> Explanation:
 
 
 def lora(case: FailureCase) -> Explanation:
-    """An adapter."""
     because = f"loading or switching to a LoRA adapter ran out of GPU memory: {asked(case)}{_fragments(case)}"
     remedy = [
         setting("--max-loras", 1, "slots are kept on the GPU"),

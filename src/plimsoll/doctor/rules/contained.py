@@ -24,8 +24,6 @@ from plimsoll.units import GIB, MIB, format_count, format_gib
 from plimsoll.vllm.failure_texts import Role
 from plimsoll.vllm.metrics_page import Page
 
-# What makes a contained failure impossible, by the site at which the step ran out of memory; shared by doctor and guard.
-
 TITLE = "steps ran out of GPU memory, and the server survived them"
 LEAST_TOKENS = 64  # a step of fewer serves nobody: a limit that low is no setting
 ROOM = Remedy(
@@ -91,8 +89,6 @@ def _smaller_steps(tokens: int | None) -> Remedy:
     )
 
 
-# What a server says of the steps that ran out of device memory and did not end it (`survive` in /plimsoll/state).
-
 SITES = ("forward", "logits", "sampler", "encoder", "adapter", "drafter", "unknown")
 UNKNOWN_SITE = "unknown"
 KINDS = ("prompt_logprobs", "pictures", "adapter")
@@ -135,7 +131,7 @@ class Survival(NamedTuple):
 
     @property
     def is_shrunk(self) -> bool:
-        """Whether its steps are known to be smaller than at the start."""
+        """True if its steps are known to be smaller than at the start."""
         pairs = ((self.tokens_now, self.tokens_start), (self.sequences_now, self.sequences_start))
         return any(now is not None and start is not None and now < start for now, start in pairs)
 
@@ -214,16 +210,11 @@ def _size(size: float) -> str:
     return f"{size / MIB:.0f} MiB" if MIB <= size < GIB else format_gib(int(size))
 
 
-# Reads what containment (`plimsoll.inside`, PLIMSOLL_SURVIVE) writes into a server's log.
-#
-# plimsoll: survive: contained failure 3: a step of 8192 tokens in 48 requests ran out of device memory at forward (...);
-# ...
-# plimsoll: survive: aborted request cmpl-1: it ran out of device memory alone, in a step of 512 tokens at encoder (...)
-#
-# Only a line that begins with these words counts, after vLLM's own prefix, and where the log names its processes only one
-# of the
-# engine core, where containment runs: a request's text may quote anything, and the API server prints it.
-
+# Containment (`plimsoll.inside`, PLIMSOLL_SURVIVE) writes into a server's log:
+#   plimsoll: survive: contained failure 3: a step of 8192 tokens in 48 requests ran out of device memory at forward (...)
+#   plimsoll: survive: aborted request cmpl-1: it ran out of device memory alone, in a step of 512 tokens at encoder (...)
+# A line counts only if it begins so after vLLM's prefix and, where the log names processes, comes from the engine core: a
+# request's text may quote anything, and the API server prints it.
 START = "plimsoll: survive: "
 CORE = "EngineCore"
 LONGEST_REASON = 300
@@ -362,8 +353,6 @@ def _failure(at: int, match: re.Match[str]) -> ContainedFailure:
     )
 
 
-# Contained failures as a server itself counts them: in its gate's state, and on its page of metrics.
-
 PREFIX = "plimsoll_survive_"
 CONTAINED = f"{PREFIX}contained_total"
 
@@ -466,7 +455,7 @@ class _StepEnds:
         return self._of[""] if not process or process.startswith(_WORKERS) else []
 
     def after(self, at: int, process: str) -> bool | None:
-        """Whether the next word on a failed step says that the server survived; None where there is none near enough."""
+        """True if the next word on a failed step says that the server survived; None where there is none near enough."""
         ends, lines = self._ends_for(process), self._story.log.lines
         place = bisect_right(ends, at, key=lambda end: end[0])
         if place == len(ends):
@@ -478,7 +467,7 @@ class _StepEnds:
         return None if end - at > BEFORE or is_late or is_other_life else is_survived
 
     def before(self, first: int, process: str) -> bool:
-        """Whether a late worker's traceback follows a word that says so."""
+        """True if a late worker's traceback follows a word that says so."""
         if not process.startswith(_WORKERS):
             return False
         ends = self._of[""]
@@ -511,7 +500,7 @@ def _cleared(timeline: LogTimeline, said: ContainedLines) -> set[int]:
 
 
 def _is_cleared(timeline: LogTimeline, hit: Hit, tracebacks: Sequence[LoggedException], ends: _StepEnds) -> bool:
-    """Whether a telling text belongs to a contained step."""
+    """True if a telling text belongs to a contained step."""
     role, process = hit.text.role, timeline.log.lines[hit.at].process
     if role is Role.OUT_OF_MEMORY and ends.after(hit.at, process):
         return True

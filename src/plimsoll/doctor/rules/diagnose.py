@@ -18,15 +18,13 @@ if TYPE_CHECKING:
     from plimsoll.doctor.rules.exit_codes import ExitVerdict
 
 
-# What counts as a shortage of memory beside a cause, and which "no use" cannot stand beside it.
-
 SURE = 0.6  # from here on a shortage is shown; below it is a hint
 _DENIES = re.compile(r"(?:any |changing |GPU )?memory settings?\b")
 _IS_NONE = "this is not a memory failure"
 
 
 def is_memory_trouble(finding: Finding) -> bool:
-    """Whether it says that a server is short of memory, also where nothing has failed of it yet."""
+    """True if it says that a server is short of memory, also where nothing has failed of it yet."""
     return finding.code.is_memory and finding.severity is not Severity.INFO
 
 
@@ -44,9 +42,6 @@ def without_denials(findings: Sequence[Finding], *, memory: bool | None) -> Iter
             and not (memory is not False and _IS_NONE in one)
         )
         yield finding if kept == finding.not_a_remedy else finding._replace(not_a_remedy=kept)
-
-
-# The answer of `plimsoll doctor`.
 
 
 class Diagnosis(NamedTuple):
@@ -133,20 +128,20 @@ def _has_cause(findings: Sequence[Finding]) -> bool:
 
 
 def _tells(finding: Finding) -> bool:
-    """Whether a cause says enough to settle what a log leaves open: a kill by nobody knows whom does not."""
+    """True if a cause says enough to settle what a log leaves open: a kill by nobody knows whom does not."""
     if finding.code is Code.OTHER_KILLED or (finding.code.is_memory and finding.confidence < 0.5):
         return False
     return _is_cause(finding)
 
 
 def _was_killed(findings: Sequence[Finding]) -> bool:
-    """Whether it was killed by nobody knows whom: that it was asked to stop before does not say who lost patience."""
+    """True if it was killed by nobody knows whom: that it was asked to stop before does not say who lost patience."""
     told = any(_tells(finding) for finding in findings)
     return not told and any(finding.code is Code.OTHER_KILLED for finding in findings)
 
 
 def _is_told(exited: Finding, said: Sequence[LogDiagnosis]) -> bool:
-    """Whether a kill is explained already: by a supervisor that says that it stopped the server itself."""
+    """True if a kill is explained already: by a supervisor that says that it stopped the server itself."""
     by_supervisor = any(one.code is Code.OTHER_STOPPED_BY_OPERATOR for log in said for one in log.around)
     return exited.code is Code.OTHER_KILLED and by_supervisor
 
@@ -176,7 +171,7 @@ def _memory(said: Sequence[LogDiagnosis], judged: Sequence[InputVerdict]) -> boo
 
 
 def _shows_engine(one: InputVerdict) -> bool:
-    """Whether figures of vLLM were there to be judged: another program's page says nothing of it."""
+    """True if figures of vLLM were there to be judged: another program's page says nothing of it."""
     if one.facts.get("is") == "range":
         points = one.facts.get("points", 0)
         return isinstance(points, int) and points >= FEWEST_POINTS
@@ -256,7 +251,6 @@ def _strings(one: InputVerdict, name: str) -> list[str]:
 
 
 def _model(one: InputVerdict) -> str | None:
-    """The model that a page of metrics names."""
     engines = one.facts.get("engines")
     named = engines[0].get("model") if isinstance(engines, list) and engines else None
     return named if isinstance(named, str) else None
@@ -284,17 +278,14 @@ def _asks(
     yield from asked
 
 
-# What a gate said of its engine (`/plimsoll/state`, or `state.json` in guard's evidence): it alone has proof of a wedge.
-#
-# It also counts the steps that ran out of memory and were contained.
-
+# The state of a gate (`/plimsoll/state`, or `state.json` in guard's evidence): it alone proves a wedge.
 SCHEMA = "plimsoll.state/1"
 LONGEST = 320  # letters of a line that are shown
 _FIRST_LINES = 3
 
 
 def is_gate_state(log: Log) -> bool:
-    """Whether this text is such an answer."""
+    """True if this text is such an answer."""
     first = "".join(line.text for line in log.lines[:_FIRST_LINES]).replace(" ", "")
     return first.startswith("{") and f'"schema":"{SCHEMA}"' in first
 

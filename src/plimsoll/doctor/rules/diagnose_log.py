@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from plimsoll.doctor.rules.nvidia_smi import SmiFacts
 
 
-# Cures that suit this very server: none that it has already, and none that a setting of its own overrules.
-
 # A cache whose size was set by hand does not follow the card's share.
 _BY_HAND = (
     ("num_gpu_blocks_override", "--num-gpu-blocks-override", "it fixes the number of blocks, whatever the card has"),
@@ -83,9 +81,6 @@ def _is_so_already(remedy: Remedy, flags: Mapping[str, str]) -> bool:
     return now == remedy.value
 
 
-# What a reader should know of a text beside its findings: that it is empty, another program's, breaks off, or has no end.
-
-
 _MIB = 1 << 20
 _MOST_HOLDERS = 4
 _CAME_UP = "Application startup complete"
@@ -100,7 +95,7 @@ _WHEN = {
 
 
 def is_foreign(timeline: LogTimeline, verdict: LogVerdict) -> bool:
-    """Whether vLLM says nothing in this text: no process of its own, no step of its start, not even its name."""
+    """True if vLLM says nothing in this text: no process of its own, no step of its start, not even its name."""
     if verdict.progress is not ServerProgress.UNKNOWN or timeline.milestones:
         return False
     return not any(line.process or "vllm" in line.text.lower() for line in timeline.log.lines)
@@ -156,7 +151,6 @@ def _servers_at_once(lines: Sequence[LogLine]) -> Iterator[str]:
 
 
 def _came_up_later(lines: Sequence[LogLine], verdict: LogVerdict) -> Iterator[str]:
-    """A failure with a start after it that succeeded."""
     if verdict.root is None or verdict.stopped:
         return
     up = next((line for line in lines[verdict.root.at :] if _CAME_UP in line.text), None)
@@ -341,7 +335,6 @@ def _proof(timeline: LogTimeline, root: Symptom, deaths: Sequence[Hit]) -> Itera
 
 
 def _dead(timeline: LogTimeline, verdict: LogVerdict, facts: LogFacts) -> Finding:
-    """It died and does not say of what."""
     first = verdict.deaths[0]
     code, because = facts.worker_exit_code, "the log ends in the engine's death and names no cause"
     if code == -9 or any(hit.text.name in ("shell-killed", "sigkill") for hit in verdict.deaths):
@@ -409,7 +402,7 @@ def _trends(log: Log) -> list[Finding]:
 
 
 def _ends_full(log: Log) -> bool:
-    """Whether one of the last periodic lines shows a full cache and a queue."""
+    """True if one of the last periodic lines shows a full cache and a queue."""
     from plimsoll.doctor.rules.trends import moments_of_log
 
     return any(
@@ -449,7 +442,6 @@ def _with_line(one: Evidence) -> str:
 
 
 def _asks(verdict: LogVerdict, facts: LogFacts) -> Iterator[str]:
-    """What would settle it, where this log does not."""
     if verdict.memory_failure is not None:
         return
     if facts.progress is ServerProgress.UNKNOWN and not verdict.deaths:

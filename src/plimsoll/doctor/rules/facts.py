@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from plimsoll.plan.findings import Advice
 
 
-# The flags a server was started with, from the line in which vLLM prints them; secrets are hidden before anything else.
-
 LONGEST_NAME = 64
 LONGEST_VALUE = 400
 MOST_FLAGS = 200
@@ -133,9 +131,6 @@ def command_words(flags: Mapping[str, str]) -> list[str] | None:
         elif value not in ("None", "") and not any(letter in value for letter in "{[<(\n\0") and REDACTED not in value:
             words += [flag, value]
     return words
-
-
-# The words of a finding, before evidence and code are added.
 
 
 class Explanation(NamedTuple):
@@ -274,8 +269,6 @@ def oom_facts(oom: OomFigures) -> dict[str, object]:
     }
 
 
-# One failure with everything that is known around it: what the explanations and the cures are computed from.
-
 MARGIN_BYTES = GIB // 4
 LEAST_CACHE_BYTES = GIB // 4  # less is no cache to serve from
 BY_HAND = "kv_cache_memory_bytes"
@@ -359,7 +352,7 @@ class FailureCase(NamedTuple):
         return max(0, self.oom.tried - self.oom.free)
 
     def has(self, behaviour: Behaviour) -> bool | None:
-        """Whether the version that ran does so; None where it is not known."""
+        """True if the version that ran does so; None where it is not known."""
         try:
             return None if self.facts.version is None else behaviour.is_in(self.facts.version)
         except ValueError:

@@ -10,8 +10,6 @@ from plimsoll.doctor.rules.log_text import OOM_KILLER, Log, LogLine, holds, kern
 from plimsoll.findings import Code, Finding, Remedy, Severity
 from plimsoll.units import KIB, MIB, format_gib
 
-# Reads who was killed for want of ordinary memory (RAM): by the kernel, by systemd-oomd or by earlyoom.
-
 MOST_KILLS = 1000
 MOST_TASKS = 5000
 _GATE = ("oom", "Kill", "memory: usage", "pages RAM", "total-vm", "killed as a result of limit", "SIG", "] ")
@@ -92,7 +90,6 @@ def _add(kills: list[OomKill], kill: OomKill) -> None:
 
 
 def _by_daemon(text: str, line: LogLine) -> OomKill | None:
-    """A kill by systemd-oomd or earlyoom."""
     if "due to memory" in text:
         found = re.search(_OOMD, text)
         if found:
@@ -164,7 +161,6 @@ def _constraint(text: str, line: LogLine, event: _Event) -> OomKill | None:
 
 
 def _victim(found: re.Match[str], text: str, line: LogLine, event: _Event) -> OomKill:
-    """The line that names the victim and what it held."""
     if found["memcg"]:
         event.scope = "cgroup"
     elif event.scope == "unknown" and "Out of memory" in text:

@@ -11,8 +11,6 @@ from plimsoll.doctor.rules.host_memory import OomKill, judge_kills, read_kills
 from plimsoll.doctor.rules.log_text import KERNEL, Log, LogLine, holds, kernel_text, process_owner, quote
 from plimsoll.findings import Code, Finding, Remedy, Severity
 
-# Judges kernel lines that carry no Xid: lost GPUs, AMD's driver, the bus, broken RAM, disks, crashes in native code.
-
 NOT_MEMORY = "memory settings (utilisation, --max-model-len, --max-num-seqs): nothing ran out"
 Texts = Sequence[tuple[str, LogLine]]  # the message without its stamps, and the line it came from
 
@@ -180,9 +178,6 @@ def _crash(log: Log, match: re.Match[str], text: str, line: LogLine) -> Finding:
     )  # fmt: skip
     because = f"The kernel reports a {match['how']} of {match['name']}{where}: a bug or a broken library, not a shortage."
     return _finding(log, rule, [line], because)
-
-
-# What NVIDIA's Xid numbers mean, who caused them and what to do, after its Xid catalog (docs.nvidia.com/deploy/xid-errors).
 
 
 class Blame(StrEnum):

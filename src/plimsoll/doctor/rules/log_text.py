@@ -32,8 +32,7 @@ class Log(NamedTuple):
 LONGEST = 16 << 10  # characters of one line that are kept: a dumped configuration is long, a progress bar endless
 
 
-# The words that betray text which is not vLLM's own, so that a log without any of it costs no more than a search.
-
+# Words that occur in text of other programs: a log without them costs no more than a search.
 _BATCH = 2048  # lines searched at once: fast, and a huge log is never copied whole
 
 OOM_KILLER = ("oom-kill", "Killed process", "Kill process", "due to memory ", "sending SIG")
@@ -76,7 +75,7 @@ def kinds_in(log: Log) -> frozenset[str]:
 
 
 def holds(lines: Iterable[LogLine], words: Sequence[str], *, vllm: bool = False) -> bool:
-    """Whether any line holds any of the words; lines that a vLLM process printed are asked only where `vllm` says so."""
+    """True if any line holds any of the words; lines that a vLLM process printed are asked only where `vllm` says so."""
     return any(word in text for text in _batches(lines, vllm=vllm) for word in words)
 
 
@@ -91,11 +90,8 @@ def _batches(lines: Iterable[LogLine], *, vllm: bool) -> Iterable[str]:
     yield "\n".join(batch)
 
 
-# Text that only quotes a log: what `plimsoll doctor` printed before, and a page that somebody wrote about failures.
-#
-# Both name errors that nobody had. A written page is told by its Markdown, and only where no record of a log stands in it:
-# somebody may have pasted one.
-
+# Reports of `plimsoll doctor` and written pages quote errors that nobody had. A written page is recognised by its Markdown,
+# and only where it holds no log record: somebody may have pasted one.
 _HEAD = re.compile(r"memory failure: (?:yes|no|cannot be told)(?:   \(|\s*$)")
 # The lines of a report that are not indented; what it quotes has lost the level that a log's record has.
 _GOES_ON = re.compile(
@@ -120,7 +116,6 @@ def without_quotes(log: Log) -> tuple[Log, bool]:
 
 
 def _without_reports(lines: Sequence[LogLine]) -> Sequence[LogLine]:
-    """The lines without earlier reports of this command."""
     if not any("memory failure: " in line.text for line in lines):
         return lines
     kept: list[LogLine] = []
@@ -146,8 +141,6 @@ def _prose(lines: Sequence[LogLine]) -> frozenset[int]:
 def _is_record(line: LogLine) -> bool:
     return bool(line.level or line.process) or "Traceback (most recent call last)" in line.text
 
-
-# Helpers for text that is not vLLM's own: quoting a line, taking kernel stamps off, asking whose process it is.
 
 MOST_QUOTED = 6  # lines of evidence for one finding: enough to check, short enough to read
 LONGEST_QUOTE = 400

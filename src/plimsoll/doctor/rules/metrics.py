@@ -18,8 +18,6 @@ from plimsoll.findings import Code, Evidence, Finding, Severity
 from plimsoll.vllm.metrics import figure, on_page, releases_with
 from plimsoll.vllm.metrics_page import Histogram, Page, Sample
 
-# What one or two looks at a page of vLLM's metrics say of each engine, before anything is judged.
-
 ENGINES_MAX = 256
 _SAMPLES_MAX, _BUCKETS_MAX = 4096, 32768
 """Of one name, over all engines: a page with more is made to keep us busy."""
@@ -383,13 +381,8 @@ def _low_hits(engine: EngineMetrics, source: str) -> _EngineFinding | None:
     return _EngineFinding(1 - hits / looked, engine, finding)
 
 
-# Which saved pages of metrics are looks at one and the same server, and in which order they were taken.
-#
-# A page names its server by the moment at which that began: the process's start, or the birth of each counter. Counters
-# only
-# rise, so they tell the order, whatever the files are called. Where a page names no such moment nothing is concluded: two
-# replicas of one model look like one server that worked.
-
+# A page names its server by the start of its process or of its counters. Counters only rise, so they order the pages of one
+# server. A page without such a moment is compared with no other: two replicas of one model look like one server that worked.
 _STARTED = "process_start_time_seconds"
 _USED = "process_cpu_seconds_total"
 
@@ -441,6 +434,5 @@ def _in_order(pages: Sequence[Page], chain: list[int]) -> list[list[int]]:
 
 
 def _totals(page: Page) -> dict[str, float]:
-    """vLLM's own counters, by name."""
     names = (name for name in page.by_name if name.startswith("vllm:") and name.endswith(("_total", "_count")))
     return {name: value for name in names if (value := page.total(name)) is not None}

@@ -9,8 +9,6 @@ from typing import NamedTuple
 from plimsoll.doctor.rules.log_text import SMI, SMI_ERROR, Log, LogLine, holds, quote
 from plimsoll.findings import Code, Finding, Remedy, Severity
 
-# Reads nvidia-smi's table (all layouts, MIG, processes), its csv queries, and rocm-smi's table.
-
 MOST_READINGS = 500
 _VERSIONS = r"NVIDIA-SMI\s{1,8}\S{1,24}\s{1,24}Driver Version:\s{0,8}(\S{1,24})(?:\s{1,24}CUDA Version:\s{0,8}(\S{1,12}))?"
 _BUS = r"\b([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f])\b"
@@ -101,7 +99,6 @@ def read_tables(lines: Sequence[LogLine]) -> tuple[SmiReading, ...]:
 
 
 def _first_row(text: str, line: LogLine) -> SmiGpu | None:
-    """Index, name, persistence mode, bus, uncorrected errors."""
     cells = text.strip("|").split("|")
     bus = re.search(_BUS, cells[1]) if len(cells) >= 3 else None
     head = (
@@ -234,8 +231,6 @@ def read_rocm(lines: Sequence[LogLine]) -> tuple[SmiReading, ...]:
     return (SmiReading(gpus=tuple(gpus.values())),) if gpus else ()
 
 
-# Reads `nvidia-smi -q`: memory, processes, and what a card says about its own errors and repairs.
-
 MOST_CARDS = 512
 _CARD = r"^GPU ([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f])\s{0,8}$"
 
@@ -294,7 +289,6 @@ class _Card:
             self.pid = None
 
     def errors(self, path: list[str], key: str, value: str, number: int | None, line: LogLine) -> None:
-        """Errors and repairs."""
         old = self.health
         if "Uncorrectable" in key and ("Volatile" in path or "Aggregate" in path) and number is not None:
             if "Volatile" in path:
@@ -470,7 +464,6 @@ _ERRORS = (
 
 
 def _tool_errors(log: Log, lines: list[LogLine]) -> list[Finding]:
-    """What nvidia-smi says instead of a table."""
     shown = [line for line in lines if any(word in line.text for word in SMI_ERROR) and "NVRM" not in line.text]
     findings = []
     for said in _ERRORS:
@@ -520,7 +513,6 @@ def _judge_table(log: Log, facts: SmiFacts, *, lost: bool) -> list[Finding]:
 
 
 def _judge_health(log: Log, card: CardHealth) -> Finding | None:
-    """What `nvidia-smi -q` says about errors and repairs of one card."""
     if card.remap_failed or card.threshold or card.unrepairable:
         what, confidence, severity = "the card has no way left to repair its memory", 0.9, Severity.CRITICAL
         do = "take the GPU out of service and ask the vendor for a replacement"

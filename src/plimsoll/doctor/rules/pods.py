@@ -25,8 +25,6 @@ from plimsoll.doctor.rules.supervisors import (
 from plimsoll.findings import Code, Finding, Remedy, Severity
 from plimsoll.units import format_gib
 
-# Judges the events of Kubernetes that keep a pod from running or take it away: evictions, images, scheduling, nodes.
-
 
 class _EventRule(NamedTuple):
     """Events and states that all mean one thing."""
@@ -146,8 +144,6 @@ def judge_events(log: Log, facts: PodFacts) -> list[Finding]:
     return [one for one in findings if one not in scheduling[1:]]
 
 
-# Reads Kubernetes text: `kubectl describe pod`, `get pod -o yaml` or `-o json`, `get pods` and events.
-
 _SHM = "/dev" + "/shm"
 _EVENT = r"(?:^|\s)(?:Normal|Warning)\s{2,60}(?P<reason>[A-Z][A-Za-z]{2,40})\s{1,60}(?P<message>\S.{0,2000})"
 _REASONS = frozenset(
@@ -186,7 +182,6 @@ class _Reader:
         self.probes: list[PodProbe] = []
 
     def take(self, line: LogLine) -> None:
-        """One line of describe, YAML or JSON."""
         if _SHM in line.text and ("from" in line.text or "mountPath" in line.text):
             self.facts = self.facts._replace(shm_mounted=True)
         found = pair(line.text)
@@ -203,7 +198,6 @@ class _Reader:
         self.open(indent, key, value, line)
 
     def open(self, indent: int, key: str, value: str, line: LogLine) -> None:
-        """A key outside any open part."""
         value = "" if value in ("{", "[") else value
         if key in ("laststate", "state"):
             self.which, self.status_indent = key, indent
@@ -228,7 +222,6 @@ class _Reader:
             self.top(key, value, line)
 
     def top(self, key: str, value: str, line: LogLine) -> None:
-        """The pod's own reason and message."""
         if key == "reason" and value in _POD_REASONS:
             self.facts = self.facts._replace(pod_reason=value, pod_lines=(*self.facts.pod_lines, line))
         elif key == "message" and value and not self.facts.pod_message:
@@ -253,7 +246,6 @@ class _Reader:
             )
 
     def close(self) -> None:
-        """The open part is over: keep what it said."""
         block, self.block = self.block, None
         if block is None:
             return
@@ -319,7 +311,6 @@ def _event(line: LogLine) -> PodEvent | None:
 
 
 def _pod_row(reader: _Reader, line: LogLine) -> None:
-    """One row of `kubectl get pods`."""
     found = re.match(_POD_ROW, line.text)
     if found is None:
         return
@@ -359,7 +350,6 @@ def judge_pods(log: Log) -> PodVerdict:
 
 
 def _together(*parts: PodFacts) -> PodFacts:
-    """One set of facts from all supervisors."""
     first = parts[0]
     for other in parts[1:]:
         first = first._replace(

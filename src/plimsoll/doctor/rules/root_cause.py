@@ -34,8 +34,6 @@ from plimsoll.findings import Code
 from plimsoll.units import GIB
 from plimsoll.vllm.failure_texts import CONSEQUENCE_WORDS, CONSEQUENCES, Role, Text
 
-# Reads torch's own words on an allocation that failed: what was asked for, what was free, and who held the rest.
-
 _compiled = cache(re.compile)
 _SIZE = r"(\d{1,12}(?:\.\d{1,6})?) ?(bytes|B|KiB|KB|MiB|MB|GiB|GB|TiB)"
 _UNITS = {"bytes": 1, "B": 1, "KiB": 1 << 10, "KB": 1 << 10, "MiB": 1 << 20, "MB": 1 << 20, "GiB": 1 << 30, "GB": 1 << 30,
@@ -75,7 +73,7 @@ class OomFigures(NamedTuple):
 
     @property
     def is_fragmented(self) -> bool:
-        """Whether torch held enough unused memory for the request, but not in one piece."""
+        """True if torch held enough unused memory for the request, but not in one piece."""
         return self.tried is not None and self.reserved_unallocated is not None and self.reserved_unallocated >= self.tried
 
     @property
@@ -111,12 +109,12 @@ class OomFigures(NamedTuple):
 
     @property
     def is_limited(self) -> bool:
-        """Whether the card had what was asked for: then a limit set for this process refused it."""
+        """True if the card had what was asked for: then a limit set for this process refused it."""
         return self.free is not None and self.tried is not None and self.free > self.tried
 
     @property
     def has_neighbour(self) -> bool:
-        """Whether others hold enough to be the reason; not where the card had room and a limit of its own stopped it."""
+        """True if others hold enough to be the reason; not where the card had room and a limit of its own stopped it."""
         if self.is_limited:
             return False
         floor = max(NEIGHBOUR_MATTERS_BYTES, NEIGHBOUR_MATTERS_SHARE * (self.total or 0))
@@ -225,7 +223,7 @@ def find_symptoms(
 
 
 def _is_quoted_code(text: str, at: int, owner: LoggedException | None) -> bool:
-    """Whether a traceback quotes this line as code; where it breaks off, its code is all there is to go by."""
+    """True if a traceback quotes this line as code; where it breaks off, its code is all there is to go by."""
     if owner is not None and not owner.kind:
         return False
     return text.lstrip().startswith("raise ") or (owner is not None and at < owner.at and text.startswith("    "))
@@ -250,7 +248,7 @@ def _kind_of(one: LoggedException) -> Code:
 
 
 def _says_memory(timeline: LogTimeline, at: int) -> bool:
-    """Whether the few lines that NCCL prints with its error name memory as its reason."""
+    """True if the few lines that NCCL prints with its error name memory as its reason."""
     process = timeline.log.lines[at].process
     return any("out of memory" in line.text for line in timeline.log.lines[at : at + 5] if line.process == process)
 
@@ -280,13 +278,13 @@ class _Owners:
 
 
 def is_consequence(one: LoggedException) -> bool:
-    """Whether an exception only passes on that something else failed."""
+    """True if an exception only passes on that something else failed."""
     said = one.message.partition("\n")[0]
     return one.name in CONSEQUENCES or any(words in said for words in CONSEQUENCE_WORDS)
 
 
 def _is_fatal(one: LoggedException, timeline: LogTimeline) -> bool:
-    """Whether an exception nobody has words for may have ended the server: raised in the engine, or the last thing said."""
+    """True if an exception nobody has words for may have ended the server: raised in the engine, or the last thing said."""
     if not one.kind or _is_of_one_request(one, timeline):
         return False
     inside = one.process.startswith(("EngineCore", "Worker", "VllmWorker", "RayWorker", "Process"))
@@ -298,7 +296,7 @@ def _is_fatal(one: LoggedException, timeline: LogTimeline) -> bool:
 
 
 def _is_of_one_request(one: LoggedException, timeline: LogTimeline) -> bool:
-    """Whether an exception answered one request and left the server as it was.
+    """True if an exception answered one request and left the server as it was.
 
     A refused start passes through the functions that start an engine; a request's error never does.
     """
@@ -389,7 +387,7 @@ def _quotes(timeline: LogTimeline, hit: Hit, word: str) -> bool:
 
 
 def _is_first_hand(text: str) -> bool:
-    """Whether a line begins with the error, and does not merely quote it."""
+    """True if a line begins with the error, and does not merely quote it."""
     speakers = "CUDA|HIP|XPU|NPU|Cuda|NCCL|terminate"
     return re.match(rf"\W{{0,4}}(?:\[?rank\d{{1,4}}\]?:? ?)?(?:[\w.]{{0,80}}(?:Error|Exception)|{speakers})", text) is not None
 
@@ -635,7 +633,7 @@ def _first(symptoms: Sequence[Symptom], deaths: Sequence[Hit], timeline: LogTime
 
 
 def _ended_something(one: Symptom, deaths: Sequence[Hit], timeline: LogTimeline) -> bool:
-    """Whether a death follows, or nothing does: a complaint the server outlived without dying ended nothing."""
+    """True if a death follows, or nothing does: a complaint the server outlived without dying ended nothing."""
     if one.code is Code.ENGINE_WEDGED:  # a notice that it waits: overcome where anything was done afterwards
         return timeline.run_at(one.at).end <= one.at or not timeline.milestones or timeline.milestones[-1][0] < one.at
     if any(hit.at >= one.at for hit in deaths):
@@ -679,12 +677,12 @@ def _smells_of_memory(root: Symptom) -> bool:
 
 
 def _is_cut(timeline: LogTimeline) -> bool:
-    """Whether the log begins in the middle: no server introduces itself in it."""
+    """True if the log begins in the middle: no server introduces itself in it."""
     return not any(step is ServerProgress.BEGUN for _, step in timeline.milestones)
 
 
 def _leaves_doubt(timeline: LogTimeline, run: ServerRun, end: int) -> bool:
-    """Whether an error was reported that may have ended something: its traceback breaks off, or nothing was served after it."""
+    """True if an error was reported that may have ended something: its traceback breaks off, or nothing was served after it."""
     if _is_cut(timeline) or any(not one.kind and run.first <= one.first < end for one in timeline.exceptions):
         return True
     last = next((at for at in range(end - 1, run.first - 1, -1) if _is_error(timeline.log.lines[at])), None)
@@ -692,7 +690,7 @@ def _leaves_doubt(timeline: LogTimeline, run: ServerRun, end: int) -> bool:
 
 
 def _complains(timeline: LogTimeline, run: ServerRun, end: int) -> bool:
-    """Whether an engine or a worker reports an error, or a traceback breaks off, whatever it was about."""
+    """True if an engine or a worker reports an error, or a traceback breaks off, whatever it was about."""
     if any(not one.kind and run.first <= one.first < run.end for one in timeline.exceptions):
         return True
     return any(_is_error(line) for line in timeline.log.lines[run.first : end])

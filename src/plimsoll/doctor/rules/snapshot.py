@@ -30,8 +30,6 @@ from plimsoll.doctor.rules.snapshot_facts import (
 )
 from plimsoll.findings import Code, Evidence, Finding, Remedy, Severity
 
-# What grew between two snapshots of one server: live memory that is neither weights, KV cache nor graphs.
-
 MEANINGFUL_BYTES = 128 << 20
 _START_SHARE = 0.5  # more live memory than that again, and mostly what a start makes: the server was still starting
 _PLACES_KEPT = 10

@@ -14,8 +14,6 @@ from typing import NamedTuple
 
 from plimsoll.vllm.log_lines import PRINTED_TOLERANCE
 
-# What torch's GPU memory allocator held at one moment: segments, the blocks in them, and who asked for each.
-
 LIVE = "live"  # a tensor uses it
 PENDING = "pending"  # given back, but another stream may still be using it
 FREE = "free"  # kept by torch for the next request
@@ -79,15 +77,12 @@ class Snapshot(NamedTuple):
 
     @property
     def has_stacks(self) -> bool:
-        """Whether anybody recorded where memory was asked for."""
+        """True if anybody recorded where memory was asked for."""
         return len(self.stacks) > 1
 
     def stack_of(self, stack: int) -> tuple[StackFrame, ...]:
         """The frames of a stack, innermost first."""
         return tuple(self.frames[place] for place in self.stacks[stack])
-
-
-# Whose memory a block is, in the words of somebody who runs vLLM: by the code that asked for it.
 
 
 class Category(StrEnum):
@@ -214,11 +209,9 @@ def category_of_stack(frames: Sequence[StackFrame]) -> Category:
 
 
 def is_of_profile_run(frames: Sequence[StackFrame]) -> bool:
-    """Whether vLLM's trial run at the start asked for it; what is still live of it once the server is up is no activation."""
+    """True if vLLM's trial run at the start asked for it; what is still live of it once the server is up is no activation."""
     return any(frame.name == "profile_run" and below_vllm(frame.filename) is not None for frame in frames)
 
-
-# A category for every block in use: by the stack that asked for it, else by sizes, else by sizes and what a log states.
 
 _MIB = 1 << 20
 _LAYERS = 4  # fewer equal blocks are chance

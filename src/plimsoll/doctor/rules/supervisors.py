@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 from plimsoll.doctor.rules.log_text import DOCKER, SYSTEMD, Log, LogLine, holds
 
-# What a supervisor (Kubernetes, docker, systemd) tells about a server's end, as values; and the small readers they share.
-
 MOST_ENDINGS = 500
 MOST_EVENTS = 2000
 _QUANTITY = {

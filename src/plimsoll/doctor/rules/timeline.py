@@ -24,12 +24,8 @@ from plimsoll.vllm.failure_texts import (
     Text,
 )
 
-# Finds what was raised, where, and by whom: Python tracebacks put together again from the lines of several processes.
-#
-# Every process is read as a stream of its own, since their lines come mixed. A traceback may have lost its head or its
-# tail,
-# carry a prefix on every line, or have been flattened onto one.
-
+# Every process is read as a stream of its own, since their lines come mixed. A traceback may lack its head or its tail, carry
+# a prefix on every line, or be flattened onto one.
 MOST_FRAMES = 400
 MOST_RAISED = 5_000
 FOLLOWING = 8  # lines after the exception's own that may belong to its message
@@ -201,7 +197,7 @@ def _frame(text: str) -> TracebackFrame | None:
 
 
 def _names_exception(text: str, index: int, line: LogLine, stream: _Stream, found: list[LoggedException]) -> bool:
-    """Whether this line is the last one of a traceback, or an exception printed without one."""
+    """True if this line is the last one of a traceback, or an exception printed without one."""
     if not text or text[0] in " \t":
         return False
     match = _traceback_pattern(_RAISED).match(text)
@@ -251,9 +247,6 @@ def _follow(stripped: str, stream: _Stream, found: list[LoggedException], *, is_
         stream.awaits -= 1
         if len(last.message) < 8_000:
             found[stream.last] = last._replace(message=f"{last.message}\n{stripped}" if last.message else stripped)
-
-
-# Which step of a server's life failed: from the traceback's functions where there are any, else from how far it had come.
 
 
 class ServerProgress(IntEnum):
@@ -432,7 +425,7 @@ class LogTimeline(NamedTuple):
         return self.runs[max(0, bisect_right(self.runs, index, key=lambda run: run.first) - 1)]
 
     def serves_after(self, index: int) -> bool:
-        """Whether work was still being done well after this line, in the same life."""
+        """True if work was still being done well after this line, in the same life."""
         run = self.run_at(index)
         later = bisect_left(self.serving, run.end) - bisect_right(self.serving, index)
         return later >= 2 or any(

@@ -1,4 +1,4 @@
-"""Whether an amount of memory grows and goes on growing: not noise, not a daily rhythm, not a staircase that has ended.
+"""True if an amount of memory grows and goes on growing: not noise, not a daily rhythm, not a staircase that has ended.
 
 The smallest value of each of up to 36 equal stretches of time stands for that stretch: what memory was never given back.
 Growth must pass all of these, over the time since the last restart:
@@ -21,8 +21,6 @@ from typing import NamedTuple
 
 from plimsoll.units import MIB, format_gib
 
-# When a queue matters, and how much work was done twice: the same rules for a page, a range of time and a log.
-
 FULL = 0.95
 """Share of KV blocks in use from which the cache is full: what is left does not take another request of usual length."""
 ROOM = 0.90
@@ -33,12 +31,12 @@ _SHORT = 4.0
 
 
 def matters(waiting: float, running: float) -> bool:
-    """Whether a queue is more than the few that every busy server has at its door."""
+    """True if a queue is more than the few that every busy server has at its door."""
     return waiting > max(_SHORT, 0.10 * running)
 
 
 def is_full(usage: float | None, running: float, most_running: float | None = None) -> bool:
-    """Whether the cache takes no further request: by its share in use, or because one as large as those running does not fit.
+    """True if the cache takes no further request: by its share in use, or because one as large as those running does not fit.
 
     The second is said only where it is known that --max-num-seqs would have let another one run.
     """
@@ -206,7 +204,6 @@ def _inflation(rest: list[float]) -> float:
 
 
 def _noise(at: list[float], low: list[float], slope: float) -> float:
-    """What the minima scatter about their own line."""
     rest = [v - slope * t for t, v in zip(at, low, strict=True)]
     middle = median(rest)
     return 1.5 * median(abs(v - middle) for v in rest)
@@ -229,7 +226,7 @@ def _goes_on(at: list[float], low: list[float]) -> bool:
 
 
 def _follows(minima: list[tuple[float, float]], load: list[tuple[float, float]]) -> bool:
-    """Whether the load rose with it, stretch by stretch, over the whole time."""
+    """True if the load rose with it, stretch by stretch, over the whole time."""
     length = minima[1][0] - minima[0][0]
     pairs: list[tuple[float, float]] = []
     for t, v in minima:
@@ -251,9 +248,6 @@ def median(values: Iterable[float]) -> float:
 
 def _sign(value: float) -> int:
     return (value > 0) - (value < 0)
-
-
-# One figure over time, with the labels that say whose it is.
 
 
 class MetricSeries(NamedTuple):
@@ -290,8 +284,6 @@ EXTERNAL_METRICS: Mapping[str, ExternalMetric] = {
     "plimsoll_torch_num_ooms_total": ExternalMetric("torch_ooms"),
 }  # fmt: skip
 
-
-# An engine from moment to moment: queues that last, whatever the moments were read from.
 
 LASTS_S = 60.0
 """How long a queue before a full cache must last to be told."""
@@ -341,7 +333,7 @@ class QueueSpan(NamedTuple):
 
     @property
     def grows(self) -> bool:
-        """Whether its queue grew, by half or more, and did not drain again."""
+        """True if its queue grew, by half or more, and did not drain again."""
         queue = [m.waiting for m in self.moments]
         third = max(1, len(queue) // 3)
         first, last = median(queue[:third]), median(queue[-third:])
@@ -350,7 +342,7 @@ class QueueSpan(NamedTuple):
 
     @property
     def drains(self) -> bool:
-        """Whether its queue went down to a quarter or less, without growing on the way: a burst being served."""
+        """True if its queue went down to a quarter or less, without growing on the way: a burst being served."""
         queue = [m.waiting for m in self.moments]
         return queue[-1] <= 0.25 * queue[0] and max(queue) <= 1.1 * queue[0]
 
@@ -393,9 +385,6 @@ def _thinned(stretch: QueueSpan) -> QueueSpan:
     """At most 300 of its moments, evenly, with both ends: pairs of them are compared."""
     every = len(stretch.moments) // 300 + 1
     return QueueSpan((*stretch.moments[:-1:every], stretch.moments[-1]))
-
-
-# How trends are told: amounts, rates and times in words a tired person reads.
 
 
 def duration(seconds: float) -> str:

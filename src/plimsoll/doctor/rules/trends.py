@@ -144,8 +144,6 @@ def _number(text: str) -> float | None:
     return value
 
 
-# What an engine did over time: a full cache with a queue, work done twice, a queue that grows, no step at all.
-
 PREEMPTIONS_LEAST = 10.0
 STUCK_LOG_S = 60.0
 STUCK_RANGE_S = 120.0
@@ -293,8 +291,6 @@ def _line(moment: EngineSample, source: str) -> tuple[Evidence, ...]:
     )
     return (Evidence(source, text, moment.number),)
 
-
-# Memory that creeps, out of a range of time: on the GPU, in the allocator, on the host.
 
 GPU_LEAST = 64.0 * MIB
 HOST_LEAST = 128.0 * MIB
@@ -481,7 +477,6 @@ def _last(one: MetricSeries | None) -> float | None:
 
 
 def _sum_of_last(series: Sequence[MetricSeries], one: MetricSeries) -> float | None:
-    """Used and free together are the whole card."""
     used, free = _last(_partner(series, one, "gpu_used")), _last(_partner(series, one, "gpu_free"))
     return used + free if used is not None and free is not None and used + free > GIB else None
 
