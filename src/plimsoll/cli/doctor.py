@@ -29,29 +29,33 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import plimsoll
-from plimsoll.doctor.read.bundle import ArchivePart, TextFile
-from plimsoll.doctor.read.inputs import Inputs, number
-from plimsoll.doctor.rules.diagnose import Diagnosis
+from plimsoll.doctor.read.bundle import ArchivePart, TextFile, collect_here, write_bundle
+from plimsoll.doctor.read.inputs import DoctorInputs, RangeOptions, read_inputs
+from plimsoll.doctor.rules.diagnose import Diagnosis, diagnose
 from plimsoll.doctor.rules.facts import LogFacts, PlanFigures, command_words
 from plimsoll.doctor.rules.metrics import MetricsVerdict, judge_pages
 from plimsoll.errors import BadInput, PlimsollError, WorldFailed
 from plimsoll.findings import Code, Severity
 from plimsoll.launch.options import Split, split_options
+from plimsoll.net.http_get import address
+from plimsoll.net.inputs import is_url
+from plimsoll.plan.read import card_of, plan_command
+from plimsoll.render import doctor as report
 from plimsoll.render.doctor import clean, finding_json
+from plimsoll.render.snapshot_html import snapshot_page
 from plimsoll.render.terminal import show, write_file
 from plimsoll.units import format_count
-from plimsoll.vllm.metrics_page import Page, escaped_label
+from plimsoll.vllm.metrics_page import Page, escaped_label, fetch_health, fetch_pages
 
-if TYPE_CHECKING:
-    from plimsoll.doctor.rules.diagnose import Diagnosis
-
-
+USUAL_TIMEOUT_S = 60.0
+LOWEST_EXIT = -64  # Python's way to name a signal
+RANGE_FLAGS = frozenset({"--since", "--start", "--end", "--step", "--match"})
 _WITH_VALUE = (
     "--exit-code --timeout --bundle --html --explain --since --start --end --step --match --interval --looks --gpu "
     "--gpu-memory-gib"
@@ -85,38 +89,84 @@ def _check(options: Split) -> None:
         raise BadInput(f"there is no option {unknown!r}; plimsoll doctor --help lists them")
     if options.verbatim:
         raise BadInput("doctor takes files and addresses, not a command after `--`")
-    from plimsoll.doctor.read.inputs import range_of
-
-    range_of(options)  # what is wrong in an option is wrong also where it is not used
+    _time_range(options)  # what is wrong in an option is wrong also where it is not used
     if {"--gpu", "--gpu-memory-gib"} & set(options.values):
-        from plimsoll.plan.read import card_of
-
         card_of(options)
     if not options.rest and "--exit-code" not in options.values:
         raise BadInput("nothing to read: name a log, a folder, a metrics address, a snapshot, or - for standard input")
 
 
-def _diagnose(options: Split) -> int:
-    from plimsoll.doctor.read.inputs import exit_code, read_inputs
-    from plimsoll.doctor.rules.diagnose import diagnose
-    from plimsoll.render import doctor as report
+def _number(options: Split, name: str, usual: float) -> float:
+    """A positive number given to an option."""
+    text = options.values.get(name)
+    return usual if text is None else _positive(text.removesuffix("s"), 1e9, f"{name} {text!r} is not a number of seconds")
 
-    given = read_inputs(options)
+
+def _positive(text: str, most: float, error: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < most:
+        raise BadInput(error)
+    return value
+
+
+def _exit_code(options: Split) -> int | None:
+    """The exit code of the process, as the user gave it."""
+    text = options.values.get("--exit-code")
+    if text is None:
+        return None
+    if not text.removeprefix("-").isdigit() or not text.isascii() or len(text) > 8:
+        raise BadInput(f"--exit-code {text!r} is not a number")
+    code = int(text)
+    if not (LOWEST_EXIT <= code <= 255 or (code % 256 == 0 and 0 < code >> 8 <= 255)):
+        raise BadInput(f"--exit-code {text}: there is no such code; 0 to 255, a signal as -1 to -64, or a wait status (35072)")
+    return code
+
+
+def _time_range(options: Split) -> RangeOptions:
+    """The time range the user asked for."""
+    values = options.values
+    given: RangeOptions = {}
+    if (text := values.get("--since")) is not None:
+        scale = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}.get(text[-1:], 0)
+        wrong = f"--since {text!r} is not a time: 30m, 6h, 2d"
+        given["since_s"] = _positive(text[:-1] if scale else text, 1e9 / (scale or 1), wrong) * (scale or 1)
+    if (text := values.get("--start")) is not None:
+        given["start_s"] = _positive(text, 1e11, f"--start {text!r} is not a time in Unix seconds (date +%s)")
+    if (text := values.get("--end")) is not None:
+        given["end_s"] = _positive(text, 1e11, f"--end {text!r} is not a time in Unix seconds (date +%s)")
+    if "--step" in values:
+        given["step_s"] = _number(options, "--step", 0.0)
+    if "--match" in values:
+        pairs = [pair.partition("=") for pair in values["--match"].split(",")]
+        if not all(name and found for name, found, _ in pairs):
+            raise BadInput("--match wants label=value, several joined by commas")
+        given["match"] = {name.strip(): value.strip().strip("\"'") for name, _, value in pairs}
+    return given
+
+
+def _diagnose(options: Split) -> int:
+    timeout_s, flags = _number(options, "--timeout", USUAL_TIMEOUT_S), RANGE_FLAGS & set(options.values)
+    inputs = read_inputs(options.rest, timeout_s=timeout_s, time_range=_time_range(options), range_flags=flags)
     planner = Planner(options)
-    diagnosis = diagnose(given.logs, given.judged(), exit_code=exit_code(options), plan_for=planner)
-    if planner.said is not None:
-        diagnosis = diagnosis._replace(facts={**diagnosis.facts, "plan": planner.said})
-    if given.notes:
-        said = diagnosis.facts.get("notes")
-        notes = [*(said if isinstance(said, list) else ()), *given.notes]
+    diagnosis = diagnose(inputs.logs, inputs.judge(), exit_code=_exit_code(options), plan_for=planner)
+    if planner.figures is not None:
+        diagnosis = diagnosis._replace(facts={**diagnosis.facts, "plan": planner.figures})
+    if inputs.notes:
+        known = diagnosis.facts.get("notes")
+        notes = [*(known if isinstance(known, list) else ()), *inputs.notes]
         diagnosis = diagnosis._replace(facts={**diagnosis.facts, "notes": notes})
-    if "--html" in options.values:
-        write_file(options.values["--html"], given.picture())
     as_text = report.as_text(diagnosis)
     if "--html" in options.values:
+        if not inputs.snapshots:
+            raise BadInput("--html draws a memory snapshot, and none was given")
+        *_, (_, verdict) = inputs.judge_snapshots()
+        write_file(options.values["--html"], snapshot_page(inputs.snapshots[-1][1], verdict))
         as_text += f"\n\nWrote {options.values['--html']}."
     if "--bundle" in options.values:
-        as_text += "\n\n" + bundle(options, given, diagnosis, as_text)
+        as_text += "\n\n" + bundle(options, inputs, diagnosis, as_text)
     show(report.as_json(diagnosis) if "--json" in options.switches else as_text)
     return failed(diagnosis)
 
@@ -128,27 +178,16 @@ def failed(diagnosis: Diagnosis) -> int:
 
 def schema() -> str:
     """The JSON schema of the answer."""
-    from pathlib import Path
-
-    import plimsoll.render
-
-    return (Path(plimsoll.render.__file__).parent / "doctor.schema.json").read_text(encoding="utf-8").rstrip()
+    return (Path(report.__file__).parent / "doctor.schema.json").read_text(encoding="utf-8").rstrip()
 
 
-# `plimsoll doctor --bundle FILE`: one archive for a ticket, with secrets and users' text hidden.
-
-
-def bundle(options: Split, given: Inputs, diagnosis: Diagnosis, as_text: str) -> str:
-    """Write it; returns the sentence that says so."""
-    from plimsoll.doctor.read.bundle import write_bundle
-
-    left_out = [
-        f"{source.rpartition('/')[2]}: a memory snapshot is never copied; what it shows is in doctor.json"
-        for source, _ in given.snapshots
-    ]
+def bundle(options: Split, inputs: DoctorInputs, diagnosis: Diagnosis, as_text: str) -> str:
+    """Write the archive for a ticket, with secrets and users' text hidden; returns the sentence that says so."""
+    never_copied = "a memory snapshot is never copied; what it shows is in doctor.json"
     written = write_bundle(
-        options.values["--bundle"], _parts(given, diagnosis, as_text), made_with=f"plimsoll {plimsoll.__version__}",
-        at=int(time.time()), force="--force" in options.switches, left_out=left_out,
+        options.values["--bundle"], _archive_parts(inputs, diagnosis, as_text), made_with=f"plimsoll {plimsoll.__version__}",
+        at=int(time.time()), force="--force" in options.switches,
+        left_out=[f"{source.rpartition('/')[2]}: {never_copied}" for source, _ in inputs.snapshots],
     )  # fmt: skip
     return (
         f"Wrote {written.path}: {len(written.members)} files, {format_count(written.size_bytes)} bytes, "
@@ -156,29 +195,21 @@ def bundle(options: Split, given: Inputs, diagnosis: Diagnosis, as_text: str) ->
     )
 
 
-def _parts(given: Inputs, diagnosis: Diagnosis, as_text: str) -> Iterator[ArchivePart]:
-    from plimsoll.doctor.read.bundle import collect_here
-    from plimsoll.render.doctor import as_json
-
-    yield ArchivePart("doctor.json", "json", "The findings and facts, schema plimsoll.doctor/1.", as_json(diagnosis).encode())
+def _archive_parts(inputs: DoctorInputs, diagnosis: Diagnosis, as_text: str) -> Iterator[ArchivePart]:
+    findings = report.as_json(diagnosis).encode()
+    yield ArchivePart("doctor.json", "json", "The findings and facts, schema plimsoll.doctor/1.", findings)
     yield ArchivePart("report.txt", "text", "The same as a person reads it.", as_text.encode())
-    for log in given.logs:
+    for log in inputs.logs:
         name = f"logs/{log.source.rpartition('/')[2] or 'log'}"
-        yield ArchivePart(name, "text", "A log or other text that was given.", TextFile(given.paths[log.source]))
-    for one in given.pages:
-        yield ArchivePart(
-            f"metrics/{_flat(one.source.rpartition('/')[2])}-1.txt",
-            "text",
-            "A page of metrics.",
-            "\n".join(_page(one.first)).encode(),
-        )
-        if one.second is not None:
-            yield ArchivePart(
-                f"metrics/{_flat(one.source.rpartition('/')[2])}-2.txt",
-                "text",
-                "The same a few seconds later.",
-                "\n".join(_page(one.second)).encode(),
-            )
+        yield ArchivePart(name, "text", "A log or other text that was given.", TextFile(inputs.paths[log.source]))
+    for page in inputs.pages:
+        source = page.source.rpartition("/")[2]
+        name = "".join(letter if letter.isalnum() or letter in ".-" else "_" for letter in source)[-80:] or "page"
+        text = "\n".join(_page(page.first)).encode()
+        yield ArchivePart(f"metrics/{name}-1.txt", "text", "A page of metrics.", text)
+        if page.second is not None:
+            text = "\n".join(_page(page.second)).encode()
+            yield ArchivePart(f"metrics/{name}-2.txt", "text", "The same a few seconds later.", text)
     yield from collect_here()
 
 
@@ -189,12 +220,6 @@ def _page(page: Page) -> Iterator[str]:
             labels = ",".join(f'{name}="{escaped_label(value)}"' for name, value in one.labels.items())
             yield f"{one.name}{'{' + labels + '}' if labels else ''} {one.value:.17g}"
 
-
-def _flat(source: str) -> str:
-    return "".join(letter if letter.isalnum() or letter in ".-" else "_" for letter in source)[-80:] or "page"
-
-
-# `plimsoll doctor --explain CODE`: the page on a finding, from the installed package or from the repository.
 
 _INSTALLED = Path(plimsoll.__file__).parent / "findings"
 _REPOSITORY = Path(plimsoll.__file__).parents[2] / "docs" / "findings"
@@ -216,15 +241,15 @@ def page(code: str) -> str:
     raise BadInput(f"the page of {code} is not in this installation; it is docs/findings/{code}.md of the repository")
 
 
-# Plans the very server a log is of, so that cures come with values computed for it.
-
-
 class Planner:
-    """Called with a log's facts; None wherever the log says too little, or the model is not at hand. Never asks the network."""
+    """Plans the server of a log, so that remedies come with values computed for it.
+
+    Returns None where the log says too little or the model is not at hand. Never asks the network.
+    """
 
     def __init__(self, options: Split) -> None:
         self._options = options
-        self.said: dict[str, object] | None = None
+        self.figures: dict[str, object] | None = None
 
     def __call__(self, facts: LogFacts) -> PlanFigures | None:
         """The plan of this server's own command."""
@@ -235,52 +260,35 @@ class Planner:
             return None
         card = given or {"--gpu-memory-gib": f"{(total or 0) / (1 << 30):.3f}"}
         try:
-            if words is not None and not _is_elsewhere(words[2]):
+            # A folder that this machine does not have belongs to the machine the log is from.
+            is_folder = words is not None and words[2].startswith(("/", "./", "../", "~"))
+            if words is not None and not (is_folder and not os.access(words[2], os.R_OK)):
                 return self._plan(words, facts, card)
         except PlimsollError:
             pass  # a model nobody described, a flag that makes no sense: the log's own figures must do
-        if not given:
-            return None
-        from plimsoll.plan.read import card_of
-
-        return PlanFigures(total_bytes=card_of(Split(card, frozenset(), (), None)).total_bytes)
+        return PlanFigures(total_bytes=card_of(Split(card, frozenset(), (), None)).total_bytes) if given else None
 
     def _plan(self, words: list[str], facts: LogFacts, card: dict[str, str]) -> PlanFigures:
-        import os
-
-        from plimsoll.plan.read import plan_command
-
         os.environ["HF_HUB_OFFLINE"] = "1"  # a diagnosis must not wait for a hub, nor tell it anything
         values = {**card, **({"--vllm": facts.version} if facts.version else {})}
         planned = plan_command(Split(values, frozenset(), (), tuple(words)))
         ledger = planned.ledger
-        says = PlanFigures(
+        figures = PlanFigures(
             ledger.weights.value, ledger.kv.value, ledger.slack.value, ledger.card.total_bytes, ledger.requested.value,
             planned.shape.vocab_size, tuple(planned.advice),
         )  # fmt: skip
-        self.said = {name: value for name, value in says._asdict().items() if name != "advice"}
-        return says
+        self.figures = {name: value for name, value in figures._asdict().items() if name != "advice"}
+        return figures
 
-
-def _is_elsewhere(model: str) -> bool:
-    """A folder of the machine the log is from, which this one does not have: known before anything of `plan` is loaded."""
-    import os
-
-    return model.startswith(("/", "./", "../", "~")) and not os.access(model, os.R_OK)
-
-
-# `plimsoll doctor --watch URL`: looks at running servers again and again, and says what changes. It touches nothing.
 
 USUAL_INTERVAL_S = 10.0
 
 
 def watch(options: Split, *, sleep: Callable[[float], None] = time.sleep, clock: Callable[[], float] = time.time) -> int:
     """Look until stopped (or --looks times); 1 if anything was wrong at the last look."""
-    from plimsoll.net.inputs import is_url
-
     if not options.rest or not all(is_url(word) for word in options.rest):
         raise BadInput("--watch looks at running servers: give their addresses, http://HOST:PORT")
-    interval = number(options, "--interval", USUAL_INTERVAL_S)
+    interval = _number(options, "--interval", USUAL_INTERVAL_S)
     looks = _looks(options.values.get("--looks"))
     before: dict[str, Page] = {}
     said: dict[str, tuple[str, ...]] = {}
@@ -310,10 +318,7 @@ def _looks(text: str | None) -> int | None:
 def _look(
     url: str, options: Split, before: dict[str, Page], said: dict[str, tuple[str, ...]], clock: Callable[[], float]
 ) -> bool:
-    from plimsoll.net.http_get import address
-    from plimsoll.vllm.metrics_page import fetch_health, fetch_pages
-
-    shown, timeout = address(url).shown, min(number(options, "--timeout", 10.0), 60.0)
+    shown, timeout = address(url).shown, min(_number(options, "--timeout", 10.0), 60.0)
     is_json = "--json" in options.switches
     stamp = time.strftime("%H:%M:%S", time.localtime(clock()))
     try:

@@ -5,18 +5,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from plimsoll.doctor.remedies.runtime import wedge_remedies
 from plimsoll.doctor.rules.contained import finding_of_state, read_survival
 from plimsoll.doctor.rules.diagnose_log import ASKS_OF_AN_END, MOST_NOTES, LogDiagnosis, PlanLookup, diagnose_log
+from plimsoll.doctor.rules.exit_codes import judge_exit
 from plimsoll.doctor.rules.log_text import Log
 from plimsoll.findings import Code, Evidence, Finding, Severity
 from plimsoll.vllm.failure_texts import TEXTS, Text
-
-if TYPE_CHECKING:
-    from plimsoll.doctor.rules.exit_codes import ExitVerdict
-
 
 SURE = 0.6  # from here on a shortage is shown; below it is a hint
 _DENIES = re.compile(r"(?:any |changing |GPU )?memory settings?\b")
@@ -67,34 +64,29 @@ class InputVerdict(NamedTuple):
     facts: Mapping[str, object]
 
 
-def no_plan(_: object) -> None:
-    """Nothing is planned."""
-    return
-
-
 def diagnose(
-    logs: Sequence[Log],
-    judged: Sequence[InputVerdict] = (),
-    *,
-    exit_code: int | None = None,
-    plan_for: PlanLookup = no_plan,
-    texts: Sequence[Text] = TEXTS,
-) -> Diagnosis:
+    logs: Sequence[Log], inputs: Sequence[InputVerdict] = (), *, exit_code: int | None = None,
+    plan_for: PlanLookup = lambda _: None, texts: Sequence[Text] = TEXTS,
+) -> Diagnosis:  # fmt: skip
     """The diagnosis over everything given."""
-    said = [diagnose_log(one, plan_for, texts) for log in logs for one in _by_server(log)]
-    findings = [finding for one in said for finding in one.findings]
-    findings += [finding for one in judged for finding in one.findings]
-    memory = _memory(said, judged)
-    exited = _exited(exit_code, findings)
-    if exited is not None and exited.finding is not None and not _has_cause(findings) and not _is_told(exited.finding, said):
-        findings.append(exited.finding)  # after memory was judged: a number proves nothing of it
+    log_diagnoses = [diagnose_log(one, plan_for, texts) for log in logs for one in _by_server(log)]
+    findings = [finding for one in log_diagnoses for finding in one.findings]
+    findings += [finding for one in inputs for finding in one.findings]
+    memory = _memory(log_diagnoses, inputs)
+    facts = _facts(log_diagnoses, inputs)
+    if exit_code is not None:
+        was_stopped = any(finding.code is Code.OTHER_STOPPED_BY_OPERATOR for finding in findings)
+        exited = judge_exit(exit_code, stop_seen=was_stopped)
+        facts["exit_code"] = {"code": exit_code, "says": exited.sentence, "does_not_prove": exited.does_not_prove}
+        # A supervisor that says that it stopped the server itself explains a kill already.
+        by_supervisor = any(one.code is Code.OTHER_STOPPED_BY_OPERATOR for log in log_diagnoses for one in log.around)
+        if exited.finding is not None and not any(map(_is_cause, findings)):
+            is_explained = exited.finding.code is Code.OTHER_KILLED and by_supervisor
+            findings += [] if is_explained else [exited.finding]  # after memory was judged: a number proves nothing of it
     if memory is False and _was_killed(findings):
         memory = None  # a log that shows nothing wrong does not say who killed the server, nor for what
     ordered = tuple(without_denials(list(_ordered(findings)), memory=memory))
-    facts = _facts(said, judged)
-    if exited is not None:
-        facts["exit_code"] = {"code": exit_code, "says": exited.sentence, "does_not_prove": exited.does_not_prove}
-    return Diagnosis(memory, ordered, facts, tuple(_asks(said, judged, ordered, memory=memory)))
+    return Diagnosis(memory, ordered, facts, tuple(_ask_for(log_diagnoses, inputs, ordered, memory=memory)))
 
 
 def _by_server(log: Log) -> list[Log]:
@@ -107,24 +99,9 @@ def _by_server(log: Log) -> list[Log]:
     return [*parts, log._replace(lines=rest)] if rest else parts
 
 
-def _exited(code: int | None, findings: Sequence[Finding]) -> ExitVerdict | None:
-    if code is None:
-        return None
-    from plimsoll.doctor.rules.exit_codes import judge_exit
-
-    return judge_exit(code, stop_seen=any(finding.code is Code.OTHER_STOPPED_BY_OPERATOR for finding in findings))
-
-
 def _is_cause(finding: Finding) -> bool:
-    return finding.severity is Severity.CRITICAL and finding.code not in (
-        Code.ENGINE_DEAD,
-        Code.ENGINE_CRASH_LOOP,
-        Code.ENGINE_WEDGED,
-    )
-
-
-def _has_cause(findings: Sequence[Finding]) -> bool:
-    return any(_is_cause(finding) for finding in findings)
+    effects = (Code.ENGINE_DEAD, Code.ENGINE_CRASH_LOOP, Code.ENGINE_WEDGED)
+    return finding.severity is Severity.CRITICAL and finding.code not in effects
 
 
 def _tells(finding: Finding) -> bool:
@@ -140,19 +117,12 @@ def _was_killed(findings: Sequence[Finding]) -> bool:
     return not told and any(finding.code is Code.OTHER_KILLED for finding in findings)
 
 
-def _is_told(exited: Finding, said: Sequence[LogDiagnosis]) -> bool:
-    """True if a kill is explained already: by a supervisor that says that it stopped the server itself."""
-    by_supervisor = any(one.code is Code.OTHER_STOPPED_BY_OPERATOR for log in said for one in log.around)
-    return exited.code is Code.OTHER_KILLED and by_supervisor
-
-
-def _memory(said: Sequence[LogDiagnosis], judged: Sequence[InputVerdict]) -> bool | None:
+def _memory(logs: Sequence[LogDiagnosis], inputs: Sequence[InputVerdict]) -> bool | None:
     """True where a memory failure is shown, False where all is told and none is, None where the story has a hole."""
-    servers = [one for one in said if one.is_server]
-    beside = [finding for one in said if not one.is_server for finding in one.findings]
-    beside += [finding for one in judged for finding in one.findings]
-    causes = [finding for finding in beside if _tells(finding)]
-    causes += [finding for one in servers for finding in one.around if _tells(finding)]
+    servers = [log for log in logs if log.is_server]
+    beside = [finding for log in logs if not log.is_server for finding in log.findings]
+    beside += [finding for one in inputs for finding in one.findings]
+    causes = [finding for finding in (*beside, *(one for log in servers for one in log.around)) if _tells(finding)]
     if any(one.memory_failure for one in servers):
         return True
     if any(finding.code.is_memory and finding.confidence >= 0.5 for finding in causes):
@@ -167,7 +137,7 @@ def _memory(said: Sequence[LogDiagnosis], judged: Sequence[InputVerdict]) -> boo
         return False
     if holes or short:  # a hint at a shortage is not proved, and not denied
         return None
-    return False if servers or any(_shows_engine(one) for one in judged) else None
+    return False if servers or any(map(_shows_engine, inputs)) else None
 
 
 def _shows_engine(one: InputVerdict) -> bool:
@@ -182,16 +152,12 @@ def _ordered(findings: Sequence[Finding]) -> Iterator[Finding]:
     """Causes first, the surest of them first where none explains another; then what came of them; what is no trouble last."""
     order = {Severity.CRITICAL: 0, Severity.WARNING: 1, Severity.INFO: 2}
 
-    def rank(pair: tuple[int, Finding]) -> tuple[int, int, int]:
+    def rank(pair: tuple[int, Finding]) -> tuple[bool, int, int]:
         place, finding = pair
-        outside = finding.code is Code.HOST_OUT_OF_MEMORY and _is_cause(finding)
-        return (
-            0 if _is_cause(finding) else 1,
-            order[finding.severity],
-            -1 if outside else place,
-        )
+        is_host = finding.code is Code.HOST_OUT_OF_MEMORY and _is_cause(finding)
+        return not _is_cause(finding), order[finding.severity], -1 if is_host else place
 
-    explained = _has_cause(findings)
+    explained = any(map(_is_cause, findings))
     merged: dict[Code, Finding] = {}
     for _, finding in sorted(enumerate(findings), key=rank):
         if explained and finding.code is Code.ENGINE_DEAD:
@@ -205,44 +171,36 @@ def _ordered(findings: Sequence[Finding]) -> Iterator[Finding]:
     yield from merged.values()
 
 
-def _facts(texts: Sequence[LogDiagnosis], judged: Sequence[InputVerdict]) -> dict[str, object]:
+def _facts(logs: Sequence[LogDiagnosis], inputs: Sequence[InputVerdict]) -> dict[str, object]:
     """The first server's facts in front, those of the others and of other inputs beside them."""
     facts: dict[str, object] = {"vllm": None, "gpu": None, "model": None, "flags": {}}
-    servers = [one for one in texts if one.facts]
-    if servers:
-        told = [one for one in servers if one.findings] or servers
-        facts.update(told[0].facts)
-    remarks = [remark for one in texts for remark in one.remarks]
-    remarks += [
-        f"{one.source}: {note}" for one in judged if one.facts.get("is") == "metrics" for note in _strings(one, "notes")
-    ]
-    facts["model"] = facts["model"] or next(filter(None, map(_model, judged)), None)
+    servers = [log for log in logs if log.facts]
+    first = next((log for log in servers if log.findings), servers[0] if servers else None)
+    facts.update(first.facts if first is not None else {})
+    pages = [one for one in inputs if one.facts.get("is") == "metrics"]
+    remarks = [remark for log in logs for remark in log.remarks]
+    remarks += [f"{page.source}: {note}" for page in pages for note in _strings(page, "notes")]
+    for one in inputs:
+        engines = one.facts.get("engines")
+        named = engines[0].get("model") if isinstance(engines, list) and engines else None
+        facts["model"] = facts["model"] or (named if isinstance(named, str) else None)
     if remarks:
         facts["remarks"] = remarks
-    facts["inputs"] = [
-        *({"source": one.source, "is": one.what, "says": one.says} for one in texts),
-        *(
-            {
-                "source": one.source,
-                "is": str(one.facts.get("is", "figures")),
-                "says": str(one.findings[0].code) if one.findings else _quiet(one),
-            }
-            for one in judged
-        ),
-    ]
-    if len(servers) > 1:
-        facts["other_logs"] = [{"source": one.source, **one.facts} for one in servers if one.facts is not told[0].facts]
-    for one in judged:
+    summaries: list[object] = [{"source": log.source, "is": log.what, "says": log.says} for log in logs]
+    for one in inputs:
+        is_empty = one.facts.get("is") == "metrics" and not one.facts.get("engines")
+        quiet = "nothing of vLLM in it" if is_empty else "nothing wrong in it"
+        says = str(one.findings[0].code) if one.findings else quiet
+        summaries.append({"source": one.source, "is": str(one.facts.get("is", "figures")), "says": says})
+    facts["inputs"] = summaries
+    if first is not None and len(servers) > 1:
+        facts["other_logs"] = [{"source": log.source, **log.facts} for log in servers if log.facts is not first.facts]
+    for one in inputs:
         facts.setdefault(str(one.facts.get("is", "figures")), []).append({"source": one.source, **one.facts})  # type: ignore[attr-defined]
-    notes = [note for one in judged if one.facts.get("is") != "metrics" for note in _strings(one, "notes")[:MOST_NOTES]]
+    notes = [note for one in inputs if one.facts.get("is") != "metrics" for note in _strings(one, "notes")[:MOST_NOTES]]
     if notes:
         facts["notes"] = list(dict.fromkeys(notes))
     return facts
-
-
-def _quiet(one: InputVerdict) -> str:
-    is_empty = one.facts.get("is") == "metrics" and not one.facts.get("engines")
-    return "nothing of vLLM in it" if is_empty else "nothing wrong in it"
 
 
 def _strings(one: InputVerdict, name: str) -> list[str]:
@@ -250,32 +208,24 @@ def _strings(one: InputVerdict, name: str) -> list[str]:
     return [str(item) for item in value] if isinstance(value, (list, tuple)) else []
 
 
-def _model(one: InputVerdict) -> str | None:
-    engines = one.facts.get("engines")
-    named = engines[0].get("model") if isinstance(engines, list) and engines else None
-    return named if isinstance(named, str) else None
-
-
-def _asks(
-    said: Sequence[LogDiagnosis], judged: Sequence[InputVerdict], findings: Sequence[Finding], *, memory: bool | None
-) -> Iterator[str]:
+def _ask_for(
+    logs: Sequence[LogDiagnosis], inputs: Sequence[InputVerdict], findings: Sequence[Finding], *, memory: bool | None
+) -> list[str]:
+    """What the user should collect next, where this does not settle it."""
     if memory is not None and findings:
-        return
-    given = {kind for one in said for kind in one.kinds}
-    asked = list(dict.fromkeys(ask for one in said for ask in one.collect_next))
-    if not asked and not findings and memory is None and not judged:
+        return []
+    kinds = {kind for log in logs for kind in log.kinds}
+    asked = list(dict.fromkeys(ask for log in logs for ask in log.collect_next))
+    if not asked and not findings and memory is None and not inputs:
         asked = ["the log of the server, from its first line: nothing of vLLM was recognised in what was given"]
     if not asked and memory is None and _was_killed(findings):
         asked = list(ASKS_OF_AN_END)
-    if memory is None and any(
-        is_memory_trouble(finding) for one in judged if one.facts.get("is") == "metrics" for finding in one.findings
-    ):
+    pages = [one for one in inputs if one.facts.get("is") == "metrics"]
+    if memory is None and any(is_memory_trouble(finding) for page in pages for finding in page.findings):
         asked.append(ASKS_FOR_A_LOOK)
-    if "supervisor" in given:
+    if "supervisor" in kinds:
         asked = [ask for ask in asked if ask != ASKS_OF_AN_END[1]]
-    if "kernel" in given:
-        asked = [ask for ask in asked if "dmesg" not in ask]
-    yield from asked
+    return [ask for ask in asked if "kernel" not in kinds or "dmesg" not in ask]
 
 
 # The state of a gate (`/plimsoll/state`, or `state.json` in guard's evidence): it alone proves a wedge.
@@ -291,22 +241,28 @@ def is_gate_state(log: Log) -> bool:
 
 
 def judge_gate_state(log: Log) -> InputVerdict:
-    """The finding in it, if there is one; a text that is cut off says nothing."""
+    """The findings of a gate's state; a text that is cut off says nothing."""
     try:
-        found = json.loads("\n".join(line.text for line in log.lines))
+        state = json.loads("\n".join(line.text for line in log.lines))
     except (ValueError, RecursionError):
-        found = {}
-    found = found if isinstance(found, dict) else {}
-    engine = found.get("engine")
-    findings = _findings(log, engine) if isinstance(engine, dict) else ()
-    return InputVerdict(log.source, (*findings, *_contained(log, found)), {"is": "gate state", "ready": found.get("ready")})
-
-
-def _contained(log: Log, found: Mapping[str, object]) -> Iterator[Finding]:
-    survival = read_survival(found.get("survive"))
-    if survival is not None:
-        finding = finding_of_state(survival, (_line(log, '"contained"'),))
-        yield from () if finding is None else (finding,)
+        state = {}
+    state = state if isinstance(state, dict) else {}
+    engine = state.get("engine")
+    findings: list[Finding] = []
+    if isinstance(engine, dict) and engine.get("is_wedged") is True:
+        age, longest = engine.get("last_step_age_s"), engine.get("longest_step_s")
+        since = f"no step for {age:.0f} s" if isinstance(age, int | float) else "no step"
+        before = f"; the longest before took {longest:.2f} s" if isinstance(longest, int | float) else ""
+        findings.append(Finding(
+            Code.ENGINE_WEDGED, Severity.CRITICAL, 0.95, "the engine has work and makes no step",
+            f"{since} with requests there{before}; and the gate's canary request of one token got no answer",
+            (_line(log, '"is_wedged"'),), wedge_remedies(),
+            ("a larger KV cache or other memory flags: nothing here is about memory",),
+        ))  # fmt: skip
+    survival = read_survival(state.get("survive"))
+    contained = finding_of_state(survival, (_line(log, '"contained"'),)) if survival is not None else None
+    findings += [] if contained is None else [contained]
+    return InputVerdict(log.source, tuple(findings), {"is": "gate state", "ready": state.get("ready")})
 
 
 def _line(log: Log, name: str) -> Evidence:
@@ -314,19 +270,3 @@ def _line(log: Log, name: str) -> Evidence:
     text = log.lines[place].text.strip()
     at = max(0, text.find(name) - 40) if len(text) > LONGEST else 0  # a state on one line is long
     return Evidence(log.source, text[at : at + LONGEST], log.lines[place].number)
-
-
-def _findings(log: Log, engine: Mapping[str, object]) -> tuple[Finding, ...]:
-    if engine.get("is_wedged") is not True:
-        return ()
-    age, longest = engine.get("last_step_age_s"), engine.get("longest_step_s")
-    since = f"no step for {age:.0f} s" if isinstance(age, int | float) else "no step"
-    before = f"; the longest before took {longest:.2f} s" if isinstance(longest, int | float) else ""
-    evidence = _line(log, '"is_wedged"')
-    return (
-        Finding(
-            Code.ENGINE_WEDGED, Severity.CRITICAL, 0.95, "the engine has work and makes no step",
-            f"{since} with requests there{before}; and the gate's own request of one token got no answer",
-            (evidence,), wedge_remedies(), ("a larger KV cache or other memory flags: nothing here speaks of memory",),
-        ),
-    )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from plimsoll.doctor.remedies.choose import build_finding
 from plimsoll.doctor.rules.contained import (
@@ -16,19 +16,20 @@ from plimsoll.doctor.rules.contained import (
     without_contained,
 )
 from plimsoll.doctor.rules.facts import FailureCase, LogFacts, PlanFigures, facts_of, oom_facts, without_values
+from plimsoll.doctor.rules.kernel import judge_kernel
 from plimsoll.doctor.rules.log_text import Log, LogLine, kinds_in, without_quotes
+from plimsoll.doctor.rules.memory_summary import judge_memory_summary
+from plimsoll.doctor.rules.nvidia_smi import SmiFacts, judge_nvidia_smi
+from plimsoll.doctor.rules.pods import judge_pods
 from plimsoll.doctor.rules.root_cause import LogVerdict, Symptom, judge, spans_of_servers
 from plimsoll.doctor.rules.timeline import Hit, LogTimeline, ServerProgress, read_timeline
 from plimsoll.doctor.rules.trend_growth import is_full, matters
+from plimsoll.doctor.rules.trends import judge_log_trends, moments_of_log
 from plimsoll.errors import printable
 from plimsoll.findings import Code, Evidence, Finding, Remedy, Severity
 from plimsoll.redaction import hide_user_text, redact
 from plimsoll.units import format_gib
 from plimsoll.vllm.failure_texts import TEXTS, Text
-
-if TYPE_CHECKING:
-    from plimsoll.doctor.rules.nvidia_smi import SmiFacts
-
 
 # A cache whose size was set by hand does not follow the card's share.
 _BY_HAND = (
@@ -233,7 +234,9 @@ def diagnose_log(log: Log, plan_for: PlanLookup, texts: Sequence[Text] = TEXTS) 
     timeline = read_timeline(log, texts)
     contained = read_contained(timeline.log.lines)
     timeline, survived = without_contained(timeline, contained)
-    verdict = _without_strangers(timeline, judge(timeline))
+    verdict = judge(timeline)
+    if verdict.root is not None and verdict.root.text is None and is_foreign(timeline, verdict):
+        verdict = verdict._replace(root=None, memory_failure=None)  # another program's exception: vLLM says nothing here
     is_alive = not verdict.deaths and not contained.given_up and (verdict.root is None or verdict.stopped)
     if contained.failures and is_alive:
         verdict = verdict._replace(memory_failure=True)  # it ran out, and lived
@@ -258,11 +261,13 @@ def diagnose_log(log: Log, plan_for: PlanLookup, texts: Sequence[Text] = TEXTS) 
         proof = [evidence(timeline.log, at) for at in proof_of(contained)]
         findings.append(finding_of_contained(contained, survived, facts, proof, is_alive=is_alive))
     kinds = kinds_in(log)
-    around, remarks = _around(log, verdict, kinds)
+    around, remarks = _judge_others(log, verdict, kinds)
     remarks += (
         [f"{log.source} is a page that somebody wrote: the errors that it quotes are taken for nobody's"] if is_written else []
     )
-    trends = _trends(log)
+    has_trends = any("throughput" in line.text or "is preempted by" in line.text for line in log.lines)
+    # One request that was thrown out is worth no finding.
+    trends = [one for one in judge_log_trends(log) if one.severity is not Severity.INFO] if has_trends else []
     # More work than one server does is no failure.
     remarks += [f"{one.code}: {one.because}" for one in trends if one.code is Code.ENGINE_SATURATED and is_server]
     trends = [one for one in trends if one.code is not Code.ENGINE_SATURATED]
@@ -285,14 +290,6 @@ def diagnose_log(log: Log, plan_for: PlanLookup, texts: Sequence[Text] = TEXTS) 
         log.source, tuple(findings), memory if is_server else None, shown, tuple(_asks(verdict, facts)), is_server, kinds,
         tuple(around), tuple(hide_user_text(redact(remark)) for remark in remarks),
     )  # fmt: skip
-
-
-def _without_strangers(timeline: LogTimeline, verdict: LogVerdict) -> LogVerdict:
-    """An exception that nobody has words for, in a text in which vLLM says nothing, is some other program's."""
-    root = verdict.root
-    if root is None or root.text is not None or not is_foreign(timeline, verdict):
-        return verdict
-    return verdict._replace(root=None, memory_failure=None)
 
 
 def _of_root(timeline: LogTimeline, verdict: LogVerdict, facts: LogFacts, plan_for: PlanLookup) -> Iterator[Finding]:
@@ -362,49 +359,30 @@ def _crash_loop(timeline: LogTimeline, verdict: LogVerdict) -> Finding:
     )
 
 
-def _around(log: Log, verdict: LogVerdict, kinds: frozenset[str]) -> tuple[list[Finding], list[str]]:
-    """What other speakers in the same text say, and show; each judge is loaded only where its own words occur."""
-    found: list[Finding] = []
-    shown: list[str] = []
+def _judge_others(log: Log, verdict: LogVerdict, kinds: frozenset[str]) -> tuple[list[Finding], list[str]]:
+    """Findings and notes from what other programs wrote into the same text."""
+    findings: list[Finding] = []
+    notes: list[str] = []
     if "kernel" in kinds:
-        from plimsoll.doctor.rules.kernel import judge_kernel
-
         kernel = judge_kernel(log)
-        found += kernel.findings
-        shown += kernel.facts.notes[:MOST_NOTES]
+        findings += kernel.findings
+        notes += kernel.facts.notes[:MOST_NOTES]
     if "supervisor" in kinds:
-        from plimsoll.doctor.rules.pods import judge_pods
-
         pods = judge_pods(log)
-        found += pods.findings
-        shown += pods.facts.notes[:MOST_NOTES]
+        findings += pods.findings
+        notes += pods.facts.notes[:MOST_NOTES]
     if "nvidia-smi" in kinds:
-        from plimsoll.doctor.rules.nvidia_smi import judge_nvidia_smi
-
         smi = judge_nvidia_smi(log)
-        found += smi.findings
-        shown += cards_shown(smi.facts)
+        findings += smi.findings
+        notes += cards_shown(smi.facts)
     if "memory-summary" in kinds:
-        from plimsoll.doctor.rules.memory_summary import judge_memory_summary
-
         failed = verdict.root.oom.tried if verdict.root is not None and verdict.root.oom is not None else None
-        found += judge_memory_summary(log, failed_bytes=failed).findings
-    return found, shown
-
-
-def _trends(log: Log) -> list[Finding]:
-    if not any("throughput" in line.text or "is preempted by" in line.text for line in log.lines):
-        return []
-    from plimsoll.doctor.rules.trends import judge_log_trends
-
-    # One request that was thrown out is worth no finding.
-    return [one for one in judge_log_trends(log) if one.severity is not Severity.INFO]
+        findings += judge_memory_summary(log, failed_bytes=failed).findings
+    return findings, notes
 
 
 def _ends_full(log: Log) -> bool:
     """True if one of the last periodic lines shows a full cache and a queue."""
-    from plimsoll.doctor.rules.trends import moments_of_log
-
     return any(
         is_full(one.kv, one.running, one.most_running) and matters(one.waiting, one.running)
         for moments in moments_of_log(log).values()
@@ -415,30 +393,26 @@ def _ends_full(log: Log) -> bool:
 def _facts(timeline: LogTimeline, verdict: LogVerdict, facts: LogFacts) -> dict[str, object]:
     measured = {name: value for name, value in facts.measured._asdict().items() if value is not None}
     root = verdict.root
+    oom = root.oom if root is not None else None
+    harmless = [evidence(timeline.log, hit.at) for hit in verdict.noise[:3]]
     return {
         "vllm": facts.version,
         "model": redact(facts.model) if facts.model else None,
         "gpu": {
             "name": facts.gpu_name,
-            "total_bytes": (root.oom.total if root and root.oom else None) or facts.measured.total_bytes,
+            "total_bytes": (oom.total if oom else None) or facts.measured.total_bytes,
         },
         "flags": dict(facts.flags),
         "memory": measured,
         "reached": facts.progress.name.lower(),
         "step": root.step.name if root is not None and root.step is not None else None,
-        "out_of_memory": oom_facts(root.oom)
-        if root is not None and root.oom is not None and root.oom.tried is not None
-        else None,
+        "out_of_memory": oom_facts(oom) if oom is not None and oom.tried is not None else None,
         "scheduler_at_death": dict(facts.scheduler) or None,
         "worker_exit_code": facts.worker_exit_code,
         "processes": [one._asdict() for one in facts.processes if one.process],
-        "harmless": [_with_line(evidence(timeline.log, hit.at)) for hit in verdict.noise[:3]],
+        "harmless": [one.text if one.line is None else f"line {one.line}: {one.text}" for one in harmless],
         "starts": len(timeline.runs),
     }
-
-
-def _with_line(one: Evidence) -> str:
-    return one.text if one.line is None else f"line {one.line}: {one.text}"
 
 
 def _asks(verdict: LogVerdict, facts: LogFacts) -> Iterator[str]:

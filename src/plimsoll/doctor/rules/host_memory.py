@@ -1,4 +1,7 @@
-"""Turns kills for want of RAM into findings: a limit or the whole machine, the server or its compilers, and what cures it."""
+"""Reads kills for want of RAM (by the kernel, systemd-oomd or earlyoom) and turns them into findings.
+
+A finding says whether a limit or the whole machine was full, and whether the server or its compilers were killed.
+"""
 
 from __future__ import annotations
 
@@ -27,30 +30,28 @@ _EARLYOOM = (
     r"sending SIG(?:TERM|KILL) to process (?P<pid>\d{1,10})[^\"]{0,80}\"(?P<name>[^\"]{1,64})\""
     r"(?:.{0,80}?VmRSS (?P<rss>\d{1,10}) MiB)?"
 )
+_CONTAINER_UNITS = ("docker-", "kubepods", "libpod", "cri-", "crio-", "containerd")
 
 
 class OomKill(NamedTuple):
-    """One process that was ended because memory ran out, and what is known about why."""
+    """One process that was killed because memory ran out, and the known circumstances."""
 
-    pid: int | None
-    name: str
-    process_owner: str  # "vllm", "python", "compiler", "container" (a unit whose content is not named) or "other"
-    scope: str  # "cgroup": a limit was reached; "host": the whole machine was full; "unknown"
-    by: str  # "kernel", "systemd-oomd" or "earlyoom"
-    rss_bytes: int | None
-    cgroup: str | None
-    limit_bytes: int | None
-    host_bytes: int | None
-    compilers: int  # compiler processes that were running then
-    compiler_bytes: int | None
-    lines: tuple[LogLine, ...]
-
-
-_BLANK = OomKill(None, "", "other", "unknown", "kernel", None, None, None, None, 0, None, ())
+    pid: int | None = None
+    name: str = ""
+    owner: str = "other"  # "vllm", "python", "compiler", "container" (a unit whose content is not named) or "other"
+    scope: str = "unknown"  # "cgroup": a limit was reached; "host": the whole machine was full; "unknown"
+    by: str = "kernel"  # "kernel", "systemd-oomd" or "earlyoom"
+    rss_bytes: int | None = None
+    cgroup: str | None = None
+    limit_bytes: int | None = None
+    host_bytes: int | None = None
+    compilers: int = 0  # compiler processes that were running then
+    compiler_bytes: int | None = None
+    lines: tuple[LogLine, ...] = ()
 
 
-class _Event:
-    """What the kernel prints about one shortage, gathered until it names its victim."""
+class _Shortage:
+    """The kernel's lines about one shortage, gathered until it names its victim."""
 
     def __init__(self) -> None:
         self.scope = "unknown"
@@ -60,133 +61,96 @@ class _Event:
         self.tasks: dict[int, tuple[str, int]] = {}
         self.lines: list[LogLine] = []
 
+    def kill(self, pid: int, name: str, rss: int | None) -> OomKill:
+        """The kill of this victim."""
+        pages = self.tasks.get(pid, ("", 0))[1]
+        # The page size follows from the victim's two figures: 64 KiB on some ARM servers, so it is never assumed.
+        sizes = (4 * KIB, 16 * KIB, 64 * KIB)
+        page = min(sizes, key=lambda size: abs(size - rss / pages)) if rss and pages else None
+        compilers = [held for task, held in self.tasks.values() if process_owner(task) == "compiler"]
+        return OomKill(
+            pid, name, process_owner(name), self.scope, "kernel", rss, self.cgroup,
+            self.limit if self.scope == "cgroup" else None, self.pages * page if self.pages and page else None,
+            len(compilers), sum(compilers) * page if compilers and page else None, tuple(self.lines),
+        )  # fmt: skip
+
 
 def read_kills(log: Log) -> list[OomKill]:
-    """Every kill that the text tells of, in order; a victim that two lines name counts once."""
+    """Every kill in the text, in order; a victim that two lines name counts once."""
     if not holds(log.lines, OOM_KILLER):
         return []
     kills: list[OomKill] = []
-    event = _Event()
+    shortage = _Shortage()
     for line in log.lines:
         if line.process or not any(word in line.text for word in _GATE):
             continue
         text = kernel_text(line.text)
-        kill = _by_daemon(text, line)
+        kill = _read_daemon(text, line)
         if kill is None:
-            event, kill = _by_kernel(text, line, event)
-        if kill is not None and len(kills) < MOST_KILLS:
-            _add(kills, kill)
+            shortage, kill = _read_kernel(text, line, shortage)
+        if kill is None or len(kills) >= MOST_KILLS:
+            continue
+        last = kills[-1] if kills else None
+        if last is None or (last.by, last.pid) != (kill.by, kill.pid) or (kill.by == "systemd-oomd" and last.name != kill.name):
+            kills.append(kill)
+        else:  # the line before named the same victim
+            known = {field: value for field, value in kill._asdict().items() if value not in (None, "unknown", 0, "", ())}
+            lines = (*last.lines, *(one for one in kill.lines if one not in last.lines))
+            kills[-1] = last._replace(**known)._replace(lines=lines)
     return kills
 
 
-def _add(kills: list[OomKill], kill: OomKill) -> None:
-    """Put a kill on the list, or join it to the line before it that named the same victim."""
-    last = kills[-1] if kills else None
-    if last is None or last.by != kill.by or last.pid != kill.pid or (kill.by == "systemd-oomd" and last.name != kill.name):
-        kills.append(kill)
-        return
-    known = {field: value for field, value in kill._asdict().items() if value not in (None, "unknown", 0, "", ())}
-    kills[-1] = last._replace(**known)._replace(lines=(*last.lines, *(x for x in kill.lines if x not in last.lines)))
-
-
-def _by_daemon(text: str, line: LogLine) -> OomKill | None:
-    if "due to memory" in text:
-        found = re.search(_OOMD, text)
-        if found:
-            what = found["what"]
-            total = int(found["total"]) if found["total"] else None
-            return _BLANK._replace(
-                name=what, process_owner=_whose_unit(what), scope="host", by="systemd-oomd", cgroup=what, host_bytes=total,
-                lines=(line,),
-            )  # fmt: skip
-    if "sending SIG" in text:
-        found = re.search(_EARLYOOM, text)
-        if found:
-            rss = int(found["rss"]) * MIB if found["rss"] else None
-            pid, name = int(found["pid"]), found["name"]
-            return _BLANK._replace(
-                pid=pid, name=name, process_owner=process_owner(name), scope="host", by="earlyoom", rss_bytes=rss, lines=(line,)
-            )
+def _read_daemon(text: str, line: LogLine) -> OomKill | None:
+    if "due to memory" in text and (found := re.search(_OOMD, text)):
+        unit = found["what"]
+        is_container = any(word in unit.lower() for word in _CONTAINER_UNITS)
+        owner = "vllm" if "vllm" in unit.lower() else "container" if is_container else "other"
+        total = int(found["total"]) if found["total"] else None
+        return OomKill(None, unit, owner, "host", "systemd-oomd", cgroup=unit, host_bytes=total, lines=(line,))
+    if "sending SIG" in text and (found := re.search(_EARLYOOM, text)):
+        rss = int(found["rss"]) * MIB if found["rss"] else None
+        return OomKill(int(found["pid"]), found["name"], process_owner(found["name"]), "host", "earlyoom", rss, lines=(line,))
     return None
 
 
-def _whose_unit(path: str) -> str:
-    lowered = path.lower()
-    if "vllm" in lowered:
-        return "vllm"
-    return (
-        "container" if any(w in lowered for w in ("docker-", "kubepods", "libpod", "cri-", "crio-", "containerd")) else "other"
-    )
-
-
-def _by_kernel(text: str, line: LogLine, event: _Event) -> tuple[_Event, OomKill | None]:
-    """Take one kernel line in: the event as it stands after it, and the kill if this line names a victim."""
+def _read_kernel(text: str, line: LogLine, shortage: _Shortage) -> tuple[_Shortage, OomKill | None]:
+    """The shortage as it stands after this kernel line, and the kill if the line names a victim."""
     if "invoked oom-killer" in text:
-        event = _Event()
-        event.lines.append(line)
+        shortage = _Shortage()
+        shortage.lines.append(line)
     elif text.startswith("memory: usage "):
         limit = re.match(r"memory: usage \d{1,18}kB, limit (\d{1,18})kB", text)
         if limit and int(limit[1]) * KIB < 1 << 60:  # the kernel writes "no limit" as a number near 2**63
-            event.limit, event.scope = int(limit[1]) * KIB, "cgroup"
-            event.lines.append(line)
+            shortage.limit, shortage.scope = int(limit[1]) * KIB, "cgroup"
+            shortage.lines.append(line)
     elif "killed as a result of limit of " in text:
-        event.scope, event.cgroup = "cgroup", text.partition("as a result of limit of ")[2].strip()[:300]
+        shortage.scope, shortage.cgroup = "cgroup", text.partition("as a result of limit of ")[2].strip()[:300]
     elif text.rstrip().endswith("pages RAM"):
         pages = re.match(r"(\d{1,15}) pages RAM", text)
-        event.pages = int(pages[1]) if pages else None
-    elif text.startswith("oom-kill:"):
-        return event, _constraint(text, line, event)
+        shortage.pages = int(pages[1]) if pages else None
+    elif text.startswith("oom-kill:"):  # the kernel's summary: the limit, its group and the task it chose
+        found = re.match(_OOM_KILL, text)
+        if found is not None:
+            shortage.scope = {"MEMCG": "cgroup", "NONE": "host"}.get(found["constraint"], "unknown")
+            group = re.search(r",oom_memcg=([^,]{1,300})", text)
+            task = re.search(r",task=(.{1,64}?),pid=(\d{1,10})", text)
+            shortage.cgroup = group[1] if group else shortage.cgroup
+            shortage.lines.append(line)
+            return shortage, shortage.kill(int(task[2]), task[1], None) if task else None
     elif "Kill" in text and " process " in text:
         found = re.search(_KILLED, text)
-        return (_Event(), _victim(found, text, line, event)) if found else (event, None)
-    elif text.startswith("[") and len(event.tasks) < MOST_TASKS:
-        task = re.match(_TASK, text)
-        if task:
-            name = task["rest"].split()[-1] if task["rest"].split() else ""
-            event.tasks[int(task["pid"])] = (name, int(task["rss"]))
-    return event, None
-
-
-def _constraint(text: str, line: LogLine, event: _Event) -> OomKill | None:
-    """The kernel's own summary: which limit was hit, in which group, and which task was chosen."""
-    found = re.match(_OOM_KILL, text)
-    if found is None:
-        return None
-    event.scope = {"MEMCG": "cgroup", "NONE": "host"}.get(found["constraint"], "unknown")
-    group = re.search(r",oom_memcg=([^,]{1,300})", text)
-    task = re.search(r",task=(.{1,64}?),pid=(\d{1,10})", text)
-    event.cgroup = group[1] if group else event.cgroup
-    event.lines.append(line)
-    return _kill(int(task[2]), task[1], None, event) if task else None
-
-
-def _victim(found: re.Match[str], text: str, line: LogLine, event: _Event) -> OomKill:
-    if found["memcg"]:
-        event.scope = "cgroup"
-    elif event.scope == "unknown" and "Out of memory" in text:
-        event.scope = "host"
-    held = [int(size) for size in re.findall(r"(?:anon|file|shmem)-rss:(\d{1,15})kB", text)]
-    event.lines.append(line)
-    return _kill(int(found["pid"]), found["name"] or found["old"] or "", sum(held) * KIB if held else None, event)
-
-
-def _kill(pid: int, name: str, rss: int | None, event: _Event) -> OomKill:
-    page = _page_bytes(event, pid, rss)
-    compilers = [pages for task, pages in event.tasks.values() if process_owner(task) == "compiler"]
-    return OomKill(
-        pid=pid, name=name, process_owner=process_owner(name), scope=event.scope, by="kernel", rss_bytes=rss,
-        cgroup=event.cgroup, limit_bytes=event.limit if event.scope == "cgroup" else None,
-        host_bytes=event.pages * page if event.pages and page else None, compilers=len(compilers),
-        compiler_bytes=sum(compilers) * page if compilers and page else None, lines=tuple(event.lines),
-    )  # fmt: skip
-
-
-def _page_bytes(event: _Event, pid: int, rss: int | None) -> int | None:
-    """The machine's page size, worked out from the victim's two figures: 64 KiB on some ARM servers, so it is never assumed."""
-    pages = event.tasks.get(pid, ("", 0))[1]
-    if not rss or not pages:
-        return None
-    return min((4 * KIB, 16 * KIB, 64 * KIB), key=lambda size: abs(size - rss / pages))
+        if found is not None:
+            if found["memcg"]:
+                shortage.scope = "cgroup"
+            elif shortage.scope == "unknown" and "Out of memory" in text:
+                shortage.scope = "host"
+            held = [int(size) for size in re.findall(r"(?:anon|file|shmem)-rss:(\d{1,15})kB", text)]
+            shortage.lines.append(line)
+            name = found["name"] or found["old"] or ""
+            return _Shortage(), shortage.kill(int(found["pid"]), name, sum(held) * KIB if held else None)
+    elif text.startswith("[") and len(shortage.tasks) < MOST_TASKS and (task := re.match(_TASK, text)):
+        shortage.tasks[int(task["pid"])] = ((task["rest"].split() or [""])[-1], int(task["rss"]))
+    return shortage, None
 
 
 NOT_A_REMEDY = (
@@ -195,85 +159,70 @@ NOT_A_REMEDY = (
     "--swap-space: removed in 0.18.0, and it used RAM",
 )
 _LESS_RAM = (
-    Remedy(
-        "hold fewer prepared images",
-        "the cache takes 4 GiB for each API server and data-parallel rank",
-        "--mm-processor-cache-gb",
-        "0",
-    ),
+    Remedy("hold fewer prepared images", "the cache takes 4 GiB for each API server and data-parallel rank",
+           "--mm-processor-cache-gb", "0"),
     Remedy("lower or remove --kv-offloading-size and --cpu-offload-gb", "both are RAM, pinned"),
+)  # fmt: skip
+_FEWER_JOBS = Remedy(
+    "set MAX_JOBS=1 in the environment", "one compiler at a time instead of one for each CPU; the first start is slower"
+)
+_KERNEL_CACHE = Remedy(
+    "keep the cache of compiled kernels (the home folder's .cache) on a volume", "later starts compile nothing"
+)
+_SHARED_MEMORY = Remedy(
+    "where CPU and GPU share memory (GB10), ask for less of it", "it is the host's own", "--gpu-memory-utilization"
 )
 
 
 def judge_kills(log: Log, kills: Sequence[OomKill]) -> tuple[list[Finding], list[str]]:
-    """One finding for the server's own processes and one for its compilers; a stranger's death is only a note."""
+    """One finding for the server's own processes and one for its compilers; another program's death is only a note."""
     findings = []
-    ours = [kill for kill in kills if kill.process_owner in ("vllm", "python", "container")]
-    compilers = [kill for kill in kills if kill.process_owner == "compiler"]
+    ours = [kill for kill in kills if kill.owner in ("vllm", "python", "container")]
+    compilers = [kill for kill in kills if kill.owner == "compiler"]
     if ours:
-        findings.append(_server(log, ours))
+        kill = min(ours, key=lambda one: ("vllm", "python", "container").index(one.owner))
+        confidence = {"vllm": 0.97, "python": 0.85}.get(kill.owner, 0.5)
+        more = f" {len(ours)} processes were killed in all." if len(ours) > 1 else ""
+        because = f"{kill.by.replace('kernel', 'The kernel')} killed {_describe(kill)}{more}"
+        remedy = (_room(kill), *((_FEWER_JOBS,) if kill.compilers else ()), *_LESS_RAM)
+        findings.append(_finding(log, ours, confidence, _title(kill), because, remedy, NOT_A_REMEDY))
     if compilers:
-        findings.append(_compiler(log, compilers))
-    strangers = [kill for kill in kills if kill.process_owner == "other"]
-    notes = [
-        f"{kill.by} killed {kill.name}{_pid(kill)} for want of RAM; that is not a process of vLLM's" for kill in strangers[:20]
-    ]
-    return findings, notes
+        kill = compilers[0]
+        title = f"the host ran out of RAM while GPU kernels were being compiled ({kill.name})"
+        because = f"The kernel killed the compiler {_describe(kill)} {len(compilers)} compiler process(es) were killed."
+        remedy = (_FEWER_JOBS, _KERNEL_CACHE, _room(kill), _SHARED_MEMORY)
+        findings.append(_finding(log, compilers, 0.85, title, because, remedy, NOT_A_REMEDY[1:]))
+    others = [kill for kill in kills if kill.owner == "other"][:20]
+    return findings, [f"{kill.by} killed {kill.name}{_pid(kill)} for want of RAM; it is no process of vLLM" for kill in others]
+
+
+def _finding(
+    log: Log, kills: Sequence[OomKill], confidence: float, title: str, because: str, remedy: tuple[Remedy, ...],
+    not_a_remedy: tuple[str, ...],
+) -> Finding:  # fmt: skip
+    evidence = quote(log, [line for kill in kills for line in kill.lines])
+    return Finding(Code.HOST_OUT_OF_MEMORY, Severity.CRITICAL, confidence, title, because, evidence, remedy, not_a_remedy)
 
 
 def _pid(kill: OomKill) -> str:
     return "" if kill.pid is None else f" (pid {kill.pid})"
 
 
-def _server(log: Log, kills: Sequence[OomKill]) -> Finding:
-    """The server was the victim: sure when the name says so, less when it is only some python or some container."""
-    kill = min(kills, key=lambda one: ("vllm", "python", "container").index(one.process_owner))
+def _describe(kill: OomKill) -> str:
+    """The victim, what it held, why it was killed, and the compilers beside it."""
     held = "" if kill.rss_bytes is None else f", which held {format_gib(kill.rss_bytes)} of RAM,"
-    more = f" {len(kills)} processes were killed in all." if len(kills) > 1 else ""
-    jobs = _compilers_beside(kill)
-    return Finding(
-        Code.HOST_OUT_OF_MEMORY, Severity.CRITICAL, {"vllm": 0.97, "python": 0.85}.get(kill.process_owner, 0.5), _title(kill),
-        f"{kill.by.replace('kernel', 'The kernel')} killed {kill.name}{_pid(kill)}{held} {_why(kill)}.{jobs}{more}",
-        quote(log, [line for one in kills for line in one.lines]),
-        (_room(kill), *((_fewer_jobs(),) if jobs else ()), *_LESS_RAM), NOT_A_REMEDY,
-    )  # fmt: skip
-
-
-def _compiler(log: Log, kills: Sequence[OomKill]) -> Finding:
-    """A compiler that vLLM's libraries started was the victim: the RAM went into building kernels."""
-    kill = kills[0]
-    held = "" if kill.rss_bytes is None else f", which held {format_gib(kill.rss_bytes)} of RAM,"
-    return Finding(
-        Code.HOST_OUT_OF_MEMORY,
-        Severity.CRITICAL,
-        0.85,
-        f"the host ran out of RAM while GPU kernels were being compiled ({kill.name})",
-        f"The kernel killed the compiler {kill.name}{_pid(kill)}{held} {_why(kill)}.{_compilers_beside(kill)}"
-        f" {len(kills)} compiler process(es) were killed.",
-        quote(log, [line for one in kills for line in one.lines]),
-        (
-            _fewer_jobs(),
-            Remedy("keep the cache of compiled kernels (the home folder's .cache) on a volume", "later starts compile nothing"),
-            _room(kill),
-            Remedy(
-                "where CPU and GPU share memory (GB10), ask for less of it", "it is the host's own", "--gpu-memory-utilization"
-            ),
-        ),
-        NOT_A_REMEDY[1:],
-    )
-
-
-def _fewer_jobs() -> Remedy:
-    return Remedy(
-        "set MAX_JOBS=1 in the environment", "one compiler at a time instead of one for each CPU; the first start is slower"
-    )
-
-
-def _compilers_beside(kill: OomKill) -> str:
-    if not kill.compilers:
-        return ""
+    if kill.scope == "cgroup":
+        limit = f"its limit of {format_gib(kill.limit_bytes)}" if kill.limit_bytes else "its memory limit"
+        group = f" ({kill.cgroup[:120]})" if kill.cgroup else ""
+        why = f"because its control group{group} had reached {limit}; the machine itself may have had more"
+    elif kill.scope == "host":
+        size = f" ({format_gib(kill.host_bytes)} in all)" if kill.host_bytes else ""
+        why = f"because the whole machine{size} had no memory left"
+    else:
+        why = "because memory ran out; whether a limit or the whole machine is not known"
     size = "" if kill.compiler_bytes is None else f" with {format_gib(kill.compiler_bytes)} together"
-    return f" {kill.compilers} compiler process(es){size} were running then."
+    beside = f" {kill.compilers} compiler process(es){size} were running then." if kill.compilers else ""
+    return f"{kill.name}{_pid(kill)}{held} {why}.{beside}"
 
 
 def _title(kill: OomKill) -> str:
@@ -285,24 +234,10 @@ def _title(kill: OomKill) -> str:
     return f"{kill.name} was killed for want of RAM"
 
 
-def _why(kill: OomKill) -> str:
-    if kill.scope == "cgroup":
-        limit = f"its limit of {format_gib(kill.limit_bytes)}" if kill.limit_bytes else "its memory limit"
-        group = f" ({kill.cgroup[:120]})" if kill.cgroup else ""
-        return f"because its control group{group} had reached {limit}; the machine itself may have had more"
-    if kill.scope == "host":
-        size = f" ({format_gib(kill.host_bytes)} in all)" if kill.host_bytes else ""
-        return f"because the whole machine{size} had no memory left"
-    return "because memory ran out; whether a limit or the whole machine is not said"
-
-
 def _room(kill: OomKill) -> Remedy:
     if kill.scope == "cgroup":
         size = f" above {format_gib(kill.limit_bytes)}" if kill.limit_bytes else ""
-        return Remedy(
-            f"raise the container's memory limit{size}, if the machine has the RAM",
-            "all of it was used; /dev/shm counts against it",
-        )
-    return Remedy(
-        "use a machine with more RAM, or move other programs off this one", "no limit was hit: the machine itself was full"
-    )
+        do = f"raise the container's memory limit{size}, if the machine has the RAM"
+        return Remedy(do, "all of it was used; /dev/shm counts against it")
+    why = "no limit was hit: the machine itself was full"
+    return Remedy("use a machine with more RAM, or move other programs off this one", why)

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from plimsoll.doctor.rules.host_memory import OomKill, judge_kills, read_kills
-from plimsoll.doctor.rules.log_text import KERNEL, Log, LogLine, holds, kernel_text, process_owner, quote
+from plimsoll.doctor.rules.log_text import KERNEL, Log, LogLine, TextVerdict, holds, kernel_text, process_owner, quote
 from plimsoll.findings import Code, Finding, Remedy, Severity
 
 NOT_MEMORY = "memory settings (utilisation, --max-model-len, --max-num-seqs): nothing ran out"
@@ -79,19 +79,35 @@ _RULES = (
         "the process that used the page was killed; this is not a shortage",
     ),
 )  # fmt: skip
-_AMD_BROKEN = KernelRule(
-    r"(?i:uncorrectable|poison|GPU is lost|hardware error)", Code.OTHER_HARDWARE, 0.85,
-    "an AMD GPU reported an uncorrectable error", "drain the node and reset the GPU (rocm-smi --gpureset), or reboot",
-    "the error stays until a reset",
+_AMD_RULES = (  # the first that applies
+    KernelRule(
+        r"(?i:uncorrectable|poison|GPU is lost|hardware error)", Code.OTHER_HARDWARE, 0.85,
+        "an AMD GPU reported an uncorrectable error", "drain the node and reset the GPU (rocm-smi --gpureset), or reboot",
+        "the error stays until a reset",
+    ),
+    KernelRule(
+        r"page fault", Code.OTHER_ILLEGAL_ACCESS, 0.75, "a GPU program touched memory it must not touch",
+        "start the server again; upgrade vLLM or change the attention backend",
+        "a bug in a kernel, not a shortage; a reset after it is its consequence",
+    ),
+    KernelRule(
+        r"GPU reset begin|ring \S{1,30} timeout|GPU reset\(", Code.OTHER_HARDWARE, 0.6, "an AMD GPU hung and was reset",
+        "start the server again; if it returns on the same card, have the card checked", "the reset ended every program on it",
+    ),
 )  # fmt: skip
-_AMD_FAULT = KernelRule(
-    r"page fault", Code.OTHER_ILLEGAL_ACCESS, 0.75, "a GPU program touched memory it must not touch",
-    "start the server again; upgrade vLLM or change the attention backend",
-    "a bug in a kernel, not a shortage; a reset after it is its consequence",
+_STUCK_RULE = KernelRule(
+    "", Code.ENGINE_WEDGED, 0.5, "a process of the server was stuck inside the kernel",
+    "look at the disk or network file system, and at the GPU (nvidia-smi), at that minute",
+    "a process waits there for hardware or for a remote disk", severity=Severity.WARNING,
 )  # fmt: skip
-_AMD_RESET = KernelRule(
-    r"GPU reset begin|ring \S{1,30} timeout|GPU reset\(", Code.OTHER_HARDWARE, 0.6, "an AMD GPU hung and was reset",
-    "start the server again; if it returns on the same card, have the card checked", "the reset ended every program on it",
+_OPCODE_RULE = KernelRule(
+    "", Code.OTHER_INSTALLATION, 0.6, "a library uses an instruction that this CPU does not have",
+    "install builds made for this CPU", "a binary for a newer CPU cannot run here",
+)  # fmt: skip
+_CRASH_RULE = KernelRule(
+    "", Code.ENGINE_DEAD, 0.7, "a process of the server crashed in native code",
+    "bring vLLM, torch and the driver to releases that belong together; keep the core dump for the bug report",
+    "mixed libraries are the most common cause",
 )  # fmt: skip
 _CRASH = r"(?P<name>\S{1,40})\[\d{1,10}\]:? (?P<how>segfault|general protection|trap invalid opcode)"
 _STUCK = r"task (?P<name>.{1,40}?):\d{1,10} blocked for more than (?P<s>\d{1,6}) seconds"
@@ -99,85 +115,60 @@ _STUCK = r"task (?P<name>.{1,40}?):\d{1,10} blocked for more than (?P<s>\d{1,6})
 
 def judge_lines(log: Log, texts: Texts) -> tuple[list[Finding], list[str]]:
     """One finding for each kind of trouble in these lines, and what is only worth a note."""
-    if not texts:
-        return [], []
     plain = [(text, line) for text, line in texts if "amdgpu" not in text]
-    findings = [found for rule in _RULES if (found := _apply(log, rule, plain))]
     amd = [(text, line) for text, line in texts if "amdgpu" in text]
-    findings += [found for rule in (_AMD_BROKEN, _AMD_FAULT, _AMD_RESET) if (found := _apply(log, rule, amd))][:1]
-    crashes, notes = _processes(log, texts)
+    findings = [finding for rule in _RULES if (finding := _apply(log, rule, plain))]
+    findings += [finding for rule in _AMD_RULES if (finding := _apply(log, rule, amd))][:1]
+    crashes, notes = _judge_processes(log, texts)
     refused = [t for t, _ in texts if "NVRM" in t and ("NV_ERR_NO_MEMORY" in t or "out of memory" in t.lower())]
     if refused:
-        said = f"the NVIDIA driver was refused memory {len(refused)} time(s); whether the card's or the host's it does not say"
-        notes.append(f"{said}: {refused[0][:160]}")
+        times = f"the NVIDIA driver was refused memory {len(refused)} time(s)"
+        notes.append(f"{times}; whether the card's or the host's it does not say: {refused[0][:160]}")
     return findings + crashes, notes
 
 
 def _apply(log: Log, rule: KernelRule, texts: Texts) -> Finding | None:
     lines = [line for text, line in texts if re.search(rule.pattern, text) and not re.search(rule.unless, text)]
-    return _finding(log, rule, lines, f"The log says so {len(lines)} time(s), first: {_short(lines[0])}") if lines else None
+    if not lines:
+        return None
+    first = " ".join(lines[0].text.split())
+    first = first if len(first) <= 160 else f"{first[:160]}..."
+    return _build_finding(log, rule, lines, f"The log says so {len(lines)} time(s), first: {first}")
 
 
-def _short(line: LogLine) -> str:
-    text = " ".join(line.text.split())
-    return text if len(text) <= 160 else f"{text[:160]}..."
-
-
-def _finding(log: Log, rule: KernelRule, lines: Sequence[LogLine], because: str) -> Finding:
+def _build_finding(log: Log, rule: KernelRule, lines: Sequence[LogLine], because: str) -> Finding:
     return Finding(
         rule.code, rule.severity, rule.confidence, rule.title, because, quote(log, lines), (Remedy(rule.do, rule.why),),
         (NOT_MEMORY,),
     )  # fmt: skip
 
 
-def _processes(log: Log, texts: Texts) -> tuple[list[Finding], list[str]]:
-    """Crashes in native code and processes stuck in the kernel: the server's are findings, a stranger's are notes."""
-    found: dict[str, Finding] = {}
+def _judge_processes(log: Log, texts: Texts) -> tuple[list[Finding], list[str]]:
+    """Crashes in native code and processes stuck in the kernel: the server's are findings, another program's are notes."""
+    findings: dict[str, Finding] = {}
     notes: list[str] = []
     for text, line in texts:
-        if "blocked for more than" in text:
-            match = re.search(_STUCK, text)
-        elif "segfault" in text or "general protection" in text or "trap invalid" in text:
-            match = re.search(_CRASH, text)
-        else:
-            continue
+        pattern = _STUCK if "blocked for more than" in text else _CRASH
+        match = re.search(pattern, text)
         if match is None:
             continue
+        inside = re.search(r" in ([^\[\s]{1,80})\[", text)
+        where = f" in {inside[1]}" if inside else ""
         if process_owner(match["name"]) not in ("vllm", "python"):
-            notes.append(f"not a process of vLLM's: {match[0][:100]}")
-        elif "s" in match.groupdict():
-            found.setdefault("stuck", _stuck(log, match, line))
+            notes.append(f"no process of vLLM: {match[0][:100]}")
+        elif pattern is _STUCK:
+            because = f"{match['name']} did not move for more than {match['s']} s: it waited for a device or a file system."
+            findings.setdefault("stuck", _build_finding(log, _STUCK_RULE, [line], because))
+        elif match["how"] == "trap invalid opcode":
+            because = f"{match['name']} was ended by the CPU{where}: unknown instruction."
+            findings.setdefault("crash", _build_finding(log, _OPCODE_RULE, [line], because))
         else:
-            found.setdefault("crash", _crash(log, match, text, line))
-    return list(found.values()), notes[:20]
-
-
-def _stuck(log: Log, match: re.Match[str], line: LogLine) -> Finding:
-    rule = KernelRule(
-        "", Code.ENGINE_WEDGED, 0.5, "a process of the server was stuck inside the kernel",
-        "look at the disk or network file system, and at the GPU (nvidia-smi), at that minute",
-        "a process waits there for hardware or for a remote disk", severity=Severity.WARNING,
-    )  # fmt: skip
-    because = f"{match['name']} did not move for more than {match['s']} s: it waited for a device or a file system."
-    return _finding(log, rule, [line], because)
-
-
-def _crash(log: Log, match: re.Match[str], text: str, line: LogLine) -> Finding:
-    inside = re.search(r" in ([^\[\s]{1,80})\[", text)
-    where = f" in {inside[1]}" if inside else ""
-    if match["how"] == "trap invalid opcode":
-        rule = KernelRule(
-            "", Code.OTHER_INSTALLATION, 0.6, "a library uses an instruction that this CPU does not have",
-            "install builds made for this CPU", "a binary for a newer CPU cannot run here",
-        )  # fmt: skip
-        return _finding(log, rule, [line], f"{match['name']} was ended by the CPU{where}: unknown instruction.")
-    rule = KernelRule(
-        "", Code.ENGINE_DEAD, 0.7, f"a process of the server crashed in native code{where}",
-        "bring vLLM, torch and the driver to releases that belong together; keep the core dump for the bug report",
-        "mixed libraries are the most common cause",
-    )  # fmt: skip
-    because = f"The kernel reports a {match['how']} of {match['name']}{where}: a bug or a broken library, not a shortage."
-    return _finding(log, rule, [line], because)
+            because = (
+                f"The kernel reports a {match['how']} of {match['name']}{where}: a bug or a broken library, not a shortage."
+            )
+            rule = _CRASH_RULE._replace(title=_CRASH_RULE.title + where)
+            findings.setdefault("crash", _build_finding(log, rule, [line], because))
+    return list(findings.values()), notes[:20]
 
 
 class Blame(StrEnum):
@@ -286,14 +277,7 @@ class KernelFacts(NamedTuple):
     notes: tuple[str, ...] = ()  # seen, and not the cause by itself
 
 
-class KernelVerdict(NamedTuple):
-    """The findings, the gravest first, and the facts."""
-
-    findings: list[Finding]
-    facts: KernelFacts
-
-
-def judge_kernel(log: Log) -> KernelVerdict:
+def judge_kernel(log: Log) -> TextVerdict[KernelFacts]:
     """Say what the kernel lines in this text show; text without any gives nothing."""
     kills = read_kills(log)
     xids: list[XidEvent] = []
@@ -315,7 +299,7 @@ def judge_kernel(log: Log) -> KernelVerdict:
         findings += found
         notes += said
     findings.sort(key=lambda one: (one.severity is not Severity.CRITICAL, -one.confidence))
-    return KernelVerdict(findings, KernelFacts(tuple(kills), tuple(xids), tuple(dict.fromkeys(notes))))
+    return TextVerdict(findings, KernelFacts(tuple(kills), tuple(xids), tuple(dict.fromkeys(notes))))
 
 
 def _xid(text: str, line: LogLine) -> XidEvent | None:

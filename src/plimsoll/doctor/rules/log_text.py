@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
-from plimsoll.findings import Evidence
+from plimsoll.findings import Evidence, Finding
+
+Facts = TypeVar("Facts")
 
 
 class LogLine(NamedTuple):
@@ -27,6 +29,13 @@ class Log(NamedTuple):
     lines: Sequence[LogLine]
     skipped: tuple[tuple[int, int], ...] = ()  # (index into lines, lines left out before it): a huge file's uneventful middle
     size_bytes: int | None = None
+
+
+class TextVerdict(NamedTuple, Generic[Facts]):
+    """What a judge of one kind of text concludes: its findings, the gravest first, and the facts it read."""
+
+    findings: list[Finding]
+    facts: Facts
 
 
 LONGEST = 16 << 10  # characters of one line that are kept: a dumped configuration is long, a progress bar endless

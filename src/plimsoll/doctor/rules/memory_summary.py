@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from plimsoll.doctor.rules.log_text import MEMORY_SUMMARY, Log, LogLine, holds, quote
+from plimsoll.doctor.rules.log_text import MEMORY_SUMMARY, Log, LogLine, TextVerdict, holds, quote
 from plimsoll.findings import Code, Finding, Remedy, Severity
 from plimsoll.units import GIB, format_gib
 
@@ -61,13 +61,6 @@ class MemorySummary(NamedTuple):
         return max(0, self.reserved.current - self.allocated.current)
 
 
-class SummaryVerdict(NamedTuple):
-    """The findings and the tables, in the order of the text."""
-
-    findings: list[Finding]
-    facts: tuple[MemorySummary, ...]
-
-
 def read_memory_summaries(log: Log) -> tuple[MemorySummary, ...]:
     """Every table in the text, whatever stands in front of its lines and wherever it was cut."""
     if not holds(log.lines, MEMORY_SUMMARY, vllm=True):
@@ -116,12 +109,12 @@ def _put(tables: list[MemorySummary], line: LogLine, values: dict[str, int] | di
     tables[-1] = table._replace(lines=(*table.lines, line))
 
 
-def judge_memory_summary(log: Log, *, failed_bytes: int | None = None) -> SummaryVerdict:
+def judge_memory_summary(log: Log, *, failed_bytes: int | None = None) -> TextVerdict[tuple[MemorySummary, ...]]:
     """Gaps count when they are large in bytes AND an allocation had to be retried or failed; a ratio never counts."""
     tables = read_memory_summaries(log)
     judged = [_judge(log, table, failed_bytes) for table in tables]
     worst = max((one for one in judged if one), key=lambda one: one.confidence, default=None)
-    return SummaryVerdict([worst] if worst else [], tables)
+    return TextVerdict([worst] if worst else [], tables)
 
 
 def _judge(log: Log, table: MemorySummary, failed_bytes: int | None) -> Finding | None:

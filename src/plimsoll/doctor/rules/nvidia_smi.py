@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from plimsoll.doctor.rules.log_text import SMI, SMI_ERROR, Log, LogLine, holds, quote
+from plimsoll.doctor.rules.log_text import SMI, SMI_ERROR, Log, LogLine, TextVerdict, holds, quote
 from plimsoll.findings import Code, Finding, Remedy, Severity
 
 MOST_READINGS = 500
@@ -376,17 +376,10 @@ class SmiFacts(NamedTuple):
         return next((one.processes for one in reversed(self.readings) if one.processes is not None), None)
 
 
-class SmiVerdict(NamedTuple):
-    """The findings, the gravest first, and the facts."""
-
-    findings: list[Finding]
-    facts: SmiFacts
-
-
-def judge_nvidia_smi(log: Log) -> SmiVerdict:
+def judge_nvidia_smi(log: Log) -> TextVerdict[SmiFacts]:
     """Facts for other judges, and findings only for what the tool itself calls broken."""
     if not holds(log.lines, (*SMI, *SMI_ERROR)):
-        return SmiVerdict([], SmiFacts())
+        return TextVerdict([], SmiFacts())
     lines = [line for line in log.lines if not line.process]
     full, health = read_full(lines)
     readings = (*read_tables(lines), *full, *read_csv(lines), *read_rocm(lines))
@@ -405,7 +398,7 @@ def judge_nvidia_smi(log: Log) -> SmiVerdict:
                 f"GPU {gpu.number}: {missing:,} MiB in use belong to no listed process (another container, another user, "
                 "or a process that is ending); inside a container nvidia-smi lists no process of others"
             )
-    return SmiVerdict(found, facts._replace(notes=tuple(notes)))
+    return TextVerdict(found, facts._replace(notes=tuple(notes)))
 
 
 def unlisted_mib(reading: SmiReading, gpu: SmiGpu) -> int | None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from plimsoll.doctor.rules.exit_codes import judge_exit
 from plimsoll.doctor.rules.host_memory import NOT_A_REMEDY
-from plimsoll.doctor.rules.log_text import POD, POD_EVENT, POD_ROW, Log, LogLine, holds, quote
+from plimsoll.doctor.rules.log_text import POD, POD_EVENT, POD_ROW, Log, LogLine, TextVerdict, holds, quote
 from plimsoll.doctor.rules.supervisors import (
     MOST_ENDINGS,
     MOST_EVENTS,
@@ -327,14 +327,7 @@ def _pod_row(reader: _Reader, line: LogLine) -> None:
         reader.waiting.append((status, line))
 
 
-class PodVerdict(NamedTuple):
-    """The findings, the gravest first, and the facts."""
-
-    findings: list[Finding]
-    facts: PodFacts
-
-
-def judge_pods(log: Log) -> PodVerdict:
+def judge_pods(log: Log) -> TextVerdict[PodFacts]:
     """Say what the supervisor's text shows; text without any gives nothing."""
     facts = _together(read_pods(log), read_docker(log), read_systemd(log))
     found = [_out_of_memory(log, facts), _probe(log, facts), _timeout(log, facts), *judge_events(log, facts)]
@@ -346,7 +339,7 @@ def judge_pods(log: Log) -> PodVerdict:
     if facts.shm_mounted is False:
         notes.append("no volume on /dev/shm: the default of 64 MiB is too small for several GPUs (Bus error, exit code 135)")
     causes.sort(key=lambda one: (one.code is Code.ENGINE_CRASH_LOOP, one.severity is not Severity.CRITICAL, -one.confidence))
-    return PodVerdict(causes, facts._replace(notes=tuple(notes)))
+    return TextVerdict(causes, facts._replace(notes=tuple(notes)))
 
 
 def _together(*parts: PodFacts) -> PodFacts:
@@ -474,7 +467,7 @@ def _ending(log: Log, facts: PodFacts) -> Finding | None:
             severity=Severity.INFO,
             confidence=0.8,
             title="the server was asked to stop",
-            because=f"The supervisor stopped it, exit code {ending.exit_code}{_ran(ending)}.{slow} Nothing in this text failed.",
+            because=f"The supervisor stopped it, exit code {ending.exit_code}{_ran(ending)}.{slow} Nothing here failed.",
             evidence=quote(log, [*facts.stop_asked, *ending.lines]),
             remedy=(
                 Remedy("let running requests finish", "the default aborts them at once", "--shutdown-timeout", "120"),
