@@ -286,12 +286,10 @@ def kv_remedies(cache: Mapping[str, str], figures: Mapping[str, float]) -> tuple
     elif utilization is None or utilization < _UTILIZATION_MAX:
         found.append(
             Remedy(
-                "let vLLM use more of the card, if nothing else needs it",
-                "all of what is added becomes KV cache",
-                "--gpu-memory-utilization",
-                f"{_UTILIZATION_MAX}",
-            )
-        )
+                "let vLLM use more of the card, if nothing else needs it", "all of what is added becomes KV cache",
+                "--gpu-memory-utilization", f"{_UTILIZATION_MAX}",
+            ),
+        )  # fmt: skip
     if "fp8" not in cache.get("cache_dtype", "") and "int8" not in cache.get("cache_dtype", ""):
         found.append(Remedy("store the cache in 8 bits", "about twice the tokens fit", "--kv-cache-dtype", "fp8"))
     fits = fitting_sequences(cache, figures)
@@ -302,11 +300,9 @@ def kv_remedies(cache: Mapping[str, str], figures: Mapping[str, float]) -> tuple
     else:
         found.append(
             Remedy(
-                "admit fewer requests at once",
-                "those that are admitted then keep their blocks to the end",
-                "--max-num-seqs",
-            )
-        )
+                "admit fewer requests at once", "those that are admitted then keep their blocks to the end", "--max-num-seqs",
+            ),
+        )  # fmt: skip
     found.append(Remedy("add a replica, or spread the model over more GPUs", "each brings KV cache of its own"))
     return tuple(found)
 
@@ -326,13 +322,11 @@ def saturated_remedies(running: float, usage: float) -> tuple[Remedy, ...]:
     why = f"{running:.0f} run and fill {usage:.0%} of the cache; helps only while the GPU has time left"
     return (
         Remedy(
-            "raise --max-num-seqs if as many run as it allows",
-            why,
-            "--max-num-seqs",
+            "raise --max-num-seqs if as many run as it allows", why, "--max-num-seqs",
             str(fits) if fits is not None and fits > running else None,
         ),
         Remedy("add a replica, or turn requests away earlier", "a queue that grows never ends by itself"),
-    )
+    )  # fmt: skip
 
 
 def wedge_remedies() -> tuple[Remedy, ...]:

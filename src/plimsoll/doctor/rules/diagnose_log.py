@@ -86,13 +86,11 @@ _MIB = 1 << 20
 _MOST_HOLDERS = 4
 _CAME_UP = "Application startup complete"
 _WHEN = {
-    ServerProgress.BEGUN: "before it loads the model",
-    ServerProgress.LOADING: "while it loads the model",
+    ServerProgress.BEGUN: "before it loads the model", ServerProgress.LOADING: "while it loads the model",
     ServerProgress.LOADED: "after the model was loaded and before its memory was measured",
-    ServerProgress.MEASURED: "after its memory was measured",
-    ServerProgress.CAPTURING: "while it captures CUDA graphs",
+    ServerProgress.MEASURED: "after its memory was measured", ServerProgress.CAPTURING: "while it captures CUDA graphs",
     ServerProgress.CAPTURED: "right before it would serve",
-}
+}  # fmt: skip
 
 
 def is_foreign(timeline: LogTimeline, verdict: LogVerdict) -> bool:

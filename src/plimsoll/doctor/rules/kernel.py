@@ -349,9 +349,7 @@ def _fault(log: Log, device: str, faults: Sequence[XidEvent], here: Sequence[Xid
     if asked and asked[-1] != "None":
         remedy.insert(0, Remedy(f"do what the driver asks for on {device}: {asked[-1]}", "Xid 154 names what this GPU needs"))
     return Finding(
-        code=Code.OTHER_HARDWARE,
-        severity=Severity.CRITICAL,
-        confidence=0.6 if first.number in (32, 38) else 0.95,
+        code=Code.OTHER_HARDWARE, severity=Severity.CRITICAL, confidence=0.6 if first.number in (32, 38) else 0.95,
         title=f"GPU {device}: {first.meaning}",
         because=(
             f"The driver reported Xid {', '.join(map(str, _numbers(faults)))} on GPU {device} ({len(faults)} line(s)): "
@@ -360,7 +358,7 @@ def _fault(log: Log, device: str, faults: Sequence[XidEvent], here: Sequence[Xid
         evidence=quote(log, [event.line for event in (*faults, *here)]),
         remedy=(*remedy, Remedy("serve from another card or node meanwhile", "a fault returns until it is cured")),
         not_a_remedy=(NOT_MEMORY, "starting vLLM on the same card again without a reset: a scheduler does that all night"),
-    )
+    )  # fmt: skip
 
 
 def _repaired(log: Log, device: str, events: Sequence[XidEvent]) -> Finding:
@@ -381,9 +379,7 @@ def _program(log: Log, device: str, events: Sequence[XidEvent]) -> Finding:
     named = any(event.name and process_owner(event.name) == "vllm" for event in events)
     confidence = 0.5 if _numbers(events) == [43] else 0.9 if named else 0.75
     return Finding(
-        code=Code.OTHER_ILLEGAL_ACCESS,
-        severity=Severity.CRITICAL,
-        confidence=confidence,
+        code=Code.OTHER_ILLEGAL_ACCESS, severity=Severity.CRITICAL, confidence=confidence,
         title=f"a GPU program failed on {device}: {first.meaning}",
         because=(
             f"The driver reported Xid {', '.join(map(str, _numbers(events)))} on GPU {device}{who}: {first.meaning}. "
@@ -398,4 +394,4 @@ def _program(log: Log, device: str, events: Sequence[XidEvent]) -> Finding:
             Remedy("if only this card does it, have the card checked", "a failing card can look the same"),
         ),
         not_a_remedy=(NOT_MEMORY, "PYTORCH_CUDA_ALLOC_CONF"),
-    )
+    )  # fmt: skip

@@ -129,9 +129,7 @@ def _judge(log: Log, table: MemorySummary, failed_bytes: int | None) -> Finding 
     held = f" of {format_gib(table.reserved.current)} that torch holds" if table.reserved else ""
     wanted = ("Non-releasable", "CUDA OOMs", "GPU reserved memory")
     return Finding(
-        code=Code.ALLOCATOR_FRAGMENTATION,
-        severity=Severity.WARNING,
-        confidence=0.75 if failed_bytes and table.ooms else 0.6,
+        code=Code.ALLOCATOR_FRAGMENTATION, severity=Severity.WARNING, confidence=0.75 if failed_bytes and table.ooms else 0.6,
         title=f"{format_gib(gaps.current)} of GPU memory is lost in gaps between live pieces{device}",
         because=(
             f"{format_gib(gaps.current)}{split}{held} is neither used nor returnable{against}, and torch had to empty its "
@@ -150,4 +148,4 @@ def _judge(log: Log, table: MemorySummary, failed_bytes: int | None) -> Finding 
             "emptying torch's cache: before it fails, torch has done so itself",
             "resetting the prefix cache, --block-size: the KV cache is one piece and cannot fragment like this",
         ),
-    )
+    )  # fmt: skip

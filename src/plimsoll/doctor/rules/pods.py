@@ -373,9 +373,7 @@ def _out_of_memory(log: Log, facts: PodFacts) -> Finding | None:
     code = "" if ending.exit_code is None else f" with exit code {ending.exit_code}"
     room = f" above {format_gib(limit)}" if limit else ""
     return Finding(
-        code=Code.HOST_OUT_OF_MEMORY,
-        severity=Severity.CRITICAL,
-        confidence=0.95,
+        code=Code.HOST_OUT_OF_MEMORY, severity=Severity.CRITICAL, confidence=0.95,
         title=f"the server was killed for want of RAM ({ending.reason or 'OOMKilled'})",
         because=f"The supervisor says that {whom} was ended for memory{code}{_ran(ending)}.{size} This is RAM, not GPU memory.",
         evidence=quote(log, [*ending.lines, *(event.line for event in system)]),
@@ -386,7 +384,7 @@ def _out_of_memory(log: Log, facts: PodFacts) -> Finding | None:
             Remedy("if it dies while compiling, set MAX_JOBS=1", "each compiler takes several GB"),
         ),
         not_a_remedy=(*NOT_A_REMEDY, "Restart=on-failure: the exit code may be 0"),
-    )
+    )  # fmt: skip
 
 
 def _probe(log: Log, facts: PodFacts) -> Finding | None:
@@ -399,9 +397,7 @@ def _probe(log: Log, facts: PodFacts) -> Finding | None:
     seen = " ".join(event.message for event in failed)
     if "statuscode: 503" in seen or "statuscode: 500" in seen:
         return Finding(
-            code=Code.ENGINE_DEAD,
-            severity=Severity.CRITICAL,
-            confidence=0.6,
+            code=Code.ENGINE_DEAD, severity=Severity.CRITICAL, confidence=0.6,
             title="the server answered its probe with an error, and was restarted for it",
             because="The probe got HTTP 503 or 500: vLLM answers like this when its engine has died. The probe did its work.",
             evidence=quote(log, [event.line for event in (*failed, *kills)]),
@@ -409,7 +405,7 @@ def _probe(log: Log, facts: PodFacts) -> Finding | None:
                 Remedy("kubectl logs --previous, upward to the first error", "the cause of the engine's death stands there"),
             ),
             not_a_remedy=("a more patient probe: a dead engine does not come back",),
-        )
+        )  # fmt: skip
     refused = "connection refused" in seen
     times = sum(event.times for event in failed)
     patience = next((probe.patience_s for probe in facts.probes if probe.kind == kind), None)
@@ -419,9 +415,7 @@ def _probe(log: Log, facts: PodFacts) -> Finding | None:
     why = "the port was not open yet: it was still loading" if refused else "it did not answer in time"
     wanted = max(600, round(ran * 2)) if ran is not None else 1200
     return Finding(
-        code=Code.OTHER_PROBE,
-        severity=Severity.CRITICAL,
-        confidence=0.9 if refused else 0.7,
+        code=Code.OTHER_PROBE, severity=Severity.CRITICAL, confidence=0.9 if refused else 0.7,
         title=f"Kubernetes killed the server because its {kind} probe failed",
         because=f"The {kind} probe failed {times or len(kills)} time(s); {why}.{allowed}{lived} A start takes minutes.",
         evidence=quote(log, [event.line for event in (*kills, *failed)]),
@@ -434,22 +428,20 @@ def _probe(log: Log, facts: PodFacts) -> Finding | None:
             Remedy("keep the model and the compile cache on a fast volume", "later starts are shorter"),
         ),
         not_a_remedy=("memory settings: exit code 137 comes from the kubelet here", "more restarts"),
-    )
+    )  # fmt: skip
 
 
 def _timeout(log: Log, facts: PodFacts) -> Finding | None:
     if not facts.timeouts:
         return None
     return Finding(
-        code=Code.OTHER_TIMEOUT,
-        severity=Severity.CRITICAL,
-        confidence=0.85,
+        code=Code.OTHER_TIMEOUT, severity=Severity.CRITICAL, confidence=0.85,
         title="systemd ended the server because it took too long",
         because=f"A time limit was over ({len(facts.timeouts)} line(s)); a start takes minutes; the default is 90 s.",
         evidence=quote(log, facts.timeouts),
         remedy=(Remedy("set TimeoutStartSec=1800 in the unit (and Type=simple, or exec)", "longer than the slowest start"),),
         not_a_remedy=("memory settings",),
-    )
+    )  # fmt: skip
 
 
 def _ending(log: Log, facts: PodFacts) -> Finding | None:
@@ -463,10 +455,7 @@ def _ending(log: Log, facts: PodFacts) -> Finding | None:
         hard = ending.exit_code in (137, -9)
         slow = " It did not end within its grace period, so it was killed (SIGKILL)." if hard else ""
         return Finding(
-            code=Code.OTHER_STOPPED_BY_OPERATOR,
-            severity=Severity.INFO,
-            confidence=0.8,
-            title="the server was asked to stop",
+            code=Code.OTHER_STOPPED_BY_OPERATOR, severity=Severity.INFO, confidence=0.8, title="the server was asked to stop",
             because=f"The supervisor stopped it, exit code {ending.exit_code}{_ran(ending)}.{slow} Nothing here failed.",
             evidence=quote(log, [*facts.stop_asked, *ending.lines]),
             remedy=(
@@ -474,7 +463,7 @@ def _ending(log: Log, facts: PodFacts) -> Finding | None:
                 Remedy("give the pod or unit a longer grace period than that", "else it is killed in the middle"),
             ),
             not_a_remedy=("memory settings",),
-        )
+        )  # fmt: skip
     asked = bool(facts.stop_asked) if ending.kind == "pod" or facts.stop_asked else None
     verdict = judge_exit(ending.exit_code, stop_seen=asked)
     if verdict.finding is None:

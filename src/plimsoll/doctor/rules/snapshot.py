@@ -88,15 +88,13 @@ def growth_between(
     fixed = sum(size for category, size in by_category.items() if category in FIXED)
     grown = sorted((place for place in places if place.bytes > 0), key=lambda place: (-place.bytes, place.what))
     return SnapshotGrowth(
-        live=sum(by_category.values()) - fixed,
-        fixed=fixed,
+        live=sum(by_category.values()) - fixed, fixed=fixed,
         pinned=sum(each.pinned for each in now_facts) - sum(each.pinned for each in before_facts),
         releasable=sum(each.releasable for each in now_facts) - sum(each.releasable for each in before_facts),
-        was_starting=is_large and made_at_start * 2 >= more,
-        is_large=is_large,
+        was_starting=is_large and made_at_start * 2 >= more, is_large=is_large,
         by_category=tuple(sorted(((c, size) for c, size in by_category.items() if size), key=lambda pair: -pair[1])),
         places=tuple([place for place in grown if place.category not in FIXED][:_PLACES_KEPT]),
-    )
+    )  # fmt: skip
 
 
 def _held(snapshot: Snapshot, named: BlockCategories) -> _LiveMemory:
@@ -378,15 +376,13 @@ def _remedies(facts: DeviceFacts, failed: _RequestFailure, largest: int) -> tupl
         *((limit,) if failed.is_limited else ()),
         Remedy(
             "lower --max-num-batched-tokens",
-            "the largest pieces become smaller, so they fit into gaps; costs time to first token",
-            "--max-num-batched-tokens",
+            "the largest pieces become smaller, so they fit into gaps; costs time to first token", "--max-num-batched-tokens",
         ),
         Remedy(
-            "lower --gpu-memory-utilization",
-            "more memory stays outside the KV cache, so gaps matter less; costs KV cache",
+            "lower --gpu-memory-utilization", "more memory stays outside the KV cache, so gaps matter less; costs KV cache",
             "--gpu-memory-utilization",
         ),
-    )
+    )  # fmt: skip
     if facts.expandable_segments:
         return common
     set_it = "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in the environment and restart"
