@@ -8,24 +8,34 @@ and, beside it, nameless or temporary files on the way there.
 
 from __future__ import annotations
 
-import contextlib
+import gzip
 import importlib
+import io
 import json
 import os
+import platform
 import re
+import resource
+import select
+import signal
 import stat
+import subprocess
+import tarfile
+import tempfile
 import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 from types import ModuleType
-from typing import IO, NamedTuple, Protocol, cast
+from typing import IO, NamedTuple, cast
 
+from plimsoll import __version__
 from plimsoll.doctor.read.redact_text import LineSplitter, shown_json, shown_line, shown_text
 from plimsoll.errors import BadInput, PlimsollError, WorldFailed
-from plimsoll.net.inputs import BLOCK_BYTES, gunzipped, recoded
+from plimsoll.net.inputs import BLOCK_BYTES, gunzipped, recoded, unpacked_zstd
 from plimsoll.redaction import hide_homes, redact
 
 
@@ -35,13 +45,16 @@ class TextFile(NamedTuple):
     path: str
 
 
+Content = bytes | TextFile | Callable[[], Iterable[bytes]]
+
+
 class ArchivePart(NamedTuple):
     """One member to be."""
 
     name: str  # as it will be called, "logs/server.log"; made harmless before it is used
     kind: str  # "text" or "json"
     what: str  # one sentence
-    content: bytes | TextFile | Callable[[], Iterable[bytes]]
+    content: Content
 
 
 class ArchiveMember(NamedTuple):
@@ -62,18 +75,7 @@ class Archive(NamedTuple):
     left_out: tuple[str, ...]
 
 
-_BLOCK_BYTES = 1 << 20
 _LEVEL = 10
-_PIECE_BYTES = 256  # four bytes may unpack to 128 KiB: so much of it at a time stays small
-
-
-class _Unpacker(Protocol):
-    """What both libraries' unpackers have in common."""
-
-    eof: bool
-    unused_data: bytes
-
-    def decompress(self, data: bytes) -> bytes: ...
 
 
 def library() -> tuple[ModuleType, bool] | None:
@@ -95,30 +97,6 @@ def packing(target: IO[bytes]) -> IO[bytes]:
     if is_package:
         return cast("IO[bytes]", module.ZstdCompressor(level=_LEVEL).stream_writer(target, closefd=False))
     return cast("IO[bytes]", module.ZstdFile(target, "w", level=_LEVEL))
-
-
-def unpacked_zstd(blocks: Iterator[bytes]) -> Iterator[bytes]:
-    """The text of every frame; where the data is cut or spoilt, what came before."""
-    found = library()
-    if found is None:
-        raise BadInput("packed with zstd, and the zstandard package is not installed")
-    module, is_package = found
-    unpack: _Unpacker | None = None
-    for block in blocks:
-        for at in range(0, len(block), _PIECE_BYTES):
-            data = block[at : at + _PIECE_BYTES]
-            while data:
-                if unpack is None:
-                    made = module.ZstdDecompressor()
-                    unpack = cast("_Unpacker", made.decompressobj() if is_package else made)
-                try:
-                    text = unpack.decompress(data)
-                except (module.ZstdError, EOFError):
-                    return
-                for start in range(0, len(text), _BLOCK_BYTES):
-                    yield text[start : start + _BLOCK_BYTES]
-                data = unpack.unused_data if unpack.eof else b""
-                unpack = None if unpack.eof else unpack
 
 
 # Only plain files are opened, packed ones are unpacked, and what is no text is refused: a memory snapshot is never copied.
@@ -151,7 +129,7 @@ class TextExcerpt(NamedTuple):
     left_out_bytes: int
 
 
-def kept(content: bytes | TextFile | Callable[[], Iterable[bytes]], limits: ExcerptLimits = ExcerptLimits()) -> TextExcerpt:  # noqa: B008
+def kept(content: Content, limits: ExcerptLimits = ExcerptLimits()) -> TextExcerpt:  # noqa: B008
     """What is kept of this; BadInput where it is no text."""
     if isinstance(content, TextFile):
         return _kept_of_file(content.path, limits)
@@ -222,9 +200,7 @@ def _as_text(blocks: Iterator[bytes], *, is_inside: bool = False) -> Iterator[by
     while len(first) < 512 and (more := next(blocks, b"")):
         first += more
     if first.startswith((_GZIP, _ZSTD)) and not is_inside:
-        again = _chained(first, blocks)
-        inside = _gunzipped(again) if first.startswith(_GZIP) else unpacked_zstd(again)
-        yield from _as_text(_capped(inside), is_inside=True)
+        yield from _as_text(_capped(_unpacked(first, _chained(first, blocks))), is_inside=True)
         return
     encoding = _encoding(first[:_SAMPLE_BYTES])
     if encoding is None and not _is_text(first[:_SAMPLE_BYTES]):
@@ -266,9 +242,12 @@ def _is_text(sample: bytes) -> bool:
     return sample.decode("utf-8", "replace").count("\ufffd") <= 0.2 * len(sample)
 
 
-def _gunzipped(blocks: Iterator[bytes]) -> Iterator[bytes]:
-    with contextlib.suppress(zlib.error):  # of what cannot be unpacked nothing is kept
-        yield from gunzipped(blocks)
+def _unpacked(start: bytes, blocks: Iterator[bytes]) -> Iterator[bytes]:
+    is_zstd = start.startswith(_ZSTD)
+    if is_zstd and library() is None:
+        raise BadInput("packed with zstd, and the zstandard package is not installed")
+    with suppress(zlib.error, BadInput):  # of what cannot be unpacked nothing is kept
+        yield from unpacked_zstd("", blocks) if is_zstd else gunzipped(blocks)
 
 
 CONTENTS = "CONTENTS.txt"
@@ -292,7 +271,6 @@ def write_bundle(
 
     BadInput where the file is there already (unless `force`) or cannot be written by that name.
     """
-    import tempfile
 
     target = _checked(path, force=force)
     missing = [shown_line(reason) for reason in left_out]
@@ -361,7 +339,10 @@ def _spooled(parts: Iterable[ArchivePart], spool: IO[bytes], missing: list[str])
             missing.append(f"{shown}: the archive is full")
             continue
         try:
-            note = _write_shown(part, spool)
+            is_json = part.kind == "json" and isinstance(part.content, bytes) and len(part.content) <= _LARGEST_JSON
+            facts = shown_json(part.content) if is_json and isinstance(part.content, bytes) else None
+            note = "" if facts is not None else write_text(part.content, spool)
+            spool.write((facts or "").encode("utf-8", "replace"))
         except PlimsollError as problem:
             spool.seek(start)
             spool.truncate()
@@ -378,17 +359,8 @@ def _base(path: str) -> str:
     return path.replace("\\", "/").rstrip("/").rpartition("/")[2] or "unnamed"
 
 
-def _write_shown(part: ArchivePart, spool: IO[bytes]) -> str:
-    if part.kind == "json" and isinstance(part.content, bytes) and len(part.content) <= _LARGEST_JSON:
-        facts = shown_json(part.content)
-        if facts is not None:
-            spool.write(facts.encode("utf-8", "replace"))
-            return ""
-    return write_text(part.content, spool)
-
-
 def write_text(
-    content: bytes | TextFile | Callable[[], Iterable[bytes]],
+    content: Content,
     spool: IO[bytes],
     limits: ExcerptLimits = ExcerptLimits(),  # noqa: B008
 ) -> str:
@@ -455,7 +427,6 @@ def _contents(archive: str, found: list[_SpooledMember], missing: list[str], mad
 
 
 def _pack(file: IO[bytes], name: str, contents: bytes, found: list[_SpooledMember], spool: IO[bytes], at: int) -> None:
-    import tarfile
 
     folder = _harmless(next(name.removesuffix(ending) for ending in _ENDINGS if name.endswith(ending)))
     stream = _packing(file, name, at)
@@ -464,8 +435,6 @@ def _pack(file: IO[bytes], name: str, contents: bytes, found: list[_SpooledMembe
             entry = tarfile.TarInfo(f"{folder}/{member.name}")
             entry.size, entry.mtime, entry.mode = member.size_bytes, at, 0o644
             if start < 0:
-                import io
-
                 archive.addfile(entry, io.BytesIO(contents))
             else:
                 spool.seek(start)
@@ -478,9 +447,6 @@ def _packing(file: IO[bytes], name: str, at: int) -> IO[bytes]:
     if name.endswith(".zst"):
         return packing(file)
     if name.endswith("gz"):
-        import gzip
-        from typing import cast
-
         return cast("IO[bytes]", gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=at))
     return file
 
@@ -535,10 +501,6 @@ def _file_start(path: Path, most_bytes: int = _FILE_BYTES) -> str:
 
 
 def _versions(root: Path) -> dict[str, object]:
-    import platform
-    from importlib import metadata
-
-    from plimsoll import __version__
 
     packages: dict[str, str | None] = {}
     for name in _PACKAGES:
@@ -561,8 +523,6 @@ def _versions(root: Path) -> dict[str, object]:
 
 def _smi(command: Sequence[str], wait_s: float) -> str:
     """What the program prints, as far as it does so in time; its absence is an answer, too."""
-    import signal
-    import subprocess
 
     name = Path(command[0]).name
     try:
@@ -591,7 +551,6 @@ def _smi(command: Sequence[str], wait_s: float) -> str:
 
 def _until(descriptor: int, deadline: float, wait_s: float) -> tuple[bytes, str]:
     """What comes before the deadline, and why there is no more of it."""
-    import select
 
     poll = select.poll()
     poll.register(descriptor, select.POLLIN | select.POLLHUP)
@@ -636,7 +595,6 @@ def _levels(base: Path, path: str, names: Sequence[str]) -> Iterator[str]:
 
 
 def _limits(root: Path) -> dict[str, object]:
-    import resource
 
     limits = [None if value == resource.RLIM_INFINITY else value for value in resource.getrlimit(resource.RLIMIT_MEMLOCK)]
     try:
