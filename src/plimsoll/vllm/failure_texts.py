@@ -7,15 +7,10 @@ source, recorded per release in `data/failure_texts.json`: a text of vLLM's with
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from plimsoll.findings import Code
-
-if TYPE_CHECKING:
-    from plimsoll.vllm.versions import Span
-
-
-# What a telling text is: its words, its part in the story, and where it was seen.
+from plimsoll.vllm.versions import Span, spans_of
 
 
 class Role(StrEnum):
@@ -47,19 +42,12 @@ class Text(NamedTuple):
 
     def seen_in(self) -> tuple[Span, ...]:
         """The releases whose source holds this text."""
-        from plimsoll.vllm.versions import spans_of  # a table of JSON: not read to judge a log
-
         return spans_of("failure_texts", self.name)
 
 
-# The functions of vLLM that tell from a traceback which step failed, over all releases.
-#
-# Names, not line numbers: files move and lines shift, while these functions have kept their names for years. A test looks
-# each
-# of them up in the sources of the releases (`data/frames.json` records where it was found).
-
-# In the order in which they decide: a step further down may be called by one further up, never the other way round, except
-# where the comment says so.
+# The functions of vLLM that tell from a traceback which step failed, over all releases (`data/frames.json` records where each
+# was found), in the order in which they decide: a step further down may be called by one further up, never the other way
+# round, except where the comment says so. Names, not line numbers: these functions have kept their names for years.
 STEP_FRAMES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("wake-up", ("wake_up", "create_and_map")),
     # Trial captures while memory is being measured are captures still: the cure is the same.
@@ -102,8 +90,6 @@ MODEL_FILES = ("/model_executor/models/", "/model_executor/layers/")
 
 def seen_in(function: str) -> tuple[Span, ...]:
     """The releases whose source defines this function."""
-    from plimsoll.vllm.versions import spans_of  # a table of JSON: not read to judge a log
-
     return spans_of("frames", function)
 
 

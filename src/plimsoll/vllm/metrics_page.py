@@ -8,16 +8,12 @@ import re
 import stat
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from plimsoll.errors import BadInput, TooLarge, WorldFailed
-from plimsoll.net.inputs import gunzip_whole as gunzipped
-
-if TYPE_CHECKING:
-    from plimsoll.net.http_get import Address
-
-
-# A histogram as a server keeps it: how many values fell between two bounds, and what all of them add up to.
+from plimsoll.net import http_get
+from plimsoll.net.http_get import Address
+from plimsoll.net.inputs import Budget, blocks_of_descriptor, gunzip_whole, opened, unpacked
 
 
 class Histogram(NamedTuple):
@@ -26,8 +22,7 @@ class Histogram(NamedTuple):
     name: str
     bounds: tuple[float, ...]
     counts: tuple[float, ...]
-    total: float
-    """Of all values."""
+    total: float  # the sum of all values
 
     @property
     def size(self) -> float:
@@ -71,7 +66,8 @@ class Page(NamedTuple):
     def of(self, name: str, labels: Labels | None = None) -> tuple[Sample, ...]:
         """The samples of this very name whose labels include those asked for."""
         found = self.by_name.get(name, ())
-        return tuple(s for s in found if _includes(s.labels, labels)) if labels else found
+        wanted = labels.items() if labels else ()
+        return tuple(s for s in found if all(s.labels.get(key) == value for key, value in wanted)) if wanted else found
 
     def total(self, name: str, labels: Labels | None = None) -> float | None:
         """The sum of the finite samples of this name; None if there are none."""
@@ -87,9 +83,10 @@ class Page(NamedTuple):
             if bound is None or not math.isfinite(sample.value):
                 return None
             buckets[bound] = buckets.get(bound, 0.0) + sample.value
-            sets.setdefault(_key(sample.labels), set()).add(bound)
+            key = tuple(sorted((name, value) for name, value in sample.labels.items() if name != "le"))
+            sets.setdefault(key, set()).add(bound)
         bounds = sorted(buckets)
-        if not bounds or bounds[-1] != math.inf or any(len(one) != len(bounds) for one in sets.values()):
+        if not bounds or bounds[-1] != math.inf or any(len(shown) != len(bounds) for shown in sets.values()):
             return None
         rising = [buckets[bound] for bound in bounds]
         counts = tuple(high - low for low, high in zip([0.0, *rising], rising, strict=False))
@@ -112,10 +109,6 @@ def grouped(samples: Iterable[Sample]) -> dict[str, tuple[Sample, ...]]:
     return {name: tuple(of_it) for name, of_it in found.items()}
 
 
-def _includes(labels: Labels, wanted: Labels) -> bool:
-    return all(labels.get(key) == value for key, value in wanted.items())
-
-
 def _bound(text: str | None) -> float | None:
     try:
         bound = float(text) if text is not None else math.nan
@@ -124,23 +117,13 @@ def _bound(text: str | None) -> float | None:
     return None if math.isnan(bound) else bound
 
 
-def _key(labels: Labels) -> tuple[tuple[str, str], ...]:
-    return tuple(sorted((k, v) for k, v in labels.items() if k != "le"))
-
-
-# Reads pages of metrics, in Prometheus' text format or OpenMetrics: from a file, from bytes, or from a live server.
-#
-# # TYPE vllm:num_requests_running gauge
-# vllm:num_requests_running{engine="0",model_name="m"} 12.0
-#
-# A line that cannot be read is passed over and counted: half a page is worth more than none. Exemplars are passed over.
-
+# Prometheus' text format or OpenMetrics. A line that cannot be read is passed over and counted: half a page is worth more
+# than none. Exemplars are passed over.
 PAGE_MAX = 32 << 20
 SAMPLES_MAX = 500_000
 LINE_MAX = 32 << 10
 LABELS_MAX = 256
-GAP_S = 5.0
-"""Between two looks at a live page: long enough for several steps, short enough for someone who waits."""
+GAP_S = 5.0  # between two looks at a live page: long enough for several steps, short enough for someone who waits
 _NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]{0,1000}"
 _TYPE = re.compile(rf"#[ \t]{{1,9}}TYPE[ \t]{{1,9}}({_NAME})[ \t]{{1,9}}([a-z]{{1,20}})[ \t]{{0,9}}\Z")
 _SAMPLE = re.compile(
@@ -154,8 +137,6 @@ _ESCAPES = {"n": "\n", "\\": "\\", '"': '"'}
 
 def read_page(path: str, source: str | None = None) -> Page:
     """A saved page, packed or not; `source` is how it is named where the path is only a copy's."""
-    from plimsoll.net.inputs import Budget, blocks_of_descriptor, opened, unpacked
-
     name = source or path
     descriptor, what = opened(path)
     try:
@@ -173,7 +154,7 @@ def read_page(path: str, source: str | None = None) -> Page:
 
 def parse_page(data: bytes, source: str, at_s: float | None) -> Page:
     """The page in these bytes; BadInput if not one sample is in them."""
-    lines = gunzipped(data, PAGE_MAX, source).decode("utf-8", "replace").lstrip("\ufeff").split("\n")
+    lines = gunzip_whole(data, PAGE_MAX, source).decode("utf-8", "replace").lstrip("\ufeff").split("\n")
     seen: dict[str, Labels] = {}
     types: dict[str, str] = {}
     samples: list[Sample] = []
@@ -209,9 +190,7 @@ def is_sample(line: str) -> bool:
 
 def page_address(url: str) -> Address:
     """Where the page of a server is: /metrics unless the user named a path."""
-    from plimsoll.net.http_get import address
-
-    where = address(url)
+    where = http_get.address(url)
     path = where.url.split("://", 1)[1].partition("?")[0].partition("/")[2]
     return where if path else where.at("/metrics")
 
@@ -242,8 +221,6 @@ def fetch_pages(
 
 def fetch_health(url: str, *, timeout_s: float = 5.0) -> int | None:
     """The status of the server's /health: 503 says that its engine is dead; None if it does not answer."""
-    from plimsoll.net import http_get
-
     try:
         return http_get.get(http_get.address(url).at("/health"), most_bytes=1 << 20, timeout_s=timeout_s).status
     except (WorldFailed, TooLarge):
@@ -251,8 +228,6 @@ def fetch_health(url: str, *, timeout_s: float = 5.0) -> int | None:
 
 
 def _fetched(where: Address, timeout_s: float, clock: Callable[[], float]) -> Page:
-    from plimsoll.net import http_get
-
     reply = http_get.get(where, most_bytes=PAGE_MAX, timeout_s=timeout_s)
     if reply.status != 200:
         raise WorldFailed(f"{where.shown}: answers {reply.status}, not a page of metrics")
