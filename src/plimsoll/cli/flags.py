@@ -23,12 +23,13 @@ from __future__ import annotations
 from plimsoll.launch.check_flags import check, with_branches
 from plimsoll.launch.inputs import config_of, launches_named
 from plimsoll.launch.options import split_options
+from plimsoll.render import flags as report
 from plimsoll.render.terminal import show
 from plimsoll.vllm.versions import engine_named
 
 
 def run(words: list[str]) -> int:
-    """Read, think, render, exit code."""
+    """Prints the verdict on every flag of the commands that were named."""
     options = split_options(words, with_value=("--vllm", "--from", "--pid"), switches=("--json", "--help", "-h"))
     if options.switches & {"--help", "-h"}:
         show(__doc__.rstrip() if __doc__ else "")
@@ -37,7 +38,5 @@ def run(words: list[str]) -> int:
     came_from = engine_named(options.values["--from"], "--from") if "--from" in options.values else None
     named = launches_named(options, "flags")
     results = [with_branches(check(launch, engine, came_from, config_of(launch, folder))) for launch, folder in named]
-    from plimsoll.render import flags as report
-
     show(report.as_json(results) if "--json" in options.switches else report.as_text(results))
     return 1 if any(item.status.is_problem for result in results for item in result.items) else 0

@@ -22,23 +22,26 @@ Read on: docs/inside.md
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from plimsoll.assets.inside_wheel import ENTRY_POINTS, make_wheel, write_wheel
 from plimsoll.errors import BadInput
+from plimsoll.inside.survive.support import proven_lines
+from plimsoll.launch import installed_vllm
+from plimsoll.launch.inputs import config_of, launches_named
+from plimsoll.launch.inside_command import PLUGIN_NAME, PROBE_PLUGIN_NAME, Plugins, fit, with_remarks
+from plimsoll.launch.installed_vllm import InstalledVllm
 from plimsoll.launch.options import Split, split_options
+from plimsoll.launch.recognise import Launch
+from plimsoll.render import inside as report
 from plimsoll.render.terminal import show
-
-if TYPE_CHECKING:
-    from plimsoll.launch.inside_command import Plugins
-    from plimsoll.launch.installed_vllm import InstalledVllm
-    from plimsoll.launch.recognise import Launch
-    from plimsoll.vllm.extension_points import Answer
-    from plimsoll.vllm.versions import Engine
+from plimsoll.vllm.extension_points import BY_SIGNATURE, NEEDS, TESTED, Answer, judge, verdicts
+from plimsoll.vllm.versions import Engine, engine_named, newest
 
 
 def run(words: list[str]) -> int:
-    """Find what is asked for and do it."""
+    """Runs `inside check` or `inside wheel`."""
     if words and words[0] in ("check", "wheel"):
         with_value = ("--python", "--vllm-dir", "--pid") if words[0] == "check" else ("--for",)
         options = split_options(words[1:], with_value=with_value, switches=("--json", "--help", "-h"))
@@ -51,12 +54,6 @@ def run(words: list[str]) -> int:
 
 
 def _check(options: Split) -> int:
-    from plimsoll.inside.survive.support import proven_lines
-    from plimsoll.launch.inputs import config_of, launches_named
-    from plimsoll.launch.inside_command import fit, with_remarks
-    from plimsoll.render import inside as report
-    from plimsoll.vllm.extension_points import BY_SIGNATURE, NEEDS, TESTED, judge, verdicts
-
     unknown = next((word for word in options.rest if word.startswith("-") and word != "-"), None)
     if unknown is not None and options.rest[0] == unknown:
         raise BadInput(f"there is no option {unknown}; put -- in front of a vLLM command")
@@ -87,16 +84,12 @@ def _check(options: Split) -> int:
 
 def _plugins(vllm: InstalledVllm, answers: Sequence[Answer]) -> Plugins:
     """Which of our entry points count; where no Python was asked they are taken to be there."""
-    from plimsoll.launch.inside_command import PLUGIN_NAME, PROBE_PLUGIN_NAME, Plugins
-
     names = vllm.seen.entry_points if vllm.seen is not None and vllm.seen.is_visible else (PLUGIN_NAME, PROBE_PLUGIN_NAME)
     by_entry_point = any(answer.name == "stat loggers" and "entry point" in answer.note for answer in answers)
     return Plugins(by_entry_point and PLUGIN_NAME in names, PROBE_PLUGIN_NAME in names)
 
 
 def _vllm(options: Split, launches: list[Launch]) -> InstalledVllm:
-    from plimsoll.launch import installed_vllm
-
     python, folder = options.values.get("--python"), options.values.get("--vllm-dir")
     if python is not None and folder is not None:
         raise BadInput("--python and --vllm-dir name two places; give one")
@@ -110,8 +103,6 @@ def _vllm(options: Split, launches: list[Launch]) -> InstalledVllm:
 
 def _engine(vllm: InstalledVllm) -> Engine:
     """The release whose flags apply; a version that says nothing is met by the newest."""
-    from plimsoll.vllm.versions import Engine, engine_named, newest
-
     if vllm.version is not None:
         try:
             return engine_named(vllm.version)
@@ -122,11 +113,6 @@ def _engine(vllm: InstalledVllm) -> Engine:
 
 
 def _wheel(options: Split) -> int:
-    import hashlib
-
-    from plimsoll.assets.inside_wheel import ENTRY_POINTS, make_wheel, write_wheel
-    from plimsoll.render import inside as report
-
     words = [*options.rest, *(options.verbatim or ())]
     if len(words) > 1 or any(word.startswith("-") for word in options.rest):
         raise BadInput(f"plimsoll inside wheel takes one folder; {words[-1]!r} is too much")

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
+import importlib
+import os
 import sys
 
 import plimsoll
+from plimsoll.errors import BadInput, PlimsollError, printable
+from plimsoll.redaction import redact
 
 # Name, what it answers, the module that holds it. A module is imported only when its command is typed.
 COMMANDS = (
@@ -15,7 +20,7 @@ COMMANDS = (
     ("doctor", "what went wrong, what shows it, and what fixes it?", "plimsoll.cli.doctor"),
     (
         "guard",
-        "is each of my servers well, and when will it hurt? Watches and judges; acts only with --act",
+        "is each of my servers healthy, and for how long? Watches; acts only with --act",
         "plimsoll.cli.guard",
     ),
     ("guardctl", "what does a running guard say? And what to tell it: pause, drain, restart, ...", "plimsoll.cli.guardctl"),
@@ -64,14 +69,10 @@ def main(arguments: list[str]) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    from plimsoll.errors import BadInput, PlimsollError
-
     try:
         module_name = next((module for name, _, module in COMMANDS if name == arguments[0]), None)
         if module_name is None:
             raise BadInput(f"there is no command {arguments[0]!r}; {_meant(arguments[0])}")
-        import importlib
-
         code = importlib.import_module(module_name).run(arguments[1:])
         assert isinstance(code, int)
         return code
@@ -85,8 +86,6 @@ def _run(arguments: list[str]) -> int:
     except BrokenPipeError:
         raise
     except Exception as error:
-        import os
-
         if os.environ.get("PLIMSOLL_DEBUG") == "1":
             raise
         _say(f"a mistake of ours: {type(error).__name__}: {error}; PLIMSOLL_DEBUG=1 shows where. Please report it")
@@ -94,9 +93,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _meant(typed: str) -> str:
-    """What was probably meant, or all that there is."""
-    import difflib
-
+    """Suggests the nearest command, else lists them all."""
     known = [name for name, _, _ in COMMANDS]
     near = difflib.get_close_matches(typed, known, n=1)
     return f"did you mean plimsoll {near[0]}?" if near else f"there is: {', '.join(known)}"
@@ -104,8 +101,6 @@ def _meant(typed: str) -> str:
 
 def _forget_stdout() -> None:
     """Keep Python from trying once more, at its end, to write what could not be written."""
-    import os
-
     try:
         sys.stdout.flush()
     except (OSError, ValueError):
@@ -113,9 +108,6 @@ def _forget_stdout() -> None:
 
 
 def _say(message: str) -> None:
-    from plimsoll.errors import printable
-    from plimsoll.redaction import redact
-
     one_line = printable(" ".join(redact(message).split()), "?")
     print(f"plimsoll: {one_line[:2000]}", file=sys.stderr)
 

@@ -40,7 +40,7 @@ from plimsoll.plan.weights_parts import (
     tower_parts,
 )
 from plimsoll.units import MIB, Estimate
-from plimsoll.vllm.versions import Behaviour
+from plimsoll.vllm.versions import Behaviour, Coverage
 
 # What mixes the tokens in one layer: attention in all its forms, and the layers that keep a state.
 
@@ -482,7 +482,7 @@ _ADAPTED_PLAIN = frozenset({"conv1d", "linear_attn.in_proj_ba", "self_attn.b_pro
 
 
 # What a checkpoint holds by itself: one GPU, no segment kept whole, no zero points widened.
-ONE_GPU = Settings(release="0.18.0")
+ONE_GPU = Settings(release=Coverage.KV_RULES.first)
 
 
 def _ranks(settings: Settings) -> Ranks:
