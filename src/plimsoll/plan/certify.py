@@ -151,8 +151,8 @@ class Phase(NamedTuple):
         return self.fixed_bytes + self.bytes_per_unit * min(units, self.most_units) if units > 0 else 0
 
 
-class Resident(NamedTuple):
-    """Memory that stays allocated through a step's phases."""
+class Term(NamedTuple):
+    """One line of the certificate's account: memory that is there, or that stays allocated through a step's phases."""
 
     name: str
     size: int
@@ -206,30 +206,32 @@ def reserved_of(ledger: Ledger, shape: ModelShape) -> int:
     return max(0, low - 4 * min(settings.max_num_seqs, settings.max_num_batched_tokens) * shape.vocab_size)
 
 
-def residents_of(step: Step, held_tokens: int) -> list[Resident]:
+def residents_of(step: Step, held_tokens: int) -> list[Term]:
     """What stays alive while any phase runs, with so many prompt tokens whose log-probabilities wait for their prompt's end."""
     settings, batch, runner = step.settings, step.batch, runner_file(step.settings)
     kernel_rows = min(step.rows, batch.multiprocessors)
     workspace = persistent(step.shape, batch, era_of(settings.release))
-    found = [
-        Resident("hidden states", _hidden(step), f"{runner} execute_model"),
-        Resident("logits that are sampled", step.rows * step.vocabulary * batch.dtype_bytes, f"{runner} compute_logits"),
-        Resident("buffer of the top-k kernel", kernel_rows * step.vocabulary * 4, "v1/sample/ops/topk_topp_triton.py"),
-        Resident("matrix workspaces", workspace, "cuBLAS; fused_moe's workspace_shapes"),
+    layers = 4 if settings.speculative else 1  # a drafter may read those of three more layers
+    hidden = (layers * batch.tokens + 2 * step.rows) * step.shape.hidden_size * batch.dtype_bytes
+    residents = [
+        Term("hidden states", hidden, f"{runner} execute_model"),
+        Term("logits that are sampled", step.rows * step.vocabulary * batch.dtype_bytes, f"{runner} compute_logits"),
+        Term("buffer of the top-k kernel", kernel_rows * step.vocabulary * 4, "v1/sample/ops/topk_topp_triton.py"),
+        Term("matrix workspaces", workspace, "cuBLAS; fused_moe's workspace_shapes"),
     ]
     if step.flashinfer:
-        found.append(Resident("attention workspaces", FLASHINFER_WORKSPACE, "v1/attention/backends/flashinfer.py"))
+        residents.append(Term("attention workspaces", FLASHINFER_WORKSPACE, "v1/attention/backends/flashinfer.py"))
     if _encodes(step):
         tokens = _encoder_tokens(step)
         width = step.shape.hidden_size * DEEPSTACK.get(step.shape.model_type, 1) * batch.dtype_bytes
-        found.append(Resident("encoder cache", tokens * width, "v1/core/encoder_cache_manager.py compute_mm_encoder_budget"))
+        residents.append(Term("encoder cache", tokens * width, "v1/core/encoder_cache_manager.py compute_mm_encoder_budget"))
     if settings.v2_runner:
         held = held_tokens * _held_bytes(step)
-        found.append(Resident(HELD, held, "v1/worker/gpu/sample/prompt_logprob.py in_progress_prompt_logprobs"))
+        residents.append(Term(HELD, held, "v1/worker/gpu/sample/prompt_logprob.py in_progress_prompt_logprobs"))
     if settings.speculative_tokens and settings.speculative and settings.speculative.get("method") not in _WITHOUT_DRAFTER:
         drafted = settings.max_num_seqs * settings.speculative_tokens * step.vocabulary * 4
-        found.append(Resident("drafted logits", drafted, "v1/worker/gpu/spec_decode/speculator.py"))
-    return found
+        residents.append(Term("drafted logits", drafted, "v1/worker/gpu/spec_decode/speculator.py"))
+    return residents
 
 
 def held_tokens_of(step: Step) -> int:
@@ -240,14 +242,14 @@ def held_tokens_of(step: Step) -> int:
 
 def phases_of(step: Step) -> list[Phase]:
     """The phases that requests can widen."""
-    found = [_sampling(step), _logprobs(step), _prompt_logprobs(step)]
+    phases = [_sampling(step), _logprobs(step), _prompt_logprobs(step)]
     if not step.settings.v2_runner:
-        found.append(_penalties(step))
+        phases.append(_penalties(step))
     if _encodes(step):
-        found.append(_pictures(step))
+        phases.append(_pictures(step))
     if step.settings.max_loras:
-        found.append(_adapter(step))
-    return found
+        phases.append(_adapter(step))
+    return phases
 
 
 def sampler_bytes(step: Step) -> int:
@@ -260,26 +262,27 @@ def sampler_bytes(step: Step) -> int:
 def unknown_terms(step: Step, model: ModelFacts) -> list[str]:
     """Terms that cannot be counted, each with its reason; one is enough to certify nothing."""
     settings, shape = step.settings, step.shape
-    read, found = Coverage.STEP_MEMORY, []
+    read, reasons = Coverage.STEP_MEMORY, []
     if not read.has(settings.release):
-        found.append(f"what vLLM {settings.release} allocates in a step: its source was read from {read.first} to {read.last}")
-    found += [f"{what} (nobody counted its memory)" for what in step.limits.not_modelled]
-    found += runner_in_doubt(settings, shape, step.limits)
+        span = f"its source was read from {read.first} to {read.last}"
+        reasons.append(f"what vLLM {settings.release} allocates in a step: {span}")
+    reasons += [f"{what} (nobody counted its memory)" for what in step.limits.not_modelled]
+    reasons += runner_in_doubt(settings, shape, step.limits)
     if settings.kv_connector is not None:
-        found.append(f"the buffers of the KV connector {settings.kv_connector}")
+        reasons.append(f"the buffers of the KV connector {settings.kv_connector}")
     if settings.expert_parallel and settings.data_parallel > 1:
-        found.append("the exchange buffers of data-parallel experts")
+        reasons.append("the exchange buffers of data-parallel experts")
     if shape.is_encoder_decoder:
-        found.append("an encoder-decoder model's step")
+        reasons.append("an encoder-decoder model's step")
     if _encodes(step) and not _is_profiled(step) and shape.model_type not in STYLES:
-        found.append(f"the encoder of {shape.model_type or 'this model'}: its code was not read")
+        reasons.append(f"the encoder of {shape.model_type or 'this model'}: its code was not read")
     if _encodes(step) and len({tower.what for tower in shape.towers}) > 1:
-        found.append("an encoder other than the one that vLLM profiles (it profiles the kind with the longest items alone)")
+        reasons.append("an encoder other than the one that vLLM profiles (it profiles the kind with the longest items alone)")
     drafting = settings.speculative or {}
     method = drafting.get("method")
     if drafting and model.drafter is None and not settings.drafts_with_own_head and method not in _WITHOUT_DRAFTER:
-        found.append(f"the drafter {drafting.get('model', method)}: its shape could not be read")
-    return found
+        reasons.append(f"the drafter {drafting.get('model', method)}: its shape could not be read")
+    return reasons
 
 
 def adapter_activation(step: Step) -> int:
@@ -290,12 +293,6 @@ def adapter_activation(step: Step) -> int:
 def runner_file(settings: Settings) -> str:
     """Where the model runner of this command lives in vLLM."""
     return "v1/worker/gpu/model_runner.py" if settings.v2_runner else "v1/worker/gpu_model_runner.py"
-
-
-def _hidden(step: Step) -> int:
-    layers = 4 if step.settings.speculative else 1  # a drafter may read those of three more layers
-    rows = layers * step.batch.tokens + 2 * step.rows
-    return rows * step.shape.hidden_size * step.batch.dtype_bytes
 
 
 def _sampling(step: Step) -> Phase:
@@ -419,14 +416,6 @@ SHARE_STEP = 0.005
 Replan = Callable[[Settings], Ledger]
 
 
-class Term(NamedTuple):
-    """One line of the certificate's account."""
-
-    name: str
-    size: int
-    source: str
-
-
 class Kind(NamedTuple):
     """A kind of request, what it costs, and the smallest one that exceeds the spare memory."""
 
@@ -448,7 +437,7 @@ class Certificate(NamedTuple):
     step: Step
     room: int
     pieces: int
-    residents: tuple[Resident, ...]
+    residents: tuple[Term, ...]
     terms: tuple[Term, ...]
     kinds: tuple[Kind, ...]
     unknown: tuple[Unknown, ...]
@@ -513,24 +502,26 @@ def _uncounted_card(name: str) -> tuple[str, ...]:
     return (f"what the host takes of {name}'s memory",) if gpu.unified_memory else ()
 
 
-def certify(asked: Question) -> Certificate:
+def certify(question: Question) -> Certificate:
     """The certificate of one command, each open kind with the flag that closes it, tried by certifying again."""
-    certificate = assess(asked)
-    kinds = tuple(kind._replace(closes=_closes(kind.phase.kind, asked)) if kind.is_open else kind for kind in certificate.kinds)
-    closes_all = _smaller_request(asked, None) if certificate.open_kinds else ""
+    certificate = assess(question)
+    kinds = tuple(
+        kind._replace(closes=_closes(kind.phase.kind, question)) if kind.is_open else kind for kind in certificate.kinds
+    )
+    closes_all = _smaller_request(question, None) if certificate.open_kinds else ""
     return certificate._replace(kinds=kinds, closes_all=closes_all)
 
 
-def assess(asked: Question) -> Certificate:
+def assess(question: Question) -> Certificate:
     """The same without looking for what closes a kind."""
-    model, settings = asked.model, asked.settings
-    ledger = asked.replan(settings)
-    step = step_of(ledger, model, asked.limits)
+    model, settings = question.model, question.settings
+    ledger = question.replan(settings)
+    step = step_of(ledger, model, question.limits)
     terms, room = _room(ledger, unseen_of(settings, model.shape), reserved_of(ledger, model.shape))
     pieces = int(PIECES_AT_MOST * ledger.activation.value)
     residents, kinds = _with_held(step, room - pieces)
     spare = room - pieces - sum(resident.size for resident in residents)
-    kinds = [_batch_kind(step, ledger, room, asked.replan), *kinds, *_drafter_kinds(step, model, ledger, spare)]
+    kinds = [_batch_kind(step, ledger, room, question.replan), *kinds, *_drafter_kinds(step, model, ledger, spare)]
     unknown = tuple(map(Unknown, unknown_terms(step, model)))
     terms = (*terms, Term("pieces of torch's pool", -pieces, "docs/overhead.md, measured: at most 0.7 of the activation"))
     return Certificate(ledger, step, room, pieces, tuple(residents), terms, tuple(kinds), unknown)
@@ -579,7 +570,7 @@ def _smallest(phase: Phase, spare: int) -> int | None:
     return (spare - phase.fixed_bytes) // phase.bytes_per_unit + 1
 
 
-def _with_held(step: Step, left: int) -> tuple[list[Resident], list[Kind]]:
+def _with_held(step: Step, left: int) -> tuple[list[Term], list[Kind]]:
     """What stays alive, and the kinds beside it.
 
     Where prompt log-probabilities can exceed the card they are that kind's to answer for: of the others' memory they take what
@@ -642,36 +633,37 @@ def _drafter_kinds(step: Step, model: ModelFacts, ledger: Ledger, spare: int) ->
     return [Kind(phase, spare, _smallest(phase, spare))]
 
 
-def _closes(kind: str, asked: Question) -> str:
-    """The first flag or limit that closes a kind, found by certifying again; "" where none does."""
-    settings = asked.settings
+def _closes(kind: str, question: Question) -> str:
+    """The first flag or limit that closes a kind, flag by certifying again; "" where none does."""
+    settings = question.settings
     if kind in ("sampling", "penalties"):
-        found = _fewer(kind, asked, "--max-num-seqs", 1, settings.max_num_seqs, lambda n: settings._replace(max_num_seqs=n))
+        flag = _fewer(kind, question, "--max-num-seqs", 1, settings.max_num_seqs, lambda n: settings._replace(max_num_seqs=n))
     elif kind in ("batch", "drafter") or (kind == "prompt_logprobs" and not settings.v2_runner):
         least, now = max(LEAST_TOKENS, settings.max_num_seqs), settings.max_num_batched_tokens
-        found = _fewer(
-            kind, asked, "--max-num-batched-tokens", least, now, lambda n: settings._replace(max_num_batched_tokens=n)
+        flag = _fewer(
+            kind, question, "--max-num-batched-tokens", least, now, lambda n: settings._replace(max_num_batched_tokens=n)
         )
     elif kind in ("logprobs", "prompt_logprobs"):
-        found = _fewer_choices(kind, asked)
+        flag = _fewer_choices(kind, question)
     elif kind == "adapter":
-        found = _fewer(kind, asked, "--max-lora-rank", 1, settings.max_lora_rank, lambda n: settings._replace(max_lora_rank=n))
+        flag = _fewer(
+            kind, question, "--max-lora-rank", 1, settings.max_lora_rank, lambda n: settings._replace(max_lora_rank=n)
+        )
     else:
-        found = _smaller_pictures(kind, asked)
-    return found or _smaller_request(asked, kind)
+        flag = _smaller_pictures(kind, question)
+    return flag or _smaller_request(question, kind)
 
 
 def _is_closed(kind: str | None, certificate: Certificate) -> bool:
     """Whether a kind (None: every kind) cannot exceed the card any more, with a cache that still serves."""
-    is_open = any(kind in (None, found.phase.kind) for found in certificate.open_kinds)
-    return certificate.ledger.fits and not is_open
+    return certificate.ledger.fits and not any(kind in (None, left.phase.kind) for left in certificate.open_kinds)
 
 
-def _fewer(kind: str, asked: Question, flag: str, least: int, now: int, change: Callable[[int], Settings]) -> str:
+def _fewer(kind: str, question: Question, flag: str, least: int, now: int, change: Callable[[int], Settings]) -> str:
     """The largest value of a flag below what it is now that closes the kind."""
 
     def closed(value: int) -> bool:
-        return _is_closed(kind, assess(asked._replace(settings=change(value))))
+        return _is_closed(kind, assess(question._replace(settings=change(value))))
 
     if least >= now or not closed(least):
         return ""
@@ -682,33 +674,33 @@ def _fewer(kind: str, asked: Question, flag: str, least: int, now: int, change: 
     return f"{flag} {low}"
 
 
-def _fewer_choices(kind: str, asked: Question) -> str:
+def _fewer_choices(kind: str, question: Question) -> str:
     """A smaller --max-logprobs; it bounds how many, and refuses neither `logprobs: 0` nor `prompt_logprobs: 0`."""
     for count in (20, 5, 0):
-        is_fewer = asked.limits.max_logprobs < 0 or count < asked.limits.max_logprobs
-        limits = asked.limits._replace(max_logprobs=count)
-        if is_fewer and _is_closed(kind, assess(asked._replace(limits=limits))):
+        is_fewer = question.limits.max_logprobs < 0 or count < question.limits.max_logprobs
+        limits = question.limits._replace(max_logprobs=count)
+        if is_fewer and _is_closed(kind, assess(question._replace(limits=limits))):
             return f"--max-logprobs {count}"
     return ""
 
 
-def _smaller_pictures(kind: str, asked: Question) -> str:
+def _smaller_pictures(kind: str, question: Question) -> str:
     """A profile run with the encoder, else a limit on a picture's pixels."""
-    profiled = asked._replace(settings=asked.settings._replace(skips_mm_profiling=False))
-    if profiled != asked and _is_closed(kind, assess(profiled)):
+    profiled = question._replace(settings=question.settings._replace(skips_mm_profiling=False))
+    if profiled != question and _is_closed(kind, assess(profiled)):
         return "leave out --skip-mm-profiling"
     for pixels in PIXELS_TRIED:
-        limits = asked.limits._replace(max_pixels=pixels, takes_video=False)
-        is_fewer = asked.limits.max_pixels is None or pixels < asked.limits.max_pixels
-        if is_fewer and _is_closed(kind, assess(asked._replace(limits=limits))):
-            video = " --limit-mm-per-prompt '{\"video\": 0}'" if asked.limits.takes_video else ""
+        limits = question.limits._replace(max_pixels=pixels, takes_video=False)
+        is_fewer = question.limits.max_pixels is None or pixels < question.limits.max_pixels
+        if is_fewer and _is_closed(kind, assess(question._replace(limits=limits))):
+            video = " --limit-mm-per-prompt '{\"video\": 0}'" if question.limits.takes_video else ""
             return f"--mm-processor-kwargs '{{\"max_pixels\": {pixels}}}'{video}"
     return ""
 
 
-def _smaller_request(asked: Question, kind: str | None) -> str:
+def _smaller_request(question: Question, kind: str | None) -> str:
     """A lower --gpu-memory-utilization, or a smaller cache of a given size, that closes the kind, or all; it must still fit."""
-    settings = asked.settings
+    settings = question.settings
     if settings.num_gpu_blocks_override is not None:
         return ""
     if settings.kv_cache_memory_bytes is not None:
@@ -724,10 +716,10 @@ def _smaller_request(asked: Question, kind: str | None) -> str:
     low, high = 0, len(changed)
     while low < high:  # the first that closes it, whether or not it still fits: the smaller the cache, the more is left
         middle = (low + high) // 2
-        found = assess(asked._replace(settings=changed[middle]))
-        is_open = any(kind in (None, one.phase.kind) for one in found.open_kinds)
+        left = assess(question._replace(settings=changed[middle])).open_kinds
+        is_open = any(kind in (None, other.phase.kind) for other in left)
         low, high = (middle + 1, high) if is_open else (low, middle)
-    return flags[low] if low < len(changed) and _is_closed(kind, assess(asked._replace(settings=changed[low]))) else ""
+    return flags[low] if low < len(changed) and _is_closed(kind, assess(question._replace(settings=changed[low]))) else ""
 
 
 def smallest_request(kind: Kind) -> str:
@@ -756,7 +748,7 @@ def assumptions_of(certificate: Certificate) -> list[str]:
     """What has to be so for the certificate to hold."""
     settings = certificate.ledger.settings
     pool = "0.7 of the activation, measured (docs/overhead.md)"
-    found = [
+    assumptions = [
         f"{format_gib(certificate.free_at_start)} are free when vLLM takes its snapshot",
         f"neighbours hold {format_gib(certificate.ledger.card.used_bytes)} and no new one comes",
         f"torch's pool loses at most {format_gib(certificate.pieces)} to pieces: {pool}",
@@ -766,5 +758,5 @@ def assumptions_of(certificate: Certificate) -> list[str]:
         "no plugin in vLLM's environment adds logits processors",
     ]
     if any(kind.phase.kind == "pictures" for kind in certificate.kinds):
-        found.append("the processor scales pictures as its makers' own configuration says")
-    return found
+        assumptions.append("the processor scales pictures as its makers' own configuration says")
+    return assumptions

@@ -31,13 +31,9 @@ _NOT_IN_FLOAT16 = frozenset({"gemma2", "gemma3", "gemma3_text", "glm4"})
 
 def refusals(ledger: Ledger, shape: ModelShape, environment: Mapping[str, str], *, unquantised: bool) -> list[Finding]:
     """Every such refusal; `unquantised` says that the checkpoint is known to hold plain weights."""
-    found = (
-        _too_long(ledger, shape, environment),
-        _dtype(ledger),
-        _quantization(ledger, shape, unquantised=unquantised),
-        _loras(ledger),
-    )
-    return [finding for finding in found if finding is not None]
+    quantization = _quantization(ledger, shape, unquantised=unquantised)
+    candidates = (_too_long(ledger, shape, environment), _dtype(ledger), quantization, _loras(ledger))
+    return [finding for finding in candidates if finding is not None]
 
 
 def may_be_float16(shape: ModelShape) -> bool:
@@ -99,13 +95,13 @@ def findings_of(
 ) -> list[Finding]:
     """Everything that stops the start or makes it risky, worst first; `unquantised`: the weights are known to be plain."""
     too_heavy = _weights(ledger)
-    found = [*_flags(items), *_segments(ledger, environment), *too_heavy, *_free_memory(ledger)]
-    found += [] if too_heavy else _cache(ledger)  # what is left for the cache is not asked any more
-    found += _too_large_a_cache(ledger, shape) + _in_pieces(ledger)
-    found += refusals(ledger, shape, environment, unquantised=unquantised)
-    found += _warm_up(ledger) + _graphs(ledger, shape) + _thin(ledger, shape) + _one_block_short(ledger)
+    findings = [*_flags(items), *_segments(ledger, environment), *too_heavy, *_free_memory(ledger)]
+    findings += [] if too_heavy else _cache(ledger)  # what is left for the cache is not asked any more
+    findings += _too_large_a_cache(ledger, shape) + _in_pieces(ledger)
+    findings += refusals(ledger, shape, environment, unquantised=unquantised)
+    findings += _warm_up(ledger) + _graphs(ledger, shape) + _thin(ledger, shape) + _one_block_short(ledger)
     order = {Severity.CRITICAL: 0, Severity.WARNING: 1, Severity.INFO: 2}
-    return sorted(found, key=lambda finding: order[finding.severity])
+    return sorted(findings, key=lambda finding: order[finding.severity])
 
 
 def stops_the_start(finding: Finding) -> bool:
@@ -137,11 +133,8 @@ def _flags(items: Sequence[Item]) -> list[Finding]:
 def _segments(ledger: Ledger, environment: Mapping[str, str]) -> list[Finding]:
     conf = environment.get("PYTORCH_CUDA_ALLOC_CONF", "")
     connector = ledger.settings.kv_connector
-    if (
-        "expandable_segments:True" not in conf
-        or connector is None
-        or not Behaviour.SEGMENTS_REFUSED.is_in(ledger.settings.release)
-    ):
+    is_refused = connector is not None and Behaviour.SEGMENTS_REFUSED.is_in(ledger.settings.release)
+    if "expandable_segments:True" not in conf or not is_refused:
         return []
     return [
         Finding(Code.STARTUP_BAD_FLAG, Severity.CRITICAL, 0.9, "expandable segments beside a KV connector",
@@ -355,7 +348,7 @@ def advise(ledger: Ledger, shape: ModelShape, findings: list[Finding], replan: R
     for _ in range(MOST_CHANGES):
         whole, better = _offers(step, shape, replan)
         if whole or better is None:
-            return [_as_advice(one, ledger) for one in sorted(whole, key=lambda one: bool(_left(one)))]
+            return [_as_advice(offer, ledger) for offer in sorted(whole, key=lambda offer: bool(_left(offer)))]
         step = better
     return []
 
@@ -378,7 +371,7 @@ def _offers(step: _Step, shape: ModelShape, replan: Replan) -> tuple[list[_Step]
             after = _Step(ledger, left, tuple(changes.items()), (*step.why, why), step.clears or finding.code)
             if better is None or (flag == better.changes[-1][0] and _is_risky(better) and not _is_risky(after)):
                 better = after
-            if not any(stops_the_start(one) for one in _left(after)) and (flag not in whole or not _left(after)):
+            if not any(map(stops_the_start, _left(after))) and (flag not in whole or not _left(after)):
                 whole[flag] = after
     return list(whole.values()), better
 
@@ -502,12 +495,8 @@ def _more_for_the_cache(ledger: Ledger, replan: Replan) -> Iterator[Candidate]:
 
 def _smaller_cache(ledger: Ledger) -> Iterator[Candidate]:
     if not ledger.settings.kv_cache_dtype.startswith(("fp8", "int", "nvfp4")):
-        yield (
-            ledger.settings._replace(kv_cache_dtype="fp8"),
-            "--kv-cache-dtype",
-            "fp8",
-            "half the bytes a token; check the answers",
-        )
+        why = "half the bytes a token; check the answers"
+        yield ledger.settings._replace(kv_cache_dtype="fp8"), "--kv-cache-dtype", "fp8", why
 
 
 def _more_gpus(ledger: Ledger, shape: ModelShape) -> Iterator[Candidate]:

@@ -23,8 +23,6 @@ from plimsoll.units import GIB, MIB, Estimate, format_gib
 from plimsoll.vllm.log_lines import PRINTED_TOLERANCE, Measured
 from plimsoll.vllm.versions import Behaviour, is_same_release
 
-# What real starts taught, as numbers under a key, and how that is written down.
-
 SCHEMA = "plimsoll.corrections/"
 VERSION = 1
 FILE_MAX_BYTES = 8 << 20
@@ -72,12 +70,6 @@ class Correction(NamedTuple):
         """Both together; a start that is told twice counts once."""
         kept = tuple(start for start in self.starts if start not in newer.starts)
         return Correction((kept + newer.starts)[-STARTS_MAX:])
-
-
-def corrections_file(environment: Mapping[str, str], home: str) -> str:
-    """Where corrections are kept; XDG wants a relative XDG_STATE_HOME to be ignored."""
-    base = environment.get("XDG_STATE_HOME", "")
-    return f"{base if base.startswith('/') else home + '/.local/state'}/plimsoll/corrections.json"
 
 
 def encoded(corrections: Mapping[str, Correction]) -> str:
@@ -155,8 +147,6 @@ def _whole(number: object) -> int:
         raise ValueError
     return number
 
-
-__all__ = ["Correction", "Measured", "TermDifference", "compare", "corrected", "correction_from", "key_of"]
 
 # How far two starts of the same command may differ beside what printing rounds away, in GiB on one GPU and on several.
 # Weights: 15.0 and 14.99 for one model. Memory outside torch: 0.225 to 0.244 over 18 H200 starts of different models,
@@ -448,8 +438,8 @@ def _refuse_another_start(ledger: Ledger, measured: Measured) -> None:
 def _refuse_another_model(ledger: Ledger, measured: Measured) -> None:
     """A cache whose tokens have another size belongs to another model, or to another --kv-cache-dtype."""
     settings, plan = ledger.settings, ledger.kv_plan
-    is_set = settings.num_gpu_blocks_override is not None or settings.kv_cache_memory_bytes is not None
-    if is_set or settings.pipeline_parallel > 1 or not (measured.kv_bytes and measured.kv_tokens and plan.tokens):
+    is_comparable = not settings.has_fixed_cache and settings.pipeline_parallel == 1
+    if not is_comparable or not (measured.kv_bytes and measured.kv_tokens and plan.tokens):
         return
     logged, planned = measured.kv_bytes / measured.kv_tokens, max(0, ledger.kv.value) / plan.tokens
     if planned and not 1 - _TOKEN_SIZE_TOLERANCE <= logged / planned <= 1 + _TOKEN_SIZE_TOLERANCE:

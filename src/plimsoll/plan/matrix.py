@@ -96,7 +96,8 @@ def plan_matrix(
     if progress is not None:
         progress(len(spec.contexts), len(spec.contexts))
     rows = tuple(tuple(_cell(column, number) for column in columns) for number in spec.concurrencies)
-    return Matrix(spec, rows, tuple(_at_once(column) for column in columns))
+    at_once = (column.usable // column.blocks * column.engines if column.blocks else None for column in columns)
+    return Matrix(spec, rows, tuple(at_once))
 
 
 def _column(context: int, settings: Settings, replan: Replan, longest: int | None) -> _Column:
@@ -123,10 +124,6 @@ def _column(context: int, settings: Settings, replan: Replan, longest: int | Non
         engines=ledger.settings.data_parallel,
         max_num_seqs=ledger.settings.max_num_seqs,
     )
-
-
-def _at_once(column: _Column) -> int | None:
-    return column.usable // column.blocks * column.engines if column.blocks else None
 
 
 def _cell(column: _Column, concurrency: int) -> Cell:

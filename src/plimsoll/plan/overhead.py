@@ -156,7 +156,7 @@ def forward_peak(shape: ModelShape, batch: Batch, era: Era, *, compiled: bool) -
     per_token = max(widest, _attention_width(shape, batch), _mixer_width(shape, batch))
     transient = ceil(batch.tokens * per_token * batch.dtype_bytes)
     experts = moe_workspace(shape, batch)
-    if experts and not _has_dense_layer(shape):
+    if experts and not any("dense" in layer.feed_forward for layer in shape.layers):
         # No dense layer is as wide: what is alive beside the experts is the attention's or a few hidden tensors.
         narrow = max(6.0 * shape.hidden_size, _attention_width(shape, batch), _mixer_width(shape, batch))
         transient = ceil(batch.tokens * narrow * batch.dtype_bytes)
@@ -226,10 +226,6 @@ def _merge(shape: ModelShape) -> int:
 
 def _cublas(batch: Batch) -> int:
     return CUBLAS_WORKSPACE[batch.is_hopper]
-
-
-def _has_dense_layer(shape: ModelShape) -> bool:
-    return any("dense" in layer.feed_forward for layer in shape.layers)
 
 
 def _dense_width(shape: ModelShape) -> int:

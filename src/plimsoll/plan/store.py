@@ -1,4 +1,4 @@
-"""Writes down what real starts taught: one JSON file of numbers in the user's state folder, whole or not at all.
+"""Reads a real start, and writes down what it taught: one JSON file of numbers in the user's state folder (docs/learn.md).
 
 Two that write at once wait for each other. A file that cannot be understood is never written over: it may be a newer
 plimsoll's, or the only copy of something.
@@ -6,19 +6,22 @@ plimsoll's, or the only copy of something.
 
 from __future__ import annotations
 
+import fcntl
 import gzip
 import json
 import os
 import stat
+import tempfile
+import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, cast
 
 from plimsoll.errors import BadInput, TimedOut, TooLarge, WorldFailed
 from plimsoll.models.safetensors import open_plain
-from plimsoll.plan.learned import FILE_MAX_BYTES, KEYS_MAX, Correction, corrections_file, decoded, encoded
+from plimsoll.plan.learned import FILE_MAX_BYTES, KEYS_MAX, Correction, decoded, encoded
 from plimsoll.vllm.log_lines import NEEDLES, Measured, measured_of
 
 LOCK_SECONDS = 10.0
@@ -55,10 +58,18 @@ def forget(path: Path | None = None, *, wait_seconds: float = LOCK_SECONDS) -> i
         raise WorldFailed(f"{target}: cannot be removed: {error.strerror or error}") from None
 
 
+def corrections_file(environment: Mapping[str, str], home: str) -> str:
+    """Where corrections are kept; XDG wants a relative XDG_STATE_HOME to be ignored."""
+    base = environment.get("XDG_STATE_HOME", "")
+    return f"{base if base.startswith('/') else home + '/.local/state'}/plimsoll/corrections.json"
+
+
+def _usual_path() -> Path:
+    return Path(corrections_file(os.environ, os.path.expanduser("~")))  # noqa: PTH111  (Path.home may raise)
+
+
 def _target(path: Path | None) -> Path:
-    if path is None:
-        path = Path(corrections_file(os.environ, os.path.expanduser("~")))  # noqa: PTH111  (Path.home may raise)
-    return Path(os.path.realpath(path))  # a link stays a link: what it leads to is replaced
+    return Path(os.path.realpath(path or _usual_path()))  # a link stays a link: what it leads to is replaced
 
 
 def _known(target: Path) -> dict[str, Correction]:
@@ -73,8 +84,6 @@ def _known(target: Path) -> dict[str, Correction]:
 
 
 def _write(target: Path, text: str) -> None:
-    import tempfile
-
     descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=".corrections-", suffix=".part")
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -90,9 +99,6 @@ def _write(target: Path, text: str) -> None:
 @contextmanager
 def _locked(target: Path, wait_seconds: float) -> Iterator[None]:
     """Alone with the file. The lock is a file of its own, because the other one is replaced; it is never removed."""
-    import fcntl
-    import time
-
     descriptor = os.open(target.with_name(target.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         deadline = time.monotonic() + wait_seconds
@@ -109,13 +115,9 @@ def _locked(target: Path, wait_seconds: float) -> Iterator[None]:
         os.close(descriptor)
 
 
-# Reads what real starts taught (`plimsoll plan --learn`); docs/learn.md says what the file holds.
-
-
 def read_corrections(path: Path | None = None) -> dict[str, Correction]:
     """All corrections by their keys, none where there is no file; BadInput in one line for a file that is broken or newer."""
-    if path is None:
-        path = Path(corrections_file(os.environ, os.path.expanduser("~")))  # noqa: PTH111  (Path.home may raise)
+    path = path or _usual_path()
     try:
         path.lstat()
     except (FileNotFoundError, NotADirectoryError):
@@ -130,11 +132,8 @@ def read_corrections(path: Path | None = None) -> dict[str, Correction]:
     return decoded(content, str(path))
 
 
-# Reads what a real start of vLLM said of its memory: from its log, or from the startup plan vLLM itself keeps.
-#
-# A log may be plain or gzip. Numbers are all that leaves this module; arguments, paths and names in the log are passed
-# over.
-
+# A start is read from its log, plain or gzip, or from the startup plan that vLLM itself keeps. Numbers are all that leaves this
+# module; arguments, paths and names in the log are passed over.
 LOG_MAX_BYTES = 256 << 20  # unpacked
 LINE_MAX_BYTES = 64 << 10
 BLOCK_BYTES = 1 << 20

@@ -13,7 +13,7 @@ model is another call; LoRA slots are `lora_bytes`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from plimsoll.errors import BadInput
@@ -42,36 +42,24 @@ from plimsoll.plan.weights_parts import (
 from plimsoll.units import MIB, Estimate
 from plimsoll.vllm.versions import Behaviour, Coverage
 
-# What mixes the tokens in one layer: attention in all its forms, and the layers that keep a state.
-
-_COMPRESSED = (LayerKind.MLA_SLIDING, LayerKind.MLA_COMPRESSED)
 _OUTPUT_RANK_V4, _HEADS_PER_GROUP_V4 = 1024, 8  # o_lora_rank and heads per o_group of both published sizes
 
 
 def mixer_parts(layer: Layer, shape: ModelShape, family: Family, ranks: int) -> list[Part]:
     """The parameters one tensor-parallel rank holds of the layer's mixing half."""
-    kind = layer.kind
-    if kind is LayerKind.NONE:
-        return []
-    if kind in _COMPRESSED:
-        return _latent_v4(layer, shape, ranks)
-    if kind is LayerKind.MLA:
-        return _latent(layer, shape, ranks)
-    if kind is LayerKind.MAMBA2:
-        return _mamba2(shape, ranks)
-    if kind is LayerKind.FULL_AND_MAMBA2:
-        return _mamba2(shape, ranks) + _attention(layer, shape, family, ranks)
-    if kind is LayerKind.MAMBA1:
-        return _mamba1(shape, ranks)
-    if kind is LayerKind.GATED_DELTA_NET:
-        return _gated_delta(shape, ranks)
-    if kind is LayerKind.KIMI_DELTA:
-        return _kimi_delta(shape, ranks)
-    if kind is LayerKind.LINEAR:
-        return _lightning(shape, ranks)
-    if kind is LayerKind.SHORT_CONV:
-        return _short_conv(shape, ranks)
-    return _attention(layer, shape, family, ranks)
+    match layer.kind:
+        case LayerKind.NONE:
+            return []
+        case LayerKind.MLA_SLIDING | LayerKind.MLA_COMPRESSED:
+            return _latent_v4(layer, shape, ranks)
+        case LayerKind.MLA:
+            return _latent(layer, shape, ranks)
+        case LayerKind.FULL_AND_MAMBA2:
+            return _mamba2(shape, ranks) + _attention(layer, shape, family, ranks)
+        case kind if kind in _STATE_PARTS:
+            return _STATE_PARTS[kind](shape, ranks)
+        case _:
+            return _attention(layer, shape, family, ranks)
 
 
 def _attention(layer: Layer, shape: ModelShape, family: Family, ranks: int) -> list[Part]:
@@ -249,7 +237,14 @@ def _short_conv(shape: ModelShape, ranks: int) -> list[Part]:
     ]
 
 
-# What a model has outside its layers: embeddings, head, positions, and the tables that are no parameters.
+_STATE_PARTS: dict[LayerKind, Callable[[ModelShape, int], list[Part]]] = {
+    LayerKind.MAMBA1: _mamba1,
+    LayerKind.MAMBA2: _mamba2,
+    LayerKind.GATED_DELTA_NET: _gated_delta,
+    LayerKind.KIMI_DELTA: _kimi_delta,
+    LayerKind.LINEAR: _lightning,
+    LayerKind.SHORT_CONV: _short_conv,
+}
 
 _ALTUP_INPUTS = 4  # Gemma 3n's altup_num_inputs and laurel_rank, equal in both published sizes
 _LAUREL_RANK = 64
@@ -409,9 +404,6 @@ def _quantised(scheme: Scheme, *, special: bool) -> Band:
     return Band(0.02, 0.02, "4-bit dense: parameters and scales from config.json")
 
 
-# What follows the mixing in one layer: dense blocks, experts, shared experts, routers.
-
-
 def feed_forward_parts(layer: Layer, shape: ModelShape, family: Family, ranks: Ranks) -> list[Part]:
     """The parameters one rank holds of the layer's feed-forward half."""
     prefix = "mixer" if shape.text_model_type == "nemotron_h" else "mlp"
@@ -508,12 +500,14 @@ def weights_from_shape(shape: ModelShape, settings: Settings = ONE_GPU) -> Estim
     whole_segments = Behaviour.WHOLE_SEGMENTS.is_in(settings.release)
     storing = _Storing(item_bytes(settings), scheme, stored.ignored if stored else (), whole_segments)
     counted = _count(shape, settings, family, storing)
-    found = _with_band(counted.heaviest, band_of(shape, family, scheme, unclear=unclear, towers_known=counted.towers_known))
+    value, band = counted.heaviest, band_of(shape, family, scheme, unclear=unclear, towers_known=counted.towers_known)
+    low, high = int(value * (1 - band.below)) - ALLOCATOR_SLACK, int(value * (1 + band.above)) + ALLOCATOR_SLACK
+    weights = Estimate(value, max(0, low), high, band.why)
     if scheme is None or scheme.expert_padding == (1, 1):
-        return found
+        return weights
     # Which kernel runs depends on what is installed, and Triton's does not pad: gpt-oss-120b took 61.29 GiB with it, not 65.97.
     bare = _count(shape, settings, family, storing._replace(scheme=scheme._replace(expert_padding=(1, 1))))
-    return found._replace(low=min(found.low, bare.heaviest))
+    return weights._replace(low=min(weights.low, bare.heaviest))
 
 
 def weights_from_tensors(
@@ -715,8 +709,3 @@ def _sum(parts: Sequence[Part], storing: _Storing, rules: tuple[str, ...], singl
         if part.name in _PROJECTIONS and size != part.elements * item:
             total += storing.held(part.elements * item)  # vLLM keeps a 16-bit copy of a quantised kv_b for decoding
     return total
-
-
-def _with_band(value: int, band: Band) -> Estimate:
-    low, high = int(value * (1 - band.below)) - ALLOCATOR_SLACK, int(value * (1 + band.above)) + ALLOCATOR_SLACK
-    return Estimate(value, max(0, low), high, band.why)

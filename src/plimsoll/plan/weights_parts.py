@@ -15,14 +15,12 @@ from plimsoll.errors import BadInput
 from plimsoll.models.shape import ModelShape, Quantization, Tower
 from plimsoll.units import MIB, ceil_div, round_up
 
-# What a family's code has beside the matrices its config.json names: biases, norms, gates, rotary width.
-#
-# Read from vllm/model_executor/models of 0.32.0. Only `ModelShape` is asked for sizes; this table answers what it does not
-# hold. A family that is not here is planned like Llama, with the wide band of `weights_bands`.
-
 
 class Family(NamedTuple):
-    """The small print of one family."""
+    """What a family's code has beside the matrices its config.json names, read in vllm/model_executor/models of 0.32.0.
+
+    A family that is not in FAMILIES is planned like Llama, with a wide band.
+    """
 
     gated: bool = True
     qkv_bias: bool = False
@@ -257,12 +255,14 @@ def scheme_of(quantization: Quantization | None, expert_dtype: str | None = None
     if method == "experts_int8":
         return Scheme(None, _eight(None), "8")
     if method.startswith("bitsandbytes"):
-        return _all(_eight(None) if bits == 8 else _blocks_of_64, "8" if bits == 8 else "nested", towers=True)
+        if bits == 8:
+            return _all(_eight(None), "8", towers=True)
+        return _all(lambda o, i: (o * i // 2, o * i // 16), "nested", towers=True)
     if expert_dtype == "fp4":  # DeepSeek V4: fp8 in blocks everywhere but in the experts
         return Scheme(_eight(quantization.block or (128, 128)), _floats(16 if group == 16 else 32), "4")
     if bits == 8 or (bits is None and "fp8" in method):
         per_tensor = method in ("fp8", "modelopt") and quantization.block is None
-        return _all(_per_tensor if per_tensor else _eight(quantization.block), "8", towers=method in _ONLINE)
+        return _all((lambda o, i: (o * i, 4)) if per_tensor else _eight(quantization.block), "8", towers=method in _ONLINE)
     if bits == 4:
         if "mxfp4" in algorithm:
             return _all(_floats(32), "4")
@@ -319,10 +319,6 @@ def _padded_expert(part: Part, padding: tuple[int, int]) -> tuple[int, int]:
     return round_up(part.outputs, hidden), round_up(part.inputs, width)
 
 
-def _per_tensor(outputs: int, inputs: int) -> tuple[int, int]:
-    return outputs * inputs, 4
-
-
 def _eight(block: tuple[int, ...] | None) -> Sizes:
     if block is None or len(block) < 2:
         return lambda outputs, inputs: (outputs * inputs, 4 * outputs)
@@ -340,10 +336,6 @@ def _int4(group: int | None, zeros: float) -> Sizes:
 
 def _floats(group: int) -> Sizes:
     return lambda outputs, inputs: (outputs * inputs // 2, round_up(outputs, 128) * round_up(ceil_div(inputs, group), 4))
-
-
-def _blocks_of_64(outputs: int, inputs: int) -> tuple[int, int]:
-    return outputs * inputs // 2, outputs * inputs // 16
 
 
 @lru_cache(maxsize=64)
@@ -387,8 +379,6 @@ def _matches(pattern: str, name: str) -> bool:
     except re.error:  # the checkpoint's mistake; vLLM would not start either
         return False
 
-
-# Which part of a checkpoint's tensor one rank loads, by vLLM's rules for its name.
 
 BITS = {"BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16,
         "I32": 32, "U32": 32, "F32": 32, "I64": 64, "U64": 64, "F64": 64, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}  # fmt: skip
@@ -506,9 +496,6 @@ def _expert_elements(name: str, shape: tuple[int, ...], model: ModelShape, ranks
         return elements * share(count, ranks.experts) // count if shape and shape[0] == count else elements
     per_output = _ROWS.search(name) is not None and (len(shape) < 2 or min(shape) == 1)
     return elements if per_output or elements == 1 else share(elements, ranks.experts)
-
-
-# Vision and audio encoders beside the language model, by the code that vLLM runs for each.
 
 
 class Style(NamedTuple):

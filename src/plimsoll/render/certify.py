@@ -86,7 +86,7 @@ def as_json(certificate: Certificate, model: str, notes: Sequence[str]) -> str:
         "room_bytes": certificate.room,
         "spare_bytes": certificate.spare,
         "terms": [{"name": term.name, "bytes": term.size, "source": term.source} for term in certificate.terms]
-        + [{"name": found.name, "bytes": -found.size, "source": found.source} for found in certificate.residents],
+        + [{"name": resident.name, "bytes": -resident.size, "source": resident.source} for resident in certificate.residents],
         "kinds": [
             _kind_row(kind)
             | {
@@ -119,7 +119,7 @@ def as_text(certificate: Certificate, model: str, notes: Sequence[str]) -> str:
         lines.append(f"  all of them closed by: {certificate.closes_all}")
     lines += ["", "What is left for a step, at the bad end of every band:"]
     lines += [_row(term.name, term.size, term.source) for term in certificate.terms]
-    lines += [_row(found.name, -found.size, found.source) for found in certificate.residents]
+    lines += [_row(resident.name, -resident.size, resident.source) for resident in certificate.residents]
     lines += [_row("spare", certificate.spare, "for each phase of a step"), "", "The most that a step's phases take:"]
     lines += [_phase_row(kind) for kind in certificate.kinds]
     lines += ["", "Assumed:", *(f"  {sentence}" for sentence in assumptions_of(certificate))]

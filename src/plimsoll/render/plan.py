@@ -9,7 +9,6 @@ from typing import NamedTuple
 from plimsoll.findings import Finding, Severity
 from plimsoll.models.shape import ModelShape
 from plimsoll.plan.findings import NOT_OF_MEMORY, Advice, is_for_the_user
-from plimsoll.plan.kv import GroupPlan
 from plimsoll.plan.learned import TermDifference
 from plimsoll.plan.ledger import Ledger
 from plimsoll.plan.matrix import Cell, Matrix, State
@@ -20,8 +19,6 @@ from plimsoll.render.flags import clean, flags_json, rewritten_line
 from plimsoll.render.terminal import WRAPPING_WIDTH as WIDTH
 from plimsoll.render.terminal import wrapped
 from plimsoll.units import GIB, Estimate, format_count, format_gib
-
-# What a workload and a grid of loads come to, in words and as JSON.
 
 _FIRST, _COLUMN = 14, 13
 _WORDS = {State.FITS: "fits", State.RISK: "risk", State.NO: "no"}
@@ -41,7 +38,14 @@ def matrix_lines(matrix: Matrix) -> list[str]:
     contexts = matrix.spec.contexts
     lines = ["What fits, by context (tokens of one request) and requests at once:"]
     for start in range(0, len(contexts), per_page):
-        lines += ["", *_page(matrix, slice(start, start + per_page))]
+        columns = slice(start, start + per_page)
+        head = "".join(f"{format_count(context):>{_COLUMN}}" for context in contexts[columns])
+        lines += ["", f"{'  at once':<{_FIRST}}{head}", "  " + "-" * (_FIRST - 2 + len(head))]
+        for number, row in zip(matrix.spec.concurrencies, matrix.rows, strict=True):
+            cells = "".join(f"{cell_text(cell):>{_COLUMN}}" for cell in row[columns])
+            lines.append(f"{'  ' + format_count(number):<{_FIRST}}{cells}")
+        most = "".join(f"{'-' if n is None else format_count(n):>{_COLUMN}}" for n in matrix.at_once[columns])
+        lines.append(f"{'  at most':<{_FIRST}}{most}")
     lines.append("")
     for text in legend_of(matrix):
         lines += wrapped(f"  {text}", " " * 4)
@@ -54,17 +58,6 @@ def legend_of(matrix: Matrix) -> list[str]:
     if any(cell.waits for row in matrix.rows for cell in row):
         said.append(WAITS)
     return said + [f"{format_count(cell.context)} tokens: {clean(cell.why)}" for cell in matrix.rows[0] if not cell.starts]
-
-
-def _page(matrix: Matrix, columns: slice) -> list[str]:
-    head = "".join(f"{format_count(context):>{_COLUMN}}" for context in matrix.spec.contexts[columns])
-    lines = [f"{'  at once':<{_FIRST}}{head}", "  " + "-" * (_FIRST - 2 + len(head))]
-    for number, row in zip(matrix.spec.concurrencies, matrix.rows, strict=True):
-        cells = "".join(f"{cell_text(cell):>{_COLUMN}}" for cell in row[columns])
-        lines.append(f"{'  ' + format_count(number):<{_FIRST}}{cells}")
-    most = "".join(f"{'-' if n is None else format_count(n):>{_COLUMN}}" for n in matrix.at_once[columns])
-    lines.append(f"{'  at most':<{_FIRST}}{most}")
-    return lines
 
 
 def cell_text(cell: Cell) -> str:
@@ -104,7 +97,9 @@ def workload_lines(answer: WorkloadAnswer) -> list[str]:
     for sentence in workload_sentences(answer):
         lines += wrapped(f"  {sentence}", " " * 4)
     lines += ["", f"  {'block':<14}{'unfilled':>12}{'of last block':>16}{'of all slots':>15}{'any length':>22}"]
-    lines += [f"  {''.join(_waste_row(waste))}".rstrip() for waste in answer.waste]
+    for waste in answer.waste:
+        name, *rest = waste_cells(waste)
+        lines.append(f"  {name:<14}" + "".join(f"{cell:>{width}}" for cell, width in zip(rest, (12, 16, 15, 22), strict=True)))
     return ["Workload:", "", *lines, *wrapped(f"  {WASTE_NOTE}", " " * 4)]
 
 
@@ -123,11 +118,6 @@ def waste_cells(waste: Waste) -> tuple[str, str, str, str, str]:
         f"{waste.share * 100:.2f} %",
         f"{waste.uniform_slots:.1f}, {waste.uniform_share * 100:.2f} %",
     )
-
-
-def _waste_row(waste: Waste) -> list[str]:
-    name, *rest = waste_cells(waste)
-    return [f"{name:<14}", *(f"{text:>{width}}" for text, width in zip(rest, (12, 16, 15, 22), strict=True))]
 
 
 def workload_sentences(answer: WorkloadAnswer) -> list[str]:
@@ -153,7 +143,12 @@ def workload_sentences(answer: WorkloadAnswer) -> list[str]:
 
 
 def _matrix_verdict(answer: WorkloadAnswer) -> str:
-    number, load = answer.workload.concurrency, _described(answer)
+    number, requests = answer.workload.concurrency, answer.workload.requests
+    if len(requests) == 1:
+        load = f"{format_count(requests[0][0])} prompt and {format_count(requests[0][1])} output tokens"
+    else:
+        mean = sum(map(sum, requests)) / len(requests)
+        load = f"{format_count(len(requests))} recorded requests of {mean:,.0f} tokens on average"
     what = "one at a time" if number is None else f"{format_count(number)} at once"
     return {
         Verdict.FITS: f"fits: {what}, {load}.",
@@ -164,22 +159,15 @@ def _matrix_verdict(answer: WorkloadAnswer) -> str:
     }[answer.verdict]
 
 
-def _described(answer: WorkloadAnswer) -> str:
-    requests = answer.workload.requests
-    if len(requests) == 1:
-        prompt, output = requests[0]
-        return f"{format_count(prompt)} prompt and {format_count(output)} output tokens"
-    mean = sum(map(sum, requests)) / len(requests)
-    return f"{format_count(len(requests))} recorded requests of {mean:,.0f} tokens on average"
-
-
 def _capacity(answer: WorkloadAnswer) -> str:
     assert answer.at_once is not None
     band = ""
     if answer.at_once_low is not None and answer.at_once_high is not None and answer.at_once_low != answer.at_once_high:
         band = f" ({format_count(answer.at_once_low)} to {format_count(answer.at_once_high)} over the band)"
     groups = " + ".join(f"{g.blocks_per_request} {g.kind}" for g in answer.largest_groups)
-    text = f"At their end {format_count(answer.at_once)} fit at once{band}: {_blocks(answer.largest_groups)}"
+    total = sum(group.blocks_per_request for group in answer.largest_groups)
+    blocks = f"{format_count(total)} {'block' if total == 1 else 'blocks'}"
+    text = f"At their end {format_count(answer.at_once)} fit at once{band}: {blocks}"
     text += f" ({groups})" if len(answer.largest_groups) > 1 else ""
     text += f" each, of {format_count(answer.usable_blocks)}."
     if len(answer.workload.requests) > 1 and answer.at_once_typical is not None:
@@ -187,11 +175,6 @@ def _capacity(answer: WorkloadAnswer) -> str:
     if (answer.at_once_settled or 0) > (answer.at_once_typical or 0):
         text += f" Once all decode and windows have slid, {format_count(answer.at_once_settled or 0)} fit."
     return text
-
-
-def _blocks(groups: Sequence[GroupPlan]) -> str:
-    total = sum(group.blocks_per_request for group in groups)
-    return f"{format_count(total)} {'block' if total == 1 else 'blocks'}"
 
 
 def _uses(answer: WorkloadAnswer) -> list[str]:
@@ -259,8 +242,6 @@ def workload_json(answer: WorkloadAnswer) -> dict[str, object]:
     }
 
 
-# MemoryPlan against measured, term by term.
-
 _NAMES = {
     "non_torch": "non-torch",
     "non_torch+activation": "non-torch and activation",
@@ -317,10 +298,6 @@ def gpus_of(ledger: Ledger) -> str:
 
 def as_json(planned: MemoryPlan, matrix: Matrix | None = None, workload: WorkloadAnswer | None = None) -> str:
     """One object of the schema plimsoll.plan/1; sizes in bytes."""
-    return json.dumps(_body(planned, matrix, workload), indent=2, ensure_ascii=False)
-
-
-def _body(planned: MemoryPlan, matrix: Matrix | None, workload: WorkloadAnswer | None) -> dict[str, object]:
     ledger, kv = planned.ledger, planned.ledger.kv_plan
     body: dict[str, object] = {
         "schema": "plimsoll.plan/1",
@@ -377,7 +354,7 @@ def _body(planned: MemoryPlan, matrix: Matrix | None, workload: WorkloadAnswer |
         body["workload"] = workload_json(workload)
     if matrix is not None:
         body["matrix"] = matrix_json(matrix)
-    return body
+    return json.dumps(body, indent=2, ensure_ascii=False)
 
 
 def _parameters_json(shape: ModelShape) -> dict[str, object]:
@@ -498,10 +475,8 @@ def _bar(ledger: Ledger) -> list[str]:
         drawn += mark * (upto - end)
         end = max(end, upto)
     over = " over the edge" if so_far > total else ""
-    legend = "W weights  n non-torch  a activation  g graphs  K KV cache  . slack  c context" + (
-        "  o others" if parts[0][1] else ""
-    )
-    return [f"  |{drawn.ljust(BAR, '.')}|{over}", f"   {legend}"]
+    legend = "W weights  n non-torch  a activation  g graphs  K KV cache  . slack  c context"
+    return [f"  |{drawn.ljust(BAR, '.')}|{over}", f"   {legend}{'  o others' if parts[0][1] else ''}"]
 
 
 def _terms(ledger: Ledger) -> list[str]:
@@ -521,11 +496,11 @@ def _cache(ledger: Ledger) -> list[str]:
     kv = ledger.kv_plan
     if kv.num_blocks <= 0 or ledger.kv.value <= 0:
         return ["  no KV blocks"]
-    concurrency = (
-        f"{kv.max_concurrency:.2f} requests of {format_count(kv.max_model_len)} tokens at once" if kv.max_concurrency else ""
-    )
     blocks = f"{format_count(kv.num_blocks)} blocks of {kv.block_size} tokens and {format_gib(kv.bytes_per_block)}"
-    return [f"  {blocks}: {format_count(kv.tokens)} tokens, {concurrency}".rstrip(", "), *_at_low_end(ledger)]
+    line = f"  {blocks}: {format_count(kv.tokens)} tokens"
+    if kv.max_concurrency:
+        line += f", {kv.max_concurrency:.2f} requests of {format_count(kv.max_model_len)} tokens at once"
+    return [line, *_at_low_end(ledger)]
 
 
 def _at_low_end(ledger: Ledger) -> list[str]:
@@ -536,16 +511,12 @@ def _at_low_end(ledger: Ledger) -> list[str]:
     needs = f"one request of {format_count(kv.max_model_len)} tokens takes {format_gib(kv.bytes_for_one_request)}"
     there = f"has {format_gib(ledger.kv.low)} and vLLM does not start: {needs}" if ledger.kv.low > 0 else "has no block at all"
     shorter = ledger.context_at_low_end
-    sure = (
-        f"--max-model-len {shorter} starts there too"
-        if shorter
-        else "A larger share of the card, or more cards, would make it sure"
-    )
+    sure = "A larger share of the card, or more cards, would make it sure"
+    if shorter:
+        sure = f"--max-model-len {shorter} starts there too"
     said = f"At the low end of its band the KV cache {there}. {sure}; after a real start, --learn narrows the band."
     return wrapped(f"  {said}", "  ")
 
-
-# Several plans side by side: what `plimsoll plan --compare FILE` found.
 
 _MARK, _COMPARE_NAMES, _COMPARE_COLUMN = 2, 24, 21
 _SAME, _DIFFERENT = "  ", "* "
@@ -581,10 +552,8 @@ def compare_as_text(compared: Sequence[ComparedPlan], notes: Sequence[str] = ())
     rows, own = _rows(compared), _own_flags(compared)
     per_page = max(2, (WIDTH - _MARK - _COMPARE_NAMES) // _COMPARE_COLUMN)
     for columns in _pages(len(compared), per_page):
-        lines += [
-            "",
-            " " * (_MARK + _COMPARE_NAMES) + "".join(f"{letter(column):<{_COMPARE_COLUMN}}" for column in columns).rstrip(),
-        ]
+        letters = "".join(f"{letter(column):<{_COMPARE_COLUMN}}" for column in columns)
+        lines += ["", " " * (_MARK + _COMPARE_NAMES) + letters.rstrip()]
         lines += _headings([own[column] for column in columns])
         for row in rows:
             cells = "".join(f"{_cut(row.show(row.values[column], row.values[0])):<{_COMPARE_COLUMN}}" for column in columns)
