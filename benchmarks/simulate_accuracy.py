@@ -19,9 +19,8 @@ import numpy as np
 from plimsoll.errors import PlimsollError
 from plimsoll.hardware.cards import gpu_named
 from plimsoll.simulate.fit import Fit, FitError, duration_error, error_of, fit, only_first, replayed, series_shift_s
-from plimsoll.simulate.result import STEP_COLUMNS
-from plimsoll.simulate.roofline import Experts, Speed, Work, graph_sizes, roofline
-from plimsoll.simulate.settings import Settings, StepTime
+from plimsoll.simulate.replay import STEP_COLUMNS
+from plimsoll.simulate.settings import Experts, Settings, Speed, StepTime, Work, graph_sizes, roofline
 from plimsoll.simulate.trace import ABSENT, Integers, MeasuredRun
 from plimsoll.simulate.trace_files import read_measured, read_trace
 

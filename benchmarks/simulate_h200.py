@@ -14,13 +14,11 @@ from typing import NamedTuple
 
 from lab.marked import placed
 from plimsoll.hardware.cards import gpu_named
-from plimsoll.simulate.fit import duration_error, error_of, fit
-from plimsoll.simulate.fit_histograms import fit_histograms, read_histograms
+from plimsoll.simulate.fit import duration_error, error_of, fit, fit_histograms
 from plimsoll.simulate.replay import replay
-from plimsoll.simulate.roofline import Speed, Work, graph_sizes, roofline
-from plimsoll.simulate.settings import Settings, StepTime
+from plimsoll.simulate.settings import Settings, Speed, StepTime, Work, graph_sizes, roofline
 from plimsoll.simulate.trace import MeasuredRun
-from plimsoll.simulate.trace_files import read_measured
+from plimsoll.simulate.trace_files import read_histograms, read_measured
 
 HERE = Path(__file__).resolve().parents[1]
 CAPTURES = HERE / "tests" / "captures" / "vllm-0.25.1-h200-traffic"

@@ -23,11 +23,9 @@ import numpy as np
 from benchmarks.simulate_h200 import CAPTURES, LLAMA_8B, data_sheet, load, settings_of
 from lab.service import score
 from plimsoll.hardware.cards import gpu_named
-from plimsoll.simulate.fit import fit
-from plimsoll.simulate.fit_histograms import E2E, fit_histograms
+from plimsoll.simulate.fit import E2E, fit, fit_histograms
 from plimsoll.simulate.replay import replay
-from plimsoll.simulate.roofline import Speed, roofline
-from plimsoll.simulate.settings import Settings, StepTime
+from plimsoll.simulate.settings import Settings, Speed, StepTime, roofline
 from plimsoll.simulate.trace import Floats, Trace, make_trace
 from plimsoll.tune.answer import stretched
 from plimsoll.vllm.metrics_page import Histogram

@@ -19,8 +19,7 @@ from plimsoll.cli.simulate import BLOCK_SIZES
 from plimsoll.launch.options import Split
 from plimsoll.render.charts import Frame, number, picture, text
 from plimsoll.simulate.inputs import read_inputs
-from plimsoll.simulate.replay import replay
-from plimsoll.simulate.result import AtBlockSize
+from plimsoll.simulate.replay import AtBlockSize, replay
 from plimsoll.simulate.summary import at_block_sizes, summarise
 from plimsoll.simulate.traffic import SCHEME
 

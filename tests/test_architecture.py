@@ -19,7 +19,7 @@ PACKAGE = ROOT / "src" / "plimsoll"
 # What decides takes what it decides by as arguments. The modules named here read and write what their package keeps.
 PURE: dict[str, set[str]] = {
     "plan": {"read", "store"},
-    "simulate": {"compiled", "fit_histograms", "inputs", "trace_columns", "trace_files"},
+    "simulate": {"compiled", "inputs", "trace_columns", "trace_files"},
     "tune": {"inputs", "runners"},
     "doctor/rules": set(),
     "doctor/remedies": set(),

@@ -9,9 +9,8 @@ from lab.service.runs import Load, measured
 from plimsoll.launch.options import split_options
 from plimsoll.plan.read import PlanInput, read_command
 from plimsoll.simulate.fit import Fit, duration_error, error_of, fit
-from plimsoll.simulate.planned import captured_sizes, planned_settings
 from plimsoll.simulate.replay import replay
-from plimsoll.simulate.settings import Settings, StepTime
+from plimsoll.simulate.settings import Settings, StepTime, captured_sizes, planned_settings
 from plimsoll.tune.space import sheet_times
 
 GPU, RELEASE = "H200", "0.25.1"

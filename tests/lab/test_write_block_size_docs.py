@@ -10,8 +10,7 @@ import pytest
 
 from lab import write_block_size_docs as writer
 from plimsoll.cli.simulate import BLOCK_SIZES
-from plimsoll.simulate.replay import replay
-from plimsoll.simulate.result import STEP_COLUMNS
+from plimsoll.simulate.replay import STEP_COLUMNS, replay
 from plimsoll.simulate.settings import Settings
 from plimsoll.simulate.trace import Integers
 from plimsoll.simulate.trace_files import read_trace

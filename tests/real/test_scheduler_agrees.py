@@ -16,8 +16,7 @@ import pytest
 
 from lab.engine.scheduler import SchedulerProcess
 from lab.engine.scheduler_cases import MOST_STEPS, Asked, Case, random_case
-from plimsoll.simulate.replay import replay
-from plimsoll.simulate.result import NEVER, REQUEST_COLUMNS, STEP_COLUMNS
+from plimsoll.simulate.replay import NEVER, REQUEST_COLUMNS, STEP_COLUMNS, replay
 from plimsoll.simulate.settings import Group, Settings, StepTime
 from plimsoll.simulate.trace import Integers
 from tests.real.conftest import need_vllm

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from plimsoll.render.simulate import as_json, as_text, counted, duration, headline, percent, reading, seconds
-from plimsoll.simulate.result import Replay
+from plimsoll.simulate.replay import Replay
 from plimsoll.simulate.settings import Group, Settings
 from plimsoll.simulate.summary import Summary, summarise
 from tests.simulate.golden_runs import GOLDEN, NO_GOLDEN, golden_replay, golden_summary, hand_made

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from plimsoll.render.charts import Frame, Span, log_ticks, merged, moment_text, number, round_ticks, time_ticks
 from plimsoll.render.simulate_html import MOST_COLUMNS, MOST_ROWS, STATES, Drawing, draw
-from plimsoll.simulate.result import CACHED, FREE, HELD, PARTLY_FILLED, SHARED, BlockMap
+from plimsoll.simulate.replay import CACHED, FREE, HELD, PARTLY_FILLED, SHARED, BlockMap
 
 
 def _map(moments: int, blocks: int, seed: int = 1) -> BlockMap:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plimsoll.render.simulate_html import page
-from plimsoll.simulate.result import AtBlockSize, BlockMap, Replay
+from plimsoll.simulate.replay import AtBlockSize, BlockMap, Replay
 from plimsoll.simulate.settings import Group, Settings, StepTime
 from plimsoll.simulate.summary import SeriesBuilder, summarise
 from tests.render.html_page import HtmlPage

@@ -6,8 +6,7 @@ import json
 
 import numpy as np
 
-from plimsoll.simulate.replay import replay
-from plimsoll.simulate.result import Replay
+from plimsoll.simulate.replay import Replay, replay
 from plimsoll.simulate.settings import Group, Settings, StepTime
 from plimsoll.simulate.trace import Integers, Trace, make_trace
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from plimsoll.simulate.result import NEVER, STEP_COLUMNS, Replay, Totals
+from plimsoll.simulate.replay import NEVER, STEP_COLUMNS, Replay, Totals
 from plimsoll.simulate.settings import Settings, StepTime
 from plimsoll.simulate.trace import Integers, make_trace
 

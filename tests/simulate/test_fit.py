@@ -6,12 +6,22 @@ import numpy as np
 import pytest
 
 from plimsoll.errors import BadInput
-from plimsoll.simulate.fit import Bounds, before, duration_error, error_of, fit, only_first, search
-from plimsoll.simulate.fit_histograms import BETWEEN, E2E, TPOT, TTFT, fit_histograms
-from plimsoll.simulate.replay import replay
-from plimsoll.simulate.result import Replay
-from plimsoll.simulate.roofline import graph_sizes, step_table
-from plimsoll.simulate.settings import Settings, StepTime
+from plimsoll.simulate.fit import (
+    BETWEEN,
+    E2E,
+    TPOT,
+    TTFT,
+    Bounds,
+    before,
+    duration_error,
+    error_of,
+    fit,
+    fit_histograms,
+    only_first,
+    search,
+)
+from plimsoll.simulate.replay import Replay, replay
+from plimsoll.simulate.settings import Settings, StepTime, graph_sizes, step_table
 from plimsoll.simulate.trace import ABSENT, MeasuredRun, RunSeries, make_trace
 from plimsoll.simulate.traffic import Synthetic, generate
 from plimsoll.vllm.metrics_page import Histogram

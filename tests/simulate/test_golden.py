@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from plimsoll.simulate.replay import replay
-from plimsoll.simulate.result import REQUEST_COLUMNS, STEP_COLUMNS, Replay
+from plimsoll.simulate.replay import REQUEST_COLUMNS, STEP_COLUMNS, Replay, replay
 from plimsoll.simulate.settings import Settings, StepTime
 from plimsoll.simulate.summary import Latency, summarise
 from plimsoll.simulate.trace import Integers, Trace

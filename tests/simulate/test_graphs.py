@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from plimsoll.simulate.roofline import graph_sizes, padded, step_table
+from plimsoll.simulate.settings import graph_sizes, padded, step_table
 
 META = Path(__file__).resolve().parents[3] / "shared/data/traces/real_runs/RTX4090_Llama-3.1-8B_meta.json.gz"
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.errors import BadInput
-from plimsoll.simulate.fit_histograms import looks_like_metrics, read_histograms
+from plimsoll.simulate.trace_files import looks_like_metrics, read_histograms
 from plimsoll.vllm.metrics_page import Histogram
 
 CAPTURES = Path(__file__).parents[1] / "captures"

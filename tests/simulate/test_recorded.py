@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from plimsoll.simulate.replay import replay
-from plimsoll.simulate.result import NEVER
+from plimsoll.simulate.replay import NEVER, replay
 from plimsoll.simulate.settings import Group, Settings, StepTime
 from plimsoll.simulate.trace import Integers, make_trace
 

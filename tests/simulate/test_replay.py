@@ -10,8 +10,7 @@ import pytest
 from plimsoll.errors import BadInput
 from plimsoll.simulate import layout as at
 from plimsoll.simulate.clock import advance
-from plimsoll.simulate.replay import FOREVER, LOG_ROWS, new_record, replay, speed_up
-from plimsoll.simulate.result import NEVER, STEP_COLUMNS, Replay
+from plimsoll.simulate.replay import FOREVER, LOG_ROWS, NEVER, STEP_COLUMNS, Replay, new_record, replay, speed_up
 from plimsoll.simulate.settings import Group, Settings, StepTime
 from plimsoll.simulate.start import start
 from plimsoll.simulate.trace import Integers, Trace, make_trace

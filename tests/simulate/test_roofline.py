@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from plimsoll.errors import BadInput
-from plimsoll.simulate.roofline import (
+from plimsoll.simulate.settings import (
     BANDWIDTH_SHARE,
     COMPUTE_SHARE,
     OVERHEAD_NS,

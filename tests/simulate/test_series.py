@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plimsoll.simulate.result import STEP_COLUMNS, Series
+from plimsoll.simulate.replay import STEP_COLUMNS, Series
 from plimsoll.simulate.summary import FIRST_BIN_NS, SeriesBuilder
 from plimsoll.simulate.trace import Integers
 from tests.simulate.golden_runs import AT, GOLDEN, NO_GOLDEN, golden_steps, step_rows

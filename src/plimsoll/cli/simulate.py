@@ -47,7 +47,7 @@ from plimsoll.render.terminal import show, write_file
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from plimsoll.simulate.inputs import Inputs
-    from plimsoll.simulate.result import AtBlockSize, Replay, Series
+    from plimsoll.simulate.replay import AtBlockSize, Replay, Series
     from plimsoll.simulate.trace import Integers
 
 REPLAYING = (  # what says how a server replays traffic, for `sweep` too
@@ -142,8 +142,7 @@ def _replay(options: Split, given: Inputs) -> tuple[Replay, Series | None]:
     from contextlib import ExitStack
 
     from plimsoll.render.terminal import bar
-    from plimsoll.simulate.replay import replay
-    from plimsoll.simulate.result import STEP_COLUMNS
+    from plimsoll.simulate.replay import STEP_COLUMNS, replay
     from plimsoll.simulate.summary import SeriesBuilder
 
     builder = SeriesBuilder() if "--html" in options.values else None
@@ -217,7 +216,7 @@ def _write_requests(path: str, found: Replay) -> None:
     """One row for each request that was not rejected."""
     import numpy as np
 
-    from plimsoll.simulate.result import REQUEST_COLUMNS
+    from plimsoll.simulate.replay import REQUEST_COLUMNS
 
     trace = found.trace
     columns = (

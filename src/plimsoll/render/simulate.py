@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from plimsoll.render.flags import clean
 from plimsoll.render.terminal import wrapped
-from plimsoll.simulate.planned import REPLAYED_ALL_THE_SAME
+from plimsoll.simulate.settings import REPLAYED_ALL_THE_SAME
 from plimsoll.simulate.summary import NEARLY_FULL_PERCENT, POOR_FIT, POOR_GUIDE, Latency, Summary
 from plimsoll.units import format_count
 

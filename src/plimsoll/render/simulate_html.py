@@ -50,7 +50,7 @@ from plimsoll.render.simulate import (
     seconds,
     throughput,
 )
-from plimsoll.simulate.result import CACHED, FREE, HELD, PARTLY_FILLED, SHARED, AtBlockSize, BlockMap, Replay, Series
+from plimsoll.simulate.replay import CACHED, FREE, HELD, PARTLY_FILLED, SHARED, AtBlockSize, BlockMap, Replay, Series
 from plimsoll.simulate.summary import NEARLY_FULL_PERCENT, Latency, Summary, latencies_of
 from plimsoll.simulate.trace import Floats
 from plimsoll.units import format_count

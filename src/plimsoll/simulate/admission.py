@@ -2,71 +2,27 @@
 
 from __future__ import annotations
 
-from plimsoll.simulate.blocks import Hybrid, cache_blocks, extend
 from plimsoll.simulate.compiled import hot, part, wide
 from plimsoll.simulate.groups import (
     FIRST_CHUNK,
     WHOLE_AT_ADMISSION,
+    Hybrid,
     adopt_hits,
     allocate_groups,
+    cache_blocks,
+    extend,
     find_hits_in_groups,
     fits_in_groups,
     mamba_aligned,
 )
-from plimsoll.simulate.layout import (
-    B_HOW_MANY,
-    B_NEW,
-    B_REQUESTS,
-    B_RESUMED,
-    BATCH_FIELDS,
-    BATCHES,
-    BLOCK_SIZE,
-    BOUNDARY,
-    CACHED,
-    CACHING,
-    CHUNKED,
-    COMPUTED,
-    COMPUTED_RUNNING,
-    FILLS,
-    FREE_BLOCKS,
-    FREE_SLOTS,
-    FULL_SLOTS,
-    GROUPS,
-    HASHED,
-    HELD,
-    HIT_SLOT,
-    HITS,
-    IDS_BEGIN,
-    IDS_END,
-    LENGTH,
-    LOST,
-    MAMBA_ALIGN,
-    MAX_LEN,
-    MAX_SEQS,
-    NEVER_FILLS,
-    PREEMPTIONS,
-    QUERIES,
-    RECOMPUTED,
-    REFS,
-    RESERVE_FULL,
-    RESUMED_HITS,
-    RESUMED_QUERIES,
-    RUNNING,
-    RUNNING_COUNT,
-    SEAT_ASIDE,
-    SEAT_BATCH,
-    SEAT_FREE_SLOT,
-    SEAT_RUNNING,
-    SLOT,
-    STALE,
-    STATUS,
-    TABLE,
-    TABLE_BLOCKS,
-    TOKENS,
-    WAITING_COUNT,
-    WATERMARK_BLOCKS,
-    State,
-)
+
+from plimsoll.simulate.layout import (  # isort: skip
+    B_HOW_MANY, B_NEW, B_REQUESTS, B_RESUMED, BATCH_FIELDS, BATCHES, BLOCK_SIZE, BOUNDARY, CACHED, CACHING, CHUNKED, COMPUTED,
+    COMPUTED_RUNNING, FILLS, FREE_BLOCKS, FREE_SLOTS, FULL_SLOTS, GROUPS, HASHED, HELD, HIT_SLOT, HITS, IDS_BEGIN, IDS_END,
+    LENGTH, LOST, MAMBA_ALIGN, MAX_LEN, MAX_SEQS, NEVER_FILLS, PREEMPTIONS, QUERIES, RECOMPUTED, REFS, RESERVE_FULL,
+    RESUMED_HITS, RESUMED_QUERIES, RUNNING, RUNNING_COUNT, SEAT_ASIDE, SEAT_BATCH, SEAT_FREE_SLOT, SEAT_RUNNING, SLOT, STALE,
+    STATUS, TABLE, TABLE_BLOCKS, TOKENS, WAITING_COUNT, WATERMARK_BLOCKS, State,
+)  # fmt: skip
 from plimsoll.simulate.pool import NULL, block_key, find, touch
 from plimsoll.simulate.queues import drop_first, first, put_back
 

@@ -6,56 +6,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from plimsoll.simulate.blocks import Hybrid
 from plimsoll.simulate.compiled import compiled, hot
-from plimsoll.simulate.layout import (
-    ARRIVAL,
-    ASYNC,
-    B_CONTEXT,
-    B_END,
-    B_NEW,
-    B_PREEMPTED,
-    B_REQUESTS,
-    B_RESUMED,
-    B_TOKENS,
-    BATCH_FIELDS,
-    BATCHES,
-    BUSY_NS,
-    COMPUTED_RUNNING,
-    CTX_PS,
-    DEVICE_FREE,
-    DONE,
-    FIRST_SCHED,
-    FREE_BLOCKS,
-    FULL_GROUPS,
-    FULL_SLOTS,
-    HITS,
-    IN_FLIGHT_BATCHES,
-    LOG_ROWS,
-    NEXT_ARRIVAL,
-    NOT_ARRIVED,
-    NOW,
-    NUM_BLOCKS,
-    OLDEST_BATCH,
-    PEAK_BLOCKS,
-    PEAK_RUNNING,
-    PEAK_WAITING,
-    QUERIES,
-    RESUMED_HITS,
-    RESUMED_QUERIES,
-    RUNNING_COUNT,
-    SCHEDULED_TOKENS,
-    SEAT_BATCH,
-    SEQ_NS,
-    STATUS,
-    STEPS,
-    STUCK,
-    TABLE_BLOCKS,
-    WAITING,
-    WAITING_COUNT,
-    Int64,
-    State,
-)
+from plimsoll.simulate.groups import Hybrid
+
+from plimsoll.simulate.layout import (  # isort: skip
+    ARRIVAL, ASYNC, B_CONTEXT, B_END, B_NEW, B_PREEMPTED, B_REQUESTS, B_RESUMED, B_TOKENS, BATCH_FIELDS, BATCHES, BUSY_NS,
+    COMPUTED_RUNNING, CTX_PS, DEVICE_FREE, DONE, FIRST_SCHED, FREE_BLOCKS, FULL_GROUPS, FULL_SLOTS, HITS, IN_FLIGHT_BATCHES,
+    LOG_ROWS, NEXT_ARRIVAL, NOT_ARRIVED, NOW, NUM_BLOCKS, OLDEST_BATCH, PEAK_BLOCKS, PEAK_RUNNING, PEAK_WAITING, QUERIES,
+    RESUMED_HITS, RESUMED_QUERIES, RUNNING_COUNT, SCHEDULED_TOKENS, SEAT_BATCH, SEQ_NS, STATUS, STEPS, STUCK, TABLE_BLOCKS,
+    WAITING, WAITING_COUNT, Int64, State,
+)  # fmt: skip
 from plimsoll.simulate.queues import enqueue
 from plimsoll.simulate.scheduler import finish, schedule
 from plimsoll.simulate.trace import Floats

@@ -8,17 +8,16 @@ same constants.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from plimsoll.errors import BadInput
-from plimsoll.simulate.replay import replay
-from plimsoll.simulate.result import NEVER, STEP_COLUMNS, Replay
-from plimsoll.simulate.roofline import Experts, graph_sizes, padded, step_table
-from plimsoll.simulate.settings import Settings, StepTime
+from plimsoll.simulate.replay import NEVER, STEP_COLUMNS, Replay, replay
+from plimsoll.simulate.settings import Experts, Settings, StepTime, graph_sizes, padded, step_table
 from plimsoll.simulate.trace import ABSENT, Flags, Floats, Integers, MeasuredRun, RunSeries, Trace, pick
+from plimsoll.vllm.metrics_page import Histogram
 
 # Least squares without derivatives, inside bounds: damped Gauss-Newton steps from a few starts, the best one wins.
 
@@ -44,7 +43,7 @@ class Bounds(NamedTuple):
         return np.clip(values, self.low, self.high)
 
 
-class Found(NamedTuple):
+class Minimum(NamedTuple):
     """The numbers that fit best, what is left of the deviation (squared and summed), and how often it was asked for."""
 
     values: Floats
@@ -52,7 +51,7 @@ class Found(NamedTuple):
     rounds: int
 
 
-def search(off: Off, starts: Sequence[Floats], bounds: Bounds, trust: Floats, descents: int = 2) -> Found:
+def search(off: Off, starts: Sequence[Floats], bounds: Bounds, trust: Floats, descents: int = 2) -> Minimum:
     """Make the deviations small, from the most promising starts; `trust` pulls each number towards the first start's.
 
     `off` gives them in kinds. At first all kinds weigh the same; then each by how well it can be matched at all.
@@ -75,7 +74,7 @@ def search(off: Off, starts: Sequence[Floats], bounds: Bounds, trust: Floats, de
     remaining = [float(np.sqrt(np.mean(kind**2))) for kind in off(values)]
     weights = [float(np.clip(TYPICAL / one, 1 / MOST_WEIGHT, MOST_WEIGHT)) if one else MOST_WEIGHT for one in remaining]
     best = _descend(weighted(weights), values, bounds)
-    return Found(*best, rounds + 2)
+    return Minimum(*best, rounds + 2)
 
 
 def _descend(parts_at: Callable[[Floats], Floats], values: Floats, bounds: Bounds) -> tuple[Floats, float]:
@@ -197,7 +196,7 @@ class Groups(NamedTuple):
     mean_ns: Floats  # As measured, of each group
 
 
-class Seen(NamedTuple):
+class Comparison(NamedTuple):
     """What is compared; empty groups where the run does not say."""
 
     first: Groups  # Time to the first token
@@ -261,14 +260,14 @@ def picked(measured: MeasuredRun, trace: Trace, rows: Integers) -> MeasuredRun:
     )
 
 
-def look_at(measured: MeasuredRun, usable: Flags) -> Seen:
+def look_at(measured: MeasuredRun, usable: Flags) -> Comparison:
     """What there is to compare, of the requests that are `usable`."""
     arrival, output = measured.trace.arrival_ns, measured.trace.output
     has_first = usable & (measured.first_token_ns != ABSENT)
     has_finish = usable & (measured.finish_ns != ABSENT)
     several = has_first & has_finish & (output > 1)
     at_ns, generated = _rates(measured)
-    return Seen(
+    return Comparison(
         _groups(has_first, measured.first_token_ns, (measured.first_token_ns - arrival).astype(np.float64)),
         _groups(several, measured.finish_ns, (measured.finish_ns - measured.first_token_ns) / np.maximum(1, output - 1)),
         _groups(has_finish & ~has_first, measured.finish_ns, (measured.finish_ns - arrival).astype(np.float64)),
@@ -277,17 +276,17 @@ def look_at(measured: MeasuredRun, usable: Flags) -> Seen:
     )
 
 
-def deviations(seen: Seen, replay: Replay, steps: Integers, *, front_ns: float = 0.0) -> list[Floats]:
+def deviations(compared: Comparison, replay: Replay, steps: Integers, *, front_ns: float = 0.0) -> list[Floats]:
     """How far the replay is off, as logarithms of ratios; a list for each kind of look that the run allows.
 
     `front_ns` is what lies between the stamp of an arrival and the arrival in the replay.
     """
     further = np.maximum(1, replay.trace.output - 1)
     parts = [
-        _ratio(seen.first, (replay.first_token_ns - replay.arrival_ns).astype(np.float64) + front_ns),
-        _ratio(seen.between, (replay.finish_ns - replay.first_token_ns) / further),
-        _ratio(seen.whole, (replay.finish_ns - replay.arrival_ns).astype(np.float64) + front_ns),
-        _rate_ratio(seen, replay, steps),
+        _ratio(compared.first, (replay.first_token_ns - replay.arrival_ns).astype(np.float64) + front_ns),
+        _ratio(compared.between, (replay.finish_ns - replay.first_token_ns) / further),
+        _ratio(compared.whole, (replay.finish_ns - replay.arrival_ns).astype(np.float64) + front_ns),
+        _rate_ratio(compared, replay, steps),
     ]
     return [_tame(part) for part in parts if len(part)]
 
@@ -342,14 +341,14 @@ def series_shift_s(measured: MeasuredRun) -> float:
     return float(np.mean(SHIFTS_S[np.asarray(off) == np.min(off)]))
 
 
-def _rate_ratio(seen: Seen, replay: Replay, steps: Integers) -> Floats:
-    if not len(seen.at_ns):
+def _rate_ratio(compared: Comparison, replay: Replay, steps: Integers) -> Floats:
+    if not len(compared.at_ns):
         return np.zeros(0)
     # A full step may end in the middle of a prompt, which then gives no token yet.
     tokens = steps[:, _REQUESTS] - (steps[:, _TOKENS] >= replay.settings.max_num_batched_tokens)
-    so_far = np.concatenate(([0], np.cumsum(tokens)))[np.searchsorted(steps[:, _END], seen.at_ns, side="right")]
-    least = 0.02 * seen.generated.max() + 1
-    return np.log((np.diff(so_far, prepend=0) + least) / (seen.generated + least))
+    so_far = np.concatenate(([0], np.cumsum(tokens)))[np.searchsorted(steps[:, _END], compared.at_ns, side="right")]
+    least = 0.02 * compared.generated.max() + 1
+    return np.log((np.diff(so_far, prepend=0) + least) / (compared.generated + least))
 
 
 # The numbers a fit looks for, and how they become a step time.
@@ -452,8 +451,8 @@ def fit(
         raise BadInput("nothing to fit: the run has no stamp of a first or a last token")
     known = picked(known, trace, rows)
     model = make_model(start, settings, sizes, experts)
-    seen = look_at(known, ~replay(trace, settings, model.start).is_rejected)
-    if not (len(seen.first.members) or len(seen.between.members) or len(seen.whole.members)):
+    compared = look_at(known, ~replay(trace, settings, model.start).is_rejected)
+    if not (len(compared.first.members) or len(compared.between.members) or len(compared.whole.members)):
         raise BadInput("nothing to fit: the run has no stamp of a first or a last token")
     traces = _spread(trace)
 
@@ -464,7 +463,7 @@ def fit(
             on_try(next(tries))
         step_time = model.step_time(values)
         front_ns = values[FRONT] * step_time.base_ns
-        each = [deviations(seen, *replayed(one, settings, step_time), front_ns=front_ns) for one in traces]
+        each = [deviations(compared, *replayed(one, settings, step_time), front_ns=front_ns) for one in traces]
         return [np.mean(parts, axis=0) for parts in zip(*each, strict=True)]
 
     trust = np.full(len(BOUNDS.low), TRUST)
@@ -495,3 +494,107 @@ def _sentence(error: FitError, used: int) -> str:
     ]
     which = f"the first {used:,} of {error.requests:,}" if used < error.requests else f"{error.requests:,}"
     return f"fitted to {which} measured requests; a single one is off by {', '.join(parts)} on average"
+
+
+# A fit to histograms alone: what /metrics keeps of a run whose single requests nobody wrote down. Means and shares say less
+# than stamps, so only two numbers are looked for: how much slower or faster than the start a step is as a whole, and how much
+# a token in it. All other ratios stay as the start has them.
+
+TTFT = "vllm:time_to_first_token_seconds"
+TPOT = "vllm:request_time_per_output_token_seconds"
+BETWEEN = "vllm:inter_token_latency_seconds"
+E2E = "vllm:e2e_request_latency_seconds"
+HISTOGRAM_SCALES = (1.0, 0.25, 0.5, 2.0, 4.0)
+HISTOGRAM_TRUST = 0.002
+SHARES_WEIGHT = 0.3  # Of bucket shares against means: buckets are wide, and a share moves only when a value crosses a bound
+
+
+class SimulatedLatency(NamedTuple):
+    """One latency of a replay, to hold against its histogram."""
+
+    mean: float
+    values: Floats | None  # None where single values are not known
+
+
+def fit_histograms(
+    trace: Trace,
+    settings: Settings,
+    histograms: Sequence[Histogram],
+    *,
+    start: StepTime | None = None,
+    sizes: Sequence[int] | None = None,
+    experts: Experts | None = None,
+    on_try: Callable[[int], None] | None = None,
+) -> Fit:
+    """The step times with which this traffic gives these histograms; others than those of latencies are passed over."""
+    wanted = {one.name: one for one in histograms if one.name in (TTFT, TPOT, BETWEEN, E2E) and (one.mean or 0) > 0}
+    if not wanted:
+        raise BadInput(f"nothing to fit: no histogram of latencies with a value in it ({TTFT}, {TPOT}, {BETWEEN}, {E2E})")
+    model = make_model(start, settings, sizes, experts)
+
+    def step_time(pair: Floats) -> StepTime:
+        return model.step_time(model.values(pair[0], pair[1]))
+
+    tries = itertools.count(1)
+
+    def off(pair: Floats) -> list[Floats]:
+        if on_try is not None:
+            on_try(next(tries))
+        simulated = _latencies(replay(trace, settings, step_time(pair)))
+        return [_deviation(wanted[name], simulated[name]) for name in wanted if name in simulated]
+
+    if not off(np.ones(2)):
+        raise BadInput("nothing to fit: the traffic has no request that the histograms could be about")
+    starts = [np.array([one, one]) for one in HISTOGRAM_SCALES] + [
+        np.array([one, two]) for one, two in ((1.0, 0.4), (1.0, 2.5))
+    ]
+    found = search(off, starts, Bounds(np.full(2, 0.02), np.full(2, 50.0)), np.full(2, HISTOGRAM_TRUST))
+    best = step_time(found.values)
+    run = replay(trace, settings, best)
+    error = _means_error(wanted, _latencies(run))
+    return Fit(best, error, None, _means_sentence(error), found.rounds, run.totals.peak_running)
+
+
+def _latencies(run: Replay) -> dict[str, SimulatedLatency]:
+    done = np.flatnonzero(run.finish_ns != NEVER)
+    if not len(done):
+        return {}
+    first = (run.first_token_ns - run.arrival_ns)[done] / 1e9
+    whole = (run.finish_ns - run.arrival_ns)[done] / 1e9
+    found = {TTFT: SimulatedLatency(float(first.mean()), first), E2E: SimulatedLatency(float(whole.mean()), whole)}
+    further = run.trace.output[done] - 1
+    several = further > 0
+    if several.any():
+        decoding = (run.finish_ns - run.first_token_ns)[done][several] / 1e9
+        each = decoding / further[several]
+        found[TPOT] = SimulatedLatency(float(each.mean()), each)
+        found[BETWEEN] = SimulatedLatency(float(decoding.sum() / further[several].sum()), None)
+    return found
+
+
+def _deviation(histogram: Histogram, simulated: SimulatedLatency) -> Floats:
+    mean = np.array([np.log(max(simulated.mean, 1e-9) / (histogram.mean or 1e-9))])
+    if simulated.values is None or not histogram.bounds:
+        return mean
+    ours = np.searchsorted(np.sort(simulated.values), histogram.bounds, side="right") / len(simulated.values)
+    theirs = np.cumsum(histogram.counts)[:-1] / histogram.size
+    return np.append(mean, SHARES_WEIGHT * (ours - theirs))
+
+
+def _means_error(wanted: Mapping[str, Histogram], simulated: Mapping[str, SimulatedLatency]) -> FitError:
+    means: dict[str, float] = {}
+    for name, histogram in wanted.items():
+        if name in simulated and histogram.mean:
+            means[name] = simulated[name].mean / histogram.mean - 1
+    requests = max(int(one.size) for name, one in wanted.items() if name != BETWEEN) if set(wanted) - {BETWEEN} else 0
+    return FitError(requests, None, None, None, means.get(TTFT), means.get(TPOT, means.get(BETWEEN)), means.get(E2E))
+
+
+def _means_sentence(error: FitError) -> str:
+    parts = [
+        f"{name} {value:+.1%}"
+        for name, value in (("TTFT", error.mean_ttft), ("TPOT", error.mean_tpot), ("end to end", error.mean_e2e))
+        if value is not None
+    ]
+    about = f"histograms of {error.requests} requests" if error.requests else "histograms"
+    return f"fitted to {about}; means are off by {', '.join(parts)}"

@@ -12,43 +12,16 @@ saw two requests part (`prefix_cache_retention_interval` = 0, its default).
 from __future__ import annotations
 
 from plimsoll.simulate.compiled import WIDE, part, wide
-from plimsoll.simulate.layout import (
-    ALIGNMENT,
-    BLOCK_SIZE,
-    BOUNDARY,
-    BUDGET,
-    FREE_BLOCKS,
-    FRESH_IN,
-    FULL,
-    FULL_SLOTS,
-    G_BLOCK,
-    G_CAP,
-    G_FIELDS,
-    G_KIND,
-    G_SPEC,
-    G_WINDOW,
-    GROUPS,
-    HASHED,
-    HIT_SLOT,
-    LAST_STATE,
-    LENGTH,
-    MAMBA,
-    MAMBA_ALIGN,
-    NO_KEY,
-    PASS,
-    PROMPT,
-    REFS,
-    RETIRED,
-    SLIDING,
-    SLOT,
-    SPECS,
-    TABLE,
-    TABLE_BLOCKS,
-    THRESHOLD,
-    TOKENS,
-    State,
-)
 from plimsoll.simulate.pool import NULL, block_key, find, release, set_key, take, touch
+
+from plimsoll.simulate.layout import (  # isort: skip
+    ALIGNMENT, BLOCK_SIZE, BOUNDARY, BUDGET, CACHING, COMPUTED, COMPUTED_RUNNING, FILLS, FREE_BLOCKS, FREE_SLOTS, FRESH_IN,
+    FULL, FULL_SLOTS, GROUPS, G_BLOCK, G_CAP, G_FIELDS, G_KIND, G_SPEC, G_WINDOW, HASHED, HELD, HIT_SLOT, IN_FLIGHT, LAST_STATE,
+    LENGTH, LOST, MAMBA, MAMBA_ALIGN, NO_KEY, PASS, PLACEHOLDERS, PREEMPTED, PREEMPTED_COUNT, PREEMPTIONS, PROMPT, REFS,
+    RETIRED, SEAT_FREE_SLOT, SLIDING, SLOT, SPECS, STALE, STATUS, TABLE, TABLE_BLOCKS, THRESHOLD, TOKENS, State,
+)  # fmt: skip
+from plimsoll.simulate.pool import release_table
+from plimsoll.simulate.queues import put_back
 
 RUNNING_NOW, FIRST_CHUNK, WHOLE_AT_ADMISSION = WIDE[0], WIDE[1], WIDE[2]
 """When the pool is asked for blocks. Of a fixed type, or numba would compile the functions that take them once for each."""
@@ -380,3 +353,81 @@ def mamba_aligned(s: State, request: int, start: int, tokens: int) -> int:
         if start < parting < stop:
             stop = parting
     return max(stop - start, 0)
+
+
+Hybrid = int | None
+"""Whether there are several groups, or one that is not full attention. None: numba leaves the code for that out, which nearly
+halves the time it takes to compile."""
+
+
+@part
+def cache_blocks(s: State, hybrid: Hybrid, request: int, tokens: int) -> None:
+    """Blocks that are full after `tokens` tokens can be hit from now on."""
+    if not s.limits[CACHING]:
+        return
+    if hybrid is not None:
+        cache_groups(s, request, tokens)
+        return
+    table = s.tables[0, s.requests[request, SLOT]]
+    full = tokens // s.limits[BLOCK_SIZE]
+    for index in range(table[HASHED], full):
+        set_key(wide(table[TABLE + index]), block_key(s, request, index, wide(0)), s.keys, s.links)
+    if full > table[HASHED]:
+        table[HASHED] = full
+        s.requests[request, FILLS] = (full + 1) * s.limits[BLOCK_SIZE]
+
+
+@part
+def extend(s: State, hybrid: Hybrid, request: int, tokens: int, processed: int) -> bool:
+    """Give a running request slots for `tokens` tokens; False if the pool cannot."""
+    slot = wide(s.requests[request, SLOT])
+    if hybrid is not None:
+        remove_skipped_in_groups(s, slot, processed)
+        if not fits_in_groups(s, slot, wide(0), tokens, RUNNING_NOW, wide(0)):
+            return False
+        allocate_groups(s, slot, tokens)
+        return True
+    table = s.tables[0, slot]
+    block_size = s.limits[BLOCK_SIZE]
+    length = wide(table[LENGTH])
+    needed = (tokens + block_size - 1) // block_size - length
+    if needed > s.counts[FREE_BLOCKS]:
+        return False
+    for place in range(TABLE + length, TABLE + length + needed):
+        table[place] = take(s.counts, s.links, s.keys)
+    table[LENGTH] = length + needed
+    s.requests[request, HELD] = (length + needed) * block_size
+    s.counts[TABLE_BLOCKS] += needed
+    s.counts[FULL_SLOTS] += needed * block_size
+    return True
+
+
+@part
+def free_request(s: State, request: int) -> None:
+    """Give back a running request's blocks and its slot."""
+    slot = s.requests[request, SLOT]
+    for group in range(s.limits[GROUPS]):
+        table = s.tables[group, slot]
+        if s.limits[G_KIND + G_FIELDS * group] == FULL:
+            s.counts[FULL_SLOTS] -= table[LENGTH] * s.limits[G_BLOCK + G_FIELDS * group]
+        s.counts[TABLE_BLOCKS] -= release_table(table, s.counts, s.links, s.keys)
+    s.counts[COMPUTED_RUNNING] -= s.requests[request, COMPUTED]
+    s.seats[s.counts[FREE_SLOTS], SEAT_FREE_SLOT] = slot
+    s.counts[FREE_SLOTS] += 1
+    s.requests[request, SLOT] = -1
+
+
+@part
+def preempt(s: State, request: int) -> None:
+    """Take everything from a running request and let it wait first in line. It is not in `running` any more."""
+    row = s.requests[request]
+    free_request(s, request)
+    if row[PREEMPTIONS] == 0:
+        s.counts[PREEMPTED_COUNT] += 1
+    row[STATUS] = PREEMPTED
+    row[LOST] = row[COMPUTED]
+    row[COMPUTED] = 0
+    row[STALE] = row[IN_FLIGHT]
+    row[PLACEHOLDERS] = 0
+    row[PREEMPTIONS] += 1
+    put_back(s, request)

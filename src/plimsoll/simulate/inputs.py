@@ -5,27 +5,42 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
 
 from plimsoll.errors import BadInput
 from plimsoll.hardware.cards import gpu_named
 from plimsoll.launch.inputs import launches_named
 from plimsoll.launch.options import Split
+from plimsoll.models.files import read_json
+from plimsoll.plan.read import plan_launch
+from plimsoll.render import plan as report
 from plimsoll.render.terminal import bar, write_file
 from plimsoll.simulate.compiled import HAS_NUMBA
-from plimsoll.simulate.planned import REPLAYED_ALL_THE_SAME, group_of, with_groups
-from plimsoll.simulate.settings import Group, Kind, Settings, StepTime
+from plimsoll.simulate.fit import Fit, fit, fit_histograms
+from plimsoll.simulate.settings import (
+    REPLAYED_ALL_THE_SAME,
+    Experts,
+    Group,
+    Kind,
+    Settings,
+    Sheet,
+    StepTime,
+    captured_sizes,
+    experts_of,
+    group_of,
+    sheet_time,
+    with_groups,
+)
 from plimsoll.simulate.start import check_start
 from plimsoll.simulate.summary import POOR_FIT
 from plimsoll.simulate.trace import Arrivals, Trace
-from plimsoll.simulate.traffic import SCHEME
+from plimsoll.simulate.trace_files import looks_like_metrics, read_histograms, read_measured, read_trace
+from plimsoll.simulate.traffic import SCHEME, cut, generate, merge, parse_synthetic, take
 from plimsoll.units import parse_vllm_integer
 from plimsoll.vllm.versions import Coverage
-
-if TYPE_CHECKING:
-    from plimsoll.simulate.fit import Fit
-    from plimsoll.simulate.roofline import Experts
-
 
 # Numbers from words and from a plan's JSON; what is wrong with one is said in one line.
 
@@ -140,10 +155,6 @@ def _fitted(
     values: Mapping[str, str], plan: Mapping[str, object] | None, settings: Settings, trace: Trace, by_sheet: Times | None
 ) -> Times:
     """Learnt from a run; the data sheet, where there is one, is where the search begins."""
-    from plimsoll.simulate.fit import fit
-    from plimsoll.simulate.fit_histograms import fit_histograms, looks_like_metrics, read_histograms
-    from plimsoll.simulate.trace_files import read_measured
-
     path, series = values["--fit"], values.get("--fit-series")
     start = by_sheet.step_time if by_sheet is not None and by_sheet.step_time.by_tokens is not None else None
     experts, sizes = _mixture(plan), _graphs(plan, settings)
@@ -186,12 +197,6 @@ def _keep(path: str, found: Fit, *, is_poor: bool) -> None:
 
 def _kept(path: str, settings: Settings) -> Times:
     """Step times that an earlier fit learnt; a table that is too short goes on as a line."""
-    from pathlib import Path
-
-    import numpy as np
-
-    from plimsoll.models.files import read_json
-
     said = read_json(Path(path), 1 << 28)
     if said.get("schema") != TIMES_SCHEMA:
         raise BadInput(f"{path}: not step times; --fit RUN --save-times FILE writes them")
@@ -210,8 +215,6 @@ def _kept(path: str, settings: Settings) -> Times:
 
 
 def _graphs(plan: Mapping[str, object] | None, settings: Settings) -> tuple[int, ...]:
-    from plimsoll.simulate.planned import captured_sizes
-
     return captured_sizes(settings, is_eager=_is_eager(plan))
 
 
@@ -222,8 +225,6 @@ def _is_eager(plan: Mapping[str, object] | None) -> bool:
 
 def _mixture(plan: Mapping[str, object] | None) -> Experts | None:
     """The experts of a mixture, of which a step reads only some."""
-    from plimsoll.simulate.planned import experts_of
-
     counted = plan.get("parameters") if plan is not None else None
     if not isinstance(counted, dict) or not isinstance(counted.get("total"), int):
         return None
@@ -234,8 +235,6 @@ def _mixture(plan: Mapping[str, object] | None) -> Experts | None:
 
 def _data_sheet(plan: Mapping[str, object], settings: Settings) -> Times:
     """By the card's bandwidth and rate and the model's size."""
-    from plimsoll.simulate.planned import Sheet, sheet_time
-
     try:
         card = gpu_named(str(object_in(plan, "gpu").get("name")))
         counted, said = object_in(plan, "parameters"), object_in(plan, "settings")
@@ -343,8 +342,6 @@ def check_options(options: Split) -> None:
 
 def read_traffic(options: Split) -> Trace:
     """The traces that were named, merged and cut as asked."""
-    from plimsoll.simulate.traffic import cut, merge
-
     traces = [_one_trace(word, options) for word in options.rest]
     trace = traces[0] if len(traces) == 1 else merge(traces)
     if {"--from-s", "--until-s"} & options.values.keys():
@@ -358,13 +355,8 @@ def read_traffic(options: Split) -> Trace:
 
 
 def _one_trace(word: str, options: Split) -> Trace:
-    from plimsoll.simulate.trace_files import read_trace
-    from plimsoll.simulate.traffic import generate, parse_synthetic
-
     limit = whole(options.values["--limit"], "--limit", 1) if "--limit" in options.values else None
     if word.startswith(SCHEME):
-        from plimsoll.simulate.traffic import take
-
         trace = generate(parse_synthetic(word))
         return take(trace, 0, min(limit, trace.size)) if limit else trace
     block = whole(options.values.get("--trace-block-size", "512"), "--trace-block-size", 1)
@@ -398,10 +390,6 @@ def _plan(options: Split) -> Mapping[str, object] | None:
         return _as_plan(json.loads(plan_as_json(options._replace(rest=()))), "the plan")
     if "--plan" not in options.values:
         return None
-    from pathlib import Path
-
-    from plimsoll.models.files import read_json
-
     path = options.values["--plan"]
     return _as_plan(read_json(Path(path), PLAN_MAX_BYTES), path)
 
@@ -531,7 +519,4 @@ def _group_of_plan(group: Mapping[str, object]) -> Group:
 
 def plan_as_json(options: Split) -> str:
     """The plan of the command after `--`."""
-    from plimsoll.plan.read import plan_launch
-    from plimsoll.render import plan as report
-
     return report.as_json(plan_launch(options, *launches_named(options, "plan")[0]), None, None)

@@ -8,49 +8,16 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from plimsoll.simulate.blocks import Hybrid, free_request, preempt
 from plimsoll.simulate.clock import Record, arrivals, start_step
 from plimsoll.simulate.compiled import compiled, hot, part, wide
-from plimsoll.simulate.layout import (
-    ARRIVAL,
-    ASYNC,
-    B_END,
-    B_PREEMPTED,
-    B_PRODUCES,
-    B_REQUESTS,
-    B_TOKENS,
-    BATCH_FIELDS,
-    BATCHES,
-    CACHED,
-    FINISH,
-    FINISHED,
-    FINISHED_COUNT,
-    IN_FLIGHT_BATCHES,
-    LAST_TOKEN,
-    MAX_LEN,
-    NEXT_ARRIVAL,
-    NOT_ARRIVED,
-    NOW,
-    NUMBER,
-    OLDEST_BATCH,
-    OUTPUT,
-    PREEMPTION_COUNT,
-    PREEMPTIONS,
-    PRODUCED,
-    PROMPT,
-    REJECTED,
-    REJECTED_COUNT,
-    RUNNING,
-    RUNNING_COUNT,
-    SEAT_BATCH,
-    SEAT_RUNNING,
-    STATUS,
-    TOKENS,
-    TOLD,
-    WAITING_COUNT,
-    Int64,
-    State,
-)
+from plimsoll.simulate.groups import Hybrid, free_request, preempt
+
+from plimsoll.simulate.layout import (  # isort: skip
+    ARRIVAL, ASYNC, B_END, B_PREEMPTED, B_PRODUCES, B_REQUESTS, B_TOKENS, BATCH_FIELDS, BATCHES, CACHED, FINISH, FINISHED,
+    FINISHED_COUNT, IN_FLIGHT_BATCHES, LAST_TOKEN, MAX_LEN, NEXT_ARRIVAL, NOT_ARRIVED, NOW, NUMBER, OLDEST_BATCH, OUTPUT,
+    PREEMPTION_COUNT, PREEMPTIONS, PRODUCED, PROMPT, REJECTED, REJECTED_COUNT, RUNNING, RUNNING_COUNT, SEAT_BATCH, SEAT_RUNNING,
+    STATUS, TOKENS, TOLD, WAITING_COUNT, Int64, State,
+)  # fmt: skip
 from plimsoll.simulate.queues import drop
 from plimsoll.simulate.scheduler import finish, schedule
 

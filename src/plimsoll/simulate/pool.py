@@ -12,31 +12,11 @@ from __future__ import annotations
 import numpy as np
 
 from plimsoll.simulate.compiled import compiled, part, wide, wrapping
-from plimsoll.simulate.layout import (
-    BUCKET_FIRST,
-    BUCKET_LAST,
-    BUCKET_NEXT,
-    BUCKET_PREV,
-    FREE_BLOCKS,
-    G_BLOCK,
-    G_FIELDS,
-    HASHED,
-    IDS_BEGIN,
-    IDS_END,
-    IDS_TOKENS,
-    LENGTH,
-    NEXT,
-    NO_KEY,
-    NUMBER,
-    PREFIX_BLOCK,
-    PREV,
-    REFS,
-    TABLE,
-    Int32,
-    Int64,
-    State,
-    UInt64,
-)
+
+from plimsoll.simulate.layout import (  # isort: skip
+    BUCKET_FIRST, BUCKET_LAST, BUCKET_NEXT, BUCKET_PREV, FREE_BLOCKS, G_BLOCK, G_FIELDS, HASHED, IDS_BEGIN, IDS_END, IDS_TOKENS,
+    LENGTH, NEXT, NO_KEY, NUMBER, PREFIX_BLOCK, PREV, REFS, TABLE, Int32, Int64, State, UInt64,
+)  # fmt: skip
 
 NULL = 0  # The null block's id
 _MIX1 = np.uint64(0xBF58476D1CE4E5B9)

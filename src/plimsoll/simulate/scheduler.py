@@ -10,52 +10,15 @@ PLACEHOLDERS for tokens that are under way.
 from __future__ import annotations
 
 from plimsoll.simulate.admission import schedule_waiting
-from plimsoll.simulate.blocks import Hybrid, cache_blocks, extend, free_request, preempt
 from plimsoll.simulate.compiled import hot, part, wide
-from plimsoll.simulate.groups import mamba_aligned
-from plimsoll.simulate.layout import (
-    ARRIVAL,
-    ASYNC,
-    B_CONTEXT,
-    B_HOW_MANY,
-    B_PREEMPTED,
-    B_PRODUCES,
-    B_REQUESTS,
-    B_TOKENS,
-    BATCH_FIELDS,
-    BATCHES,
-    BUDGET,
-    BY_PRIORITY,
-    COMPUTED,
-    COMPUTED_RUNNING,
-    FILLS,
-    FINISH,
-    FINISHED,
-    FINISHED_COUNT,
-    FIRST_TOKEN,
-    HELD,
-    IN_FLIGHT,
-    MAMBA_ALIGN,
-    MAX_LEN,
-    OUTPUT,
-    PASS,
-    PLACEHOLDERS,
-    PREEMPTION_COUNT,
-    PRIORITY,
-    PRODUCED,
-    PROMPT,
-    RUNNING,
-    RUNNING_COUNT,
-    SEAT_BATCH,
-    SEAT_RUNNING,
-    STALE,
-    STATUS,
-    THRESHOLD,
-    TOKENS,
-    WAITING_COUNT,
-    Int32,
-    State,
-)
+from plimsoll.simulate.groups import Hybrid, cache_blocks, extend, free_request, mamba_aligned, preempt
+
+from plimsoll.simulate.layout import (  # isort: skip
+    ARRIVAL, ASYNC, B_CONTEXT, B_HOW_MANY, B_PREEMPTED, B_PRODUCES, B_REQUESTS, B_TOKENS, BATCH_FIELDS, BATCHES, BUDGET,
+    BY_PRIORITY, COMPUTED, COMPUTED_RUNNING, FILLS, FINISH, FINISHED, FINISHED_COUNT, FIRST_TOKEN, HELD, IN_FLIGHT, MAMBA_ALIGN,
+    MAX_LEN, OUTPUT, PASS, PLACEHOLDERS, PREEMPTION_COUNT, PRIORITY, PRODUCED, PROMPT, RUNNING, RUNNING_COUNT, SEAT_BATCH,
+    SEAT_RUNNING, STALE, STATUS, THRESHOLD, TOKENS, WAITING_COUNT, Int32, State,
+)  # fmt: skip
 from plimsoll.simulate.queues import drop
 
 

@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from plimsoll.errors import BadInput
-from plimsoll.simulate.replay import replay
-from plimsoll.simulate.result import NEVER, STEP_COLUMNS, AtBlockSize, Replay, Series
+from plimsoll.simulate.replay import NEVER, STEP_COLUMNS, AtBlockSize, Replay, Series, replay
 from plimsoll.simulate.settings import Settings, StepTime, groups_of
 from plimsoll.simulate.trace import Floats, Integers, Trace
 

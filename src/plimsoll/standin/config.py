@@ -17,8 +17,7 @@ from plimsoll.models.shape import ModelShape
 from plimsoll.plan.ledger import Ledger
 from plimsoll.plan.settings import Flags
 from plimsoll.plan.weights import parameters, routed_parameters
-from plimsoll.simulate.planned import Sheet, experts_of, planned_settings, sheet_time
-from plimsoll.simulate.settings import Settings, StepTime
+from plimsoll.simulate.settings import Settings, Sheet, StepTime, experts_of, planned_settings, sheet_time
 from plimsoll.simulate.start import check_start
 from plimsoll.standin.engine import EngineConfig
 from plimsoll.standin.launch_log import StartLog, non_default_arguments

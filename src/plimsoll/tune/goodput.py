@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from plimsoll.errors import BadInput
-from plimsoll.simulate.result import NEVER, Replay
+from plimsoll.simulate.replay import NEVER, Replay
 from plimsoll.simulate.summary import latencies_of, percentile
 
 _UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0}

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+import plimsoll
 from plimsoll.errors import BadInput
 from plimsoll.launch.options import Split
-
-if TYPE_CHECKING:
-    from plimsoll.plan.read import MemoryPlan
-    from plimsoll.simulate.inputs import Times
-    from plimsoll.tune.answer import Last, Server
-    from plimsoll.tune.runners import KeptRuns
-    from plimsoll.tune.space import Candidate, Space
-    from plimsoll.tune.work import Traffic
+from plimsoll.launch.recognise import find_launch
+from plimsoll.models.files import read_json
+from plimsoll.plan.read import MemoryPlan, plan_launch, read_command
+from plimsoll.render import plan as report
+from plimsoll.simulate.compiled import HAS_NUMBA, sources_digest
+from plimsoll.simulate.inputs import (
+    WITHOUT_NUMBA,
+    Times,
+    check_options,
+    read_speedup,
+    read_times,
+    read_traffic,
+    settings_of_plan,
+)
+from plimsoll.simulate.settings import REPLAYED_ALL_THE_SAME
+from plimsoll.tune.answer import Fingerprint, Last, Server, flags_of, with_flags
+from plimsoll.tune.goodput import Slo, parse_slo
+from plimsoll.tune.runners import KeptRuns
+from plimsoll.tune.space import Candidate, Space, candidate_of, parse_space
+from plimsoll.tune.work import Traffic
 
 LAST_MAX_BYTES = 64 << 20
 
@@ -33,11 +47,6 @@ class Asked(NamedTuple):
 
     def replanned(self, candidate: Candidate) -> MemoryPlan:
         """The plan of the command with this setting in it."""
-        from plimsoll.launch.recognise import find_launch
-        from plimsoll.plan.read import plan_launch
-        from plimsoll.tune.answer import flags_of, with_flags
-        from plimsoll.tune.space import candidate_of
-
         checked = self.planned.checked
         words = with_flags(checked.rewritten, flags_of(candidate, candidate_of(self.planned.ledger)))
         launch = find_launch(words, checked.launch.environment, "tune")
@@ -71,10 +80,6 @@ def with_model(options: Split) -> Split:
 
 def read_promise(options: Split) -> Traffic:
     """The traffic, how fast it comes and what is promised."""
-    from plimsoll.simulate.inputs import check_options, read_speedup, read_traffic
-    from plimsoll.tune.goodput import Slo, parse_slo
-    from plimsoll.tune.work import Traffic
-
     if not options.rest:
         raise BadInput("which trace? a file, the recorder's folder, `-`, or synthetic:...")
     check_options(options)
@@ -84,12 +89,6 @@ def read_promise(options: Split) -> Traffic:
 
 def read_asked(given: Split) -> Asked:
     """All of it, or one line that says what is wrong."""
-    from plimsoll.plan.read import read_command
-    from plimsoll.simulate.compiled import HAS_NUMBA
-    from plimsoll.simulate.inputs import WITHOUT_NUMBA
-    from plimsoll.tune.answer import Server
-    from plimsoll.tune.space import parse_space
-
     options, axes = split_axes(with_model(given))
     space = parse_space(axes)
     last = read_last(options.values["--last"]) if "--last" in options.values else None
@@ -106,12 +105,6 @@ def read_asked(given: Split) -> Asked:
 
 def _times(options: Split, planned: MemoryPlan, traffic: Traffic) -> tuple[Times, tuple[str, ...]]:
     """How long a step takes, and what is to be said of it and of the settings."""
-    import json
-
-    from plimsoll.render import plan as report
-    from plimsoll.simulate.inputs import read_times, settings_of_plan
-    from plimsoll.simulate.planned import REPLAYED_ALL_THE_SAME
-
     plan = json.loads(report.as_json(planned))
     # A command that leaves no cache may be one flag from a good one; only a fit replays it as it is.
     settings, notes = settings_of_plan(plan, is_replayed="--fit" in options.values)
@@ -121,10 +114,6 @@ def _times(options: Split, planned: MemoryPlan, traffic: Traffic) -> tuple[Times
 
 def read_last(path: str) -> Last:
     """What an earlier `tune --json` saw and chose."""
-    from plimsoll.models.files import read_json
-    from plimsoll.tune.answer import Fingerprint, Last
-    from plimsoll.tune.space import Candidate
-
     said = read_json(Path(path), LAST_MAX_BYTES)
     traffic, chosen = said.get("traffic"), said.get("chosen")
     if said.get("schema") != "plimsoll.tune/1" or not isinstance(traffic, dict):
@@ -141,14 +130,9 @@ def read_last(path: str) -> Last:
 
 def kept_in(options: Split, stack: ExitStack) -> KeptRuns | None:
     """The file of --into, open as long as the stack is."""
-    from plimsoll.tune.runners import KeptRuns
-
     return stack.enter_context(KeptRuns(options.values["--into"])) if "--into" in options.values else None
 
 
 def simulator_version() -> str:
     """Results of another scheduler are other results."""
-    import plimsoll
-    from plimsoll.simulate.compiled import sources_digest
-
     return f"{plimsoll.__version__} {sources_digest()}"

@@ -14,8 +14,7 @@ from plimsoll.models.shape import ModelShape
 from plimsoll.plan.ledger import Ledger
 from plimsoll.plan.settings import Settings as Launch
 from plimsoll.plan.weights import parameters, routed_parameters
-from plimsoll.simulate.planned import Sheet, experts_of, planned_settings, sheet_time
-from plimsoll.simulate.settings import Settings, StepTime
+from plimsoll.simulate.settings import Settings, Sheet, StepTime, experts_of, planned_settings, sheet_time
 from plimsoll.units import parse_vllm_integer
 
 Number = TypeVar("Number", int, float)
