@@ -7,6 +7,7 @@ with_branches(checked)       also what the version refuses in other branches of 
 
 from __future__ import annotations
 
+import difflib
 import functools
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -29,8 +30,6 @@ from plimsoll.launch.rewrite import Item, Status
 from plimsoll.vllm import flag_notes, flags, versions
 from plimsoll.vllm.flags import UNKNOWN_DEFAULT, FlagRow, flags_of, history_of, release_after
 from plimsoll.vllm.versions import Behaviour, Engine, announced_between
-
-# The verdict on one flag of a command.
 
 _KEYED_KINDS = ("json", "json-or-text", "other")
 _NUMBERS = ("int", "float", "human-int", "human-int-or-auto")
@@ -160,7 +159,10 @@ def _absent(argument: Argument, engine: Engine) -> Item:
         if not past:
             return item_for(argument, Status.NEVER_EXISTED, note=f"{positive} has no --no- form")
     if not past:
-        return _ambiguous(argument) if argument.candidates else _unheard_of(argument, engine)
+        if not argument.candidates:
+            return _unheard_of(argument, engine)
+        shown = ", ".join(argument.candidates[:4]) + (", ..." if len(argument.candidates) > 4 else "")
+        return item_for(argument, Status.NEVER_EXISTED, note=f"several flags begin like this ({shown}); vLLM refuses it")
     if past[0].begins_after(engine.release):
         note = f"came with {past[0].first}; {engine} refuses it"
         return item_for(argument, Status.NEVER_EXISTED, past[0].first, note=note)
@@ -178,11 +180,6 @@ def _meant(argument: Argument) -> tuple[str, str]:
     if len(begun) == 1 and len(argument.spelling) > 4:
         return begun[0], f"short for {begun[0]}: "
     return argument.spelling, ""
-
-
-def _ambiguous(argument: Argument) -> Item:
-    shown = ", ".join(argument.candidates[:4]) + (", ..." if len(argument.candidates) > 4 else "")
-    return item_for(argument, Status.NEVER_EXISTED, note=f"several flags begin like this ({shown}); vLLM refuses it")
 
 
 def _unheard_of(argument: Argument, engine: Engine) -> Item:
@@ -203,8 +200,6 @@ def _nearest(spelling: str, release: str) -> str | None:
 
 
 def _nearest_of(word: str, known: Iterable[str]) -> str | None:
-    import difflib  # only for what is mistyped
-
     found = difflib.get_close_matches(word, known, n=1, cutoff=0.8)
     return found[0] if found else None
 
@@ -311,10 +306,12 @@ def check(launch: Launch, engine: Engine, came_from: Engine | None = None, confi
     judged = [(a, judge(a, engine, launch.entry, unseen, beside)) for a in line.arguments if not a.is_opaque]
     variables = [(name, value, _judge_variable(name, value, engine)) for name, value in dict(launch.environment).items()]
     items = [item for _, item in judged]
-    items += _twice(line)
+    files = [a for a in line.arguments if a.row is not None and a.row.name == "--config" and not a.source]
+    items += [Item(a.typed, Status.NEVER_EXISTED, note="vLLM takes one --config", values=a.values) for a in files[1:]]
     items += [item for _, _, item in variables if item is not None]
     items += [_stray(word) for word in line.leftovers]
-    items += _entry_point(launch, engine)
+    if launch.entry is EntryPoint.API_SERVER and Behaviour.API_SERVER_DEPRECATED.is_in(engine.release):
+        items.append(Item(launch.entry.value, Status.DEPRECATED, Behaviour.API_SERVER_DEPRECATED.since, "vllm serve"))
     if came_from is not None:
         items += _changed_defaults(line, launch, came_from, engine)
     made = rewrite.rewrite(line, judged, variables, engine)
@@ -375,12 +372,6 @@ def _config_notes(judged: list[rewrite.Judged]) -> list[str]:
     return [f"edit {file}: {', '.join(names)}; the rewritten command still reads that file" for file, names in wrong.items()]
 
 
-def _twice(line: CommandLine) -> list[Item]:
-    """vLLM takes one --config at most."""
-    files = [a for a in line.arguments if a.row is not None and a.row.name == "--config" and not a.source]
-    return [Item(a.typed, Status.NEVER_EXISTED, note="vLLM takes one --config", values=a.values) for a in files[1:]]
-
-
 def _stray(word: str) -> Item:
     if word.startswith(_DASHES):
         return Item(word, Status.NEVER_EXISTED, note="it begins with a long dash, as word processors make them: write --")
@@ -404,12 +395,6 @@ def _judge_variable(name: str, value: str, engine: Engine) -> Item | None:
     gone = flag_notes.GONE_VARIABLES.get(name)
     note = gone.why if gone else "the variable is no longer read"
     return Item(name, Status.NO_EFFECT, past.gone_in(), gone.instead if gone else None, note, (value,))
-
-
-def _entry_point(launch: Launch, engine: Engine) -> list[Item]:
-    if launch.entry is not EntryPoint.API_SERVER or not Behaviour.API_SERVER_DEPRECATED.is_in(engine.release):
-        return []
-    return [Item(launch.entry.value, Status.DEPRECATED, Behaviour.API_SERVER_DEPRECATED.since, "vllm serve")]
 
 
 def _changed_defaults(line: CommandLine, launch: Launch, old: Engine, new: Engine) -> list[Item]:

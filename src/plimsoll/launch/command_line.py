@@ -7,6 +7,7 @@ several values after one flag, and a YAML file of flags (`--config`).
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -104,8 +105,6 @@ def arguments_from_config(config: Mapping[str, object], release: str, name: str)
 
 def _json(value: object, name: str) -> str:
     """A nested entry as JSON; a file whose aliases multiply is refused before it grows."""
-    import json
-
     text = ""
     for chunk in json.JSONEncoder().iterencode(value):
         text += chunk
@@ -324,8 +323,6 @@ def in_form_of(row: FlagRow, values: tuple[str, ...]) -> str | None:
     if len(values) != 1:
         return None
     if row.kind == "json":
-        import json
-
         pairs = key_values(values[0])
         return json.dumps(pairs) if pairs is not None else None
     try:
@@ -369,8 +366,6 @@ def _wrong_kind(kind: str, value: str) -> str | None:
 
 
 def _wrong_json(value: str) -> str | None:
-    import json
-
     for text in (value, re.sub(_HUMAN_NUMBER, "0", value)):
         try:
             json.loads(text)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from plimsoll.launch.check_flags import ConfigFile, FlagReport, check, with_config
@@ -88,7 +88,7 @@ def fit(launch: Launch, engine: Engine, config: ConfigFile | None, plugins: Plug
     line = read_command_line(launch.arguments, engine.release, takes_model=takes_model, unseen=unseen)
     arguments = with_config(line, config, engine).arguments
     given = _CommandFlags(arguments, dict(launch.environment), engine, plugins)
-    remarks = [remark for rule in _RULES if (remark := rule(given)) is not None]
+    remarks = list(_remarks(given))
     opaque = [argument.typed for argument in arguments if argument.is_opaque]
     if opaque:
         remarks.append(Remark(opaque[0], f"what it holds was not seen: look that there is no {EXTENSION_FLAG} in it"))
@@ -118,130 +118,73 @@ def _other_extension(given: _CommandFlags) -> str:
     return "" if value == PROBE else value
 
 
-def _extension(given: _CommandFlags) -> Remark | None:
-    other = _other_extension(given)
-    if not other:
-        return None
-    says = f"{other} is the worker extension, and vLLM takes one: PLIMSOLL_PROBE=plugin adds the probe beside it"
-    if given.plugins.has_probe:
-        return Remark(EXTENSION_FLAG, says)
-    return Remark(EXTENSION_FLAG, f"{says}, but only where plimsoll is installed or its wheel is mounted", (Part.PROBE,), "no")
+def _remarks(given: _CommandFlags) -> Iterator[Remark]:
+    """What the flags and variables of the command mean for plimsoll.inside."""
+    if other := _other_extension(given):
+        says = f"{other} is the worker extension, and vLLM takes one: PLIMSOLL_PROBE=plugin adds the probe beside it"
+        if given.plugins.has_probe:
+            yield Remark(EXTENSION_FLAG, says)
+        else:
+            says += ", but only where plimsoll is installed or its wheel is mounted"
+            yield Remark(EXTENSION_FLAG, says, (Part.PROBE,), "no")
+    if given.value("--worker-cls") not in ("", "auto"):
+        says = "a worker class of its own: its names were not read, and vLLM refuses one that ours has too"
+        yield Remark("--worker-cls", says)
+    middleware = given.values(MIDDLEWARE_FLAG)
+    if GATE in middleware and middleware[-1] != GATE:
+        says = f"{GATE} should be the last: what stands behind it is outside the gate, and what that refuses is not counted"
+        yield Remark(MIDDLEWARE_FLAG, says)
+    if given.is_on(RUST_FRONT_END):
+        says = "the Rust front-end takes neither middleware nor stat loggers; the probe's figures stay in their files"
+        yield Remark(RUST_FRONT_END, says, (*_SERVER_PARTS, Part.RECORDER), "no")
+    if flags.is_read_in(FIRST_ENGINE, given.engine.release) and given.variables.get(FIRST_ENGINE, "").strip() == "0":
+        says = "the first engine (V0) has no stat loggers and no list of its requests: only the probe was looked at for it"
+        yield Remark(FIRST_ENGINE, says, (*_SERVER_PARTS, Part.RECORDER), "no")
+    if given.has("--grpc"):
+        yield Remark("--grpc", "a gRPC server has no middleware", _SERVER_PARTS, "no")
+    if given.has("--headless"):
+        says = (
+            "no API server runs here: the gate belongs to the command that has one, and it does not see these workers' figures"
+        )
+        yield Remark("--headless", says, (*_SERVER_PARTS, Part.RECORDER), "no")
+    yield from _spread(given)
+    if given.has("--disable-log-stats"):
+        if given.plugins.has_stat_logger:
+            says = "a stat logger that is installed keeps vLLM's statistics on, though without vLLM's own lines and metrics"
+            yield Remark("--disable-log-stats", says)
+        else:
+            says = "without statistics no step and no finished request is seen: nothing is recorded and no rate is known"
+            yield Remark("--disable-log-stats", says, (Part.SHED, Part.RECORDER), "no")
+    loaded = given.variables.get(PLUGIN_LIST)
+    if loaded is not None and given.plugins.has_stat_logger and PLUGIN_NAME not in loaded.split(","):
+        says = f"a list of what may be loaded: {PLUGIN_NAME} is added, else the gate brings the stat logger itself"
+        yield Remark(PLUGIN_LIST, says)
+    if flag := given.has("--kv-transfer-config", "--kv-offloading-size"):
+        says = "finished requests may still hold blocks for the connector: an idle count does not mean that all is sent"
+        yield Remark(flag, says)
+    if flag := given.has("--max-num-queued-reqs", "--max-num-queued-tokens"):
+        yield Remark(flag, "vLLM bounds its queue itself: shed adds nothing but Retry-After")
+    if given.has("--enable-elastic-ep"):
+        yield Remark("--enable-elastic-ep", "scaling makes vLLM's loggers anew; the gate puts the recorder back")
+    if flag := given.has("--disable-frontend-multiprocessing"):
+        yield Remark(flag, "changes nothing here: it concerns the first engine (V0) alone")
 
 
-def _worker_class(given: _CommandFlags) -> Remark | None:
-    if given.value("--worker-cls") in ("", "auto"):
-        return None
-    return Remark("--worker-cls", "a worker class of its own: its names were not read, and vLLM refuses one that ours has too")
-
-
-def _middleware_order(given: _CommandFlags) -> Remark | None:
-    values = given.values(MIDDLEWARE_FLAG)
-    if GATE not in values or values[-1] == GATE:
-        return None
-    return Remark(
-        MIDDLEWARE_FLAG,
-        f"{GATE} should be the last: what stands behind it is outside the gate, and what that refuses is not counted",
-    )
-
-
-def _rust(given: _CommandFlags) -> Remark | None:
-    if not given.is_on(RUST_FRONT_END):
-        return None
-    says = "the Rust front-end takes neither middleware nor stat loggers; the probe's figures stay in their files"
-    return Remark(RUST_FRONT_END, says, (*_SERVER_PARTS, Part.RECORDER), "no")
-
-
-def _first_engine(given: _CommandFlags) -> Remark | None:
-    is_read = flags.is_read_in(FIRST_ENGINE, given.engine.release)
-    if not is_read or given.variables.get(FIRST_ENGINE, "").strip() != "0":
-        return None
-    says = "the first engine (V0) has no stat loggers and no list of its requests: only the probe was looked at for it"
-    return Remark(FIRST_ENGINE, says, (*_SERVER_PARTS, Part.RECORDER), "no")
-
-
-def _grpc(given: _CommandFlags) -> Remark | None:
-    return Remark("--grpc", "a gRPC server has no middleware", _SERVER_PARTS, "no") if given.has("--grpc") else None
-
-
-def _headless(given: _CommandFlags) -> Remark | None:
-    if not given.has("--headless"):
-        return None
-    says = "no API server runs here: the gate belongs to the command that has one, and it does not see these workers' figures"
-    return Remark("--headless", says, (*_SERVER_PARTS, Part.RECORDER), "no")
-
-
-def _nodes(given: _CommandFlags) -> Remark | None:
+def _spread(given: _CommandFlags) -> Iterator[Remark]:
+    """What several machines, Ray and several API servers mean for the figures."""
     spread = "--nnodes" if given.number("--nnodes") > 1 else given.has("--data-parallel-address", "--data-parallel-start-rank")
     local, size = given.number("--data-parallel-size-local"), given.number("--data-parallel-size")
     spread = spread or ("--data-parallel-size-local" if 0 < local < size else "")
-    if not spread:
-        return None
-    return Remark(spread, "several machines: figures of workers on the others are not seen here", (Part.PROBE,), "partly")
-
-
-def _ray(given: _CommandFlags) -> Remark | None:
-    for flag in ("--distributed-executor-backend", "--data-parallel-backend"):
-        if given.value(flag) == "ray":
-            says = "Ray starts the workers, so they are not known to be this server's: their figures are written but not shown"
-            return Remark(flag, says, (Part.PROBE,), "partly")
-    return None
-
-
-def _servers(given: _CommandFlags) -> Remark | None:
+    if spread:
+        yield Remark(spread, "several machines: figures of workers on the others are not seen here", (Part.PROBE,), "partly")
+    backends = ("--distributed-executor-backend", "--data-parallel-backend")
+    if flag := next((flag for flag in backends if given.value(flag) == "ray"), ""):
+        says = "Ray starts the workers, so they are not known to be this server's: their figures are written but not shown"
+        yield Remark(flag, says, (Part.PROBE,), "partly")
     count = given.number("--api-server-count")
-    if given.has("--headless") or (count < 2 and (count or given.number("--data-parallel-size") < 2)):
-        return None
-    name = "--api-server-count" if count else "--data-parallel-size"
-    says = "several API servers share their state through files of one user on one machine (in PLIMSOLL_DIR)"
-    return Remark(name, says)
-
-
-def _no_stats(given: _CommandFlags) -> Remark | None:
-    flag = "--disable-log-stats"
-    if not given.has(flag):
-        return None
-    if given.plugins.has_stat_logger:
-        says = "a stat logger that is installed keeps vLLM's statistics on, though without vLLM's own lines and metrics"
-        return Remark(flag, says)
-    says = "without statistics no step and no finished request is seen: nothing is recorded and no rate is known"
-    return Remark(flag, says, (Part.SHED, Part.RECORDER), "no")
-
-
-def _plugin_list(given: _CommandFlags) -> Remark | None:
-    if PLUGIN_LIST not in given.variables or not given.plugins.has_stat_logger:
-        return None
-    if PLUGIN_NAME in given.variables[PLUGIN_LIST].split(","):
-        return None
-    return Remark(
-        PLUGIN_LIST, f"a list of what may be loaded: {PLUGIN_NAME} is added, else the gate brings the stat logger itself"
-    )
-
-
-def _connector(given: _CommandFlags) -> Remark | None:
-    flag = given.has("--kv-transfer-config", "--kv-offloading-size")
-    says = "finished requests may still hold blocks for the connector: an idle count does not mean that all is sent"
-    return Remark(flag, says) if flag else None
-
-
-def _own_valve(given: _CommandFlags) -> Remark | None:
-    flag = given.has("--max-num-queued-reqs", "--max-num-queued-tokens")
-    return Remark(flag, "vLLM bounds its queue itself: shed adds nothing but Retry-After") if flag else None
-
-
-def _elastic(given: _CommandFlags) -> Remark | None:
-    flag = "--enable-elastic-ep"
-    return Remark(flag, "scaling makes vLLM's loggers anew; the gate puts the recorder back") if given.has(flag) else None
-
-
-def _one_process(given: _CommandFlags) -> Remark | None:
-    flag = "--disable-frontend-multiprocessing"
-    return Remark(flag, "changes nothing here: it concerns the first engine (V0) alone") if given.has(flag) else None
-
-
-_RULES = (
-    _extension, _worker_class, _middleware_order, _rust, _first_engine, _grpc, _headless, _nodes, _ray, _servers,
-    _no_stats, _plugin_list, _connector, _own_valve, _elastic, _one_process,
-)  # fmt: skip
+    if not given.has("--headless") and (count > 1 or (not count and size > 1)):
+        says = "several API servers share their state through files of one user on one machine (in PLIMSOLL_DIR)"
+        yield Remark("--api-server-count" if count else "--data-parallel-size", says)
 
 
 def with_remarks(verdicts: Sequence[Verdict], remarks: Sequence[Remark]) -> tuple[Verdict, ...]:

@@ -39,14 +39,11 @@ def documents_in(text: str, name: str, *, booleans: bool = False) -> list[Tree]:
         mark = error.problem_mark or error.context_mark
         where = f", line {mark.line + 1}" if mark else ""
         problem = " ".join(str(error.problem or error.context).split())
-        raise BadInput(f"{name}{where}: not valid YAML: {problem}{_hint(text)}") from None
+        hint = "; it looks like a template: render it first" if "{{" in text or "{%" in text else ""
+        raise BadInput(f"{name}{where}: not valid YAML: {problem}{hint}") from None
     except yaml.YAMLError as error:
         raise BadInput(f"{name}: not valid YAML: {str(error).splitlines()[0]}") from None
     return builder.documents
-
-
-def _hint(text: str) -> str:
-    return "; it looks like a template: render it first" if "{{" in text or "{%" in text else ""
 
 
 class _Builder:

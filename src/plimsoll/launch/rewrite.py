@@ -105,25 +105,23 @@ class _Words:
             *path, last = words[0].split(".")[1:]
             for key in path:
                 inner = inner.setdefault(key, {})
-            inner[last] = _plain(words[1])
+            try:
+                inner[last] = json.loads(words[1])
+            except ValueError:
+                inner[last] = words[1]
         except (ValueError, IndexError, TypeError, AttributeError):
             self.left_out.append(old)
             return
         target[1] = json.dumps(merged)
 
 
-def _plain(value: str) -> object:
-    try:
-        return json.loads(value)
-    except ValueError:
-        return value
-
-
 def rewrite(line: CommandLine, judged: list[Judged], variables: list[Variable], engine: Engine) -> Rewritten:
     """The command with refused flags replaced or left out, redundant ones gone, abbreviations spelled out."""
     verdicts = {id(argument): item for argument, item in judged}
     made = _Words(flags_of(engine.release))
-    last_switch = _last_switches(line, verdicts)
+    # Of each switch of the command itself, the last argument that says on or off in a way we can keep.
+    switches = [(a.row.name, id(a)) for a in line.arguments if a.row is not None and a.row.kind == "on-off" and not a.source]
+    last_switch = {name: key for name, key in switches if _is_kept(verdicts[key])}
     given = line.given
     in_file = {a.row.name for a in line.arguments if a.source and a.row is not None}
     replaced: list[Argument] = []
@@ -136,7 +134,7 @@ def rewrite(line: CommandLine, judged: list[Judged], variables: list[Variable], 
         row, item = argument.row, verdicts[id(argument)]
         if row is not None and row.name == "--model" and argument.values:
             continue  # it is the first word
-        if row is not None and row.name in last_switch and last_switch[row.name] != id(argument) and _says(item):
+        if row is not None and row.name in last_switch and last_switch[row.name] != id(argument) and _is_kept(item):
             continue  # the last of several wins
         if row is None and item.status is Status.REMOVED:
             replaced.append(argument)
@@ -146,28 +144,23 @@ def rewrite(line: CommandLine, judged: list[Judged], variables: list[Variable], 
             made.flags.append(spelled(argument))
     for argument in replaced:  # after the rest, so that what the command says itself is seen first
         made.add_instead(flag_notes.GONE.get(argument.spelling), argument.values, argument.typed)
-    kept = _environment(variables, made)
-    words = [w for flag in made.flags for w in flag]
+    kept = []
+    for name, value, verdict in variables:
+        if verdict is not None and verdict.status is Status.NO_EFFECT:
+            made.add_instead(flag_notes.GONE_VARIABLES.get(name), (value,), name)
+        else:
+            kept.append((name, value))
+    head = ["vllm", "serve", line.model] if line.model else ["vllm", "serve"]
+    if not Behaviour.SERVE_COMMAND.is_in(engine.release):
+        head = ["python", "-m", "vllm.entrypoints.openai.api_server", *(["--model", line.model] if line.model else [])]
     said = ((LEFT_OUT, made.left_out), ("still in the rewritten command, and for you to set", made.to_be_set))
     notes = tuple(f"{what}: {', '.join(flags)}" for what, flags in said if flags)
-    return Rewritten((*_head(line.model, engine), *words), kept, notes)
+    return Rewritten((*head, *(word for flag in made.flags for word in flag)), tuple(kept), notes)
 
 
-def _last_switches(line: CommandLine, verdicts: Mapping[int, Item]) -> dict[str, int]:
-    """For each switch of the command itself, the last argument that says on or off in a way we can keep."""
-    switches = [a for a in line.arguments if a.row is not None and a.row.kind == "on-off" and not a.source]
-    return {a.row.name: id(a) for a in switches if a.row is not None and _says(verdicts[id(a)])}
-
-
-def _says(item: Item) -> bool:
+def _is_kept(item: Item) -> bool:
     """Whether the release takes it, or we know the words that say the same."""
     return not item.status.is_refused or item.instead is not None
-
-
-def _head(model: str | None, engine: Engine) -> list[str]:
-    if not Behaviour.SERVE_COMMAND.is_in(engine.release):
-        return ["python", "-m", "vllm.entrypoints.openai.api_server", *(["--model", model] if model else [])]
-    return ["vllm", "serve", *([model] if model else [])]
 
 
 def _mend(argument: Argument, item: Item, made: _Words, release: str, given: frozenset[str]) -> None:
@@ -187,16 +180,6 @@ def _mend(argument: Argument, item: Item, made: _Words, release: str, given: fro
         made.to_be_set.append(" ".join(spelled(argument)))
     else:
         made.left_out.append(" ".join([argument.typed, *argument.values]))
-
-
-def _environment(variables: list[Variable], made: _Words) -> tuple[tuple[str, str], ...]:
-    kept = []
-    for name, value, verdict in variables:
-        if verdict is not None and verdict.status is Status.NO_EFFECT:
-            made.add_instead(flag_notes.GONE_VARIABLES.get(name), (value,), name)
-        else:
-            kept.append((name, value))
-    return tuple(kept)
 
 
 def spelled(argument: Argument) -> list[str]:

@@ -25,8 +25,6 @@ from typing import NamedTuple
 from plimsoll.errors import TooLarge
 from plimsoll.launch.shell_words import Operator, Parameter, Part, Reader, Substitution, Text, Word
 
-# What the words of a shell script become once its variables are filled in, as far as the script alone can tell.
-
 OTHER_VALUES_MAX = 8  # of one variable, from the branches that were not taken
 WORK_MAX = 16 * 1024 * 1024  # characters produced in all; A="$A$A" doubles with every line
 _BLANKS = re.compile(r"[ \t\n]+")
@@ -252,7 +250,7 @@ _DECLARING = frozenset({"export", "declare", "typeset", "local", "readonly"})
 _OPENING = frozenset({"if", "while", "until"})
 _CLOSING = frozenset({"fi", "done"})
 _OTHERWISE_MAX = 16  # ways to run one command
-_TOKEN_COST = 64  # of shell_expand.WORK_MAX: a quarter of a million words and operators in all
+_TOKEN_COST = 64  # of WORK_MAX: a quarter of a million words and operators in all
 _SKIPPED = frozenset({"then", "elif", "else", "do", "{", "}", "!", "coproc"})
 
 

@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 from plimsoll.errors import BadInput
 
-# Finds where a shell's brackets and here-documents end, without recursion and in one pass.
-
 _SPECIAL = re.compile(r"""[\\'"`$(){}#<\n]""")
 _HERE = re.compile(r"<<(-?)[ \t]*(?:'([^'\n]*)'|\"([^\"\n]*)\"|\\?([^\s'\"<>;&|()]+))")
 _BACKTICK_STOP = re.compile(r"[\\`]")

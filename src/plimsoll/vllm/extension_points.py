@@ -45,17 +45,11 @@ def shape_of(text: str) -> FileShape | None:
     """What the text defines; None where this Python cannot parse it."""
     try:
         tree = ast.parse(text)
-        return FileShape(_classes(tree), _functions(tree.body), *_words(tree))
+        classes = (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+        shapes = {node.name: ClassShape(_functions(node.body), frozenset(_attributes(node))) for node in classes}
+        return FileShape(shapes, _functions(tree.body), *_words(tree))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
-
-
-def _classes(tree: ast.Module) -> dict[str, ClassShape]:
-    found = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ClassDef):
-            found[node.name] = ClassShape(_functions(node.body), frozenset(_attributes(node)))
-    return found
 
 
 def _functions(body: list[ast.stmt]) -> dict[str, tuple[str, ...]]:

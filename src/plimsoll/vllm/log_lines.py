@@ -354,7 +354,8 @@ def measured_of(lines: Iterable[bytes]) -> Measured:
     start, best = _Start(), _Start()
     for raw in lines:
         line = _COLOURS.sub("", raw.decode("utf-8", "replace"))
-        name, worker = _speaker(line)
+        speakers = _WHO.findall(line)
+        name, worker = speakers[-1] if speakers else ("", "")  # a progress bar may stand before it on the same line
         if _begins_anew(line, name, start):
             best = start if start.got_a_cache or not best.got_a_cache else best
             start = _Start()
@@ -378,12 +379,6 @@ def _begins_anew(line: str, name: str, start: _Start) -> bool:
     if _BANNER.search(line) is not None:
         return start.got_far
     return "LLM engine (v" in line and name in start.named and start.got_far
-
-
-def _speaker(line: str) -> tuple[str, str]:
-    """Name and process in front of the message; a progress bar may stand before it on the same line."""
-    found = _WHO.findall(line)
-    return found[-1] if found else ("", "")
 
 
 def _take(facts: _Facts, field: str, text: str, kind: str) -> None:
