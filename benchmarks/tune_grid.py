@@ -21,11 +21,10 @@ from plimsoll.launch.options import split_options
 from plimsoll.plan.read import read_command
 from plimsoll.simulate.trace_files import read_trace
 from plimsoll.tune.answer import Server, Tuning, tune
-from plimsoll.tune.goodput import Score, parse_slo
+from plimsoll.tune.goodput import RunAll, Score, Traffic, parse_slo
 from plimsoll.tune.inputs import simulator_version
 from plimsoll.tune.runners import KeptRuns, on_cores, remembering
 from plimsoll.tune.space import Candidate, Space, plan_all
-from plimsoll.tune.work import RunAll, Traffic
 
 DOCS = Path(__file__).resolve().parents[1] / "docs" / "tune.md"
 GRID = Space(

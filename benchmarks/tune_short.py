@@ -11,11 +11,10 @@ from plimsoll.launch.options import split_options
 from plimsoll.plan.read import read_command
 from plimsoll.simulate.traffic import generate, parse_synthetic
 from plimsoll.tune.answer import Server
-from plimsoll.tune.goodput import Score, parse_slo
+from plimsoll.tune.goodput import Score, Traffic, parse_slo
 from plimsoll.tune.runners import on_cores
 from plimsoll.tune.search import Search
 from plimsoll.tune.space import Space, candidate_of, plan_all
-from plimsoll.tune.work import Traffic
 
 SPACE = Space((8, 16, 24, 32, 48, 64, 128, 256), (512, 1024, 2048, 4096), (16, 32), (0.85, 0.88, 0.9, 0.92, 0.94))
 SERVER = "--gpu L4 --vllm 0.32.0 -- vllm serve meta-llama/Llama-3.1-8B-Instruct --max-model-len 8192"

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Mapping
 from typing import Any
 
-from plimsoll.demo.balancer import Told as Told
+from plimsoll.demo.balancer import HttpAnswer as HttpAnswer
 
 LIMIT_S = 120.0
 
@@ -37,13 +37,13 @@ async def ask(
     method: str = "",
     manner: str = "well",
     after_bytes: int = 400,
-) -> Told:
+) -> HttpAnswer:
     """One request in one of four manners.
 
     `well`; `reset`: RST amid the answer; `half-close`: FIN right after the request; `leave`: closed with nothing read.
     """
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    told = Told()
+    told = HttpAnswer()
     try:
         writer.write(request_bytes(port, method or ("GET" if body is None else "POST"), path, body, headers or {}))
         await writer.drain()
@@ -65,7 +65,7 @@ async def ask(
     return told
 
 
-async def _read(reader: asyncio.StreamReader, told: Told, at_most: int | None) -> None:
+async def _read(reader: asyncio.StreamReader, told: HttpAnswer, at_most: int | None) -> None:
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
     told.status = int(head[0].split()[1])
     told.headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:] if line)}
@@ -85,13 +85,13 @@ async def _read(reader: asyncio.StreamReader, told: Told, at_most: int | None) -
 
 async def complete(
     port: int, max_tokens: int, *, stream: bool, prompt: str = "a tale", manner: str = "well", **more: Any
-) -> Told:
+) -> HttpAnswer:
     """One completion of the lab's model; `more` may hold `headers`."""
     headers = more.pop("headers", None)
     body = {"model": "tiny", "prompt": prompt, "max_tokens": max_tokens, "stream": stream, "ignore_eos": True, **more}
     return await ask(port, "/v1/completions", body, headers, manner=manner)
 
 
-def is_finished(told: Told) -> bool:
+def is_finished(told: HttpAnswer) -> bool:
     """Whether a completion ended as it should: whole, 200, no error in the stream, cut by its own length."""
     return told.status == 200 and told.is_whole and b'"finish_reason":"length"' in told.body and b'"error"' not in told.body

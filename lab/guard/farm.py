@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from lab.engine.clients import Told, complete, is_finished
+from lab.engine.clients import HttpAnswer, complete, is_finished
 from lab.engine.server import free_port
 from plimsoll.guard.adapters.own_process import OwnProcess
 from plimsoll.hardware.processes import boot_mark, read_processes
@@ -73,7 +73,7 @@ class Clients:
             turn += 1
             is_stream = number % 2 == 0
             began_s = time.monotonic() - self._began_s
-            told = Told()
+            told = HttpAnswer()
             self.under_way += 1
             with contextlib.suppress(OSError, TimeoutError):
                 told = await complete(

@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lab.engine.clients import Told, ask
+from lab.engine.clients import HttpAnswer, ask
 from lab.engine.server import free_port
 from lab.guard.command import API_TOKEN, Guard
 from lab.guard.contenders import pause
@@ -58,17 +58,17 @@ class Hand:
     def __init__(self, name: str, guard: Guard) -> None:
         self.name, self.guard = name, guard
 
-    async def ask(self, verb: str, engine: str) -> Told:
+    async def ask(self, verb: str, engine: str) -> HttpAnswer:
         """One wish; status 0 where guard was killed over it."""
         with contextlib.suppress(OSError):
             return await ask(
                 self.guard.port, f"/v1/engines/{engine}/{verb}", {}, {"Authorization": f"Bearer {API_TOKEN}"}, method="POST"
             )
-        return Told()
+        return HttpAnswer()
 
     async def until_done(self, verb: str, engine: str, is_over: Callable[[], bool] = lambda: False) -> None:
         """Ask until it is, or nobody wants it any more; an engine that nobody has drained is back already."""
-        end_s, told = time.monotonic() + PATIENCE_S, Told()
+        end_s, told = time.monotonic() + PATIENCE_S, HttpAnswer()
         while time.monotonic() < end_s:
             told = await self.ask(verb, engine)
             is_back = verb == "undrain" and told.status == 409 and told.json()["reason"] == "NotDrained"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from plimsoll.demo.balancer import Balancer, Told, ask
+from plimsoll.demo.balancer import Balancer, HttpAnswer, ask
 from tests.real.small_farm import Backend
 
 TOKEN = "0123456789abcdef"
@@ -74,7 +74,7 @@ def hook(balancer: Balancer, verb: str, engine: str = "one", epoch: int = 1) -> 
 def test_a_request_without_a_byte_of_an_answer_goes_to_another_engine(answer: bytes) -> None:
     """Also a stream whose head had come: it is held back until its first token."""
 
-    async def script(balancer: Balancer, one: Engine, two: Engine) -> tuple[Told, int, int | None]:
+    async def script(balancer: Balancer, one: Engine, two: Engine) -> tuple[HttpAnswer, int, int | None]:
         one.answer = answer
         return await ask(balancer.port, "/v1/completions", {}), two.asked, await balancer.count_sent_again()
 
@@ -85,7 +85,7 @@ def test_a_request_without_a_byte_of_an_answer_goes_to_another_engine(answer: by
 def test_an_answer_that_has_begun_is_never_begun_anew() -> None:
     """Its client sees that it broke off: two halves of two answers are none."""
 
-    async def script(balancer: Balancer, one: Engine, two: Engine) -> tuple[Told, int]:
+    async def script(balancer: Balancer, one: Engine, two: Engine) -> tuple[HttpAnswer, int]:
         one.answer = whole(b"a long answer")[:-6]
         return await ask(balancer.port, "/v1/completions", {}), two.asked
 
@@ -97,7 +97,7 @@ def test_an_answer_that_has_begun_is_never_begun_anew() -> None:
 def test_an_orderly_refusal_reaches_the_client() -> None:
     """Shedding is for clients to see: another engine would only be overrun next."""
 
-    async def script(balancer: Balancer, one: Engine, two: Engine) -> Told:
+    async def script(balancer: Balancer, one: Engine, two: Engine) -> HttpAnswer:
         for engine in (one, two):
             engine.answer = b"HTTP/1.1 503 Busy\r\nRetry-After: 3\r\nContent-Length: 0\r\n\r\n"
         return await ask(balancer.port, "/v1/completions", {})
@@ -192,7 +192,7 @@ def test_the_webhook_opens_only_with_its_token() -> None:
 def test_a_client_that_talks_nonsense_harms_nobody(bytes_: bytes) -> None:
     """The next one is served."""
 
-    async def script(balancer: Balancer, _one: Engine, _two: Engine) -> Told:
+    async def script(balancer: Balancer, _one: Engine, _two: Engine) -> HttpAnswer:
         reader, writer = await asyncio.open_connection("127.0.0.1", balancer.port)
         writer.write(bytes_)
         writer.write_eof()

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from plimsoll.demo.summary import OUT, SERVING, SHEDDING, Played, Summary, actions, times
-from plimsoll.demo.traffic import Count, Lost
+from plimsoll.demo.summary import OUT, SERVING, SHEDDING, Incident, Summary, actions, times
+from plimsoll.demo.traffic import Count, LostRequest
 from plimsoll.guard.act.journal_entry import CLOSED, INTENT, OUTCOME, Entry
 
 
@@ -49,8 +49,8 @@ def test_actions_are_counted_by_rung_and_end() -> None:
 
 def summary(*, lost: int = 0, wrong: str = "", sent_again: int | None = 3) -> Summary:
     """A play that went so."""
-    count = Count(asked=100 + lost, served=100, waited=7, told_to_wait=9, lost=[Lost(4.0, "no answer")] * lost)
-    played = [Played("a burst", 12.0, wrong)]
+    count = Count(asked=100 + lost, served=100, waited=7, told_to_wait=9, lost=[LostRequest(4.0, "no answer")] * lost)
+    played = [Incident("a burst", 12.0, wrong)]
     return Summary(60.0, count, sent_again, played, {"shed": {"done": 1}}, times(RESTART, ["a"], 0.0, 30.0), "own", "http://x/")
 
 

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
-from plimsoll.demo.balancer import Told
-from plimsoll.demo.traffic import LOST, SERVED, WAIT, Count, Lost, Traffic, verdict, why_lost
+from plimsoll.demo.balancer import HttpAnswer
+from plimsoll.demo.traffic import LOST, SERVED, WAIT, Count, LostRequest, Traffic, verdict, why_lost
 
 DONE = b'{"choices": [{"text": "x", "finish_reason": "length"}]}'
 STREAM = b'data: {"choices":[{"finish_reason":"length"}]}\n\ndata: [DONE]\n\n'
@@ -19,22 +19,22 @@ STREAM = b'data: {"choices":[{"finish_reason":"length"}]}\n\ndata: [DONE]\n\n'
 @pytest.mark.parametrize(
     ("told", "stream", "is_what"),
     [
-        (Told(200, {}, DONE, is_whole=True), False, SERVED),
-        (Told(200, {}, STREAM, is_whole=True), True, SERVED),
-        (Told(200, {}, STREAM[:50], is_whole=True), True, LOST),  # no [DONE]
-        (Told(200, {}, DONE, is_whole=False), False, LOST),  # cut off
-        (Told(200, {}, DONE.replace(b"length", b"abort"), is_whole=True), False, LOST),
-        (Told(200, {}, b'data: {"error": "x"}\n\n' + STREAM, is_whole=True), True, LOST),
-        (Told(503, {"retry-after": "3"}, b"", is_whole=True), False, WAIT),
-        (Told(429, {"retry-after": "3"}, b"", is_whole=True), False, WAIT),
-        (Told(503, {}, b"", is_whole=True), False, LOST),  # nobody said when to come again
-        (Told(503, {"retry-after": "soon"}, b"", is_whole=True), False, LOST),
-        (Told(500, {"retry-after": "3"}, b"", is_whole=True), False, LOST),
-        (Told(), False, LOST),
+        (HttpAnswer(200, {}, DONE, is_whole=True), False, SERVED),
+        (HttpAnswer(200, {}, STREAM, is_whole=True), True, SERVED),
+        (HttpAnswer(200, {}, STREAM[:50], is_whole=True), True, LOST),  # no [DONE]
+        (HttpAnswer(200, {}, DONE, is_whole=False), False, LOST),  # cut off
+        (HttpAnswer(200, {}, DONE.replace(b"length", b"abort"), is_whole=True), False, LOST),
+        (HttpAnswer(200, {}, b'data: {"error": "x"}\n\n' + STREAM, is_whole=True), True, LOST),
+        (HttpAnswer(503, {"retry-after": "3"}, b"", is_whole=True), False, WAIT),
+        (HttpAnswer(429, {"retry-after": "3"}, b"", is_whole=True), False, WAIT),
+        (HttpAnswer(503, {}, b"", is_whole=True), False, LOST),  # nobody said when to come again
+        (HttpAnswer(503, {"retry-after": "soon"}, b"", is_whole=True), False, LOST),
+        (HttpAnswer(500, {"retry-after": "3"}, b"", is_whole=True), False, LOST),
+        (HttpAnswer(), False, LOST),
     ],
 )
 def test_only_a_whole_answer_is_served_and_only_an_orderly_refusal_is_asked_again(
-    told: Told, is_what: str, *, stream: bool
+    told: HttpAnswer, is_what: str, *, stream: bool
 ) -> None:
     """Everything else is lost."""
     assert verdict(told, stream=stream) == is_what
@@ -42,7 +42,12 @@ def test_only_a_whole_answer_is_served_and_only_an_orderly_refusal_is_asked_agai
 
 def test_why_a_request_was_lost_is_one_line() -> None:
     """No answer, one that broke off, one that ended too soon, a status."""
-    found = [why_lost(Told()), why_lost(Told(200)), why_lost(Told(200, is_whole=True)), why_lost(Told(500, is_whole=True))]
+    found = [
+        why_lost(HttpAnswer()),
+        why_lost(HttpAnswer(200)),
+        why_lost(HttpAnswer(200, is_whole=True)),
+        why_lost(HttpAnswer(500, is_whole=True)),
+    ]
     assert found == ["no answer", "the answer broke off", "the answer ended too soon", "status 500"]
 
 
@@ -113,7 +118,7 @@ def test_a_copy_of_the_count_does_not_grow() -> None:
     count = Count(served=3)
     before = count.copy()
     count.served += 1
-    count.lost.append(Lost(1.0, "no answer"))
+    count.lost.append(LostRequest(1.0, "no answer"))
     assert (before.served, before.lost) == (3, [])
 
 

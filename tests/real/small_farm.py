@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from lab.engine.clients import Told, ask
+from lab.engine.clients import HttpAnswer, ask
 
 CLIENTS = 20
 PIECES = 5
@@ -85,7 +85,7 @@ class Load:
 
     def __init__(self, port: int) -> None:
         self.port = port
-        self.told: list[Told] = []
+        self.told: list[HttpAnswer] = []
         self._is_over = False
         self._tasks = [asyncio.create_task(self._client(i)) for i in range(CLIENTS)]
 
@@ -95,9 +95,9 @@ class Load:
             try:
                 self.told.append(await ask(self.port, "/v1/completions", body, {"Connection": "close"}))
             except OSError:
-                self.told.append(Told())
+                self.told.append(HttpAnswer())
 
-    async def end(self) -> list[Told]:
+    async def end(self) -> list[HttpAnswer]:
         """Let each finish what it has; all that failed."""
         self._is_over = True
         await asyncio.gather(*self._tasks)

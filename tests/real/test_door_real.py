@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from lab.engine.clients import Told, ask, is_finished
+from lab.engine.clients import HttpAnswer, ask, is_finished
 from lab.engine.install import model_home
 from lab.engine.server import EngineServer
 from tests.real.conftest import need_vllm
@@ -130,13 +130,13 @@ def prompt(tokens: int) -> list[int]:
     return [5 + place % 90 for place in range(tokens)]
 
 
-async def complete(port: int, manner: str = "well", **more: Any) -> Told:
+async def complete(port: int, manner: str = "well", **more: Any) -> HttpAnswer:
     """One completion of two tokens, or of as many as `more` says."""
     body = {"model": "tiny", "max_tokens": 2, "ignore_eos": True, **more}
     return await ask(port, "/v1/completions", body, manner=manner)
 
 
-def send(site: Site, **more: Any) -> Told:
+def send(site: Site, **more: Any) -> HttpAnswer:
     """One completion, waited for."""
     return asyncio.run(complete(site.server.port, **more))
 
@@ -206,7 +206,7 @@ def test_other_routes_go_through_the_same_door(site: Site) -> None:
 def test_what_does_not_fit_now_gets_503_and_when_to_come_again(site: Site) -> None:
     """Two requests of 60 tokens at once: the second waits its turn elsewhere, and is served when the first has ended."""
 
-    async def scene() -> tuple[Told, Told, Told, Told]:
+    async def scene() -> tuple[HttpAnswer, HttpAnswer, HttpAnswer, HttpAnswer]:
         port = site.server.port
         one = asyncio.create_task(complete(port, max_tokens=400, prompt=prompt(60), prompt_logprobs=1))
         while not (await ask(port, "/plimsoll/state", None, BEARER)).json()["door"]["admitted_bytes"]:

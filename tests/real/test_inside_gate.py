@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from lab.engine.clients import Told, ask, complete, is_finished
+from lab.engine.clients import HttpAnswer, ask, complete, is_finished
 from lab.engine.server import EngineServer
 from tests.real.conftest import need_vllm
 
@@ -44,9 +44,11 @@ def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
     return asyncio.run(coroutine)
 
 
-def own(server: EngineServer, path: str, body: dict[str, Any] | None = None, headers: dict[str, str] | None = None) -> Told:
+def own(
+    server: EngineServer, path: str, body: dict[str, Any] | None = None, headers: dict[str, str] | None = None
+) -> HttpAnswer:
     """One question to an endpoint of ours, with the token."""
-    told: Told = run(ask(server.port, f"/plimsoll/{path}", body, BEARER if headers is None else headers))
+    told: HttpAnswer = run(ask(server.port, f"/plimsoll/{path}", body, BEARER if headers is None else headers))
     return told
 
 
@@ -94,7 +96,7 @@ def test_every_endpoint_answers_and_only_to_the_token(gated: EngineServer) -> No
 def test_a_drain_under_load_loses_no_started_request_and_then_admits_none(gated: EngineServer) -> None:
     """32 clients, half of them streaming: all that began end well; in phase two new ones get 503 and when to come."""
 
-    async def scene() -> tuple[list[Told], list[Told], list[Told], dict[str, Any]]:
+    async def scene() -> tuple[list[HttpAnswer], list[HttpAnswer], list[HttpAnswer], dict[str, Any]]:
         started = [asyncio.create_task(complete(gated.port, LONG, stream=i % 2 == 0)) for i in range(32)]
         await until_with_the_engine(gated, 32, started)
         wish = {"epoch": 10, "quiet_s": 60, "bound_s": 60, "lease_s": 60}
@@ -139,14 +141,14 @@ def test_in_flight_returns_to_nothing_after_a_thousand_requests_of_every_manner(
     manners = ("well", "reset", "half-close", "leave")
     before = state(gated)["begun"]
 
-    async def one(i: int, gate: asyncio.Semaphore) -> Told:
+    async def one(i: int, gate: asyncio.Semaphore) -> HttpAnswer:
         async with gate:
             trouble = {0: "before", 1: "after"}.get(i % 17, "")
             headers = {"x-raise": trouble} if trouble else None
             tokens = 40 if i % 5 == 0 else 6
             return await complete(gated.port, tokens, stream=i % 3 != 0, manner=manners[i % 4], headers=headers)
 
-    async def scene() -> list[Told]:
+    async def scene() -> list[HttpAnswer]:
         gate = asyncio.Semaphore(48)
         return await asyncio.gather(*(one(i, gate) for i in range(1000)))
 
@@ -190,10 +192,10 @@ def test_a_paused_server_is_not_ready(gated: EngineServer) -> None:
 def test_a_hundred_compactions_under_load_harm_no_request(gated: EngineServer) -> None:
     """Each goes through the workers between two steps; every stream ends whole."""
 
-    async def scene() -> tuple[list[Told], list[Told]]:
+    async def scene() -> tuple[list[HttpAnswer], list[HttpAnswer]]:
         is_over = False
 
-        async def client() -> list[Told]:
+        async def client() -> list[HttpAnswer]:
             """One stream after the other for as long as there are compactions, however fast the machine is."""
             told = []
             while not is_over:
@@ -217,7 +219,7 @@ def test_a_stopped_worker_leaves_answers_with_their_age_and_is_proven_stuck(gate
     """Figures outlive a wedge; one step afterwards makes the server ready again, and nothing was lost."""
     pid = own(gated, "memory").json()["workers"][0]["pid"]
 
-    async def scene() -> Told:
+    async def scene() -> HttpAnswer:
         stream = asyncio.create_task(complete(gated.port, LONG, stream=True))
         await until_with_the_engine(gated, 1, [stream])
         os.kill(pid, signal.SIGSTOP)

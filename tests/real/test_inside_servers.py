@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from lab.engine.clients import Told, ask, complete, is_finished
+from lab.engine.clients import HttpAnswer, ask, complete, is_finished
 from lab.engine.server import EngineServer
 from tests.real.conftest import StartEngine
 
@@ -57,7 +57,7 @@ def test_two_api_servers_count_and_drain_together_over_a_socket_of_their_own(sta
     assert asyncio.run(ask(server.port, "/plimsoll/ready")).status == 200
     assert oct(path.stat().st_mode & 0o777) == "0o600"
 
-    async def scene() -> tuple[list[Told], int, list[Told], list[Told]]:
+    async def scene() -> tuple[list[HttpAnswer], int, list[HttpAnswer], list[HttpAnswer]]:
         started = [asyncio.create_task(complete(server.port, LONG, stream=i % 2 == 0)) for i in range(16)]
         async with asyncio.timeout(30):
             while (await asyncio.to_thread(over_unix, path, "GET", "/plimsoll/state", None))[1]["in_flight"] < 16:
@@ -107,7 +107,7 @@ def test_shedding_refuses_at_the_bound_and_recovers(start_engine: StartEngine) -
     server = start_engine(*FLAGS, "--max-num-seqs", "2", "--api-key", "a-key", env=env, forks=True)
     key = {"Authorization": "Bearer a-key"}
 
-    async def flood(count: int, tokens: int, headers: dict[str, str]) -> list[Told]:
+    async def flood(count: int, tokens: int, headers: dict[str, str]) -> list[HttpAnswer]:
         tasks = []
         for _ in range(count):
             tasks.append(asyncio.create_task(complete(server.port, tokens, stream=False, headers=headers)))
@@ -131,7 +131,7 @@ def test_shedding_refuses_at_the_bound_and_recovers(start_engine: StartEngine) -
     assert "--max-num-queued-reqs" in found["shed"]["note"]
     assert all(is_finished(t) for t in asyncio.run(flood(2, 20, key)))
 
-    async def wrong_key_under_load() -> list[Told]:
+    async def wrong_key_under_load() -> list[HttpAnswer]:
         load = asyncio.create_task(flood(40, 150, key))
         await asyncio.sleep(1.5)
         wrong = await flood(10, 5, {"Authorization": "Bearer not-the-key"})
@@ -147,7 +147,7 @@ def test_vllms_own_valve_decides_alone_and_gets_a_retry_after(start_engine: Star
     env = {**ENV, "PLIMSOLL_SHED_WAIT_S": "0.01"}
     server = start_engine(*FLAGS, "--max-num-seqs", "1", "--max-num-queued-reqs", "2", env=env, forks=True)
 
-    async def scene() -> list[Told]:
+    async def scene() -> list[HttpAnswer]:
         return await asyncio.gather(*(complete(server.port, 200, stream=False) for _ in range(24)))
 
     told = asyncio.run(scene())
@@ -193,7 +193,7 @@ def test_a_server_that_was_told_to_end_is_not_ready_and_sends_new_work_away(star
     """SIGTERM with --shutdown-timeout: what runs ends well; /health says 200, ours 503; new work gets 503, not 500."""
     server = start_engine(*FLAGS, "--shutdown-timeout", "60", env=ENV)
 
-    async def scene() -> tuple[Told, Told, Told, Told]:
+    async def scene() -> tuple[HttpAnswer, HttpAnswer, HttpAnswer, HttpAnswer]:
         stream = asyncio.create_task(complete(server.port, 1900, stream=True))
         await asyncio.sleep(0.3)
         os.kill(server.pid, signal.SIGTERM)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.engine.clients import Told, complete, is_finished
+from lab.engine.clients import HttpAnswer, complete, is_finished
 from lab.engine.server import EngineServer
 from lab.guard.farm import TOKEN
 from lab.guard.unit import SOURCE
@@ -26,7 +26,7 @@ LONG = 1200
 Record = Callable[[str, object], None]
 
 
-async def _stop_amid(server: EngineServer, unit: Unit) -> tuple[list[Told], int]:
+async def _stop_amid(server: EngineServer, unit: Unit) -> tuple[list[HttpAnswer], int]:
     asked = [asyncio.create_task(complete(server.port, LONG, stream=number % 2 == 0)) for number in range(REQUESTS)]
     await asyncio.sleep(1.0)
     count = await stop(unit, server)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.engine.clients import Told, ask, complete, is_finished
+from lab.engine.clients import HttpAnswer, ask, complete, is_finished
 from lab.engine.server import KEEPER, READY_LIMIT_S, free_port
 from lab.guard.own_engine import own_engine
 from plimsoll.guard.act.ports import Outcome
@@ -64,7 +64,7 @@ async def ready(engine: OwnProcess, port: int, folder: Path) -> None:
         await asyncio.sleep(0.25)
 
 
-async def stopped_amid_a_stream(engine: OwnProcess, port: int) -> tuple[Told, Outcome, list[int]]:
+async def stopped_amid_a_stream(engine: OwnProcess, port: int) -> tuple[HttpAnswer, Outcome, list[int]]:
     """What became of a stream under way, of the stop, and the processes there were."""
     stream = asyncio.create_task(complete(port, LONG, stream=True))
     await asyncio.sleep(1.0)

@@ -17,9 +17,8 @@ import pytest
 from plimsoll.cli.main import main
 from plimsoll.simulate.settings import Settings, StepTime
 from plimsoll.simulate.traffic import generate, parse_synthetic
-from plimsoll.tune.goodput import parse_slo
+from plimsoll.tune.goodput import Job, Traffic, parse_slo
 from plimsoll.tune.runners import on_cores, ray_runner
-from plimsoll.tune.work import Job, Traffic
 
 ROOT = Path(__file__).resolve().parents[2]
 BUSY = "synthetic:requests=300,rate=20,prompt=600,output=100,families=4,family_tokens=256,seed=7"

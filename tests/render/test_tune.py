@@ -8,7 +8,7 @@ import re
 import pytest
 
 from plimsoll.render.charts import POLICY
-from plimsoll.render.tune import BAR, Shown, as_json, as_text, commands, sentences
+from plimsoll.render.tune import BAR, TuneReport, as_json, as_text, commands, sentences
 from plimsoll.render.tune_html import page
 from plimsoll.tune.answer import Tuning, tune
 from plimsoll.tune.goodput import Slo
@@ -24,13 +24,13 @@ def tuning() -> Tuning:
 
 
 @pytest.fixture
-def shown(tuning: Tuning) -> Shown:
+def shown(tuning: Tuning) -> TuneReport:
     """The tuning, with the plan of the user's own command in the place of each."""
     own = ready().plan()
-    return Shown(tuning, own, own, own, ("a note",))
+    return TuneReport(tuning, own, own, own, ("a note",))
 
 
-def test_the_bars_are_drawn_to_the_best_and_the_chosen_one_is_marked(shown: Shown) -> None:
+def test_the_bars_are_drawn_to_the_best_and_the_chosen_one_is_marked(shown: TuneReport) -> None:
     """The longest bar of each curve is as long as the scale; one line of each has the mark."""
     curves = re.split(r"--max-num-\S+: requests a second as promised\n", as_text(shown))[1:]
     assert len(curves) == 2
@@ -40,7 +40,7 @@ def test_the_bars_are_drawn_to_the_best_and_the_chosen_one_is_marked(shown: Show
         assert sum(line.endswith("<") for line in rows) == 1
 
 
-def test_every_sentence_is_on_the_screen_in_the_json_and_on_the_page(shown: Shown) -> None:
+def test_every_sentence_is_on_the_screen_in_the_json_and_on_the_page(shown: TuneReport) -> None:
     """What one of them says the others say too, and nothing is cut."""
     screen = " ".join(as_text(shown).split())
     body = json.loads(as_json(shown))
@@ -51,7 +51,7 @@ def test_every_sentence_is_on_the_screen_in_the_json_and_on_the_page(shown: Show
         assert sentence.split(",")[0].split('"')[0] in page(shown)
 
 
-def test_each_command_is_written_once(shown: Shown) -> None:
+def test_each_command_is_written_once(shown: TuneReport) -> None:
     """The same command under three names is one line to compare."""
     assert len(commands(shown)) == 1
     assert commands(shown)[0].startswith("vllm serve ")
@@ -61,7 +61,7 @@ def test_a_name_that_is_an_attack_stays_text(tuning: Tuning) -> None:
     """No escape code on the screen, no tag on the page, and the page loads nothing."""
     trace = tuning.traffic.trace._replace(name=HOSTILE)
     own = ready().plan()._replace(model=HOSTILE)
-    shown = Shown(tuning._replace(traffic=tuning.traffic._replace(trace=trace)), own, None, None, (HOSTILE,))
+    shown = TuneReport(tuning._replace(traffic=tuning.traffic._replace(trace=trace)), own, None, None, (HOSTILE,))
     assert "\x1b" not in as_text(shown) + page(shown) + as_json(shown)
     assert "<script" not in page(shown)
     assert POLICY in page(shown)
@@ -71,7 +71,7 @@ def test_without_a_safe_setting_the_advice_is_the_answer(tuning: Tuning) -> None
     """No command, no curves, and every flag that plan would change."""
     nothing = tuning._replace(found=None)
     own = ready("--max-model-len", "131072").plan()
-    shown = Shown(nothing, own, None, None)
+    shown = TuneReport(nothing, own, None, None)
     text = as_text(shown)
     assert "requests a second as promised\n" not in text
     assert json.loads(as_json(shown))["chosen"] is None
@@ -84,5 +84,5 @@ def test_without_a_promise_none_is_mentioned(tuning: Tuning) -> None:
     """The first line has no `promised` where nothing was."""
     bare = tuning._replace(traffic=tuning.traffic._replace(slo=Slo()))
     own = ready().plan()
-    assert ", promised" in as_text(Shown(tuning, own, own, None)).splitlines()[0]
-    assert ", promised" not in as_text(Shown(bare, own, own, None)).splitlines()[0]
+    assert ", promised" in as_text(TuneReport(tuning, own, own, None)).splitlines()[0]
+    assert ", promised" not in as_text(TuneReport(bare, own, own, None)).splitlines()[0]

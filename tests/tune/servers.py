@@ -9,9 +9,8 @@ from plimsoll.launch.options import split_options
 from plimsoll.plan.read import PlanInput, read_command
 from plimsoll.simulate.traffic import generate, parse_synthetic
 from plimsoll.tune.answer import Server
-from plimsoll.tune.goodput import parse_slo
+from plimsoll.tune.goodput import Job, Result, Traffic, do, parse_slo
 from plimsoll.tune.space import Space
-from plimsoll.tune.work import Job, Result, Traffic, do
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 SMALL = Space((8, 16, 32, 64), (512, 1024, 2048), (16, 32), (0.88, 0.92, 0.94))

@@ -7,9 +7,9 @@ import pytest
 from plimsoll.simulate.settings import StepTime
 from plimsoll.simulate.traffic import generate, parse_synthetic
 from plimsoll.tune.answer import Last, Tuning, curve, fingerprint, runner_up, tune
+from plimsoll.tune.goodput import Failed, Traffic
 from plimsoll.tune.space import Candidate
 from plimsoll.tune.verdict import drift_sentences, folklore, headline, label, margin, measurement, ranges, reasons
-from plimsoll.tune.work import Failed, Traffic
 from tests.tune.servers import SMALL, run, server, traffic
 
 

@@ -7,9 +7,8 @@ import pytest
 from plimsoll.simulate.settings import Settings, StepTime
 from plimsoll.simulate.trace import make_trace
 from plimsoll.simulate.traffic import generate, parse_synthetic
-from plimsoll.tune.goodput import Score
+from plimsoll.tune.goodput import Job, Score, Traffic, do
 from plimsoll.tune.search import ceiling, demand
-from plimsoll.tune.work import Job, Traffic, do
 
 TIMES = StepTime(base_ns=20_000_000, token_ns=100_000, seq_ns=20_000, ctx_ps=100_000)
 

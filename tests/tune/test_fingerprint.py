@@ -6,7 +6,7 @@ import pytest
 
 from plimsoll.simulate.trace import make_trace
 from plimsoll.tune.answer import drift, fingerprint
-from plimsoll.tune.work import Traffic
+from plimsoll.tune.goodput import Traffic
 from tests.tune.servers import traffic
 
 

@@ -11,8 +11,8 @@ from plimsoll.errors import BadInput, WorldFailed
 from plimsoll.simulate.settings import Settings, StepTime
 from plimsoll.simulate.trace import make_trace
 from plimsoll.tune import runners
+from plimsoll.tune.goodput import Failed, Job, Result, Traffic
 from plimsoll.tune.runners import KeptRuns, on_cores, remembering, runner_on
-from plimsoll.tune.work import Failed, Job, Result, Traffic
 
 TRAFFIC = Traffic(make_trace("t", [0, 0, 0], [40, 80, 20], [30, 40, 9]))
 JOBS = [Job(Settings(max_num_seqs=seats), StepTime()) for seats in (1, 2, 3)]

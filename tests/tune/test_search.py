@@ -7,10 +7,9 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from plimsoll.simulate.trace import make_trace
-from plimsoll.tune.goodput import Score
-from plimsoll.tune.search import Search, Tried, busiest, preferred
+from plimsoll.tune.goodput import Failed, Job, Result, Score, Traffic
+from plimsoll.tune.search import Search, Trial, busiest, preferred
 from plimsoll.tune.space import Space, candidate_of, plan_all
-from plimsoll.tune.work import Failed, Job, Result, Traffic
 from tests.tune.servers import SMALL, run, server, traffic
 
 WIDE = Space((8, 16, 24, 32, 48, 64, 128, 256), (512, 1024, 2048, 4096), (16, 32), (0.85, 0.88, 0.9, 0.92, 0.94))
@@ -77,19 +76,19 @@ def test_of_equals_the_own_setting_stays() -> None:
     options = plan_all([one for one in SMALL.candidates if one[:3] == (32, 512, 16)], given.ledger, given.replan)
     (result,) = [one for _, one in run(asked, [given.job_of(options[0])])]
     assert isinstance(result, Score)
-    alike = [Tried(option, result) for option in options]
+    alike = [Trial(option, result) for option in options]
     assert preferred(alike, options[-1].candidate) is alike[-1]
     near = next(one for one in alike if one.option.candidate.gpu_memory_utilization == 0.92)
     assert preferred(alike, candidate_of(given.ledger)) is near, "it has the command's own share of the card"
     far = candidate_of(given.ledger)._replace(gpu_memory_utilization=0.5)
     assert preferred(alike, far) is alike[0], "all differ alike: the smallest share of the card leaves the most"
-    better = Tried(options[1], result._replace(goodput=1.1 * result.goodput))
+    better = Trial(options[1], result._replace(goodput=1.1 * result.goodput))
     assert preferred([better, *alike], options[-1].candidate) is better
-    hardly = Tried(options[0], result._replace(goodput=1.0055 * result.goodput))
-    clearly = Tried(options[1], result._replace(goodput=1.0095 * result.goodput))
-    own = Tried(options[-1], result._replace(goodput=1.003 * result.goodput))
+    hardly = Trial(options[0], result._replace(goodput=1.0055 * result.goodput))
+    clearly = Trial(options[1], result._replace(goodput=1.0095 * result.goodput))
+    own = Trial(options[-1], result._replace(goodput=1.003 * result.goodput))
     assert preferred([clearly, hardly, own], own.option.candidate) is clearly, "a change is worth its trouble or not advised"
-    kept = Tried(options[-1], result._replace(met=result.requests - result.rejected))
+    kept = Trial(options[-1], result._replace(met=result.requests - result.rejected))
     assert preferred([better, kept], options[-1].candidate, keeps_promises=True) is kept, "who keeps every promise stays"
 
 

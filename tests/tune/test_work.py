@@ -6,8 +6,7 @@ import numpy as np
 
 from plimsoll.simulate.settings import Settings, StepTime
 from plimsoll.simulate.trace import make_trace
-from plimsoll.tune.goodput import Score, Slo
-from plimsoll.tune.work import Failed, Job, Traffic, do, job_digest, traffic_digest
+from plimsoll.tune.goodput import Failed, Job, Score, Slo, Traffic, do, job_digest, traffic_digest
 
 TRAFFIC = Traffic(make_trace("a", [0, 5], [40, 50], [3, 4], ids=[[1], [1]], prefix_block=16), 1.0, Slo(ttft=1.0))
 JOB = Job(Settings(), StepTime(by_tokens=np.arange(3000)))

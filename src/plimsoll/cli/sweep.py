@@ -30,9 +30,9 @@ from plimsoll.render.terminal import show, write_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from plimsoll.render.tune import Swept
+    from plimsoll.render.tune import SweepReport
+    from plimsoll.tune.goodput import Result, RunAll, Traffic
     from plimsoll.tune.grid import Axes, Point
-    from plimsoll.tune.work import Result, RunAll, Traffic
 
 _MORE = "--model --slo --into --on --csv --html --top".split()
 
@@ -66,11 +66,11 @@ def _top(options: Split) -> int:
     return whole(options.values["--top"], "--top", 1) if "--top" in options.values else 20
 
 
-def _sweep(given: Split) -> Swept:
+def _sweep(given: Split) -> SweepReport:
     from contextlib import ExitStack
 
     from plimsoll.render.terminal import bar
-    from plimsoll.render.tune import Swept
+    from plimsoll.render.tune import SweepReport
     from plimsoll.tune.grid import parse_axes
     from plimsoll.tune.inputs import kept_in, simulator_version, split_axes, with_model
     from plimsoll.tune.runners import remembering, runner_on
@@ -83,17 +83,16 @@ def _sweep(given: Split) -> Swept:
         progress = stack.enter_context(bar("sweeping", "settings"))
         run = remembering(runner_on(options.values.get("--on")), kept, simulator_version(), progress)
         results = _results(traffic, points, run)
-    return Swept(traffic, axes, points, results, label, notes)
+    return SweepReport(traffic, axes, points, results, label, notes)
 
 
 def _points(options: Split, axes: Axes) -> tuple[Traffic, list[Point], str, tuple[str, ...]]:
     """What is replayed, setting by setting; with a command each is planned."""
     from plimsoll.simulate.inputs import NO_SERVER, read_inputs
     from plimsoll.simulate.summary import trust
-    from plimsoll.tune.goodput import Slo, parse_slo
+    from plimsoll.tune.goodput import Slo, Traffic, parse_slo
     from plimsoll.tune.grid import plain_points, planned_points
-    from plimsoll.tune.inputs import read_asked
-    from plimsoll.tune.work import Traffic
+    from plimsoll.tune.inputs import read_tune_inputs
 
     if not options.rest:
         raise BadInput("which trace? plimsoll sweep TRACE name=values...; plimsoll simulate --help says what a trace can be")
@@ -105,7 +104,7 @@ def _points(options: Split, axes: Axes) -> tuple[Traffic, list[Point], str, tupl
         traffic = Traffic(given.trace, given.speedup, slo)
         points = plain_points(axes, given.settings, given.step_time, given.speedup)
         return traffic, points, trust(given.fitted, is_poor=given.is_poor), given.notes
-    asked = read_asked(options)
+    asked = read_tune_inputs(options)
     points = planned_points(axes, asked.server, asked.traffic.speedup, asked.server.step_time)
     return asked.traffic, points, trust(asked.server.fitted, is_poor=asked.server.is_poor), asked.notes
 

@@ -39,7 +39,7 @@ from plimsoll.render.terminal import show, write_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from plimsoll.render.tune import Shown
+    from plimsoll.render.tune import TuneReport
 
 _WITH_VALUE = (
     "--model --gpu --gpus --gpu-memory-gib --used-gib --vllm --slo --fit --fit-series --times --save-times --limit --from-s "
@@ -72,25 +72,25 @@ def run(words: list[str]) -> int:
     return 0 if found is not None and found.best.score.met else 1
 
 
-def _tune(options: Split) -> Shown:
+def _tune(options: Split) -> TuneReport:
     from contextlib import ExitStack
 
     from plimsoll.render.terminal import bar
-    from plimsoll.render.tune import Shown
+    from plimsoll.render.tune import TuneReport
     from plimsoll.tune.answer import runner_up, tune
-    from plimsoll.tune.inputs import kept_in, read_asked, simulator_version
+    from plimsoll.tune.inputs import kept_in, read_tune_inputs, simulator_version
     from plimsoll.tune.runners import remembering, runner_on
 
     if options.verbatim is None and "--model" not in options.values:
         raise BadInput("which model? plimsoll tune TRACE --model MODEL --gpu NAME, or a whole command after `--`")
-    asked = read_asked(options)
+    asked = read_tune_inputs(options)
     with ExitStack() as stack:
         kept = kept_in(options, stack)
         progress = stack.enter_context(bar("replaying", "runs of this round"))
         run = remembering(runner_on(options.values.get("--on")), kept, simulator_version(), progress)
         tuning = tune(asked.traffic, asked.server, asked.space, run, asked.last)
     second = runner_up(tuning)
-    return Shown(
+    return TuneReport(
         tuning,
         asked.planned,
         asked.replanned(tuning.found.best.option.candidate) if tuning.found is not None else None,

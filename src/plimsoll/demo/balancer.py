@@ -26,7 +26,7 @@ _GIVEN: set[int] = set()  # ports, by this process
 
 
 @dataclass
-class Told:
+class HttpAnswer:
     """One answer: status 0 where none came; `is_whole` only where it came to its end."""
 
     status: int = 0
@@ -53,9 +53,9 @@ def request_bytes(method: str, path: str, body: Mapping[str, Any] | None, header
 
 async def ask(
     port: int, path: str, body: Mapping[str, Any] | None = None, *, token: str = "", method: str = "", limit_s: float = 5.0
-) -> Told:
+) -> HttpAnswer:
     """One request of this machine's port; whatever goes wrong is in what was told, and nothing is raised."""
-    told = Told()
+    told = HttpAnswer()
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError):
         async with asyncio.timeout(limit_s):
@@ -79,7 +79,7 @@ def read_head(head: bytes) -> tuple[int, dict[str, str]]:
     return int(words[1]), {name.strip().lower(): value.strip() for name, _, value in pairs}
 
 
-async def _read(reader: asyncio.StreamReader, told: Told) -> None:
+async def _read(reader: asyncio.StreamReader, told: HttpAnswer) -> None:
     told.status, told.headers = read_head(await reader.readuntil(b"\r\n\r\n"))
     if told.headers.get("transfer-encoding", "").lower() == "chunked":
         while size := int((await reader.readuntil(b"\r\n")).split(b";")[0], 16):
@@ -128,7 +128,7 @@ class Backend:
     served: int = 0
 
 
-class Begun(Exception):
+class AnswerBroken(Exception):
     """The answer broke off after it had begun: nobody else can end it."""
 
 
@@ -189,7 +189,7 @@ class Balancer:
     # Clients
 
     async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, Begun, ValueError):
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, AnswerBroken, ValueError):
             request = await _request(reader)
             end_s = asyncio.get_running_loop().time() + PATIENCE_S
             tried: set[str] = set()
@@ -245,7 +245,7 @@ class Balancer:
                 await client.drain()
             await client.drain()
         except OSError as error:
-            raise Begun from error
+            raise AnswerBroken from error
 
     # Health
 

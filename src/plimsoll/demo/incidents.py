@@ -7,9 +7,8 @@ import contextlib
 from typing import NamedTuple
 
 from plimsoll.demo.fleet import NAMES, Fleet
-from plimsoll.demo.screen import Screen
+from plimsoll.demo.screen import Screen, Watch
 from plimsoll.demo.traffic import Traffic
-from plimsoll.demo.watch import Watch
 from plimsoll.guard.act.journal_entry import OPENED
 
 CALM, BUSY = 3.0, 16.0  # requests a second

@@ -16,10 +16,9 @@ from typing import NamedTuple
 from plimsoll.demo import haproxy, incidents
 from plimsoll.demo.fleet import GPU, MODEL, NAMES, SERVE, Fleet, run_plimsoll
 from plimsoll.demo.incidents import CALM, Stage
-from plimsoll.demo.screen import Screen
-from plimsoll.demo.summary import Played, Summary, actions, times
+from plimsoll.demo.screen import Screen, Watch
+from plimsoll.demo.summary import Incident, Summary, actions, times
 from plimsoll.demo.traffic import Traffic
-from plimsoll.demo.watch import Watch
 from plimsoll.errors import WorldFailed
 
 SHOWN = 8
@@ -128,7 +127,7 @@ def _introduce(fleet: Fleet, screen: Screen) -> None:
     screen.happens(f"all serve; {CALM:.0f} requests a second")
 
 
-async def _incidents(stage: Stage, kv_tokens: int) -> list[Played]:
+async def _incidents(stage: Stage, kv_tokens: int) -> list[Incident]:
     await incidents.settle_in(stage)
     played = [
         await _one(stage, "Incident 1 of 4: a burst of traffic", lambda: incidents.burst(stage)),
@@ -142,7 +141,7 @@ async def _incidents(stage: Stage, kv_tokens: int) -> list[Played]:
     return played
 
 
-async def _one(stage: Stage, title: str, plays: Callable[[], Awaitable[str]]) -> Played:
+async def _one(stage: Stage, title: str, plays: Callable[[], Awaitable[str]]) -> Incident:
     stage.screen.head(title)
     began = time.monotonic()
     try:
@@ -154,7 +153,7 @@ async def _one(stage: Stage, title: str, plays: Callable[[], Awaitable[str]]) ->
     if wrong:
         stage.screen.verdict(f"not as it should be: {wrong}", is_good=False)
     await stage.pause(0.5)
-    return Played(title, time.monotonic() - began, wrong)
+    return Incident(title, time.monotonic() - began, wrong)
 
 
 async def _doctored(stage: Stage) -> str:
@@ -171,7 +170,7 @@ async def _doctored(stage: Stage) -> str:
     return "" if code == 1 and "engine.wedged" in printed else f"doctor did not find it (exit code {code})"
 
 
-async def _summed(stage: Stage, played: list[Played], began: float) -> Summary:
+async def _summed(stage: Stage, played: list[Incident], began: float) -> Summary:
     entries, now = stage.watch.entries, time.time()
     sent_again = await stage.fleet.balancer.count_sent_again()
     return Summary(

@@ -1,13 +1,17 @@
-"""What the demo prints: headings, what happens, and guard's words with their times; colour only where a terminal wants it."""
+"""What the demo prints: headings, what happens, and what guard saw, decided and did, followed in its output and journal."""
 
 from __future__ import annotations
 
+import asyncio
+import json
 import textwrap
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
+from plimsoll.demo.fleet import Guard
 from plimsoll.guard.act.journal_entry import CLOSED, OPENED, OUTCOME, Entry
+from plimsoll.guard.daemon.journal import read_journal
 
 # What guard said and wrote down, as lines for a reader: what it saw, what it decided, what it did. Nothing is added to it.
 
@@ -127,3 +131,76 @@ class Screen:
 def wants_colour(environ: Mapping[str, str], *, is_terminal: bool) -> bool:
     """Whether to paint: on a terminal that can, unless NO_COLOR says no."""
     return is_terminal and not environ.get("NO_COLOR") and environ.get("TERM", "dumb") not in ("", "dumb")
+
+
+LOOK_S = 0.2
+
+
+class Watch:
+    """Of one guard. `say` gets every line that is worth one."""
+
+    def __init__(self, guard: Guard, say: Callable[[Line], None]) -> None:
+        self.changes: list[dict[str, Any]] = []
+        self.entries: list[Entry] = []
+        self._guard, self._say = guard, say
+        self._read = 0
+
+    async def run(self) -> None:
+        """For ever."""
+        while True:
+            self.look()
+            await asyncio.sleep(LOOK_S)
+
+    def look(self) -> None:
+        """Take what is new."""
+        lines = [*self._printed(), *self._written()]
+        for line in sorted(lines, key=lambda one: one.at):
+            self._say(line)
+
+    def _printed(self) -> list[Line]:
+        try:
+            with self._guard.said.open("rb") as file:
+                file.seek(self._read)
+                data = file.read()
+        except OSError:
+            return []
+        whole = data[: data.rfind(b"\n") + 1]
+        self._read += len(whole)
+        new = [json.loads(line) for line in whole.splitlines() if line.startswith(b"{")]
+        self.changes += new
+        return [line for one in new if (line := of_change(one)) is not None]
+
+    def _written(self) -> list[Line]:
+        if not self._guard.journal.exists():
+            return []
+        last = self.entries[-1].number if self.entries else 0
+        new = [one for one in read_journal(self._guard.journal).entries if one.number > last]
+        self.entries += new
+        return [line for one in new if (line := of_entry(one)) is not None]
+
+    async def until(self, holds: Callable[[], bool], within_s: float) -> bool:
+        """Wait for something; whether it came in time."""
+        end_s = asyncio.get_running_loop().time() + within_s
+        while True:
+            self.look()
+            if holds():
+                return True
+            if asyncio.get_running_loop().time() >= end_s or not self._guard.is_running:
+                return False
+            await asyncio.sleep(LOOK_S)
+
+    def ends(self, grade: str, engine: str = "", since: int = 0) -> list[str]:
+        """How actions of this rung ended, after the entry of that number."""
+        mine = [one for one in self.entries if one.kind == CLOSED and one.number > since and one.fields.get("grade") == grade]
+        return [str(one.fields.get("end")) for one in mine if not engine or one.engine == engine]
+
+    def did(self, step: str, engine: str = "", since: int = 0) -> Entry | None:
+        """The last time that this step was done."""
+        mine = [one for one in self.entries if one.number > since and one.kind == OUTCOME and one.step == step]
+        done = [one for one in mine if one.fields.get("done") and (not engine or one.engine == engine)]
+        return done[-1] if done else None
+
+    @property
+    def last(self) -> int:
+        """The number of the last entry."""
+        return self.entries[-1].number if self.entries else 0

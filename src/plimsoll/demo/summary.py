@@ -16,7 +16,7 @@ _BEGINS = {(OUTCOME, "shed"): SHEDDING, (INTENT, "leave"): OUT, (INTENT, "drain"
 _ENDS = {"unshed": SHEDDING, "undrain": OUT}
 
 
-class Played(NamedTuple):
+class Incident(NamedTuple):
     """One incident: what it was called, how long it took, and what was not as it should be (nothing, if it was)."""
 
     title: str
@@ -62,7 +62,7 @@ class Summary(NamedTuple):
     seconds: float
     requests: Count
     sent_again: int | None  # requests that the balancer gave to another engine; None where it does not tell
-    played: Sequence[Played]
+    played: Sequence[Incident]
     actions: Mapping[str, Mapping[str, int]]
     times: Mapping[str, Mapping[str, float]]
     balancer: str

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from plimsoll.demo.balancer import Told, ask
+from plimsoll.demo.balancer import HttpAnswer, ask
 
 LIMIT_S = 90.0
 MOST_TRIES = 40
@@ -22,7 +22,7 @@ SERVED, WAIT, LOST = "served", "wait", "lost"
 WORDS = "the tide rises and the ship sits deeper than the line on her hull allows so part of the cargo goes ashore".split()
 
 
-class Lost(NamedTuple):
+class LostRequest(NamedTuple):
     """One request that was lost."""
 
     at_s: float  # since the clients began
@@ -39,14 +39,14 @@ class Count:
     told_to_wait: int = 0  # answers that said so
     waited: int = 0  # requests that were told so at least once
     under_way: int = 0
-    lost: list[Lost] = field(default_factory=list)
+    lost: list[LostRequest] = field(default_factory=list)
 
     def copy(self) -> Count:
         """As it is now, whatever comes later."""
         return replace(self, lost=list(self.lost))
 
 
-def verdict(told: Told, *, stream: bool) -> str:
+def verdict(told: HttpAnswer, *, stream: bool) -> str:
     """What one answer is: served, to be asked again later, or lost."""
     if told.status in (429, 503) and told.is_whole and told.headers.get("retry-after", "").strip().isdigit():
         return WAIT
@@ -56,7 +56,7 @@ def verdict(told: Told, *, stream: bool) -> str:
     return SERVED
 
 
-def why_lost(told: Told) -> str:
+def why_lost(told: HttpAnswer) -> str:
     """One line on an answer that is none."""
     if told.status == 0:
         return "no answer"
@@ -139,4 +139,4 @@ class Traffic:
             self._lose(why_lost(told) if found == LOST else "told to wait again and again")
 
     def _lose(self, what: str) -> None:
-        self.count.lost.append(Lost(asyncio.get_running_loop().time() - self._began_s, what))
+        self.count.lost.append(LostRequest(asyncio.get_running_loop().time() - self._began_s, what))

@@ -17,9 +17,9 @@ from plimsoll.render.plan import gpus_of
 from plimsoll.render.simulate import first_of_all, is_urgent, percent, seconds
 from plimsoll.render.terminal import wrapped
 from plimsoll.tune.answer import Tuning, curve, runner_up
-from plimsoll.tune.goodput import Score
+from plimsoll.tune.goodput import Failed, Result, Score, Traffic
 from plimsoll.tune.grid import Axes, Point
-from plimsoll.tune.search import Tried
+from plimsoll.tune.search import Trial
 from plimsoll.tune.space import FLAGS, Candidate, value_text
 from plimsoll.tune.verdict import (
     drift_sentences,
@@ -33,14 +33,13 @@ from plimsoll.tune.verdict import (
     reasons,
     serves_none,
 )
-from plimsoll.tune.work import Failed, Result, Traffic
 from plimsoll.units import format_count, format_gib
 
 SWEEP_SCHEMA = "plimsoll.sweep/1"
 SWEEP_UNITS = "requests a second, tokens and seconds; shares from 0 to 1"
 
 
-class Swept(NamedTuple):
+class SweepReport(NamedTuple):
     """All points in their order, each with its result."""
 
     traffic: Traffic
@@ -68,7 +67,7 @@ class Swept(NamedTuple):
         return sorted(done, key=lambda pair: -pair[1].goodput)
 
 
-def sweep_as_json(swept: Swept) -> str:
+def sweep_as_json(swept: SweepReport) -> str:
     """One object of the schema plimsoll.sweep/1; results in the order of the combinations."""
     body = {
         "schema": SWEEP_SCHEMA,
@@ -96,7 +95,7 @@ def _row(point: Point, result: Result | None) -> dict[str, object]:
     }
 
 
-def as_csv(swept: Swept) -> str:
+def as_csv(swept: SweepReport) -> str:
     """A row a setting, in the order of the combinations; empty cells where nothing is known."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
@@ -109,7 +108,7 @@ def as_csv(swept: Swept) -> str:
     return out.getvalue()
 
 
-def sweep_as_text(swept: Swept, top: int) -> str:
+def sweep_as_text(swept: SweepReport, top: int) -> str:
     """What was swept, the best settings, and what could not be replayed."""
     ranked, failed = swept.ranked, swept.failures
     promise = f", promised {swept.traffic.slo}" if not swept.traffic.slo.is_empty else ""
@@ -153,7 +152,7 @@ CURVES = ("max_num_seqs", "max_num_batched_tokens")
 BAR = 30
 
 
-class Shown(NamedTuple):
+class TuneReport(NamedTuple):
     """A tuning, and the plans of the commands in it."""
 
     tuning: Tuning
@@ -163,13 +162,13 @@ class Shown(NamedTuple):
     notes: Sequence[str] = ()
 
 
-def commands(shown: Shown) -> list[str]:
+def commands(shown: TuneReport) -> list[str]:
     """The chosen command, the runner-up and the user's own, one a line."""
     plans = [one for one in (shown.chosen, shown.second, shown.own) if one is not None]
     return list(dict.fromkeys(rewritten_line(one.checked) for one in plans))
 
 
-def as_json(shown: Shown) -> str:
+def as_json(shown: TuneReport) -> str:
     """One object of the schema plimsoll.tune/1."""
     tuning, found = shown.tuning, shown.tuning.found
     second = runner_up(tuning)
@@ -212,7 +211,7 @@ def as_json(shown: Shown) -> str:
     return json.dumps(body, indent=2, ensure_ascii=False, allow_nan=False)
 
 
-def _tried(one: Tried) -> dict[str, object]:
+def _tried(one: Trial) -> dict[str, object]:
     return {"setting": one.option.candidate._asdict(), "kv_tokens": one.option.kv_tokens, "score": one.score._asdict()}
 
 
@@ -242,7 +241,7 @@ def _cost(tuning: Tuning) -> dict[str, object]:
     }
 
 
-def sentences(shown: Shown) -> list[str]:
+def sentences(shown: TuneReport) -> list[str]:
     """All that is said in words, in the order in which it matters."""
     tuning = shown.tuning
     second = runner_up(tuning)
@@ -262,7 +261,7 @@ def sentences(shown: Shown) -> list[str]:
     return [clean(one) for one in said]
 
 
-def _loses(second: Tried, best: Tried) -> str:
+def _loses(second: Trial, best: Trial) -> str:
     if not best.score.goodput:
         return "no better"
     lost = 1 - second.score.goodput / best.score.goodput
@@ -271,7 +270,7 @@ def _loses(second: Tried, best: Tried) -> str:
     return f"loses {lost:.1%}" if lost >= 0.0005 else "as good within 0.05 %"
 
 
-def as_text(shown: Shown) -> str:
+def as_text(shown: TuneReport) -> str:
     """The finding, the command, the reasons, two curves and what it cost, on one screen."""
     tuning, said = shown.tuning, sentences(shown)
     fit = f"; step times {clean(tuning.server.fitted)}" if tuning.server.fitted is not None else ""
@@ -299,7 +298,7 @@ def as_text(shown: Shown) -> str:
     return "\n".join(lines)
 
 
-def _what(shown: Shown) -> str:
+def _what(shown: TuneReport) -> str:
     tuning, seen = shown.tuning, shown.tuning.seen
     promise = f", promised {tuning.traffic.slo}" if not tuning.traffic.slo.is_empty else ""
     return (
@@ -308,7 +307,7 @@ def _what(shown: Shown) -> str:
     )
 
 
-def _compared(shown: Shown) -> list[str]:
+def _compared(shown: TuneReport) -> list[str]:
     """The chosen setting beside the user's own and the runner-up."""
     tuning = shown.tuning
     assert tuning.found is not None, "asked only of an answer"
@@ -354,11 +353,11 @@ def _late(count: int, score: Score) -> str:
     return f"{count / max(1, score.requests):.1%}"
 
 
-def _flag(name: str) -> Callable[[Tried], str]:
+def _flag(name: str) -> Callable[[Trial], str]:
     return lambda one: value_text(one.option.candidate, name)
 
 
-_ROWS: tuple[tuple[str, Callable[[Tried], str]], ...] = (
+_ROWS: tuple[tuple[str, Callable[[Trial], str]], ...] = (
     *((FLAGS[name], _flag(name)) for name in Candidate._fields),
     ("KV cache, tokens", lambda one: format_count(one.option.kv_tokens)),
     ("free beside vLLM", lambda one: format_gib(one.option.ledger.slack.value)),

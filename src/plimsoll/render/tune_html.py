@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from plimsoll.render.charts import STYLE, Frame, bottom_axis, bullets, document, left_axis, number, picture, round_ticks, text
 from plimsoll.render.flags import clean
 from plimsoll.render.simulate import first_of_all
-from plimsoll.render.tune import CURVES, Shown, Swept, sentences
+from plimsoll.render.tune import CURVES, SweepReport, TuneReport, sentences
 from plimsoll.render.tune import sweep_value_text as value_text
 from plimsoll.tune.answer import curve
 from plimsoll.tune.goodput import Score
-from plimsoll.tune.search import Tried
+from plimsoll.tune.search import Trial
 from plimsoll.tune.space import FLAGS, Candidate
 from plimsoll.tune.verdict import label
 
@@ -21,7 +21,7 @@ _SHOWN = ("goodput", "met", "ttft_p99", "tpot_p99", "preemptions", "kv_peak")
 _MOST_ROWS = 2000
 
 
-def page(shown: Shown) -> str:
+def page(shown: TuneReport) -> str:
     """The answer, its reasons, the curves and everything that was tried."""
     said = sentences(shown)
     tuning = shown.tuning
@@ -44,7 +44,7 @@ def page(shown: Shown) -> str:
     return document(said[0], STYLE, parts)
 
 
-def sweep_page(swept: Swept) -> str:
+def sweep_page(swept: SweepReport) -> str:
     """Every setting, best first."""
     names = list(swept.axes.values)
     title = f"{len(swept.points)} settings on {swept.traffic.trace.name}"
@@ -69,7 +69,7 @@ def sweep_page(swept: Swept) -> str:
     return document(title, STYLE, parts)
 
 
-def _curve(name: str, line: Sequence[Tried], chosen: Candidate) -> str:
+def _curve(name: str, line: Sequence[Trial], chosen: Candidate) -> str:
     """Goodput over the flag's values, each value as far from the next as any."""
     top = max(one.score.goodput for one in line) or 1.0
     ticks = [(value, f"{value:g}") for value in round_ticks(top)]
@@ -94,7 +94,7 @@ def _curve(name: str, line: Sequence[Tried], chosen: Candidate) -> str:
     return picture(f"curve-{name}", f"Requests a second as promised, by {FLAGS[name]}", says, _FRAME, inner)
 
 
-def _tried(tried: Sequence[Tried], chosen: Candidate) -> list[str]:
+def _tried(tried: Sequence[Trial], chosen: Candidate) -> list[str]:
     rows = [
         _row([value_text(value) for value in one.option.candidate] + _figures(one.score),
              "chosen" if one.option.candidate == chosen else "")

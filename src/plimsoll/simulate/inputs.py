@@ -1,4 +1,4 @@
-"""What `plimsoll simulate` was asked to replay: the traffic, the engine, and how long a step takes."""
+"""Reads the options of `plimsoll simulate`: the traffic, the engine, and how long a step takes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from plimsoll.plan.read import plan_launch
 from plimsoll.render import plan as report
 from plimsoll.render.terminal import bar, write_file
 from plimsoll.simulate.compiled import HAS_NUMBA
-from plimsoll.simulate.fit import Fit, fit, fit_histograms
+from plimsoll.simulate.fit import fit, fit_histograms
 from plimsoll.simulate.settings import (
     REPLAYED_ALL_THE_SAME,
     Experts,
@@ -71,16 +71,14 @@ def decimal(text: str, name: str) -> float:
 
 def object_in(parent: Mapping[str, object], name: str) -> Mapping[str, object]:
     """A JSON object, or KeyError."""
-    found = parent.get(name)
-    if not isinstance(found, dict):
+    if not isinstance(found := parent.get(name), dict):
         raise KeyError(name)
     return found
 
 
 def list_in(parent: Mapping[str, object], name: str) -> list[object]:
     """A JSON list, or KeyError."""
-    found = parent.get(name)
-    if not isinstance(found, list):
+    if not isinstance(found := parent.get(name), list):
         raise KeyError(name)
     return found
 
@@ -157,7 +155,7 @@ def _fitted(
     """Learnt from a run; the data sheet, where there is one, is where the search begins."""
     path, series = values["--fit"], values.get("--fit-series")
     start = by_sheet.step_time if by_sheet is not None and by_sheet.step_time.by_tokens is not None else None
-    experts, sizes = _mixture(plan), _graphs(plan, settings)
+    experts, sizes = _mixture(plan), captured_sizes(settings, is_eager=_is_eager(plan))
     with bar("fitting", f"or so tries to run as {path} did") as draw:
 
         def on_try(number: int) -> None:
@@ -176,23 +174,11 @@ def _fitted(
         raise BadInput(f"--fit {path}: {found.sentence}; nothing can be learnt from that; {POOR_FIT}")
     is_poor = found.error.is_poor
     if "--save-times" in values:
-        _keep(values["--save-times"], found, is_poor=is_poor)
+        times = found.step_time
+        table = None if times.by_tokens is None else times.by_tokens.tolist()
+        kept = {"schema": TIMES_SCHEMA, "fitted": found.sentence, "is_poor": is_poor, "most_running": found.most_running}
+        write_file(values["--save-times"], json.dumps({**kept, **times._asdict(), "by_tokens": table}) + "\n")
     return Times(found.step_time, found.sentence, (POOR_FIT,) if is_poor else (), found.most_running, is_poor)
-
-
-def _keep(path: str, found: Fit, *, is_poor: bool) -> None:
-
-    times = found.step_time
-    table = None if times.by_tokens is None else times.by_tokens.tolist()
-    said = {
-        "schema": TIMES_SCHEMA,
-        "fitted": found.sentence,
-        "is_poor": is_poor,
-        "most_running": found.most_running,
-        **times._asdict(),
-        "by_tokens": table,
-    }
-    write_file(path, json.dumps(said) + "\n")
 
 
 def _kept(path: str, settings: Settings) -> Times:
@@ -212,10 +198,6 @@ def _kept(path: str, settings: Settings) -> Times:
     most, is_poor = said.get("most_running"), said.get("is_poor") is True  # files of an earlier release have neither
     notes = (POOR_FIT,) if is_poor else ()
     return Times(times, str(said.get("fitted") or "read from a file"), notes, most if isinstance(most, int) else None, is_poor)
-
-
-def _graphs(plan: Mapping[str, object] | None, settings: Settings) -> tuple[int, ...]:
-    return captured_sizes(settings, is_eager=_is_eager(plan))
 
 
 def _is_eager(plan: Mapping[str, object] | None) -> bool:
@@ -496,17 +478,11 @@ def _notes_of_plan(plan: Mapping[str, object], said: Mapping[str, object]) -> It
         yield "speculative decoding is not replayed: one token a step"
     if said.get("kv_connector"):
         yield f"what {said['kv_connector']} loads and keeps elsewhere is not replayed"
-    for name in _typed(plan):
-        if name in NOT_REPLAYED:
-            yield f"{name} changes what the scheduler does and is not replayed"
-
-
-def _typed(plan: Mapping[str, object]) -> Iterator[str]:
     flags = plan.get("flags")
     items = flags.get("items") if isinstance(flags, dict) else None
     for item in items if isinstance(items, list) else ():
-        if isinstance(item, dict) and isinstance(item.get("name"), str):
-            yield str(item["name"])
+        if isinstance(item, dict) and isinstance(name := item.get("name"), str) and name in NOT_REPLAYED:
+            yield f"{name} changes what the scheduler does and is not replayed"
 
 
 def _group_of_plan(group: Mapping[str, object]) -> Group:

@@ -144,6 +144,7 @@ def summarise(replay: Replay, *, fitted: str | None = None, is_poor: bool = Fals
     totals, times = replay.totals, latencies_of(replay)
     seconds = totals.end_ns / _NS
     output = int(replay.produced.sum())
+    done = replay.finish_ns != NEVER
     return Summary(
         trace=replay.trace.name,
         requests=totals.requests,
@@ -164,7 +165,13 @@ def summarise(replay: Replay, *, fitted: str | None = None, is_poor: bool = Fals
         peak_waiting=totals.peak_waiting,
         kv_usage=_usage(replay),
         waste=_waste(replay),
-        prefix=_prefix(replay),
+        prefix=Prefix(
+            totals.query_tokens,
+            totals.hit_tokens,
+            totals.resumed_query_tokens,
+            totals.resumed_hit_tokens,
+            totals.hit_tokens / totals.query_tokens if totals.query_tokens else 0.0,
+        ),
         throughput=Throughput(output / seconds, totals.finished / seconds) if seconds > 0 else Throughput(None, None),
         ttft=_latency(times.ttft),
         tpot=_latency(times.tpot),
@@ -174,13 +181,8 @@ def summarise(replay: Replay, *, fitted: str | None = None, is_poor: bool = Fals
         step_time=replay.step_time,
         step_time_label=trust(fitted, is_poor=is_poor),
         arrival_seconds=float(replay.arrival_ns.max(initial=0)) / _NS,
-        longest_service_seconds=_longest_service(replay),
+        longest_service_seconds=float((replay.finish_ns - replay.first_sched_ns)[done].max(initial=0)) / _NS,
     )
-
-
-def _longest_service(replay: Replay) -> float:
-    done = replay.finish_ns != NEVER
-    return float((replay.finish_ns - replay.first_sched_ns)[done].max(initial=0)) / _NS
 
 
 def latencies_of(replay: Replay) -> Latencies:
@@ -210,17 +212,6 @@ def _sorted_seconds(nanoseconds: Integers | Floats) -> Floats:
 def _latency(ordered: Floats) -> Latency:
     mean = float(ordered.mean()) if len(ordered) else None
     return Latency(mean, percentile(ordered, 50), percentile(ordered, 90), percentile(ordered, 99))
-
-
-def _prefix(replay: Replay) -> Prefix:
-    totals = replay.totals
-    return Prefix(
-        totals.query_tokens,
-        totals.hit_tokens,
-        totals.resumed_query_tokens,
-        totals.resumed_hit_tokens,
-        totals.hit_tokens / totals.query_tokens if totals.query_tokens else 0.0,
-    )
 
 
 def _usage(replay: Replay) -> Usage:

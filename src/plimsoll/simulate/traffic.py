@@ -57,24 +57,25 @@ class Synthetic(NamedTuple):
     seed: int = 0
 
 
-_KEYS: dict[str, tuple[str, Callable[[str], int | float | str]]] = {
-    "requests": ("requests", int),
-    "rate": ("rate_per_s", float),
-    "arrivals": ("arrivals", str),
-    "burstiness": ("burstiness", float),
-    "prompt": ("prompt_mean", float),
-    "prompt_sigma": ("prompt_sigma", float),
-    "prompt_max": ("prompt_max", int),
-    "output": ("output_mean", float),
-    "output_sigma": ("output_sigma", float),
-    "output_max": ("output_max", int),
-    "families": ("families", int),
-    "family_tokens": ("family_tokens", int),
-    "turns": ("turns", int),
-    "think": ("think_s", float),
-    "block": ("prefix_block", int),
-    "priorities": ("priorities", int),
-    "seed": ("seed", int),
+# Key, field, type, and the least and the most it may be; `arrivals` is a word.
+_KEYS: dict[str, tuple[str, Callable[[str], int | float | str], float, float]] = {
+    "requests": ("requests", int, 1, REQUESTS_MAX),
+    "rate": ("rate_per_s", float, 1e-9, 1e9),
+    "arrivals": ("arrivals", str, 0, 0),
+    "burstiness": ("burstiness", float, 0.001, 1000),
+    "prompt": ("prompt_mean", float, 1, TOKENS_MAX),
+    "prompt_sigma": ("prompt_sigma", float, 0, 10),
+    "prompt_max": ("prompt_max", int, 1, TOKENS_MAX),
+    "output": ("output_mean", float, 1, TOKENS_MAX),
+    "output_sigma": ("output_sigma", float, 0, 10),
+    "output_max": ("output_max", int, 1, TOKENS_MAX),
+    "families": ("families", int, 0, 1_000_000),
+    "family_tokens": ("family_tokens", int, 0, TOKENS_MAX),
+    "turns": ("turns", int, 1, 10_000),
+    "think": ("think_s", float, 0, 1e7),
+    "block": ("prefix_block", int, 1, 1 << 20),
+    "priorities": ("priorities", int, 1, 1000),
+    "seed": ("seed", int, 0, (1 << 63) - 1),
 }
 
 
@@ -87,7 +88,7 @@ def parse_synthetic(text: str) -> Synthetic:
         key, equals, said = (piece.strip() for piece in part.partition("="))
         if key not in _KEYS or not equals:
             raise BadInput(f"{SCHEME} {key[:40]!r} is not one of {', '.join(_KEYS)} (as key=value)")
-        name, read = _KEYS[key]
+        name, read, _, _ = _KEYS[key]
         if name in values:
             raise BadInput(f"{SCHEME} {key} is given twice")
         try:
@@ -100,27 +101,8 @@ def parse_synthetic(text: str) -> Synthetic:
 
 
 def _check(spec: Synthetic) -> None:
-    bounds: dict[str, tuple[float, float]] = {
-        "requests": (1, REQUESTS_MAX),
-        "rate": (1e-9, 1e9),
-        "burstiness": (0.001, 1000),
-        "prompt": (1, TOKENS_MAX),
-        "prompt_sigma": (0, 10),
-        "prompt_max": (1, TOKENS_MAX),
-        "output": (1, TOKENS_MAX),
-        "output_sigma": (0, 10),
-        "output_max": (1, TOKENS_MAX),
-        "families": (0, 1_000_000),
-        "family_tokens": (0, TOKENS_MAX),
-        "turns": (1, 10_000),
-        "think": (0, 1e7),
-        "block": (1, 1 << 20),
-        "priorities": (1, 1000),
-        "seed": (0, (1 << 63) - 1),
-    }
-    for key, (least, most) in bounds.items():
-        value = getattr(spec, _KEYS[key][0])
-        if not least <= value <= most:
+    for key, (name, read, least, most) in _KEYS.items():
+        if read is not str and not least <= getattr(spec, name) <= most:
             raise BadInput(f"{SCHEME} {key} must lie between {least:g} and {most:g}")
     if spec.arrivals not in PROCESSES:
         raise BadInput(f"{SCHEME} arrivals is one of {', '.join(PROCESSES)}, not {spec.arrivals[:40]!r}")

@@ -11,8 +11,8 @@ from plimsoll.models.shape import ModelShape
 from plimsoll.plan.ledger import Ledger
 from plimsoll.simulate.settings import StepTime
 from plimsoll.simulate.trace import Integers
-from plimsoll.tune.goodput import Score
-from plimsoll.tune.search import Found, Search, Tried
+from plimsoll.tune.goodput import Job, RunAll, Score, Traffic
+from plimsoll.tune.search import Search, SearchResult, Trial
 from plimsoll.tune.space import (
     FLAGS,
     Candidate,
@@ -25,7 +25,6 @@ from plimsoll.tune.space import (
     sheet_times,
     value_text,
 )
-from plimsoll.tune.work import Job, RunAll, Traffic
 
 # How much an answer hangs on step times that nobody measured.
 #
@@ -71,7 +70,7 @@ def how_many(safe: int) -> int:
     return min(CONTENDERS, max(FEWEST_CONTENDERS, safe // SETTINGS_A_CONTENDER))
 
 
-def contenders(tried: Sequence[Tried], chosen: Candidate, most: int = CONTENDERS) -> list[Tried]:
+def contenders(tried: Sequence[Trial], chosen: Candidate, most: int = CONTENDERS) -> list[Trial]:
     """The chosen one, and the best of each value of the two flags that matter most, best first."""
     found = {one.option.candidate: one for one in tried if one.option.candidate == chosen}
     for name in ("max_num_batched_tokens", "max_num_seqs"):
@@ -92,7 +91,7 @@ def stretched(times: StepTime, factor: float) -> StepTime:
     return StepTime(base, token, seq, context, table)
 
 
-def doubt(traffic: Traffic, asked: Sequence[Tried], chosen: Candidate, job_of: Callable[[Option], Job], run: RunAll) -> Doubt:
+def doubt(traffic: Traffic, asked: Sequence[Trial], chosen: Candidate, job_of: Callable[[Option], Job], run: RunAll) -> Doubt:
     """Replay the contenders with slower and with faster steps."""
     clocks = [Clock(1.0, tuple((one.option.candidate, one.score) for one in asked))]
     for factor in (FASTER, SLOWER):
@@ -104,13 +103,9 @@ def doubt(traffic: Traffic, asked: Sequence[Tried], chosen: Candidate, job_of: C
     good = {candidate for clock in clocks for candidate in clock.good if clock.best > 0} or {chosen}
     return Doubt(
         tuple(clocks),
-        {name: (min(values), max(values)) for name, values in _by_flag(good).items()},
+        {name: (min(values), max(values)) for name in Candidate._fields if (values := [getattr(one, name) for one in good])},
         all(chosen in clock.good for clock in clocks),
     )
-
-
-def _by_flag(candidates: set[Candidate]) -> dict[str, list[float]]:
-    return {name: [getattr(one, name) for one in candidates] for name in Candidate._fields}
 
 
 # Traffic in a few numbers, so that the next tuning can say what has changed since the last one.
@@ -255,7 +250,7 @@ class Tuning(NamedTuple):
     space: Space
     own: Candidate  # The command's setting
     own_option: Option
-    found: Found | None  # None: no candidate is safe, or none can run
+    found: SearchResult | None  # None: no candidate is safe, or none can run
     refused: tuple[Option, ...]  # Candidates that plan objects to
     failures: tuple[str, ...]  # Why safe candidates could not be replayed to the end, each reason once
     doubt: Doubt | None  # None where step times were fitted
@@ -263,7 +258,13 @@ class Tuning(NamedTuple):
     """The chosen setting, if the cache turns out as small as plan's band allows; None where that is not a cache."""
     requests: int  # Replayed over all runs, doubts and margins included
     last: Last | None = None
-    last_now: Tried | None = None  # What was chosen last time, with today's traffic
+    last_now: Trial | None = None  # What was chosen last time, with today's traffic
+
+    @property
+    def result(self) -> SearchResult:
+        """The search's result, where there is one."""
+        assert self.found is not None, "asked only of an answer"
+        return self.found
 
     @property
     def changes(self) -> tuple[Change, ...]:
@@ -327,7 +328,7 @@ def _at_low_end(traffic: Traffic, job: Job, chosen: Option, run: RunAll) -> Scor
     return result if isinstance(result, Score) else None
 
 
-def curve(tuning: Tuning, name: str) -> list[Tried]:
+def curve(tuning: Tuning, name: str) -> list[Trial]:
     """For each value of this flag the best that was replayed with the other of the two limits as chosen.
 
     Cache and blocks may differ along it: what is asked is what this value can do, not what it does in a cache made for another.
@@ -345,10 +346,10 @@ def curve(tuning: Tuning, name: str) -> list[Tried]:
     return [found[value] for value in sorted(found)]
 
 
-def runner_up(tuning: Tuning) -> Tried | None:
+def runner_up(tuning: Tuning) -> Trial | None:
     """The best setting with another number of requests at once, or of tokens in a step."""
     if tuning.found is None:
         return None
     chosen = tuning.found.best.option.candidate
-    others: Sequence[Tried] = [one for one in tuning.found.tried if one.option.candidate[:2] != chosen[:2]]
+    others: Sequence[Trial] = [one for one in tuning.found.tried if one.option.candidate[:2] != chosen[:2]]
     return others[0] if others else None

@@ -13,8 +13,8 @@ from plimsoll.simulate.settings import Settings, StepTime
 from plimsoll.simulate.start import check_start
 from plimsoll.simulate.summary import same_memory
 from plimsoll.tune.answer import Server
+from plimsoll.tune.goodput import Job
 from plimsoll.tune.space import Candidate, Option, candidate_of, launch_of, parse_counts, parse_shares
-from plimsoll.tune.work import Job
 
 COUNTS = (
     "num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "long_prefill_token_threshold",

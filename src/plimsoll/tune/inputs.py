@@ -26,15 +26,14 @@ from plimsoll.simulate.inputs import (
 )
 from plimsoll.simulate.settings import REPLAYED_ALL_THE_SAME
 from plimsoll.tune.answer import Fingerprint, Last, Server, flags_of, with_flags
-from plimsoll.tune.goodput import Slo, parse_slo
+from plimsoll.tune.goodput import Slo, Traffic, parse_slo
 from plimsoll.tune.runners import KeptRuns
 from plimsoll.tune.space import Candidate, Space, candidate_of, parse_space
-from plimsoll.tune.work import Traffic
 
 LAST_MAX_BYTES = 64 << 20
 
 
-class Asked(NamedTuple):
+class TuneInputs(NamedTuple):
     """Everything a tuning needs."""
 
     traffic: Traffic
@@ -87,7 +86,7 @@ def read_promise(options: Split) -> Traffic:
     return Traffic(read_traffic(options), read_speedup(options), slo)
 
 
-def read_asked(given: Split) -> Asked:
+def read_tune_inputs(given: Split) -> TuneInputs:
     """All of it, or one line that says what is wrong."""
     options, axes = split_axes(with_model(given))
     space = parse_space(axes)
@@ -100,7 +99,7 @@ def read_asked(given: Split) -> Asked:
     server = Server(planned.ledger, ready.model.shape, ready.replan, step_time, times.fitted, times.most_running, times.is_poor)
     if not HAS_NUMBA:
         notes = (*notes, WITHOUT_NUMBA)
-    return Asked(traffic, server, space, planned, options._replace(rest=()), last, (*planned.notes, *notes))
+    return TuneInputs(traffic, server, space, planned, options._replace(rest=()), last, (*planned.notes, *notes))
 
 
 def _times(options: Split, planned: MemoryPlan, traffic: Traffic) -> tuple[Times, tuple[str, ...]]:

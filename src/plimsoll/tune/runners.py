@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Self
 
 from plimsoll.errors import BadInput, TooLarge, WorldFailed
-from plimsoll.tune.goodput import Score
-from plimsoll.tune.work import Failed, Job, Result, RunAll, Traffic, do, job_digest, traffic_digest
+from plimsoll.tune.goodput import Failed, Job, Result, RunAll, Score, Traffic, do, job_digest, traffic_digest
 
 # Results of runs in a file that only grows: one JSON line each, so that whoever is killed goes on where it stopped.
 

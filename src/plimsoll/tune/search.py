@@ -20,12 +20,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from plimsoll.simulate.settings import Settings
 from plimsoll.simulate.trace import Trace
 from plimsoll.simulate.traffic import take
-from plimsoll.tune.goodput import Score
+from plimsoll.tune.goodput import Failed, Job, Result, RunAll, Score, Traffic
 from plimsoll.tune.space import Candidate, Option, Space, roomiest
-from plimsoll.tune.work import Failed, Job, Result, RunAll, Traffic
 
 # What no run of a setting can beat, from the pool and the step times alone: a bound that costs no replay.
 #
@@ -74,7 +72,8 @@ def _busy_seconds(asked: Demand, job: Job) -> tuple[float, float, float]:
     most = min(settings.max_num_seqs, len(table) - 1)
     a_token = float((table[1:] / count).min())
     a_decoded = float((table[1 : most + 1] / count[:most]).min()) + times.seq_ns
-    steps = asked.token_steps / max(1, _tokens_held(settings))
+    held = (settings.num_blocks - 1) * settings.block_size if not settings.groups else 2**62
+    steps = asked.token_steps / max(1, held)
     # A step reads the context of those in it: that part is the same for any order of work.
     context = asked.token_steps * times.ctx_ps / 1e3
     fewest = float(table[1:].min())
@@ -83,10 +82,6 @@ def _busy_seconds(asked: Demand, job: Job) -> tuple[float, float, float]:
         ((asked.output_tokens - asked.requests) * a_decoded + context) / 1e9,
         (steps * fewest + context) / 1e9,
     )
-
-
-def _tokens_held(settings: Settings) -> int:
-    return (settings.num_blocks - 1) * settings.block_size if not settings.groups else 2**62
 
 
 SHARE = 0.1  # Of the runs that trying everything would take
@@ -99,19 +94,19 @@ TIE = 0.005
 """Settings whose goodput differs by less are equally good: then the command's own stays, or the one that changes least."""
 
 
-class Tried(NamedTuple):
+class Trial(NamedTuple):
     """A candidate that was replayed with the whole traffic."""
 
     option: Option
     score: Score
 
 
-class Found(NamedTuple):
+class SearchResult(NamedTuple):
     """What the search brought."""
 
-    best: Tried
-    own: Tried | None  # The command's own setting; None where plan calls it unsafe or it cannot run
-    tried: tuple[Tried, ...]  # All on the whole traffic, best first
+    best: Trial
+    own: Trial | None  # The command's own setting; None where plan calls it unsafe or it cannot run
+    tried: tuple[Trial, ...]  # All on the whole traffic, best first
     most: float  # Requests a second that no setting can exceed
     candidates: int
     safe: int
@@ -149,7 +144,7 @@ class Search:
         self.traffic, self.space, self.job_of, self.run = traffic, space, job_of, run
         self.options = {option.candidate: option for option in options}
         self.safe = {candidate: option for candidate, option in self.options.items() if option.is_safe}
-        self.tried: dict[Candidate, Tried] = {}
+        self.tried: dict[Candidate, Trial] = {}
         self.failed: dict[Candidate, str] = {}
         self.runs = self.requests = self.ruled_out = 0
         self.held_back = len(Candidate._fields)
@@ -158,7 +153,7 @@ class Search:
         runs = max(LEAST_RUNS, int(SHARE * len(self.safe)) - reserved)
         self.budget = max(least_requests, runs * traffic.trace.size)
 
-    def find(self, own: Candidate, others: Sequence[Candidate] = ()) -> Found | None:
+    def find(self, own: Candidate, others: Sequence[Candidate] = ()) -> SearchResult | None:
         """The best setting; None if no candidate is safe, or none can run. `own` is the command's; `others` are tried too."""
         if len(self.safe) * self.traffic.trace.size <= self.budget:
             self.try_all(self.safe)
@@ -170,7 +165,7 @@ class Search:
             return None
         best = self._compared_flag_by_flag(own)
         ranked = self._ranked()
-        return Found(
+        return SearchResult(
             best=best,
             own=self.tried.get(own),
             tried=tuple(ranked),
@@ -182,7 +177,7 @@ class Search:
             requests=self.requests,
         )
 
-    def _compared_flag_by_flag(self, own: Candidate) -> Tried:
+    def _compared_flag_by_flag(self, own: Candidate) -> Trial:
         """The preferred one, after each of its flags was also run as the command had it: that may bring up a better one."""
         keeps, stood = not self.traffic.slo.is_empty, None
         self.held_back = 0
@@ -194,7 +189,7 @@ class Search:
             stood = chosen
             self.try_all(chosen._replace(**{name: getattr(own, name)}) for name in chosen.differences(own))
 
-    def _ranked(self) -> list[Tried]:
+    def _ranked(self) -> list[Trial]:
         return sorted(self.tried.values(), key=lambda one: -one.score.goodput)
 
     @property
@@ -211,7 +206,7 @@ class Search:
             if isinstance(result, Failed):
                 self.failed[candidate] = result.why
             else:
-                self.tried[candidate] = Tried(self.safe[candidate], result)
+                self.tried[candidate] = Trial(self.safe[candidate], result)
 
     def _run(self, traffic: Traffic, candidates: Sequence[Candidate]) -> list[Result]:
         jobs = [self.job_of(self.safe[candidate]) for candidate in candidates]
@@ -273,7 +268,7 @@ class Search:
         return found
 
 
-def preferred(ranked: Sequence[Tried], own: Candidate, *, keeps_promises: bool = False) -> Tried:
+def preferred(ranked: Sequence[Trial], own: Candidate, *, keeps_promises: bool = False) -> Trial:
     """Of those that are as good as the best: the command's own, else the nearest to it, with the most memory left beside it.
 
     `keeps_promises`: where something is promised, an own setting that keeps it to all is as good as any. What is left then is
@@ -287,7 +282,7 @@ def preferred(ranked: Sequence[Tried], own: Candidate, *, keeps_promises: bool =
     if is_own is not None and is_own not in as_good:  # a change must be worth it
         as_good = [one for one in as_good if one.score.goodput >= is_own.score.goodput * (1 + TIE)]
 
-    def rank(one: Tried) -> tuple[int, int, float]:
+    def rank(one: Trial) -> tuple[int, int, float]:
         return len(one.option.candidate.differences(own)), -one.option.ledger.slack.value, -one.score.goodput
 
     return min(as_good, key=rank)

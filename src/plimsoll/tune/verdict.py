@@ -9,7 +9,7 @@ from typing import NamedTuple
 from plimsoll.simulate.summary import POOR_GUIDE, ROUGH_GUIDE
 from plimsoll.tune.answer import NAMES, Tuning, curve
 from plimsoll.tune.goodput import Score
-from plimsoll.tune.search import TIE, Tried
+from plimsoll.tune.search import TIE, Trial
 from plimsoll.tune.space import FLAGS, is_taken, value_text
 from plimsoll.units import format_count, format_gib
 
@@ -63,19 +63,17 @@ def serves_none(tuning: Tuning) -> bool:
 
 def _why_none(tuning: Tuning) -> str:
     """A promise that this server cannot keep however little it has to do, or more traffic than it can serve."""
-    assert tuning.found is not None, "asked only of an answer"
     slow = _too_slow(tuning)
     if slow is not None:
         most, took = slow.score.peak_running, f"{(slow.score.tpot_p50 or 0.0) * 1e3:.3g} ms"
         return f"even with at most {format_count(most)} at once half of them wait {took} or more for each further token"
-    done = max(one.score.requests_per_second for one in tuning.found.tried)
+    done = max(one.score.requests_per_second for one in tuning.result.tried)
     return f"{tuning.seen.rate:.3g} come a second, and no setting does more than {done:.3g}"
 
 
-def _too_slow(tuning: Tuning) -> Tried | None:
+def _too_slow(tuning: Tuning) -> Trial | None:
     """The setting with the quickest tokens, where half of them are later than was promised even so."""
-    assert tuning.found is not None, "asked only of an answer"
-    promised, tried = tuning.traffic.slo.tpot, [one for one in tuning.found.tried if one.score.tpot_p50 is not None]
+    promised, tried = tuning.traffic.slo.tpot, [one for one in tuning.result.tried if one.score.tpot_p50 is not None]
     quickest = min(tried, key=lambda one: one.score.tpot_p50 or 0.0, default=None)
     return quickest if promised is not None and quickest is not None and (quickest.score.tpot_p50 or 0.0) > promised else None
 
@@ -134,12 +132,11 @@ def reasons(tuning: Tuning) -> list[str]:
 
 def _what_to_try(tuning: Tuning) -> list[str]:
     """Where nothing is in time: a faster server where it is too slow by itself, else the share of one of several."""
-    assert tuning.found is not None, "asked only of an answer"
     faster = "a faster card, several cards for one server (--tensor-parallel-size), a smaller or quantised model"
     other = f"{faster}, or a promise it can keep"
     if _too_slow(tuning) is not None:
         return [f"More servers like it would not help. What would: {other}."]
-    done = max(one.score.requests_per_second for one in tuning.found.tried)
+    done = max(one.score.requests_per_second for one in tuning.result.tried)
     servers = max(2, math.ceil(tuning.seen.rate / done)) if done > 0 else 2
     share = (
         f"--speedup {tuning.traffic.speedup / servers:.2g} tunes for the share of one of {format_count(servers)} such servers"
@@ -147,15 +144,13 @@ def _what_to_try(tuning: Tuning) -> list[str]:
     return [f"What to try: {share}; or {other}."]
 
 
-def _as_before(tuning: Tuning, name: str) -> Tried | None:
-    assert tuning.found is not None, "asked only of an answer"
-    wanted = tuning.found.best.option.candidate._replace(**{name: getattr(tuning.own, name)})
-    return next((one for one in tuning.found.tried if one.option.candidate == wanted), None)
+def _as_before(tuning: Tuning, name: str) -> Trial | None:
+    wanted = tuning.result.best.option.candidate._replace(**{name: getattr(tuning.own, name)})
+    return next((one for one in tuning.result.tried if one.option.candidate == wanted), None)
 
 
 def _why_not_run(tuning: Tuning, name: str) -> str:
-    assert tuning.found is not None, "asked only of an answer"
-    wanted = tuning.found.best.option.candidate._replace(**{name: getattr(tuning.own, name)})
+    wanted = tuning.result.best.option.candidate._replace(**{name: getattr(tuning.own, name)})
     then = value_text(tuning.own, name)
     if not is_taken(wanted):
         return f"vLLM does not take {then} with these others: a step must have room for a token of each request"
@@ -163,7 +158,7 @@ def _why_not_run(tuning: Tuning, name: str) -> str:
     return f"with {then} beside the others plan warns of {refused.why_not}" if refused is not None else "not compared"
 
 
-def _differences(best: Tried, before: Tried, tuning: Tuning, against: str) -> list[str]:
+def _differences(best: Trial, before: Trial, tuning: Tuning, against: str) -> list[str]:
     """What the flag changes, in the order in which it matters, and against what."""
     now, then = best.score, before.score
     parts = []
@@ -195,8 +190,7 @@ def _of_all(count: int, score: Score) -> str:
 
 def _limits(tuning: Tuning) -> list[str]:
     """What holds this traffic back, whatever the flags."""
-    assert tuning.found is not None, "asked only of an answer"
-    score, most = tuning.found.best.score, tuning.found.most
+    score, most = tuning.result.best.score, tuning.result.most
     said = []
     if keeps_all(score) and not tuning.traffic.slo.is_empty:
         said.append("All that can be served are served as promised: no setting could do more.")
@@ -204,15 +198,15 @@ def _limits(tuning: Tuning) -> list[str]:
         said.append(f"No setting could do more than {most:.3g} a second.")
     elif score.met < 0.9 * (score.requests - score.rejected) and not tuning.traffic.slo.is_empty:
         said.append("Even so, many are late: more comes than this server can serve as promised, whatever these four flags say.")
-    said += _set_cache(tuning.found.best)
+    said += _set_cache(tuning.result.best)
     said += _beyond(tuning)
     if score.rejected:
-        longest = tuning.found.best.option.ledger.kv_plan.max_model_len
+        longest = tuning.result.best.option.ledger.kv_plan.max_model_len
         is_longer = "request is longer" if score.rejected == 1 else "requests are longer"
         refused = "is refused" if score.rejected == 1 else "are refused"
         said.append(f"{format_count(score.rejected)} {is_longer} than {format_count(longest)} tokens and {refused}.")
     said += [
-        f"{FLAGS[name]} {value_text(tuning.found.best.option.candidate, name)} is the {end} value that was looked at."
+        f"{FLAGS[name]} {value_text(tuning.result.best.option.candidate, name)} is the {end} value that was looked at."
         for name, end in _edges(tuning)
     ]
     return said
@@ -220,15 +214,14 @@ def _limits(tuning: Tuning) -> list[str]:
 
 def _beyond(tuning: Tuning) -> list[str]:
     """A run with more requests at once than the measured one is a guess about steps that nobody timed."""
-    assert tuning.found is not None, "asked only of an answer"
-    learnt, now = tuning.server.most_running, tuning.found.best.score.peak_running
+    learnt, now = tuning.server.most_running, tuning.result.best.score.peak_running
     if learnt is None or now <= BEYOND * learnt:
         return []
     known = f"Step times were learnt with at most {format_count(learnt)} requests at once, and this has {format_count(now)}"
     return [f"{known}: record the changed server and tune again."]
 
 
-def _set_cache(best: Tried) -> list[str]:
+def _set_cache(best: Trial) -> list[str]:
     """A cache of a set size that was full while more memory than it has lies idle."""
     ledger = best.option.ledger
     said = ledger.settings
@@ -240,8 +233,7 @@ def _set_cache(best: Tried) -> list[str]:
 
 
 def _edges(tuning: Tuning) -> list[tuple[str, str]]:
-    assert tuning.found is not None, "asked only of an answer"
-    chosen, own = tuning.found.best.option.candidate, tuning.own
+    chosen, own = tuning.result.best.option.candidate, tuning.own
     found = []
     for name in ("max_num_seqs", "max_num_batched_tokens"):
         values, value = getattr(tuning.space, name), getattr(chosen, name)
@@ -275,7 +267,7 @@ def folklore(tuning: Tuning) -> list[Folklore]:
     return found
 
 
-def _judged(said: str, name: str, best: Tried, line: Sequence[Tried]) -> Folklore:
+def _judged(said: str, name: str, best: Trial, line: Sequence[Trial]) -> Folklore:
     largest = line[-1]
     here, there = value_text(best.option.candidate, name), value_text(largest.option.candidate, name)
     change = best.score.goodput / largest.score.goodput - 1 if largest.score.goodput else float("inf")
@@ -334,5 +326,4 @@ def drift_sentences(tuning: Tuning) -> list[str]:
 
 
 def _changed(tuning: Tuning) -> list[str]:
-    assert tuning.found is not None, "asked only of an answer"
-    return tuning.found.best.option.candidate.differences(tuning.own)
+    return tuning.result.best.option.candidate.differences(tuning.own)
