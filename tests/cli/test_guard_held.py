@@ -40,7 +40,7 @@ def test_one_that_was_held_is_told_shown_and_put_right(tmp_path: Path, capsys: C
             assert main(["guardctl", "status", *at]) == 1
             out = capsys.readouterr().out
             assert out.startswith("1 engine; one needs a person\n")
-            assert "  one                            needs a person " in out
+            assert "  one                            needs attention " in out
             assert "held: it is down or out of service" in out
             holds("Engines", guard.json("/engines"))
             assert 'plimsoll_guard_needs_a_person{engine="one"} 1.0\n' in guard.get("/metrics")[1]

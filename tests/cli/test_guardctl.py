@@ -41,7 +41,7 @@ def test_it_asks_the_guard_of_this_user(tmp_path: Path, capsys: Capsys, monkeypa
             code, out, _ = said(capsys, "status", *at)
             assert code == 1, "of an engine that does not answer nothing is known"
             assert out.startswith("2 engines, 1 not answering (1 never did); no other trouble is known\n")
-            assert "nobody listens there, and never did since guard began" in out
+            assert "unreachable (connection refused), and has never answered since guard began" in out
             assert out.count("its log says why: plimsoll doctor LOG") == 1
             assert said(capsys, "status", "one", *at)[0] == 0
             code, out, _ = said(capsys, "status", "gone", *at)
@@ -55,8 +55,8 @@ def test_it_asks_the_guard_of_this_user(tmp_path: Path, capsys: Capsys, monkeypa
             assert "plimsoll doctor --explain engine.dead" in out
             code, out, _ = said(capsys, "status", "one", *at)
             assert code == 1
-            assert "holds:\n  dead " in out
-            assert "not known:" in out
+            assert "true:\n  dead " in out
+            assert "unknown:" in out
             code, out, _ = said(capsys, "status", "--json", *at)
             assert (code, json.loads(out)["findings"][0]["code"]) == (1, "engine.dead")
             code, out, _ = said(capsys, "history", *at)
@@ -74,7 +74,7 @@ def test_it_asks_the_guard_of_this_user(tmp_path: Path, capsys: Capsys, monkeypa
             assert guard.stop() == 0
 
 
-def test_it_shows_the_last_test_request(tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_shows_the_last_canary_request(tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     """How long it took, or why it could not be made; and that the answer was garbage."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.delenv("PLIMSOLL_GUARD_TOKEN", raising=False)
@@ -88,19 +88,19 @@ def test_it_shows_the_last_test_request(tmp_path: Path, capsys: Capsys, monkeypa
         assert (canary["is_answered"], canary["is_garbage"], canary["why"]) == (True, False, "")
         assert 0 <= canary["seconds"] < 30
         _, out, _ = said(capsys, "status", name, "--at", f"http://127.0.0.1:{guard.port}")
-        assert re.search(r"\nthe last test request, .* ago, was answered within [0-9.]+ s\n", out)
+        assert re.search(r"\nthe last canary request, .* ago, was answered within [0-9.]+ s\n", out)
         assert guard.stop() == 0
     made = {"age_s": 12.0, "is_answered": True, "seconds": 0.5, "is_garbage": True, "why": ""}
-    assert guardctl._canary(made) == "the last test request, 12 s ago, was answered within 0.5 s, with garbage"
-    assert guardctl._canary({**made, "is_answered": False}) == "the last test request, 12 s ago, got no answer"
+    assert guardctl._canary(made) == "the last canary request, 12 s ago, was answered within 0.5 s, with garbage"
+    assert guardctl._canary({**made, "is_answered": False}) == "the last canary request, 12 s ago, got no answer"
     why = {**made, "is_answered": None, "why": "the engine wants an API key"}
-    assert guardctl._canary(why) == "the last test request, 12 s ago, could not be made: the engine wants an API key"
+    assert guardctl._canary(why) == "the last canary request, 12 s ago, could not be sent: the engine wants an API key"
 
 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("", "say what"),
+        ("", "a verb is missing"),
         ("drain", "drain which engine?"),
         ("restart", "restart which engine?"),
         ("status --yes", "--yes does not go with status"),

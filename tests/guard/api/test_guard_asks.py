@@ -263,7 +263,7 @@ def test_a_guard_that_only_observes_says_so(capsys: Capsys) -> None:
             assert (status, answer["says"]) == (503, "guard only observes: start it with --act")
             holds("Observes", answer)
         code, out, _ = said(capsys, api, "pause")
-        assert (code, out) == (1, "refused: guard only observes: start it with --act\n")
+        assert (code, out) == (1, "blocked: guard only observes: start it with --act\n")
         assert said(capsys, api, "actions")[:2] == (0, "nothing is under way: guard only observes: start it with --act\n")
         assert said(capsys, api, "history")[:2] == (0, "nothing has changed since guard began\n")
 
@@ -281,12 +281,12 @@ def test_guardctl_tells_it_what_to_do(acts: Acts, capsys: Capsys) -> None:
         acts.asked.clear()
         for verb in ("restart", "drain", "compact", "shed"):
             code, _, err = said(capsys, api, verb, NAME)
-            assert (code, "say --yes" in err) == (2, True)
+            assert (code, "not a terminal: pass --yes to confirm" in err) == (2, True)
         assert acts.asked == []
         assert said(capsys, api, "undrain", NAME)[0] == 0
         acts.decision = BlockedAction(NAME, Grade.SHED, "asked", "NoGate", "it has no gate")
         code, out, _ = said(capsys, api, "shed", NAME, "--yes")
-        assert (code, out.splitlines()[0]) == (1, "refused (NoGate): it has no gate")
+        assert (code, out.splitlines()[0]) == (1, "blocked (NoGate): it has no gate")
         assert "\n  what to do: start it with the gate" in out
         code, out, _ = said(capsys, api, "shed", NAME, "--yes", "--json")
         assert (code, json.loads(out)["reason"]) == (1, "NoGate")
