@@ -96,7 +96,7 @@ class FakeDoor:
 class FakeBalancer:
     """One that is told, or one that asks for readiness by itself."""
 
-    said = "a balancer"
+    label = "a balancer"
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -138,7 +138,7 @@ class FakeBalancer:
 class FakeRestarter:
     """Stops and starts; a second signal is as good as one, and a start is refused while it runs."""
 
-    said, replaces = "a restarter", False
+    label, replaces = "a restarter", False
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -194,7 +194,7 @@ class FakeRestarter:
 class FakeLock:
     """One for the fleet; its number only grows."""
 
-    said = "a lock"
+    label = "a lock"
 
     def __init__(self, world: World) -> None:
         self._world = world

@@ -15,8 +15,8 @@ import pytest
 from plimsoll.cli.main import main
 from plimsoll.guard.act.journal_replay import open_actions
 from plimsoll.guard.adapters.file_lock import FileLock
-from plimsoll.guard.adapters.gate import GateDoor
-from plimsoll.guard.adapters.hooks import ReadinessOnly
+from plimsoll.guard.adapters.gate import GateHttpClient
+from plimsoll.guard.adapters.hooks import ReadinessBalancer
 from plimsoll.guard.api.actions import ActionDesk, ActionRoutes
 from plimsoll.guard.daemon.conductor import ActionPorts, Conductor
 from plimsoll.guard.daemon.journal import Journal
@@ -43,7 +43,7 @@ class Guard:
 
     async def _open(self) -> int:
         self.book = Journal(self._folder / "guard.journal")
-        parts = {"a": EngineAdapters("a", GateDoor(self._url, TOKEN), ReadinessOnly())}
+        parts = {"a": EngineAdapters("a", GateHttpClient(self._url, TOKEN), ReadinessBalancer())}
         policy, world = replace(POLICY, lease_s=LEASE_S), World()
         lock = SharedLock(FileLock(self._folder / "fleet.lock"))
         ports = ActionPorts(self.book, lock, Sight(), world.view, lambda _: None, time.time)

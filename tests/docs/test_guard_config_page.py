@@ -9,7 +9,7 @@ import pytest
 from lab import write_guard_page
 from plimsoll.cli.guard import read_options
 from plimsoll.cli.guardctl import VERBS
-from plimsoll.guard.adapters.command import CommandRestartConfig
+from plimsoll.guard.adapters.command import CommandRestarterConfig
 from plimsoll.guard.adapters.etcd_lock import EtcdLockConfig
 from plimsoll.guard.adapters.haproxy import HaproxyConfig
 from plimsoll.guard.config import KEYS
@@ -45,7 +45,7 @@ def test_the_example_is_a_configuration(tmp_path: Path) -> None:
     first, second = asked.config.engines
     assert (first.name, second.name) == ("llama-a", "llama-b")
     assert isinstance(first.balancer, HaproxyConfig)
-    assert isinstance(second.restart, CommandRestartConfig)
+    assert isinstance(second.restart, CommandRestarterConfig)
     assert isinstance(asked.config.lock, EtcdLockConfig)
     assert asked.is_acting
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from plimsoll.errors import BadInput
 from plimsoll.guard.act.policy import ActPolicy, Hours
-from plimsoll.guard.adapters.command import CommandRestartConfig
+from plimsoll.guard.adapters.command import CommandRestarterConfig
 from plimsoll.guard.adapters.docker import DockerConfig
 from plimsoll.guard.adapters.etcd_lock import EtcdLockConfig
 from plimsoll.guard.adapters.file_lock import FileLockConfig
@@ -117,7 +117,7 @@ def test_balancers_and_restarters(tmp_path: Path) -> None:
         "vllm@a.service", is_user=True
     )
     commands = engine("restart = {stop = ['x'], start = ['y', '1'], is_running = ['z']}").restart
-    assert commands == CommandRestartConfig(("x",), ("y", "1"), ("z",))
+    assert commands == CommandRestarterConfig(("x",), ("y", "1"), ("z",))
     assert engine("restart = {docker = 'vllm'}").restart == DockerConfig("vllm", "/var/run/docker.sock")
     assert engine("restart = {kubernetes = 'vllm-0', namespace = 'm', selector = 'app=vllm'}").restart == PodConfig(
         "vllm-0", "m", "app=vllm"

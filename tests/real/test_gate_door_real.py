@@ -12,7 +12,7 @@ import pytest
 from lab.engine.clients import complete, is_finished
 from lab.engine.server import EngineServer
 from plimsoll.guard.act.idle import Idleness, IdleSample, idleness
-from plimsoll.guard.adapters.gate import GateDoor
+from plimsoll.guard.adapters.gate import GateHttpClient
 from plimsoll.guard.daemon.engine_look import EngineWatcher
 from tests.real.conftest import need_vllm
 
@@ -33,14 +33,14 @@ def gated() -> Iterator[EngineServer]:
         yield server
 
 
-async def looked(watcher: EngineWatcher, door: GateDoor, samples: list[IdleSample]) -> Idleness:
+async def looked(watcher: EngineWatcher, door: GateHttpClient, samples: list[IdleSample]) -> Idleness:
     """One more sample, and what they say together."""
     told = await door.state()
     samples.append(IdleSample(await watcher.look(time.monotonic(), time.time()), told.facts if told.is_done else None))
     return idleness(samples)
 
 
-async def until_idle(watcher: EngineWatcher, door: GateDoor, samples: list[IdleSample]) -> None:
+async def until_idle(watcher: EngineWatcher, door: GateHttpClient, samples: list[IdleSample]) -> None:
     """Look until it is idle."""
     async with asyncio.timeout(WAIT_S):
         while (await looked(watcher, door, samples)).is_idle is not True:
@@ -52,7 +52,7 @@ def test_a_drain_is_led_by_the_door_and_idle_is_confirmed_only_after_the_last_to
 
     async def scene() -> None:
         url = f"http://127.0.0.1:{gated.port}"
-        door, watcher = GateDoor(url, TOKEN), EngineWatcher(url, TOKEN)
+        door, watcher = GateHttpClient(url, TOKEN), EngineWatcher(url, TOKEN)
         streams = [asyncio.create_task(complete(gated.port, LONG, stream=i % 2 == 0)) for i in range(8)]
         while int((await door.state()).facts["engine_requests"]) < 8:
             assert not any(stream.done() for stream in streams)
@@ -84,7 +84,7 @@ def test_shedding_and_compaction_through_the_door(gated: EngineServer) -> None:
     """The real gate takes both; a CPU's workers give back what their C library kept."""
 
     async def scene() -> None:
-        door = GateDoor(f"http://127.0.0.1:{gated.port}", TOKEN)
+        door = GateHttpClient(f"http://127.0.0.1:{gated.port}", TOKEN)
         shed = await door.shed(5.0, 30.0)
         assert (shed.is_done, shed.facts["max_wait_s"], shed.facts["is_overruled"]) == (True, 5.0, False)
         assert (await door.unshed()).is_done is True
@@ -92,7 +92,7 @@ def test_shedding_and_compaction_through_the_door(gated: EngineServer) -> None:
             while "no probe" in (compacted := await door.compact()).message:
                 await asyncio.sleep(0.5)
         assert (compacted.is_done, compacted.facts["workers"]) == (True, 1), compacted
-        wrong = await GateDoor(f"http://127.0.0.1:{gated.port}", "another-token-of-some-length").drain(200, 30.0)
+        wrong = await GateHttpClient(f"http://127.0.0.1:{gated.port}", "another-token-of-some-length").drain(200, 30.0)
         assert wrong.is_done is False
         assert "does not take this token" in wrong.message
 

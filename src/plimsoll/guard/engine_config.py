@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from plimsoll.guard import config_fields as key
 from plimsoll.guard.act.ports import Balancer, Restarter
-from plimsoll.guard.adapters.command import CommandRestartConfig
+from plimsoll.guard.adapters.command import CommandRestarterConfig
 from plimsoll.guard.adapters.docker import DockerConfig
 from plimsoll.guard.adapters.haproxy import HaproxyConfig
 from plimsoll.guard.adapters.hooks import CommandBalancerConfig, ReadinessConfig, WebhookBalancerConfig
@@ -20,7 +20,7 @@ from plimsoll.net import http_get
 
 LONGEST_NAME = 200
 BALANCERS = (HaproxyConfig, CommandBalancerConfig, WebhookBalancerConfig, ReadinessConfig)
-RESTARTERS = (SystemdConfig, CommandRestartConfig, DockerConfig, PodConfig)
+RESTARTERS = (SystemdConfig, CommandRestarterConfig, DockerConfig, PodConfig)
 
 
 class BalancerConfig(Protocol):

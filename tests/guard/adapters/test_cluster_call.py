@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from plimsoll.guard.adapters.cluster import ClusterCall
+from plimsoll.guard.adapters.cluster import ClusterClient
 from plimsoll.net.http_call import Lost, Reply
 from tests.certificates import certificate
 from tests.net.raw_answers import Answers, answer, on_a_port
@@ -20,11 +20,11 @@ def test_only_a_server_that_the_ca_vouches_for_is_told_the_token(tmp_path: Path)
         answers = Answers(lambda _: answer(200, {"a": 1}))
         server = await asyncio.start_server(answers.serve, "127.0.0.1", 0, ssl=context)
         url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        told = await ClusterCall(url, str(tmp_path / "own"), {}).ask("GET", "/x")
+        told = await ClusterClient(url, str(tmp_path / "own"), {}).ask("GET", "/x")
         assert isinstance(told, Reply)
         assert told.table() == {"a": 1}
         assert b"Authorization: Bearer a-token\r\n" in answers.got[0]
-        lost = await ClusterCall(url, str(tmp_path / "other"), {}).ask("GET", "/x")
+        lost = await ClusterClient(url, str(tmp_path / "other"), {}).ask("GET", "/x")
         assert isinstance(lost, Lost)
         assert not lost.was_sent
         assert len(answers.got) == 1
@@ -39,7 +39,7 @@ def test_the_token_is_read_each_time(tmp_path: Path) -> None:
 
     async def act() -> None:
         async with on_a_port(lambda _: answer(200, {})) as (answers, url):
-            cluster = ClusterCall(url, str(tmp_path), {})
+            cluster = ClusterClient(url, str(tmp_path), {})
             await cluster.ask("GET", "/x")
             (tmp_path / "token").write_text("second")
             await cluster.ask("POST", "/y", {"b": 2})
@@ -53,4 +53,4 @@ def test_where_the_cluster_is(tmp_path: Path) -> None:
     """As Kubernetes tells every pod; a namespace that is not told is none."""
     certificate(tmp_path / "own")
     environ = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "6443"}
-    assert ClusterCall("", str(tmp_path / "own"), environ).namespace() == ""
+    assert ClusterClient("", str(tmp_path / "own"), environ).namespace() == ""

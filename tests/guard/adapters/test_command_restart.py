@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from plimsoll.errors import BadInput
-from plimsoll.guard.adapters.command import CommandRestart
+from plimsoll.guard.adapters.command import CommandRestarter
 from tests.guard.adapters.own_engine import is_alive
 
 SCRIPT = """#!/bin/sh
@@ -35,10 +35,10 @@ def script(tmp_path: Path) -> str:
     return str(path)
 
 
-def restarter(script: str, stop: str = "stop", start: str = "start", is_running: str = "is-running") -> CommandRestart:
+def restarter(script: str, stop: str = "stop", start: str = "start", is_running: str = "is-running") -> CommandRestarter:
     """With these verbs of the script."""
     words = ([script, verb] for verb in (stop, start, is_running, "pids"))
-    return CommandRestart(*words, ask_limit_s=5.0, start_limit_s=5.0, grace_s=0.5)
+    return CommandRestarter(*words, ask_limit_s=5.0, start_limit_s=5.0, grace_s=0.5)
 
 
 def test_start_and_stop(script: str, tmp_path: Path) -> None:
@@ -83,8 +83,8 @@ def test_nobody_knows_whether_it_runs(script: str) -> None:
 def test_commands_that_are_not_there() -> None:
     """Left out is refused at once; a program that does not exist is nobody's knowledge."""
     with pytest.raises(BadInput, match="each need a command"):
-        CommandRestart(["/bin/true"], ["/bin/true"], [])
-    engine = CommandRestart(["/no"], ["/no"], ["/no"])
+        CommandRestarter(["/bin/true"], ["/bin/true"], [])
+    engine = CommandRestarter(["/no"], ["/no"], ["/no"])
     assert asyncio.run(engine.is_running()) is None
     assert asyncio.run(engine.stop(1.0)).is_done is None
     assert asyncio.run(engine.pids()) == ()
@@ -101,7 +101,7 @@ def test_a_status_command_may_say_that_somebody_stopped_it(
     path = tmp_path / "status"
     path.write_text(f"#!/bin/sh\nexit {code}\n")
     path.chmod(0o755)
-    engine = CommandRestart(["true"], ["true"], [str(path)])
+    engine = CommandRestarter(["true"], ["true"], [str(path)])
     assert asyncio.run(engine.is_running()) is is_running
     outcome = asyncio.run(engine.last_exit())
     assert (outcome.is_done, outcome.facts.get("by_hand", False)) == (is_done, code == 150)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from plimsoll.guard.adapters.device_memory import DeviceMemory, Holding
+from plimsoll.guard.adapters.device_memory import CardMemory, DeviceMemory
 from plimsoll.hardware.processes import read_process, read_processes
 
 GIB = 1 << 30
@@ -81,7 +81,7 @@ def test_the_card_gives_it_back_later() -> None:
 
     memory = DeviceMemory(FakeNvml(figures), dict)
     before = memory.look([77])
-    assert before == [Holding(9 * GIB, 70 * GIB)]
+    assert before == [CardMemory(9 * GIB, 70 * GIB)]
     outcome = asyncio.run(memory.wait_back([(77, 1)], before, 10.0))
     assert outcome.is_done, outcome
     assert time.monotonic() - begun > 0.7
@@ -91,7 +91,7 @@ def test_the_card_gives_it_back_later() -> None:
 def test_memory_that_does_not_come_back_is_said() -> None:
     """A neighbour took it, or the driver keeps it: how much is missing, on which card."""
     memory = DeviceMemory(FakeNvml(lambda: (20 * GIB, [])), dict)
-    outcome = asyncio.run(memory.wait_back([(77, 1)], [Holding(9 * GIB, 70 * GIB)], 0.6))
+    outcome = asyncio.run(memory.wait_back([(77, 1)], [CardMemory(9 * GIB, 70 * GIB)], 0.6))
     assert outcome.is_done is None
     assert "card 0 lacks 60416 MiB" in outcome.message
 
@@ -107,9 +107,9 @@ def test_where_nobody_tells_whose_memory_it_is_it_must_have_settled(running: lis
         return min(looks, 5) * 10 * GIB, running
 
     memory = DeviceMemory(FakeNvml(figures), dict)
-    assert memory.look([77]) == [Holding(10 * GIB, None)]
+    assert memory.look([77]) == [CardMemory(10 * GIB, None)]
     looks = 0
-    outcome = asyncio.run(memory.wait_back([(77, 1)], [Holding(10 * GIB, None)], 10.0))
+    outcome = asyncio.run(memory.wait_back([(77, 1)], [CardMemory(10 * GIB, None)], 10.0))
     assert outcome.is_done, outcome
     assert outcome.facts["free_bytes"] == 50 * GIB
 
@@ -117,7 +117,7 @@ def test_where_nobody_tells_whose_memory_it_is_it_must_have_settled(running: lis
 def test_a_card_that_stops_answering_is_not_taken_for_free() -> None:
     """It was asked before the stop and does not answer now: nobody knows."""
     memory = DeviceMemory(FakeNvml(None), dict)
-    assert asyncio.run(memory.wait_back([], [Holding(1, 1)], 0.1)).is_done is None
+    assert asyncio.run(memory.wait_back([], [CardMemory(1, 1)], 0.1)).is_done is None
 
 
 def test_a_driver_that_hangs_does_not_hang_us() -> None:
@@ -129,5 +129,5 @@ def test_a_driver_that_hangs_does_not_hang_us() -> None:
 
     memory = DeviceMemory(FakeNvml(hangs), dict)
     begun = time.monotonic()
-    assert asyncio.run(memory.wait_back([], [Holding(1, 1)], 0.5)).is_done is None
+    assert asyncio.run(memory.wait_back([], [CardMemory(1, 1)], 0.5)).is_done is None
     assert time.monotonic() - begun < 5.0

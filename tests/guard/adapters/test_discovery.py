@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plimsoll.errors import BadInput, TooLarge
-from plimsoll.guard.adapters.discovery import FileSd, HttpSd, Pods, PodsConfig, groups_in, read_pod
+from plimsoll.guard.adapters.discovery import FileFinder, HttpFinder, PodFinder, PodsConfig, groups_in, read_pod
 from plimsoll.guard.engine_config import EngineConfig, host_and_port
 from plimsoll.net.cluster import Cluster
 from tests.certificates import certificate
@@ -90,7 +90,7 @@ def test_too_many_targets_are_too_many() -> None:
 
 def test_files_are_read_again_when_they_change(tmp_path: Path) -> None:
     """JSON and YAML, as many files as the pattern finds; a file that goes takes its engines with it, the last one, too."""
-    finder = FileSd(str(tmp_path / "*.json"))
+    finder = FileFinder(str(tmp_path / "*.json"))
     assert (finder.find(), finder.trouble) == ((), f"{tmp_path}/*.json: no such file")
     (tmp_path / "a.json").write_text(json.dumps(GROUPS), encoding="utf-8")
     assert [target.name for target in finder.find()] == ["10.0.0.1:8000", "10.0.0.2:8000"]
@@ -104,7 +104,7 @@ def test_files_are_read_again_when_they_change(tmp_path: Path) -> None:
     assert finder.find() == ()
     assert "no such file" in finder.trouble
     (tmp_path / "c.yml").write_text("- targets: ['h:3']\n  labels:\n    name: third\n", encoding="utf-8")
-    assert FileSd(str(tmp_path / "c.yml")).find() == (EngineConfig("third", "http://h:3"),)
+    assert FileFinder(str(tmp_path / "c.yml")).find() == (EngineConfig("third", "http://h:3"),)
 
 
 def test_a_broken_file_hides_no_other_and_stays_as_it_was(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_a_broken_file_hides_no_other_and_stays_as_it_was(tmp_path: Path) -> Non
     path = tmp_path / "a.json"
     (tmp_path / "b.json").write_text(json.dumps([{"targets": ["h:2"]}]), encoding="utf-8")
     path.write_bytes(b"[{")
-    finder = FileSd(str(tmp_path / "*.json"))
+    finder = FileFinder(str(tmp_path / "*.json"))
     assert [target.name for target in finder.find()] == ["h:2"]
     assert finder.trouble == f"{path}, line 1: not JSON"
     path.write_text(json.dumps(GROUPS), encoding="utf-8")
@@ -135,7 +135,7 @@ def test_a_broken_file_hides_no_other_and_stays_as_it_was(tmp_path: Path) -> Non
 def test_an_address_that_answers_with_a_list() -> None:
     """http_sd: JSON, nothing else, and in time."""
     with serving(lambda ask: ask.answer(json.dumps(GROUPS).encode())) as server:
-        assert len(HttpSd(f"http://user:secret@{server.host}/sd?x=1").find()) == 2
+        assert len(HttpFinder(f"http://user:secret@{server.host}/sd?x=1").find()) == 2
         assert server.seen[0][0] == "/sd?x=1"
         assert (server.seen[0][1] or "").startswith("Basic ")
 
@@ -155,7 +155,7 @@ def test_an_address_that_answers_with_a_list() -> None:
 def test_an_address_that_does_not(act: Any, says: str) -> None:
     """Whatever it does instead is one line, and the engines are those it named before."""
     with serving(lambda ask: ask.answer(json.dumps(GROUPS).encode()) if len(server.seen) == 1 else act(ask)) as server:
-        finder = HttpSd(f"http://{server.host}/sd", timeout_s=1.0)
+        finder = HttpFinder(f"http://{server.host}/sd", timeout_s=1.0)
         before = finder.find()
         assert (len(before), finder.trouble) == (2, "")
         assert finder.find() == before
@@ -187,11 +187,11 @@ def test_pods_are_asked_page_by_page(tmp_path: Path) -> None:
 
     with serving(act) as server:
         cluster = Cluster(f"http://{server.host}", account(tmp_path))
-        found = Pods(PodsConfig("app=vllm,tier in (a)"), cluster).find()
+        found = PodFinder(PodsConfig("app=vllm,tier in (a)"), cluster).find()
         assert [urlsplit(path).path for path, _ in server.seen] == ["/api/v1/namespaces/models/pods"] * 2
         assert {login for _, login in server.seen} == {"Bearer pod-token"}
         (tmp_path / "token").write_text("another", encoding="utf-8")
-        by_port = Pods(PodsConfig("app=vllm,tier in (a)", "models", 5000), cluster).find()
+        by_port = PodFinder(PodsConfig("app=vllm,tier in (a)", "models", 5000), cluster).find()
         assert server.seen[-1][1] == "Bearer another"
     assert [(target.name, target.url) for target in found] == [
         ("models/a", "http://10.1.2.3:8000"), ("models/b", "http://[fd00::1]:8000"),
@@ -209,10 +209,10 @@ def test_the_clusters_certificate_is_checked(tmp_path: Path) -> None:
         secure.socket = context.wrap_socket(secure.socket, server_side=True)
         threading.Thread(target=secure.serve_forever, daemon=True).start()
         where = f"https://127.0.0.1:{secure.server_address[1]}"
-        assert len(Pods(PodsConfig("a=b"), Cluster(where, account(tmp_path))).find()) == 1
+        assert len(PodFinder(PodsConfig("a=b"), Cluster(where, account(tmp_path))).find()) == 1
         stranger = tmp_path / "other"
         certificate(stranger)
-        distrusting = Pods(PodsConfig("a=b"), Cluster(where, account(stranger)))
+        distrusting = PodFinder(PodsConfig("a=b"), Cluster(where, account(stranger)))
         assert distrusting.find() == ()
         assert "cannot be asked" in distrusting.trouble
         secure.shutdown()
@@ -235,7 +235,7 @@ def test_the_clusters_certificate_is_checked(tmp_path: Path) -> None:
 def test_a_cluster_that_does_not_answer(act: Any, says: str, tmp_path: Path) -> None:
     """One line each; the token is in none of them."""
     with serving(act) as server:
-        finder = Pods(PodsConfig("a=b"), Cluster(f"http://{server.host}", account(tmp_path), timeout_s=1.0))
+        finder = PodFinder(PodsConfig("a=b"), Cluster(f"http://{server.host}", account(tmp_path), timeout_s=1.0))
         assert finder.find() == ()
     assert says in finder.trouble
     assert "pod-token" not in finder.trouble
@@ -259,7 +259,7 @@ def test_restarts_and_ends_of_pods(tmp_path: Path) -> None:
         pod("g", spec=bare, status=failed, metadata={"deletionTimestamp": "now"}),
     ]  # fmt: skip
     with serving(lambda ask: ask.answer(json.dumps({"items": running if len(server.seen) == 1 else over}).encode())) as server:
-        finder = Pods(PodsConfig("a=b"), Cluster(f"http://{server.host}", account(tmp_path)))
+        finder = PodFinder(PodsConfig("a=b"), Cluster(f"http://{server.host}", account(tmp_path)))
         before = {target.name: target for target in finder.find()}
         assert (finder.restarts, finder.ended) == ({"models/a": 3, "models/b": 9}, {})
         after = {target.name: target for target in finder.find()}

@@ -286,7 +286,7 @@ def test_a_login_is_shown_and_never_told() -> None:
             etcd.answers = [json_bytes({"error": "invalid user ID or password"}, 400)]
             refused = await EtcdLock(config).acquire("a")
             assert refused.is_done is None
-            assert "pa55word" not in refused.message + repr(config) + lock.said
+            assert "pa55word" not in refused.message + repr(config) + lock.label
 
     run(act)
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from plimsoll.errors import BadInput
 from plimsoll.guard.act.ports import Outcome
-from plimsoll.guard.adapters.gate import GateDoor
+from plimsoll.guard.adapters.gate import GateHttpClient
 from plimsoll.inside.core import Core
 from plimsoll.inside.tick import OwnPort
 from tests.fakes import TOKEN, hello, served
@@ -25,7 +25,7 @@ from tests.inside.test_endpoints import put_figures
 from tests.inside.test_gate import gated
 from tests.net.raw_server import Visitor, free_port, raw_server
 
-Deed = Callable[[GateDoor], Awaitable[Outcome]]
+Deed = Callable[[GateHttpClient], Awaitable[Outcome]]
 DEEDS: dict[str, Deed] = {
     "drain": lambda door: door.drain(7, 30.0),
     "undrain": lambda door: door.undrain(7),
@@ -57,7 +57,7 @@ def test_a_drain_is_begun_renewed_refuses_and_ends(gate: tuple[str, Core]) -> No
     url, core = gate
 
     async def scene() -> None:
-        door = GateDoor(url, TOKEN)
+        door = GateHttpClient(url, TOKEN)
         begun = await door.drain(7, 30.0, quiet_s=60.0, bound_s=60.0)
         assert (begun.is_done, begun.facts["phase"], begun.facts["epoch"]) == (True, "leaving", 7)
         assert 29 < core.shared.drain().until - time.monotonic() <= 30
@@ -78,7 +78,7 @@ def test_an_older_epoch_is_told_who_is_newer(gate: tuple[str, Core]) -> None:
     url, core = gate
 
     async def scene() -> None:
-        door = GateDoor(url, TOKEN)
+        door = GateHttpClient(url, TOKEN)
         await door.drain(9, 30.0)
         for told in (await door.drain(8, 30.0), await door.undrain(8)):
             assert told.is_done is False
@@ -93,7 +93,7 @@ def test_shedding_begins_and_ends(gate: tuple[str, Core]) -> None:
     url, core = gate
 
     async def scene() -> None:
-        door = GateDoor(url, TOKEN)
+        door = GateHttpClient(url, TOKEN)
         assert (await door.shed(5.0, 30.0)).is_done is True
         assert core.shed_bound_s() == 5.0
         assert (await door.unshed()).is_done is True
@@ -107,7 +107,7 @@ def test_the_state_is_what_the_gate_says(gate: tuple[str, Core]) -> None:
     url, _ = gate
 
     async def scene() -> None:
-        told = await GateDoor(url, TOKEN).state()
+        told = await GateHttpClient(url, TOKEN).state()
         assert told.is_done is True
         assert {"in_flight", "background", "engine_requests", "begun", "idle", "phase", "epoch", "lease_left_s", "steps",
                 "ready", "is_dead", "is_wedged", "api_servers"} <= set(told.facts)  # fmt: skip
@@ -126,7 +126,7 @@ def test_compaction_without_a_probe_is_refused_and_with_one_is_done(tmp_path: Pa
         port = OwnPort(core)
         await port.open()
         try:
-            door = GateDoor(f"unix:{path}", TOKEN)
+            door = GateHttpClient(f"unix:{path}", TOKEN)
             assert (await door.compact()).is_done is False
             put_figures(tmp_path)
             at_it = await door.compact()
@@ -154,12 +154,12 @@ def test_a_wrong_token_a_missing_gate_and_one_that_is_off_are_said_clearly(tmp_p
                                    ({"PLIMSOLL_TOKEN": ""}, TOKEN, "without PLIMSOLL_TOKEN")):  # fmt: skip
             app, _ = gated(hello, tmp_path, **more)
             with served(app) as port:
-                told = await DEEDS[name](GateDoor(f"http://127.0.0.1:{port}", token))
+                told = await DEEDS[name](GateHttpClient(f"http://127.0.0.1:{port}", token))
             assert told.is_done is (None if name == "state" else False)
             assert words in told.message
             assert token not in f"{told}{dict(told.facts)}"
         async with raw_server(saying(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")) as server:
-            told = await DEEDS[name](GateDoor(server.url, TOKEN))
+            told = await DEEDS[name](GateHttpClient(server.url, TOKEN))
             assert told.is_done is (None if name == "state" else False)
             assert "no gate" in told.message
             assert server.connections == 1
@@ -204,7 +204,7 @@ def test_an_answer_that_is_not_the_gates_leaves_it_unknown(name: str, answer: by
 
     async def scene() -> None:
         async with raw_server(saying(answer, first=ASKS)) as server:
-            told = await DEEDS[name](GateDoor(server.url, TOKEN, deadline_s=2, compact_s=2))
+            told = await DEEDS[name](GateHttpClient(server.url, TOKEN, deadline_s=2, compact_s=2))
         assert told.is_done is None
         assert told.message.isprintable()
 
@@ -225,7 +225,7 @@ def test_a_server_that_says_nothing_or_never_ends_is_left_in_time(name: str) -> 
     async def scene() -> None:
         async with raw_server(drip) as server:
             began = time.monotonic()
-            told = await DEEDS[name](GateDoor(server.url, TOKEN, deadline_s=0.5, compact_s=0.5))
+            told = await DEEDS[name](GateHttpClient(server.url, TOKEN, deadline_s=0.5, compact_s=0.5))
         assert told.is_done is None
         assert time.monotonic() - began < 5
 
@@ -238,7 +238,7 @@ def test_nobody_there_is_not_done_for_sure(name: str, tmp_path: Path) -> None:
 
     async def scene() -> None:
         for url in (f"http://127.0.0.1:{free_port()}", f"unix:{tmp_path}/none.sock"):
-            told = await DEEDS[name](GateDoor(url, TOKEN, deadline_s=5))
+            told = await DEEDS[name](GateHttpClient(url, TOKEN, deadline_s=5))
             assert (told.is_done, told.facts["unreachable"]) == (False, True)
 
     run(scene())
@@ -255,7 +255,7 @@ def test_the_token_is_shown_to_nobody_who_does_not_ask_for_one(first: bytes) -> 
 
     async def scene() -> None:
         async with raw_server(talk) as server:
-            told = await GateDoor(server.url, TOKEN, deadline_s=2).drain(7, 30.0)
+            told = await GateHttpClient(server.url, TOKEN, deadline_s=2).drain(7, 30.0)
         assert told.is_done is False
 
     run(scene())
@@ -278,7 +278,7 @@ def test_the_bytes_are_those_that_the_gate_wants() -> None:
 
     async def scene() -> None:
         async with raw_server(talk) as server:
-            door = GateDoor(server.url + "/", TOKEN)
+            door = GateHttpClient(server.url + "/", TOKEN)
             for deed in DEEDS.values():
                 await deed(door)
             await door.drain(8, 5.0, refuse=True, quiet_s=1.0, bound_s=2.0, retry_after_s=3)
@@ -315,7 +315,7 @@ def test_no_answer_makes_it_raise(words: dict[str, Any], status: int, name: str)
     async def scene() -> None:
         answer = reply(json.dumps(words).encode(), f"{status} Any")
         async with raw_server(saying(answer, first=ASKS)) as server:
-            told = await DEEDS[name](GateDoor(server.url, TOKEN, deadline_s=5))
+            told = await DEEDS[name](GateHttpClient(server.url, TOKEN, deadline_s=5))
         assert told.message.isprintable()
         assert all(isinstance(value, str | int | float | bool) for value in told.facts.values())
 
@@ -330,5 +330,5 @@ def test_no_answer_makes_it_raise(words: dict[str, Any], status: int, name: str)
 def test_what_cannot_be_an_address_or_a_token_is_refused(url: str, token: str) -> None:
     """At once, and without showing it."""
     with pytest.raises(BadInput) as problem:
-        GateDoor(url, token)
+        GateHttpClient(url, token)
     assert "p@" not in str(problem.value)

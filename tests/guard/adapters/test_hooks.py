@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from plimsoll.errors import BadInput
-from plimsoll.guard.adapters.hooks import CommandBalancer, ReadinessOnly, WebhookBalancer
+from plimsoll.guard.adapters.hooks import CommandBalancer, ReadinessBalancer, WebhookBalancer
 from tests.fakes import eventually
 from tests.net.raw_server import Visitor, free_port, raw_server
 
@@ -253,8 +253,8 @@ def test_a_webhook_where_nobody_is_did_nothing() -> None:
     async def scene() -> None:
         told = await balancer.take_out()
         assert told.is_done is False
-        assert "c2VjcmV0" not in f"{told}{balancer.said}"
-        assert "key=k" not in balancer.said
+        assert "c2VjcmV0" not in f"{told}{balancer.label}"
+        assert "key=k" not in balancer.label
         assert await balancer.is_out() is None
 
     run(scene())
@@ -264,7 +264,7 @@ def test_with_readiness_alone_nothing_is_claimed() -> None:
     """There is nothing to tell, and nobody to ask: whether it is out is never known."""
 
     async def scene() -> None:
-        balancer = ReadinessOnly()
+        balancer = ReadinessBalancer()
         for told in (await balancer.take_out(), await balancer.put_back()):
             assert (told.is_done, told.facts["readiness"]) == (True, True)
         assert await balancer.is_out() is None

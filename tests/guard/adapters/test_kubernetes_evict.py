@@ -12,7 +12,7 @@ import kmock
 import pytest
 
 from plimsoll.errors import BadInput
-from plimsoll.guard.adapters.cluster import ClusterCall
+from plimsoll.guard.adapters.cluster import ClusterClient
 from plimsoll.guard.adapters.kubernetes import PodEviction
 from tests.net.raw_answers import Answer, answer, on_a_port
 
@@ -61,7 +61,7 @@ def run(
                 return evict(api) if evict else _gone(api)
 
             api["post", EVICTION] << taken
-            cluster = ClusterCall(str(api.url).rstrip("/"), account, {})
+            cluster = ClusterClient(str(api.url).rstrip("/"), account, {})
             await act(PodEviction(POD, cluster=cluster, environ={}, look_every_s=0.05), api)
 
     asyncio.run(asyncio.wait_for(inner(), 30))
@@ -150,7 +150,7 @@ def test_a_pod_that_ends_already_is_only_waited_for(account: str) -> None:
 @pytest.mark.parametrize("environ", [{"HOSTNAME": POD}, {"PLIMSOLL_POD": POD, "HOSTNAME": "node-1"}, {"POD_NAME": POD}])
 def test_a_sidecar_only_watches(account: str, environ: dict[str, str]) -> None:
     """A guard in the pod itself does not evict it; the same name in another namespace is another pod."""
-    cluster = ClusterCall("http://127.0.0.1:9", account, {})
+    cluster = ClusterClient("http://127.0.0.1:9", account, {})
     engine = PodEviction(POD, cluster=cluster, environ=environ)
     for outcome in (asyncio.run(engine.stop(1.0)), asyncio.run(engine.learn())):
         assert (outcome.is_done, outcome.facts) == (False, {"own_pod": True})
@@ -184,7 +184,7 @@ def test_evictions_that_are_not_taken(account: str, told: Answer, is_done: bool 
 
     async def act() -> None:
         async with on_a_port(reply) as (answers, url):
-            outcome = await PodEviction(POD, cluster=ClusterCall(url, account, {}), environ={}).stop(1.0)
+            outcome = await PodEviction(POD, cluster=ClusterClient(url, account, {}), environ={}).stop(1.0)
             assert (outcome.is_done, outcome.facts) == (is_done, facts), outcome
             assert TOKEN not in outcome.message
             assert [line.split("?")[0] for line in answers.lines] == [
@@ -207,7 +207,7 @@ def test_answers_that_say_nothing(account: str, told: Answer) -> None:
 
     async def act() -> None:
         async with on_a_port(lambda _: told) as (answers, url):
-            engine = PodEviction(POD, cluster=ClusterCall(url, account, {}), environ={})
+            engine = PodEviction(POD, cluster=ClusterClient(url, account, {}), environ={})
             assert await engine.is_running() is None
             assert (await engine.stop(1.0)).is_done is None
             assert (await engine.start()).is_done is None
@@ -218,23 +218,23 @@ def test_answers_that_say_nothing(account: str, told: Answer) -> None:
 
 def test_facts_that_are_odd_are_not_taken_back(account: str) -> None:
     """A journal that somebody wrote into leads nowhere."""
-    engine = PodEviction(POD, cluster=ClusterCall("http://127.0.0.1:9", account, {}), environ={}, uid="u-1")
+    engine = PodEviction(POD, cluster=ClusterClient("http://127.0.0.1:9", account, {}), environ={}, uid="u-1")
     engine.recall({"uid": "../x", "owner": 7, "siblings": "a,/b,c"})
     assert engine._facts() == {"uid": "u-1", "owner": "", "siblings": "a,c"}
 
 
 def test_names_and_places(account: str) -> None:
     """What cannot be a pod's name is refused at once, and so is a guard outside a cluster without an address."""
-    cluster = ClusterCall("http://127.0.0.1:9", account, {})
+    cluster = ClusterClient("http://127.0.0.1:9", account, {})
     for name in ("", "A", "a/b", "-a", "a?b", "x" * 300):
         with pytest.raises(BadInput):
             PodEviction(name, cluster=cluster, environ={})
     with pytest.raises(BadInput, match="selector"):
         PodEviction(POD, selector="a=b&c", cluster=cluster, environ={})
     with pytest.raises(BadInput, match="no pod of a cluster"):
-        ClusterCall("", account, {})
+        ClusterClient("", account, {})
     with pytest.raises(BadInput, match="service account"):
-        ClusterCall("", account, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"})
+        ClusterClient("", account, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"})
     (Path(account) / "token").unlink()
     assert "no token" in asyncio.run(PodEviction(POD, cluster=cluster, environ={}).stop(1.0)).message
     assert json.dumps(dict(asyncio.run(PodEviction(POD, cluster=cluster, environ={}).learn()).facts)) == "{}"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll.guard.adapters.run_command import Ran, run_command, small_environment
+from plimsoll.guard.adapters.run_command import CommandResult, run_command, small_environment
 from tests.guard.adapters.own_engine import is_alive
 
 # Starts a second Python with the last word, and writes its number to the file that the word before names.
@@ -20,7 +20,7 @@ with open(sys.argv[1], "w") as file: file.write(str(child.pid))
 """
 
 
-def run(*words: str, limit_s: float = 10.0, **more: int | bool) -> Ran:
+def run(*words: str, limit_s: float = 10.0, **more: int | bool) -> CommandResult:
     """In a loop of its own, with Python and its words."""
     return asyncio.run(run_command([sys.executable, "-c", *words], limit_s, small_environment(), **more))  # type: ignore[arg-type]
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from plimsoll.guard.adapters.webhook import MOST_WAITING, Counts, Webhook
+from plimsoll.guard.adapters.webhook import MOST_WAITING, DeliveryCounts, WebhookNotifier
 
 
 class Receiver(ThreadingHTTPServer):
@@ -75,13 +75,13 @@ def test_they_arrive_in_order_and_once() -> None:
     with receiving() as receiver:
 
         async def act() -> None:
-            hook = Webhook(receiver.url, "Basic abc", first_pause_s=0.01)
+            hook = WebhookNotifier(receiver.url, "Basic abc", first_pause_s=0.01)
             task = asyncio.create_task(hook.run())
             for number in range(5):
                 hook.put([{"labels": {"n": str(number)}}])
             await until(lambda: hook.counts.sent == 5)
             task.cancel()
-            assert hook.counts == Counts(sent=5)
+            assert hook.counts == DeliveryCounts(sent=5)
 
         run(act)
     assert [body[0]["labels"]["n"] for _, _, body in receiver.got] == ["0", "1", "2", "3", "4"]
@@ -93,13 +93,13 @@ def test_a_receiver_in_trouble_is_tried_again() -> None:
     with receiving(500, 429, 503) as receiver:
 
         async def act() -> None:
-            hook = Webhook(receiver.url, first_pause_s=0.01)
+            hook = WebhookNotifier(receiver.url, first_pause_s=0.01)
             task = asyncio.create_task(hook.run())
             hook.put([{"a": 1}])
             hook.put([{"a": 2}])
             await until(lambda: hook.counts.sent == 2)
             task.cancel()
-            assert hook.counts == Counts(sent=2, failed=3)
+            assert hook.counts == DeliveryCounts(sent=2, failed=3)
             assert hook.trouble == ""
 
         run(act)
@@ -111,13 +111,13 @@ def test_what_is_refused_for_good_is_dropped() -> None:
     with receiving(400) as receiver:
 
         async def act() -> None:
-            hook = Webhook(receiver.url, first_pause_s=0.01)
+            hook = WebhookNotifier(receiver.url, first_pause_s=0.01)
             task = asyncio.create_task(hook.run())
             hook.put([{"a": 1}])
             hook.put([{"a": 2}])
             await until(lambda: hook.counts.sent == 1)
             task.cancel()
-            assert hook.counts == Counts(sent=1, failed=1, dropped=1)
+            assert hook.counts == DeliveryCounts(sent=1, failed=1, dropped=1)
 
         run(act)
 
@@ -126,7 +126,7 @@ def test_nobody_there() -> None:
     """The newest wait, the oldest go; nothing is raised, and the end is not held up."""
 
     async def act() -> None:
-        hook = Webhook("http://127.0.0.1:9/x", first_pause_s=0.01)
+        hook = WebhookNotifier("http://127.0.0.1:9/x", first_pause_s=0.01)
         task = asyncio.create_task(hook.run())
         for number in range(MOST_WAITING + 15):
             hook.put([{"a": number}])
@@ -145,11 +145,11 @@ def test_what_waits_at_the_end_gets_one_chance() -> None:
     with receiving() as receiver:
 
         async def act() -> None:
-            hook = Webhook(receiver.url)
+            hook = WebhookNotifier(receiver.url)
             hook.put([{"a": 1}])
             hook.put([{"a": 2}])
             await hook.flush(5.0)
-            assert hook.counts == Counts(sent=2)
+            assert hook.counts == DeliveryCounts(sent=2)
 
         run(act)
     assert len(receiver.got) == 2
@@ -164,7 +164,7 @@ def test_a_receiver_that_speaks_no_http() -> None:
             writer.close()
 
         server = await asyncio.start_server(babble, "127.0.0.1", 0)
-        hook = Webhook(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/", first_pause_s=0.01)
+        hook = WebhookNotifier(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/", first_pause_s=0.01)
         hook.put([{}])
         task = asyncio.create_task(hook.run())
         await until(lambda: hook.counts.failed > 0)

@@ -96,7 +96,7 @@ class Door:
 class Balancer:
     """One that reads back."""
 
-    said = "a balancer"
+    label = "a balancer"
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -123,7 +123,7 @@ class Balancer:
 class Lock:
     """As the real ones: who has it gets it again, and its number grows with every holder."""
 
-    said = "a lock"
+    label = "a lock"
 
     def __init__(self, world: World, guard: str) -> None:
         self._world, self._guard = world, guard

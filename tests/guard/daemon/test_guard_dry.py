@@ -13,7 +13,7 @@ from plimsoll.guard.act.journal_entry import CLOSED, OPENED, RESTART, SWITCH
 from plimsoll.guard.act.journal_replay import PAUSE, read_switches
 from plimsoll.guard.act.policy import ActPolicy
 from plimsoll.guard.act.steps import BROKEN, STEP_TEXTS, open_action, opening_fields
-from plimsoll.guard.adapters.command import CommandRestart
+from plimsoll.guard.adapters.command import CommandRestarter
 from plimsoll.guard.config import Files, GuardConfig
 from plimsoll.guard.daemon.acting import READ_EVERY_S, ActingSetup, ActionRunner, DryRunJournal, DryRunLock
 from plimsoll.guard.daemon.journal import Journal
@@ -85,7 +85,7 @@ def decided(folder: Path, *, is_dry: bool) -> list[str]:
     """What such a guard says of an engine that is dead, in two rounds."""
     files = Files(*(folder / name for name in Files._fields))
     parts, told = (
-        {"one": EngineAdapters("one", restarter=CommandRestart(*[("/bin/false",)] * 3))},
+        {"one": EngineAdapters("one", restarter=CommandRestarter(*[("/bin/false",)] * 3))},
         {"one": EngineCapabilities(has_restarter=True)},
     )
     said: list[str] = []

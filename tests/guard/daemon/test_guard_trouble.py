@@ -66,7 +66,7 @@ def test_a_short_trouble_is_not_told() -> None:
 class Finder:
     """Finds what it is told."""
 
-    said = "a finder"
+    label = "a finder"
 
     def __init__(self) -> None:
         self.problem: Exception | None = None

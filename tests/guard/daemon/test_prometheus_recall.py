@@ -136,7 +136,7 @@ def test_a_server_that_fails_is_one_trouble_and_is_not_asked_for_everybody() -> 
 
     recaller = asyncio.run(run())
     assert asked == [{"job": "vllm", "instance": "e0:1"}]
-    assert recaller.said == "prometheus http://p:9090"
+    assert recaller.label == "prometheus http://p:9090"
     assert recaller.trouble.startswith("http://p:9090: not there 1.0; growth of e0, and of 49 more")
     recaller.keep({"e7"})
     assert "growth of e7 is judged" in recaller.trouble

@@ -64,7 +64,7 @@ class GateClient(Protocol):
 class Balancer(Protocol):
     """What sends requests to one engine."""
 
-    said: str
+    label: str
 
     async def take_out(self) -> Outcome:
         """Send it nothing new."""
@@ -82,7 +82,7 @@ class Balancer(Protocol):
 class Restarter(Protocol):
     """What stops and starts one engine."""
 
-    said: str
+    label: str
     replaces: bool
 
     async def stop(self, deadline_s: float) -> Outcome:
@@ -101,7 +101,7 @@ class Restarter(Protocol):
 class Lock(Protocol):
     """Of the fleet: whoever holds it may act, with a number that only grows."""
 
-    said: str
+    label: str
 
     async def acquire(self, owner: str) -> Outcome:
         """Take it; `facts["epoch"]` is its number."""

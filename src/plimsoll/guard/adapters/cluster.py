@@ -25,7 +25,7 @@ def namespace_key(text: str) -> Any:
     return key.word("", text, pattern=f"(?:{NAMESPACE})?", pattern_name="the name of a namespace")
 
 
-class ClusterCall:
+class ClusterClient:
     """The API server. `url` and `folder` are those that Kubernetes gives every pod, unless a test says otherwise."""
 
     def __init__(self, url: str = "", folder: str = SERVICE_ACCOUNT, environ: Mapping[str, str] = os.environ) -> None:

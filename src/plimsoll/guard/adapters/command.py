@@ -19,7 +19,7 @@ from plimsoll.doctor.read.redact_text import shown_line
 from plimsoll.errors import BadInput
 from plimsoll.guard import config_fields as key
 from plimsoll.guard.act.ports import Outcome, done, failed, unsure
-from plimsoll.guard.adapters.run_command import Ran, run_command, small_environment
+from plimsoll.guard.adapters.run_command import CommandResult, run_command, small_environment
 
 ASK_LIMIT_S = 10.0
 START_LIMIT_S = 60.0
@@ -30,7 +30,7 @@ MOST_PIDS = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class CommandRestartConfig(key.Table):
+class CommandRestarterConfig(key.Table):
     """restart = {stop = [...], start = [...], is_running = [...]}."""
 
     stop: tuple[str, ...] = key.command("a command that stops it: SIGTERM to the server alone", example='["ctl", "stop"]')
@@ -41,12 +41,12 @@ class CommandRestartConfig(key.Table):
     )
     pids: tuple[str, ...] = key.command("a command that prints its processes, for evidence")
 
-    def build(self) -> CommandRestart:
+    def build(self) -> CommandRestarter:
         """The engine behind these commands."""
-        return CommandRestart(self.stop, self.start, self.is_running, self.pids)
+        return CommandRestarter(self.stop, self.start, self.is_running, self.pids)
 
 
-class CommandRestart:
+class CommandRestarter:
     """One engine behind commands; those that only ask may be left out."""
 
     replaces = False
@@ -69,7 +69,7 @@ class CommandRestart:
         self._commands = {"stop": stop, "start": start, "is-running": is_running, "pids": pids}
         self._environment = small_environment(environment)
         self._ask_limit_s, self._start_limit_s, self._grace_s = ask_limit_s, start_limit_s, grace_s
-        self.said = f"commands ({shown_line(stop[0])[:60]})"
+        self.label = f"commands ({shown_line(stop[0])[:60]})"
 
     async def is_running(self) -> bool | None:
         """By its exit code: 0 it runs; 3, 150 and 151 it does not; else nobody knows."""
@@ -122,10 +122,10 @@ class CommandRestart:
             return failed(f"the start command ended with {ran.code}: {_said(ran)}", code=ran.code)
         return done(f"started: {_said(ran)}")
 
-    async def _run(self, verb: str, limit_s: float, grace_s: float = 0.0) -> Ran:
+    async def _run(self, verb: str, limit_s: float, grace_s: float = 0.0) -> CommandResult:
         environment = {**self._environment, "PLIMSOLL_VERB": verb, "PLIMSOLL_DEADLINE_S": f"{limit_s:g}"}
         return await run_command(self._commands[verb], limit_s + grace_s, environment, only_stdout=verb == "pids")
 
 
-def _said(ran: Ran) -> str:
+def _said(ran: CommandResult) -> str:
     return shown_line(ran.last_line)[:200] or "it says nothing"

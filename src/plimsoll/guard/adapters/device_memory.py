@@ -22,7 +22,7 @@ SLACK_BYTES = 512 << 20  # what the driver itself may need more of, or a neighbo
 SETTLED_BYTES = 16 << 20
 
 
-class Holding(NamedTuple):
+class CardMemory(NamedTuple):
     """One card: what is free on it, and what the processes asked about hold; None where NVML does not tell by process."""
 
     free_bytes: int
@@ -35,7 +35,7 @@ class DeviceMemory:
     def __init__(self, nvml: Any = None, processes: Callable[[], Table] = read_processes) -> None:
         self._nvml, self._processes = nvml, processes
 
-    def look(self, pids: Collection[int]) -> list[Holding] | None:
+    def look(self, pids: Collection[int]) -> list[CardMemory] | None:
         """Every card as it is now; None without NVML. To be called before the stop, with the engine's processes."""
         nvml = self._nvml
         if nvml is None:
@@ -55,14 +55,14 @@ class DeviceMemory:
             with contextlib.suppress(nvml.NVMLError):
                 nvml.nvmlShutdown()
 
-    async def wait_back(self, old: Collection[Mark], before: list[Holding] | None, deadline_s: float) -> Outcome:
+    async def wait_back(self, old: Collection[Mark], before: list[CardMemory] | None, deadline_s: float) -> Outcome:
         """Until nothing of the old processes is left, nor their memory taken; unsure where the time is over.
 
         `before` is what `look` said while they still ran. Where it knows what they held, that much more must be free now;
         where it does not, what is free must have stopped growing.
         """
         end = time.monotonic() + deadline_s
-        last: list[Holding] | None = None
+        last: list[CardMemory] | None = None
         while True:
             left = await asyncio.to_thread(self._left, old)
             now = await self._look_in_time([pid for pid, _ in old], max(1.0, end - time.monotonic()))
@@ -76,9 +76,9 @@ class DeviceMemory:
             last = now
             await asyncio.sleep(LOOK_EVERY_S)
 
-    async def _look_in_time(self, pids: Collection[int], limit_s: float) -> list[Holding] | None:
+    async def _look_in_time(self, pids: Collection[int], limit_s: float) -> list[CardMemory] | None:
         """The same in a thread that nobody waits for: a sick card's driver may never answer."""
-        found: list[list[Holding] | None] = []
+        found: list[list[CardMemory] | None] = []
         thread = threading.Thread(target=lambda: found.append(self.look(pids)), daemon=True)
         thread.start()
         end = time.monotonic() + limit_s
@@ -91,7 +91,7 @@ class DeviceMemory:
         return sum(pid in table and table[pid].start_ticks == start and table[pid].is_alive for pid, start in old)
 
 
-def _why_not(before: list[Holding] | None, last: list[Holding] | None, now: list[Holding] | None) -> str | None:
+def _why_not(before: list[CardMemory] | None, last: list[CardMemory] | None, now: list[CardMemory] | None) -> str | None:
     """Why the memory is not back; None where it is, or where there is no card to ask."""
     if now is None:
         return None if before is None else "the cards no longer tell what is free on them"
@@ -110,15 +110,15 @@ def _why_not(before: list[Holding] | None, last: list[Holding] | None, now: list
     return None
 
 
-def _holding(nvml: Any, index: int, pids: Collection[int]) -> Holding:
+def _holding(nvml: Any, index: int, pids: Collection[int]) -> CardMemory:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     free = int(nvml.nvmlDeviceGetMemoryInfo(handle).free)
     try:
         running = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
     except nvml.NVMLError:
-        return Holding(free, None)
+        return CardMemory(free, None)
     mine = [one.usedGpuMemory for one in running if one.pid in pids]
     # A container sees the sum, but neither the numbers nor the shares of others' processes.
     if any(used is None for used in mine) or (not mine and pids and not running):
-        return Holding(free, None)
-    return Holding(free, sum(int(used) for used in mine))
+        return CardMemory(free, None)
+    return CardMemory(free, sum(int(used) for used in mine))

@@ -147,14 +147,14 @@ class DiscoverConfig(key.Table):
 
     def finders(self) -> list[Finder]:
         """One for each place where engines are found; BadInput for pods where guard runs in no cluster."""
-        pods = [] if self.kubernetes is None else [Pods(self.kubernetes, Cluster())]
-        return [*map(FileSd, self.file_sd), *map(HttpSd, self.http_sd), *pods]
+        pods = [] if self.kubernetes is None else [PodFinder(self.kubernetes, Cluster())]
+        return [*map(FileFinder, self.file_sd), *map(HttpFinder, self.http_sd), *pods]
 
 
 class Finder(Protocol):
     """One way to find engines. `find` may wait for disk or network, so it is called from a thread."""
 
-    said: str  # what it is called in a sentence
+    label: str  # what it is called in a sentence
     trouble: str  # what was wrong at the last time, in words; empty if nothing was
     restarts: Mapping[str, int]  # how often what runs an engine was started again, by the target's name, where that is known
     ended: Mapping[str, str]  # why a target will not come back, by its name, where that is known
@@ -163,23 +163,23 @@ class Finder(Protocol):
         """All that there are now; what is wrong is in `trouble`, and is never raised."""
 
 
-class Listed(NamedTuple):
+class TargetList(NamedTuple):
     """What a list names, and what of it is no engine's address."""
 
     targets: tuple[EngineConfig, ...] = ()
     troubles: tuple[str, ...] = ()
 
 
-class FileSd:
+class FileFinder:
     """Files in Prometheus's file_sd form; each is read again when it changes, and kept as it was while it is broken."""
 
     def __init__(self, pattern: str) -> None:
-        self.said = f"file_sd {pattern}"
+        self.label = f"file_sd {pattern}"
         self.trouble = ""
         self.restarts: Mapping[str, int] = {}
         self.ended: Mapping[str, str] = {}
         self._pattern = Path(pattern)
-        self._known: dict[Path, tuple[tuple[int, int, int], Listed]] = {}
+        self._known: dict[Path, tuple[tuple[int, int, int], TargetList]] = {}
 
     def find(self) -> tuple[EngineConfig, ...]:
         """The targets of every file there is; a file that goes takes its own with it."""
@@ -218,14 +218,14 @@ class FileSd:
         self._known[path] = (mark, groups_in(_tree(text, str(path)), str(path)))
 
 
-class HttpSd:
+class HttpFinder:
     """An address that answers with a list in Prometheus's http_sd form."""
 
     def __init__(self, url: str, timeout_s: float = TIMEOUT_S) -> None:
         self._where = http_get.address(url)
         self._timeout_s = timeout_s
         self._known: tuple[EngineConfig, ...] = ()
-        self.said = f"http_sd {self._where.shown}"
+        self.label = f"http_sd {self._where.shown}"
         self.trouble = ""
         self.restarts: Mapping[str, int] = {}
         self.ended: Mapping[str, str] = {}
@@ -240,7 +240,7 @@ class HttpSd:
             self._known, self.trouble = found.targets, _words(found.troubles)
         return self._known
 
-    def _ask(self) -> Listed:
+    def _ask(self) -> TargetList:
         reply = http_get.get(self._where, most_bytes=MOST_BYTES, timeout_s=self._timeout_s)
         if reply.status != 200:
             raise WorldFailed(f"{self._where.shown}: answers {reply.status}")
@@ -251,13 +251,13 @@ class HttpSd:
         return groups_in(tree, self._where.shown)
 
 
-class Pods:
+class PodFinder:
     """The pods of a label selector that have an address, asked of the cluster's own API."""
 
     def __init__(self, asked: PodsConfig, cluster: Cluster) -> None:
         self._asked, self._cluster = asked, cluster
         self._known: dict[str, EngineConfig] = {}
-        self.said = f"kubernetes {asked.selector}"
+        self.label = f"kubernetes {asked.selector}"
         self.trouble = ""
         self.restarts: Mapping[str, int] = {}
         self.ended: Mapping[str, str] = {}
@@ -297,19 +297,19 @@ class Pods:
         end_s = time.monotonic() + LIST_S
         for _ in range(MOST_PAGES):
             if time.monotonic() > end_s:
-                raise TimedOut(f"{self.said}: the list of pods was not there within {LIST_S:g} s")
+                raise TimedOut(f"{self.label}: the list of pods was not there within {LIST_S:g} s")
             page = self._cluster.get(f"/api/v1/namespaces/{namespace}/pods?{urlencode(query)}")
             items, more = page.get("items"), page.get("metadata")
             if not isinstance(items, list):
-                raise WorldFailed(f"{self.said}: the cluster answers no list of pods")
+                raise WorldFailed(f"{self.label}: the cluster answers no list of pods")
             found += [read_pod(item, self._asked.port) for item in items]
             if len(found) > MOST_TARGETS:
-                raise TooLarge(f"{self.said}: more than {MOST_TARGETS:,} pods")
+                raise TooLarge(f"{self.label}: more than {MOST_TARGETS:,} pods")
             onward = more.get("continue") if isinstance(more, dict) else None
             if not onward:
                 return found
             query["continue"] = str(onward)
-        raise TooLarge(f"{self.said}: the list of pods does not end")
+        raise TooLarge(f"{self.label}: the list of pods does not end")
 
 
 def _of_pod(pod: Pod) -> EngineConfig:
@@ -323,7 +323,7 @@ def _words(troubles: list[str] | tuple[str, ...]) -> str:
     return "; ".join([*troubles[:TROUBLES_SAID], *([f"and {more} more"] if more > 0 else [])])
 
 
-def groups_in(tree: Any, name: str) -> Listed:
+def groups_in(tree: Any, name: str) -> TargetList:
     """The targets of a list in Prometheus's form: [{"targets": ["host:port"], "labels": {...}}]. BadInput if it is none.
 
     One target that is no address does not hide the others.
@@ -343,7 +343,7 @@ def groups_in(tree: Any, name: str) -> Listed:
                 troubles.append(f"{name}: group {number + 1}: {error}")
         if len(found) + len(troubles) > MOST_TARGETS:
             raise TooLarge(f"{name}: more than {MOST_TARGETS:,} targets")
-    return Listed(tuple(found), tuple(troubles))
+    return TargetList(tuple(found), tuple(troubles))
 
 
 def _target(text: Any, labels: Mapping[str, Any], *, is_alone: bool) -> EngineConfig:

@@ -57,7 +57,7 @@ class DockerContainer:
             raise BadInput(f"{shown_line(container)!r} is no name of a container")
         self._container, self._grace_s = container, grace_s
         self._server = Server(f"unix:{socket}")
-        self.said = f"the container {container}"
+        self.label = f"the container {container}"
 
     async def is_running(self) -> bool | None:
         """Whether it has processes; a paused one has, one that Docker is about to start again is not known."""

@@ -23,7 +23,7 @@ from plimsoll.guard.act.ports import Outcome, failed, unsure
 from plimsoll.guard.adapters.locks import (
     OWNER_MAX,
     TIMEOUT_S,
-    Held,
+    Grant,
     ServiceLock,
     Unanswered,
     believed,
@@ -107,7 +107,7 @@ class EtcdLock(ServiceLock):
             return failed(f"the lock is held by {shown(found.owner)} (epoch {found.epoch})", holder=shown(found.owner))
         # An earlier try of ours, whose answer was lost: how much of its lease is left, only etcd can tell.
         self._lease, self._last_epoch = found.lease, found.epoch
-        self._held = Held(found.epoch, now_s())
+        self._held = Grant(found.epoch, now_s())
         return await self._renew(self._held, deadline)
 
     async def _take(self, found: _Key, until_s: float, deadline: float) -> Outcome:
@@ -115,10 +115,10 @@ class EtcdLock(ServiceLock):
             await self._forget(found.lease, deadline)
             return unsure(f"etcd's revision went back from {self._last_epoch} to {found.epoch}: was it restored from a backup?")
         self._lease, self._last_epoch = found.lease, found.epoch
-        self._held = Held(found.epoch, until_s)
+        self._held = Grant(found.epoch, until_s)
         return ours(self._held)
 
-    async def _prolong(self, held: Held, deadline: float) -> int | str:
+    async def _prolong(self, held: Grant, deadline: float) -> int | str:
         body = await self._ask("/v3/lease/keepalive", {"ID": str(self._lease)}, deadline)
         result = body.get("result")
         ttl_s = count(result.get("TTL", 0)) if isinstance(result, dict) else None
@@ -130,7 +130,7 @@ class EtcdLock(ServiceLock):
         now = f"held by {shown(found.owner)} (epoch {found.epoch})" if found else "free, or soon somebody else's"
         return f": it is {now}"
 
-    async def _free(self, held: Held, deadline: float) -> None:
+    async def _free(self, held: Grant, deadline: float) -> None:
         del held
         await self._revoke(self._lease, deadline)
 

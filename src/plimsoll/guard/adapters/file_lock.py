@@ -52,7 +52,7 @@ class FileLockConfig(key.Table):
         return FileLock(Path(self.path))
 
 
-class _Count(NamedTuple):
+class _Slot(NamedTuple):
     epoch: int
     owner: str
     slot: int
@@ -68,7 +68,7 @@ class FileLock:
         self._epoch = 0
         self._is_busy = False  # a worker waits for the disk
         self._one_at_a_time = asyncio.Lock()
-        self.said = f"file {shown(path)}"
+        self.label = f"file {shown(path)}"
 
     async def acquire(self, owner: str) -> Outcome:
         """Take the lock: done with its epoch, failed if somebody else has it, unsure if the file cannot be used."""
@@ -207,16 +207,16 @@ def _write(file: int, epoch: int, owner: str, slot: int) -> None:
     os.fsync(file)
 
 
-def _read(file: int) -> _Count | None:
+def _read(file: int) -> _Slot | None:
     """The newer of the two that can be believed; an empty file counts from nought; None if neither can."""
     data = os.pread(file, 2 * SLOT, 0)
     if not data:
-        return _Count(0, "", 1)
-    found = [one for one in (_slot(data[:SLOT], 0), _slot(data[SLOT : 2 * SLOT], 1)) if one is not None]
+        return _Slot(0, "", 1)
+    found = [one for one in (_parse_slot(data[:SLOT], 0), _parse_slot(data[SLOT : 2 * SLOT], 1)) if one is not None]
     return max(found) if found else None
 
 
-def _slot(data: bytes, slot: int) -> _Count | None:
+def _parse_slot(data: bytes, slot: int) -> _Slot | None:
     checksum, _, text = data.rstrip().partition(b" ")
     if checksum != f"{zlib.crc32(text):08x}".encode():
         return None
@@ -227,4 +227,4 @@ def _slot(data: bytes, slot: int) -> _Count | None:
     epoch, owner = (found.get("epoch"), found.get("owner")) if isinstance(found, dict) else (None, None)
     if not isinstance(epoch, int) or not isinstance(owner, str) or not (epoch == 0 or is_epoch(epoch)):
         return None
-    return _Count(epoch, owner, slot)
+    return _Slot(epoch, owner, slot)

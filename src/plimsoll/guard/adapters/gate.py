@@ -42,7 +42,7 @@ _COUNTS = ("in_flight", "background", "engine_requests", "begun", "pid", "api_se
 _STEPS = ("steps", "running", "waiting")
 
 
-class GateDoor:
+class GateHttpClient:
     """The gate of one engine. Its token goes into one header, and only to what asks for one as the gate does."""
 
     def __init__(self, url: str, token: str, *, deadline_s: float = DEADLINE_S, compact_s: float = COMPACT_S) -> None:
@@ -51,7 +51,7 @@ class GateDoor:
         self._headers = bearer(token)
         self._is_gate = False  # something there has asked for a token
         self._deadline_s, self._compact_s = deadline_s, compact_s
-        self.said = f"the gate at {self._server.shown}"
+        self.label = f"the gate at {self._server.shown}"
 
     async def drain(
         self,

@@ -48,14 +48,14 @@ class Place(NamedTuple):
         return f"{self.backend}/{self.server}"
 
 
-class _Row(NamedTuple):
+class _ServerState(NamedTuple):
     """What HAProxy says of one server."""
 
     admin: int
     is_up: bool  # it would get work now
 
 
-class _Cannot(Exception):
+class _HaproxyError(Exception):
     """HAProxy could not be asked, or answers something else; the message is one sentence's worth."""
 
 
@@ -102,7 +102,7 @@ class HAProxy:
         self._places = tuple(dict.fromkeys(places))
         self._may_be_last = may_be_last
         self._deadline_s = deadline_s
-        self.said = f"HAProxy at {socket_path}, {', '.join(map(str, self._places))}"
+        self.label = f"HAProxy at {socket_path}, {', '.join(map(str, self._places))}"
 
     async def take_out(self) -> Outcome:
         """No new work, in any of its places; whoever would be the last one up in any of them stays in all of them.
@@ -124,7 +124,7 @@ class HAProxy:
                 for place in todo:
                     await self._set(place, "drain", begun)
                 found = await self._places_now()
-        except (_Cannot, TimeoutError) as problem:
+        except (_HaproxyError, TimeoutError) as problem:
             return self._no(problem, begun)
         still_in = [str(place) for place in self._places if not found[place].admin & OUT]
         if still_in:
@@ -143,7 +143,7 @@ class HAProxy:
                     if found[place].admin & FORCED_DRAIN and not found[place].admin & FORCED_MAINT:
                         await self._set(place, "ready", begun)
                 found = await self._places_now()
-        except (_Cannot, TimeoutError) as problem:
+        except (_HaproxyError, TimeoutError) as problem:
             return self._no(problem, begun)
         still_out = [str(place) for place in self._places if found[place].admin & FORCED_DRAIN]
         if still_out:
@@ -157,7 +157,7 @@ class HAProxy:
         try:
             async with asyncio.timeout(self._deadline_s):
                 found = await self._places_now()
-        except (_Cannot, TimeoutError):
+        except (_HaproxyError, TimeoutError):
             return None
         return all(row.admin & OUT for row in found.values())
 
@@ -166,38 +166,38 @@ class HAProxy:
         try:
             async with asyncio.timeout(self._deadline_s):
                 return sum([await self._sessions(place) for place in self._places])
-        except (_Cannot, TimeoutError):
+        except (_HaproxyError, TimeoutError):
             return None
 
     def _no(self, problem: Exception, begun: list[Place]) -> Outcome:
-        why = str(problem) if isinstance(problem, _Cannot) else f"no answer within {self._deadline_s:g} s"
+        why = str(problem) if isinstance(problem, _HaproxyError) else f"no answer within {self._deadline_s:g} s"
         return unsure(f"HAProxy: {why}") if begun else failed(f"HAProxy: {why}")
 
-    async def _places_now(self) -> dict[Place, _Row]:
+    async def _places_now(self) -> dict[Place, _ServerState]:
         farm = await self._farm()
         return {place: farm[place.backend][place.server] for place in self._places}
 
-    async def _farm(self) -> dict[str, dict[str, _Row]]:
+    async def _farm(self) -> dict[str, dict[str, _ServerState]]:
         """Every server of its backends, its own places among them."""
         farm = {backend: await self._servers(backend) for backend in dict.fromkeys(place.backend for place in self._places)}
         for place in self._places:
             if place.server not in farm[place.backend]:
-                raise _Cannot(f"there is no server {place}")
+                raise _HaproxyError(f"there is no server {place}")
         return farm
 
-    def _is_last(self, place: Place, rows: Mapping[str, _Row]) -> bool:
+    def _is_last(self, place: Place, rows: Mapping[str, _ServerState]) -> bool:
         """Whether it is up and nobody else in its backend is."""
         return rows[place.server].is_up and not any(row.is_up for name, row in rows.items() if name not in self._own(place))
 
     def _own(self, place: Place) -> set[str]:
         return {one.server for one in self._places if one.backend == place.backend}
 
-    async def _servers(self, backend: str) -> dict[str, _Row]:
+    async def _servers(self, backend: str) -> dict[str, _ServerState]:
         """Every server of a backend, by what stands in the heading's columns."""
         lines = (await self._say(f"show servers state {backend}")).splitlines()
         heading = next((line[1:].split() for line in lines if line.startswith("# ")), [])
         if not {"be_name", "srv_name", "srv_op_state", "srv_admin_state", "srv_uweight"} <= set(heading):
-            raise _Cannot(_complaint(lines) or "its list of servers cannot be read")
+            raise _HaproxyError(_complaint(lines) or "its list of servers cannot be read")
         rows = {}
         for line in lines:
             words = line.split()
@@ -207,53 +207,53 @@ class HAProxy:
             if row["be_name"] != backend:
                 continue
             if not row["srv_admin_state"].isdecimal() or len(row["srv_admin_state"]) > 6:
-                raise _Cannot("its list of servers cannot be read")
+                raise _HaproxyError("its list of servers cannot be read")
             admin = int(row["srv_admin_state"])
             is_up = row["srv_op_state"] in UP and not admin & (OUT | NO_ADDRESS) and row["srv_uweight"] != "0"
-            rows[row["srv_name"]] = _Row(admin, is_up)
+            rows[row["srv_name"]] = _ServerState(admin, is_up)
         return rows
 
     async def _sessions(self, place: Place) -> int:
         lines = (await self._say(f"show stat {place.backend} 4 -1")).splitlines()
         if not lines or not lines[0].startswith("# pxname,svname,"):
-            raise _Cannot(_complaint(lines) or "its statistics cannot be read")
+            raise _HaproxyError(_complaint(lines) or "its statistics cannot be read")
         try:
             table = list(csv.DictReader([lines[0][2:], *(line for line in lines[1:] if line)]))
         except csv.Error:
-            raise _Cannot("its statistics cannot be read") from None
+            raise _HaproxyError("its statistics cannot be read") from None
         for row in table:
             if row.get("pxname") == place.backend and row.get("svname") == place.server:
                 counts = [row.get("scur") or "", row.get("qcur") or "0"]
                 if all(count.isdecimal() and len(count) < 12 for count in counts):
                     return sum(map(int, counts))
-        raise _Cannot(f"there are no statistics of {place}")
+        raise _HaproxyError(f"there are no statistics of {place}")
 
     async def _set(self, place: Place, state: str, begun: list[Place]) -> None:
         """`begun` holds it afterwards, unless HAProxy itself says that it did nothing."""
         begun.append(place)
-        told = await self._say(f"set server {place} state {state}")
-        if complaint := _complaint(told.splitlines()):
+        answer = await self._say(f"set server {place} state {state}")
+        if complaint := _complaint(answer.splitlines()):
             begun.remove(place)
-            raise _Cannot(complaint)
+            raise _HaproxyError(complaint)
 
     async def _say(self, command: str) -> str:
         """One command and its whole answer; HAProxy ends the connection after it."""
         try:
             reader, writer = await asyncio.open_unix_connection(self._socket)
         except OSError as problem:
-            raise _Cannot(f"its socket cannot be opened ({problem.strerror or type(problem).__name__})") from None
+            raise _HaproxyError(f"its socket cannot be opened ({problem.strerror or type(problem).__name__})") from None
         try:
             writer.write(f"{command}\n".encode())
-            told = b""
+            answer = b""
             while part := await reader.read(65_536):
-                told += part
-                if len(told) > MOST_BYTES:
-                    raise _Cannot("its answer does not end")
+                answer += part
+                if len(answer) > MOST_BYTES:
+                    raise _HaproxyError("its answer does not end")
         except OSError as problem:
-            raise _Cannot(f"its answer was cut off ({problem.strerror or type(problem).__name__})") from None
+            raise _HaproxyError(f"its answer was cut off ({problem.strerror or type(problem).__name__})") from None
         finally:
             writer.transport.abort()
-        return told.decode("utf-8", "replace")
+        return answer.decode("utf-8", "replace")
 
 
 def _complaint(lines: list[str]) -> str:

@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from plimsoll.errors import BadInput
 from plimsoll.guard import config_fields as key
@@ -23,49 +23,45 @@ from plimsoll.net.http_call import Lost, Server, number
 DEADLINE_S = 30.0
 SCHEMA = "plimsoll.hook/1"
 TAKE_OUT, PUT_BACK, IS_OUT, CONNECTIONS = "take-out", "put-back", "is-out", "connections"
-DEEDS = (TAKE_OUT, PUT_BACK)
+ACTIONS = (TAKE_OUT, PUT_BACK)
 NOT_YET = 3  # the exit code of a command that says "no", or "ask again"
 MOST_TAIL = 16 << 10
 MOST_CONNECTIONS = 10_000_000
 _PLACES = re.compile(r"\{(verb|engine)\}")
 
 
-class Told(NamedTuple):
-    """What a hook answered: whether it is so (None: not known), its sentence, and a count where it gave one."""
-
-    is_so: bool | None
-    says: str
-    number: int | None = None
-    may_come: bool = False  # "not yet": worth asking again
-
-
 class _Hook(abc.ABC):
     """What a command and a webhook have in common."""
 
-    def __init__(self, said: str) -> None:
+    def __init__(self, label: str) -> None:
         self.epoch = 0  # of the lock's holder; whoever acts sets it before it does
-        self.said = said
+        self.label = label
 
     async def take_out(self) -> Outcome:
         """No new work for this engine."""
-        return _outcome(await self._tell(TAKE_OUT), "out")
+        return await self._act(TAKE_OUT, "out")
 
     async def put_back(self) -> Outcome:
         """Work again."""
-        return _outcome(await self._tell(PUT_BACK), "back in")
+        return await self._act(PUT_BACK, "back in")
 
     async def is_out(self) -> bool | None:
         """As the balancer says now; None where the hook cannot tell."""
-        return (await self._tell(IS_OUT)).is_so
+        return (await self._ask(IS_OUT)).is_done
 
     async def connections(self) -> int | None:
-        """What the balancer has with this engine now; None where the hook cannot tell."""
-        told = await self._tell(CONNECTIONS)
-        return told.number if told.is_so else None
+        """How many the balancer has with this engine now; None where the hook cannot tell."""
+        answer = await self._ask(CONNECTIONS)
+        return int(answer.facts["connections"]) if answer.is_done and "connections" in answer.facts else None
+
+    async def _act(self, verb: str, usual: str) -> Outcome:
+        answer = await self._ask(verb)
+        words = {True: usual, False: "not yet", None: "the hook does not know"}
+        return answer._replace(message=answer.message or words[answer.is_done])
 
     @abc.abstractmethod
-    async def _tell(self, verb: str) -> Told:
-        """Say one verb, and hear what came of it."""
+    async def _ask(self, verb: str) -> Outcome:
+        """The hook's answer to one verb: its sentence, `again` where it is worth asking again, and `connections`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +81,9 @@ class CommandBalancer(_Hook):
     """A balancer that a command speaks to: `["/usr/local/bin/lb", "{verb}", "{engine}"]`."""
 
     def __init__(
-        self,
-        command: Sequence[str],
-        engine: str,
-        *,
-        deadline_s: float = DEADLINE_S,
-        environment: Mapping[str, str] | None = None,
-    ) -> None:
+        self, command: Sequence[str], engine: str, *,
+        deadline_s: float = DEADLINE_S, environment: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
         """`environment` is added to the few variables that are passed on. BadInput where there is no program to start."""
         words = tuple(command)
         if not words or not words[0].startswith("/") or any("\0" in word for word in (*words, engine)):
@@ -101,26 +93,28 @@ class CommandBalancer(_Hook):
         self._deadline_s = deadline_s
         self._environment = dict(environment or {})
 
-    async def _tell(self, verb: str) -> Told:
-        words = [_PLACES.sub(lambda found: {"verb": verb, "engine": self._engine}[found[1]], word) for word in self._command]
+    async def _ask(self, verb: str) -> Outcome:
+        argv = [_PLACES.sub(lambda found: {"verb": verb, "engine": self._engine}[found[1]], word) for word in self._command]
         own = {"PLIMSOLL_VERB": verb, "PLIMSOLL_ENGINE": self._engine, "PLIMSOLL_EPOCH": str(self.epoch)}
         environment = small_environment({**self._environment, **own}, PLAIN)
-        ran = await run_command(words, self._deadline_s, environment, only_stdout=True, folder="/", keep_bytes=MOST_TAIL)
+        ran = await run_command(argv, self._deadline_s, environment, only_stdout=True, folder="/", keep_bytes=MOST_TAIL)
+        is_action = verb in ACTIONS
         if not ran.was_started:
-            return Told(is_so=False if verb in DEEDS else None, says=ran.trouble)
+            return failed(ran.trouble, again=False) if is_action else unsure(ran.trouble)
         if ran.code is None:
-            return Told(is_so=None, says=f"{ran.trouble} and was killed")
-        says = quoted_words(ran.last_line or (last_line(ran.complaints) if ran.code else ""))
+            return unsure(f"{ran.trouble} and was killed")
+        words = quoted_words(ran.last_line or (last_line(ran.complaints) if ran.code else ""))
         if ran.code == 0 and verb == CONNECTIONS:
-            number_said = int(says) if says.isascii() and says.isdecimal() and len(says) < 9 else None
-            return Told(is_so=None if number_said is None else True, says=says, number=number_said)
+            is_count = words.isascii() and words.isdecimal() and len(words) < 9
+            return done(words, connections=int(words)) if is_count else unsure(words)
         if ran.code == 0:
-            return Told(is_so=True, says=says)
+            return done(words)
         if ran.code == NOT_YET:
-            return Told(is_so=False, says=says, may_come=True)
-        # A question that failed is not answered; a deed that failed was not done. Somebody else's signal came at any moment.
-        how = f"signal {-ran.code}" if ran.code < 0 else f"exit code {ran.code}"
-        return Told(is_so=False if verb in DEEDS and ran.code > 0 else None, says=f"{how}{': ' if says else ''}{says}")
+            return failed(words, again=True)
+        # A question that failed is not answered; an action that failed was not done. A signal may have come at any moment.
+        why = f"signal {-ran.code}" if ran.code < 0 else f"exit code {ran.code}"
+        why += f": {words}" if words else ""
+        return failed(why, again=False) if is_action and ran.code > 0 else unsure(why)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,24 +141,28 @@ class WebhookBalancer(_Hook):
         self._headers = {} if login is None else {"Authorization": login}
         self._engine, self._deadline_s = engine, deadline_s
 
-    async def _tell(self, verb: str) -> Told:
-        body = json.dumps({"schema": SCHEMA, "verb": verb, "engine": self._engine, "epoch": self.epoch}).encode()
-        reply = await self._server.call("POST", "", body, self._headers, self._deadline_s)
-        is_deed = verb in DEEDS
+    async def _ask(self, verb: str) -> Outcome:
+        fields = {"schema": SCHEMA, "verb": verb, "engine": self._engine, "epoch": self.epoch}
+        reply = await self._server.call("POST", "", json.dumps(fields).encode(), self._headers, self._deadline_s)
+        is_action = verb in ACTIONS
         if isinstance(reply, Lost):
-            return Told(is_so=False if is_deed and not reply.was_sent else None, says=reply.why)
-        found = reply.table()
-        says = quoted_words(found["says"]) if isinstance(found.get("says"), str) else ""
+            return failed(reply.why, again=False) if is_action and not reply.was_sent else unsure(reply.why)
+        body = reply.table()
+        words = quoted_words(body["says"]) if isinstance(body.get("says"), str) else ""
         if reply.status != 200:
-            is_refused = is_deed and 300 <= reply.status < 500
-            return Told(is_so=False if is_refused else None, says=f"it answers {reply.status}{': ' if says else ''}{says}")
-        is_so = found.get("done", "absent")
-        if is_so is not None and not isinstance(is_so, bool):
-            return Told(is_so=None, says='its answer has no "done" that is true, false or null')
-        counted = number(found.get("connections"), MOST_CONNECTIONS)
+            why = f"it answers {reply.status}" + (f": {words}" if words else "")
+            return failed(why, again=False) if is_action and 300 <= reply.status < 500 else unsure(why)
+        answer = body.get("done", "absent")
+        if answer is not None and not isinstance(answer, bool):
+            return unsure('its answer has no "done" that is true, false or null')
+        counted = number(body.get("connections"), MOST_CONNECTIONS)
         if verb == CONNECTIONS and counted is None:
-            return Told(is_so=None, says=says or "it does not know")
-        return Told(is_so=is_so, says=says, number=None if counted is None else int(counted), may_come=is_so is False)
+            return unsure(words or "it does not know")
+        if answer is None:
+            return unsure(words)
+        if not answer:
+            return failed(words, again=True)
+        return done(words) if verb != CONNECTIONS or counted is None else done(words, connections=int(counted))
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,23 +171,21 @@ class ReadinessConfig(key.Table):
 
     word: ClassVar[str] = "readiness"
 
-    def build(self, engine: str) -> ReadinessOnly:
+    def build(self, engine: str) -> ReadinessBalancer:
         """A balancer that is told nothing."""
         del engine
-        return ReadinessOnly()
+        return ReadinessBalancer()
 
 
-class ReadinessOnly:
-    """No hand on the balancer at all: it asks /plimsoll/ready by itself and stops sending when that says 503.
+class ReadinessBalancer:
+    """A balancer that asks /plimsoll/ready by itself, and stops sending when that says 503.
 
-    A drain's first phase is the message then, so there is nothing to be told (`take_out` is done at once) and nobody to read it
-    back from (`is_out` and `connections` are not known, ever). Phase one ends, by rule, when the balancer is seen to have
-    stopped or a bound has passed. Only the gate can see it stop: it changes to refusing by itself when no request has come for
-    its `quiet_s`, or after its `bound_s`. So with this balancer nobody may ask the gate to refuse at once: wait for its own
-    phase two.
+    The drain's first phase is the message, so `take_out` is done at once, and `is_out` and `connections` are never known. Phase
+    one ends when the gate sees the balancer stop: no request for its `quiet_s`, or after its `bound_s`. So nobody may ask the
+    gate to refuse at once.
     """
 
-    said = "a balancer that asks for readiness by itself"
+    label = "a balancer that asks for readiness by itself"
     epoch = 0
 
     async def take_out(self) -> Outcome:
@@ -207,11 +203,3 @@ class ReadinessOnly:
     async def connections(self) -> int | None:
         """Not known."""
         return None
-
-
-def _outcome(told: Told, well: str) -> Outcome:
-    if told.is_so is True:
-        return done(told.says or well)
-    if told.is_so is None:
-        return unsure(told.says or "the hook does not know")
-    return failed(told.says or "not yet", again=told.may_come)

@@ -19,7 +19,7 @@ from plimsoll.doctor.read.redact_text import shown_line
 from plimsoll.errors import BadInput
 from plimsoll.guard import config_fields as key
 from plimsoll.guard.act.ports import Outcome, done, failed, unsure
-from plimsoll.guard.adapters.cluster import OBJECT_NAME, ClusterCall, namespace_key
+from plimsoll.guard.adapters.cluster import OBJECT_NAME, ClusterClient, namespace_key
 from plimsoll.net.http_call import Lost, Reply, table
 
 LOOK_EVERY_S = 1.0
@@ -65,12 +65,12 @@ class PodEviction:
         *,
         uid: str = "",
         selector: str = "",
-        cluster: ClusterCall | None = None,
+        cluster: ClusterClient | None = None,
         environ: Mapping[str, str] = os.environ,
         look_every_s: float = LOOK_EVERY_S,
     ) -> None:
         """`selector` narrows the search for the replacement. BadInput for what cannot be a name, or where this is no pod."""
-        self._cluster = cluster or ClusterCall(environ=environ)
+        self._cluster = cluster or ClusterClient(environ=environ)
         own = self._cluster.namespace()
         namespace = namespace or own
         if not re.fullmatch(OBJECT_NAME, pod) or not re.fullmatch(OBJECT_NAME, namespace):
@@ -83,7 +83,7 @@ class PodEviction:
         self._given, self._uid, self._owner = uid, uid, ""
         self._siblings: frozenset[str] = frozenset()
         self._look_every_s = look_every_s
-        self.said = f"the pod {namespace}/{pod}"
+        self.label = f"the pod {namespace}/{pod}"
 
     async def learn(self) -> Outcome:
         """Which pod it is, who owns it and who else is there: as facts, for the record, before anything is done."""
@@ -96,7 +96,7 @@ class PodEviction:
             return found
         if isinstance(found, str):
             return failed("that pod is gone already", was_running=False)
-        return await self._learn(found) or done(f"it is {self.said}, and will be replaced", **self._facts())
+        return await self._learn(found) or done(f"it is {self.label}, and will be replaced", **self._facts())
 
     def recall(self, facts: Mapping[str, str | int | float | bool]) -> None:
         """What an earlier guard learned of it; anything odd is left out."""

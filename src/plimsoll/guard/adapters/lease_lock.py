@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 from plimsoll.errors import BadInput
 from plimsoll.guard import config_fields as key
 from plimsoll.guard.act.ports import Outcome, failed
-from plimsoll.guard.adapters.cluster import NAMESPACE, OBJECT_NAME, ClusterCall, namespace_key
+from plimsoll.guard.adapters.cluster import NAMESPACE, OBJECT_NAME, ClusterClient, namespace_key
 from plimsoll.guard.adapters.locks import (
     TIMEOUT_S,
     TTL_S,
-    Held,
+    Grant,
     ServiceLock,
     Unanswered,
     believed,
@@ -53,7 +53,7 @@ class LeaseLockConfig(key.Table):
         return LeaseLock(self.name, self.namespace, ttl_s=self.ttl_s)
 
 
-class _Seen(NamedTuple):
+class _LeaseRecord(NamedTuple):
     """A Lease as it was last read, and since when it has looked like that."""
 
     record: tuple[object, ...]
@@ -73,7 +73,7 @@ class LeaseLock(ServiceLock):
         ttl_s: int = TTL_S,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        self._cluster = ClusterCall(url, folder)
+        self._cluster = ClusterClient(url, folder)
         namespace = namespace or self._cluster.namespace()
         if not namespace:
             raise BadInput("a Lease needs a namespace: this is no pod of a cluster that could tell its own")
@@ -82,7 +82,7 @@ class LeaseLock(ServiceLock):
         super().__init__("the cluster's API", f"Lease {namespace}/{name}", ttl_s, timeout_s)
         self._path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         self._name, self._identity = name, ""
-        self._seen: _Seen | None = None
+        self._seen: _LeaseRecord | None = None
         self._lease: dict[str, Any] = {}  # as the server last answered it
 
     async def _acquire(self, owner: str, deadline: float) -> Outcome:
@@ -96,7 +96,7 @@ class LeaseLock(ServiceLock):
         holder = spec.get("holderIdentity") or ""
         waits_s = self._observe(spec, began)
         if holder == self._identity:  # a try of ours whose answer was lost
-            self._lease, self._held = lease, Held(_epoch(spec), began)
+            self._lease, self._held = lease, Grant(_epoch(spec), began)
             return await self._renew(self._held, deadline)
         if holder and waits_s > 0:
             says = (
@@ -111,21 +111,21 @@ class LeaseLock(ServiceLock):
         if status == 409:
             return failed("somebody else took the lock at the same moment")
         self._check(lease, epoch)
-        self._lease, self._held = dict(lease), Held(epoch, began + self._ttl_s)
+        self._lease, self._held = dict(lease), Grant(epoch, began + self._ttl_s)
         return ours(self._held)
 
-    async def _prolong(self, held: Held, deadline: float) -> int | str:
+    async def _prolong(self, held: Grant, deadline: float) -> int | str:
         found = await self._change(held, self._renewed, deadline)
         if found is None:
             return ""
         self._check(found, held.epoch)
         return self._ttl_s
 
-    async def _free(self, held: Held, deadline: float) -> None:
+    async def _free(self, held: Grant, deadline: float) -> None:
         await self._change(held, self._freed, deadline)
 
     async def _change(
-        self, held: Held, change: Callable[[Mapping[str, Any]], dict[str, Any]], deadline: float
+        self, held: Grant, change: Callable[[Mapping[str, Any]], dict[str, Any]], deadline: float
     ) -> dict[str, Any] | None:
         """Our Lease after this change; None if it is not ours any more. Somebody's new label is no reason to lose it."""
         for _ in range(3):
@@ -146,7 +146,7 @@ class LeaseLock(ServiceLock):
         """How long the Lease as it is now has still to be seen unchanged before it counts as over."""
         record = tuple(repr(spec.get(name)) for name in ("holderIdentity", "renewTime", "acquireTime", "leaseTransitions"))
         if self._seen is None or self._seen.record != record:
-            self._seen = _Seen(record, at_s)
+            self._seen = _LeaseRecord(record, at_s)
         return self._seen.since_s + (count(spec.get("leaseDurationSeconds")) or self._ttl_s) - at_s
 
     def _taken(self, spec: Mapping[str, Any]) -> dict[str, Any]:

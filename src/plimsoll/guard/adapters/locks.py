@@ -58,7 +58,7 @@ def count(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63 else None
 
 
-class Held(NamedTuple):
+class Grant(NamedTuple):
     """A lock that is held for a time."""
 
     epoch: int
@@ -70,14 +70,14 @@ class Held(NamedTuple):
         return round(max(0.0, self.until_s - now_s()), 3)
 
 
-def ours(held: Held) -> Outcome:
+def ours(held: Grant) -> Outcome:
     """It was granted; unsure if the answer was read so late that its time is over (we were stopped in between)."""
     if held.left_s <= 0:
         return unsure("the answer came too late to tell whether the lock is ours", epoch=held.epoch, left_s=0.0)
     return done(f"the lock is ours (epoch {held.epoch}) for {held.left_s:.0f} s", epoch=held.epoch, left_s=held.left_s)
 
 
-def not_renewed(held: Held, why: str) -> Outcome:
+def not_renewed(held: Grant, why: str) -> Outcome:
     """The lock's service could not be asked: not known, as long as the time that was granted lasts; then it is lost."""
     if held.left_s > 0:
         return unsure(f"{why}; the lock is ours for {held.left_s:.1f} s more", epoch=held.epoch, left_s=held.left_s)
@@ -103,10 +103,10 @@ class ServiceLock(abc.ABC):
 
     def __init__(self, service: str, said: str, ttl_s: int, timeout_s: float) -> None:
         """`service` is how sentences call it, `said` how they call the lock."""
-        self._service, self.said = service, said
+        self._service, self.label = service, said
         self._ttl_s, self._timeout_s = ttl_s, timeout_s
         self._mark = secrets.token_hex(8)  # tells us from a guard with the same name, also from one that we were before
-        self._held: Held | None = None
+        self._held: Grant | None = None
         self._one_at_a_time = asyncio.Lock()
 
     async def acquire(self, owner: str) -> Outcome:
@@ -141,7 +141,7 @@ class ServiceLock(abc.ABC):
             epoch, self._held = self._held.epoch, None
             return done("the lock is given up", epoch=epoch)
 
-    async def _renew(self, held: Held, deadline: float) -> Outcome:
+    async def _renew(self, held: Grant, deadline: float) -> Outcome:
         began = now_s()
         try:
             found = await self._prolong(held, deadline)
@@ -152,7 +152,7 @@ class ServiceLock(abc.ABC):
         if isinstance(found, str):
             self._held = None
             return failed(f"the lock is not ours any more{found}", lost=True)
-        self._held = Held(held.epoch, began + found)
+        self._held = Grant(held.epoch, began + found)
         return ours(self._held)
 
     @abc.abstractmethod
@@ -160,9 +160,9 @@ class ServiceLock(abc.ABC):
         """Take the lock, which is not held so far as we know; what is taken goes into `_held`."""
 
     @abc.abstractmethod
-    async def _prolong(self, held: Held, deadline: float) -> int | str:
+    async def _prolong(self, held: Grant, deadline: float) -> int | str:
         """For how many seconds it is ours from when this was asked; where it is lost, what more is known of that."""
 
     @abc.abstractmethod
-    async def _free(self, held: Held, deadline: float) -> None:
+    async def _free(self, held: Grant, deadline: float) -> None:
         """Give it up; all is well if it was lost already."""

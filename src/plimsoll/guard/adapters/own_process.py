@@ -127,7 +127,7 @@ MOST_BYTES = 1 << 20
 MOST_KIN = 4096
 
 
-class Started(NamedTuple):
+class ProcessRecord(NamedTuple):
     """One process that was started."""
 
     pid: int
@@ -151,7 +151,7 @@ def command_mark(command: Sequence[str]) -> str:
     return hashlib.sha256("\0".join(command).encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def read_state(path: Path) -> Started | None:
+def read_state(path: Path) -> ProcessRecord | None:
     """None where there is none; ValueError where it is damaged, OSError where it cannot be read."""
     try:
         with path.open("rb") as file:
@@ -165,12 +165,12 @@ def read_state(path: Path) -> Started | None:
         pid, start, session = (_number(found[name]) for name in ("pid", "start_ticks", "session"))
         command, boot, cgroup = (_text(found[name]) for name in ("command", "boot", "cgroup"))
         kin, leaders = (_marks(found[name]) for name in ("kin", "leaders"))
-        return Started(pid, start, session, command, boot, found["asked"] is True, kin, leaders, cgroup)
+        return ProcessRecord(pid, start, session, command, boot, found["asked"] is True, kin, leaders, cgroup)
     except (ValueError, KeyError, TypeError, RecursionError):
         raise ValueError("it is damaged") from None
 
 
-def write_state(path: Path, state: Started) -> None:
+def write_state(path: Path, state: ProcessRecord) -> None:
     """Whole or not at all, and on the disk before this returns; OSError where that cannot be done."""
     fields: dict[str, Any] = {"schema": SCHEMA, **state._asdict()}
     fields |= {"kin": state.kin[:MOST_KIN], "leaders": state.leaders[:MOST_KIN]}
@@ -321,7 +321,7 @@ class OwnProcess:
         self._command, self._environment, self._folder = tuple(command), environment, folder
         self._state_path, self._log_path, self._log_bytes = state_path, log_path, log_bytes
         self._processes, self._boot, self._cgroup_parent = processes, boot, cgroup_parent
-        self._started: Started | None = None
+        self._started: ProcessRecord | None = None
         self._pidfd: int | None = None
         self._child: subprocess.Popen[bytes] | None = None  # as long as it is this guard's own child
         self._noted_s = -NOTE_EVERY_S
@@ -329,7 +329,7 @@ class OwnProcess:
         self._lock = asyncio.Lock()
         self._is_starting = False
         self._noting = threading.Lock()
-        self.said = f"the process that guard started ({Path(command[0]).name[:60]})"
+        self.label = f"the process that guard started ({Path(command[0]).name[:60]})"
 
     # What can be asked
 
@@ -533,7 +533,7 @@ class OwnProcess:
             raise OSError(3, "it ended before it began")
         group = _make_group(self._cgroup_parent, process)
         command = command_mark(self._command)
-        self._started = Started(pid, process.start_ticks, process.session, command, self._boot, cgroup=group)
+        self._started = ProcessRecord(pid, process.start_ticks, process.session, command, self._boot, cgroup=group)
         write_state(self._state_path, self._started)
 
     def _forget(self) -> None:

@@ -28,7 +28,7 @@ def small_environment(more: Mapping[str, str] | None = None, passed_on: Sequence
     return {name: os.environ[name] for name in passed_on if name in os.environ} | dict(more or {})
 
 
-class Ran(NamedTuple):
+class CommandResult(NamedTuple):
     """How it went."""
 
     code: int | None  # None: it did not end by itself, or was never there
@@ -58,7 +58,7 @@ async def run_command(
     folder: str | None = None,
     keep_bytes: int = 64 << 10,
     most_bytes: int = MOST_BYTES,
-) -> Ran:
+) -> CommandResult:
     """Wait until it ends; after the limit, or with too much to say, it and its whole group are killed.
 
     What a program that ended by itself has left running is left alone: it may be the very service that it started.
@@ -68,7 +68,7 @@ async def run_command(
             output = files.enter_context(tempfile.TemporaryFile())
             errors = files.enter_context(tempfile.TemporaryFile()) if only_stdout else output
         except OSError as problem:
-            return Ran(None, b"", f"there is no room for its output ({problem.strerror})", was_started=False)
+            return CommandResult(None, b"", f"there is no room for its output ({problem.strerror})", was_started=False)
         try:
             child = subprocess.Popen(  # noqa: S603 - the operator's own words, and no shell that could read them otherwise
                 list(argv), stdin=subprocess.DEVNULL, stdout=output, stderr=errors, start_new_session=True,
@@ -76,7 +76,7 @@ async def run_command(
             )  # fmt: skip
         except (OSError, ValueError) as problem:
             why = f"it cannot be started ({getattr(problem, 'strerror', None) or problem})"
-            return Ran(None, b"", why, was_started=False)
+            return CommandResult(None, b"", why, was_started=False)
         trouble = ""
         try:
             trouble = await _ended(child, (output, errors), limit_s, most_bytes)
@@ -84,7 +84,7 @@ async def run_command(
             if child.poll() is None:
                 _kill(child)
         complaints = _tail(errors, keep_bytes) if only_stdout else b""
-        return Ran(None if trouble else child.returncode, _tail(output, keep_bytes), trouble, complaints)
+        return CommandResult(None if trouble else child.returncode, _tail(output, keep_bytes), trouble, complaints)
 
 
 async def _ended(child: subprocess.Popen[bytes], files: Sequence[IO[bytes]], limit_s: float, most_bytes: int) -> str:

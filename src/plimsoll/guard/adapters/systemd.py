@@ -19,7 +19,7 @@ from plimsoll.doctor.read.redact_text import shown_line
 from plimsoll.errors import BadInput
 from plimsoll.guard import config_fields as key
 from plimsoll.guard.act.ports import Outcome, done, failed, unsure
-from plimsoll.guard.adapters.run_command import Ran, run_command, small_environment
+from plimsoll.guard.adapters.run_command import CommandResult, run_command, small_environment
 
 ASK_LIMIT_S = 10.0
 START_LIMIT_S = 30.0
@@ -75,7 +75,7 @@ class SystemdUnit:
             raise BadInput(f"{shown_line(unit)!r} is no name of a unit: it ends in .service, and patterns are not taken")
         self._unit, self._cgroups, self._environment = unit, cgroups, small_environment(environment)
         self._base = [systemctl, *(["--user"] if is_user else []), "--no-pager", "--no-ask-password"]
-        self.said = f"the systemd unit {unit}"
+        self.label = f"the systemd unit {unit}"
         self.restarts_seen: int | None = None  # how often systemd had started it again, when it was last asked
 
     async def show(self) -> Mapping[str, str] | None:
@@ -165,7 +165,7 @@ class SystemdUnit:
                 return unsure(f"{self._unit} was stopped, but its state is {state}", how=how)
             await asyncio.sleep(LOOK_EVERY_S)
 
-    async def _ask(self, words: Sequence[str], limit_s: float, *, only_stdout: bool = False) -> Ran:
+    async def _ask(self, words: Sequence[str], limit_s: float, *, only_stdout: bool = False) -> CommandResult:
         # "--" so that no name is ever an option; a unit's name cannot begin with a dash anyway.
         return await run_command([*self._base, *words, "--", self._unit], limit_s, self._environment, only_stdout=only_stdout)
 
@@ -211,5 +211,5 @@ def _facts(found: Mapping[str, str]) -> dict[str, str | float | bool]:
     return facts if limit_s is None else {**facts, "stop_limit_s": limit_s}
 
 
-def _said(ran: Ran) -> str:
+def _said(ran: CommandResult) -> str:
     return shown_line(ran.last_line)[:200] or "it does not say why"

@@ -32,7 +32,7 @@ class NotifyConfig(key.Table):
     repeat_s: float = key.duration(3_600.0, 60.0, key.DAY_S, "how often what is still true is sent again")
 
 
-class Counts(NamedTuple):
+class DeliveryCounts(NamedTuple):
     """What became of the notifications so far."""
 
     sent: int = 0
@@ -41,7 +41,7 @@ class Counts(NamedTuple):
     waiting: int = 0
 
 
-class Webhook:
+class WebhookNotifier:
     """One receiver. `login` goes into the Authorization header; neither it nor the address's query is ever shown."""
 
     def __init__(self, url: str, login: str | None = None, *, first_pause_s: float = FIRST_PAUSE_S) -> None:
@@ -54,9 +54,9 @@ class Webhook:
         self.trouble = ""  # why the last try was not taken; empty when it was
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> DeliveryCounts:
         """So far."""
-        return Counts(self._sent, self._failed, self._dropped, len(self._waiting))
+        return DeliveryCounts(self._sent, self._failed, self._dropped, len(self._waiting))
 
     def put(self, alerts: list[Mapping[str, Any]]) -> None:
         """One notification; when too many wait the oldest goes: the newest says how things are."""

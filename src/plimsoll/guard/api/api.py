@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import plimsoll
 from plimsoll.guard.act.steps import End
-from plimsoll.guard.adapters.webhook import Counts
+from plimsoll.guard.adapters.webhook import DeliveryCounts
 from plimsoll.guard.api.actions import ActionControl, ActionRoutes
 from plimsoll.guard.api.openapi import document
 from plimsoll.guard.daemon.observer import CHANGES_KEPT, Fleet
@@ -164,7 +164,7 @@ NAMED, LONGEST = 20, 400  # engines and letters in an answer to a name that is n
 class GuardHealth(NamedTuple):
     """How guard itself is."""
 
-    notifications: Counts = Counts()
+    notifications: DeliveryCounts = DeliveryCounts()
     troubles: tuple[Trouble, ...] = ()
     lost_lines: int = 0
 

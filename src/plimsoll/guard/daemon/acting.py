@@ -29,9 +29,9 @@ from plimsoll.guard.act.journal_replay import (
 from plimsoll.guard.act.policy import ActPolicy
 from plimsoll.guard.act.ports import JournalWriter, Outcome, Restarter, done, failed
 from plimsoll.guard.act.steps import Step
-from plimsoll.guard.adapters.device_memory import DeviceMemory, Holding
+from plimsoll.guard.adapters.device_memory import CardMemory, DeviceMemory
 from plimsoll.guard.adapters.file_lock import FileLock
-from plimsoll.guard.adapters.gate import GateDoor
+from plimsoll.guard.adapters.gate import GateHttpClient
 from plimsoll.guard.adapters.own_process import OwnProcess, OwnProcessConfig
 from plimsoll.guard.api.actions import ActionDesk
 from plimsoll.guard.config import Files, GuardConfig
@@ -102,7 +102,7 @@ class DryRunJournal:
 class DryRunLock:
     """Nobody takes it."""
 
-    said = "no lock"
+    label = "no lock"
 
     async def acquire(self, owner: str) -> Outcome:
         """Never."""
@@ -239,7 +239,7 @@ class EngineMemory:
     def __init__(self, restarter: Restarter, device: DeviceMemory) -> None:
         self._restarter, self._device = restarter, device
         self._old: frozenset[Mark] = frozenset()
-        self._before: list[Holding] | None = None
+        self._before: list[CardMemory] | None = None
 
     async def note(self) -> None:
         """Before the stop."""
@@ -304,7 +304,7 @@ def adapters_of(engine: EngineConfig, files: Files, own: OwnProcess | None = Non
     """All that can be done to one engine."""
     restarter = own or (engine.restart.build() if engine.restart is not None else None)
     log = str(files.own_log) if own is not None else engine.log
-    door = None if engine.token is None else GateDoor(engine.gate_url or engine.url, engine.token)
+    door = None if engine.token is None else GateHttpClient(engine.gate_url or engine.url, engine.token)
     evidence = EngineEvidence(
         EvidenceStore(files.evidence), engine.url, log=log, restarter=restarter, gate_url=engine.gate_url, token=engine.token
     )

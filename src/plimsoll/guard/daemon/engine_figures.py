@@ -479,7 +479,7 @@ class PrometheusHistory:
     def __init__(self, config: PrometheusConfig, ask: Callable[..., RecordedPast] = read_past) -> None:
         self._config, self._ask = config, ask
         self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="prometheus")
-        self.said = f"prometheus {address(config.url).shown}"
+        self.label = f"prometheus {address(config.url).shown}"
         self._failed: dict[str, str] = {}  # by engine: why there is nothing from before
         self._rests_until_s, self._why = -math.inf, ""
 

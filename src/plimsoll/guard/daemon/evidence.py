@@ -152,7 +152,7 @@ class EvidenceStore:
         self._root, self._limit_s, self._now = root, limit_s, now
         self._most_folders, self._most_bytes = most_folders, most_bytes
         self._path = environ.get("PATH", os.defpath)
-        self.said = f"evidence under {root}"
+        self.label = f"evidence under {root}"
 
     async def take(self, engine: str, action: str, wanted: EvidenceSources) -> Outcome:
         """A folder with what there was, in `facts["folder"]`; asked again for the same action, the same folder.

@@ -49,7 +49,7 @@ class SharedLock:
 
     def __init__(self, lock: Lock, turn: list[SharedLock] | None = None) -> None:
         self._lock, self._turn = lock, [] if turn is None else turn
-        self.said = lock.said
+        self.label = lock.label
 
     def other(self) -> SharedLock:
         """The other part's hand on it."""

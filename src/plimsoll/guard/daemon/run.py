@@ -23,8 +23,8 @@ from urllib.parse import urlsplit
 
 from plimsoll.errors import BadInput, WorldFailed
 from plimsoll.findings import Severity
-from plimsoll.guard.adapters.discovery import FileSd, Finder
-from plimsoll.guard.adapters.webhook import Counts, Webhook
+from plimsoll.guard.adapters.discovery import FileFinder, Finder
+from plimsoll.guard.adapters.webhook import DeliveryCounts, WebhookNotifier
 from plimsoll.guard.api import api as guard_token
 from plimsoll.guard.api.api import GuardApi, GuardHealth
 from plimsoll.guard.config import GuardConfig, files_of
@@ -259,14 +259,14 @@ class EngineLists:
         try:
             found = await asyncio.to_thread(finder.find)
         except Exception as problem:  # a list that we cannot read must not blind guard to the engines that it knows
-            self._note(finder.said, f"a mistake of ours: {type(problem).__name__}; what is known stays")
+            self._note(finder.label, f"a mistake of ours: {type(problem).__name__}; what is known stays")
             return
-        self._found[finder.said] = found
+        self._found[finder.label] = found
         restarts, ended = finder.restarts, finder.ended
-        self._facts[finder.said] = {
+        self._facts[finder.label] = {
             name: DiscoveredFacts(restarts.get(name), ended.get(name, "")) for name in {*restarts, *ended}
         }
-        self._note(finder.said, finder.trouble)
+        self._note(finder.label, finder.trouble)
 
     def targets(self) -> list[EngineConfig]:
         """All of them, each name and each address once."""
@@ -507,11 +507,11 @@ class Daemon:
         warn(f"its page is at http://{name}:{port}/ and wants {opens}; plimsoll guardctl status asks it from another terminal")
 
     def _own(self) -> GuardHealth:
-        counts = Counts() if self._webhook is None else self._webhook.counts
+        counts = DeliveryCounts() if self._webhook is None else self._webhook.counts
         return GuardHealth(counts, self._troubles.now(), self._out.dropped)
 
     async def _find_again(self, finder: Finder) -> None:
-        every_s = min(FILES_EVERY_S, self._config.discover.every_s) if isinstance(finder, FileSd) else None
+        every_s = min(FILES_EVERY_S, self._config.discover.every_s) if isinstance(finder, FileFinder) else None
         while True:
             await asyncio.sleep(every_s or self._config.discover.every_s)
             await self._lists.ask(finder)
@@ -533,7 +533,7 @@ class Daemon:
             self._keep_needs()
             if self._recaller is not None:
                 self._recaller.keep(self._fleet.names())
-                self._troubles.note(self._recaller.said, self._recaller.trouble)
+                self._troubles.note(self._recaller.label, self._recaller.trouble)
 
     def _keep_needs(self) -> None:
         """Which engines need a person. That one begins to is told by whoever acted; what an earlier guard left, here."""
@@ -607,11 +607,11 @@ def _key(told: Event) -> tuple[str, str]:
     return told.engine, f"({told.what})" if told.what is EventKind.NEEDS else ""
 
 
-def _webhook(url: str | None) -> Webhook | None:
+def _webhook(url: str | None) -> WebhookNotifier | None:
     if url is None:
         return None
     where = address(url)
-    return Webhook(where.url, where.login)
+    return WebhookNotifier(where.url, where.login)
 
 
 def warn(message: str) -> None:
