@@ -12,10 +12,12 @@ import ssl
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
+from urllib.parse import urlsplit
 
 from plimsoll.guard import config_fields as key
 from plimsoll.net.http_call import Lost, Server
+from plimsoll.net.http_get import address
 
 MOST_WAITING = 1_000
 FIRST_PAUSE_S = 1.0
@@ -24,12 +26,39 @@ MOST_TRIES = 20
 TIMEOUT_S = 10.0
 
 
+class Notifier(Protocol):
+    """A receiver of notifications."""
+
+    label: str
+    trouble: str  # why the last try was not taken; empty when it was
+
+    @property
+    def counts(self) -> DeliveryCounts:
+        """Those of the notifications so far."""
+
+    def put(self, alerts: list[Mapping[str, Any]]) -> None:
+        """Queue one notification."""
+
+    async def run(self) -> None:
+        """Send what waits, for ever."""
+
+    async def flush(self, seconds: float) -> None:
+        """Send what still waits at the end, for so long."""
+
+
 @dataclass(frozen=True, slots=True)
 class NotifyConfig(key.Table):
     """[notify]."""
 
     webhook: str | None = key.url("where changes are sent, as Alertmanager takes them")
     repeat_s: float = key.duration(3_600.0, 60.0, key.DAY_S, "how often what is still true is sent again")
+
+    def build(self) -> Notifier | None:
+        """The receiver of notifications; None where there is none."""
+        if self.webhook is None:
+            return None
+        where = address(self.webhook)
+        return WebhookNotifier(where.url, where.login)
 
 
 class DeliveryCounts(NamedTuple):
@@ -47,6 +76,9 @@ class WebhookNotifier:
     def __init__(self, url: str, login: str | None = None, *, first_pause_s: float = FIRST_PAUSE_S) -> None:
         self._server = Server(url, ssl.create_default_context)  # anew each time: it may be months until guard ends
         self._headers = {"Authorization": login} if login else {}
+        self.label = (
+            f"webhook {urlsplit(url).hostname or ''}"  # its host alone: the path of such an address is often the secret
+        )
         self._first_pause_s = first_pause_s
         self._waiting: deque[bytes] = deque()
         self._woken = asyncio.Event()

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 from plimsoll.errors import BadInput, WorldFailed
 from plimsoll.findings import Severity
 from plimsoll.guard.adapters.discovery import FileFinder, Finder
-from plimsoll.guard.adapters.webhook import DeliveryCounts, WebhookNotifier
+from plimsoll.guard.adapters.webhook import DeliveryCounts
 from plimsoll.guard.api import api as guard_token
 from plimsoll.guard.api.api import GuardApi, GuardHealth
 from plimsoll.guard.config import GuardConfig, files_of
@@ -378,7 +378,7 @@ class Daemon:
         ports = Ports(self._watcher, self._tell, facts=self._facts, recall=recall)
         self._fleet = Fleet(asked.policy, ports, looks=asked.looks)
         self._acting = self._make_acting()
-        self._webhook = _webhook(asked.config.notify.webhook)
+        self._notifier = asked.config.notify.build()
         self._alerts: dict[tuple[str, str], float] = {}  # what fires, and since when
         self._is_begun = False  # whether what an earlier guard could not mend was told
         self._systemd = SystemdNotifier()
@@ -442,7 +442,7 @@ class Daemon:
         jobs += [self._acting.run()] if self._acting is not None else []
         jobs += [self._keep_status()] if self._systemd.is_there else []
         jobs += [self._find_again(finder) for finder in self._lists.finders]
-        jobs += [self._webhook.run(), self._repeat()] if self._webhook is not None else []
+        jobs += [self._notifier.run(), self._repeat()] if self._notifier is not None else []
         return jobs
 
     async def _close(self) -> None:
@@ -454,8 +454,8 @@ class Daemon:
         await self._fleet.close()
         if self._recaller is not None:
             self._recaller.close()
-        if self._webhook is not None:
-            await self._webhook.flush(LAST_WORDS_S)
+        if self._notifier is not None:
+            await self._notifier.flush(LAST_WORDS_S)
         if self._server is not None:
             await self._server.close()
             if self._own_token:
@@ -507,7 +507,7 @@ class Daemon:
         warn(f"its page is at http://{name}:{port}/ and wants {opens}; plimsoll guardctl status asks it from another terminal")
 
     def _own(self) -> GuardHealth:
-        counts = DeliveryCounts() if self._webhook is None else self._webhook.counts
+        counts = DeliveryCounts() if self._notifier is None else self._notifier.counts
         return GuardHealth(counts, self._troubles.now(), self._out.dropped)
 
     async def _find_again(self, finder: Finder) -> None:
@@ -526,10 +526,8 @@ class Daemon:
             await asyncio.sleep(TROUBLE_EVERY_S)
             self._troubles.note("standard output", self._out.trouble)
             self._troubles.note("this machine", self._fleet.host_note)
-            if self._webhook is not None and self._config.notify.webhook is not None:
-                # Its host alone: the path of such an address is often the secret.
-                said = f"webhook {urlsplit(self._config.notify.webhook).hostname or ''}"
-                self._troubles.note(said, self._webhook.trouble, patience_s=WEBHOOK_PATIENCE_S)
+            if self._notifier is not None:
+                self._troubles.note(self._notifier.label, self._notifier.trouble, patience_s=WEBHOOK_PATIENCE_S)
             self._keep_needs()
             if self._recaller is not None:
                 self._recaller.keep(self._fleet.names())
@@ -577,7 +575,7 @@ class Daemon:
             self._notify(self._fleet.firing())
 
     def _notify(self, changes: Sequence[Event]) -> None:
-        if self._webhook is None:
+        if self._notifier is None:
             return
         alerts: list[Mapping[str, Any]] = []
         for told in changes:
@@ -590,14 +588,14 @@ class Daemon:
             found = alert(told, starts_unix_s=starts, lasts_s=3 * self._config.notify.repeat_s)
             alerts += [] if found is None else [found]
         if alerts:
-            self._webhook.put(alerts)
+            self._notifier.put(alerts)
 
     def _end_need(self, engine: str, says: str) -> None:
         told = Event(time.time(), engine, EventKind.NEEDS, says)
         starts = self._alerts.pop(_key(told), None)
         found = None if starts is None else alert(told, starts_unix_s=starts, lasts_s=0.0)
-        if found is not None and self._webhook is not None:
-            self._webhook.put([found])
+        if found is not None and self._notifier is not None:
+            self._notifier.put([found])
 
 
 def _key(told: Event) -> tuple[str, str]:
@@ -605,13 +603,6 @@ def _key(told: Event) -> tuple[str, str]:
     if told.condition is not None:
         return told.engine, told.condition.kind
     return told.engine, f"({told.what})" if told.what is EventKind.NEEDS else ""
-
-
-def _webhook(url: str | None) -> WebhookNotifier | None:
-    if url is None:
-        return None
-    where = address(url)
-    return WebhookNotifier(where.url, where.login)
 
 
 def warn(message: str) -> None:
