@@ -77,7 +77,7 @@ class WebhookNotifier:
         self._server = Server(url, ssl.create_default_context)  # anew each time: it may be months until guard ends
         self._headers = {"Authorization": login} if login else {}
         self.label = (
-            f"webhook {urlsplit(url).hostname or ''}"  # its host alone: the path of such an address is often the secret
+            f"webhook {urlsplit(url).hostname or ''}"  # the path of an address is often a secret
         )
         self._first_pause_s = first_pause_s
         self._waiting: deque[bytes] = deque()
