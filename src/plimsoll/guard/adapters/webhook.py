@@ -76,9 +76,7 @@ class WebhookNotifier:
     def __init__(self, url: str, login: str | None = None, *, first_pause_s: float = FIRST_PAUSE_S) -> None:
         self._server = Server(url, ssl.create_default_context)  # anew each time: it may be months until guard ends
         self._headers = {"Authorization": login} if login else {}
-        self.label = (
-            f"webhook {urlsplit(url).hostname or ''}"  # the path of an address is often a secret
-        )
+        self.label = f"webhook {urlsplit(url).hostname or ''}"  # the path of an address is often a secret
         self._first_pause_s = first_pause_s
         self._waiting: deque[bytes] = deque()
         self._woken = asyncio.Event()
