@@ -1,4 +1,4 @@
-"""What `plimsoll doctor` found, for somebody tired: the cause first, its proof, what to do, and what not to bother with."""
+"""The report of `plimsoll doctor`: the cause first, its evidence, the remedies, and what does not help."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def _finding(number: int, finding: Finding, *, is_whole: bool, with_path: bool) 
 
 
 def _do(remedy: Remedy) -> str:
-    """What to do, with its flag where the words leave it out."""
+    """The remedy, with its flag where the words leave it out."""
     do = clean(remedy.do)
     if remedy.flag is None or remedy.flag in do:
         return do
@@ -157,7 +157,7 @@ def _rows(value: object) -> list[Mapping[str, object]]:
 
 
 def _figures(facts: Mapping[str, object]) -> Iterator[str]:
-    """What pages and snapshots show, also where nothing is wrong."""
+    """Figures of metrics pages and snapshots, also where nothing is wrong."""
     for row in _rows(facts.get("metrics")):
         for engine in _rows(row.get("engines"))[:4]:
             figures = engine.get("figures")

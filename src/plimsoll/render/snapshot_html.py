@@ -183,7 +183,7 @@ def _dense_pieces(segment: Segment, named: Sequence[Category | None]) -> list[Ba
 
 
 def _pieces(segment: Segment, named: Sequence[Category | None]) -> list[BarPiece]:
-    """What each cell of the row mostly holds, neighbours joined; a few live blocks are drawn again, never too thin."""
+    """The largest holder of each cell, neighbours joined; a few live blocks are drawn again, never too thin."""
     free, size = _free_kind(segment, named), max(1, segment.size)
     cells = _cells(segment, named, _CELLS)
     held_by = [(block, category) for block, category in zip(segment.blocks, named, strict=True) if category is not None]

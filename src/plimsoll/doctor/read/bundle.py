@@ -130,7 +130,7 @@ class TextExcerpt(NamedTuple):
 
 
 def kept(content: Content, limits: ExcerptLimits = ExcerptLimits()) -> TextExcerpt:  # noqa: B008
-    """What is kept of this; BadInput where it is no text."""
+    """The parts of a text that are kept; BadInput where it is no text."""
     if isinstance(content, TextFile):
         return _kept_of_file(content.path, limits)
     blocks = _sliced(content) if isinstance(content, bytes) else (piece for some in content() for piece in _sliced(some))
@@ -471,7 +471,7 @@ _V1 = (
 def collect_here(
     root: Path = Path("/"), *, nvidia_smi: Sequence[str] = NVIDIA_SMI, wait_s: float = _SMI_SECONDS
 ) -> list[ArchivePart]:
-    """What can be said of this machine, as parts of an archive; `root` is where its /proc, /sys, /etc and /dev are."""
+    """Facts about this machine, as parts of an archive; `root` is where its /proc, /sys, /etc and /dev are."""
     parts = (
         ("versions.json", "Versions of plimsoll, Python, the system and packages beside plimsoll.", _versions(root)),
         ("nvidia-smi.txt", "The output of nvidia-smi.", _smi(nvidia_smi, wait_s)),
@@ -522,7 +522,7 @@ def _versions(root: Path) -> dict[str, object]:
 
 
 def _smi(command: Sequence[str], wait_s: float) -> str:
-    """What the program prints, as far as it does so in time; its absence is an answer, too."""
+    """The output of nvidia-smi, as far as it comes in time."""
 
     name = Path(command[0]).name
     try:
@@ -550,7 +550,7 @@ def _smi(command: Sequence[str], wait_s: float) -> str:
 
 
 def _until(descriptor: int, deadline: float, wait_s: float) -> tuple[bytes, str]:
-    """What comes before the deadline, and why there is no more of it."""
+    """The output before the deadline, and why it is cut."""
 
     poll = select.poll()
     poll.register(descriptor, select.POLLIN | select.POLLHUP)

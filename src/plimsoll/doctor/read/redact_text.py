@@ -67,7 +67,7 @@ def hide_wrapped(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _below(above: Iterable[str], bare: str) -> str:
-    """What may be shown of a line, seen together with those above it."""
+    """The line with secrets hidden, read together with the lines above it."""
     text = "\n".join([*above, bare])
     if text.count("[") > text.count("]") and len(bare.strip()) > 3 and bare.strip() not in redact(text + "\n]"):
         return REDACTED  # an item of a list that is closed further down
@@ -140,7 +140,7 @@ class LineSplitter:
 def shown_text(
     lines: Iterable[str], *, context: int = 0, is_cut: bool = False, block_chars: int = BLOCK_CHARS
 ) -> Iterator[str]:
-    """What may be shown of these lines, in blocks; the first `context` of them are only looked at.
+    """These lines with secrets hidden, in blocks; the first `context` of them are only looked at.
 
     Where the text `is_cut` at its end, the last part is only looked at as well: what it begins nobody could tell.
     Memory is bounded by a few blocks.
@@ -212,13 +212,13 @@ def _is_safe(text: str, at: int) -> bool:
 
 
 def shown_line(text: str) -> str:
-    """What may be shown of a name or a sentence: one line, no secret, no home folder, no control character."""
+    """A name or a sentence made safe to show: one line, no secret, no home folder, no control character."""
     one = " ".join(_CONTROL_RE.sub(" ", text.replace("\n", " ").replace("\r", " ")).split())
     return hide_homes(redact(hide_user_text(one)))[:500]
 
 
 def shown_json(data: bytes) -> str | None:
-    """What may be shown of JSON facts, as JSON; None where it is none."""
+    """JSON facts with secrets hidden, as JSON; None where it is no JSON."""
     try:
         facts = json.loads(data)
     except (ValueError, RecursionError):
@@ -242,5 +242,5 @@ def _shown_fact(name: str, fact: object, depth: int) -> object:
 
 
 def shown_long(text: str) -> str:
-    """What may be shown of a text that is not large."""
+    """A small text with secrets hidden."""
     return hide_homes(redact(hide_user_text(text)))

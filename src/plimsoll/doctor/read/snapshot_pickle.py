@@ -57,7 +57,7 @@ class EventShapes:
             return  # cut short here, or damaged: the reader will see
 
     def _referred(self, code: bytes, at: int) -> tuple[object, int]:
-        """What a reference refers to, and the place behind it."""
+        """The object of a reference, and the place behind it."""
         if code[at] == 0x68:
             return self._memo[code[at + 1]], at + 2
         return self._memo[int.from_bytes(code[at + 1 : at + 5], "little")], at + 5

@@ -291,7 +291,7 @@ PROBES = 16  # places of a file that are looked at to tell whether it is text
 
 
 class Excerpt(NamedTuple):
-    """What is kept, in order."""
+    """The kept parts of a text, in order."""
 
     chunks: list[Chunk]
     size_bytes: int | None  # as the text lies there, packed or not
@@ -299,7 +299,7 @@ class Excerpt(NamedTuple):
 
 
 def kept_of_file(path: str, deadline: float | None, clock: Callable[[], float]) -> Excerpt:
-    """What is kept of this file."""
+    """The parts of this file that are kept."""
     budget = Budget(deadline, clock)
     descriptor, what = opened(path)
     try:

@@ -170,7 +170,7 @@ class UnwrappedLine(NamedTuple):
 
 
 class LineFormat(NamedTuple):
-    """What is a prefix in this file, because many of its lines have it."""
+    """The prefixes that many lines of this file share."""
 
     services: frozenset[str] = frozenset()  # "vllm" of "vllm  | "
     word: str = ""  # "vllm-server: "
@@ -219,7 +219,7 @@ def unwrapped(text: str, habits: LineFormat, *, up_to_record: bool = False) -> l
 
 
 def inside(inner: UnwrappedLine, outer: UnwrappedLine) -> UnwrappedLine:
-    """What the inner wrapping says, and where it says nothing, what the outer one does."""
+    """The fields of the inner wrapping, completed by those of the outer one."""
     return UnwrappedLine(inner.text, inner.server or outer.server, inner.stamp or outer.stamp, inner.level or outer.level,
                 outer.at if inner.at is None else inner.at, inner.goes_on, inner.is_record)  # fmt: skip
 
@@ -336,7 +336,7 @@ def _first(tree: dict[str, object], keys: tuple[str, ...]) -> str:
 
 
 def habits_of(sample: Iterable[str]) -> LineFormat:
-    """What nearly all of these lines begin with."""
+    """The format that nearly all of these lines share."""
     lines = [line for line in sample if line.strip()]
     if not lines:
         return LineFormat()

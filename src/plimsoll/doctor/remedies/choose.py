@@ -1,4 +1,4 @@
-"""From a cause to a finding: its words and its cures, with the lines that prove it."""
+"""Turns a root cause into a finding: title, reason, remedies and evidence."""
 
 from __future__ import annotations
 
@@ -285,7 +285,7 @@ def _more_of_the_card(case: FailureCase, weights: int | None) -> tuple[list[Reme
 
 
 def _unexplained(case: FailureCase, weights: int | None) -> int | None:
-    """What of the share neither weights nor any usual working memory can have taken; None where that is nothing much."""
+    """The part of the share that neither weights nor usual working memory can have taken; None where it is small."""
     kv, total, share = case.facts.measured.kv_bytes, case.total, case.utilization
     if kv is None or weights is None or not total or share is None:
         return None
@@ -379,7 +379,7 @@ def _peaks(case: FailureCase) -> int:
 
 
 def _fitting(case: FailureCase, given: int) -> int:
-    """What the cache could have had: what was free, and what of it was already taken; 0 where that cannot be known."""
+    """The size the cache could have had: free memory and what it had already taken; 0 where that is unknown."""
     oom, weights = case.oom, case.facts.measured.weights_bytes
     if oom.free is None or oom.tried is None:
         return 0

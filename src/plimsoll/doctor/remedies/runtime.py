@@ -111,7 +111,7 @@ def lora(case: FailureCase) -> Explanation:
 
 
 def neighbour(case: FailureCase) -> Explanation:
-    """Somebody else grew on the same card."""
+    """Another process grew on the same card."""
     oom = case.oom
     listed = ", ".join(f"process {pid} with {gib(size)}" for pid, size in oom.neighbours)
     because = f"other processes hold {gib(oom.others) if oom.others else 'memory'} of this GPU's {gib(oom.total)}"
@@ -308,7 +308,7 @@ def kv_remedies(cache: Mapping[str, str], figures: Mapping[str, float]) -> tuple
 
 
 def kv_not_remedies() -> tuple[str, ...]:
-    """What is often tried and does not help."""
+    """Changes that are often tried and do not help."""
     return (
         "/reset_prefix_cache: cached blocks that nobody uses already count as free",
         "a higher --max-num-seqs: more requests would share the same blocks",

@@ -55,7 +55,7 @@ def weights(case: FailureCase) -> Explanation:
 
 
 def free_memory(case: FailureCase) -> Explanation:
-    """Somebody else held the memory."""
+    """Another process held the memory."""
     because, share = _held(case)
     remedy = [
         Remedy("find the holder on the host with nvidia-smi and stop it, if it is yours to stop",
@@ -89,7 +89,7 @@ def _held(case: FailureCase) -> tuple[str, list[Remedy]]:
 
 
 def _refused(free: float, total: float, share: float, wanted: float) -> tuple[str, list[Remedy]]:
-    """What the check compared, in numbers; no sum is made of figures that contradict each other."""
+    """The numbers that the check compared; figures that contradict each other are not subtracted."""
     if not free < wanted <= total:
         said = f"{free:.2f} of {total:.2f} GiB free, {wanted:.2f} GiB wanted"
         return f"the GPU's free memory was less than what vLLM wanted; the log's figures contradict each other ({said})", []

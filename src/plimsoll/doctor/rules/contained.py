@@ -193,7 +193,7 @@ def last_words(last: LastFailure | None) -> str:
 
 
 def cost_words(found: Survival) -> list[str]:
-    """What it has cost since the server began: tokens, time, requests, and the size of its steps."""
+    """The cost since the server started: tokens, time, requests, and smaller steps."""
     parts = []
     if found.recomputed_tokens:
         parts.append(f"{format_count(int(found.recomputed_tokens))} tokens were computed again")
@@ -270,7 +270,7 @@ class ContainedLines(NamedTuple):
 
     @property
     def failures(self) -> tuple[ContainedFailure, ...]:
-        """What the server survived, in the order of the log."""
+        """The failures that the server survived, in the order of the log."""
         return tuple(sorted((*self.contained, *self.aborted), key=lambda one: one.at))
 
     @property
@@ -358,7 +358,7 @@ CONTAINED = f"{PREFIX}contained_total"
 
 
 def remedies_of(found: Survival | None) -> tuple[Remedy, ...]:
-    """What makes it impossible, by the site and the shape of the newest failure."""
+    """Remedies for the newest failure, by its site and shape."""
     last = None if found is None else found.last
     if found is None or last is None:
         return contained_remedies(UNKNOWN_SITE)
@@ -578,7 +578,7 @@ def _because(said: ContainedLines, sites: Counter[str], worst: OomFigures) -> li
 
 
 def with_containment(found: Finding, said: ContainedLines, proof: Sequence[Evidence], reason: str) -> Finding:
-    """What ended a server, with what containment had to do with it: it gave up, or was asked for and not armed (`reason`)."""
+    """The finding, with the part that containment played: it gave up, or was requested and not armed (`reason`)."""
     if said.given_up:
         ended = said.given_up[-1].text.partition("; ")[0]
         return found._replace(because=f"{found.because}. Containment {ended}", evidence=(*found.evidence, *proof))

@@ -1,4 +1,4 @@
-"""All that was collected, judged together: one root cause first, and what it made of the rest."""
+"""Judges all inputs together: one root cause first, then its consequences."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _IS_NONE = "this is not a memory failure"
 
 
 def is_memory_trouble(finding: Finding) -> bool:
-    """True if it says that a server is short of memory, also where nothing has failed of it yet."""
+    """True if the finding says that a server is short of memory, also before anything failed."""
     return finding.code.is_memory and finding.severity is not Severity.INFO
 
 
@@ -42,7 +42,7 @@ def without_denials(findings: Sequence[Finding], *, memory: bool | None) -> Iter
 
 
 class Diagnosis(NamedTuple):
-    """What happened, what shows it, and what to collect where it cannot be told."""
+    """The answer of `plimsoll doctor`: findings, facts, and what to collect next."""
 
     memory_failure: bool | None  # None: it cannot be told
     findings: tuple[Finding, ...]  # the root cause first
@@ -57,7 +57,7 @@ _INTRODUCES = ("API server version", "LLM engine (v")
 
 
 class InputVerdict(NamedTuple):
-    """What an input that is no text said: a metrics page, a range of one, a memory snapshot."""
+    """Findings and facts of an input that is no text: a metrics page, a time range, a memory snapshot, a gate's state."""
 
     source: str
     findings: Sequence[Finding]
@@ -211,7 +211,7 @@ def _strings(one: InputVerdict, name: str) -> list[str]:
 def _ask_for(
     logs: Sequence[LogDiagnosis], inputs: Sequence[InputVerdict], findings: Sequence[Finding], *, memory: bool | None
 ) -> list[str]:
-    """What the user should collect next, where this does not settle it."""
+    """The inputs to collect next, where these do not settle it."""
     if memory is not None and findings:
         return []
     kinds = {kind for log in logs for kind in log.kinds}

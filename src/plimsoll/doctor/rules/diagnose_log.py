@@ -1,4 +1,4 @@
-"""One text input, read for everything it may hold: a server's log, kernel lines, a pod's description, nvidia-smi."""
+"""Diagnoses one text input: a server's log, kernel lines, a pod's description, nvidia-smi, or a mix."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def remarks_on(
     has_findings: bool,
     is_server: bool,
 ) -> Iterator[str]:
-    """Sentences, most of the time none; `last` is the last line that says anything, `is_server` what a finding rests on."""
+    """Remarks on the log, usually none; `last` is its last non-empty line, `is_server` says that vLLM writes in it."""
     source = timeline.log.source
     if last is None:
         yield f"{source} is empty: nothing was written to it"
@@ -190,7 +190,7 @@ CRASH_LOOP = 3  # the same failure so often is a loop
 
 
 class LogDiagnosis(NamedTuple):
-    """What one text input says."""
+    """The diagnosis of one text input."""
 
     source: str
     findings: tuple[Finding, ...]
@@ -204,7 +204,7 @@ class LogDiagnosis(NamedTuple):
 
     @property
     def what(self) -> str:
-        """What kind of text it is."""
+        """The kinds of text in it."""
         return " and ".join([*(["vLLM log"] if self.is_server else []), *sorted(self.kinds)]) or "text"
 
     @property

@@ -22,7 +22,7 @@ _UNIT = "with Restart=always (systemd) or restart: always (docker)"
 
 
 class ExitVerdict(NamedTuple):
-    """What a code says: a finding where it says enough, the sentence for a reader, and what must not be concluded."""
+    """The meaning of an exit code: a finding where it says enough, a sentence, and what it does not prove."""
 
     finding: Finding | None
     sentence: str

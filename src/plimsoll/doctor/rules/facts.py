@@ -1,4 +1,4 @@
-"""What a log states about its server, before anybody judges: all of it optional, what is absent is unknown."""
+"""Facts that a log states about its server; what is absent is unknown."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _shown(name: str, value: str) -> str:
 
 
 def without_values(text: str) -> str:
-    """What a parser refused, flags only: what was meant as a secret's value stands behind a flag that was mistyped."""
+    """The refused flags without their values: a secret may stand behind a mistyped flag."""
     head, mark, words = text.partition("unrecognized arguments:")
     flags = [word.partition("=")[0] + (" ..." if "=" in word else "") for word in words.split() if word.startswith("-")]
     return f"{head}{mark} {' '.join(flags) or '...'}" if mark else text
@@ -134,7 +134,7 @@ def command_words(flags: Mapping[str, str]) -> list[str] | None:
 
 
 class Explanation(NamedTuple):
-    """What happened, why, what fixes it, and what does not."""
+    """The words of a finding: title, reason, remedies, and what does not help."""
 
     title: str
     because: str
@@ -175,7 +175,7 @@ class Timeline(NamedTuple):
 
 
 class LogFacts(NamedTuple):
-    """What is known of the server from its own log."""
+    """Facts about the server from its own log."""
 
     version: str | None
     model: str | None
@@ -281,7 +281,7 @@ EXPANDABLE = Remedy(
 
 
 class PlanFigures(NamedTuple):
-    """What `plan` computes for the very command that failed."""
+    """The plan of the command that failed."""
 
     weights_bytes: int | None = None
     kv_bytes: int | None = None
@@ -359,14 +359,14 @@ class FailureCase(NamedTuple):
             return None
 
     def planned(self, flags: Sequence[str]) -> list[Remedy]:
-        """What the plan offers of these flags, with the effect it computed."""
+        """The plan's advice for these flags, with the computed effect."""
         offers = self.plan.advice if self.plan is not None else ()
         return [Remedy(one.words, f"{one.why}: {one.effect}", one.flag, one.value or None)
                 for one in offers if one.flag in flags]  # fmt: skip
 
 
 def default_utilization(version: str | None) -> float | None:
-    """What vLLM takes when nothing is said."""
+    """vLLM's default for --gpu-memory-utilization."""
     if version is None:
         return None
     try:
@@ -412,7 +412,7 @@ def gib(size: int | None) -> str:
 
 
 def asked(case: FailureCase) -> str:
-    """What was asked for and what there was, in one clause."""
+    """The requested and the free memory, in one clause."""
     oom = case.oom
     if oom.tried is None:
         return "the driver refused an allocation and does not say how large"

@@ -246,7 +246,7 @@ _BY_NUMBER = {xid.number: xid for xid in _TABLE}
 
 
 def explain(number: int) -> Xid:
-    """What the number means; one that is not in the table is said to be unknown, never guessed."""
+    """The meaning of an Xid number; a number that is not in the table is unknown, never guessed."""
     unknown = "a GPU error this table does not hold"
     return _BY_NUMBER.get(number) or Xid(number, unknown, Blame.UNKNOWN, "look the number up in NVIDIA's Xid catalog")
 
@@ -270,7 +270,7 @@ class XidEvent(NamedTuple):
 
 
 class KernelFacts(NamedTuple):
-    """What the kernel said, whether or not it is the server's trouble."""
+    """Kills, Xids and notes from the kernel's lines."""
 
     kills: tuple[OomKill, ...] = ()
     xids: tuple[XidEvent, ...] = ()

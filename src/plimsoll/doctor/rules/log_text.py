@@ -1,4 +1,4 @@
-"""What is left of a server as text: lines with who said them and when, whatever they were wrapped in."""
+"""Lines of text with their process and time, free of any wrapping; and which programs wrote them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Log(NamedTuple):
 
 
 class TextVerdict(NamedTuple, Generic[Facts]):
-    """What a judge of one kind of text concludes: its findings, the gravest first, and the facts it read."""
+    """The verdict on one kind of text: findings, the gravest first, and the facts that were read."""
 
     findings: list[Finding]
     facts: Facts

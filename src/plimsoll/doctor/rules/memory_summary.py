@@ -55,7 +55,7 @@ class MemorySummary(NamedTuple):
 
     @property
     def cached(self) -> int | None:
-        """What torch holds and nobody uses: the gaps and the wholly free segments together."""
+        """Unused memory that torch holds: gaps and free segments together."""
         if self.reserved is None or self.allocated is None:
             return None
         return max(0, self.reserved.current - self.allocated.current)

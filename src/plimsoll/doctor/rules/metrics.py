@@ -92,7 +92,7 @@ def facts_of(first: Page, second: Page | None = None) -> MetricsFacts:
 
 
 def _not_seen(engines: Sequence[EngineMetrics], *, looked_twice: bool) -> list[str]:
-    """What a page without anything wrong on it leaves open."""
+    """Notes on what a page without findings leaves open."""
     busy = any(engine.figures.get("running") or engine.figures.get("waiting") for engine in engines)
     if engines and not looked_twice and busy:
         return ["one look shows a moment: whether its requests move is not known (http://HOST:PORT is looked at twice)"]
@@ -189,7 +189,7 @@ _LOOKED_UP = 100_000.0
 
 
 class MetricsVerdict(NamedTuple):
-    """What is wrong, and what the page says."""
+    """The findings and facts of a metrics page."""
 
     findings: tuple[Finding, ...]
     facts: MetricsFacts

@@ -236,7 +236,7 @@ _CARD = r"^GPU ([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f])\s{0
 
 
 class CardHealth(NamedTuple):
-    """What a card says about itself; False and None where it says nothing."""
+    """The health a card reports; False and None where it reports nothing."""
 
     gpu: str  # its bus address
     uncorrected: int | None = None  # since the driver was loaded

@@ -275,7 +275,7 @@ class _Reader:
 
 
 def read_pods(log: Log) -> PodFacts:
-    """What the Kubernetes text among these lines says; text of another kind gives empty facts."""
+    """Reads the Kubernetes text among these lines; other text gives empty facts."""
     if not holds(log.lines, (*POD, *POD_EVENT, *POD_ROW)):
         return PodFacts()
     reader = _Reader()

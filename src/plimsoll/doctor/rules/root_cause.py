@@ -78,7 +78,7 @@ class OomFigures(NamedTuple):
 
     @property
     def own(self) -> int | None:
-        """What this process holds on the card, as far as the message tells."""
+        """Memory that this process holds on the card, as far as the message states it."""
         if self.this_process is not None:
             return self.this_process
         if self.allocated is None:
@@ -89,7 +89,7 @@ class OomFigures(NamedTuple):
 
     @property
     def others(self) -> int:
-        """What other processes hold: as listed, or what nobody accounts for. 0 where the message cannot tell."""
+        """Memory of other processes, listed or unaccounted for; 0 where the message does not tell."""
         own = self.own
         if own is None:
             return 0
@@ -172,7 +172,7 @@ NEAR = 64  # exceptions of other processes that may stand between a line and its
 
 
 class Symptom(NamedTuple):
-    """Something that may be the cause."""
+    """A sign of failure in the log that may be the cause."""
 
     at: int
     code: Code
@@ -186,7 +186,7 @@ class Symptom(NamedTuple):
 def find_symptoms(
     timeline: LogTimeline, hits: Sequence[Hit], exceptions: Sequence[LoggedException]
 ) -> tuple[list[Symptom], tuple[Hit, ...]]:
-    """What may be the cause, in the order of the log, and the out-of-memory words that are not."""
+    """Possible causes in the order of the log, and the out-of-memory texts that are none."""
     noisy = {hit.at for hit in hits if hit.text.role is Role.NOISE}
     found: list[Symptom] = []
     noise: list[Hit] = []
@@ -238,7 +238,7 @@ def _echoes(exceptions: Sequence[LoggedException]) -> Iterator[Symptom]:
 
 
 def _kind_of(one: LoggedException) -> Code:
-    """What can be said of an exception that nobody has words for."""
+    """The code of an exception that matches no known text."""
     if one.name.endswith("ValidationError"):
         return Code.OTHER_BAD_CONFIG
     step = step_of_frames(one.frames)
@@ -284,7 +284,7 @@ def is_consequence(one: LoggedException) -> bool:
 
 
 def _is_fatal(one: LoggedException, timeline: LogTimeline) -> bool:
-    """True if an exception nobody has words for may have ended the server: raised in the engine, or the last thing said."""
+    """True if an unknown exception may have ended the server: raised in the engine, or the last line."""
     if not one.kind or _is_of_one_request(one, timeline):
         return False
     inside = one.process.startswith(("EngineCore", "Worker", "VllmWorker", "RayWorker", "Process"))
@@ -446,7 +446,7 @@ def _method_named(timeline: LogTimeline, at: int) -> str | None:
 
 
 class LogVerdict(NamedTuple):
-    """What ended the server, as far as its log tells."""
+    """The cause of a server's end, as far as its log tells."""
 
     root: Symptom | None
     noise: tuple[Hit, ...]  # out-of-memory words that mean nothing here
@@ -530,7 +530,7 @@ def _told(timeline: LogTimeline) -> dict[str, int]:
 
 
 def _of_another(timeline: LogTimeline, run: ServerRun, told: Mapping[str, int], symptoms: Sequence[Symptom]) -> Symptom | None:
-    """What failed after one server was stopped, where a second one in the same log went on: whose it was is not said.
+    """A failure after one server was stopped, while a second one in the same log went on: its owner is unknown.
 
     The second must have spoken before the stop and after it, and not have been told to end before the complaint; a process
     that was told itself is excused.

@@ -174,7 +174,7 @@ _UNDER_A_LIMIT = 2 / 3  # of the confidence: the gaps failed the request, but th
 
 
 class SnapshotVerdict(NamedTuple):
-    """What a snapshot shows; no finding for a healthy one."""
+    """The verdict on a snapshot; a healthy one has no finding."""
 
     findings: tuple[Finding, ...]
     facts: tuple[DeviceFacts, ...]
@@ -326,7 +326,7 @@ def _can_serve(snapshot: Snapshot, hole: Gap, failed: _RequestFailure) -> bool:
 
 
 def _beside(snapshot: Snapshot, named: BlockCategories, holes: list[Gap]) -> str:
-    """What is live in the segments that have these gaps, most first."""
+    """Live memory in the segments that have these gaps, most first."""
     held: dict[Category, int] = {}
     for place in {hole.segment for hole in holes}:
         for block, category in zip(snapshot.segments[place].blocks, named.blocks[place], strict=True):

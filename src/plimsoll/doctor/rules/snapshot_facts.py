@@ -1,4 +1,4 @@
-"""What a snapshot holds, device by device: live memory by what it is for, gaps that live blocks pin, memory torch can return.
+"""A snapshot device by device: live memory by purpose, gaps that live blocks pin, memory torch can return.
 
 torch gives a segment back to the device when all of it is free, and does so by itself before it raises an out-of-memory
 error. A gap beside live blocks stays, and serves only requests that fit into it. Of an expandable segment it gives back
@@ -86,7 +86,7 @@ class Snapshot(NamedTuple):
 
 
 class Category(StrEnum):
-    """What a piece of GPU memory is for."""
+    """The purpose of a piece of GPU memory."""
 
     WEIGHTS = "weights"
     KV = "KV cache"
@@ -199,7 +199,7 @@ def below_vllm(filename: str) -> str | None:
 
 
 def category_of_stack(frames: Sequence[StackFrame]) -> Category:
-    """What a stack asked memory for; unknown where no rule knows any of its frames."""
+    """The purpose of memory that this stack asked for; UNKNOWN where no rule matches."""
     files = {path for frame in frames if (path := below_vllm(frame.filename)) is not None}
     names = {frame.name.rpartition(".")[2] for frame in frames if below_vllm(frame.filename) is not None}
     for rule in _RULES:
@@ -224,7 +224,7 @@ _KV_UNUSED = 0.01  # of the KV cache's memory: vLLM makes whole blocks for all l
 
 
 class LogHints(NamedTuple):
-    """What a log of the same server states, per device; used only where no stack was recorded."""
+    """Sizes that a log of the same server states, per device; used only where no stack was recorded."""
 
     weights_bytes: int | None = None  # "Model loading took"
     kv_bytes: int | None = None  # "Available KV cache memory", or as set by --kv-cache-memory-bytes
@@ -272,7 +272,7 @@ def _asked(block: Block) -> int:
 
 
 class _Sizes:
-    """What sizes tell of one device's blocks without a stack."""
+    """Names one device's blocks without a stack by their sizes."""
 
     def __init__(self, snapshot: Snapshot, device: int, stacks: list[Category], hints: LogHints) -> None:
         live = list(_live(snapshot, device))

@@ -53,7 +53,7 @@ class PodEvent(NamedTuple):
 
 
 class PodFacts(NamedTuple):
-    """What the supervisors' text says; None and empty where it does not."""
+    """Facts from the text of supervisors; None or empty where it does not state them."""
 
     endings: tuple[Termination, ...] = ()
     waiting: tuple[tuple[str, LogLine], ...] = ()  # why a container is not running: CrashLoopBackOff, ImagePullBackOff, ...
@@ -140,7 +140,7 @@ _SYSTEMD_GATE = (".service", ".scope", "code=", "Active: failed")
 
 
 def read_docker(log: Log) -> PodFacts:
-    """What `docker inspect` and `docker ps` say."""
+    """Reads `docker inspect` and `docker ps`."""
     if not holds(log.lines, DOCKER):
         return PodFacts()
     records: list[tuple[dict[str, str], list[LogLine]]] = []
@@ -194,7 +194,7 @@ def _docker_ps(lines: Sequence[LogLine]) -> tuple[list[Termination], list[str]]:
 
 
 class _Units:
-    """What systemd said, by unit."""
+    """systemd's messages, by unit."""
 
     def __init__(self) -> None:
         self.endings: dict[str, Termination] = {}
@@ -254,7 +254,7 @@ def _exit_of(code: re.Match[str]) -> int | None:
 
 
 def read_systemd(log: Log) -> PodFacts:
-    """What systemd says about units; those of the system itself are notes."""
+    """Reads systemd's messages about units; units of the system itself become notes."""
     if not holds(log.lines, SYSTEMD):
         return PodFacts()
     units, current = _Units(), ""

@@ -1,4 +1,4 @@
-"""A log as a story: the server's lives, how far each came, what was raised, and which telling words were said where."""
+"""The timeline of a log: server runs, how far each came, the exceptions, and the known texts."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class LoggedException(NamedTuple):
 
 
 class _Stream:
-    """What one process has said of a traceback so far."""
+    """The part of a traceback that one process has printed so far."""
 
     def __init__(self) -> None:
         self.frames: list[TracebackFrame] = []
@@ -250,7 +250,7 @@ def _follow(stripped: str, stream: _Stream, found: list[LoggedException], *, is_
 
 
 class ServerProgress(IntEnum):
-    """How far a server had come."""
+    """The milestones of a server's start."""
 
     UNKNOWN = 0
     BEGUN = 1  # its version or its arguments were printed
@@ -388,21 +388,21 @@ MOST_RUNS = 50  # the last ones; those before them are one
 
 
 class Hit(NamedTuple):
-    """A telling text, and the line it stands in."""
+    """A known text, and the line it stands in."""
 
     text: Text
     at: int
 
 
 class ServerRun(NamedTuple):
-    """One server from its first words to its last."""
+    """One run of a server, from its first line to its last."""
 
     first: int
     end: int  # one past its last line
 
 
 class LogTimeline(NamedTuple):
-    """What one log tells, before anything is judged."""
+    """The runs, milestones, exceptions and known texts of one log."""
 
     log: Log
     exceptions: list[LoggedException]
@@ -438,7 +438,7 @@ class LogTimeline(NamedTuple):
 
 
 def read_timeline(log: Log, texts: Sequence[Text] = TEXTS) -> LogTimeline:
-    """Everything the judge needs, in one pass over the lines."""
+    """Reads the timeline in one pass over the lines."""
     log = log._replace(lines=_without_users_words(log.lines))
     exceptions = read_exceptions(log.lines)
     hits = list(_hits(log.lines, texts))

@@ -295,7 +295,7 @@ _COARSE_S = 900.0  # a week in 720 points; moments further apart than that are n
 
 
 class EngineSample(NamedTuple):
-    """What is known of one engine at one time; None where it was not said."""
+    """One engine at one time; None for what is unknown."""
 
     at_s: float
     running: float

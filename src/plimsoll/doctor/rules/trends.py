@@ -330,7 +330,7 @@ def judge_host(series: Sequence[MetricSeries], source: str) -> list[Finding]:
 
 
 def _held(series: Sequence[MetricSeries]) -> Iterable[MetricSeries]:
-    """What torch holds and cannot give back, GPU by GPU: live tensors and the unused parts of blocks that hold live ones."""
+    """Memory that torch cannot give back, GPU by GPU: live tensors and the unused parts of their blocks."""
     for one in series:
         if one.figure != "torch_allocated":
             continue
@@ -504,7 +504,7 @@ _Engine = Mapping[str, Sequence[MetricSeries]]
 
 
 def judge_trends(series: Sequence[MetricSeries], source: str) -> tuple[Finding, ...]:
-    """What a range of time shows: of several series with the same trouble the worst stands for all."""
+    """The findings of a time range; of several series with the same trouble the worst stands for all."""
     found = judge_gpu(series, source) + judge_host(series, source)
     end_s = max((s.times[-1] for s in series if s.times), default=0.0)
     for key, engine in _engines(series).items():
@@ -513,7 +513,7 @@ def judge_trends(series: Sequence[MetricSeries], source: str) -> tuple[Finding, 
 
 
 def judge_log_trends(log: Log) -> tuple[Finding, ...]:
-    """What a log's periodic lines and preemption warnings show."""
+    """The findings of a log's periodic lines and preemption warnings."""
     found = list(judge_preemption_lines(log))
     warned = bool([f for f in found if f.severity is not Severity.INFO])
     tokens = kv_tokens_of_log(log)
@@ -657,7 +657,7 @@ def _stuck(engine: _Engine, moments: Sequence[EngineSample], end_s: float, sourc
 
 
 def _increase(one: MetricSeries) -> float:
-    """What a counter counted, also over restarts, where it begins at nothing again."""
+    """The increase of a counter, over restarts too."""
     values = [v for v in one.values if math.isfinite(v)]
     return sum(b - a if b >= a else b for a, b in pairwise(values))
 
