@@ -14,8 +14,8 @@ from plimsoll.doctor.rules.snapshot_facts import (
     Segment,
     Snapshot,
     StackFrame,
+    format_stack,
     sized,
-    told,
 )
 from plimsoll.findings import Finding
 from plimsoll.render.charts import STYLE, bullets, document, row, table, text, tiles
@@ -415,7 +415,7 @@ def _pins(snapshot: Snapshot, facts: DeviceFacts) -> list[str]:
     body = [
         f'<tr><th scope="row">{sized(snapshot.segments[pin.segment].size)}</th><td>{sized(pin.gap_bytes)}</td>'
         f"<td>{sized(pin.live_bytes)}</td><td>{pin.live_blocks:,}</td>"
-        f'<td class="text">{text(f"{pin.category}: {told(snapshot.stack_of(pin.block.stack))}")}</td></tr>'
+        f'<td class="text">{text(f"{pin.category}: {format_stack(snapshot.stack_of(pin.block.stack))}")}</td></tr>'
         for pin in facts.pins
     ]
     head = ("segment", "gaps", "live", "blocks", "whose")
@@ -427,7 +427,7 @@ def _stacks(snapshot: Snapshot, facts: DeviceFacts) -> list[str]:
         return []
     body = [
         f'<tr><th scope="row">{sized(use.bytes)}</th><td>{use.blocks:,}</td><td>{text(str(use.category))}</td>'
-        f'<td class="text">{text(told(snapshot.stack_of(use.stack)))}{_whole_stack(snapshot.stack_of(use.stack))}</td></tr>'
+        f'<td class="text">{text(format_stack(snapshot.stack_of(use.stack)))}{_whole_stack(snapshot.stack_of(use.stack))}</td></tr>'
         for use in facts.stacks
     ]
     head = ("live", "blocks", "for", "asked for by")
@@ -442,7 +442,10 @@ def _whole_stack(frames: Sequence[StackFrame]) -> str:
 
 def _growth(growth: SnapshotGrowth) -> list[str]:
     body = [row(str(category), [f"{'+' if size > 0 else ''}{sized(size)}"]) for category, size in growth.by_category]
-    body += [row("gaps beside live blocks", [sized(growth.pinned)]), row("free, can be returned", [sized(growth.releasable)])]
+    body += [
+        row("gaps beside live blocks", [sized(growth.pinned)]),
+        row("free, can be returned", [sized(growth.releasable)]),
+    ]
     places = [row(place.what, [sized(place.bytes), f"{place.blocks:+,}", str(place.category)]) for place in growth.places]
     parts = ["<h2>Since the first snapshot</h2>", *table("Now less before", ("", "change"), body)]
     return [*parts, *table("Where live memory grew", ("", "bytes", "blocks", "for"), places)] if places else parts

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from plimsoll.doctor.read import text_wrapping
 from plimsoll.doctor.read.text import StampClock, day_of
-from plimsoll.doctor.read.text_wrapping import LEVELS, apart
+from plimsoll.doctor.read.text_wrapping import LEVELS, split_writers
 from plimsoll.doctor.rules.log_text import LONGEST, LogLine
 from plimsoll.errors import BadInput
 from tests.log_bytes import log_of_bytes
@@ -106,7 +106,7 @@ def test_what_was_wrapped_comes_out_as_it_went_in(outer: str, inner: str, messag
 def test_taking_apart_loses_nothing(before: str, after: str) -> None:
     """The parts put together are the line."""
     text = f"{before}(EngineCore pid=7) ERROR 01-01 00:00:00 [a.py:1] {after}"
-    assert "".join(apart(text)) == text
+    assert "".join(split_writers(text)) == text
 
 
 @settings(max_examples=200, deadline=None)

@@ -7,11 +7,11 @@ import pytest
 from plimsoll.doctor.rules.facts import (
     FailureCase,
     PlanFigures,
-    asked,
     default_utilization,
     gib,
     lower_utilization,
     more_room,
+    request_clause,
     setting,
     smaller_cache,
     unique,
@@ -141,10 +141,10 @@ def test_words_for_sizes() -> None:
     """What is not known is said to be unknown."""
     assert gib(None) == "an unknown amount"
     assert gib(3 * GIB) == "3.0 GiB"
-    assert asked(_case()) == "the driver refused an allocation and does not say how large"
+    assert request_clause(_case()) == "the driver refused an allocation and does not say how large"
     oom = OomFigures(2 * GIB, 80 * GIB, GIB, reserved_unallocated=3 * GIB)
     assert (
-        asked(_case(oom=oom))
+        request_clause(_case(oom=oom))
         == "torch asked for 2.0 GiB, 1.0 GiB of 80.0 GiB were free, 3.0 GiB more were held by torch itself in gaps"
     )
 

@@ -23,12 +23,12 @@ from plimsoll.doctor.read.text_wrapping import (
     LineFormat,
     ParsedLine,
     UnwrappedLine,
-    apart,
-    habits_of,
-    inside,
+    detect_format,
+    merge_wrapping,
     said,
     shown,
-    unwrapped,
+    split_writers,
+    unwrap,
     without_colours,
 )
 from plimsoll.doctor.rules.log_text import LONGEST, Log, LogLine
@@ -397,7 +397,7 @@ def read_log(path: str, *, source: str = "", deadline: float | None = None, cloc
 
 
 def _log(source: str, kept: Excerpt) -> Log:
-    reader = _Reader(habits_of(_sample(kept.chunks)))
+    reader = _Reader(detect_format(_sample(kept.chunks)))
     skipped: list[tuple[int, int]] = []
     after = 1  # the number the next line would have if nothing was left out
     for chunk in kept.chunks:
@@ -461,7 +461,7 @@ class _Reader:
 
     def _line(self, number: int | None, raw: str) -> None:
         text = without_colours(raw.rstrip("\r"))
-        for bare in unwrapped(text, self._habits, up_to_record=bool(self._begun)):
+        for bare in unwrap(text, self._habits, up_to_record=bool(self._begun)):
             if not bare.is_record or not (bare.goes_on or self._begun):
                 self._add(number, bare)
                 continue
@@ -478,8 +478,8 @@ class _Reader:
         self._begun.clear()
 
     def _add_whole(self, number: int | None, bare: UnwrappedLine) -> None:
-        for inner in unwrapped(without_colours(bare.text), self._habits):
-            self._add(number, inside(inner, bare))
+        for inner in unwrap(without_colours(bare.text), self._habits):
+            self._add(number, merge_wrapping(inner, bare))
 
     def _add(self, number: int | None, bare: UnwrappedLine) -> None:
         text = bare.text
@@ -491,14 +491,14 @@ class _Reader:
                 return  # the fence of a code block, with or without its language
         level = "" if self._habits.one_level else LEVELS.get(bare.level.upper(), "")
         first = said(text)
-        if "\r" not in text and len(parts := apart(first.text)) == 1:
+        if "\r" not in text and len(parts := split_writers(first.text)) == 1:
             self._append(number, bare, first, level)
             return
         speaker = first.process
         pieces = shown(first.text)
         for piece in pieces:
             one = first._replace(text=piece) if piece is pieces[0] else said(piece)
-            parts = apart(one.text)
+            parts = split_writers(one.text)
             for part in parts:
                 now = one._replace(text=part) if part is parts[0] else said(part)
                 # What follows a carriage return is the same process's, unless it says otherwise.

@@ -89,7 +89,7 @@ def foreign_level(text: str) -> str:
     return LEVELS[match["level"]] if match else ""
 
 
-def apart(text: str) -> list[str]:
+def split_writers(text: str) -> list[str]:
     """The text cut where another process's message begins in the middle of it: two writers shared one terminal."""
     if "pid=" not in text and not any(word in text for word in _OWN_WORDS):
         return [text]
@@ -199,26 +199,26 @@ _LOGGER_RE = re.compile(
 )
 
 
-def unwrapped(text: str, habits: LineFormat, *, up_to_record: bool = False) -> list[UnwrappedLine]:
+def unwrap(text: str, habits: LineFormat, *, up_to_record: bool = False) -> list[UnwrappedLine]:
     """The line, or the lines of the message it holds, without the wrapping; or only as far as a runtime's record."""
     if habits.field:
         said = _of_field(text, habits.field)
-        return unwrapped(said, habits._replace(field="")) if said is not None else []
+        return unwrap(said, habits._replace(field="")) if said is not None else []
     bare = UnwrappedLine(text)
     for _ in range(DEPTH):
         inner = _one_off(bare.text, habits)
         if inner is None:
             break
-        bare = inside(inner, bare)
+        bare = merge_wrapping(inner, bare)
         if bare.goes_on or (up_to_record and bare.is_record):
             break
         if "\n" in bare.text:
             pieces = bare.text.split("\n", _MESSAGE_LINES)[:_MESSAGE_LINES]
-            return [inside(part, bare) for piece in pieces for part in unwrapped(piece.rstrip("\r"), habits)]
+            return [merge_wrapping(part, bare) for piece in pieces for part in unwrap(piece.rstrip("\r"), habits)]
     return [bare]
 
 
-def inside(inner: UnwrappedLine, outer: UnwrappedLine) -> UnwrappedLine:
+def merge_wrapping(inner: UnwrappedLine, outer: UnwrappedLine) -> UnwrappedLine:
     """The fields of the inner wrapping, completed by those of the outer one."""
     return UnwrappedLine(inner.text, inner.server or outer.server, inner.stamp or outer.stamp, inner.level or outer.level,
                 outer.at if inner.at is None else inner.at, inner.goes_on, inner.is_record)  # fmt: skip
@@ -335,7 +335,7 @@ def _first(tree: dict[str, object], keys: tuple[str, ...]) -> str:
     return next((value for key in keys if isinstance(value := tree.get(key), str)), "")
 
 
-def habits_of(sample: Iterable[str]) -> LineFormat:
+def detect_format(sample: Iterable[str]) -> LineFormat:
     """The format that nearly all of these lines share."""
     lines = [line for line in sample if line.strip()]
     if not lines:

@@ -11,9 +11,9 @@ from plimsoll.doctor.rules.facts import (
     BY_HAND,
     Explanation,
     FailureCase,
-    asked,
     gib,
     lower_utilization,
+    request_clause,
     setting,
     smaller_cache,
     unique,
@@ -349,7 +349,7 @@ def _longest(line: str) -> int | None:
 
 def kv_allocation(case: FailureCase) -> Explanation:
     """The cache itself could not be taken."""
-    because = f"vLLM had worked out the size of the KV cache, and the card did not have it any more: {asked(case)}"
+    because = f"vLLM had worked out the size of the KV cache, and the card did not have it any more: {request_clause(case)}"
     given, remedy = case.number(BY_HAND), []
     if given is not None:
         because += "; --kv-cache-memory-bytes sets it by hand, so nothing was measured"

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 
 from plimsoll.doctor.remedies.start import FREE_OF_TOTAL
-from plimsoll.doctor.rules.facts import EXPANDABLE, Explanation, FailureCase, asked, gib, more_room, setting
+from plimsoll.doctor.rules.facts import EXPANDABLE, Explanation, FailureCase, gib, more_room, request_clause, setting
 from plimsoll.findings import Remedy
 from plimsoll.units import GIB, format_count
 from plimsoll.vllm.versions import Behaviour
@@ -33,7 +33,7 @@ def _expandable(case: FailureCase) -> list[Remedy]:
 def forward(case: FailureCase) -> Explanation:
     """Activations of a step did not fit."""
     tokens = case.max_num_batched_tokens
-    because = f"a step of the model ran out of GPU memory while serving: {asked(case)}{_fragments(case)}"
+    because = f"a step of the model ran out of GPU memory while serving: {request_clause(case)}{_fragments(case)}"
     if (running := case.facts.scheduler.get("num_running_reqs")) is not None:
         because += f"; {running:.0f} requests were running" if running != 1 else "; one request was running"
     because += (
@@ -54,7 +54,9 @@ def logits(case: FailureCase) -> Explanation:
     exception = case.symptom.exception
     wanted = exception is not None and any("prompt_logprobs" in name for name in exception.functions())
     asked_for = " for a request that wants prompt_logprobs" if wanted else ""
-    because = f"turning the model's output into tokens{asked_for} ran out of GPU memory: {asked(case)}{_fragments(case)}"
+    because = (
+        f"turning the model's output into tokens{asked_for} ran out of GPU memory: {request_clause(case)}{_fragments(case)}"
+    )
     if case.plan is not None and case.plan.vocab_size and case.oom.tried:
         rows = case.oom.tried / (case.plan.vocab_size * 4)
         because += f"; that is {rows:,.0f} rows of {format_count(case.plan.vocab_size)} words at 4 bytes"
@@ -83,7 +85,7 @@ def _measured(case: FailureCase) -> Remedy:
 
 
 def multimodal(case: FailureCase) -> Explanation:
-    because = f"the encoder of images, video or sound ran out of GPU memory: {asked(case)}{_fragments(case)}"
+    because = f"the encoder of images, video or sound ran out of GPU memory: {request_clause(case)}{_fragments(case)}"
     is_unmeasured = case.facts.flags.get("skip_mm_profiling") == "True"
     if is_unmeasured:
         because += "; with --skip-mm-profiling the start left no room for it"
@@ -100,7 +102,7 @@ def multimodal(case: FailureCase) -> Explanation:
 
 
 def lora(case: FailureCase) -> Explanation:
-    because = f"loading or switching to a LoRA adapter ran out of GPU memory: {asked(case)}{_fragments(case)}"
+    because = f"loading or switching to a LoRA adapter ran out of GPU memory: {request_clause(case)}{_fragments(case)}"
     remedy = [
         setting("--max-loras", 1, "slots are kept on the GPU"),
         Remedy("--max-lora-rank N", "the rank your adapters really have: slots are sized by it", "--max-lora-rank"),
@@ -128,7 +130,7 @@ def neighbour(case: FailureCase) -> Explanation:
 
 def wake_up(case: FailureCase) -> Explanation:
     """The memory given up in sleep was gone when it woke."""
-    because = f"the server woke from sleep and the memory it had given up was no longer free: {asked(case)}"
+    because = f"the server woke from sleep and the memory it had given up was no longer free: {request_clause(case)}"
     remedy = [
         Remedy("free the card before POST /wake_up",
                "sleep hands the memory to whoever asks first; nothing keeps it for the sleeper"),
@@ -144,7 +146,7 @@ def collectives(case: FailureCase) -> Explanation:
     """NCCL's own buffers."""
     because = (
         "NCCL (the library that joins the GPUs) could not get memory for its buffers, "
-        f"which lie outside torch and outside vLLM's measurement: {asked(case)}"
+        f"which lie outside torch and outside vLLM's measurement: {request_clause(case)}"
     )
     remedy = [
         _room(case),

@@ -10,9 +10,9 @@ from plimsoll.doctor.rules.facts import (
     EXPANDABLE,
     Explanation,
     FailureCase,
-    asked,
     gib,
     more_room,
+    request_clause,
     setting,
     unique,
     without_values,
@@ -120,7 +120,7 @@ def profile_run(case: FailureCase) -> Explanation:
         case.max_num_batched_tokens,
         any(word in (frame.function + frame.file).lower() for frame in frames for word in words),
     )
-    because = f"the trial run that measures memory failed: {asked(case)}. It runs one full batch"
+    because = f"the trial run that measures memory failed: {request_clause(case)}. It runs one full batch"
     because += f" of {format_count(tokens)} tokens" if tokens else " (--max-num-batched-tokens)"
     because += " with the largest images or videos the model takes" if multimodal else ""
     because += ", before any KV cache exists"
@@ -167,7 +167,9 @@ def profile_neighbour(case: FailureCase) -> Explanation:
 
 def graph_capture(case: FailureCase) -> Explanation:
     """CUDA graphs did not fit into what was left outside the cache."""
-    because = f"CUDA graphs are captured after the KV cache took its share, into what is left outside it: {asked(case)}"
+    because = (
+        f"CUDA graphs are captured after the KV cache took its share, into what is left outside it: {request_clause(case)}"
+    )
     estimated, actual = case.facts.measured.graphs_estimated_bytes, case.facts.measured.graphs_actual_bytes
     if estimated:
         because += f"; vLLM estimated {gib(estimated)} for the graphs"
@@ -207,7 +209,7 @@ def sampler_warmup(case: FailureCase) -> Explanation:
     rows = int(requests[1]) if requests else case.max_num_seqs
     because = (
         f"the last trial, choosing a token for {format_count(rows) if rows else '--max-num-seqs'} requests at once, "
-        f"did not fit beside the KV cache: {asked(case)}"
+        f"did not fit beside the KV cache: {request_clause(case)}"
     )
     if case.plan is not None and case.plan.vocab_size and rows:
         words = case.plan.vocab_size

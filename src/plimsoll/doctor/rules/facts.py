@@ -411,7 +411,7 @@ def gib(size: int | None) -> str:
     return f"{size / MIB:.0f} MiB" if MIB <= abs(size) < GIB else format_gib(size)
 
 
-def asked(case: FailureCase) -> str:
+def request_clause(case: FailureCase) -> str:
     """The requested and the free memory, in one clause."""
     oom = case.oom
     if oom.tried is None:

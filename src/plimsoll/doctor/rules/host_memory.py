@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from plimsoll.doctor.rules.log_text import OOM_KILLER, Log, LogLine, holds, kernel_text, process_owner, quote
+from plimsoll.doctor.rules.log_text import OOM_KILLER, Log, LogLine, contains_any, kernel_text, process_owner, quote
 from plimsoll.findings import Code, Finding, Remedy, Severity
 from plimsoll.units import KIB, MIB, format_gib
 
@@ -77,7 +77,7 @@ class _Shortage:
 
 def read_kills(log: Log) -> list[OomKill]:
     """Every kill in the text, in order; a victim that two lines name counts once."""
-    if not holds(log.lines, OOM_KILLER):
+    if not contains_any(log.lines, OOM_KILLER):
         return []
     kills: list[OomKill] = []
     shortage = _Shortage()

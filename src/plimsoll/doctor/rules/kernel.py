@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from plimsoll.doctor.rules.host_memory import OomKill, judge_kills, read_kills
-from plimsoll.doctor.rules.log_text import KERNEL, Log, LogLine, TextVerdict, holds, kernel_text, process_owner, quote
+from plimsoll.doctor.rules.log_text import KERNEL, Log, LogLine, TextVerdict, contains_any, kernel_text, process_owner, quote
 from plimsoll.findings import Code, Finding, Remedy, Severity
 
 NOT_MEMORY = "memory settings (utilisation, --max-model-len, --max-num-seqs): nothing ran out"
@@ -282,7 +282,7 @@ def judge_kernel(log: Log) -> TextVerdict[KernelFacts]:
     kills = read_kills(log)
     xids: list[XidEvent] = []
     rest: list[tuple[str, LogLine]] = []
-    for line in log.lines if holds(log.lines, KERNEL) else ():
+    for line in log.lines if contains_any(log.lines, KERNEL) else ():
         if line.process or not any(word in line.text for word in KERNEL):
             continue
         text = kernel_text(line.text)

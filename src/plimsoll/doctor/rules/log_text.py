@@ -83,7 +83,7 @@ def kinds_in(log: Log) -> frozenset[str]:
     return frozenset(_KINDS) - frozenset(wanted)
 
 
-def holds(lines: Iterable[LogLine], words: Sequence[str], *, vllm: bool = False) -> bool:
+def contains_any(lines: Iterable[LogLine], words: Sequence[str], *, vllm: bool = False) -> bool:
     """True if any line holds any of the words; lines that a vLLM process printed are asked only where `vllm` says so."""
     return any(word in text for text in _batches(lines, vllm=vllm) for word in words)
 

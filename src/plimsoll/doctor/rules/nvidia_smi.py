@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from plimsoll.doctor.rules.log_text import SMI, SMI_ERROR, Log, LogLine, TextVerdict, holds, quote
+from plimsoll.doctor.rules.log_text import SMI, SMI_ERROR, Log, LogLine, TextVerdict, contains_any, quote
 from plimsoll.findings import Code, Finding, Remedy, Severity
 
 MOST_READINGS = 500
@@ -378,7 +378,7 @@ class SmiFacts(NamedTuple):
 
 def judge_nvidia_smi(log: Log) -> TextVerdict[SmiFacts]:
     """Facts for other judges, and findings only for what the tool itself calls broken."""
-    if not holds(log.lines, (*SMI, *SMI_ERROR)):
+    if not contains_any(log.lines, (*SMI, *SMI_ERROR)):
         return TextVerdict([], SmiFacts())
     lines = [line for line in log.lines if not line.process]
     full, health = read_full(lines)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from plimsoll.doctor.rules.exit_codes import judge_exit
 from plimsoll.doctor.rules.host_memory import NOT_A_REMEDY
-from plimsoll.doctor.rules.log_text import POD, POD_EVENT, POD_ROW, Log, LogLine, TextVerdict, holds, quote
+from plimsoll.doctor.rules.log_text import POD, POD_EVENT, POD_ROW, Log, LogLine, TextVerdict, contains_any, quote
 from plimsoll.doctor.rules.supervisors import (
     MOST_ENDINGS,
     MOST_EVENTS,
@@ -276,7 +276,7 @@ class _Reader:
 
 def read_pods(log: Log) -> PodFacts:
     """Reads the Kubernetes text among these lines; other text gives empty facts."""
-    if not holds(log.lines, (*POD, *POD_EVENT, *POD_ROW)):
+    if not contains_any(log.lines, (*POD, *POD_EVENT, *POD_ROW)):
         return PodFacts()
     reader = _Reader()
     lines = [line for line in log.lines if not line.process]

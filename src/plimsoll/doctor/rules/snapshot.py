@@ -25,8 +25,8 @@ from plimsoll.doctor.rules.snapshot_facts import (
     Snapshot,
     categories,
     device_facts,
+    format_stack,
     sized,
-    told,
 )
 from plimsoll.findings import Code, Evidence, Finding, Remedy, Severity
 
@@ -112,7 +112,7 @@ def _held(snapshot: Snapshot, named: BlockCategories) -> _LiveMemory:
                 if category is not Category.GRAPHS:
                     category = Category.UNKNOWN
             else:
-                what = told_stacks.get(block.stack) or told(snapshot.stack_of(block.stack))
+                what = told_stacks.get(block.stack) or format_stack(snapshot.stack_of(block.stack))
                 told_stacks[block.stack] = what
             sizes[what, category] += block.size
             blocks[what, category] += 1
@@ -342,7 +342,7 @@ def _pinned_sentence(snapshot: Snapshot, pins: list[Pin]) -> str:
     size = snapshot.segments[first.segment].size
     sentence = f"A segment of {sized(size)} is held by {who} of {sized(first.live_bytes)} ({first.category})"
     if frames := snapshot.stack_of(first.block.stack):
-        sentence += f", asked for in {told(frames, 1)}"
+        sentence += f", asked for in {format_stack(frames, 1)}"
     more = len(pins) - 1
     return sentence + (f"; {more:,} more segments are held like this." if more > 1 else "; one more is." if more else ".")
 
@@ -361,7 +361,7 @@ def _evidence(
         segment = snapshot.segments[pin.segment]
         lines.append(
             f"segment 0x{segment.address:x} of {sized(segment.size)}: {sized(pin.gap_bytes)} free, pinned by "
-            f"{sized(pin.block.size)} from {told(snapshot.stack_of(pin.block.stack))}"
+            f"{sized(pin.block.size)} from {format_stack(snapshot.stack_of(pin.block.stack))}"
         )
     return tuple(Evidence(source, line) for line in lines)
 

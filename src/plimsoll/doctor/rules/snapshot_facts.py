@@ -527,7 +527,7 @@ def sized(size: int) -> str:
     return f"{size / _MIB:.1f} MiB" if abs(size) >= _MIB // 10 else f"{size:,} bytes"
 
 
-def told(frames: Sequence[StackFrame], most: int = _FRAMES_TOLD) -> str:
+def format_stack(frames: Sequence[StackFrame], most: int = _FRAMES_TOLD) -> str:
     """A stack in one line: the innermost places in vLLM's code, else the innermost that have a file."""
     ours = [frame for frame in frames if below_vllm(frame.filename) is not None]
     shown = ours or [frame for frame in frames if frame.filename not in ("", "??")] or list(frames)

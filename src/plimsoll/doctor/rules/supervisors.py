@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from plimsoll.doctor.rules.log_text import DOCKER, SYSTEMD, Log, LogLine, holds
+from plimsoll.doctor.rules.log_text import DOCKER, SYSTEMD, Log, LogLine, contains_any
 
 MOST_ENDINGS = 500
 MOST_EVENTS = 2000
@@ -141,7 +141,7 @@ _SYSTEMD_GATE = (".service", ".scope", "code=", "Active: failed")
 
 def read_docker(log: Log) -> PodFacts:
     """Reads `docker inspect` and `docker ps`."""
-    if not holds(log.lines, DOCKER):
+    if not contains_any(log.lines, DOCKER):
         return PodFacts()
     records: list[tuple[dict[str, str], list[LogLine]]] = []
     lines = [line for line in log.lines if not line.process]
@@ -255,7 +255,7 @@ def _exit_of(code: re.Match[str]) -> int | None:
 
 def read_systemd(log: Log) -> PodFacts:
     """Reads systemd's messages about units; units of the system itself become notes."""
-    if not holds(log.lines, SYSTEMD):
+    if not contains_any(log.lines, SYSTEMD):
         return PodFacts()
     units, current = _Units(), ""
     for line in log.lines:
