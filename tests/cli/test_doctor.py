@@ -219,7 +219,7 @@ def test_a_page_without_any_metric_of_vllm_proves_nothing(tmp_path: Path, capsys
     page = tmp_path / "page.txt"
     page.write_text("# HELP http_requests_total x\n# TYPE http_requests_total counter\nhttp_requests_total 4\n")
     answer = said(capsys, str(page))
-    assert answer.out.startswith("memory failure: cannot be told")
+    assert answer.out.startswith("memory failure: unknown")
     assert "the page shows no metric of vLLM" in " ".join(answer.out.split())
     answer = said(capsys, str(page), "--json")
     assert answer.body["memory_failure"] is None

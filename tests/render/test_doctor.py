@@ -42,7 +42,7 @@ def diagnosis(*findings: Finding, failure: bool | None = True, **facts: object) 
     [
         (True, "memory failure: yes", "No failure was recognised."),
         (False, "memory failure: no", "Nothing wrong was found."),
-        (None, "memory failure: cannot be told", "No failure was recognised."),
+        (None, "memory failure: unknown", "No failure was recognised."),
     ],
 )
 def test_the_first_line_is_the_verdict(memory: bool | None, head: str, nothing: str) -> None:
@@ -54,7 +54,7 @@ def test_the_first_line_is_the_verdict(memory: bool | None, head: str, nothing: 
 
 def test_unknown_facts_are_left_out() -> None:
     """A diagnosis that knows nothing has a bare first line."""
-    assert as_text(Diagnosis(None, (), {}, ())).splitlines()[0] == "memory failure: cannot be told"
+    assert as_text(Diagnosis(None, (), {}, ())).splitlines()[0] == "memory failure: unknown"
 
 
 def test_a_finding_is_told_in_order() -> None:

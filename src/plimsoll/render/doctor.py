@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 
 from plimsoll.doctor.rules.diagnose import Diagnosis
@@ -14,15 +15,13 @@ from plimsoll.units import format_gib
 SCHEMA = "plimsoll.doctor/1"
 MOST_TEXT_FINDINGS = 5
 LONGEST_VALUE = 100
-_HEAD = {True: "memory failure: yes", False: "memory failure: no", None: "memory failure: cannot be told"}
+_HEAD = {True: "memory failure: yes", False: "memory failure: no", None: "memory failure: unknown"}
 _TERMS = (("weights", "weights_bytes"), ("non-torch", "non_torch_bytes"), ("activation", "activation_bytes"),
           ("graphs", "graphs_actual_bytes"), ("KV cache", "kv_bytes"))  # fmt: skip
 
 
 def as_json(diagnosis: Diagnosis) -> str:
     """One object of the schema plimsoll.doctor/1; its JSON schema is shipped beside this module."""
-    import json
-
     return json.dumps(body(diagnosis), indent=2, ensure_ascii=False)
 
 

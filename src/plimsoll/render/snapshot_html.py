@@ -427,8 +427,9 @@ def _stacks(snapshot: Snapshot, facts: DeviceFacts) -> list[str]:
         return []
     body = [
         f'<tr><th scope="row">{sized(use.bytes)}</th><td>{use.blocks:,}</td><td>{text(str(use.category))}</td>'
-        f'<td class="text">{text(format_stack(snapshot.stack_of(use.stack)))}{_whole_stack(snapshot.stack_of(use.stack))}</td></tr>'
+        f'<td class="text">{text(format_stack(frames))}{_whole_stack(frames)}</td></tr>'
         for use in facts.stacks
+        for frames in (snapshot.stack_of(use.stack),)
     ]
     head = ("live", "blocks", "for", "asked for by")
     return ["<h3>Who holds the live memory</h3>", *table("Largest first", head, body, ends_in_text=True)]

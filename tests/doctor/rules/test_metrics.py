@@ -141,7 +141,7 @@ def test_preemptions_of_each_request_are_told_where_shown() -> None:
         )
     )
     assert (
-        "25% of requests were thrown out more than once"
+        "25% of requests were preempted more than once"
         in judge_pages(page_of(preempted=250, extra=histogram)).findings[0].because
     )
 

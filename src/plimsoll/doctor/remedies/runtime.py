@@ -245,7 +245,7 @@ def preemption(case: FailureCase) -> Explanation:
     because = "KV blocks ran out, running requests had to be put aside, and there was no CPU swap space left to keep them"
     fewer = max(8, (case.max_num_seqs or V0_REQUESTS_AT_ONCE) // 2)
     remedy = [
-        setting("--max-num-seqs", fewer, "half as many: fewer requests at once are faster than requests done twice"),
+        setting("--max-num-seqs", fewer, "half as many: fewer requests at once are faster than recomputed ones"),
         Remedy("a current vLLM", "V1 recomputes instead of swapping and cannot fail like this"),
     ]
     return Explanation("preemption ran out of swap space", because, remedy, ["a larger --swap-space: it only puts the end off"])
@@ -297,7 +297,7 @@ def kv_remedies(cache: Mapping[str, str], figures: Mapping[str, float]) -> tuple
     fits = fitting_sequences(cache, figures)
     running = figures.get("running", 0.0)
     if fits is not None and (running < 1 or fits < running):
-        why = f"about {fits} requests of the mean length seen fit at once; more are admitted only to be thrown out"
+        why = f"about {fits} requests of the mean length seen fit at once; more are admitted only to be preempted"
         found.append(Remedy("admit no more requests than fit at their full length", why, "--max-num-seqs", str(fits)))
     else:
         found.append(

@@ -44,7 +44,7 @@ def without_denials(findings: Sequence[Finding], *, memory: bool | None) -> Iter
 class Diagnosis(NamedTuple):
     """The answer of `plimsoll doctor`: findings, facts, and what to collect next."""
 
-    memory_failure: bool | None  # None: it cannot be told
+    memory_failure: bool | None  # None: unknown
     findings: tuple[Finding, ...]  # the root cause first
     facts: Mapping[str, object]  # plain values, ready for JSON
     collect_next: tuple[str, ...]

@@ -264,7 +264,7 @@ def diagnose_log(log: Log, plan_for: PlanLookup, texts: Sequence[Text] = TEXTS) 
         [f"{log.source} is a page that somebody wrote: the errors that it quotes are taken for nobody's"] if is_written else []
     )
     has_trends = any("throughput" in line.text or "is preempted by" in line.text for line in log.lines)
-    # One request that was thrown out is worth no finding.
+    # One preempted request is worth no finding.
     trends = [one for one in judge_log_trends(log) if one.severity is not Severity.INFO] if has_trends else []
     # More work than one server does is no failure.
     remarks += [f"{one.code}: {one.because}" for one in trends if one.code is Code.ENGINE_SATURATED and is_server]

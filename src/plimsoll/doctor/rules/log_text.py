@@ -101,7 +101,7 @@ def _batches(lines: Iterable[LogLine], *, vllm: bool) -> Iterable[str]:
 
 # Reports of `plimsoll doctor` and written pages quote errors that nobody had. A written page is recognised by its Markdown,
 # and only where it holds no log record: somebody may have pasted one.
-_HEAD = re.compile(r"memory failure: (?:yes|no|cannot be told)(?:   \(|\s*$)")
+_HEAD = re.compile(r"memory failure: (?:yes|no|unknown|cannot be told)(?:   \(|\s*$)")
 # The lines of a report that are not indented; what it quotes has lost the level that a log's record has.
 _GOES_ON = re.compile(
     r"\s|$|\d{1,3}\. [a-z-]{1,20}\.[a-z-]{1,40} \((?:critical|warning|info), |and \d{1,4} more: --json|"

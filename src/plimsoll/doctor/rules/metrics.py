@@ -286,14 +286,14 @@ def _storm(engine: EngineMetrics, source: str) -> _EngineFinding | None:
     per_request = preempted / engine.figures["success"] if engine.figures.get("success") else None
     often = engine.preempted_often
     because = (
-        f"{engine.label.capitalize()}: {said}. Up to {share:.0%} of all computed tokens were computed a second time"
+        f"{engine.label.capitalize()}: {said}. Up to {share:.0%} of all computed tokens were recomputed"
         + (f" ({per_request:.2f} preemptions for each finished request)" if per_request is not None else "")
-        + (f"; {often:.0%} of requests were thrown out more than once." if often else ".")
+        + (f"; {often:.0%} of requests were preempted more than once." if often else ".")
     )
     severity = Severity.CRITICAL if goes_on and share >= SEVERE_STORM else Severity.WARNING
     severity = severity if goes_on or not engine.change else Severity.INFO
     finding = Finding(
-        Code.KV_PREEMPTION_STORM, severity, confidence, "Requests are thrown out of the KV cache and computed again",
+        Code.KV_PREEMPTION_STORM, severity, confidence, "Requests are preempted and recomputed",
         because, _evidence(engine, source, "preemptions", "success", "kv_cache_usage"),
         kv_remedies(engine.cache, {**engine.figures, "running": 0.0}), kv_not_remedies(),
     )  # fmt: skip

@@ -1,7 +1,8 @@
-"""Decides what ended a server: one root cause among everything its log complains about, or that it cannot be told.
+"""Finds what ended a server: the symptoms in its log, and one root cause among them, or none where it is unknown.
 
-The first solid complaint of the last life that failed is the cause; what follows it is noise it made. An out-of-memory error
-while the server was already being stopped, or while a log record was written, is never the cause.
+A symptom is a known text, an allocation that failed, or an unknown exception. The first solid symptom of the last run that
+failed is the cause; what follows it is its noise. An out-of-memory error while the server was already being stopped, or while
+a log record was written, is never the cause.
 """
 
 from __future__ import annotations

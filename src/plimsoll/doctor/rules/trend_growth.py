@@ -26,7 +26,7 @@ FULL = 0.95
 ROOM = 0.90
 """Share below which the cache is plainly not what limits."""
 STORM, SEVERE_STORM = 0.05, 0.20
-"""Share of all computed tokens, computed a second time, from which preemption is a storm, and a severe one."""
+"""Share of all computed tokens that are recomputed, from which preemption is a storm, and a severe one."""
 _SHORT = 4.0
 
 

@@ -197,17 +197,17 @@ def judge_recompute(
     preemptions: float, tokens_done: float, length: float | None, seconds: float, source: str, who: str,
     evidence: tuple[Evidence, ...], figures: Mapping[str, float],
 ) -> Finding | None:  # fmt: skip
-    """kv.preemption-storm by the share of work done twice."""
+    """kv.preemption-storm by the recompute share."""
     share = recomputed_share(preemptions, tokens_done, length)
     if share is None or share < STORM or preemptions < PREEMPTIONS_LEAST:
         return None
     because = (
         f"{preemptions:.0f} preemptions on {who} in {duration(seconds)}: up to {share:.0%} of all computed tokens were "
-        "computed a second time. No forecast: it is at its limit already."
+        "recomputed. No forecast: it is at its limit already."
     )
     return Finding(
         Code.KV_PREEMPTION_STORM, Severity.CRITICAL if share >= SEVERE_STORM else Severity.WARNING, 0.85,
-        "Requests are thrown out of the KV cache and computed again", because,
+        "Requests are preempted and recomputed", because,
         evidence or (Evidence(source, f"{preemptions:.0f} preemptions"),), kv_remedies({}, figures), kv_not_remedies(),
     )  # fmt: skip
 
@@ -237,11 +237,11 @@ def _counted(hit: Sequence[EngineSample], count: float, running: float, source: 
     if len(hit) < _SWAPPED_LEAST and count < running:
         return None
     because = (
-        f"{len(hit)} periodic lines of {who} show requests thrown out of the KV cache ({count:.0f} with {running:.0f} running)."
-        " How much was computed twice cannot be known from this log. No forecast: it is at its limit already."
+        f"{len(hit)} periodic lines of {who} show preempted requests ({count:.0f} with {running:.0f} running)."
+        " The recompute share cannot be known from this log. No forecast: it is at its limit already."
     )
     return Finding(
-        Code.KV_PREEMPTION_STORM, Severity.WARNING, 0.55, "Requests are thrown out of the KV cache and computed again", because,
+        Code.KV_PREEMPTION_STORM, Severity.WARNING, 0.55, "Requests are preempted and recomputed", because,
         tuple(one for m in (hit[0], hit[-1]) for one in _line(m, source)),
         kv_remedies({}, {"running": running}), kv_not_remedies(),
     )  # fmt: skip
@@ -561,7 +561,7 @@ def _warned(lines: Sequence[PreemptionWarning], source: str) -> Finding:
     ends = [first] if first is last else [first, last]
     return Finding(
         Code.KV_PREEMPTION_STORM, severity, confidence,
-        "Requests are thrown out of the KV cache and computed again" if often else "A request was thrown out of the KV cache",
+        "Requests are preempted and recomputed" if often else "A request was preempted",
         because, tuple(Evidence(source, line.text[:1000], line.number) for line in ends),
         kv_remedies({}, {}), kv_not_remedies(),
     )  # fmt: skip
