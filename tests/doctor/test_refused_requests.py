@@ -7,7 +7,7 @@ import pytest
 from plimsoll.findings import Code
 from plimsoll.inside.door import Ask, Certificate, Door, Kind
 from tests.doctor.log_maker import ARGS, ENGINE_DEAD, STARTED, VERSION, traceback
-from tests.doctor.rules.test_complaints import symptoms
+from tests.doctor.rules.test_symptoms import symptoms
 
 API = "(APIServer pid=1) "
 INVALID = "vllm.exceptions.VLLMValidationError: max_tokens must be at least 1 (parameter=max_tokens)"
