@@ -1,4 +1,4 @@
-"""What a vLLM version makes of a command: which flags it takes, which it refuses, which do nothing.
+"""Judges a command against a vLLM version: which flags it takes, which it refuses, which do nothing.
 
 check(launch, engine)        one verdict a flag and variable, and the command rewritten so that the version takes it
 check(..., came_from=older)  also what the upgrade changes for this very command
@@ -36,7 +36,7 @@ _NUMBERS = ("int", "float", "human-int", "human-int-or-auto")
 
 
 class OtherFlags(NamedTuple):
-    """What stands beside a flag in its command."""
+    """The other flags of the command that a flag stands in."""
 
     given: frozenset[str]
     overruled: frozenset[int] = frozenset()  # the arguments behind which the same flag is given again, by their id()
@@ -44,7 +44,7 @@ class OtherFlags(NamedTuple):
 
 
 def judge(argument: Argument, engine: Engine, entry: EntryPoint, unseen: UnresolvedWords, beside: OtherFlags) -> Item:
-    """What the release does with the flag."""
+    """Returns the verdict of a release on one flag."""
     row = argument.row
     if row is None:
         return _absent(argument, engine)
@@ -222,7 +222,7 @@ def _bad_value(argument: Argument, row: FlagRow, problem: str) -> Item:
 
 
 def _takes(row: FlagRow, argument: Argument) -> bool:
-    """Whether it surely takes the values; a flag of any text says nothing about one of them."""
+    """True if it surely takes the values; a flag of any text says nothing about one of them."""
     if row.kind in ("true-false", "bool"):
         return argument.values[0].lower() in ("true", "false")
     if row.kind == "key-value":
@@ -291,7 +291,7 @@ class FlagReport(NamedTuple):
 
     @property
     def starts(self) -> bool:
-        """Whether the version's parser takes the command, as far as we know its flags."""
+        """True if the version's parser takes the command, as far as we know its flags."""
         return not any(item.status.is_refused for item in self.items)
 
 
@@ -345,7 +345,7 @@ def _overruled(line: CommandLine) -> frozenset[int]:
 
 
 def _is_whole(line: CommandLine, config: ConfigFile | None, unseen: UnresolvedWords) -> bool:
-    """Whether no flag can come from a file or a variable that was not seen."""
+    """True if no flag can come from a file or a variable that was not seen."""
     is_file_missing = config is not None and config.entries is None
     is_opaque = any(a.is_opaque for a in line.arguments) or unseen.is_whole(line.model or "")
     return not is_file_missing and not is_opaque
@@ -364,7 +364,7 @@ def with_config(line: CommandLine, config: ConfigFile | None, engine: Engine) ->
 
 
 def _config_notes(judged: list[rewrite.Judged]) -> list[str]:
-    """What has to be edited in the file, since the command cannot be rewritten around it."""
+    """Names the entries to edit in a --config file: the command cannot be rewritten around them."""
     wrong: dict[str, list[str]] = {}
     for argument, item in judged:
         if argument.source and item.status.is_problem:

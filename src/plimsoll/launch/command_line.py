@@ -40,7 +40,7 @@ class Argument(NamedTuple):
 
 
 class CommandLine(NamedTuple):
-    """What the parser makes of the words."""
+    """The words of a command, sorted as the parser sorts them."""
 
     model: str | None
     arguments: tuple[Argument, ...]
@@ -54,7 +54,7 @@ class CommandLine(NamedTuple):
 
 
 def _says_off(argument: Argument) -> bool:
-    """Whether it is a switch that is turned off, also in words that vLLM refuses: `--enable-lora=false`."""
+    """True if it is a switch that is turned off, also in words that vLLM refuses: `--enable-lora=false`."""
     is_switch = argument.row is not None and not argument.row.takes_value
     return argument.is_negated or (is_switch and argument.values[:1] != () and argument.values[0].lower() == "false")
 
@@ -70,7 +70,7 @@ class UnresolvedWords:
         return isinstance(word, str) and any(m in word or m.replace("$", "${", 1) in word for m in self.markers)
 
     def is_whole(self, word: str) -> bool:
-        """Whether the word is nothing but such a variable."""
+        """True if the word is nothing but such a variable."""
         return any(word in (marker, f"${{{marker[1:]}}}") for marker in self.markers)
 
 
@@ -82,7 +82,7 @@ def read_command_line(
 
 
 def arguments_from_config(config: Mapping[str, object], release: str, name: str) -> CommandLine:
-    """What vLLM makes of a `--config` file's entries; `false` becomes a negated argument, which vLLM drops."""
+    """Reads a `--config` file's entries as vLLM does; `false` becomes a negated argument, which vLLM drops."""
     words: list[str] = []
     off: list[str] = []
     for key, value in config.items():
@@ -245,7 +245,7 @@ class _ArgumentParser:
         return 1 if row.nargs is None else row.nargs
 
     def _is_true_or_false(self, row: FlagRow, *, is_known: bool) -> bool:
-        """Whether the word behind a switch says on or off: as the switch once took it, or where it can be nothing else."""
+        """True if the word behind a switch says on or off: as the switch once took it, or where it can be nothing else."""
         word = self.words[self.position].lower() if self.position < len(self.words) else ""
         took_it = any(past.kind in ("true-false", "bool") for past in history_of(row.name))
         return word in _TRUE_FALSE and (took_it or (is_known and not (self.takes_model and self.model is None)))

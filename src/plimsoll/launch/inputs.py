@@ -47,7 +47,7 @@ def launches_named(options: Split, command_name: str) -> list[tuple[Launch, str]
 
 
 def _not_a_command(words: tuple[str, ...], command_name: str, *, has_start: bool) -> str:
-    """What is wrong with words that are no start: an option that does not exist, more than one file, or none of it vLLM's."""
+    """Explains words that start no vLLM: an option that does not exist, more than one file, or none of it vLLM's."""
     listed = f"plimsoll {command_name} --help lists them"
     option = words[0] if has_start else next((word for word in words if word.startswith("-") and word != "-"), None)
     if has_start:

@@ -1,4 +1,4 @@
-"""What a start command makes of plimsoll.inside, and the same command with it."""
+"""Adds plimsoll.inside to a start command, and remarks on what the command makes of it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _WORKS = ("yes", "partly", "no")
 
 
 class Remark(NamedTuple):
-    """What one flag or variable of the command means for plimsoll.inside."""
+    """The meaning of one flag or variable for plimsoll.inside."""
 
     name: str
     says: str
@@ -75,7 +75,7 @@ class _CommandFlags:
         return int(value) if value.isascii() and value.isdigit() and len(value) < 10 else 0
 
     def is_on(self, variable: str) -> bool:
-        """Whether the variable is set to yes and this release reads it."""
+        """True if the variable is set to yes and this release reads it."""
         is_read = flags.is_read_in(variable, self.engine.release)
         return is_read and self.variables.get(variable, "").strip().lower() in ("1", "true", "yes", "on")
 
@@ -119,7 +119,7 @@ def _other_extension(given: _CommandFlags) -> str:
 
 
 def _remarks(given: _CommandFlags) -> Iterator[Remark]:
-    """What the flags and variables of the command mean for plimsoll.inside."""
+    """Remarks on the flags and variables that matter to plimsoll.inside."""
     if other := _other_extension(given):
         says = f"{other} is the worker extension, and vLLM takes one: PLIMSOLL_PROBE=plugin adds the probe beside it"
         if given.plugins.has_probe:
@@ -171,7 +171,7 @@ def _remarks(given: _CommandFlags) -> Iterator[Remark]:
 
 
 def _spread(given: _CommandFlags) -> Iterator[Remark]:
-    """What several machines, Ray and several API servers mean for the figures."""
+    """Remarks on several machines, Ray and several API servers."""
     spread = "--nnodes" if given.number("--nnodes") > 1 else given.has("--data-parallel-address", "--data-parallel-start-rank")
     local, size = given.number("--data-parallel-size-local"), given.number("--data-parallel-size")
     spread = spread or ("--data-parallel-size-local" if 0 < local < size else "")

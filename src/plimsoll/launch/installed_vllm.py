@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 from plimsoll.errors import BadInput, TimedOut, WorldFailed
 from plimsoll.vllm.extension_points import Sources
 
-ASK_S = 60.0
-"""How long another Python may take to say where its vLLM is; a cold disk or a network mount is slow."""
+ASK_S = 60.0  # for another Python to say where its vLLM is; a cold disk or a network mount is slow
 _FILE_BYTES_MAX = 8 << 20
 _FILES_MAX = 5000
 
@@ -46,7 +45,7 @@ print("plimsoll-answer " + json.dumps(answer))
 
 
 class InsideVisibility(NamedTuple):
-    """What the Python that runs vLLM sees of plimsoll.inside."""
+    """The place at which the Python that runs vLLM finds plimsoll.inside, if it does."""
 
     is_visible: bool
     place: str | None

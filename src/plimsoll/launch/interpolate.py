@@ -15,7 +15,7 @@ _BRACES_MAX = 16
 
 
 class Growth:
-    """How much text variables may still add: a few lines of `ENV A=$A$A` would otherwise fill the memory."""
+    """A budget for the text that variables add: a few lines of `ENV A=$A$A` would otherwise fill the memory."""
 
     def __init__(self, characters_max: int = 4 * 1024 * 1024) -> None:
         self._left = characters_max

@@ -56,7 +56,7 @@ class EntryPoint(StrEnum):
 
 
 class Launch(NamedTuple):
-    """What vLLM would be given: its arguments and its environment, as far as they can be known without running anything.
+    """One vLLM start: its arguments and environment, as far as they can be known without running anything.
 
     A variable that nobody assigned stays in the text as `$NAME` and is listed in `unresolved`.
     """
@@ -84,7 +84,7 @@ class Container(NamedTuple):
 
 
 def serves_vllm(image: str) -> bool:
-    """Whether the image's name, without tag and digest, says that it is a vLLM server."""
+    """True if the image's name, without tag and digest, says that it is a vLLM server."""
     name = image.split("@", 1)[0]
     path, slash, last = name.rpartition("/")
     name = (path + slash + last.split(":", 1)[0]).lower()
@@ -92,7 +92,7 @@ def serves_vllm(image: str) -> bool:
 
 
 class _Options:
-    """What the options in front of the image say."""
+    """The options of `docker run` in front of the image."""
 
     def __init__(self) -> None:
         self.entry: tuple[str, ...] | None = None
@@ -157,7 +157,7 @@ def find_launch(
 
 
 def _options_in_front(words: tuple[str, ...]) -> tuple[str, ...]:
-    """What stands before the start, where that begins with an option: no wrapper's, for none has been named yet."""
+    """Returns the words before the start if the first is an option: no wrapper's, for none has been named yet."""
     if not words or not words[0].startswith("-") or _start_at(words, 0):
         return ()
     return words[: next((at for at in range(len(words)) if _start_at(words, at)), 1)]
@@ -244,7 +244,7 @@ def _start_at(words: tuple[str, ...], at: int) -> tuple[EntryPoint, int, tuple[s
 
 
 def _script_given(words: tuple[str, ...]) -> str | None:
-    """What `sh -c`, `bash -lc` or `bash -euo pipefail -c` is given to run; None where it runs a file."""
+    """Returns the script behind `sh -c`, `bash -lc` or `bash -euo pipefail -c`; None where the shell runs a file."""
     for at, word in enumerate(words):
         if re.fullmatch(r"-[a-zA-Z]*c[a-zA-Z]*", word):
             return words[at + 1] if at + 1 < len(words) else None
@@ -261,7 +261,7 @@ def _line_given(name: str, words: tuple[str, ...]) -> str | None:
 
 
 def _run_words(words: tuple[str, ...]) -> tuple[str, ...] | None:
-    """What follows `run` or `create` in `docker [options] [container] run ...`; None for any other subcommand."""
+    """Returns the words behind `run` or `create` in `docker [options] [container] run ...`; None for any other subcommand."""
     for at, word in enumerate(words[:8]):
         if word in ("run", "create"):
             return words[at + 1 :]

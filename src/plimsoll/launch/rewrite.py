@@ -17,7 +17,7 @@ from plimsoll.vllm.versions import Behaviour, Engine
 
 
 class Status(StrEnum):
-    """What becomes of one flag or variable."""
+    """The status of one flag or variable in a release."""
 
     OK = "ok"
     DEFAULT_CHANGED = "default-changed"
@@ -30,12 +30,12 @@ class Status(StrEnum):
 
     @property
     def is_problem(self) -> bool:
-        """Whether the command does not do what it says: it is refused, or a part of it is ignored."""
+        """True if the command does not do what it says: it is refused, or a part of it is ignored."""
         return self.is_refused or self is Status.NO_EFFECT
 
     @property
     def is_refused(self) -> bool:
-        """Whether vLLM exits with an error because of it."""
+        """True if vLLM exits with an error because of it."""
         return self in (Status.REMOVED, Status.NEVER_EXISTED)
 
 
@@ -159,7 +159,7 @@ def rewrite(line: CommandLine, judged: list[Judged], variables: list[Variable], 
 
 
 def _is_kept(item: Item) -> bool:
-    """Whether the release takes it, or we know the words that say the same."""
+    """True if the release takes it, or we know the words that say the same."""
     return not item.status.is_refused or item.instead is not None
 
 

@@ -31,7 +31,7 @@ _BLANKS = re.compile(r"[ \t\n]+")
 
 
 class Origin(Enum):
-    """How a piece of text came about."""
+    """The origin of a piece of text."""
 
     WRITTEN = "stands in the script"
     UNSET = "a variable that nobody assigned"
@@ -55,7 +55,7 @@ def text_of(value: Iterable[Piece]) -> str:
 
 
 def is_blank(value: Value) -> bool:
-    """Whether the value is empty once unset variables are taken as empty, as the shell takes them."""
+    """True if the value is empty once unset variables are taken as empty, as the shell takes them."""
     return all(piece.origin is Origin.UNSET or not piece.text for piece in value)
 
 
@@ -118,7 +118,7 @@ class Variables:
             raise TooLarge("the script is too long, or its variables multiply; print the final command and give that")
 
     def has_value(self, name: str) -> bool:
-        """Whether the script gave it a value that is not empty."""
+        """True if the script gave it a value that is not empty."""
         values = self._values.get(name)
         return bool(values) and not all(map(is_blank, values or ()))
 
@@ -160,7 +160,7 @@ class Variables:
             others.append(tuple(values))
 
     def other_values(self, name: str) -> tuple[tuple[Value, ...], ...]:
-        """What the branches that were not taken would have set it to."""
+        """Returns the values that the branches which were not taken would have set."""
         return tuple(self._others.get(name, ()))
 
     def exchange(self, name: str, values: tuple[Value, ...]) -> tuple[Value, ...]:
@@ -218,7 +218,7 @@ class Variables:
             self._add_values(fields, part, values, split=split)
 
     def _found(self, part: Parameter) -> tuple[Value, ...] | None:
-        """What the parameter stands for; None where it is not set."""
+        """Returns the values of the parameter; None where it is not set."""
         values = self._values.get(part.name)
         if part.name in self._in_branch and values:
             values = tuple(
@@ -312,7 +312,7 @@ class _Script:
         self._words.append(word)
 
     def _is_reserved(self, keyword: str) -> bool:
-        """Whether the shell takes this first word for itself; keeps count of what is open."""
+        """True if the shell takes this first word for itself; keeps count of what is open."""
         if keyword == "esac":
             self._cases = max(0, self._cases - 1)
             self._branches = max(0, self._branches - 1)
@@ -445,7 +445,7 @@ class _Script:
         return self._snapshot
 
     def _effects(self, texts: tuple[str, ...]) -> None:
-        """What a builtin that is listed as a command does to the variables."""
+        """Applies what a builtin such as `set -a` or `read` does to the variables."""
         match texts:
             case ("set", "-a" | "+a" as option, *_) | ("set", "-o" | "+o" as option, "allexport", *_):
                 self._export_all = option.startswith("-")

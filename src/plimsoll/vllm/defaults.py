@@ -1,4 +1,4 @@
-"""How many sequences and tokens vLLM batches when nobody says: it depends on the release and on the card.
+"""vLLM's default batch, in sequences and tokens: it depends on the release and on the card.
 
 Read in `engine/arg_utils.py` of each release (`get_batch_defaults` and its forerunners) and, for the first engine, in
 `config.py`. The figures are those of `vllm serve`; the offline `LLM` class has others.
@@ -48,7 +48,7 @@ _RULES: tuple[_Rule, ...] = (
 
 
 def batch_limits(release: str, gpu_name: str, gpu_bytes: int) -> BatchLimits | None:
-    """What the second engine (V1) starts from; None for releases that ran the first one by default."""
+    """Returns the defaults of the second engine (V1); None for releases that ran the first one by default."""
     rules = [rule for rule in _RULES if rule.since.is_in(release)]
     if not rules:
         return None

@@ -1,4 +1,4 @@
-"""What plimsoll.inside relies on in vLLM (`NEEDS`), and whether a vLLM has it, by the signatures in its sources.
+"""The needs of plimsoll.inside in vLLM (`NEEDS`), looked up in the signatures of its sources.
 
 Nothing of vLLM is run: `judge` reads its files, `answers_in` the table of the releases, `verdicts` sums up either.
 """
@@ -42,7 +42,7 @@ class Sources(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def shape_of(text: str) -> FileShape | None:
-    """What the text defines; None where this Python cannot parse it."""
+    """Returns the definitions in a file; None where this Python cannot parse it."""
     try:
         tree = ast.parse(text)
         classes = (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
@@ -96,7 +96,7 @@ def _words(tree: ast.Module) -> tuple[frozenset[str], frozenset[str]]:
 
 
 class Part(StrEnum):
-    """What an operator gets."""
+    """A part of plimsoll.inside that an operator gets."""
 
     PROBE = "probe"
     GATE = "gate"
@@ -106,7 +106,7 @@ class Part(StrEnum):
 
 
 class State(StrEnum):
-    """What became of one need."""
+    """The outcome of looking for one need."""
 
     FOUND = "found"
     DIFFERENT = "different"  # something of that name is there, but not as we need it
@@ -115,12 +115,12 @@ class State(StrEnum):
 
     @property
     def is_met(self) -> bool:
-        """Whether nothing is lost."""
+        """True if nothing is lost."""
         return self in (State.FOUND, State.NOT_NEEDED)
 
 
 class Weight(StrEnum):
-    """What a part loses with an unmet need: itself, a piece that people count on, or a detail."""
+    """The loss of a part by an unmet need: itself, a piece that people count on, or a detail."""
 
     MUST = "must"
     HELPS = "helps"
@@ -128,7 +128,7 @@ class Weight(StrEnum):
 
 
 class Look(NamedTuple):
-    """What one file must show. All that is named must be there."""
+    """A file and the names it must define, all of them."""
 
     files: tuple[str, ...]  # where releases keep it, any one of them; paths inside the package
     owner: str = ""  # the class that has the methods and attributes
@@ -161,7 +161,7 @@ class Need(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What the sources say about one need."""
+    """The answer of the sources to one need."""
 
     name: str
     state: State
@@ -170,7 +170,7 @@ class Answer(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What becomes of one part."""
+    """The verdict on one part."""
 
     part: Part
     works: str  # yes, partly, no
@@ -215,7 +215,7 @@ def _look(look: Look, sources: Sources) -> Answer:
 
 
 def _missing(look: Look, text: str) -> tuple[str, bool]:
-    """What is not there, and whether at least what should hold it is."""
+    """Returns the first thing that is missing, and True if at least what should hold it is there."""
     shape = shape_of(text)
     if shape is None:
         return "the file cannot be parsed", True
@@ -257,7 +257,7 @@ def _forbidden(need: Need, sources: Sources) -> Answer:
 
 
 def verdicts(answers: Sequence[Answer], needs: Sequence[Need]) -> tuple[Verdict, ...]:
-    """What the answers make of each part."""
+    """Sums the answers up, part by part."""
     states = {answer.name: answer.state for answer in answers}
     made = []
     for part in Part:
@@ -415,7 +415,7 @@ class Stretch(NamedTuple):
 
 
 def answers_in(release: str) -> tuple[Answer, ...]:
-    """What that release's wheel was found to have."""
+    """Returns the answers that were read in a release's wheel."""
     found = [(need.name, span) for need in NEEDS for span in versions.spans_of("inside", need.name)]
     return tuple(
         Answer(name, State(span.facts["state"]), note=span.facts.get("note", ""))

@@ -14,7 +14,7 @@ from plimsoll.vllm.versions import Span, spans_of
 
 
 class Role(StrEnum):
-    """What a text does in the story."""
+    """The part of a text in the story of a failure."""
 
     CAUSE = "cause"  # names what went wrong
     OUT_OF_MEMORY = "out-of-memory"  # an allocation failed: which step, the traceback tells
@@ -37,7 +37,7 @@ class Text(NamedTuple):
     says: str = ""  # for people, where the code's own title would say too little
 
     def of_source(self) -> str:
-        """What to look for in vLLM's source."""
+        """Returns the text to look for in vLLM's source."""
         return self.needle if self.fragment is None else self.fragment
 
     def seen_in(self) -> tuple[Span, ...]:

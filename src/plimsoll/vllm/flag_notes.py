@@ -1,4 +1,4 @@
-"""What the wheels do not say about a flag: what to do instead, and what it does to memory.
+"""Notes on flags that the wheels do not give: the replacement, the effect on memory, the numbers that are taken.
 
 Each note names its evidence where that is not the disappearance of the flag itself. `rewrite` is what takes the flag's
 place in a command; `VALUES` stands for what followed the old flag. A rewrite is used only where the target release has
@@ -208,7 +208,7 @@ FOLKLORE: Mapping[str, str] = {
 
 
 class Implicit(NamedTuple):
-    """What became of a switch from some release on."""
+    """A switch that says what is so anyway, from a release on."""
 
     since: str
     why: str

@@ -28,19 +28,19 @@ class FlagRow(NamedTuple):
 
     @property
     def takes_value(self) -> bool:
-        """Whether anything follows the flag."""
+        """True if anything follows the flag."""
         return self.kind not in ("switch", "on-off")
 
     def begins_before(self, release: str) -> bool:
-        """Whether an earlier release had it already."""
+        """True if an earlier release had it already."""
         return versions.is_before(self.first, release)
 
     def begins_after(self, release: str) -> bool:
-        """Whether only a later release has it."""
+        """True if only a later release has it."""
         return versions.is_before(release, self.first)
 
     def ends_before(self, other: FlagRow) -> bool:
-        """Whether it was gone when the other stretch began."""
+        """True if it was gone when the other stretch began."""
         return versions.is_before(self.last, other.first)
 
     @property
@@ -123,7 +123,7 @@ class VariableHistory(NamedTuple):
     last: str
 
     def begins_after(self, release: str) -> bool:
-        """Whether only a later release reads it."""
+        """True if only a later release reads it."""
         return versions.is_before(release, self.first)
 
     def gone_in(self) -> str | None:
@@ -132,7 +132,7 @@ class VariableHistory(NamedTuple):
 
 
 def matters(name: str) -> bool:
-    """Whether a variable can change what vLLM does."""
+    """True if a variable can change what vLLM does."""
     return name.startswith(("VLLM_", *_NEIGHBOURS))
 
 
@@ -148,7 +148,7 @@ def default_in(name: str, release: str) -> object:
 
 
 def is_read_in(name: str, release: str) -> bool:
-    """Whether that release's source names the variable."""
+    """True if that release's source names the variable."""
     return any(versions.is_within(plain, release) for plain in _stretches(name))
 
 

@@ -18,7 +18,7 @@ PRINTED_TOLERANCE = GIB // 200
 
 
 class Measured(NamedTuple):
-    """What one real start said of its memory, per GPU and of the rank that rules: numbers alone, sizes in bytes.
+    """The memory figures of one real start, per GPU and of the rank that rules: numbers alone, sizes in bytes.
 
     None where nothing was said. No path, name or argument of the user's is kept.
     """
@@ -50,7 +50,7 @@ class Measured(NamedTuple):
 
     @property
     def has_memory(self) -> bool:
-        """Whether there is anything to learn from."""
+        """True if there is anything to learn from."""
         return any(figure is not None for figure in (self.weights_bytes, self.kv_bytes, self.planned_kv_bytes, self.blocks))
 
 
@@ -375,7 +375,7 @@ def measured_of(lines: Iterable[bytes]) -> Measured:
 
 
 def _begins_anew(line: str, name: str, start: _Start) -> bool:
-    """Whether this line belongs to another start than the lines before: the same speaker introduces itself again."""
+    """True if this line belongs to another start than the lines before: the same speaker introduces itself again."""
     if _BANNER.search(line) is not None:
         return start.got_far
     return "LLM engine (v" in line and name in start.named and start.got_far

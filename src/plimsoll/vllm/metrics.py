@@ -17,7 +17,7 @@ from plimsoll.vllm.versions import Behaviour, Coverage, Engine
 
 
 class Unit(StrEnum):
-    """What a figure counts."""
+    """The unit that a figure counts in."""
 
     RATIO = "ratio"  # 0 to 1, also where vLLM's own name says perc
     REQUESTS = "requests"

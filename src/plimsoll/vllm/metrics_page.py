@@ -26,7 +26,7 @@ class Histogram(NamedTuple):
 
     @property
     def size(self) -> float:
-        """How many values there are."""
+        """The number of values."""
         return sum(self.counts)
 
     @property
@@ -184,7 +184,7 @@ def parse_page(data: bytes, source: str, at_s: float | None) -> Page:
 
 
 def is_sample(line: str) -> bool:
-    """Whether a page of metrics may hold this line as one of its values."""
+    """True if a page of metrics may hold this line as one of its values."""
     return _sample(line, 1, {}) is not None
 
 

@@ -63,22 +63,22 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def is_before(release: str, other: str) -> bool:
-    """Whether one release came before another, by their numbers."""
+    """True if one release came before another, by their numbers."""
     return _numbers(release) < _numbers(other)
 
 
 def is_same_release(version: str, other: str) -> bool:
-    """Whether two versions are builds of one release."""
+    """True if two versions are builds of one release."""
     return _numbers(version) == _numbers(other)
 
 
 def covers(first: str, last: str | None, release: str) -> bool:
-    """Whether a release lies between two others, both included; None: there is no last one yet."""
+    """True if a release lies between two others, both included; None: there is no last one yet."""
     return _numbers(first) <= _numbers(release) and (last is None or _numbers(release) <= _numbers(last))
 
 
 def is_within(stretch: Mapping[str, Any], release: str) -> bool:
-    """Whether a stretch of a table, from one release to another, has this release in it."""
+    """True if a stretch of a table, from one release to another, has this release in it."""
     return covers(stretch["from"], stretch["to"], release)
 
 
@@ -114,7 +114,7 @@ class Span(NamedTuple):
     facts: Mapping[str, Any]
 
     def covers(self, release: str) -> bool:
-        """Whether the release lies in the stretch."""
+        """True if the release lies in the stretch."""
         return covers(self.first, self.last, release)
 
 
@@ -255,12 +255,12 @@ class Behaviour(Enum):
         self.since, self.change, self.evidence, self.is_announced, self.last = since, change, evidence, is_announced, last
 
     def is_in(self, version: str) -> bool:
-        """Whether this version does so; ValueError for what is no version."""
+        """True if this version does so; ValueError for what is no version."""
         return covers(self.since, self.last, version)
 
 
 def announced_between(old: str, new: str) -> tuple[Behaviour, ...]:
-    """What an upgrade changes without a flag changing, oldest first; empty for a downgrade."""
+    """Returns the changes that an upgrade brings without a flag changing, oldest first; none for a downgrade."""
     return tuple(b for b in Behaviour if b.is_announced and b.is_in(new) and not b.is_in(old))
 
 
@@ -279,11 +279,11 @@ class Coverage(Enum):
         self.first, self.last, self.subject, self.evidence = first, last, subject, evidence
 
     def has(self, release: str) -> bool:
-        """Whether the release is among them."""
+        """True if the release is among them."""
         return covers(self.first, self.last, release)
 
     def begins_after(self, release: str) -> bool:
-        """Whether the release is older than all of them."""
+        """True if the release is older than all of them."""
         return is_before(release, self.first)
 
 
