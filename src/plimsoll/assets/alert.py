@@ -14,14 +14,14 @@ from plimsoll.units import GIB, MIB
 
 
 class Severity(StrEnum):
-    """Who hears of it."""
+    """Urgency of an alert."""
 
     PAGE = "page"  # somebody is woken up
     TICKET = "ticket"  # it can wait for the day
 
 
 class Needs(StrEnum):
-    """What must be scraped for an alert to be able to fire."""
+    """The target that must be scraped for an alert to fire."""
 
     VLLM = "vLLM"
     GATE = "the gate (plimsoll.inside)"
@@ -54,7 +54,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Alert:
-    """One alert and all that is known of it."""
+    """An alert with its texts and its test cases."""
 
     name: str
     severity: Severity
@@ -124,7 +124,7 @@ class Thresholds:
 
 
 def thresholds_of(settings: Settings) -> Thresholds:
-    """With what the plan, the promise to users and the timers say."""
+    """Thresholds for a plan, its promise to users and its timers."""
     plan = settings.plan
     # Where the plan itself leaves less than guard's general bound, half of what it leaves is thin.
     thin = Thresholds.thin_bytes if plan is None else max(0, min(Thresholds.thin_bytes, plan.slack_bytes // 2))

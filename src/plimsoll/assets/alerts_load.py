@@ -31,7 +31,7 @@ def load_alerts(names: Names, bounds: Thresholds) -> Group:
 
 
 def load_records(names: Names, bounds: Thresholds) -> tuple[Record, ...]:
-    """What is asked more than once."""
+    """Recording rules of the load alerts and panels."""
     waiting, preempted = names.vllm("waiting"), f"increase({names.vllm('preemptions')}[5m])"
     ended = f"sum without (finished_reason) (increase({names.vllm('success')}[5m]))"
     rate = f"sum without (finished_reason) (rate({names.vllm('success')}[2m]))"
@@ -194,7 +194,7 @@ def _late_first_token(names: Names, bounds: Thresholds) -> Alert:
 
 
 def first_tokens(names: Names, bounds: Thresholds, *, in_time: float, late: float) -> dict[str, str]:
-    """So many in every 15 s within the promise, and so many later."""
+    """First tokens within the promise and later ones, so many every 15 s."""
     buckets = {f"{bounds.ttft_s / 2:g}": in_time, f"{bounds.ttft_s:g}": in_time, f"{bounds.ttft_s * 4:g}": in_time + late}
     found: dict[str, str] = {}
     for edge, count in {**buckets, "+Inf": in_time + late}.items():
@@ -252,7 +252,7 @@ def memory_alerts(names: Names, bounds: Thresholds) -> Group:
 
 
 def memory_records(names: Names) -> tuple[Record, ...]:
-    """What is asked more than once."""
+    """Recording rules of the memory alerts and panels."""
     allocated, gaps = names.of("plimsoll_torch_allocated_bytes"), names.of("plimsoll_torch_unreleasable_bytes")
     free, releasable = names.of("plimsoll_device_free_bytes"), names.of("plimsoll_torch_releasable_bytes")
     workers, server = names.of("plimsoll_worker_resident_bytes"), names.of("process_resident_memory_bytes")

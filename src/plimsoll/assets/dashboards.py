@@ -24,7 +24,7 @@ SOURCE_VARIABLE = {"type": "datasource", "name": "datasource", "label": "Prometh
 
 @dataclass(frozen=True)
 class Query:
-    """One expression and what its series are called."""
+    """A PromQL expression and the legend of its series."""
 
     expr: str
     legend: str = ""
@@ -66,7 +66,7 @@ class Annotation:
 
 @dataclass(frozen=True)
 class Dashboard:
-    """One page."""
+    """A Grafana dashboard."""
 
     uid: str
     title: str
@@ -112,7 +112,6 @@ def _note(note: Annotation) -> dict[str, Any]:
 
 
 def _lay_out(rows: Iterable[Row]) -> Iterable[dict[str, Any]]:
-    """From left to right, and on to the next line where one is full."""
     number = top = 0
     for row in rows:
         number += 1
@@ -196,7 +195,7 @@ class Selectors:
         self._rank = {"engine": "~$rank"} if is_one else {}
 
     def vllm(self, figure: str, suffix: str = "", **matchers: str) -> str:
-        """One of vLLM's figures."""
+        """The selector of one of vLLM's metrics."""
         return select(self._names.exposition(figure) + suffix, **self._where, **self._rank, **matchers)
 
     def of(self, name: str, **matchers: str) -> str:
@@ -205,7 +204,7 @@ class Selectors:
 
 
 def dashboards_of(settings: Settings, bounds: Thresholds) -> tuple[Dashboard, ...]:
-    """Both of them."""
+    """The dashboards of an engine and of the fleet."""
     names = Names(settings)
     return _engine(names, settings, bounds), _fleet(names, bounds)
 

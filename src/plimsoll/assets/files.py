@@ -37,7 +37,7 @@ class Changes:
 def decide(
     wanted: Mapping[str, bytes], there: Mapping[str, bytes], recorded: Mapping[str, str], *, is_forced: bool = False
 ) -> Changes:
-    """What to do: `there` is what lies under the names that are wanted or were recorded."""
+    """Sort paths by what to do with them; `there` holds the present content of wanted and recorded paths."""
     sorted_out: dict[str, list[str]] = {name: [] for name in ("write", "same", "kept", "outdated", "remove", "left")}
     for path, content in wanted.items():
         sorted_out[_fate(path, content, there, recorded, is_forced=is_forced)].append(path)
@@ -58,7 +58,7 @@ def _fate(path: str, content: bytes, there: Mapping[str, bytes], recorded: Mappi
 
 
 def checksum(content: bytes) -> str:
-    """What the list has of a file."""
+    """The checksum of a file in the list."""
     return hashlib.sha256(content).hexdigest()
 
 
@@ -72,7 +72,7 @@ def manifest(wanted: Mapping[str, bytes], recorded: Mapping[str, str], changes: 
 
 
 def recorded_in(content: bytes | None) -> dict[str, str]:
-    """What the list says; nothing where there is none or it cannot be read, so that every file counts as edited."""
+    """Checksums by path; none where the list cannot be read, so that every file counts as edited."""
     try:
         found = json.loads(content or b"")
     except (ValueError, RecursionError):
@@ -118,7 +118,7 @@ LARGEST_BYTES = 16 << 20  # none of ours comes near it
 
 
 def read_there(folder: str, paths: Iterable[str]) -> dict[str, bytes]:
-    """What lies under these paths; a path that nobody has is left out. BadInput for a link or anything but a file."""
+    """Content of the files that exist under these paths. BadInput for a link or anything but a file."""
     root = Path(folder)
     if root.exists() and not root.is_dir():
         raise BadInput(f"{folder}: a file, and a folder is needed")

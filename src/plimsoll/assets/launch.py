@@ -144,11 +144,11 @@ polkit.addRule(function (action, subject) {{
 
 
 def environment_example(settings: Settings) -> str:
-    """What has to be filled in by hand, for one user's eyes: secrets are never generated."""
+    """The variables to fill in by hand: secrets are never generated."""
     command = settings.planned
     lines = [f"{name}=\n" for name in command.secrets] or ["# The planned command has no secret; HF_TOKEN= could stand here.\n"]
     top = f"# Fill it in as {ETC}/{settings.name}.env, readable by root alone (chmod 600).\n"
-    key = f"# guard's test requests need the same key, in {ETC}/api.key.\n" if "VLLM_API_KEY" in command.secrets else ""
+    key = f"# guard's canary requests need the same key, in {ETC}/api.key.\n" if "VLLM_API_KEY" in command.secrets else ""
     return "".join([top, key, *lines])
 
 

@@ -51,7 +51,7 @@ GUARD_IMAGE = "YOUR-IMAGE-WITH-PLIMSOLL"  # Python 3.11 or newer with plimsoll i
 
 
 def vendor_of(gpu: str) -> Vendor:
-    """Whose card it is; one that is not known is taken for NVIDIA's, as vLLM's stock build does."""
+    """The card's vendor; an unknown card counts as NVIDIA's, as in vLLM's stock build."""
     try:
         return gpu_named(gpu).vendor
     except BadInput:
@@ -92,7 +92,7 @@ def model_folder(command: Command) -> str | None:
 
 
 def ready_path(command: Command) -> str:
-    """What says whether a balancer may send work."""
+    """The path that tells a balancer whether to send work."""
     return "/plimsoll/ready" if command.has_gate else "/health"
 
 
@@ -207,7 +207,7 @@ class Ready(NamedTuple):
 def ready(launch: Launch, engine: Engine, plan: PlanFacts) -> Ready:
     """The planned command made ready; BadInput where no file could be made that starts it."""
     if launch.unresolved:
-        raise BadInput(f"the planned command has a variable that nobody has set: ${launch.unresolved[0]}; plan it with a value")
+        raise BadInput(f"the planned command has a variable without a value: ${launch.unresolved[0]}; plan it with a value")
     checked = check(launch._replace(entry=EntryPoint.SERVE), engine)
     line = read_command_line(checked.rewritten[2:], engine.release)
     _refuse(line.arguments, line.model)

@@ -69,7 +69,7 @@ def _block(key: str, text: str) -> Iterator[str]:
 
 
 def own_labels(alert: Alert) -> dict[str, str]:
-    """What the rule itself says: how bad it is, and which finding."""
+    """Labels that the rule adds: severity and finding."""
     return {"severity": str(alert.severity)} | ({"code": alert.code} if alert.code else {})
 
 
@@ -110,12 +110,10 @@ def _quiet(groups: Sequence[Group]) -> dict[str, list[tuple[Alert, Case]]]:
 
 
 def _asked(alert: Alert, records: Mapping[str, Record]) -> str:
-    """Its expression with those of the recording rules it rests on."""
     return " ".join([alert.expr, *(record.expr for name, record in records.items() if name in alert.expr)])
 
 
 def _only(series: Mapping[str, str], expressions: str) -> dict[str, str]:
-    """The series that these expressions ask for."""
     names = set(re.findall(r"[a-zA-Z_:][\w:]*(?=\{)", expressions))
     return {name: values for name, values in series.items() if name.partition("{")[0] in names}
 

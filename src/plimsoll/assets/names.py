@@ -78,7 +78,7 @@ class Names:
         return found is not None and found.is_exact and found.shown == "always"
 
     def vllm(self, metric: str, suffix: str = "", **matchers: str) -> str:
-        """One of vLLM's metrics by our name (vllm/metrics.py)."""
+        """The selector of one of vLLM's metrics, by our name (vllm/metrics.py)."""
         found = resolve(metric, self.engine)
         assert found is not None, f"vLLM {self.engine} has no {metric}"
         assert found.is_exact, f"vLLM {self.engine} has only a relative of {metric}"
@@ -93,7 +93,7 @@ class Names:
         return select(name, job=self.job, **matchers)
 
     def guard(self, name: str, **matchers: str) -> str:
-        """One of guard's own."""
+        """The selector of one of guard's metrics."""
         return select(f"plimsoll_guard_{name}", job=GUARD_JOB, **matchers)
 
     def here(self, *labels: str) -> dict[str, str]:

@@ -55,7 +55,7 @@ DOCS_URL = "https://github.com/plimsoll-line/plimsoll/tree/main/docs"
 
 @dataclass(frozen=True)
 class Slo:
-    """What users were promised; `--slo ttft=2s,tpot=50ms` sets it. No alert asks for `tpot_s` yet."""
+    """The promise to users; `--slo ttft=2s,tpot=50ms` sets it. No alert asks for `tpot_s` yet."""
 
     ttft_s: float = 2.0
     tpot_s: float = 0.05
@@ -93,7 +93,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Settings:
-    """One plan, one version, and what the files call each other."""
+    """A plan, a version, and the names that the files call each other by."""
 
     vllm: str  # A release such as 0.32.0
     plan: PlanFacts | None = None  # None without --plan: thresholds are then general ones, and nothing can be launched

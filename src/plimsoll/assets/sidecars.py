@@ -72,7 +72,7 @@ start_within = "{2 * settings.timers.start_s}s"
 
 
 def secret_files(command: Command) -> tuple[str, ...]:
-    """What has to lie beside the configuration, and is never generated."""
+    """Secrets that must lie beside the configuration; they are never generated."""
     api_key = ("api.key",) if "VLLM_API_KEY" in command.secrets else ()
     return (*(("gate.token",) if command.has_gate else ()), "guard.token", "guard-read.token", *api_key)
 
@@ -133,5 +133,5 @@ backend {name}
 
 
 def proxy_port(settings: Settings) -> int:
-    """Where clients come in: another port than the server's own."""
+    """The port of clients: another one than the server's own."""
     return PORT if settings.planned.port != PORT else PORT + 1

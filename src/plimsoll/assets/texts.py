@@ -49,7 +49,7 @@ def _evenly(values: Sequence[float | None], place: int) -> tuple[float, int]:
 
 
 def number(value: float) -> str:
-    """As promtool reads it."""
+    """A number as promtool reads it."""
     if math.isnan(value):
         return "NaN"
     return str(int(value)) if float(value).is_integer() else repr(value)

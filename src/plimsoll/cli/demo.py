@@ -1,8 +1,8 @@
 """usage: plimsoll demo [--speed X] [--keep] [--balancer own|haproxy] [--json]
 
 The whole loop in about a minute, without a GPU: three stand-ins for vLLM behind a balancer, clients, and a real guard that
-acts. A burst is shed; a neighbour gets memory by compaction; a full cache is rightly left alone; a wedged engine is taken out,
-restarted, verified and put back. Tells what guard saw, decided and did, and ends with what came of every request.
+acts. A burst is shed; a neighbour gets memory by compaction; a full cache is rightly left alone; a wedged engine is drained,
+restarted, verified and back in rotation. Tells what guard saw, decided and did, and ends with what came of every request.
 
   --speed X        how fast it is played, 0.25 to 4; guard's own shortest times set the limit; default: 1
   --keep           let it run on after the summary, with its page, until Ctrl-C

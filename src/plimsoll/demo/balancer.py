@@ -27,7 +27,7 @@ _GIVEN: set[int] = set()  # ports, by this process
 
 @dataclass
 class HttpAnswer:
-    """One answer: status 0 where none came; `is_whole` only where it came to its end."""
+    """An answer: status 0 where none came; `is_whole` only where it came to its end."""
 
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
@@ -54,7 +54,7 @@ def request_bytes(method: str, path: str, body: Mapping[str, Any] | None, header
 async def ask(
     port: int, path: str, body: Mapping[str, Any] | None = None, *, token: str = "", method: str = "", limit_s: float = 5.0
 ) -> HttpAnswer:
-    """One request of this machine's port; whatever goes wrong is in what was told, and nothing is raised."""
+    """Send a request to a port of this machine; nothing is raised, errors are in the answer."""
     told = HttpAnswer()
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError):
@@ -118,7 +118,7 @@ Serves = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, A
 
 @dataclass
 class Backend:
-    """One engine behind it."""
+    """An engine behind the balancer."""
 
     name: str
     port: int
@@ -133,7 +133,7 @@ class AnswerBroken(Exception):
 
 
 class Balancer:
-    """Of these engines; two ports: one for clients, one for guard."""
+    """A balancer for these engines with two ports: one for clients, one for guard."""
 
     is_haproxy = False
 
@@ -155,7 +155,7 @@ class Balancer:
         self._checks = asyncio.create_task(self._check())
 
     async def stop(self) -> None:
-        """At once."""
+        """Stop at once."""
         for server in self._servers:
             server.close()
         tasks = [*self._visitors, *([] if self._checks is None else [self._checks])]
@@ -164,7 +164,6 @@ class Balancer:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _visits(self, serves: Serves) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]:
-        """Each visit in a task of its own that ends with this balancer."""
 
         def visited(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             task = asyncio.get_running_loop().create_task(serves(reader, writer))
@@ -174,7 +173,7 @@ class Balancer:
         return visited
 
     def table(self, name: str) -> str:
-        """What guard's configuration says of it."""
+        """Guard's configuration of this balancer."""
         del name
         return f'balancer = {{ webhook = "http://{HOST}:{self.hook_port}/hook", token_file = "hook.token" }}'
 
@@ -273,7 +272,7 @@ class Balancer:
         writer.close()
 
     def obey(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """What guard asks, by the contract of docs/balancers.md."""
+        """Do what guard asks, by the contract of docs/balancers.md."""
         engine, verb, epoch = self.engines.get(str(asked.get("engine"))), asked.get("verb"), asked.get("epoch")
         if engine is None:
             return {"done": None, "says": "there is no such engine here"}
@@ -295,7 +294,6 @@ class Balancer:
 
 
 async def _request(reader: asyncio.StreamReader) -> bytes:
-    """A whole request, head and body."""
     head = await reader.readuntil(b"\r\n\r\n")
     length = int(head.lower().partition(b"\ncontent-length:")[2].split(b"\r\n")[0] or b"0")
     if not 0 <= length <= BODY_MAX:

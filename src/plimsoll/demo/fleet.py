@@ -52,7 +52,7 @@ def unit(folder: Path) -> OwnProcess:
 
 
 async def obey(engine: OwnProcess, verb: str) -> int:
-    """One word of the contract."""
+    """Run one verb of the contract."""
     if verb == "is-running":
         if await engine.is_running():
             return 0
@@ -140,7 +140,7 @@ class Guard:
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self, config: Path) -> None:
-        """Until its API answers."""
+        """Start it and wait until its API answers."""
         words = ("guard", "--config", str(config), "--act", "--json")
         with self.said.open("ab") as out, self.errors.open("ab") as err:
             self._process = await asyncio.create_subprocess_exec(
@@ -160,7 +160,7 @@ class Guard:
         return self._process is not None and self._process.returncode is None
 
     async def ask(self, path: str) -> Any:
-        """What its API says; None where it says nothing."""
+        """GET from its API; None where there is no answer."""
         told = await ask(self.port, path, token=self.token)
         return told.json() if told.status == 200 else None
 
@@ -192,7 +192,7 @@ class Fleet:
 
     @property
     def page(self) -> str:
-        """Where guard's page is."""
+        """The URL of guard's page."""
         return f"http://{HOST}:{self.guard.port}/"
 
     @property
@@ -215,7 +215,7 @@ class Fleet:
         return ["standin", "--gpu", GPU, "--port", str(self.ports[name]), *GATE, *SERVE]
 
     def environment(self, name: str) -> dict[str, str]:
-        """What its environment has beside ours."""
+        """Variables that its environment has beside ours."""
         place = str(self.folder / name)
         return {
             "PLIMSOLL_TOKEN": self.gate_token, "PLIMSOLL_DIR": place, "TMPDIR": place,
@@ -251,7 +251,6 @@ class Fleet:
         (self.folder / "ctl").write_text(text, encoding="utf-8")
 
     async def _watch(self) -> None:
-        """Start who watches over it."""
         config = self.folder / "plimsoll.toml"
         config.write_text(self.config(), encoding="utf-8")
         await self.guard.start(config)
@@ -276,7 +275,7 @@ class Fleet:
             raise WorldFailed(f"the stand-in {name} took no fault: {told.status} {told.body[:200]!r}")
 
     async def mend(self, name: str) -> None:
-        """What is wrong with it ends."""
+        """Clear the faults of a stand-in."""
         await ask(self.ports[name], "/standin/faults", token=self.gate_token, method="DELETE")
 
     async def in_flight(self, name: str) -> int:
@@ -294,7 +293,6 @@ class Fleet:
         return int((await self._worker(name))["device_memory"]["by_others"])
 
     async def _worker(self, name: str) -> Any:
-        """What the probe in its one worker says."""
         told = (await ask(self.ports[name], "/plimsoll/memory", token=self.gate_token)).json()
         if not told or not told.get("workers"):
             raise WorldFailed(f"the stand-in {name} does not tell of its memory")
@@ -319,7 +317,7 @@ def plimsoll_command(*words: str) -> list[str]:
 
 
 async def run_plimsoll(*words: str, limit_s: float = 60.0) -> tuple[int, str]:
-    """One command to its end: its exit code, and all that it printed."""
+    """Run a command to its end; returns its exit code and all that it printed."""
     process = await asyncio.create_subprocess_exec(
         *plimsoll_command(*words), stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT, env={**os.environ, "COLUMNS": "100"},
@@ -348,5 +346,5 @@ async def end_process(process: asyncio.subprocess.Process | None, within_s: floa
 def _last_line(path: Path) -> str:
     with contextlib.suppress(OSError):
         lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        return lines[-1][:300] if lines else "it said nothing"
-    return "it said nothing"
+        return lines[-1][:300] if lines else "no output"
+    return "no output"

@@ -39,7 +39,7 @@ backend demo
 
 
 class Checks(NamedTuple):
-    """What it asks each engine, how often, and how long it waits for that and for an answer to a client."""
+    """The health check of each engine, and how long it and an answer to a client may take."""
 
     path: str = READY
     how: str = "inter 500ms fall 2 rise 1"
@@ -52,7 +52,7 @@ LONGEST_SOCKET_PATH = 90
 
 
 def find() -> str | None:
-    """Where HAProxy is; None where it is not."""
+    """The path of HAProxy; None where it is not installed."""
     return shutil.which("haproxy", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
 
 
@@ -72,7 +72,7 @@ class HAProxy:
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
-        """Until it listens."""
+        """Start it and wait until it listens."""
         program = find()
         if program is None:
             raise WorldFailed("haproxy is not installed")
@@ -93,11 +93,11 @@ class HAProxy:
                 break
             await asyncio.sleep(0.05)
         said = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        why = next((line for line in said if "ALERT" in line), said[-1] if said else "it said nothing")
+        why = next((line for line in said if "ALERT" in line), said[-1] if said else "no output")
         raise WorldFailed(f"HAProxy did not start: {why[:300]}")
 
     async def stop(self) -> None:
-        """At once."""
+        """Stop at once."""
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
@@ -132,5 +132,5 @@ class HAProxy:
         return list(csv.DictReader(said.lstrip("# ").splitlines()))
 
     def table(self, name: str) -> str:
-        """What guard's configuration says of it."""
+        """Guard's configuration of this balancer."""
         return f'balancer = {{ haproxy = "{self._socket}", backend = "demo", server = "{name}" }}'

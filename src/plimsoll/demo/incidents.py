@@ -103,7 +103,7 @@ async def neighbour(stage: Stage) -> str:
 
 
 async def full_cache(stage: Stage, kv_tokens: int) -> str:
-    """Four long jobs fill the KV cache to the brim with no queue behind: busy and well, so nothing is done."""
+    """Four long jobs fill the KV cache to the brim with no queue behind: busy and healthy, so nothing is done."""
     fleet, watch, engine = stage.fleet, stage.watch, NAMES[1]
     port, since, length = fleet.ports[engine], watch.last, int(JOB_SHARE * kv_tokens)
     stage.happens(f"{JOBS} jobs of {length:,} tokens each fill {engine}'s cache of {kv_tokens:,} tokens")
@@ -132,7 +132,7 @@ async def full_cache(stage: Stage, kv_tokens: int) -> str:
     stage.happens(f"guard's answer to whether requests queue for {engine}'s cache: {view} ({backlog.get('reason')})")
     await asyncio.wait(jobs, timeout=40.0)
     if any(one.number > since and one.kind == OPENED and one.engine == engine for one in watch.entries):
-        return "guard did something to a server that was well"
+        return "guard did something to a healthy server"
     stage.happens("a full cache with a short queue is a server at work: guard did nothing, and that is right")
     return ""
 
@@ -155,7 +155,7 @@ async def wedge(stage: Stage) -> str:
     back = await watch.until(
         lambda: watch.did("undrain", engine, since) is not None or bool(watch.ends("restart", engine, since)), 60.0
     )
-    return "" if back and watch.did("undrain", engine, since) else "it was not put back within 60 s"
+    return "" if back and watch.did("undrain", engine, since) else "it was not back in rotation within 60 s"
 
 
 async def settled(stage: Stage) -> str:

@@ -25,7 +25,7 @@ SHOWN = 8
 
 
 class Options(NamedTuple):
-    """What was asked for."""
+    """Options of the demo."""
 
     speed: float = 1.0
     keep: bool = False
@@ -33,7 +33,7 @@ class Options(NamedTuple):
 
 
 async def play(options: Options, screen: Screen) -> Summary:
-    """From nothing to the summary, and back to nothing."""
+    """Play the demo in a temporary folder; returns its summary."""
     try:
         folder = Path(tempfile.mkdtemp(prefix="plimsoll-demo-"))
     except OSError as error:

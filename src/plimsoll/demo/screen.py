@@ -95,11 +95,11 @@ class Screen:
         self._show(self._painted("head", text))
 
     def happens(self, text: str) -> None:
-        """What the demo itself does."""
+        """Print an event of the demo's own."""
         self._wrapped(f"  {self._clock(time.time())}  ", text, "")
 
     def guard(self, line: Line) -> None:
-        """One of guard's words."""
+        """Print a line of guard's."""
         colour = "bad" if line.how == ENDED and "done" not in line.text else "guard"
         self._wrapped(f"  {self._clock(line.at)}  ", f"{_LEAD[line.how]:>9}  {line.engine}  {line.text}", colour, hang=14)
 
@@ -137,7 +137,7 @@ LOOK_S = 0.2
 
 
 class Watch:
-    """Of one guard. `say` gets every line that is worth one."""
+    """Follows one guard; `say` gets every line that a reader should see."""
 
     def __init__(self, guard: Guard, say: Callable[[Line], None]) -> None:
         self.changes: list[dict[str, Any]] = []
@@ -190,7 +190,7 @@ class Watch:
             await asyncio.sleep(LOOK_S)
 
     def ends(self, grade: str, engine: str = "", since: int = 0) -> list[str]:
-        """How actions of this rung ended, after the entry of that number."""
+        """How actions of this kind ended, after the entry of that number."""
         mine = [one for one in self.entries if one.kind == CLOSED and one.number > since and one.fields.get("grade") == grade]
         return [str(one.fields.get("end")) for one in mine if not engine or one.engine == engine]
 

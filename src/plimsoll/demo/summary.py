@@ -46,7 +46,7 @@ def times(entries: Sequence[Entry], engines: Sequence[str], began: float, ended:
 
 
 def actions(entries: Sequence[Entry]) -> dict[str, dict[str, int]]:
-    """How many actions of each rung ended how."""
+    """Counts of actions by kind and by how they ended."""
     found: dict[str, dict[str, int]] = {}
     for one in entries:
         if one.kind == CLOSED:
@@ -57,7 +57,7 @@ def actions(entries: Sequence[Entry]) -> dict[str, dict[str, int]]:
 
 
 class Summary(NamedTuple):
-    """All of it."""
+    """The result of a demo: requests, actions and incidents."""
 
     seconds: float
     requests: Count

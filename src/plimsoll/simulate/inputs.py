@@ -206,7 +206,6 @@ def _is_eager(plan: Mapping[str, object] | None) -> bool:
 
 
 def _mixture(plan: Mapping[str, object] | None) -> Experts | None:
-    """The experts of a mixture, of which a step reads only some."""
     counted = plan.get("parameters") if plan is not None else None
     if not isinstance(counted, dict) or not isinstance(counted.get("total"), int):
         return None
@@ -216,7 +215,6 @@ def _mixture(plan: Mapping[str, object] | None) -> Experts | None:
 
 
 def _data_sheet(plan: Mapping[str, object], settings: Settings) -> Times:
-    """By the card's bandwidth and rate and the model's size."""
     try:
         card = gpu_named(str(object_in(plan, "gpu").get("name")))
         counted, said = object_in(plan, "parameters"), object_in(plan, "settings")

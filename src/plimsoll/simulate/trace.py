@@ -111,7 +111,6 @@ def arrival_times(arrivals: Arrivals, count: int) -> Integers:
 
 
 def _gaps(arrivals: Arrivals, dice: np.random.Generator, count: int) -> Floats:
-    """Gaps with a mean of 1."""
     if arrivals.process == "constant":
         return np.ones(count)
     if arrivals.process == "poisson":

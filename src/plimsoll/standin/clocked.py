@@ -50,7 +50,7 @@ class StandIn:
 
     @property
     def figures(self) -> Figures:
-        """What the page shows, as numbers."""
+        """The page's numbers."""
         return self.engine.figures
 
     @property
@@ -83,14 +83,14 @@ class StandIn:
             raise EngineDown("it is starting" if self._down_until_s is not None else f"it has died: {self.engine.death}")
 
     def send(self, arrivals_s: Sequence[float], prompts: Sequence[int], outputs: Sequence[int], *, shared: int = 0) -> None:
-        """Many, in the order of their arrival; those still to come are taken as they come."""
+        """Send many requests in the order of their arrival; later ones are taken when they come."""
         if not len(arrivals_s) == len(prompts) == len(outputs):
             raise ValueError("one prompt and one output for each arrival")
         for at_s, prompt, output in zip(arrivals_s, prompts, outputs, strict=True):
             self.ask(int(prompt), int(output), at_s=float(at_s), shared=min(shared, int(prompt) - 1))
 
     def add_fault(self, fault: Fault | str) -> None:
-        """One more thing that goes wrong, by this object's clock."""
+        """Add a fault, by this object's clock."""
         made = _fault(fault)
         self._faults.append(made)
         self.engine.faults.add(made._replace(at_s=made.at_s - self._begin_s))
@@ -140,7 +140,7 @@ class StandIn:
         return int(self.engine.memory.figures()["host_memory"]["resident"])
 
     def workers(self) -> list[dict[str, Any]]:
-        """What the probe of each worker has written, as /plimsoll/memory shows it."""
+        """The records of each worker's probe, as /plimsoll/memory shows them."""
         return self.engine.worker_figures(round((self.now_s - self._begin_s) * NS))
 
 

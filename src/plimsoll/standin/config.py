@@ -145,7 +145,7 @@ class Launchable(NamedTuple):
 
 
 def launch_of(planned: Planned, *, times: Mapping[str, int] | None = None, start_s: float = 0.0) -> Launchable:
-    """All of it; `times` are fields of StepTime that replace the data sheet's. What cannot be imitated is BadInput."""
+    """The server of a planned command; `times` replace fields of the StepTime. BadInput for what cannot be imitated."""
     ledger = planned.ledger
     release = ledger.settings.release
     if Coverage.CACHE_LABELS.begins_after(release):
@@ -187,7 +187,7 @@ def _config(planned: Planned, flags: Flags, sizes: MemorySizes, times: Mapping[s
             raise BadInput(f"{planned.model} keeps no KV cache; the stand-in is for models that write text")
         if settings.num_blocks < 2:
             raise BadInput(
-                "of one KV block nothing is left to serve with: it is the null block; vLLM starts and answers nobody"
+                "one KV block leaves nothing to serve with: it is the null block; vLLM starts and answers no request"
             )
         if settings.max_num_batched_tokens > _MOST_TOKENS:
             raise BadInput(f"--max-num-batched-tokens {settings.max_num_batched_tokens}: {_MOST_TOKENS} at most")
@@ -211,7 +211,7 @@ def _config(planned: Planned, flags: Flags, sizes: MemorySizes, times: Mapping[s
 
 
 def step_time_of(ledger: Ledger, shape: ModelShape, settings: Settings, times: Mapping[str, int]) -> StepTime:
-    """As said, else by the data sheet of the card, else that of no card."""
+    """The given step times, else those of the card's data sheet, else those of no card."""
     if times:
         return StepTime(**{**StepTime()._asdict(), **times})
     try:

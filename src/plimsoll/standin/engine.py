@@ -93,7 +93,7 @@ KEPT_UP = ("growth", "host-growth", "preemption-storm", "neighbour")
 
 
 class FaultEffects:
-    """Of one engine."""
+    """Effects of the active faults on one engine."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -167,7 +167,6 @@ class FaultEffects:
         self._storm = [request for request in self._storm if request.finish is None]
 
     def _end_storm(self, now_ns: int) -> None:
-        """Whoever caused it has gone."""
         for request in self._storm:
             self._engine.abort(request, now_ns)
         self._storm = []
@@ -183,7 +182,7 @@ SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
 
 
 class EngineConfig(NamedTuple):
-    """What one engine is: the plan of its launch."""
+    """One engine, from the plan of its launch."""
 
     release: str
     model: str
@@ -203,7 +202,7 @@ class EngineDead(Exception):
 
 
 class Steps(NamedTuple):
-    """What the steps since the last look brought."""
+    """Results of the steps since the last look."""
 
     first: Sequence[Request]
     ended: Sequence[Request]
@@ -389,7 +388,6 @@ class Engine:
             show_step(self.figures, self.run)
 
     def _read(self, pieces: Iterator[Integers]) -> None:
-        """What happened, to the requests and into the figures."""
         for events in pieces:
             first: list[Request] = []
             ended: list[Request] = []
@@ -464,7 +462,7 @@ class Engine:
         return [{"pid": worker + 1, "rank": worker, "at": now_ns / NS, **answer} for worker in range(self.config.workers)]
 
     def worker_figures(self, now_ns: int) -> list[dict[str, Any]]:
-        """What each worker's probe would have written last; all of them hold the same."""
+        """The last record of each worker's probe; all workers hold the same."""
         groups = self.memory.figures()
         beat_ns = now_ns if self.death is None else self.now_ns  # a dead worker writes no more
         plain = {

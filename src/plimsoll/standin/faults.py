@@ -51,7 +51,7 @@ _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_
 
 
 class Fault(NamedTuple):
-    """One that is on from `at_s` seconds after the start, for `for_s` seconds."""
+    """A fault that is on from `at_s` seconds after the start, for `for_s` seconds."""
 
     kind: str
     at_s: float = 0.0
@@ -115,7 +115,7 @@ def _amount(kind: Kind, said: object) -> float:
 
 
 class Faults:
-    """Those of one engine."""
+    """The faults of one engine."""
 
     def __init__(self, faults: Iterable[Fault] = ()) -> None:
         self._all = list(faults)
@@ -126,7 +126,7 @@ class Faults:
         return tuple(self._all)
 
     def add(self, fault: Fault) -> None:
-        """One more."""
+        """Add a fault."""
         self._all.append(fault)
 
     def clear(self, kind: str | None = None) -> int:

@@ -240,7 +240,6 @@ def _line(launch: Launch, release: str) -> CommandLine:
 
 
 def _fleet(server: Launchable, values: Mapping[str, str]) -> tuple[Launchable, ...]:
-    """So many of the same, each on a port of its own."""
     if not {"--fleet", "--port-range"} & values.keys():
         return (server,)
     first, last = server.options.port, 65535

@@ -74,13 +74,13 @@ def uvicorn(text: str, share: float = 0.0) -> Line:
 
 
 def traceback(frames: Sequence[Frame], failure: str) -> str:
-    """As Python prints it where the source is not at hand."""
+    """A traceback as Python prints it without the source."""
     calls = [f'  File "{frame.file}", line {frame.line}, in {frame.function}' for frame in frames]
     return "\n".join(("Traceback (most recent call last):", *calls, failure))
 
 
 def worker_failed(message: str) -> str:
-    """What the engine's core raises when a worker in another process did."""
+    """The message of the engine core when a worker in another process fails."""
     return f"RuntimeError: Worker failed with error '{message}', please check the stack trace above for the root cause"
 
 
@@ -95,7 +95,7 @@ def written(line: Line, stamp: str, pids: Pids, release: str) -> str:
 
 
 def gib(size: int) -> str:
-    """As vLLM prints sizes: rounded to two digits, the last zero left away."""
+    """A size as vLLM prints it: rounded to two digits, without the last zero."""
     return str(round(size / GIB, 2))
 
 
@@ -123,7 +123,7 @@ class StartLog(NamedTuple):
 
     @property
     def release(self) -> str:
-        """Whose words are used."""
+        """The release whose log this is."""
         return self.ledger.settings.release
 
     @property
@@ -139,7 +139,7 @@ class StartLog(NamedTuple):
 
     @property
     def free_bytes(self) -> int:
-        """What vLLM's snapshot finds free."""
+        """Free memory in vLLM's first snapshot."""
         card = self.ledger.card
         return max(0, card.total_bytes - card.used_bytes - self.ledger.context.value)
 
@@ -275,7 +275,6 @@ def _graph_lines(log: StartLog) -> Iterator[Line]:
 
 
 def _summary(log: StartLog) -> Iterator[Line]:
-    """The whole ledger in one line, where a release shows it."""
     ledger, settings = log.ledger, log.ledger.settings
     if not Behaviour.MEMORY_SUMMARY.is_in(log.release) or settings.kv_cache_memory_bytes is not None:
         return
@@ -311,7 +310,7 @@ def _ready_lines(log: StartLog, pid: int) -> Iterator[Line]:
 
 
 def non_default_arguments(pairs: Iterable[tuple[str, object]]) -> str:
-    """As vLLM prints them: a dictionary by the names of the parser's fields."""
+    """The arguments as vLLM prints them: a dictionary by the names of the parser's fields."""
     return "{" + ", ".join(f"{name!r}: {value!r}" for name, value in pairs) + "}"
 
 
@@ -346,7 +345,7 @@ _CLOSING = ("Shutting down", "Waiting for application shutdown.", "Application s
 
 
 class Stats(NamedTuple):
-    """What the line that comes every ten seconds shows; rates are of the time since the last one."""
+    """Figures of the line that comes every ten seconds; rates are of the time since the last line."""
 
     prompt_per_s: float
     generation_per_s: float

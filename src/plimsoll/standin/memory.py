@@ -63,12 +63,12 @@ class Failure(NamedTuple):
 
 
 def rounded(size: int) -> int:
-    """What a request takes of a block."""
+    """Bytes of a block that a request takes."""
     return max(GRAIN, -(-size // GRAIN) * GRAIN)
 
 
 def segment_for(size: int) -> int:
-    """What is asked of the device for a request that no cached block can hold."""
+    """Bytes asked of the device for a request that no cached block can hold."""
     if size <= SMALL_MOST:
         return SMALL_SEGMENT
     if size < MIDDLE_BELOW:
@@ -101,7 +101,7 @@ class Allocator:
         return max((blocks[-1][0] for blocks in self._free if blocks), default=0)
 
     def run(self, events: Sequence[Event], room: int) -> Failure | None:
-        """One step from first to last; whatever it has left over is freed. `room`: what the device has to give."""
+        """Run one step from first to last and free what it leaves over. `room`: bytes that the device has to give."""
         free = (self._free[0].copy(), self._free[1].copy())
         held: dict[int, Block] = {}
         live = peak = 0
@@ -274,7 +274,7 @@ HOST_TOTAL = 128 << 30
 
 
 class MemorySizes(NamedTuple):
-    """What one worker reckons with, in bytes; `plan` has the terms."""
+    """Sizes in one worker, in bytes; `plan` has the terms."""
 
     total: int  # device memory
     context: int  # what is used before vLLM's snapshot: CUDA context, NCCL
@@ -342,30 +342,30 @@ class Memory:
 
     @property
     def allocated(self) -> int:
-        """What is live between two steps, as torch counts."""
+        """Live bytes between two steps, as torch counts."""
         sizes = self.sizes
         return sizes.weights + sizes.kv_cache + sizes.graphs + sizes.buffers + self._grown
 
     @property
     def reserved(self) -> int:
-        """What torch holds of the device, as torch counts: memory that sleeps is counted still."""
+        """Bytes that torch holds of the device, as torch counts: sleeping memory is still counted."""
         sizes = self.sizes
         base = sizes.weights + sizes.kv_cache + sizes.graphs + sizes.buffers + self._beside_weights
         return base + self._allocator.reserved
 
     @property
     def own(self) -> int:
-        """What this process holds of the device."""
+        """Bytes of the device that this process holds."""
         return self.sizes.context + self.sizes.non_torch + self.reserved - self._asleep
 
     @property
     def free(self) -> int:
-        """What nobody holds."""
+        """Free bytes of the device."""
         return max(0, self.sizes.total - self.own - self._neighbours)
 
     @property
     def neighbours(self) -> int:
-        """What other processes hold."""
+        """Bytes that other processes hold."""
         return self._neighbours
 
     def take_neighbour(self, size: int) -> bool:
@@ -382,7 +382,7 @@ class Memory:
     # Steps
 
     def step(self, tokens: int, sequences: int) -> OutOfMemory | None:
-        """What this step allocates; None if it gets it all. Afterwards it is free again, and cached."""
+        """Run a step's allocations; None if it gets them all. Afterwards they are free again, and cached."""
         key = tokens, sequences
         if key in self._known:
             return None
@@ -438,7 +438,6 @@ class Memory:
         return None
 
     def _events(self, tokens: int, sequences: int) -> list[Event]:
-        """A step's allocations and frees, in order."""
         sizes = self.sizes
         events: list[Event] = []
         if not sizes.graphs or tokens > min(_GRAPH_TOKENS_MOST, 2 * sizes.max_num_seqs):

@@ -33,7 +33,7 @@ class Histogram:
         self.total = 0.0
 
     def observe(self, value: float) -> None:
-        """One more; a value on an edge belongs to the bucket that ends there."""
+        """Count a value; one on an edge belongs to the bucket that ends there."""
         self.counts[bisect_left(self.edges, value)] += 1
         self.total += value
 
@@ -44,7 +44,7 @@ class Histogram:
 
 
 class Figures:
-    """One engine's. Gauges are as of the last step, as vLLM's are."""
+    """Metrics of one engine. Gauges are as of the last step, as vLLM's are."""
 
     def __init__(self, edges: Mapping[str, Sequence[float]]) -> None:
         self.running = self.waiting = self.waiting_deferred = 0
@@ -101,7 +101,7 @@ def _id_of(piece: str) -> int:
 
 
 def piece(token: int) -> str:
-    """What a token reads as. Ids that are not words of ours read as their number: what they stood for is not kept."""
+    """The text of a token; ids that are not words of ours read as their number."""
     return _WORDS[token] if 0 <= token < RESERVED else f" t{token}"
 
 
@@ -111,7 +111,7 @@ def decode(tokens: list[int]) -> str:
 
 
 def draw(seed: int, count: int) -> Ids:
-    """As many ids of words, the same for the same seed."""
+    """`count` ids of words, the same for the same seed."""
     with np.errstate(over="ignore"):
         number = (np.arange(1, count + 1, dtype=np.uint64) + np.uint64(seed & 0xFFFFFFFF)) * _SPLIT
         return (mixed(number) % np.uint64(RESERVED)).astype(np.int64)
@@ -145,7 +145,7 @@ class Family:
 
 
 class RequestSpec(NamedTuple):
-    """What a request wants of the engine."""
+    """A request as the engine takes it."""
 
     prompt: Ids
     output: int  # How many tokens it will produce
@@ -160,7 +160,7 @@ class RequestSpec(NamedTuple):
 
 
 class Request:
-    """One that is with the engine. Times are ns since the engine's start, -1 for what has not come yet."""
+    """A request in the engine. Times are ns since the engine's start, -1 for what has not come yet."""
 
     __slots__ = (
         "_output_ids", "arrival_ns", "cached_tokens", "finish", "finished_ns", "first_ns", "number", "preemptions",

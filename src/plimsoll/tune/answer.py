@@ -319,7 +319,6 @@ def _of_this_model(space: Space, ledger: Ledger) -> Space:
 
 
 def _at_low_end(traffic: Traffic, job: Job, chosen: Option, run: RunAll) -> Score | None:
-    """The same run in the smallest cache that plan thinks possible."""
     kv = chosen.ledger.kv
     blocks = int(job.settings.num_blocks * kv.low / kv.value) if kv.value > 0 else 0
     if blocks < 2 or blocks == job.settings.num_blocks:

@@ -103,7 +103,6 @@ def read_tune_inputs(given: Split) -> TuneInputs:
 
 
 def _times(options: Split, planned: MemoryPlan, traffic: Traffic) -> tuple[Times, tuple[str, ...]]:
-    """How long a step takes, and what is to be said of it and of the settings."""
     plan = json.loads(report.as_json(planned))
     # A command that leaves no cache may be one flag from a good one; only a fit replays it as it is.
     settings, notes = settings_of_plan(plan, is_replayed="--fit" in options.values)

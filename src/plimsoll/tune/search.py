@@ -244,12 +244,10 @@ class Search:
             self._along("max_num_batched_tokens")
 
     def _along(self, name: str) -> None:
-        """All values of one flag, with the others as in the best."""
         here = self._best()
         self.try_all(here._replace(**{name: value}) for value in getattr(self.space, name))
 
     def _climb(self) -> None:
-        """Neighbours in all four flags, until none of them is better."""
         stood = None
         while self.left and self.tried and (here := self._best()) != stood:
             stood = here

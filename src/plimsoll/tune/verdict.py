@@ -107,7 +107,6 @@ def _more(now: float, before: float) -> str:
 
 
 def _times(ratio: float) -> str:
-    """A ratio with no more digits than it is good for."""
     return f"{ratio:.1f}" if ratio < MANY_TIMES else f"{ratio:,.0f}"
 
 
@@ -159,7 +158,6 @@ def _why_not_run(tuning: Tuning, name: str) -> str:
 
 
 def _differences(best: Trial, before: Trial, tuning: Tuning, against: str) -> list[str]:
-    """What the flag changes, in the order in which it matters, and against what."""
     now, then = best.score, before.score
     parts = []
     if not then.goodput:
@@ -189,7 +187,6 @@ def _of_all(count: int, score: Score) -> str:
 
 
 def _limits(tuning: Tuning) -> list[str]:
-    """What holds this traffic back, whatever the flags."""
     score, most = tuning.result.best.score, tuning.result.most
     said = []
     if keeps_all(score) and not tuning.traffic.slo.is_empty:

@@ -44,7 +44,6 @@ def _value(query: Query, name: str, field: Field) -> Any:
 
 
 def _word(query: Query, name: str, words: tuple[str, ...]) -> str:
-    """One of these words, the first by default."""
     word = query.get(name, [words[0]])[-1]
     if word not in words:
         expected = f"{', '.join(repr(one) for one in words[:-1])} or {words[-1]!r}"

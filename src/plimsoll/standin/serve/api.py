@@ -263,7 +263,6 @@ class Api:
         return None
 
     async def _answer(self, scope: Scope, path: str, receive: Receive, send: Send) -> tuple[int, int]:
-        """The status and the length of what was sent."""
         service, method = self._service, scope["method"]
         if method == "OPTIONS" and _header(scope, b"origin") and _header(scope, b"access-control-request-method"):
             await send_bytes(send, 400, b"Disallowed CORS origin", b"text/plain; charset=utf-8", PREFLIGHT)

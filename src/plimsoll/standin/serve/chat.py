@@ -202,7 +202,7 @@ class _Events:
         self._heads = [b'%s%d,"delta":{"content":"' % (head, choice.index) for choice in found.choices]
 
     def first(self) -> bytes:
-        """Who speaks, for every choice."""
+        """The role of the speaker, for every choice."""
         wish, prompt = self._found.wish, self._found.prompts[0]
         events: list[bytes] = []
         for choice in self._found.choices:

@@ -59,7 +59,7 @@ def of_completion(ids: Sequence[int], count: int, offset: int, *, is_beginning: 
 
 
 def of_prompt(ids: Sequence[int], count: int) -> list[dict[str, Any] | None]:
-    """Of a prompt's tokens: nothing for the first."""
+    """Log probabilities of a prompt's tokens; None for the first."""
     shown: list[dict[str, Any] | None] = [None]
     for token in ids[1:]:
         ranked = _ranked(token, count)
@@ -73,7 +73,7 @@ def of_prompt(ids: Sequence[int], count: int) -> list[dict[str, Any] | None]:
 
 
 def of_chat(ids: Sequence[int], count: int) -> dict[str, Any]:
-    """As /v1/chat/completions shows them."""
+    """Log probabilities as /v1/chat/completions shows them."""
     return {"content": [{**_one(token, ranked[0][1]), "top_logprobs": [_one(*other) for other in ranked[:count]]}
                         for token in ids for ranked in (_ranked(token, count),)]}  # fmt: skip
 
@@ -96,7 +96,7 @@ async def encoded(text: str) -> list[int]:
 
 
 async def words_of(ids: list[int]) -> list[str]:
-    """What each token reads as."""
+    """The text of each token."""
     return [piece(one) for one in ids] if len(ids) <= LONG else await asyncio.to_thread(lambda: [piece(one) for one in ids])
 
 
@@ -186,7 +186,6 @@ def _check_suffix(good: dict[str, Any]) -> None:
 
 
 def _each(prompt: Any) -> list[Any]:
-    """One prompt or several, each a text or a list of ids."""
     if not prompt:
         raise Refused(400, "You must pass at least one prompt", "BadRequestError")
     if isinstance(prompt, str) or (prompt and type(prompt[0]) is int):
@@ -216,7 +215,7 @@ async def ids_of(text: str, good: dict[str, Any], limit: int) -> list[int]:
 
 
 def truncated(ids: list[int], good: dict[str, Any], limit: int) -> list[int]:
-    """As much of a prompt as is wanted; -1 leaves room for one token of an answer."""
+    """The wanted part of a prompt; -1 leaves room for one token of an answer."""
     wanted = good.get("truncate_prompt_tokens")
     if wanted is None:
         return ids
@@ -294,7 +293,7 @@ def _logprobs(found: Generation, choice: Choice, ids: list[int], echo: str, offs
 
 
 def prompt_logprobs(found: Generation, prompt: Prompt) -> list[dict[str, Any] | None] | None:
-    """Those of the prompt, where they are wanted."""
+    """The prompt's log probabilities, where they are wanted."""
     count = found.wish.prompt_logprobs
     return None if count is None else of_prompt(prompt.ids.tolist(), count)
 

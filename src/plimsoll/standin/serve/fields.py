@@ -32,16 +32,16 @@ class Refused(Exception):
         self.param = param
 
     def body(self) -> dict[str, Any]:
-        """As vLLM answers it."""
+        """The error body that vLLM sends."""
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.status}}
 
     def event(self) -> bytes:
-        """As it stands in a stream that has begun: written by another hand in vLLM, with blanks."""
+        """The error inside a stream that has begun, which vLLM writes with blanks."""
         return b"data: " + json.dumps(self.body()).encode() + b"\n\n"
 
 
 class Detail(Exception):
-    """What the framework beneath vLLM answers itself: no such path, not that method."""
+    """An answer of the framework beneath vLLM: no such path, not that method."""
 
     def __init__(self, status: int, headers: tuple[tuple[bytes, bytes], ...] = (), says: str = "") -> None:
         super().__init__(says or HTTPStatus(status).phrase)
@@ -98,7 +98,7 @@ def too_long(tokens: int, limit: int, *, is_text: bool) -> Refused:
 
 
 class Options(NamedTuple):
-    """Of one server; the names are those of the flags."""
+    """Options of one server, named as the flags are."""
 
     host: str = ""
     port: int = 8000
@@ -131,7 +131,7 @@ VARY = (b"vary", b"Origin")  # every answer has it: vLLM lets a browser in by it
 
 
 class JsonAnswer(NamedTuple):
-    """One answer, whole."""
+    """A whole JSON answer."""
 
     status: int
     body: Any
@@ -139,7 +139,7 @@ class JsonAnswer(NamedTuple):
 
 
 def dumped(value: Any) -> bytes:
-    """Without blanks, and with letters as they are; half a letter (a lone surrogate) cannot be written and becomes a `?`."""
+    """JSON without blanks and with letters as they are; a lone surrogate becomes a `?`."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
 
 
@@ -149,7 +149,7 @@ def event_of(value: Any) -> bytes:
 
 
 async def send_json(send: Send, answer: JsonAnswer) -> None:
-    """Send it."""
+    """Send a JSON answer."""
     await send_bytes(send, answer.status, dumped(answer.body), b"application/json", answer.headers)
 
 
@@ -191,7 +191,7 @@ TRUTHS |= {"false": False, "0": False, "no": False, "off": False, "n": False, "f
 
 
 class Field(NamedTuple):
-    """What a value must be."""
+    """Type and bounds of a value."""
 
     kind: str  # one of _KINDS
     may_be_null: bool = True
@@ -204,7 +204,7 @@ Problem = dict[str, Any]
 
 
 def problem(kind: str, loc: tuple[str | int, ...], says: str, value: object, **more: object) -> Problem:
-    """One problem."""
+    """A problem as pydantic words it."""
     found: Problem = {"type": kind, "loc": ".".join(map(str, loc)), "msg": says, "input": _shown(value)}
     return {**found, "ctx": more} if more else found
 
@@ -336,7 +336,6 @@ _str, _list, _dict = (
 
 
 def _floats(value: Any, loc: tuple[str | int, ...]) -> Checked:
-    """Numbers by their names."""
     found, wrong = _dict(value, loc)
     if wrong:
         return None, wrong
@@ -372,7 +371,6 @@ def _strs(value: Any, loc: tuple[str | int, ...]) -> Checked:
 
 
 def _prompt(value: Any, loc: tuple[str | int, ...]) -> Checked:
-    """Text, texts, token ids, or lists of those."""
     if isinstance(value, str) or (isinstance(value, list) and _is_prompt_list(value)):
         return value, []
     if isinstance(value, list):
@@ -397,7 +395,6 @@ _KINDS = {
 
 
 def _shown(value: object) -> object:
-    """What was sent, but never much of it."""
     if isinstance(value, str):
         return _cut(value, MOST_INPUT)
     if isinstance(value, list | dict):

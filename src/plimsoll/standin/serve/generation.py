@@ -65,7 +65,7 @@ class SamplingParams(NamedTuple):
 def sampling_params(
     good: dict[str, Any], max_tokens: int | None, logprobs: int | None, *, forces_usage: bool
 ) -> SamplingParams:
-    """From fields that have been checked."""
+    """Sampling parameters from checked fields."""
     check_format(good.get("response_format"))
     asked = good.get("stream_options") or {}
     for name in ("include_usage", "continuous_usage_stats"):
@@ -110,7 +110,7 @@ def check_format(asked: dict[str, Any] | None) -> None:
 
 
 def check_before(body: dict[str, Any], logprobs_name: str) -> None:
-    """What vLLM checks before it looks at types."""
+    """Checks that vLLM makes before it looks at types."""
     salt = body.get("cache_salt")
     if salt is not None and (not isinstance(salt, str) or not salt):
         raise invalid("Parameter 'cache_salt' must be a non-empty string if provided.", "cache_salt")
@@ -141,7 +141,7 @@ def check_before(body: dict[str, Any], logprobs_name: str) -> None:
 
 
 def check_bounds(good: dict[str, Any], wish: SamplingParams, most: int, vocabulary: int) -> None:
-    """What vLLM checks of the parameters once it knows the prompt; `most` is how many tokens it may produce."""
+    """Checks that vLLM makes once it knows the prompt; `most` is how many tokens it may produce."""
     biased = _biased(good.get("logit_bias") or {})
     if wish.n < 1:
         raise invalid(f"n must be at least 1, got {wish.n}.")
@@ -184,7 +184,6 @@ def check_count(prompts: int, wish: SamplingParams) -> None:
 
 
 def _biased(bias: dict[str, float]) -> list[int]:
-    """The tokens that are to be more or less likely."""
     names = list(bias)
     wrong = [name for name in names if not _is_whole(name)]
     if wrong:
@@ -232,7 +231,7 @@ def _check_temperature(good: dict[str, Any]) -> None:
 
 
 def seed_of(prompt: Ids, wish: SamplingParams, choice: int) -> int:
-    """What an answer is drawn from: the same prompt gets the same answer."""
+    """The seed of an answer: the same prompt gets the same answer."""
     return (zlib.crc32(prompt.tobytes()) + wish.seed + 0x9E3779B1 * choice) & 0x7FFFFFFF
 
 
@@ -269,7 +268,7 @@ class Text:
         self._told = 0
 
     def until(self, tokens: int, *, is_over: bool) -> bytes:
-        """What is new of it after so many tokens, ready for JSON."""
+        """The text that is new after so many tokens, ready for JSON."""
         seen = self._ends[tokens - 1] if tokens else 0
         end = min(len(self._whole), seen if is_over else max(self._told, seen - self._hold))
         new, self._told = self._whole[self._told : end], max(self._told, end)
@@ -324,13 +323,13 @@ class Generation:
             raise_if_failed(self.service, choice)
 
     def close(self) -> None:
-        """Whatever is left of it is taken back."""
+        """Take back the rest of the request."""
         if self._watch is not None:
             self._watch.cancel()
         self.service.give_up(self.choices)
 
     def prompt_of(self, choice: Choice) -> Prompt:
-        """What a choice answers."""
+        """The prompt of a choice."""
         return self.prompts[choice.index // self.wish.n]
 
     def usage(self) -> dict[str, Any]:
@@ -339,7 +338,7 @@ class Generation:
         return usage(sum(len(prompt.ids) for prompt in self.prompts), told)
 
     def cached(self) -> dict[str, Any] | None:
-        """What was found in the prefix cache, where the server tells it."""
+        """Tokens found in the prefix cache, where the server shows them."""
         if not self.service.options.has_prompt_tokens_details:
             return None
         last = self.choices[0].request
@@ -347,7 +346,7 @@ class Generation:
 
 
 def usage(prompt: int, output: int) -> dict[str, Any]:
-    """As vLLM orders it."""
+    """Token counts in vLLM's order."""
     return {"prompt_tokens": prompt, "total_tokens": prompt + output, "completion_tokens": output}
 
 
@@ -398,7 +397,7 @@ def raise_if_failed(service: Service, choice: Choice) -> None:
 
 
 def request_name(prefix: str, headers: Iterable[tuple[bytes, bytes]], given: object) -> str:
-    """What a request is called: by its header, its body, or by chance."""
+    """The request's id: from its header, its body, or by chance."""
     named = next((bytes(value).decode("latin-1") for name, value in headers if bytes(name).lower() == b"x-request-id"), None)
     return f"{prefix}-{named or (given if isinstance(given, str) else uuid.uuid4().hex[:16])}"
 
@@ -422,7 +421,6 @@ def _has_news(choice: Choice) -> bool:
 
 
 async def _listen(receive: Receive, waiter: Waiter) -> None:
-    """Until the client is gone."""
     while (await receive())["type"] != "http.disconnect":
         pass
     waiter.is_gone = True

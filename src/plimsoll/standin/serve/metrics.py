@@ -132,7 +132,6 @@ def process_figures(added: int = 0, *, is_alone: bool = True, proc: Path = PROC)
 
 
 def _booted(proc: Path) -> float:
-    """When the machine started, in unix seconds."""
     with (proc / "stat").open(encoding="ascii", errors="replace") as lines:
         for line in lines:
             if line.startswith("btime "):
@@ -181,11 +180,10 @@ class Metrics:
         return process_figures(self._host_resident() - self._first_resident, is_alone=self._is_alone)
 
     def _host_resident(self) -> int:
-        """What the simulated worker has on the host."""
         return int(self._service.engine.memory.figures()["host_memory"]["resident"] or 0)
 
     async def answer(self, receive: Receive, send: Send, method: str = "GET") -> int:
-        """Send it, as the faults want it; how many bytes there were."""
+        """Send the page, changed by the active faults; returns its bytes."""
         if method != "GET":
             return await self._by_the_mount(send, method)
         faults, now_ns = self._service.engine.faults, self._service.driver.now_ns()

@@ -152,7 +152,7 @@ async def keep_dates(ports: Iterable[Port]) -> None:
 
 
 def allow_many_sockets() -> None:
-    """As many as this user may have: vLLM does so, too."""
+    """Raise the limit of open files as far as this user may, as vLLM does."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -162,7 +162,7 @@ def allow_many_sockets() -> None:
 
 
 class AssembledServer(NamedTuple):
-    """One server, to be put behind a port."""
+    """A server that is ready to be put behind a port."""
 
     app: App
     service: Service
@@ -236,7 +236,7 @@ HAS_ENDED, HAS_FAILED = 0, 1
 
 
 class Log:
-    """Where a server's lines go; quiet for the many of a fleet."""
+    """The log of one server; quiet in a fleet."""
 
     def __init__(self, launch: Launchable, *, is_quiet: bool) -> None:
         self._launch = launch
@@ -282,7 +282,7 @@ class Life:
         self._change.set()
 
     async def run(self) -> int:
-        """All of it; the exit code of the process that vLLM's would be."""
+        """Run the server; returns the exit code of vLLM's process."""
         seconds = self.launch.log.seconds / self._speed
         if self._fails:
             is_over = await self._pass(tuple(failed_lines(self.launch.log, want_of_memory(self.launch.log))), seconds)
@@ -338,7 +338,6 @@ class Life:
             driver.stop()
 
     def _look(self) -> None:
-        """After every turn of the engine."""
         if self.made is not None and self.made.service.engine.is_dead and not self._change.is_set():
             self._change.set()
 
@@ -410,7 +409,7 @@ class AccessLines(logging.Handler):
         self._log = log
 
     def emit(self, record: logging.LogRecord) -> None:
-        """One answer, as uvicorn words its parts."""
+        """Print one answer in uvicorn's words."""
         if not isinstance(record.args, tuple) or len(record.args) != 5:
             return
         client, method, path, _, status = record.args
@@ -424,7 +423,7 @@ class AccessLines(logging.Handler):
 
 
 def serve(launches: Sequence[Launchable], *, speed: float = 1.0, faults: Sequence[Fault] = ()) -> int:
-    """Until all have ended or somebody stops them; the exit code of the process."""
+    """Serve until all have ended or a signal stops them; returns the exit code of the process."""
     allow_many_sockets()
     with telling(_say_compiling):
         _warm_up(launches[0])

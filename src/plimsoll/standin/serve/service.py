@@ -178,7 +178,7 @@ class Waiter:
             self._is_set = True
 
     async def wait(self) -> None:
-        """Until something is new since the last time."""
+        """Wait until something is new since the last time."""
         if not self._is_set:
             self._future = asyncio.get_running_loop().create_future()
             await self._future
@@ -187,7 +187,7 @@ class Waiter:
 
 
 class Service:
-    """One server."""
+    """The state that all endpoints of one server share."""
 
     def __init__(self, engine: Engine, driver: Driver, options: Options) -> None:
         self.engine = engine
@@ -257,12 +257,12 @@ class Service:
                 self.driver.abort(choice.request, is_told=True)
 
     def tell_death(self) -> None:
-        """Whoever keeps the port open is told that a client has met a dead engine."""
+        """Tell the owner of the port that a client has met a dead engine."""
         if self.on_death is not None:
             self.on_death()
 
     def tell_sleep(self, *, is_asleep: bool, level: int) -> None:
-        """Whoever listens to the engine is told that it sleeps or wakes."""
+        """Tell the engine's listener that it sleeps or wakes."""
         if self.on_sleep is not None:
             self.on_sleep(is_asleep, level)
 
@@ -319,7 +319,7 @@ class ClientView:
         return found
 
     async def generate(self, prompt: dict[str, Any], params: object, request_id: str) -> AsyncIterator[int]:
-        """The first token of an answer to these token ids: all that the gate's test request wants."""
+        """The first token of an answer to these token ids: all that the gate's canary request wants."""
         del params
         service, waiter = self._service, Waiter()
         ids = np.array(prompt["prompt_token_ids"], dtype=np.int64)
@@ -341,7 +341,7 @@ class ClientView:
             service.abort(list(service.states.values()))
 
     def alone(self, registry: Any) -> Alone:
-        """What a gate around this server has for itself."""
+        """The parts that a gate around this server has for itself."""
         return Alone(self.pulse, self._figures, registry)
 
     def _figures(self) -> list[dict[str, Any]]:
