@@ -1,4 +1,4 @@
-"""From what is judged to what is done: one action, or the reason why none. Pure; the same view gives the same answer."""
+"""Decides what to do about a judged fleet: one action, or the reason why it is blocked. Pure."""
 
 from __future__ import annotations
 
@@ -15,25 +15,23 @@ from plimsoll.guard.judge.policy import GRADES
 from plimsoll.guard.judge.tracker import Grade
 from plimsoll.unknown import Condition, Status, Unknown
 
-# Whether one more restart is allowed, everybody's counted in: a guard that restarts for ever is the worse fault.
-
 
 class Restart(NamedTuple):
-    """One that was: when, by wall clock, of which engine, and whether guard made it."""
+    """A past restart: when, by wall clock, of which engine, and whether guard made it."""
 
     at: float
     engine: str
     is_own: bool = True
 
 
-class Spent(NamedTuple):
-    """Why there is none left, and when there will be; "" where there is."""
+class RestartBudget(NamedTuple):
+    """Why the restart budget is spent, "" where it is not, and until when."""
 
     message: str
     until: float = 0.0
 
 
-def spent(restarts: Sequence[Restart], engine: str, policy: ActPolicy, now: float) -> Spent:
+def spent(restarts: Sequence[Restart], engine: str, policy: ActPolicy, now: float) -> RestartBudget:
     """The tightest of the budgets, and the pause after the last restart.
 
     What is dated later than now was written by a clock that was wrong: it counts, as of now.
@@ -50,15 +48,15 @@ def spent(restarts: Sequence[Restart], engine: str, policy: ActPolicy, now: floa
         recent = [at for at in when if at > now - span_s]
         if len(recent) >= most:
             until = recent[-most] + span_s if most > 0 else now + span_s
-            return Spent(f"{len(recent)} restarts {words}, {most} are allowed", until)
+            return RestartBudget(f"{len(recent)} restarts {words}, {most} are allowed", until)
     if own:
         pause_s = min(policy.longest_backoff_s, policy.backoff_s * 2.0 ** (len(own) - 1))
         if now - own[-1] < pause_s:
             message = (
                 f"its last restart was {now - own[-1]:.0f} s ago; after {len(own)} in a day the cooldown is {pause_s:.0f} s"
             )
-            return Spent(message, own[-1] + pause_s)
-    return Spent("")
+            return RestartBudget(message, own[-1] + pause_s)
+    return RestartBudget("")
 
 
 BROKEN_KINDS = frozenset({"dead", "wedged", "hung"})
@@ -136,7 +134,7 @@ class ActionPlan(NamedTuple):
 
 
 class BlockedAction(NamedTuple):
-    """Why nothing is done about something that could lead to an action."""
+    """An action that is not taken, and why."""
 
     engine: str
     grade: Grade
@@ -156,46 +154,34 @@ def decide(view: FleetView, policy: ActPolicy) -> list[Decision]:
 
     At most one of them is a plan that takes an engine away: the next comes when that one is over.
     """
-    found: list[Decision] = []
+    decisions: list[Decision] = []
     for engine in view.engines:
         wanted = wanted_action(engine)
-        if wanted is None:
-            continue
-        kind, grade = wanted
-        found.append(consider(view, policy, engine, grade, kind, engine.conditions[kind].message))
-    found.sort(key=lambda one: (ORDER.index(one.grade), one.kind not in BROKEN_KINDS, one.engine))
-    return _one_at_a_time(found)
-
-
-def _one_at_a_time(found: list[Decision]) -> list[Decision]:
+        if wanted is not None:
+            kind, grade = wanted
+            decisions.append(consider(view, policy, engine, grade, kind, engine.conditions[kind].message))
+    decisions.sort(key=lambda one: (ORDER.index(one.grade), one.kind not in BROKEN_KINDS, one.engine))
     is_taken = False
-    kept: list[Decision] = []
-    for one in found:
-        if isinstance(one, ActionPlan):
-            if is_taken:
-                kept.append(
-                    BlockedAction(one.engine, one.grade, one.kind, "Busy", "one engine at a time: another one goes first")
-                )
-                continue
-            is_taken = True
-        kept.append(one)
-    return kept
+    for place, one in enumerate(decisions):
+        if isinstance(one, ActionPlan) and is_taken:
+            message = "one engine at a time: another one goes first"
+            decisions[place] = BlockedAction(one.engine, one.grade, one.kind, "Busy", message)
+        is_taken = is_taken or isinstance(one, ActionPlan)
+    return decisions
 
 
 def wanted_action(engine: EngineStatus) -> tuple[str, Grade] | None:
-    """The most harmful remedy that a condition of it calls for; None where none holds."""
+    """The most disruptive action that a true condition of it calls for, with that condition; None where none is true."""
     held = [(kind, GRADES[kind]) for kind, condition in engine.conditions.items() if kind in GRADES and is_active(condition)]
     return min(held, key=lambda one: (ORDER.index(one[1]), one[0] not in BROKEN_KINDS), default=None)
 
 
 def consider(view: FleetView, policy: ActPolicy, engine: EngineStatus, grade: Grade, kind: str, why: str) -> Decision:
-    """A plan for this remedy, or the first reason against it."""
-    is_broken = serves_nobody(engine, kind)
+    """A plan for this action, or the first reason that blocks it."""
     for reason, message in _against(view, policy, engine, grade, kind):
         if message:
             return BlockedAction(engine.name, grade, kind, reason, message)
-    steps = steps_of(grade, is_broken=is_broken)
-    return ActionPlan(engine.name, grade, kind, why, steps)
+    return ActionPlan(engine.name, grade, kind, why, steps_of(grade, is_broken=serves_nobody(engine, kind)))
 
 
 def is_active(condition: Condition) -> bool:
@@ -211,7 +197,7 @@ def serves_nobody(engine: EngineStatus, kind: str) -> bool:
 
 
 def _against(view: FleetView, policy: ActPolicy, engine: EngineStatus, grade: Grade, kind: str) -> list[tuple[str, str]]:
-    """Every rule in turn: a word, and what speaks against it, "" for nothing."""
+    """Every rule in turn: its reason, and the message where it blocks the action, else ""."""
     rules = [
         ("Paused", _paused(view.switches, engine, grade)),
         ("Busy", f"guard is acting on {view.busy}" if view.busy else ""),
@@ -333,8 +319,7 @@ def _capacity(engine: EngineStatus, others: Sequence[EngineStatus], policy: ActP
     return f"unknown whether the others can carry its load: {answer.reason}" if isinstance(answer, Unknown) else answer
 
 
-# What is asked of an engine after it was started: whether it is ready, whether its cache suffices, whether it is well.
-
+# Checks of an engine that was just started.
 HEALTHY = 200
 CLOCK_S = 5.0  # by so much the beginning of one and the same process may seem to move, when the wall clock is set
 LOWER = 0.95  # of what the last start had, below which it is worth a word

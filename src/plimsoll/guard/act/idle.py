@@ -9,7 +9,7 @@ It holds for the moment of the later sample. Only a gate that refuses new work k
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from plimsoll.guard.judge.look import Look, Reach
@@ -116,21 +116,15 @@ def _between(earlier: IdleSample, later: IdleSample) -> Idleness:
         )
     }  # fmt: skip
     same["steps on the page"] = earlier.look.figures.get("steps"), later.look.figures.get("steps")
-    same |= {f"steps of rank {name}": pair for name, pair in _ranks(earlier.look, later.look)}
-    if missing := _first(name for name, pair in same.items() if _count(pair[0]) is None or _count(pair[1]) is None):
-        return Idleness(None, f"not known in both samples: {missing}")
-    if changed := _first(name for name, (one, two) in same.items() if one != two):
-        return Idleness(is_idle=False, message=f"something happened between the samples: {changed}")
+    ranks = [{rank.name: rank.steps for rank in sample.look.ranks} for sample in (earlier, later)]
+    same |= {
+        f"steps of rank {name}": (ranks[0].get(name), ranks[1].get(name)) for name in sorted(ranks[0].keys() | ranks[1].keys())
+    }
+    if missing := [name for name, pair in same.items() if _count(pair[0]) is None or _count(pair[1]) is None]:
+        return Idleness(None, f"not known in both samples: {missing[0]}")
+    if changed := [name for name, (one, two) in same.items() if one != two]:
+        return Idleness(is_idle=False, message=f"something happened between the samples: {changed[0]}")
     return Idleness(is_idle=True, message="nothing happened")
-
-
-def _ranks(earlier: Look, later: Look) -> list[tuple[str, tuple[Fact | None, Fact | None]]]:
-    before, after = ({rank.name: rank.steps for rank in look.ranks} for look in (earlier, later))
-    return [(name, (before.get(name), after.get(name))) for name in sorted(before.keys() | after.keys())]
-
-
-def _first(names: Iterable[str]) -> str | None:
-    return next(iter(names), None)
 
 
 def _count(value: object) -> float | None:

@@ -1,4 +1,4 @@
-"""What guard knows of earlier days: switches, restarts and how actions ended, read from the entries that the journal keeps."""
+"""Replays the journal: switches, restarts, how actions ended, and the actions that are still open."""
 
 from __future__ import annotations
 
@@ -10,12 +10,6 @@ from plimsoll.guard.act.journal_entry import CLOSED, INTENT, OPENED, OUTCOME, RE
 from plimsoll.guard.act.steps import COURSES, ActionRun, End, Step
 from plimsoll.guard.judge.history import SAME_S
 from plimsoll.guard.judge.tracker import Grade
-
-# Restarts that somebody else made: by the start time on an engine's page, and by the count of whoever runs it.
-#
-# Neither tells all. The page knows nothing of a process that ended before it answered, nor how many came and went while
-# nobody
-# looked; the count of systemd or a cluster knows only what that started again by itself.
 
 
 class EngineProcess(NamedTuple):
@@ -43,7 +37,11 @@ class ProcessChange(NamedTuple):
 
 
 def foreign_restarts(known: KnownProcess, now: EngineProcess, lives: int) -> ProcessChange:
-    """How many restarts of somebody else there were. `lives`: how often another process was seen to answer since then."""
+    """Counts restarts that guard did not make. `lives`: how often another process was seen to answer since then.
+
+    Neither source tells all: the page misses a process that ended before it answered, and the count of systemd or a cluster
+    knows only what that restarted itself.
+    """
     before = known.seen or EngineProcess()
     is_another = before.started is not None and now.started is not None and abs(now.started - before.started) > SAME_S
     answered = max(lives, int(is_another))
@@ -175,7 +173,9 @@ def _read(entry: Entry) -> ActionRun | None:
 
 def _moved(course: ActionRun, entry: Entry) -> ActionRun:
     if course.step is None or entry.step != course.step:
-        return _took_over(course, entry)
+        # A later guard may have turned it round: then its entries are those of the way back.
+        turned = course.taken_over() if entry.kind == INTENT else None
+        return course if turned is None or turned.step is None or entry.step != turned.step else turned.begun()
     if entry.kind == INTENT:
         return course.begun()
     if entry.kind == OUTCOME:
@@ -183,11 +183,3 @@ def _moved(course: ActionRun, entry: Entry) -> ActionRun:
         done = entry.fields.get("done")
         return course.after(is_done=done if isinstance(done, bool) else None, facts=facts if isinstance(facts, dict) else {})
     return course
-
-
-def _took_over(course: ActionRun, entry: Entry) -> ActionRun:
-    """A later guard may have turned it round: then its entries are those of the way back."""
-    if entry.kind != INTENT:
-        return course
-    turned = course.taken_over()
-    return turned.begun() if turned.step is not None and entry.step == turned.step else course

@@ -170,7 +170,7 @@ def _small(step: Step) -> NextStep:
 
 
 class ActionRun(NamedTuple):
-    """An action under way."""
+    """One run of an action: the step it is in, and how it got there."""
 
     action: str
     engine: str
@@ -219,12 +219,9 @@ class ActionRun(NamedTuple):
         again = found.step is self.step and found.is_undoing is self.is_undoing
         return self._replace(
             step=found.step, tries=tries if again else 0, is_begun=False, is_undoing=found.is_undoing,
-            end=self._ends(found), facts=known, epoch=epoch,
+            end=found.end if self.end is None else self.end,  # what went wrong settles it, not how the lock was given back
+            facts=known, epoch=epoch,
         )  # fmt: skip
-
-    def _ends(self, found: NextStep) -> End | None:
-        # How it ends is settled by what went wrong, not by how well the lock was given back after it.
-        return self.end if self.end is not None else found.end
 
     def taken_over(self) -> ActionRun:
         """For a guard that finds it open: back where nothing was stopped yet, on where something was.
@@ -253,7 +250,7 @@ class ActionRun(NamedTuple):
 
 
 def open_action(action: str, engine: str, grade: Grade, kind: str, *, is_broken: bool) -> ActionRun:
-    """A new one."""
+    """A new run of an action, before its first step."""
     steps = steps_of(grade, is_broken=is_broken)
     return ActionRun(action, engine, grade, kind, steps, steps[0])
 

@@ -27,14 +27,12 @@ from plimsoll.guard.judge.look import (
 )
 from plimsoll.unknown import Reading, Unknown
 
-# The steps of one engine core: when it last made one, for how long that is known, and since when it has had work.
-
 LONGEST_GAP_S = 600.0  # a step that took longer teaches nothing: three times it would be for ever
 _NEAR = 1e-6
 
 
 class CoreSteps:
-    """Of one core. With data parallelism every rank has its own: one that stands still is not seen in a sum."""
+    """The steps of one engine core. With data parallelism every rank has its own: a sum would hide one that stands still."""
 
     __slots__ = (
         "_had_work", "_known_at_s", "_known_from_s", "_total", "_worked_at_s", "idle_at_s", "longest_gap_s", "step_at_s",
@@ -116,11 +114,8 @@ class CoreSteps:
         return self.idle_at_s > -math.inf and step_at_s <= self.idle_at_s
 
 
-# The least of the last so many seconds, in a few numbers: only those that could still become it are kept.
-
-
 class SlidingMinimum:
-    """A least that forgets."""
+    """The smallest value of the last so many seconds; keeps only values that could still become it."""
 
     __slots__ = ("_kept", "_seconds")
 
@@ -143,9 +138,6 @@ class SlidingMinimum:
         return self._kept[0][1] if self._kept else math.inf
 
 
-# Times and one column of numbers for each figure, the oldest forgotten; NaN for what was not known.
-
-
 class FigureSeries(NamedTuple):
     """A figure over some time: only what is known of it."""
 
@@ -166,6 +158,10 @@ class KnownSpan(NamedTuple):
 
 
 _NEVER = KnownSpan(math.inf, -math.inf)
+
+
+def _last_known(column: array[float]) -> float:
+    return next(value for value in reversed(column) if value == value)
 
 
 class FigureTable:
@@ -238,21 +234,14 @@ class FigureTable:
         place, column = self._known_before(name, from_s), self._columns[name]
         if place is None:
             return None
-        return self._last_known(column) - column[place]
+        return _last_known(column) - column[place]
 
     def rise_after(self, name: str, from_s: float) -> float:
         """From the first that is known after this moment to the last; 0 where nothing is."""
         column, place = self._columns[name], bisect_left(self.times, from_s)
         while place < len(column) and column[place] != column[place]:
             place += 1
-        return self._last_known(column) - column[place] if place < len(column) else 0.0
-
-    @staticmethod
-    def _last_known(column: array[float]) -> float:
-        end = len(column) - 1
-        while column[end] != column[end]:
-            end -= 1
-        return column[end]
+        return _last_known(column) - column[place] if place < len(column) else 0.0
 
     def stretch(self, name: str) -> KnownSpan | None:
         """The last time without a hole longer than `hole_s`; None if it was never known."""
@@ -284,15 +273,13 @@ class FigureTable:
         return FigureSeries(times, values)
 
 
-# The lives of one engine: when each process began that answered at its address, whoever started it.
-
 KEPT = 32
 SHARED_S = 600.0
 SAME_S = 1.0  # two start times that are this near are one
 
 
 class ProcessLives:
-    """What tells one process from the next. Times are guard's own clock: an engine's may be hours off."""
+    """Counts the processes that answered at one address. Times are guard's own clock: an engine's may be hours off."""
 
     def __init__(self) -> None:
         self._shared_at_s = -math.inf
@@ -357,7 +344,6 @@ CANARIES_KEPT = 16
 GAP_LOOKS = 3.5  # a hole of more looks than this: what happened in it is not known
 STALE_S = 30.0  # what a worker wrote so long ago is not what it holds now
 COARSE = ("held", "host_resident", "running")
-_KEPT = frozenset(TOTALS)
 
 
 class History:
@@ -376,7 +362,7 @@ class History:
         self.canary_failures: deque[float] = deque(maxlen=CANARIES_KEPT)  # when each was asked that got no answer
         self.canary_answered_at_s = -math.inf
         self._canary_at_s = -math.inf
-        self._failing_since_s: float | None = None
+        self.failing_since_s: float | None = None  # when the first canary of the current run of failures was sent
         self.said_dead_since_s: float | None = None  # by its own /health
         self._cpu: float | None = None
         self._cpu_since_s = -math.inf
@@ -408,17 +394,19 @@ class History:
         if look.reach is not Reach.ANSWERS:
             return True
         values = read_figures(look, self._is_whole(look))
-        if self.lives.begins(look, has_fallen=self._fell(values) >= 2):
+        fallen = [name for name, total in self._totals.items() if values.get(name, math.inf) < total]
+        if self.lives.begins(look, has_fallen=len(fallen) >= 2):
             self._begin_anew(look)
-        self._without_falls(values)
+        else:
+            for name in fallen:  # a total that falls without a restart is a lie: not known
+                del values[name]
         self._note_steps(look, values)
         self._note_rest(look)
         self._note_health(look)
         self._note_others(look)
         self._fine.add(look.at_s, values)
         self._note_coarse(look.at_s, values)
-        for name in _KEPT & values.keys():
-            self._totals[name] = values[name]
+        self._totals |= {name: values[name] for name in TOTALS if name in values}
         self.last_answer = look
         self.first_answer_s = look.at_s if self.first_answer_s is None else self.first_answer_s
         return True
@@ -435,8 +423,7 @@ class History:
 
     def since(self, name: str, seconds: float) -> FigureSeries:
         """What is known of a figure in the last so many seconds before the last look."""
-        end = self.last.at_s if self.last is not None else 0.0
-        return self._fine.since(name, end - seconds - _NEAR)
+        return self._fine.since(name, self._end() - seconds - _NEAR)
 
     def over(self, name: str, seconds: float) -> FigureSeries | Unknown:
         """The same, if it is known for all that time, without a hole of more than a few looks.
@@ -514,10 +501,6 @@ class History:
 
     # Restarts
 
-    def _fell(self, values: dict[str, float]) -> int:
-        """How many totals are lower than before."""
-        return sum(values.get(name, math.inf) < total for name, total in self._totals.items())
-
     def _begin_anew(self, look: Look) -> None:
         before = self.last_answer
         self._fine.clear()
@@ -532,12 +515,6 @@ class History:
         changed = describe_changes(before, look) if before is not None else ""
         if changed:
             self.changed, self.changed_at_s = changed, look.at_s
-
-    def _without_falls(self, values: dict[str, float]) -> None:
-        """A total that falls without a restart is a lie: not known."""
-        for name, total in self._totals.items():
-            if values.get(name, math.inf) < total:
-                del values[name]
 
     def _is_whole(self, look: Look) -> bool:
         """Whether every worker that this life has shown is there: a sum over some of them is no figure of the engine.
@@ -589,17 +566,12 @@ class History:
             return
         self._canary_at_s = canary.at_s
         if canary.is_answered:
-            self.failed_canaries, self._failing_since_s = 0, None
+            self.failed_canaries, self.failing_since_s = 0, None
             self.canary_answered_at_s = canary.at_s
         else:
             self.failed_canaries += 1
             self.canary_failures.append(canary.at_s)
-            self._failing_since_s = canary.at_s if self._failing_since_s is None else self._failing_since_s
-
-    @property
-    def failing_since_s(self) -> float | None:
-        """When the first of the canary requests was made that got no answer, in a row up to now."""
-        return self._failing_since_s
+            self.failing_since_s = canary.at_s if self.failing_since_s is None else self.failing_since_s
 
     def _note_steps(self, look: Look, values: dict[str, float]) -> None:
         """A step was made since the last look if its counter rose, or if the gate saw one."""
@@ -629,17 +601,10 @@ class History:
                 kept.add(look.at_s, worker.by_others)
 
     def _note_rest(self, look: Look) -> None:
-        told = self._told
-        for name in told:
-            told[name] = False
-        if look.figures.get("asleep", -1.0) >= 0.0:
-            told["page"] = True
-        if look.gate is not None:
-            told["gate"] = True
-        if look.is_paused is not None:
-            told["pause"] = True
-        elif look.is_rest_unknown:
-            told["pause"] = False
+        told = self._told = dict.fromkeys(self._told, False)
+        told |= {"page": True} if look.figures.get("asleep", -1.0) >= 0.0 else {}
+        told |= {"gate": True} if look.gate is not None else {}
+        told |= {"pause": look.is_paused is not None} if look.is_paused is not None or look.is_rest_unknown else {}
 
     def _note_health(self, look: Look) -> None:
         if look.health != DEAD:
@@ -657,10 +622,7 @@ class History:
     @property
     def lost(self) -> str:
         """Who has told of this process before and does not at the last look: "gate", "page", "pause", or "" for nobody."""
-        for name, is_there in self._told.items():
-            if not is_there:
-                return name
-        return ""
+        return next((name for name, is_there in self._told.items() if not is_there), "")
 
     def has_lost(self, name: str) -> bool:
         """Whether it is this one, or this one among others."""

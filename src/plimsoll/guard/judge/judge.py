@@ -1,13 +1,11 @@
-"""One engine's conditions, from look to look. Pure: what was seen, the policy and the time go in, judgements come out."""
+"""Judges one engine from look to look. Pure: looks, a policy and the time go in, changed conditions come out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import NamedTuple
 
 from plimsoll.guard.judge import life, load, memory
-from plimsoll.guard.judge import life as survival
-from plimsoll.guard.judge import memory as card
 from plimsoll.guard.judge.history import History
 from plimsoll.guard.judge.look import Look
 from plimsoll.guard.judge.policy import GRADES, Policy
@@ -20,8 +18,8 @@ QUESTIONS: tuple[tuple[str, Question], ...] = (
     ("stalled", life.stalled),
     ("saturated", load.saturated), ("storm", load.storm),
     ("backlog", load.backlog), ("retries", memory.retries), ("growth", memory.held_growth), ("exhausted", memory.exhausted),
-    ("slack", memory.slack), ("neighbour", memory.neighbour), ("contained", survival.contained),
-    ("limping", survival.limping), ("host", memory.host_growth), ("card", card.sick),
+    ("slack", memory.slack), ("neighbour", memory.neighbour), ("contained", life.contained),
+    ("limping", life.limping), ("host", memory.host_growth), ("card", memory.sick),
     ("prefix", load.low_hits), ("loop", life.crash_loop), ("changed", life.changed),
 )  # fmt: skip
 
@@ -31,7 +29,7 @@ SHARED = unknown("SeveralServers", "several servers answer at this address in tu
 
 
 class Change(NamedTuple):
-    """A condition that is another one than at the last look."""
+    """A condition whose status changed with the last look."""
 
     engine: str
     condition: Condition
@@ -42,7 +40,7 @@ class Change(NamedTuple):
 
 
 class Judge:
-    """Of one engine."""
+    """Judges one engine: takes its looks in order and keeps its conditions."""
 
     def __init__(self, engine: str, policy: Policy) -> None:
         self.engine = engine
@@ -57,28 +55,19 @@ class Judge:
 
     @property
     def conditions(self) -> tuple[Condition, ...]:
-        """All of them as of the last look."""
+        """Every condition as of the last look, the user's rules last."""
         return tuple(tracker.condition for tracker in (*self._trackers.values(), *self._rules.values()))
 
     def see(self, look: Look) -> tuple[Change, ...]:
-        """What this look changes; one that is not later than the last changes nothing."""
+        """Take a look and return the conditions it changed; a look that is not later than the last changes nothing."""
         if not self.history.add(look):
             return ()
         now_s, history, policy = look.at_s, self.history, self.policy
         if history.lives.is_shared(now_s):
-            says = {"changed": SEVERAL}
-            all_of_them = (*self._trackers.values(), *self._rules.values())
-            return self._told([one for one in all_of_them if one.note(says.get(one.kind, SHARED), now_s)])
-        changed = [
-            tracker
-            for (_, question), tracker in zip(QUESTIONS, self._trackers.values(), strict=True)
-            if tracker.note(question(history, policy, now_s), now_s)
-        ]
-        for rule in policy.rules:
-            tracker = self._rules[rule.name]
-            if tracker.note(load.user_rule(rule, history), now_s):
-                changed.append(tracker)
-        return self._told(changed)
-
-    def _told(self, changed: Iterable[Tracker]) -> tuple[Change, ...]:
+            trackers = (*self._trackers.values(), *self._rules.values())
+            answers = [(tracker, SEVERAL if tracker.kind == "changed" else SHARED) for tracker in trackers]
+        else:
+            answers = [(self._trackers[kind], question(history, policy, now_s)) for kind, question in QUESTIONS]
+            answers += [(self._rules[rule.name], load.user_rule(rule, history)) for rule in policy.rules]
+        changed = [tracker for tracker, answer in answers if tracker.note(answer, now_s)]
         return tuple(Change(self.engine, one.condition, GRADES.get(one.kind, Grade.ADVICE)) for one in changed)

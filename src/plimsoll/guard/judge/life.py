@@ -12,10 +12,7 @@ from plimsoll.guard.judge.policy import Policy
 from plimsoll.guard.judge.tracker import WORST, Assessment, no, unknown, yes
 from plimsoll.unknown import Status, Unknown
 
-# Steps that ran out of memory and did not end the engine: that it happens, that it happens too often, and what it excuses.
-#
-# A contained failure alone is told and never acted on. A server that limps, or fails again and again, is drained and
-# restarted.
+# A contained failure alone is reported and never acted on. A server that limps, or fails again and again, is restarted.
 
 SOURCE = "plimsoll_survive_contained_total"
 OFF = "a step that runs out of memory ends the engine"

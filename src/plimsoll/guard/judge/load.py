@@ -1,8 +1,7 @@
-"""Whether an engine has more to do than it can: a wait that grows, work done twice, a full cache with a queue, few hits."""
+"""Judges load: a growing wait, recomputed tokens, a full cache with a queue, few prefix hits; and forecasts the first two."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -69,7 +68,7 @@ def _against(window: FigureSeries, every_s: float) -> list[float]:
     In the first half the larger of both neighbours, in the second the smaller: to lose looks must not make a queue grow.
     """
     values, half_s = [window.values[0]], (window.times[0] + window.times[-1]) / 2
-    pairs = zip(itertools.pairwise(window.times), itertools.pairwise(window.values), strict=True)
+    pairs = zip(pairwise(window.times), pairwise(window.values), strict=True)
     for (sooner_s, later_s), (sooner, later) in pairs:
         lost = round((later_s - sooner_s) / every_s) - 1
         if lost > 0:
@@ -83,13 +82,13 @@ def _rises(values: Sequence[float], clearly: float = 1.0) -> bool:
     if len(values) < PIECES:
         return False
     cuts = [len(values) * piece // PIECES for piece in range(PIECES + 1)]
-    means = [_mean(values[low:high]) for low, high in itertools.pairwise(cuts)]
-    steps = [later - sooner for sooner, later in itertools.pairwise(means)]
+    means = [sum(values[low:high]) / (high - low) for low, high in pairwise(cuts)]
+    steps = [later - sooner for sooner, later in pairwise(means)]
     first, middle, last = (means[place] + means[place + 1] for place in (0, 2, 4))
     if min(middle - first, last - middle) < clearly * RISES * last:
         return False
     # A jump lies in one piece, or across two steps.
-    return max(one + other for one, other in itertools.pairwise(steps)) <= JUMP / clearly * sum(steps)
+    return max(one + other for one, other in pairwise(steps)) <= JUMP / clearly * sum(steps)
 
 
 def expected_wait(history: History) -> float | Unknown:
@@ -110,7 +109,7 @@ NO_LENGTH = Unknown("no request has ended: the recompute share is unknown")
 
 
 def recompute_share(history: History, over_s: float) -> Reading:
-    """The share of all work that was done twice in that time, at most."""
+    """The largest possible share of recomputed tokens in that time."""
     found = []
     for name in ("preemptions", "prompt_tokens", "generation_tokens", "success"):
         rose = history.rise(name, over_s)
@@ -125,7 +124,7 @@ def recompute_share(history: History, over_s: float) -> Reading:
 
 
 def storm(history: History, policy: Policy, now_s: float) -> Assessment:
-    """Requests are thrown out and computed again: by the share of all work that was done twice."""
+    """Requests are preempted and recomputed: judged by the share of recomputed tokens."""
     del now_s
     over_s = policy.number("storm", "over")
     pushed = history.rise("preemptions", over_s)
@@ -148,12 +147,9 @@ def backlog(history: History, policy: Policy, now_s: float) -> Assessment:
     """The KV cache is full and a queue waits for it. Full with a short queue is a busy, healthy server."""
     del now_s
     usage, running, waiting = (history.now(name) for name in ("kv_cache_usage", "running", "waiting"))
-    for reading in (usage, running, waiting):
-        if isinstance(reading, Unknown):
-            return unknown("NoFigures", reading.reason)
-    assert not isinstance(usage, Unknown)
-    assert not isinstance(running, Unknown)
-    assert not isinstance(waiting, Unknown)
+    if isinstance(usage, Unknown) or isinstance(running, Unknown) or isinstance(waiting, Unknown):
+        missing = next(reading for reading in (usage, running, waiting) if isinstance(reading, Unknown))
+        return unknown("NoFigures", missing.reason)
     text = f"KV cache {usage:.0%}, {running:.0f} run, {waiting:.0f} wait"
     if usage >= policy.number("backlog", "full") and matters(waiting, running) and is_full(usage, running):
         return yes("FullWithAQueue", f"the KV cache is full and requests queue for it: {text}", Evidence("page", text))
@@ -196,12 +192,7 @@ def user_rule(rule: UserRule, history: History) -> Assessment:
     return yes("RuleHolds", rule.says, Evidence("rule", "; ".join(shown)))
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
-# When a new request will have to wait too long, and when the KV cache is full, if both go on as they do.
-
+# Forecasts, from the slopes of the last minutes.
 WINDOW_S = 300.0
 POINTS = 24
 FAR_S = 3_600.0

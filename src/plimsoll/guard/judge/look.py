@@ -1,4 +1,4 @@
-"""What one look at one engine showed. Who looks is in `sources`, who judges in `guard`; what could not be had stays absent."""
+"""One look at one engine, as values, and the figures in it; what could not be read stays absent."""
 
 from __future__ import annotations
 
@@ -123,7 +123,6 @@ WORKERS = ("held", "releasable", "device_free", "room", "retries", "ooms", "host
 OWN = ("expected_wait", "engine_requests", "in_flight", "contained", *WORKERS)
 TOTALS = (*COUNTERS, "contained")  # what only rises while one process lives
 FINE = (*COUNTERS, *GAUGES, *OWN)
-_PAGE = (*COUNTERS, *GAUGES)
 _MOST = 1e18
 MEASURED = ("kv_cache_max_concurrency", "kv_cache_size_tokens", "num_gpu_blocks")  # of vllm:cache_config_info
 MEASURED_RATIO = 0.01  # two starts of one command: 0.03 % apart on a CPU and on an H200 (docs/learn.md)
@@ -132,11 +131,7 @@ MEASURED_RATIO = 0.01  # two starts of one command: 0.03 % apart on a CPU and on
 def read_figures(look: Look, is_whole: bool) -> dict[str, float]:  # noqa: FBT001
     """Every figure that is a number such a figure can be. `is_whole`: all workers are there, so that they can be added up."""
     figures = look.figures
-    found: dict[str, float] = {}
-    for name in _PAGE:
-        value = figures.get(name)
-        if value is not None:
-            found[name] = value
+    found = {name: figures[name] for name in (*COUNTERS, *GAUGES) if name in figures}
     gate = look.gate
     if gate is not None:
         found["engine_requests"], found["in_flight"] = gate.engine_requests, gate.in_flight
@@ -152,10 +147,7 @@ def read_figures(look: Look, is_whole: bool) -> dict[str, float]:  # noqa: FBT00
             found["device_free"] = min(value for value in free if value is not None)
     if "host_resident" in figures and not look.workers:
         found["host_resident"] = figures["host_resident"]
-    wrong = [name for name, value in found.items() if not 0.0 <= value < _MOST]
-    for name in wrong:
-        del found[name]
-    return found
+    return {name: value for name, value in found.items() if 0.0 <= value < _MOST}
 
 
 def _add_workers(workers: tuple[WorkerMemory, ...], found: dict[str, float]) -> None:

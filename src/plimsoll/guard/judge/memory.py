@@ -1,4 +1,4 @@
-"""Whether memory runs out: retries, growth that nothing gives back, too little left, a neighbour in need, the host."""
+"""Judges memory: a sick card, allocation retries, growth, thin slack, a neighbour in need, the host."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from plimsoll.guard.judge.policy import Policy
 from plimsoll.guard.judge.tracker import WORST, Assessment, no, unknown, yes
 from plimsoll.units import format_gib
 from plimsoll.unknown import Status, Unknown
-
-# Whether the card is sick: then nothing is restarted onto it.
 
 
 def sick(history: History, policy: Policy, now_s: float) -> Assessment:

@@ -16,8 +16,6 @@ from typing import NamedTuple
 from plimsoll.findings import Evidence
 from plimsoll.unknown import Condition, Status
 
-# What may come of a condition: a word to a person, or a rung of the ladder.
-
 
 class Grade(StrEnum):
     """The most that a condition may lead to."""
@@ -39,7 +37,7 @@ LOOK_S = 5.0  # a look may take as long: however often guard wants to look, more
 
 
 class Assessment(NamedTuple):
-    """What one look says to one question."""
+    """The answer of one look to one question."""
 
     status: Status
     reason: str
