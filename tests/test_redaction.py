@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.redaction import REDACTED, redact, redact_value, redact_words
+from plimsoll.redaction import REDACTED, _closing, redact, redact_value, redact_words
 from tests.each import each
 
 CAPTURES = Path(__file__).parents[0] / "captures"
@@ -276,3 +276,12 @@ def test_a_value_is_judged_by_its_name(name: str, value: str, shown: str) -> Non
     """A secret name hides the whole value; any other value is still searched."""
     assert redact_value(name, value) == shown
     assert redact_value(name, shown) == shown
+
+
+@given(st.text(alphabet="ab_\\\"' ", max_size=12), st.text(alphabet="ab ", max_size=6), st.sampled_from(["'", '"']))
+def test_a_closing_quote_is_found_whatever_is_escaped_before_it(value: str, rest: str, mark: str) -> None:
+    """Secrets and users' texts share one search: an escaped quote closes nothing, and of a text neither does one in a word."""
+    inside = value.replace("\\", "\\\\").replace(mark, "\\" + mark)
+    assert _closing(f"{inside}{mark} {rest}", 0, mark, 0) == len(inside)
+    assert _closing(f"{inside}{mark} {rest}", 0, mark, 0, ends_word=True) == len(inside)
+    assert _closing(f"{inside}{mark}s {rest}", 0, mark, 0, ends_word=True) is None

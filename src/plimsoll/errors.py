@@ -13,8 +13,6 @@ The message is one line and is what the user sees. `cli.main` is the only place 
 
 from __future__ import annotations
 
-# Text from outside on its way to a terminal or a page.
-
 
 def printable(text: str, instead: str = " ") -> str:
     """The text without anything that a terminal would obey, in one line: each such letter becomes `instead`."""

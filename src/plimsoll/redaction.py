@@ -10,6 +10,7 @@ When in doubt a value is hidden. Left alone are the look-alikes an operator need
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, lru_cache
@@ -223,7 +224,7 @@ def _value(text: str, at: int, name: str, *, outer: str, quoted: bool, in_query:
         if mark and text[at] != "{":  # a list stays a list
             shown = f"{text[at]}{shown}{text[end - 1]}"
         return None if _is_harmless(name, text[at:end]) else (at, end, shown)
-    closing = _closing(text, at, outer, escapes=0) if outer else None
+    closing = _closing(text, at, outer, 0) if outer else None
     line = text.rfind("\n", max(0, at - 256), at) + 1
     if in_query:
         value = text[at : _end(_PARAMETER, text, at)]
@@ -240,7 +241,7 @@ def _value(text: str, at: int, name: str, *, outer: str, quoted: bool, in_query:
 
 def _quoted_value(text: str, quote: re.Match[str], name: str, outer: str) -> Span | None:
     """The value behind this opening quote, up to its match or the end of the line."""
-    closing = _closing(text, quote.end(), quote[2], escapes=len(quote[1]))
+    closing = _closing(text, quote.end(), quote[2], len(quote[1]))
     if closing is not None and not quote[1]:
         after = text[closing + len(quote[2]) : closing + len(quote[2]) + 2]
         requoted = after[:1] in ("'", '"') and after[:1] != outer and after[1:].strip(" \t\r\n,;)]}")
@@ -250,14 +251,16 @@ def _quoted_value(text: str, quote: re.Match[str], name: str, outer: str) -> Spa
     return None if _is_harmless(name, text[quote.end() : end]) else (quote.end(), end, REDACTED)
 
 
-def _closing(text: str, at: int, mark: str, *, escapes: int) -> int | None:
-    """Where a quote opened with so many backslashes is closed on the same line."""
+def _closing(text: str, at: int, mark: str, slashes: int, *, ends_word: bool = False) -> int | None:
+    """Where a quote opened with so many backslashes is closed on the same line; with `ends_word` none inside a word is."""
     found = text.find(mark, at)
     while found >= 0:
-        before = text[max(at, found - 8) : found]
-        slashes = len(before) - len(before.rstrip("\\"))
-        if (slashes <= escapes) if escapes else slashes % 2 == 0:
-            return None if "\n" in text[at:found] else found - min(slashes, escapes)
+        before = text[max(at, found - 16) : found]
+        count = len(before) - len(before.rstrip("\\"))
+        after = text[found + len(mark) : found + len(mark) + 1]
+        is_inside = ends_word and (after.isalnum() or after == "_")
+        if ((count <= slashes) if slashes else count % 2 == 0) and not is_inside:
+            return None if "\n" in text[at:found] else found - min(count, slashes)
         found = text.find(mark, found + 1)
     return None
 
@@ -379,16 +382,10 @@ def _is_harmless(name: str, value: str) -> bool:
     return bool(reference and _is_secret(reference[1])) or (plain == "pwd" and value.startswith(("/", "~")))
 
 
-# Hides what users wrote and what the model answered: prompts, messages, completions, token ids, pictures.
-#
-# vLLM prints them when it logs requests (`prompt: '...'`, `output: '...'`), at DEBUG (tool parsers, JSON bodies) and in the
-# texts of some errors. What stays is what an operator needs: request ids, lengths, counts, sampling parameters. A list of
-# token
-# ids leaves its length behind: `prompt_token_ids: [812 hidden]`.
-#
-# A text that runs over several lines is hidden up to its end or to the next log record; line numbers stay as they were.
-# When
-# in doubt a text is hidden. Everything is one pass over a line, with bounded quantifiers: hostile input costs no more.
+# Users' texts: prompts, messages, completions, token ids, pictures. vLLM prints them when it logs requests (`prompt: '...'`),
+# at DEBUG and in some errors. What stays is what an operator needs: ids, lengths, counts, sampling parameters; a list of
+# token ids leaves its length behind: `prompt_token_ids: [812 hidden]`. A text that runs over several lines is hidden up to its
+# end or the next log record, line numbers stay, and when in doubt a text is hidden.
 
 HIDDEN = "[hidden]"
 MOST_LINES = 2_000  # a text that was never closed ends here
@@ -396,8 +393,6 @@ _MOST_BETWEEN = 64
 _LONGEST_KEY = 64
 _LONGEST_JSON = 1 << 20
 _LONGEST_PREFIX = 400
-
-_text_pattern = cache(re.compile)  # at first use: importing this module compiles nothing
 
 # A record that says this holds text from there on, to its end.
 _PHRASES = (
@@ -438,7 +433,7 @@ _TEXTS = frozenset(
 _KEPT_IDS = ("stop", "allowed", "eos", "bos", "pad", "special", "bad_words", "suppress", "forced", "image", "video", "audio")
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_"
 _TEXT_QUOTE = r"[bBrRuUfF]{0,2}(?P<slashes>\\{0,7})(?P<mark>\"\"\"|'''|[\"'])"
-_TEXT_BRACKETS = r"\\{0,15}[\"']|[\[\](){}]"
+_OPEN_BRACKETS = r"\\{0,15}[\"']|[\[\](){}]"
 _HIDDEN = r"\[(?:\d{1,9} )?hidden\]"
 _HARMLESS = r"(?:None|True|False|null|true|false|[-+]?\d{1,12}(?:\.\d{1,12})?)(?=[\s,;)\]}.]|$)|<[\w .]{1,64}>(?=[\s,)\]}]|$)"
 
@@ -485,7 +480,7 @@ def hide_homes(text: str) -> str:
     """Return the text with every home folder shown as `~`: the name of its owner is nobody's business."""
     if "/home/" not in text and "sers/" not in text and "/root" not in text:
         return text
-    return _text_pattern(_HOME).sub("~", text)
+    return _compiled(_HOME).sub("~", text)
 
 
 class _Hider:
@@ -507,8 +502,6 @@ class _Hider:
 
     def _inside_json(self, text: str) -> str | None:
         """A line of a log kept as JSON, with its message gone through; None where it is no such line."""
-        import json
-
         try:
             record = json.loads(text) if len(text) <= _LONGEST_JSON else None
         except (ValueError, RecursionError):
@@ -537,31 +530,31 @@ class _Hider:
             self._paused -= 1
             if key == self._key:
                 return text[:start] + HIDDEN
-        is_code, self._is_code = self._is_code, _text_pattern(_FRAME).match(text, start) is not None
+        is_code, self._is_code = self._is_code, _compiled(_FRAME).match(text, start) is not None
         is_code = is_code or text.startswith("    ", start)
         shown, opened = _hide(text, start, is_code=is_code, opens=bool(key))
         if opened and not is_code:
             self._open, self._key, self._left, self._paused = opened, key, MOST_LINES, 0
-            self._was_stamped = _text_pattern(_STAMPED).match(text) is not None
+            self._was_stamped = _compiled(_STAMPED).match(text) is not None
         return _rest(shown)
 
     def _continues(self, key: str, text: str) -> bool:
         """Whether this line belongs to the record that is open: vLLM gives every line of a record the same prefix."""
         if key:
             return key == self._key
-        if _text_pattern(_OTHER_RECORD).match(text):
+        if _compiled(_OTHER_RECORD).match(text):
             return False
-        return bool(self._key) or self._was_stamped or not _text_pattern(_STAMPED).match(text)
+        return bool(self._key) or self._was_stamped or not _compiled(_STAMPED).match(text)
 
     def _continued(self, opened: _Open, text: str, start: int) -> str:
         if not text[start:].strip():
             return text
         end: int | None = None
         if opened.mark:
-            end = _text_closing(text, start, opened.mark, opened.slashes)
+            end = _closing(text, start, opened.mark, opened.slashes, ends_word=True)
             end = end if end is None else end + opened.slashes + len(opened.mark)
         elif opened.depth:
-            end, self._open = _text_bracket_end(text, start, opened)
+            end, self._open = _open_bracket_end(text, start, opened)
         if end is None:
             return text[:start] + HIDDEN
         shown, self._open = _hide(text, end, is_code=False, opens=bool(self._key))
@@ -570,24 +563,24 @@ class _Hider:
 
 def _prefix(text: str) -> tuple[str, int]:
     """Which record the line says it is of, and where its message begins; nothing where it has no prefix of vLLM's."""
-    own = _text_pattern(_OWN).search(text, 0, _LONGEST_PREFIX)
-    if own is None or _text_pattern(r"[\"'{}]").search(text, 0, own.start()):
+    own = _compiled(_OWN).search(text, 0, _LONGEST_PREFIX)
+    if own is None or _compiled(r"[\"'{}]").search(text, 0, own.start()):
         return "", 0
     before = text[: own.start()]
     if "rompt" in before or [words for words in _PHRASES if words in before]:  # two records on one line: the first one counts
         return "", 0
-    process = _text_pattern(r"pid=\d{1,10}").search(text, 0, own.start())
+    process = _compiled(r"pid=\d{1,10}").search(text, 0, own.start())
     return f"{process[0] if process else ''} {own[0].rstrip()}", own.end()
 
 
 def _rest(text: str) -> str:
     """The line with what is known by its own shape hidden: data URIs, long runs of base64, links to pictures and sound."""
     if "data:" in text:
-        text = _text_pattern(_DATA_URI).sub(f"data:{HIDDEN}", text)
+        text = _compiled(_DATA_URI).sub(f"data:{HIDDEN}", text)
     if len(text) >= 256:
-        text = _text_pattern(_ENCODED).sub(HIDDEN, text)
+        text = _compiled(_ENCODED).sub(HIDDEN, text)
     if "://" in text:
-        text = _text_pattern(_LINK).sub(lambda link: HIDDEN if _text_pattern(_MEDIA).search(link[0].lower()) else link[0], text)
+        text = _compiled(_LINK).sub(lambda link: HIDDEN if _compiled(_MEDIA).search(link[0].lower()) else link[0], text)
     return text
 
 
@@ -607,14 +600,14 @@ def _hide_once(text: str, start: int, *, is_code: bool, opens: bool) -> tuple[st
     phrase = -1
     for words in [words for words in _PHRASES if words in text]:
         at = text.find(words, max(0, start - 2))
-        if at >= 0 and not (words == "response_body={" and _text_pattern(_BODY_STAYS).match(text, at + len(words))):
+        if at >= 0 and not (words == "response_body={" and _compiled(_BODY_STAYS).match(text, at + len(words))):
             phrase = min(phrase, at + len(words)) if phrase >= 0 else at + len(words)
     limit = phrase if phrase >= 0 else len(text) + 1
     pieces: list[str] = []
     done = start
     opened: _Open | None = None
     if [hint for hint in _CLUES if hint in text]:  # much faster than asking the pattern
-        names = _text_pattern(_NAME)
+        names = _compiled(_NAME)
         at = start
         while opened is None and (match := names.search(text, at)) is not None and match.end() < limit:
             span = _span(text, match, is_code=is_code)
@@ -638,9 +631,9 @@ def _span(text: str, match: re.Match[str], *, is_code: bool) -> _Span | None:
     """What to hide behind this name: from, to, what to put there, what is left open."""
     at = match.end()
     if match["params"]:
-        if _text_pattern(r"\((?:[^\"'\[({)]|\[hidden\]){0,2000}\)").match(text, at):  # nothing but numbers and names
+        if _compiled(r"\((?:[^\"'\[({)]|\[hidden\]){0,2000}\)").match(text, at):  # nothing but numbers and names
             return None
-        end, opened = _text_bracket_end(text, at, _Open("", 0, 0, ""))
+        end, opened = _open_bracket_end(text, at, _Open("", 0, 0, ""))
         return at, end or len(text), f"({HIDDEN})", opened
     back = text[max(0, match.start() - _LONGEST_KEY) : match.start("end")]
     before = back.rstrip(_LETTERS)
@@ -648,18 +641,18 @@ def _span(text: str, match: re.Match[str], *, is_code: bool) -> _Span | None:
     is_key = match["close"] is not None and before[-1:] in ("'", '"')
     if name == "input_value":
         return _input_value(text, at)
-    if not _is_meant(name, is_key=is_key, closed=match["close"] is not None) or _text_pattern(_HIDDEN).match(text, at):
+    if not _is_meant(name, is_key=is_key, closed=match["close"] is not None) or _compiled(_HIDDEN).match(text, at):
         return None
-    quote = _text_pattern(_TEXT_QUOTE).match(text, at)
+    quote = _compiled(_TEXT_QUOTE).match(text, at)
     if quote:
         return _quoted(text, quote)
     if text[at : at + 1] in ("[", "(", "{"):
         is_begun = is_code and not text[at + 1 :].strip()  # source that goes on below
         return _listed(text, at) if (is_key or _is_any(name)) and not is_begun else None
-    if name.endswith("token_ids") and (call := _text_pattern(r"[\w.]{1,40}\((?=[\[\"'])(?!\[hidden\])").match(text, at)):
+    if name.endswith("token_ids") and (call := _compiled(r"[\w.]{1,40}\((?=[\[\"'])(?!\[hidden\])").match(text, at)):
         return _listed(text, call.end() - 1)
-    if name.endswith("prompt") and not is_code and not _text_pattern(_HARMLESS).match(text, at) and text[at:].strip():
-        following = _text_pattern(r", \w{1,40}=").search(text, at) if match["sep"] == "=" else None
+    if name.endswith("prompt") and not is_code and not _compiled(_HARMLESS).match(text, at) and text[at:].strip():
+        following = _compiled(r", \w{1,40}=").search(text, at) if match["sep"] == "=" else None
         end = following.start() if following else len(text)
         return at, end, HIDDEN, None if following else _Open("", 0, 0, "")
     return None
@@ -686,7 +679,7 @@ def _is_meant(name: str, *, is_key: bool, closed: bool) -> bool:
 
 def _input_value(text: str, at: int) -> _Span | None:
     """What pydantic quotes of a value it refuses; the engine's own settings stay."""
-    if text[at : at + 1] not in ("'", '"', "[", "{") or _text_pattern(_HIDDEN).match(text, at):
+    if text[at : at + 1] not in ("'", '"', "[", "{") or _compiled(_HIDDEN).match(text, at):
         return None
     end = text.find(", input_type=", at)
     return at, len(text) if end < 0 else end, HIDDEN, None
@@ -694,41 +687,31 @@ def _input_value(text: str, at: int) -> _Span | None:
 
 def _quoted(text: str, quote: re.Match[str]) -> _Span | None:
     begin, mark, slashes = quote.end(), quote["mark"], len(quote["slashes"])
-    end = _text_closing(text, begin, mark, slashes)
+    end = _closing(text, begin, mark, slashes, ends_word=True)
     if end is None:
         return begin, len(text), f"{HIDDEN}{quote['slashes']}{mark}", _Open(mark, slashes, 0, "")
     return (begin, end, HIDDEN, None) if text[begin:end].strip() and text[begin:end] != HIDDEN else None
 
 
-def _text_closing(text: str, at: int, mark: str, slashes: int) -> int | None:
-    """Where the quote that was opened with so many backslashes is closed; a quote inside a word closes nothing."""
-    found = text.find(mark, at)
-    while found >= 0:
-        before = text[max(at, found - 16) : found]
-        count = len(before) - len(before.rstrip("\\"))
-        after = text[found + len(mark) : found + len(mark) + 1]
-        if ((count <= slashes) if slashes else count % 2 == 0) and not (after.isalnum() or after == "_"):
-            return found - min(count, slashes)
-        found = text.find(mark, found + 1)
-    return None
-
-
 def _listed(text: str, at: int) -> _Span | None:
-    end, opened = _text_bracket_end(text, at, _Open("", 0, 0, ""))
+    end, opened = _open_bracket_end(text, at, _Open("", 0, 0, ""))
     if end is None:
         return at, len(text), HIDDEN, opened
     inside = text[at + 1 : end - 1]
     if not inside.strip():
         return None
-    is_flat = _text_pattern(r"[\d,\s\-]{1,9000000}").fullmatch(inside) is not None
+    is_flat = _compiled(r"[\d,\s\-]{1,9000000}").fullmatch(inside) is not None
     return at, end, f"[{inside.count(',') + 1} hidden]" if is_flat else HIDDEN, None
 
 
-def _text_bracket_end(text: str, at: int, opened: _Open) -> tuple[int | None, _Open | None]:
-    """Where the bracket is closed, strings and inner brackets skipped; or what is still open at the end of the line."""
+def _open_bracket_end(text: str, at: int, opened: _Open) -> tuple[int | None, _Open | None]:
+    """Where the bracket is closed, or what is still open at the end of the line.
+
+    Unlike `_bracket_end`, an unclosed quote stays open: a prompt may go on, while a secret's list does not.
+    """
     depth, inner, slashes = opened.depth, opened.inner, opened.slashes
     is_first = not opened.inner and not opened.depth
-    for match in _text_pattern(_TEXT_BRACKETS).finditer(text, at):
+    for match in _compiled(_OPEN_BRACKETS).finditer(text, at):
         found = match[0]
         if found[-1] in "\"'":
             count = len(found) - 1

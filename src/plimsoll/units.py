@@ -8,8 +8,6 @@ from typing import NamedTuple, NewType
 
 from plimsoll.errors import BadInput
 
-# A figure with its error band.
-
 
 class Estimate(NamedTuple):
     """A size in bytes and the band it lies in with about 90 % of what was measured; exact where low and high are equal."""

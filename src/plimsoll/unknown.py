@@ -1,4 +1,4 @@
-"""A figure that could not be had, and why: neither true nor false, and never a number."""
+"""Unknown figures and three-valued conditions: what could not be read is never guessed and never acted on."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from plimsoll.findings import Evidence
-
-# True, False or Unknown, with the reason and since when: what could not be read is never guessed and never acted on.
 
 
 class Status(StrEnum):

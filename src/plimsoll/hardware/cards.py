@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import lru_cache
+from functools import cache
 
 from plimsoll.errors import BadInput
 from plimsoll.units import GIB
@@ -95,7 +95,7 @@ def _refuse_several(name: str) -> None:
 
 def nearest_names(name: str, n: int = 3) -> list[str]:
     """The `n` cards whose names or aliases look most like `name`, the likeliest first."""
-    from difflib import SequenceMatcher  # imported here: only a misspelt name needs it
+    from difflib import SequenceMatcher  # only a misspelt name needs it
 
     wanted = _key(name)
     likeness: dict[str, float] = {}
@@ -109,16 +109,13 @@ def _key(name: str) -> str:
     return "".join(word for word in words if word not in _FILLER)
 
 
-@lru_cache(maxsize=1)
+@cache
 def _by_key() -> dict[str, Gpu]:
-    # imported here: most commands never look up a card
-
     return {_key(spelling): gpu for gpu in GPUS for spelling in (gpu.name, *gpu.aliases)}
 
 
-@lru_cache(maxsize=1)
+@cache
 def _ambiguous_by_key() -> dict[str, Ambiguous]:
-
     return {_key(spelling): unclear for unclear in AMBIGUOUS for spelling in unclear.names}
 
 
@@ -219,46 +216,23 @@ NO_BF16 = "no bf16: vLLM needs --dtype half"
 
 
 def _gpu(
-    name: str,
-    *aliases: str,
-    box: int,
-    gib: float,
-    band: tuple[float, float],
-    starts: int,
-    seen: str,
-    kind: str,
-    gbps: float | None,
-    bf16: float | None,
-    fp8: float | None,
-    arch: str,
-    sources: tuple[str, ...],
-    unified: bool = False,
-    note: str = "",
-) -> Gpu:
+    name: str, *aliases: str, box: int, gib: float, band: tuple[float, float], starts: int, seen: str, kind: str,
+    gbps: float | None, bf16: float | None, fp8: float | None, arch: str, sources: tuple[str, ...],
+    unified: bool = False, note: str = "",
+) -> Gpu:  # fmt: skip
     """A row in the units people write: GiB, GB/s and TFLOPS; `starts` 0 means that the memory is estimated."""
     digits = arch.removeprefix("sm_")
     low_gib, high_gib = band
     return Gpu(
-        name=name,
-        vendor=Vendor.NVIDIA if arch.startswith("sm_") else Vendor.AMD,
-        box_gb=box,
-        total_bytes=round(gib * GIB),
-        total_low_bytes=round(low_gib * GIB),
-        total_high_bytes=round(high_gib * GIB),
-        memory_is_measured=starts > 0,
-        memory_starts=starts,
-        memory_evidence=seen,
-        memory_kind=kind,
-        unified_memory=unified,
+        name=name, vendor=Vendor.NVIDIA if arch.startswith("sm_") else Vendor.AMD, box_gb=box,
+        total_bytes=round(gib * GIB), total_low_bytes=round(low_gib * GIB), total_high_bytes=round(high_gib * GIB),
+        memory_is_measured=starts > 0, memory_starts=starts, memory_evidence=seen, memory_kind=kind, unified_memory=unified,
         bandwidth_bytes_per_s=None if gbps is None else round(gbps * 10**9),
         bf16_flops=None if bf16 is None else round(bf16 * 10**12),
         fp8_flops=None if fp8 is None else round(fp8 * 10**12),
         compute_capability=(int(digits[:-1]), int(digits[-1])) if digits.isdecimal() else None,
-        arch=arch,
-        aliases=aliases,
-        sources=sources,
-        note=note,
-    )
+        arch=arch, aliases=aliases, sources=sources, note=note,
+    )  # fmt: skip
 
 
 # An alias that could mean another card too is a choice; `# chosen:` says why it is not AMBIGUOUS below.

@@ -7,8 +7,6 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-# Processes of a Linux machine as its /proc names them, and which of them belong together.
-
 ENDED = "ZX"  # states of a process that only waits to be collected
 
 

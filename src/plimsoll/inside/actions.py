@@ -17,10 +17,7 @@ from plimsoll.inside.allocator import Torch
 from plimsoll.inside.faults import FAULTS
 from plimsoll.inside.places import run_folder
 
-# What this process and its group hold of the machine's memory, as the kernel tells it.
-
 _NO_LIMIT = 1 << 60  # cgroup v1 says "no limit" with a number of about 2**63
-
 
 GroupFiles = Sequence[tuple[str, str]]  # where a group's limit and its use are
 

@@ -14,8 +14,6 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-# A walk over the segments that torch holds: what of its free memory it could really give back to the device.
-#
 # torch gives back a segment that is free as a whole. Of an expandable segment it gives back every whole page that is free:
 # 2 MiB in the pool for small requests, else 20 MiB. A private pool (CUDA graphs, sleep mode) keeps what it has.
 # A walk makes Python objects of every block while the worker waits, so walks are rare.

@@ -72,8 +72,6 @@ def with_headers(message: Message, extra: Iterable[tuple[bytes, bytes]]) -> Mess
     return {**message, "headers": [*kept, *added]}
 
 
-# What a caller of an endpoint sent: one small JSON object, each field checked. What is wrong is said in one line.
-
 LARGEST_BODY = 64 * 1024
 
 
@@ -126,7 +124,7 @@ def switch(fields: dict[str, Any], name: str) -> bool:
     return value
 
 
-# Which requests are work, which only look, and which steer the server: a drain refuses work alone.
+# A drain refuses work alone: not requests that only look, nor those that steer the server.
 
 OWN = "/plimsoll/"
 
@@ -176,8 +174,6 @@ def path_of(scope_path: str, root_path: str) -> str:
     return scope_path
 
 
-# Who may use the endpoints: whoever shows the token, compared in constant time. Addresses prove nothing.
-#
 # Behind a proxy on the same machine every client is 127.0.0.1, and uvicorn believes X-Forwarded-For from there; so neither
 # an address nor a header other than the token itself is ever asked.
 

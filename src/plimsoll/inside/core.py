@@ -25,14 +25,6 @@ from plimsoll.inside.settings import Settings
 from plimsoll.inside.shared import ASLEEP, NS, PAUSED, Shared
 from plimsoll.inside.survive import report
 
-# Calls into the workers: one at a time over all API servers, without a timeout, and never cancelled.
-#
-# vLLM reads a reply that comes after a timeout as the result of the next step, and dies of it. So a call is begun only
-# while
-# the engine steps or rests, then runs to its end whatever becomes of the client that asked; the client is told after a
-# while
-# that it still runs, and `/plimsoll/state` has its end.
-
 PATIENCE_S = 20.0  # how long the one who asked is kept waiting
 
 
@@ -41,7 +33,11 @@ class Busy(Exception):
 
 
 class Calls:
-    """The door to the workers of one server; `lock_path` is the same for all its API servers."""
+    """Calls into the workers: one at a time over all API servers (`lock_path`), without a timeout, and never cancelled.
+
+    vLLM reads a reply that comes after a timeout as the result of the next step, and dies of it. So a call runs to its end
+    whatever becomes of the client that asked; after a while the client is told that it still runs.
+    """
 
     def __init__(self, lock_path: str | None, patience_s: float = PATIENCE_S) -> None:
         self._lock_path = lock_path
@@ -224,9 +220,8 @@ class Core:
         if is_over and last_ns - self.shared.common["asleep_at_ns"] > AWAKE_AFTER_NS:
             self.shared.common["asleep"] = 0
             return ""
-        return {PAUSED: "paused: requests are taken in and wait", ASLEEP: "asleep: its memory was given back"}.get(
-            how, "asleep"
-        )
+        words = {PAUSED: "paused: requests are taken in and wait", ASLEEP: "asleep: its memory was given back"}
+        return words.get(how, "asleep")
 
     # Readiness
 

@@ -3,7 +3,7 @@
     PLIMSOLL_ADMIT=certified|shadow PLIMSOLL_CERTIFICATE=FILE vllm serve MODEL --middleware plimsoll.inside.Gate
 
 Here are the accounts: what the admitted requests of this API server may bring into one step, kind by kind. They lie on the
-server's own page too, and the sum over all API servers is judged. What knows vLLM is in door_vllm.py.
+server's own page too, and the sum over all API servers is judged. What knows vLLM is below `install`.
 """
 
 from __future__ import annotations
@@ -29,12 +29,9 @@ if TYPE_CHECKING:
     from plimsoll.inside.shared import Shared
 
 
-# The certificate's table, as `plimsoll plan --certify --table FILE` writes it: read with limits, and held against this
-# engine.
-#
-# The table names what memory is left beside weights, KV cache, graphs and the worst plain step, and what each kind of
-# special
-# request takes of it. A table of another release, model or batch size says nothing about this server and is not used.
+# The certificate's table, as `plimsoll plan --certify --table FILE` writes it: the memory left beside weights, KV cache, graphs
+# and the worst plain step, and what each kind of special request takes of it. A table of another release, model or batch size
+# says nothing about this server and is not used.
 
 SCHEMA = "plimsoll.certificate/1"
 LARGEST_FILE = 1 << 20
@@ -496,8 +493,8 @@ def install() -> None:
 #
 # a refusal becomes    up to 0.28                                            from 0.29 on
 # 400, never           VLLMValidationError                                   VLLMValidationError
-# 503, not now         one that is an HTTPException and a                    GracefulHTTPError, as of vLLM's own
-# VLLMValidationError: generate() lets only those pass  admission control
+# 503, not now         an HTTPException that is a VLLMValidationError too,   GracefulHTTPError, as of vLLM's own
+#                      since generate() lets only those pass                 admission control
 
 IS_WRAPPED = "plimsoll_door"
 PROCESSOR = {
@@ -506,8 +503,6 @@ PROCESSOR = {
     "abort_requests": ("self", "request_ids", "internal"),
 }
 REQUEST_FIELDS = ("request_id", "prompt_token_ids", "prompt_embeds", "mm_features", "sampling_params", "lora_request")
-
-
 PARAMS_FIELDS = ("n", "logprobs", "prompt_logprobs", "presence_penalty", "frequency_penalty", "repetition_penalty")
 # What each kind is counted in; a table that counts it in something else is not understood.
 UNITS = {

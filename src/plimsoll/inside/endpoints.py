@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
 import plimsoll
-from plimsoll.inside import drain
 from plimsoll.inside import drain as draining
 from plimsoll.inside.actions import HISTORY_MAX_ENTRIES
 from plimsoll.inside.answers import ALLOWED, LARGEST_BODY, OFF, OWN, Answer, BadAsk, error, fields_of, number, switch, whole
@@ -161,7 +160,7 @@ def drain_words(core: Core, now: float) -> dict[str, Any]:
 def shed_words(core: Core) -> dict[str, Any]:
     """Shedding as answers show it."""
     queue = core.queue()
-    wait = drain.expected_wait(queue)
+    wait = draining.expected_wait(queue)
     valve = core.engine.own_valve()
     note = ""
     if valve == "set":

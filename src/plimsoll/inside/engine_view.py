@@ -96,8 +96,6 @@ def _running(tasks: dict[Any, Any]) -> int:
     return sum(1 for task in list(tasks.values()) if not (hasattr(task, "done") and task.done()))
 
 
-# The test request of one token by which a stuck engine is proven.
-
 SOME_TOKEN = 1
 
 

@@ -17,8 +17,6 @@ from typing import Any
 from plimsoll.inside.faults import FAULTS
 from plimsoll.inside.places import is_alive, start_ticks
 
-# Small JSON files between the processes of one server: replaced whole, for this user's eyes only, distrusted when read.
-
 
 def write_whole(folder: str, stem: str, content: dict[str, Any]) -> None:
     """Put `stem`.json there, whole or not at all; one thread of one process writes it."""

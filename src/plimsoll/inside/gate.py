@@ -34,10 +34,8 @@ from plimsoll.inside.settings import Settings
 from plimsoll.inside.shared import ASLEEP, PAUSED
 from plimsoll.inside.tick import Test, Tick
 
-# The layer that sheds: innermost of all, so that whoever is not let in by vLLM's own key is refused for that, not for load.
-#
-# vLLM puts its middlewares around each other and ours around them all. Shedding belongs beneath them; `beneath` finds the
-# place. A body is never held back: what passes is looked at for images and sounds, chunk by chunk, and handed on.
+# Shedding belongs innermost of all, so that whoever is not let in by vLLM's own key is refused for that, not for load; vLLM
+# puts our middleware around all others. A body is never held back: what passes is looked at for images, and handed on.
 
 # As OpenAI's API and vLLM's name the parts of a message that are not text.
 ITEM_MARKS = (b'"image_url"', b'"input_image"', b'"input_audio"', b'"audio_url"', b'"video_url"')

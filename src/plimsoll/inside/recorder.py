@@ -26,10 +26,9 @@ from plimsoll.inside import places
 from plimsoll.inside.faults import FAULTS
 from plimsoll.inside.settings import Settings
 
-# Salted hashes of a prompt's blocks: equal beginnings can be seen, and nothing else of the prompt.
-#
-# Each hash covers its block and all before it, under a key that is not written down. Were a hash made from the one before
-# it and the block alone, who reads the file could try likely texts block by block without the key.
+# Salted hashes of a prompt's blocks show equal beginnings and nothing else of the prompt. Each hash covers its block and all
+# before it, under a key that is not written down. Were a hash made from the one before it and the block alone, who reads the
+# file could try likely texts block by block without the key.
 
 BLOCK_TOKENS = 16
 HASH_BYTES = 8
@@ -93,8 +92,6 @@ def _first_come(path: str, fresh: bytes) -> bytes:
     return fresh
 
 
-# The files of a recording: appended to whole lines at a time, begun anew at a size, the oldest removed beyond a number.
-#
 # Only files with a name like ours are ever removed. A line is in a file whole or not at all: what a full disk cuts off is
 # taken back.
 
@@ -184,12 +181,9 @@ class RecordFiles:
             surplus -= 1
 
 
-# From what vLLM knows of a request that is over to what a recording says of it.
-#
-# vLLM's own objects differ from release to release: each figure is looked for, and one that was not measured is None.
-# Arrival, first token and end are when the API server had them, which is what clients see; the engine's stamps are on its
-# own
-# clock, so only differences of them are used. Where the API server lags behind its engine, the two are not the same.
+# vLLM's own objects differ from release to release: each figure is looked for, and one that was not measured is None. Arrival,
+# first token and end are when the API server had them, which is what clients see; the engine's stamps are on its own clock, so
+# only differences of them are used. Where the API server lags behind its engine, the two are not the same.
 
 SCHEMA = "plimsoll.request/1"
 SLACK_S = 0.5  # clocks and rounding may put a stamp so far before the arrival; what lies further off was never measured

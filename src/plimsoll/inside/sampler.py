@@ -25,9 +25,7 @@ from plimsoll.inside.figures import PLAIN_KEYS, empty_figures, remove_dead, writ
 from plimsoll.inside.places import ancestors, run_folder, start_ticks
 from plimsoll.inside.settings import Settings
 
-# What the worker reckoned with when it started: the parts of its memory, as vLLM keeps them on the worker, in bytes.
-#
-# The names have changed with vLLM. Up to 0.26 the worker keeps `non_torch_memory`, and `peak_activation_memory` is the
+# The budget's names have changed with vLLM. Up to 0.26 the worker keeps `non_torch_memory`, and `peak_activation_memory` is the
 # activations alone. From 0.27 it keeps `total_consumed` (weights and all outside torch) instead, and
 # `peak_activation_memory` includes the estimate for CUDA graphs where that was taken off the budget.
 
@@ -98,12 +96,9 @@ def _bytes(holder: Any, name: str) -> int | None:
         return None
 
 
-# What the device has and who holds it, through NVML: it needs no CUDA context, so it may be asked while a worker starts.
-#
-# Which of NVML's devices is the worker's: by the device's UUID once torch may be asked for it; before that by
-# CUDA_VISIBLE_DEVICES, where that is unmistakable. A slice of a device (MIG) is not looked up: NVML's figures would be
-# those
-# of the whole device.
+# NVML needs no CUDA context, so it may be asked while a worker starts. Which of its devices is the worker's: by UUID once torch
+# may be asked for it; before that by CUDA_VISIBLE_DEVICES, where that is unmistakable. A slice of a device (MIG) is not looked
+# up: NVML's figures would be those of the whole device.
 
 _HOMES = ("vllm.third_party.pynvml", "pynvml")  # vLLM brings its own copy
 SHARES = ("device_memory.by_this_process", "device_memory.by_others")  # unknown together

@@ -21,10 +21,7 @@ from plimsoll.inside.drain import Drain
 from plimsoll.inside.faults import FAULTS
 from plimsoll.inside.places import is_alive, start_ticks, sweep
 
-# Whole numbers that several processes share: a small file mapped into memory, one 64-bit number for each field.
-#
-# A number is read and written in one aligned store, so a reader never sees half of one. What must change together is
-# changed
+# A number is read and written in one aligned store, so a reader never sees half of one. What must change together is changed
 # under `Page.changing()`: a lock between processes, and a sequence number by which a reader sees that it came in between.
 
 TRIES = 20  # reads at once before the reader makes way for the writer

@@ -14,9 +14,8 @@ from plimsoll.inside.listener import Listener
 from plimsoll.inside.pulse import PULSE, Pulse
 from plimsoll.inside.recorder import ON_REQUEST, RECORDER, Recorder, Seen, from_state
 
-# What vLLM's stat loggers are not told of a request: its priority, the tokens of its prompt, and that a client gave it up.
-#
-# Only while requests are recorded, three methods of vLLM's output processor are wrapped. Each calls vLLM's own with what it
+# vLLM's stat loggers are not told a request's priority, the tokens of its prompt, nor that a client gave it up. So, only while
+# requests are recorded, three methods of vLLM's output processor are wrapped. Each calls vLLM's own with what it
 # was given and returns what that returns. A release whose methods look otherwise is left alone, and that is said once.
 
 _IS_WRAPPED = "plimsoll_wrapped"

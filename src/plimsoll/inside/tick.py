@@ -24,11 +24,8 @@ from plimsoll.inside.meters import Meters
 from plimsoll.inside.shared import ASLEEP, NS, PAUSED
 from plimsoll.inside.survive import frontend
 
-# Puts our stat logger into a running engine client, for servers that did not load it as a plugin.
-#
-# vLLM knows plugins of this kind from 0.11.1 on, `VLLM_PLUGINS` may leave ours out, and scaling the engines makes vLLM
-# build its loggers anew without any plugin. The shapes, by release:
-#
+# Our stat logger may not be loaded as a plugin: vLLM knows plugins of this kind from 0.11.1 on, `VLLM_PLUGINS` may leave ours
+# out, and scaling the engines makes vLLM build its loggers anew without any. Then it is put in here. The shapes, by release:
 # 0.8.0 to 0.8.2    engine.stat_loggers: a list of loggers
 # 0.8.3 to 0.9.2    engine.stat_loggers: for each engine core a list of loggers
 # 0.10.0 to 0.11.0  engine.logger_manager.per_engine_logger_dict: the same by the number of the engine core
@@ -90,10 +87,6 @@ def _cannot(reason: str) -> bool:
     FAULTS.say(WHERE, reason)
     return False
 
-
-# The endpoints on a Unix socket or a port of their own, away from the port that clients reach.
-#
-# HTTP is read by h11, which vLLM brings.
 
 READ_BYTES = 65_536
 PATIENCE_S = 10.0  # for a client to send its whole request
@@ -261,10 +254,7 @@ def _answers(path: str) -> bool:
     return True
 
 
-# Notices that vLLM was told to end, so that it is not called ready while it finishes what it has.
-#
-# On SIGTERM with `--shutdown-timeout` vLLM answers /health with 200 and every new request with 500 until its engine is
-# done.
+# On SIGTERM with `--shutdown-timeout` vLLM answers /health with 200 and every new request with 500 until its engine is done.
 # The first thing it does is to call its engine client's `shutdown`; that call, of this one object, is listened to.
 
 MARK = "plimsoll_notices"
@@ -285,8 +275,6 @@ def notice_shutdown(client: Any, core: Core) -> None:
     client.shutdown = shutdown
 
 
-# When an engine that does not step is suspected, and when it is proven stuck. No clock of its own.
-#
 # Suspected: no step for longer than three times the longest step seen and than the bound, with work waiting, awake and not
 # dead. Proven: suspected, and a request of one token got no answer. One step disproves both.
 

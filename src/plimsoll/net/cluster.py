@@ -1,4 +1,4 @@
-"""Asks the API of the cluster that guard runs in, by plain HTTP: with the pod's own token, which changes, and its CA."""
+"""Reads the API of the cluster that guard runs in, with the pod's own token, which changes, and its CA."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from urllib.parse import urlsplit
 
 from plimsoll.errors import BadInput, TimedOut, TooLarge, WorldFailed
 from plimsoll.net.http_get import within
-
-# What whoever asks another server has to know: how a token is shown, and where a pod finds its cluster.
 
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 """The folder in which Kubernetes gives every pod its token, its namespace and the cluster's CA."""

@@ -14,8 +14,7 @@ from typing import IO, NamedTuple, TypeVar
 from urllib.parse import SplitResult, unquote, urljoin, urlsplit, urlunsplit
 
 from plimsoll.errors import BadInput, TimedOut, TooLarge, WorldFailed
-from plimsoll.net.inputs import HOST_AND_PORT
-from plimsoll.net.inputs import gunzip_whole as gunzipped
+from plimsoll.net.inputs import HOST_AND_PORT, gunzip_whole
 
 REDIRECTS_MAX = 3
 URL_MAX = 8192
@@ -59,7 +58,8 @@ def address(url: str) -> Address:
         host, port = parts.hostname, parts.port
     except ValueError:
         raise BadInput("the address cannot be read; write http://HOST:PORT") from None
-    if parts.scheme not in ("http", "https") or not host or len(url) > URL_MAX or not _is_plain(url.strip()):
+    is_plain = all(character.isprintable() and not character.isspace() for character in url.strip())
+    if parts.scheme not in ("http", "https") or not host or len(url) > URL_MAX or not is_plain:
         meant = f": http://{url.strip()}?" if re.fullmatch(HOST_AND_PORT, url.strip()) else ""
         raise BadInput(f"the address must be http://HOST:PORT or https://HOST:PORT, on one line{meant}")
     netloc = (f"[{host}]" if ":" in host else host) + (f":{port}" if port is not None else "")
@@ -115,7 +115,7 @@ def _exchange(where: Address, most_bytes: int, timeout_s: float) -> Reply:
                 body = read_up_to(response, most_bytes + 1, deadline)
                 if len(body) > most_bytes:
                     raise TooLarge(f"{where.shown}: answers with more than {most_bytes >> 20} MiB")
-                return Reply(response.status, gunzipped(body, most_bytes, where.shown))
+                return Reply(response.status, gunzip_whole(body, most_bytes, where.shown))
         except urllib.error.HTTPError as error:
             with error:
                 target = error.headers.get("Location")
@@ -159,7 +159,3 @@ def failure(error: Exception, timeout_s: float, before: str = "") -> WorldFailed
     if isinstance(reason, OSError):
         return WorldFailed(f"{before}cannot be reached ({reason.strerror or type(reason).__name__})")
     return WorldFailed(f"{before}answered something that is not HTTP ({type(reason).__name__})")
-
-
-def _is_plain(url: str) -> bool:
-    return all(character.isprintable() and not character.isspace() for character in url)

@@ -1,4 +1,4 @@
-"""What the user named: found, and told apart by content. Names and endings say nothing; folders are walked.
+"""Finds and opens the inputs that a user names, and tells them apart by content; folders are walked.
 
 with Spool(sys.stdin.buffer, deadline=deadline) as path:       "-": kept aside first, then like any file
     kind = classify(path)
@@ -6,28 +6,28 @@ with Spool(sys.stdin.buffer, deadline=deadline) as path:       "-": kept aside f
 
 from __future__ import annotations
 
+import codecs
 import importlib
 import os
 import re
+import select
 import stat
+import tempfile
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
+from itertools import chain
 from types import TracebackType
 from typing import BinaryIO, NamedTuple, Protocol, cast
 
 from plimsoll.errors import BadInput, TimedOut, TooLarge
-
-# A text that comes in blocks of bytes: unpacked, and from another encoding, never more than a block at a time.
 
 BLOCK_BYTES = 1 << 20
 
 
 def recoded(blocks: Iterator[bytes], encoding: str) -> Iterator[bytes]:
     """The same text as UTF-8; what is no letter in this encoding is replaced."""
-    import codecs
-
     decoder = codecs.getincrementaldecoder(encoding)(errors="replace")
     for block in blocks:
         yield decoder.decode(block).encode("utf-8", "replace")
@@ -54,11 +54,6 @@ def gunzipped(blocks: Iterator[bytes]) -> Iterator[bytes]:
             if unpack.eof:
                 data, is_inside = unpack.unused_data, False
                 unpack = zlib.decompressobj(31)
-
-
-# Unpacks zstd with whichever library is there: the zstandard package, or Python's own from 3.14.
-
-_BLOCK_BYTES = 1 << 20
 
 
 class _Reader(Protocol):
@@ -93,7 +88,7 @@ class _Pull:
 
 
 def _library() -> tuple[_Library, bool] | None:
-    """The library, and whether it is the package."""
+    """The zstandard package or Python's own from 3.14, and whether it is the package."""
     for name in ("zstandard", "compression.zstd"):
         try:
             return cast("_Library", importlib.import_module(name)), name == "zstandard"
@@ -121,7 +116,7 @@ def unpacked_zstd(source: str, blocks: Iterator[bytes]) -> Iterator[bytes]:
 def _by_package(library: _Library, blocks: Iterator[bytes]) -> Iterator[bytes]:
     unpack = library.ZstdDecompressor()
     reader = cast("_Reader", unpack.stream_reader(_Pull(blocks), read_size=64 << 10, read_across_frames=True))  # type: ignore[attr-defined]
-    while text := reader.read(_BLOCK_BYTES):
+    while text := reader.read(BLOCK_BYTES):
         yield text
 
 
@@ -130,7 +125,7 @@ def _by_python(library: _Library, blocks: Iterator[bytes]) -> Iterator[bytes]:
     for block in blocks:
         data = block
         while True:
-            if text := unpack.decompress(data, max_length=_BLOCK_BYTES):  # type: ignore[attr-defined]
+            if text := unpack.decompress(data, max_length=BLOCK_BYTES):  # type: ignore[attr-defined]
                 yield text
             if unpack.eof:  # type: ignore[attr-defined]
                 data = unpack.unused_data  # type: ignore[attr-defined]
@@ -143,14 +138,9 @@ def _by_python(library: _Library, blocks: Iterator[bytes]) -> Iterator[bytes]:
                 data = b""
 
 
-# Unpacks gzip of a kind nobody vouches for, up to a size.
-
-
 def gunzip_whole(data: bytes, most_bytes: int, shown: str) -> bytes:
     """The data itself, or what is in it if it is gzip, never more than `most_bytes`."""
     if data[:2] == b"\x1f\x8b":
-        import zlib
-
         unpacker = zlib.decompressobj(31)
         try:
             data = unpacker.decompress(data, most_bytes + 1)
@@ -160,8 +150,6 @@ def gunzip_whole(data: bytes, most_bytes: int, shown: str) -> bytes:
         raise TooLarge(f"{shown}: more than {most_bytes >> 20} MiB")
     return data
 
-
-# Bytes of a text as they come: from a file, a pipe or a stream, unpacked, as UTF-8, and never past the deadline.
 
 UNPACKED_MAX_BYTES = 8 << 30
 NULS_MAX_BYTES = 64 << 20  # nothing else in this much of a stream: not text
@@ -229,8 +217,6 @@ def blocks_of_descriptor(descriptor: int, budget: Budget) -> Iterator[bytes]:
 
 def _is_ready(descriptor: int, budget: Budget) -> bool:
     """Whether there is something to read (or the end) before the deadline."""
-    import select
-
     poll = select.poll()
     poll.register(descriptor, select.POLLIN | select.POLLHUP)
     while not budget.is_over():
@@ -258,11 +244,11 @@ def unpacked(source: str, blocks: Iterator[bytes], depth: int = DEEPEST) -> Iter
         start += block
         if len(start) >= 512:
             break
-    again = _chained(start, blocks)
+    again = chain([start] if start else [], blocks)
     if packing := _packing(start):
         if depth == 0:
             raise BadInput(f"{source}: packed in packed in packed; unpack it first")
-        inside = _gunzipped(source, again) if packing == "gzip" else _unzstd(source, again)
+        inside = _gunzipped(source, again) if packing == "gzip" else unpacked_zstd(source, again)
         yield from unpacked(source, inside, depth - 1)
         return
     for magic, name in _PACKED:
@@ -304,22 +290,11 @@ def encoding_of(start: bytes) -> str | None:
     return None
 
 
-def _chained(start: bytes, blocks: Iterator[bytes]) -> Iterator[bytes]:
-    if start:
-        yield start
-    yield from blocks
-
-
 def _gunzipped(source: str, blocks: Iterator[bytes]) -> Iterator[bytes]:
     try:
         yield from gunzipped(blocks)
     except zlib.error:
         raise BadInput(f"{source}: looks like gzip and is not") from None
-
-
-def _unzstd(source: str, blocks: Iterator[bytes]) -> Iterator[bytes]:
-
-    yield from unpacked_zstd(source, blocks)
 
 
 def is_text(sample: bytes) -> bool:
@@ -369,10 +344,7 @@ _START_BYTES = 64 << 10
 HOST_AND_PORT = r"[A-Za-z0-9][A-Za-z0-9.\-]{0,252}:\d{1,5}(?:/metrics)?/?"
 _SAMPLE = r"[a-zA-Z_:][\w:]{0,200}(?:\{[^\n]{0,4000}\})? [-+]?(?:\d[\d.eE+\-]{0,40}|Inf|NaN)(?: \d{1,20})?\s{0,2}$"
 
-
 MOST_NAMED = 8  # of the files that were passed over
-
-
 _REPORT = re.compile(r'\s*\{\s*"schema":\s*"plimsoll\.doctor/')
 
 
@@ -546,11 +518,9 @@ def _is_readable(path: str) -> bool:
     if kind_of(start) is not Kind.LOG or encoding_of(start):
         return True
     if start.startswith((b"\x1f\x8b", b"\x28\xb5\x2f\xfd")):
-        return (
-            start.startswith(b"\x28")
-            or is_text(bare := _bare(start))
-            or (named_packed(path) and kind_of(bare) is Kind.SNAPSHOT)
-        )
+        if start.startswith(b"\x28") or is_text(bare := _bare(start)):
+            return True
+        return named_packed(path) and kind_of(bare) is Kind.SNAPSHOT
     return not start.strip(b"\0") or is_text(start)
 
 
@@ -558,8 +528,6 @@ class Spool:
     """What came on a stream, as a file that can be looked at and read from its start; gone when the block ends."""
 
     def __init__(self, stream: BinaryIO, *, deadline: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        import tempfile
-
         budget = Budget(deadline, clock)
         self.size_bytes = 0
         self._file = tempfile.TemporaryFile()  # noqa: SIM115
