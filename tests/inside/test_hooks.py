@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from plimsoll.inside.faults import FAULTS
+from plimsoll.inside.listener import watch_requests, what_is_seen
 from plimsoll.inside.pulse import Pulse
 from plimsoll.inside.recorder import ON_REQUEST, Recorder
 from plimsoll.inside.settings import Settings
-from plimsoll.inside.stat_logger import watch_requests, what_is_seen
 from tests.inside.vllm_shapes import iteration, output_processor, request
 
 
