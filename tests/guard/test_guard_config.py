@@ -13,7 +13,7 @@ from plimsoll.cli.guard import read_options
 from plimsoll.errors import BadInput
 from plimsoll.guard.adapters.discovery import PodsConfig
 from plimsoll.guard.config import ApiConfig, Listen, config_in, is_loopback, listen_of, read_guard_config
-from plimsoll.guard.config_reader import Lines, read_token
+from plimsoll.guard.config_reader import KeyLines, read_token
 from plimsoll.guard.judge.policy import THRESHOLDS
 
 TOKEN = "a-token-that-is-long-enough"
@@ -317,7 +317,7 @@ def test_no_text_is_more_than_a_refusal(text: str) -> None:
 
 def test_places_are_found_in_tables_within_lists() -> None:
     """A table below a list belongs to its last entry, and what is not there is where its table is."""
-    lines = Lines("a.b = 1\n[[x]]\ny = 1\n[x.z]\nq = 1\n[[x]]\n[x.z]\nq = 1\n")
+    lines = KeyLines("a.b = 1\n[[x]]\ny = 1\n[x.z]\nq = 1\n[[x]]\n[x.z]\nq = 1\n")
     assert lines.of("a", "b") == 1
     assert lines.of("x", 0, "y") == 3
     assert lines.of("x", 0, "z", "q") == 5

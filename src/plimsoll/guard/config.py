@@ -19,7 +19,7 @@ from plimsoll.guard.adapters.file_lock import FileLockConfig
 from plimsoll.guard.adapters.lease_lock import LeaseLockConfig
 from plimsoll.guard.adapters.own_process import OwnProcessConfig
 from plimsoll.guard.adapters.webhook import NotifyConfig
-from plimsoll.guard.config_reader import MOST_BYTES, ConfigReader, Lines
+from plimsoll.guard.config_reader import MOST_BYTES, ConfigReader, KeyLines
 from plimsoll.guard.engine_config import EngineConfig, instance_template
 from plimsoll.net.http_get import address
 
@@ -132,7 +132,7 @@ class GuardConfig(key.Table):
     lock: LockConfig | None = key.table("", *LOCKS)  # None: a file beside the journal
     own: OwnProcessConfig = key.table("", OwnProcessConfig, default=OwnProcessConfig())
     name: str = ""  # of the file
-    lines: Lines = field(default_factory=lambda: Lines(""))
+    lines: KeyLines = field(default_factory=lambda: KeyLines(""))
     warnings: tuple[str, ...] = ()  # what is not wrong and still should be said
 
     def refuse(self, message: str, *path: str | int) -> BadInput:

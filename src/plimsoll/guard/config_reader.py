@@ -32,7 +32,7 @@ _PAIR = re.compile(rf"[ \t]*({_DOTTED})[ \t]*=")
 _LONGEST_LINE = 4_096
 
 
-class Lines:
+class KeyLines:
     """The line of every table and key of a TOML text: tomllib reads the values and forgets the places."""
 
     def __init__(self, text: str) -> None:
@@ -103,7 +103,7 @@ class ConfigReader:
 
     def __init__(self, name: str, text: str) -> None:
         """BadInput where the text is no TOML; paths in it are relative to the folder of `name`."""
-        self.name, self.lines = name, Lines(text)
+        self.name, self.lines = name, KeyLines(text)
         self.warnings: dict[str, None] = {}
         self._folder = Path(name).parent
         try:

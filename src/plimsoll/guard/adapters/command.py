@@ -102,13 +102,13 @@ class CommandRestarter:
         if ran.code is None:
             return unsure(f"the stop command: {ran.trouble}", timed_out=True)
         if ran.code != 0:
-            return failed(f"the stop command ended with {ran.code}: {_said(ran)}", code=ran.code)
+            return failed(f"the stop command ended with {ran.code}{ran.last_words}", code=ran.code)
         is_running = await self.is_running()
         if is_running is None:
             return unsure("the stop command says that it is done, but nobody knows whether the engine runs")
         if is_running:
             return failed("the stop command says that it is done, but the engine runs")
-        return done(f"stopped: {_said(ran)}")
+        return done(f"stopped{ran.last_words}")
 
     async def start(self) -> Outcome:
         """Refused while the engine runs, or nobody knows whether it does."""
@@ -119,13 +119,9 @@ class CommandRestarter:
         if ran.code is None:
             return unsure(f"the start command: {ran.trouble}", timed_out=True)
         if ran.code != 0:
-            return failed(f"the start command ended with {ran.code}: {_said(ran)}", code=ran.code)
-        return done(f"started: {_said(ran)}")
+            return failed(f"the start command ended with {ran.code}{ran.last_words}", code=ran.code)
+        return done(f"started{ran.last_words}")
 
     async def _run(self, verb: str, limit_s: float, grace_s: float = 0.0) -> CommandResult:
         environment = {**self._environment, "PLIMSOLL_VERB": verb, "PLIMSOLL_DEADLINE_S": f"{limit_s:g}"}
         return await run_command(self._commands[verb], limit_s + grace_s, environment, only_stdout=verb == "pids")
-
-
-def _said(ran: CommandResult) -> str:
-    return shown_line(ran.last_line)[:200] or "it says nothing"

@@ -117,7 +117,7 @@ def _holding(nvml: Any, index: int, pids: Collection[int]) -> CardMemory:
         running = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
     except nvml.NVMLError:
         return CardMemory(free, None)
-    mine = [one.usedGpuMemory for one in running if one.pid in pids]
+    mine = [process.usedGpuMemory for process in running if process.pid in pids]
     # A container sees the sum, but neither the numbers nor the shares of others' processes.
     if any(used is None for used in mine) or (not mine and pids and not running):
         return CardMemory(free, None)

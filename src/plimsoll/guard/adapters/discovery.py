@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -19,10 +19,10 @@ from plimsoll.guard import config_fields as key
 from plimsoll.guard.adapters.cluster import namespace_key
 from plimsoll.guard.daemon.engine_http import EngineClient
 from plimsoll.guard.engine_config import LONGEST_NAME, EngineConfig, host_and_port
+from plimsoll.launch.manifests import documents_in
 from plimsoll.net import http_get
 from plimsoll.net.cluster import Cluster
-
-# Reads one pod as the cluster's API shows it: where it is, how often it was started again, and whether it is over.
+from plimsoll.net.http_call import table
 
 USUAL_PORT = 8000
 RUNNING, OVER = "Running", ("Failed", "Succeeded")
@@ -30,7 +30,7 @@ WORDS_MAX = 100
 
 
 class Pod(NamedTuple):
-    """What matters of it."""
+    """A pod as the cluster's API shows it: where it is, how often it was started again, and whether it is over."""
 
     name: str  # namespace/name
     address: str
@@ -43,7 +43,7 @@ class Pod(NamedTuple):
 
 def read_pod(item: Any, port: int | None = None) -> Pod:
     """A pod of a list; `port` where the user has named it."""
-    about, spec, status = (_dict(_dict(item).get(key)) for key in ("metadata", "spec", "status"))
+    about, spec, status = (table(table(item).get(key)) for key in ("metadata", "spec", "status"))
     address, phase = status.get("podIP"), str(status.get("phase", ""))
     port = port or port_of(spec)
     states = _statuses(spec, status, port)
@@ -76,32 +76,27 @@ def _statuses(spec: Mapping[str, Any], status: Mapping[str, Any], port: int) -> 
     states = _dicts(status.get("containerStatuses"))
     serving = {
         container.get("name") for container in _dicts(spec.get("containers"))
-        if any(one.get("containerPort") == port for one in _dicts(container.get("ports")))
+        if any(entry.get("containerPort") == port for entry in _dicts(container.get("ports")))
     }  # fmt: skip
     return [state for state in states if state.get("name") in serving] or states
 
 
 def _ended(about: Mapping[str, Any], spec: Mapping[str, Any], status: Mapping[str, Any], states: list[dict[str, Any]]) -> str:
     """Only where nobody starts it again: the node may not, and there is no controller that would put another in its place."""
-    if spec.get("restartPolicy") != "Never" or any(one.get("controller") for one in _dicts(about.get("ownerReferences"))):
+    if spec.get("restartPolicy") != "Never" or any(owner.get("controller") for owner in _dicts(about.get("ownerReferences"))):
         return ""
     for state in states:
-        over = _dict(_dict(state.get("state")).get("terminated"))
+        over = table(table(state.get("state")).get("terminated"))
         if isinstance(code := over.get("exitCode"), int):
             reason = str(over.get("reason") or "")[:WORDS_MAX]
             words = f" ({reason})" if reason and reason.isprintable() and reason not in ("Error", "Completed") else ""
             return f"its container ended with exit code {code}{words} and is not started again: restartPolicy is Never"
-    said = str(status.get("reason") or status.get("phase"))[:WORDS_MAX]
-    return f"its pod is over ({said if said.isprintable() else 'no reason given'}), and restartPolicy is Never"
-
-
-def _dict(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
+    why = str(status.get("reason") or status.get("phase"))[:WORDS_MAX]
+    return f"its pod is over ({why if why.isprintable() else 'no reason given'}), and restartPolicy is Never"
 
 
 def _dicts(value: Any) -> list[dict[str, Any]]:
-    found: Iterable[Any] = value if isinstance(value, list) else ()
-    return [one for one in found if isinstance(one, dict)]
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
 MOST_TARGETS = 5_000
@@ -333,12 +328,12 @@ def groups_in(tree: Any, name: str) -> TargetList:
     found: list[EngineConfig] = []
     troubles: list[str] = []
     for number, group in enumerate(tree):
-        targets, labels = as_dict(group).get("targets"), as_dict(as_dict(group).get("labels"))
+        targets, labels = table(group).get("targets"), table(table(group).get("labels"))
         if not isinstance(group, dict) or not isinstance(targets, list):
             raise BadInput(f"{name}: group {number + 1} has no list of targets")
-        for one in targets:
+        for target in targets:
             try:
-                found.append(_target(one, labels, is_alone=len(targets) == 1))
+                found.append(_target(target, labels, is_alone=len(targets) == 1))
             except BadInput as error:
                 troubles.append(f"{name}: group {number + 1}: {error}")
         if len(found) + len(troubles) > MOST_TARGETS:
@@ -372,12 +367,5 @@ def _tree(text: str, name: str) -> Any:
             raise BadInput(f"{name}, line {line}: not JSON") from None
         except RecursionError:
             raise BadInput(f"{name}: nested too deeply") from None
-    from plimsoll.launch.manifests import documents_in
-
     documents = documents_in(text, name)
     return documents[0] if len(documents) == 1 else documents or None
-
-
-def as_dict(value: Any) -> dict[str, Any]:
-    """A table of what was read; an empty one for anything else."""
-    return value if isinstance(value, dict) else {}

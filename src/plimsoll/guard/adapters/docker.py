@@ -61,10 +61,10 @@ class DockerContainer:
 
     async def is_running(self) -> bool | None:
         """Whether it has processes; a paused one has, one that Docker is about to start again is not known."""
-        found = await self._inspect()
-        if isinstance(found, Outcome):
+        details = await self._inspect()
+        if isinstance(details, Outcome):
             return None
-        state = table(found.get("State"))
+        state = table(details.get("State"))
         if state.get("Restarting") is True:
             return None
         return state["Running"] if isinstance(state.get("Running"), bool) else None
@@ -75,13 +75,13 @@ class DockerContainer:
         A server that was told to stop ends with 0, or with 143 by the signal itself. One that did not end in time was killed:
         that it was by somebody's stop shows where Docker itself would have started it again after any other end.
         """
-        found = await self._inspect()
-        if isinstance(found, Outcome):
-            return found if found.is_done is None else unsure(found.message)
-        state, facts = table(found.get("State")), _facts(found)
+        details = await self._inspect()
+        if isinstance(details, Outcome):
+            return details if details.is_done is None else unsure(details.message)
+        state, facts = table(details.get("State")), _facts(details)
         if state.get("Running") is not False or state.get("Restarting") is True:
             return failed("it has not ended")
-        policy = table(table(found.get("HostConfig")).get("RestartPolicy")).get("Name")
+        policy = table(table(details.get("HostConfig")).get("RestartPolicy")).get("Name")
         codes = (*STOPPED, KILLED) if policy in KEPT_UP else STOPPED
         if facts.get("oom_killed") is False and facts.get("exit_code") in codes:
             return done("somebody stopped its container", by_hand=True, **facts)
@@ -89,12 +89,12 @@ class DockerContainer:
 
     async def pids(self) -> tuple[int, ...]:
         """As the host numbers them: the first process, then the others that Docker's `top` shows."""
-        found = await self._inspect()
-        if isinstance(found, Outcome):
+        details = await self._inspect()
+        if isinstance(details, Outcome):
             return ()
-        first = _pid(table(found.get("State")).get("Pid"))
-        told = await self._ask("GET", "top", ASK_LIMIT_S)
-        top = told.table() if isinstance(told, Reply) and told.status == 200 else {}
+        first = _pid(table(details.get("State")).get("Pid"))
+        reply = await self._ask("GET", "top", ASK_LIMIT_S)
+        top = reply.table() if isinstance(reply, Reply) and reply.status == 200 else {}
         titles, rows = top.get("Titles"), top.get("Processes")
         others: list[int] = []
         if isinstance(titles, list) and "PID" in titles and isinstance(rows, list):
@@ -104,42 +104,42 @@ class DockerContainer:
 
     async def stop(self, deadline_s: float) -> Outcome:
         """Docker's own stop with that many seconds; a container that is still there then is killed."""
-        found = await self._inspect()
-        if isinstance(found, Outcome):
-            return found
-        if table(found.get("State")).get("Running") is False:
-            return done("the container was not running", was_running=False, **_facts(found))
+        details = await self._inspect()
+        if isinstance(details, Outcome):
+            return details
+        if table(details.get("State")).get("Running") is False:
+            return done("the container was not running", was_running=False, **_facts(details))
         wait_s = max(1, round(deadline_s))
-        told = await self._ask("POST", f"stop?t={wait_s}", wait_s + self._grace_s)
-        if isinstance(told, Lost) or told.status not in (204, 304):
-            if isinstance(told, Reply) and told.status in (400, 404, 409):
-                return failed(f"Docker did not stop it: {_reason(told)}", status=told.status)
-            if isinstance(told, Lost) and not told.was_sent:
-                return failed(f"Docker cannot be asked: {told.why}", unreachable=True)
+        reply = await self._ask("POST", f"stop?t={wait_s}", wait_s + self._grace_s)
+        if isinstance(reply, Lost) or reply.status not in (204, 304):
+            if isinstance(reply, Reply) and reply.status in (400, 404, 409):
+                return failed(f"Docker did not stop it: {_reason(reply)}", status=reply.status)
+            if isinstance(reply, Lost) and not reply.was_sent:
+                return failed(f"Docker cannot be asked: {reply.why}", unreachable=True)
             await self._ask("POST", "kill?signal=SIGKILL", ASK_LIMIT_S)
         return await self._seen_to_be_over(wait_s)
 
     async def start(self) -> Outcome:
         """Start the same container again; refused while it runs."""
-        found = await self._inspect()
-        if isinstance(found, Outcome):
-            return found
-        state = table(found.get("State"))
+        details = await self._inspect()
+        if isinstance(details, Outcome):
+            return details
+        state = table(details.get("State"))
         if state.get("Running") is not False or state.get("Restarting") is True:
-            return failed("the container runs already", running=True, **_facts(found))
-        told = await self._ask("POST", "start", START_LIMIT_S)
-        if isinstance(told, Lost):
-            return unsure(f"whether it was started is not known: {told.why}")
-        if told.status not in (204, 304):
-            return failed(f"Docker did not start it: {_reason(told)}", status=told.status)
+            return failed("the container runs already", running=True, **_facts(details))
+        reply = await self._ask("POST", "start", START_LIMIT_S)
+        if isinstance(reply, Lost):
+            return unsure(f"whether it was started is not known: {reply.why}")
+        if reply.status not in (204, 304):
+            return failed(f"Docker did not start it: {_reason(reply)}", status=reply.status)
         return done("the container was started")
 
     async def _seen_to_be_over(self, wait_s: int) -> Outcome:
-        found = await self._inspect()
-        if isinstance(found, Outcome):
-            return unsure(f"it was told to stop, but whether it has is not known: {found.message}")
-        facts = _facts(found)
-        if table(found.get("State")).get("Running") is not False:
+        details = await self._inspect()
+        if isinstance(details, Outcome):
+            return unsure(f"it was told to stop, but whether it has is not known: {details.message}")
+        facts = _facts(details)
+        if table(details.get("State")).get("Running") is not False:
             return unsure("it was told to stop, but runs still", **facts)
         was_killed = facts.get("exit_code") == KILLED
         facts |= {"how": "kill" if was_killed else "term", "was_running": True}
@@ -149,25 +149,25 @@ class DockerContainer:
         return done(f"the container did not end within {wait_s} s and was killed{why}", **facts)
 
     async def _inspect(self) -> Mapping[str, Any] | Outcome:
-        told = await self._ask("GET", "json", ASK_LIMIT_S)
-        if isinstance(told, Lost):
-            return unsure(f"Docker cannot be asked: {told.why}")
-        if told.status == 404:
+        reply = await self._ask("GET", "json", ASK_LIMIT_S)
+        if isinstance(reply, Lost):
+            return unsure(f"Docker cannot be asked: {reply.why}")
+        if reply.status == 404:
             return failed("Docker has no such container", status=404)
-        found = told.table()
-        if told.status != 200 or not isinstance(found.get("State"), dict):
-            return unsure(f"Docker does not say how the container is: {_reason(told)}", status=told.status)
-        return found
+        details = reply.table()
+        if reply.status != 200 or not isinstance(details.get("State"), dict):
+            return unsure(f"Docker does not say how the container is: {_reason(reply)}", status=reply.status)
+        return details
 
     async def _ask(self, method: str, what: str, limit_s: float) -> Reply | Lost:
         path = f"/containers/{quote(self._container, safe='')}/{what}"
         return await self._server.call(method, path, b"", {}, limit_s, INSPECT_BYTES)
 
 
-def _facts(found: Mapping[str, Any]) -> dict[str, str | float | bool]:
-    state, config, host = (table(found.get(name)) for name in ("State", "Config", "HostConfig"))
+def _facts(details: Mapping[str, Any]) -> dict[str, str | float | bool]:
+    state, config, host = (table(details.get(name)) for name in ("State", "Config", "HostConfig"))
     facts: dict[str, str | float | bool] = {}
-    for name, fact, place in (("ExitCode", "exit_code", state), ("RestartCount", "restarts", found)):
+    for name, fact, place in (("ExitCode", "exit_code", state), ("RestartCount", "restarts", details)):
         value = place.get(name)
         if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31:
             facts[fact] = value
@@ -175,9 +175,9 @@ def _facts(found: Mapping[str, Any]) -> dict[str, str | float | bool]:
         facts["oom_killed"] = state["OOMKilled"]
     if isinstance(config.get("StopSignal"), str) and config["StopSignal"]:
         facts["stop_signal"] = shown_line(config["StopSignal"])[:20]
-    program = found.get("Path")
+    program = details.get("Path")
     if isinstance(program, str) and host.get("Init") is not True:
-        words = [program, *(word for word in found.get("Args") or () if isinstance(word, str))]
+        words = [program, *(word for word in details.get("Args") or () if isinstance(word, str))]
         facts["may_not_pass_on"] = _is_wrapped(words)
     return facts
 
@@ -189,12 +189,12 @@ def _is_wrapped(words: list[str]) -> bool:
     return not any(re.search(r"(?:^|[\s;&])exec\s", word) for word in words[1:])
 
 
-def _pid(found: object) -> int:
-    text = str(found) if isinstance(found, int | str) and not isinstance(found, bool) else ""
+def _pid(details: object) -> int:
+    text = str(details) if isinstance(details, int | str) and not isinstance(details, bool) else ""
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 11 else 0
 
 
-def _reason(told: Reply) -> str:
-    message = told.table().get("message")
+def _reason(reply: Reply) -> str:
+    message = reply.table().get("message")
     words = shown_line(message)[:200] if isinstance(message, str) else ""
-    return f"it answers {told.status}" + (f": {words}" if words else "")
+    return f"it answers {reply.status}" + (f": {words}" if words else "")

@@ -42,9 +42,7 @@ class FileLockConfig(key.Table):
     """[lock] with file."""
 
     path: str = key.path(
-        "for guards on one host; without [lock]: fleet.lock beside the journal",
-        key="file",
-        example='"/run/fleet.lock"',
+        "for guards on one host; without [lock]: fleet.lock beside the journal", key="file", example='"/run/fleet.lock"'
     )
 
     def build(self) -> FileLock:

@@ -18,17 +18,6 @@ from plimsoll.guard.act.ports import Outcome, done, failed, unsure
 from plimsoll.net.cluster import bearer
 from plimsoll.net.http_call import Lost, Reply, Server, number, table
 
-# What others say, as it may stand in a sentence of ours.
-
-LONGEST = 300
-
-
-def quoted_words(text: str, most: int = LONGEST) -> str:
-    """One line without secrets and without anything that a terminal would obey."""
-    shown = shown_line(text[: 10 * most])
-    return printable(shown).strip()[:most]
-
-
 DEADLINE_S = 5.0
 COMPACT_S = 30.0  # the gate itself keeps the one who asks waiting for 20 s
 OUT = ("leaving", "refusing")
@@ -40,6 +29,11 @@ _WHY = {
 }
 _COUNTS = ("in_flight", "background", "engine_requests", "begun", "pid", "api_servers")
 _STEPS = ("steps", "running", "waiting")
+
+
+def quoted_words(text: str, most: int = 300) -> str:
+    """What others say, in one line without secrets and without anything that a terminal would obey."""
+    return printable(shown_line(text[: 10 * most])).strip()[:most]
 
 
 class GateHttpClient:
@@ -69,10 +63,10 @@ class GateHttpClient:
         """
         wish = {"epoch": epoch, "lease_s": lease_s, "refuse": refuse}
         more = {"quiet_s": quiet_s, "bound_s": bound_s, "retry_after_s": retry_after_s}
-        told = await self._post("drain", {**wish, **{name: value for name, value in more.items() if value is not None}})
-        if isinstance(told, Outcome):
-            return told
-        facts = _drain_facts(told)
+        answer = await self._post("drain", {**wish, **{name: value for name, value in more.items() if value is not None}})
+        if isinstance(answer, Outcome):
+            return answer
+        facts = _drain_facts(answer)
         phase, left_s = facts.get("phase"), facts.get("lease_left_s", 0.0)
         if phase not in OUT or facts.get("epoch") != epoch or not left_s:
             return unsure("the gate answers, but not that it drains for us", **facts)
@@ -82,10 +76,10 @@ class GateHttpClient:
 
     async def undrain(self, epoch: int) -> Outcome:
         """End the drain; the same as done when there was none."""
-        told = await self._post("undrain", {"epoch": epoch})
-        if isinstance(told, Outcome):
-            return told
-        facts = _drain_facts(told)
+        answer = await self._post("undrain", {"epoch": epoch})
+        if isinstance(answer, Outcome):
+            return answer
+        facts = _drain_facts(answer)
         if facts.get("phase") != "serving":
             return unsure("the gate answers, but not that it serves", **facts)
         return done("it serves again", **facts)
@@ -95,10 +89,10 @@ class GateHttpClient:
 
         `facts["is_overruled"]`: vLLM's own admission control is set; then that decides, and the gate refuses nobody.
         """
-        told = await self._post("shed", {"max_wait_s": max_wait_s, "lease_s": lease_s})
-        if isinstance(told, Outcome):
-            return told
-        facts = _shed_facts(told)
+        answer = await self._post("shed", {"max_wait_s": max_wait_s, "lease_s": lease_s})
+        if isinstance(answer, Outcome):
+            return answer
+        facts = _shed_facts(answer)
         bound_s = facts.get("max_wait_s")
         if not isinstance(bound_s, float | int) or abs(bound_s - max_wait_s) > 0.001 or not facts.get("lease_left_s"):
             return unsure("the gate answers, but not that it sheds by this bound", **facts)
@@ -108,11 +102,11 @@ class GateHttpClient:
 
     async def unshed(self) -> Outcome:
         """Back to what was set when the server was started."""
-        told = await self._post("unshed", {})
-        if isinstance(told, Outcome):
-            return told
-        facts = _shed_facts(told)
-        if "max_wait_s" not in told or facts.get("lease_left_s") != 0:
+        answer = await self._post("unshed", {})
+        if isinstance(answer, Outcome):
+            return answer
+        facts = _shed_facts(answer)
+        if "max_wait_s" not in answer or facts.get("lease_left_s") != 0:
             return unsure("the gate answers, but not that it sheds no more", **facts)
         return done("it sheds no more than it was started with", **facts)
 
@@ -121,33 +115,33 @@ class GateHttpClient:
 
         It is never asked a second time here: a call that still runs is "not known", and /plimsoll/state has its end.
         """
-        told = await self._post("compact", {}, self._compact_s)
-        if isinstance(told, Outcome):
-            return told
-        if told.get("is_running") is True:
+        answer = await self._post("compact", {}, self._compact_s)
+        if isinstance(answer, Outcome):
+            return answer
+        if answer.get("is_running") is True:
             return unsure("the workers are at it still", is_running=True)
-        workers = told.get("workers")
-        if told.get("is_running") is not False or not isinstance(workers, list) or not workers:
+        workers = answer.get("workers")
+        if answer.get("is_running") is not False or not isinstance(workers, list) or not workers:
             return unsure("the gate answers, but not that the workers did it")
         returned = [number(worker.get("returned"), 2.0**50) for worker in workers if isinstance(worker, dict)]
         facts = {"workers": len(workers), "returned_bytes": sum(value for value in returned if value is not None)}
-        took_s = number(told.get("seconds"), 1e6)
+        took_s = number(answer.get("seconds"), 1e6)
         return done(f"{len(workers)} worker(s) gave back {facts['returned_bytes'] / 2**20:.0f} MiB",
                     **facts, **({} if took_s is None else {"seconds": took_s}))  # fmt: skip
 
     async def state(self) -> Outcome:
         """What the gate says of itself, as facts; what it does not say is not there. Not known without a whole answer."""
-        told = await self._ask("GET", "state", b"", self._deadline_s)
-        if isinstance(told, Lost):
-            return unsure(f"the gate's state is not known: {told.why}")
-        found = told.table()
-        if told.status != 200 or found.get("schema") != "plimsoll.state/1":
-            return unsure(f"the gate's state is not known: {_reason(told)}", status=told.status)
-        facts: dict[str, str | float | bool] = _some_numbers(found, _COUNTS)
-        facts |= {name: found[name] for name in ("ready", "idle") if isinstance(found.get(name), bool)}
-        facts |= {"reason": quoted_words(found["reason"], 100)} if isinstance(found.get("reason"), str) else {}
-        drain, engine, shed = (table(found.get(name)) for name in ("drain", "engine", "shed"))
-        facts |= _drain_facts({**drain, "in_flight": found.get("in_flight"), "idle": found.get("idle")})
+        answer = await self._ask("GET", "state", b"", self._deadline_s)
+        if isinstance(answer, Lost):
+            return unsure(f"the gate's state is not known: {answer.why}")
+        data = answer.table()
+        if answer.status != 200 or data.get("schema") != "plimsoll.state/1":
+            return unsure(f"the gate's state is not known: {_reason(answer)}", status=answer.status)
+        facts: dict[str, str | float | bool] = _some_numbers(data, _COUNTS)
+        facts |= {name: data[name] for name in ("ready", "idle") if isinstance(data.get(name), bool)}
+        facts |= {"reason": quoted_words(data["reason"], 100)} if isinstance(data.get("reason"), str) else {}
+        drain, engine, shed = (table(data.get(name)) for name in ("drain", "engine", "shed"))
+        facts |= _drain_facts({**drain, "in_flight": data.get("in_flight"), "idle": data.get("idle")})
         facts |= _some_numbers(engine, (*_STEPS, "last_step_age_s"))
         facts |= {name: engine[name] for name in ("is_dead", "is_wedged") if isinstance(engine.get(name), bool)}
         facts |= {f"shed_{name}": value for name, value in _some_numbers(shed, ("max_wait_s", "lease_left_s")).items()}
@@ -158,20 +152,20 @@ class GateHttpClient:
 
     async def _post(self, name: str, fields: Mapping[str, Any], deadline_s: float | None = None) -> Mapping[str, Any] | Outcome:
         """The gate's answer to a deed that it took; else what became of it."""
-        told = await self._ask("POST", name, json.dumps(fields).encode(), deadline_s or self._deadline_s)
-        if isinstance(told, Lost):
-            return unsure(f"{name}: {told.why}") if told.was_sent else failed(f"{name}: {told.why}", unreachable=True)
-        if told.status in (200, 202):
-            found = told.table()
-            return found if found else unsure(f"{name}: the answer is not the gate's", status=told.status)
-        if told.status == 409 and name in ("drain", "undrain"):
-            current = _OLDER.search(_message(told))
+        answer = await self._ask("POST", name, json.dumps(fields).encode(), deadline_s or self._deadline_s)
+        if isinstance(answer, Lost):
+            return unsure(f"{name}: {answer.why}") if answer.was_sent else failed(f"{name}: {answer.why}", unreachable=True)
+        if answer.status in (200, 202):
+            data = answer.table()
+            return data if data else unsure(f"{name}: the answer is not the gate's", status=answer.status)
+        if answer.status == 409 and name in ("drain", "undrain"):
+            current = _OLDER.search(_message(answer))
             newer = {"current": int(current[1])} if current else {}
-            return failed(f"{name}: {_reason(told)}", status=409, stale=True, **newer)
-        if told.status == 500 or (told.status > 501 and not _is_the_gates(told)):
+            return failed(f"{name}: {_reason(answer)}", status=409, stale=True, **newer)
+        if answer.status == 500 or (answer.status > 501 and not _is_the_gates(answer)):
             # The gate stumbled over it, or somebody in between answers, who may have passed it on.
-            return unsure(f"{name}: {_reason(told)}", status=told.status)
-        return failed(f"{name}: {_reason(told)}", status=told.status)
+            return unsure(f"{name}: {_reason(answer)}", status=answer.status)
+        return failed(f"{name}: {_reason(answer)}", status=answer.status)
 
     async def _ask(self, method: str, name: str, body: bytes, deadline_s: float) -> Reply | Lost:
         """The first time it is asked without the token: an address may lead to somebody who would keep it."""
@@ -189,40 +183,40 @@ class GateHttpClient:
         return await self._server.call(method, f"/plimsoll/{name}", body, self._headers, left_s)
 
 
-def _some_numbers(found: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, str | float | bool]:
-    read = ((name, number(found.get(name))) for name in names)
+def _some_numbers(data: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, str | float | bool]:
+    read = ((name, number(data.get(name))) for name in names)
     return {name: value for name, value in read if value is not None}
 
 
-def _drain_facts(found: Mapping[str, Any]) -> dict[str, Any]:
-    facts: dict[str, Any] = _some_numbers(found, ("epoch", "lease_left_s", "since_s", "in_flight"))
-    if found.get("phase") in ("serving", *OUT):
-        facts["phase"] = found["phase"]
-    if isinstance(found.get("idle"), bool):
-        facts["idle"] = found["idle"]
+def _drain_facts(data: Mapping[str, Any]) -> dict[str, Any]:
+    facts: dict[str, Any] = _some_numbers(data, ("epoch", "lease_left_s", "since_s", "in_flight"))
+    if data.get("phase") in ("serving", *OUT):
+        facts["phase"] = data["phase"]
+    if isinstance(data.get("idle"), bool):
+        facts["idle"] = data["idle"]
     return facts
 
 
-def _shed_facts(found: Mapping[str, Any]) -> dict[str, Any]:
-    note = found.get("note")
+def _shed_facts(data: Mapping[str, Any]) -> dict[str, Any]:
+    note = data.get("note")
     is_overruled = isinstance(note, str) and note.startswith("vLLM's own admission control is set")
-    return {**_some_numbers(found, ("max_wait_s", "lease_left_s", "expected_wait_s")), "is_overruled": is_overruled}
+    return {**_some_numbers(data, ("max_wait_s", "lease_left_s", "expected_wait_s")), "is_overruled": is_overruled}
 
 
-def _is_the_gates(told: Reply) -> bool:
+def _is_the_gates(answer: Reply) -> bool:
     """Whether an error is in the gate's own words: OpenAI's shape with this status in it, or a call's outcome."""
-    found = told.table()
-    return table(found.get("error")).get("code") == told.status or (found.get("is_running") is False and "error" in found)
+    data = answer.table()
+    return table(data.get("error")).get("code") == answer.status or (data.get("is_running") is False and "error" in data)
 
 
-def _message(told: Reply) -> str:
-    error = told.table().get("error")
-    found = error.get("message") if isinstance(error, dict) else error
-    return found if isinstance(found, str) else ""
+def _message(answer: Reply) -> str:
+    error = answer.table().get("error")
+    data = error.get("message") if isinstance(error, dict) else error
+    return data if isinstance(data, str) else ""
 
 
-def _reason(told: Reply) -> str:
+def _reason(answer: Reply) -> str:
     """Why not, in words: ours for what has one cause, else the gate's."""
-    if told.status in _WHY:
-        return _WHY[told.status]
-    return f"it answers {told.status}" + (f": {quoted_words(words, 200)}" if (words := _message(told)) else "")
+    if answer.status in _WHY:
+        return _WHY[answer.status]
+    return f"it answers {answer.status}" + (f": {quoted_words(words, 200)}" if (words := _message(answer)) else "")

@@ -114,19 +114,19 @@ class HAProxy:
         try:
             async with asyncio.timeout(self._deadline_s):
                 farm = await self._farm()
-                found = {place: farm[place.backend][place.server] for place in self._places}
-                if maint := [str(place) for place in self._places if found[place].admin & MAINT]:
+                states = {place: farm[place.backend][place.server] for place in self._places}
+                if maint := [str(place) for place in self._places if states[place].admin & MAINT]:
                     return failed(f"an operator has it in maintenance in {_names(maint)}: it is left alone", maint=True)
                 last = [str(place) for place in self._places if self._is_last(place, farm[place.backend])]
                 if last and not self._may_be_last:
                     return failed(f"nobody else is up in {_names(last)}: it stays in", last=True)
-                todo = [place for place in self._places if not found[place].admin & FORCED_DRAIN]
+                todo = [place for place in self._places if not states[place].admin & FORCED_DRAIN]
                 for place in todo:
                     await self._set(place, "drain", begun)
-                found = await self._places_now()
+                states = await self._places_now()
         except (_HaproxyError, TimeoutError) as problem:
             return self._no(problem, begun)
-        still_in = [str(place) for place in self._places if not found[place].admin & OUT]
+        still_in = [str(place) for place in self._places if not states[place].admin & OUT]
         if still_in:
             return unsure(f"HAProxy took it, and still has it in: {_names(still_in)}")
         return done(f"out of {_names(list(map(str, self._places)))}", already=not todo)
@@ -136,16 +136,16 @@ class HAProxy:
         begun: list[Place] = []
         try:
             async with asyncio.timeout(self._deadline_s):
-                found = await self._places_now()
-                maint = [str(place) for place in self._places if found[place].admin & FORCED_MAINT]
+                states = await self._places_now()
+                maint = [str(place) for place in self._places if states[place].admin & FORCED_MAINT]
                 for place in self._places:
                     # `ready` ends a maintenance too, so it is never said to a server that is in one.
-                    if found[place].admin & FORCED_DRAIN and not found[place].admin & FORCED_MAINT:
+                    if states[place].admin & FORCED_DRAIN and not states[place].admin & FORCED_MAINT:
                         await self._set(place, "ready", begun)
-                found = await self._places_now()
+                states = await self._places_now()
         except (_HaproxyError, TimeoutError) as problem:
             return self._no(problem, begun)
-        still_out = [str(place) for place in self._places if found[place].admin & FORCED_DRAIN]
+        still_out = [str(place) for place in self._places if states[place].admin & FORCED_DRAIN]
         if still_out:
             return unsure(f"HAProxy took it, and still drains {_names(still_out)}")
         if maint:
@@ -156,10 +156,10 @@ class HAProxy:
         """Whether it is out everywhere, as HAProxy says now; None where it cannot be asked or does not know such a server."""
         try:
             async with asyncio.timeout(self._deadline_s):
-                found = await self._places_now()
+                states = await self._places_now()
         except (_HaproxyError, TimeoutError):
             return None
-        return all(row.admin & OUT for row in found.values())
+        return all(row.admin & OUT for row in states.values())
 
     async def connections(self) -> int | None:
         """What HAProxy has with this server now and what it keeps queued for it; None where that cannot be read."""

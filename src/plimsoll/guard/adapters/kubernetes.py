@@ -91,12 +91,12 @@ class PodEviction:
             return failed("guard runs in this pod: a sidecar only watches", own_pod=True)
         # An action begins: one of the same name that replaced the last is another pod.
         self._uid, self._owner, self._siblings = self._given, "", frozenset()
-        found = await self._look()
-        if isinstance(found, Outcome):
-            return found
-        if isinstance(found, str):
+        answer = await self._look()
+        if isinstance(answer, Outcome):
+            return answer
+        if isinstance(answer, str):
             return failed("that pod is gone already", was_running=False)
-        return await self._learn(found) or done(f"it is {self.label}, and will be replaced", **self._facts())
+        return await self._learn(answer) or done(f"it is {self.label}, and will be replaced", **self._facts())
 
     def recall(self, facts: Mapping[str, str | int | float | bool]) -> None:
         """What an earlier guard learned of it; anything odd is left out."""
@@ -104,12 +104,12 @@ class PodEviction:
         self._uid = uid if isinstance(uid, str) and _UID.fullmatch(uid) else self._uid
         self._owner = owner if isinstance(owner, str) and _UID.fullmatch(owner) else self._owner
         if isinstance(siblings, str):
-            self._siblings = frozenset(one for one in siblings.split(",") if _UID.fullmatch(one))
+            self._siblings = frozenset(item for item in siblings.split(",") if _UID.fullmatch(item))
 
     async def is_running(self) -> bool | None:
         """Whether that very pod is still there, also while it ends; None where nobody knows."""
-        found = await self._look()
-        return None if isinstance(found, Outcome) else found != _GONE
+        answer = await self._look()
+        return None if isinstance(answer, Outcome) else answer != _GONE
 
     async def pids(self) -> tuple[int, ...]:
         """None that guard could see from here."""
@@ -119,14 +119,14 @@ class PodEviction:
         """Evict it and wait until it is gone; past the deadline it is left to Kubernetes, and that is said."""
         if self.is_own_pod:
             return failed("guard runs in this pod: a sidecar only watches", own_pod=True)
-        found = await self._look()
-        if isinstance(found, Outcome):
-            return found
-        if isinstance(found, str):
+        answer = await self._look()
+        if isinstance(answer, Outcome):
+            return answer
+        if isinstance(answer, str):
             return done("that pod is gone already", was_running=False, **self._facts())
-        if not self._owner and (why := await self._learn(found)) is not None:
+        if not self._owner and (why := await self._learn(answer)) is not None:
             return why
-        if not table(found.get("metadata")).get("deletionTimestamp"):
+        if not table(answer.get("metadata")).get("deletionTimestamp"):
             evicted = await self._evict()
             if evicted is not None:
                 return evicted
@@ -154,21 +154,21 @@ class PodEviction:
 
     async def _look(self) -> Mapping[str, Any] | str | Outcome:
         """The pod, or that it is gone, or why nobody knows."""
-        told = await self._cluster.ask("GET", self._path(f"pods/{quote(self._pod, safe='')}"))
-        if isinstance(told, Reply) and told.status == 404 and told.table().get("kind") == "Status":
+        reply = await self._cluster.ask("GET", self._path(f"pods/{quote(self._pod, safe='')}"))
+        if isinstance(reply, Reply) and reply.status == 404 and reply.table().get("kind") == "Status":
             return _GONE
-        if isinstance(told, Lost) or told.status != 200:
-            return unsure(f"the cluster does not say how the pod is: {_reason(told)}", **_status(told))
-        found = told.table()
-        uid = _uid(found)
-        if not uid or table(found.get("metadata")).get("name") != self._pod:
+        if isinstance(reply, Lost) or reply.status != 200:
+            return unsure(f"the cluster does not say how the pod is: {_reason(reply)}", **_status(reply))
+        answer = reply.table()
+        uid = _uid(answer)
+        if not uid or table(answer.get("metadata")).get("name") != self._pod:
             return unsure("the cluster answers something that is not this pod")
         self._uid = self._uid or uid
-        return found if uid == self._uid else _GONE
+        return answer if uid == self._uid else _GONE
 
     async def _learn(self, pod: Mapping[str, Any]) -> Outcome | None:
         """Who will replace it, and who is there already; a reason not to go on, if there is one."""
-        owner = next((one for one in _list(pod, "metadata", "ownerReferences") if one.get("controller") is True), {})
+        owner = next((item for item in _list(pod, "metadata", "ownerReferences") if item.get("controller") is True), {})
         kind, uid = owner.get("kind"), owner.get("uid")
         if not isinstance(uid, str) or not _UID.fullmatch(uid) or kind == "Job":
             return failed("nobody would replace this pod: it has no controller that does", bare=True)
@@ -176,19 +176,19 @@ class PodEviction:
         pods = await self._pods()
         if isinstance(pods, Outcome):
             return pods
-        self._siblings = frozenset(_uid(one) for one in pods if _uid(one))
+        self._siblings = frozenset(_uid(item) for item in pods if _uid(item))
         return None
 
     async def _pods(self) -> list[Mapping[str, Any]] | Outcome:
         """All of the same owner."""
         query = f"?limit={MOST_PODS}" + (f"&labelSelector={quote(self._selector, safe='')}" if self._selector else "")
-        told = await self._cluster.ask("GET", self._path("pods") + query)
-        if isinstance(told, Lost) or told.status != 200:
-            return unsure(f"the cluster does not list its pods: {_reason(told)}", **_status(told))
-        found = told.table()
-        if not isinstance(found.get("items"), list) or table(found.get("metadata")).get("continue"):
+        reply = await self._cluster.ask("GET", self._path("pods") + query)
+        if isinstance(reply, Lost) or reply.status != 200:
+            return unsure(f"the cluster does not list its pods: {_reason(reply)}", **_status(reply))
+        answer = reply.table()
+        if not isinstance(answer.get("items"), list) or table(answer.get("metadata")).get("continue"):
             return unsure("the cluster lists more pods than guard reads, or none: give a selector")
-        return [pod for pod in _list(found, "items") if self._owner in _owners(pod)]
+        return [pod for pod in _list(answer, "items") if self._owner in _owners(pod)]
 
     # The eviction
 
@@ -199,30 +199,30 @@ class PodEviction:
             "metadata": {"name": self._pod, "namespace": self._namespace},
             "deleteOptions": {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": self._uid}},
         }  # fmt: skip
-        told = await self._cluster.ask("POST", self._path(f"pods/{quote(self._pod, safe='')}/eviction"), body)
-        if isinstance(told, Lost):
+        reply = await self._cluster.ask("POST", self._path(f"pods/{quote(self._pod, safe='')}/eviction"), body)
+        if isinstance(reply, Lost):
             # Asking again does the same as asking once: the uid is the precondition.
-            says = f"whether the pod was evicted is not known: {told.why}"
-            return unsure(says, **self._facts()) if told.was_sent else failed(says, unreachable=True)
-        if told.status in (200, 201) or told.status in (404, 409):
+            says = f"whether the pod was evicted is not known: {reply.why}"
+            return unsure(says, **self._facts()) if reply.was_sent else failed(says, unreachable=True)
+        if reply.status in (200, 201) or reply.status in (404, 409):
             return None  # gone, or another pod bears the name: the wait for it tells
-        if told.status == 429:
-            causes = _list(told.table(), "details", "causes")
+        if reply.status == 429:
+            causes = _list(reply.table(), "details", "causes")
             is_budget = any(cause.get("reason") == "DisruptionBudget" for cause in causes)
             why = "its disruption budget does not allow it now" if is_budget else "the cluster has too much to do"
             return failed(f"the pod was not evicted: {why}", budget=is_budget, status=429)
-        if told.status >= 500:
-            return unsure(f"whether the pod was evicted is not known: {_reason(told)}", status=told.status)
-        return failed(f"the pod was not evicted: {_reason(told)}", status=told.status)
+        if reply.status >= 500:
+            return unsure(f"whether the pod was evicted is not known: {_reason(reply)}", status=reply.status)
+        return failed(f"the pod was not evicted: {_reason(reply)}", status=reply.status)
 
     async def _wait_gone(self, deadline_s: float) -> Outcome:
         end = time.monotonic() + deadline_s
         while True:
-            found = await self._look()
-            if isinstance(found, str):
+            answer = await self._look()
+            if isinstance(answer, str):
                 return done("the pod was evicted and is gone", was_running=True, **self._facts())
             if time.monotonic() >= end:
-                says = found.message if isinstance(found, Outcome) else "it is still ending"
+                says = answer.message if isinstance(answer, Outcome) else "it is still ending"
                 return unsure(f"the pod was evicted, but {says}", **self._facts())
             await asyncio.sleep(self._look_every_s)
 
@@ -233,13 +233,13 @@ class PodEviction:
         return f"/api/v1/namespaces/{quote(self._namespace, safe='')}/{rest}"
 
 
-def _list(found: Mapping[str, Any], *path: str) -> Iterator[Mapping[str, Any]]:
+def _list(answer: Mapping[str, Any], *path: str) -> Iterator[Mapping[str, Any]]:
     """The objects of a list that may not be there."""
     *outer, last = path
     for name in outer:
-        found = table(found.get(name))
-    items = found.get(last)
-    return (one for one in (items if isinstance(items, list) else ()) if isinstance(one, dict))
+        answer = table(answer.get(name))
+    items = answer.get(last)
+    return (item for item in (items if isinstance(items, list) else ()) if isinstance(item, dict))
 
 
 def _uid(pod: Mapping[str, Any]) -> str:
@@ -248,22 +248,22 @@ def _uid(pod: Mapping[str, Any]) -> str:
 
 
 def _owners(pod: Mapping[str, Any]) -> list[object]:
-    return [one.get("uid") for one in _list(pod, "metadata", "ownerReferences")]
+    return [item.get("uid") for item in _list(pod, "metadata", "ownerReferences")]
 
 
 def _is_ready(pod: Mapping[str, Any]) -> bool:
-    ready = (one for one in _list(pod, "status", "conditions") if one.get("type") == "Ready")
-    return any(one.get("status") == "True" for one in ready)
+    ready = (item for item in _list(pod, "status", "conditions") if item.get("type") == "Ready")
+    return any(item.get("status") == "True" for item in ready)
 
 
-def _status(told: Reply | Lost) -> dict[str, int]:
-    return {"status": told.status} if isinstance(told, Reply) else {}
+def _status(reply: Reply | Lost) -> dict[str, int]:
+    return {"status": reply.status} if isinstance(reply, Reply) else {}
 
 
-def _reason(told: Reply | Lost) -> str:
-    if isinstance(told, Lost):
-        return told.why
-    if told.status in (401, 403):
-        return f"it answers {told.status}: the service account may not do that"
-    message = told.table().get("message")
-    return f"it answers {told.status}" + (f": {shown_line(message)[:200]}" if isinstance(message, str) else "")
+def _reason(reply: Reply | Lost) -> str:
+    if isinstance(reply, Lost):
+        return reply.why
+    if reply.status in (401, 403):
+        return f"it answers {reply.status}: the service account may not do that"
+    message = reply.table().get("message")
+    return f"it answers {reply.status}" + (f": {shown_line(message)[:200]}" if isinstance(message, str) else "")

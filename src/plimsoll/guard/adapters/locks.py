@@ -101,9 +101,9 @@ def believed(told: Reply | Lost) -> tuple[int, Mapping[str, Any]]:
 class ServiceLock(abc.ABC):
     """One guard's hand on a lock. Its methods end within `timeout_s`, and never raise for what the service does."""
 
-    def __init__(self, service: str, said: str, ttl_s: int, timeout_s: float) -> None:
-        """`service` is how sentences call it, `said` how they call the lock."""
-        self._service, self.label = service, said
+    def __init__(self, service: str, label: str, ttl_s: int, timeout_s: float) -> None:
+        """`service` is how sentences call it, `label` how they call the lock."""
+        self._service, self.label = service, label
         self._ttl_s, self._timeout_s = ttl_s, timeout_s
         self._mark = secrets.token_hex(8)  # tells us from a guard with the same name, also from one that we were before
         self._held: Grant | None = None

@@ -34,14 +34,9 @@ from plimsoll.guard.act.ports import Outcome, done, failed, unsure
 from plimsoll.guard.daemon.journal import sync_folder
 from plimsoll.hardware.processes import Mark, Process, Table, family, marks
 
-# The log of a process that guard started: a file that the process itself appends to, so that it needs nobody to read it.
-#
-# A pipe with a reader in guard would cost the process its log, and soon its life, whenever guard dies. So the file is kept
-# small
-# by copying it and cutting it to nothing ("copytruncate"). What the process writes between the last look and the cut is
-# lost: as
-# a rule that is a few microseconds, on busy cores a few milliseconds, once for every 64 MiB. Everything else is kept.
-
+# The process appends to its log itself: a pipe with a reader in guard would cost the process its life whenever guard dies. The
+# file is kept small by copying it and cutting it to nothing ("copytruncate"). What is written between the last look and the cut
+# is lost: as a rule a few microseconds, on busy cores a few milliseconds, once for every 64 MiB.
 LARGEST_BYTES = 64 << 20
 KEPT = 3
 BLOCK_BYTES = 1 << 20
@@ -120,15 +115,13 @@ def _copy(source: int, target: int, at: int) -> int:
     return at
 
 
-# What guard must know again of a process that it started, after guard itself was killed: one small file.
-
 SCHEMA = "plimsoll.own-process/1"
 MOST_BYTES = 1 << 20
 MOST_KIN = 4096
 
 
 class ProcessRecord(NamedTuple):
-    """One process that was started."""
+    """What guard must know again of a process that it started, after guard itself was killed."""
 
     pid: int
     start_ticks: int
@@ -207,14 +200,9 @@ def _marks(found: Any) -> tuple[Mark, ...]:
     return tuple((_number(pid), _number(start)) for pid, start in found)
 
 
-# Starts a process that is not to be lost: it waits at the door until guard has written down who it is.
-#
-# If guard dies before that, the process ends without having become the engine. So there is never an engine that nobody
-# knows of.
-
 EXEC_LIMIT_S = 10.0
-
-# Waits for one letter on stdin; becomes the command. A number on the other descriptor says why it could not.
+# Waits for one letter on stdin, which comes once guard has written down who it is, and becomes the command; should guard die
+# before that, it ends: there is never an engine that nobody knows of. A number on the other descriptor says why it could not.
 _DOOR = """
 import os, signal, sys
 report = int(sys.argv[1])
@@ -234,11 +222,7 @@ os._exit(127)
 
 
 def start(
-    command: Sequence[str],
-    environment: Mapping[str, str],
-    folder: str | None,
-    log: int,
-    write_down: Callable[[int], None],
+    command: Sequence[str], environment: Mapping[str, str], folder: str | None, log: int, write_down: Callable[[int], None]
 ) -> subprocess.Popen[bytes]:
     """The process, once it has become the command; `write_down` is told its number before that.
 
@@ -275,9 +259,9 @@ def _became_it(reading: int) -> None:
     """Return when the other end was closed by becoming the command; OSError with the reason if it could not."""
     if not select.select([reading], [], [], EXEC_LIMIT_S)[0]:
         raise OSError(110, "it did not begin")
-    said = os.read(reading, 16)
-    if said.isdigit():
-        raise OSError(int(said), os.strerror(int(said)))
+    number = os.read(reading, 16)
+    if number.isdigit():
+        raise OSError(int(number), os.strerror(int(number)))
 
 
 LOOK_EVERY_S = 0.05
@@ -298,24 +282,15 @@ class OwnProcessConfig(key.Table):
 
 
 class OwnProcess:
-    """One engine. `processes` reads the machine's process table, `boot` tells one boot from another (sources/process_tree)."""
+    """One engine. `processes` reads the machine's process table, `boot` tells one boot from another (hardware/processes.py)."""
 
     replaces = False
 
     def __init__(
-        self,
-        command: Sequence[str],
-        *,
-        environment: Mapping[str, str],
-        state_path: Path,
-        log_path: Path,
-        processes: Callable[[], Table],
-        boot: str,
-        folder: str | None = None,
-        cgroup_parent: Path | None = None,
-        log_bytes: int = LARGEST_BYTES,
-        orphans_s: float = ORPHANS_S,
-    ) -> None:
+        self, command: Sequence[str], *, environment: Mapping[str, str], state_path: Path, log_path: Path,
+        processes: Callable[[], Table], boot: str, folder: str | None = None, cgroup_parent: Path | None = None,
+        log_bytes: int = LARGEST_BYTES, orphans_s: float = ORPHANS_S,
+    ) -> None:  # fmt: skip
         """`cgroup_parent`: a control group (v2) that guard may make its own in; without one the tree is all there is."""
         assert command, "a command has a word at least"
         self._command, self._environment, self._folder = tuple(command), environment, folder
@@ -330,8 +305,6 @@ class OwnProcess:
         self._is_starting = False
         self._noting = threading.Lock()
         self.label = f"the process that guard started ({Path(command[0]).name[:60]})"
-
-    # What can be asked
 
     async def is_running(self) -> bool | None:
         """Whether the API server lives; None where the state file cannot be trusted, or names another command's process."""
@@ -360,8 +333,6 @@ class OwnProcess:
         asked = "as it was asked to" if self._started.asked else "without having been asked to"
         code = f"with exit code {facts['exit_code']}" if "exit_code" in facts else "with an exit code that nobody saw"
         return done(f"it ended {asked}, {code}", **facts)
-
-    # What can be done
 
     async def start(self) -> Outcome:
         """Start it; refused while the old one, or anything that it left, still lives."""
@@ -401,8 +372,6 @@ class OwnProcess:
         except OSError as problem:
             return failed(f"the engine's log cannot be made smaller ({problem.strerror})")
         return done("the engine's log was begun anew" if was else "the engine's log is small enough", rotated=was)
-
-    # Finding it again
 
     async def _seen(self) -> str:
         """How it is, once a start under way is over: that one changes what is held."""
@@ -460,8 +429,6 @@ class OwnProcess:
             facts |= {"signal": -code} if code < 0 else {}
         return facts
 
-    # The tree
-
     def _family(self) -> list[Process]:
         if self._started is None:
             return []
@@ -471,23 +438,16 @@ class OwnProcess:
     def _note(self, *, asked: bool = False) -> None:
         """Write down what belongs to it now; what cannot be written is kept in mind at least."""
         with self._noting:  # whoever looks and whoever stops may both be at it
-            self._note_alone(asked=asked)
-
-    def _note_alone(self, *, asked: bool) -> None:
-        assert self._started is not None
-        found = [process for process in self._family() if process.pid != self._started.pid]
-        leaders = {process for process in found if process.session == process.pid}
-        known = {*self._started.leaders, *marks(leaders)}
-        now = self._started._replace(
-            kin=tuple(sorted(marks(found))), leaders=tuple(sorted(known)), asked=asked or self._started.asked
-        )
-        self._noted_s = time.monotonic()
-        if now != self._started:
-            self._started = now
-            with contextlib.suppress(OSError):
-                write_state(self._state_path, now)
-
-    # Start
+            before = self._started
+            assert before is not None
+            kin = [process for process in self._family() if process.pid != before.pid]
+            leaders = {*before.leaders, *marks({process for process in kin if process.session == process.pid})}
+            now = before._replace(kin=tuple(sorted(marks(kin))), leaders=tuple(sorted(leaders)), asked=asked or before.asked)
+            self._noted_s = time.monotonic()
+            if now != before:
+                self._started = now
+                with contextlib.suppress(OSError):
+                    write_state(self._state_path, now)
 
     def _start(self) -> Outcome:
         try:
@@ -540,8 +500,6 @@ class OwnProcess:
         if self._pidfd is not None:
             os.close(self._pidfd)
         self._pidfd = self._child = self._started = None
-
-    # Stop
 
     async def _ends(self, seconds: float) -> bool:
         assert self._pidfd is not None
@@ -623,9 +581,6 @@ def _has_ended(pidfd: int) -> bool:
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(0))
-
-
-# A control group, where guard may make one
 
 
 def _make_group(parent: Path | None, process: Process) -> str:

@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, NamedTuple, TypeVar
 
+from plimsoll.doctor.read.redact_text import shown_line
+
 MOST_BYTES = 16 << 20
 LOOK_EVERY_S = 0.02
 PLAIN = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "TMPDIR")
@@ -39,12 +41,18 @@ class CommandResult(NamedTuple):
 
     @property
     def last_line(self) -> str:
-        """The last line that says something, as text."""
+        """The last line of its output that is not empty."""
         return last_line(self.output)
+
+    @property
+    def last_words(self) -> str:
+        """That line, as it may stand behind a sentence of ours; empty where there is none."""
+        words = shown_line(self.last_line)[:200]
+        return f": {words}" if words else ""
 
 
 def last_line(data: bytes) -> str:
-    """The last line of it that says something, as text."""
+    """The last line that is not empty."""
     lines = [line.strip() for line in data.decode("utf-8", "replace").splitlines()]
     return next((line for line in reversed(lines) if line), "")
 

@@ -84,68 +84,68 @@ class SystemdUnit:
         if ran.code != 0:
             return None
         pairs = (line.partition("=") for line in ran.output.decode("utf-8", "replace").splitlines())
-        found = {name: value.strip() for name, given, value in pairs if given and name in PROPERTIES}
-        count = found.get("NRestarts", "")
+        properties = {name: value.strip() for name, given, value in pairs if given and name in PROPERTIES}
+        count = properties.get("NRestarts", "")
         self.restarts_seen = int(count) if re.fullmatch(r"[0-9]{1,12}", count) else self.restarts_seen
-        return found if found.get("ActiveState") else None
+        return properties if properties.get("ActiveState") else None
 
     async def is_running(self) -> bool | None:
         """Whether it has processes; None where that is not known, or systemd is about to start it again by itself."""
-        found = await self.show()
-        if found is None or found.get("SubState") == "auto-restart":
+        properties = await self.show()
+        if properties is None or properties.get("SubState") == "auto-restart":
             return None
-        return found["ActiveState"] not in _OVER
+        return properties["ActiveState"] not in _OVER
 
     async def last_exit(self) -> Outcome:
         """How it ended: not yet (failed), or done, with `by_hand` where systemd has nothing to complain of."""
-        found = await self.show()
-        if found is None:
+        properties = await self.show()
+        if properties is None:
             return unsure(f"systemd says nothing of {self._unit}")
-        if found["ActiveState"] == "failed":
-            return done("its unit has failed", **_facts(found))
-        if found["ActiveState"] == "inactive":
-            return done("somebody stopped its unit", by_hand=True, **_facts(found))
-        return failed("it has not ended", **_facts(found))
+        if properties["ActiveState"] == "failed":
+            return done("its unit has failed", **_facts(properties))
+        if properties["ActiveState"] == "inactive":
+            return done("somebody stopped its unit", by_hand=True, **_facts(properties))
+        return failed("it has not ended", **_facts(properties))
 
     async def pids(self) -> tuple[int, ...]:
         """The main process first, then the others of its control group."""
-        found = await self.show()
-        if found is None:
+        properties = await self.show()
+        if properties is None:
             return ()
-        main = int(found["MainPID"]) if found.get("MainPID", "").isdecimal() else 0
-        others = await asyncio.to_thread(self._in_group, found.get("ControlGroup", ""))
+        main = int(properties["MainPID"]) if properties.get("MainPID", "").isdecimal() else 0
+        others = await asyncio.to_thread(self._in_group, properties.get("ControlGroup", ""))
         return tuple(dict.fromkeys(pid for pid in (main, *others) if pid > 1))
 
     async def stop(self, deadline_s: float) -> Outcome:
         """`systemctl stop`; past the deadline SIGKILL to the whole control group, for which there are 15 s more."""
-        found = await self.show()
-        if found is None:
+        properties = await self.show()
+        if properties is None:
             return failed(f"systemd says nothing of {self._unit}")
-        if (why := _why_not(found)) is not None:
-            return failed(why, **_facts(found))
-        if found["ActiveState"] in _OVER:
-            return done(f"{self._unit} was not running", was_running=False, **_facts(found))
+        if (why := _why_not(properties)) is not None:
+            return failed(why, **_facts(properties))
+        if properties["ActiveState"] in _OVER:
+            return done(f"{self._unit} was not running", was_running=False, **_facts(properties))
         ran = await self._ask(["stop"], deadline_s)
         how = "term"
         if ran.code is None:
             how = "kill"
             await self._ask(["kill", "--signal=SIGKILL"], ASK_LIMIT_S)
         elif ran.code != 0:
-            return failed(f"systemctl stop ended with {ran.code}: {_said(ran)}", **_facts(found))
+            return failed(f"systemctl stop ended with {ran.code}{ran.last_words}", **_facts(properties))
         return await self._seen_to_be_over(how)
 
     async def start(self) -> Outcome:
         """`systemctl start`; a unit that is still on its way when that takes long counts as started."""
-        found = await self.show()
-        if found is None:
+        properties = await self.show()
+        if properties is None:
             return failed(f"systemd says nothing of {self._unit}")
-        if (why := _why_not(found)) is not None:
-            return failed(why, **_facts(found))
-        if found["ActiveState"] not in _OVER and found.get("SubState") != "auto-restart":
-            return failed(f"{self._unit} is {found['ActiveState']} already", running=True, **_facts(found))
+        if (why := _why_not(properties)) is not None:
+            return failed(why, **_facts(properties))
+        if properties["ActiveState"] not in _OVER and properties.get("SubState") != "auto-restart":
+            return failed(f"{self._unit} is {properties['ActiveState']} already", running=True, **_facts(properties))
         ran = await self._ask(["start"], START_LIMIT_S)
         if ran.code not in (0, None):
-            return failed(f"systemctl start ended with {ran.code}: {_said(ran)}")
+            return failed(f"systemctl start ended with {ran.code}{ran.last_words}")
         now = await self.show()
         if now is None or (ran.code is None and now["ActiveState"] not in ("active", "activating")):
             return unsure(f"whether {self._unit} was started is not known ({ran.trouble or 'systemd does not answer'})")
@@ -156,12 +156,12 @@ class SystemdUnit:
     async def _seen_to_be_over(self, how: str) -> Outcome:
         end = time.monotonic() + KILL_LIMIT_S
         while True:
-            found = await self.show()
-            if found is not None and found["ActiveState"] in _OVER:
+            properties = await self.show()
+            if properties is not None and properties["ActiveState"] in _OVER:
                 says = f"{self._unit} has ended" if how == "term" else f"{self._unit} did not end in time and was killed"
-                return done(says, how=how, was_running=True, **_facts(found))
+                return done(says, how=how, was_running=True, **_facts(properties))
             if time.monotonic() >= end:
-                state = found["ActiveState"] if found else "not known"
+                state = properties["ActiveState"] if properties else "not known"
                 return unsure(f"{self._unit} was stopped, but its state is {state}", how=how)
             await asyncio.sleep(LOOK_EVERY_S)
 
@@ -172,44 +172,40 @@ class SystemdUnit:
     def _in_group(self, group: str) -> list[int]:
         if not group.startswith("/") or ".." in group.split("/"):
             return []
-        found: list[int] = []
+        properties: list[int] = []
         for base in (self._cgroups, self._cgroups / "unified", self._cgroups / "systemd"):
             with contextlib.suppress(OSError):
                 for file in (base / group.lstrip("/")).rglob("cgroup.procs"):
-                    found += [int(line) for line in file.read_text(encoding="ascii").split() if line.isdecimal()]
-        return sorted(set(found))[:MOST_PIDS]
+                    properties += [int(line) for line in file.read_text(encoding="ascii").split() if line.isdecimal()]
+        return sorted(set(properties))[:MOST_PIDS]
 
 
 def seconds(span: str) -> float | None:
     """How long a span is that systemd prints, as "1min 30s"; None for infinity and for anything else."""
     parts = span.split()
-    found = [_SPAN.fullmatch(part) for part in parts]
-    if not parts or not all(found):
+    properties = [_SPAN.fullmatch(part) for part in parts]
+    if not parts or not all(properties):
         return 0.0 if span == "0" else None
-    return sum(float(match[1]) * _SECONDS[match[2]] for match in found if match)
+    return sum(float(match[1]) * _SECONDS[match[2]] for match in properties if match)
 
 
-def _why_not(found: Mapping[str, str]) -> str | None:
+def _why_not(properties: Mapping[str, str]) -> str | None:
     """Why this unit is not touched."""
-    if found.get("LoadState") not in ("loaded", None):
-        return f"systemd has no such unit ({shown_line(found['LoadState'])[:40]})"
-    mode = shown_line(found.get("KillMode", "")) or "unknown"
+    if properties.get("LoadState") not in ("loaded", None):
+        return f"systemd has no such unit ({shown_line(properties['LoadState'])[:40]})"
+    mode = shown_line(properties.get("KillMode", "")) or "unknown"
     if mode != SAFE_KILL_MODE:
         return f"its KillMode is {mode[:40]}: only mixed lets requests in flight end and leaves nothing behind"
     return None
 
 
-def _facts(found: Mapping[str, str]) -> dict[str, str | float | bool]:
+def _facts(properties: Mapping[str, str]) -> dict[str, str | float | bool]:
     facts: dict[str, str | float | bool] = {}
     for name, fact in _WORDS.items():
-        if found.get(name):
-            facts[fact] = shown_line(found[name])[:40]
+        if properties.get(name):
+            facts[fact] = shown_line(properties[name])[:40]
     for name, fact in _NUMBERS.items():
-        if found.get(name, "").isdecimal() and len(found[name]) < 12:
-            facts[fact] = int(found[name])
-    limit_s = seconds(found.get("TimeoutStopUSec", ""))
+        if properties.get(name, "").isdecimal() and len(properties[name]) < 12:
+            facts[fact] = int(properties[name])
+    limit_s = seconds(properties.get("TimeoutStopUSec", ""))
     return facts if limit_s is None else {**facts, "stop_limit_s": limit_s}
-
-
-def _said(ran: CommandResult) -> str:
-    return shown_line(ran.last_line)[:200] or "it does not say why"

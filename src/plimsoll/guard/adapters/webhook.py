@@ -132,10 +132,10 @@ class WebhookNotifier:
 
     async def _try(self, body: bytes) -> str:
         """Empty when it was taken, else why not."""
-        told = await self._server.call("POST", "", body, self._headers, TIMEOUT_S, most_bytes=0)  # its status says it all
-        if isinstance(told, Lost):
-            return told.why
-        status = told.status
+        reply = await self._server.call("POST", "", body, self._headers, TIMEOUT_S, most_bytes=0)  # its status says it all
+        if isinstance(reply, Lost):
+            return reply.why
+        status = reply.status
         if 200 <= status < 300:
             return ""
         # What the receiver does not take now it will not take later; too many requests and its own trouble pass.
