@@ -249,6 +249,6 @@ def _carry_out(
         remove_files(folder, changes.remove)
         write_files(folder, {MANIFEST: manifest(wanted, known, changes, settings.made_by)})
     model = settings.plan.model if settings.plan is not None else None
-    made = report.Made(folder, settings.vllm, model, changes, notes, is_check, lines)
+    made = report.AssetsReport(folder, settings.vllm, model, changes, notes, is_check, lines)
     show(report.as_json(made) if "--json" in options.switches else report.as_text(made))
     return 0 if made.is_fine else 1

@@ -266,7 +266,7 @@ def unknown_terms(step: Step, model: ModelFacts) -> list[str]:
     if not read.has(settings.release):
         span = f"its source was read from {read.first} to {read.last}"
         reasons.append(f"what vLLM {settings.release} allocates in a step: {span}")
-    reasons += [f"{what} (nobody counted its memory)" for what in step.limits.not_modelled]
+    reasons += [f"{what} (its memory was never counted)" for what in step.limits.not_modelled]
     reasons += runner_in_doubt(settings, shape, step.limits)
     if settings.kv_connector is not None:
         reasons.append(f"the buffers of the KV connector {settings.kv_connector}")

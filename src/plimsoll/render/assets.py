@@ -18,7 +18,7 @@ _STEPS = {
 }
 
 
-class Made(NamedTuple):
+class AssetsReport(NamedTuple):
     """One run: where, from what, and what came of it."""
 
     folder: str
@@ -38,67 +38,69 @@ class Made(NamedTuple):
         return not changes.outdated
 
 
-def as_json(made: Made) -> str:
+def as_json(report: AssetsReport) -> str:
     """One object, schema plimsoll.assets/1."""
-    changes = made.changes
+    changes = report.changes
     body: dict[str, object] = {
         "schema": "plimsoll.assets/1",
-        "out": clean(made.folder),
-        "vllm": made.vllm,
-        "model": clean(made.model) if made.model is not None else None,
-        "check": made.is_check,
-        "fine": made.is_fine,
-        "written" if not made.is_check else "would_write": list(changes.write),
+        "out": clean(report.folder),
+        "vllm": report.vllm,
+        "model": clean(report.model) if report.model is not None else None,
+        "check": report.is_check,
+        "fine": report.is_fine,
+        "written" if not report.is_check else "would_write": list(changes.write),
         "unchanged": list(changes.same),
         "kept": list(changes.kept),
         "outdated": list(changes.outdated),
-        "removed" if not made.is_check else "would_remove": list(changes.remove),
+        "removed" if not report.is_check else "would_remove": list(changes.remove),
         "left": list(changes.left),
-        "notes": [clean(note) for note in made.notes],
+        "notes": [clean(note) for note in report.notes],
     }
-    if made.is_check:
-        body["diff"] = "\n".join(made.differences)
+    if report.is_check:
+        body["diff"] = "\n".join(report.differences)
     return json.dumps(body, indent=2, ensure_ascii=False)
 
 
-def as_text(made: Made) -> str:
+def as_text(report: AssetsReport) -> str:
     """What was written, what was kept and why; with --check the differences."""
-    lines = [*made.differences] if made.is_check else []
-    lines += _verdict(made)
-    if not made.is_check:
-        lines += _listed("edited by somebody and kept", made.changes.kept)
-        lines += _listed("no longer generated, edited by somebody and left", made.changes.left)
-        lines += _listed("removed, no longer generated", made.changes.remove)
-    lines += _listed(
-        "edited by somebody, and what is generated has changed: compare with --check, or --force", made.changes.outdated
-    )
-    for note in made.notes:
+    lines = [*report.differences] if report.is_check else []
+    lines += _verdict(report)
+    if not report.is_check:
+        lines += _listed("edited by hand and kept", report.changes.kept)
+        lines += _listed("no longer generated, edited by hand and left in place", report.changes.left)
+        lines += _listed("removed, no longer generated", report.changes.remove)
+    outdated = "edited by hand, and the generated text has changed: compare with --check, or overwrite with --force"
+    lines += _listed(outdated, report.changes.outdated)
+    for note in report.notes:
         lines += wrapped(f"  note: {clean(note)}", " " * 8)
-    return "\n".join([*lines, *_next(made)])
+    return "\n".join([*lines, *_next(report)])
 
 
-def _next(made: Made) -> list[str]:
+def _next(report: AssetsReport) -> list[str]:
     """Where the commands stand that put the written files to use."""
-    written = {path.partition("/")[0] for path in made.changes.write}
-    if made.is_check or not written & _STEPS.keys():
+    written = {path.partition("/")[0] for path in report.changes.write}
+    if report.is_check or not written & _STEPS.keys():
         return []
-    lines = ["", "How it is put to use:"]
+    lines = ["", "Next steps:"]
     for way, where in _STEPS.items():
         if way in written:
             lines.append(f"  {way:<12}{where}")
     return lines
 
 
-def _verdict(made: Made) -> list[str]:
-    changes = made.changes
-    of = f"for vLLM {made.vllm}" + (f" and {clean(made.model)}" if made.model is not None else "")
-    if made.is_check:
+def _verdict(report: AssetsReport) -> list[str]:
+    changes = report.changes
+    of = f"for vLLM {report.vllm}" + (f" and {clean(report.model)}" if report.model is not None else "")
+    if report.is_check:
         count = sum(len(part) for part in (changes.write, changes.kept, changes.outdated, changes.remove, changes.left))
         if not count:
-            return [f"{clean(made.folder)} is as it would be generated {of}: {_files(len(changes.same))}"]
-        return [f"{clean(made.folder)} differs from what would be generated {of}: {_files(count)}"]
+            return [f"{clean(report.folder)} is as it would be generated {of}: {_files(len(changes.same))}"]
+        return [f"{clean(report.folder)} differs from what would be generated {of}: {_files(count)}"]
     same = f", {len(changes.same)} unchanged" if changes.same else ""
-    return [f"wrote {_files(len(changes.write))} to {clean(made.folder)} {of}{same}", *(f"  {path}" for path in changes.write)]
+    return [
+        f"wrote {_files(len(changes.write))} to {clean(report.folder)} {of}{same}",
+        *(f"  {path}" for path in changes.write),
+    ]
 
 
 def _files(count: int) -> str:

@@ -162,7 +162,7 @@ def facts(summary: Summary) -> list[tuple[str, str]]:
     usage = summary.kv_usage
     blocks = f"{format_count(summary.peak_blocks)} of {format_count(max(0, summary.settings.num_blocks - 1))} blocks"
     steps = f"{format_count(summary.steps)}; at most {format_count(summary.peak_running)} running"
-    again = f"{counted(summary.recomputed_tokens, 'token')} computed twice, {percent(summary.recomputed_share)} of the work"
+    again = f"{counted(summary.recomputed_tokens, 'token')} recomputed, {percent(summary.recomputed_share)} of the work"
     preempted = f"{format_count(summary.preemptions)}, of {counted(summary.preempted_requests, 'request')}; {again}"
     full = f"{percent(usage.nearly_full)} of the time at {NEARLY_FULL_PERCENT} % or more"
     return [

@@ -67,18 +67,18 @@ class SweepReport(NamedTuple):
         return sorted(done, key=lambda pair: -pair[1].goodput)
 
 
-def sweep_as_json(swept: SweepReport) -> str:
+def sweep_as_json(report: SweepReport) -> str:
     """One object of the schema plimsoll.sweep/1; results in the order of the combinations."""
     body = {
         "schema": SWEEP_SCHEMA,
         "units": SWEEP_UNITS,
-        "trace": clean(swept.traffic.trace.name),
-        "requests": swept.traffic.trace.size,
-        "slo": swept.traffic.slo._asdict(),
-        "label": swept.label,
-        "axes": {name: list(values) for name, values in swept.axes.values.items()},
-        "points": [_row(point, result) for point, result in zip(swept.points, swept.results, strict=True)],
-        "notes": [clean(note) for note in swept.notes],
+        "trace": clean(report.traffic.trace.name),
+        "requests": report.traffic.trace.size,
+        "slo": report.traffic.slo._asdict(),
+        "label": report.label,
+        "axes": {name: list(values) for name, values in report.axes.values.items()},
+        "points": [_row(point, result) for point, result in zip(report.points, report.results, strict=True)],
+        "notes": [clean(note) for note in report.notes],
     }
     return json.dumps(body, indent=2, ensure_ascii=False, allow_nan=False)
 
@@ -95,34 +95,34 @@ def _row(point: Point, result: Result | None) -> dict[str, object]:
     }
 
 
-def as_csv(swept: SweepReport) -> str:
+def as_csv(report: SweepReport) -> str:
     """A row a setting, in the order of the combinations; empty cells where nothing is known."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    names = list(swept.axes.values)
+    names = list(report.axes.values)
     writer.writerow([*names, "num_blocks", "is_safe", *Score._fields, "problem"])
-    for point, result in zip(swept.points, swept.results, strict=True):
+    for point, result in zip(report.points, report.results, strict=True):
         row = _row(point, result)
         score = list(result) if isinstance(result, Score) else [None] * len(Score._fields)
         writer.writerow([*(point.values[name] for name in names), row["num_blocks"], row["is_safe"], *score, row["problem"]])
     return out.getvalue()
 
 
-def sweep_as_text(swept: SweepReport, top: int) -> str:
+def sweep_as_text(report: SweepReport, top: int) -> str:
     """What was swept, the best settings, and what could not be replayed."""
-    ranked, failed = swept.ranked, swept.failures
-    promise = f", promised {swept.traffic.slo}" if not swept.traffic.slo.is_empty else ""
+    ranked, failed = report.ranked, report.failures
+    promise = f", promised {report.traffic.slo}" if not report.traffic.slo.is_empty else ""
     head = (
-        f"swept: {clean(swept.traffic.trace.name)}: {format_count(swept.traffic.trace.size)} requests, "
-        f"{format_count(len(swept.points))} settings{promise}"
+        f"swept: {clean(report.traffic.trace.name)}: {format_count(report.traffic.trace.size)} requests, "
+        f"{format_count(len(report.points))} settings{promise}"
     )
-    lines = [*wrapped(head, "  "), *wrapped(f"  {clean(swept.label)}", "  "), ""]
-    for sentence in first_of_all(swept.notes):
+    lines = [*wrapped(head, "  "), *wrapped(f"  {clean(report.label)}", "  "), ""]
+    for sentence in first_of_all(report.notes):
         lines += [*wrapped(f"  {clean(sentence)}", "  "), ""]
-    names = list(swept.axes.values)
+    names = list(report.axes.values)
     widths = [max(len(name), 6) + 2 for name in names]
     columns = "".join(f"{name:>{width}}" for name, width in zip(names, widths, strict=True))
-    good = "served/s" if swept.traffic.slo.is_empty else "as promised/s"
+    good = "served/s" if report.traffic.slo.is_empty else "as promised/s"
     lines.append(f"{columns}{'blocks':>9}{good:>15}{'of all':>8}{'TTFT p99':>10}{'TPOT p99':>10}{'preempted':>11}")
     for point, score in ranked[:top]:
         cells = "".join(f"{sweep_value_text(point.values[name]):>{width}}" for name, width in zip(names, widths, strict=True))
@@ -136,7 +136,7 @@ def sweep_as_text(swept: SweepReport, top: int) -> str:
         lines.append(f"  and {format_count(len(ranked) - top)} more; --top N, --csv FILE and --json show them")
     for why, count in Counter(why for _, why in failed).items():
         lines += wrapped(f"  not replayed: {format_count(count)}: {clean(why)}", "    ")
-    for note in swept.notes:
+    for note in report.notes:
         lines += wrapped(f"  note: {clean(note)}", " " * 8) if not is_urgent(note) else ()
     return "\n".join(lines)
 
@@ -162,15 +162,15 @@ class TuneReport(NamedTuple):
     notes: Sequence[str] = ()
 
 
-def commands(shown: TuneReport) -> list[str]:
+def commands(report: TuneReport) -> list[str]:
     """The chosen command, the runner-up and the user's own, one a line."""
-    plans = [one for one in (shown.chosen, shown.second, shown.own) if one is not None]
+    plans = [one for one in (report.chosen, report.second, report.own) if one is not None]
     return list(dict.fromkeys(rewritten_line(one.checked) for one in plans))
 
 
-def as_json(shown: TuneReport) -> str:
+def as_json(report: TuneReport) -> str:
     """One object of the schema plimsoll.tune/1."""
-    tuning, found = shown.tuning, shown.tuning.found
+    tuning, found = report.tuning, report.tuning.found
     second = runner_up(tuning)
     ledger = tuning.server.ledger
     body = {
@@ -178,16 +178,16 @@ def as_json(shown: TuneReport) -> str:
         "units": UNITS,
         "label": label(tuning),
         "fitted": tuning.server.fitted,
-        "model": clean(shown.own.model),
+        "model": clean(report.own.model),
         "vllm": ledger.settings.release,
         "gpu": {"name": ledger.card.name, "count": ledger.settings.gpus},
         "slo": tuning.traffic.slo._asdict(),
         "speedup": tuning.traffic.speedup,
         "traffic": tuning.seen._asdict(),
         "chosen": found.best.option.candidate._asdict() if found is not None else None,
-        "command": [clean(word) for word in shown.chosen.checked.rewritten] if shown.chosen is not None else None,
-        "environment": [name for name, _ in shown.own.checked.launch.environment],
-        "plan": json.loads(plan_json(shown.chosen)) if shown.chosen is not None else None,
+        "command": [clean(word) for word in report.chosen.checked.rewritten] if report.chosen is not None else None,
+        "environment": [name for name, _ in report.own.checked.launch.environment],
+        "plan": json.loads(plan_json(report.chosen)) if report.chosen is not None else None,
         "score": found.best.score._asdict() if found is not None else None,
         "own": {
             "setting": tuning.own._asdict(),
@@ -205,8 +205,8 @@ def as_json(shown: TuneReport) -> str:
         "folklore": [one._asdict() for one in folklore(tuning)],
         "drift": [{**one._asdict(), "is_large": one.is_large} for one in tuning.changes],
         "cost": _cost(tuning),
-        "reading": [*(clean(one) for one in first_of_all(shown.notes)), *sentences(shown)],
-        "notes": [clean(note) for note in shown.notes],
+        "reading": [*(clean(one) for one in first_of_all(report.notes)), *sentences(report)],
+        "notes": [clean(note) for note in report.notes],
     }
     return json.dumps(body, indent=2, ensure_ascii=False, allow_nan=False)
 
@@ -241,9 +241,9 @@ def _cost(tuning: Tuning) -> dict[str, object]:
     }
 
 
-def sentences(shown: TuneReport) -> list[str]:
+def sentences(report: TuneReport) -> list[str]:
     """All that is said in words, in the order in which it matters."""
-    tuning = shown.tuning
+    tuning = report.tuning
     second = runner_up(tuning)
     said = [headline(tuning), *reasons(tuning)]
     if serves_none(tuning):
@@ -256,7 +256,7 @@ def sentences(shown: TuneReport) -> list[str]:
         said.append(f"Margin: {margin(tuning)}")
     said += [f'"{one.said}": {one.here} here; {one.because}.' for one in folklore(tuning)]
     if between := ranges(tuning):
-        said.append(f"Nobody measured the steps, so take it as a range: {', '.join(between)}.")
+        said.append(f"The step times are not measured, so take this as a range: {', '.join(between)}.")
     said += [*([measurement(tuning)] if measurement(tuning) else []), *drift_sentences(tuning)]
     return [clean(one) for one in said]
 
@@ -270,46 +270,46 @@ def _loses(second: Trial, best: Trial) -> str:
     return f"loses {lost:.1%}" if lost >= 0.0005 else "as good within 0.05 %"
 
 
-def as_text(shown: TuneReport) -> str:
+def as_text(report: TuneReport) -> str:
     """The finding, the command, the reasons, two curves and what it cost, on one screen."""
-    tuning, said = shown.tuning, sentences(shown)
+    tuning, said = report.tuning, sentences(report)
     fit = f"; step times {clean(tuning.server.fitted)}" if tuning.server.fitted is not None else ""
-    lines = [*wrapped(f"tuned: {_what(shown)}", "  "), *wrapped(f"  {label(tuning)}{fit}", "  "), ""]
-    for sentence in first_of_all(shown.notes):
+    lines = [*wrapped(f"tuned: {_what(report)}", "  "), *wrapped(f"  {label(tuning)}{fit}", "  "), ""]
+    for sentence in first_of_all(report.notes):
         lines += [*wrapped(f"  {clean(sentence)}", "  "), ""]
     lines += wrapped(f"  {said[0]}", "  ")
-    if shown.chosen is not None and not serves_none(tuning):
-        lines += ["", *wrapped(f"    {shlex.join(map(clean, shown.chosen.checked.rewritten))}", "      "), ""]
+    if report.chosen is not None and not serves_none(tuning):
+        lines += ["", *wrapped(f"    {shlex.join(map(clean, report.chosen.checked.rewritten))}", "      "), ""]
     for sentence in said[1:]:
         lines += wrapped(f"  - {sentence}", "    ")
-    if shown.chosen is None:
-        for advice in shown.own.advice:
+    if report.chosen is None:
+        for advice in report.own.advice:
             lines += wrapped(f"  - {advice.words}: {advice.why}", "    ")
-        if shown.own.advice:
-            command = f"vllm serve {clean(shown.own.model)} ... {shown.own.advice[0].words}"
+        if report.own.advice:
+            command = f"vllm serve {clean(report.own.model)} ... {report.own.advice[0].words}"
             lines += wrapped(f"  Give it with the command, behind `--`: -- {command}", "    ")
     if tuning.found is not None:
-        lines += ["", *_compared(shown)]
+        lines += ["", *_compared(report)]
         for name in () if serves_none(tuning) else CURVES:
             lines += _curve(tuning, name)
         lines += ["", *wrapped(f"  {_effort(tuning)}", "  ")]
-    for note in shown.notes:
+    for note in report.notes:
         lines += wrapped(f"  note: {clean(note)}", " " * 8) if not is_urgent(note) else ()
     return "\n".join(lines)
 
 
-def _what(shown: TuneReport) -> str:
-    tuning, seen = shown.tuning, shown.tuning.seen
+def _what(report: TuneReport) -> str:
+    tuning, seen = report.tuning, report.tuning.seen
     promise = f", promised {tuning.traffic.slo}" if not tuning.traffic.slo.is_empty else ""
     return (
-        f"{clean(shown.own.model)} on {gpus_of(tuning.server.ledger)} for {clean(tuning.traffic.trace.name)}: "
+        f"{clean(report.own.model)} on {gpus_of(tuning.server.ledger)} for {clean(tuning.traffic.trace.name)}: "
         f"{format_count(seen.requests)} requests, {seen.rate:.3g} a second{promise}"
     )
 
 
-def _compared(shown: TuneReport) -> list[str]:
+def _compared(report: TuneReport) -> list[str]:
     """The chosen setting beside the user's own and the runner-up."""
-    tuning = shown.tuning
+    tuning = report.tuning
     assert tuning.found is not None, "asked only of an answer"
     second = runner_up(tuning)
     is_own = tuning.found.own is not None and tuning.found.own == tuning.found.best

@@ -21,17 +21,17 @@ _SHOWN = ("goodput", "met", "ttft_p99", "tpot_p99", "preemptions", "kv_peak")
 _MOST_ROWS = 2000
 
 
-def page(shown: TuneReport) -> str:
+def page(report: TuneReport) -> str:
     """The answer, its reasons, the curves and everything that was tried."""
-    said = sentences(shown)
-    tuning = shown.tuning
+    said = sentences(report)
+    tuning = report.tuning
     parts = [
-        f'<p class="eyebrow">plimsoll tune: {text(shown.own.model)}, {text(label(tuning))}</p>',
+        f'<p class="eyebrow">plimsoll tune: {text(report.own.model)}, {text(label(tuning))}</p>',
         f"<h1>{text(said[0])}</h1>",
-        *(f"<p>{text(sentence)}</p>" for sentence in first_of_all(shown.notes)),
+        *(f"<p>{text(sentence)}</p>" for sentence in first_of_all(report.notes)),
     ]
-    if shown.chosen is not None:
-        parts.append(f"<pre>{text(shlex.join(map(clean, shown.chosen.checked.rewritten)))}</pre>")
+    if report.chosen is not None:
+        parts.append(f"<pre>{text(shlex.join(map(clean, report.chosen.checked.rewritten)))}</pre>")
     parts += bullets(text(one) for one in said[1:])
     if tuning.found is not None:
         chosen = tuning.found.best.option.candidate
@@ -40,15 +40,15 @@ def page(shown: TuneReport) -> str:
             if len(line) > 1:
                 parts += [f"<h2>{text(FLAGS[name])}</h2>", _curve(name, line, chosen)]
         parts += ["<h2>All that was replayed in full</h2>", *_tried(tuning.found.tried, chosen)]
-    parts += [f'<p class="dim">{text(note)}</p>' for note in shown.notes]
+    parts += [f'<p class="dim">{text(note)}</p>' for note in report.notes]
     return document(said[0], STYLE, parts)
 
 
-def sweep_page(swept: SweepReport) -> str:
+def sweep_page(report: SweepReport) -> str:
     """Every setting, best first."""
-    names = list(swept.axes.values)
-    title = f"{len(swept.points)} settings on {swept.traffic.trace.name}"
-    ranked = swept.ranked
+    names = list(report.axes.values)
+    title = f"{len(report.points)} settings on {report.traffic.trace.name}"
+    ranked = report.ranked
     rows = [
         _row(
             [value_text(point.values[name]) for name in names] + _figures(score),
@@ -57,12 +57,12 @@ def sweep_page(swept: SweepReport) -> str:
         for point, score in ranked[:_MOST_ROWS]
     ]
     parts = [
-        f'<p class="eyebrow">plimsoll sweep: {text(swept.label)}</p>',
+        f'<p class="eyebrow">plimsoll sweep: {text(report.label)}</p>',
         f"<h1>{text(title)}</h1>",
-        *(f"<p>{text(sentence)}</p>" for sentence in first_of_all(swept.notes)),
+        *(f"<p>{text(sentence)}</p>" for sentence in first_of_all(report.notes)),
         *_table([*names, *_SHOWN, "plan says"], rows),
-        *(f'<p class="dim">not replayed: {text(why)}</p>' for why in dict.fromkeys(why for _, why in swept.failures)),
-        *(f'<p class="dim">{text(note)}</p>' for note in swept.notes),
+        *(f'<p class="dim">not replayed: {text(why)}</p>' for why in dict.fromkeys(why for _, why in report.failures)),
+        *(f'<p class="dim">{text(note)}</p>' for note in report.notes),
     ]
     if len(ranked) > _MOST_ROWS:
         parts.append(f'<p class="dim">and {len(ranked) - _MOST_ROWS} more: --csv FILE has them all</p>')
