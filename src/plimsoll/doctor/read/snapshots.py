@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import importlib
 import stat
 import zlib
 from pathlib import Path
@@ -67,8 +69,6 @@ def read_snapshot_from(file: BinaryIO, name: str) -> Snapshot:
 
 def _unpacked(file: BinaryIO, head: bytes, name: str) -> ByteSource:
     if head[:2] == b"\x1f\x8b":
-        import gzip
-
         return gzip.GzipFile(fileobj=file)
     if head == b"\x28\xb5\x2f\xfd":
         return _of_zstd(file, name)
@@ -80,8 +80,6 @@ def _unpacked(file: BinaryIO, head: bytes, name: str) -> ByteSource:
 
 
 def _of_zstd(file: BinaryIO, name: str) -> ByteSource:
-    import importlib
-
     for module, opener in (("compression.zstd", "ZstdFile"), ("zstandard", "open")):
         try:
             opened = getattr(importlib.import_module(module), opener)(file)

@@ -9,6 +9,7 @@ time ran out there.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import time
@@ -373,8 +374,6 @@ def _next_data(descriptor: int, at: int) -> int:
     try:
         return os.lseek(descriptor, at, os.SEEK_DATA) if hasattr(os, "SEEK_DATA") else at
     except OSError as problem:
-        import errno
-
         return 1 << 62 if problem.errno == errno.ENXIO else at
 
 

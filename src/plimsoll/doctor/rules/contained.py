@@ -425,7 +425,7 @@ _WORKERS = ("Worker", "VllmWorker", "RayWorker")
 
 
 def without_contained(timeline: LogTimeline, said: ContainedLines) -> tuple[LogTimeline, tuple[OomFigures, ...]]:
-    """The story without the failures that were contained, and the figures of these as torch printed them."""
+    """The timeline without the failures that were contained, and the figures of these as torch printed them."""
     if not said.ends:
         return timeline, ()
     cleared = _cleared(timeline, said)
@@ -443,7 +443,7 @@ class _StepEnds:
     """Where the log tells how a failed step ended, for each process that may have failed in it."""
 
     def __init__(self, timeline: LogTimeline, said: ContainedLines) -> None:
-        self._story = timeline
+        self._timeline = timeline
         self._of: dict[str, list[tuple[int, bool]]] = {"": said.ends}
         for at, is_survived in said.ends:
             self._of.setdefault(timeline.log.lines[at].process, []).append((at, is_survived))
@@ -456,15 +456,15 @@ class _StepEnds:
 
     def after(self, at: int, process: str) -> bool | None:
         """True if the next word on a failed step says that the server survived; None where there is none near enough."""
-        ends, lines = self._ends_for(process), self._story.log.lines
+        ends, lines = self._ends_for(process), self._timeline.log.lines
         place = bisect_right(ends, at, key=lambda end: end[0])
         if place == len(ends):
             return None
         end, is_survived = ends[place]
         began_s, ended_s = lines[at].at, lines[end].at
         is_late = began_s is not None and ended_s is not None and ended_s - began_s > BEFORE_S
-        is_other_life = self._story.run_at(at) != self._story.run_at(end)
-        return None if end - at > BEFORE or is_late or is_other_life else is_survived
+        is_other_run = self._timeline.run_at(at) != self._timeline.run_at(end)
+        return None if end - at > BEFORE or is_late or is_other_run else is_survived
 
     def before(self, first: int, process: str) -> bool:
         """True if a late worker's traceback follows a word that says so."""
@@ -538,8 +538,8 @@ def finding_of_contained(
             one for site in closed for one in contained_remedies(site, tokens=tokens, room=room, has_neighbour=has_neighbour)
         )
     )
-    runs = "The server lives" if is_alive else "The server survived that; what ended it later is told beside it"
-    because = f"{'; '.join(_because(said, sites, worst))}. {runs}"
+    outcome = "The server lives" if is_alive else "The server survived that; what ended it later is told beside it"
+    because = f"{'; '.join(_because(said, sites, worst))}. {outcome}"
     return Finding(Code.RUNTIME_CONTAINED, Severity.WARNING, SURE, TITLE, because, tuple(proof), remedy, NOT_REMEDIES)
 
 

@@ -90,7 +90,7 @@ def diagnose(
 
 
 def _by_server(log: Log) -> list[Log]:
-    """One log for each server that introduces itself in it, where the wrapping names several: their stories are apart."""
+    """One log for each server that introduces itself in it, where the wrapping names several: each is diagnosed alone."""
     names = {line.server for line in log.lines if line.server and any(mark in line.text for mark in _INTRODUCES)}
     if len(names) < 2:
         return [log]
@@ -118,7 +118,7 @@ def _was_killed(findings: Sequence[Finding]) -> bool:
 
 
 def _memory(logs: Sequence[LogDiagnosis], inputs: Sequence[InputVerdict]) -> bool | None:
-    """True where a memory failure is shown, False where all is told and none is, None where the story has a hole."""
+    """True where a memory failure is shown, False where all is told and none is, None where the evidence has a hole."""
     servers = [log for log in logs if log.is_server]
     beside = [finding for log in logs if not log.is_server for finding in log.findings]
     beside += [finding for one in inputs for finding in one.findings]

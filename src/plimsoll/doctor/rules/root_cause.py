@@ -290,7 +290,7 @@ def _is_fatal(one: LoggedException, timeline: LogTimeline) -> bool:
         return False
     inside = one.process.startswith(("EngineCore", "Worker", "VllmWorker", "RayWorker", "Process"))
     inside = inside or bool(one.functions() & _ENGINE_FUNCTIONS)
-    if not one.frames:  # somebody's complaint on the way, unless nothing came after it
+    if not one.frames:  # somebody's error on the way, unless nothing came after it
         goes_on = bool(timeline.milestones) and timeline.milestones[-1][0] > one.at
         return inside or (not one.process and not goes_on)
     return inside or not timeline.serves_after(one.at)
@@ -455,14 +455,14 @@ class LogVerdict(NamedTuple):
     memory_failure: bool | None
     progress: ServerProgress
     run: ServerRun
-    runs_failed: int  # lives that ended in a failure
+    runs_failed: int  # runs that ended in a failure
     stopped: bool  # somebody ended it on purpose
 
 
 def judge(timeline: LogTimeline) -> LogVerdict:
     """The verdict on one log."""
-    told = _told(timeline)
-    verdicts = [_judge_run(timeline, run, told) for run in timeline.runs]
+    stop_requests = _stop_requests(timeline)
+    verdicts = [_judge_run(timeline, run, stop_requests) for run in timeline.runs]
     failed = [verdict for verdict in verdicts if verdict.root is not None and not verdict.stopped]
     died = [verdict for verdict in verdicts if verdict.deaths and not verdict.stopped]
     stopped = [verdict for verdict in verdicts if verdict.stopped]
@@ -476,7 +476,7 @@ def _at(hit: Hit) -> int:
     return hit.at
 
 
-def _judge_run(timeline: LogTimeline, run: ServerRun, told: Mapping[str, int]) -> LogVerdict:
+def _judge_run(timeline: LogTimeline, run: ServerRun, stop_requests: Mapping[str, int]) -> LogVerdict:
     hits = timeline.hits[bisect_left(timeline.hits, run.first, key=_at) : bisect_left(timeline.hits, run.end, key=_at)]
     exceptions = [one for one in timeline.exceptions if run.first <= one.at < run.end]
     deaths = tuple(hit for hit in hits if hit.text.role is Role.DEATH and not _is_farewell(timeline, hit))
@@ -487,9 +487,9 @@ def _judge_run(timeline: LogTimeline, run: ServerRun, told: Mapping[str, int]) -
     stopped = (
         stop is not None and not before_stop and not any(hit.at < stop and hit.text.name not in _WEAK_DEATHS for hit in deaths)
     )
-    root = _first(before_stop, deaths, timeline) if not stopped else None
+    root = _choose_root(before_stop, deaths, timeline) if not stopped else None
     if root is None and not stopped and symptoms and stop is not None:
-        root = _first(symptoms, deaths, timeline)
+        root = _choose_root(symptoms, deaths, timeline)
     if stopped:
         assert stop is not None
         text = next((hit.text for hit in hits if hit.at == stop), None)
@@ -500,10 +500,10 @@ def _judge_run(timeline: LogTimeline, run: ServerRun, told: Mapping[str, int]) -
     if (
         stopped
         and (
-            later := _of_another(
+            later := _failure_of_another_server(
                 timeline,
                 run,
-                told,
+                stop_requests,
                 [
                     *symptoms,
                     *[
@@ -521,34 +521,36 @@ def _judge_run(timeline: LogTimeline, run: ServerRun, told: Mapping[str, int]) -
     return LogVerdict(root, tuple(noise), deaths, memory, progress, run, 0, stopped)
 
 
-def _told(timeline: LogTimeline) -> dict[str, int]:
-    """When each process was first told to end, in all lives: an older server may still be on its way out."""
-    told: dict[str, int] = {}
+def _stop_requests(timeline: LogTimeline) -> dict[str, int]:
+    """When each process was first told to end, in all runs: an older server may still be on its way out."""
+    stop_requests: dict[str, int] = {}
     for hit in timeline.hits:
         if hit.text.role is Role.STOP:
-            told.setdefault(timeline.log.lines[hit.at].process, hit.at)
-    return told
+            stop_requests.setdefault(timeline.log.lines[hit.at].process, hit.at)
+    return stop_requests
 
 
-def _of_another(timeline: LogTimeline, run: ServerRun, told: Mapping[str, int], symptoms: Sequence[Symptom]) -> Symptom | None:
+def _failure_of_another_server(
+    timeline: LogTimeline, run: ServerRun, stop_requests: Mapping[str, int], symptoms: Sequence[Symptom]
+) -> Symptom | None:
     """A failure after one server was stopped, while a second one in the same log went on: its owner is unknown.
 
-    The second must have spoken before the stop and after it, and not have been told to end before the complaint; a process
+    The second must have spoken before the stop and after it, and not have been told to end before the symptom; a process
     that was told itself is excused.
     """
     lines = timeline.log.lines
-    stop = min((at for at in told.values() if at >= run.first), default=None)
+    stop = min((at for at in stop_requests.values() if at >= run.first), default=None)
     later = [one for one in symptoms if stop is not None and one.at > stop]
     if stop is None or not later:
         return None
     spans = spans_of_servers(lines, run.first, run.end)
     across = [process for process, (first, last) in spans.items() if first < stop < last]
     for one in later:
-        if told.get(lines[one.at].process, one.at) < one.at:
+        if stop_requests.get(lines[one.at].process, one.at) < one.at:
             continue
-        going_on = [process for process in across if told.get(process, one.at) >= one.at]
+        going_on = [process for process in across if stop_requests.get(process, one.at) >= one.at]
         # Where only an engine's own line tells of the stop, one of the servers here is its own.
-        if len(going_on) > (0 if any(process in told and told[process] <= stop for process in spans) else 1):
+        if len(going_on) > (0 if any(process in stop_requests and stop_requests[process] <= stop for process in spans) else 1):
             return one._replace(confidence=UNSURE)
     return None
 
@@ -599,8 +601,8 @@ UNSURE = 0.35  # told, and neither blamed on memory nor ruled out
 _NAMES_STEP = frozenset({"sampler-warmup", "weights-too-large"})
 
 
-def _first(symptoms: Sequence[Symptom], deaths: Sequence[Hit], timeline: LogTimeline) -> Symptom | None:
-    """The cause: the first complaint that ended something; vLLM's own naming of the step refines an allocation error."""
+def _choose_root(symptoms: Sequence[Symptom], deaths: Sequence[Hit], timeline: LogTimeline) -> Symptom | None:
+    """The cause: the first symptom that ended something; vLLM's own naming of the step refines an allocation error."""
     solid = [one for one in symptoms if one.text is not None and _ended_something(one, deaths, timeline)]
     solid = [one for one in solid if one.code is not Code.OTHER_ENGINE_ERROR] or solid
     generic = [one for one in symptoms if one.text is None]
@@ -634,7 +636,7 @@ def _first(symptoms: Sequence[Symptom], deaths: Sequence[Hit], timeline: LogTime
 
 
 def _ended_something(one: Symptom, deaths: Sequence[Hit], timeline: LogTimeline) -> bool:
-    """True if a death follows, or nothing does: a complaint the server outlived without dying ended nothing."""
+    """True if a death follows, or nothing does: a symptom the server outlived without dying ended nothing."""
     if one.code is Code.ENGINE_WEDGED:  # a notice that it waits: overcome where anything was done afterwards
         return timeline.run_at(one.at).end <= one.at or not timeline.milestones or timeline.milestones[-1][0] < one.at
     if any(hit.at >= one.at for hit in deaths):
