@@ -22,13 +22,13 @@ import os
 import signal
 import sys
 import time
+from typing import TYPE_CHECKING
 
 from plimsoll.cli.standin import need_packages
 from plimsoll.errors import BadInput
 from plimsoll.launch.options import split_options
 from plimsoll.render.terminal import show
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from plimsoll.demo.play import Options
     from plimsoll.demo.screen import Screen

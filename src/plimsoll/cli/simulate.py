@@ -37,14 +37,20 @@ Read on: docs/simulate.md
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Self, TextIO
+import gzip
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Self, TextIO
 
 from plimsoll.errors import BadInput, WorldFailed
 from plimsoll.launch.options import Split, split_options
-from plimsoll.render.terminal import show, write_file
+from plimsoll.render.terminal import bar, show, write_file
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from plimsoll.simulate.inputs import Inputs
     from plimsoll.simulate.replay import AtBlockSize, Replay, Series
@@ -83,9 +89,6 @@ def run(words: list[str]) -> int:
 
 def checked_words(options: Split, command: str, written: Sequence[str]) -> None:
     """What can be said before anything is read: typing mistakes, and outputs that cannot be or fall upon what is read."""
-    import os
-    from pathlib import Path
-
     if "vllm" in options.rest:
         raise BadInput(f"put `--` before the command: plimsoll {command} TRACE --gpu H100 -- vllm serve MODEL ...")
     unknown = next((word for word in options.rest if word.startswith("-") and word != "-"), None)
@@ -114,8 +117,6 @@ def checked_words(options: Split, command: str, written: Sequence[str]) -> None:
 
 def say_compiling() -> None:
     """The one line that explains the first wait."""
-    import sys
-
     print(COMPILING, file=sys.stderr, flush=True)
 
 
@@ -138,10 +139,6 @@ def _simulate(options: Split, words: list[str]) -> int:
 
 def _replay(options: Split, given: Inputs) -> tuple[Replay, Series | None]:
     """The run itself; steps are written and added up as they come."""
-    import time
-    from contextlib import ExitStack
-
-    from plimsoll.render.terminal import bar
     from plimsoll.simulate.replay import STEP_COLUMNS, replay
     from plimsoll.simulate.summary import SeriesBuilder
 
@@ -176,40 +173,31 @@ class _CsvFile:
         self.file: TextIO
 
     def __enter__(self) -> Self:
-        import gzip
-        from pathlib import Path
-
-        try:
+        with self._errors_named():
             if self.path.endswith(".gz"):
                 self.file = gzip.open(self.path, "wt", encoding="ascii", compresslevel=4)
             else:
                 self.file = Path(self.path).open("w", encoding="ascii", newline="")
             self.file.write(",".join(self.columns) + "\n")
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            raise self._failed(error) from None
         return self
 
     def add(self, rows: Integers) -> None:
         """Write whole rows of numbers."""
-        try:
+        with self._errors_named():
             self.file.write("".join(",".join(map(str, row)) + "\n" for row in rows.tolist()))
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            raise self._failed(error) from None
 
     def __exit__(self, *_: object) -> None:
-        try:
+        with self._errors_named():
             self.file.close()
+
+    @contextmanager
+    def _errors_named(self) -> Iterator[None]:
+        try:
+            yield
         except BrokenPipeError:
             raise
         except OSError as error:
-            raise self._failed(error) from None
-
-    def _failed(self, error: OSError) -> WorldFailed:
-        return WorldFailed(f"{self.path}: cannot be written: {error.strerror or error}")
+            raise WorldFailed(f"{self.path}: cannot be written: {error.strerror or error}") from None
 
 
 def _write_requests(path: str, found: Replay) -> None:
@@ -228,8 +216,6 @@ def _write_requests(path: str, found: Replay) -> None:
 
 
 def _write_page(options: Split, words: list[str], given: Inputs, found: Replay, series: Series | None) -> None:
-    import shlex
-
     from plimsoll.render.simulate_html import page
     from plimsoll.simulate.replay import busiest_minute, map_blocks
     from plimsoll.simulate.summary import summarise
@@ -251,7 +237,6 @@ def _write_page(options: Split, words: list[str], given: Inputs, found: Replay, 
 
 def _by_block_size(given: Inputs) -> list[AtBlockSize]:
     """The same memory cut into blocks of other sizes; groups have the sizes that vLLM gave them, so nothing is varied there."""
-    from plimsoll.render.terminal import bar
     from plimsoll.simulate.summary import at_block_sizes
 
     if given.settings.groups:

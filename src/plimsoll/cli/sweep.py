@@ -23,12 +23,14 @@ Read on: docs/sweep.md
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
 from plimsoll.cli.simulate import REPLAYING, SWITCHES, checked_words, say_compiling
 from plimsoll.errors import BadInput
 from plimsoll.launch.options import Split, split_options
-from plimsoll.render.terminal import show, write_file
+from plimsoll.render.terminal import bar, show, write_file
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from plimsoll.render.tune import SweepReport
     from plimsoll.tune.goodput import Result, RunAll, Traffic
@@ -67,9 +69,6 @@ def _top(options: Split) -> int:
 
 
 def _sweep(given: Split) -> SweepReport:
-    from contextlib import ExitStack
-
-    from plimsoll.render.terminal import bar
     from plimsoll.render.tune import SweepReport
     from plimsoll.tune.grid import parse_axes
     from plimsoll.tune.inputs import kept_in, simulator_version, split_axes, with_model

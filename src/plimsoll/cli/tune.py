@@ -32,12 +32,14 @@ Read on: docs/tune.md
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
 from plimsoll.cli.simulate import checked_words, say_compiling
 from plimsoll.errors import BadInput
 from plimsoll.launch.options import Split, split_options
-from plimsoll.render.terminal import show, write_file
+from plimsoll.render.terminal import bar, show, write_file
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from plimsoll.render.tune import TuneReport
 
@@ -73,9 +75,6 @@ def run(words: list[str]) -> int:
 
 
 def _tune(options: Split) -> TuneReport:
-    from contextlib import ExitStack
-
-    from plimsoll.render.terminal import bar
     from plimsoll.render.tune import TuneReport
     from plimsoll.tune.answer import runner_up, tune
     from plimsoll.tune.inputs import kept_in, read_tune_inputs, simulator_version

@@ -8,12 +8,14 @@ the KV cache of every running request comes on top, and so does what the engine 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from plimsoll.errors import BadInput
 from plimsoll.hardware.cards import Gpu
+from plimsoll.plan.kv import KvPlan
+from plimsoll.plan.settings import Settings as LaunchSettings
 from plimsoll.simulate.trace import Floats, Integers
 
 LONGEST_STEP_NS = 86_400 * 10**9
@@ -213,54 +215,7 @@ def with_groups(settings: Settings, groups: Sequence[Group]) -> Settings:
     return settings._replace(groups=() if is_plain else tuple(groups))
 
 
-class PlannedGroup(Protocol):
-    """A cache group as `plan` describes it."""
-
-    @property
-    def kind(self) -> str: ...
-    @property
-    def block_size(self) -> int: ...
-    @property
-    def window(self) -> int | None: ...
-
-
-class PlannedCache(Protocol):
-    """The blocks that `plan` found."""
-
-    @property
-    def num_blocks(self) -> int: ...
-    @property
-    def block_size(self) -> int: ...
-    @property
-    def max_model_len(self) -> int: ...
-    @property
-    def groups(self) -> Sequence[PlannedGroup]: ...
-
-
-class PlannedLimits(Protocol):
-    """What `plan` read of a command that the scheduler is told."""
-
-    @property
-    def max_num_seqs(self) -> int: ...
-    @property
-    def max_num_batched_tokens(self) -> int: ...
-    @property
-    def prefix_caching(self) -> bool: ...
-    @property
-    def chunked_prefill(self) -> bool: ...
-    @property
-    def long_prefill_token_threshold(self) -> int: ...
-    @property
-    def async_scheduling(self) -> bool: ...
-    @property
-    def watermark(self) -> float: ...
-    @property
-    def reserve_full_isl(self) -> bool: ...
-    @property
-    def scheduling_policy(self) -> str: ...
-
-
-def planned_settings(said: PlannedLimits, kv: PlannedCache) -> Settings:
+def planned_settings(said: LaunchSettings, kv: KvPlan) -> Settings:
     """The planned server's scheduler: its blocks, its cache groups and its limits."""
     settings = Settings(
         num_blocks=kv.num_blocks,
